@@ -1,0 +1,70 @@
+"""Every error that trew raises on purpose, as one tree.
+
+An error names what is wrong, the value it got, what it accepts and the next thing to do. The command line prints the
+message alone and exits with ``exit_code``: 2 where the user's input is at fault, 1 where something failed on the way.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+
+
+class TrewError(Exception):
+    """Base of all errors below; ``str(error)`` is a complete message for the user."""
+
+    exit_code = 1
+
+
+class ConfigError(TrewError):
+    """A configuration that cannot be run; holds *all* problems that were found, one line each in ``problems``."""
+
+    exit_code = 2
+
+    def __init__(self, problems: str | Sequence[str]):
+        self.problems: tuple[str, ...] = (problems,) if isinstance(problems, str) else tuple(problems)
+        super().__init__("\n".join(self.problems))
+
+
+class DataError(TrewError):
+    """Data that cannot be read or does not have what the run needs; names file, row and columns."""
+
+    exit_code = 2
+
+
+class ModelError(TrewError):
+    """A model or tokenizer that is missing, unreadable or unfit for the run."""
+
+    exit_code = 2
+
+
+class RewardError(TrewError):
+    """A reward function that raised, or returned something that is not a list of numbers and None."""
+
+
+class SandboxError(TrewError):
+    """The sandbox for untrusted code is missing, or failed its own test."""
+
+
+class EngineError(TrewError):
+    """Generation failed, or produced something that cannot be trained on."""
+
+
+class CheckpointError(TrewError):
+    """No usable checkpoint, or one that does not belong to this run."""
+
+
+class NumericsError(TrewError):
+    """A loss, gradient or log-probability that is not finite; the step was not applied."""
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """`` (did you mean 'x'?)`` for the closest of ``known``, or an empty string when nothing is close.
+
+    >>> nearest("temprature", ["temperature", "top_p"])
+    " (did you mean 'temperature'?)"
+    >>> nearest("zzz", ["temperature"])
+    ''
+    """
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return f" (did you mean {close[0]!r}?)" if close else ""
