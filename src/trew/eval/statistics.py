@@ -1,0 +1,244 @@
+"""Intervals and tests for accuracies that come from a few hundred prompts: no torch, deterministic, never of width 0
+by accident.
+
+One idea carries the file. Samples of one prompt are not independent, prompts are: so every interval is over prompts.
+The mean of a value in [0, 1] gets the *score* (Wilson) interval with the number of independent observations that the
+spread between prompts implies, which is the ordinary Wilson interval where every prompt has one sample.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+LEVEL = 0.95
+
+
+class Interval(NamedTuple):
+    """A mean and the ends of its confidence interval."""
+
+    mean: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.mean:.3f} [{self.low:.3f}, {self.high:.3f}]"
+
+
+def wilson(correct: float, n: float, *, level: float = LEVEL) -> Interval:
+    """The score interval of a proportion (Wilson 1927): all p that a two-sided z-test at ``level`` does not reject.
+
+        (p + z²/2n ± z √(p(1-p)/n + z²/4n²)) / (1 + z²/n),   p = correct / n
+
+    ``n`` may be a fraction (an effective number of observations). Of nothing, nothing is known: n = 0 gives
+    (nan, 0, 1).
+
+    >>> print(wilson(0, 10))
+    0.000 [0.000, 0.278]
+    >>> print(wilson(81, 263))
+    0.308 [0.255, 0.366]
+    """
+    if not 0 <= correct <= n:
+        raise ValueError(f"correct = {correct} is not between 0 and n = {n}")
+    if n == 0:
+        return Interval(math.nan, 0.0, 1.0)
+    z, p = _z(level), correct / n
+    centre = (p + z * z / (2 * n)) / (1 + z * z / n)
+    half = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n)) / (1 + z * z / n)
+    # Rounding must not push an end past the mean or past 0 and 1.
+    return Interval(p, max(0.0, min(p, centre - half)), min(1.0, max(p, centre + half)))
+
+
+def cluster_interval(prompt_means: ArrayLike, *, samples: int, level: float = LEVEL) -> Interval:
+    """The interval of avg@k (or pass@k): a mean over prompts of values in [0, 1], each from ``samples`` completions.
+
+    The score interval with the effective number of observations (Korn and Graubard 1998 use the same device)
+
+        n_eff = m(1-m) / (s²/n),   m = mean, s² = sample variance between prompts, n = prompts,
+
+    kept within [n, n·samples]: correlated samples count for less than independent ones, never for less than one per
+    prompt. With one sample per prompt it is ``wilson``. n = 0 gives (nan, 0, 1).
+
+    >>> print(cluster_interval([0.0, 1.0, 1.0, 0.0], samples=1) == wilson(2, 4))
+    True
+    >>> print(cluster_interval([0.5, 0.5, 0.5, 0.5], samples=4) == wilson(8, 16))    # no spread: 16 independent draws
+    True
+    """
+    means = np.asarray(prompt_means, dtype=np.float64)
+    if means.ndim != 1 or np.any(~np.isfinite(means)) or np.any((means < 0) | (means > 1)):
+        raise ValueError("prompt_means is a list of numbers from 0 to 1")
+    if samples < 1:
+        raise ValueError(f"samples = {samples} is not at least 1")
+    n = len(means)
+    if n == 0:
+        return wilson(0, 0, level=level)
+    mean = min(1.0, max(0.0, float(means.mean())))
+    variance_of_mean = float(means.var(ddof=1)) / n if n > 1 else math.inf
+    binomial = mean * (1 - mean)
+    if binomial == 0:
+        effective = float(n)  # all prompts at 0, or all at 1: the spread says nothing, so count prompts
+    else:
+        effective = binomial / variance_of_mean if variance_of_mean > 0 else math.inf
+        effective = min(max(effective, float(n)), float(n * samples))
+    _, low, high = wilson(mean * effective, effective, level=level)
+    return Interval(mean, low, high)
+
+
+def mean_interval(values: ArrayLike, *, level: float = LEVEL) -> Interval:
+    """Student's t interval of the mean of independent numbers of any size: mean ± t_{n-1} s/√n.
+
+    One value has a mean and no interval, (x, nan, nan); none at all gives (nan, nan, nan).
+
+    >>> print(mean_interval([1.0, 2.0, 3.0]))
+    2.000 [-0.484, 4.484]
+    """
+    from scipy.special import stdtrit
+
+    x = np.asarray(values, dtype=np.float64)
+    if x.size == 0:
+        return Interval(math.nan, math.nan, math.nan)
+    mean = float(x.mean())
+    if x.size == 1:
+        return Interval(mean, math.nan, math.nan)
+    half = float(stdtrit(x.size - 1, (1 + level) / 2)) * float(x.std(ddof=1)) / math.sqrt(x.size)
+    return Interval(mean, mean - half, mean + half)
+
+
+def pass_at_k(n: int, c: int, k: int) -> float:
+    """The chance that k of n completions, drawn without replacement, hold one of the c correct ones: unbiased for
+    pass@k (Chen et al. 2021, arXiv 2107.03374, eq. 1).
+
+        1 - C(n-c, k) / C(n, k)  =  1 - Π_{i=n-c+1..n} (1 - k/i)
+
+    The product never leaves [0, 1], so nothing overflows. k > n has no unbiased estimate and is refused.
+
+    >>> round(pass_at_k(4, 1, 2), 3), pass_at_k(4, 0, 4), pass_at_k(4, 3, 2)
+    (0.5, 0.0, 1.0)
+    """
+    if not 0 <= c <= n:
+        raise ValueError(f"c = {c} is not between 0 and n = {n}")
+    if not 1 <= k <= n:
+        raise ValueError(f"k = {k} is not between 1 and n = {n}: pass@k needs at least k completions")
+    if n - c < k:
+        return 1.0
+    return 1.0 - math.prod(1.0 - k / i for i in range(n - c + 1, n + 1))
+
+
+def iqm(values: ArrayLike) -> float:
+    """The interquartile mean: the mean after the lowest and highest ⌊n/4⌋ values are left out (Agarwal et al. 2021,
+    arXiv 2108.13264). Robust like the median, and uses half of the data. nan for no values.
+
+    >>> iqm([0.0, 1.0, 2.0, 100.0])
+    1.5
+    """
+    x = np.sort(np.asarray(values, dtype=np.float64), axis=None)
+    cut = x.size // 4
+    return float(x[cut : x.size - cut].mean()) if x.size else math.nan
+
+
+def stratified_bootstrap(
+    strata: Sequence[ArrayLike],
+    *,
+    statistic: Callable[[np.ndarray], float] = iqm,
+    resamples: int = 2000,
+    seed: int = 0,
+    level: float = LEVEL,
+) -> Interval:
+    """The percentile bootstrap interval of ``statistic`` over all values, resampled within each stratum (one stratum
+    per task, its values the seeds' scores). The same ``seed`` gives the same interval.
+
+    Few values per stratum make it too narrow; below five seeds read it as a lower bound of the uncertainty.
+    """
+    groups = [np.asarray(s, dtype=np.float64).ravel() for s in strata]
+    if not groups or any(g.size == 0 for g in groups):
+        raise ValueError("stratified_bootstrap needs at least one stratum, and one value in each")
+    rng = np.random.default_rng(seed)
+    draws = [statistic(np.concatenate([g[rng.integers(0, g.size, g.size)] for g in groups])) for _ in range(resamples)]
+    low, high = np.quantile(draws, [(1 - level) / 2, (1 + level) / 2])
+    return Interval(float(statistic(np.concatenate(groups))), float(low), float(high))
+
+
+@dataclass(frozen=True, slots=True)
+class PairedDifference:
+    """After minus before on the same prompts, and the chance of so large a difference if nothing had changed."""
+
+    difference: Interval
+    p_value: float
+    n: int
+    better: int  # prompts that rose
+    worse: int  # prompts that fell
+
+
+def paired_difference(
+    before: ArrayLike,
+    after: ArrayLike,
+    *,
+    samples: int = 1,
+    level: float = LEVEL,
+    resamples: int = 10_000,
+    seed: int = 0,
+) -> PairedDifference:
+    """Compares two accuracies (values in [0, 1], one per prompt) on the same prompts in the same order.
+
+    Interval: Newcombe's square-and-add of the two score intervals, with their correlation ρ over prompts (Newcombe
+    1998, method 10 without continuity correction), for d = a - b:
+
+        low  = d - √((a-l_a)² - 2ρ(a-l_a)(u_b-b) + (u_b-b)²),   high likewise with the other ends.
+
+    p-value: the sign-flip permutation test of the mean difference; on 0/1 values that is McNemar's exact test and is
+    computed as such, else with ``resamples`` random flips from ``seed``.
+
+    >>> r = paired_difference([0, 0, 0, 0, 0, 1], [1, 1, 1, 1, 1, 1])
+    >>> r.better, r.worse, round(r.p_value, 4)
+    (5, 0, 0.0625)
+    """
+    x, y = np.asarray(before, dtype=np.float64), np.asarray(after, dtype=np.float64)
+    if x.shape != y.shape or x.ndim != 1 or x.size == 0:
+        raise ValueError(f"before and after are two lists of one length, at least 1; got {x.shape} and {y.shape}")
+    b, a = (cluster_interval(v, samples=samples, level=level) for v in (x, y))
+    rho = float(np.corrcoef(x, y)[0, 1]) if x.std() > 0 and y.std() > 0 else 0.0
+    d = a.mean - b.mean
+    low = d - _square_and_add(a.mean - a.low, b.high - b.mean, rho)
+    high = d + _square_and_add(b.mean - b.low, a.high - a.mean, rho)
+    better, worse = int((y > x).sum()), int((y < x).sum())
+    if np.isin(x, (0, 1)).all() and np.isin(y, (0, 1)).all():
+        p = _mcnemar(better, worse)
+    else:
+        p = _sign_flip(y - x, resamples, seed)
+    return PairedDifference(Interval(d, max(-1.0, low), min(1.0, high)), p, x.size, better, worse)
+
+
+def _z(level: float) -> float:
+    if not 0 < level < 1:
+        raise ValueError(f"level = {level} is not between 0 and 1")
+    return NormalDist().inv_cdf((1 + level) / 2)
+
+
+def _square_and_add(x: float, y: float, rho: float) -> float:
+    return math.sqrt(max(0.0, x * x - 2 * rho * x * y + y * y))
+
+
+def _mcnemar(b: int, c: int) -> float:
+    """Two-sided exact binomial test that a changed prompt is as likely to rise (b) as to fall (c)."""
+    tail = sum(math.comb(b + c, i) for i in range(min(b, c) + 1))
+    return min(1.0, float(2 * tail / 2 ** (b + c)))  # whole numbers until the last division: no under- or overflow
+
+
+def _sign_flip(differences: np.ndarray, resamples: int, seed: int) -> float:
+    changed = differences[differences != 0]
+    if changed.size == 0:
+        return 1.0
+    rng = np.random.default_rng(seed)
+    observed = abs(changed.sum())
+    hits = 0
+    for start in range(0, resamples, 256):  # blocks: never resamples x prompts numbers at once
+        rows = min(256, resamples - start)
+        signs = rng.integers(0, 2, (rows, changed.size)) * 2 - 1
+        hits += int((np.abs(signs @ changed) >= observed - 1e-12).sum())
+    return (hits + 1) / (resamples + 1)
