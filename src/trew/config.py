@@ -20,6 +20,7 @@ from .errors import ConfigError, nearest
 Overlong = Literal["error", "drop", "truncate"]
 Schedule = Literal["constant", "linear", "cosine"]
 Dtype = Literal["float32", "bfloat16"]
+T = typing.TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,6 +230,15 @@ def _anchor(reward: RewardConfig, base: Path | None) -> RewardConfig:
         return reward
     here = (base / file) if base is not None and (base / file).exists() else Path(file)
     return dataclasses.replace(reward, name=f"{here.resolve()}:{function}")
+
+
+def build(cls: type[T], table: Mapping[str, Any], *, where: str) -> T:
+    """One dataclass from a table, as ``parse`` does it (for a task's or reward's own arguments, under key ``where``)."""
+    problems: list[str] = []
+    built = _build(cls, table, f"{where}.", problems)
+    if problems:
+        raise ConfigError(problems)
+    return built
 
 
 def _build(cls: type, table: Any, where: str, problems: list[str]) -> Any:
