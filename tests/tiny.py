@@ -68,10 +68,10 @@ def config(kind: str = "llama", **overrides: Any) -> PreTrainedConfig:
     }
     head = {"head_dim": 8}
     window = {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]}  # shorter than the prompts
+    smollm = {"num_attention_heads": 3, "num_key_value_heads": 1, "hidden_size": 48}
     table: dict[str, tuple[str, dict[str, Any]]] = {
         "llama": ("LlamaConfig", {}),
-        "smollm": ("LlamaConfig", {"tie_word_embeddings": True, "num_attention_heads": 3, "num_key_value_heads": 1,
-                                   "hidden_size": 48}),  # fmt: skip
+        "smollm": ("LlamaConfig", {**smollm, "tie_word_embeddings": True}),
         "qwen2": ("Qwen2Config", {}),
         "qwen3": ("Qwen3Config", head),
         "gemma": ("GemmaConfig", {**head, "initializer_range": 0.1}),
