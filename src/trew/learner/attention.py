@@ -1,0 +1,184 @@
+"""Attention over a packed row: every segment sees its prefix and its own past, nothing else.
+
+A dense mask over the row would cost T x T. Instead queries, keys and values are gathered into a few rectangular blocks
+of segments with similar lengths; each block is one ordinary attention call (the model's own: sdpa or eager), and the
+outputs go back to their places in the row. Padding exists inside the blocks alone.
+
+The function is registered with transformers under :data:`NAME` and in force only inside :func:`shared_prefix`, which
+must therefore enclose the backward pass too: activation checkpointing calls it again there.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from transformers import AttentionInterface, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+from .packing import Segment
+
+NAME = "trew_shared_prefix"
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """B segments of at most Q tokens with prefixes of at most M: queries (B, Q) and keys (B, M + Q) as places in the
+    row. Padding points to a segment's first token; the mask keeps it out of every softmax that is used."""
+
+    queries: Int[Tensor, "B Q"]
+    keys: Int[Tensor, "B M+Q"]
+    visible: Tensor  # (B, 1, Q, M+Q) bool
+    _bias: dict[torch.dtype, Tensor] = field(default_factory=dict)
+
+    def bias(self, dtype: torch.dtype) -> Float[Tensor, "B 1 Q M+Q"]:
+        """The mask as a term added to the scores; made once per dtype, not once per layer."""
+        if dtype not in self._bias:
+            zeros = torch.zeros(self.visible.shape, dtype=dtype, device=self.visible.device)
+            self._bias[dtype] = zeros.masked_fill_(~self.visible, torch.finfo(dtype).min)
+        return self._bias[dtype]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The blocks of a packed row and, for each of its T tokens, where its output stands among theirs."""
+
+    blocks: tuple[Block, ...]
+    places: Int[Tensor, "T"]
+
+
+def plan(segments: Sequence[Segment], *, device: torch.device | str = "cpu") -> Plan:
+    """Sorts segments into blocks: same power of two above length and prefix length, so that padding stays below 2x.
+
+    >>> p = plan([Segment(0, 3), Segment(3, 2, 0, 3), Segment(5, 1, 0, 3)])
+    >>> [tuple(b.visible.shape) for b in p.blocks], p.places.tolist()
+    ([(1, 1, 3, 3), (1, 1, 2, 5), (1, 1, 1, 4)], [0, 1, 2, 3, 4, 5])
+    """
+    buckets: dict[tuple[int, int], list[Segment]] = {}
+    for s in segments:
+        buckets.setdefault(((s.length - 1).bit_length(), (s.prefix_length - 1).bit_length()), []).append(s)
+    blocks = []
+    places = np.empty(sum(s.length for s in segments), dtype=np.int64)
+    offset = 0
+    for members in buckets.values():
+        starts = np.array([s.start for s in members])[:, None]
+        prefix_starts = np.array([s.prefix_start for s in members])[:, None]
+        prefix_lengths = np.array([s.prefix_length for s in members])[:, None]
+        width, prefix = max(s.length for s in members), max(s.prefix_length for s in members)
+        inside = np.arange(width)[None] < np.array([s.length for s in members])[:, None]
+        queries = np.where(inside, starts + np.arange(width), starts)
+        in_prefix = np.arange(prefix)[None] < prefix_lengths
+        prefix_keys = np.where(in_prefix, prefix_starts + np.arange(prefix), prefix_starts)
+        causal = np.broadcast_to(np.tril(np.ones((width, width), dtype=bool)), (len(members), width, width))
+        prefix_visible = np.broadcast_to(in_prefix[:, None], (len(members), width, prefix))
+        blocks.append(
+            Block(
+                queries=torch.as_tensor(queries, device=device),
+                keys=torch.as_tensor(np.concatenate([prefix_keys, queries], axis=1), device=device),
+                visible=torch.as_tensor(np.concatenate([prefix_visible, causal], axis=2)[:, None], device=device),
+            )
+        )
+        places[queries[inside]] = (offset + np.arange(inside.size).reshape(inside.shape))[inside]
+        offset += inside.size
+    return Plan(tuple(blocks), torch.as_tensor(places, device=device))
+
+
+@dataclass(slots=True)
+class _Active:
+    """What the registered function works with; set by :func:`shared_prefix`, one at a time."""
+
+    plan: Plan | None = None
+    eager: bool = False
+
+
+_active = _Active()
+
+
+def attend(
+    module: torch.nn.Module,
+    query: Float[Tensor, "1 H T D"],
+    key: Float[Tensor, "1 h T D"],
+    value: Float[Tensor, "1 h T D"],
+    attention_mask: Tensor | None,
+    **kwargs: Any,
+) -> tuple[Float[Tensor, "1 T H D"], None]:
+    """Attention of one packed row by the active plan, in the form that transformers calls. The mask is the plan's:
+    ``attention_mask`` is not read."""
+    plan = _active.plan
+    assert plan is not None, "attention of packed rows outside shared_prefix()"
+    assert query.shape[0] == 1 and query.shape[2] == len(plan.places)
+    inner = eager_attention(module) if _active.eager else sdpa_attention_forward
+    assert inner is not None
+    outputs = []
+    for block in plan.blocks:
+        q = _gather(query, block.queries)
+        out, _ = inner(module, q, _gather(key, block.keys), _gather(value, block.keys), block.bias(q.dtype), **kwargs)
+        outputs.append(out.flatten(0, 1))
+    return torch.cat(outputs).index_select(0, plan.places)[None], None
+
+
+def _gather(x: Float[Tensor, "1 H T D"], index: Int[Tensor, "B Q"]) -> Float[Tensor, "B H Q D"]:
+    return x[0].index_select(1, index.flatten()).unflatten(1, index.shape).transpose(0, 1)
+
+
+AttentionInterface.register(NAME, attend)
+
+
+def eager_attention(module: torch.nn.Module) -> Callable[..., tuple[Tensor, Any]] | None:
+    """The plain attention function of the file that defines ``module``, where transformers keeps it."""
+    return getattr(sys.modules.get(type(module).__module__), "eager_attention_forward", None)
+
+
+def unsupported(model: PreTrainedModel) -> str | None:
+    """Why packed rows cannot be used with this architecture, as far as it can be told without trying; else None."""
+    parameters = inspect.signature(model.forward).parameters
+    missing = [name for name in ("position_ids", "attention_mask", "logits_to_keep") if name not in parameters]
+    if missing:
+        return f"its forward does not take {', '.join(missing)}"
+    for config in _configs(model):
+        kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
+        if kinds:
+            return f"it has layers of another kind ({', '.join(sorted(kinds))})"
+    if model.config._attn_implementation == "eager" and eager_attention(model) is None:
+        return "its eager attention is not a function of its own"
+    return None
+
+
+def window(model: PreTrainedModel) -> int | None:
+    """The smallest sliding attention window of the model, in tokens; None when all its layers see everything."""
+    windows = []
+    for config in _configs(model):
+        size = getattr(config, "sliding_window", None)
+        kinds = getattr(config, "layer_types", None)
+        if isinstance(size, int) and size > 0 and (kinds is None or "sliding_attention" in kinds):
+            windows.append(size)
+    return min(windows, default=None)
+
+
+def _configs(model: PreTrainedModel) -> list[Any]:
+    """Every configuration that a module of the model reads, once."""
+    found = {id(c): c for m in model.modules() if hasattr(c := getattr(m, "config", None), "_attn_implementation")}
+    return list(found.values())
+
+
+@contextmanager
+def shared_prefix(model: PreTrainedModel, plan: Plan) -> Iterator[None]:
+    """Lets ``model`` attend by ``plan`` inside the block, and puts its own attention back afterwards."""
+    before = [(config, config._attn_implementation) for config in _configs(model)]
+    _active.plan, _active.eager = plan, model.config._attn_implementation == "eager"
+    try:
+        for config, _ in before:
+            config._attn_implementation_internal = NAME
+        yield
+    finally:
+        for config, name in before:
+            config._attn_implementation_internal = name
+        _active.plan = None

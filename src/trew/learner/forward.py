@@ -1,0 +1,144 @@
+"""Log-probs of completion tokens under a model: chooses a layout, packs, runs, and proves the layout on real samples."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from . import attention
+from .head import entropies, token_logprobs
+from .packing import Pack, Sample, check_samples, pack_plain, pack_shared
+
+TOLERANCE = 1e-3
+"""Largest difference in nats between the two layouts that counts as rounding, for float32."""
+
+
+@dataclass
+class Forward:
+    """A model, and how samples are run through it.
+
+    ``share_prompts`` computes a group's prompt once (:func:`.packing.pack_shared`), where the architecture allows it.
+    That is decided by its configuration *and* by the first samples: their log-probs are computed in both layouts, and
+    if they differ, the plain layout is used from there on, with a warning; ``messages`` keeps what was said.
+    """
+
+    model: PreTrainedModel
+    temperature: float = 1.0
+    budget: int = 4096
+    share_prompts: bool = True
+    autocast: torch.dtype | None = None
+    messages: list[str] = field(default_factory=list)
+    _proven: bool = False
+
+    def __post_init__(self) -> None:
+        accepted = inspect.signature(self.model.forward).parameters
+        self._accepts = frozenset(accepted)
+        if self.share_prompts and (reason := attention.unsupported(self.model)):
+            self._fall_back(reason)
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.device
+
+    def packs(self, samples: Sequence[Sample], *, among: Sequence[int] | None = None) -> list[Pack]:
+        """The forward passes that give the log-probs of all completion tokens of the samples (or those ``among``)."""
+        check_samples(samples, vocab_size=self.model.get_input_embeddings().num_embeddings)
+        chosen = [i for i in (range(len(samples)) if among is None else among) if len(samples[i].completion_ids)]
+        if self.share_prompts:
+            self._check_window(samples, chosen)
+        if self.share_prompts and not self._proven:
+            self._prove(samples, chosen)
+        pack = pack_shared if self.share_prompts else pack_plain
+        return pack(samples, budget=self.budget, among=chosen)
+
+    @contextmanager
+    def running(self, pack: Pack) -> Iterator[Float[Tensor, "K V"]]:
+        """The logits at the positions of ``pack.read_at``; a backward pass belongs inside the block."""
+        layout = (
+            attention.shared_prefix(self.model, attention.plan(pack.segments, device=self.device))
+            if pack.mask is None
+            else nullcontext()
+        )
+        with layout:
+            yield self._logits(pack)
+
+    def logprobs(self, logits: Float[Tensor, "K V"], pack: Pack) -> Float[Tensor, "n"]:
+        """Log-probs of the pack's completion tokens at ``temperature``, from the logits of :meth:`running`."""
+        rows, tokens = self._tensor(pack.read_rows), self._tensor(pack.targets)
+        return token_logprobs(logits, rows=rows, tokens=tokens, temperature=self.temperature)
+
+    @torch.no_grad()
+    def evaluate(self, pack: Pack) -> tuple[Float[Tensor, "n"], Float[Tensor, "n"]]:
+        """Log-probs at ``temperature`` and entropies at temperature 1 of the pack's completion tokens, no gradient."""
+        with self.running(pack) as logits:
+            return self.logprobs(logits, pack), entropies(logits)[self._tensor(pack.read_rows)]
+
+    def _logits(self, pack: Pack) -> Tensor:
+        if pack.mask is None:
+            # transformers hands a 4-D mask through as it is; this one is a token of "no mask needed", never read.
+            mask = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=self.device)
+        else:
+            mask = self._tensor(pack.mask).long()
+        read_at = self._tensor(pack.read_at)
+        inputs = dict(attention_mask=mask, position_ids=self._tensor(pack.position_ids), logits_to_keep=read_at,
+                      use_cache=False)  # fmt: skip
+        inputs = {name: value for name, value in inputs.items() if name in self._accepts}
+        cast = torch.autocast(self.device.type, dtype=self.autocast) if self.autocast else nullcontext()
+        with cast:
+            logits = self.model(input_ids=self._tensor(pack.input_ids), **inputs).logits
+        if "logits_to_keep" not in self._accepts:
+            logits = logits[:, read_at]
+        return logits.flatten(0, 1)
+
+    def _tensor(self, array: np.ndarray) -> Tensor:
+        return torch.as_tensor(array, device=self.device)
+
+    def _check_window(self, samples: Sequence[Sample], chosen: Sequence[int]) -> None:
+        window = attention.window(self.model)
+        longest = max((len(samples[i].prompt_ids) + len(samples[i].completion_ids) for i in chosen), default=0)
+        if window is not None and longest > window:
+            self._fall_back(f"its attention window of {window} tokens is shorter than a sequence of {longest}")
+
+    def _prove(self, samples: Sequence[Sample], chosen: Sequence[int]) -> None:
+        """Compares both layouts on the first few completions of two groups, the worst that packing can do to them."""
+        groups = list(dict.fromkeys(samples[i].group for i in chosen))[:2]
+        few = [i for group in groups for i in [j for j in chosen if samples[j].group == group][:2]]
+        if not few:
+            return
+        try:
+            difference = (self._by(pack_shared, samples, few) - self._by(pack_plain, samples, few)).abs().max().item()
+        except (RuntimeError, ValueError, TypeError, IndexError, KeyError, AttributeError, AssertionError) as error:
+            # Whatever an unknown architecture does with packed rows, the plain layout remains.
+            self._fall_back(f"packed rows raise {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
+            return
+        # bfloat16 keeps 8 bits: rounding alone moves a log-prob by some hundredths.
+        tolerance = TOLERANCE if self.autocast is None else 0.25
+        if difference > tolerance:
+            self._fall_back(f"log-probs of packed rows differ by {difference:.2g} nats from the plain ones")
+        self._proven = True
+
+    def _by(self, pack, samples: Sequence[Sample], few: Sequence[int]) -> Tensor:
+        """Log-probs of the samples ``few`` in their order, laid out by ``pack``."""
+        parts = {}
+        for p in pack(samples, budget=1 << 30, among=few):
+            lengths = [len(samples[i].completion_ids) for i in p.samples]
+            parts |= dict(zip(p.samples, self.evaluate(p)[0].split(lengths), strict=True))
+        return torch.cat([parts[i] for i in few])
+
+    def _fall_back(self, reason: str) -> None:
+        self.share_prompts = False
+        message = (
+            f"{type(self.model).__name__}: prompts are computed once per completion, because {reason}. "
+            "Set learner.share_prompts = false to do so without this warning."
+        )
+        self.messages.append(message)
+        warnings.warn(message, stacklevel=2)

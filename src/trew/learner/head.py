@@ -1,0 +1,91 @@
+"""From logits to the log-probs and entropies of tokens, with one copy of [positions, vocabulary] and no more.
+
+The gradient of a token's log-prob by the logits z at temperature tau is ``(onehot - softmax(z / tau)) / tau``: it is
+formed in the backward pass in the memory of the logits themselves, chunk by chunk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+CHUNK_ELEMENTS = 1 << 21
+"""Logits that are worked on at once: 8 MB of float32, small enough for caches, large enough for all threads."""
+
+
+def token_logprobs(
+    logits: Float[Tensor, "K V"], *, rows: Int[Tensor, "N"], tokens: Int[Tensor, "N"], temperature: float = 1.0
+) -> Float[Tensor, "N"]:
+    """Log-probabilities of tokens, in nats, float32.
+
+        l_i = z[rows_i, tokens_i] / tau - log sum_v exp(z[rows_i, v] / tau)
+
+    Several tokens may read one row. The memory of ``logits`` belongs to this function from here on: the backward pass
+    overwrites it with the gradient (so it can run once; a second one is an error of autograd).
+
+    >>> z = torch.tensor([[0.0, 0.0], [1.0, 0.0]])
+    >>> token_logprobs(z, rows=torch.tensor([0, 1, 1]), tokens=torch.tensor([1, 0, 1]))
+    tensor([-0.6931, -0.3133, -1.3133])
+    """
+    return _TokenLogprobs.apply(logits, rows, tokens, temperature)  # pyright: ignore[reportReturnType]
+
+
+def entropies(logits: Float[Tensor, "K V"]) -> Float[Tensor, "K"]:
+    """Entropy of the policy at temperature 1, in nats, float32, without gradient.
+
+        H = log sum_v exp(z_v) - sum_v p_v z_v
+
+    >>> entropies(torch.tensor([[0.0, 0.0], [100.0, 0.0]]))
+    tensor([0.6931, 0.0000])
+    """
+    out = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
+    for part in _chunks(logits):
+        z = logits.detach()[part].float()
+        z = z - z.amax(dim=-1, keepdim=True)
+        p = z.exp()
+        total = p.sum(dim=-1)
+        # A logit of -inf has p = 0 and would make 0 * inf: the lowest finite number stands in for it.
+        out[part] = total.log() - p.mul_(z.clamp_(min=torch.finfo(z.dtype).min)).sum(dim=-1) / total
+    return out
+
+
+def _chunks(logits: Tensor) -> Iterator[slice]:
+    step = max(1, CHUNK_ELEMENTS // logits.shape[1])
+    return (slice(i, i + step) for i in range(0, len(logits), step))
+
+
+def _log_normaliser(logits: Tensor, temperature: float) -> Tensor:
+    out = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
+    for part in _chunks(logits):
+        z = logits[part].float()
+        out[part] = torch.logsumexp(z if temperature == 1 else z / temperature, dim=-1)
+    return out
+
+
+class _TokenLogprobs(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, logits, rows, tokens, temperature):
+        normaliser = _log_normaliser(logits, temperature)
+        ctx.save_for_backward(logits, rows, tokens, normaliser)
+        ctx.temperature = temperature
+        return logits[rows, tokens].float() / temperature - normaliser[rows]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad):
+        logits, rows, tokens, normaliser = ctx.saved_tensors
+        scaled = grad / ctx.temperature
+        weight = torch.zeros_like(normaliser).index_add_(0, rows, scaled)
+        for part in _chunks(logits):
+            z = logits[part] if logits.dtype == torch.float32 else logits[part].float()
+            if ctx.temperature != 1:
+                z.div_(ctx.temperature)
+            z.sub_(normaliser[part, None]).exp_().mul_(weight[part, None].neg())
+            if logits.dtype != torch.float32:
+                logits[part] = z
+        logits.index_put_((rows, tokens), scaled.to(logits.dtype), accumulate=True)
+        return logits, None, None, None

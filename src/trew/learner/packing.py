@@ -1,0 +1,203 @@
+"""How samples become rows of tokens: packs under a token budget, a group's prompt stored once.
+
+The log-prob of a token is read one position before it, so the last token of a completion is never fed to the model, and
+the last prompt position serves the first token of all completions that share the prompt. For a prompt ``p0 p1`` with
+the completions ``a0 a1`` and ``b0 b1 b2``:
+
+    fed          p0  p1  a0  b0  b1        position  0  1  2  2  3
+    read at          a0  a1  b1  b2
+                     b0
+
+``b0`` sees the prompt and itself, never ``a0``: :mod:`.attention` takes care of that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..errors import EngineError
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A prompt and one completion as token ids. Samples of one ``group`` with equal prompts may share its work."""
+
+    prompt_ids: np.ndarray  # (P,) P >= 1
+    completion_ids: np.ndarray  # (C,) C >= 0
+    group: int
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """``length`` consecutive tokens from ``start`` of a packed row that see themselves causally, and before that the
+    ``prefix_length`` tokens from ``prefix_start``."""
+
+    start: int
+    length: int
+    prefix_start: int = 0
+    prefix_length: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Pack:
+    """One forward pass: rows of tokens, and where to read the log-probs of the completion tokens.
+
+    ``samples`` are the positions of its samples in the list that was packed; its n completion tokens follow in that
+    order. Of the row flattened to R x T, only ``read_at`` (K,) reaches the output head; token i is ``targets[i]``, and
+    its distribution is row ``read_rows[i]`` of those K. ``mask`` is None for packed rows and says for padded ones which
+    tokens are real; ``segments`` is the other way round.
+    """
+
+    samples: tuple[int, ...]
+    input_ids: np.ndarray  # (R, T)
+    position_ids: np.ndarray  # (R, T)
+    read_at: np.ndarray  # (K,) columns, the same for every row
+    read_rows: np.ndarray  # (n,)
+    targets: np.ndarray  # (n,)
+    segments: tuple[Segment, ...] = ()
+    mask: np.ndarray | None = None  # (R, T) bool
+
+
+def check_samples(samples: Sequence[Sample], *, vocab_size: int) -> None:
+    """Raises EngineError where a sample has no prompt, or a token id that the model has no embedding for."""
+    for index, sample in enumerate(samples):
+        if len(sample.prompt_ids) == 0:
+            raise EngineError(f"sample {index}: the prompt has no tokens; the first token of a completion needs one")
+        for name, ids in (("prompt", sample.prompt_ids), ("completion", sample.completion_ids)):
+            if len(ids) and not (0 <= ids.min() and ids.max() < vocab_size):
+                wrong = int(ids[(ids < 0) | (ids >= vocab_size)][0])
+                raise EngineError(
+                    f"sample {index}: the {name} holds token id {wrong}, but the model knows 0 to {vocab_size - 1}; "
+                    "do model and tokenizer belong together?"
+                )
+
+
+def pack_shared(samples: Sequence[Sample], *, budget: int, among: Sequence[int] | None = None) -> list[Pack]:
+    """Packs in which samples with the same group and prompt share the prompt's tokens, one row [1, T] each.
+
+    T exceeds ``budget`` only where one prompt with one completion does: a group may be split over packs (the prompt
+    is then repeated), a sequence never. Samples without completion tokens are left out.
+    ``among``: positions of the samples to pack; all by default.
+    """
+    units = list(_units(samples, budget=budget, among=range(len(samples)) if among is None else among))
+    packs, pending, size = [], [], 0
+    for unit in units:
+        cost = _cost(samples, unit)
+        if pending and size + cost > budget:
+            packs.append(_pack_row(samples, pending))
+            pending, size = [], 0
+        pending.append(unit)
+        size += cost
+    return [*packs, _pack_row(samples, pending)] if pending else packs
+
+
+def _cost(samples: Sequence[Sample], unit: Sequence[int]) -> int:
+    """Tokens of a row that holds one prompt and these completions."""
+    return len(samples[unit[0]].prompt_ids) + sum(len(samples[i].completion_ids) - 1 for i in unit)
+
+
+def _units(samples: Sequence[Sample], *, budget: int, among: Sequence[int]) -> Iterator[list[int]]:
+    """Sample positions that share a prompt, cut so that prompt and completions fit ``budget``."""
+    by_prompt: dict[tuple[int, bytes], list[int]] = {}
+    for i in among:
+        if len(samples[i].completion_ids):
+            key = (samples[i].group, np.ascontiguousarray(samples[i].prompt_ids, dtype=np.int64).tobytes())
+            by_prompt.setdefault(key, []).append(i)
+    for members in by_prompt.values():
+        unit: list[int] = []
+        size = prompt = len(samples[members[0]].prompt_ids)
+        for i in members:
+            fed = len(samples[i].completion_ids) - 1
+            if unit and size + fed > budget:
+                yield unit
+                unit, size = [], prompt
+            unit.append(i)
+            size += fed
+        yield unit
+
+
+def _pack_row(samples: Sequence[Sample], units: Sequence[Sequence[int]]) -> Pack:
+    tokens: list[np.ndarray] = []
+    positions: list[np.ndarray] = []
+    read_at: list[np.ndarray] = []
+    read_rows: list[np.ndarray] = []
+    segments: list[Segment] = []
+    end, reads = 0, 0  # tokens, and positions that are read, so far
+    for unit in units:
+        prompt = samples[unit[0]].prompt_ids
+        start, length = end, len(prompt)
+        tokens.append(prompt)
+        positions.append(np.arange(length))
+        segments.append(Segment(start, length))
+        end += length
+        first_read = reads  # the last prompt position, read for the first token of every completion
+        read_at.append(np.array([end - 1]))
+        reads += 1
+        for i in unit:
+            fed = len(samples[i].completion_ids) - 1
+            if fed:
+                tokens.append(samples[i].completion_ids[:-1])
+                positions.append(length + np.arange(fed))
+                segments.append(Segment(end, fed, start, length))
+                read_at.append(end + np.arange(fed))
+            read_rows.append(np.concatenate([[first_read], reads + np.arange(fed)]))
+            reads += fed
+            end += fed
+    members = [i for unit in units for i in unit]
+    return Pack(
+        samples=tuple(members),
+        input_ids=np.concatenate(tokens)[None].astype(np.int64),
+        position_ids=np.concatenate(positions)[None].astype(np.int64),
+        read_at=np.concatenate(read_at).astype(np.int64),
+        read_rows=np.concatenate(read_rows).astype(np.int64),
+        targets=np.concatenate([samples[i].completion_ids for i in members]).astype(np.int64),
+        segments=tuple(segments),
+    )
+
+
+def pack_plain(samples: Sequence[Sample], *, budget: int, among: Sequence[int] | None = None) -> list[Pack]:
+    """Packs of one padded row per sample: prompts padded on the left, completions on the right.
+
+    Works for every architecture. Samples are sorted by length, so that little is padded; rows x columns stays within
+    ``budget`` unless a single sample is longer. Samples without completion tokens are left out.
+    """
+    chosen = [i for i in (range(len(samples)) if among is None else among) if len(samples[i].completion_ids)]
+    chosen.sort(key=lambda i: (len(samples[i].completion_ids), len(samples[i].prompt_ids)))
+    packs, pending = [], []
+    for i in chosen:
+        if pending and _padded_size(samples, [*pending, i]) > budget:
+            packs.append(_pack_padded(samples, pending))
+            pending = []
+        pending.append(i)
+    return [*packs, _pack_padded(samples, pending)] if pending else packs
+
+
+def _padded_size(samples: Sequence[Sample], members: Sequence[int]) -> int:
+    prompt = max(len(samples[i].prompt_ids) for i in members)
+    return len(members) * (prompt + max(len(samples[i].completion_ids) for i in members) - 1)
+
+
+def _pack_padded(samples: Sequence[Sample], members: Sequence[int]) -> Pack:
+    prompt = max(len(samples[i].prompt_ids) for i in members)
+    reads = max(len(samples[i].completion_ids) for i in members)
+    shape = (len(members), prompt + reads - 1)
+    ids, mask = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=bool)
+    read_rows = []
+    for row, i in enumerate(members):
+        fed = np.concatenate([samples[i].prompt_ids, samples[i].completion_ids[:-1]])
+        start = prompt - len(samples[i].prompt_ids)
+        ids[row, start : start + len(fed)] = fed
+        mask[row, start : start + len(fed)] = True
+        read_rows.append(row * reads + np.arange(len(samples[i].completion_ids)))
+    return Pack(
+        samples=tuple(members),
+        input_ids=ids,
+        position_ids=np.maximum(mask.cumsum(axis=1) - 1, 0),
+        read_at=np.arange(prompt - 1, prompt - 1 + reads),
+        read_rows=np.concatenate(read_rows).astype(np.int64),
+        targets=np.concatenate([samples[i].completion_ids for i in members]).astype(np.int64),
+        mask=mask,
+    )
