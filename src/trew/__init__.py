@@ -1,0 +1,54 @@
+"""trew: train language models with reinforcement learning from verifiable rewards.
+
+    objective = trew.preset("dapo", eps_high=0.3)      an algorithm, as a frozen value
+    batch = trew.TokenBatch.from_padded(...)           log-probs in, from any trainer
+    objective.loss(batch)                              loss, advantages, coefficients, metrics out
+    trew.rewards.grade("gsm8k", completion, gold)      one verdict
+    trew.train(config)                                 the whole job
+
+Nothing heavy is imported before it is used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from . import rewards as rewards
+    from .config import Config as Config
+    from .loop import train as train
+    from .objective import Denominators as Denominators
+    from .objective import LossOutput as LossOutput
+    from .objective import Objective as Objective
+    from .objective import TokenBatch as TokenBatch
+    from .objective import preset as preset
+    from .objective import presets as presets
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "Config": "config",
+    "Denominators": "objective",
+    "LossOutput": "objective",
+    "Objective": "objective",
+    "TokenBatch": "objective",
+    "preset": "objective",
+    "presets": "objective",
+    "train": "loop",
+}
+_ROOMS = ("config", "data", "eval", "learner", "objective", "report", "rewards", "rollout", "types")
+
+__all__ = [*_HOME, *_ROOMS]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        return getattr(importlib.import_module(f".{_HOME[name]}", __name__), name)
+    if name in _ROOMS:
+        return importlib.import_module(f".{name}", __name__)
+    raise AttributeError(f"module 'trew' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

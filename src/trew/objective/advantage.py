@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Protocol
+from typing import ClassVar, Literal, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -43,6 +43,7 @@ def group_normalized(
     return (centred / (group_std(rewards, group_ids=group_ids, ddof=ddof) + std_eps)).nan_to_num(0.0, 0.0, 0.0)
 
 
+@runtime_checkable
 class Advantage(Protocol):
     """One advantage per sequence from one reward per sequence."""
 

@@ -7,7 +7,7 @@ step is cut into micro-batches.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -26,9 +26,10 @@ def sequence_mean_token_mean(
     >>> sequence_mean_token_mean(torch.tensor([2, 1]), sequence_ids=torch.tensor([0, 0, 1]), sequences=2).tolist()
     [0.25, 0.25, 0.5]
     """
-    return 1.0 / (sequences * lengths[sequence_ids].clamp(min=1))
+    return 1.0 / (sequences * lengths[sequence_ids].clamp(min=1).to(torch.float64))
 
 
+@runtime_checkable
 class Aggregate(Protocol):
     """One share per token."""
 
@@ -46,9 +47,10 @@ class SequenceMeanTokenMean:
     couples: ClassVar[Coupling] = "sequence"
 
     def __call__(self, batch: TokenBatch, *, denominators: Denominators) -> Tensor:
-        return sequence_mean_token_mean(
+        share = sequence_mean_token_mean(
             batch.lengths, sequence_ids=batch.sequence_ids, sequences=max(denominators.sequences, 1)
         )
+        return share.to(batch.logprobs.dtype)
 
     def equation(self) -> str:
         return "share_t = 1 / (n T_i)      n sequences and T_i tokens"

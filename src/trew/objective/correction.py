@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, runtime_checkable
 
 from jaxtyping import Float
 from torch import Tensor
@@ -26,6 +26,7 @@ def truncated_importance(
     return token_ratio(old_logprobs, anchor_logprobs=rollout_logprobs).clamp(max=cap)
 
 
+@runtime_checkable
 class Correction(Protocol):
     """One detached factor per token."""
 

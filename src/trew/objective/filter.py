@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool
@@ -38,6 +38,7 @@ def total_reward(rewards: Tensor) -> Tensor:
     return torch.where(rewards.isnan().all(dim=1), torch.nan, rewards.nansum(dim=1))
 
 
+@runtime_checkable
 class Keep(Protocol):
     """True for the sequences that stay."""
 

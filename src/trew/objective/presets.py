@@ -9,7 +9,7 @@ from typing import Any
 from ..errors import ConfigError, nearest
 from .advantage import GroupCentred, GroupNormalized
 from .aggregate import Constant, SequenceMeanTokenMean, TokenMean
-from .divergence import Estimator, KLInLoss
+from .divergence import KLInLoss
 from .filter import Finished, Keep, MixedGroups
 from .objective import Objective
 from .shaping import Shape, SoftOverlong
@@ -21,7 +21,7 @@ def grpo(
     eps_low: float = 0.2,
     eps_high: float = 0.2,
     beta: float = 0.04,
-    kl: Estimator = "k3",
+    kl: str = "k3",
     ddof: int = 1,
     std_eps: float = 0.0,
 ) -> Objective:
@@ -44,7 +44,7 @@ def dapo(
     eps_low: float = 0.2,
     eps_high: float = 0.28,
     beta: float = 0.0,
-    kl: Estimator = "k3",
+    kl: str = "k3",
     ddof: int = 1,
     std_eps: float = 0.0,
     dynamic_sampling: bool = True,
@@ -73,7 +73,7 @@ def dapo(
     )
 
 
-def dr_grpo(*, eps_low: float = 0.2, eps_high: float = 0.2, beta: float = 0.0, kl: Estimator = "k3") -> Objective:
+def dr_grpo(*, eps_low: float = 0.2, eps_high: float = 0.2, beta: float = 0.0, kl: str = "k3") -> Objective:
     """Dr. GRPO: arXiv 2503.20783. GRPO without the division by std(R) and by the completion's length, and without KL.
 
     Deviations: none from the authors' code, which divides by the longest completion allowed (the paper has no divisor).
@@ -96,7 +96,7 @@ def trw_triangular(
     w_out: float = 0.0,
     symmetric: bool = False,
     beta: float = 0.0,
-    kl: Estimator = "k3",
+    kl: str = "k3",
     ddof: int = 1,
     std_eps: float = 0.0,
 ) -> Objective:

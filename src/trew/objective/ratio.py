@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -25,6 +25,7 @@ def token_ratio(logprobs: Float[Tensor, "N"], *, anchor_logprobs: Float[Tensor, 
     return (logprobs.detach() - anchor_logprobs).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
 
 
+@runtime_checkable
 class Ratio(Protocol):
     """One ratio per token, without gradient."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, runtime_checkable
 
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -23,6 +23,7 @@ def soft_overlong(lengths: Int[Tensor, "S"], *, max_length: int, cache: int) -> 
     return ((max_length - cache - lengths) / cache).clamp(-1.0, 0.0)
 
 
+@runtime_checkable
 class Shape(Protocol):
     """Rewards (S,) in, rewards (S,) out."""
 

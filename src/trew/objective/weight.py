@@ -8,7 +8,7 @@ wrong sign right where training starts, at r = 1.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -65,6 +65,7 @@ def triangular_weight(
     return torch.where(advantages > 0, up, torch.where(advantages < 0, down, 1.0))
 
 
+@runtime_checkable
 class Weight(Protocol):
     """w(r, A) per token, and the value of the surrogate that it belongs to (for monitoring; it has no gradient)."""
 
