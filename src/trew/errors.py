@@ -54,6 +54,10 @@ class CheckpointError(TrewError):
     """No usable checkpoint, or one that does not belong to this run."""
 
 
+class StorageError(TrewError):
+    """The run folder cannot be written: disk full, read-only, gone. What was complete before stays complete."""
+
+
 class NumericsError(TrewError):
     """A loss, gradient or log-probability that is not finite; the step was not applied."""
 

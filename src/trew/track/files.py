@@ -1,0 +1,55 @@
+"""Writing to a run folder so that a crash or a full disk never leaves a half-written file under its real name."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from ..errors import StorageError
+
+ASIDE = ".partial"
+
+
+def write_atomic(path: Path, write: Callable[[BinaryIO], object]) -> None:
+    """Lets ``write`` fill a file aside, fsyncs it, and renames it to ``path``; readers see the old file or the new.
+
+    Raises StorageError; the file aside is removed then and what was at ``path`` stays.
+    """
+    aside = path.with_name(f".{path.name}{ASIDE}")
+    with storage(path):
+        try:
+            with open(aside, "wb") as file:
+                write(file)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(aside, path)
+        except BaseException:
+            aside.unlink(missing_ok=True)
+            raise
+        sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes renames in ``folder`` durable; file systems that cannot sync a folder are left to their own promise."""
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    except OSError:
+        pass
+    finally:
+        os.close(fd)
+
+
+@contextmanager
+def storage(path: Path) -> Iterator[None]:
+    """Turns an OSError into a StorageError that names ``path``, the cause and the way on."""
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(
+            f"{path}: cannot be written: {error.strerror or error}; free or mount the disk, then run the same command "
+            "with --resume: everything up to the last checkpoint is intact"
+        ) from error
