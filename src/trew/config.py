@@ -214,12 +214,11 @@ def parse(table: Mapping[str, Any], *, base: Path | None = None) -> Config:
             "args": {k: v for k, v in objective.items() if k != "preset"},
         }
     config = _build(Config, table, "", problems)
-    if config is not None:
-        config = dataclasses.replace(config, rewards=tuple(_anchor(r, base) for r in config.rewards))
-        problems += validate(config)
+    config = dataclasses.replace(config, rewards=tuple(_anchor(r, base) for r in config.rewards))
+    # Keys that could not be read stand at their defaults here, so that every other problem is still found.
+    problems += [p for p in validate(config) if p.partition(":")[0] not in {q.partition(":")[0] for q in problems}]
     if problems:
         raise ConfigError(problems)
-    assert config is not None
     return config
 
 
@@ -242,25 +241,28 @@ def build(cls: type[T], table: Mapping[str, Any], *, where: str) -> T:
 
 
 def _build(cls: type, table: Any, where: str, problems: list[str]) -> Any:
-    """One dataclass from one table; None when something in it was wrong (and said so in ``problems``)."""
+    """One dataclass from one table; what is wrong is told in ``problems`` and stands at its default."""
     if not isinstance(table, Mapping):
         problems.append(f"{where.rstrip('.')}: expected a table, got {table!r}")
-        return None
+        table = {}
     fields = {f.name: f for f in dataclasses.fields(cls)}
     hints = typing.get_type_hints(cls)
-    before = len(problems)
     values = {}
     for key, value in table.items():
         if key not in fields:
             accepts = ", ".join(fields)
             problems.append(f"{where}{key}: unknown key{nearest(key, fields)}; accepts {accepts}")
             continue
-        values[key] = _coerce(hints[key], value, f"{where}{key}", problems)
+        before = len(problems)
+        built = _coerce(hints[key], value, f"{where}{key}", problems)
+        if len(problems) == before or dataclasses.is_dataclass(hints[key]):
+            values[key] = built
     for name, spec in fields.items():
-        required = spec.default is dataclasses.MISSING and spec.default_factory is dataclasses.MISSING
-        if required and name not in table:
-            problems.append(f"{where}{name}: is required")
-    return cls(**values) if len(problems) == before else None
+        if spec.default is dataclasses.MISSING and spec.default_factory is dataclasses.MISSING and name not in values:
+            if name not in table:
+                problems.append(f"{where}{name}: is required")
+            values[name] = ""
+    return cls(**values)
 
 
 def _coerce(hint: Any, value: Any, where: str, problems: list[str]) -> Any:

@@ -1,0 +1,107 @@
+"""``trew``: finds the command, imports only its module, turns our errors into one message and an exit code."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Sequence
+
+from ..errors import TrewError, nearest
+
+# command -> (module, function or subcommand table, one line of help)
+COMMANDS: dict[str, tuple[str, str | dict[str, str], str]] = {
+    "demo": ("demo", "demo", "watch a small language model learn arithmetic: minutes, no account, no GPU"),
+    "train": ("train", "train", "train from a recipe: trew train recipe.toml [--set key=value ...] [--dry-run] [--resume]"),
+    "eval": ("eval", "eval", "accuracy, pass@k and avg@k of a model with 95 % intervals"),
+    "report": ("report", "report", "one HTML file about one or several runs"),
+    "explain": ("explain", "explain", "an objective: its equation, defaults and source; --plot draws its weight"),
+    "data": ("data", {"prepare": "prepare", "convert": "convert", "show": "show"}, "prepare, convert and show data sets"),
+    "rewards": ("rewards", {"test": "test", "score": "score"}, "check a reward on data before training; score a file"),
+    "doctor": ("doctor", "doctor", "what this machine can do, and what is missing"),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Entry point of the ``trew`` command; always leaves through SystemExit."""
+    args = list(sys.argv[1:] if argv is None else argv)
+    try:
+        sys.exit(run(args))
+    except TrewError as error:
+        for line in str(error).splitlines():
+            print(f"trew: {line}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        print("trew: interrupted", file=sys.stderr)
+        sys.exit(130)
+    except BrokenPipeError:
+        sys.stderr.close()
+        sys.exit(141)
+
+
+def run(args: list[str]) -> int:
+    """Runs one command line; returns the exit code."""
+    if not args or args[0] in ("-h", "--help", "help"):
+        print(usage())
+        return 0
+    if args[0] in ("-V", "--version"):
+        from .. import __version__
+
+        print(f"trew {__version__}")
+        return 0
+    name, rest = args[0], args[1:]
+    if name not in COMMANDS:
+        print(f"trew: {name!r} is not a command{nearest(name, COMMANDS)}; accepts {', '.join(COMMANDS)}", file=sys.stderr)
+        return 2
+    module, target, line = COMMANDS[name]
+    prog = f"trew {name}"
+    if isinstance(target, dict):
+        if not rest or rest[0] in ("-h", "--help"):
+            print(f"{line}\n\nUsage: {prog} {{{','.join(target)}}} ...   ({prog} <command> --help says more)")
+            return 0
+        if rest[0] not in target:
+            hint = nearest(rest[0], target)
+            print(f"{prog}: {rest[0]!r} is not a command{hint}; accepts {', '.join(target)}", file=sys.stderr)
+            return 2
+        prog, target, rest = f"{prog} {rest[0]}", target[rest[0]], rest[1:]
+    function = getattr(importlib.import_module(f".{module}", __package__), target)
+    return call(function, rest, prog=prog)
+
+
+def call(function: Callable[..., int | None], args: list[str], *, prog: str) -> int:
+    """Parses ``args`` by the function's signature and calls it."""
+    import tyro
+
+    flat = tyro.conf.configure(tyro.conf.FlagCreatePairsOff, tyro.conf.UseAppendAction)(function)
+    return tyro.cli(flat, args=expand_set(args), prog=prog) or 0
+
+
+def expand_set(args: list[str]) -> list[str]:
+    """``--set a=1 b=2`` as ``--set a=1 --set b=2``: one flag takes as many key=value as follow it.
+
+    >>> expand_set(["r.toml", "--set", "a=1", "b=2", "--resume"])
+    ['r.toml', '--set', 'a=1', '--set', 'b=2', '--resume']
+    """
+    out: list[str] = []
+    in_set = waiting = False  # waiting: --set was read, its first key=value was not
+    for arg in args:
+        if arg == "--set":
+            in_set = waiting = True
+        elif in_set and not arg.startswith("-") and (waiting or "=" in arg):
+            out += ["--set", arg]
+            waiting = False
+        else:
+            out += ["--set", arg] if waiting else [arg]
+            in_set = waiting = False
+    return [*out, "--set"] if waiting else out
+
+
+def usage() -> str:
+    """The text of ``trew --help``."""
+    lines = ["trew: train language models with reinforcement learning from verifiable rewards", "", "Commands:"]
+    lines += [f"  {name:<9} {line}" for name, (_, _, line) in COMMANDS.items()]
+    lines += ["", "trew <command> --help says more about each. New here: trew demo, then trew doctor."]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,380 @@
+"""The algorithm, top to bottom: prompts -> rollouts -> rewards -> advantages -> updates; evaluation and report around it.
+
+    train      the whole job
+    collect    prompts, their completions and scores; groups without signal replaced where the objective says so
+    to_batch   scored groups as the tensors that the objective reads
+    update     inner updates over minibatches, old log-probs frozen
+    measure    evaluation on the held-out prompts
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from . import models, setup
+from .config import Config, dumps
+from .data import PromptSampler
+from .display import Display
+from .errors import CheckpointError
+from .eval import EvalResult, evaluate
+from .interrupt import Interrupts
+from .learner import Learner, Sample, checkpoint
+from .objective import TokenBatch, step_metrics
+from .rollout import Engine, TorchEngine
+from .setup import Plan
+from .track import Run, open_trackers
+from .types import Prompt, Sampling, ScoredGroup, StepOutput, reduce_metrics
+
+
+@dataclass
+class State:
+    """What a run must remember besides weights and optimizer: all of it is in every checkpoint."""
+
+    step: int = 0
+    position: int = 0  # prompts drawn so far
+    tokens: int = 0  # completion tokens generated in training
+    seconds: float = 0.0
+    before: dict[str, Any] | None = None  # evaluation before training
+
+
+@dataclass
+class Job:
+    """A plan with its model loaded: the parts that ``train`` moves data between."""
+
+    plan: Plan
+    model: Any
+    engine: Engine
+    learner: Learner
+    sampler: PromptSampler
+    display: Display
+    interrupts: Interrupts
+    state: State = field(default_factory=State)
+
+    @property
+    def config(self) -> Config:
+        return self.plan.config
+
+
+def train(
+    config: Config, *, resume: bool = False, overwrite: bool = False, display: Display | None = None
+) -> dict[str, Any]:
+    """Runs the whole job that ``config`` describes; returns what is in summary.json.
+
+    Raises ConfigError with every problem of configuration, data and model before a model is loaded. ``resume``
+    continues from the newest complete checkpoint of ``config.out``; ``overwrite`` starts over in a used folder.
+    """
+    display = display or Display()
+    plan = setup.plan(config)
+    config = plan.config
+    with Run.open(config.out, dumps(config), resume=resume, overwrite=overwrite) as run, Interrupts() as interrupts:
+        trackers = open_trackers(config.track.to, run_dir=run.folder, config=config)
+        job = build(plan, display, interrupts)
+        if resume:
+            restore(job, run)
+        display.line(headline(job, run))
+        for note in plan.notes:
+            display.line(f"note: {note}")
+        state = job.state
+        if state.before is None:
+            state.before = measure(job, "evaluating before").to_json()
+            run.log({"step": 0, **eval_row(state.before)})
+        after = train_steps(job, run, trackers)
+        summary = summarize(job, after)
+        models.export(job.model, plan.renderer.tokenizer, run.folder / "final")
+        run.write_summary(summary)
+        run.write_report()
+        for tracker in trackers:
+            tracker.close()
+        display.before_after(state.before, after)
+        return summary
+
+
+def train_steps(job: Job, run: Run, trackers: list[Any]) -> dict[str, Any]:
+    """All steps from the current one on; returns the evaluation after the last."""
+    config, state = job.config, job.state
+    after: dict[str, Any] | None = None
+    with job.display.bar("training", config.steps, done=state.step) as bar:
+        while state.step < config.steps:
+            start = time.monotonic()
+            step = state.step + 1
+            kept, seen = collect(job, step, bar)
+            row, advantages = update(job, kept, bar) if kept else ({}, {})
+            state.step = step
+            tokens = sum(len(c) for g in seen for c in g.group.completions)
+            state.tokens += tokens
+            seconds = time.monotonic() - start
+            state.seconds += seconds
+            row = {"step": step, **row, **rollout_row(job, seen), "seconds": seconds, "tokens_per_second": tokens / seconds}
+            last = step == config.steps
+            if last or (config.eval.every and step % config.eval.every == 0):
+                after = measure(job, "evaluating").to_json()
+                row |= eval_row(after)
+            run.log(row)
+            run.write_rollouts(step, seen, advantages)
+            for tracker in trackers:
+                tracker.log(step, row)
+            job.display.step(row)
+            if config.track.samples_every and (step % config.track.samples_every == 0 or step == 1):
+                job.display.samples(seen[-1:])
+            bar.advance()
+            if last or (config.checkpoint.every and step % config.checkpoint.every == 0) or job.interrupts.asked:
+                save(job, run)
+            if not last:
+                job.interrupts.stop_if_asked(f"saved step {step} of {config.steps}; continue with --resume")
+    return after or measure(job, "evaluating").to_json()
+
+
+def collect(job: Job, step: int, bar: Any) -> tuple[list[ScoredGroup], list[ScoredGroup]]:
+    """Groups to train on, and all that were sampled.
+
+    Under dynamic sampling, groups without signal are replaced by fresh prompts, at most ``rollout.refills`` times;
+    what is still missing then leaves the step smaller, never padded.
+    """
+    config, objective = job.config, job.plan.objective
+    rounds = 1 + (config.rollout.refills if objective.dynamic_sampling else 0)
+    kept: list[ScoredGroup] = []
+    seen: list[ScoredGroup] = []
+    for attempt in range(rounds):
+        missing = config.rollout.prompts - len(kept)
+        if not missing:
+            break
+        bar.note("generating")
+        prompts = draw(job, missing)
+        groups = job.engine.generate(prompts, n=config.rollout.completions, sampling=sampling(config, step, attempt))
+        bar.note("scoring")
+        scored = job.plan.rewards.score(groups, step=step)
+        seen += scored
+        kept += [g for g in scored if not objective.dynamic_sampling or mixed(job, g)]
+    return kept, seen
+
+
+def draw(job: Job, count: int) -> list[Prompt]:
+    """The next prompts of the endless, per-epoch shuffled stream; a prompt drawn twice at once gets its own uid."""
+    prompts, taken = [], set()
+    for index in job.sampler.take(job.state.position, count):
+        prompt = job.plan.train[index]
+        if prompt.uid in taken:  # across an epoch's end; the same uid would draw the same completions
+            prompt = dataclasses.replace(prompt, uid=f"{prompt.uid}~{len(taken)}")
+        taken.add(prompt.uid)
+        prompts.append(prompt)
+    job.state.position += count
+    return prompts
+
+
+def sampling(config: Config, step: int, attempt: int) -> Sampling:
+    """How rollouts of this step are drawn; the seed is a function of the run's seed, the step and the refill round."""
+    digest = hashlib.blake2b(f"{config.seed}:{step}:{attempt}".encode(), digest_size=8).digest()
+    r = config.rollout
+    return Sampling(
+        max_tokens=r.max_tokens, temperature=r.temperature, top_p=r.top_p, top_k=r.top_k, min_p=r.min_p, stop=r.stop,
+        seed=int.from_bytes(digest, "big") >> 1,
+    )  # fmt: skip
+
+
+def mixed(job: Job, scored: ScoredGroup) -> bool:
+    """Whether a group holds both correct and wrong completions."""
+    return len({c for c in job.plan.is_correct(scored) if c is not None}) == 2
+
+
+def to_batch(job: Job, groups: list[ScoredGroup]) -> tuple[list[Sample], TokenBatch]:
+    """Scored groups as packed tensors, in order; ``logprobs`` stand for the policy's until the learner computes them."""
+    samples, sequences = [], []
+    for g, scored in enumerate(groups):
+        for completion, score, correct in zip(
+            scored.group.completions, scored.scores, job.plan.is_correct(scored), strict=True
+        ):
+            samples.append(Sample(scored.group.prompt_ids, completion.token_ids, g))
+            sequences.append((g, completion, score, correct))
+    completions = [c for _, c, _, _ in sequences]
+
+    def per_token(name: str) -> torch.Tensor:
+        return torch.from_numpy(np.concatenate([getattr(c, name) for c in completions]))
+
+    config = job.config.rollout
+    cut = sampling(job.config, 0, 0).truncates
+    lengths = torch.tensor([len(c) for c in completions])
+    batch = TokenBatch(
+        logprobs=per_token("sampling_logprobs"),
+        mask=per_token("sampled"),
+        sequence_ids=torch.arange(len(completions)).repeat_interleave(lengths),
+        group_ids=torch.tensor([g for g, _, _, _ in sequences]),
+        rewards=torch.tensor([float("nan") if s.value is None else s.value for _, _, s, _ in sequences]),
+        # Under top-p, top-k or min-p these are off by the mass that was cut away: not the policy's, so not comparable.
+        rollout_logprobs=None if cut else per_token("sampling_logprobs"),
+        entropies=per_token("entropies"),
+        correct=torch.tensor([bool(c) for _, _, _, c in sequences]),
+        truncated=torch.tensor([c.finish_reason == "length" for c in completions]),
+        max_length=config.max_tokens,
+    )
+    return samples, batch
+
+
+def update(job: Job, groups: list[ScoredGroup], bar: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """All optimizer steps on one set of rollouts; returns a row of metrics and the advantages by completion."""
+    config, learner, objective = job.config, job.learner, job.plan.objective
+    samples, batch = to_batch(job, groups)
+    batch = objective.prepare(batch)
+    minibatch = config.learner.minibatch_prompts or len(groups)
+    starts = range(0, len(groups), minibatch)
+    bar.note("learning")
+    if len(starts) * config.learner.inner_updates > 1:
+        # Weights move between the optimizer steps on these rollouts: the ratio needs them as they were.
+        batch = batch.replace(old_logprobs=learner.logprobs(samples))
+    if objective.beta > 0:
+        batch = batch.replace(ref_logprobs=learner.logprobs(samples, reference=True))
+    outputs: list[StepOutput] = []
+    for _ in range(config.learner.inner_updates):
+        for start in starts:
+            chosen = ((batch.group_ids >= start) & (batch.group_ids < start + minibatch)).nonzero().squeeze(1)
+            # Denominators belong to one optimizer step: they are taken anew from this minibatch.
+            part = objective.prepare(batch.select(chosen).replace(denominators=None))
+            outputs.append(learner.step([samples[i] for i in chosen.tolist()], part))
+            job.engine.policy_version = learner.policy_version
+    sums = reduce_metrics([step_metrics(batch), *(o.metrics for o in outputs)])
+    row: dict[str, Any] = {name: value / count for name, (value, count) in sums.items() if count}
+    row |= {
+        "loss": sum(o.loss for o in outputs) / len(outputs),
+        "grad_norm": sum(o.grad_norm for o in outputs) / len(outputs),
+        "policy_version": learner.policy_version,
+    }
+    row.setdefault("kl", row.get("kl_old"))
+    return row, advantages_by_completion(groups, batch)
+
+
+def advantages_by_completion(groups: list[ScoredGroup], batch: TokenBatch) -> dict[tuple[str, int], float]:
+    """(prompt uid, completion number) -> mean advantage of its tokens, for the rollout tables."""
+    assert batch.advantages is not None
+    size = len(batch.group_ids)
+    counts = torch.bincount(batch.sequence_ids, minlength=size).clamp(min=1)
+    means = torch.zeros(size).index_add_(0, batch.sequence_ids, batch.advantages.float()) / counts
+    keys = [(g.group.prompt.uid, i) for g in groups for i in range(len(g.group.completions))]
+    return dict(zip(keys, means.tolist(), strict=True))
+
+
+def rollout_row(job: Job, seen: list[ScoredGroup]) -> dict[str, Any]:
+    """What the rollouts of a step say, over everything that was sampled, dropped groups included."""
+    scores = [s.value for g in seen for s in g.scores if s.value is not None]
+    correct = [c for g in seen for c in job.plan.is_correct(g) if c is not None]
+    completions = [c for g in seen for c in g.group.completions]
+    tokens = sum(len(c) for c in completions)
+    row = {
+        "reward": float(np.mean(scores)) if scores else None,
+        "accuracy": float(np.mean(correct)) if correct else None,
+        "entropy": sum(float(c.entropies.sum()) for c in completions) / max(tokens, 1),
+        "completion_length": tokens / len(completions),
+        "truncated_share": float(np.mean([c.finish_reason == "length" for c in completions])),
+        "zero_signal_share": float(np.mean([len({s.value for s in g.scores if s.value is not None}) < 2 for g in seen])),
+        "groups_sampled": len(seen),
+    }
+    return row | {k: v / n for k, (v, n) in job.plan.rewards.summary(seen).items() if n}
+
+
+def measure(job: Job, name: str) -> EvalResult:
+    """Accuracy on the held-out prompts; an interrupt leaves at once, since nothing is lost."""
+    e, r = job.config.eval, job.config.rollout
+    how = Sampling(max_tokens=e.max_tokens or r.max_tokens, temperature=e.temperature, stop=r.stop, seed=job.config.seed)
+    with job.display.bar(name, len(job.plan.eval) * e.samples) as bar:
+
+        def progress(count: int) -> None:
+            bar.advance(count)
+            job.interrupts.stop_if_asked("during an evaluation; continue with --resume")
+
+        return evaluate(
+            job.engine, job.plan.eval, job.plan.rewards, samples=e.samples, sampling=how,
+            correct=job.plan.is_correct, progress=progress,
+        )  # fmt: skip
+
+
+def eval_row(result: dict[str, Any]) -> dict[str, Any]:
+    a = result["accuracy"]
+    return {"eval_accuracy": a["mean"], "eval_low": a["low"], "eval_high": a["high"], "eval_n": result["n"]}
+
+
+def build(plan: Plan, display: Display, interrupts: Interrupts) -> Job:
+    """Loads the model and puts the parts together."""
+    config = plan.config
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    model = setup.load(plan)
+    reference = setup.load(plan) if plan.objective.beta > 0 else None
+    autocast = torch.bfloat16 if config.learner.dtype == "bfloat16" else None
+    engine = TorchEngine(model, plan.renderer, batch=config.rollout.batch, autocast=autocast)
+    learner = Learner(
+        model, config=config.learner, objective=plan.objective, optimizer_steps=config.optimizer_steps,
+        temperature=config.rollout.temperature, reference=reference,
+    )  # fmt: skip
+    sampler = PromptSampler(len(plan.train), seed=config.seed, shuffle=config.data.shuffle)
+    return Job(plan, model, engine, learner, sampler, display, interrupts)
+
+
+def save(job: Job, run: Run) -> None:
+    """One complete checkpoint: weights, optimizer, and the state of the run."""
+    tensors, meta = job.learner.state()
+    meta = {"learner": meta, "state": dataclasses.asdict(job.state), "data": job.plan.fingerprint}
+    checkpoint.save(run.folder / "checkpoints", job.state.step, tensors, meta, keep=job.config.checkpoint.keep)
+
+
+def restore(job: Job, run: Run) -> None:
+    """Continues from the newest complete checkpoint; a folder without any starts at the beginning, and says so."""
+    loaded = checkpoint.load_latest(run.folder / "checkpoints")
+    if loaded is None:
+        job.display.line(f"note: {run.folder} has no checkpoint yet; starting at step 1")
+        run.rewind(0)
+        return
+    step, tensors, meta, messages = loaded
+    for message in messages:
+        job.display.warn(message)
+    if meta["data"] != job.plan.fingerprint:
+        raise CheckpointError(
+            f"{run.folder}: the training data changed since this run began; give the same data, or start a new run "
+            "with another out"
+        )
+    job.learner.load_state(tensors, meta["learner"])
+    job.engine.policy_version = job.learner.policy_version
+    job.state = State(**meta["state"])
+    run.rewind(step)
+    job.display.line(f"note: continuing after step {step}")
+
+
+def headline(job: Job, run: Run) -> str:
+    """What runs on what."""
+    c = job.config
+    count = sum(p.numel() for p in job.model.parameters())
+    size = f"{count / 1e9:.1f} B" if count >= 1e9 else f"{count / 1e6:.0f} M"
+    device = job.plan.device if job.plan.device != "cpu" else f"{torch.get_num_threads()} CPU threads"
+    return (
+        f"{c.objective.preset} on {c.model} ({size} parameters, {c.learner.dtype}) on {device}: task {c.data.task}, "
+        f"{c.steps} steps of {c.rollout.prompts} prompts x {c.rollout.completions} completions; run folder {run.folder}"
+    )
+
+
+def summarize(job: Job, after: dict[str, Any]) -> dict[str, Any]:
+    """The figures of a finished run."""
+    import platform
+
+    import transformers
+
+    from . import __version__
+    from .track import peak_memory_bytes
+
+    c, s = job.config, job.state
+    assert s.before is not None
+    return {
+        "task": c.data.task, "model": c.model, "objective": c.objective.preset, "seed": c.seed, "steps": s.step,
+        "seconds": s.seconds, "tokens_per_second": s.tokens / max(s.seconds, 1e-9),
+        "peak_memory_bytes": peak_memory_bytes(), "n_eval": after["n"],
+        "accuracy_before": s.before["accuracy"], "accuracy_after": after["accuracy"],
+        "before": s.before, "after": after,
+        "versions": {
+            "trew": __version__, "python": platform.python_version(), "torch": torch.__version__,
+            "transformers": transformers.__version__,
+        },
+        "device": job.plan.device,
+    }  # fmt: skip

@@ -1,0 +1,134 @@
+"""Everything that can be judged before a model is loaded, in one place: ``plan`` reports all problems at once."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from . import models
+from .config import Config, RewardConfig, validate
+from .data import Dataset, apply_overlong, load_task
+from .errors import ConfigError, ModelError, TrewError
+from .objective import Objective, preset
+from .rewards import RewardSet
+from .rollout.chat import Renderer
+from .types import Prompt, ScoredGroup
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run that can start: checked configuration, objective, data, rewards and tokenizer, but no weights yet."""
+
+    config: Config
+    objective: Objective
+    train: list[Prompt]
+    eval: list[Prompt]
+    rewards: RewardSet
+    renderer: Renderer
+    device: str
+    fingerprint: str  # of the data
+    notes: tuple[str, ...]
+
+    def is_correct(self, scored: ScoredGroup) -> list[bool | None]:
+        """Per completion: whether it counts as correct in accuracies; None when it was not judged."""
+        name = self.config.eval.correct_reward or self.rewards.names[0]
+        at = self.config.eval.correct_at
+        return [None if (v := s.parts.get(name)) is None else v >= at for s in scored.scores]
+
+
+def plan(config: Config) -> Plan:
+    """Checks and gathers everything but the weights; raises ConfigError with every problem that was found."""
+    problems: list[str] = list(validate(config))
+
+    def attempt(action: Callable[[], T]) -> T | None:
+        try:
+            return action()
+        except ConfigError as error:
+            problems.extend(error.problems)
+        except TrewError as error:
+            problems.append(str(error))
+        return None
+
+    objective = attempt(lambda: preset(config.objective.preset, **config.objective.args))
+    device = attempt(lambda: models.resolve_device(config.device))
+    bad_model = models.check(config.model, tokenizer=config.tokenizer, chat_template=config.chat_template)
+    problems += bad_model
+    data = attempt(lambda: load_task(config.data, eval_size=config.eval.size, seed=config.seed))
+    specs: tuple[RewardConfig, ...] = config.rewards or (data.default_rewards if data else ())
+    if data and not specs:
+        problems.append(
+            "rewards: none given and the data name none of their own; add a [[rewards]] table with a built-in name "
+            "or path/to/file.py:function"
+        )
+    rewards = attempt(lambda: RewardSet.from_config(specs)) if specs else None
+    if rewards and config.eval.correct_reward and config.eval.correct_reward not in rewards.names:
+        problems.append(f"eval.correct_reward: got {config.eval.correct_reward!r}, accepts {', '.join(rewards.names)}")
+    tokenizer = None
+    if not bad_model:
+        tokenizer = attempt(
+            lambda: models.load_tokenizer(
+                config.model, tokenizer=config.tokenizer, chat_template=config.chat_template
+            )
+        )
+    if tokenizer is None or data is None or rewards is None or objective is None or device is None:
+        raise ConfigError(problems)
+
+    renderer = Renderer(tokenizer, stop=config.rollout.stop)
+    prompts = [*data.train, *data.eval]
+    problems += renderer.check(prompts)
+    problems += rewards.check_golds(prompts)
+    notes = list(data.notes)
+    train, eval_ = data.train, data.eval
+    if not problems:
+        fitted = attempt(lambda: _fit(config, data, renderer))
+        if fitted:
+            train, eval_, more = fitted
+            notes += more
+            if len(train) < config.rollout.prompts:
+                problems.append(
+                    f"rollout.prompts: got {config.rollout.prompts} per step, but only {len(train)} training prompts "
+                    "are there; lower rollout.prompts or give more data"
+                )
+    if problems:
+        raise ConfigError(problems)
+    return Plan(
+        dataclasses.replace(config, rewards=specs), objective, train, eval_, rewards, renderer, device,
+        data.fingerprint, tuple(notes),
+    )  # fmt: skip
+
+
+def _fit(config: Config, data: Dataset, renderer: Renderer) -> tuple[list[Prompt], list[Prompt], list[str]]:
+    """Prompts that fit ``data.max_prompt_tokens``, by policy, for training and evaluation alike."""
+    out, notes = [], []
+    for name, prompts in (("train", data.train), ("eval", data.eval)):
+        kept, said = apply_overlong(
+            prompts,
+            count=lambda p: len(renderer.encode(p)),
+            limit=config.data.max_prompt_tokens,
+            policy=config.data.overlong,
+        )
+        out.append(list(kept))
+        notes += [f"{name}: {note}" for note in said]
+    return out[0], out[1], notes
+
+
+def load(plan: Plan) -> Any:
+    """The model of a plan on its device, its vocabulary checked against the tokenizer."""
+    model = models.load_model(plan.config.model, device=plan.device)
+    models.check_vocab(model, plan.renderer.tokenizer)
+    longest = getattr(model.config, "max_position_embeddings", None)
+    need = plan.config.data.max_prompt_tokens + plan.config.rollout.max_tokens
+    if longest and need > longest:
+        most = max((len(plan.renderer.encode(p)) for p in [*plan.train, *plan.eval]), default=0)
+        if most + plan.config.rollout.max_tokens > longest:
+            raise ModelError(
+                f"rollout.max_tokens: got {plan.config.rollout.max_tokens} after prompts of up to {most} tokens, "
+                f"accepts at most {longest} together: the model's max_position_embeddings"
+            )
+    return model
+
+
