@@ -1,0 +1,7 @@
+"""Rewards: what a completion is worth. ``grade`` judges one with a built-in kind, ``RewardSet`` scores whole groups."""
+
+from .builtin import KINDS, grade
+from .combine import RewardSet
+from .verdict import Verdict
+
+__all__ = ["KINDS", "RewardSet", "Verdict", "grade"]

@@ -1,0 +1,230 @@
+"""The table of built-in kinds: how each is called, which settings it takes, and where its gold stands in a data row."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..errors import ConfigError, RewardError, nearest
+from . import arithmetic, countdown, gsm8k, layout, length
+from .verdict import Verdict
+
+GOLD_COLUMNS = ("answer", "gold", "ground_truth")  # the first that a row has; then reward_model.ground_truth (verl)
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A built-in reward.
+
+    ``settings`` are arguments that a recipe gives, with a check each that answers what it accepts (empty = fine);
+    ``from_row`` are arguments that come from the data row or the completion. ``gold`` finds the gold and the row's
+    arguments in a prompt's columns, None where the row has nothing for this kind. ``self_answer`` writes a completion
+    that answers with the gold, to test the gold with; None where there is no gold to test, or none that can be tested.
+    """
+
+    grade: Callable[..., Verdict]
+    settings: Mapping[str, Callable[[Any], str]]
+    gold: Callable[[Mapping[str, Any]], tuple[Any, dict[str, Any]] | None]
+    looks_for: str = ""
+    from_row: tuple[str, ...] = ()
+    required: tuple[str, ...] = ()
+    together: Callable[[Mapping[str, Any]], str] = lambda settings: ""
+    self_answer: Callable[[Any], str] | None = None
+    row_problem: Callable[[Any, Mapping[str, Any]], str] = lambda gold, row: ""
+
+
+def grade(kind: str, completion: str, gold: Any = None, **args: Any) -> Verdict:
+    """Grades one completion with the built-in reward ``kind``.
+
+    Never raises for anything that a model can write. Raises ConfigError for an unknown kind or argument, or an
+    argument's value that it does not accept.
+
+    >>> v = grade("gsm8k", "She has 6 * 12 = 72 eggs. #### 72", "72")
+    >>> v.score, v.status, v.extracted
+    (1.0, 'scored', '72')
+    >>> grade("gsm9k", "", "72")
+    Traceback (most recent call last):
+        ...
+    trew.errors.ConfigError: unknown reward 'gsm9k' (did you mean 'gsm8k'?); built in are gsm8k, arithmetic,
+    countdown, format, soft_overlong
+    """
+    if kind not in KINDS:
+        raise ConfigError(unknown_kind(kind))
+    problems = argument_problems(kind, args, row=True)
+    if problems:
+        raise ConfigError([f"reward {kind!r}: {problem}" for problem in problems])
+    if not isinstance(completion, str):
+        raise RewardError(f"reward {kind!r}: a completion must be text, got {type(completion).__name__}")
+    return graded(KINDS[kind], completion, gold, args)
+
+
+def graded(kind: Kind, completion: str, gold: Any, args: Mapping[str, Any]) -> Verdict:
+    """``kind``'s verdict with checked arguments, its time taken."""
+    start = time.perf_counter()
+    verdict = kind.grade(completion, gold, **args)
+    return replace(verdict, seconds=time.perf_counter() - start)
+
+
+def unknown_kind(name: str) -> str:
+    return f"unknown reward {name!r}{nearest(name, KINDS)}; built in are {', '.join(KINDS)}"
+
+
+def argument_problems(kind: str, args: Mapping[str, Any], *, row: bool = False) -> list[str]:
+    """Everything wrong with ``args`` of ``kind``; with ``row`` those of a data row are allowed (and needed) as well."""
+    spec = KINDS[kind]
+    problems = []
+    known = (*spec.settings, *(spec.from_row if row else ()))
+    for name, value in args.items():
+        if name in spec.from_row and not row:
+            problems.append(f"args.{name}: comes from the data, one per row; leave it out")
+        elif name not in known:
+            accepts = f"accepts {', '.join(known)}" if known else "takes no arguments"
+            problems.append(f"args.{name}: unknown argument{nearest(name, known)}; {accepts}")
+        elif name in spec.settings and (accepts := spec.settings[name](value)):
+            problems.append(f"args.{name}: got {value!r}, accepts {accepts}")
+    for name in (*spec.required, *(n for n in spec.from_row if row and n == "length")):
+        if name not in args:
+            problems.append(f"args.{name}: is required")
+        elif name == "length" and _whole(0)(args[name]):
+            problems.append(f"args.{name}: got {args[name]!r}, accepts {_whole(0)(args[name])}")
+    if not problems and (wrong := spec.together(args)):
+        problems.append(wrong)
+    return problems
+
+
+def _one_of(*values: str) -> Callable[[Any], str]:
+    def check(value: Any) -> str:
+        return "" if value in values else ", ".join(map(repr, values)) + nearest(str(value), values)
+
+    return check
+
+
+def _truth(value: Any) -> str:
+    return "" if isinstance(value, bool) else "true or false"
+
+
+def _text(value: Any) -> str:
+    return "" if isinstance(value, str) else "text"
+
+
+def _whole(least: int) -> Callable[[Any], str]:
+    def check(value: Any) -> str:
+        fine = isinstance(value, int) and not isinstance(value, bool) and value >= least
+        return "" if fine else f"a whole number of at least {least}"
+
+    return check
+
+
+def _template(value: Any) -> str:
+    if not isinstance(value, str):
+        return f"text such as {layout.THINK_ANSWER!r}"
+    try:
+        layout.parse_template(value)
+    except ValueError as error:
+        return f"tags, … and white space, such as {layout.THINK_ANSWER!r}; {error}"
+    return ""
+
+
+def _cache_fits(args: Mapping[str, Any]) -> str:
+    if args["soft_punish_cache"] > args["max_completion_len"]:
+        return (
+            f"args.soft_punish_cache: got {args['soft_punish_cache']}, "
+            f"accepts at most max_completion_len = {args['max_completion_len']}"
+        )
+    return ""
+
+
+def first_column(columns: Mapping[str, Any], names: Iterable[str] = GOLD_COLUMNS) -> Any:
+    """The gold of a row: the first of ``names`` that is there and not None, else verl's reward_model.ground_truth.
+
+    >>> first_column({"answer": None, "reward_model": {"ground_truth": "72"}})
+    '72'
+    """
+    found = countdown.first(*(columns.get(name) for name in names))
+    nested = columns.get("reward_model")
+    return nested.get("ground_truth") if found is None and isinstance(nested, Mapping) else found
+
+
+def _number_gold(columns: Mapping[str, Any]) -> tuple[Any, dict[str, Any]] | None:
+    gold = first_column(columns)
+    return None if gold is None else (gold, {})
+
+
+def _puzzle_gold(columns: Mapping[str, Any]) -> tuple[Any, dict[str, Any]] | None:
+    numbers = countdown.first(columns.get("nums"), columns.get("numbers"))
+    target = columns.get("target")
+    gold = first_column(columns, ("ground_truth",))
+    if numbers is None and not isinstance(gold, Mapping) and not str(gold).lstrip().startswith("{"):
+        return None
+    return (gold if isinstance(gold, (Mapping, str)) else None), {"numbers": numbers, "target": target}
+
+
+def _puzzle_problem(gold: Any, row: Mapping[str, Any]) -> str:
+    puzzle = countdown.parse_puzzle(gold, row.get("numbers"), row.get("target"))
+    return puzzle if isinstance(puzzle, str) else ""
+
+
+_NUMBER_COLUMNS = ", ".join(GOLD_COLUMNS) + " or reward_model.ground_truth"
+KINDS: dict[str, Kind] = {
+    "gsm8k": Kind(
+        grade=gsm8k.grade,
+        settings={"mode": _one_of("strict", "flexible"), "thinking": _truth},
+        gold=_number_gold,
+        looks_for=_NUMBER_COLUMNS,
+        self_answer=gsm8k.self_answer,
+    ),
+    "arithmetic": Kind(
+        grade=arithmetic.grade,
+        settings={"thinking": _truth},
+        gold=_number_gold,
+        looks_for=_NUMBER_COLUMNS,
+        self_answer=arithmetic.self_answer,
+    ),
+    "countdown": Kind(
+        grade=countdown.grade,
+        settings={"require_all": _truth, "thinking": _truth},
+        gold=_puzzle_gold,
+        looks_for="nums or numbers, and target (or both in ground_truth)",
+        from_row=("numbers", "target"),
+        row_problem=_puzzle_problem,
+    ),
+    "format": Kind(
+        grade=layout.grade,
+        settings={"template": _template, "prefilled": _text},
+        gold=lambda columns: (None, {}),
+    ),
+    "soft_overlong": Kind(
+        grade=length.grade_soft_overlong,
+        settings={"max_completion_len": _whole(1), "soft_punish_cache": _whole(1)},
+        gold=lambda columns: (None, {}),
+        from_row=("length",),
+        required=("max_completion_len", "soft_punish_cache"),
+        together=_cache_fits,
+    ),
+}
+"""Every built-in reward by name."""
+
+
+def gold_problem(name: str, columns: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
+    """What is wrong with a row's gold for the built-in ``name``: empty when nothing is, or when it does not apply.
+
+    The gold must be readable, and where it can be answered with directly, that answer must score 1.
+    """
+    kind = KINDS[name]
+    found = kind.gold(columns)
+    if found is None:
+        return ""
+    gold, row = found
+    if wrong := kind.row_problem(gold, row):
+        return wrong
+    if kind.self_answer is None:
+        return ""
+    answer = kind.self_answer(gold)
+    if "thinking" in settings:
+        answer = "</think>" + answer if settings["thinking"] else answer
+    verdict = graded(kind, answer, gold, {**settings, **row})
+    if verdict.score == 1:
+        return ""
+    return f"gold {gold!r:.120}: {verdict.detail or 'does not score 1 against itself'}"

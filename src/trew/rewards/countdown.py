@@ -1,0 +1,121 @@
+"""The Countdown game: reach a target from given numbers with + - * / and brackets."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from fractions import Fraction
+from typing import Any
+
+from . import expression
+from .numbers import parse_gold
+from .thinking import after_thinking
+from .verdict import Verdict, bad_gold, no_answer, right_or_wrong
+
+OPEN, CLOSE = "<answer>", "</answer>"
+
+
+def extract(text: str) -> str | None:
+    """What the last complete ``<answer>…</answer>`` holds; None without one.
+
+    >>> extract("<answer>1+2</answer> or <answer>3</answer> <answer>4")
+    '3'
+    """
+    end = text.rfind(CLOSE)
+    start = text.rfind(OPEN, 0, max(end, 0))
+    return text[start + len(OPEN) : end].strip() if start >= 0 else None
+
+
+def parse_puzzle(gold: Any, numbers: Any = None, target: Any = None) -> tuple[Counter[int], Fraction] | str:
+    """The given numbers and the target, or what is wrong with them.
+
+    ``gold`` may be the target alone, or a mapping (or its JSON text) with ``numbers``/``nums`` and ``target``; the two
+    other arguments win over it. Numbers are whole and at least 0, a target is any exact number; both may be strings.
+
+    >>> parse_puzzle({"numbers": [8, "2", 1], "target": "15"})
+    (Counter({8: 1, 2: 1, 1: 1}), Fraction(15, 1))
+    >>> parse_puzzle(15)
+    'no numbers are given'
+    """
+    if isinstance(gold, str) and gold.lstrip().startswith("{"):
+        try:
+            gold = json.loads(gold)
+        except (ValueError, RecursionError):
+            return "the gold is not valid JSON"
+    if isinstance(gold, Mapping):
+        numbers = first(numbers, gold.get("numbers"), gold.get("nums"))
+        target = first(target, gold.get("target"))
+    else:
+        target = first(target, gold)
+    if numbers is None:
+        return "no numbers are given"
+    if target is None:
+        return "no target is given"
+    if isinstance(numbers, (str, bytes, Mapping)) or not hasattr(numbers, "__iter__"):
+        return f"numbers must be a list of whole numbers, got {numbers!r:.80}"
+    given: Counter[int] = Counter()
+    for number in numbers:
+        value = parse_gold(number)
+        if value is None or value.denominator != 1 or value < 0:
+            return f"{number!r:.80} among the numbers is not a whole number of at least 0"
+        given[int(value)] += 1
+    if not 1 <= given.total() <= expression.MAX_OPERANDS:
+        return f"{given.total()} numbers are given, must be 1 to {expression.MAX_OPERANDS}"
+    goal = parse_gold(target)
+    return (given, goal) if goal is not None else f"the target {target!r:.80} is not a number"
+
+
+def first(*values: Any) -> Any:
+    """The first of ``values`` that is not None.
+
+    >>> first(None, 0, 1)
+    0
+    """
+    return next((value for value in values if value is not None), None)
+
+
+def grade(
+    completion: str,
+    gold: Any = None,
+    *,
+    numbers: Any = None,
+    target: Any = None,
+    require_all: bool = True,
+    thinking: bool = False,
+) -> Verdict:
+    """1 when the last ``<answer>`` is an expression of the given numbers that equals the target exactly, else 0.
+
+    Only + - * / ( ) and whole numbers in ASCII digits are read. Every given number is used at most as often as it was
+    given, with ``require_all`` all of them are. Division is exact; ``**``, ``//``, decimals and ``=`` are refused.
+
+    >>> grade("<answer>(8*2) - 1</answer>", numbers=[8, 2, 1], target="15").score
+    1.0
+    >>> grade("<answer>8+8-1</answer>", numbers=[8, 2, 1], target=15).detail
+    'uses 8 more often than given'
+    """
+    puzzle = parse_puzzle(gold, numbers, target)
+    if isinstance(puzzle, str):
+        return bad_gold(puzzle)
+    given, goal = puzzle
+    text = after_thinking(completion, thinking=thinking)
+    if text is None:
+        return no_answer("the thought was not finished")
+    answer = extract(text)
+    if answer is None:
+        return no_answer("no <answer>…</answer>")
+    try:
+        tokens = expression.tokenize(answer)
+        used = Counter(expression.operands(tokens))
+        for number, count in used.items():
+            if count > given[number]:
+                why = f"uses {number} more often than given" if given[number] else f"{number} was not given"
+                return right_or_wrong(False, extracted=answer, detail=why)
+        if require_all and used != given:
+            missing = next(iter(given - used))
+            return right_or_wrong(False, extracted=answer, detail=f"does not use {missing}")
+        value = expression.evaluate(tokens)
+    except expression.ExpressionError as error:
+        return right_or_wrong(False, extracted=answer, detail=str(error))
+    right = value == goal
+    return right_or_wrong(right, extracted=answer, detail="" if right else f"is {value}")

@@ -1,0 +1,73 @@
+"""Puts process-wide state back after a user's function ran, so that a reward cannot change the training around it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+_SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1", "SIGALRM") if hasattr(signal, name))
+
+
+@contextlib.contextmanager
+def preserved_state() -> Iterator[None]:
+    """Restores working folder, environment, the global generators of random, numpy and (when it is loaded) torch,
+    torch's thread count, and, in the main thread, signal handlers.
+
+    >>> before = random.getstate()
+    >>> with preserved_state():
+    ...     random.seed(1); os.environ["X_TREW"] = "1"
+    >>> random.getstate() == before, "X_TREW" in os.environ
+    (True, False)
+    """
+    folder, environment = os.getcwd(), dict(os.environ)
+    python_random, numpy_random = random.getstate(), np.random.get_state()
+    torch = sys.modules.get("torch")  # never imported for this: rewards do without
+    torch_random = (torch.get_rng_state(), torch.get_num_threads()) if torch is not None else None
+    main = threading.current_thread() is threading.main_thread()
+    handlers = {s: signal.getsignal(s) for s in _SIGNALS} if main else {}
+    try:
+        yield
+    finally:
+        if not _is_current(folder):
+            os.chdir(folder)
+        if dict(os.environ) != environment:
+            os.environ.clear()
+            os.environ.update(environment)
+        random.setstate(python_random)
+        np.random.set_state(numpy_random)
+        if torch is not None and torch_random is not None:
+            torch.set_rng_state(torch_random[0])
+            if torch.get_num_threads() != torch_random[1]:
+                torch.set_num_threads(torch_random[1])
+        for number, handler in handlers.items():
+            if handler is not None and signal.getsignal(number) is not handler:
+                signal.signal(number, handler)
+
+
+def _is_current(folder: str) -> bool:
+    try:
+        return os.getcwd() == folder
+    except OSError:  # the function removed the folder that it had changed into
+        return False
+
+
+@contextlib.contextmanager
+def importable(folder: Path) -> Iterator[None]:
+    """Lets imports find modules of ``folder``, after everything that is installed, while the block runs."""
+    entry = str(folder)
+    added = entry not in sys.path
+    if added:
+        sys.path.append(entry)
+    try:
+        yield
+    finally:
+        if added and entry in sys.path:
+            sys.path.remove(entry)

@@ -1,0 +1,89 @@
+"""The layout of a reply: tags in their order, each once, nothing around them (the built-in kind ``format``)."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from .verdict import Verdict
+
+THINK_ANSWER = "<think>…</think>\n<answer>…</answer>"
+_PIECE = re.compile(r"(<[^<>\s]+>)|(…|\.\.\.)|(\s+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """Tags in order; ``filled[i]`` says whether text belongs before tag i (the last entry: after the last tag)."""
+
+    tags: tuple[str, ...]
+    filled: tuple[bool, ...]
+
+
+@lru_cache(maxsize=64)
+def parse_template(template: str) -> Template:
+    """Reads ``<a>…</a> <b>…</b>``: tags, ``…`` (or ``...``) where text belongs, and white space.
+
+    Raises ValueError for anything else, for a tag that occurs twice, and for a template without tags.
+
+    >>> parse_template("<answer>…</answer>")
+    Template(tags=('<answer>', '</answer>'), filled=(False, True, False))
+    """
+    tags: list[str] = []
+    filled = [False]
+    at = 0
+    while at < len(template):
+        piece = _PIECE.match(template, at)
+        if piece is None:
+            raise ValueError(f"{template[at : at + 20]!r} is neither a tag, nor … for text, nor white space")
+        if tag := piece.group(1):
+            if tag in tags:
+                raise ValueError(f"the tag {tag} occurs twice")
+            tags.append(tag)
+            filled.append(False)
+        elif piece.group(2):
+            filled[-1] = True
+        at = piece.end()
+    if not tags:
+        raise ValueError("it has no tags")
+    return Template(tuple(tags), tuple(filled))
+
+
+def mismatch(text: str, template: Template) -> str:
+    """How ``text`` departs from ``template``; empty when it does not. One count and one search per tag.
+
+    >>> t = parse_template(THINK_ANSWER)
+    >>> mismatch("<think>a</think><answer>b</answer>", t), mismatch("<think>a</think> so <answer>b</answer>", t)
+    ('', 'text before <answer>')
+    """
+    for tag in template.tags:
+        if (count := text.count(tag)) != 1:
+            return f"{tag} occurs {count} times" if count else f"{tag} is missing"
+    at = 0
+    for i, tag in enumerate((*template.tags, "")):
+        where = text.find(tag, at) if tag else len(text)
+        if where < 0:
+            return f"{tag} is out of order"
+        blank = not text[at:where].strip()
+        if blank == template.filled[i]:
+            end = f"before {tag}" if tag else "after the last tag"
+            return f"{'nothing' if blank else 'text'} {end}"
+        at = where + len(tag)
+    return ""
+
+
+def grade(completion: str, gold: Any = None, *, template: str = THINK_ANSWER, prefilled: str = "") -> Verdict:
+    """1 when the reply has exactly the template's layout, else 0; ``gold`` is not looked at.
+
+    Every tag occurs exactly once, in order, in the same case; text stands where the template has ``…`` and nowhere
+    else; white space between the blocks and around the reply is free. ``prefilled`` is what the prompt already wrote
+    of the reply, for example ``"<think>"``.
+
+    >>> grade("<think>2+2</think>\\n<answer>4</answer>").score, grade("4").detail
+    (1.0, '<think> is missing')
+    >>> grade("2+2</think><answer>4</answer>", prefilled="<think>").score
+    1.0
+    """
+    why = mismatch(prefilled + completion, parse_template(template))
+    return Verdict(0.0 if why else 1.0, "scored", None, why)

@@ -1,0 +1,92 @@
+"""Loads a user's reward function from the file that a recipe names: an explicit path, never a module search."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import inspect
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from ..errors import ConfigError, nearest
+from .isolation import importable, preserved_state
+
+
+def is_file_spec(name: str) -> bool:
+    """Whether a reward's name means a function in a file rather than a built-in.
+
+    >>> is_file_spec("rewards.py:length"), is_file_spec("rewards.py"), is_file_spec("gsm8k")
+    (True, True, False)
+    """
+    return ":" in name or name.endswith(".py") or "/" in name
+
+
+def load_function(spec: str, modules: dict[Path, ModuleType] | None = None) -> tuple[Callable[..., Any], Path, str]:
+    """The function of ``path/to/file.py:function``, the file's path and the function's name.
+
+    The file is run once per ``modules``; what it imports is looked for in its own folder after everything installed.
+    Raises ConfigError with the one thing that is wrong.
+    """
+    modules = {} if modules is None else modules
+    file, colon, name = spec.rpartition(":")
+    if not colon or not file.endswith(".py"):
+        file, name = (spec, "") if spec.endswith(".py") else (file or spec, name)
+    path = Path(file).resolve()
+    if path.suffix != ".py":
+        raise ConfigError(f"{spec!r} is not of the form path/to/file.py:function")
+    if not path.is_file():
+        raise ConfigError(f"{path}: {'is not a file' if path.exists() else 'no such file'}")
+    if path not in modules:
+        modules[path] = _run_file(path)
+    module = modules[path]
+    defined = [n for n, v in vars(module).items() if callable(v) and getattr(v, "__module__", "") == module.__name__]
+    choices = f"it defines {', '.join(defined)}" if defined else "it defines no function"
+    if not name:
+        raise ConfigError(f"{path}: which function? write {path.name}:FUNCTION; {choices}")
+    if not hasattr(module, name):
+        raise ConfigError(f"{path}: has no function {name!r}{nearest(name, defined)}; {choices}")
+    function = getattr(module, name)
+    if inspect.isclass(function):
+        raise ConfigError(f"{path}: {name} is a class; make an object of it in the file and name that object")
+    if not callable(function):
+        raise ConfigError(f"{path}: {name} is not a function but {type(function).__name__}; {choices}")
+    return function, path, name
+
+
+def _run_file(path: Path) -> ModuleType:
+    tag = hashlib.sha256(str(path).encode("utf-8", "surrogateescape")).hexdigest()[:8]
+    name = f"trew_user_reward_{tag}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None, path
+    assert spec.loader is not None, path
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses and pickling of the file's own types look it up there
+    try:
+        with preserved_state(), importable(path.parent):
+            spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        del sys.modules[name]
+        raise ConfigError(f"{where(error, path)}: cannot be imported: {describe(error)}") from error
+    return module
+
+
+def where(error: BaseException, path: Path) -> str:
+    """``path:line`` of the innermost line of ``path`` that ``error`` came through, or ``path`` alone."""
+    if isinstance(error, SyntaxError) and error.filename and Path(error.filename) == path and error.lineno:
+        return f"{path}:{error.lineno}"
+    lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if Path(f.filename) == path]
+    return f"{path}:{lines[-1]}" if lines else str(path)
+
+
+def describe(error: BaseException) -> str:
+    """The error's type and message on one line.
+
+    >>> describe(KeyError("x")), describe(SystemExit())
+    ("KeyError: 'x'", 'SystemExit')
+    """
+    message = " ".join((error.msg if isinstance(error, SyntaxError) else str(error)).split())
+    return f"{type(error).__name__}: {message}" if message else type(error).__name__

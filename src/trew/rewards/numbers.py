@@ -1,0 +1,280 @@
+"""Exact numbers in free text: find them, read them, and tell one answer from a list, a range or an unfinished sum.
+
+All numbers are ``Fraction``: nothing is rounded, ``0.1`` is one tenth, and equal values in another spelling are equal.
+Reading takes time linear in the text: one pass of a pattern without nested quantifiers, bounded looks to either side.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import numbers
+import re
+import unicodedata
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any
+
+MAX_DIGITS = 1000  # longer digit runs are not read: converting them costs more than linear time
+MAX_EXPONENT = 999  # in 1e999; larger ones would build gigantic integers
+
+_CHUNK = re.compile(r"\d[\d.,]*(?:[eE][+-]?\d{1,9})?")
+_PLAIN = re.compile(r"(?:\d+(?:\.\d+)?|\.\d+)(?:[eE]([+-]?\d+))?")
+_GROUPED = re.compile(r"[1-9]\d{0,2}(?:,\d{3})+(?:\.\d+)?")
+_MULTIPLIER = re.compile(r"(?:k|\s?(hundred|thousand|million|billion|trillion))(?![A-Za-z])", re.IGNORECASE)
+_TIMES = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+_BOUND = re.compile(r"^(?:[≤≥≠±]|[<>]=?\s*[\d$.])|\b(?:at least|at most|or more|or less|or fewer)\b", re.IGNORECASE)
+_GROUP_SPACE = re.compile(r"(?<=\d)(?:[\u00a0\u2009\u202f]|\\,|\{,\})(?=\d{3}(?!\d))")
+
+_MINUS = dict.fromkeys(map(ord, "\u2212\u2013\uff0d\ufe63\u2010\u2011"), "-")  # minus, en dash, fullwidth, hyphens
+_CURRENCY = "$€£¥₹₩＄"
+
+JOINERS = frozenset(
+    ["+", "-", "*", "**", "/", "//", "^", "×", "÷", "·", "∗", "x", "times", "cdot", "div", "over", "plus", "minus",
+     "mod", "pm", "to", ",", ";", "，", "、", "&", "|", "~", "..", "...", "…", "<", ">", "<=", ">=", "≤", "≥", "≠", "!=", "±",
+     "and", ", and", "or", ", or", "and/or"]
+)  # fmt: skip
+"""What stands between two numbers that are one expression, one list or one range, so that neither is *the* answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A number at ``text[start:end]`` (sign and currency included). ``value`` is None when it cannot be read."""
+
+    value: Fraction | None
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What a piece of text says: its ``value``, or None and ``why`` not. ``text`` is what was read."""
+
+    value: Fraction | None
+    text: str
+    why: str = ""
+
+
+def parse_gold(gold: Any) -> Fraction | None:
+    """A gold answer as an exact number; None when it is not exactly one number.
+
+    Numbers of any kind and strings are taken; a float means the decimal it prints as. Of a string with ``####`` (the
+    worked solutions of GSM8K) only what follows the last one is read.
+
+    >>> parse_gold("so 70+2 = 72 #### 1,072"), parse_gold(0.5), parse_gold("7 or 8"), parse_gold(True)
+    (Fraction(1072, 1), Fraction(1, 2), None, None)
+    """
+    if isinstance(gold, bool) or type(gold).__name__ == "bool":  # numpy's bool as well
+        return None
+    if isinstance(gold, numbers.Rational):
+        return Fraction(int(gold.numerator), int(gold.denominator))
+    if isinstance(gold, Decimal):
+        return Fraction(gold) if gold.is_finite() and abs(gold.adjusted()) <= MAX_EXPONENT else None
+    if isinstance(gold, numbers.Real):
+        return single_number(repr(float(gold))).value if math.isfinite(float(gold)) else None
+    if isinstance(gold, str):
+        return single_number(gold.rpartition("####")[2]).value
+    return None
+
+
+def single_number(text: str) -> Reading:
+    """The one number that ``text``, a whole answer, states; of an equation the side after the last ``=``.
+
+    Words, units, currency and markup around it do not matter. Several different numbers, a list, a range or a sum
+    that was not worked out are no single number.
+
+    >>> single_number("$1,200.00 dollars").value, single_number("**-5**").value, single_number("1/2").value
+    (Fraction(1200, 1), Fraction(-5, 1), Fraction(1, 2))
+    >>> single_number("7 or 8").why, single_number("144/2").why
+    ('several numbers', 'not worked out to one number')
+    """
+    plain = normalise(text).strip()
+    left, equals, right = plain.rpartition("=")
+    if equals and left and any(True for _ in find_numbers(right)):
+        plain = right.strip()
+    if plain.startswith("- "):  # a sign, as there is nothing that could be subtracted from
+        plain = "-" + plain[1:].lstrip()
+    found = list(find_numbers(plain))
+    if not found:
+        return Reading(None, plain, "no number")
+    if _BOUND.search(plain):
+        return Reading(None, plain, "a bound, not a number")
+    if len(found) == 2 and (fraction := _fraction(plain, *found)) is not None:
+        return Reading(fraction, plain)
+    if any(number.value is None for number in found):
+        return Reading(None, plain, "a number that cannot be read")
+    pairs = list(itertools.pairwise(found))
+    if any(joined(plain[a.end : b.start]) for a, b in pairs):
+        sum_like = len(pairs) == 1 and plain[found[0].end : found[1].start].strip() in set("+-*/^×÷·")
+        return Reading(None, plain, "not worked out to one number" if sum_like else "several numbers")
+    if any(a.value != b.value for a, b in pairs):
+        return Reading(None, plain, "several numbers")
+    return Reading(found[0].value, plain)
+
+
+def last_number(text: str) -> Reading:
+    """The last number of ``text``, unless it is only a part of a list, a range or a sum that was not worked out.
+
+    >>> last_number("7 * 8 = 56").value, last_number("It is 56.").value
+    (Fraction(56, 1), Fraction(56, 1))
+    >>> last_number("7 or 8").why, last_number("7 * 8").why
+    ('several numbers', 'several numbers')
+    """
+    plain = normalise(text)
+    tail = deque(find_numbers(plain), maxlen=3)
+    if not tail:
+        return Reading(None, "", "no number")
+    last = tail[-1]
+    written = plain[last.start : last.end]
+    if last.value is None:
+        return Reading(None, written, "a number that cannot be read")
+    if len(tail) >= 2 and joined(plain[tail[-2].end : last.start]):
+        written = plain[tail[-2].start : last.end]
+        alone = len(tail) == 2 or not joined(plain[tail[0].end : tail[1].start])
+        if alone and (fraction := _fraction(plain, tail[-2], last)) is not None:
+            return Reading(fraction, written)
+        return Reading(None, written, "several numbers")
+    return Reading(last.value, written)
+
+
+def find_numbers(text: str) -> Iterator[Number]:
+    """Every number of normalised ``text`` in order. Digits inside names (``x1``, ``H2O``) and unit powers (``m^2``)
+    are no numbers; ``1,20``, ``1.2.3``, ``7²`` and ``1_000`` are numbers that cannot be read.
+
+    >>> [str(n.value) for n in find_numbers("from -3 to 1,200.5 m^2 in H2O, v1.2 3 million, 1.2.3")]
+    ['-3', '2401/2', '3000000', 'None']
+    """
+    for match in _CHUNK.finditer(text):
+        start, end = match.span()
+        chunk = match.group().rstrip(".,")
+        end = start + len(chunk)
+        if _is_part_of_a_name(text, start):
+            continue
+        if _begins_with_point(text, start):
+            start, chunk = start - 1, "." + chunk
+        value = read_digits(chunk)
+        if value is not None and (_continues(text, end) or (start and text[start - 1] in "√_")):
+            value = None
+        if value is not None:
+            value, end = _multiplied(text, value, end)
+        negative, start = _sign(text, start)
+        yield Number(-value if negative and value is not None else value, start, end)
+
+
+def read_digits(chunk: str) -> Fraction | None:
+    """An unsigned number exactly; None for what is not one number. Digits of any script count by their value.
+
+    >>> [read_digits(c) for c in ("072", "1,200.50", "1,20", "1e3", "1e1000")]
+    [Fraction(72, 1), Fraction(2401, 2), None, Fraction(1000, 1), None]
+    """
+    if len(chunk) > MAX_DIGITS:
+        return None
+    if plain := _PLAIN.fullmatch(chunk):
+        exponent = int(plain.group(1) or 0)
+        if abs(exponent) > MAX_EXPONENT:
+            return None
+        whole, _, decimals = re.split("[eE]", chunk)[0].partition(".")
+    elif _GROUPED.fullmatch(chunk):
+        exponent = 0
+        whole, _, decimals = chunk.replace(",", "").partition(".")
+    else:
+        return None
+    return Fraction(int((whole or "0") + decimals)) * Fraction(10) ** (exponent - len(decimals))
+
+
+def normalise(text: str) -> str:
+    """One spelling for the minus signs and for the spaces and LaTeX that group digits.
+
+    >>> normalise("\u22125, 1\u202f200, 1{,}200")
+    '-5, 1,200, 1,200'
+    """
+    return _GROUP_SPACE.sub(",", text.translate(_MINUS).replace("\\!", ""))
+
+
+def joined(between: str) -> bool:
+    """Whether the text ``between`` two numbers makes one expression, list or range of them.
+
+    >>> joined(" or "), joined(" * "), joined(" apples or "), joined(" = "), joined(". Then "), joined("\\n")
+    (True, True, True, False, False, False)
+    """
+    if "\n" in between[:64] or len(between) > 64:
+        return between[-8:].split()[-1:] == ["or"]
+    if not between.strip():
+        return True
+    if between == ":":  # a ratio or a time; "Step 1: 56" has a space
+        return True
+    core = between.lower().strip(" \t()[]{}%\\" + _CURRENCY)
+    if not core:
+        return "}{" in between or ")(" in between
+    core = core.strip("*").strip() or core  # bold
+    return core in JOINERS or core.split()[-1] == "or"
+
+
+def _fraction(text: str, above: Number, below: Number) -> Fraction | None:
+    """a/b where it is a number in its own right: whole numbers in lowest terms. 144/2 is a sum left undone."""
+    if text[above.end : below.start] != "/" or above.value is None or not below.value or below.value <= 1:
+        return None
+    value = above.value / below.value
+    in_lowest_terms = above.value.denominator == below.value.denominator == 1 and value.denominator == below.value
+    return value if in_lowest_terms else None
+
+
+def _is_part_of_a_name(text: str, start: int) -> bool:
+    if not start:
+        return False
+    before = text[start - 1]
+    if before.isascii() and before.isalpha():
+        return True
+    if text[max(0, start - 2) : start] == "^{":
+        before, start = "^", start - 1
+    base = text[start - 2 : start - 1]
+    return before == "^" and base.isascii() and (base.isalpha() or base == "}")
+
+
+def _begins_with_point(text: str, start: int) -> bool:
+    """Whether the point before the digits is theirs (``.5``) and not the end of a word or an ellipsis."""
+    before = text[max(0, start - 2) : start]
+    return before.endswith(".") and not (before[:-1].isalnum() or before[:-1] in (".", ")"))
+
+
+def _continues(text: str, end: int) -> bool:
+    """Whether what follows belongs to the number, so that the digits alone are not its value: 1_000, 7², 3½."""
+    if end >= len(text):
+        return False
+    return text[end] == "_" or unicodedata.category(text[end]) == "No"  # superscripts, ½
+
+
+def _multiplied(text: str, value: Fraction, end: int) -> tuple[Fraction, int]:
+    for _ in range(3):  # "five hundred thousand million" is as far as anybody goes
+        match = _MULTIPLIER.match(text, end)
+        if match is None:
+            break
+        value *= _TIMES[match.group(1).lower()] if match.group(1) else 1000
+        end = match.end()
+    return value, end
+
+
+def _sign(text: str, start: int) -> tuple[bool, int]:
+    """Whether the number whose digits begin at ``start`` is negative, and where it begins with sign and currency.
+
+    A minus after a number, a word or a closing bracket subtracts (or makes a range); it is no sign.
+    """
+    i = start
+    at = -1
+    for _ in range(4):  # "-$5", "$-5", "\$5", "-\$5": never more than a few characters
+        if i and (text[i - 1] in _CURRENCY or (text[i - 1] == "\\" and text[i] in _CURRENCY)):
+            i -= 1
+        elif i and at < 0 and text[i - 1] in "+-":
+            at = i = i - 1
+        else:
+            break
+    if at < 0:
+        return False, i
+    before = text[max(0, at - 16) : at]
+    previous = before.rstrip()[-1:]
+    attached = before[-1:] == previous
+    binary = previous.isdigit() or previous in tuple(")]}%") or (attached and previous.isalnum())
+    return (False, at + 1) if binary else (text[at] == "-", i)
