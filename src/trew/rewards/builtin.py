@@ -11,7 +11,7 @@ from ..errors import ConfigError, RewardError, nearest
 from . import arithmetic, countdown, gsm8k, layout, length
 from .verdict import Verdict
 
-GOLD_COLUMNS = ("answer", "gold", "ground_truth")  # the first that a row has; then reward_model.ground_truth (verl)
+GOLD_COLUMNS = ("gold", "ground_truth", "answer")  # the first that a row has; then reward_model.ground_truth (verl)
 
 
 @dataclass(frozen=True, slots=True)

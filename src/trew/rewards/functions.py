@@ -107,7 +107,7 @@ class UserFunction:
         return {
             "data_source": columns.get("data_source") or "",
             "solution_str": sample.text,
-            "ground_truth": first_column(columns, ("ground_truth", "answer", "gold")),
+            "ground_truth": first_column(columns, ("ground_truth", "gold", "answer")),
             "extra_info": dict(columns.get("extra_info") or {}),
             **self.args,
         }

@@ -32,11 +32,11 @@ _GROUP_SPACE = re.compile(r"(?<=\d)(?:[\u00a0\u2009\u202f]|\\,|\{,\})(?=\d{3}(?!
 _MINUS = dict.fromkeys(map(ord, "\u2212\u2013\uff0d\ufe63\u2010\u2011"), "-")  # minus, en dash, fullwidth, hyphens
 _CURRENCY = "$€£¥₹₩＄"
 
-JOINERS = frozenset(
-    ["+", "-", "*", "**", "/", "//", "^", "×", "÷", "·", "∗", "x", "times", "cdot", "div", "over", "plus", "minus",
-     "mod", "pm", "to", ",", ";", "，", "、", "&", "|", "~", "..", "...", "…", "<", ">", "<=", ">=", "≤", "≥", "≠", "!=", "±",
-     "and", ", and", "or", ", or", "and/or"]
-)  # fmt: skip
+_JOINING = """
+    + - * ** / // ^ × ÷ · ∗ x times cdot div over plus minus mod ± pm to and or and/or
+    , ; ， 、 & | ~ .. ... … < > <= >= ≤ ≥ ≠ !=
+"""
+JOINERS = frozenset(_JOINING.split()) | {", and", ", or"}
 """What stands between two numbers that are one expression, one list or one range, so that neither is *the* answer."""
 
 
