@@ -13,7 +13,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from . import model_files
 from .default_model import DEFAULT_MODEL, cached, fetch_default
@@ -75,7 +75,7 @@ def _locate_for_check(name: str, role: str) -> tuple[Path | None, list[str]]:
 
 def check_vocab(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
     """Refuses a tokenizer that is not this model's: with ids beyond the embedding, or far fewer than it has rows."""
-    rows = model.get_input_embeddings().weight.shape[0]
+    rows = int(cast(Any, model.get_input_embeddings()).weight.shape[0])
     problem = model_files.vocabulary_mismatch(rows, max(tokenizer.get_vocab().values()) + 1)
     if problem:
         raise ModelError(f"tokenizer {_name_of(tokenizer)!r} does not fit model {_name_of(model)!r}: {problem}")
@@ -135,7 +135,7 @@ def load_model(name: str, *, device: str = "cpu") -> PreTrainedModel:
     from transformers import AutoModelForCausalLM
 
     with quiet(), _readable(name, "model"):
-        model, info = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             _source(name),
             dtype=torch.float32,
             trust_remote_code=False,
@@ -143,6 +143,7 @@ def load_model(name: str, *, device: str = "cpu") -> PreTrainedModel:
             local_files_only=_is_local(name),
             output_loading_info=True,
         )
+    model, info = loaded
     for kind in ("missing_keys", "mismatched_keys"):
         if keys := sorted(map(str, info.get(kind) or ())):
             what = "lacks" if kind == "missing_keys" else "has the wrong shape for"

@@ -1,0 +1,170 @@
+"""Prompts to tokens and tokens to text: chat templates, begin and end tokens, and the checks of both.
+
+Prompts are tokenised once, here; completions are token ids from then on and are never tokenised again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..errors import DataError
+from ..types import Message, Prompt
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_REPLY = "trewreply"  # stands for an assistant's answer in probes: plain letters, no template changes them
+
+
+class Renderer:
+    """One tokenizer with its chat template, and what ends a completion.
+
+    ``stop`` are stop strings of the run; one that is a token of its own (``<|im_end|>``) becomes a stop token.
+    ``eos_ids`` are further end tokens, such as those of the model's generation configuration.
+    """
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, *, stop: Sequence[str] = (), eos_ids: Iterable[int] = ()
+    ) -> None:
+        self.tokenizer: Any = tokenizer  # typed loosely: its methods return unions that depend on arguments
+        self.stop = tuple(stop)
+        self._begin = self._begin_tokens()
+        own = tokenizer.eos_token_id
+        turn_end = self._end_of_turn()
+        self.stop_ids: frozenset[int] = (
+            frozenset([*eos_ids, *([own] if own is not None else []), *([turn_end] if turn_end is not None else [])])
+            | self.split_stop(self.stop)[0]
+        )
+
+    # ---- text and tokens
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """The prompt's tokens. Messages go through the chat template, with its generation prompt and exactly the
+        special tokens it writes. Text is used as it stands, after the tokenizer's begin token where it has one and
+        the text does not bring it; an end token that the tokenizer would append is left out."""
+        text = self.render(prompt)
+        ids: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        if prompt.text is not None and ids[: len(self._begin)] != self._begin:
+            ids = self._begin + ids
+        return ids
+
+    def render(self, prompt: Prompt) -> str:
+        """The text that is tokenised. Raises DataError where a template is missing or refuses the messages."""
+        if prompt.text is not None:
+            return prompt.text
+        assert prompt.messages is not None
+        if not self.tokenizer.chat_template:
+            raise DataError(f"prompt {prompt.uid!r} is a chat, but the tokenizer has no chat template; {_TEMPLATE_FIX}")
+        return self._apply(prompt.messages, uid=prompt.uid)
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of ``ids`` without special tokens."""
+        return self.tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+    def split_stop(self, stop: Iterable[str]) -> tuple[frozenset[int], tuple[str, ...]]:
+        """Stop strings as (ids of those that are one special token, the others): special tokens never reach text."""
+        special = self.tokenizer.get_added_vocab()
+        strings = tuple(dict.fromkeys(stop))
+        return frozenset(special[s] for s in strings if s in special), tuple(s for s in strings if s not in special)
+
+    # ---- checks
+
+    def check(self, prompts: Iterable[Prompt]) -> list[str]:
+        """What would go silently wrong with these prompts and this tokenizer, one line per kind of problem."""
+        problems: dict[str, str] = {}  # kind -> message of its first case
+        if not self.stop_ids and not self.stop:
+            problems["end"] = (
+                "tokenizer: it has no end-of-text token and no stop string is set, so every completion would run to "
+                "max_tokens; set rollout.stop (for example ['\\n\\n']) or use a tokenizer with an eos token"
+            )
+        shapes: set[tuple[str, ...]] = set()
+        for prompt in prompts:
+            if prompt.messages is not None and not self.tokenizer.chat_template:
+                problems.setdefault(
+                    "template",
+                    f"prompt {prompt.uid!r}: is a chat, but the tokenizer has no chat template; {_TEMPLATE_FIX}",
+                )
+                continue
+            try:
+                found = self._prompt_problems(prompt, shapes)
+            except DataError as error:
+                found = {"render": str(error)}
+            for kind, message in found.items():
+                problems.setdefault(kind, message)
+        return list(problems.values())
+
+    def _prompt_problems(self, prompt: Prompt, shapes: set[tuple[str, ...]]) -> dict[str, str]:
+        """Problems by kind. The template's structure is probed once per sequence of roles (``shapes``)."""
+        found = {}
+        text, ids = self.render(prompt), self.encode(prompt)
+        begin = self.tokenizer.bos_token_id
+        if not ids:
+            found["empty"] = f"prompt {prompt.uid!r}: has no tokens; remove it or give it text"
+        elif begin is not None and ids[:2] == [begin, begin]:
+            found["bos"] = (
+                f"prompt {prompt.uid!r}: starts with two begin tokens ({self.tokenizer.bos_token!r}); take it out of "
+                "the prompt's text or of the chat template"
+            )
+        if prompt.messages is None:
+            return found
+        for message in prompt.messages:
+            if message["content"].strip() not in text:
+                found["content"] = (
+                    f"prompt {prompt.uid!r}: the chat template drops or changes a {message['role']} message "
+                    f"({message['content'].strip()[:60]!r}), as templates that strip <think> do; set chat_template to "
+                    "a file that keeps messages as they are"
+                )
+                break
+        shape = tuple(message["role"] for message in prompt.messages)
+        if shape not in shapes and shape[-1:] == ("user",):
+            shapes.add(shape)
+            if not self._keeps_prefix(prompt):
+                found["prefix"] = (
+                    f"prompt {prompt.uid!r}: the chat template writes a conversation differently once it is answered, "
+                    "so the policy would be trained on another prompt than it is asked; set chat_template to a file "
+                    "that only appends"
+                )
+        return found
+
+    def _keeps_prefix(self, prompt: Prompt) -> bool:
+        """Whether both the generation prompt and an answer only append to what was written before."""
+        assert prompt.messages is not None
+        bare = self._apply(prompt.messages, uid=prompt.uid, generation_prompt=False)
+        asked = self._apply(prompt.messages, uid=prompt.uid)
+        reply = {"role": "assistant", "content": _REPLY}
+        answered = self._apply((*prompt.messages, reply), uid=prompt.uid, generation_prompt=False)
+        return asked.startswith(bare) and answered.startswith(bare)
+
+    # ---- the template
+
+    def _apply(self, messages: Sequence[Message], *, uid: str, generation_prompt: bool = True) -> str:
+        try:
+            return self.tokenizer.apply_chat_template(
+                [dict(message) for message in messages], tokenize=False, add_generation_prompt=generation_prompt
+            )
+        except Exception as error:  # templates raise jinja2's errors, or whatever Python does inside them
+            first = next(iter(str(error).splitlines()), type(error).__name__)
+            raise DataError(f"prompt {uid!r}: the chat template refuses the messages: {first}") from None
+
+    def _begin_tokens(self) -> list[int]:
+        """What the tokenizer puts before a plain text by itself."""
+        bare: list[int] = self.tokenizer("a", add_special_tokens=False)["input_ids"]
+        full: list[int] = self.tokenizer("a")["input_ids"]
+        starts = (at for at in range(len(full)) if full[at : at + len(bare)] == bare)
+        return full[: next(starts, 0)]
+
+    def _end_of_turn(self) -> int | None:
+        """The special token that the template writes right after an assistant's message, if it does."""
+        if not self.tokenizer.chat_template:
+            return None
+        messages = ({"role": "user", "content": "hi"}, {"role": "assistant", "content": _REPLY})
+        try:
+            tail = self._apply(messages, uid="", generation_prompt=False).rpartition(_REPLY)[2].strip()
+        except DataError:
+            return None  # a template that refuses even this is reported by check, with the user's own messages
+        ids = self.tokenizer(tail, add_special_tokens=False)["input_ids"] if tail else []
+        return ids[0] if ids and ids[0] in self.tokenizer.get_added_vocab().values() else None
+
+
+_TEMPLATE_FIX = "set chat_template = 'plain' (contents joined by newlines) or a .jinja file, or use an instruct model"

@@ -1,0 +1,34 @@
+"""What the loop needs from whatever generates completions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from ..types import Group, Prompt, Sampling
+
+
+class Engine(Protocol):
+    """Generates completions with the policy's current weights.
+
+    ``policy_version`` is set by the loop after every weight update and is written into each completion, so that
+    stale samples can be told from fresh ones.
+    """
+
+    policy_version: int
+
+    def generate(
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        n: int,
+        sampling: Sampling,
+        progress: Callable[[int], None] | None = None,
+    ) -> list[Group]:
+        """``n`` completions for each of ``prompts``, in their order.
+
+        A draw depends on (sampling.seed, prompt uid, sample number, position) and the policy alone. ``progress``
+        receives how many more completions are finished. Raises EngineError when a prompt cannot be generated for, or
+        the model's output is not finite.
+        """
+        ...

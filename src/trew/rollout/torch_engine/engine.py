@@ -1,0 +1,139 @@
+"""TorchEngine: completions from any causal language model in Hugging Face's form."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from ...errors import EngineError
+from ...types import Completion, FinishReason, Group, Prompt, Sampling
+from ..chat import Renderer
+from .decode import Decoder, Finished
+
+
+class TorchEngine:
+    """Generates with ``model`` where it stands: no second copy of the weights, so an update is seen at once.
+
+    ``batch``: most completions decoded at once (memory and speed; the result does not depend on it beyond float
+    rounding). ``autocast``: compute in this type, for instance bfloat16; None = as the weights are. Log-probabilities
+    are float32 in any case.
+    """
+
+    def __init__(
+        self, model: Any, renderer: Renderer, *, batch: int = 128, autocast: torch.dtype | None = None
+    ) -> None:
+        if batch < 1:
+            raise EngineError(f"batch: got {batch}, accepts a whole number of at least 1")
+        self.model = model
+        self.renderer = renderer
+        self.batch = batch
+        self.autocast = autocast
+        self.policy_version = 0
+
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        """The renderer's end tokens and those of the model's own generation configuration."""
+        ends = getattr(getattr(self.model, "generation_config", None), "eos_token_id", None)
+        own = ends if isinstance(ends, (list, tuple)) else [] if ends is None else [ends]
+        return self.renderer.stop_ids | frozenset(int(i) for i in own)
+
+    def generate(
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        n: int,
+        sampling: Sampling,
+        progress: Callable[[int], None] | None = None,
+    ) -> list[Group]:
+        """``n`` completions for each of ``prompts``, in their order; see Engine.generate.
+
+        A completion ends with the first stop token, which it includes, with the token that completes a stop string,
+        or at ``sampling.max_tokens``. Equal uids draw the same numbers, so they should not occur twice.
+        """
+        if n < 1 or sampling.max_tokens < 1:
+            raise EngineError(f"n = {n}, max_tokens = {sampling.max_tokens}: both must be at least 1")
+        prompt_ids = [self.renderer.encode(prompt) for prompt in prompts]
+        self._check_lengths(prompts, prompt_ids, sampling.max_tokens)
+        if not prompts:
+            return []
+        more_ids, strings = self.renderer.split_stop((*sampling.stop, *self.renderer.stop))
+        stop_ids = self.stop_ids | more_ids
+        with _generating(self.model, self.autocast):
+            decoder = Decoder(
+                self.model,
+                prompt_ids,
+                uids=[prompt.uid for prompt in prompts],
+                n=n,
+                sampling=sampling,
+                slots=min(self.batch, n * len(prompts)),
+                stop_ids=stop_ids,
+                stop_strings=strings,
+                decode=self.renderer.decode,
+            )
+            finished = decoder.run(progress or (lambda count: None))
+        return [
+            Group(
+                prompt,
+                np.asarray(prompt_ids[i], dtype=np.int64),
+                tuple(self._completion(row, stop_ids, strings) for row in finished[i * n : (i + 1) * n]),
+            )
+            for i, prompt in enumerate(prompts)
+        ]
+
+    def _completion(self, row: Finished, stop_ids: frozenset[int], strings: Sequence[str]) -> Completion:
+        ids = row.token_ids.tolist()
+        ended = ids[-1] in stop_ids
+        text = self.renderer.decode(ids[:-1] if ended else ids)
+        cuts = [at for string in strings if (at := text.find(string)) >= 0]
+        reason: FinishReason = "stop" if ended or cuts else "length"
+        return Completion(
+            token_ids=row.token_ids,
+            sampled=np.ones(len(ids), dtype=bool),
+            logprobs=row.logprobs,
+            sampling_logprobs=row.sampling_logprobs,
+            entropies=row.entropies,
+            text=text[: min(cuts)] if cuts else text,
+            finish_reason=reason,
+            policy_version=self.policy_version,
+        )
+
+    def _check_lengths(self, prompts: Sequence[Prompt], prompt_ids: list[list[int]], max_tokens: int) -> None:
+        config = self.model.config.get_text_config()
+        limit = getattr(config, "max_position_embeddings", None)
+        rows = self.model.get_input_embeddings().weight.shape[0]
+        for prompt, ids in zip(prompts, prompt_ids, strict=True):
+            if not ids:
+                raise EngineError(f"prompt {prompt.uid!r}: has no tokens; remove it or give it text")
+            if limit and len(ids) + max_tokens > limit:
+                raise EngineError(
+                    f"prompt {prompt.uid!r}: {len(ids)} prompt tokens + max_tokens = {max_tokens} is more than the "
+                    f"model's {limit} positions; lower rollout.max_tokens or data.max_prompt_tokens"
+                )
+            if max(ids) >= rows:
+                raise EngineError(
+                    f"prompt {prompt.uid!r}: token id {max(ids)} is outside the model's vocabulary of {rows}; use the "
+                    "tokenizer that was trained with the model"
+                )
+
+
+@contextlib.contextmanager
+def _generating(model: Any, autocast: torch.dtype | None) -> Iterator[None]:
+    """No gradients, eval mode, the asked precision; every module's own mode is put back afterwards.
+
+    no_grad and not inference_mode: models that keep something from a forward pass (rotary tables that grow with the
+    longest input) would keep inference tensors, which fail in the next training pass.
+    """
+    modes = [(module, module.training) for module in model.modules()]
+    device = next(model.parameters()).device
+    cast = torch.autocast(device.type, dtype=autocast) if autocast is not None else contextlib.nullcontext()
+    model.eval()
+    try:
+        with torch.no_grad(), cast:
+            yield
+    finally:
+        for module, training in modes:
+            module.training = training

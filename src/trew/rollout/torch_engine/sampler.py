@@ -1,0 +1,155 @@
+"""Drawing tokens: counter-based uniforms and the inverse of the cumulative distribution, without generator state.
+
+A draw is a function of (seed, prompt uid, sample number, position) and of that row's logits. It does not matter which
+other rows share the batch, so rows may leave, come in, or be resumed elsewhere and still draw the same tokens.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ...types import Sampling
+
+_GOLDEN = 0x9E3779B97F4A7C15  # splitmix64's increment and multipliers
+_MIX1, _MIX2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+_BLOCK = 256  # vocabulary entries that are summed before any is looked at singly
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """One token for each of B rows. Log-probabilities and entropies in nats, float32."""
+
+    tokens: Tensor  # (B,) int64
+    logprobs: Tensor  # (B,) of the policy at temperature 1, nothing cut
+    sampling_logprobs: Tensor  # (B,) of the distribution drawn from
+    entropies: Tensor  # (B,) of the policy at temperature 1
+    finite: Tensor  # (B,) bool: False where the logits had NaN or +inf, or no finite entry
+
+
+def row_key(seed: int, uid: str, sample: int) -> int:
+    """A 64-bit key, as a signed integer, for all draws of one completion. ``uid`` enters through BLAKE2b.
+
+    >>> row_key(0, "a", 0) == row_key(0, "a", 0), row_key(0, "a", 0) == row_key(0, "a", 1)
+    (True, False)
+    """
+    text = f"{seed}\0{sample}\0{uid}".encode("utf-8", "surrogatepass")
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little", signed=True)
+
+
+def uniforms(keys: Tensor, positions: Tensor) -> Tensor:
+    """splitmix64 of key + position x golden ratio, as float64 in [0, 1) with 53 random bits.
+
+    keys, positions: int64, broadcast against each other. int64 products wrap, as the algorithm wants.
+
+    >>> uniforms(torch.tensor([1234567 - _signed(_GOLDEN)]), torch.tensor([1]))  # splitmix64's published first output
+    tensor([0.3500], dtype=torch.float64)
+    """
+    z = keys + (positions + 1) * _signed(_GOLDEN)
+    z = (z ^ _shift(z, 30)) * _signed(_MIX1)
+    z = (z ^ _shift(z, 27)) * _signed(_MIX2)
+    z = z ^ _shift(z, 31)
+    return _shift(z, 11).double() * 2.0**-53
+
+
+def _signed(x: int) -> int:
+    return x - (1 << 64) if x >= 1 << 63 else x
+
+
+def _shift(x: Tensor, bits: int) -> Tensor:
+    """Logical right shift of int64 (torch's own is arithmetic)."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def draw(logits: Tensor, *, uniform: Tensor, sampling: Sampling) -> Draw:
+    """One token per row of ``logits`` (B, V), by ``uniform`` (B,) in [0, 1).
+
+    With x = logits - max, e = exp(x), Z = sum e: log pi = x - log Z and entropy = log Z - sum(e x) / Z, at
+    temperature 1. Drawn is from e_T = exp(x / temperature), with entries below the threshold of top_k, min_p and
+    top_p set to 0. Where several tokens tie at a threshold, all of them are kept.
+    """
+    x = logits.float()
+    x = x - x.amax(-1, keepdim=True)
+    e = x.exp()
+    z = e.sum(-1)
+    log_z = z.log()
+    weighted = torch.linalg.vecdot(e, x)
+    if bool(weighted.isnan().any()):  # 0 * -inf, where a model masks tokens: they have no part in the entropy
+        weighted = torch.linalg.vecdot(e, x.clamp(min=torch.finfo(torch.float32).min))
+    entropies = (log_z - weighted / z).clamp(min=0)
+
+    if sampling.temperature == 0:
+        tokens = x.argmax(-1)
+        chosen = _at(x, tokens)
+        return Draw(tokens, chosen - log_z, torch.zeros_like(chosen), entropies, torch.isfinite(log_z))
+
+    if sampling.temperature != 1:
+        e = (x / sampling.temperature).exp()
+    if sampling.truncates:
+        e = e.where(e >= _threshold(e, sampling), 0.0)
+    tokens, total = _invert(e, uniform)
+    chosen = _at(x, tokens)
+    logprobs = chosen - log_z
+    if sampling.temperature == 1 and not sampling.truncates:
+        sampling_logprobs = logprobs
+    else:
+        sampling_logprobs = (chosen / sampling.temperature - total.log()).float()
+    return Draw(tokens, logprobs, sampling_logprobs, entropies, torch.isfinite(log_z))
+
+
+def _at(x: Tensor, index: Tensor) -> Tensor:
+    return x.gather(-1, index.unsqueeze(-1)).squeeze(-1)
+
+
+def _threshold(e: Tensor, sampling: Sampling) -> Tensor:
+    """(B, 1): the smallest entry of ``e`` (B, V), whose largest is 1, that top_k, min_p and top_p all keep."""
+    vocabulary = e.shape[-1]
+    low = e.new_full((e.shape[0], 1), torch.finfo(e.dtype).tiny)
+    if 0 < sampling.top_k < vocabulary:
+        low = torch.maximum(low, e.topk(sampling.top_k, sorted=True).values[:, -1:])
+    if sampling.min_p > 0:
+        low = low.clamp(min=sampling.min_p)
+    if sampling.top_p >= 1:
+        return low
+    target = sampling.top_p * e.where(e >= low, 0.0).sum(-1, keepdim=True, dtype=torch.float64)
+    k = min(256, vocabulary)  # nearly always enough; grown until it is, as sorting everything costs 100 times more
+    while True:
+        best = e.topk(k, sorted=True).values
+        mass = best.where(best >= low, 0.0).cumsum(-1, dtype=torch.float64)
+        if k == vocabulary or bool((mass[:, -1:] >= target).all()):
+            # the first place where the mass is reached; rounding may leave the last one just short of it
+            place = torch.searchsorted(mass, target).clamp(max=k - 1)
+            return torch.maximum(low, best.gather(-1, place))
+        k = min(8 * k, vocabulary)
+
+
+def _invert(e: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
+    """For each row of non-negative ``e`` (B, V): the smallest i with cumsum(e)[i] > uniform * sum(e), and sum(e).
+
+    Two levels, so that the running sum goes over V / 256 blocks and one block, not over V entries.
+    """
+    rows, vocabulary = e.shape
+    whole = vocabulary // _BLOCK
+    blocks = e[:, : whole * _BLOCK].unflatten(-1, (whole, _BLOCK)).sum(-1)
+    blocks = torch.cat([blocks, e[:, whole * _BLOCK :].sum(-1, keepdim=True)], dim=-1)
+    running = blocks.cumsum(-1, dtype=torch.float64)
+    target = uniform.unsqueeze(-1) * running[:, -1:]
+    block = _first_above(running, target)
+    before = F.pad(running, (1, 0)).gather(-1, block)
+
+    columns = block * _BLOCK + torch.arange(_BLOCK, device=e.device)
+    inside = e.gather(-1, columns.clamp(max=vocabulary - 1)).where(columns < vocabulary, 0.0)
+    tokens = block * _BLOCK + _first_above(inside.cumsum(-1, dtype=torch.float64), target - before)
+    return tokens.squeeze(-1).clamp(max=vocabulary - 1), running[:, -1]  # the clamp is for rows of NaN alone
+
+
+def _first_above(running: Tensor, target: Tensor) -> Tensor:
+    """The first entry of a running sum (B, K) above target (B, 1), but never one after the sum is complete: rounding
+    must not lead to an entry of weight 0."""
+    last = torch.searchsorted(running, running[:, -1:].contiguous())
+    place = torch.minimum(torch.searchsorted(running, target.contiguous(), right=True), last)
+    return place.clamp(max=running.shape[-1] - 1)  # rows of NaN are reported later; they must not index out of range
