@@ -232,7 +232,7 @@ def _anchor(reward: RewardConfig, base: Path | None) -> RewardConfig:
 
 
 def build(cls: type[T], table: Mapping[str, Any], *, where: str) -> T:
-    """One dataclass from a table, as ``parse`` does it (for a task's or reward's own arguments, under key ``where``)."""
+    """One dataclass from a table, as ``parse`` does it: for a task's or a reward's own arguments, named ``where``."""
     problems: list[str] = []
     built = _build(cls, table, f"{where}.", problems)
     if problems:

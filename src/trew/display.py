@@ -58,12 +58,15 @@ class Display:
             return
         outer, self._bar = self._bar, None
         progress = Progress(
-            TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[note]}"),
-            TimeElapsedColumn(), TextColumn("{task.fields[left]}"), console=self.console, transient=True,
+            TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn(),
+            TextColumn("{task.fields[note]}"), TimeElapsedColumn(), TextColumn("{task.fields[left]}"),
+            console=self.console, transient=True,
         )  # fmt: skip
         with progress:
             self._bar = progress
-            yield Bar(progress, total, done, task=progress.add_task(name, total=total, completed=done, note="", left=""))
+            yield Bar(
+                progress, total, done, task=progress.add_task(name, total=total, completed=done, note="", left="")
+            )
         self._bar = outer
 
     def step(self, row: Mapping[str, Any]) -> None:
@@ -81,8 +84,10 @@ class Display:
             order = sorted(range(len(values)), key=lambda i: (values[i] is None, -(values[i] or 0.0)))
             picks = [order[0], order[-1]] if len(order) > 1 else order
             prompt = scored.group.prompt
-            question = prompt.text if prompt.text is not None else (prompt.messages or ({"content": ""},))[-1]["content"]
-            self.console.print(Text(f"  prompt      {_short(question)}", style="dim"))
+            question = (
+                prompt.text if prompt.text is not None else (prompt.messages or ({"content": ""},))[-1]["content"]
+            )
+            self.console.print(Text(f"  prompt      {_short(question or '')}", style="dim"))
             for i in picks[:limit]:
                 value = "none" if values[i] is None else f"{values[i]:g}"
                 self.console.print(Text(f"  reward {value:<5}{_short(scored.group.completions[i].text)}", style="dim"))

@@ -1,10 +1,10 @@
-"""The algorithm, top to bottom: prompts -> rollouts -> rewards -> advantages -> updates; evaluation and report around it.
+"""The algorithm, top to bottom: prompts -> rollouts -> rewards -> advantages -> updates, and what is around it.
 
-    train      the whole job
-    collect    prompts, their completions and scores; groups without signal replaced where the objective says so
-    to_batch   scored groups as the tensors that the objective reads
-    update     inner updates over minibatches, old log-probs frozen
-    measure    evaluation on the held-out prompts
+train      the whole job
+collect    prompts, their completions and scores; groups without signal replaced where the objective says so
+to_batch   scored groups as the tensors that the objective reads
+update     inner updates over minibatches, old log-probs frozen
+measure    evaluation on the held-out prompts
 """
 
 from __future__ import annotations
@@ -12,54 +12,22 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import time
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 
-from . import models, setup
-from .config import Config, dumps
-from .data import PromptSampler
-from .display import Display
-from .errors import CheckpointError
+from . import models, setup, track
+from .config import Config, dumps, to_table
+from .display import Bar, Display
 from .eval import EvalResult, evaluate
 from .interrupt import Interrupts
-from .learner import Learner, Sample, checkpoint
+from .job import Job, build, headline, refuse_changes, restore, save, summarize
+from .learner import Sample
 from .objective import TokenBatch, step_metrics
-from .rollout import Engine, TorchEngine
-from .setup import Plan
-from .track import Run, open_trackers
+from .report import write_report
+from .track import Run, Trackers, trackers
 from .types import Prompt, Sampling, ScoredGroup, StepOutput, reduce_metrics
-
-
-@dataclass
-class State:
-    """What a run must remember besides weights and optimizer: all of it is in every checkpoint."""
-
-    step: int = 0
-    position: int = 0  # prompts drawn so far
-    tokens: int = 0  # completion tokens generated in training
-    seconds: float = 0.0
-    before: dict[str, Any] | None = None  # evaluation before training
-
-
-@dataclass
-class Job:
-    """A plan with its model loaded: the parts that ``train`` moves data between."""
-
-    plan: Plan
-    model: Any
-    engine: Engine
-    learner: Learner
-    sampler: PromptSampler
-    display: Display
-    interrupts: Interrupts
-    state: State = field(default_factory=State)
-
-    @property
-    def config(self) -> Config:
-        return self.plan.config
 
 
 def train(
@@ -71,32 +39,40 @@ def train(
     continues from the newest complete checkpoint of ``config.out``; ``overwrite`` starts over in a used folder.
     """
     display = display or Display()
-    plan = setup.plan(config)
+    busy = [
+        *track.problems(config.out, resume=resume, overwrite=overwrite),
+        *trackers.problems(config.track.to),
+    ]
+    plan = setup.plan(config, found=busy)
     config = plan.config
-    with Run.open(config.out, dumps(config), resume=resume, overwrite=overwrite) as run, Interrupts() as interrupts:
-        trackers = open_trackers(config.track.to, run_dir=run.folder, config=config)
+    with Run.open(config.out, resume=resume, overwrite=overwrite) as run, Interrupts() as interrupts:
+        if run.resumed:
+            refuse_changes(run, config)
+        run.write_config(dumps(config))
+        outside = Trackers(config.track.to, folder=run.folder, config=to_table(config), warn=display.warn)
         job = build(plan, display, interrupts)
-        if resume:
-            restore(job, run)
         display.line(headline(job, run))
-        for note in plan.notes:
+        for note in (*plan.notes, *run.messages, *job.learner.notes):
             display.line(f"note: {note}")
+        if run.resumed:
+            restore(job, run)
         state = job.state
         if state.before is None:
-            state.before = measure(job, "evaluating before").to_json()
+            result = measure(job, "evaluating before training")
+            state.before = result.to_json()
+            run.write_eval(0, result.groups)
             run.log({"step": 0, **eval_row(state.before)})
-        after = train_steps(job, run, trackers)
+        after = train_steps(job, run, outside)
+        models.export(job.model, plan.renderer.tokenizer, run.final)
         summary = summarize(job, after)
-        models.export(job.model, plan.renderer.tokenizer, run.folder / "final")
         run.write_summary(summary)
-        run.write_report()
-        for tracker in trackers:
-            tracker.close()
+        write_report([run.folder], run.folder / "report.html")
+        outside.close()
         display.before_after(state.before, after)
         return summary
 
 
-def train_steps(job: Job, run: Run, trackers: list[Any]) -> dict[str, Any]:
+def train_steps(job: Job, run: Run, outside: Trackers) -> dict[str, Any]:
     """All steps from the current one on; returns the evaluation after the last."""
     config, state = job.config, job.state
     after: dict[str, Any] | None = None
@@ -106,20 +82,24 @@ def train_steps(job: Job, run: Run, trackers: list[Any]) -> dict[str, Any]:
             step = state.step + 1
             kept, seen = collect(job, step, bar)
             row, advantages = update(job, kept, bar) if kept else ({}, {})
+            if not kept:
+                job.display.warn(f"step {step}: no group had both right and wrong completions; nothing to learn from")
             state.step = step
             tokens = sum(len(c) for g in seen for c in g.group.completions)
             state.tokens += tokens
             seconds = time.monotonic() - start
             state.seconds += seconds
-            row = {"step": step, **row, **rollout_row(job, seen), "seconds": seconds, "tokens_per_second": tokens / seconds}
+            row |= {"step": step, **rollout_row(job, seen), "seconds": seconds, "tokens_per_second": tokens / seconds}
             last = step == config.steps
             if last or (config.eval.every and step % config.eval.every == 0):
-                after = measure(job, "evaluating").to_json()
+                result = measure(job, f"evaluating after step {step}")
+                after = result.to_json()
                 row |= eval_row(after)
+                run.write_eval(step, result.groups)
             run.log(row)
-            run.write_rollouts(step, seen, advantages)
-            for tracker in trackers:
-                tracker.log(step, row)
+            nothing = [None] * config.rollout.completions
+            run.write_rollouts(step, seen, advantages=[advantages.get(g.group.prompt.uid, nothing) for g in seen])
+            outside.log(step, row)
             job.display.step(row)
             if config.track.samples_every and (step % config.track.samples_every == 0 or step == 1):
                 job.display.samples(seen[-1:])
@@ -128,10 +108,10 @@ def train_steps(job: Job, run: Run, trackers: list[Any]) -> dict[str, Any]:
                 save(job, run)
             if not last:
                 job.interrupts.stop_if_asked(f"saved step {step} of {config.steps}; continue with --resume")
-    return after or measure(job, "evaluating").to_json()
+    return after or measure(job, "evaluating after training").to_json()
 
 
-def collect(job: Job, step: int, bar: Any) -> tuple[list[ScoredGroup], list[ScoredGroup]]:
+def collect(job: Job, step: int, bar: Bar) -> tuple[list[ScoredGroup], list[ScoredGroup]]:
     """Groups to train on, and all that were sampled.
 
     Under dynamic sampling, groups without signal are replaced by fresh prompts, at most ``rollout.refills`` times;
@@ -180,19 +160,17 @@ def sampling(config: Config, step: int, attempt: int) -> Sampling:
 
 def mixed(job: Job, scored: ScoredGroup) -> bool:
     """Whether a group holds both correct and wrong completions."""
-    return len({c for c in job.plan.is_correct(scored) if c is not None}) == 2
+    return len({c for s in scored.scores if (c := job.plan.correct(s)) is not None}) == 2
 
 
 def to_batch(job: Job, groups: list[ScoredGroup]) -> tuple[list[Sample], TokenBatch]:
-    """Scored groups as packed tensors, in order; ``logprobs`` stand for the policy's until the learner computes them."""
+    """Scored groups as packed tensors, in order; ``logprobs`` is a stand-in until the learner computes the policy's."""
     samples, sequences = [], []
     for g, scored in enumerate(groups):
-        for completion, score, correct in zip(
-            scored.group.completions, scored.scores, job.plan.is_correct(scored), strict=True
-        ):
+        for completion, score in zip(scored.group.completions, scored.scores, strict=True):
             samples.append(Sample(scored.group.prompt_ids, completion.token_ids, g))
-            sequences.append((g, completion, score, correct))
-    completions = [c for _, c, _, _ in sequences]
+            sequences.append((g, completion, score))
+    completions = [c for _, c, _ in sequences]
 
     def per_token(name: str) -> torch.Tensor:
         return torch.from_numpy(np.concatenate([getattr(c, name) for c in completions]))
@@ -204,20 +182,20 @@ def to_batch(job: Job, groups: list[ScoredGroup]) -> tuple[list[Sample], TokenBa
         logprobs=per_token("sampling_logprobs"),
         mask=per_token("sampled"),
         sequence_ids=torch.arange(len(completions)).repeat_interleave(lengths),
-        group_ids=torch.tensor([g for g, _, _, _ in sequences]),
-        rewards=torch.tensor([float("nan") if s.value is None else s.value for _, _, s, _ in sequences]),
+        group_ids=torch.tensor([g for g, _, _ in sequences]),
+        rewards=torch.tensor([float("nan") if s.value is None else s.value for _, _, s in sequences]),
         # Under top-p, top-k or min-p these are off by the mass that was cut away: not the policy's, so not comparable.
         rollout_logprobs=None if cut else per_token("sampling_logprobs"),
         entropies=per_token("entropies"),
-        correct=torch.tensor([bool(c) for _, _, _, c in sequences]),
+        correct=torch.tensor([bool(job.plan.correct(s)) for _, _, s in sequences]),
         truncated=torch.tensor([c.finish_reason == "length" for c in completions]),
         max_length=config.max_tokens,
     )
     return samples, batch
 
 
-def update(job: Job, groups: list[ScoredGroup], bar: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """All optimizer steps on one set of rollouts; returns a row of metrics and the advantages by completion."""
+def update(job: Job, groups: list[ScoredGroup], bar: Bar) -> tuple[dict[str, Any], dict[str, list[np.ndarray]]]:
+    """All optimizer steps on one set of rollouts; returns a row of metrics, and advantages by prompt uid."""
     config, learner, objective = job.config, job.learner, job.plan.objective
     samples, batch = to_batch(job, groups)
     batch = objective.prepare(batch)
@@ -245,23 +223,18 @@ def update(job: Job, groups: list[ScoredGroup], bar: Any) -> tuple[dict[str, Any
         "policy_version": learner.policy_version,
     }
     row.setdefault("kl", row.get("kl_old"))
-    return row, advantages_by_completion(groups, batch)
-
-
-def advantages_by_completion(groups: list[ScoredGroup], batch: TokenBatch) -> dict[tuple[str, int], float]:
-    """(prompt uid, completion number) -> mean advantage of its tokens, for the rollout tables."""
     assert batch.advantages is not None
-    size = len(batch.group_ids)
-    counts = torch.bincount(batch.sequence_ids, minlength=size).clamp(min=1)
-    means = torch.zeros(size).index_add_(0, batch.sequence_ids, batch.advantages.float()) / counts
-    keys = [(g.group.prompt.uid, i) for g in groups for i in range(len(g.group.completions))]
-    return dict(zip(keys, means.tolist(), strict=True))
+    per_sequence = np.split(batch.advantages.numpy(), np.cumsum([len(s.completion_ids) for s in samples])[:-1])
+    by_uid: dict[str, list[np.ndarray]] = {g.group.prompt.uid: [] for g in groups}
+    for sample, advantages in zip(samples, per_sequence, strict=True):
+        by_uid[groups[sample.group].group.prompt.uid].append(advantages)
+    return row, by_uid
 
 
 def rollout_row(job: Job, seen: list[ScoredGroup]) -> dict[str, Any]:
     """What the rollouts of a step say, over everything that was sampled, dropped groups included."""
     scores = [s.value for g in seen for s in g.scores if s.value is not None]
-    correct = [c for g in seen for c in job.plan.is_correct(g) if c is not None]
+    correct = [c for g in seen for s in g.scores if (c := job.plan.correct(s)) is not None]
     completions = [c for g in seen for c in g.group.completions]
     tokens = sum(len(c) for c in completions)
     row = {
@@ -270,7 +243,9 @@ def rollout_row(job: Job, seen: list[ScoredGroup]) -> dict[str, Any]:
         "entropy": sum(float(c.entropies.sum()) for c in completions) / max(tokens, 1),
         "completion_length": tokens / len(completions),
         "truncated_share": float(np.mean([c.finish_reason == "length" for c in completions])),
-        "zero_signal_share": float(np.mean([len({s.value for s in g.scores if s.value is not None}) < 2 for g in seen])),
+        "zero_signal_share": float(
+            np.mean([len({s.value for s in g.scores if s.value is not None}) < 2 for g in seen])
+        ),
         "groups_sampled": len(seen),
     }
     return row | {k: v / n for k, (v, n) in job.plan.rewards.summary(seen).items() if n}
@@ -279,7 +254,9 @@ def rollout_row(job: Job, seen: list[ScoredGroup]) -> dict[str, Any]:
 def measure(job: Job, name: str) -> EvalResult:
     """Accuracy on the held-out prompts; an interrupt leaves at once, since nothing is lost."""
     e, r = job.config.eval, job.config.rollout
-    how = Sampling(max_tokens=e.max_tokens or r.max_tokens, temperature=e.temperature, stop=r.stop, seed=job.config.seed)
+    how = Sampling(
+        max_tokens=e.max_tokens or r.max_tokens, temperature=e.temperature, stop=r.stop, seed=job.config.seed
+    )
     with job.display.bar(name, len(job.plan.eval) * e.samples) as bar:
 
         def progress(count: int) -> None:
@@ -288,93 +265,10 @@ def measure(job: Job, name: str) -> EvalResult:
 
         return evaluate(
             job.engine, job.plan.eval, job.plan.rewards, samples=e.samples, sampling=how,
-            correct=job.plan.is_correct, progress=progress,
+            correct=job.plan.correct, progress=progress,
         )  # fmt: skip
 
 
 def eval_row(result: dict[str, Any]) -> dict[str, Any]:
     a = result["accuracy"]
     return {"eval_accuracy": a["mean"], "eval_low": a["low"], "eval_high": a["high"], "eval_n": result["n"]}
-
-
-def build(plan: Plan, display: Display, interrupts: Interrupts) -> Job:
-    """Loads the model and puts the parts together."""
-    config = plan.config
-    if config.threads:
-        torch.set_num_threads(config.threads)
-    model = setup.load(plan)
-    reference = setup.load(plan) if plan.objective.beta > 0 else None
-    autocast = torch.bfloat16 if config.learner.dtype == "bfloat16" else None
-    engine = TorchEngine(model, plan.renderer, batch=config.rollout.batch, autocast=autocast)
-    learner = Learner(
-        model, config=config.learner, objective=plan.objective, optimizer_steps=config.optimizer_steps,
-        temperature=config.rollout.temperature, reference=reference,
-    )  # fmt: skip
-    sampler = PromptSampler(len(plan.train), seed=config.seed, shuffle=config.data.shuffle)
-    return Job(plan, model, engine, learner, sampler, display, interrupts)
-
-
-def save(job: Job, run: Run) -> None:
-    """One complete checkpoint: weights, optimizer, and the state of the run."""
-    tensors, meta = job.learner.state()
-    meta = {"learner": meta, "state": dataclasses.asdict(job.state), "data": job.plan.fingerprint}
-    checkpoint.save(run.folder / "checkpoints", job.state.step, tensors, meta, keep=job.config.checkpoint.keep)
-
-
-def restore(job: Job, run: Run) -> None:
-    """Continues from the newest complete checkpoint; a folder without any starts at the beginning, and says so."""
-    loaded = checkpoint.load_latest(run.folder / "checkpoints")
-    if loaded is None:
-        job.display.line(f"note: {run.folder} has no checkpoint yet; starting at step 1")
-        run.rewind(0)
-        return
-    step, tensors, meta, messages = loaded
-    for message in messages:
-        job.display.warn(message)
-    if meta["data"] != job.plan.fingerprint:
-        raise CheckpointError(
-            f"{run.folder}: the training data changed since this run began; give the same data, or start a new run "
-            "with another out"
-        )
-    job.learner.load_state(tensors, meta["learner"])
-    job.engine.policy_version = job.learner.policy_version
-    job.state = State(**meta["state"])
-    run.rewind(step)
-    job.display.line(f"note: continuing after step {step}")
-
-
-def headline(job: Job, run: Run) -> str:
-    """What runs on what."""
-    c = job.config
-    count = sum(p.numel() for p in job.model.parameters())
-    size = f"{count / 1e9:.1f} B" if count >= 1e9 else f"{count / 1e6:.0f} M"
-    device = job.plan.device if job.plan.device != "cpu" else f"{torch.get_num_threads()} CPU threads"
-    return (
-        f"{c.objective.preset} on {c.model} ({size} parameters, {c.learner.dtype}) on {device}: task {c.data.task}, "
-        f"{c.steps} steps of {c.rollout.prompts} prompts x {c.rollout.completions} completions; run folder {run.folder}"
-    )
-
-
-def summarize(job: Job, after: dict[str, Any]) -> dict[str, Any]:
-    """The figures of a finished run."""
-    import platform
-
-    import transformers
-
-    from . import __version__
-    from .track import peak_memory_bytes
-
-    c, s = job.config, job.state
-    assert s.before is not None
-    return {
-        "task": c.data.task, "model": c.model, "objective": c.objective.preset, "seed": c.seed, "steps": s.step,
-        "seconds": s.seconds, "tokens_per_second": s.tokens / max(s.seconds, 1e-9),
-        "peak_memory_bytes": peak_memory_bytes(), "n_eval": after["n"],
-        "accuracy_before": s.before["accuracy"], "accuracy_after": after["accuracy"],
-        "before": s.before, "after": after,
-        "versions": {
-            "trew": __version__, "python": platform.python_version(), "torch": torch.__version__,
-            "transformers": transformers.__version__,
-        },
-        "device": job.plan.device,
-    }  # fmt: skip

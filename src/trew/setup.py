@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -11,10 +11,12 @@ from . import models
 from .config import Config, RewardConfig, validate
 from .data import Dataset, apply_overlong, load_task
 from .errors import ConfigError, ModelError, TrewError
+from .eval import correct_by
+from .eval.evaluate import Correct
 from .objective import Objective, preset
 from .rewards import RewardSet
 from .rollout.chat import Renderer
-from .types import Prompt, ScoredGroup
+from .types import Prompt
 
 T = TypeVar("T")
 
@@ -25,24 +27,22 @@ class Plan:
 
     config: Config
     objective: Objective
-    train: list[Prompt]
+    train: Sequence[Prompt]
     eval: list[Prompt]
     rewards: RewardSet
     renderer: Renderer
     device: str
     fingerprint: str  # of the data
     notes: tuple[str, ...]
-
-    def is_correct(self, scored: ScoredGroup) -> list[bool | None]:
-        """Per completion: whether it counts as correct in accuracies; None when it was not judged."""
-        name = self.config.eval.correct_reward or self.rewards.names[0]
-        at = self.config.eval.correct_at
-        return [None if (v := s.parts.get(name)) is None else v >= at for s in scored.scores]
+    correct: Correct  # whether a score counts as correct in accuracies
 
 
-def plan(config: Config) -> Plan:
-    """Checks and gathers everything but the weights; raises ConfigError with every problem that was found."""
-    problems: list[str] = list(validate(config))
+def plan(config: Config, *, found: Sequence[str] = ()) -> Plan:
+    """Checks and gathers everything but the weights; raises ConfigError with every problem that was found.
+
+    ``found`` are problems that are known already (of the run folder, say): they are reported together with the rest.
+    """
+    problems = [*found, *validate(config)]
 
     def attempt(action: Callable[[], T]) -> T | None:
         try:
@@ -70,9 +70,7 @@ def plan(config: Config) -> Plan:
     tokenizer = None
     if not bad_model:
         tokenizer = attempt(
-            lambda: models.load_tokenizer(
-                config.model, tokenizer=config.tokenizer, chat_template=config.chat_template
-            )
+            lambda: models.load_tokenizer(config.model, tokenizer=config.tokenizer, chat_template=config.chat_template)
         )
     if tokenizer is None or data is None or rewards is None or objective is None or device is None:
         raise ConfigError(problems)
@@ -82,7 +80,7 @@ def plan(config: Config) -> Plan:
     problems += renderer.check(prompts)
     problems += rewards.check_golds(prompts)
     notes = list(data.notes)
-    train, eval_ = data.train, data.eval
+    train, eval_ = list(data.train), data.eval
     if not problems:
         fitted = attempt(lambda: _fit(config, data, renderer))
         if fitted:
@@ -98,21 +96,23 @@ def plan(config: Config) -> Plan:
     return Plan(
         dataclasses.replace(config, rewards=specs), objective, train, eval_, rewards, renderer, device,
         data.fingerprint, tuple(notes),
+        correct_by(config.eval.correct_reward or rewards.names[0], at=config.eval.correct_at),
     )  # fmt: skip
 
 
 def _fit(config: Config, data: Dataset, renderer: Renderer) -> tuple[list[Prompt], list[Prompt], list[str]]:
     """Prompts that fit ``data.max_prompt_tokens``, by policy, for training and evaluation alike."""
     out, notes = [], []
-    for name, prompts in (("train", data.train), ("eval", data.eval)):
+    for name, prompts in (("training", data.train), ("evaluation", data.eval)):
         kept, said = apply_overlong(
             prompts,
             count=lambda p: len(renderer.encode(p)),
             limit=config.data.max_prompt_tokens,
             policy=config.data.overlong,
+            what=name,
         )
-        out.append(list(kept))
-        notes += [f"{name}: {note}" for note in said]
+        out.append(kept)
+        notes += said
     return out[0], out[1], notes
 
 
@@ -130,5 +130,3 @@ def load(plan: Plan) -> Any:
                 f"accepts at most {longest} together: the model's max_position_embeddings"
             )
     return model
-
-

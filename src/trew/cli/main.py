@@ -8,15 +8,23 @@ from collections.abc import Callable, Sequence
 
 from ..errors import TrewError, nearest
 
-# command -> (module, function or subcommand table, one line of help)
-COMMANDS: dict[str, tuple[str, str | dict[str, str], str]] = {
+# command -> (module, function or its several functions, one line of help)
+COMMANDS: dict[str, tuple[str, str | tuple[str, ...], str]] = {
     "demo": ("demo", "demo", "watch a small language model learn arithmetic: minutes, no account, no GPU"),
-    "train": ("train", "train", "train from a recipe: trew train recipe.toml [--set key=value ...] [--dry-run] [--resume]"),
+    "train": (
+        "train",
+        "train",
+        "train from a recipe; --set key=value changes it, --dry-run checks it, --resume continues",
+    ),
     "eval": ("eval", "eval", "accuracy, pass@k and avg@k of a model with 95 % intervals"),
     "report": ("report", "report", "one HTML file about one or several runs"),
     "explain": ("explain", "explain", "an objective: its equation, defaults and source; --plot draws its weight"),
-    "data": ("data", {"prepare": "prepare", "convert": "convert", "show": "show"}, "prepare, convert and show data sets"),
-    "rewards": ("rewards", {"test": "test", "score": "score"}, "check a reward on data before training; score a file"),
+    "data": (
+        "data",
+        ("prepare", "convert", "show"),
+        "prepare, convert and show data sets",
+    ),
+    "rewards": ("rewards", ("test", "score"), "check a reward on data before training; score a file"),
     "doctor": ("doctor", "doctor", "what this machine can do, and what is missing"),
 }
 
@@ -50,11 +58,13 @@ def run(args: list[str]) -> int:
         return 0
     name, rest = args[0], args[1:]
     if name not in COMMANDS:
-        print(f"trew: {name!r} is not a command{nearest(name, COMMANDS)}; accepts {', '.join(COMMANDS)}", file=sys.stderr)
+        print(
+            f"trew: {name!r} is not a command{nearest(name, COMMANDS)}; accepts {', '.join(COMMANDS)}", file=sys.stderr
+        )
         return 2
     module, target, line = COMMANDS[name]
     prog = f"trew {name}"
-    if isinstance(target, dict):
+    if isinstance(target, tuple):
         if not rest or rest[0] in ("-h", "--help"):
             print(f"{line}\n\nUsage: {prog} {{{','.join(target)}}} ...   ({prog} <command> --help says more)")
             return 0
@@ -62,7 +72,7 @@ def run(args: list[str]) -> int:
             hint = nearest(rest[0], target)
             print(f"{prog}: {rest[0]!r} is not a command{hint}; accepts {', '.join(target)}", file=sys.stderr)
             return 2
-        prog, target, rest = f"{prog} {rest[0]}", target[rest[0]], rest[1:]
+        prog, target, rest = f"{prog} {rest[0]}", rest[0], rest[1:]
     function = getattr(importlib.import_module(f".{module}", __package__), target)
     return call(function, rest, prog=prog)
 

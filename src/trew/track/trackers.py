@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
+from urllib.parse import urlsplit
 
 from ..errors import ConfigError, nearest
 from .redact import redact
@@ -102,7 +103,7 @@ class _Wandb:
             dir=str(folder),
             config=config,
             mode=mode,
-            settings=wandb.Settings(silent=True, console="off"),
+            settings=wandb.Settings(silent=True, console="off", init_timeout=20),
         )
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
@@ -168,10 +169,12 @@ _MAKERS: dict[str, Callable[[Path, str, dict[str, Any]], Tracker]] = {
 def _has_wandb_key() -> bool:
     if os.environ.get("WANDB_API_KEY"):
         return True
+    hosts = {"api.wandb.ai", urlsplit(os.environ.get("WANDB_BASE_URL", "")).hostname}
     try:
-        return bool(netrc.netrc().authenticators("api.wandb.ai"))
+        logins = netrc.netrc()
     except (OSError, netrc.NetrcParseError):
         return False
+    return any(host and logins.authenticators(host) for host in hosts)
 
 
 def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -1,0 +1,214 @@
+"""Reading and writing .jsonl, .json and .parquet files: every fault in them becomes a message with the place."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..errors import DataError
+from .rows import Problems, Row, show
+
+SUFFIXES = (".jsonl", ".json", ".parquet")
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # cheap first look; pairs are fine, only lone ones are refused
+
+
+def read_rows(path: Path) -> list[Row]:
+    """All rows of a file. Raises DataError naming the file, and the lines where lines are at fault."""
+    if not path.exists():
+        raise DataError(f"{path}: no such file")
+    if path.suffix not in SUFFIXES:
+        raise DataError(f"{path}: got a file ending in {path.suffix!r}, accepts {', '.join(SUFFIXES)}")
+    try:
+        rows = _read_parquet(path) if path.suffix == ".parquet" else _read_text(path)
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror or error}") from None
+    if not rows:
+        raise DataError(f"{path}: has no rows")
+    return rows
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# JSON and JSON Lines
+
+
+def _read_text(path: Path) -> list[Row]:
+    raw = path.read_bytes().removeprefix(b"\xef\xbb\xbf")
+    if raw[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        raise DataError(f"{path}: is UTF-16 text; save it as UTF-8")
+    if path.suffix == ".json" and raw.lstrip()[:1] == b"[":
+        return _read_array(path, raw)
+    return _read_lines(path, raw)  # many public .json files are JSON Lines
+
+
+def _read_lines(path: Path, raw: bytes) -> list[Row]:
+    rows: list[Row] = []
+    problems = Problems(str(path))
+    # Split at \n alone: str.splitlines would also split at U+2028 and the like, which JSON strings may hold.
+    for number, line in enumerate(raw.split(b"\n"), start=1):
+        line = line.strip(b" \t\r")
+        if not line:
+            continue
+        place = f"line {number}"
+        try:
+            rows.append(Row(f"{path.name} {place}", _object(_parse(line))))
+        except ValueError as error:
+            problems.add(place, str(error))
+    problems.raise_if_any()
+    return rows
+
+
+def _read_array(path: Path, raw: bytes) -> list[Row]:
+    try:
+        values = _parse(raw)
+    except ValueError as error:
+        raise DataError(f"{path}: {error}") from None
+    rows: list[Row] = []
+    problems = Problems(str(path))
+    for number, value in enumerate(values, start=1):
+        try:
+            rows.append(Row(f"{path.name} row {number}", _object(value)))
+        except ValueError as error:
+            problems.add(f"row {number}", str(error))
+    problems.raise_if_any(len(values))
+    return rows
+
+
+def _parse(raw: bytes) -> Any:
+    """Strict JSON: no NaN, no repeated keys, no lone surrogates. Raises ValueError saying what is wrong."""
+    if b"\x00" in raw:
+        raise ValueError("holds a NUL byte; the file is damaged or not text")
+    try:
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"is not UTF-8 (byte {error.start} of it is 0x{raw[error.start]:02x})") from None
+    try:
+        value = json.loads(text, parse_constant=_no_constant, object_pairs_hook=_no_repeats)
+    except json.JSONDecodeError as error:
+        where = f"line {error.lineno} column" if "\n" in text else "column"
+        raise ValueError(f"is not valid JSON: {error.msg} ({where} {error.colno})") from None
+    except RecursionError:
+        raise ValueError("is nested too deeply") from None
+    if _SURROGATE.search(raw):
+        _no_surrogates(value)
+    return value
+
+
+def _object(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        hint = "; a JSON array of rows belongs in a .json file" if isinstance(value, list) else ""
+        raise ValueError(f"expected an object with the columns as keys, got {show(value)}{hint}")
+    return value
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not a JSON value; use null")
+
+
+def _no_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    table = dict(pairs)
+    if len(table) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        raise ValueError(f"the key {twice[0]!r} occurs twice in one object")
+    return table
+
+
+def _no_surrogates(value: Any) -> None:
+    """Half of a surrogate pair is no character: it can be neither tokenised nor written to a file."""
+    stack = [value]
+    while stack:
+        item = stack.pop()
+        if isinstance(item, dict):
+            stack += [*item.keys(), *item.values()]
+        elif isinstance(item, list):
+            stack += item
+        elif isinstance(item, str):
+            for position, character in enumerate(item):
+                if "\ud800" <= character <= "\udfff":
+                    raise ValueError(
+                        f"holds a lone surrogate \\u{ord(character):04x} (character {position} of a string)"
+                    )
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Parquet
+
+
+def _read_parquet(path: Path) -> list[Row]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    if path.is_dir():
+        raise DataError(f"{path}: is a folder, not a parquet file")
+    if not path.stat().st_size:
+        return []
+    try:
+        with path.open("rb") as file:
+            head = file.read(4)
+        if head != b"PAR1":
+            raise DataError(f"{path}: is not a parquet file (it does not begin with PAR1)")
+        table = pq.read_table(path).to_pylist()
+    except (pa.ArrowException, UnicodeDecodeError, OSError) as error:
+        reason = str(error).split("\n", 1)[0]
+        raise DataError(
+            f"{path}: is a damaged or incomplete parquet file; download or write it again ({reason})"
+        ) from None
+    return [Row(f"{path.name} row {number}", values) for number, values in enumerate(table, start=1)]
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Writing
+
+
+def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Writes rows as the suffix says, aside first and renamed when complete: a reader never sees half a file.
+
+    Parquet wants one type per column and no empty structs: empty objects are written as null, and DataError says
+    which column mixes types.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            if path.suffix == ".parquet":
+                _write_parquet(file, rows)
+            else:
+                for row in rows:
+                    file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(name, 0o644)  # mkstemp makes files that only their owner can read
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def _write_parquet(file: Any, rows: Sequence[Mapping[str, Any]]) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    arrays: dict[str, pa.Array] = {}
+    for name in names:
+        try:
+            arrays[name] = pa.array([_no_empty_structs(row.get(name)) for row in rows])
+        except (pa.ArrowException, OverflowError) as error:
+            reason = str(error).split("\n", 1)[0]
+            raise DataError(f"column {name!r} cannot be written to parquet: {reason}; write .jsonl instead") from None
+    pq.write_table(pa.table(arrays), file)
+
+
+def _no_empty_structs(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        kept = {k: _no_empty_structs(v) for k, v in value.items()}
+        kept = {k: v for k, v in kept.items() if v is not None or value[k] is None}
+        return kept or None
+    if isinstance(value, (list, tuple)):
+        return [_no_empty_structs(v) for v in value]
+    return value

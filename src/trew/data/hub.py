@@ -1,0 +1,81 @@
+"""Data sets from the Hugging Face hub, through the optional ``datasets`` package.
+
+A hub set is named ``owner/name``, ``owner/name:config`` or ``owner/name:config:split`` (``owner/name::split`` for the
+only or default config). ``trust_remote_code`` is never passed: sets that are code are refused.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+from ..errors import DataError, nearest
+from .rows import Row, Split
+
+_ID = re.compile(r"(?P<path>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(:(?P<config>[\w.-]*))?(:(?P<split>[\w.-]+))?")
+
+
+@dataclass(frozen=True, slots=True)
+class HubId:
+    """A parsed hub source; empty ``config`` and ``split`` mean not given."""
+
+    path: str
+    config: str = ""
+    split: str = ""
+
+    def __str__(self) -> str:
+        return ":".join([self.path, self.config, self.split]).rstrip(":")
+
+
+def parse_id(source: str) -> HubId | None:
+    """The parts of a hub source, or None when it does not have that form.
+
+    >>> parse_id("openai/gsm8k:main:test")
+    HubId(path='openai/gsm8k', config='main', split='test')
+    >>> parse_id("train.jsonl") is None
+    True
+    """
+    match = _ID.fullmatch(source)
+    return HubId(match["path"], match["config"] or "", match["split"] or "") if match else None
+
+
+def split_names(hub: HubId) -> list[str]:
+    """The splits that the set has."""
+    datasets = _package(hub)
+    return list(_ask(hub, lambda: datasets.get_dataset_split_names(hub.path, hub.config or None)))
+
+
+def read_split(hub: HubId, split: str) -> Split:
+    """One split as rows. Raises DataError (package missing, no network, no such set or split) in one line."""
+    datasets = _package(hub)
+    names = split_names(hub)
+    if split not in names:
+        raise DataError(f"{hub.path}: has no split {split!r}{nearest(split, names)}; it has {', '.join(names)}")
+    table = _ask(hub, lambda: datasets.load_dataset(hub.path, hub.config or None, split=split))
+    rows = [Row(f"{hub.path} {split} row {number}", dict(row)) for number, row in enumerate(table, start=1)]
+    return Split(f"{hub.path}:{hub.config}:{split}", split, rows)
+
+
+def _package(hub: HubId) -> ModuleType:
+    try:
+        return importlib.import_module("datasets")
+    except ImportError:
+        raise DataError(
+            f"{hub.path}: there is no such file here, and reading it from the hub needs the datasets package: "
+            "pip install 'trew[data]', or download the files and give their path"
+        ) from None
+
+
+def _ask(hub: HubId, call: Any) -> Any:
+    """Runs a hub call; whatever it raises (dozens of classes of four packages) becomes one line."""
+    try:
+        return call()
+    except Exception as error:
+        reason = str(error).strip().split("\n", 1)[0] or type(error).__name__
+        raise DataError(
+            f"{hub}: cannot be read from the hub: {reason}; check the name and the network "
+            "(HF_TOKEN for gated sets), or download the files and give their path"
+        ) from None

@@ -1,0 +1,72 @@
+"""Prompt values as rows bring them: a string, a list of chat messages, or such a list as a JSON string."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from ..types import Message
+from .rows import BadRow, show
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
+
+
+def user_turn(text: str, *, system: str = "") -> tuple[Message, ...]:
+    """One user message, after a system message where one is given."""
+    head = ({"role": "system", "content": system},) if system else ()
+    return (*head, {"role": "user", "content": text})
+
+
+def parse_prompt(value: Any, name: str) -> str | tuple[Message, ...]:
+    """A prompt column's value as text or messages; BadRow says what is wrong with it."""
+    if isinstance(value, str):
+        if not value.strip():
+            raise BadRow(f"column {name!r} is empty")
+        nested = _nested_messages(value)
+        return value if nested is None else parse_messages(nested, name)
+    if isinstance(value, (list, tuple)):
+        return parse_messages(value, name)
+    raise BadRow(f"column {name!r} must be a string or a list of messages, got {show(value)}")
+
+
+def parse_messages(value: Any, name: str) -> tuple[Message, ...]:
+    """Checks a chat: known roles, string contents, the last turn not the assistant's."""
+    if not value:
+        raise BadRow(f"column {name!r} is an empty list of messages")
+    messages = tuple(_message(turn, f"{name}[{i}]") for i, turn in enumerate(value))
+    if messages[-1]["role"] == "assistant":
+        raise BadRow(f"column {name!r} ends with an assistant message; the completion is the assistant's next turn")
+    if not any(message["content"].strip() for message in messages):
+        raise BadRow(f"column {name!r} has only empty messages")
+    return messages
+
+
+def _message(turn: Any, where: str) -> Message:
+    if not isinstance(turn, Mapping):
+        raise BadRow(f"{where} must be a message with role and content, got {show(turn)}")
+    # Parquet gives every struct of a column all keys of any of them; those that are null are not there.
+    fields = {key: value for key, value in turn.items() if value is not None}
+    for key in ("role", "content"):
+        if key not in fields:
+            raise BadRow(f"{where} has no {key!r}; a message has role and content")
+    if fields["role"] not in ROLES:
+        raise BadRow(f"{where}.role must be one of {', '.join(ROLES)}, got {show(fields['role'])}")
+    for key, value in fields.items():
+        if not isinstance(value, str):
+            raise BadRow(f"{where}.{key} must be a string, got {show(value)}")
+    return fields
+
+
+def _nested_messages(text: str) -> list[Any] | None:
+    """The list of messages that a JSON string holds, or None for ordinary text."""
+    if not text.lstrip().startswith("["):
+        return None
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    looks_like_chat = (
+        isinstance(value, list) and bool(value) and all(isinstance(v, dict) and "role" in v for v in value)
+    )
+    return value if looks_like_chat else None

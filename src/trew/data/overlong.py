@@ -1,0 +1,98 @@
+"""Prompts that are longer than the limit: refused, dropped or shortened, and always counted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+
+from ..config import Overlong
+from ..errors import DataError
+from ..types import Prompt
+
+_SHOWN = 10
+
+
+def apply_overlong(
+    prompts: Sequence[Prompt],
+    *,
+    count: Callable[[Prompt], int],
+    limit: int,
+    policy: Overlong,
+    truncate: Callable[[Prompt, int], Prompt] | None = None,
+    what: str = "training",
+) -> tuple[list[Prompt], list[str]]:
+    """(prompts of at most ``limit`` tokens, notes with the counts).
+
+    ``count`` gives a prompt's length in tokens as the model will see it, chat template included. Policies:
+    ``error`` raises DataError naming the longest; ``drop`` leaves them out, DataError when none is left; ``truncate``
+    cuts them with ``truncate(prompt, limit)``, by default ``truncate_left``, which keeps the end of the question and
+    never cuts the chat template.
+    """
+    lengths = [count(prompt) for prompt in prompts]
+    long = [(length, prompt) for length, prompt in zip(lengths, prompts, strict=True) if length > limit]
+    if not long:
+        return list(prompts), []
+    longest = max(length for length, _ in long)
+    found = f"{len(long)} of {len(prompts)} {what} prompts are longer than data.max_prompt_tokens = {limit}"
+    if policy == "error":
+        raise DataError(_refusal(found, long, longest))
+    if policy == "drop":
+        kept = [prompt for length, prompt in zip(lengths, prompts, strict=True) if length <= limit]
+        if not kept:
+            raise DataError(
+                f'{found} (the longest has {longest}), and data.overlong = "drop" leaves none; raise the limit'
+            )
+        return kept, [f"{found} (the longest has {longest}): dropped, {len(kept)} are left"]
+    shorten = truncate or partial(truncate_left, count=count)
+    cut = [p if n <= limit else shorten(p, limit) for n, p in zip(lengths, prompts, strict=True)]
+    return cut, [f"{found} (the longest has {longest}): their beginnings are cut off, the ends are kept"]
+
+
+def truncate_left(prompt: Prompt, limit: int, *, count: Callable[[Prompt], int]) -> Prompt:
+    """Cuts the start of the text, or of the longest user message, until the whole prompt has at most ``limit`` tokens.
+
+    Cuts between characters and asks ``count`` for the outcome, so the chat template's frame, the other messages and
+    multi-byte characters stay whole. Raises DataError where the rest alone is over the limit.
+    """
+    content, rebuild = _cuttable(prompt)
+    low, high = 0, len(content) - 1  # cutting `high` characters must fit, cutting `low` does not
+    if high < 1 or count(rebuild(content[high:])) > limit:
+        raise DataError(
+            f"prompt {prompt.uid!r}: has {count(prompt)} tokens and cannot be cut to data.max_prompt_tokens = {limit}, "
+            "because what surrounds its longest user message is too long already; raise the limit or drop it"
+        )
+    while high - low > 1:
+        middle = (low + high) // 2
+        if count(rebuild(content[middle:])) > limit:
+            low = middle
+        else:
+            high = middle
+    return rebuild(content[high:])
+
+
+def _cuttable(prompt: Prompt) -> tuple[str, Callable[[str], Prompt]]:
+    """The part of a prompt that may be shortened, and how to put another text in its place."""
+    if prompt.text is not None:
+        return prompt.text, lambda text: replace(prompt, text=text)
+    messages = prompt.messages or ()
+    users = [i for i, message in enumerate(messages) if message["role"] == "user"]
+    if not users:
+        return "", lambda text: prompt
+    at = max(users, key=lambda i: len(messages[i]["content"]))
+
+    def rebuild(text: str) -> Prompt:
+        turn = {**messages[at], "content": text}
+        return replace(prompt, messages=(*messages[:at], turn, *messages[at + 1 :]))
+
+    return messages[at]["content"], rebuild
+
+
+def _refusal(found: str, long: Sequence[tuple[int, Prompt]], longest: int) -> str:
+    by_length = sorted(long, key=lambda pair: -pair[0])
+    shown = ", ".join(f"{prompt.uid!r} ({length})" for length, prompt in by_length[:_SHOWN])
+    more = f", ... and {len(long) - _SHOWN} more" if len(long) > _SHOWN else ""
+    return (
+        f"{found}: {shown}{more}; set data.max_prompt_tokens to at least {longest}, "
+        'or data.overlong to "drop" or "truncate"'
+    )

@@ -1,0 +1,139 @@
+"""Rows as they come out of a file, and how problems in them are collected and reported."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import DataError, nearest
+from ..types import Prompt
+
+SHOWN = 10  # problems that are spelled out before the rest is only counted
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One data row. ``place`` says where it came from, for messages: ``train.jsonl line 3``."""
+
+    place: str
+    values: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """The rows of one file, of a folder's split, or of a hub set's split."""
+
+    source: str  # as the user wrote it, for messages
+    stem: str  # short, for uids: the file's name without suffix, or the split's name
+    rows: Sequence[Row]
+
+
+class BadRow(ValueError):
+    """What is wrong with one row; the collector adds where."""
+
+
+class Problems:
+    """Collects what is wrong with rows and raises all of it as one DataError."""
+
+    def __init__(self, source: str):
+        self._source = source
+        self._lines: list[str] = []
+
+    def add(self, place: str, text: str) -> None:
+        self._lines.append(f"  {place}: {text}")
+
+    def raise_if_any(self, rows: int | None = None) -> None:
+        """Raises with the first ``SHOWN`` problems and the number of the others."""
+        if not self._lines:
+            return
+        of = "" if rows is None else f" of {rows}"
+        rows_are = "1 row is" if len(self._lines) == 1 and not of else f"{len(self._lines)}{of} rows are"
+        lines = [f"{self._source}: {rows_are} unusable; correct or remove them:", *self._lines[:SHOWN]]
+        if len(self._lines) > SHOWN:
+            lines.append(f"  ... and {len(self._lines) - SHOWN} more")
+        raise DataError("\n".join(lines))
+
+
+def columns_of(rows: Iterable[Row]) -> list[str]:
+    """Every column name in order of first appearance."""
+    return list(dict.fromkeys(name for row in rows for name in row.values))
+
+
+def require_columns(split: Split, names: Sequence[str], *, hint: str) -> None:
+    """A column that is in no row at all is one problem, not one per row."""
+    have = columns_of(split.rows)
+    for name in names:
+        if name not in have:
+            raise DataError(
+                f"{split.source}: no row has a column {name!r}{nearest(name, have)}; "
+                f"the columns are {', '.join(map(repr, have)) or 'none'}; {hint}"
+            )
+
+
+def column(row: Row, name: str) -> Any:
+    """The row's value, or BadRow with the columns that the row has."""
+    if name not in row.values:
+        have = ", ".join(map(repr, row.values))
+        raise BadRow(f"has no column {name!r}{nearest(name, row.values)}, only {have or 'nothing'}")
+    return row.values[name]
+
+
+def text_column(row: Row, name: str) -> str:
+    """The row's value as a non-empty string, or BadRow."""
+    value = column(row, name)
+    if not isinstance(value, str):
+        raise BadRow(f"column {name!r} must be a string, got {show(value)}")
+    if not value.strip():
+        raise BadRow(f"column {name!r} is empty")
+    return value
+
+
+def show(value: Any) -> str:
+    """A value for a message: short, with its type in the file's own words."""
+    names = {
+        "NoneType": "null",
+        "bool": "true/false",
+        "int": "number",
+        "float": "number",
+        "str": "string",
+        "dict": "object",
+    }
+    text = repr(value)
+    kind = names.get(type(value).__name__, type(value).__name__)
+    return kind if value is None else f"{text if len(text) <= 60 else text[:57] + '...'} ({kind})"
+
+
+def to_prompts(split: Split, make: Callable[[Row, str], Prompt]) -> list[Prompt]:
+    """``make(row, uid)`` for every row; its BadRow errors and repeated uids are raised together as one DataError.
+
+    The uid is the row's ``uid`` or ``id`` column where there is one, else ``<stem>:<row number from 0>``.
+    """
+    if not split.rows:
+        raise DataError(f"{split.source}: has no rows")
+    problems = Problems(split.source)
+    prompts: list[Prompt] = []
+    seen: dict[str, str] = {}
+    for number, row in enumerate(split.rows):
+        try:
+            uid = _uid(row, f"{split.stem}:{number}")
+            prompt = make(row, uid)
+        except BadRow as error:
+            problems.add(row.place, str(error))
+            continue
+        if uid in seen:
+            problems.add(row.place, f"id {uid!r} is taken by {seen[uid]}; ids must be unique")
+        seen.setdefault(uid, row.place)
+        prompts.append(prompt)
+    problems.raise_if_any(len(split.rows))
+    return prompts
+
+
+def _uid(row: Row, default: str) -> str:
+    for name in ("uid", "id"):
+        if name in row.values:
+            value = row.values[name]
+            if isinstance(value, bool) or not isinstance(value, (str, int)) or value == "":
+                raise BadRow(f"column {name!r} must be a non-empty string or a whole number, got {show(value)}")
+            return str(value)
+    return default

@@ -1,0 +1,118 @@
+"""From what the user wrote (file, folder, hub id) to the rows of a split.
+
+What exists on disk wins over a hub id of the same name. A folder holds ``train.*``, ``test.*``, ``validation.*`` in
+.jsonl, .json or .parquet, also in shards such as ``train-00000-of-00002.parquet``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..errors import DataError
+from . import hub
+from .files import SUFFIXES, read_rows
+from .rows import Row, Split
+
+_ALIASES = {"train": ("train",), "test": ("test",), "validation": ("validation", "valid", "val", "dev")}
+_SPLIT_FILE = re.compile(r"(?P<word>[a-z]+)(?P<rest>[-_.].*)?", re.DOTALL)
+_SHARD = re.compile(r"-(?P<number>\d{5})-of-(?P<total>\d{5})$")
+EVAL_SPLITS = ("test", "validation")  # in order of preference
+
+
+def read_train(source: str) -> Split:
+    """The training rows of a source: the file itself, the train split of a folder or hub set, or its only split."""
+    return _read(source, ("train",))
+
+
+def read_eval(source: str) -> Split:
+    """The evaluation rows of a source: the file itself, or the test split, else the validation split."""
+    return _read(source, EVAL_SPLITS)
+
+
+def read_eval_beside(source: str) -> Split | None:
+    """The test (else validation) split that belongs to a training source, or None where there is none."""
+    path = Path(source)
+    if path.is_dir() or (path.is_file() and _split_of(path) == "train"):
+        folder = path if path.is_dir() else path.parent
+        return _first_of(folder, EVAL_SPLITS)
+    if path.exists() or path.suffix in SUFFIXES:
+        return None
+    parsed = hub.parse_id(source)
+    if parsed is None or parsed.split not in ("", "train"):
+        return None  # a named split such as train_sft has no agreed partner
+    names = hub.split_names(parsed)
+    found = [name for name in EVAL_SPLITS if name in names]
+    return hub.read_split(parsed, found[0]) if found else None
+
+
+def _read(source: str, wanted: Sequence[str]) -> Split:
+    path = Path(source)
+    if path.is_dir():
+        split = _first_of(path, wanted)
+        if split is None:
+            raise DataError(_no_split_message(path, wanted))
+        return split
+    if path.exists() or path.suffix in SUFFIXES:
+        return _files(source, [path])
+    parsed = hub.parse_id(source)
+    if parsed is None:
+        raise DataError(f"{source}: no such file or folder, and not a hub id (owner/name, owner/name:config:split)")
+    if parsed.split:
+        return hub.read_split(parsed, parsed.split)
+    names = hub.split_names(parsed)
+    found = [name for name in wanted if name in names] or (names if len(names) == 1 else [])
+    if not found:
+        raise DataError(f"{source}: has no {' or '.join(wanted)} split, only {', '.join(names)}; "
+                        f"name one: {parsed.path}:{parsed.config}:{names[0]}")  # fmt: skip
+    return hub.read_split(parsed, found[0])
+
+
+def _first_of(folder: Path, wanted: Sequence[str]) -> Split | None:
+    for name in wanted:
+        files = [path for path in sorted(folder.iterdir()) if path.is_file() and _split_of(path) == name]
+        if files:
+            _check_shards(folder, name, files)
+            return _files(str(folder), files)
+    return None
+
+
+def _split_of(path: Path) -> str | None:
+    """The split that a file's name says it holds."""
+    match = _SPLIT_FILE.fullmatch(path.stem)
+    if path.suffix not in SUFFIXES or match is None:
+        return None
+    return next((name for name, words in _ALIASES.items() if match["word"] in words), None)
+
+
+def _check_shards(folder: Path, name: str, files: Sequence[Path]) -> None:
+    """Several files are one split only if their names count them, completely."""
+    shards = [_SHARD.search(path.stem) for path in files]
+    if len(files) == 1 and shards[0] is None:
+        return
+    if not all(shards) or len({path.suffix for path in files}) > 1:
+        names = ", ".join(path.name for path in files)
+        raise DataError(f"{folder}: several files could be the {name} split ({names}); give one file as the source")
+    numbers = sorted(int(shard["number"]) for shard in shards if shard)
+    totals = {int(shard["total"]) for shard in shards if shard}
+    if len(totals) > 1 or numbers != list(range(max(totals))):
+        raise DataError(
+            f"{folder}: the {name} split is incomplete: {len(files)} of {max(totals)} files are here; "
+            "download the others"
+        )
+
+
+def _files(source: str, paths: Sequence[Path]) -> Split:
+    rows: list[Row] = []
+    for path in paths:
+        rows += read_rows(path)
+    label = str(paths[0]) if len(paths) == 1 else source
+    return Split(label, _SHARD.sub("", paths[0].stem), rows)
+
+
+def _no_split_message(folder: Path, wanted: Sequence[str]) -> str:
+    inside = sorted(path.name + ("/" if path.is_dir() else "") for path in folder.iterdir())
+    shown = ", ".join(inside[:8]) + (", ..." if len(inside) > 8 else "") if inside else "nothing"
+    expected = " or ".join(f"{name}.jsonl, {name}.json, {name}.parquet" for name in wanted)
+    return f"{folder}: expected {expected} in this folder, found {shown}; or give one file as the source"

@@ -1,0 +1,83 @@
+"""Training and evaluation apart: held-out rows, overlap, repeats, and the fingerprint of both together."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from ..errors import DataError
+from ..types import Prompt
+from .draws import Permutation
+
+
+def content_key(prompt: Prompt) -> str:
+    """The same string for prompts that differ in white space alone."""
+    if prompt.text is not None:
+        return " ".join(prompt.text.split())
+    return "\x1f".join(f"{m['role']}: {' '.join(m['content'].split())}" for m in prompt.messages or ())
+
+
+def hold_out(prompts: Sequence[Prompt], *, size: int, seed: int, source: str) -> tuple[list[Prompt], list[Prompt], str]:
+    """(train, held out, note): ``size`` different prompts picked by the seed, both sides in the order of the file.
+
+    Repeats of a held-out prompt are taken out of training too; the note counts them. DataError when more than half
+    of the prompts would be held out.
+    """
+    if 2 * size > len(prompts):
+        raise DataError(
+            f"{source}: there is no test split, so eval.size = {size} rows are to be held out of training, but there "
+            f"are only {len(prompts)} rows; set eval.size to at most {len(prompts) // 2}, or give data.eval"
+        )
+    order = Permutation(len(prompts), "hold out", seed)
+    picked: dict[str, int] = {}
+    for index in map(order, range(len(prompts))):
+        if len(picked) == size:
+            break
+        picked.setdefault(content_key(prompts[index]), index)
+    chosen = set(picked.values())
+    held = [prompt for index, prompt in enumerate(prompts) if index in chosen]
+    train = [prompt for prompt in prompts if content_key(prompt) not in picked]
+    if len(held) < size or not train:
+        raise DataError(
+            f"{source}: eval.size = {size} rows are to be held out of training, but there are only "
+            f"{len(set(map(content_key, prompts)))} different prompts; lower eval.size, or give data.eval"
+        )
+    note = f"{source}: no test split found; {size} rows held out of training (chosen by the seed)"
+    if repeats := len(prompts) - len(held) - len(train):
+        note += f", and {repeats} repeats of them left out"
+    return train, held, note
+
+
+def repeat_note(prompts: Iterable[Prompt], what: str) -> list[str]:
+    """A note with the number of prompts that occurred before, if any did."""
+    counts = Counter(map(content_key, prompts))
+    repeats = counts.total() - len(counts)
+    return [f"{repeats} of {counts.total()} {what} prompts are repeats of others"] if repeats else []
+
+
+def overlap_note(train: Iterable[Prompt], evaluation: Sequence[Prompt]) -> list[str]:
+    """A note with the number of evaluation prompts that are trained on, if any are."""
+    known = set(map(content_key, train))
+    shared = sum(content_key(prompt) in known for prompt in evaluation)
+    if not shared:
+        return []
+    return [f"{shared} of {len(evaluation)} evaluation prompts are in the training data: accuracy will look too good"]
+
+
+def fingerprint(*parts: Iterable[Prompt]) -> str:
+    """SHA-256 over everything in the prompts, in order: another one on resume means that the data changed."""
+    digest = hashlib.sha256()
+    for part in parts:
+        for p in part:
+            row = [p.uid, p.text, [dict(m) for m in p.messages or ()], dict(p.columns)]
+            digest.update(json.dumps(row, sort_keys=True, default=_plain).encode() + b"\n")
+        digest.update(b"\x1d")
+    return digest.hexdigest()
+
+
+def _plain(value: Any) -> str:
+    """Dates, decimals and bytes from parquet, as text."""
+    return value.hex() if isinstance(value, bytes) else str(value)

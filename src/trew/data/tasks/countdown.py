@@ -1,0 +1,133 @@
+"""Countdown, as in TinyZero: make a target from given numbers with + - * / , each number used exactly once.
+
+Problems are built backwards from a random expression over the numbers whose intermediate values are exact whole
+numbers, so that every target can be reached.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ...config import RewardConfig
+from ...errors import DataError
+from ...types import Prompt
+from ..draws import Draws
+from ..messages import user_turn
+from ..rows import BadRow, Row, Split, column, require_columns, show, to_prompts
+from .forms import OPERATORS, apply
+
+TEMPLATE = (
+    "Using the numbers {numbers}, write an expression that equals {target}. Use every number exactly once, with "
+    "+ - * / and parentheses only. First think it through inside <think> </think>, then give the expression alone "
+    "inside <answer> </answer>, for example <answer>(1 + 2) * 3</answer>."
+)
+_TRIES = 1000  # draws in a row that bring no new problem before the universe counts as used up
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Countdown:
+    """Arguments of the task."""
+
+    numbers: tuple[int, ...] = (3, 4)  # how many numbers; one of these per problem
+    smallest: int = 1  # number
+    largest: int = 99  # number
+    target: tuple[int, ...] = (10, 99)  # lowest and highest target
+    ops: tuple[str, ...] = ("+", "-", "*", "/")  # that the hidden solution may use
+    size: int = 10_000  # training problems
+    template: str = TEMPLATE
+    system: str = ""  # a system message; empty = none
+    format_weight: float = 0.1  # of the default format reward beside the answer's 1; 0 = none
+
+    def problems(self) -> list[str]:
+        """Everything wrong with the arguments, one line each."""
+        found = []
+        if not self.numbers or not all(2 <= n <= 6 for n in self.numbers):
+            found.append(f"data.args.numbers: got {list(self.numbers)!r}, accepts a list of whole numbers from 2 to 6")
+        if not 1 <= self.smallest <= self.largest <= 10**6:
+            found.append(
+                f"data.args.smallest, largest: got {self.smallest} and {self.largest}, accepts "
+                "1 <= smallest <= largest <= 1000000"
+            )
+        if len(self.target) != 2 or not 0 <= self.target[0] <= self.target[1]:
+            found.append(f"data.args.target: got {list(self.target)!r}, accepts [low, high] with 0 <= low <= high")
+        if not self.ops or not set(self.ops) <= set(OPERATORS.values()):
+            found.append(f"data.args.ops: got {list(self.ops)!r}, accepts a list of + - * /")
+        if self.size < 1:
+            found.append(f"data.args.size: got {self.size}, accepts a whole number of at least 1")
+        if self.template.count("{numbers}") != 1 or self.template.count("{target}") != 1:
+            found.append("data.args.template: accepts a text with {numbers} and {target} in it once each")
+        if not 0 <= self.format_weight < float("inf"):
+            found.append(f"data.args.format_weight: got {self.format_weight}, accepts a number of at least 0")
+        return found
+
+    def source(self, train: str) -> str:
+        return train
+
+    def rewards(self, prompts: Sequence[Prompt]) -> tuple[RewardConfig, ...]:
+        answer = RewardConfig(name="countdown")
+        return (answer, RewardConfig(name="format", weight=self.format_weight)) if self.format_weight else (answer,)
+
+    def prompts(self, split: Split) -> list[Prompt]:
+        """Rows that bring nums and target, such as the published Countdown sets."""
+        require_columns(split, ("nums", "target"), hint="countdown rows have nums (a list) and target")
+        return to_prompts(split, self._row_prompt)
+
+    def generate(self, *, eval_size: int, seed: int) -> tuple[list[Prompt], list[Prompt], list[str]]:
+        """(train, eval, notes), all different in numbers or target; equal arguments give equal problems."""
+        want = eval_size + self.size
+        found = list(itertools.islice(self._different(seed), want))
+        if len(found) < want:
+            raise DataError(
+                f"data.args: found only {len(found)} different problems, but data.args.size = {self.size} and "
+                f"eval.size = {eval_size}; widen the ranges, or lower data.args.size"
+            )
+        made = [
+            self._prompt("countdown:" + "-".join(map(str, (*nums, target))), nums, target) for nums, target in found
+        ]
+        return made[eval_size:], made[:eval_size], [f"countdown: {self.size} training problems"]
+
+    def _different(self, seed: int) -> Iterator[tuple[tuple[int, ...], int]]:
+        """Problems in the seed's order; two are the same if they share the target and the numbers in any order."""
+        seen: set[tuple[tuple[int, ...], int]] = set()
+        repeats = 0
+        for index in itertools.count():
+            problem = self._draw(Draws("countdown", seed, index))
+            key = (tuple(sorted(problem[0])), problem[1]) if problem else None
+            if problem is None or key is None or key in seen:
+                repeats += 1
+                if repeats == _TRIES:
+                    return
+                continue
+            repeats = 0
+            seen.add(key)
+            yield problem
+
+    def _draw(self, draws: Draws) -> tuple[tuple[int, ...], int] | None:
+        """One problem, or None where the drawn expression misses the range of targets."""
+        nums = tuple(draws.between(self.smallest, self.largest) for _ in range(draws.choice(self.numbers)))
+        pool = list(nums)
+        while len(pool) > 1:
+            left = pool.pop(draws.below(len(pool)))
+            right = pool.pop(draws.below(len(pool)))
+            value = apply(draws.choice(self.ops), left, right)
+            if value is None or value < 0:
+                return None
+            pool.append(value)
+        return (nums, pool[0]) if self.target[0] <= pool[0] <= self.target[1] else None
+
+    def _prompt(self, uid: str, nums: Sequence[int], target: int, columns: Mapping[str, Any] | None = None) -> Prompt:
+        numbers = ", ".join(map(str, nums))
+        text = self.template.replace("{numbers}", numbers).replace("{target}", str(target))
+        mine = {"nums": list(nums), "target": target}
+        return Prompt(uid, messages=user_turn(text, system=self.system), columns={**(columns or {}), **mine})
+
+    def _row_prompt(self, row: Row, uid: str) -> Prompt:
+        nums, target = column(row, "nums"), column(row, "target")
+        if not isinstance(nums, list) or not nums or not all(type(n) is int for n in nums):
+            raise BadRow(f"column 'nums' must be a list of whole numbers, got {show(nums)}")
+        if type(target) is not int:
+            raise BadRow(f"column 'target' must be a whole number, got {show(target)}")
+        return self._prompt(uid, nums, target, row.values)

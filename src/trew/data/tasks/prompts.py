@@ -1,0 +1,72 @@
+"""Rows that bring their own prompt: any JSONL, parquet or hub set with a prompt column, and verl's schema."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from ...config import RewardConfig
+from ...types import Prompt
+from ..messages import parse_prompt, user_turn
+from ..rows import BadRow, Row, Split, column, columns_of, require_columns, to_prompts
+from ..verl import is_verl, parse_row
+from .gsm8k import HUB_SOURCE as GSM8K_SOURCE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompts:
+    """Arguments of the task."""
+
+    chat: bool = False  # True: a string prompt becomes a user message; False: it is used as it stands
+    system: str = ""  # a system message for chats that have none; empty = none
+    instruction: str = ""  # appended to the prompt (of a chat: to its last message); empty = nothing
+
+    def problems(self) -> list[str]:
+        return []
+
+    def source(self, train: str) -> str:
+        return train
+
+    def prompts(self, split: Split, *, prompt_column: str = "prompt") -> list[Prompt]:
+        """The prompt column as text or messages; every other column is handed to the rewards.
+
+        A column that only some rows have is None in the others, so that all prompts have the same columns.
+        """
+        require_columns(split, (prompt_column,), hint="set data.prompt_column to the one with the prompts")
+        parse = parse_row if is_verl(split, prompt_column) else _parse_plain
+        empty = {name: None for name in columns_of(split.rows) if name not in (prompt_column, "reward_model")}
+
+        def make(row: Row, uid: str) -> Prompt:
+            prompt = self._dress(parse(row, uid, prompt_column))
+            return replace(prompt, columns={**empty, **prompt.columns})
+
+        return to_prompts(split, make)
+
+    def rewards(self, prompts: Sequence[Prompt]) -> tuple[RewardConfig, ...]:
+        """Only verl's GSM8K rows say how they are to be graded; for all others the recipe must."""
+        sources = {prompt.columns.get("data_source") for prompt in prompts}
+        return (RewardConfig(name="gsm8k"),) if sources == {GSM8K_SOURCE} else ()
+
+    def _dress(self, prompt: Prompt) -> Prompt:
+        """Adds the instruction, the user turn and the system message that the arguments ask for."""
+        text, messages = prompt.text, prompt.messages
+        if text is not None and self.chat:
+            text, messages = None, user_turn(text)
+        if messages is None:
+            if self.system:
+                raise BadRow("is a string prompt, which has no system message; set data.args.chat = true")
+            return replace(prompt, text=f"{text}\n\n{self.instruction}" if self.instruction else text)
+        if self.instruction:
+            last = messages[-1]
+            messages = (*messages[:-1], {**last, "content": f"{last['content']}\n\n{self.instruction}"})
+        if self.system and messages[0]["role"] != "system":
+            messages = ({"role": "system", "content": self.system}, *messages)
+        return replace(prompt, text=None, messages=messages)
+
+
+def _parse_plain(row: Row, uid: str, prompt_column: str) -> Prompt:
+    columns = {name: value for name, value in row.values.items() if name != prompt_column}
+    prompt = parse_prompt(column(row, prompt_column), prompt_column)
+    if isinstance(prompt, str):
+        return Prompt(uid, text=prompt, columns=columns)
+    return Prompt(uid, messages=prompt, columns=columns)

@@ -1,0 +1,101 @@
+"""verl's row schema: reading it into prompts, and writing prompts as it.
+
+data_source, prompt (messages), ability, reward_model {style, ground_truth}, extra_info {split, index, ...}
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..errors import DataError
+from ..types import Prompt
+from .messages import parse_prompt
+from .rows import BadRow, Row, Split, column, columns_of, show
+
+GOLD_COLUMNS = ("ground_truth", "gold", "answer", "solution")  # where a gold answer is looked for, in this order
+
+
+def is_verl(split: Split, prompt_column: str = "prompt") -> bool:
+    """Whether the rows are in verl's schema: a prompt beside a reward_model that holds the gold answer."""
+    names = columns_of(split.rows[:100])
+    return "reward_model" in names and prompt_column in names
+
+
+def parse_row(row: Row, uid: str, prompt_column: str) -> Prompt:
+    """A verl row as a prompt: ``reward_model.ground_truth`` becomes the column ``ground_truth``, the rest stays."""
+    columns = {name: value for name, value in row.values.items() if name not in (prompt_column, "reward_model")}
+    reward_model = _struct(column(row, "reward_model"), "reward_model")
+    truth = reward_model.get("ground_truth")
+    if truth is None:
+        raise BadRow("reward_model has no ground_truth")
+    for name in ("images", "videos"):
+        if columns.pop(name, None):
+            raise BadRow(f"column {name!r} is not empty; only text prompts are supported")
+    columns["ground_truth"] = truth
+    columns["extra_info"] = _struct(columns.get("extra_info") or {}, "extra_info")
+    prompt = parse_prompt(column(row, prompt_column), prompt_column)
+    if isinstance(prompt, str):
+        return Prompt(uid, text=prompt, columns=columns)
+    return Prompt(uid, messages=prompt, columns=columns)
+
+
+def _struct(value: Any, name: str) -> dict[str, Any]:
+    """An object, or the JSON string that some writers put in its place."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            raise BadRow(f"column {name!r} is a string, but not a JSON object: {show(value)}") from None
+    if not isinstance(value, Mapping):
+        raise BadRow(f"column {name!r} must be an object, got {show(value)}")
+    return dict(value)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Writing
+
+
+def to_rows(
+    prompts: Sequence[Prompt], *, split: str, data_source: str, ability: str = "math", gold_column: str = ""
+) -> list[dict[str, Any]]:
+    """Prompts as verl rows. Columns that the schema has no place for go into ``extra_info``.
+
+    verl wants one Arrow type for ``ground_truth`` over all rows, so it is always a string: objects and lists as JSON
+    (for countdown, verl's ``{"target": ..., "numbers": [...]}``). Raises DataError where a row has no gold answer.
+    """
+    return [_to_row(prompt, index, split, data_source, ability, gold_column) for index, prompt in enumerate(prompts)]
+
+
+def _to_row(prompt: Prompt, index: int, split: str, data_source: str, ability: str, gold_column: str) -> dict[str, Any]:
+    columns = dict(prompt.columns)
+    truth = _ground_truth(prompt, gold_column)
+    old_extra = columns.pop("extra_info", None) or {}
+    own = {name: columns.pop(name, None) for name in ("data_source", "ability", "agent_name", "ground_truth")}
+    extra = {"split": split, "index": index, **columns, **old_extra}
+    messages = [{"role": "user", "content": prompt.text}] if prompt.text is not None else list(prompt.messages or ())
+    row = {
+        "data_source": own["data_source"] or data_source,
+        "prompt": [dict(message) for message in messages],
+        "ability": own["ability"] or ability,
+        "reward_model": {"style": "rule", "ground_truth": truth},
+        # Parquet cannot hold empty objects; verl takes a missing key (such as tools_kwargs) as empty.
+        "extra_info": {name: value for name, value in extra.items() if value is not None and value != {}},
+    }
+    return row | ({"agent_name": own["agent_name"]} if own["agent_name"] else {})
+
+
+def _ground_truth(prompt: Prompt, gold_column: str) -> str:
+    columns = prompt.columns
+    if not gold_column and "nums" in columns and "target" in columns:
+        return json.dumps({"target": columns["target"], "numbers": list(columns["nums"])})
+    names = (gold_column,) if gold_column else GOLD_COLUMNS
+    name = next((name for name in names if columns.get(name) is not None), None)
+    if name is None:
+        raise DataError(
+            f"prompt {prompt.uid!r}: has no gold answer; looked for {', '.join(names)}, "
+            f"the columns are {', '.join(columns) or 'none'}; name the right one with --gold-column"
+        )
+    value = columns[name]
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,181 @@
+"""A run's parts put together, saved, restored and summed up: what ``loop`` moves data between."""
+
+from __future__ import annotations
+
+import dataclasses
+import platform
+import resource
+import sys
+import tomllib
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import transformers
+
+from . import __version__, setup
+from .config import Config, dumps
+from .data import PromptSampler
+from .display import Display
+from .errors import CheckpointError, ConfigError
+from .interrupt import Interrupts
+from .learner import Learner, checkpoint
+from .rollout import Engine, TorchEngine
+from .setup import Plan
+from .track import Run, redact
+
+
+@dataclass
+class State:
+    """What a run must remember besides weights and optimizer: all of it is in every checkpoint."""
+
+    step: int = 0
+    position: int = 0  # prompts drawn so far
+    tokens: int = 0  # completion tokens generated in training
+    seconds: float = 0.0
+    before: dict[str, Any] | None = None  # evaluation before training
+
+
+@dataclass
+class Job:
+    """A plan with its model loaded: the parts that ``train`` moves data between."""
+
+    plan: Plan
+    model: Any
+    engine: Engine
+    learner: Learner
+    sampler: PromptSampler
+    display: Display
+    interrupts: Interrupts
+    state: State = field(default_factory=State)
+
+    @property
+    def config(self) -> Config:
+        return self.plan.config
+
+
+def build(plan: Plan, display: Display, interrupts: Interrupts) -> Job:
+    """Loads the model and puts the parts together."""
+    config = plan.config
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    model = setup.load(plan)
+    reference = setup.load(plan) if plan.objective.beta > 0 else None
+    autocast = torch.bfloat16 if config.learner.dtype == "bfloat16" else None
+    engine = TorchEngine(model, plan.renderer, batch=config.rollout.batch, autocast=autocast)
+    learner = Learner(
+        model, config=config.learner, objective=plan.objective, optimizer_steps=config.optimizer_steps,
+        temperature=config.rollout.temperature, reference=reference,
+    )  # fmt: skip
+    sampler = PromptSampler(len(plan.train), seed=config.seed, shuffle=config.data.shuffle)
+    return Job(plan, model, engine, learner, sampler, display, interrupts)
+
+
+def save(job: Job, run: Run) -> None:
+    """One complete checkpoint: weights, optimizer, and the state of the run."""
+    tensors, meta = job.learner.state()
+    meta = {"learner": meta, "state": dataclasses.asdict(job.state), "data": job.plan.fingerprint}
+    checkpoint.save(run.checkpoints, job.state.step, tensors, meta, keep=job.config.checkpoint.keep)
+
+
+def restore(job: Job, run: Run) -> None:
+    """Continues from the newest complete checkpoint; a folder without any starts at the beginning, and says so."""
+    loaded = checkpoint.load_latest(run.checkpoints)
+    if loaded is None:
+        job.display.line(f"note: {run.folder} has no checkpoint yet; starting at step 1")
+        run.rewind(-1)
+        return
+    step, tensors, meta, messages = loaded
+    for message in messages:
+        job.display.warn(message)
+    if meta["data"] != job.plan.fingerprint:
+        raise CheckpointError(
+            f"{run.folder}: the training data changed since this run began; give the same data, or start a new run "
+            "with another out"
+        )
+    job.learner.load_state(tensors, meta["learner"])
+    job.engine.policy_version = job.learner.policy_version
+    job.state = State(**meta["state"])
+    run.rewind(step)
+    job.display.line(f"note: continuing after step {step}")
+
+
+# May differ between the start of a run and its continuation: they do not change what is learned, or only from here on.
+FREE = (
+    "steps",
+    "out",
+    "device",
+    "threads",
+    "rollout.batch",
+    "learner.microbatch_tokens",
+    "eval.",
+    "checkpoint.",
+    "track.",
+)
+
+
+def refuse_changes(run: Run, config: Config) -> None:
+    """Refuses to continue a run under a configuration that would make it another run; raises with each difference."""
+    text = run.read_config()
+    if text is None:
+        return
+    before, now = flatten(tomllib.loads(text)), flatten(tomllib.loads(redact(dumps(config))))
+    changed = [
+        f"{key}: the run was started with {before.get(key)!r}, now it is {now.get(key)!r}"
+        for key in sorted({*before, *now})
+        if before.get(key) != now.get(key) and not key.startswith(FREE)
+    ]
+    if changed:
+        raise ConfigError(
+            [*changed, f"{run.folder}: continue with the same settings, or start a new run elsewhere (out)"]
+        )
+
+
+def flatten(table: Any, where: str = "") -> dict[str, Any]:
+    """
+    >>> flatten({"a": {"b": 1}, "c": [{"d": 2}]})
+    {'a.b': 1, 'c.0.d': 2}
+    """
+    if isinstance(table, list) and any(isinstance(v, dict) for v in table):
+        table = {str(i): v for i, v in enumerate(table)}
+    if not isinstance(table, dict):
+        return {where: table}
+    return {k: v for name, value in table.items() for k, v in flatten(value, f"{where}.{name}".lstrip(".")).items()}
+
+
+def headline(job: Job, run: Run) -> str:
+    """What runs on what."""
+    c = job.config
+    count = sum(p.numel() for p in job.model.parameters())
+    size = f"{count / 1e9:.1f} B" if count >= 1e9 else f"{count / 1e6:.0f} M"
+    device = job.plan.device if job.plan.device != "cpu" else f"{torch.get_num_threads()} CPU threads"
+    return (
+        f"{c.objective.preset} on {c.model} ({size} parameters, {c.learner.dtype}) on {device}: task {c.data.task}, "
+        f"{c.steps} steps of {c.rollout.prompts} prompts x {c.rollout.completions} completions; run folder {run.folder}"
+    )
+
+
+def peak_memory_bytes(device: str) -> int:
+    """The most memory the run held at once: on the GPU where it ran on one, else of the process."""
+    if device.startswith("cuda"):
+        return torch.cuda.max_memory_allocated(device)
+    unit = 1 if sys.platform == "darwin" else 1024  # getrusage counts bytes on macOS, kibibytes elsewhere
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def summarize(job: Job, after: dict[str, Any]) -> dict[str, Any]:
+    """The figures of a finished run."""
+    c, s = job.config, job.state
+    assert s.before is not None
+    return {
+        "task": c.data.task, "model": c.model, "objective": c.objective.preset, "seed": c.seed, "steps": s.step,
+        "seconds": s.seconds, "tokens_per_second": s.tokens / max(s.seconds, 1e-9),
+        "peak_memory_bytes": peak_memory_bytes(job.plan.device), "n_eval": after["n"],
+        "accuracy_before": s.before["accuracy"], "accuracy_after": after["accuracy"],
+        "before": s.before, "after": after,
+        "versions": {
+            "trew": __version__, "python": platform.python_version(), "torch": torch.__version__,
+            "transformers": transformers.__version__,
+        },
+        "device": job.plan.device,
+    }  # fmt: skip

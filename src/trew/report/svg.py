@@ -1,0 +1,361 @@
+"""Line charts as SVG text: axes, ticks, legend, bands and whiskers; no dependency, no script.
+
+Honest by default: nothing is smoothed unless asked for, a value that is missing or not finite is a gap in the line,
+and thinning of long series keeps the lowest and the highest point of every stretch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Literal
+
+from .text import visible
+
+Values = Sequence["float | None"]
+
+_LIGHT = ("#0b62c4", "#c2410c", "#15803d", "#8b2fc9", "#a16207", "#be185d", "#0e7490", "#57534e")
+_DARK = ("#62a8ff", "#ff9a5c", "#5fd07f", "#cf93ff", "#e6c04d", "#ff86b5", "#54cfe0", "#c8c2bc")
+_DASHES = ("", "6 3", "2 3", "8 3 2 3")  # a second sign beside colour: for print and for colour-blind readers
+
+
+def _palette(colours: Sequence[str], ground: str, ink: str, muted: str, grid: str) -> str:
+    rules = [f".tc-ground{{fill:{ground}}}.tc-ink{{fill:{ink}}}.tc-muted{{fill:{muted}}}"]
+    rules.append(f".tc-grid{{stroke:{grid}}}.tc-axis{{stroke:{muted}}}")
+    rules += [f".tc-s{i}{{stroke:{c};color:{c}}}.tc-f{i}{{fill:{c}}}" for i, c in enumerate(colours)]
+    return "".join(rules)
+
+
+CSS = (
+    ".tc{font-family:system-ui,sans-serif;font-size:12px}.tc-title{font-size:13px;font-weight:600}"
+    ".tc-line{fill:none;stroke-width:2;stroke-linejoin:round;stroke-linecap:round}"
+    ".tc-faint{stroke-width:1.2;stroke-opacity:.35}.tc-band{fill-opacity:.16;stroke:none}"
+    ".tc-whisker{fill:none;stroke-width:1.5}"
+    + _palette(_LIGHT, "#ffffff", "#1f2328", "#59636e", "#e4e8ec")
+    + "@media (prefers-color-scheme:dark){"
+    + _palette(_DARK, "#14181d", "#e6edf3", "#9aa5b1", "#2b323a")
+    + "}"
+)
+"""The style of all charts. A chart that stands alone carries it; a page with many states it once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One line (or a row of points) with its name in the legend. ``low`` and ``high`` are the ends of an interval at
+    each x: a band around a line, whiskers on points. None and nan are gaps.
+    """
+
+    name: str
+    x: Sequence[float]
+    y: Values
+    low: Values | None = None
+    high: Values | None = None
+    style: Literal["line", "points", "faint"] = "line"
+    colour: int | None = None  # index of the palette; None = the next one
+
+    def __post_init__(self) -> None:
+        for name in ("y", "low", "high"):
+            values = getattr(self, name)
+            if values is not None and len(values) != len(self.x):
+                raise ValueError(f"series {self.name!r}: {len(values)} values of {name} for {len(self.x)} of x")
+
+
+def running_mean(y: Values, *, window: int) -> list[float | None]:
+    """The mean of the last ``window`` known values at each place where there is a value.
+
+    >>> running_mean([1.0, 3.0, None, 5.0], window=2)
+    [1.0, 2.0, None, 4.0]
+    """
+    last: list[float] = []
+    means: list[float | None] = []
+    for value in y:
+        if not _known(value):
+            means.append(None)
+            continue
+        last = [*last, float(value)][-window:]  # type: ignore[arg-type]
+        means.append(sum(last) / len(last))
+    return means
+
+
+def line_chart(
+    series: Sequence[Series],
+    *,
+    title: str = "",
+    x_label: str = "step",
+    y_label: str = "",
+    y_range: tuple[float, float] | None = None,
+    width: int = 560,
+    height: int = 280,
+    standalone: bool = True,
+) -> str:
+    """A complete ``<svg>`` element. ``y_range`` fixes the vertical axis (accuracy: 0 to 1), else the data do.
+    ``standalone`` puts the style into the picture; a page that has ``CSS`` already says False.
+    """
+    series = [_thin(s, 2 * width) for s in series]
+    frame = _frame(series, y_range, width, height, title=bool(title), y_label=bool(y_label), x_label=bool(x_label))
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="tc" viewBox="0 0 {width} {frame.height}" width="{width}" '
+        f'height="{frame.height}" role="img" aria-label="{_text(title or y_label or "chart")}">'
+    ]
+    if standalone:
+        parts.append(f"<style>{CSS}</style>")
+    parts.append(f'<rect class="tc-ground" width="{width}" height="{frame.height}" rx="6"/>')
+    if title:
+        parts.append(f'<text class="tc-ink tc-title" x="{frame.left}" y="20">{_text(title)}</text>')
+    parts += _axes(frame, x_label, y_label)
+    colours = [s.colour if s.colour is not None else i for i, s in enumerate(series)]
+    for s, colour in zip(series, colours, strict=True):
+        parts += _draw(s, colour % len(_LIGHT), frame)
+    parts += _legend(series, colours, frame)
+    if not any(True for s in series for _ in _points(s)):
+        x, y = (frame.left + frame.right) / 2, (frame.top + frame.bottom) / 2
+        parts.append(f'<text class="tc-muted" x="{x:.1f}" y="{y:.1f}" text-anchor="middle">no values</text>')
+    return "".join([*parts, "</svg>"])
+
+
+# ---------------------------------------------------------------------------------------------------------- the frame
+
+
+@dataclass(frozen=True, slots=True)
+class _Frame:
+    left: float
+    right: float
+    top: float
+    bottom: float
+    height: int
+    x_ticks: tuple[float, ...]
+    y_ticks: tuple[float, ...]
+    x_ends: tuple[float, float]
+    y_ends: tuple[float, float]
+
+    def x(self, value: float) -> float:
+        lo, hi = self.x_ends
+        return self.left + (value - lo) / (hi - lo) * (self.right - self.left)
+
+    def y(self, value: float) -> float:
+        lo, hi = self.y_ends
+        value = min(max(value, lo), hi)  # a fixed range cuts what lies outside at its edge
+        return self.bottom - (value - lo) / (hi - lo) * (self.bottom - self.top)
+
+
+def _frame(
+    series: Sequence[Series],
+    y_range: tuple[float, float] | None,
+    width: int,
+    height: int,
+    *,
+    title: bool,
+    y_label: bool,
+    x_label: bool,
+) -> _Frame:
+    points = [p for s in series for p in _points(s)]
+    x_ends = _ends([p[0] for p in points], pad=0.0)
+    y_ends = y_range or _ends([v for p in points for v in p[1:] if v is not None], pad=0.06)
+    x_ticks = ticks(*x_ends, most=max(2, width // 90), whole=all(float(p[0]).is_integer() for p in points))
+    y_ticks = ticks(*y_ends, most=max(2, height // 48))
+    top = (34 if title else 12) + (18 if y_label and not title else 0)
+    left = 14 + 7.0 * max(len(label) for label in labels(y_ticks))
+    legend = len(_legend_rows([s.name for s in series if s.name], width - left - 16))
+    bottom = height - (40 if x_label else 24)
+    return _Frame(left, width - 16, top, bottom, height + 18 * legend, x_ticks, y_ticks, x_ends, y_ends)
+
+
+def _ends(values: Sequence[float], *, pad: float) -> tuple[float, float]:
+    if not values:
+        return 0.0, 1.0
+    low, high = min(values), max(values)
+    if low == high:  # a constant gets room around it, in proportion to its size
+        room = abs(low) * 0.1 or 0.5
+        return low - room, high + room
+    room = (high - low) * pad
+    # Padding must not suggest that shares and lengths were negative.
+    return (0.0 if low >= 0 > low - room else low - room), high + room
+
+
+def ticks(low: float, high: float, *, most: int, whole: bool = False) -> tuple[float, ...]:
+    """Round numbers (1, 2 or 5 times a power of ten apart) between ``low`` and ``high``, at most ``most`` + 1.
+
+    >>> ticks(0.0, 1.0, most=5)
+    (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
+    """
+    step = 10.0 ** math.floor(math.log10((high - low) / most))
+    step *= next(m for m in (1, 2, 5, 10, 20) if (high - low) / (step * m) <= most)
+    if whole:
+        step = max(1.0, step)
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    return tuple(round(i * step, 12 - math.floor(math.log10(step))) + 0.0 for i in range(first, last + 1))
+
+
+def labels(values: Sequence[float]) -> list[str]:
+    """One label per tick, all with the same number of decimals; powers of ten for very large and very small ones.
+
+    >>> labels([0.0, 0.5, 1.0]), labels([0.0, 20000.0, 40000.0]), labels([0.0, 2e-6])
+    (['0.0', '0.5', '1.0'], ['0', '20k', '40k'], ['0', '2e-6'])
+    """
+    largest = max((abs(v) for v in values), default=0.0)
+    gap = min((b - a for a, b in zip(values, values[1:], strict=False)), default=largest or 1.0)
+    if largest >= 1e7 or 0 < largest < 1e-3:
+        return ["0" if v == 0 else _power(v) for v in values]
+    if largest >= 1e4:
+        decimals = max(0, 3 - math.floor(math.log10(gap) + 1e-9)) if gap < 1000 else 0
+        return ["0" if v == 0 else f"{v / 1000:.{decimals}f}k" for v in values]
+    decimals = max(0, -math.floor(math.log10(gap) + 1e-9))
+    return [f"{v:.{decimals}f}" for v in values]
+
+
+def _power(value: float) -> str:
+    mantissa, exponent = f"{value:.3e}".split("e")
+    return f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}"
+
+
+def _axes(f: _Frame, x_label: str, y_label: str) -> Iterator[str]:
+    for value, label in zip(f.y_ticks, labels(f.y_ticks), strict=True):
+        y = f.y(value)
+        yield f'<line class="tc-grid" x1="{f.left:.1f}" x2="{f.right:.1f}" y1="{y:.1f}" y2="{y:.1f}"/>'
+        yield f'<text class="tc-muted" x="{f.left - 6:.1f}" y="{y + 4:.1f}" text-anchor="end">{label}</text>'
+    yield f'<line class="tc-axis" x1="{f.left:.1f}" x2="{f.right:.1f}" y1="{f.bottom:.1f}" y2="{f.bottom:.1f}"/>'
+    for value, label in zip(f.x_ticks, labels(f.x_ticks), strict=True):
+        x = f.x(value)
+        yield f'<line class="tc-axis" x1="{x:.1f}" x2="{x:.1f}" y1="{f.bottom:.1f}" y2="{f.bottom + 4:.1f}"/>'
+        yield f'<text class="tc-muted" x="{x:.1f}" y="{f.bottom + 17:.1f}" text-anchor="middle">{label}</text>'
+    if x_label:
+        middle = (f.left + f.right) / 2
+        yield f'<text class="tc-muted" x="{middle:.1f}" y="{f.bottom + 33:.1f}" text-anchor="middle">{_text(x_label)}</text>'
+    if y_label:
+        yield f'<text class="tc-muted" x="{f.right:.1f}" y="20" text-anchor="end">{_text(y_label)}</text>'
+
+
+# --------------------------------------------------------------------------------------------------------- the series
+
+
+def _known(value: float | None) -> bool:
+    return value is not None and math.isfinite(value)
+
+
+def _points(s: Series) -> Iterator[tuple[float, float | None, float | None, float | None]]:
+    """(x, y, low, high) where y is known."""
+    for i, (x, y) in enumerate(zip(s.x, s.y, strict=True)):
+        if _known(y) and math.isfinite(x):
+            low = s.low[i] if s.low is not None else None
+            high = s.high[i] if s.high is not None else None
+            yield x, y, low if _known(low) else None, high if _known(high) else None
+
+
+def _stretches(s: Series) -> list[list[int]]:
+    """Indices of the pieces between gaps."""
+    pieces: list[list[int]] = [[]]
+    for i, y in enumerate(s.y):
+        if _known(y) and math.isfinite(s.x[i]):
+            pieces[-1].append(i)
+        elif pieces[-1]:
+            pieces.append([])
+    return [p for p in pieces if p]
+
+
+def _thin(s: Series, most: int) -> Series:
+    """At most about ``most`` points: of every run of neighbours the lowest and the highest, and the gaps."""
+    n = len(s.x)
+    if n <= most:
+        return s
+    size = math.ceil(2 * n / most)
+    keep: set[int] = {0, n - 1}
+    for start in range(0, n, size):
+        block = range(start, min(start + size, n))
+        known = [i for i in block if _known(s.y[i])]
+        if known:
+            keep |= {min(known, key=lambda i: s.y[i]), max(known, key=lambda i: s.y[i])}  # type: ignore[arg-type,return-value]
+        keep |= {i for i in block if not _known(s.y[i])} if len(known) < len(block) else set()
+    order = sorted(keep)
+
+    def cut(values: Values | None) -> list[float | None] | None:
+        return None if values is None else [values[i] for i in order]
+
+    return Series(s.name, [s.x[i] for i in order], cut(s.y) or [], cut(s.low), cut(s.high), s.style, s.colour)
+
+
+def _draw(s: Series, colour: int, f: _Frame) -> Iterator[str]:
+    if s.style == "points":
+        for x, y, low, high in _points(s):
+            assert y is not None
+            if low is not None and high is not None:
+                at, a, b = f.x(x), f.y(low), f.y(high)
+                yield (
+                    f'<path class="tc-whisker tc-s{colour}" d="M{at - 4:.1f} {a:.1f}h8M{at - 4:.1f} {b:.1f}h8'
+                    f'M{at:.1f} {a:.1f}V{b:.1f}"/>'
+                )
+            yield f'<circle class="tc-f{colour}" cx="{f.x(x):.1f}" cy="{f.y(y):.1f}" r="4"/>'
+        return
+    for piece in _stretches(s):
+        yield from _band(s, [i for i in piece if _has_band(s, i)], colour, f)
+        points = [(f.x(s.x[i]), f.y(s.y[i] or 0.0)) for i in piece]
+        if len(points) == 1:
+            yield f'<circle class="tc-f{colour}" cx="{points[0][0]:.1f}" cy="{points[0][1]:.1f}" r="2.5"/>'
+            continue
+        path = "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
+        faint = " tc-faint" if s.style == "faint" else ""
+        yield f'<path class="tc-line tc-s{colour}{faint}"{_dash(s, colour)} d="M{path}"/>'
+
+
+def _has_band(s: Series, i: int) -> bool:
+    return s.low is not None and s.high is not None and _known(s.low[i]) and _known(s.high[i])
+
+
+def _band(s: Series, piece: list[int], colour: int, f: _Frame) -> Iterator[str]:
+    if len(piece) < 2 or s.low is None or s.high is None:
+        return
+    there = [f"{f.x(s.x[i]):.1f} {f.y(s.high[i] or 0.0):.1f}" for i in piece]
+    back = [f"{f.x(s.x[i]):.1f} {f.y(s.low[i] or 0.0):.1f}" for i in reversed(piece)]
+    yield f'<path class="tc-band tc-f{colour}" d="M{"L".join(there + back)}Z"/>'
+
+
+def _dash(s: Series, colour: int) -> str:
+    dash = _DASHES[colour % len(_DASHES)]
+    return f' stroke-dasharray="{dash}"' if dash and s.style == "line" else ""
+
+
+# --------------------------------------------------------------------------------------------------------- the legend
+
+
+def _legend_rows(names: Sequence[str], room: float) -> list[list[str]]:
+    rows: list[list[str]] = []
+    used = math.inf
+    for name in names:
+        need = _legend_width(name)
+        if used + need > room:
+            rows.append([])
+            used = 0.0
+        rows[-1].append(name)
+        used += need
+    return rows
+
+
+def _legend_width(name: str) -> float:
+    return 42 + 6.6 * len(_name(name))
+
+
+def _name(name: str) -> str:
+    return name if len(name) <= 48 else f"{name[:47]}…"
+
+
+def _legend(series: Sequence[Series], colours: Sequence[int], f: _Frame) -> Iterator[str]:
+    named = [(s, c) for s, c in zip(series, colours, strict=True) if s.name]
+    rows = _legend_rows([s.name for s, _ in named], f.right - f.left)
+    entries = iter(named)
+    for number, row in enumerate(rows):
+        x, y = f.left, f.height - 10 - 18 * (len(rows) - 1 - number)
+        for _ in row:
+            s, colour = next(entries)
+            c = colour % len(_LIGHT)
+            if s.style == "points":
+                yield f'<circle class="tc-f{c}" cx="{x + 9:.1f}" cy="{y - 4:.1f}" r="4"/>'
+            else:
+                faint = " tc-faint" if s.style == "faint" else ""
+                yield f'<path class="tc-line tc-s{c}{faint}"{_dash(s, c)} d="M{x:.1f} {y - 4:.1f}h20"/>'
+            yield f'<text class="tc-ink" x="{x + 26:.1f}" y="{y:.1f}">{_text(_name(s.name))}</text>'
+            x += _legend_width(s.name)
+
+
+def _text(text: str) -> str:
+    return escape(visible(text))

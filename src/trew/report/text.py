@@ -1,0 +1,53 @@
+"""Text that others wrote (completions, prompts, file names), made safe to look at."""
+
+from __future__ import annotations
+
+import math
+import unicodedata
+
+_KEPT = frozenset("\n\t")
+
+
+def visible(text: str) -> str:
+    """Shows what would otherwise act: terminal escapes and other controls as control pictures, direction overrides,
+    invisible marks and lone surrogates by their number. Line ends become plain newlines, tabs stay.
+
+    >>> visible("a\\x1b[31mb\\u202ec\\r\\nd")
+    'a␛[31mb⟨U+202E⟩c\\nd'
+    """
+    return "".join(map(_shown, text.replace("\r\n", "\n")))
+
+
+def _shown(ch: str) -> str:
+    if ch in _KEPT or " " <= ch <= "~":
+        return ch
+    code = ord(ch)
+    if code < 0x20:
+        return chr(0x2400 + code)
+    if code == 0x7F:
+        return "␡"
+    # Cc controls, Cf invisible formatting (bidi, zero width, tags), Cs surrogates, Co private use, Zl/Zp line breaks.
+    # U+200D joins emoji and letters of many scripts and hides nothing by itself.
+    if unicodedata.category(ch) in ("Cc", "Cf", "Cs", "Co", "Zl", "Zp") and ch != "\u200d":
+        return f"⟨U+{code:04X}⟩"
+    return ch
+
+
+def shorten(text: str, limit: int = 2000) -> str:
+    """At most ``limit`` characters, and how many are missing."""
+    return text if len(text) <= limit else f"{text[:limit]}… ({len(text) - limit} more characters)"
+
+
+def number(x: object, digits: int = 3) -> str:
+    """A number for a table: ``digits`` significant digits, large whole numbers in full, a dash for none.
+
+    >>> number(0.12345), number(12345.6), number(3), number(None), number(1e-6)
+    ('0.123', '12346', '3', '–', '1e-06')
+    """
+    if x is None or (isinstance(x, float) and math.isnan(x)):
+        return "–"
+    if isinstance(x, bool) or not isinstance(x, (int, float)):
+        return str(x)
+    if isinstance(x, int) or math.isinf(x):
+        return str(x)
+    return f"{x:.0f}" if abs(x) >= 10**digits else f"{x:.{digits}g}"
