@@ -6,6 +6,7 @@ and thinning of long series keeps the lowest and the highest point of every stre
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -159,14 +160,16 @@ def _frame(
     left = 14 + 7.0 * max(len(label) for label in labels(y_ticks))
     legend = len(_legend_rows([s.name for s in series if s.name], width - left - 16))
     bottom = height - (40 if x_label else 24)
-    return _Frame(left, width - 16, top, bottom, height + 18 * legend, x_ticks, y_ticks, x_ends, y_ends)
+    return _Frame(
+        left, width - 16, top, bottom, height + 18 * legend + (6 if legend else 0), x_ticks, y_ticks, x_ends, y_ends
+    )
 
 
 def _ends(values: Sequence[float], *, pad: float) -> tuple[float, float]:
     if not values:
         return 0.0, 1.0
     low, high = min(values), max(values)
-    if low == high:  # a constant gets room around it, in proportion to its size
+    if high - low <= 1e-9 * max(abs(low), abs(high)):  # a constant (up to rounding) gets room in proportion to its size
         room = abs(low) * 0.1 or 0.5
         return low - room, high + room
     room = (high - low) * pad
@@ -195,7 +198,7 @@ def labels(values: Sequence[float]) -> list[str]:
     (['0.0', '0.5', '1.0'], ['0', '20k', '40k'], ['0', '2e-6'])
     """
     largest = max((abs(v) for v in values), default=0.0)
-    gap = min((b - a for a, b in zip(values, values[1:], strict=False)), default=largest or 1.0)
+    gap = min((b - a for a, b in itertools.pairwise(values)), default=largest or 1.0)
     if largest >= 1e7 or 0 < largest < 1e-3:
         return ["0" if v == 0 else _power(v) for v in values]
     if largest >= 1e4:
@@ -221,8 +224,8 @@ def _axes(f: _Frame, x_label: str, y_label: str) -> Iterator[str]:
         yield f'<line class="tc-axis" x1="{x:.1f}" x2="{x:.1f}" y1="{f.bottom:.1f}" y2="{f.bottom + 4:.1f}"/>'
         yield f'<text class="tc-muted" x="{x:.1f}" y="{f.bottom + 17:.1f}" text-anchor="middle">{label}</text>'
     if x_label:
-        middle = (f.left + f.right) / 2
-        yield f'<text class="tc-muted" x="{middle:.1f}" y="{f.bottom + 33:.1f}" text-anchor="middle">{_text(x_label)}</text>'
+        x, y = (f.left + f.right) / 2, f.bottom + 33
+        yield f'<text class="tc-muted" x="{x:.1f}" y="{y:.1f}" text-anchor="middle">{_text(x_label)}</text>'
     if y_label:
         yield f'<text class="tc-muted" x="{f.right:.1f}" y="20" text-anchor="end">{_text(y_label)}</text>'
 

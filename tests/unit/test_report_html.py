@@ -1,0 +1,191 @@
+"""The report: complete, self-contained, and inert whatever a model wrote."""
+
+import base64
+import hashlib
+import json
+import math
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+
+from trew.errors import DataError
+from trew.report import load_run, render_report, write_report
+from trew.report.text import number, shorten, visible
+from trew.track import Run
+from trew.types import Completion, Group, Prompt, Score, ScoredGroup
+
+HOSTILE = [
+    "<script>alert(1)</script>",
+    "</td></tr></table></pre></section></body>",
+    "<img src=x onerror=alert(1)>",
+    "<!--<script>",
+    "-->",
+    "]]>",
+    "</style><style>*{display:none}",
+    "</title><base href=//evil>",
+    '" onmouseover="alert(1)',
+    "' autofocus onfocus='alert(1)",
+    "{{ 7 * 7 }}{% for x in y %}",
+    "&lt;script&gt;&amp;",
+    "\x1b]8;;http://evil\x07click\x1b]8;;\x07",
+    "\u202egnp.exe\u2066\u200b\ufeff\U000e0041",
+    "[red]markup[/red]",
+    "\x00\x08\x7f\x9b31m",
+]
+
+
+class Elements(HTMLParser):
+    """Counts elements and attributes, and keeps the text."""
+
+    def __init__(self, page):
+        super().__init__(convert_charrefs=True)
+        self.seen, self.text, self.attributes = [], [], []
+        self.feed(page)
+        self.close()
+
+    def handle_starttag(self, tag, attrs):
+        self.seen.append(tag)
+        self.attributes += [(tag, *a) for a in attrs]
+
+    def handle_comment(self, data):
+        self.seen.append("comment")
+
+    def handle_data(self, data):
+        self.text.append(data)
+
+
+def scored(i, text, value=1.0, *, gold="4"):
+    n = 2
+    zeros = np.zeros(n, np.float32)
+    c = Completion(np.arange(n), np.ones(n, bool), zeros, zeros, zeros, text, "stop", 0)
+    prompt = Prompt(str(i), text=f"question {text}", columns={"gold": gold})
+    return ScoredGroup(
+        Group(prompt, np.arange(2), (c,)), (Score(value, parts={"a": value, "b": None}, extracted=text),)
+    )
+
+
+def make(folder, texts=("hello",) * 16, *, evals=True, finished=True, steps=4):
+    with Run.open(folder, overwrite=True) as run:
+        run.write_config(f"model = {json.dumps(texts[0])}\nsteps = {steps}\n[data]\ntask = 'arithmetic'\n")
+        run.log({"step": 0, "eval_accuracy": 0.1, "eval_low": 0.05, "eval_high": 0.2, "eval_n": 200})
+        for step in range(1, steps + 1):
+            run.log({"step": step, "reward": step / 10, "accuracy": step / 10, "kl": 0.001, f"reward/{texts[1]}": 0.5})
+        run.log({"step": steps, "eval_accuracy": 0.8, "eval_low": 0.7, "eval_high": 0.9, "eval_n": 200})
+        groups = [scored(i, t, i % 2) for i, t in enumerate(texts)]
+        run.write_rollouts(steps, groups)
+        if evals:
+            run.write_eval(0, groups)
+            run.write_eval(steps, groups)
+        if finished:
+            run.write_summary(
+                {"task": texts[2], "model": texts[3], "objective": "grpo", "seed": 0, "steps": steps, "seconds": 75.0,
+                 "n_eval": 200, "accuracy_before": {"mean": 0.1, "low": 0.05, "high": 0.2},
+                 "accuracy_after": {"mean": 0.8, "low": 0.7, "high": 0.9}, "device": texts[4],
+                 "versions": {"trew": texts[5]}}
+            )  # fmt: skip
+    return folder
+
+
+@pytest.mark.parametrize("evals", [True, False])
+def test_no_completion_becomes_an_element(tmp_path, evals):
+    friendly = ["harmless words"] * len(HOSTILE)
+    plain = Elements(render_report([load_run(make(tmp_path / "a", friendly, evals=evals))]))
+    for shift in range(0, len(HOSTILE), 4):
+        texts = HOSTILE[shift:] + HOSTILE[:shift]
+        page = render_report([load_run(make(tmp_path / "a", texts, evals=evals))])
+        hostile = Elements(page)
+        assert hostile.seen == plain.seen
+        assert "script" not in hostile.seen
+        assert not [a for a in hostile.attributes if a[1].startswith("on") or a[1] in ("src", "href", "style")]
+        acting = {c for c in page if c not in "\n\t" and visible(c) != c}
+        assert acting == set()
+
+
+def test_completions_are_shown_as_they_are(tmp_path):
+    text = "".join(Elements(render_report([load_run(make(tmp_path / "a", HOSTILE))])).text)
+    for hostile in HOSTILE[:8]:  # the first eight pairs are shown
+        assert visible(hostile) in text
+
+
+def test_the_policy_allows_this_style_and_nothing_else(tmp_path):
+    page = render_report([load_run(make(tmp_path / "a"))])
+    style = page.partition("<style>")[2].partition("</style>")[0]
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    policy = next(a[2] for a in Elements(page).attributes if a[0] == "meta" and (a[2] or "").startswith("default-src"))
+    assert policy.split("; ")[:2] == ["default-src 'none'", f"style-src 'sha256-{digest}'"]
+    assert page.count("<style>") == 1
+    assert "http://" not in page.replace("http://www.w3.org/2000/svg", "")
+    assert "https://" not in page
+
+
+def test_before_and_after_with_intervals(tmp_path):
+    text = " ".join(" ".join(Elements(render_report([load_run(make(tmp_path / "a"))])).text).split())
+    assert "10.0 % [5.0, 20.0] 80.0 % [70.0, 90.0] +70.0 points, intervals apart" in text
+    assert "1 min 15 s" in text
+    assert "before training" in text
+    assert "after step 4" in text
+
+
+def test_a_run_that_is_not_finished(tmp_path):
+    folder = make(tmp_path / "a", evals=False, finished=False)
+    with open(folder / "metrics.jsonl", "a") as file:
+        file.write('{"step": 5, "rewa')
+    text = " ".join(" ".join(Elements(render_report([load_run(folder)])).text).split())
+    assert "4 of 4, not finished" in text
+    assert "10.0 % [5.0, 20.0] 80.0 % [70.0, 90.0]" in text  # from the metric rows
+    assert "1 lines are incomplete" in text
+
+
+def test_several_runs_share_their_charts_and_keep_their_names(tmp_path):
+    a, b = make(tmp_path / "x" / "same"), make(tmp_path / "y" / "same")
+    one, two = (render_report([load_run(f) for f in folders]) for folders in ([a], [a, b]))
+    assert one.count("<svg") == two.count("<svg")
+    assert "x/same" in two
+    assert "y/same" in two
+
+
+def test_steps_that_were_not_finite_are_named(tmp_path):
+    folder = make(tmp_path / "a")
+    with Run.open(folder, resume=True) as run:
+        run.log({"step": 5, "loss": math.nan})
+    assert "loss was not a finite number at step 5" in render_report([load_run(folder)])
+
+
+def test_damaged_files_are_named_and_the_rest_is_shown(tmp_path):
+    folder = make(tmp_path / "a", evals=False)
+    (folder / "summary.json").write_text("{")
+    (folder / "config.toml").write_text("= =")
+    (folder / "rollouts" / "000009.parquet").write_bytes(b"PAR1 broken")
+    page = render_report([load_run(folder)])
+    assert "summary.json: cannot be read" in page
+    assert "config.toml: cannot be read" in page
+    assert page.count("<svg") >= 3
+
+
+@pytest.mark.parametrize("what", ["missing", "empty", "file"])
+def test_what_is_no_run_is_refused(tmp_path, what):
+    path = tmp_path / what
+    if what == "empty":
+        path.mkdir()
+    if what == "file":
+        path.write_text("x")
+    with pytest.raises(DataError, match="run"):
+        load_run(path)
+
+
+def test_the_file_lies_in_the_run_or_where_asked_and_holds_no_secret(tmp_path, monkeypatch):
+    folder = make(tmp_path / "a", ["canary-secret"] * 16)
+    monkeypatch.setenv("SOME_TOKEN", "canary-secret")
+    assert write_report([folder]) == folder / "report.html"
+    assert "canary-secret" not in (folder / "report.html").read_text()
+    out = tmp_path / "both.html"
+    assert write_report([folder, make(tmp_path / "b")], out=out) == out
+    assert out.read_text().startswith("<!doctype html>")
+
+
+def test_text_helpers():
+    assert shorten("abcdef", 4) == "abcd… (2 more characters)"
+    assert number(math.nan) == "–"
+    assert number(0.00012345) == "0.000123"
+    assert visible("naïve 日本 👩‍🚀 x²") == "naïve 日本 👩‍🚀 x²"
