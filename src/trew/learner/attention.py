@@ -114,7 +114,8 @@ def attend(
     ``attention_mask`` is not read."""
     plan = _active.plan
     assert plan is not None, "attention of packed rows outside shared_prefix()"
-    assert query.shape[0] == 1 and query.shape[2] == len(plan.places)
+    assert query.shape[0] == 1
+    assert query.shape[2] == len(plan.places)
     inner = eager_attention(module) if _active.eager else sdpa_attention_forward
     assert inner is not None
     outputs = []

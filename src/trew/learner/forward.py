@@ -1,4 +1,4 @@
-"""Log-probs of completion tokens under a model: chooses a layout, packs, runs, and proves the layout on real samples."""
+"""Log-probs of completion tokens under a model: chooses a layout, packs, runs, and proves it on real samples."""
 
 from __future__ import annotations
 
@@ -51,7 +51,9 @@ class Forward:
 
     def packs(self, samples: Sequence[Sample], *, among: Sequence[int] | None = None) -> list[Pack]:
         """The forward passes that give the log-probs of all completion tokens of the samples (or those ``among``)."""
-        check_samples(samples, vocab_size=self.model.get_input_embeddings().num_embeddings)
+        embeddings = self.model.get_input_embeddings().weight
+        assert isinstance(embeddings, Tensor)
+        check_samples(samples, vocab_size=len(embeddings))
         chosen = [i for i in (range(len(samples)) if among is None else among) if len(samples[i].completion_ids)]
         if self.share_prompts:
             self._check_window(samples, chosen)
@@ -77,10 +79,16 @@ class Forward:
         return token_logprobs(logits, rows=rows, tokens=tokens, temperature=self.temperature)
 
     @torch.no_grad()
-    def evaluate(self, pack: Pack) -> tuple[Float[Tensor, "n"], Float[Tensor, "n"]]:
-        """Log-probs at ``temperature`` and entropies at temperature 1 of the pack's completion tokens, no gradient."""
+    def evaluate(self, pack: Pack) -> Float[Tensor, "n"]:
+        """Log-probs of the pack's completion tokens at ``temperature``, without gradient."""
         with self.running(pack) as logits:
-            return self.logprobs(logits, pack), entropies(logits)[self._tensor(pack.read_rows)]
+            return self.logprobs(logits, pack)
+
+    @torch.no_grad()
+    def entropies(self, pack: Pack) -> Float[Tensor, "n"]:
+        """Entropies at temperature 1 of the distributions that the pack's completion tokens come from."""
+        with self.running(pack) as logits:
+            return entropies(logits)[self._tensor(pack.read_rows)]
 
     def _logits(self, pack: Pack) -> Tensor:
         if pack.mask is None:
@@ -89,8 +97,12 @@ class Forward:
         else:
             mask = self._tensor(pack.mask).long()
         read_at = self._tensor(pack.read_at)
-        inputs = dict(attention_mask=mask, position_ids=self._tensor(pack.position_ids), logits_to_keep=read_at,
-                      use_cache=False)  # fmt: skip
+        inputs = {
+            "attention_mask": mask,
+            "position_ids": self._tensor(pack.position_ids),
+            "logits_to_keep": read_at,
+            "use_cache": False,
+        }
         inputs = {name: value for name, value in inputs.items() if name in self._accepts}
         cast = torch.autocast(self.device.type, dtype=self.autocast) if self.autocast else nullcontext()
         with cast:
@@ -116,22 +128,25 @@ class Forward:
             return
         try:
             difference = (self._by(pack_shared, samples, few) - self._by(pack_plain, samples, few)).abs().max().item()
+        except torch.OutOfMemoryError:
+            raise
         except (RuntimeError, ValueError, TypeError, IndexError, KeyError, AttributeError, AssertionError) as error:
             # Whatever an unknown architecture does with packed rows, the plain layout remains.
-            self._fall_back(f"packed rows raise {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
+            first_line = (str(error).splitlines() or [""])[0]
+            self._fall_back(f"packed rows raise {type(error).__name__}: {first_line}")
             return
         # bfloat16 keeps 8 bits: rounding alone moves a log-prob by some hundredths.
         tolerance = TOLERANCE if self.autocast is None else 0.25
         if difference > tolerance:
             self._fall_back(f"log-probs of packed rows differ by {difference:.2g} nats from the plain ones")
-        self._proven = True
+        self._proven = difference == difference  # with NaN weights nothing is proven; the learner will say so
 
     def _by(self, pack, samples: Sequence[Sample], few: Sequence[int]) -> Tensor:
         """Log-probs of the samples ``few`` in their order, laid out by ``pack``."""
         parts = {}
         for p in pack(samples, budget=1 << 30, among=few):
             lengths = [len(samples[i].completion_ids) for i in p.samples]
-            parts |= dict(zip(p.samples, self.evaluate(p)[0].split(lengths), strict=True))
+            parts |= dict(zip(p.samples, self.evaluate(p).split(lengths), strict=True))
         return torch.cat([parts[i] for i in few])
 
     def _fall_back(self, reason: str) -> None:

@@ -67,7 +67,7 @@ def check_samples(samples: Sequence[Sample], *, vocab_size: int) -> None:
         if len(sample.prompt_ids) == 0:
             raise EngineError(f"sample {index}: the prompt has no tokens; the first token of a completion needs one")
         for name, ids in (("prompt", sample.prompt_ids), ("completion", sample.completion_ids)):
-            if len(ids) and not (0 <= ids.min() and ids.max() < vocab_size):
+            if len(ids) and not (ids.min() >= 0 and ids.max() < vocab_size):
                 wrong = int(ids[(ids < 0) | (ids >= vocab_size)][0])
                 raise EngineError(
                     f"sample {index}: the {name} holds token id {wrong}, but the model knows 0 to {vocab_size - 1}; "

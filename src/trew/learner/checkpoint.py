@@ -1,0 +1,218 @@
+"""Checkpoints that survive a kill at any instant: written aside, fsynced, hashed, then renamed.
+
+    checkpoints/000020/   model.safetensors  optimizer.safetensors  state.json  manifest.json
+
+A folder under its final name is complete; its manifest has the size and SHA-256 of every file, and loading trusts
+nothing that does not match. Tensors are safetensors, everything else JSON: loading runs no code.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from ..errors import CheckpointError
+
+FORMAT = 1
+"""Version of the layout; a checkpoint with a higher one is refused."""
+
+ASIDE = ".tmp-"
+"""How the names of folders begin that are being written or removed."""
+
+_NAME = re.compile(r"(\d{6,})(?:\.(\d+))?")  # step, and a counter where the same step was saved again
+
+
+def save(root: Path, step: int, tensors: Mapping[str, Tensor], meta: Mapping[str, Any], *, keep: int) -> Path:
+    """Writes one checkpoint and returns its folder; then removes all but the ``keep`` newest up to this step.
+
+    Each tensor goes to the file that its name begins with: ``model.embed.weight`` into model.safetensors. ``meta`` is
+    whatever JSON can hold. Checkpoints of later steps are removed too: they were unusable when the run was resumed,
+    or it would be past them. When something cannot be written, the older ones stay, nothing half-written does, and
+    CheckpointError says why.
+    """
+    assert keep >= 1
+    root = Path(root)
+    aside = root / f"{ASIDE}{step:06d}-{os.getpid()}"
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        for stray in root.glob(f"{ASIDE}*"):
+            _remove(stray)
+        aside.mkdir()
+        _write(aside, step, tensors, meta)
+        target = _free_name(root, step)
+        os.rename(aside, target)
+        _sync(root)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(aside, ignore_errors=True)
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise CheckpointError(
+            f"{root}: the checkpoint of step {step} could not be written: {reason}. Older checkpoints are as they "
+            "were. Make room or give another place (out, checkpoint.keep), then continue with --resume"
+        ) from error
+    _rotate(root, target, keep=keep)
+    return target
+
+
+def load_latest(root: Path) -> tuple[int, dict[str, Tensor], dict[str, Any], list[str]] | None:
+    """Step, tensors, meta of the newest complete checkpoint, and messages about everything that was passed over.
+
+    None when there is no checkpoint in ``root``, or no ``root``. CheckpointError when there are some and none of them
+    is usable (a run must not silently start over), or when the newest was written in a newer format.
+    """
+    root = Path(root)
+    if not root.is_dir():
+        return None
+    messages = []
+    for entry in sorted(root.iterdir()):
+        if entry.name.startswith(ASIDE):
+            messages.append(f"{entry}: left behind by an interrupted write or removal; ignored")
+        elif not _is_checkpoint(entry):
+            messages.append(f"{entry}: is not a checkpoint of trew; ignored")
+    found = _checkpoints(root)
+    broken = []
+    for folder in reversed(found):
+        try:
+            step, tensors, meta = load(folder)
+        except _BrokenError as error:
+            broken.append(f"{folder}: {error}; not used")
+            continue
+        return step, tensors, meta, messages + broken
+    if broken:
+        raise CheckpointError(
+            "\n".join(broken) + f"\n{root}: no checkpoint is usable, and the run is not silently started over. Put a "
+            "backup of one there, or begin anew with --overwrite"
+        )
+    return None
+
+
+class _BrokenError(Exception):
+    """A checkpoint that is incomplete or damaged; says in which way."""
+
+
+def load(folder: Path) -> tuple[int, dict[str, Tensor], dict[str, Any]]:
+    """One checkpoint, every file verified against the manifest before it is read."""
+    manifest = _read_json(folder / "manifest.json")
+    files = manifest.get("files")
+    version = manifest.get("format")
+    if not isinstance(files, dict) or not isinstance(version, int):
+        raise _BrokenError("manifest.json does not have the expected fields")
+    if version > FORMAT:
+        raise CheckpointError(
+            f"{folder}: was written in format {version} by a newer trew; this one reads up to {FORMAT}. Update trew, "
+            "or start a new run with another out"
+        )
+    for name, expected in files.items():
+        path = folder / name
+        if Path(name).name != name or path.is_symlink() or not path.is_file():
+            raise _BrokenError(f"{name} is missing")
+        if path.stat().st_size != expected.get("size"):
+            raise _BrokenError(f"{name} has {path.stat().st_size} bytes instead of {expected.get('size')}")
+        if _sha256(path) != expected.get("sha256"):
+            raise _BrokenError(f"{name} is damaged (SHA-256 differs)")
+    if "state.json" not in files:
+        raise _BrokenError("state.json is missing")
+    state = _read_json(folder / "state.json")
+    tensors: dict[str, Tensor] = {}
+    for name in files:
+        if name.endswith(".safetensors"):
+            tensors |= load_file(folder / name)
+    return int(state["step"]), tensors, state["meta"]
+
+
+def _write(folder: Path, step: int, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
+    parts: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in tensors.items():
+        parts.setdefault(name.partition(".")[0], {})[name] = tensor.detach().cpu().contiguous()
+    for part, members in parts.items():
+        save_file(members, folder / f"{part}.safetensors")
+    _write_json(folder / "state.json", {"format": FORMAT, "step": step, "meta": dict(meta)})
+    files = {}
+    for path in sorted(folder.iterdir()):
+        _sync(path)
+        files[path.name] = {"size": path.stat().st_size, "sha256": _sha256(path)}
+    # Last: without a manifest nothing in the folder counts, even where a rename is not atomic.
+    _write_json(folder / "manifest.json", {"format": FORMAT, "step": step, "files": files})
+    _sync(folder / "manifest.json")
+    _sync(folder)
+
+
+def _free_name(root: Path, step: int) -> Path:
+    """``000020``, or ``000020.1`` and so on where a broken or older one has the name: none is ever overwritten."""
+    candidates = (root / (f"{step:06d}" + (f".{n}" if n else "")) for n in range(1 << 20))
+    return next(path for path in candidates if not os.path.lexists(path))
+
+
+def _rotate(root: Path, newest: Path, *, keep: int) -> None:
+    """Removes what is older than the ``keep`` newest, or later than ``newest``; what cannot be removed stays."""
+    found = _checkpoints(root)
+    until = found.index(newest) + 1
+    for folder in [*found[: max(until - keep, 0)], *found[until:]]:
+        # Renamed first: a kill in the middle of the removal must not leave half a checkpoint under a good name.
+        doomed = root / f"{ASIDE}old-{folder.name}"
+        try:
+            os.rename(folder, doomed)
+        except OSError:
+            continue
+        _remove(doomed)
+
+
+def _checkpoints(root: Path) -> list[Path]:
+    """Folders named as checkpoints, oldest first."""
+    return sorted((p for p in root.iterdir() if _is_checkpoint(p)), key=_order)
+
+
+def _is_checkpoint(path: Path) -> bool:
+    return _NAME.fullmatch(path.name) is not None and path.is_dir()
+
+
+def _order(path: Path) -> tuple[int, int]:
+    match = _NAME.fullmatch(path.name)
+    assert match is not None
+    return int(match[1]), int(match[2] or 0)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _sync(path: Path) -> None:
+    """Forces a file or a folder's entries onto the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _write_json(path: Path, value: Any) -> None:
+    path.write_text(json.dumps(value, indent=1), encoding="utf-8")
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise _BrokenError(f"{path.name} is missing") from None
+    except (OSError, ValueError) as error:
+        raise _BrokenError(f"{path.name} cannot be read: {error}") from None
+    if not isinstance(value, dict):
+        raise _BrokenError(f"{path.name} does not hold an object")
+    return value
