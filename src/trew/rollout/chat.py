@@ -30,12 +30,11 @@ class Renderer:
         self.tokenizer: Any = tokenizer  # typed loosely: its methods return unions that depend on arguments
         self.stop = tuple(stop)
         self._begin = self._begin_tokens()
-        own = tokenizer.eos_token_id
-        turn_end = self._end_of_turn()
-        self.stop_ids: frozenset[int] = (
-            frozenset([*eos_ids, *([own] if own is not None else []), *([turn_end] if turn_end is not None else [])])
-            | self.split_stop(self.stop)[0]
-        )
+        ends: set[int] = {*eos_ids, *self.split_stop(self.stop)[0]}
+        for end in (self.tokenizer.eos_token_id, self._end_of_turn()):
+            if end is not None:
+                ends.add(int(end))
+        self.stop_ids = frozenset(ends)
 
     # ---- text and tokens
 

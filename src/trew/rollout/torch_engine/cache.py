@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, DynamicLayer
 
 _ROOM = 64  # columns that a buffer grows by at least
 
@@ -18,6 +18,8 @@ class SlotLayer(CacheLayerMixin):
     """One layer's buffers (slots, heads, columns, head size); the view in use is columns [begin, end) of ``rows``."""
 
     is_sliding = False
+    keys: Tensor
+    values: Tensor
 
     def __init__(self, keys: Tensor, values: Tensor) -> None:
         super().__init__()
@@ -33,7 +35,6 @@ class SlotLayer(CacheLayerMixin):
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
         """Appends one column and returns the view that attention reads."""
-        assert self.keys is not None and self.values is not None
         rows, new = key_states.shape[0], self.end + key_states.shape[2]
         self.keys[:rows, :, self.end : new] = key_states
         self.values[:rows, :, self.end : new] = value_states
@@ -51,7 +52,9 @@ class SlotLayer(CacheLayerMixin):
 
 
 class SlotCache(Cache):
-    """The cache of up to ``slots`` rows, in use from ``begin`` to ``end``; a transformers Cache for the decode steps."""
+    """The cache of up to ``slots`` rows, in use from ``begin`` to ``end``; to transformers, a Cache like others."""
+
+    layers: list[SlotLayer]  # type: ignore[assignment]
 
     def __init__(self, slots: int) -> None:
         super().__init__(layers=[])
@@ -67,7 +70,7 @@ class SlotCache(Cache):
     def begin(self) -> int:
         return min(self.starts, default=self.end)
 
-    def add(self, prefill: Cache, *, source: Tensor, lengths: list[int], room: int) -> None:
+    def add(self, prefill: DynamicCache, *, source: Tensor, lengths: list[int], room: int) -> None:
         """Appends rows: row i takes the last lengths[i] columns of row source[i] of a left-padded ``prefill`` cache,
         which is shared by all its completions and copied here. ``room``: columns that will be written at most."""
         width = prefill.get_seq_length()
@@ -75,8 +78,11 @@ class SlotCache(Cache):
         first, end = self.rows, self.end
         target = slice(first, first + len(lengths))
         for layer, new in zip(self.layers, prefill.layers, strict=True):
-            layer.keys[target, :, end - width : end] = new.keys[source]  # type: ignore[index]
-            layer.values[target, :, end - width : end] = new.values[source]  # type: ignore[index]
+            assert isinstance(new, DynamicLayer)
+            for own, shared in ((layer.keys, new.keys), (layer.values, new.values)):
+                assert shared is not None
+                own[target, :, end - width : end] = shared[source]
+                own[target, :, : end - width] = 0  # masked, but NaN left there by chance would still spread
         self.rows += len(lengths)
         self.starts += [end - length for length in lengths]
         self._set_view(end)
@@ -87,10 +93,10 @@ class SlotCache(Cache):
         gaps = sorted(set(order) - set(alive))
         moved = [row for row in alive if row >= len(alive)]
         if moved:
-            to, from_ = (torch.tensor(x, device=self.layers[0].device) for x in (gaps, moved))  # type: ignore[union-attr]
+            to, from_ = (torch.tensor(x, device=self.layers[0].device) for x in (gaps, moved))
             for layer in self.layers:
-                layer.keys[to] = layer.keys[from_]  # type: ignore[index]
-                layer.values[to] = layer.values[from_]  # type: ignore[index]
+                layer.keys[to] = layer.keys[from_]
+                layer.values[to] = layer.values[from_]
         for gap, row in zip(gaps, moved, strict=True):
             order[gap] = row
         self.starts = [self.starts[row] for row in order]
@@ -101,24 +107,23 @@ class SlotCache(Cache):
     def _set_view(self, end: int) -> None:
         begin = min(self.starts, default=end)
         for layer in self.layers:
-            layer.begin, layer.end = begin, end  # type: ignore[attr-defined]
+            layer.begin, layer.end = begin, end
 
-    def _reserve(self, prefill: Cache, width: int, room: int) -> None:
+    def _reserve(self, prefill: DynamicCache, width: int, room: int) -> None:
         """Makes sure that ``width`` columns fit before ``end`` and ``room`` after it; may move everything."""
         used = self.end - self.begin
         end = max(used, width)
-        capacity = self.layers[0].keys.shape[2] if self.layers else 0  # type: ignore[union-attr]
+        capacity = self.layers[0].keys.shape[2] if self.layers else 0
         if self.layers and width <= self.end and self.end + room <= capacity:
             return
         columns = end + room + _ROOM
         shift = end - self.end
-        layers: list[CacheLayerMixin] = []
+        layers: list[SlotLayer] = []
         for index, new in enumerate(prefill.layers):
             buffers = []
             for name in ("keys", "values"):
                 like: Tensor = getattr(new, name)
-                # zeros: columns before a row's start are masked, but NaN in them would still spread
-                buffer = like.new_zeros((self.slots, like.shape[1], columns, like.shape[3]))
+                buffer = like.new_empty((self.slots, like.shape[1], columns, like.shape[3]))
                 if self.rows:
                     old: Tensor = getattr(self.layers[index], name)
                     buffer[: self.rows, :, end - used : end] = old[: self.rows, :, self.begin : self.end]

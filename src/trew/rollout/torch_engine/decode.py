@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache, DynamicCache
+from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
 from ...errors import EngineError
 from ...types import Sampling
@@ -62,7 +62,9 @@ class Decoder:
         # Taken from the end: the longest prompts first, as shorter ones then fit beside them without moving anything,
         # and as what needs most memory should fail at once if it must.
         self.waiting = sorted(range(len(prompt_ids) * n), key=lambda r: (len(prompt_ids[r // n]), -r))
-        self.held: tuple[int, Cache, Tensor] | None = None  # a prompt with completions still waiting: cache, logits
+        self.held: tuple[int, DynamicCache, Tensor] | None = (
+            None  # a prompt with completions still waiting: cache, logits
+        )
 
         total, longest = len(self.waiting), sampling.max_tokens
         self.tokens_out = torch.zeros((total, longest), dtype=torch.int64, device=self.device)
@@ -136,7 +138,7 @@ class Decoder:
                 waves.append([prompt])
         return waves
 
-    def _prefill(self, prompts: list[int]) -> tuple[Cache, Tensor]:
+    def _prefill(self, prompts: list[int]) -> tuple[DynamicCache, Tensor]:
         """The cache of left-padded prompts, and the logits (prompts, V) after their last tokens."""
         ids = [self.prompt_ids[p] for p in prompts]
         width = max(map(len, ids))
@@ -239,10 +241,12 @@ class Decoder:
             state[: len(order)] = state[order]
 
 
-def _one_row(cache: Cache, row: int) -> Cache:
+def _one_row(cache: DynamicCache, row: int) -> DynamicCache:
     """A copy of one row of a prefill cache, so that the others can be freed."""
     copy = DynamicCache()
     for index, layer in enumerate(cache.layers):
-        assert isinstance(layer.keys, Tensor) and isinstance(layer.values, Tensor)
+        assert isinstance(layer, DynamicLayer)
+        assert layer.keys is not None
+        assert layer.values is not None
         copy.update(layer.keys[row : row + 1].clone(), layer.values[row : row + 1].clone(), index)
     return copy

@@ -13,6 +13,7 @@ from ...errors import EngineError
 from ...types import Completion, FinishReason, Group, Prompt, Sampling
 from ..chat import Renderer
 from .decode import Decoder, Finished
+from .packing import packed_linears
 
 
 class TorchEngine:
@@ -62,14 +63,15 @@ class TorchEngine:
             return []
         more_ids, strings = self.renderer.split_stop((*sampling.stop, *self.renderer.stop))
         stop_ids = self.stop_ids | more_ids
-        with _generating(self.model, self.autocast):
+        slots = min(self.batch, n * len(prompts))
+        with _generating(self.model, self.autocast), packed_linears(self.model, rows=slots, autocast=self.autocast):
             decoder = Decoder(
                 self.model,
                 prompt_ids,
                 uids=[prompt.uid for prompt in prompts],
                 n=n,
                 sampling=sampling,
-                slots=min(self.batch, n * len(prompts)),
+                slots=slots,
                 stop_ids=stop_ids,
                 stop_strings=strings,
                 decode=self.renderer.decode,

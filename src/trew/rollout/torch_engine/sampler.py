@@ -132,7 +132,7 @@ def _invert(e: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
 
     Two levels, so that the running sum goes over V / 256 blocks and one block, not over V entries.
     """
-    rows, vocabulary = e.shape
+    vocabulary = e.shape[-1]
     whole = vocabulary // _BLOCK
     blocks = e[:, : whole * _BLOCK].unflatten(-1, (whole, _BLOCK)).sum(-1)
     blocks = torch.cat([blocks, e[:, whole * _BLOCK :].sum(-1, keepdim=True)], dim=-1)
