@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -40,6 +40,7 @@ def prepare(
     splits = {"train": sources.read_train(where), "test": sources.read_eval_beside(where)}
     targets = {key: folder / f"{key}.{format}" for key in splits}
     _refuse_existing(targets.values(), overwrite)
+    _refuse_other_formats(targets.values())
     # Everything is read and checked before anything is written.
     rows = {key: [_gsm8k_row(p) for p in task.prompts(split)] for key, split in splits.items() if split is not None}
     for key, part in rows.items():
@@ -194,12 +195,22 @@ def _visible(text: str) -> str:
     )
 
 
-def _refuse_existing(paths: Any, overwrite: bool) -> None:
+def _refuse_existing(paths: Iterable[Path], overwrite: bool) -> None:
     from ..errors import ConfigError
 
     there = [str(path) for path in paths if path.exists()]
     if there and not overwrite:
         raise ConfigError(f"{', '.join(there)}: is there already; choose another --out, or add --overwrite")
+
+
+def _refuse_other_formats(paths: Iterable[Path]) -> None:
+    """train.jsonl beside train.parquet would leave it open which of them the folder means."""
+    from ..data.files import SUFFIXES
+    from ..errors import ConfigError
+
+    others = [path.with_suffix(suffix) for path in paths for suffix in SUFFIXES if suffix != path.suffix]
+    if there := [str(path) for path in others if path.exists()]:
+        raise ConfigError(f"{', '.join(there)}: the same split in another format; remove it or choose another --out")
 
 
 def _sha256(path: Path) -> str:

@@ -1,6 +1,6 @@
 """Random numbers as pure functions of a key: plain integers, the same on every machine and library version.
 
-Procedural tasks draw from here, so that problem i of a seed never depends on what was drawn before it.
+Procedural tasks draw from here, so that a seed means the same problems everywhere and for good.
 """
 
 from __future__ import annotations

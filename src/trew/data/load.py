@@ -43,6 +43,23 @@ def load_task(config: DataConfig, *, eval_size: int, seed: int) -> Dataset:
     return Dataset(train, evaluation, rewards, notes, fingerprint(train, evaluation))
 
 
+def load_eval(config: DataConfig, *, size: int, seed: int) -> tuple[list[Prompt], tuple[RewardConfig, ...], list[str]]:
+    """Evaluation prompts alone, with the task's own rewards and notes: nothing is held out, nothing trained on.
+
+    They come from ``config.eval``, or where that is "auto" from ``config.train``: a file as it is, the test (else
+    validation) split of a folder or hub set. Made tasks give the same held-out problems as ``load_task``.
+    """
+    task = make_task(config)
+    if isinstance(task, Arithmetic) or (isinstance(task, Countdown) and not config.train):
+        made, evaluation, notes = task.generate(eval_size=size, seed=seed)
+        return evaluation, task.rewards(made), notes
+    source = task.source(config.train) if config.eval == "auto" else config.eval
+    split = sources.read_eval(source)
+    prompts = _prompts(task, split, config)
+    notes = [_eval_note(split.source, prompts, size), *repeat_note(prompts[:size], "evaluation")]
+    return prompts[:size], task.rewards(prompts), notes
+
+
 def make_task(config: DataConfig) -> Task:
     """The task with its arguments, checked; ConfigError with every problem of the table at once."""
     if config.task not in TASKS:

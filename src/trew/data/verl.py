@@ -70,9 +70,10 @@ def to_rows(
 
 def _to_row(prompt: Prompt, index: int, split: str, data_source: str, ability: str, gold_column: str) -> dict[str, Any]:
     columns = dict(prompt.columns)
-    truth = _ground_truth(prompt, gold_column)
+    source, truth = _ground_truth(prompt, gold_column)
     old_extra = columns.pop("extra_info", None) or {}
-    own = {name: columns.pop(name, None) for name in ("data_source", "ability", "agent_name", "ground_truth")}
+    columns.pop(source, None)  # it is in reward_model now; a second copy may be of a type that Arrow cannot mix
+    own = {name: columns.pop(name, None) for name in ("data_source", "ability", "agent_name")}
     extra = {"split": split, "index": index, **columns, **old_extra}
     messages = [{"role": "user", "content": prompt.text}] if prompt.text is not None else list(prompt.messages or ())
     row = {
@@ -86,10 +87,11 @@ def _to_row(prompt: Prompt, index: int, split: str, data_source: str, ability: s
     return row | ({"agent_name": own["agent_name"]} if own["agent_name"] else {})
 
 
-def _ground_truth(prompt: Prompt, gold_column: str) -> str:
+def _ground_truth(prompt: Prompt, gold_column: str) -> tuple[str, str]:
+    """(the column that it comes from, or nothing for several; the gold answer as a string)."""
     columns = prompt.columns
     if not gold_column and "nums" in columns and "target" in columns:
-        return json.dumps({"target": columns["target"], "numbers": list(columns["nums"])})
+        return "", json.dumps({"target": columns["target"], "numbers": list(columns["nums"])})
     names = (gold_column,) if gold_column else GOLD_COLUMNS
     name = next((name for name in names if columns.get(name) is not None), None)
     if name is None:
@@ -98,4 +100,4 @@ def _ground_truth(prompt: Prompt, gold_column: str) -> str:
             f"the columns are {', '.join(columns) or 'none'}; name the right one with --gold-column"
         )
     value = columns[name]
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return name, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -24,7 +24,7 @@ TEMPLATE = (
     "+ - * / and parentheses only. First think it through inside <think> </think>, then give the expression alone "
     "inside <answer> </answer>, for example <answer>(1 + 2) * 3</answer>."
 )
-_TRIES = 1000  # draws in a row that bring no new problem before the universe counts as used up
+_TRIES = 20_000  # draws in a row that bring no new problem before the universe counts as used up
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,7 @@ class Countdown:
     largest: int = 99  # number
     target: tuple[int, ...] = (10, 99)  # lowest and highest target
     ops: tuple[str, ...] = ("+", "-", "*", "/")  # that the hidden solution may use
-    size: int = 10_000  # training problems
+    size: int = 10_000  # most training problems
     template: str = TEMPLATE
     system: str = ""  # a system message; empty = none
     format_weight: float = 0.1  # of the default format reward beside the answer's 1; 0 = none
@@ -77,31 +77,28 @@ class Countdown:
 
     def generate(self, *, eval_size: int, seed: int) -> tuple[list[Prompt], list[Prompt], list[str]]:
         """(train, eval, notes), all different in numbers or target; equal arguments give equal problems."""
-        want = eval_size + self.size
-        found = list(itertools.islice(self._different(seed), want))
-        if len(found) < want:
+        found = list(itertools.islice(self._different(seed), eval_size + self.size))
+        if len(found) <= eval_size:
             raise DataError(
-                f"data.args: found only {len(found)} different problems, but data.args.size = {self.size} and "
-                f"eval.size = {eval_size}; widen the ranges, or lower data.args.size"
+                f"data.args: there are only {len(found)} different problems, and eval.size = {eval_size} of them are "
+                "to be held out; widen the ranges, or lower eval.size"
             )
-        made = [
-            self._prompt("countdown:" + "-".join(map(str, (*nums, target))), nums, target) for nums, target in found
-        ]
-        return made[eval_size:], made[:eval_size], [f"countdown: {self.size} training problems"]
+        made = [self._prompt(f"countdown:{'-'.join(map(str, nums))}={target}", nums, target) for nums, target in found]
+        train, evaluation = made[eval_size:], made[:eval_size]
+        only = f"only {len(train)} different" if len(train) < self.size else f"{len(train)}"
+        return train, evaluation, [f"countdown: {only} training problems"]
 
     def _different(self, seed: int) -> Iterator[tuple[tuple[int, ...], int]]:
         """Problems in the seed's order; two are the same if they share the target and the numbers in any order."""
         seen: set[tuple[tuple[int, ...], int]] = set()
-        repeats = 0
-        for index in itertools.count():
-            problem = self._draw(Draws("countdown", seed, index))
-            key = (tuple(sorted(problem[0])), problem[1]) if problem else None
-            if problem is None or key is None or key in seen:
-                repeats += 1
-                if repeats == _TRIES:
-                    return
+        draws = Draws("countdown", seed)
+        vain = 0
+        while vain < _TRIES:
+            vain += 1
+            problem = self._draw(draws)
+            if problem is None or (key := (tuple(sorted(problem[0])), problem[1])) in seen:
                 continue
-            repeats = 0
+            vain = 0
             seen.add(key)
             yield problem
 
@@ -112,10 +109,11 @@ class Countdown:
         while len(pool) > 1:
             left = pool.pop(draws.below(len(pool)))
             right = pool.pop(draws.below(len(pool)))
-            value = apply(draws.choice(self.ops), left, right)
-            if value is None or value < 0:
+            values = [apply(op, left, right) for op in self.ops]
+            exact = [value for value in values if value is not None and value >= 0]
+            if not exact:
                 return None
-            pool.append(value)
+            pool.append(draws.choice(exact))
         return (nums, pool[0]) if self.target[0] <= pool[0] <= self.target[1] else None
 
     def _prompt(self, uid: str, nums: Sequence[int], target: int, columns: Mapping[str, Any] | None = None) -> Prompt:

@@ -1,0 +1,149 @@
+"""``trew data prepare | show | convert``."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from trew.cli.data import convert, prepare, show
+from trew.config import DataConfig
+from trew.data import load_task
+from trew.data.files import read_rows, write_rows
+from trew.errors import ConfigError, DataError
+
+
+def gsm8k(folder: Path, train: int = 5, test: int = 3) -> Path:
+    for name, n in (("train", train), ("test", test)):
+        rows = [{"question": f"{name} {i}?", "answer": f"So.\n#### {i},000"} for i in range(1, n + 1)]
+        write_rows(folder / f"{name}.jsonl", rows)
+    return folder
+
+
+def values(path: Path) -> list[Any]:
+    return [dict(row.values) for row in read_rows(path)]
+
+
+@pytest.mark.parametrize("format", ["jsonl", "parquet"])
+def test_prepare_writes_both_splits_and_says_so(
+    tmp_path: Path, format: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    prepare("gsm8k", source=str(gsm8k(tmp_path / "in")), out=str(out), format=format)  # type: ignore[arg-type]
+    assert sorted(path.name for path in out.iterdir()) == [f"test.{format}", f"train.{format}"]
+    assert values(out / f"test.{format}")[1] == {"question": "test 2?", "answer": "So.\n#### 2,000", "gold": "2000"}
+    said = capsys.readouterr().out
+    assert "5 rows" in said
+    assert "3 rows" in said
+    assert hashlib.sha256((out / f"train.{format}").read_bytes()).hexdigest() in said
+    data = load_task(DataConfig(task="gsm8k", train=str(out)), eval_size=3, seed=0)
+    assert [p.columns["gold"] for p in data.eval] == ["1000", "2000", "3000"]
+
+
+def test_prepare_refuses_to_replace_or_to_mix_formats(tmp_path: Path) -> None:
+    source = str(gsm8k(tmp_path / "in"))
+    out = str(tmp_path / "out")
+    prepare("gsm8k", source=source, out=out)
+    with pytest.raises(ConfigError, match="--overwrite"):
+        prepare("gsm8k", source=source, out=out)
+    with pytest.raises(ConfigError, match="another format"):
+        prepare("gsm8k", source=source, out=out, format="parquet")
+    prepare("gsm8k", source=source, out=out, overwrite=True)
+
+
+def test_prepare_writes_nothing_when_a_split_is_bad(tmp_path: Path) -> None:
+    source = gsm8k(tmp_path / "in")
+    (source / "test.jsonl").write_text('{"question": "x", "answer": "no mark"}\n')
+    with pytest.raises(DataError, match=r"test\.jsonl line 1"):
+        prepare("gsm8k", source=str(source), out=str(tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
+
+
+def test_prepare_from_one_file_without_partner(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = gsm8k(tmp_path / "in") / "train.jsonl"
+    alone = source.rename(tmp_path / "alone.jsonl")
+    prepare("gsm8k", source=str(alone), out=str(tmp_path / "out"))
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["train.jsonl"]
+    assert "no test split" in capsys.readouterr().out
+
+
+def test_show_prints_prompts_and_columns_without_acting_on_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "d.jsonl"
+    path.write_text(json.dumps({"prompt": "[red]a[/red] \x1b]8;;x\x07 \u202e", "gold": "[bold]4"}) + "\n")
+    show(str(path))
+    said = capsys.readouterr().out
+    assert "[red]a[/red] \\x1b]8;;x\\x07 \\u202e" in said
+    assert "gold = [bold]4" in said
+    assert "1 of 1 prompts" in said
+
+
+@pytest.mark.parametrize("task", ["arithmetic", "countdown"])
+def test_show_procedural_tasks(task: str, capsys: pytest.CaptureFixture[str]) -> None:
+    show(task=task, n=2)
+    said = capsys.readouterr().out
+    assert said.count("user:") == 2
+    with pytest.raises(ConfigError, match="--n"):
+        show(task=task, n=0)
+
+
+def test_convert_gsm8k_to_verl_has_exactly_verls_schema(tmp_path: Path) -> None:
+    source = gsm8k(tmp_path / "in")
+    out = tmp_path / "verl.parquet"
+    convert(str(source), str(out), to="verl", task="gsm8k", split="test")
+    row = values(out)[0]
+    assert list(row) == ["data_source", "prompt", "ability", "reward_model", "extra_info"]
+    assert row["data_source"] == "openai/gsm8k"
+    assert row["prompt"][0]["role"] == "user"
+    assert row["prompt"][0]["content"].startswith("test 1?")
+    assert row["ability"] == "math"
+    assert row["reward_model"] == {"style": "rule", "ground_truth": "1000"}
+    assert row["extra_info"]["split"] == "test"
+    assert [r["extra_info"]["index"] for r in values(out)] == [0, 1, 2]
+    assert row["extra_info"]["question"] == "test 1?"
+
+
+def test_convert_ground_truths_of_several_types_become_strings(tmp_path: Path) -> None:
+    path, out = tmp_path / "d.jsonl", tmp_path / "verl.parquet"
+    golds = ["72", 72, 1.5, {"a": 1}, [1, 2], True]
+    write_rows(path, [{"prompt": f"p{i}", "gold": gold, "tools_kwargs": {}} for i, gold in enumerate(golds)])
+    convert(str(path), str(out), to="verl", data_source="mine")
+    truths = [row["reward_model"]["ground_truth"] for row in values(out)]
+    assert truths == ["72", "72", "1.5", '{"a": 1}', "[1, 2]", "true"]
+    assert "tools_kwargs" not in str(pq.read_schema(out))  # parquet cannot hold empty objects
+
+
+def test_convert_verl_to_trl_and_back_is_the_same_file(tmp_path: Path) -> None:
+    first, trl, second = (tmp_path / name for name in ("a.parquet", "b.parquet", "c.parquet"))
+    convert(str(gsm8k(tmp_path / "in")), str(first), to="verl", task="gsm8k")
+    convert(str(first), str(trl), to="trl")
+    convert(str(trl), str(second), to="verl")
+    assert values(trl)[0]["ground_truth"] == "1000"
+    assert values(trl)[0]["prompt"] == values(first)[0]["prompt"]
+    assert "reward_model" not in values(trl)[0]
+    assert values(first) == values(second)
+
+
+def test_convert_countdown_uses_verls_ground_truth(tmp_path: Path) -> None:
+    out = tmp_path / "verl.jsonl"
+    write_rows(tmp_path / "in.jsonl", [{"nums": [1, 2, 3], "target": 6}])
+    convert(str(tmp_path / "in.jsonl"), str(out), to="verl", task="countdown", data_source="countdown")
+    assert json.loads(values(out)[0]["reward_model"]["ground_truth"]) == {"target": 6, "numbers": [1, 2, 3]}
+
+
+def test_convert_problems(tmp_path: Path) -> None:
+    path = tmp_path / "d.jsonl"
+    write_rows(path, [{"prompt": "p", "label": "x"}])
+    with pytest.raises(ConfigError) as caught:
+        convert(str(path), "out.csv", to="trk", split="dev")  # type: ignore[arg-type]
+    assert len(caught.value.problems) == 3
+    with pytest.raises(DataError, match=r"no gold answer.*label"):
+        convert(str(path), str(tmp_path / "o.jsonl"), to="verl")
+    convert(str(path), str(tmp_path / "o.jsonl"), to="verl", gold_column="label")
+    with pytest.raises(ConfigError, match="is there already"):
+        convert(str(path), str(tmp_path / "o.jsonl"), to="verl", gold_column="label")
