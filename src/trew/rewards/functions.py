@@ -206,8 +206,7 @@ def call_all(calls: Sequence[tuple[UserFunction, Sequence[Sample]]], *, step: in
             try:
                 raw = function.invoke(samples, step=step) if samples else []
             except (Exception, SystemExit) as error:
-                for unfinished, _ in results:
-                    discard(unfinished)
+                discard([*pending.values(), *(earlier for earlier, _ in results)])
                 raise _raised(function, samples, error, step) from error
             results.append((raw, time.perf_counter() - start))
             if inspect.isawaitable(raw):

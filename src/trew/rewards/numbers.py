@@ -161,6 +161,8 @@ def find_numbers(text: str) -> Iterator[Number]:
         if value is not None:
             value, end = _multiplied(text, value, end)
         negative, start = _sign(text, start)
+        if start and text[start] in "+-" and text[start - 1] in "+-":  # --5
+            value = None
         yield Number(-value if negative and value is not None else value, start, end)
 
 
