@@ -23,7 +23,7 @@ MAX_EXPONENT = 999  # in 1e999; larger ones would build gigantic integers
 
 _CHUNK = re.compile(r"\d[\d.,]*(?:[eE][+-]?\d{1,9})?")
 _PLAIN = re.compile(r"(?:\d+(?:\.\d+)?|\.\d+)(?:[eE]([+-]?\d+))?")
-_GROUPED = re.compile(r"[1-9]\d{0,2}(?:,\d{3})+(?:\.\d+)?")
+_GROUPED = re.compile(r"\d{1,3}(?:,\d{3})+(?:\.\d+)?")
 _MULTIPLIER = re.compile(r"(?:k|\s?(hundred|thousand|million|billion|trillion))(?![A-Za-z])", re.IGNORECASE)
 _TIMES = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 _BOUND = re.compile(r"^(?:[≤≥≠±]|[<>]=?\s*[\d$.])|\b(?:at least|at most|or more|or less|or fewer)\b", re.IGNORECASE)
@@ -179,7 +179,7 @@ def read_digits(chunk: str) -> Fraction | None:
         if abs(exponent) > MAX_EXPONENT:
             return None
         whole, _, decimals = re.split("[eE]", chunk)[0].partition(".")
-    elif _GROUPED.fullmatch(chunk):
+    elif _GROUPED.fullmatch(chunk) and int(chunk[0]):  # 0,125 is one eighth in half of the world
         exponent = 0
         whole, _, decimals = chunk.replace(",", "").partition(".")
     else:
