@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from trew.config import DataConfig
-from trew.data import Dataset, load_task
+from trew.data import Dataset, load_eval, load_task
 from trew.data.files import write_rows
 from trew.data.hub import HubId, parse_id
 from trew.errors import DataError
@@ -139,6 +139,32 @@ def test_fingerprint_sees_any_change_of_a_column(tmp_path: Path) -> None:
         write_rows(path, [*rows("q", 10), {"prompt": "x", "gold": gold}])
         prints.add(load(path).fingerprint)
     assert len(prints) == 4
+
+
+def test_evaluation_alone_gives_the_prompts_that_training_holds_out(tmp_path: Path) -> None:
+    write_rows(tmp_path / "mine.jsonl", rows("mine", 20))
+    write_rows(tmp_path / "set" / "train.jsonl", rows("train", 5))
+    write_rows(tmp_path / "set" / "test.jsonl", rows("test", 5))
+    for config in (
+        DataConfig(train=str(tmp_path / "mine.jsonl")),
+        DataConfig(train=str(tmp_path / "set")),
+        DataConfig(train=str(tmp_path / "set" / "train.jsonl")),
+        DataConfig(train=str(tmp_path / "set"), eval=str(tmp_path / "mine.jsonl")),
+        DataConfig(task="arithmetic"),
+        DataConfig(task="countdown", args={"size": 5}),
+    ):
+        whole = load_task(config, eval_size=4, seed=3)
+        prompts, rewards, _ = load_eval(config, size=4, seed=3)
+        assert prompts == whole.eval
+        assert rewards == whole.default_rewards
+
+
+def test_a_file_named_for_evaluation_is_taken_as_it_is(tmp_path: Path) -> None:
+    path = str(tmp_path / "mine.jsonl")
+    write_rows(tmp_path / "mine.jsonl", rows("mine", 3))
+    prompts, _, notes = load_eval(DataConfig(train=path, eval=path), size=3, seed=0)
+    assert texts(prompts) == [f"mine question {i}" for i in range(3)]
+    assert notes == [f"evaluation: the first 3 of 3 rows of {path}"]
 
 
 # --------------------------------------------------------------------------------------------------------------------

@@ -44,17 +44,21 @@ def load_task(config: DataConfig, *, eval_size: int, seed: int) -> Dataset:
 
 
 def load_eval(config: DataConfig, *, size: int, seed: int) -> tuple[list[Prompt], tuple[RewardConfig, ...], list[str]]:
-    """Evaluation prompts alone, with the task's own rewards and notes: nothing is held out, nothing trained on.
+    """Evaluation prompts alone, with the task's own rewards and notes: the very prompts that ``load_task`` holds out.
 
-    They come from ``config.eval``, or where that is "auto" from ``config.train``: a file as it is, the test (else
-    validation) split of a folder or hub set. Made tasks give the same held-out problems as ``load_task``.
+    A file that is to be evaluated as it is belongs in ``config.eval``: under "auto", a training file without a test
+    split beside it gives the rows that training with this seed does not see.
     """
     task = make_task(config)
     if isinstance(task, Arithmetic) or (isinstance(task, Countdown) and not config.train):
         made, evaluation, notes = task.generate(eval_size=size, seed=seed)
         return evaluation, task.rewards(made), notes
-    source = task.source(config.train) if config.eval == "auto" else config.eval
-    split = sources.read_eval(source)
+    source = task.source(config.train)
+    split = sources.read_eval_beside(source) if config.eval == "auto" else sources.read_eval(task.source(config.eval))
+    if split is None:
+        train = _prompts(task, sources.read_train(source), config)
+        _, held, note = hold_out(train, size=size, seed=seed, source=source)
+        return held, task.rewards(train), [note]
     prompts = _prompts(task, split, config)
     notes = [_eval_note(split.source, prompts, size), *repeat_note(prompts[:size], "evaluation")]
     return prompts[:size], task.rewards(prompts), notes
@@ -97,7 +101,8 @@ def _from_rows(
     with _collected(faults):
         train = _prompts(task, sources.read_train(source), config)
     with _collected(faults):
-        split = sources.read_eval_beside(source) if config.eval == "auto" else sources.read_eval(config.eval)
+        explicit = config.eval != "auto"
+        split = sources.read_eval(task.source(config.eval)) if explicit else sources.read_eval_beside(source)
         test = (split.source, _prompts(task, split, config)) if split else None
     if faults:
         raise DataError("\n".join(dict.fromkeys(faults)))  # a hub that is down says the same for both
