@@ -152,3 +152,10 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> 
         write_rows(path, [{"a": 1}, {"a": {"b": 2}}])
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("value", [b"bytes", float("nan"), {1, 2}])
+def test_what_json_cannot_hold_is_refused_and_nothing_is_left(tmp_path: Path, value: object) -> None:
+    with pytest.raises(DataError, match=r"cannot be written as JSON.*\.parquet"):
+        write_rows(tmp_path / "d.jsonl", [{"a": value}])
+    assert list(tmp_path.iterdir()) == []

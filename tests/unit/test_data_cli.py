@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from trew.cli.data import convert, prepare, show
+from trew.cli.main import run
 from trew.config import DataConfig
 from trew.data import load_task
 from trew.data.files import read_rows, write_rows
@@ -147,3 +148,12 @@ def test_convert_problems(tmp_path: Path) -> None:
     convert(str(path), str(tmp_path / "o.jsonl"), to="verl", gold_column="label")
     with pytest.raises(ConfigError, match="is there already"):
         convert(str(path), str(tmp_path / "o.jsonl"), to="verl", gold_column="label")
+
+
+def test_the_command_line_takes_sources_by_position(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source, out = str(gsm8k(tmp_path / "in")), str(tmp_path / "verl.jsonl")
+    assert run(["data", "convert", source, out, "--task", "gsm8k", "--to", "verl"]) == 0
+    assert run(["data", "show", out, "--n", "1"]) == 0
+    assert run(["data", "prepare", "gsm8k", "--source", source, "--out", str(tmp_path / "out")]) == 0
+    assert "ground_truth = 1000" in capsys.readouterr().out
+    assert (tmp_path / "out" / "train.jsonl").exists()

@@ -6,7 +6,9 @@ import hashlib
 import unicodedata
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import tyro
 
 if TYPE_CHECKING:
     from ..data.rows import Split
@@ -14,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def prepare(
-    name: Literal["gsm8k"],
+    name: Annotated[Literal["gsm8k"], tyro.conf.Positional],
     *,
     source: str | None = None,
     out: str | None = None,
@@ -50,7 +52,14 @@ def prepare(
         _say(f"{where} has no test split beside it: only the training rows were written")
 
 
-def show(source: str = "", *, task: str = "prompts", n: int = 3, prompt_column: str = "prompt", seed: int = 0) -> None:
+def show(
+    source: Annotated[str, tyro.conf.Positional] = "",
+    *,
+    task: str = "prompts",
+    n: int = 3,
+    prompt_column: str = "prompt",
+    seed: int = 0,
+) -> None:
     """Prints a few prompts of a source or procedural task, with the columns that rewards will receive.
 
     Args:
@@ -78,8 +87,8 @@ def show(source: str = "", *, task: str = "prompts", n: int = 3, prompt_column: 
 
 
 def convert(
-    source: str,
-    out: str,
+    source: Annotated[str, tyro.conf.Positional],
+    out: Annotated[str, tyro.conf.Positional],
     *,
     to: Literal["trl", "verl"] = "trl",
     task: str = "prompts",
@@ -112,7 +121,7 @@ def convert(
     path = Path(out)
     problems = []
     if path.suffix not in SUFFIXES[:1] + SUFFIXES[2:]:
-        problems.append(f"--out: got {out!r}, accepts a file ending in .jsonl or .parquet")
+        problems.append(f"out: got {out!r}, accepts a file ending in .jsonl or .parquet")
     if split not in ("train", "test"):
         problems.append(f"--split: got {split!r}, accepts 'train' or 'test'")
     if to not in ("trl", "verl"):

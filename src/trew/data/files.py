@@ -178,8 +178,7 @@ def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
             if path.suffix == ".parquet":
                 _write_parquet(file, rows)
             else:
-                for row in rows:
-                    file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
+                file.writelines(_json_line(row) for row in rows)
             file.flush()
             os.fsync(file.fileno())
         os.chmod(name, 0o644)  # mkstemp makes files that only their owner can read
@@ -187,6 +186,14 @@ def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
+
+
+def _json_line(row: Mapping[str, Any]) -> bytes:
+    """One strict JSON line; what JSON cannot hold (dates, bytes, NaN) is refused, not turned into something else."""
+    try:
+        return json.dumps(row, ensure_ascii=False, allow_nan=False).encode() + b"\n"
+    except (TypeError, ValueError) as error:
+        raise DataError(f"a row cannot be written as JSON: {error}; write .parquet instead") from None
 
 
 def _write_parquet(file: Any, rows: Sequence[Mapping[str, Any]]) -> None:
