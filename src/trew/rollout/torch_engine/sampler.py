@@ -46,8 +46,8 @@ def uniforms(keys: Tensor, positions: Tensor) -> Tensor:
 
     keys, positions: int64, broadcast against each other. int64 products wrap, as the algorithm wants.
 
-    >>> uniforms(torch.tensor([1234567 - _signed(_GOLDEN)]), torch.tensor([1]))  # splitmix64's published first output
-    tensor([0.3500], dtype=torch.float64)
+    >>> (uniforms(torch.tensor([1234567]), torch.tensor([0])) * 2**53).long()  # 6457827717110365317 >> 11
+    tensor([3153236189995295])
     """
     z = keys + (positions + 1) * _signed(_GOLDEN)
     z = (z ^ _shift(z, 30)) * _signed(_MIX1)

@@ -1,0 +1,332 @@
+"""The embedded engine against the plain forward pass and against transformers' own generation."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+import tiny
+from trew.errors import EngineError
+from trew.rollout import Renderer
+from trew.rollout.torch_engine import TorchEngine
+from trew.types import Completion, Group, Prompt, Sampling
+
+TEXTS = ("hi", "a longer prompt than the others, well beyond any window", "how are you?", "x")  # ragged on purpose
+PROMPTS = [Prompt(uid=f"p{i}", text=text) for i, text in enumerate(TEXTS)]
+SAMPLING = Sampling(max_tokens=20, seed=3)
+
+
+def engine(
+    kind: str = "llama", *, seed: int = 0, batch: int = 128, stop: tuple[str, ...] = (), **options
+) -> TorchEngine:
+    return TorchEngine(tiny.model(kind, seed=seed), Renderer(tiny.tokenizer(**options), stop=stop), batch=batch)
+
+
+def plain_log_probs(model, group: Group, completion: Completion) -> torch.Tensor:
+    """(T, V) log-probabilities of each next token, from one forward pass over one row without cache and padding."""
+    ids = torch.tensor([[*group.prompt_ids, *completion.token_ids]])
+    with torch.no_grad():
+        logits = model(input_ids=ids, use_cache=False).logits[0].float()
+    return logits.log_softmax(-1)[len(group.prompt_ids) - 1 : -1]
+
+
+def tokens(groups: list[Group]) -> list[list[int]]:
+    return [c.token_ids.tolist() for g in groups for c in g.completions]
+
+
+@pytest.mark.parametrize("batch", [128, 5])
+@pytest.mark.parametrize("kind", tiny.KINDS)
+def test_logprobs_and_entropies_agree_with_the_plain_forward(kind, batch):
+    e = engine(kind, batch=batch)
+    for group in e.generate(PROMPTS, n=3, sampling=SAMPLING):
+        for c in group.completions:
+            reference = plain_log_probs(e.model, group, c)
+            chosen = reference.gather(1, torch.tensor(c.token_ids)[:, None])[:, 0].numpy()
+            entropies = -(reference.exp() * reference).sum(-1).numpy()
+            np.testing.assert_allclose(c.logprobs, chosen, atol=1e-4)
+            np.testing.assert_allclose(c.sampling_logprobs, chosen, atol=1e-4)
+            np.testing.assert_allclose(c.entropies, entropies, atol=1e-4)
+            assert c.sampled.all()
+            assert 1 <= len(c) <= 20
+
+
+@pytest.mark.parametrize("kind", tiny.KINDS)
+def test_greedy_equals_transformers_generate(kind):
+    e = engine(kind, eos=False, chat=False)
+    for prompt in PROMPTS:
+        (group,) = e.generate([prompt], n=1, sampling=Sampling(max_tokens=12, temperature=0))
+        ids = torch.tensor(group.prompt_ids)[None]
+        with torch.no_grad():
+            expected = e.model.generate(
+                ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=12, pad_token_id=0
+            )
+        assert group.completions[0].token_ids.tolist() == expected[0, ids.shape[1] :].tolist()
+        assert (group.completions[0].sampling_logprobs == 0).all()
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma3", "gpt2"])
+@pytest.mark.parametrize(
+    "changes", [{}, {"temperature": 0.7, "top_p": 0.9, "top_k": 40}, {"temperature": 1.5, "min_p": 0.05}]
+)
+def test_draws_do_not_depend_on_the_batch(kind, changes):
+    sampling = dataclasses.replace(SAMPLING, **changes)
+    together = tokens(engine(kind).generate(PROMPTS, n=3, sampling=sampling))
+    for batch in (1, 2, 3, 7):
+        assert tokens(engine(kind, batch=batch).generate(PROMPTS, n=3, sampling=sampling)) == together
+    alone = [t for p in PROMPTS for t in tokens(engine(kind).generate([p], n=3, sampling=sampling))]
+    assert alone == together
+    backwards = engine(kind).generate(PROMPTS[::-1], n=3, sampling=sampling)
+    assert tokens(backwards[::-1]) == together
+
+
+def test_more_samples_extend_the_group():
+    assert tokens(engine().generate(PROMPTS[:1], n=5, sampling=SAMPLING))[:2] == tokens(
+        engine().generate(PROMPTS[:1], n=2, sampling=SAMPLING)
+    )
+
+
+def test_seed_uid_and_sample_number_all_change_the_draws():
+    base = tokens(engine().generate(PROMPTS[:1], n=2, sampling=SAMPLING))
+    assert base[0] != base[1]
+    assert base != tokens(engine().generate(PROMPTS[:1], n=2, sampling=dataclasses.replace(SAMPLING, seed=4)))
+    renamed = dataclasses.replace(PROMPTS[0], uid="other")
+    assert base != tokens(engine().generate([renamed], n=2, sampling=SAMPLING))
+    assert base == tokens(engine().generate(PROMPTS[:1], n=2, sampling=SAMPLING))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"temperature": 0.6}, {"top_k": 5}, {"min_p": 0.2}, {"top_p": 0.7},
+     {"temperature": 1.3, "top_k": 30, "min_p": 0.02, "top_p": 0.8}],
+)  # fmt: skip
+def test_sampling_logprobs_are_those_of_the_cut_distribution(changes):
+    sampling = dataclasses.replace(SAMPLING, **changes)
+    e = engine("qwen2")
+    for group in e.generate(PROMPTS, n=2, sampling=sampling):
+        for c in group.completions:
+            reference = plain_log_probs(e.model, group, c).double().numpy()
+            for row, token, logprob, cut in zip(reference, c.token_ids, c.logprobs, c.sampling_logprobs, strict=True):
+                assert logprob == pytest.approx(row[token], abs=1e-4)
+                assert cut == pytest.approx(np.log(cut_distribution(row, sampling)[token]), abs=2e-4)
+
+
+def cut_distribution(log_probs: np.ndarray, s: Sampling) -> np.ndarray:
+    """Independent reference, by sorting: temperature, then top_k, min_p, top_p, renormalised after each."""
+    p = np.exp((log_probs - log_probs.max()) / s.temperature)
+    order = np.argsort(-p)
+    p = p[order] / p.sum()
+    if s.top_k:
+        p[s.top_k :] = 0
+    p /= p.sum()
+    if s.min_p:
+        p[p < s.min_p * p[0]] = 0
+    p /= p.sum()
+    if s.top_p < 1:
+        p[1:][np.cumsum(p)[:-1] >= s.top_p] = 0
+    p /= p.sum()
+    result = np.empty_like(p)
+    result[order] = p
+    return result
+
+
+def test_a_stop_token_ends_the_completion_and_stays_in_it():
+    e = engine()
+    first = e.generate(PROMPTS, n=4, sampling=SAMPLING)
+    stop = e.renderer.stop_ids
+    assert stop == {258}
+    ended = [c for g in first for c in g.completions if c.finish_reason == "stop"]
+    cut = [c for g in first for c in g.completions if c.finish_reason == "length"]
+    assert ended, "the seed must show both ways to end"
+    assert cut, "the seed must show both ways to end"
+    for c in ended:
+        assert c.token_ids[-1] in stop
+        assert not set(c.token_ids[:-1]) & stop
+        assert c.text == e.renderer.decode(c.token_ids[:-1])
+        assert "<|im_end|>" not in c.text
+    for c in cut:
+        assert len(c) == SAMPLING.max_tokens
+        assert not set(c.token_ids) & stop
+
+
+def test_end_tokens_of_the_generation_configuration_count():
+    e = engine()
+    free = e.generate(PROMPTS[:2], n=4, sampling=SAMPLING)
+    token = int(free[0].completions[0].token_ids[3])
+    e.model.generation_config.eos_token_id = [token]
+    for before, after in zip(free, e.generate(PROMPTS[:2], n=4, sampling=SAMPLING), strict=True):
+        for b, a in zip(before.completions, after.completions, strict=True):
+            expected = b.token_ids.tolist()
+            if token in expected:
+                expected = expected[: expected.index(token) + 1]
+            assert a.token_ids.tolist() == expected
+            assert (a.finish_reason == "stop") == (expected[-1] in (token, 258))
+
+
+@pytest.mark.parametrize("where", ["sampling", "renderer"])
+def test_a_stop_string_ends_the_completion_and_is_cut(where):
+    free = engine(eos=False, chat=False).generate(PROMPTS, n=3, sampling=SAMPLING)
+    decode = engine().renderer.decode
+    pairs = ((c.token_ids, i) for g in free for c in g.completions for i in range(4, 12))
+    ids, i = next((ids, i) for ids, i in pairs if (ids[i : i + 2] < 94).all())  # two printable ASCII bytes
+    string = decode(ids[i : i + 2])
+    assert len(string) == 2
+    e = engine(eos=False, chat=False, stop=(string,) if where == "renderer" else ())
+    sampling = SAMPLING if where == "renderer" else dataclasses.replace(SAMPLING, stop=("not in any", string))
+    stopped = e.generate(PROMPTS, n=3, sampling=sampling)
+    for before, after in zip(free, stopped, strict=True):
+        for b, a in zip(before.completions, after.completions, strict=True):
+            text = e.renderer.decode(b.token_ids)
+            at = text.find(string)
+            assert a.finish_reason == ("stop" if at >= 0 else "length")
+            assert a.text == (text[:at] if at >= 0 else text)
+            assert a.token_ids.tolist() == b.token_ids[: len(a)].tolist()
+            if at >= 0:  # it ends with the very token that completes the string
+                assert string in decode(a.token_ids)
+                assert string not in decode(a.token_ids[:-1])
+            else:
+                assert len(a) == len(b)
+    assert any(c.finish_reason == "stop" for g in stopped for c in g.completions)
+    assert any(c.finish_reason == "length" for g in stopped for c in g.completions)
+
+
+def test_a_special_token_can_be_a_stop_string():
+    free = engine(eos=False, chat=False).generate(PROMPTS, n=8, sampling=SAMPLING)
+    token = next(int(t) for g in free for c in g.completions for t in c.token_ids if t >= 256)
+    sampling = dataclasses.replace(SAMPLING, stop=(tiny.SPECIAL[token - 256],))
+    e = engine(eos=False, chat=False)
+    ended = [c for g in e.generate(PROMPTS, n=8, sampling=sampling) for c in g.completions if c.finish_reason == "stop"]
+    assert ended
+    assert all(c.token_ids[-1] == token for c in ended)
+
+
+def test_finished_rows_leave_the_batch_and_waiting_ones_come_in():
+    e = engine(batch=6)
+    seen: list[tuple[int, int]] = []
+    e.model.register_forward_pre_hook(
+        lambda module, args, kwargs: seen.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
+    )
+    groups = e.generate(PROMPTS, n=6, sampling=SAMPLING)
+    lengths = [len(c) for g in groups for c in g.completions]
+    assert len(set(lengths)) > 3, "the seed must give completions of different lengths"
+    steps = [rows for rows, width in seen if width == 1 and rows > 0]
+    assert max(steps) <= 6
+    prefills = [shape for shape in seen if shape[1] > 1]
+    singles = sum(len(g.prompt_ids) == 1 for g in groups)
+    assert sum(rows for rows, _ in prefills) == len(PROMPTS) - singles, "each prompt is computed exactly once"
+    # a completion of T tokens is fed T - 1 times: no step is spent on a row that has ended
+    assert sum(steps) == sum(lengths) - len(lengths) + singles
+
+
+def test_progress_counts_completions():
+    counts: list[int] = []
+    engine(batch=4).generate(PROMPTS, n=3, sampling=SAMPLING, progress=counts.append)
+    assert sum(counts) == 12
+    assert min(counts) >= 1
+
+
+def test_groups_keep_order_and_carry_prompt_and_version():
+    e = engine()
+    e.policy_version = 17
+    groups = e.generate(PROMPTS, n=2, sampling=SAMPLING)
+    assert [g.prompt for g in groups] == PROMPTS
+    for g, text in zip(groups, TEXTS, strict=True):
+        assert g.prompt_ids.tolist() == e.renderer.tokenizer(text)["input_ids"]
+        assert [c.policy_version for c in g.completions] == [17, 17]
+    assert e.generate([], n=2, sampling=SAMPLING) == []
+
+
+def test_one_token_is_enough():
+    (group,) = engine().generate(PROMPTS[:1], n=3, sampling=Sampling(max_tokens=1))
+    assert [len(c) for c in group.completions] == [1, 1, 1]
+
+
+def test_weights_are_read_anew_each_time():
+    e = engine(eos=False)
+    before = tokens(e.generate(PROMPTS, n=2, sampling=SAMPLING))
+    with torch.no_grad():
+        for parameter in e.model.parameters():
+            parameter.data.mul_(1.1)  # through .data: torch does not count this as a change
+    after = e.generate(PROMPTS, n=2, sampling=SAMPLING)
+    assert tokens(after) != before
+    for group in after:
+        for c in group.completions:
+            chosen = plain_log_probs(e.model, group, c).gather(1, torch.tensor(c.token_ids)[:, None])[:, 0]
+            np.testing.assert_allclose(c.logprobs, chosen.numpy(), atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma2"])
+def test_training_goes_on_as_if_nothing_had_been_generated(kind):
+    fresh, used = tiny.model(kind), engine(kind)
+    used.model.train()
+    used.model.get_submodule("model").layers[0].eval()  # a mode of its own
+    fresh.train()
+    fresh.get_submodule("model").layers[0].eval()
+    used.generate(PROMPTS, n=2, sampling=SAMPLING)
+    assert [m.training for m in used.model.modules()] == [m.training for m in fresh.modules()]
+    assert not any("forward" in m.__dict__ for m in used.model.modules())
+    ids = torch.arange(12)[None]
+    for model in (fresh, used.model):
+        model(input_ids=ids, labels=ids).loss.backward()
+    for a, b in zip(fresh.parameters(), used.model.parameters(), strict=True):
+        assert a.grad is not None
+        assert not b.is_inference()
+        torch.testing.assert_close(a.grad, b.grad, rtol=0, atol=0)
+
+
+def test_modes_come_back_after_an_error():
+    e = engine()
+    e.model.train()
+    with torch.no_grad():
+        e.model.get_output_embeddings().weight[5] = float("nan")
+    with pytest.raises(EngineError):
+        e.generate(PROMPTS, n=1, sampling=SAMPLING)
+    assert e.model.training
+    assert not any("forward" in m.__dict__ for m in e.model.modules())
+    assert torch.is_grad_enabled()
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_output_that_is_not_finite_names_the_prompt(value, temperature):
+    e = engine()
+    with torch.no_grad():
+        e.model.get_input_embeddings().weight[e.renderer.tokenizer("?")["input_ids"]] = value
+    with pytest.raises(EngineError, match=r"prompt 'p2', sample 0: .* not finite"):
+        e.generate(PROMPTS, n=2, sampling=Sampling(max_tokens=3, temperature=temperature, seed=1, top_k=2))
+
+
+def test_too_long_for_the_model_is_said_before_generating():
+    e = engine()
+    e.model.forward = None  # must not be called
+    with pytest.raises(EngineError, match=r"'p1': 55 prompt tokens \+ max_tokens = 500 .* 512 positions"):
+        e.generate(PROMPTS, n=2, sampling=Sampling(max_tokens=500))
+
+
+def test_prompts_that_cannot_be_computed_are_refused():
+    e = engine()
+    with pytest.raises(EngineError, match="'empty': has no tokens"):
+        e.generate([Prompt(uid="empty", text="")], n=1, sampling=SAMPLING)
+    foreign = TorchEngine(tiny.model(vocab_size=256), e.renderer)
+    with pytest.raises(EngineError, match="token id 258 is outside the model's vocabulary of 256"):
+        foreign.generate([Prompt(uid="a", text="<|im_end|>")], n=1, sampling=SAMPLING)
+    with pytest.raises(EngineError, match="at least 1"):
+        e.generate(PROMPTS, n=0, sampling=SAMPLING)
+    with pytest.raises(EngineError, match="at least 1"):
+        TorchEngine(e.model, e.renderer, batch=0)
+
+
+def test_bfloat16_autocast_stays_close_and_reports_float32():
+    exact, cast = engine(), engine()
+    cast.autocast = torch.bfloat16
+    a = exact.generate(PROMPTS, n=2, sampling=Sampling(max_tokens=1, seed=3))
+    b = cast.generate(PROMPTS, n=2, sampling=Sampling(max_tokens=1, seed=3))
+    pairs = [(x, y) for g, h in zip(a, b, strict=True) for x, y in zip(g.completions, h.completions, strict=True)]
+    same = [(x, y) for x, y in pairs if x.token_ids[0] == y.token_ids[0]]
+    assert len(same) >= len(pairs) - 2
+    assert any(x.logprobs[0] != y.logprobs[0] for x, y in same), "nothing was computed in bfloat16"
+    for x, y in same:
+        assert y.logprobs.dtype == np.float32
+        assert x.logprobs[0] == pytest.approx(y.logprobs[0], abs=0.15)
