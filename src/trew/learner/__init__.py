@@ -1,6 +1,7 @@
 """From samples and an objective to weight updates: packing, forward passes, the optimizer, checkpoints."""
 
+from . import checkpoint
 from .packing import Sample
 from .step import Learner
 
-__all__ = ["Learner", "Sample"]
+__all__ = ["Learner", "Sample", "checkpoint"]

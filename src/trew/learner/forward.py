@@ -79,7 +79,7 @@ class Forward:
         return token_logprobs(logits, rows=rows, tokens=tokens, temperature=self.temperature)
 
     @torch.no_grad()
-    def evaluate(self, pack: Pack) -> Float[Tensor, "n"]:
+    def logprobs_of(self, pack: Pack) -> Float[Tensor, "n"]:
         """Log-probs of the pack's completion tokens at ``temperature``, without gradient."""
         with self.running(pack) as logits:
             return self.logprobs(logits, pack)
@@ -146,7 +146,7 @@ class Forward:
         parts = {}
         for p in pack(samples, budget=1 << 30, among=few):
             lengths = [len(samples[i].completion_ids) for i in p.samples]
-            parts |= dict(zip(p.samples, self.evaluate(p).split(lengths), strict=True))
+            parts |= dict(zip(p.samples, self.logprobs_of(p).split(lengths), strict=True))
         return torch.cat([parts[i] for i in few])
 
     def _fall_back(self, reason: str) -> None:

@@ -1,39 +1,47 @@
-"""Activation checkpointing: activations are computed again in the backward pass instead of being kept."""
+"""Activation checkpointing: the activations inside a layer are computed again in the backward pass, not kept."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
+from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ..errors import ModelError
 
 
-def enable_recomputing(model: PreTrainedModel) -> None:
-    """Switches activation checkpointing on, or raises ModelError where the architecture has none."""
-    layers = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
-    if not model.supports_gradient_checkpointing or not layers:
+def check(model: PreTrainedModel) -> None:
+    """Raises ModelError where the architecture has no activation checkpointing."""
+    if not model.supports_gradient_checkpointing or not _layers(model):
         raise ModelError(
             f"learner.gradient_checkpointing: got true, but {type(model).__name__} does not support it; set it to "
             "false, and learner.microbatch_tokens lower if memory is short"
         )
-    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
 
 
 @contextmanager
-def recomputing(model: PreTrainedModel, on: bool) -> Iterator[None]:
-    """Lets checkpointed layers recompute inside the block.
+def recomputing(model: PreTrainedModel) -> Iterator[None]:
+    """Layers recompute inside the block, which must enclose the backward pass.
 
-    They do so in training mode only, which would also turn dropout on. So the flag is set on the layers themselves
-    and not on the modules inside them, where dropout looks.
+    They only do so in training mode, which would also turn dropout on. So the mode is set on the layers themselves
+    and not on the modules inside them, where dropout looks. Outside the block nothing has changed: generation, which
+    needs the key-value cache that recomputing forbids, is not touched.
     """
-    layers = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)] if on else []
+    layers = _layers(model)
+    before = [(layer.training, layer.gradient_checkpointing) for layer in layers]
+    recompute = partial(checkpoint, use_reentrant=False)
     try:
         for layer in layers:
-            layer.training = True
+            layer.training = layer.gradient_checkpointing = True
+            layer._gradient_checkpointing_func = recompute  # pyright: ignore[reportArgumentType]
         yield
     finally:
-        for layer in layers:
-            layer.training = False
+        for layer, (training, on) in zip(layers, before, strict=True):
+            layer.training, layer.gradient_checkpointing = training, on
+
+
+def _layers(model: PreTrainedModel) -> list[GradientCheckpointingLayer]:
+    return [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]

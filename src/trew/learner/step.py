@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,10 +17,10 @@ from ..config import LearnerConfig
 from ..errors import CheckpointError, NumericsError
 from ..objective import Objective, TokenBatch
 from ..types import Metrics, StepOutput, reduce_metrics
+from . import recompute
 from .forward import Forward
 from .optimizer import adamw, learning_rate, load_moments, moments, trainable
 from .packing import Pack, Sample
-from .recompute import enable_recomputing, recomputing
 
 Progress = Callable[[int], None]
 """Is told how many more samples are done."""
@@ -50,7 +51,7 @@ class Learner:
         self._parameters = trainable(model)
         self._optimizer = adamw(self._parameters, config)
         if config.gradient_checkpointing:
-            enable_recomputing(model)
+            recompute.check(model)
         options: dict[str, Any] = {
             "temperature": temperature,
             "budget": config.microbatch_tokens,
@@ -77,7 +78,7 @@ class Learner:
         out = torch.empty(sum(len(s.completion_ids) for s in samples), dtype=torch.float32)
         tokens = _Tokens.of(samples)
         for pack in forward.packs(samples):
-            values = forward.evaluate(pack).cpu()
+            values = forward.logprobs_of(pack).cpu()
             check_finite(values, pack, samples)
             out[tokens.of_samples(pack.samples)] = values
             if progress is not None:
@@ -143,7 +144,7 @@ class Learner:
             done.loss, done.metrics = float(whole.loss), [whole.metrics]
         tokens = _Tokens.of(samples)
         for pack in packs:
-            with recomputing(self.model, self.config.gradient_checkpointing), self._forward.running(pack) as logits:
+            with self._recomputing(), self._forward.running(pack) as logits:
                 logprobs = self._forward.logprobs(logits, pack).to(batch.mask.device)
                 check_finite(logprobs.detach(), pack, samples)
                 if coefficients is None:
@@ -163,6 +164,9 @@ class Learner:
             if progress is not None:
                 progress(len(pack.samples))
         return done
+
+    def _recomputing(self) -> AbstractContextManager[None]:
+        return recompute.recomputing(self.model) if self.config.gradient_checkpointing else nullcontext()
 
     def _clip(self, samples: Sequence[Sample], active: Sequence[int]) -> float:
         """Gradient norm before clipping to ``max_grad_norm``."""

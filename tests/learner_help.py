@@ -1,0 +1,97 @@
+"""What the learner's tests share: ragged samples, batches, and gradients read off without touching the learner."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import tiny
+from trew.config import LearnerConfig
+from trew.learner import Learner, Sample
+from trew.objective import Objective, TokenBatch, preset
+
+RAGGED = ((5, (3, 1, 7)), (9, (2, 2)), (1, (4, 0, 6)), (13, (1, 1)))
+"""(prompt length, completion lengths) per group: one-token, empty and equal ones among them."""
+
+WIDE = {"gemma2": {"sliding_window": 64}, "gemma3": {"sliding_window": 64}}
+"""Overrides under which every tiny model sees whole sequences in all layers."""
+
+
+def samples(shape: Sequence[tuple[int, Sequence[int]]] = RAGGED, *, seed: int = 0) -> list[Sample]:
+    rng = np.random.default_rng(seed)
+    out = []
+    for group, (prompt, completions) in enumerate(shape):
+        ids = rng.integers(0, 256, prompt)
+        out += [Sample(ids, rng.integers(0, 256, n), group) for n in completions]
+    return out
+
+
+def model(kind: str = "llama", *, seed: int = 0, **overrides: Any) -> Any:
+    return tiny.model(kind, seed=seed, **{**WIDE.get(kind, {}), **overrides})
+
+
+def plain_logits(net: Any, sample: Sample) -> Tensor:
+    """Logits (C, V) of the completion's tokens from one unpadded forward pass of this sequence alone."""
+    ids = torch.from_numpy(np.concatenate([sample.prompt_ids, sample.completion_ids]))[None]
+    start = len(sample.prompt_ids) - 1
+    return net(input_ids=ids).logits[0, start : start + len(sample.completion_ids)]
+
+
+def plain_logprobs(net: Any, sample: Sample, *, temperature: float = 1.0) -> Tensor:
+    logits = plain_logits(net, sample) / temperature
+    return logits.log_softmax(-1).gather(1, torch.from_numpy(sample.completion_ids)[:, None])[:, 0]
+
+
+def batch(items: Sequence[Sample], *, seed: int = 0, **fields: Any) -> TokenBatch:
+    """Random binary rewards (mixed in groups of two and more), random old and reference log-probs near -2."""
+    rng = np.random.default_rng(seed)
+    lengths = [len(s.completion_ids) for s in items]
+    total = sum(lengths)
+    rewards = rng.integers(0, 2, len(items)).astype(np.float32)
+    for group in {s.group for s in items}:
+        members = [i for i, s in enumerate(items) if s.group == group]
+        if len(members) > 1:
+            rewards[members[0]] = 1 - rewards[members[1]]
+    values: dict[str, Any] = {
+        "logprobs": torch.zeros(total),
+        "mask": torch.ones(total, dtype=torch.bool),
+        "sequence_ids": torch.arange(len(items)).repeat_interleave(torch.tensor(lengths)),
+        "group_ids": torch.tensor([s.group for s in items]),
+        "rewards": torch.from_numpy(rewards),
+        "max_length": 16,
+    }
+    return TokenBatch(**{**values, **fields})
+
+
+def near(net: Any, items: Sequence[Sample], *, seed: int = 1, spread: float = 0.3) -> Tensor:
+    """Log-probs of the samples under ``net``, moved at random: old ones for which some ratios are clipped."""
+    with torch.no_grad():
+        exact = torch.cat([plain_logprobs(net, s) for s in items])
+    return exact + spread * torch.randn(len(exact), generator=torch.Generator().manual_seed(seed))
+
+
+def learner(net: Any, objective: Objective | None = None, *, steps: int = 10, **settings: Any) -> Learner:
+    """A learner; settings that belong to its configuration go there."""
+    own = {k: settings.pop(k) for k in ("temperature", "reference") if k in settings}
+    config = LearnerConfig(**{"lr": 1e-2, "max_grad_norm": 1e9, **settings})
+    return Learner(net, config=config, objective=objective or preset("dr-grpo"), optimizer_steps=steps, **own)
+
+
+def gradients(net: Any, objective: Objective, items: Sequence[Sample], data: TokenBatch, **settings: Any) -> Tensor:
+    """The whole gradient of one ``Learner.step``, before clipping, as one vector; ``net`` itself stays as it is."""
+    net = copy.deepcopy(net)
+    caught: dict[str, Tensor] = {}
+    for name, p in net.named_parameters():
+        p.register_post_accumulate_grad_hook(lambda p, name=name: caught.__setitem__(name, p.grad.clone()))
+    learner(net, objective, **settings).step(items, data)
+    return torch.cat([caught.get(name, torch.zeros_like(p)).flatten() for name, p in net.named_parameters()])
+
+
+def relative(a: Tensor, b: Tensor) -> float:
+    """|a - b| / |b|, in float64."""
+    return float((a.double() - b.double()).norm() / b.double().norm())

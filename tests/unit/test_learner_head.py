@@ -1,0 +1,77 @@
+"""The head against plain autograd in float64, whole and in chunks."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from trew.learner import head
+
+ROWS = torch.tensor([0, 0, 3, 1, 3, 3])  # several tokens read one row, row 2 is read by none
+TOKENS = torch.tensor([4, 4, 0, 6, 2, 0])
+
+
+@pytest.fixture(params=[1, 14, 1 << 20], ids=["row by row", "two rows", "at once"])
+def chunk(request, monkeypatch):
+    monkeypatch.setattr(head, "CHUNK_ELEMENTS", request.param)
+
+
+def logits(seed: int = 0) -> torch.Tensor:
+    return 4 * torch.randn(4, 7, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+@pytest.mark.usefixtures("chunk")
+@pytest.mark.parametrize("temperature", [1.0, 0.7, 2.0])
+def test_values_and_gradient_equal_plain_autograd(temperature):
+    weights = torch.tensor([1.0, -2.0, 0.5, 3.0, -1.0, 0.25], dtype=torch.float64)
+    expected_in = logits().requires_grad_()
+    expected = (expected_in / temperature).log_softmax(-1)[ROWS, TOKENS]
+    (expected * weights).sum().backward()
+
+    source = logits().float().requires_grad_()
+    got = head.token_logprobs(source * 1.0, rows=ROWS, tokens=TOKENS, temperature=temperature)
+    (got * weights.float()).sum().backward()
+    assert got.dtype == torch.float32
+    torch.testing.assert_close(got.double(), expected, rtol=0, atol=2e-6)
+    assert source.grad is not None
+    torch.testing.assert_close(source.grad.double(), expected_in.grad, rtol=0, atol=2e-6)
+
+
+@pytest.mark.usefixtures("chunk")
+def test_bfloat16_logits_give_float32_logprobs_of_the_rounded_logits():
+    source = logits().to(torch.bfloat16)
+    expected_in = source.double().requires_grad_()
+    expected = expected_in.log_softmax(-1)[ROWS, TOKENS]
+    expected.sum().backward()
+    leaf = source.clone().requires_grad_()
+    got = head.token_logprobs(leaf * 1.0, rows=ROWS, tokens=TOKENS)
+    got.sum().backward()
+    torch.testing.assert_close(got.double(), expected, rtol=0, atol=2e-6)
+    torch.testing.assert_close(leaf.grad.double(), expected_in.grad, rtol=2e-2, atol=1e-2)
+
+
+@pytest.mark.usefixtures("chunk")
+def test_entropies():
+    p = logits().softmax(-1)
+    torch.testing.assert_close(head.entropies(logits()).double(), -(p * p.log()).sum(-1), rtol=0, atol=2e-6)
+
+
+def test_extreme_logits_stay_finite():
+    z = torch.tensor([[1e4, -1e4, 0.0], [-torch.inf, 0.0, 0.0]])
+    assert head.token_logprobs(z, rows=torch.tensor([0, 1]), tokens=torch.tensor([0, 1])).tolist() == pytest.approx(
+        [0.0, -0.693147], abs=1e-6
+    )
+    assert head.entropies(z).tolist() == pytest.approx([0.0, 0.693147], abs=1e-6)
+
+
+def test_the_gradient_takes_the_place_of_the_logits_and_a_second_backward_is_an_error():
+    source = logits().float().requires_grad_()
+    z = source * 1.0
+    place = z.data_ptr()
+    seen = []
+    z.register_hook(lambda gradient: seen.append(gradient.data_ptr()))
+    out = head.token_logprobs(z, rows=ROWS, tokens=TOKENS).sum()
+    out.backward(retain_graph=True)
+    assert seen == [place]
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.backward()

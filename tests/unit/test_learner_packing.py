@@ -1,0 +1,92 @@
+"""Packs by hand: what is fed, where it is read, and what the budget does."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import learner_help as help
+from trew.errors import EngineError
+from trew.learner.attention import plan
+from trew.learner.packing import Sample, check_samples, pack_plain, pack_shared
+
+
+def of(prompt: list[int], completion: list[int], group: int = 0) -> Sample:
+    return Sample(np.array(prompt, dtype=np.int64), np.array(completion, dtype=np.int64), group)
+
+
+def test_a_shared_pack_by_hand():
+    (pack,) = pack_shared([of([10, 11], [20, 21]), of([10, 11], [30, 31, 32]), of([12], [40], 1)], budget=100)
+    assert pack.input_ids.tolist() == [[10, 11, 20, 30, 31, 12]]
+    assert pack.position_ids.tolist() == [[0, 1, 2, 2, 3, 0]]
+    assert pack.read_at.tolist() == [1, 2, 3, 4, 5]
+    assert pack.read_rows.tolist() == [0, 1, 0, 2, 3, 4]
+    assert pack.targets.tolist() == [20, 21, 30, 31, 32, 40]
+    assert pack.samples == (0, 1, 2)
+
+
+def test_a_plain_pack_by_hand():
+    (pack,) = pack_plain([of([10, 11], [20, 21, 22]), of([12], [40], 1)], budget=100)
+    assert pack.samples == (1, 0)  # the shorter first
+    assert pack.input_ids.tolist() == [[0, 12, 0, 0], [10, 11, 20, 21]]
+    assert pack.mask is not None
+    assert pack.mask.tolist() == [[False, True, False, False], [True, True, True, True]]
+    assert pack.position_ids.tolist() == [[0, 0, 0, 0], [0, 1, 2, 3]]
+    assert pack.read_at.tolist() == [1, 2, 3]
+    assert pack.read_rows.tolist() == [0, 3, 4, 5]
+    assert pack.targets.tolist() == [40, 20, 21, 22]
+
+
+def test_samples_share_a_prompt_only_within_their_group_and_only_an_equal_one():
+    items = [of([1, 2], [5, 5]), of([1, 2], [6, 6]), of([1, 2], [7, 7], 1), of([1, 3], [8, 8])]
+    (pack,) = pack_shared(items, budget=100)
+    assert pack.input_ids.tolist() == [[1, 2, 5, 6, 1, 2, 7, 1, 3, 8]]
+
+
+@pytest.mark.parametrize("budget", [1, 8, 12, 20, 1000])
+@pytest.mark.parametrize("pack", [pack_shared, pack_plain])
+def test_every_sample_is_packed_once_and_the_budget_holds(pack, budget):
+    items = help.samples()
+    packs = pack(items, budget=budget)
+    packed = [i for p in packs for i in p.samples]
+    assert sorted(packed) == [i for i, s in enumerate(items) if len(s.completion_ids)]
+    for p in packs:
+        assert p.input_ids.size <= budget or len(p.samples) == 1
+        assert len(p.targets) == len(p.read_rows) == sum(len(items[i].completion_ids) for i in p.samples)
+        assert p.targets.tolist() == [t for i in p.samples for t in items[i].completion_ids]
+
+
+def test_a_group_beyond_the_budget_is_split_and_its_prompt_repeated():
+    items = [of([1] * 6, [2] * 5) for _ in range(4)]
+    packs = pack_shared(items, budget=14)
+    assert [p.input_ids.shape[1] for p in packs] == [14, 14]
+    assert [p.samples for p in packs] == [(0, 1), (2, 3)]
+
+
+def test_samples_without_tokens_are_left_out():
+    assert pack_shared([of([1], [])], budget=10) == []
+    assert pack_plain([of([1], [])], budget=10) == []
+
+
+def test_padding_inside_attention_stays_below_a_factor_of_two_per_side():
+    rng = np.random.default_rng(0)
+    items = help.samples([(int(rng.integers(1, 60)), rng.integers(1, 200, 6).tolist()) for _ in range(5)])
+    (pack,) = pack_shared(items, budget=1 << 20)
+    blocks = plan(pack.segments).blocks
+    fed = pack.input_ids.size
+    assert sum(b.queries.numel() for b in blocks) < 2 * fed
+    needed = sum(s.length * (s.length + s.prefix_length) for s in pack.segments)
+    assert sum(b.visible.numel() for b in blocks) < 4 * needed
+
+
+@pytest.mark.parametrize(
+    ("sample", "says"),
+    [
+        (of([], [1]), "sample 0: the prompt has no tokens"),
+        (of([1, 300], [1]), "the prompt holds token id 300, but the model knows 0 to 259"),
+        (of([1], [2, -1]), "the completion holds token id -1"),
+    ],
+)
+def test_samples_that_cannot_be_run_are_refused_by_name(sample, says):
+    with pytest.raises(EngineError, match=says):
+        check_samples([sample], vocab_size=260)
