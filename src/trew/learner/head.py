@@ -39,8 +39,8 @@ def entropies(logits: Float[Tensor, "K V"]) -> Float[Tensor, "K"]:
 
         H = log sum_v exp(z_v) - sum_v p_v z_v
 
-    >>> entropies(torch.tensor([[0.0, 0.0], [100.0, 0.0]]))
-    tensor([0.6931, 0.0000])
+    >>> entropies(torch.tensor([[0.0, 0.0, 0.0], [50.0, 50.0, 0.0]]))
+    tensor([1.0986, 0.6931])
     """
     out = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
     for part in _chunks(logits):
