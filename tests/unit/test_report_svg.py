@@ -5,7 +5,7 @@ import re
 import xml.etree.ElementTree as ET
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from trew.report.svg import Series, labels, line_chart, running_mean, ticks
@@ -116,11 +116,10 @@ def test_every_series_gives_a_picture_inside_its_frame(points, fixed):
 @given(finite, st.floats(1e-9, 1e9), st.integers(2, 9))
 def test_ticks_are_few_sorted_inside_and_told_apart(low, size, most):
     high = low + size
-    if high - low <= 1e-9 * max(abs(low), abs(high)):
-        return
+    assume(high - low > 1e-9 * max(abs(low), abs(high)))  # a chart widens what is narrower
     found = ticks(low, high, most=most)
     assert 1 <= len(found) <= most + 1
     assert list(found) == sorted(set(found))
     slack = 1e-6 * (high - low)
     assert all(low - slack <= t <= high + slack for t in found)
-    assert len(set(labels(found))) == len(found) or size < 1e-3 * abs(low)
+    assert len(set(labels(found))) == len(found)

@@ -245,10 +245,13 @@ import os, sys, time
 from trew.track import Run
 run = Run.open(sys.argv[1])
 run.log({"step": 1})
+ready, tell = os.pipe()
 helper = os.fork()
 if helper == 0:
+    os.write(tell, b"x")
     time.sleep(30)
     os._exit(0)
+os.read(ready, 1)
 print(helper, flush=True)
 os._exit(0)
 """

@@ -106,12 +106,12 @@ def render_report(runs: Sequence[RunData], *, created: str = "") -> str:
     )
 
 
-def write_report(folders: Iterable[Path], *, out: Path | None = None) -> Path:
+def write_report(folders: Iterable[Path], out: Path | None = None) -> Path:
     """Writes the report of the runs in ``folders`` and returns its path: ``out``, or report.html in the only run's
     folder, or report.html here for several. Raises DataError and StorageError.
     """
+    from ..track import redact
     from ..track.files import write_atomic
-    from ..track.redact import redact
 
     folders = list(folders)
     runs = [load_run(folder) for folder in folders]
@@ -221,7 +221,7 @@ def _notes(run: RunData) -> list[str]:
 def _charts(names: Sequence[str], runs: Sequence[RunData]) -> list[str]:
     known = {metric for metric, *_ in _CHARTS}
     rest = [m for m in dict.fromkeys(m for run in runs for m in run.metric_names()) if m not in known | _EVAL]
-    rest = [m for m in rest if m not in ("seconds",)]
+    rest = [m for m in rest if m not in ("seconds", "policy_version")]
     plans = [*_CHARTS, *((m, m, "", None) for m in rest)]
     charts = []
     for metric, title, unit, fixed in plans:

@@ -200,7 +200,9 @@ def labels(values: Sequence[float]) -> list[str]:
     largest = max((abs(v) for v in values), default=0.0)
     gap = min((b - a for a, b in itertools.pairwise(values)), default=largest or 1.0)
     if largest >= 1e7 or 0 < largest < 1e-3:
-        return ["0" if v == 0 else _power(v) for v in values]
+        # As many digits as tell neighbours apart.
+        digits = max(0, math.floor(math.log10(largest)) - math.floor(math.log10(gap) + 1e-9))
+        return ["0" if v == 0 else _power(v, digits) for v in values]
     if largest >= 1e4:
         decimals = max(0, 3 - math.floor(math.log10(gap) + 1e-9)) if gap < 1000 else 0
         return ["0" if v == 0 else f"{v / 1000:.{decimals}f}k" for v in values]
@@ -208,9 +210,9 @@ def labels(values: Sequence[float]) -> list[str]:
     return [f"{v:.{decimals}f}" for v in values]
 
 
-def _power(value: float) -> str:
-    mantissa, exponent = f"{value:.3e}".split("e")
-    return f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}"
+def _power(value: float, digits: int) -> str:
+    mantissa, exponent = f"{value:.{digits}e}".split("e")
+    return f"{mantissa.rstrip('0').rstrip('.') if digits else mantissa}e{int(exponent)}"
 
 
 def _axes(f: _Frame, x_label: str, y_label: str) -> Iterator[str]:

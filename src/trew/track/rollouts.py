@@ -11,7 +11,7 @@ import numpy as np
 
 from ..types import Prompt, ScoredGroup
 from .files import write_atomic
-from .redact import redact, secrets
+from .redaction import redact, secrets
 
 Render = Callable[[Prompt], str]
 Advantages = Sequence[Sequence["np.ndarray | float | None"]]

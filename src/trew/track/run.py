@@ -21,7 +21,7 @@ from ..errors import ConfigError
 from ..types import ScoredGroup
 from .files import ASIDE, storage, write_atomic
 from .lock import Lock
-from .redact import redact
+from .redaction import redact
 from .rollouts import Advantages, Render, plain_prompt, write_rollouts
 
 _FOLDERS = ("rollouts", "evals", "checkpoints", "final")

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from ..errors import ConfigError, nearest
-from .redact import redact
+from .redaction import redact
 
 
 class Tracker(Protocol):
@@ -127,9 +127,8 @@ class _Trackio:
 
 class _Tensorboard:
     def __init__(self, folder: Path, project: str, config: dict[str, Any]):
-        from torch.utils.tensorboard import SummaryWriter
-
-        self._writer = SummaryWriter(str(folder / "tensorboard"))
+        tensorboard: Any = importlib.import_module("torch.utils.tensorboard")
+        self._writer = tensorboard.SummaryWriter(str(folder / "tensorboard"))
         self._writer.add_text("config", "\n".join(f"    {k} = {v}" for k, v in config.items()))
 
     def log(self, step: int, values: Mapping[str, float]) -> None:

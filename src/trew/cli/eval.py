@@ -1,0 +1,249 @@
+"""``trew eval``: how good a model is at a task, and how sure one can be."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import tyro
+
+from ..config import Config, apply_overrides, load, parse, validate
+from ..errors import ConfigError, TrewError
+
+if TYPE_CHECKING:
+    from ..display import Display
+    from ..eval import EvalResult
+    from ..eval.evaluate import Correct
+    from ..rewards import RewardSet
+    from ..rollout import Renderer
+    from ..types import Prompt
+
+T = TypeVar("T")
+
+
+def eval(
+    model: Annotated[str, tyro.conf.Positional],
+    /,
+    *,
+    task: str | None = None,
+    data: str | None = None,
+    size: int | None = None,
+    samples: int | None = None,
+    temperature: float | None = None,
+    max_tokens: int | None = None,
+    batch: int | None = None,
+    seed: int | None = None,
+    device: str | None = None,
+    recipe: Path | None = None,
+    set: tuple[str, ...] = (),
+    json: Path | None = None,
+    completions: Path | None = None,
+) -> int:
+    """Evaluate a model: accuracy with its 95 % interval, avg@k and pass@k.
+
+    Everything that is wrong with settings, data and model is reported before the model is loaded (exit code 2).
+
+    Args:
+        model: Folder, hub id, or smollm2-135m-instruct.
+        task: gsm8k, arithmetic, countdown, or prompts (rows with a prompt column); default: the recipe's, else gsm8k.
+        data: File, folder or hub id with the prompts: a file as it is, else the test split. Default: the task's own.
+        size: Most prompts to use, the first ones; default: the recipe's, else 200.
+        samples: Completions per prompt (k of avg@k and pass@k); default 1.
+        temperature: 0 is greedy; default: 0 for one sample, 1 for several.
+        max_tokens: Longest completion; default: the recipe's, else 256.
+        batch: Most completions decoded at once; default 128.
+        seed: Of the sampling, and of problems that are made; default 0.
+        device: auto, cpu, mps, cuda or cuda:N.
+        recipe: Take task, data, rewards and chat template from this recipe, or from config.toml of a run.
+        set: key=value, over what the recipe says: --set data.args.mode=flexible
+        json: Write the result to this file.
+        completions: Write every completion with its score to this parquet file.
+    """
+    config = _config(model, recipe, set)
+    k = config.eval.samples if samples is None else samples
+    if temperature is None and samples is not None:
+        temperature = 0.0 if k == 1 else config.eval.temperature or 1.0
+    config = dataclasses.replace(
+        config,
+        **_given(seed=seed, device=device),
+        data=dataclasses.replace(config.data, **_given(task=task, train=data, eval=data)),  # the file as it is
+        eval=dataclasses.replace(
+            config.eval, **_given(size=size, samples=samples, temperature=temperature, max_tokens=max_tokens)
+        ),
+        rollout=dataclasses.replace(config.rollout, **_given(batch=batch)),
+    )
+    if task is not None and recipe is not None:
+        config = dataclasses.replace(config, rewards=())  # another task is not judged by the recipe's rewards
+    ready = prepare(config, files=(json, completions))
+
+    from ..display import Display
+
+    display = Display()
+    result = measure(ready, display)
+    show(display, ready, result)
+    _write(ready, result, json=json, completions=completions, display=display)
+    return 0
+
+
+def _given(**values: Any) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _config(model: str, recipe: Path | None, overrides: tuple[str, ...]) -> Config:
+    if recipe is not None:
+        return dataclasses.replace(load(recipe, overrides), model=model)
+    table: dict[str, Any] = {"model": model, "data": {"task": "gsm8k"}}
+    apply_overrides(table, overrides)
+    return parse(table, base=Path.cwd())
+
+
+@dataclass(frozen=True)
+class Ready:
+    """An evaluation that can start: everything checked, no weights loaded yet."""
+
+    config: Config
+    prompts: list[Prompt]
+    rewards: RewardSet
+    renderer: Renderer
+    device: str
+    correct: Correct
+    notes: tuple[str, ...]
+
+
+def prepare(config: Config, *, files: tuple[Path | None, ...] = ()) -> Ready:
+    """Checks settings, data, model and output files; raises ConfigError with every problem at once."""
+    from .. import models
+    from ..data.load import load_eval
+    from ..eval import correct_by
+    from ..rewards import RewardSet
+    from ..rollout import Renderer
+
+    problems = validate(config)
+    for file in files:
+        if file is not None and (file.is_dir() or not file.parent.is_dir()):
+            problems.append(
+                f"{file}: cannot be written: " + ("is a folder" if file.is_dir() else "its folder is missing")
+            )
+
+    def attempt(action: Callable[[], T]) -> T | None:
+        try:
+            return action()
+        except ConfigError as error:
+            problems.extend(error.problems)
+        except TrewError as error:
+            problems.append(str(error))
+        return None
+
+    c = config
+    device = attempt(lambda: models.resolve_device(c.device))
+    bad_model = models.check(c.model, tokenizer=c.tokenizer, chat_template=c.chat_template)
+    problems += bad_model
+    data = attempt(lambda: load_eval(c.data, size=c.eval.size, seed=c.seed))
+    specs = c.rewards or (data[1] if data else ())
+    if data and not specs:
+        problems.append("rewards: none given and the data name none of their own; give a --recipe with [[rewards]]")
+    rewards = attempt(lambda: RewardSet.from_config(specs)) if specs else None
+    if rewards and c.eval.correct_reward and c.eval.correct_reward not in rewards.names:
+        problems.append(f"eval.correct_reward: got {c.eval.correct_reward!r}, accepts {', '.join(rewards.names)}")
+    tokenizer = None
+    if not bad_model:
+        tokenizer = attempt(
+            lambda: models.load_tokenizer(c.model, tokenizer=c.tokenizer, chat_template=c.chat_template)
+        )
+    if device is None or data is None or rewards is None or tokenizer is None:
+        raise ConfigError(problems)
+    prompts, _, notes = data
+    renderer = Renderer(tokenizer, stop=c.rollout.stop)
+    problems += renderer.check(prompts)
+    problems += rewards.check_golds(prompts)
+    if problems:
+        raise ConfigError(problems)
+    correct = correct_by(c.eval.correct_reward or rewards.names[0], at=c.eval.correct_at)
+    return Ready(c, prompts, rewards, renderer, device, correct, tuple(notes))
+
+
+def measure(ready: Ready, display: Display) -> EvalResult:
+    """Loads the model and evaluates it under a progress bar."""
+    from .. import models
+    from ..eval import evaluate
+    from ..rollout.torch_engine import TorchEngine
+    from ..types import Sampling
+
+    c = ready.config
+    if c.threads:
+        import torch
+
+        torch.set_num_threads(c.threads)
+    model = models.load_model(c.model, device=ready.device)
+    models.check_vocab(model, ready.renderer.tokenizer)
+    engine = TorchEngine(model, ready.renderer, batch=c.rollout.batch)
+    for note in ready.notes:
+        display.line(f"note: {note}")
+    how = Sampling(
+        max_tokens=c.eval.max_tokens or c.rollout.max_tokens,
+        temperature=c.eval.temperature,
+        stop=c.rollout.stop,
+        seed=c.seed,
+    )
+    with display.bar(f"evaluating {c.data.task}", len(ready.prompts) * c.eval.samples) as bar:
+        return evaluate(
+            engine,
+            ready.prompts,
+            ready.rewards,
+            samples=c.eval.samples,
+            sampling=how,
+            correct=ready.correct,
+            progress=bar.advance,
+        )
+
+
+def show(display: Display, ready: Ready, result: EvalResult) -> None:
+    """The result as a table; what was left out is said, not hidden."""
+    from rich.table import Table
+
+    c, k = ready.config, result.samples
+    how = "greedy" if c.eval.temperature == 0 else f"temperature {c.eval.temperature:g}, seed {c.seed}"
+    display.line(f"\n{c.model} on {c.data.task}: {result.n} prompts, {k} completion{'s' * (k > 1)} each, {how}")
+    table = Table(box=None, pad_edge=False, padding=(0, 3))
+    for heading in ("", "value", "95 % interval"):
+        table.add_column(heading, justify="left" if heading == "" else "right")
+    names = {"accuracy" if k == 1 else f"avg@{k}": result.accuracy}
+    names |= {f"pass@{i}": interval for i, interval in result.pass_at_intervals.items() if i > 1}
+    for name, interval in names.items():
+        table.add_row(name, f"{interval.mean:.3f}", f"{interval.low:.3f} to {interval.high:.3f}")
+    for name, value in result.rewards.items():
+        table.add_row(f"reward {name}", f"{value:.3f}", "")
+    table.add_row("length (tokens)", f"{result.mean_length:.1f}", "")
+    table.add_row("cut off at the limit", f"{result.truncated_share:.1%}", "")
+    table.add_row("tokens per second", f"{result.tokens_per_second:.0f}", "")
+    display.console.print(table)
+    if result.left_out_samples:
+        display.warn(
+            f"{result.left_out_samples} completions got no verdict and are left out, among them all of "
+            f"{result.left_out} prompts"
+        )
+    if result.truncated_share > 0.1:
+        display.line("note: many completions were cut off; --max-tokens raises the limit")
+
+
+def _write(ready: Ready, result: EvalResult, *, json: Path | None, completions: Path | None, display: Display) -> None:
+    """The files that were asked for, without secrets."""
+    from json import dumps
+
+    from ..config import to_table
+    from ..track import redact
+    from ..track.files import write_atomic
+    from ..track.rollouts import write_rollouts
+
+    if json is not None:
+        table = to_table(ready.config)
+        about = {key: table[key] for key in ("model", "seed", "data", "eval")} | {"device": ready.device}
+        text = dumps(redact({**about, "result": result.to_json()}), indent=2) + "\n"
+        write_atomic(json, lambda file: file.write(text.encode()))
+        display.line(f"result written to {json}")
+    if completions is not None:
+        write_rollouts(completions, result.groups, step=0, render=ready.renderer.render)
+        display.line(f"completions written to {completions}")

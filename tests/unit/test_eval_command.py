@@ -1,0 +1,99 @@
+"""``trew eval`` and ``trew report`` as commands, with a tiny random model."""
+
+import json
+
+import pyarrow.parquet as pq
+import pytest
+
+import tiny
+from trew.cli.eval import eval as command
+from trew.cli.report import report
+from trew.errors import ConfigError, DataError
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return str(tiny.save(tmp_path_factory.mktemp("model") / "tiny", kind="llama"))
+
+
+ARITHMETIC = {"task": "arithmetic", "device": "cpu", "max_tokens": 4}
+
+
+def test_greedy_accuracy_with_its_interval_on_screen_and_on_disk(model, tmp_path, capsys):
+    out, rows = tmp_path / "result.json", tmp_path / "completions.parquet"
+    assert command(model, **ARITHMETIC, size=6, json=out, completions=rows) == 0
+    screen = capsys.readouterr().out
+    assert "6 prompts, 1 completion each, greedy" in screen
+    result = json.loads(out.read_text())
+    accuracy = result["result"]["accuracy"]
+    assert accuracy["low"] <= accuracy["mean"] <= accuracy["high"]
+    assert f"{accuracy['low']:.3f} to {accuracy['high']:.3f}" in screen
+    assert result["result"]["n"] == 6
+    assert result["model"] == model
+    table = pq.read_table(rows).to_pylist()
+    assert len(table) == 6
+    assert sum(r["score"] for r in table) / 6 == pytest.approx(accuracy["mean"])
+
+
+def test_several_samples_are_drawn_at_temperature_one_and_give_pass_at_k(model, tmp_path, capsys):
+    out = tmp_path / "r.json"
+    command(model, **ARITHMETIC, size=3, samples=4, json=out)
+    screen = capsys.readouterr().out
+    assert "temperature 1, seed 0" in screen
+    for name in ("avg@4", "pass@2", "pass@4"):
+        assert name in screen
+    assert list(json.loads(out.read_text())["result"]["pass_at"]) == ["1", "2", "4"]
+
+
+def test_the_same_command_gives_the_same_result(model, tmp_path):
+    for name in ("a", "b"):
+        command(model, **ARITHMETIC, size=3, samples=2, seed=5, completions=tmp_path / name)
+    a, b = (pq.read_table(tmp_path / name).column("token_ids").to_pylist() for name in ("a", "b"))
+    assert a == b
+
+
+def test_a_file_of_problems_is_evaluated_as_it_is(model, tmp_path, capsys):
+    data = tmp_path / "mine.jsonl"
+    data.write_text(
+        "".join(json.dumps({"question": f"What is 1 + {i}?", "answer": f"#### {1 + i}"}) + "\n" for i in range(3))
+    )
+    command(model, data=str(data), max_tokens=2, device="cpu")
+    screen = capsys.readouterr().out
+    assert "on gsm8k: 3 prompts" in screen
+    assert "has only 3 rows" in screen
+
+
+def test_a_recipe_gives_task_data_and_limits(model, tmp_path, capsys):
+    recipe = tmp_path / "r.toml"
+    recipe.write_text(
+        'model = "other"\nseed = 7\n[data]\ntask = "arithmetic"\n[rollout]\nmax_tokens = 3\n'
+        "[eval]\nsize = 2\nsamples = 2\ntemperature = 0.7\n"
+    )
+    command(model, recipe=recipe, set=("eval.size=4",), device="cpu")
+    assert "arithmetic: 4 prompts, 2 completions each, temperature 0.7, seed 7" in capsys.readouterr().out
+
+
+def test_everything_wrong_is_said_at_once_before_a_model_is_loaded(tmp_path):
+    with pytest.raises(ConfigError) as error:
+        command(
+            str(tmp_path / "nowhere"), task="arithmetik", size=0, samples=2, temperature=0.0, json=tmp_path / "no/x"
+        )
+    text = str(error.value)
+    for part in (
+        "no such folder",
+        "did you mean 'arithmetic'",
+        "eval.size: got 0",
+        "greedy samples",
+        "its folder is missing",
+    ):
+        assert part in text, part
+    assert error.value.exit_code == 2
+
+
+def test_report_of_nothing_and_of_no_run(tmp_path):
+    with pytest.raises(ConfigError, match="at least one run folder"):
+        report(())
+    with pytest.raises(DataError, match="no such run folder"):
+        report((tmp_path / "missing",))
+    with pytest.raises(ConfigError, match="does not exist"):
+        report((tmp_path,), out=tmp_path / "no" / "r.html")
