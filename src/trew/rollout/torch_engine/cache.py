@@ -127,6 +127,7 @@ class SlotCache(Cache):
                 if self.rows:
                     old: Tensor = getattr(self.layers[index], name)
                     buffer[: self.rows, :, end - used : end] = old[: self.rows, :, self.begin : self.end]
+                    buffer[: self.rows, :, : end - used] = 0
                 buffers.append(buffer)
             layers.append(SlotLayer(*buffers))
         self.starts = [start + shift for start in self.starts]

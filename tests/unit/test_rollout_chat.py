@@ -1,0 +1,160 @@
+"""Prompts to tokens, and what is said about templates and end tokens before anything is trained."""
+
+from __future__ import annotations
+
+import pytest
+
+import tiny
+from trew.errors import DataError
+from trew.rollout import Renderer
+from trew.types import Prompt
+
+CHAT = Prompt(uid="c", messages=({"role": "system", "content": "be kind"}, {"role": "user", "content": "hello"}))
+TEXT = Prompt(uid="t", text="hello")
+RENDERED = "<|im_start|>system\nbe kind<|im_end|>\n<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
+
+
+def with_template(template: str, **options: bool) -> Renderer:
+    tokenizer = tiny.tokenizer(**options)
+    tokenizer.chat_template = template
+    return Renderer(tokenizer)
+
+
+def test_a_chat_becomes_what_the_template_writes():
+    renderer = Renderer(tiny.tokenizer())
+    assert renderer.render(CHAT) == RENDERED
+    ids = renderer.encode(CHAT)
+    assert all(type(i) is int for i in ids)
+    assert ids[0] == 257
+    assert ids.count(258) == 2
+    assert renderer.tokenizer.decode(ids) == RENDERED
+    assert renderer.decode(ids) == "system\nbe kind\nuser\nhello\nassistant\n"
+
+
+def test_the_same_tokens_as_the_tokenizer_itself_makes():
+    renderer = Renderer(tiny.tokenizer())
+    own = renderer.tokenizer.apply_chat_template([dict(m) for m in CHAT.messages or ()], add_generation_prompt=True)
+    assert renderer.encode(CHAT) == own["input_ids"]
+
+
+def test_text_is_used_as_it_stands():
+    renderer = Renderer(tiny.tokenizer())
+    assert renderer.render(TEXT) == "hello"
+    assert renderer.encode(TEXT) == renderer.tokenizer("hello")["input_ids"]
+
+
+def test_text_gets_one_begin_token_and_never_two():
+    renderer = Renderer(tiny.tokenizer(bos=True))
+    assert renderer.encode(TEXT)[0] == 256
+    assert renderer.encode(TEXT) == renderer.encode(Prompt(uid="t", text="<|endoftext|>hello"))
+    assert renderer.encode(TEXT).count(256) == 1
+    assert 256 not in renderer.encode(CHAT), "a template writes its begin token itself, or has none"
+
+
+def test_an_end_token_that_the_tokenizer_appends_is_left_out():
+    tokenizer = tiny.tokenizer()
+    from tokenizers import processors
+
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="$A <|im_end|>", special_tokens=[("<|im_end|>", 258)]
+    )
+    assert tokenizer("hello")["input_ids"][-1] == 258
+    assert 258 not in Renderer(tokenizer).encode(TEXT)
+
+
+def test_every_token_that_ends_a_turn_stops():
+    assert Renderer(tiny.tokenizer()).stop_ids == {258}
+    assert Renderer(tiny.tokenizer(chat=False)).stop_ids == {256}
+    assert Renderer(tiny.tokenizer(chat=False, eos=False)).stop_ids == frozenset()
+    assert Renderer(tiny.tokenizer(), eos_ids=[7]).stop_ids == {7, 258}
+    assert Renderer(tiny.tokenizer(chat=False), stop=("<|im_end|>", "\n\n")).stop_ids == {256, 258}
+    base = tiny.tokenizer(chat=False)  # eos is <|endoftext|>, turns end with <|im_end|>
+    base.chat_template = tiny.CHATML
+    assert Renderer(base).stop_ids == {256, 258}
+
+
+def test_a_turn_that_ends_without_a_special_token_adds_no_stop():
+    template = "{% for m in messages %}{{ m['content'] }} ###\n{% endfor %}"
+    assert with_template(template, chat=False).stop_ids == {256}
+    refuses = (
+        "{% for m in messages %}{% if m['role'] == 'assistant' %}{{ raise_exception('no') }}{% endif %}{% endfor %}"
+    )
+    assert with_template(refuses).stop_ids == {258}
+
+
+def test_stop_strings_are_split_into_tokens_and_text():
+    renderer = Renderer(tiny.tokenizer())
+    assert renderer.split_stop(("<|im_end|>", "\n\n", "###", "\n\n")) == ({258}, ("\n\n", "###"))
+
+
+def test_good_prompts_have_no_problems():
+    assert Renderer(tiny.tokenizer()).check([CHAT, TEXT]) == []
+    assert Renderer(tiny.tokenizer(chat=False)).check([TEXT]) == []
+    assert Renderer(tiny.tokenizer(chat=False, eos=False), stop=("\n",)).check([TEXT]) == []
+    assert Renderer(tiny.tokenizer(pad=True)).check([CHAT]) == []
+
+
+def test_chat_data_without_a_template():
+    renderer = Renderer(tiny.tokenizer(chat=False))
+    (problem,) = renderer.check([TEXT, CHAT, CHAT])
+    assert "prompt 'c': is a chat, but the tokenizer has no chat template" in problem
+    assert "chat_template = 'plain'" in problem
+    with pytest.raises(DataError, match="no chat template"):
+        renderer.encode(CHAT)
+
+
+def test_no_end_token_and_no_stop_string():
+    (problem,) = Renderer(tiny.tokenizer(chat=False, eos=False)).check([TEXT])
+    assert "no end-of-text token and no stop string" in problem
+    assert "rollout.stop" in problem
+
+
+def test_two_begin_tokens():
+    renderer = with_template("<|endoftext|>{% for m in messages %}{{ m['content'] }}{% endfor %}", bos=True)
+    twice = Prompt(uid="b", messages=({"role": "user", "content": "<|endoftext|>hello"},))
+    (problem,) = renderer.check([twice])
+    assert "prompt 'b': starts with two begin tokens ('<|endoftext|>')" in problem
+    text = Prompt(uid="x", text="<|endoftext|><|endoftext|>hello")
+    assert "'x': starts with two begin tokens" in renderer.check([text])[0]
+
+
+def test_a_template_that_strips_thoughts():
+    template = tiny.CHATML.replace("{{ m['content'] }}", "{{ m['content'].split('</think>')[-1] }}")
+    thoughts = Prompt(
+        uid="q",
+        messages=(
+            {"role": "user", "content": "a"},
+            {"role": "assistant", "content": "<think>secret</think>b"},
+            {"role": "user", "content": "c"},
+        ),
+    )
+    assert Renderer(tiny.tokenizer()).check([thoughts]) == []
+    (problem,) = with_template(template).check([CHAT, thoughts])
+    assert "prompt 'q': the chat template drops or changes a assistant message" in problem
+    assert "<think>" in problem
+
+
+def test_a_template_that_writes_the_prompt_anew_once_it_is_answered():
+    template = "({{ messages | length }} messages) " + tiny.CHATML
+    (problem,) = with_template(template).check([CHAT])
+    assert "prompt 'c': the chat template writes a conversation differently once it is answered" in problem
+
+
+def test_a_template_that_refuses_the_messages():
+    template = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}x"
+    renderer = with_template(template)
+    (problem,) = renderer.check([CHAT])
+    assert "prompt 'c': the chat template refuses the messages: System role not supported" in problem
+    with pytest.raises(DataError, match="System role not supported"):
+        renderer.render(CHAT)
+
+
+def test_an_empty_prompt():
+    (problem,) = Renderer(tiny.tokenizer()).check([Prompt(uid="e", text="")])
+    assert "prompt 'e': has no tokens" in problem
+
+
+def test_each_kind_of_problem_is_said_once_and_all_are_said():
+    tokenizer = tiny.tokenizer(chat=False, eos=False)
+    problems = Renderer(tokenizer).check([CHAT, CHAT, Prompt(uid="e", text=""), Prompt(uid="f", text="")])
+    assert len(problems) == 3
