@@ -1,0 +1,202 @@
+"""``trew rewards``: try a reward on data before a GPU hour is spent, and score completions that are there already."""
+
+# ruff: noqa: PT028 (a command named test is no test)
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+
+if TYPE_CHECKING:
+    from ..data.rows import Row
+    from ..rewards import RewardSet
+    from ..types import Group, Prompt, ScoredGroup
+
+
+def test(
+    reward: Annotated[str, tyro.conf.Positional],
+    /,
+    *,
+    data: str = "",
+    task: str = "prompts",
+    set: tuple[str, ...] = (),
+    limit: int = 200,
+    prompt_column: str = "prompt",
+    seed: int = 0,
+) -> int:
+    """Tries a reward on data: golds against themselves, answers that must fail, repeats, and the time it takes.
+
+    A function of your own is called with made answers (nothing, the gold, the gold in usual wrappings): whether its
+    values are right only you can say, but they must be numbers, the same every time, and not depend on the batch.
+    Exit code 0 when every check holds, 1 otherwise.
+
+    Args:
+        reward: A built-in name, or path/to/file.py:function.
+        data: The rows: a file, a folder or a hub id; empty for tasks that make their own problems.
+        task: How the rows are read: gsm8k, arithmetic, countdown or prompts.
+        set: key=value, an argument of the reward: --set mode=flexible thinking=true
+        limit: Rows that answers are made for; golds are checked in all rows.
+        prompt_column: The column that holds the prompt (task prompts only).
+        seed: For tasks that make their own problems.
+    """
+    from ..errors import ConfigError
+    from ..rewards.trial import try_reward
+
+    if limit < 1:
+        raise ConfigError(f"--limit: got {limit}, accepts a whole number of at least 1")
+    rewards = _load(reward, set)
+    prompts = _prompts(data, task=task, prompt_column=prompt_column, seed=seed)
+    checks = try_reward(rewards, prompts, limit=limit)
+    rows = [(check.what, "ok" if check.holds else "FAILED", check.numbers) for check in checks]
+    _table(f"reward {reward}", ("check", "", ""), rows)
+    for check in checks:
+        if not check.holds:
+            print(f"{check.what}: failed", *(f"  {_printable(e)}" for e in check.examples[:10]), sep="\n")
+            if len(check.examples) > 10:
+                print(f"  ... and {len(check.examples) - 10} more")
+    return 0 if all(check.holds for check in checks) else 1
+
+
+def score(
+    reward: Annotated[str, tyro.conf.Positional],
+    /,
+    *,
+    data: str,
+    out: str,
+    set: tuple[str, ...] = (),
+    completion_column: str = "completion",
+    prompt_column: str = "prompt",
+    overwrite: bool = False,
+) -> int:
+    """Scores completions that are there already: rows with a completion (or a list of them) and the reward's columns.
+
+    The rollouts of a run (rollouts/NNNNNN.parquet) are such rows. Written is one row per completion.
+
+    Args:
+        reward: A built-in name, or path/to/file.py:function.
+        data: The rows, .jsonl or .parquet.
+        out: The file that is written, .jsonl or .parquet.
+        set: key=value, an argument of the reward: --set mode=flexible thinking=true
+        completion_column: The column with the completion: text, messages, or a list of texts.
+        prompt_column: The column with the prompt, text or messages; it may be missing.
+        overwrite: Replace the file if it is there already.
+    """
+    from ..data.files import read_rows, write_rows
+    from ..errors import ConfigError
+
+    path = Path(out)
+    if path.suffix not in (".jsonl", ".parquet"):
+        raise ConfigError(f"--out: got {out!r}, accepts a file ending in .jsonl or .parquet")
+    if path.exists() and not overwrite:
+        raise ConfigError(f"--out: {out} is there already; name another file, or add --overwrite")
+    rewards = _load(reward, set)
+    rows = read_rows(Path(data))
+    groups = [_row_group(n, row, completion_column, prompt_column) for n, row in enumerate(rows)]
+    if any("token_ids" not in row.values for row in rows) and (needs := _needs_tokens(rewards)):
+        raise ConfigError(f"{data}: reward {needs!r} reads tokens, and not every row has a column token_ids")
+    scored = rewards.score(groups)
+    write_rows(path, [line for group in scored for line in _lines(group)])
+    means = [(k, f"{total / n:.4f}", f"{n:g}") for k, (total, n) in rewards.summary(scored).items() if n]
+    _table(f"{reward} on {data}", ("", "mean", "completions"), means)
+    print(f"{path}: {sum(len(group.scores) for group in scored)} rows")
+    return 0
+
+
+# --------------------------------------------------------------------------------------------------------------------
+
+
+def _load(reward: str, pairs: Sequence[str]) -> RewardSet:
+    from ..config import RewardConfig, apply_overrides
+    from ..rewards import RewardSet
+
+    args: dict[str, Any] = {}
+    apply_overrides(args, pairs)
+    return RewardSet.from_config([RewardConfig(name=reward, args=args)])
+
+
+def _prompts(data: str, *, task: str, prompt_column: str, seed: int) -> list[Prompt]:
+    """All training rows of a source, or a made task's problems; nothing is held out."""
+    from ..config import DataConfig
+    from ..data import make_task, sources
+    from ..data.tasks import Arithmetic, Countdown, Prompts
+
+    config = DataConfig(task=task, train=data, prompt_column=prompt_column)
+    made = make_task(config)
+    if isinstance(made, Arithmetic) or (isinstance(made, Countdown) and not data):
+        return list(made.generate(eval_size=1, seed=seed)[0])
+    rows = sources.read_train(made.source(data))
+    return made.prompts(rows, prompt_column=prompt_column) if isinstance(made, Prompts) else made.prompts(rows)
+
+
+def _row_group(number: int, row: Row, completion_column: str, prompt_column: str) -> Group:
+    """One data row as a group: every completion of it, and its columns as the rewards will see them."""
+    from ..errors import DataError, nearest
+    from ..rewards.trial import text_group
+    from ..types import Prompt
+
+    columns = dict(row.values)
+    if completion_column not in columns:
+        close = nearest(completion_column, columns)
+        raise DataError(f"{row.place}: has no column {completion_column!r}{close}; columns: {', '.join(columns)}")
+    given, prompt, ids = columns.pop(completion_column), columns.pop(prompt_column, ""), columns.pop("token_ids", None)
+    uid = str(columns.get("uid", number))
+    if isinstance(columns.get("columns"), str):  # a run's rollouts keep the data row as JSON in one column
+        columns = json.loads(columns["columns"])
+    many = isinstance(given, list) and not (given and isinstance(given[0], dict))
+    texts = [_text(one) for one in (given if many else [given])]
+    if not all(isinstance(text, str) for text in texts):
+        raise DataError(f"{row.place}: column {completion_column!r} must be text, messages, or a list of texts")
+    lengths = [len(ids)] if ids is not None and len(texts) == 1 else None
+    if isinstance(prompt, list):
+        return text_group(Prompt(uid, messages=tuple(prompt), columns=columns), texts, lengths=lengths)
+    return text_group(Prompt(uid, text=str(prompt), columns=columns), texts, lengths=lengths)
+
+
+def _text(completion: Any) -> Any:
+    """The text of a completion: itself, or of messages the last one's content."""
+    if isinstance(completion, list) and completion and isinstance(completion[-1], dict):
+        return completion[-1].get("content")
+    return completion
+
+
+def _needs_tokens(rewards: RewardSet) -> str:
+    for reward in rewards.rewards:
+        named = reward.function.accepts if reward.function else None
+        if reward.kind == "soft_overlong" or (named and "completion_ids" in named):
+            return reward.name
+    return ""
+
+
+def _lines(scored: ScoredGroup) -> list[dict[str, Any]]:
+    pairs = enumerate(zip(scored.group.completions, scored.scores, strict=True))
+    return [
+        {
+            "uid": scored.group.prompt.uid,
+            "sample": i,
+            "completion": completion.text,
+            "score": score.value,
+            "status": score.status,
+            "parts": dict(score.parts),
+            "extracted": score.extracted,
+        }
+        for i, (completion, score) in pairs
+    ]
+
+
+def _table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(*header, title=escape(title), title_justify="left")
+    for row in rows:
+        table.add_row(*map(escape, row))
+    Console().print(table)
+
+
+def _printable(text: str) -> str:
+    """Text of others on a terminal: no control sequences, no reordering marks."""
+    return "".join(ch if ch.isprintable() else repr(ch)[1:-1] for ch in text)

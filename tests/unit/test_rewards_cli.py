@@ -1,0 +1,196 @@
+"""trew rewards test and score, and the known answers that they use."""
+
+from __future__ import annotations
+
+import json
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rewards_help import group, write
+
+from trew.cli.main import run
+from trew.config import RewardConfig
+from trew.errors import ConfigError, DataError
+from trew.rewards import RewardSet, grade
+from trew.rewards.builtin import KINDS
+from trew.rewards.probes import probes, solve
+from trew.rewards.trial import try_reward
+from trew.types import Prompt
+
+NUMBERS = [{"answer": "72"}, {"answer": "-3.5"}, {"answer": 0}, {"answer": "1,200"}, {"answer": "a + b\n#### 0.25"}]
+CASES: list[tuple[str, list[dict[str, Any]], dict[str, Any]]] = [
+    ("gsm8k", [*NUMBERS, {"answer": "1/3"}], {}),
+    ("gsm8k", NUMBERS, {"mode": "flexible"}),
+    ("gsm8k", NUMBERS, {"thinking": True}),
+    ("arithmetic", NUMBERS, {}),
+    ("arithmetic", NUMBERS, {"thinking": True}),
+    ("countdown", [{"nums": [8, 2, 1], "target": 15}, {"nums": [1, 1], "target": 50}, {"nums": [7], "target": 7}], {}),
+    ("countdown", [{"nums": [3, 9, 4, 25], "target": 52}], {"require_all": False}),
+    ("format", [{}], {}),
+    ("format", [{}], {"prefilled": "<think>\n"}),
+    ("format", [{}], {"template": "…<a>…</a>…"}),
+    ("soft_overlong", [{}], {"max_completion_len": 100, "soft_punish_cache": 20}),
+]
+
+
+@pytest.mark.parametrize(("kind", "rows", "args"), CASES)
+def test_built_ins_pass_their_own_trial(kind: str, rows: list[dict], args: dict) -> None:
+    rewards = RewardSet.from_config([RewardConfig(name=kind, args=args)])
+    prompts = [Prompt(f"{i}", text="?", columns=row) for i, row in enumerate(rows)]
+    checks = try_reward(rewards, prompts)
+    assert [check.what for check in checks if not check.holds] == []
+    assert len(checks) == 4
+
+
+def test_every_kind_has_probes_of_both_outcomes() -> None:
+    for kind, rows, args in CASES:
+        made = [probe for row in rows for probe in probes(kind, row, args)]
+        assert len({probe.score for probe in made}) >= 2, kind
+    assert {kind for kind, _, _ in CASES} == set(KINDS)
+
+
+def test_solve() -> None:
+    for numbers, target in (([8, 2, 1], 15), ([3, 7, 25], 46), ([1, 5, 5, 5], 24), ([3, 3, 8, 8], 24)):
+        found = solve(numbers, Fraction(target))
+        assert found is not None
+        assert grade("countdown", f"<answer>{found}</answer>", numbers=numbers, target=target).score == 1.0
+    assert solve([1, 1], Fraction(3)) is None
+
+
+# ------------------------------------------------------------------------------------------------- trew rewards test
+
+
+def jsonl(path: Path, *rows: dict[str, Any]) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return str(path)
+
+
+def test_command_test(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = jsonl(tmp_path / "d.jsonl", {"prompt": "1 + 1?", "answer": "2"}, {"prompt": "2 + 2?", "answer": "4"})
+    assert run(["rewards", "test", "gsm8k", "--data", data, "--set", "mode=flexible"]) == 0
+    out = capsys.readouterr().out
+    assert "no problems in 2 rows" in out
+    assert "4 right and 14 other answers" in out
+    assert "p99" in out
+
+
+def test_command_test_finds_bad_golds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = jsonl(tmp_path / "d.jsonl", {"prompt": "?", "answer": "2"}, {"prompt": "?", "answer": "two \x1b[m"})
+    assert run(["rewards", "test", "gsm8k", "--data", data]) == 1
+    out = capsys.readouterr().out
+    assert "row 2 (d:1): reward 'gsm8k': gold 'two" in out
+    assert "\x1b" not in out
+
+
+FUNCTIONS = """
+    import itertools
+    counter = itertools.count()
+
+    def good(completions, answer):
+        return [float(a in c) for a, c in zip(answer, completions)]
+
+    def unsteady(completions):
+        return [next(counter) for _ in completions]
+
+    def relative(completions):
+        mean = sum(map(len, completions)) / len(completions)
+        return [len(c) / mean for c in completions]
+
+    def constant(completions):
+        return [1.0] * len(completions)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "failed"),
+    [
+        ("good", []),
+        ("unsteady", ["3 repeats give the same", "values do not depend on the batch"]),
+        ("relative", ["values do not depend on the batch"]),
+        ("constant", ["values differ between answers"]),
+    ],
+)
+def test_trial_of_functions(tmp_path: Path, name: str, failed: list[str]) -> None:
+    rewards = RewardSet.from_config([RewardConfig(name=f"{write(tmp_path, FUNCTIONS)}:{name}")])
+    prompts = [group(uid=str(i), answer=str(10**i)).prompt for i in range(3)]
+    assert [check.what for check in try_reward(rewards, prompts) if not check.holds] == failed
+
+
+def test_command_test_of_a_function(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = jsonl(tmp_path / "d.jsonl", {"prompt": "1 + 1?", "answer": "2"})
+    spec = f"{write(tmp_path, FUNCTIONS)}:good"
+    assert run(["rewards", "test", spec, "--data", data]) == 0
+    assert "2 different, from 0 to 1" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match="--limit: got 0"):
+        run(["rewards", "test", spec, "--data", data, "--limit", "0"])
+
+
+# ------------------------------------------------------------------------------------------------ trew rewards score
+
+
+def test_command_score(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = jsonl(
+        tmp_path / "d.jsonl",
+        {"uid": "a", "prompt": "?", "completion": ["#### 2", "#### 3"], "answer": "2"},
+        {"prompt": [{"role": "user", "content": "?"}], "answer": "4",
+         "completion": [{"role": "assistant", "content": "4"}]},
+        {"completion": "#### 5"},
+    )  # fmt: skip
+    out = tmp_path / "out.jsonl"
+    assert run(["rewards", "score", "gsm8k", "--data", data, "--out", str(out)]) == 0
+    rows = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
+    assert [(r["uid"], r["sample"], r["score"], r["status"]) for r in rows] == [
+        ("a", 0, 1.0, "scored"),
+        ("a", 1, 0.0, "scored"),
+        ("1", 0, 0.0, "no_answer"),
+        ("2", 0, None, "not_applicable"),
+    ]
+    assert rows[0]["extracted"] == "2"
+    assert "0.3333" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match="is there already"):
+        run(["rewards", "score", "gsm8k", "--data", data, "--out", str(out)])
+    assert run(["rewards", "score", "gsm8k", "--data", data, "--out", str(out), "--overwrite"]) == 0
+
+
+def test_score_of_a_runs_rollouts(tmp_path: Path) -> None:
+    from trew.track.rollouts import write_rollouts
+
+    rewards = RewardSet.from_config([RewardConfig(name="gsm8k")])
+    write_rollouts(tmp_path / "000001.parquet", rewards.score([group("#### 72", "#### 7", answer="72")]), step=1)
+    out = tmp_path / "out.parquet"
+    args = ["--set", "max_completion_len=7", "soft_punish_cache=2"]
+    data = str(tmp_path / "000001.parquet")
+    assert run(["rewards", "score", "gsm8k", "--data", data, "--out", str(out)]) == 0
+    import pyarrow.parquet as pq
+
+    assert pq.read_table(out).column("score").to_pylist() == [1.0, 0.0]
+    assert run(["rewards", "score", "soft_overlong", "--data", data, "--out", str(tmp_path / "o.jsonl"), *args]) == 0
+    lines = (tmp_path / "o.jsonl").read_text().splitlines()
+    assert [json.loads(line)["score"] for line in lines] == [-1.0, -0.5]  # 7 and 6 tokens in these groups
+
+
+def test_score_says_what_is_wrong(tmp_path: Path) -> None:
+    data = jsonl(tmp_path / "d.jsonl", {"prompt": "?", "completions": "x"}, {"prompt": "?", "completions": 3})
+    out = str(tmp_path / "out.jsonl")
+    with pytest.raises(DataError, match=r"line 1: has no column 'completion' \(did you mean 'completions'\?\)"):
+        run(["rewards", "score", "gsm8k", "--data", data, "--out", out])
+    with pytest.raises(DataError, match="line 2: column 'completions' must be text, messages, or a list of texts"):
+        run(["rewards", "score", "gsm8k", "--data", data, "--out", out, "--completion-column", "completions"])
+    with pytest.raises(ConfigError, match=r"accepts a file ending in \.jsonl or \.parquet"):
+        run(["rewards", "score", "gsm8k", "--data", data, "--out", "x.csv"])
+    data = jsonl(tmp_path / "e.jsonl", {"completion": "x"})
+    with pytest.raises(ConfigError, match="reward 'soft_overlong' reads tokens"):
+        run(["rewards", "score", "soft_overlong", "--data", data, "--out", out,
+             "--set", "max_completion_len=9", "soft_punish_cache=1"])  # fmt: skip
+    assert not Path(out).exists()
+
+
+def test_text_groups_have_lengths_alone() -> None:
+    from trew.rewards.trial import text_group
+
+    made = text_group(Prompt("q", text="?"), ["a", "b"], lengths=[3, 0])
+    assert [len(c) for c in made.completions] == [3, 0]
+    assert not np.any(made.completions[0].sampled)
