@@ -130,7 +130,7 @@ def test_a_template_that_strips_thoughts():
     )
     assert Renderer(tiny.tokenizer()).check([thoughts]) == []
     (problem,) = with_template(template).check([CHAT, thoughts])
-    assert "prompt 'q': the chat template drops or changes a assistant message" in problem
+    assert "prompt 'q': the chat template drops or changes the assistant message" in problem
     assert "<think>" in problem
 
 

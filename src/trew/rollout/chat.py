@@ -81,12 +81,6 @@ class Renderer:
             )
         shapes: set[tuple[str, ...]] = set()
         for prompt in prompts:
-            if prompt.messages is not None and not self.tokenizer.chat_template:
-                problems.setdefault(
-                    "template",
-                    f"prompt {prompt.uid!r}: is a chat, but the tokenizer has no chat template; {_TEMPLATE_FIX}",
-                )
-                continue
             try:
                 found = self._prompt_problems(prompt, shapes)
             except DataError as error:
@@ -112,7 +106,7 @@ class Renderer:
         for message in prompt.messages:
             if message["content"].strip() not in text:
                 found["content"] = (
-                    f"prompt {prompt.uid!r}: the chat template drops or changes a {message['role']} message "
+                    f"prompt {prompt.uid!r}: the chat template drops or changes the {message['role']} message "
                     f"({message['content'].strip()[:60]!r}), as templates that strip <think> do; set chat_template to "
                     "a file that keeps messages as they are"
                 )
@@ -168,4 +162,4 @@ class Renderer:
         return ids[0] if ids and ids[0] in self.tokenizer.get_added_vocab().values() else None
 
 
-_TEMPLATE_FIX = "set chat_template = 'plain' (contents joined by newlines) or a .jinja file, or use an instruct model"
+_FIX = "set chat_template = 'plain' (contents joined by newlines) or a .jinja file, or use an instruct model"
