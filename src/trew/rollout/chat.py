@@ -54,9 +54,7 @@ class Renderer:
             return prompt.text
         assert prompt.messages is not None
         if not self.tokenizer.chat_template:
-            raise DataError(
-                f"prompt {prompt.uid!r}: is a chat, but the tokenizer has no chat template; {_TEMPLATE_FIX}"
-            )
+            raise DataError(f"prompt {prompt.uid!r}: is a chat, but the tokenizer has no chat template; {_FIX}")
         return self._apply(prompt.messages, uid=prompt.uid)
 
     def decode(self, ids: Iterable[int]) -> str:
