@@ -51,8 +51,8 @@ def load_eval(config: DataConfig, *, size: int, seed: int) -> tuple[list[Prompt]
     """
     task = make_task(config)
     if isinstance(task, Arithmetic) or (isinstance(task, Countdown) and not config.train):
-        made, evaluation, notes = task.generate(eval_size=size, seed=seed)
-        return evaluation, task.rewards(made), notes
+        made, evaluation, _ = task.generate(eval_size=size, seed=seed)  # its notes are about training
+        return evaluation, task.rewards(made), []
     source = task.source(config.train)
     split = sources.read_eval_beside(source) if config.eval == "auto" else sources.read_eval(task.source(config.eval))
     if split is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import hashlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,7 +24,7 @@ _CHARTS: tuple[tuple[str, str, str, tuple[float, float] | None], ...] = (
     ("reward", "Reward", "mean per completion", None),
     ("accuracy", "Accuracy", "share correct", (0.0, 1.0)),
     ("entropy", "Entropy", "nats per token", None),
-    ("kl", "KL to the reference", "nats per token", None),
+    ("kl", "KL", "nats per token", None),
     ("ratio", "Importance ratio", "mean", None),
     ("clip_share", "Clipped tokens", "share", None),
     ("completion_length", "Completion length", "tokens", None),
@@ -34,7 +35,7 @@ _CHARTS: tuple[tuple[str, str, str, tuple[float, float] | None], ...] = (
     ("loss", "Loss", "", None),
     ("lr", "Learning rate", "", None),
 )
-_EVAL = frozenset({"eval_accuracy", "eval_low", "eval_high", "eval_n"})
+_NOT_DRAWN = frozenset({"eval_accuracy", "eval_low", "eval_high", "eval_n", "seconds", "policy_version"})
 _STYLE = """
 :root{color-scheme:light dark;--ground:#fff;--ink:#1f2328;--muted:#59636e;--line:#d6dbe1;--soft:#f5f7f9}
 @media (prefers-color-scheme:dark){:root{--ground:#14181d;--ink:#e6edf3;--muted:#9aa5b1;--line:#323a44;--soft:#1c2229}}
@@ -80,17 +81,26 @@ def render_report(runs: Sequence[RunData], *, created: str = "") -> str:
     import jinja2
     from markupsafe import Markup
 
+    from ..track.redaction import redact, secrets
+
+    hidden = secrets()
+    runs = [dataclasses.replace(run, rows=tuple(redact(row, hidden) for row in run.rows)) for run in runs]
+
+    def shown(value: Any) -> Any:
+        return visible(redact(value, hidden)) if isinstance(value, str) and not isinstance(value, Markup) else value
+
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
-        finalize=lambda value: visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value,
+        finalize=shown,
     )
     style = _STYLE + CSS
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     names = _names(runs)
+    charts, more = _charts(names, runs)
     return environment.get_template("report.html.jinja").render(
         style=Markup(style),
         # Only this very style may act: not a script, not an image, not a style that a completion smuggles in.
@@ -98,7 +108,8 @@ def render_report(runs: Sequence[RunData], *, created: str = "") -> str:
         title=names[0] if len(runs) == 1 else f"{len(runs)} runs",
         facts=[(name, _facts(run)) for name, run in zip(names, runs, strict=True)],
         results=[_result(name, run) for name, run in zip(names, runs, strict=True)],
-        charts=[Markup(chart) for chart in _charts(names, runs)],
+        charts=list(map(Markup, charts)),
+        more=list(map(Markup, more)),
         samples=[(name, _samples(run)) for name, run in zip(names, runs, strict=True)],
         configs=[(name, run.config_text) for name, run in zip(names, runs, strict=True)],
         notes=[f"{name}: {note}" for name, run in zip(names, runs, strict=True) for note in _notes(run)],
@@ -110,13 +121,12 @@ def write_report(folders: Iterable[Path], out: Path | None = None) -> Path:
     """Writes the report of the runs in ``folders`` and returns its path: ``out``, or report.html in the only run's
     folder, or report.html here for several. Raises DataError and StorageError.
     """
-    from ..track import redact
     from ..track.files import write_atomic
 
     folders = list(folders)
     runs = [load_run(folder) for folder in folders]
     path = out or (folders[0] / "report.html" if len(folders) == 1 else Path("report.html"))
-    page = redact(render_report(runs, created=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")))
+    page = render_report(runs, created=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"))
     write_atomic(path, lambda file: file.write(page.encode("utf-8")))
     return path
 
@@ -218,17 +228,28 @@ def _notes(run: RunData) -> list[str]:
 # -------------------------------------------------------------------------------------------------------------- curves
 
 
-def _charts(names: Sequence[str], runs: Sequence[RunData]) -> list[str]:
-    known = {metric for metric, *_ in _CHARTS}
-    rest = [m for m in dict.fromkeys(m for run in runs for m in run.metric_names()) if m not in known | _EVAL]
-    rest = [m for m in rest if m not in ("seconds", "policy_version")]
-    plans = [*_CHARTS, *((m, m, "", None) for m in rest)]
-    charts = []
-    for metric, title, unit, fixed in plans:
-        series = [s for i, run in enumerate(runs) for s in _curve(run, metric, names[i], i, alone=len(runs) == 1)]
-        if series:
-            charts.append(line_chart(series, title=title, y_label=unit, y_range=fixed, standalone=False))
-    return charts
+def _charts(names: Sequence[str], runs: Sequence[RunData]) -> tuple[list[str], list[str]]:
+    """The curves everybody looks at, and those of all other metrics."""
+    main = [_chart(names, runs, *plan) for plan in _CHARTS]
+    known = {metric for metric, *_ in _CHARTS} | _NOT_DRAWN
+    rest = [m for m in dict.fromkeys(m for run in runs for m in run.metric_names()) if m not in known]
+    # Rewards by name belong to the first sight, diagnostics below.
+    main += [_chart(names, runs, m, m, "", None) for m in rest if m.startswith("reward/")]
+    more = [_chart(names, runs, m, m, "", None) for m in rest if not m.startswith("reward/")]
+    return list(filter(None, main)), list(filter(None, more))
+
+
+def _chart(
+    names: Sequence[str],
+    runs: Sequence[RunData],
+    metric: str,
+    title: str,
+    unit: str,
+    fixed: tuple[float, float] | None,
+) -> str:
+    """One metric of all runs; empty when no run has it."""
+    series = [s for i, run in enumerate(runs) for s in _curve(run, metric, names[i], i, alone=len(runs) == 1)]
+    return line_chart(series, title=title, y_label=unit, y_range=fixed, standalone=False) if series else ""
 
 
 def _curve(run: RunData, metric: str, name: str, colour: int, *, alone: bool) -> list[Series]:

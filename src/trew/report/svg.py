@@ -170,8 +170,8 @@ def _ends(values: Sequence[float], *, pad: float) -> tuple[float, float]:
         return 0.0, 1.0
     low, high = min(values), max(values)
     if high - low <= 1e-9 * max(abs(low), abs(high)):  # a constant (up to rounding) gets room in proportion to its size
-        room = abs(low) * 0.1 or 0.5
-        return low - room, high + room
+        room = 0.1 * max(abs(low), abs(high))
+        return (low - room, high + room) if room else (0.0, 1.0)
     room = (high - low) * pad
     # Padding must not suggest that shares and lengths were negative.
     return (0.0 if low >= 0 > low - room else low - room), high + room

@@ -157,7 +157,7 @@ class Run:
         """Appends one row with a whole number ``step`` to metrics.jsonl and makes it durable."""
         if isinstance(row.get("step"), bool) or not isinstance(row.get("step"), int):
             raise ValueError(f"a metrics row needs a whole number 'step', got {row.get('step')!r}")
-        line = (json.dumps(redact(encode_row(row)), allow_nan=False) + "\n").encode()
+        line = (json.dumps(redact(encode_row({"step": row["step"], **row})), allow_nan=False) + "\n").encode()
         path = self.folder / "metrics.jsonl"
         with storage(path):
             _append(path, line)
