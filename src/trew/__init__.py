@@ -39,7 +39,8 @@ _HOME = {
 }
 _ROOMS = ("config", "data", "eval", "learner", "objective", "report", "rewards", "rollout", "types")
 
-__all__ = [*_HOME, *_ROOMS]
+__all__ = ["Config", "Denominators", "LossOutput", "Objective", "TokenBatch", "config", "data", "eval", "learner",
+           "objective", "preset", "presets", "report", "rewards", "rollout", "train", "types"]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

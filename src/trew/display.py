@@ -36,18 +36,19 @@ class Display:
     """Prints a run to a terminal or, where there is none, as plain lines."""
 
     def __init__(self, console: Console | None = None):
-        # Where output is piped there is no width to respect: rows stay on one line.
-        self.console = console or Console(highlight=False, soft_wrap=True)
+        self.console = console or Console(highlight=False)
+        if console is None and not self.console.is_terminal:
+            self.console.width = 160  # piped output has no width to respect; tables stay on one line
         self.rows = 0
         self._bar: Progress | None = None
 
     def line(self, text: str) -> None:
         """One plain line; markup and control sequences in it are shown, not obeyed."""
-        self.console.print(Text(_clean(text)))
+        self.console.print(Text(_clean(text)), soft_wrap=True)
 
     def warn(self, text: str) -> None:
         """A line that asks for attention."""
-        self.console.print(Text(f"warning: {_clean(text)}", style="yellow"))
+        self.console.print(Text(f"warning: {_clean(text)}", style="yellow"), soft_wrap=True)
 
     @contextmanager
     def bar(self, name: str, total: int, *, done: int = 0) -> Iterator[Bar]:
@@ -72,10 +73,12 @@ class Display:
     def step(self, row: Mapping[str, Any]) -> None:
         """One row of numbers."""
         if self.rows % HEADING_EVERY == 0:
-            self.console.print(Text("".join(f"{h:>{WIDTH}}" for h, _ in COLUMNS.values()), style="bold"))
+            self.console.print(
+                Text("".join(f"{h:>{WIDTH}}" for h, _ in COLUMNS.values()), style="bold"), soft_wrap=True
+            )
         self.rows += 1
         cells = [form.format(row[k]) if row.get(k) is not None else "-" for k, (_, form) in COLUMNS.items()]
-        self.console.print(Text("".join(f"{c:>{WIDTH}}" for c in cells)))
+        self.console.print(Text("".join(f"{c:>{WIDTH}}" for c in cells)), soft_wrap=True)
 
     def samples(self, groups: list[ScoredGroup], *, limit: int = 2) -> None:
         """The last prompt and one right and one wrong completion where there are both."""
@@ -87,10 +90,12 @@ class Display:
             question = (
                 prompt.text if prompt.text is not None else (prompt.messages or ({"content": ""},))[-1]["content"]
             )
-            self.console.print(Text(f"  prompt      {_short(question or '')}", style="dim"))
+            self.console.print(Text(f"  prompt      {_short(question or '')}", style="dim"), soft_wrap=True)
             for i in picks[:limit]:
                 value = "none" if values[i] is None else f"{values[i]:g}"
-                self.console.print(Text(f"  reward {value:<5}{_short(scored.group.completions[i].text)}", style="dim"))
+                self.console.print(
+                    Text(f"  reward {value:<5}{_short(scored.group.completions[i].text)}", style="dim"), soft_wrap=True
+                )
             return
 
     def before_after(self, before: Mapping[str, Any], after: Mapping[str, Any] | None) -> None:

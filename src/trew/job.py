@@ -20,7 +20,8 @@ from .display import Display
 from .errors import CheckpointError, ConfigError
 from .interrupt import Interrupts
 from .learner import Learner, checkpoint
-from .rollout import Engine, TorchEngine
+from .rollout import Engine
+from .rollout.torch_engine import TorchEngine
 from .setup import Plan
 from .track import Run, redact
 

@@ -63,9 +63,6 @@ def test_same_number(text: str, number: int | Fraction) -> None:
 def test_no_single_number(text: str) -> None:
     for gold in ("72", "7", "73", "8", "2", "144", "1", "0", "5"):
         verdict = grade("gsm8k", f"#### {text}", gold)
-        if text == "√5184":  # the digits alone are not its value
-            assert verdict.score == 0.0
-            continue
         assert (verdict.score, verdict.status) == (0.0, "no_answer"), gold
         assert verdict.detail
 

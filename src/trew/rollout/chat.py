@@ -42,7 +42,9 @@ class Renderer:
         """The prompt's tokens. Messages go through the chat template, with its generation prompt and exactly the
         special tokens it writes. Text is used as it stands, after the tokenizer's begin token where it has one and
         the text does not bring it; an end token that the tokenizer would append is left out."""
-        text = self.render(prompt)
+        return self._tokens(prompt, self.render(prompt))
+
+    def _tokens(self, prompt: Prompt, text: str) -> list[int]:
         ids: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
         if prompt.text is not None and ids[: len(self._begin)] != self._begin:
             ids = self._begin + ids
@@ -90,7 +92,8 @@ class Renderer:
     def _prompt_problems(self, prompt: Prompt, shapes: set[tuple[str, ...]]) -> dict[str, str]:
         """Problems by kind. The template's structure is probed once per sequence of roles (``shapes``)."""
         found = {}
-        text, ids = self.render(prompt), self.encode(prompt)
+        text = self.render(prompt)
+        ids = self._tokens(prompt, text)
         begin = self.tokenizer.bos_token_id
         if not ids:
             found["empty"] = f"prompt {prompt.uid!r}: has no tokens; remove it or give it text"
@@ -126,7 +129,10 @@ class Renderer:
         bare = self._apply(prompt.messages, uid=prompt.uid, generation_prompt=False)
         asked = self._apply(prompt.messages, uid=prompt.uid)
         reply = {"role": "assistant", "content": _REPLY}
-        answered = self._apply((*prompt.messages, reply), uid=prompt.uid, generation_prompt=False)
+        try:
+            answered = self._apply((*prompt.messages, reply), uid=prompt.uid, generation_prompt=False)
+        except DataError:
+            answered = bare  # a template for questions alone has no answered form that could differ
         return asked.startswith(bare) and answered.startswith(bare)
 
     # ---- the template

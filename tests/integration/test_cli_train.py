@@ -1,0 +1,295 @@
+"""Whole runs through the real command line, on a tiny model: train, interrupt, resume, evaluate, report."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import tiny
+import trew
+from trew.cli.main import main
+from trew.config import load
+from trew.display import Silent
+
+RECIPE = """
+model = "{model}"
+steps = 3
+seed = 3
+
+[data]
+task = "arithmetic"
+[data.args]
+ops = ["+"]
+largest = 20
+
+[[rewards]]
+name = "{reward}:shorter"
+
+[rollout]
+prompts = 4
+completions = 3
+max_tokens = 6
+
+[objective]
+preset = "grpo"
+beta = {beta}
+
+[learner]
+lr = 1e-3
+minibatch_prompts = 2
+inner_updates = 2
+schedule = "cosine"
+warmup_steps = 2
+
+[eval]
+size = 10
+every = 2
+
+[checkpoint]
+every = 1
+"""
+
+# A reward that a random model can get: differs within groups, and learning moves it.
+REWARD = """
+def shorter(prompts, completions, completion_ids, answer, **columns):
+    assert len(prompts) == len(completions) == len(answer)
+    return [sum(i % 2 for i in ids) / 6 for ids in completion_ids]
+"""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    return tiny.save(tmp_path_factory.mktemp("model"), "llama")
+
+
+@pytest.fixture
+def recipe(tmp_path, model) -> Path:
+    (tmp_path / "reward.py").write_text(REWARD)
+    path = tmp_path / "tiny.toml"
+    path.write_text(RECIPE.format(model=model, reward="reward.py", beta=0.01))
+    return path
+
+
+def start(*args: str | Path, cwd: Path) -> subprocess.Popen[str]:
+    env = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, "-m", "trew", *map(str, args)]
+    return subprocess.Popen(command, cwd=cwd, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def cli(*args: str | Path, cwd: Path, code: int = 0) -> str:
+    process = start(*args, cwd=cwd)
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == code, (out, err)
+    assert "Traceback" not in err
+    return out + err
+
+
+def rows(run: Path) -> list[dict]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def same_learning(a: Path, b: Path) -> None:
+    """Two runs learned the same to the last bit: weights, metrics (but for clocks), completions."""
+    first, second = (load_file(run / "final" / "model.safetensors") for run in (a, b))
+    assert first.keys() == second.keys()
+    for name, tensor in first.items():
+        assert torch.equal(tensor, second[name]), name
+    clocks = {"seconds", "tokens_per_second"}
+    for x, y in zip(rows(a), rows(b), strict=True):
+        assert {k: v for k, v in x.items() if k not in clocks} == {k: v for k, v in y.items() if k not in clocks}
+    for path in sorted((a / "rollouts").glob("*.parquet")):
+        tables = [pq.read_table(run / "rollouts" / path.name).drop_columns(["reward_seconds"]) for run in (a, b)]
+        assert tables[0].equals(tables[1])
+
+
+def test_a_run_leaves_everything_that_its_folder_promises(recipe, tmp_path):
+    out = cli("train", recipe, cwd=tmp_path)
+    run = tmp_path / "runs" / "tiny"
+    assert "before training (n = 10)" in out
+    assert "tokens/s" in out
+    summary = json.loads((run / "summary.json").read_text())
+    for key in ("task", "model", "objective", "seed", "steps", "seconds", "tokens_per_second", "peak_memory_bytes",
+                "n_eval", "accuracy_before", "accuracy_after", "versions", "device"):  # fmt: skip
+        assert key in summary
+    assert summary["n_eval"] == 10
+    assert summary["accuracy_after"]["low"] <= summary["accuracy_after"]["mean"] <= summary["accuracy_after"]["high"]
+
+    table = rows(run)
+    assert [r["step"] for r in table] == [0, 1, 2, 3]
+    assert "eval_accuracy" in table[2]
+    for r in table[1:]:
+        for name in ("reward", "entropy", "kl", "ratio", "clip_share", "completion_length", "lr", "grad_norm", "loss",
+                     "truncated_share", "zero_signal_share", "tokens_per_second", "reward/shorter"):  # fmt: skip
+            assert name in r, name
+    assert table[1]["policy_version"] == 4  # two minibatches, two inner updates
+    assert table[1]["ratio"] != 1.0
+
+    rollouts = pq.read_table(run / "rollouts" / "000001.parquet").to_pylist()
+    assert len(rollouts) == 12
+    for row in rollouts:
+        assert row["score"] == pytest.approx(sum(i % 2 for i in row["token_ids"]) / 6)
+    by_prompt: dict[str, list[dict]] = {}
+    for row in rollouts:
+        by_prompt.setdefault(row["uid"], []).append(row)
+    for group in by_prompt.values():
+        assert sum(r["advantages"][0] for r in group) == pytest.approx(0, abs=1e-5)
+        best = max(group, key=lambda r: r["score"])
+        assert best["advantages"][0] >= 0
+
+    final = AutoModelForCausalLM.from_pretrained(run / "final")
+    tokenizer = AutoTokenizer.from_pretrained(run / "final")
+    assert len(tokenizer) <= final.get_input_embeddings().num_embeddings
+    assert (run / "config.toml").exists()
+    assert "<html" in (run / "report.html").read_text()
+    assert sorted(p.name for p in (run / "checkpoints").iterdir()) == ["000002", "000003"]
+
+
+def test_the_same_command_twice_gives_the_same_bits_and_another_seed_others(recipe, tmp_path):
+    for name, seed in (("a", 3), ("b", 3), ("c", 4)):
+        cli("train", recipe, "--out", name, "--set", f"seed={seed}", cwd=tmp_path)
+    same_learning(tmp_path / "a", tmp_path / "b")
+    first, other = (load_file(tmp_path / name / "final" / "model.safetensors") for name in ("a", "c"))
+    assert any(not torch.equal(first[name], other[name]) for name in first)
+
+
+@pytest.mark.parametrize("share", ["true", "false"])
+def test_how_the_step_is_cut_for_memory_does_not_change_what_is_learned(recipe, tmp_path, share):
+    cli("train", recipe, "--out", "a", cwd=tmp_path)
+    settings = ("learner.microbatch_tokens=40", f"learner.share_prompts={share}", "rollout.batch=5")
+    cli("train", recipe, "--out", "b", "--set", *settings, cwd=tmp_path)
+    first, second = (load_file(tmp_path / name / "final" / "model.safetensors") for name in ("a", "b"))
+    for name, tensor in first.items():
+        torch.testing.assert_close(tensor, second[name], rtol=0, atol=2e-4)
+
+
+def test_interrupt_then_resume_equals_never_interrupted(recipe, tmp_path):
+    settings = ("--set", "steps=6")
+    cli("train", recipe, "--out", "whole", *settings, cwd=tmp_path)
+    process = start("train", recipe, "--out", "cut", *settings, cwd=tmp_path)
+    metrics = tmp_path / "cut" / "metrics.jsonl"
+    deadline = time.monotonic() + 120
+    while not (metrics.exists() and metrics.read_text().count("\n") >= 3):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 130, err
+    assert "--resume" in err
+    assert "Traceback" not in err
+
+    refused = cli("train", recipe, "--out", "cut", *settings, cwd=tmp_path, code=2)
+    assert "--resume" in refused
+    out = cli("train", recipe, "--out", "cut", *settings, "--resume", cwd=tmp_path)
+    assert "continuing after step" in out
+    same_learning(tmp_path / "whole", tmp_path / "cut")
+
+
+def test_kill_9_then_resume_equals_never_killed(recipe, tmp_path):
+    cli("train", recipe, "--out", "whole", "--set", "steps=6", cwd=tmp_path)
+    process = start("train", recipe, "--out", "cut", "--set", "steps=6", cwd=tmp_path)
+    deadline = time.monotonic() + 120
+    while not (tmp_path / "cut" / "checkpoints" / "000002").exists():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process.kill()
+    process.communicate()
+    cli("train", recipe, "--out", "cut", "--set", "steps=6", "--resume", cwd=tmp_path)
+    same_learning(tmp_path / "whole", tmp_path / "cut")
+
+
+def test_resuming_another_run_is_refused_with_the_differences(recipe, tmp_path):
+    cli("train", recipe, "--out", "a", "--set", "steps=1", cwd=tmp_path)
+    out = cli("train", recipe, "--out", "a", "--resume", "--set", "learner.lr=1e-4", "steps=2", cwd=tmp_path, code=2)
+    assert "learner.lr: the run was started with 0.001, now it is 0.0001" in out
+    more = cli("train", recipe, "--out", "a", "--resume", "--set", "steps=2", cwd=tmp_path)
+    assert "continuing after step 1" in more
+    assert [r["step"] for r in rows(tmp_path / "a")] == [0, 1, 2]
+
+
+def test_dry_run_shows_everything_and_trains_nothing(recipe, tmp_path):
+    out = cli("train", recipe, "--dry-run", cwd=tmp_path)
+    for expected in ("[rollout]", "A_i = (R_i - mean(R)) / (std(R))", "--- prompt", "tokens", "Nothing was trained"):
+        assert expected in out
+    assert not (tmp_path / "runs").exists()
+
+
+def test_dapo_replaces_groups_without_signal(recipe, tmp_path):
+    """A reward that only some prompts can earn: the others' groups are all equal and must be replaced."""
+    (tmp_path / "reward.py").write_text(
+        "def shorter(completions, completion_ids, answer, **_):\n"
+        "    return [float(ids[0] % 2) if int(a) % 2 else 0.0 for ids, a in zip(completion_ids, answer)]\n"
+    )
+    settings = ("--set", "objective.preset=dapo", "objective.beta=0", "steps=2", "rollout.refills=20")
+    cli("train", recipe, "--out", "a", *settings, cwd=tmp_path)
+    for row in rows(tmp_path / "a")[1:]:
+        assert row["groups_sampled"] > 4
+        assert row["zero_signal_share"] > 0
+    for path in (tmp_path / "a" / "rollouts").glob("*.parquet"):
+        trained = [r for r in pq.read_table(path).to_pylist() if r["advantages"] is not None]
+        assert len(trained) == 12
+        assert all(r["advantages"][0] != 0 for r in trained)
+
+
+BAD = [
+    ("model=./nowhere", "nowhere"),
+    ("rollout.completions=1", "rollout.completions: got 1"),
+    ("data.task=aritmetic", "did you mean 'arithmetic'"),
+    ("data.args.larges=3", "larges"),
+    ("objective.preset=grop", "did you mean 'grpo'"),
+    ("objective.eps_hi=0.3", "eps_hi"),
+    ("rewards=[{name='gsm9k'}]", "gsm9k"),
+    ("rewards=[{name='missing.py:f'}]", "missing.py"),
+    ("eval.correct_reward=x", "eval.correct_reward: got 'x'"),
+    ("data.max_prompt_tokens=3", "max_prompt_tokens"),
+    ("rollout.prompts=100000", "rollout.prompts: got 100000"),
+    ("device=cuda:7", "cuda"),
+]
+
+
+@pytest.mark.parametrize(("setting", "expected"), BAD, ids=[s for s, _ in BAD])
+def test_bad_settings_are_refused_before_anything_is_written(recipe, tmp_path, monkeypatch, capsys, setting, expected):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as left:
+        main(["train", str(recipe), "--set", setting])
+    assert left.value.code == 2
+    assert expected in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_problems_of_different_rooms_are_told_together(recipe, tmp_path):
+    settings = ("model=./nowhere", "objective.preset=grop", "rewards=[{name='gsm9k'}]", "learner.lr=-1")
+    out = cli("train", recipe, "--set", *settings, cwd=tmp_path, code=2)
+    for expected in ("nowhere", "grop", "gsm9k", "learner.lr"):
+        assert expected in out
+
+
+def test_eval_and_report_commands(recipe, model, tmp_path):
+    cli("train", recipe, "--out", "a", "--set", "steps=1", cwd=tmp_path)
+    out = cli("eval", model, "--task", "arithmetic", "--size", "8", "--max-tokens", "4", cwd=tmp_path)
+    assert "n = 8" in out or "8" in out
+    sampled = ("--samples", "4", "--temperature", "1.0")
+    out = cli("eval", "a/final", "--task", "arithmetic", "--size", "8", "--max-tokens", "4", *sampled, cwd=tmp_path)
+    assert "pass@4" in out
+    cli("report", "a", "--out", "both.html", cwd=tmp_path)
+    assert "<html" in (tmp_path / "both.html").read_text()
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "qwen3", "gemma", "gemma3", "gpt_neox", "gpt2"])
+def test_every_model_family_trains(recipe, tmp_path, kind):
+    folder = tiny.save(tmp_path / "model", kind)
+    config = load(recipe, [f"model={folder}", "steps=1", "eval.size=4", f"out={tmp_path / 'a'}"])
+    trew.train(config, display=Silent())
+    assert rows(tmp_path / "a")[1]["grad_norm"] > 0

@@ -1,0 +1,146 @@
+"""Recipes: everything that is wrong is told at once, and what is right survives the way through TOML."""
+
+from __future__ import annotations
+
+import tomllib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trew.config import Config, RewardConfig, dumps, load, parse
+from trew.errors import ConfigError
+
+
+def problems(table: dict) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        parse(table)
+    return list(caught.value.problems)
+
+
+def test_all_problems_are_told_at_once():
+    found = problems(
+        {
+            "modle": "m",
+            "steps": 0,
+            "rollout": {"temprature": 1.0, "top_p": "x", "completions": 1},
+            "learner": {"lr": -1, "schedule": "cos"},
+            "rewards": [{"nam": "gsm8k"}],
+            "eval": 3,
+        }
+    )
+    text = "\n".join(found)
+    for expected in (
+        "modle: unknown key (did you mean 'model'?)",
+        "model: is required",
+        "steps: got 0, accepts a whole number of at least 1",
+        "rollout.temprature: unknown key (did you mean 'temperature'?)",
+        "rollout.top_p: expected a number, got 'x' (str)",
+        "rollout.completions: got 1, accepts at least 2",
+        "learner.lr: got -1.0",
+        "learner.schedule: got 'cos', accepts 'constant', 'linear', 'cosine' (did you mean 'cosine'?)",
+        "rewards[0].nam: unknown key (did you mean 'name'?)",
+        "rewards[0].name: is required",
+        "eval: expected a table, got 3",
+    ):
+        assert expected in text, text
+    assert len(found) == len(set(found))
+
+
+CASES = [
+    ({"rollout": {"temperature": 0}}, "rollout.temperature: got 0.0"),
+    ({"rollout": {"temperature": float("nan")}}, "rollout.temperature: got nan"),
+    ({"rollout": {"top_p": 0}}, "rollout.top_p: got 0.0"),
+    ({"rollout": {"min_p": 1.0}}, "rollout.min_p: got 1.0"),
+    ({"rollout": {"prompts": True}}, "rollout.prompts: expected a whole number, got True"),
+    ({"rollout": {"prompts": 2.5}}, "rollout.prompts: expected a whole number, got 2.5"),
+    ({"rollout": {"stop": "x"}}, "rollout.stop: expected a list, got 'x'"),
+    ({"rollout": {"stop": [""]}}, "rollout.stop: got ('',), accepts non-empty strings"),
+    ({"rollout": {"prompts": 8}, "learner": {"minibatch_prompts": 3}}, "does not divide rollout.prompts = 8"),
+    ({"rollout": {"prompts": 8}, "learner": {"minibatch_prompts": 9}}, "more than rollout.prompts = 8"),
+    ({"learner": {"lr": float("inf")}}, "learner.lr: got inf"),
+    ({"learner": {"adam_beta2": 1.0}}, "learner.adam_beta2: got 1.0"),
+    ({"learner": {"warmup_steps": 11}, "steps": 10}, "the learning rate would never be reached"),
+    ({"eval": {"samples": 4}}, "greedy samples are all the same"),
+    ({"device": "gpu"}, "device: got 'gpu', accepts 'auto', 'cpu'"),
+    ({"track": {"to": ["wandbb"]}}, "track.to: got 'wandbb'"),
+    ({"seed": -1}, "seed: got -1"),
+    ({"model": " "}, "model: got ' '"),
+    ({"data": {"overlong": "cut"}}, "data.overlong: got 'cut', accepts 'error', 'drop', 'truncate'"),
+    ({"checkpoint": {"keep": 0}}, "checkpoint.keep: got 0"),
+]
+
+
+@pytest.mark.parametrize(("table", "expected"), CASES)
+def test_each_problem_names_key_value_and_what_is_accepted(table, expected):
+    found = problems({"model": "m"} | table)
+    assert any(expected in line for line in found), found
+
+
+def test_a_recipe_survives_toml():
+    config = parse(
+        {
+            "model": 'we"ird\\name\n\x00é\U0001f600',
+            "objective": {"preset": "dapo", "eps_high": 0.3},
+            "rewards": [{"name": "gsm8k", "args": {"odd key": [1, "a"]}}, {"name": "format", "weight": 0.5}],
+            "data": {"args": {"ops": ["+"], "ranges": {"+": [0, 9]}}},
+            "rollout": {"stop": ["\n\n"]},
+        }
+    )  # fmt: skip
+    assert parse(tomllib.loads(dumps(config))) == config
+
+
+@given(st.text())
+def test_any_string_survives_toml(text):
+    config = Config(model="m", rewards=(RewardConfig(name="x", args={"k": text}),))
+    assert parse(tomllib.loads(dumps(config))) == config
+
+
+def test_overrides_come_last(tmp_path):
+    recipe = tmp_path / "my.toml"
+    recipe.write_text('model = "a"\n[learner]\nlr = 1e-6\n')
+    config = load(recipe, ["learner.lr=1e-5", "model=./b", "rollout.stop=['x']", "data.args.largest=12"])
+    assert (config.learner.lr, config.model, config.rollout.stop) == (1e-5, "./b", ("x",))
+    assert config.data.args == {"largest": 12}
+    assert config.out == "runs/my"
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (None, "no such recipe"),
+        (b"model = ", "is not valid TOML"),
+        (b"model = 'a'\nmodel = 'b'", "is not valid TOML"),
+        (b"\xff\xfe\x00", "is not UTF-8"),
+        (b"", "model: is required"),
+    ],
+)
+def test_unreadable_recipes(tmp_path, content, expected):
+    path = tmp_path / "r.toml"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ConfigError, match=expected):
+        load(path)
+
+
+@pytest.mark.parametrize("override", ["lr", "=3", "a..b=1", ".a=1"])
+def test_malformed_overrides(tmp_path, override):
+    path = tmp_path / "r.toml"
+    path.write_text("model = 'm'")
+    with pytest.raises(ConfigError, match="expected key=value"):
+        load(path, [override])
+
+
+def test_a_reward_file_beside_the_recipe_is_found_from_anywhere(tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text("def f(completions, **_): return [0.0] * len(completions)")
+    recipe = tmp_path / "r.toml"
+    recipe.write_text("model = 'm'\n[[rewards]]\nname = 'mine.py:f'\n")
+    monkeypatch.chdir("/")
+    assert load(recipe).rewards[0].name == f"{tmp_path / 'mine.py'}:f"
+
+
+def test_optimizer_steps_count_minibatches_and_inner_updates():
+    config = parse(
+        {"model": "m", "steps": 5, "rollout": {"prompts": 8}, "learner": {"minibatch_prompts": 2, "inner_updates": 3}}
+    )
+    assert config.optimizer_steps == 5 * 4 * 3
