@@ -269,6 +269,9 @@ def test_a_batch_without_a_column_that_other_rows_have(tmp_path: Path) -> None:
     [scored] = rewards.score([without])
     assert scored.scores[0].status == "not_applicable"
     assert values(rewards, without, group("x", solution=1)) == [[None], [1.0]]
+    assert len(rewards.check_golds([without.prompt])) == 1  # of data that have it nowhere: refused again
+    with pytest.raises(RewardError, match="needs column 'solution'"):
+        rewards.score([without])
 
 
 # ------------------------------------------------------------------------------------------------------ summary

@@ -56,7 +56,7 @@ def test_chat_completions_are_messages(tmp_path: Path) -> None:
         def f(prompts, completions, **kwargs):
             assert [p[-1]["content"] for p in prompts] == ["question", "question"]
             assert all(c[0]["role"] == "assistant" and len(c) == 1 for c in completions)
-            prompts[0].clear()  # its own copy
+            prompts[0][0]["content"] = "changed"  # its own copy
             return [len(c[0]["content"]) for c in completions]
     """
     rows = group("ab", "abc", chat=True)
@@ -303,8 +303,9 @@ def test_a_file_imports_its_neighbours(tmp_path: Path) -> None:
     assert sys.path == before
 
 
-def test_the_folder_of_the_file_hides_nothing_installed(tmp_path: Path) -> None:
-    write(tmp_path, "raise RuntimeError('shadowed')\n", name="colorsys.py")  # a standard module nobody has imported yet
+def test_the_folder_of_the_file_hides_nothing_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "colorsys", raising=False)
+    write(tmp_path, "raise RuntimeError('shadowed')\n", name="colorsys.py")
     source = "import colorsys\ndef f(completions, **kwargs):\n    return [colorsys.ONE_THIRD] * len(completions)\n"
     assert values(loaded(tmp_path, source), group("a")) == [1 / 3]
 

@@ -110,6 +110,9 @@ def test_strict_extraction(text: str, answer: str | None) -> None:
         ("144/2", "2", 0.0),
         ("1/2/3", "3", 0.0),
         ("no digits", "72", 0.0),
+        ("(3)-5", "-5", 0.0),
+        ("It is 7\nor 8", "8", 0.0),
+        ("It is 7" + " " * 100 + "or 8", "8", 0.0),
         ("Then 7\n8", "8", 1.0),  # a new line is a new statement
     ],
 )
