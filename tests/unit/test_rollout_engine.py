@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import tiny
+from sampling_reference import cut_distribution
 from trew.errors import EngineError
 from trew.rollout import Renderer
 from trew.rollout.torch_engine import TorchEngine
@@ -111,25 +112,6 @@ def test_sampling_logprobs_are_those_of_the_cut_distribution(changes):
             for row, token, logprob, cut in zip(reference, c.token_ids, c.logprobs, c.sampling_logprobs, strict=True):
                 assert logprob == pytest.approx(row[token], abs=1e-4)
                 assert cut == pytest.approx(np.log(cut_distribution(row, sampling)[token]), abs=2e-4)
-
-
-def cut_distribution(log_probs: np.ndarray, s: Sampling) -> np.ndarray:
-    """Independent reference, by sorting: temperature, then top_k, min_p, top_p, renormalised after each."""
-    p = np.exp((log_probs - log_probs.max()) / s.temperature)
-    order = np.argsort(-p)
-    p = p[order] / p.sum()
-    if s.top_k:
-        p[s.top_k :] = 0
-    p /= p.sum()
-    if s.min_p:
-        p[p < s.min_p * p[0]] = 0
-    p /= p.sum()
-    if s.top_p < 1:
-        p[1:][np.cumsum(p)[:-1] >= s.top_p] = 0
-    p /= p.sum()
-    result = np.empty_like(p)
-    result[order] = p
-    return result
 
 
 def test_a_stop_token_ends_the_completion_and_stays_in_it():
