@@ -218,7 +218,7 @@ def parse(table: Mapping[str, Any], *, base: Path | None = None) -> Config:
     # Keys that could not be read stand at their defaults here, so that every other problem is still found.
     problems += [p for p in validate(config) if p.partition(":")[0] not in {q.partition(":")[0] for q in problems}]
     if problems:
-        raise ConfigError(problems)
+        raise ConfigError(problems, config=config)
     return config
 
 

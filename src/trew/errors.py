@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 
 class TrewError(Exception):
@@ -17,11 +18,15 @@ class TrewError(Exception):
 
 
 class ConfigError(TrewError):
-    """A configuration that cannot be run; holds *all* problems that were found, one line each in ``problems``."""
+    """A configuration that cannot be run; holds *all* problems that were found, one line each in ``problems``.
+
+    ``config`` is what could be read all the same, with defaults for the rest: other rooms can be asked about it.
+    """
 
     exit_code = 2
 
-    def __init__(self, problems: str | Sequence[str]):
+    def __init__(self, problems: str | Sequence[str], *, config: Any = None):
+        self.config = config
         self.problems: tuple[str, ...] = (problems,) if isinstance(problems, str) else tuple(problems)
         super().__init__("\n".join(self.problems))
 

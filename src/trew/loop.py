@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import time
+import warnings
 from typing import Any
 
 import numpy as np
@@ -45,14 +46,19 @@ def train(
     ]
     plan = setup.plan(config, found=busy)
     config = plan.config
-    with Run.open(config.out, resume=resume, overwrite=overwrite) as run, Interrupts() as interrupts:
+    with (
+        Run.open(config.out, resume=resume, overwrite=overwrite) as run,
+        Interrupts() as interrupts,
+        warnings.catch_warnings(),
+    ):
+        warnings.showwarning = lambda message, *_, **__: display.warn(str(message))
         if run.resumed:
             refuse_changes(run, config)
         run.write_config(dumps(config))
         outside = Trackers(config.track.to, folder=run.folder, config=to_table(config), warn=display.warn)
         job = build(plan, display, interrupts)
         display.line(headline(job, run))
-        for note in (*plan.notes, *run.messages, *job.learner.notes):
+        for note in (*plan.notes, *run.messages):
             display.line(f"note: {note}")
         if run.resumed:
             restore(job, run)

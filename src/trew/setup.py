@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 from . import models
 from .config import Config, RewardConfig, validate
+from .config import load as read_recipe
 from .data import Dataset, apply_overlong, load_task
 from .errors import ConfigError, ModelError, TrewError
 from .eval import correct_by
@@ -42,7 +44,7 @@ def plan(config: Config, *, found: Sequence[str] = ()) -> Plan:
 
     ``found`` are problems that are known already (of the run folder, say): they are reported together with the rest.
     """
-    problems = [*found, *validate(config)]
+    problems = list(dict.fromkeys([*found, *validate(config)]))
 
     def attempt(action: Callable[[], T]) -> T | None:
         try:
@@ -56,9 +58,10 @@ def plan(config: Config, *, found: Sequence[str] = ()) -> Plan:
     objective = attempt(lambda: preset(config.objective.preset, **config.objective.args))
     device = attempt(lambda: models.resolve_device(config.device))
     bad_model = models.check(config.model, tokenizer=config.tokenizer, chat_template=config.chat_template)
-    problems += bad_model
+    problems += bad_model if config.model else []
     data = attempt(lambda: load_task(config.data, eval_size=config.eval.size, seed=config.seed))
     specs: tuple[RewardConfig, ...] = config.rewards or (data.default_rewards if data else ())
+    specs = tuple(spec for spec in specs if spec.name)  # one without a name is a known problem
     if data and not specs:
         problems.append(
             "rewards: none given and the data name none of their own; add a [[rewards]] table with a built-in name "
@@ -114,6 +117,17 @@ def _fit(config: Config, data: Dataset, renderer: Renderer) -> tuple[list[Prompt
         out.append(kept)
         notes += said
     return out[0], out[1], notes
+
+
+def read(recipe: Path, overrides: Sequence[str] = ()) -> Config:
+    """The configuration of a recipe. Where it has problems, those of data, model and rewards are found along with
+    them, so that one ConfigError tells all."""
+    try:
+        return read_recipe(recipe, overrides)
+    except ConfigError as error:
+        if error.config is not None:
+            plan(error.config, found=error.problems)
+        raise
 
 
 def load(plan: Plan) -> Any:

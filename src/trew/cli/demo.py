@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from ..config import load
-
 RECIPE = Path(__file__).with_name("demo.toml")
 
 
@@ -32,9 +30,10 @@ def demo(
         overwrite: Start over in a run folder that holds a run already.
         resume: Continue an interrupted demo from its newest checkpoint.
     """
+    from ..setup import read
     from .train import run
 
-    config = load(RECIPE, [*([f"model={model}"] if model else []), *set])
+    config = read(RECIPE, [*([f"model={model}"] if model else []), *set])
     summary = run(dataclasses.replace(config, seed=seed, out=str(out)), resume=resume, overwrite=overwrite)
     before, after = summary["accuracy_before"], summary["accuracy_after"]
     verdict = "it learned" if after["low"] > before["high"] else "the intervals overlap: no clear gain this time"

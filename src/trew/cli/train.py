@@ -8,7 +8,7 @@ from typing import Annotated
 
 import tyro
 
-from ..config import Config, dumps, load
+from ..config import Config, dumps
 
 
 def train(
@@ -34,7 +34,9 @@ def train(
         resume: Continue from the newest complete checkpoint of the run folder.
         overwrite: Start over in a run folder that holds a run already.
     """
-    config = load(recipe, set)
+    from ..setup import read
+
+    config = read(recipe, set)
     if out is not None:
         config = dataclasses.replace(config, out=str(out))
     if dry_run:

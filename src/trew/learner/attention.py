@@ -13,7 +13,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -118,12 +118,16 @@ def attend(
     assert query.shape[2] == len(plan.places)
     inner = eager_attention(module) if _active.eager else sdpa_attention_forward
     assert inner is not None
+    dtype, slow = query.dtype, query.device.type == "cpu" and query.dtype == torch.bfloat16
+    if slow:  # the CPU's bfloat16 attention kernels take several times as long as the float32 ones
+        query, key, value = query.float(), key.float(), value.float()
     outputs = []
-    for block in plan.blocks:
-        q = _gather(query, block.queries)
-        out, _ = inner(module, q, _gather(key, block.keys), _gather(value, block.keys), block.bias(q.dtype), **kwargs)
-        outputs.append(out.flatten(0, 1))
-    return torch.cat(outputs).index_select(0, plan.places)[None], None
+    with torch.autocast(query.device.type, enabled=False) if slow else nullcontext():
+        for block in plan.blocks:
+            q = _gather(query, block.queries)
+            k, v = _gather(key, block.keys), _gather(value, block.keys)
+            outputs.append(inner(module, q, k, v, block.bias(q.dtype), **kwargs)[0].flatten(0, 1))
+    return torch.cat(outputs).index_select(0, plan.places)[None].to(dtype), None
 
 
 def _gather(x: Float[Tensor, "1 H T D"], index: Int[Tensor, "B Q"]) -> Float[Tensor, "B H Q D"]:
