@@ -118,7 +118,8 @@ def attend(
     assert query.shape[2] == len(plan.places)
     inner = eager_attention(module) if _active.eager else sdpa_attention_forward
     assert inner is not None
-    dtype, slow = query.dtype, query.device.type == "cpu" and query.dtype == torch.bfloat16
+    dtype = value.dtype
+    slow = query.device.type == "cpu" and torch.is_autocast_enabled("cpu")
     if slow:  # the CPU's bfloat16 attention kernels take several times as long as the float32 ones
         query, key, value = query.float(), key.float(), value.float()
     outputs = []
