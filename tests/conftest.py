@@ -4,4 +4,4 @@ from __future__ import annotations
 
 from jaxtyping import install_import_hook
 
-install_import_hook("trew.objective", "beartype.beartype")
+install_import_hook(("trew.objective", "trew.learner"), "beartype.beartype")

@@ -31,15 +31,15 @@ NAME = "trew_shared_prefix"
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """B segments of at most Q tokens with prefixes of at most M: queries (B, Q) and keys (B, M + Q) as places in the
-    row. Padding points to a segment's first token; the mask keeps it out of every softmax that is used."""
+    """B segments of at most Q tokens with prefixes of at most M: queries (B, Q) and keys (B, L) as places in the row,
+    L = M + Q. Padding points to a segment's first token; the mask keeps it out of every softmax that is used."""
 
     queries: Int[Tensor, "B Q"]
-    keys: Int[Tensor, "B M+Q"]
-    visible: Tensor  # (B, 1, Q, M+Q) bool
+    keys: Int[Tensor, "B L"]
+    visible: Tensor  # (B, 1, Q, L) bool
     _bias: dict[torch.dtype, Tensor] = field(default_factory=dict)
 
-    def bias(self, dtype: torch.dtype) -> Float[Tensor, "B 1 Q M+Q"]:
+    def bias(self, dtype: torch.dtype) -> Float[Tensor, "B 1 Q L"]:
         """The mask as a term added to the scores; made once per dtype, not once per layer."""
         if dtype not in self._bias:
             zeros = torch.zeros(self.visible.shape, dtype=dtype, device=self.visible.device)
