@@ -1,0 +1,50 @@
+"""Signals: the first is remembered, the second ends the process even in the middle of one long C call."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from trew.interrupt import Interrupted, Interrupts
+
+LONG = """
+import sys, time
+from trew.interrupt import Interrupts
+import hashlib
+with Interrupts() as i:
+    print("ready", flush=True)
+    hashlib.pbkdf2_hmac("sha256", b"x", b"y", 500_000_000)  # minutes in C, without the interpreter lock
+"""
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
+def test_the_first_is_remembered_and_handlers_are_put_back(signum):
+    before = signal.getsignal(signum)
+    with Interrupts() as interrupts:
+        interrupts.stop_if_asked("nothing asked yet")
+        os.kill(os.getpid(), signum)
+        time.sleep(0.01)
+        assert interrupts.asked == signum
+        with pytest.raises(Interrupted, match="interrupted: here") as stopped:
+            interrupts.stop_if_asked("here")
+        assert stopped.value.exit_code == 128 + signum
+    assert signal.getsignal(signum) is before
+
+
+def test_the_second_ends_the_process_inside_a_long_call():
+    process = subprocess.Popen([sys.executable, "-c", LONG], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    time.sleep(0.2)
+    process.send_signal(signal.SIGTERM)
+    time.sleep(0.5)
+    assert process.poll() is None
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert "once more stops now" in err
