@@ -72,9 +72,10 @@ def test_the_models_own_attention_is_back_afterwards_even_after_an_error():
 def test_a_window_shorter_than_a_sequence_falls_back_to_plain_rows(kind):
     net, items = tiny.model(kind), help.samples()  # window 8
     forward = Forward(net)
-    with pytest.warns(UserWarning, match="attention window of 8 tokens is shorter than a sequence of 14"):
+    with pytest.warns(UserWarning, match="attention window of 8 tokens is shorter than some sequences"):
         logprobs = by_sample(forward, items, "logprobs_of")
-    assert not forward.share_prompts
+    assert all(pack.mask is not None for pack in forward.packs(items))  # said once
+    assert all(pack.mask is None for pack in forward.packs(help.samples([(3, (4, 5))])))  # these are within the window
     assert len(forward.messages) == 1
     for i, got in logprobs.items():
         with torch.no_grad():

@@ -55,11 +55,10 @@ class Forward:
         assert isinstance(embeddings, Tensor)
         check_samples(samples, vocab_size=len(embeddings))
         chosen = [i for i in (range(len(samples)) if among is None else among) if len(samples[i].completion_ids)]
-        if self.share_prompts:
-            self._check_window(samples, chosen)
-        if self.share_prompts and not self._proven:
+        share = self.share_prompts and not self._beyond_window(samples, chosen)
+        if share and not self._proven:
             self._prove(samples, chosen)
-        pack = pack_shared if self.share_prompts else pack_plain
+        pack = pack_shared if share and self.share_prompts else pack_plain
         return pack(samples, budget=self.budget, among=chosen)
 
     @contextmanager
@@ -114,11 +113,15 @@ class Forward:
     def _tensor(self, array: np.ndarray) -> Tensor:
         return torch.as_tensor(array, device=self.device)
 
-    def _check_window(self, samples: Sequence[Sample], chosen: Sequence[int]) -> None:
+    def _beyond_window(self, samples: Sequence[Sample], chosen: Sequence[int]) -> bool:
+        """Whether a sequence is longer than a sliding window of the model, which packed rows know nothing of. A matter
+        of these samples alone: what came before must not decide how they are run, or a resumed run would differ."""
         window = attention.window(self.model)
         longest = max((len(samples[i].prompt_ids) + len(samples[i].completion_ids) for i in chosen), default=0)
-        if window is not None and longest > window:
-            self._fall_back(f"its attention window of {window} tokens is shorter than a sequence of {longest}")
+        if window is None or longest <= window:
+            return False
+        self._say(f"its attention window of {window} tokens is shorter than some sequences")
+        return True
 
     def _prove(self, samples: Sequence[Sample], chosen: Sequence[int]) -> None:
         """Compares both layouts on the first few completions of two groups, the worst that packing can do to them."""
@@ -151,9 +154,14 @@ class Forward:
 
     def _fall_back(self, reason: str) -> None:
         self.share_prompts = False
+        self._say(reason)
+
+    def _say(self, reason: str) -> None:
+        """Warns, once per reason."""
         message = (
             f"{type(self.model).__name__}: prompts are computed once per completion, because {reason}. "
             "Set learner.share_prompts = false to do so without this warning."
         )
-        self.messages.append(message)
-        warnings.warn(message, stacklevel=2)
+        if message not in self.messages:
+            self.messages.append(message)
+            warnings.warn(message, stacklevel=2)
