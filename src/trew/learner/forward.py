@@ -19,7 +19,7 @@ from .head import entropies, token_logprobs
 from .packing import Pack, Sample, check_samples, pack_plain, pack_shared
 
 TOLERANCE = 1e-3
-"""Largest difference in nats between the two layouts that counts as rounding, for float32."""
+"""Largest difference in nats between the two layouts, both computed in float32, that counts as rounding."""
 
 
 @dataclass
@@ -138,18 +138,18 @@ class Forward:
             first_line = (str(error).splitlines() or [""])[0]
             self._fall_back(f"packed rows raise {type(error).__name__}: {first_line}")
             return
-        # bfloat16 keeps 8 bits: rounding alone moves a log-prob by some hundredths.
-        tolerance = TOLERANCE if self.autocast is None else 0.25
-        if difference > tolerance:
+        if difference > TOLERANCE:
             self._fall_back(f"log-probs of packed rows differ by {difference:.2g} nats from the plain ones")
-        self._proven = difference == difference  # with NaN weights nothing is proven; the learner will say so
+        # One sample has nothing to share, and with NaN weights nothing is proven (the learner will say so).
+        self._proven = len(few) > 1 and difference == difference
 
     def _by(self, pack, samples: Sequence[Sample], few: Sequence[int]) -> Tensor:
-        """Log-probs of the samples ``few`` in their order, laid out by ``pack``."""
+        """Log-probs of the samples ``few`` in their order, laid out by ``pack``; in float32, whatever autocast says."""
+        exact = Forward(self.model, temperature=self.temperature, share_prompts=False)
         parts = {}
         for p in pack(samples, budget=1 << 30, among=few):
             lengths = [len(samples[i].completion_ids) for i in p.samples]
-            parts |= dict(zip(p.samples, self.logprobs_of(p).split(lengths), strict=True))
+            parts |= dict(zip(p.samples, exact.logprobs_of(p).split(lengths), strict=True))
         return torch.cat([parts[i] for i in few])
 
     def _fall_back(self, reason: str) -> None:
