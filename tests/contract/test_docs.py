@@ -1,0 +1,211 @@
+"""The documents tell the truth: keys and defaults, links, code blocks, recipes."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+import re
+import runpy
+import tomllib
+import typing
+from pathlib import Path
+
+import pytest
+
+import tiny
+from trew.cli.main import main
+from trew.config import Config, RewardConfig, dumps, parse
+from trew.errors import ConfigError
+from trew.objective.presets import PRESETS, preset
+
+ROOT = Path(__file__).parents[2]
+RECIPES = sorted((ROOT / "recipes").glob("*.toml"))
+PAGES = [
+    *sorted((ROOT / "docs").glob("*.md")),
+    *(p for p in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "recipes" / "README.md") if p.exists()),
+]
+EXECUTED = [p for p in (ROOT / "README.md", ROOT / "docs" / "objectives.md") if p.exists()]
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def blocks(path: Path, language: str) -> list[str]:
+    """The fenced code blocks of a page in ``language``."""
+    return re.findall(rf"^```{language}\n(.*?)^```", path.read_text(), re.M | re.S)
+
+
+# ---- configuration.md
+
+
+def settings() -> dict[str, str]:
+    """Every key of a recipe with its default as TOML; a required key has none."""
+    plain = tomllib.loads(dumps(Config(model="m")))
+    found: dict[str, str] = {}
+    for field in dataclasses.fields(Config):
+        inner = typing.get_type_hints(Config)[field.name]
+        if field.name == "rewards":
+            found |= {f"rewards.{f.name}": shown(f) for f in dataclasses.fields(RewardConfig)}
+        elif dataclasses.is_dataclass(inner):
+            names = [f.name for f in dataclasses.fields(inner)]
+            if field.name == "objective":  # overrides stand beside the preset's name; each preset has its own
+                names = ["preset"]
+            found |= {f"{field.name}.{n}": as_toml(plain[field.name][n]) for n in names}
+        else:
+            found[field.name] = shown(field)
+    return found
+
+
+def shown(field: dataclasses.Field) -> str:
+    if field.default is not dataclasses.MISSING:
+        return as_toml(field.default)
+    return "required" if field.default_factory is dataclasses.MISSING else as_toml(field.default_factory())
+
+
+def as_toml(value: object) -> str:
+    if isinstance(value, (bool, str)):
+        return json.dumps(value)
+    if isinstance(value, (list, tuple)):
+        return json.dumps(list(value))
+    return "{}" if isinstance(value, dict) else repr(value)
+
+
+def documented() -> dict[str, str]:
+    """Keys and defaults in configuration.md: the section from the heading, rows ``| `key` | type | `default` |``."""
+    found: dict[str, str] = {}
+    section = None
+    for line in (ROOT / "docs" / "configuration.md").read_text().splitlines():
+        if line.startswith("## "):
+            heading = re.match(r"## .*`\[+(\w+)\]+`", line)
+            section = f"{heading[1]}." if heading else "" if line == "## The top of the recipe" else None
+        elif section is not None and (row := re.match(r"\| `(\w+)` \| ([^|]+) \| (`(.*?)`|required) \|", line)):
+            key = f"{section}{row[1]}"
+            assert key not in found, f"{key} is documented twice"
+            found[key] = row[4] or row[3]
+    return found
+
+
+def test_every_key_is_documented_with_its_default_and_nothing_else_is():
+    def value(text: str) -> object:
+        return text if text == "required" else tomllib.loads(f"v = {text}")["v"]
+
+    told, true = documented(), settings()
+    assert sorted(told) == sorted(true)
+    assert {k: value(v) for k, v in told.items()} == {k: value(v) for k, v in true.items()}
+
+
+def test_every_override_of_every_preset_is_documented_with_its_default():
+    text = (ROOT / "docs" / "objectives.md").read_text()
+    for name, build in PRESETS.items():
+        section = text.split(f"\n### `{name}`\n")[1].split("\n### ")[0].split("\n## ")[0]
+        told = dict(re.findall(r"`(\w+) = ([^`]+)`", section.split("Defaults:")[1]))
+        defaults = {p.name: as_toml(p.default) for p in inspect.signature(build).parameters.values()}
+        assert told == defaults, name
+        assert f"```text\n{preset(name).equation()}\n```" in section, f"{name}: not what trew explain says"
+
+
+# ---- pages
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_relative_links_lead_somewhere(page):
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S)
+    targets = [*re.findall(r"\]\(([^)\s]+)\)", text), *re.findall(r"(?:src|href)=\"([^\"]+)\"", text)]
+    for target in targets:
+        if re.match(r"[a-z]+:", target):
+            continue
+        file, _, anchor = target.partition("#")
+        path = (page.parent / file) if file else page
+        assert path.exists(), f"{page.name}: {target}"
+        if anchor and path.suffix == ".md":
+            headings = re.findall(r"^#+ (.+)$", path.read_text(), re.M)
+            slugs = {re.sub(r"[^\w\- ]", "", h.lower()).strip().replace(" ", "-") for h in headings}
+            assert anchor in slugs, f"{page.name}: {target}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_files_that_are_named_exist(page):
+    """``src/...`` and the like in backticks: whatever has a folder of ours in front must be there."""
+    for path in re.findall(r"`((?:src/trew|tests|docs|recipes|examples|benchmarks)/[\w./-]+)`", page.read_text()):
+        assert (ROOT / path).exists(), f"{page.name}: {path}"
+
+
+@pytest.mark.parametrize(
+    ("page", "number"),
+    [(page, i) for page in EXECUTED for i in range(len(blocks(page, "python")))],
+    ids=lambda v: v.name if isinstance(v, Path) else str(v),
+)
+def test_python_examples_run(page, number, tmp_path, monkeypatch, capsys):
+    """Each block runs by itself, in an empty folder; a line ``print(...)  # text`` must print that text."""
+    monkeypatch.chdir(tmp_path)
+    code = blocks(page, "python")[number]
+    (tmp_path / "block.py").write_text(code)
+    runpy.run_path(str(tmp_path / "block.py"), run_name="__main__")
+    promised = re.findall(r"^print\(.*\)  # (.+)$", code, re.M)
+    if promised:
+        assert capsys.readouterr().out.splitlines() == promised
+
+
+@pytest.mark.parametrize(
+    ("page", "block"),
+    [(page, b) for page in PAGES for b in blocks(page, "toml") if re.search(r"^model =", b, re.M)],
+    ids=lambda v: v.name if isinstance(v, Path) else "recipe",
+)
+def test_recipes_in_pages_parse(page, block):
+    config = parse(tomllib.loads(block))
+    preset(config.objective.preset, **config.objective.args)
+
+
+def test_a_wrong_recipe_in_a_page_would_be_noticed():
+    with pytest.raises(ConfigError, match="lrr"):
+        parse(tomllib.loads('model = "m"\n[learner]\nlrr = 1e-5'))
+
+
+# ---- recipes
+
+
+@pytest.fixture(scope="module")
+def stand_in(tmp_path_factory) -> Path:
+    """A tiny model, and a GSM8K of 300 problems in the original format."""
+    folder = tmp_path_factory.mktemp("recipes")
+    tiny.save(folder / "model")
+    (folder / "gsm8k").mkdir()
+    for split, count in (("train", 300), ("test", 20)):
+        rows = [
+            {"question": f"{split}: what is {i} + 1?", "answer": f"{i} + 1 = {i + 1}\n#### {i + 1}"}
+            for i in range(count)
+        ]
+        (folder / "gsm8k" / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda p: p.stem)
+def test_every_recipe_passes_its_dry_run(recipe, stand_in, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    settings = [f"model={stand_in / 'model'}", "data.max_prompt_tokens=2000"]  # one token per byte there
+    if recipe.stem == "gsm8k":
+        settings += [f"data.train={stand_in / 'gsm8k'}"]
+    if recipe.stem == "countdown":
+        settings += ["data.args.size=100"]  # enough for a test
+    with pytest.raises(SystemExit) as left:
+        main(["train", str(recipe), "--dry-run", "--set", *settings])
+    out, err = capsys.readouterr()
+    assert left.value.code == 0, err
+    assert "Nothing was trained" in out
+    assert "dropped" not in out
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda p: p.stem)
+def test_every_recipe_says_what_it_shows_needs_and_how_it_is_run(recipe):
+    head = recipe.read_text().split("\nmodel =")[0]
+    assert all(line.startswith("#") for line in head.splitlines())
+    for word in ("# Shows ", "# Needs ", f"trew train recipes/{recipe.name}"):
+        assert word in head, word
+
+
+def test_the_table_of_recipes_has_them_all():
+    listed = re.findall(r"^\| \[`(\w+\.toml)`\]\(\1\) \|", (ROOT / "recipes" / "README.md").read_text(), re.M)
+    assert sorted(listed) == [p.name for p in RECIPES]
