@@ -100,7 +100,7 @@ def test_every_override_of_every_preset_is_documented_with_its_default():
     text = (ROOT / "docs" / "objectives.md").read_text()
     for name, build in PRESETS.items():
         section = text.split(f"\n### `{name}`\n")[1].split("\n### ")[0].split("\n## ")[0]
-        told = dict(re.findall(r"`(\w+) = ([^`]+)`", section.split("Defaults:")[1]))
+        told = dict(re.findall(r"`(\w+) = ([^`]+)`", section.split("Defaults:")[1].splitlines()[0]))
         defaults = {p.name: as_toml(p.default) for p in inspect.signature(build).parameters.values()}
         assert told == defaults, name
         assert f"```text\n{preset(name).equation()}\n```" in section, f"{name}: not what trew explain says"
