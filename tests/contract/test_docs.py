@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import inspect
 import json
 import re
@@ -14,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import tiny
-from trew.cli.main import main
+from trew.cli.main import COMMANDS, main
 from trew.config import Config, RewardConfig, dumps, parse
 from trew.errors import ConfigError
 from trew.objective.presets import PRESETS, preset
@@ -130,6 +131,24 @@ def test_files_that_are_named_exist(page):
     """``src/...`` and the like in backticks: whatever has a folder of ours in front must be there."""
     for path in re.findall(r"`((?:src/trew|tests|docs|recipes|examples|benchmarks)/[\w./-]+)`", page.read_text()):
         assert (ROOT / path).exists(), f"{page.name}: {path}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_commands_that_are_named_exist(page):
+    """``trew train ... --resume`` and the like, in backticks or as indented lines: the command and its long options."""
+    text = re.sub(r"^```(?:python|toml|text)\n.*?^```", "", page.read_text(), flags=re.M | re.S)
+    lines = [*re.findall(r"`((?:bin/)?trew [^`]+)`", text), *re.findall(r"^(?: {4})?(trew [a-z].*)$", text, re.M)]
+    for line in lines:
+        _, name, *rest = re.sub(r"\s{3,}.*|\s+#.*", "", line).split()
+        if not re.fullmatch(r"[a-z]+", name):
+            continue
+        assert name in COMMANDS, f"{page.name}: {line}"
+        module, target, _ = COMMANDS[name]
+        if isinstance(target, tuple):
+            target = next((t for t in target if t in rest), target[0])
+        function = getattr(importlib.import_module(f"trew.cli.{module}"), target)
+        known = {"--help", *("--" + p.replace("_", "-") for p in inspect.signature(function).parameters)}
+        assert {w for w in rest if w.startswith("--")} <= known, f"{page.name}: {line}"
 
 
 @pytest.mark.parametrize(
