@@ -20,6 +20,7 @@ from .errors import ConfigError, nearest
 Overlong = Literal["error", "drop", "truncate"]
 Schedule = Literal["constant", "linear", "cosine"]
 Dtype = Literal["float32", "bfloat16"]
+Linear = Literal["auto", "plain"]
 T = typing.TypeVar("T")
 
 
@@ -128,6 +129,7 @@ class Config:
     chat_template: str = ""  # empty = the tokenizer's; "plain", or a .jinja file
     device: str = "auto"
     threads: int = 0  # 0 = torch's choice
+    linear: Linear = "auto"  # linear layers on a CPU: auto = through oneDNN where torch has it, plain = torch's own
     seed: int = 0
     steps: int = 100
     out: str = ""  # run folder; empty = runs/<recipe name>

@@ -62,11 +62,12 @@ def build(plan: Plan, display: Display, interrupts: Interrupts) -> Job:
         torch.set_num_threads(config.threads)
     model = setup.load(plan)
     reference = setup.load(plan) if plan.objective.beta > 0 else None
+    onednn = config.linear == "auto"
     autocast = torch.bfloat16 if config.learner.dtype == "bfloat16" else None
-    engine = TorchEngine(model, plan.renderer, batch=config.rollout.batch, autocast=autocast)
+    engine = TorchEngine(model, plan.renderer, batch=config.rollout.batch, autocast=autocast, onednn=onednn)
     learner = Learner(
         model, config=config.learner, objective=plan.objective, optimizer_steps=config.optimizer_steps,
-        temperature=config.rollout.temperature, reference=reference,
+        temperature=config.rollout.temperature, reference=reference, onednn=onednn,
     )  # fmt: skip
     sampler = PromptSampler(len(plan.train), seed=config.seed, shuffle=config.data.shuffle)
     return Job(plan, model, engine, learner, sampler, display, interrupts)

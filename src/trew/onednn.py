@@ -1,11 +1,15 @@
-"""Linear layers with weights laid out for oneDNN while a generation runs: the same products, two to three times faster
-on CPUs for the few rows of a decoding step, where torch's own path repacks the weights in every call.
+"""Linear layers through oneDNN on CPUs: the same products as torch's own path, which is slower on many of them.
+
+``packed_linears`` is for generation: weights laid out once for the few rows of many decoding steps, where torch would
+repack them in every call. ``linears`` is for training: forward and both backward products. ``linear = "plain"`` in a
+recipe switches both off.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -32,20 +36,70 @@ def packed_linears(model: nn.Module, *, rows: int, autocast: torch.dtype | None)
     Does nothing where ``available`` says no. Only for use without gradients.
     """
     dtype = autocast or torch.float32
-    layers = [m for m in model.modules() if type(m) is nn.Linear and m.weight.dtype == torch.float32]
-    if not layers or not all(available(layer.weight.device, dtype) for layer in layers):
+    with _exchanged(_layers(model, dtype), lambda layer: _packed_forward(layer, rows, dtype)):
         yield
-        return
-    replaced: list[nn.Linear] = []
+
+
+@contextlib.contextmanager
+def linears(model: nn.Module) -> Iterator[None]:
+    """Lets every plain float32 ``nn.Linear`` of ``model`` compute, forward and backward, through oneDNN.
+
+    The backward pass may come after the block. Does nothing where ``available`` says no.
+    """
+    with _exchanged(_layers(model, torch.float32), _forward):
+        yield
+
+
+def _layers(model: nn.Module, dtype: torch.dtype) -> list[nn.Linear]:
+    """The layers to exchange: all plain ones, or none where the operator is missing for one of them."""
+    found = [m for m in model.modules() if type(m) is nn.Linear and m.weight.dtype == torch.float32]
+    return found if all(available(layer.weight.device, dtype) for layer in found) else []
+
+
+@contextlib.contextmanager
+def _exchanged(
+    layers: Sequence[nn.Linear], forward: Callable[[nn.Linear], Callable[[Tensor], Tensor]]
+) -> Iterator[None]:
+    """``layer.forward`` exchanged inside the block; a layer that somebody else has wrapped stays as it is."""
+    free = [layer for layer in layers if "forward" not in layer.__dict__]
     try:
-        for layer in layers:
-            if "forward" not in layer.__dict__:  # somebody else's wrapper stays
-                layer.forward = _packed_forward(layer, rows, dtype)  # type: ignore[method-assign]
-                replaced.append(layer)
+        for layer in free:
+            layer.forward = forward(layer)  # type: ignore[method-assign]
         yield
     finally:
-        for layer in replaced:
-            del layer.forward
+        for layer in free:
+            layer.__dict__.pop("forward", None)
+
+
+def product(x: Tensor, weight: Tensor) -> Tensor:
+    """x (..., K) times weight (N, K) transposed -> (..., N)."""
+    return torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "")
+
+
+class _Linear(torch.autograd.Function):
+    """y = x W^T + b;  dx = dy W,  dW = dy^T x,  db = sum of dy."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.has_bias = bias is not None
+        return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        x, weight = ctx.saved_tensors
+        dy = grads[0]
+        need_x, need_weight, _ = ctx.needs_input_grad
+        flat = dy.flatten(0, -2)
+        return (
+            product(dy, weight.t()) if need_x else None,
+            product(flat.t(), x.flatten(0, -2).t()) if need_weight else None,
+            flat.sum(0) if ctx.has_bias else None,
+        )
+
+
+def _forward(layer: nn.Linear) -> Callable[[Tensor], Tensor]:
+    return lambda x: _Linear.apply(x, layer.weight, layer.bias)
 
 
 def _packed_forward(layer: nn.Linear, rows: int, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:

@@ -43,6 +43,7 @@ class Learner:
         optimizer_steps: int,
         temperature: float = 1.0,
         reference: PreTrainedModel | None = None,
+        onednn: bool = True,
     ):
         self.model, self.config, self.objective = model.eval(), config, objective
         self.optimizer_steps = optimizer_steps
@@ -57,6 +58,7 @@ class Learner:
             "budget": config.microbatch_tokens,
             "share_prompts": config.share_prompts,
             "autocast": torch.bfloat16 if config.dtype == "bfloat16" else None,
+            "onednn": onednn,
         }
         self._forward = Forward(model, **options)
         self._reference = None
