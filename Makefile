@@ -11,7 +11,7 @@ demo: $(VENV)/.installed fetch
 	$(BIN)/trew demo --seed $(SEED) --out $(OUT) --overwrite
 
 fetch: $(VENV)/.installed
-	$(BIN)/python -m trew.default_model
+	$(BIN)/python -m trew.models
 
 test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n 2 -m "not slow and not gpu"

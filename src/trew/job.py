@@ -35,6 +35,9 @@ class State:
     tokens: int = 0  # completion tokens generated in training
     seconds: float = 0.0
     before: dict[str, Any] | None = None  # evaluation before training
+    last_eval: dict[str, Any] | None = None
+    evaluated: int = -1  # the last step whose weights were evaluated
+    saved: int = -1  # the last step that has a checkpoint
 
 
 @dataclass

@@ -22,7 +22,7 @@ from . import models, setup, track
 from .config import Config, dumps, to_table
 from .display import Bar, Display
 from .eval import EvalResult, evaluate
-from .interrupt import Interrupts
+from .interrupt import Interrupted, Interrupts
 from .job import Job, build, headline, refuse_changes, restore, save, summarize
 from .learner import Sample
 from .objective import TokenBatch, step_metrics
@@ -62,59 +62,88 @@ def train(
             display.line(f"note: {note}")
         if run.resumed:
             restore(job, run)
-        state = job.state
-        if state.before is None:
-            result = measure(job, "evaluating before training")
-            state.before = result.to_json()
-            run.write_eval(0, result.groups)
-            run.log({"step": 0, **eval_row(state.before)})
         after = train_steps(job, run, outside)
         models.export(job.model, plan.renderer.tokenizer, run.final)
         summary = summarize(job, after)
         run.write_summary(summary)
         write_report([run.folder], run.folder / "report.html")
         outside.close()
-        display.before_after(state.before, after)
+        display.before_after(job.state.before or {}, after)
         return summary
 
 
 def train_steps(job: Job, run: Run, outside: Trackers) -> dict[str, Any]:
-    """All steps from the current one on; returns the evaluation after the last."""
+    """All steps from the current one on, and the evaluations that are due; returns the last evaluation."""
     config, state = job.config, job.state
     after: dict[str, Any] | None = None
     with job.display.bar("training", config.steps, done=state.step) as bar:
-        while state.step < config.steps:
-            start = time.monotonic()
-            step = state.step + 1
-            kept, seen = collect(job, step, bar)
-            row, advantages = update(job, kept, bar) if kept else ({}, {})
-            if not kept:
-                job.display.warn(f"step {step}: no group had both right and wrong completions; nothing to learn from")
-            state.step = step
-            tokens = sum(len(c) for g in seen for c in g.group.completions)
-            state.tokens += tokens
-            seconds = time.monotonic() - start
-            state.seconds += seconds
-            row |= {"step": step, **rollout_row(job, seen), "seconds": seconds, "tokens_per_second": tokens / seconds}
-            last = step == config.steps
-            if last or (config.eval.every and step % config.eval.every == 0):
-                result = measure(job, f"evaluating after step {step}")
-                after = result.to_json()
-                row |= eval_row(after)
-                run.write_eval(step, result.groups)
-            run.log(row)
-            nothing = [None] * config.rollout.completions
-            run.write_rollouts(step, seen, advantages=[advantages.get(g.group.prompt.uid, nothing) for g in seen])
-            outside.log(step, row)
-            job.display.step(row)
-            if config.track.samples_every and (step % config.track.samples_every == 0 or step == 1):
-                job.display.samples(seen[-1:])
-            bar.advance()
-            if last or (config.checkpoint.every and step % config.checkpoint.every == 0) or job.interrupts.asked:
+        while True:
+            # Also right after a resume: the run may have stopped between a step and its evaluation.
+            if evaluation_due(job) and not (job.interrupts.asked and state.step < config.steps):
+                after = evaluate_step(job, run, outside)
+            if state.step and (checkpoint_due(job) or job.interrupts.asked) and state.saved != state.step:
+                state.saved = state.step
                 save(job, run)
-            if not last:
-                job.interrupts.stop_if_asked(f"saved step {step} of {config.steps}; continue with --resume")
-    return after or measure(job, "evaluating after training").to_json()
+            if state.step == config.steps:
+                return after or state.last_eval or {}
+            job.interrupts.stop_if_asked(f"saved step {state.step} of {config.steps}; continue with --resume")
+            one_step(job, run, outside, bar)
+
+
+def one_step(job: Job, run: Run, outside: Trackers, bar: Bar) -> None:
+    """Rollouts, rewards, updates; one row of metrics and one table of completions."""
+    config, state = job.config, job.state
+    start = time.monotonic()
+    step = state.step + 1
+    kept, seen = collect(job, step, bar)
+    row, advantages = update(job, kept, bar) if kept else ({}, {})
+    if not kept:
+        job.display.warn(f"step {step}: no group had both right and wrong completions; nothing to learn from")
+    tokens = sum(len(c) for g in seen for c in g.group.completions)
+    seconds = time.monotonic() - start
+    state.step, state.tokens, state.seconds = step, state.tokens + tokens, state.seconds + seconds
+    row |= {"step": step, **rollout_row(job, seen), "seconds": seconds, "tokens_per_second": tokens / seconds}
+    run.log(row)
+    nothing = [None] * config.rollout.completions
+    run.write_rollouts(step, seen, advantages=[advantages.get(g.group.prompt.uid, nothing) for g in seen])
+    outside.log(step, row)
+    job.display.step(row)
+    if config.track.samples_every and (step % config.track.samples_every == 0 or step == 1):
+        job.display.samples(seen[-1:])
+    bar.advance()
+
+
+def evaluation_due(job: Job) -> bool:
+    """Whether the current weights are to be evaluated and were not yet."""
+    every, state = job.config.eval.every, job.state
+    due = state.step in (0, job.config.steps) or bool(every and state.step % every == 0)
+    return due and state.evaluated != state.step
+
+
+def checkpoint_due(job: Job) -> bool:
+    every, step = job.config.checkpoint.every, job.state.step
+    return bool(every) and (step == job.config.steps or step % every == 0)
+
+
+def evaluate_step(job: Job, run: Run, outside: Trackers) -> dict[str, Any]:
+    """Evaluates the current weights; writes a row of its own and the completions."""
+    state = job.state
+    try:
+        result = measure(job, f"evaluating after step {state.step}" if state.step else "evaluating before training")
+    except Interrupted:
+        if state.step:
+            save(job, run)  # the evaluation is made up for when the run is resumed
+        raise
+    out = result.to_json()
+    state.before = state.before or out
+    state.last_eval, state.evaluated = out, state.step
+    a = out["accuracy"]
+    row = {"step": state.step, "eval_accuracy": a["mean"], "eval_low": a["low"], "eval_high": a["high"],
+           "eval_n": out["n"]}  # fmt: skip
+    run.log(row)
+    run.write_eval(state.step, result.groups)
+    outside.log(state.step, row)
+    return out
 
 
 def collect(job: Job, step: int, bar: Bar) -> tuple[list[ScoredGroup], list[ScoredGroup]]:
@@ -127,12 +156,13 @@ def collect(job: Job, step: int, bar: Bar) -> tuple[list[ScoredGroup], list[Scor
     rounds = 1 + (config.rollout.refills if objective.dynamic_sampling else 0)
     kept: list[ScoredGroup] = []
     seen: list[ScoredGroup] = []
+    uids: set[str] = set()
     for attempt in range(rounds):
         missing = config.rollout.prompts - len(kept)
         if not missing:
             break
         bar.note("generating")
-        prompts = draw(job, missing)
+        prompts = draw(job, missing, uids)
         groups = job.engine.generate(prompts, n=config.rollout.completions, sampling=sampling(config, step, attempt))
         bar.note("scoring")
         scored = job.plan.rewards.score(groups, step=step)
@@ -141,12 +171,13 @@ def collect(job: Job, step: int, bar: Bar) -> tuple[list[ScoredGroup], list[Scor
     return kept, seen
 
 
-def draw(job: Job, count: int) -> list[Prompt]:
-    """The next prompts of the endless, per-epoch shuffled stream; a prompt drawn twice at once gets its own uid."""
-    prompts, taken = [], set()
+def draw(job: Job, count: int, taken: set[str]) -> list[Prompt]:
+    """The next prompts of the endless, per-epoch shuffled stream. A prompt that the step has drawn before (it is in
+    ``taken``) gets a uid of its own: groups are known by it, and equal uids would draw equal completions."""
+    prompts = []
     for index in job.sampler.take(job.state.position, count):
         prompt = job.plan.train[index]
-        if prompt.uid in taken:  # across an epoch's end; the same uid would draw the same completions
+        if prompt.uid in taken:
             prompt = dataclasses.replace(prompt, uid=f"{prompt.uid}~{len(taken)}")
         taken.add(prompt.uid)
         prompts.append(prompt)
@@ -228,7 +259,8 @@ def update(job: Job, groups: list[ScoredGroup], bar: Bar) -> tuple[dict[str, Any
         "grad_norm": sum(o.grad_norm for o in outputs) / len(outputs),
         "policy_version": learner.policy_version,
     }
-    row.setdefault("kl", row.get("kl_old"))
+    # Without a reference model: how far the updates moved, or how far trainer and sampler are apart.
+    row.setdefault("kl", row.get("kl_old", row.get("kl_rollout")))
     assert batch.advantages is not None
     per_sequence = np.split(batch.advantages.numpy(), np.cumsum([len(s.completion_ids) for s in samples])[:-1])
     by_uid: dict[str, list[np.ndarray]] = {g.group.prompt.uid: [] for g in groups}
@@ -273,8 +305,3 @@ def measure(job: Job, name: str) -> EvalResult:
             job.engine, job.plan.eval, job.plan.rewards, samples=e.samples, sampling=how,
             correct=job.plan.correct, progress=progress,
         )  # fmt: skip
-
-
-def eval_row(result: dict[str, Any]) -> dict[str, Any]:
-    a = result["accuracy"]
-    return {"eval_accuracy": a["mean"], "eval_low": a["low"], "eval_high": a["high"], "eval_n": result["n"]}

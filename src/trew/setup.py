@@ -134,13 +134,14 @@ def load(plan: Plan) -> Any:
     """The model of a plan on its device, its vocabulary checked against the tokenizer."""
     model = models.load_model(plan.config.model, device=plan.device)
     models.check_vocab(model, plan.renderer.tokenizer)
-    longest = getattr(model.config, "max_position_embeddings", None)
-    need = plan.config.data.max_prompt_tokens + plan.config.rollout.max_tokens
-    if longest and need > longest:
-        most = max((len(plan.renderer.encode(p)) for p in [*plan.train, *plan.eval]), default=0)
-        if most + plan.config.rollout.max_tokens > longest:
-            raise ModelError(
-                f"rollout.max_tokens: got {plan.config.rollout.max_tokens} after prompts of up to {most} tokens, "
-                f"accepts at most {longest} together: the model's max_position_embeddings"
-            )
+    longest = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    if longest:
+        c = plan.config
+        most = max(len(plan.renderer.encode(p)) for p in [*plan.train, *plan.eval])
+        for key, tokens in (("rollout.max_tokens", c.rollout.max_tokens), ("eval.max_tokens", c.eval.max_tokens)):
+            if most + tokens > longest:
+                raise ModelError(
+                    f"{key}: got {tokens} after prompts of up to {most} tokens, accepts at most {longest - most}: the "
+                    f"model has {longest} positions"
+                )
     return model

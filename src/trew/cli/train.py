@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import tyro
 
+from .. import track
 from ..config import Config, dumps
+from ..track import trackers
 
 
 def train(
@@ -40,7 +43,7 @@ def train(
     if out is not None:
         config = dataclasses.replace(config, out=str(out))
     if dry_run:
-        show(config)
+        show(config, found=track.problems(config.out, resume=resume, overwrite=overwrite))
         return 0
     run(config, resume=resume, overwrite=overwrite)
     return 0
@@ -66,13 +69,13 @@ def run(config: Config, *, resume: bool = False, overwrite: bool = False) -> dic
     return summary
 
 
-def show(config: Config) -> None:
+def show(config: Config, *, found: Sequence[str] = ()) -> None:
     """The dry run: what would be run, in full, after the same checks."""
     from .. import setup
     from ..display import Display
 
     display = Display()
-    plan = setup.plan(config)
+    plan = setup.plan(config, found=[*found, *trackers.problems(config.track.to)])
     display.line(dumps(plan.config).rstrip())
     display.line(f"\nobjective {plan.objective.name}\n{plan.objective.equation()}\n")
     for note in plan.notes:

@@ -225,7 +225,7 @@ class Decoder:
             raise EngineError(
                 f"prompt {self.uids[row // self.n]!r}, sample {row % self.n}: the model's output after "
                 f"{int(self.position[first + bad[0]]) - 1} tokens is not finite; the weights are broken, or the "
-                "precision is too low for them: try dtype = 'float32' or an earlier checkpoint"
+                "precision is too low for them: try learner.dtype = 'float32' or an earlier checkpoint"
             )
 
     def _drop(self, ended: list[int]) -> None:
