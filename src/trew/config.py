@@ -321,6 +321,7 @@ def validate(config: Config) -> list[str]:
                  "learner.weight_decay", "eval.temperature"):  # fmt: skip
         need(_finite(_get(c, name)) and _get(c, name) >= 0, name, "0 or more")
     need(0 <= c.seed < 2**63, "seed", "a whole number from 0 to 2**63 - 1")
+    need(_finite(c.eval.correct_at), "eval.correct_at", "a finite number")
     need(bool(c.model.strip()), "model", "a folder, a hub id, or 'smollm2-135m-instruct'")
     need(_finite(c.learner.lr) and 0 < c.learner.lr < 1, "learner.lr", "a number above 0 and below 1")
     need(0 <= c.learner.adam_beta1 < 1, "learner.adam_beta1", "a number from 0 up to, not including, 1")
@@ -359,6 +360,14 @@ def validate(config: Config) -> list[str]:
     for i, reward in enumerate(c.rewards):
         if not _finite(reward.weight):
             problems.append(f"rewards[{i}].weight: got {reward.weight!r}, accepts a finite number")
+        for key, value in reward.args.items():
+            try:
+                _toml(value)
+            except TypeError:
+                problems.append(
+                    f"rewards[{i}].args.{key}: got {value!r} ({type(value).__name__}), accepts strings, numbers, true, "
+                    "false, and lists and tables of them; write a date as a string"
+                )
     known = ("trackio", "wandb", "tensorboard", "mlflow")
     for tracker in c.track.to:
         if tracker not in known:

@@ -40,7 +40,7 @@ class Display:
         if console is None and not self.console.is_terminal:
             self.console.width = 160  # piped output has no width to respect; tables stay on one line
         self.rows = 0
-        self._bar: Progress | None = None
+        self._progress: Progress | None = None
 
     def line(self, text: str) -> None:
         """One plain line; markup and control sequences in it are shown, not obeyed."""
@@ -52,23 +52,31 @@ class Display:
 
     @contextmanager
     def bar(self, name: str, total: int, *, done: int = 0) -> Iterator[Bar]:
-        """A progress bar with the time left; without a terminal, a line at the start."""
+        """A progress bar with the time left; one inside another stands below it. Without a terminal, a line."""
         if not self.console.is_terminal:
             self.line(f"{name}: {total}")
             yield Bar(None, total, done)
             return
-        outer, self._bar = self._bar, None
-        progress = Progress(
+        outermost = self._progress is None
+        progress = self._progress or self._new_progress()
+        self._progress = progress
+        if outermost:
+            progress.start()
+        task = progress.add_task(name, total=total, completed=done, note="", left="")
+        try:
+            yield Bar(progress, total, done, task=task)
+        finally:
+            progress.remove_task(task)
+            if outermost:
+                progress.stop()
+                self._progress = None
+
+    def _new_progress(self) -> Progress:
+        return Progress(
             TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn(),
             TextColumn("{task.fields[note]}"), TimeElapsedColumn(), TextColumn("{task.fields[left]}"),
             console=self.console, transient=True,
         )  # fmt: skip
-        with progress:
-            self._bar = progress
-            yield Bar(
-                progress, total, done, task=progress.add_task(name, total=total, completed=done, note="", left="")
-            )
-        self._bar = outer
 
     def step(self, row: Mapping[str, Any]) -> None:
         """One row of numbers."""
@@ -107,10 +115,14 @@ class Display:
             if r is None:
                 continue
             a = r["accuracy"]
+            known = a["mean"] is not None  # not where no completion got a verdict
             table.add_row(
-                f"{name} (n = {r['n']})", f"{a['mean']:.3f}", f"{a['low']:.3f} to {a['high']:.3f}",
-                f"{r['mean_length']:.1f}", f"{r['truncated_share']:.1%}",
-            )  # fmt: skip
+                f"{name} (n = {r['n']})",
+                f"{a['mean']:.3f}" if known else "-",
+                f"{a['low']:.3f} to {a['high']:.3f}" if known else "no verdicts",
+                f"{r['mean_length']:.1f}",
+                f"{r['truncated_share']:.1%}",
+            )
         self.console.print()
         self.console.print(table)
 

@@ -7,7 +7,9 @@ message alone and exits with ``exit_code``: 2 where the user's input is at fault
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+import errno
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 
@@ -77,3 +79,22 @@ def nearest(word: str, known: Iterable[str]) -> str:
     """
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
     return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+_OF_PATHS = frozenset(
+    {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOTEMPTY, errno.EACCES, errno.EPERM, errno.EROFS,
+     errno.ENAMETOOLONG, errno.ELOOP}
+)  # fmt: skip
+
+
+@contextmanager
+def output_file(path: Any) -> Iterator[None]:
+    """An OSError inside becomes one message about a file that the user asked for: a ConfigError where the place is at
+    fault (a folder in the way, no permission), a StorageError where the disk is."""
+    try:
+        yield
+    except OSError as error:
+        wrong_place = error.errno in _OF_PATHS
+        todo = "choose another file" if wrong_place else "free some space, or choose another file"
+        message = f"{path}: cannot be written: {error.strerror or error}; {todo}"
+        raise (ConfigError if wrong_place else StorageError)(message) from None

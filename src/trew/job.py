@@ -38,6 +38,7 @@ class State:
     last_eval: dict[str, Any] | None = None
     evaluated: int = -1  # the last step whose weights were evaluated
     saved: int = -1  # the last step that has a checkpoint
+    silent: int = 0  # steps in a row in which no group had a signal
 
 
 @dataclass
@@ -93,6 +94,12 @@ def restore(job: Job, run: Run) -> None:
     step, tensors, meta, messages = loaded
     for message in messages:
         job.display.warn(message)
+    known = {f.name for f in dataclasses.fields(State)}
+    if not {"learner", "state", "data"} <= set(meta) or set(meta["state"]) != known:
+        raise CheckpointError(
+            f"{run.checkpoints}: the checkpoint of step {step} is not of this version of trew; continue with the "
+            "version that wrote it, or start a new run with another out"
+        )
     if meta["data"] != job.plan.fingerprint:
         raise CheckpointError(
             f"{run.folder}: the training data changed since this run began; give the same data, or start a new run "
@@ -121,10 +128,17 @@ FREE = (
 
 def refuse_changes(run: Run, config: Config) -> None:
     """Refuses to continue a run under a configuration that would make it another run; raises with each difference."""
-    text = run.read_config()
-    if text is None:
+    try:
+        text = run.read_config()
+        table = None if text is None else tomllib.loads(text)
+    except ValueError as error:  # not TOML, or not even UTF-8
+        raise CheckpointError(
+            f"{run.folder / 'config.toml'}: cannot be read ({error}), so it is not known whether this run has the same "
+            "settings; put a backup of it there, or remove it to go on with the settings given now"
+        ) from None
+    if table is None:
         return
-    before, now = flatten(tomllib.loads(text)), flatten(tomllib.loads(redact(dumps(config))))
+    before, now = flatten(table), flatten(tomllib.loads(redact(dumps(config))))
     changed = [
         f"{key}: the run was started with {before.get(key)!r}, now it is {now.get(key)!r}"
         for key in sorted({*before, *now})
@@ -148,15 +162,15 @@ def flatten(table: Any, where: str = "") -> dict[str, Any]:
     return {k: v for name, value in table.items() for k, v in flatten(value, f"{where}.{name}".lstrip(".")).items()}
 
 
-def headline(job: Job, run: Run) -> str:
+def headline(job: Job) -> str:
     """What runs on what."""
     c = job.config
     count = sum(p.numel() for p in job.model.parameters())
-    size = f"{count / 1e9:.1f} B" if count >= 1e9 else f"{count / 1e6:.0f} M"
+    size = next(f"{count / unit:.3g} {name}" for unit, name in ((1e9, "B"), (1e6, "M"), (1, "")) if count >= unit)
     device = job.plan.device if job.plan.device != "cpu" else f"{torch.get_num_threads()} CPU threads"
     return (
-        f"{c.objective.preset} on {c.model} ({size} parameters, {c.learner.dtype}) on {device}: task {c.data.task}, "
-        f"{c.steps} steps of {c.rollout.prompts} prompts x {c.rollout.completions} completions; run folder {run.folder}"
+        f"{c.objective.preset}: {c.model} ({size} parameters, {c.learner.dtype}) on {device}; {c.data.task}, {c.steps} "
+        f"steps of {c.rollout.prompts} x {c.rollout.completions}"
     )
 
 

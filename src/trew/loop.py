@@ -30,6 +30,9 @@ from .report import write_report
 from .track import Run, Trackers, trackers
 from .types import Prompt, Sampling, ScoredGroup, StepOutput, reduce_metrics
 
+SILENT_STEPS = 5
+"""After so many steps in a row without any signal a run says so, and again after as many."""
+
 
 def train(
     config: Config, *, resume: bool = False, overwrite: bool = False, display: Display | None = None
@@ -57,7 +60,7 @@ def train(
         run.write_config(dumps(config))
         outside = Trackers(config.track.to, folder=run.folder, config=to_table(config), warn=display.warn)
         job = build(plan, display, interrupts)
-        display.line(headline(job, run))
+        display.line(headline(job))
         for note in (*plan.notes, *run.messages):
             display.line(f"note: {note}")
         if run.resumed:
@@ -97,8 +100,6 @@ def one_step(job: Job, run: Run, outside: Trackers, bar: Bar) -> None:
     step = state.step + 1
     kept, seen = collect(job, step, bar)
     row, advantages = update(job, kept, bar) if kept else ({}, {})
-    if not kept:
-        job.display.warn(f"step {step}: no group had both right and wrong completions; nothing to learn from")
     tokens = sum(len(c) for g in seen for c in g.group.completions)
     seconds = time.monotonic() - start
     state.step, state.tokens, state.seconds = step, state.tokens + tokens, state.seconds + seconds
@@ -108,6 +109,13 @@ def one_step(job: Job, run: Run, outside: Trackers, bar: Bar) -> None:
     run.write_rollouts(step, seen, advantages=[advantages.get(g.group.prompt.uid, nothing) for g in seen])
     outside.log(step, row)
     job.display.step(row)
+    state.silent = state.silent + 1 if row["zero_signal_share"] == 1 else 0
+    if state.silent and state.silent % SILENT_STEPS == 0:
+        job.display.warn(
+            f"{state.silent} steps in a row in which the completions of every group scored the same: nothing is being "
+            "learned. Check the reward (trew rewards test), or try easier prompts, more completions per prompt, a "
+            "higher temperature"
+        )
     if config.track.samples_every and (step % config.track.samples_every == 0 or step == 1):
         job.display.samples(seen[-1:])
     bar.advance()

@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from .default_model import DEFAULT_MODEL
 from .errors import nearest
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
@@ -53,7 +54,9 @@ def locate_on_hub(name: str, role: str) -> tuple[Path | None, list[str]]:
         return Path(hf_hub_download(name, file, local_files_only=True)).parent, []
     except OSError:
         pass  # not in the hub's cache yet
-    advice = "use a local folder, or model = 'smollm2-135m-instruct'"
+    advice = f"use a local folder, or model = {DEFAULT_MODEL!r}"
+    if "/" not in name:
+        advice += nearest(name, [DEFAULT_MODEL])
     if offline():
         return None, [f"{role}: {name!r} is not in the local hub cache and HF_HUB_OFFLINE is set; {advice}"]
     try:
@@ -76,6 +79,8 @@ def cause(error: BaseException) -> str:
     """The one line of an error that says most."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     text = lines[0] if lines else type(error).__name__
+    if text.endswith(":") and len(lines) > 1:
+        text = f"{text} {lines[1]}"
     return text if len(text) <= 300 else text[:297] + "..."
 
 

@@ -30,6 +30,7 @@ __all__ = [
     "fetch_default",
     "load_model",
     "load_tokenizer",
+    "positions",
     "resolve_device",
 ]
 
@@ -142,16 +143,29 @@ def load_model(name: str, *, device: str = "cpu") -> PreTrainedModel:
             use_safetensors=True,
             local_files_only=_is_local(name),
             output_loading_info=True,
+            ignore_mismatched_sizes=True,  # so that they are told in a message of ours
         )
     model, info = loaded
     for kind in ("missing_keys", "mismatched_keys"):
-        if keys := sorted(map(str, info.get(kind) or ())):
+        if keys := sorted(key[0] if isinstance(key, tuple) else str(key) for key in info.get(kind) or ()):
             what = "lacks" if kind == "missing_keys" else "has the wrong shape for"
             raise ModelError(
                 f"model {name!r}: the checkpoint {what} {len(keys)} of the model's weights, among them {keys[0]}; "
                 "use a complete causal language model"
             )
     return model.to(device).eval()
+
+
+def positions(name: str) -> int | None:
+    """How many tokens the model can see at once, by its configuration alone; None where that does not say, or is not
+    here yet (the default model before its first use)."""
+    from transformers import AutoConfig
+
+    if name == DEFAULT_MODEL and cached() is None:
+        return None
+    with quiet(), _readable(name, "model"):
+        config = AutoConfig.from_pretrained(_source(name), trust_remote_code=False, local_files_only=_is_local(name))
+    return getattr(config.get_text_config(), "max_position_embeddings", None)
 
 
 def export(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -35,6 +35,7 @@ class Plan:
     renderer: Renderer
     device: str
     fingerprint: str  # of the data
+    longest: int  # tokens of the longest prompt
     notes: tuple[str, ...]
     correct: Correct  # whether a score counts as correct in accuracies
 
@@ -44,7 +45,8 @@ def plan(config: Config, *, found: Sequence[str] = ()) -> Plan:
 
     ``found`` are problems that are known already (of the run folder, say): they are reported together with the rest.
     """
-    problems = list(dict.fromkeys([*found, *validate(config)]))
+    told = {p.partition(":")[0] for p in found}
+    problems = [*found, *(p for p in validate(config) if p.partition(":")[0] not in told)]
 
     def attempt(action: Callable[[], T]) -> T | None:
         try:
@@ -56,7 +58,8 @@ def plan(config: Config, *, found: Sequence[str] = ()) -> Plan:
         return None
 
     objective = attempt(lambda: preset(config.objective.preset, **config.objective.args))
-    device = attempt(lambda: models.resolve_device(config.device))
+    known_device = not any(p.startswith("device:") for p in problems)
+    device = attempt(lambda: models.resolve_device(config.device)) if known_device else None
     bad_model = models.check(config.model, tokenizer=config.tokenizer, chat_template=config.chat_template)
     problems += bad_model if config.model else []
     data = attempt(lambda: load_task(config.data, eval_size=config.eval.size, seed=config.seed))
@@ -94,11 +97,15 @@ def plan(config: Config, *, found: Sequence[str] = ()) -> Plan:
                     f"rollout.prompts: got {config.rollout.prompts} per step, but only {len(train)} training prompts "
                     "are there; lower rollout.prompts or give more data"
                 )
+    longest = max((len(renderer.encode(p)) for p in [*train, *eval_]), default=0) if not problems else 0
+    if not problems:
+        limit = attempt(lambda: models.positions(config.model))
+        problems += length_problems(_most_tokens(config), longest=longest, limit=limit)
     if problems:
         raise ConfigError(problems)
     return Plan(
         dataclasses.replace(config, rewards=specs), objective, train, eval_, rewards, renderer, device,
-        data.fingerprint, tuple(notes),
+        data.fingerprint, longest, tuple(notes),
         correct_by(config.eval.correct_reward or rewards.names[0], at=config.eval.correct_at),
     )  # fmt: skip
 
@@ -119,6 +126,21 @@ def _fit(config: Config, data: Dataset, renderer: Renderer) -> tuple[list[Prompt
     return out[0], out[1], notes
 
 
+def _most_tokens(config: Config) -> dict[str, int]:
+    return {"rollout.max_tokens": config.rollout.max_tokens, "eval.max_tokens": config.eval.max_tokens}
+
+
+def length_problems(tokens: Mapping[str, int], *, longest: int, limit: int | None) -> list[str]:
+    """Which settings let a prompt of ``longest`` tokens and its completion exceed the model's ``limit`` positions;
+    ``tokens`` has the most tokens of a completion by the setting's name, 0 where it is not set."""
+    return [
+        f"{key}: got {most} after prompts of up to {longest} tokens, accepts at most {max(limit - longest, 0)}: the "
+        f"model has {limit} positions; lower it, or data.max_prompt_tokens"
+        for key, most in tokens.items()
+        if limit and most and longest + most > limit
+    ]
+
+
 def read(recipe: Path, overrides: Sequence[str] = ()) -> Config:
     """The configuration of a recipe. Where it has problems, those of data, model and rewards are found along with
     them, so that one ConfigError tells all."""
@@ -134,14 +156,7 @@ def load(plan: Plan) -> Any:
     """The model of a plan on its device, its vocabulary checked against the tokenizer."""
     model = models.load_model(plan.config.model, device=plan.device)
     models.check_vocab(model, plan.renderer.tokenizer)
-    longest = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    if longest:
-        c = plan.config
-        most = max(len(plan.renderer.encode(p)) for p in [*plan.train, *plan.eval])
-        for key, tokens in (("rollout.max_tokens", c.rollout.max_tokens), ("eval.max_tokens", c.eval.max_tokens)):
-            if most + tokens > longest:
-                raise ModelError(
-                    f"{key}: got {tokens} after prompts of up to {most} tokens, accepts at most {longest - most}: the "
-                    f"model has {longest} positions"
-                )
+    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    if problems := length_problems(_most_tokens(plan.config), longest=plan.longest, limit=limit):
+        raise ModelError("\n".join(problems))  # only where the configuration was not here before: see models.positions
     return model

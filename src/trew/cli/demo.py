@@ -10,8 +10,8 @@ RECIPE = Path(__file__).with_name("demo.toml")
 
 def demo(
     *,
-    seed: int = 0,
-    out: Path = Path("runs/demo"),
+    seed: int | None = None,
+    out: Path | None = None,
     model: str = "",
     set: tuple[str, ...] = (),
     overwrite: bool = False,
@@ -23,8 +23,8 @@ def demo(
     once); --model takes a local folder or a hub id instead.
 
     Args:
-        seed: Of the problems, the sampling and the order of everything.
-        out: Run folder.
+        seed: Of the problems, the sampling and the order of everything; default 0.
+        out: Run folder; default runs/demo.
         model: Folder or hub id of another causal language model.
         set: key=value, over what the demo's recipe says: --set steps=60 objective.preset=dapo
         overwrite: Start over in a run folder that holds a run already.
@@ -34,10 +34,18 @@ def demo(
     from .train import run
 
     config = read(RECIPE, [*([f"model={model}"] if model else []), *set])
-    summary = run(dataclasses.replace(config, seed=seed, out=str(out)), resume=resume, overwrite=overwrite)
+    if seed is not None:
+        config = dataclasses.replace(config, seed=seed)
+    if out is not None:
+        config = dataclasses.replace(config, out=str(out))
+    out = Path(config.out)
+    summary = run(config, resume=resume, overwrite=overwrite)
     before, after = summary["accuracy_before"], summary["accuracy_after"]
-    verdict = "it learned" if after["low"] > before["high"] else "the intervals overlap: no clear gain this time"
-    print(f"\n{before['mean']:.2f} before, {after['mean']:.2f} after: {verdict}.")
+    if None in (before["mean"], after["mean"]):
+        print("\nNo completion got a verdict: before and after cannot be compared.")
+    else:
+        verdict = "it learned" if after["low"] > before["high"] else "the intervals overlap: no clear gain this time"
+        print(f"\n{before['mean']:.2f} before, {after['mean']:.2f} after: {verdict}.")
     print(
         "\nWhat to try next:\n"
         f"  trew report {out}                                        look at the run\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -123,10 +124,12 @@ def prepare(config: Config, *, files: tuple[Path | None, ...] = ()) -> Ready:
 
     problems = validate(config)
     for file in files:
-        if file is not None and (file.is_dir() or not file.parent.is_dir()):
-            problems.append(
-                f"{file}: cannot be written: " + ("is a folder" if file.is_dir() else "its folder is missing")
-            )
+        if file is not None and file.is_dir():
+            problems.append(f"{file}: cannot be written: is a folder; choose another file")
+        elif file is not None and not file.parent.is_dir():
+            problems.append(f"{file}: cannot be written: its folder is missing; make it or choose another file")
+        elif file is not None and not os.access(file.parent, os.W_OK):
+            problems.append(f"{file}: cannot be written: no permission in {file.parent}; choose another file")
 
     def attempt(action: Callable[[], T]) -> T | None:
         try:
@@ -159,14 +162,40 @@ def prepare(config: Config, *, files: tuple[Path | None, ...] = ()) -> Ready:
     renderer = Renderer(tokenizer, stop=c.rollout.stop)
     problems += renderer.check(prompts)
     problems += rewards.check_golds(prompts)
-    if problems:
+    fitted = None if problems else attempt(lambda: _fit(c, prompts, renderer))
+    if problems or fitted is None:
         raise ConfigError(problems)
+    prompts, notes = fitted[0], [*notes, *fitted[1]]
     correct = correct_by(c.eval.correct_reward or rewards.names[0], at=c.eval.correct_at)
     return Ready(c, prompts, rewards, renderer, device, correct, tuple(notes))
 
 
+def _fit(config: Config, prompts: list[Prompt], renderer: Renderer) -> tuple[list[Prompt], list[str]]:
+    """The prompts that a run with this configuration is evaluated on, by its policy for overlong ones, and notes.
+    ConfigError where even those and their completions are too long for the model."""
+    from .. import models
+    from ..data import apply_overlong
+    from ..setup import length_problems
+
+    kept, notes = apply_overlong(
+        prompts,
+        count=lambda p: len(renderer.encode(p)),
+        limit=config.data.max_prompt_tokens,
+        policy=config.data.overlong,
+        what="evaluation",
+    )
+    name = "eval.max_tokens" if config.eval.max_tokens else "rollout.max_tokens"
+    most = {name: config.eval.max_tokens or config.rollout.max_tokens}
+    longest = max(len(renderer.encode(p)) for p in kept)
+    if too_long := length_problems(most, longest=longest, limit=models.positions(config.model)):
+        raise ConfigError(too_long)
+    return kept, notes
+
+
 def measure(ready: Ready, display: Display) -> EvalResult:
     """Loads the model and evaluates it under a progress bar."""
+    import torch
+
     from .. import models
     from ..eval import evaluate
     from ..rollout.torch_engine import TorchEngine
@@ -174,12 +203,11 @@ def measure(ready: Ready, display: Display) -> EvalResult:
 
     c = ready.config
     if c.threads:
-        import torch
-
         torch.set_num_threads(c.threads)
     model = models.load_model(c.model, device=ready.device)
     models.check_vocab(model, ready.renderer.tokenizer)
-    engine = TorchEngine(model, ready.renderer, batch=c.rollout.batch)
+    autocast = torch.bfloat16 if c.learner.dtype == "bfloat16" else None  # as a run with this recipe evaluates
+    engine = TorchEngine(model, ready.renderer, batch=c.rollout.batch, autocast=autocast, onednn=c.linear == "auto")
     for note in ready.notes:
         display.line(f"note: {note}")
     how = Sampling(
@@ -234,6 +262,7 @@ def _write(ready: Ready, result: EvalResult, *, json: Path | None, completions: 
     from json import dumps
 
     from ..config import to_table
+    from ..errors import output_file
     from ..track import redact
     from ..track.files import write_atomic
     from ..track.rollouts import write_rollouts
@@ -242,8 +271,8 @@ def _write(ready: Ready, result: EvalResult, *, json: Path | None, completions: 
         table = to_table(ready.config)
         about = {key: table[key] for key in ("model", "seed", "data", "eval")} | {"device": ready.device}
         text = dumps(redact({**about, "result": result.to_json()}), indent=2) + "\n"
-        write_atomic(json, lambda file: file.write(text.encode()))
+        write_atomic(json, lambda file: file.write(text.encode()), guard=output_file)
         display.line(f"result written to {json}")
     if completions is not None:
-        write_rollouts(completions, result.groups, step=0, render=ready.renderer.render)
+        write_rollouts(completions, result.groups, step=0, render=ready.renderer.render, guard=output_file)
         display.line(f"completions written to {completions}")

@@ -8,6 +8,8 @@ from typing import Annotated
 
 import tyro
 
+from ..errors import ConfigError, output_file
+
 
 def explain(
     name: Annotated[str, tyro.conf.Positional] = "",
@@ -24,17 +26,21 @@ def explain(
     from ..objective import preset
     from ..objective.presets import PRESETS
 
+    if plot is not None and not name:
+        raise ConfigError("--plot: which objective? trew explain NAME --plot FILE; trew explain lists the names")
     if not name:
         width = max(map(len, PRESETS))
         for known, build in PRESETS.items():
             print(f"  {known:<{width}}  {(build.__doc__ or '').splitlines()[0]}")
         return 0
     objective = preset(name)
+    if plot is not None:
+        with output_file(plot):
+            plot.write_text(weight_plot(name), encoding="utf-8")
     defaults = ", ".join(f"{p.name} = {p.default!r}" for p in inspect.signature(PRESETS[name]).parameters.values())
     print(inspect.cleandoc(PRESETS[name].__doc__ or ""))
     print(f"\n{objective.equation()}\n\nSettings: {defaults}")
     if plot is not None:
-        plot.write_text(weight_plot(name), encoding="utf-8")
         print(f"\nWeight drawn into {plot}")
     return 0
 

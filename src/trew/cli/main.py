@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         sys.exit(run(args))
     except TrewError as error:
         for line in str(error).splitlines():
-            print(f"trew: {line}", file=sys.stderr)
+            print(f"trew: {visible(line)}", file=sys.stderr)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         print("trew: interrupted", file=sys.stderr)
@@ -44,6 +44,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(141)
+
+
+def visible(text: str) -> str:
+    """Text that may quote models, data and user code, for a terminal: what is not printable becomes an escape.
+
+    >>> visible("caf\u00e9 \x1b[31m")
+    'caf\u00e9 \\x1b[31m'
+    """
+    return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)
 
 
 def run(args: list[str]) -> int:

@@ -144,7 +144,15 @@ def _row_group(number: int, row: Row, completion_column: str, prompt_column: str
     given, prompt, ids = columns.pop(completion_column), columns.pop(prompt_column, ""), columns.pop("token_ids", None)
     uid = str(columns.get("uid", number))
     if isinstance(columns.get("columns"), str):  # a run's rollouts keep the data row as JSON in one column
-        columns = json.loads(columns["columns"])
+        try:
+            columns = json.loads(columns["columns"])
+        except ValueError as error:
+            message = f"{row.place}: column 'columns' is not JSON ({error}), as a run's rollouts have it"
+            raise DataError(message) from None
+        if not isinstance(columns, dict):
+            raise DataError(f"{row.place}: column 'columns' must hold a JSON object, as a run's rollouts have it")
+    if ids is not None and not isinstance(ids, list):
+        raise DataError(f"{row.place}: column 'token_ids' must be a list of numbers, got {ids!r}")
     many = isinstance(given, list) and not (given and isinstance(given[0], dict))
     texts = [_text(one) for one in (given if many else [given])]
     if not all(isinstance(text, str) for text in texts):

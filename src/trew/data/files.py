@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..errors import DataError
+from ..errors import DataError, output_file
 from .rows import Problems, Row, show
 
 SUFFIXES = (".jsonl", ".json", ".parquet")
@@ -169,8 +169,13 @@ def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """Writes rows as the suffix says, aside first and renamed when complete: a reader never sees half a file.
 
     Parquet wants one type per column and no empty structs: empty objects are written as null, and DataError says
-    which column mixes types.
+    which column mixes types. A place that cannot be written is a ConfigError, a full disk a StorageError.
     """
+    with output_file(path):
+        _write_aside(path, rows)
+
+
+def _write_aside(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:

@@ -29,7 +29,12 @@ def hold_out(prompts: Sequence[Prompt], *, size: int, seed: int, source: str) ->
     if 2 * size > len(prompts):
         raise DataError(
             f"{source}: there is no test split, so eval.size = {size} rows are to be held out of training, but there "
-            f"are only {len(prompts)} rows; set eval.size to at most {len(prompts) // 2}, or give data.eval"
+            f"are only {len(prompts)} rows; "
+            + (
+                f"set eval.size to at most {len(prompts) // 2}, or give data.eval"
+                if len(prompts) > 1
+                else "give data.eval"
+            )
         )
     order = Permutation(len(prompts), "hold out", seed)
     picked: dict[str, int] = {}

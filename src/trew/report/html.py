@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from ..errors import output_file
 from .read import RunData, load_run, load_samples
 from .svg import CSS, Series, line_chart, running_mean
 from .text import number, shorten, visible
@@ -127,7 +128,7 @@ def write_report(folders: Iterable[Path], out: Path | None = None) -> Path:
     runs = [load_run(folder) for folder in folders]
     path = out or (folders[0] / "report.html" if len(folders) == 1 else Path("report.html"))
     page = render_report(runs, created=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"))
-    write_atomic(path, lambda file: file.write(page.encode("utf-8")))
+    write_atomic(path, lambda file: file.write(page.encode("utf-8")), guard=output_file if out else None)
     return path
 
 
@@ -186,11 +187,11 @@ def _versions(versions: Any) -> str | None:
 def _result(name: str, run: RunData) -> dict[str, str]:
     """Accuracy before and after: from the summary, else the first and the last evaluation so far."""
     evals = [row for row in run.rows if "eval_accuracy" in row]
-    before = run.summary.get("accuracy_before") or _from_row(evals[0] if evals else None)
-    after = run.summary.get("accuracy_after") or _from_row(evals[-1] if len(evals) > 1 else None)
+    before = _interval(run.summary.get("accuracy_before")) or _from_row(evals[0] if evals else None)
+    after = _interval(run.summary.get("accuracy_after")) or _from_row(evals[-1] if len(evals) > 1 else None)
     n = run.summary.get("n_eval") or (evals[-1].get("eval_n") if evals else None)
     gain = "–"
-    if before and after and None not in (before.get("mean"), after.get("mean")):
+    if before and after and None not in (*before.values(), *after.values()):
         apart = after["low"] > before["high"] or before["low"] > after["high"]
         gain = f"{100 * (after['mean'] - before['mean']):+.1f} points, intervals {'apart' if apart else 'overlap'}"
     return {"name": name, "n": number(n), "before": _share(before), "after": _share(after), "gain": gain}
@@ -199,7 +200,15 @@ def _result(name: str, run: RunData) -> dict[str, str]:
 def _from_row(row: Mapping[str, Any] | None) -> dict[str, Any] | None:
     if row is None:
         return None
-    return {"mean": row["eval_accuracy"], "low": row.get("eval_low"), "high": row.get("eval_high")}
+    return _interval({"mean": row["eval_accuracy"], "low": row.get("eval_low"), "high": row.get("eval_high")})
+
+
+def _interval(table: Any) -> dict[str, Any] | None:
+    """mean, low and high, each a number or None; None for what is no interval at all (a summary edited by hand)."""
+    if not isinstance(table, Mapping):
+        return None
+    ends = {key: table.get(key) for key in ("mean", "low", "high")}
+    return {key: value if isinstance(value, (int, float)) else None for key, value in ends.items()}
 
 
 def _share(interval: Mapping[str, Any] | None) -> str:

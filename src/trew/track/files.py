@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -13,13 +13,19 @@ from ..errors import StorageError
 ASIDE = ".partial"
 
 
-def write_atomic(path: Path, write: Callable[[BinaryIO], object]) -> None:
+def write_atomic(
+    path: Path,
+    write: Callable[[BinaryIO], object],
+    *,
+    guard: Callable[[Path], AbstractContextManager[None]] | None = None,
+) -> None:
     """Lets ``write`` fill a file aside, fsyncs it, and renames it to ``path``; readers see the old file or the new.
 
-    Raises StorageError; the file aside is removed then and what was at ``path`` stays.
+    Raises StorageError, or what ``guard`` makes of an OSError (``errors.output_file`` for files outside a run's
+    folder); the file aside is removed then and what was at ``path`` stays.
     """
     aside = path.with_name(f".{path.name}{ASIDE}")
-    with storage(path):
+    with (guard or storage)(path):
         try:
             with open(aside, "wb") as file:
                 write(file)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -63,8 +64,9 @@ def write_rollouts(
     step: int,
     advantages: Advantages | None = None,
     render: Render = plain_prompt,
+    guard: Callable[[Path], AbstractContextManager[None]] | None = None,
 ) -> int:
-    """Writes ``path`` atomically and returns the number of completions. Raises StorageError."""
+    """Writes ``path`` atomically and returns the number of completions. Errors as of ``write_atomic``."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -101,7 +103,7 @@ def write_rollouts(
                 }
             )
     table = pa.Table.from_pylist(rows, schema=schema())
-    write_atomic(path, lambda file: pq.write_table(table, file, compression="zstd"))
+    write_atomic(path, lambda file: pq.write_table(table, file, compression="zstd"), guard=guard)
     return len(rows)
 
 

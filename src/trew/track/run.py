@@ -33,10 +33,12 @@ _LOCK = "run.lock"
 
 def problems(folder: str | os.PathLike[str], *, resume: bool = False, overwrite: bool = False) -> list[str]:
     """Everything that would keep a run from using ``folder``, without touching it: one line each."""
-    folder = Path(folder)
     found = []
     if resume and overwrite:
         found.append("out: --resume continues a run and --overwrite deletes it; give one of them")
+    if not os.fspath(folder):
+        return [*found, "out: got '', accepts the folder that the run writes to, for example 'runs/first'"]
+    folder = Path(folder)
     if not folder.exists():
         return found + _parent_problems(folder)
     if not folder.is_dir():
