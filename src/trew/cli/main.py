@@ -10,7 +10,7 @@ from ..errors import TrewError, nearest
 
 # command -> (module, function or its several functions, one line of help)
 COMMANDS: dict[str, tuple[str, str | tuple[str, ...], str]] = {
-    "demo": ("demo", "demo", "watch a small language model learn arithmetic: minutes, no account, no GPU"),
+    "demo": ("demo", "demo", "watch a small language model learn to add: minutes, no account, no GPU"),
     "train": (
         "train",
         "train",
