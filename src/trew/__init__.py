@@ -15,7 +15,15 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from . import config as config
+    from . import data as data
+    from . import eval as eval
+    from . import learner as learner
+    from . import objective as objective
+    from . import report as report
     from . import rewards as rewards
+    from . import rollout as rollout
+    from . import types as types
     from .config import Config as Config
     from .loop import train as train
     from .objective import Denominators as Denominators
