@@ -189,7 +189,8 @@ def test_a_wrong_recipe_in_a_page_would_be_noticed():
 def stand_in(tmp_path_factory) -> Path:
     """A tiny model, and a GSM8K of 300 problems in the original format."""
     folder = tmp_path_factory.mktemp("recipes")
-    tiny.save(folder / "model")
+    path = tiny.save(folder / "model") / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"max_position_embeddings": 4096}))
     (folder / "gsm8k").mkdir()
     for split, count in (("train", 300), ("test", 20)):
         rows = [

@@ -154,8 +154,10 @@ def preset(name: str, **overrides: Any) -> Objective:
             )
     if problems:
         raise ConfigError(problems)
+    # 0 and 1 are numbers too: TOML reads them as whole ones.
+    settings = {key: float(v) if isinstance(defaults[key], float) else v for key, v in overrides.items()}
     try:
-        return build(**overrides)
+        return build(**settings)
     except ValueError as error:
         raise ConfigError(f"objective.{error}") from None
 

@@ -1,0 +1,450 @@
+"""Wrong input of every kind through the command line: the exit code, one message with the place and the way out, no
+traceback, and nothing written where nothing may be.
+
+In-process, so that hundreds are cheap; ``tests/integration`` has the same as real processes for some.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import shutil
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from safetensors.torch import load_file, save_file
+
+import tiny
+from trew.cli.main import main
+from trew.learner import checkpoint
+
+RECIPE = """
+model = "model"
+steps = 1
+[data]
+task = "arithmetic"
+[data.args]
+ops = ["+"]
+largest = 20
+[[rewards]]
+name = "reward.py:f"
+[rollout]
+prompts = 2
+completions = 2
+max_tokens = 4
+[eval]
+size = 4
+"""
+
+REWARDS = """
+import sys
+def f(completions, **_): return [float(len(str(c))) for c in completions]
+def raises(completions, **_): raise ValueError("red \\x1b[31m and \\u202e")
+def short(completions, **_): return [1.0]
+def text(completions, **_): return ["1.0" for _ in completions]
+def nan(completions, **_): return [float("nan") for _ in completions]
+def nothing(completions, **_): pass
+def leaves(completions, **_): sys.exit(3)
+async def later(completions, **_): raise RuntimeError("later")
+def column(completions, golden, **_): return [1.0] * len(completions)
+def plain(completions): return [1.0] * len(completions)
+class Form: pass
+"""
+
+
+def lines(*rows: object) -> bytes:
+    return b"".join(json.dumps(row).encode() + b"\n" for row in rows)
+
+
+def verl(i: int, **changes: object) -> dict:
+    row = {
+        "data_source": "openai/gsm8k",
+        "prompt": [{"role": "user", "content": f"q{i}"}],
+        "reward_model": {"style": "rule", "ground_truth": str(i)},
+        "extra_info": {"index": i},
+    }
+    return row | changes
+
+
+FILES: dict[str, bytes] = {
+    "r.toml": RECIPE.encode(),
+    "empty.toml": b"",
+    "utf16.toml": "model = 'm'".encode("utf-16"),
+    "syntax.toml": b"model = \n",
+    "twice.toml": b"model = 'm'\n[data]\n[data]\n",
+    "string.toml": b"model = 'model'\ndata = 'x'\n",
+    "table.toml": b"model = 'model'\n[data]\ntask = 'arithmetic'\n[rewards]\nname = 'x'\n",
+    "reward.py": REWARDS.encode(),
+    "syntax.py": b"def f(completions\n",
+    "exits.py": b"import sys\nsys.exit(3)\n",
+    "bad.jinja": b"{{ messages }",
+    "raises.jinja": b"{% for m in messages %}{{ raise_exception('not this') }}{% endfor %}",
+    "good.jsonl": lines(*({"prompt": f"What is {i}?", "gold": str(i)} for i in range(20))),
+    "one.jsonl": lines({"prompt": "x"}),
+    "same.jsonl": lines(*[{"prompt": "x"}] * 30),
+    "long.jsonl": lines(*({"prompt": f"{i}" + "y" * 2000 * (i == 9)} for i in range(20))),
+    "chat.jsonl": lines(*({"prompt": [{"role": "user", "content": f"{i}?"}]} for i in range(20))),
+    "nothing.jsonl": b"",
+    "g.jsonl": lines(*({"question": f"q{i}", "answer": f"so\n#### {i}"} for i in range(9))),
+    "g_long.jsonl": lines({"question": "why " * 200, "answer": "#### 3"}),
+    "g_nohash.jsonl": lines({"question": "q", "answer": "#### 1"}, {"question": "q", "answer": "5"}),
+    "g_number.jsonl": lines({"question": "q", "answer": 5}),
+    "g_word.jsonl": lines({"question": "q", "answer": "#### five"}),
+    "g_names.jsonl": lines({"q": "q", "answer": "#### 5"}),
+    "c.jsonl": lines(*[{"nums": [1, 2, 3], "target": 6}] * 9, {"nums": [1], "target": None}),
+    "s.jsonl": lines({"prompt": "q", "completion": "#### 3", "gold": "3"}),
+    "s_number.jsonl": lines({"prompt": "q", "completion": 3, "gold": "3"}),
+    "s_columns.jsonl": lines({"prompt": "q", "completion": "3", "columns": "{bad"}),
+    "s_ids.jsonl": lines({"prompt": "q", "completion": "3", "gold": "3", "token_ids": 5}),
+    "folder/x.txt": b"",
+    "taken/notes.txt": b"mine",
+}
+
+
+@pytest.fixture(scope="module")
+def origin(tmp_path_factory) -> Path:
+    """Everything that the cases name, made once; nothing below may change it."""
+    folder = tmp_path_factory.mktemp("bad")
+    for name, content in FILES.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(content)
+    for name, rows in {
+        "v_none.parquet": [{k: v for k, v in verl(i).items() if k != "reward_model"} for i in range(9)],
+        "v_truth.parquet": [verl(i, reward_model={"style": "rule"}) for i in range(9)],
+        "v_other.parquet": [verl(i, data_source="mine") for i in range(9)],
+    }.items():
+        pq.write_table(pa.Table.from_pylist(rows), folder / name)
+    _models(folder)
+    return folder
+
+
+def _models(folder: Path) -> None:
+    good = tiny.save(folder / "model")
+    tiny.save(folder / "m_nochat", chat=False)
+    tiny.save(folder / "m_noend", chat=False, eos=False)
+
+    def broken(name: str, **config: object) -> Path:
+        copy = folder / name
+        shutil.copytree(good, copy)
+        text = json.loads((copy / "config.json").read_text())
+        (copy / "config.json").write_text(json.dumps(text | config))
+        return copy
+
+    for file in broken("m_notokens").glob("token*"):
+        file.unlink()
+    (broken("m_tokens") / "tokenizer.json").write_text("{")
+    (broken("m_garbage") / "config.json").write_text("garbage{")
+    broken("m_type", model_type="lama")
+    broken("m_bert", model_type="bert", architectures=["BertForMaskedLM"])
+    broken("m_code", model_type="mine", auto_map={"AutoModelForCausalLM": "x.Y"})
+    broken("m_vocab", vocab_size=100)
+    broken("m_word", hidden_size="big")
+    broken("m_shape", hidden_size=64)
+    broken("m_layers", num_hidden_layers=3)
+    weights = broken("m_cut") / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    (broken("m_weightless") / "model.safetensors").unlink()
+    pickled = broken("m_pickle")
+    (pickled / "model.safetensors").rename(pickled / "pytorch_model.bin")
+    adapter = broken("m_adapter")
+    (adapter / "config.json").rename(adapter / "adapter_config.json")
+    path = broken("m_nan") / "model.safetensors"
+    tensors = load_file(path)
+    tensors["model.norm.weight"][:] = float("nan")
+    save_file(tensors, path, metadata={"format": "pt"})
+
+
+@pytest.fixture
+def here(origin, tmp_path, monkeypatch) -> Path:
+    """A folder in which the origin's files seem to lie; what is written here is new."""
+    for entry in origin.iterdir():
+        (tmp_path / entry.name).symlink_to(entry)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    return tmp_path
+
+
+def fails(capsys, *args: str) -> tuple[int, str]:
+    with pytest.raises(SystemExit) as left:
+        main(list(args))
+    code, err = left.value.code, capsys.readouterr().err
+    assert isinstance(code, int)
+    return code, " ".join(err.split())
+
+
+TRAIN = "train r.toml --set"
+ROWS = f"{TRAIN} data.args={{}} eval.size=2 data.task=prompts"
+GSM = f"{TRAIN} data.args={{}} eval.size=2 rewards=[] data.task=gsm8k"
+VERL = f"{TRAIN} data.args={{}} eval.size=2 rewards=[{{name='gsm8k'}}] data.task=prompts"
+
+# command line -> what the message must say; exit code 2, nothing written
+REFUSED: dict[str, str] = {
+    # recipes and --set
+    "train": "Missing from trew train",
+    "train none.toml": "none.toml: no such recipe",
+    "train model": "is a folder, not a recipe",
+    "train empty.toml": "model: is required",
+    "train utf16.toml": "is not UTF-8 text",
+    "train syntax.toml": "is not valid TOML",
+    "train twice.toml": "is not valid TOML",
+    "train string.toml": "data: expected a table, got 'x'",
+    "train table.toml": "rewards: expected a list",
+    "train r.toml --resum": "--resume",
+    "train r.toml --resume --overwrite": "give one of them",
+    f"{TRAIN}": "--set",
+    f"{TRAIN} steps": "expected key=value",
+    f"{TRAIN} =3": "expected key=value",
+    f"{TRAIN} steps.x=3": "'steps' is not a table",
+    f"{TRAIN} rolout.prompts=3": "did you mean 'rollout'?",
+    f"{TRAIN} model=12": "model: expected a string, got 12",
+    f"{TRAIN} steps=0": "steps: got 0",
+    f"{TRAIN} steps=1e5": "steps: expected a whole number",
+    f"{TRAIN} seed=-1": "seed: got -1",
+    f"{TRAIN} learner.lr=inf": "learner.lr: got inf",
+    f"{TRAIN} learner.adam_beta1=nan": "learner.adam_beta1: got nan",
+    f"{TRAIN} eval.correct_at=nan": "eval.correct_at: got nan",
+    f"{TRAIN} rollout.temperature=0": "rollout.temperature: got 0",
+    f"{TRAIN} rollout.stop=abc": "rollout.stop: expected a list",
+    f"{TRAIN} rollout.stop=['']": "non-empty strings",
+    f"{TRAIN} rollout.max_tokens=5000": "accepts at most 448: the model has 512 positions",
+    f"{TRAIN} eval.max_tokens=5000": "eval.max_tokens: got 5000",
+    f"{TRAIN} track.to=['wandbb']": "did you mean 'wandb'?",
+    f"{TRAIN} device=gpu": "device: got 'gpu'",
+    f"{TRAIN} device=cuda:x": "device: got 'cuda:x'",
+    f"{TRAIN} linear=onednn": "linear: got 'onednn'",
+    f"{TRAIN} chat_template=none.jinja": "chat_template: no such file",
+    f"{TRAIN} chat_template=bad.jinja": "the chat template refuses the messages",
+    f"{TRAIN} chat_template=raises.jinja": "not this",
+    f"{TRAIN} objective=dapo": "objective: expected a table",
+    f"{TRAIN} objective.beta=high": "objective.beta: got 'high'",
+    f"{TRAIN} objective.beta=-1": "objective.beta: got -1",
+    f"{TRAIN} objective.beta=nan": "objective.beta: got nan",
+    f"{TRAIN} eval.size=1000000": "lower eval.size",
+    f"{TRAIN} data.args=[1]": "data.args: expected a table",
+    f"{TRAIN} data.args.ops=['^']": "data.args.ops: '^'",
+    f"{TRAIN} data.train=good.jsonl": "leave it empty",
+    # rewards
+    f"{TRAIN} rewards=['arithmetic']": "rewards[0]: expected a table",
+    f"{TRAIN} rewards=[{{weight=1}}]": "rewards[0].name: is required",
+    f"{TRAIN} rewards=[{{name='gsm9k'}}]": "did you mean 'gsm8k'?",
+    f"{TRAIN} rewards=[{{name='arithmetic',args={{x=1}}}}]": "args.x: unknown argument",
+    f"{TRAIN} rewards=[{{name='arithmetic',args=3}}]": "rewards[0].args: expected a table",
+    f"{TRAIN} rewards=[{{name='reward.py:f',args={{x=1979-05-27}}}}]": "write a date as a string",
+    f"{TRAIN} rewards=[{{name='reward.py:f',weight=0}}]": "every weight is 0",
+    f"{TRAIN} rewards=[{{name='reward.py:f',weight=nan}}]": "weight: got nan",
+    f"{TRAIN} rewards=[{{name='reward.py'}}]": "which function?",
+    f"{TRAIN} rewards=[{{name='reward.py:shrt'}}]": "did you mean 'short'?",
+    f"{TRAIN} rewards=[{{name='reward.py:Form'}}]": "is a class",
+    f"{TRAIN} rewards=[{{name='reward.py:column'}}]": "needs column 'golden'",
+    f"{TRAIN} rewards=[{{name='reward.py:plain',args={{a=1}}}}]": "has no such parameter",
+    f"{TRAIN} rewards=[{{name='none.py:f'}}]": "no such file",
+    f"{TRAIN} rewards=[{{name='syntax.py:f'}}]": "syntax.py:1: cannot be imported: SyntaxError",
+    f"{TRAIN} rewards=[{{name='exits.py:f'}}]": "SystemExit: 3",
+    # data
+    f"{ROWS} data.train=none.jsonl": "none.jsonl: no such file",
+    f"{ROWS} data.train=a/b/c": "not a hub id",
+    f"{ROWS} data.train=one.jsonl": "give data.eval",
+    f"{ROWS} data.train=same.jsonl": "only 1 different prompts",
+    f"{ROWS} data.train=nothing.jsonl": "has no rows",
+    f"{ROWS} data.train=folder": "found x.txt",
+    f"{ROWS} data.train=good.jsonl data.eval=none.jsonl": "none.jsonl: no such file",
+    f"{ROWS} data.train=good.jsonl data.prompt_column=promt": "did you mean 'prompt'?",
+    f"{ROWS} data.train=good.jsonl data.args.chatt=true": "did you mean 'chat'?",
+    f"{ROWS} data.train=good.jsonl data.args.system=x": "set data.args.chat = true",
+    f"{ROWS} data.train=good.jsonl rollout.prompts=19": "only 18 training prompts",
+    f"{ROWS} data.train=good.jsonl data.overlong=drop data.max_prompt_tokens=2": "leaves none",
+    f"{ROWS} data.train=long.jsonl": "data.max_prompt_tokens = 1024: 'long:9' (2001)",
+    f"{ROWS} data.train=chat.jsonl model=m_nochat": "set chat_template = 'plain'",
+    f"{GSM} data.train=g_nohash.jsonl": "g_nohash.jsonl line 2: column 'answer' has no '####'",
+    f"{GSM} data.train=g_number.jsonl": "must be a string, got 5",
+    f"{GSM} data.train=g_word.jsonl": "must be a number, got 'five'",
+    f"{GSM} data.train=g_names.jsonl": "no row has a column 'question'",
+    f"{GSM} data.train=g.jsonl data.args.mode=lax": "data.args.mode: got 'lax'",
+    f"{VERL} data.train=v_none.parquet": "applies to none of the 9 rows",
+    f"{VERL} data.train=v_truth.parquet": "reward_model has no ground_truth",
+    f"{VERL} data.train=v_other.parquet rewards=[]": "rewards: none given",
+    f"{TRAIN} data.args={{}} data.task=countdown rewards=[] data.train=c.jsonl": "column 'target'",
+    # models
+    f"{TRAIN} model=./none": "no such folder",
+    f"{TRAIN} model=none/here": "HF_HUB_OFFLINE",
+    f"{TRAIN} model=smollm2-135m-instrct": "did you mean 'smollm2-135m-instruct'?",
+    f"{TRAIN} model=./r.toml": "is a file, not a folder",
+    f"{TRAIN} tokenizer=./none": "tokenizer: no such folder",
+    f"{TRAIN} model=m_notokens": "tokenizer: m_notokens has none of tokenizer.json",
+    f"{TRAIN} model=m_tokens": "tokenizer 'm_tokens': cannot be loaded",
+    f"{TRAIN} model=m_noend chat_template=plain": "set rollout.stop",
+    f"{TRAIN} model=m_garbage": "is not valid JSON",
+    f"{TRAIN} model=m_type": "did you mean 'llama'?",
+    f"{TRAIN} model=m_bert": "not a causal language model",
+    f"{TRAIN} model=m_code": "which trew never runs",
+    f"{TRAIN} model=m_vocab": "the tokenizer has 260 tokens, the model 100",
+    f"{TRAIN} model=m_word": "expected int, got str",
+    f"{TRAIN} model=m_cut": "the download is not complete",
+    f"{TRAIN} model=m_weightless": "has no weights",
+    f"{TRAIN} model=m_pickle": "convert it once with save_pretrained",
+    f"{TRAIN} model=m_adapter": "holds an adapter without its base model",
+    # run folders
+    "train r.toml --out r.toml": "is a file, not a folder",
+    "train r.toml --out r.toml/x": "is a file, not a folder",
+    "train r.toml --out a/b/c/d": "does not exist",
+    "train r.toml --out taken": "is not empty and not a run's folder",
+    "train r.toml --out taken --overwrite": "is not empty and not a run's folder",
+    # other commands
+    "trian": "did you mean 'train'?",
+    "eval": "Missing from trew eval",
+    "eval model --task arithmetik": "did you mean 'arithmetic'?",
+    "eval model --task arithmetic --size 0": "eval.size: got 0",
+    "eval model --task arithmetic --size many": "--size",
+    "eval model --task arithmetic --samples 3 --temperature 0": "greedy samples are all the same",
+    "eval model --task arithmetic --temperature nan": "eval.temperature: got nan",
+    "eval model --task arithmetic --max-tokens 4000": "the model has 512 positions",
+    "eval model --task arithmetic --json taken": "is a folder",
+    "eval model --task arithmetic --json none/x.json": "its folder is missing",
+    "eval model --task prompts --data one.jsonl": "give a --recipe with [[rewards]]",
+    "eval model --data g_long.jsonl --max-tokens 2": "the model has 512 positions",
+    "eval model --data g.jsonl --set data.max_prompt_tokens=3": "data.max_prompt_tokens to at least",
+    "eval model --recipe none.toml": "no such recipe",
+    "data prepar": "did you mean 'prepare'?",
+    "data prepare math": "gsm8k",
+    "data prepare gsm8k --source one.jsonl": "no row has a column 'question'",
+    "data prepare gsm8k --source g.jsonl --out r.toml": "r.toml/train.jsonl: cannot be written",
+    "data show": "data.train: is empty",
+    "data show good.jsonl --n 0": "--n: got 0",
+    "data convert good.jsonl o.csv": "accepts a file ending in .jsonl or .parquet",
+    "data convert good.jsonl good.jsonl": "is there already",
+    "data convert good.jsonl r.toml/y.jsonl": "cannot be written",
+    "data convert one.jsonl o.parquet --to verl": "--gold-column",
+    "rewards test gsm9k --data g.jsonl": "did you mean 'gsm8k'?",
+    "rewards test gsm8k": "data.train: is empty",
+    "rewards test gsm8k --task gsm8k --data g.jsonl --set mod=x": "did you mean 'mode'?",
+    "rewards score gsm8k --data s.jsonl --out s.txt": "accepts a file ending in .jsonl or .parquet",
+    "rewards score gsm8k --data one.jsonl --out o.jsonl": "has no column 'completion'",
+    "rewards score gsm8k --data s_number.jsonl --out o.jsonl": "must be text, messages, or a list of texts",
+    "rewards score gsm8k --data s_columns.jsonl --out o.jsonl": "s_columns.jsonl line 1: column 'columns' is not JSON",
+    "rewards score gsm8k --data s_ids.jsonl --out o.jsonl": "column 'token_ids' must be a list",
+    "report": "give at least one run folder",
+    "report none": "no such run folder",
+    "report taken": "is not a run's folder",
+    "explain dap": "did you mean 'dapo'?",
+    "explain dapo --plot taken": "taken: cannot be written: Is a directory",
+    "explain --plot x.svg": "which objective?",
+    "doctor --all": "--all",
+    "demo --model model --set stepz=3": "did you mean 'steps'?",
+    "demo --model model --seed -1": "seed: got -1",
+}
+
+
+@pytest.mark.parametrize("line", REFUSED)
+def test_wrong_input_is_refused_and_nothing_is_written(line, here, capsys):
+    before = {p.name for p in here.iterdir()}
+    code, err = fails(capsys, *line.split(" "))
+    assert code == 2, err
+    assert REFUSED[line] in err
+    assert "Traceback" not in err
+    assert {p.name for p in here.iterdir()} == before
+
+
+# What only shows once the model or the reward runs: (setting, exit code, message)
+LATE = [
+    ("model=m_shape", 2, "has the wrong shape for 21 of the model's weights"),
+    ("model=m_layers", 2, "lacks 9 of the model's weights"),
+    ("model=m_nan", 1, "the weights are broken"),
+    ("rewards=[{name='reward.py:raises'}]", 1, r"raised ValueError: red \x1b[31m and \u202e; for prompt 'arithmetic:"),
+    ("rewards=[{name='reward.py:short'}]", 1, "returned 1 values for 4 completions"),
+    ("rewards=[{name='reward.py:text'}]", 1, "returned str ('1.0')"),
+    ("rewards=[{name='reward.py:nan'}]", 1, "rewards must be finite"),
+    ("rewards=[{name='reward.py:nothing'}]", 1, "did you forget `return`?"),
+    ("rewards=[{name='reward.py:leaves'}]", 1, "raised SystemExit: 3"),
+    ("rewards=[{name='reward.py:later'}]", 1, "raised RuntimeError: later"),
+]
+
+
+@pytest.mark.parametrize(("setting", "code", "says"), LATE, ids=[s for s, *_ in LATE])
+def test_what_shows_late_is_one_message_and_leaves_the_folder_free(setting, code, says, here, capsys):
+    got, err = fails(capsys, "train", "r.toml", "--set", setting)
+    assert got == code, err
+    assert says in err
+    assert "Traceback" not in err
+    assert (
+        "already holds" not in fails(capsys, "train", "r.toml", "--dry-run")[1]
+    )  # nothing there that is worth keeping
+
+
+def finished(here: Path, capsys, *settings: str) -> Path:
+    assert fails(capsys, "train", "r.toml", "--out", "run", *(["--set", *settings] if settings else [])) == (0, "")
+    return here / "run"
+
+
+def test_a_used_folder_is_protected_and_a_lock_respected(here, capsys):
+    run = finished(here, capsys)
+    kept = {p: p.stat().st_mtime_ns for p in run.rglob("*")}
+    assert "already holds a finished run" in fails(capsys, "train", "r.toml", "--out", "run")[1]
+    with (run / "run.lock").open("r+") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        for flag in ("--resume", "--overwrite"):
+            code, err = fails(capsys, "train", "r.toml", "--out", "run", flag)
+            assert (code, "is in use by another run" in err) == (2, True)
+    assert kept == {p: p.stat().st_mtime_ns for p in run.rglob("*")}
+    for content in ('{"pid": 1, "host": "gone"}', "garbage"):  # a run that died holding it
+        (run / "run.lock").write_text(content)
+        assert fails(capsys, "train", "r.toml", "--out", "run", "--resume") == (0, "")
+
+
+@pytest.mark.parametrize("content", [b"garbage =", b"\xff"])
+def test_a_damaged_configuration_does_not_continue_a_run_unchecked(content, here, capsys):
+    run = finished(here, capsys)
+    (run / "config.toml").write_bytes(content)
+    code, err = fails(capsys, "train", "r.toml", "--out", "run", "--resume")
+    assert (code, "config.toml: cannot be read" in err) == (1, True), err
+    assert (run / "config.toml").read_bytes() == content
+
+
+def test_damaged_checkpoints_are_named_and_the_run_is_not_started_over(here, capsys):
+    run = finished(here, capsys)
+    rows = (run / "metrics.jsonl").read_bytes()
+    for file in (run / "checkpoints").rglob("*.safetensors"):
+        file.write_bytes(b"x")
+    code, err = fails(capsys, "train", "r.toml", "--out", "run", "--resume")
+    assert (code, "no checkpoint is usable" in err) == (1, True), err
+    assert (run / "metrics.jsonl").read_bytes() == rows
+
+
+def test_a_checkpoint_of_another_version_is_refused(here, capsys):
+    run = finished(here, capsys)
+    step, tensors, meta, _ = checkpoint.load_latest(run / "checkpoints")
+    meta["state"]["of_the_future"] = meta["state"].pop("position")
+    checkpoint.save(run / "checkpoints", step, tensors, meta, keep=1)
+    code, err = fails(capsys, "train", "r.toml", "--out", "run", "--resume")
+    assert (code, "not of this version of trew" in err) == (1, True), err
+
+
+def test_a_report_survives_files_that_are_not_what_they_were(here, capsys):
+    run = finished(here, capsys)
+    for name, content in {
+        "metrics.jsonl": b'garbage\n{"step": 1, "reward": "high", "loss": [1]}\n{"step": -5, "reward": 1e400}\n',
+        "config.toml": b"\xff=",
+        "summary.json": b'{"before": 3, "accuracy_before": "x", "accuracy_after": {"mean": "y"}}',
+    }.items():
+        (run / name).write_bytes(content)
+    for file in (run / "rollouts").iterdir():
+        file.write_bytes(b"zzz")
+    assert fails(capsys, "report", "run") == (0, "")
+    assert "1 lines are incomplete or no metrics rows" in (run / "report.html").read_text()
+
+
+def test_rewards_without_any_verdict_train_nothing_and_say_so(here, capsys):
+    """All None: no accuracy, no reward, no update, and no crash on the way to the tables."""
+    (here / "silent.py").write_text("def f(completions, **_): return [None] * len(completions)\n")
+    with pytest.raises(SystemExit) as left:
+        main(["demo", "--model", "model", "--out", "run", "--set", "steps=2", "eval.size=4", "rollout.prompts=2",
+              "learner.minibatch_prompts=0", f"rewards=[{{name='{here}/silent.py:f'}}]"])  # fmt: skip
+    said = capsys.readouterr()
+    assert left.value.code == 0, said.err
+    assert "no verdicts" in said.out
+    assert "No completion got a verdict" in said.out
+    rows = [json.loads(line) for line in (here / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [row.get("policy_version") for row in rows if "reward" in row] == [0, 0]
+    assert all(row["reward"] is None for row in rows if "reward" in row)
