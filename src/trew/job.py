@@ -108,7 +108,7 @@ def restore(job: Job, run: Run) -> None:
     job.learner.load_state(tensors, meta["learner"])
     job.engine.policy_version = job.learner.policy_version
     job.state = State(**meta["state"])
-    run.rewind(step)
+    run.rewind(step, evaluated=job.state.evaluated == step)
     job.display.line(f"note: continuing after step {step}")
 
 

@@ -9,6 +9,7 @@ measure    evaluation on the held-out prompts
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import time
@@ -53,12 +54,14 @@ def train(
         Run.open(config.out, resume=resume, overwrite=overwrite) as run,
         Interrupts() as interrupts,
         warnings.catch_warnings(),
+        contextlib.ExitStack() as ending,
     ):
         warnings.showwarning = lambda message, *_, **__: display.warn(str(message))
         if run.resumed:
             refuse_changes(run, config)
         run.write_config(dumps(config))
         outside = Trackers(config.track.to, folder=run.folder, config=to_table(config), warn=display.warn)
+        ending.callback(outside.close)  # however the run ends
         job = build(plan, display, interrupts)
         display.line(headline(job))
         for note in (*plan.notes, *run.messages):
@@ -70,7 +73,6 @@ def train(
         summary = summarize(job, after)
         run.write_summary(summary)
         write_report([run.folder], run.folder / "report.html")
-        outside.close()
         display.before_after(job.state.before or {}, after)
         return summary
 

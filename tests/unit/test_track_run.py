@@ -305,6 +305,19 @@ def test_rewind_leaves_no_trace_of_what_is_done_again(tmp_path):
     assert sum("row of step" in m for m in dropped) == 2
 
 
+def test_an_evaluation_that_the_checkpoint_does_not_know_of_is_taken_out_too(tmp_path):
+    with Run.open(tmp_path / "r") as run:
+        for row in ({"step": 2, "reward": 1}, {"step": 2, "eval_accuracy": 0.5}, {"step": 0, "eval_accuracy": 0.1}):
+            run.log(row)
+        run.write_rollouts(2, [scored()])
+        run.write_eval(2, [scored()])
+        assert run.rewind(2) == []
+        assert len(run.rewind(2, evaluated=False)) == 2
+    assert [sorted(row) for row in rows(tmp_path / "r")] == [["reward", "step"], ["eval_accuracy", "step"]]
+    assert list((tmp_path / "r" / "evals").iterdir()) == []
+    assert [p.name for p in (tmp_path / "r" / "rollouts").iterdir()] == ["000002.parquet"]
+
+
 def test_rewind_of_a_complete_run_changes_nothing(tmp_path):
     with Run.open(tmp_path / "r") as run:
         run.log({"step": 1})

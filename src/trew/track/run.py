@@ -195,17 +195,18 @@ class Run:
         with contextlib.suppress(OSError):
             _append(self.folder / "events.log", f"{stamp} {line}\n".encode("utf-8", "replace"))
 
-    def rewind(self, step: int) -> list[str]:
+    def rewind(self, step: int, *, evaluated: bool = True) -> list[str]:
         """Takes everything after ``step`` out of the folder, so that a resumed run leaves no trace of what is done
         again: metric rows, a partial last line, rollouts, evaluations, the summary. Returns what was dropped.
 
-        ``step`` = -1 empties them.
+        ``step`` = -1 empties them. ``evaluated``: whether an evaluation of the weights after ``step`` stays; False
+        where the checkpoint does not know of it, so that it is made again.
         """
-        messages = self._rewind_metrics(step)
+        messages = self._rewind_metrics(step, evaluated)
         with storage(self.folder):
             for kind in ("rollouts", "evals"):
                 for path in sorted((self.folder / kind).glob("*.parquet")):
-                    if path.stem.isdecimal() and int(path.stem) > step:
+                    if path.stem.isdecimal() and int(path.stem) > step - (kind == "evals" and not evaluated):
                         path.unlink()
                         messages.append(f"{kind}/{path.name}: dropped, it is from after step {step}")
             if messages or step < 0:
@@ -214,7 +215,7 @@ class Run:
             self.event(message)
         return messages
 
-    def _rewind_metrics(self, step: int) -> list[str]:
+    def _rewind_metrics(self, step: int, evaluated: bool) -> list[str]:
         path = self.folder / "metrics.jsonl"
         try:
             lines = path.read_bytes().split(b"\n")
@@ -229,6 +230,8 @@ class Run:
                 messages.append(f"metrics.jsonl: line {number} is not a metrics row and was dropped")
             elif row["step"] > step:
                 messages.append(f"metrics.jsonl: a row of step {row['step']} was dropped, it is from after step {step}")
+            elif row["step"] == step and "eval_accuracy" in row and not evaluated:
+                messages.append(f"metrics.jsonl: the evaluation after step {step} was dropped, it is made again")
             else:
                 kept.append(line + b"\n")
         if messages:
