@@ -47,10 +47,10 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def visible(text: str) -> str:
-    """Text that may quote models, data and user code, for a terminal: what is not printable becomes an escape.
+    r"""Text that may quote models, data and user code, for a terminal: what is not printable becomes an escape.
 
     >>> visible("caf\u00e9 \x1b[31m")
-    'caf\u00e9 \\x1b[31m'
+    'café \\x1b[31m'
     """
     return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)
 
