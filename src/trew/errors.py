@@ -69,6 +69,20 @@ class NumericsError(TrewError):
     """A loss, gradient or log-probability that is not finite; the step was not applied."""
 
 
+class Problems(list[str]):
+    """A list of problems to be told together: ``attempt`` adds those of an action instead of letting it stop."""
+
+    def attempt(self, action: Callable[[], T]) -> T | None:
+        """The action's result; None when it raised one of our errors, whose message is kept."""
+        try:
+            return action()
+        except ConfigError as error:
+            self.extend(error.problems)
+        except TrewError as error:
+            self.append(str(error))
+        return None
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
     """`` (did you mean 'x'?)`` for the closest of ``known``, or an empty string when nothing is close.
 

@@ -120,7 +120,7 @@ FREE = (
     "threads",
     "rollout.batch",
     "learner.microbatch_tokens",
-    "eval.",
+    "eval.every",
     "checkpoint.",
     "track.",
 )

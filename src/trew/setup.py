@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from . import models
 from .config import Config, RewardConfig, validate
 from .config import load as read_recipe
 from .data import Dataset, apply_overlong, load_task
-from .errors import ConfigError, ModelError, TrewError
+from .errors import ConfigError, ModelError, Problems
 from .eval import correct_by
 from .eval.evaluate import Correct
 from .objective import Objective, preset
 from .rewards import RewardSet
 from .rollout.chat import Renderer
 from .types import Prompt
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -46,23 +44,14 @@ def plan(config: Config, *, found: Sequence[str] = ()) -> Plan:
     ``found`` are problems that are known already (of the run folder, say): they are reported together with the rest.
     """
     told = {p.partition(":")[0] for p in found}
-    problems = [*found, *(p for p in validate(config) if p.partition(":")[0] not in told)]
+    problems = Problems([*found, *(p for p in validate(config) if p.partition(":")[0] not in told)])
 
-    def attempt(action: Callable[[], T]) -> T | None:
-        try:
-            return action()
-        except ConfigError as error:
-            problems.extend(error.problems)
-        except TrewError as error:
-            problems.append(str(error))
-        return None
-
-    objective = attempt(lambda: preset(config.objective.preset, **config.objective.args))
+    objective = problems.attempt(lambda: preset(config.objective.preset, **config.objective.args))
     known_device = not any(p.startswith("device:") for p in problems)
-    device = attempt(lambda: models.resolve_device(config.device)) if known_device else None
+    device = problems.attempt(lambda: models.resolve_device(config.device)) if known_device else None
     bad_model = models.check(config.model, tokenizer=config.tokenizer, chat_template=config.chat_template)
     problems += bad_model if config.model else []
-    data = attempt(lambda: load_task(config.data, eval_size=config.eval.size, seed=config.seed))
+    data = problems.attempt(lambda: load_task(config.data, eval_size=config.eval.size, seed=config.seed))
     specs: tuple[RewardConfig, ...] = config.rewards or (data.default_rewards if data else ())
     specs = tuple(spec for spec in specs if spec.name)  # one without a name is a known problem
     if data and not specs:
@@ -70,12 +59,12 @@ def plan(config: Config, *, found: Sequence[str] = ()) -> Plan:
             "rewards: none given and the data name none of their own; add a [[rewards]] table with a built-in name "
             "or path/to/file.py:function"
         )
-    rewards = attempt(lambda: RewardSet.from_config(specs)) if specs else None
+    rewards = problems.attempt(lambda: RewardSet.from_config(specs)) if specs else None
     if rewards and config.eval.correct_reward and config.eval.correct_reward not in rewards.names:
         problems.append(f"eval.correct_reward: got {config.eval.correct_reward!r}, accepts {', '.join(rewards.names)}")
     tokenizer = None
     if not bad_model:
-        tokenizer = attempt(
+        tokenizer = problems.attempt(
             lambda: models.load_tokenizer(config.model, tokenizer=config.tokenizer, chat_template=config.chat_template)
         )
     if tokenizer is None or data is None or rewards is None or objective is None or device is None:
@@ -88,7 +77,7 @@ def plan(config: Config, *, found: Sequence[str] = ()) -> Plan:
     notes = list(data.notes)
     train, eval_ = list(data.train), data.eval
     if not problems:
-        fitted = attempt(lambda: _fit(config, data, renderer))
+        fitted = problems.attempt(lambda: _fit(config, data, renderer))
         if fitted:
             train, eval_, more = fitted
             notes += more
@@ -99,7 +88,7 @@ def plan(config: Config, *, found: Sequence[str] = ()) -> Plan:
                 )
     longest = max((len(renderer.encode(p)) for p in [*train, *eval_]), default=0) if not problems else 0
     if not problems:
-        limit = attempt(lambda: models.positions(config.model))
+        limit = problems.attempt(lambda: models.positions(config.model))
         problems += length_problems(_most_tokens(config), longest=longest, limit=limit)
     if problems:
         raise ConfigError(problems)

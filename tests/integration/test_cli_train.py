@@ -219,6 +219,8 @@ def test_resuming_another_run_is_refused_with_the_differences(recipe, tmp_path):
     cli("train", recipe, "--out", "a", "--set", "steps=1", cwd=tmp_path)
     out = cli("train", recipe, "--out", "a", "--resume", "--set", "learner.lr=1e-4", "steps=2", cwd=tmp_path, code=2)
     assert "learner.lr: the run was started with 0.001, now it is 0.0001" in out
+    out = cli("train", recipe, "--out", "a", "--resume", "--set", "eval.temperature=1.0", cwd=tmp_path, code=2)
+    assert "eval.temperature: the run was started with 0.0, now it is 1.0" in out
     more = cli("train", recipe, "--out", "a", "--resume", "--set", "steps=2", cwd=tmp_path)
     assert "continuing after step 1" in more
     assert [r["step"] for r in training_rows(tmp_path / "a")] == [1, 2]

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
 from ..config import Config, apply_overrides, load, parse, validate
-from ..errors import ConfigError, TrewError
+from ..errors import ConfigError, Problems
 
 if TYPE_CHECKING:
     from ..display import Display
@@ -21,8 +20,6 @@ if TYPE_CHECKING:
     from ..rewards import RewardSet
     from ..rollout import Renderer
     from ..types import Prompt
-
-T = TypeVar("T")
 
 
 def eval(
@@ -122,7 +119,7 @@ def prepare(config: Config, *, files: tuple[Path | None, ...] = ()) -> Ready:
     from ..rewards import RewardSet
     from ..rollout import Renderer
 
-    problems = validate(config)
+    problems = Problems(validate(config))
     for file in files:
         if file is not None and file.is_dir():
             problems.append(f"{file}: cannot be written: is a folder; choose another file")
@@ -131,29 +128,20 @@ def prepare(config: Config, *, files: tuple[Path | None, ...] = ()) -> Ready:
         elif file is not None and not os.access(file.parent, os.W_OK):
             problems.append(f"{file}: cannot be written: no permission in {file.parent}; choose another file")
 
-    def attempt(action: Callable[[], T]) -> T | None:
-        try:
-            return action()
-        except ConfigError as error:
-            problems.extend(error.problems)
-        except TrewError as error:
-            problems.append(str(error))
-        return None
-
     c = config
-    device = attempt(lambda: models.resolve_device(c.device))
+    device = problems.attempt(lambda: models.resolve_device(c.device))
     bad_model = models.check(c.model, tokenizer=c.tokenizer, chat_template=c.chat_template)
     problems += bad_model
-    data = attempt(lambda: load_eval(c.data, size=c.eval.size, seed=c.seed))
+    data = problems.attempt(lambda: load_eval(c.data, size=c.eval.size, seed=c.seed))
     specs = c.rewards or (data[1] if data else ())
     if data and not specs:
         problems.append("rewards: none given and the data name none of their own; give a --recipe with [[rewards]]")
-    rewards = attempt(lambda: RewardSet.from_config(specs)) if specs else None
+    rewards = problems.attempt(lambda: RewardSet.from_config(specs)) if specs else None
     if rewards and c.eval.correct_reward and c.eval.correct_reward not in rewards.names:
         problems.append(f"eval.correct_reward: got {c.eval.correct_reward!r}, accepts {', '.join(rewards.names)}")
     tokenizer = None
     if not bad_model:
-        tokenizer = attempt(
+        tokenizer = problems.attempt(
             lambda: models.load_tokenizer(c.model, tokenizer=c.tokenizer, chat_template=c.chat_template)
         )
     if device is None or data is None or rewards is None or tokenizer is None:
@@ -162,7 +150,7 @@ def prepare(config: Config, *, files: tuple[Path | None, ...] = ()) -> Ready:
     renderer = Renderer(tokenizer, stop=c.rollout.stop)
     problems += renderer.check(prompts)
     problems += rewards.check_golds(prompts)
-    fitted = None if problems else attempt(lambda: _fit(c, prompts, renderer))
+    fitted = None if problems else problems.attempt(lambda: _fit(c, prompts, renderer))
     if problems or fitted is None:
         raise ConfigError(problems)
     prompts, notes = fitted[0], [*notes, *fitted[1]]
