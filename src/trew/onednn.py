@@ -1,4 +1,5 @@
-"""Linear layers through oneDNN on CPUs: the same products as torch's own path, which is slower on many of them.
+"""Linear layers through oneDNN on CPUs: the same products as torch's own path, faster on some machines
+(`benchmarks/linear.py` measures it).
 
 ``packed_linears`` is for generation: weights laid out once for the few rows of many decoding steps, where torch would
 repack them in every call. ``linears`` is for training: forward and both backward products. ``linear = "plain"`` in a

@@ -147,7 +147,7 @@ def test_format_refuses_templates(template: object) -> None:
     ],
 )
 def test_soft_overlong(length: int, value: float) -> None:
-    """algorithms.md §6.5, DAPO eq. 13."""
+    """DAPO, arXiv 2503.14476, eq. 13."""
     args = {"max_completion_len": 20480, "soft_punish_cache": 4096}
     assert soft_overlong(length, **args) == value
     assert grade("soft_overlong", "text", length=length, **args).score == value
