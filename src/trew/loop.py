@@ -111,16 +111,24 @@ def one_step(job: Job, run: Run, outside: Trackers, bar: Bar) -> None:
     run.write_rollouts(step, seen, advantages=[advantages.get(g.group.prompt.uid, nothing) for g in seen])
     outside.log(step, row)
     job.display.step(row)
-    state.silent = state.silent + 1 if row["zero_signal_share"] == 1 else 0
+    state.silent = state.silent + 1 if teaches_nothing(kept, row) else 0
     if state.silent and state.silent % SILENT_STEPS == 0:
+        cause = "the completions of every group scored the same"
+        if job.plan.objective.dynamic_sampling:
+            at = config.eval.correct_at
+            cause = f"no group had both correct and wrong completions (correct is eval.correct_at = {at:g} or more)"
         job.display.warn(
-            f"{state.silent} steps in a row in which the completions of every group scored the same: nothing is being "
-            "learned. Check the reward (trew rewards test), or try easier prompts, more completions per prompt, a "
-            "higher temperature"
+            f"{state.silent} steps in a row in which {cause}: nothing is being learned. Check the reward (trew rewards "
+            "test), or try easier prompts, more completions per prompt, a higher temperature"
         )
     if config.track.samples_every and (step % config.track.samples_every == 0 or step == 1):
         job.display.samples(seen[-1:])
     bar.advance()
+
+
+def teaches_nothing(kept: list[ScoredGroup], row: dict[str, Any]) -> bool:
+    """Whether no group of a step carries a signal, or dynamic sampling kept none."""
+    return not kept or row["zero_signal_share"] == 1
 
 
 def evaluation_due(job: Job) -> bool:
