@@ -14,8 +14,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..errors import ConfigError
-from .advantage import Coupling
 from .batch import Denominators, TokenBatch
+from .piece import Coupling, Piece
+from .segments import dense_ids, segment_sum
 
 
 def sequence_mean_token_mean(
@@ -26,62 +27,114 @@ def sequence_mean_token_mean(
     >>> sequence_mean_token_mean(torch.tensor([2, 1]), sequence_ids=torch.tensor([0, 0, 1]), sequences=2).tolist()
     [0.25, 0.25, 0.5]
     """
-    return 1.0 / (sequences * lengths[sequence_ids].clamp(min=1).to(torch.float64))
+    return 1.0 / (max(sequences, 1) * lengths[sequence_ids].clamp(min=1).to(torch.float64))
 
 
 @runtime_checkable
-class Aggregate(Protocol):
-    """One share per token."""
-
-    couples: ClassVar[Coupling]
+class Aggregate(Piece, Protocol):
+    """One share per token, from a whole step or whole groups of it."""
 
     def __call__(self, batch: TokenBatch, *, denominators: Denominators) -> Tensor: ...
 
-    def equation(self) -> str: ...
+
+def _everywhere(batch: TokenBatch, share: float) -> Tensor:
+    return torch.full(batch.mask.shape, share, dtype=torch.float64, device=batch.mask.device)
 
 
-@dataclass(frozen=True, slots=True)
-class SequenceMeanTokenMean:
+@dataclass(frozen=True)
+class SequenceMeanTokenMean(Aggregate):
     """:func:`sequence_mean_token_mean` as a value."""
 
     couples: ClassVar[Coupling] = "sequence"
 
     def __call__(self, batch: TokenBatch, *, denominators: Denominators) -> Tensor:
-        share = sequence_mean_token_mean(
-            batch.lengths, sequence_ids=batch.sequence_ids, sequences=max(denominators.sequences, 1)
+        return sequence_mean_token_mean(
+            batch.lengths, sequence_ids=batch.sequence_ids, sequences=denominators.sequences
         )
-        return share.to(batch.logprobs.dtype)
 
     def equation(self) -> str:
         return "share_t = 1 / (n T_i)      n sequences and T_i tokens"
 
 
-@dataclass(frozen=True, slots=True)
-class TokenMean:
-    """share_t = 1 / N over the step's N loss tokens: DAPO, arXiv 2503.14476 §3.3."""
-
-    couples: ClassVar[Coupling] = "token"
+@dataclass(frozen=True)
+class SequenceMeanTokenSum(Aggregate):
+    """share_t = 1 / n: the mean over sequences of each one's token sum, the exact policy gradient of a sequence."""
 
     def __call__(self, batch: TokenBatch, *, denominators: Denominators) -> Tensor:
-        return torch.full_like(batch.logprobs.detach(), 1.0 / max(denominators.tokens, 1))
+        return _everywhere(batch, 1.0 / max(denominators.sequences, 1))
+
+    def equation(self) -> str:
+        return "share_t = 1 / n      n sequences"
+
+
+@dataclass(frozen=True)
+class TokenMean(Aggregate):
+    """share_t = 1 / N over the step's N loss tokens: DAPO, arXiv 2503.14476 §3.3."""
+
+    def __call__(self, batch: TokenBatch, *, denominators: Denominators) -> Tensor:
+        return _everywhere(batch, 1.0 / max(denominators.tokens, 1))
 
     def equation(self) -> str:
         return "share_t = 1 / N      N loss tokens in the step"
 
 
-@dataclass(frozen=True, slots=True)
-class Constant:
-    """share_t = 1 / (n L), L the longest completion allowed: Dr. GRPO's code, arXiv 2503.20783 Listing 1."""
+@dataclass(frozen=True)
+class LocalTokenMean(Aggregate):
+    """The mean over micro-batches of each one's token mean, share_t = 1 / (B N_b): what TRL calls "bnpo".
 
-    couples: ClassVar[Coupling] = "token"
+    The B micro-batches are a part of the objective here: blocks of ``microbatch`` consecutive sequences (those without
+    loss tokens do not count), however the step is really computed. One per block is the sequence mean of token means,
+    all in one block the token mean.
+    """
+
+    microbatch: int = 8
+    couples: ClassVar[Coupling] = "batch"
+
+    def __post_init__(self) -> None:
+        if self.microbatch < 1:
+            raise ValueError(f"microbatch: got {self.microbatch!r}, accepts a whole number of at least 1")
+
+    def __call__(self, batch: TokenBatch, *, denominators: Denominators) -> Tensor:
+        lengths = batch.lengths
+        rank = ((lengths > 0).cumsum(0) - 1).clamp(min=0)
+        block = torch.div(rank, self.microbatch, rounding_mode="floor")
+        tokens = segment_sum(lengths.to(torch.float64), ids=block, size=batch.size)[block]
+        blocks = -(-max(denominators.sequences, 1) // self.microbatch)
+        return (1.0 / (blocks * tokens.clamp(min=1)))[batch.sequence_ids]
+
+    def equation(self) -> str:
+        return (
+            f"share_t = 1 / (B N_b)      B blocks of {self.microbatch} sequence{'s' * (self.microbatch > 1)}, N_b loss "
+            "tokens in the token's own"
+        )
+
+
+@dataclass(frozen=True)
+class PromptMeanTokenMean(Aggregate):
+    """share_t = 1 / (P N_g): the mean over the P prompts of the token mean of each one's completions: ScaleRL,
+    arXiv 2510.13786; the formula of the DAPO paper read literally."""
+
+    couples: ClassVar[Coupling] = "group"
+
+    def __call__(self, batch: TokenBatch, *, denominators: Denominators) -> Tensor:
+        ids, size = dense_ids(batch.group_ids)
+        tokens = segment_sum(batch.lengths.to(torch.float64), ids=ids, size=size)[ids]
+        return (1.0 / (max(denominators.groups, 1) * tokens.clamp(min=1)))[batch.sequence_ids]
+
+    def equation(self) -> str:
+        return "share_t = 1 / (P N_g)      P prompts, N_g loss tokens of the prompt's completions"
+
+
+@dataclass(frozen=True)
+class Constant(Aggregate):
+    """share_t = 1 / (n L), L the longest completion allowed: Dr. GRPO's code, arXiv 2503.20783 Listing 1."""
 
     def __call__(self, batch: TokenBatch, *, denominators: Denominators) -> Tensor:
         if denominators.max_length is None:
             raise ConfigError(
                 "max_length: got None; this objective divides by the longest completion allowed: pass max_length"
             )
-        share = 1.0 / (max(denominators.sequences, 1) * denominators.max_length)
-        return torch.full_like(batch.logprobs.detach(), share)
+        return _everywhere(batch, 1.0 / (max(denominators.sequences, 1) * denominators.max_length))
 
     def equation(self) -> str:
         return "share_t = 1 / (n L)      n sequences, L = longest completion allowed"

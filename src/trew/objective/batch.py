@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,36 +16,75 @@ from ..errors import DataError
 from .segments import segment_count
 
 PER_TOKEN = ("logprobs", "mask", "sequence_ids", "advantages", "old_logprobs", "rollout_logprobs", "ref_logprobs",
-             "entropies")  # fmt: skip
-PER_SEQUENCE = ("group_ids", "rewards", "correct", "truncated")
+             "entropies", "shares")  # fmt: skip
+PER_SEQUENCE = ("group_ids", "rewards", "correct", "truncated", "baselines")
 
 
 @dataclass(frozen=True, slots=True)
 class Denominators:
     """What a whole optimizer step divides by: fixed once, over all its micro-batches and ranks.
 
-    ``sequences`` counts the sequences that have at least one loss token: one without any carries no gradient, and
-    would only shrink everybody else's.
+    Sequences and groups count if they have at least one loss token: one without any carries no gradient, and would
+    only shrink everybody else's.
     """
 
     sequences: int
     tokens: int
     max_length: int | None = None
+    groups: int = 0
 
     @staticmethod
     def of(batch: TokenBatch) -> Denominators:
         """The denominators if ``batch`` is the whole step."""
         lengths = batch.lengths
-        return Denominators(int((lengths > 0).sum()), int(lengths.sum()), batch.max_length)
+        groups = torch.unique(batch.group_ids[lengths > 0])
+        return Denominators(int((lengths > 0).sum()), int(lengths.sum()), batch.max_length, len(groups))
+
+
+@dataclass(frozen=True, eq=False)
+class Steps:
+    """Rewards of M steps: step m belongs to a sequence and ends with the ``ends[m]``-th of its tokens in the stream
+    (0: before the first)."""
+
+    values: Float[Tensor, "M"]
+    sequence_ids: Int[Tensor, "M"]
+    ends: Int[Tensor, "M"]
+
+    @staticmethod
+    def of(steps: Sequence[Sequence[tuple[int, float]]], *, mask: Bool[Tensor, "B T"]) -> Steps:
+        """From (end, value) lists, ``end`` a number of columns; tokens outside the mask are not in the stream."""
+        rows, width = mask.shape
+        if len(steps) != rows:
+            raise DataError(f"step_rewards: got {len(steps)} lists, accepts {rows}, one per sequence")
+        flat = [(row, end, value) for row, ends in enumerate(steps) for end, value in ends]
+        for row, end, value in flat:
+            if not 1 <= end <= width:
+                raise DataError(f"step_rewards: sequence {row} has a step that ends at {end}, accepts 1 to {width}")
+            if not math.isfinite(value):
+                raise DataError(f"step_rewards: sequence {row} has the value {value}, accepts finite numbers")
+        device = mask.device
+        sequences = torch.tensor([row for row, _, _ in flat], dtype=torch.int64, device=device)
+        columns = torch.tensor([end for _, end, _ in flat], dtype=torch.int64, device=device)
+        values = torch.tensor([value for _, _, value in flat], dtype=torch.float64, device=device)
+        return Steps(values, sequences, mask.cumsum(dim=1)[sequences, columns - 1])
+
+    def select(self, position: Int[Tensor, "S"]) -> Steps:
+        """The steps of the sequences whose new number in ``position`` is not negative."""
+        new = position[self.sequence_ids]
+        return Steps(self.values[new >= 0], new[new >= 0], self.ends[new >= 0])
 
 
 @dataclass(frozen=True, eq=False)
 class TokenBatch:
     """N completion tokens of S sequences, in sequence order, and what is known about them.
 
-    Only ``logprobs`` (the policy being trained) carries a gradient; all log-probabilities are of the sampled token, in
-    nats. ``mask`` is True where a token carries loss. ``rewards`` may hold NaN (does not apply): such a sequence takes
-    no part in its group's statistics and carries no loss. ``old_logprobs`` defaults to ``logprobs.detach()``.
+    Only ``logprobs`` (the policy being trained) carries a gradient, and ``entropies`` where an entropy bonus is to be
+    trained. All log-probabilities are of the sampled token, in nats. ``mask`` is True where a token carries loss.
+    ``rewards`` may hold NaN (does not apply): such a sequence takes no part in its group's statistics and carries no
+    loss. ``old_logprobs`` defaults to ``logprobs.detach()``, ``correct`` to a total reward above 0. ``baselines``
+    is the reward of the greedy answer to each sequence's prompt.
+
+    ``advantages``, ``denominators``, ``shares`` and ``mean_entropy`` (of the step) are what ``Objective.prepare`` adds.
     """
 
     logprobs: Float[Tensor, "N"]
@@ -56,16 +97,51 @@ class TokenBatch:
     rollout_logprobs: Float[Tensor, "N"] | None = None
     ref_logprobs: Float[Tensor, "N"] | None = None
     entropies: Float[Tensor, "N"] | None = None
+    step_rewards: Steps | None = None
     correct: Bool[Tensor, "S"] | None = None
     truncated: Bool[Tensor, "S"] | None = None
+    baselines: Float[Tensor, "S"] | None = None
+    reward_weights: Float[Tensor, "K"] | None = None
     max_length: int | None = None
     denominators: Denominators | None = None
+    shares: Float[Tensor, "N"] | None = None
+    mean_entropy: float | None = None
     padded_mask: Bool[Tensor, "B T"] | None = None
+
+    @property
+    def size(self) -> int:
+        """How many sequences there are, S."""
+        return len(self.group_ids)
 
     @property
     def lengths(self) -> Int[Tensor, "S"]:
         """Loss tokens of each sequence, T_i."""
-        return segment_count(self.mask, ids=self.sequence_ids, size=len(self.group_ids))
+        return segment_count(self.mask, ids=self.sequence_ids, size=self.size)
+
+    @property
+    def policy(self) -> Float[Tensor, "N"]:
+        """log pi without gradient."""
+        return self.logprobs.detach()
+
+    @property
+    def old(self) -> Float[Tensor, "N"]:
+        """log pi_old; the policy's own where it has not moved since the rollout."""
+        return self.policy if self.old_logprobs is None else self.old_logprobs
+
+    @property
+    def total_rewards(self) -> Float[Tensor, "S"]:
+        """The weighted sum of the rewards that apply, in float64; NaN where none does."""
+        assert self.rewards is not None
+        rewards = self.rewards.to(torch.float64)
+        if rewards.dim() == 1:
+            return rewards
+        weighted = rewards if self.reward_weights is None else rewards * self.reward_weights.to(rewards)
+        return torch.where(rewards.isnan().all(dim=1), torch.nan, weighted.nansum(dim=1))
+
+    @property
+    def is_correct(self) -> Bool[Tensor, "S"]:
+        """``correct``, or else whether the total reward is above 0."""
+        return self.total_rewards > 0 if self.correct is None else self.correct
 
     def replace(self, **fields: Any) -> TokenBatch:
         """A copy with some fields exchanged."""
@@ -73,13 +149,15 @@ class TokenBatch:
 
     def select(self, sequences: Int[Tensor, "M"]) -> TokenBatch:
         """The batch of these whole sequences only, renumbered in the given order; denominators stay the step's."""
-        position = torch.full((len(self.group_ids),), -1, dtype=torch.int64, device=self.mask.device)
+        position = torch.full((self.size,), -1, dtype=torch.int64, device=self.mask.device)
         position[sequences] = torch.arange(len(sequences), device=self.mask.device)
         new_ids = position[self.sequence_ids]
         keep = (new_ids >= 0).nonzero().squeeze(1)
         order = keep[torch.argsort(new_ids[keep], stable=True)]
         fields = {k: v[order] for k in PER_TOKEN if (v := getattr(self, k)) is not None}
         fields |= {k: v[sequences] for k in PER_SEQUENCE if (v := getattr(self, k)) is not None}
+        if self.step_rewards is not None:
+            fields["step_rewards"] = self.step_rewards.select(position)
         return self.replace(**(fields | {"sequence_ids": new_ids[order], "padded_mask": None}))
 
     def unpack(self, values: Float[Tensor, "N"]) -> Float[Tensor, "..."]:
@@ -103,16 +181,20 @@ class TokenBatch:
         rollout_logprobs: Tensor | None = None,
         ref_logprobs: Tensor | None = None,
         entropies: Tensor | None = None,
+        step_rewards: Sequence[Sequence[tuple[int, float]]] | None = None,
         correct: Tensor | None = None,
         truncated: Tensor | None = None,
+        baselines: Tensor | None = None,
+        reward_weights: Tensor | None = None,
         max_length: int | None = None,
         denominators: Denominators | None = None,
     ) -> TokenBatch:
         """Packs ordinary padded (B, T) tensors: the way in from any other trainer.
 
-        ``rewards`` is (B,) or (B, K), NaN where a reward does not apply; ``advantages`` (B,) or (B, T) may be given
-        instead. What stands outside ``mask`` is never read. Raises DataError when shapes do not fit or when neither
-        rewards nor advantages are given.
+        ``rewards`` is (B,) or (B, K), NaN where a reward does not apply; ``advantages`` (B,) or (B, T), final ones, may
+        be given instead; ``step_rewards`` lists (end, value) for each sequence, ``end`` the number of columns up to and
+        with the step's last token. What stands outside ``mask`` is never read. Raises DataError when shapes do not fit
+        or when there is nothing to make advantages from.
 
         >>> l = torch.tensor([[-1., -2.], [-3., 0.]]); m = torch.tensor([[True, True], [True, False]])
         >>> batch = TokenBatch.from_padded(logprobs=l, mask=m, rewards=torch.tensor([1., 0.]),
@@ -126,13 +208,18 @@ class TokenBatch:
                      "ref_logprobs": ref_logprobs, "entropies": entropies}  # fmt: skip
         for name, value in per_token.items():
             _expect(name, value, [(rows, width)])
-        for name, value in {"group_ids": group_ids, "correct": correct, "truncated": truncated}.items():
+        per_row = {"group_ids": group_ids, "correct": correct, "truncated": truncated, "baselines": baselines}
+        for name, value in per_row.items():
             _expect(name, value, [(rows,)])
         _expect("advantages", advantages, [(rows,), (rows, width)])
+        columns = rewards.shape[1] if rewards is not None and rewards.dim() == 2 else 0
         if rewards is not None and (rewards.dim() not in (1, 2) or rewards.shape[0] != rows):
             raise DataError(f"rewards: got shape {tuple(rewards.shape)}, accepts ({rows},) or ({rows}, K)")
-        if rewards is None and advantages is None:
-            raise DataError("rewards: got None; give rewards (B,) or (B, K), or advantages (B,) or (B, T)")
+        _expect("reward_weights", reward_weights, [(columns,)])
+        if rewards is None and advantages is None and step_rewards is None:
+            raise DataError(
+                "rewards: got None; give rewards (B,) or (B, K), or advantages (B,) or (B, T), or step_rewards"
+            )
         if advantages is not None:
             wide = advantages if advantages.dim() == 2 else advantages[:, None].expand(rows, width)
             advantages = wide.to(logprobs.dtype)[mask]
@@ -141,19 +228,25 @@ class TokenBatch:
         def pack(value: Tensor | None) -> Tensor | None:
             return None if value is None else value[mask]
 
+        def real(value: Tensor | None) -> Tensor | None:
+            return value if value is None or value.is_floating_point() else value.to(torch.float32)
+
         return cls(
             logprobs=logprobs[mask],
             mask=torch.ones(len(sequence_ids), dtype=torch.bool, device=logprobs.device),
             sequence_ids=sequence_ids,
             group_ids=group_ids.to(torch.int64),
-            rewards=rewards if rewards is None or rewards.is_floating_point() else rewards.to(torch.float32),
+            rewards=real(rewards),
             advantages=advantages,
             old_logprobs=pack(old_logprobs),
             rollout_logprobs=pack(rollout_logprobs),
             ref_logprobs=pack(ref_logprobs),
             entropies=pack(entropies),
+            step_rewards=None if step_rewards is None else Steps.of(step_rewards, mask=mask),
             correct=correct if correct is None else correct.to(torch.bool),
             truncated=truncated if truncated is None else truncated.to(torch.bool),
+            baselines=real(baselines),
+            reward_weights=real(reward_weights),
             max_length=max_length,
             denominators=denominators,
             padded_mask=mask,

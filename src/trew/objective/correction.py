@@ -1,54 +1,172 @@
-"""Train-rollout mismatch: a factor c for tokens whose sampler disagrees with the trainer."""
+"""Train-rollout mismatch: a factor c for tokens whose sampler disagrees with the trainer.
+
+With kappa_t = pi_old(y_t) / mu(y_t), mu the sampler's own numbers for the same weights, or for older ones.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import ClassVar, Protocol, runtime_checkable
 
-from jaxtyping import Float
+import torch
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ..errors import DataError
-from .advantage import Coupling
 from .batch import TokenBatch
-from .ratio import token_ratio
+from .piece import Coupling, Piece, one_of, positive
+from .ratio import bounded_exp, geometric_ratio, product_ratio, token_ratio
+from .segments import segment_mean
 
 
 def truncated_importance(
-    old_logprobs: Float[Tensor, "N"], *, rollout_logprobs: Float[Tensor, "N"], cap: float = 2.0
+    old_logprobs: Float[Tensor, "N"], *, rollout_logprobs: Float[Tensor, "N"], low: float = 0.0, high: float = 2.0
 ) -> Float[Tensor, "N"]:
-    """c_t = min(pi_old(y_t) / mu(y_t), cap), mu the sampler: token-level TIS (Yao et al. 2025).
+    """c_t = clip(kappa_t, low, high): token-level TIS (Yao et al. 2025).
 
-    >>> import torch
     >>> truncated_importance(torch.tensor([0., -1.]), rollout_logprobs=torch.tensor([-1., -1.])).tolist()
     [2.0, 1.0]
     """
-    return token_ratio(old_logprobs, anchor_logprobs=rollout_logprobs).clamp(max=cap)
+    return token_ratio(old_logprobs, anchor_logprobs=rollout_logprobs).clamp(low, high)
+
+
+def off_policy_sequences(
+    logprobs: Float[Tensor, "N"],
+    *,
+    behaviour_logprobs: Float[Tensor, "N"],
+    advantages: Float[Tensor, "N"],
+    mask: Bool[Tensor, "N"],
+    sequence_ids: Int[Tensor, "N"],
+    size: int,
+    delta: float = 0.5,
+) -> Bool[Tensor, "N"]:
+    """False where A < 0 and mean_t log(behaviour / pi) > delta in nats: the off-policy sequence mask of DeepSeek-V3.2,
+    arXiv 2512.02556. Wrong answers that the policy has already left behind teach nothing any more.
+
+    >>> l, b = torch.tensor([-3., -3., -3.]), torch.tensor([-1., -1., -1.])
+    >>> off_policy_sequences(l, behaviour_logprobs=b, advantages=torch.tensor([-1., -1., 1.]), size=2,
+    ...     mask=torch.tensor([True, True, True]), sequence_ids=torch.tensor([0, 0, 1])).tolist()
+    [False, False, True]
+    """
+    drift = segment_mean(behaviour_logprobs - logprobs.detach(), mask=mask, ids=sequence_ids, size=size)
+    return ~((advantages < 0) & (drift > delta)[sequence_ids])
 
 
 @runtime_checkable
-class Correction(Protocol):
+class Correction(Piece, Protocol):
     """One detached factor per token."""
-
-    couples: ClassVar[Coupling]
 
     def __call__(self, batch: TokenBatch) -> Tensor: ...
 
-    def equation(self) -> str: ...
+    @property
+    def mismatch(self) -> bool:
+        """Whether it corrects for kappa, which a ratio anchored on the sampler has in it already."""
+        return True
 
 
-@dataclass(frozen=True, slots=True)
-class TruncatedImportance:
-    """:func:`truncated_importance` as a value."""
+def _kappa(batch: TokenBatch, level: str) -> Tensor:
+    assert batch.rollout_logprobs is not None
+    log_kappa = batch.old - batch.rollout_logprobs
+    if level == "token":
+        return bounded_exp(log_kappa)
+    ratio = product_ratio if level == "sequence" else geometric_ratio
+    return ratio(log_kappa, mask=batch.mask, ids=batch.sequence_ids, size=batch.size)
 
-    cap: float = 2.0
-    couples: ClassVar[Coupling] = "token"
+
+@dataclass(frozen=True)
+class _Bounded(Correction):
+    low: float = 0.0
+    high: float = 2.0
+    level: str = "token"
+    couples: ClassVar[Coupling] = "sequence"
+
+    def __post_init__(self) -> None:
+        one_of(("token", "sequence"), level=self.level)
+        if not 0 <= self.low < self.high:
+            raise ValueError(
+                f"correction_low, correction_high: got {self.low!r} and {self.high!r}, accepts 0 <= low < high"
+            )
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return ("rollout_logprobs",)
+
+    @property
+    def _shown(self) -> str:
+        return "kappa_t" if self.level == "token" else "prod_t kappa_t"
+
+
+@dataclass(frozen=True)
+class TruncatedImportance(_Bounded):
+    """c = clip(kappa, low, high), of the token (:func:`truncated_importance`) or of the sequence's product: TIS."""
 
     def __call__(self, batch: TokenBatch) -> Tensor:
-        if batch.rollout_logprobs is None:
-            raise DataError("rollout_logprobs: got None; a mismatch correction needs the sampler's log-probabilities")
-        old = batch.logprobs.detach() if batch.old_logprobs is None else batch.old_logprobs
-        return truncated_importance(old, rollout_logprobs=batch.rollout_logprobs, cap=self.cap)
+        return _kappa(batch, self.level).clamp(self.low, self.high)
 
     def equation(self) -> str:
-        return f"c_t = min(pi_old(y_t) / mu(y_t), {self.cap:g})"
+        clipped = (
+            f"clip({self._shown}, {self.low:g}, {self.high:g})" if self.low else f"min({self._shown}, {self.high:g})"
+        )
+        return f"c_t = {clipped}      kappa_t = pi_old(y_t) / mu(y_t)"
+
+
+@dataclass(frozen=True)
+class MaskedImportance(_Bounded):
+    """c = kappa where low <= kappa <= high, else 0, of the token or of the sequence's product: MIS. Per token within
+    [0.5, 5] it is IcePop, arXiv 2510.18855."""
+
+    high: float = 3.0
+    level: str = "sequence"
+
+    def __call__(self, batch: TokenBatch) -> Tensor:
+        kappa = _kappa(batch, self.level)
+        return torch.where((kappa >= self.low) & (kappa <= self.high), kappa, 0.0)
+
+    def equation(self) -> str:
+        k = self._shown
+        return f"c_t = {k} if {self.low:g} <= {k} <= {self.high:g}, else 0      kappa_t = pi_old(y_t) / mu(y_t)"
+
+
+@dataclass(frozen=True)
+class GeometricMask(_Bounded):
+    """c_t = kappa_t where the geometric mean of the sequence's kappa is within [low, high], else 0: Geo-RS."""
+
+    low: float = 0.999
+    high: float = 1.002
+
+    def __call__(self, batch: TokenBatch) -> Tensor:
+        mean = _kappa(batch, "geometric")
+        return torch.where((mean >= self.low) & (mean <= self.high), _kappa(batch, "token"), 0.0)
+
+    def equation(self) -> str:
+        return (
+            f"c_t = kappa_t if {self.low:g} <= geometric mean of kappa <= {self.high:g}, else 0      "
+            "kappa_t = pi_old(y_t) / mu(y_t)"
+        )
+
+
+@dataclass(frozen=True)
+class OffPolicySequenceMask(Correction):
+    """:func:`off_policy_sequences` as a value: against the sampler's log-probs where given, else the old policy's."""
+
+    delta: float = 0.5
+    couples: ClassVar[Coupling] = "sequence"
+
+    def __post_init__(self) -> None:
+        positive(delta=self.delta)
+
+    @property
+    def mismatch(self) -> bool:
+        return False
+
+    def __call__(self, batch: TokenBatch) -> Tensor:
+        assert batch.advantages is not None
+        kept = off_policy_sequences(
+            batch.logprobs,
+            behaviour_logprobs=batch.old if batch.rollout_logprobs is None else batch.rollout_logprobs,
+            advantages=batch.advantages, mask=batch.mask, sequence_ids=batch.sequence_ids, size=batch.size,
+            delta=self.delta,
+        )  # fmt: skip
+        return kept.to(batch.policy.dtype)
+
+    def equation(self) -> str:
+        return f"c_t = 0 if A < 0 and mean_t log(mu / pi) > {self.delta:g}, else 1"

@@ -1,4 +1,4 @@
-"""KL to the reference policy, from the sampled token alone.
+"""Divergence from another policy, from the sampled token alone: the reference's KL, and pulls towards the rollout's.
 
 With d = log pi - log pi_ref at the sampled token. As a term of the loss, what counts is its derivative by log pi.
 """
@@ -6,26 +6,37 @@ With d = log pi - log pi_ref at the sampled token. As a term of the loss, what c
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from .advantage import Coupling
-from .ratio import LOG_RATIO_LIMIT
+from .batch import TokenBatch
+from .piece import Coupling, Piece, not_negative, one_of
+from .ratio import LOG_RATIO_LIMIT, bounded_exp, log_ratio
+from .segments import segment_sum
+
+ESTIMATORS = ("k1", "k2", "k3", "k3-corrected")
+PLACES = ("loss", "reward", "to-go")
+
+
+def _difference(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
+    return (logprobs.detach() - ref_logprobs).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
 
 
 def kl_value(
     logprobs: Float[Tensor, "N"], *, ref_logprobs: Float[Tensor, "N"], estimator: str = "k3"
 ) -> Float[Tensor, "N"]:
-    """k1 = d; k2 = d^2 / 2; k3 = exp(-d) - 1 + d. No gradient.
+    """k1 = d; k2 = d^2 / 2; k3 = exp(-d) - 1 + d (Schulman 2020). No gradient.
+
+    Over samples of pi, k1 and k3 are unbiased for KL(pi || pi_ref); k2 is not, but close where d is small.
 
     >>> half, quarter = torch.tensor([0.5]).log(), torch.tensor([0.25]).log()
     >>> [round(kl_value(half, ref_logprobs=quarter, estimator=k).item(), 6) for k in ("k1", "k2", "k3")]
     [0.693147, 0.240227, 0.193147]
     """
-    d = (logprobs.detach() - ref_logprobs).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    d = _difference(logprobs, ref_logprobs)
     if estimator == "k1":
         return d
     if estimator == "k2":
@@ -45,7 +56,7 @@ def kl_derivative(
     >>> kl_derivative(half, ref_logprobs=quarter).item()
     0.5
     """
-    d = (logprobs.detach() - ref_logprobs).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    d = _difference(logprobs, ref_logprobs)
     if estimator == "k1":
         return torch.ones_like(d)
     if estimator == "k2":
@@ -53,26 +64,124 @@ def kl_derivative(
     return -torch.expm1(-d)
 
 
-@dataclass(frozen=True, slots=True)
-class KLInLoss:
-    """+ beta sum_t share_t kl_t in the loss."""
+@runtime_checkable
+class Divergence(Piece, Protocol):
+    """A term of the loss beside the surrogate: share_t value_t, with its derivative by log pi_t."""
+
+    @property
+    def active(self) -> bool:
+        return True
+
+    def value(self, batch: TokenBatch) -> Tensor: ...
+
+    def derivative(self, batch: TokenBatch) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class KL(Divergence):
+    """beta times a KL estimate, against the reference policy (``anchor`` "ref") or the sampler ("rollout").
+
+    ``place`` says where it acts:
+      "loss"    + beta share_t kl_t, differentiated;
+      "reward"  R_i - beta sum_t kl_t before the baseline, under the policy that sampled, not differentiated;
+      "to-go"   A_t - beta sum_(s >= t) kl_s after baseline and scale: each token answers for what follows it.
+    ``k3-corrected`` is r k3 with r = pi / pi_behaviour differentiated: derivative r d, the gradient of KL(pi || pi_ref)
+    also off-policy (DeepSeek-V3.2, arXiv 2512.02556). ``behaviour`` is the policy that sampled, "old" or "rollout".
+    """
 
     beta: float = 0.0
     estimator: str = "k3"
-    couples: ClassVar[Coupling] = "token"
+    place: str = "loss"
+    anchor: str = "ref"
+    behaviour: str = "old"
 
     def __post_init__(self) -> None:
-        if not (self.beta >= 0 and self.beta != float("inf")):
+        if not 0 <= self.beta < float("inf"):
             raise ValueError(f"beta: got {self.beta!r}, accepts 0 (no reference model) or more")
-        if self.estimator not in ("k1", "k2", "k3"):
-            raise ValueError(f"kl: got {self.estimator!r}, accepts 'k1', 'k2' or 'k3'")
+        one_of(ESTIMATORS, kl=self.estimator)
+        one_of(PLACES, kl_place=self.place)
+        one_of(("ref", "rollout"), anchor=self.anchor)
+        one_of(("old", "rollout"), behaviour=self.behaviour)
+        if self.estimator == "k3-corrected" and self.place != "loss":
+            raise ValueError(
+                f"kl: got 'k3-corrected' with kl_place = {self.place!r}, accepts k1, k2 or k3 there: it differs from "
+                "k3 by its gradient alone, and there it has none"
+            )
 
-    def value(self, logprobs: Tensor, *, ref_logprobs: Tensor) -> Tensor:
-        return kl_value(logprobs, ref_logprobs=ref_logprobs, estimator=self.estimator)
+    @property
+    def active(self) -> bool:
+        return self.beta > 0
 
-    def derivative(self, logprobs: Tensor, *, ref_logprobs: Tensor) -> Tensor:
-        return kl_derivative(logprobs, ref_logprobs=ref_logprobs, estimator=self.estimator)
+    @property
+    def needs(self) -> tuple[str, ...]:
+        anchor = "ref_logprobs" if self.anchor == "ref" else "rollout_logprobs"
+        corrected = self.estimator == "k3-corrected" and self.behaviour == "rollout"
+        # What acts on the reward is the KL of the policy that sampled: trainer-side, before any update.
+        return (anchor, *(("rollout_logprobs",) if corrected else ()))
+
+    def _anchor(self, batch: TokenBatch) -> Tensor:
+        anchor = batch.ref_logprobs if self.anchor == "ref" else batch.rollout_logprobs
+        assert anchor is not None
+        return anchor
+
+    def _correction(self, batch: TokenBatch) -> Tensor | float:
+        if self.estimator != "k3-corrected":
+            return 1.0
+        return bounded_exp(log_ratio(batch, anchor=self.behaviour))
+
+    def value(self, batch: TokenBatch) -> Tensor:
+        k = kl_value(batch.logprobs, ref_logprobs=self._anchor(batch), estimator=self.estimator)
+        return self.beta * self._correction(batch) * k
+
+    def derivative(self, batch: TokenBatch) -> Tensor:
+        estimator = "k2" if self.estimator == "k3-corrected" else self.estimator
+        d = kl_derivative(batch.logprobs, ref_logprobs=self._anchor(batch), estimator=estimator)
+        return self.beta * self._correction(batch) * d
+
+    def of_rollout(self, batch: TokenBatch) -> Tensor:
+        """beta kl_t of the policy that sampled: what the places "reward" and "to-go" take off."""
+        k = kl_value(batch.old, ref_logprobs=self._anchor(batch), estimator=self.estimator)
+        return self.beta * torch.where(batch.mask, k, 0.0)
 
     def equation(self) -> str:
-        kl = {"k1": "log(pi / pi_ref)", "k2": "log(pi / pi_ref)^2 / 2", "k3": "pi_ref / pi - 1 - log(pi_ref / pi)"}
-        return f"+ {self.beta:g} share_t kl_t in the loss      kl_t = {kl[self.estimator]}  ({self.estimator})"
+        ref = "pi_ref" if self.anchor == "ref" else "mu"
+        kl = {"k1": f"log(pi / {ref})", "k2": f"log(pi / {ref})^2 / 2", "k3": f"{ref} / pi - 1 - log({ref} / pi)"}
+        shown = f"kl_t = {kl[self.estimator[:2]]}  ({self.estimator})"
+        if self.estimator == "k3-corrected":
+            behaviour = "pi_old" if self.behaviour == "old" else "mu"
+            shown = f"kl_t = (pi / {behaviour}) ({kl['k3']})  (k3, importance-corrected)"
+        where = {
+            "loss": f"+ {self.beta:g} share_t kl_t in the loss",
+            "reward": f"R_i <- R_i - {self.beta:g} sum_t kl_t",
+            "to-go": f"A_t <- A_t - {self.beta:g} sum_(s >= t) kl_s",
+        }
+        return f"{where[self.place]}      {shown}"
+
+
+@dataclass(frozen=True)
+class SequenceSquare(Divergence):
+    """+ tau/2 share (log pi(y_i) / pi_old(y_i))^2, once per sequence: the mirror descent of Kimi k1.5, arXiv 2501.12599
+    eq. 3. Its derivative by each log pi_t is tau Z_i, Z_i = sum_t log(pi / pi_old)."""
+
+    tau: float = 0.1
+    couples: ClassVar[Coupling] = "sequence"
+
+    def __post_init__(self) -> None:
+        not_negative(tau=self.tau)
+
+    @property
+    def active(self) -> bool:
+        return self.tau > 0
+
+    def _total(self, batch: TokenBatch) -> Tensor:
+        log_r = torch.where(batch.mask, log_ratio(batch), 0.0)
+        return segment_sum(log_r, ids=batch.sequence_ids, size=batch.size)[batch.sequence_ids]
+
+    def value(self, batch: TokenBatch) -> Tensor:
+        return self.tau / 2 * self._total(batch) ** 2 / batch.lengths[batch.sequence_ids].clamp(min=1)
+
+    def derivative(self, batch: TokenBatch) -> Tensor:
+        return self.tau * self._total(batch)
+
+    def equation(self) -> str:
+        return f"+ {self.tau / 2:g} share Z_i^2 in the loss, once per sequence      Z_i = sum_t log(pi / pi_old)"

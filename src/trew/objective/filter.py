@@ -1,4 +1,4 @@
-"""Which sequences carry loss at all."""
+"""What carries loss: ``Keep`` picks sequences before the advantages, ``Prune`` after them, ``Select`` picks tokens."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ from dataclasses import dataclass
 from typing import ClassVar, Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Bool
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ..errors import DataError
-from .advantage import Coupling
 from .batch import TokenBatch
-from .segments import dense_ids, has_signal, segment_count
+from .piece import Coupling, Piece, share_of
+from .segments import dense_ids, has_signal, segment_count, segment_starts
 
 
 def mixed_groups(batch: TokenBatch) -> Bool[Tensor, "S"]:
@@ -22,38 +21,92 @@ def mixed_groups(batch: TokenBatch) -> Bool[Tensor, "S"]:
     Without ``correct``, by whether the rewards differ.
     """
     if batch.correct is None:
-        assert batch.rewards is not None
-        return has_signal(total_reward(batch.rewards), group_ids=batch.group_ids)
+        return uneven_groups(batch)
     ids, size = dense_ids(batch.group_ids)
-    known = torch.ones_like(batch.correct) if batch.rewards is None else ~total_reward(batch.rewards).isnan()
+    known = torch.ones_like(batch.correct) if batch.rewards is None else ~batch.total_rewards.isnan()
     right = segment_count(batch.correct & known, ids=ids, size=size)
     count = segment_count(known, ids=ids, size=size)
     return ((right > 0) & (right < count))[ids]
 
 
-def total_reward(rewards: Tensor) -> Tensor:
-    """(S,) from (S,) or (S, K): the sum of the rewards that apply, NaN where none does."""
-    if rewards.dim() == 1:
-        return rewards
-    return torch.where(rewards.isnan().all(dim=1), torch.nan, rewards.nansum(dim=1))
+def uneven_groups(batch: TokenBatch) -> Bool[Tensor, "S"]:
+    """True for sequences of groups whose rewards differ; without rewards, whose given advantages are not all 0."""
+    if batch.rewards is not None:
+        return has_signal(batch.total_rewards, group_ids=batch.group_ids)
+    assert batch.advantages is not None
+    ids, size = dense_ids(batch.group_ids)
+    moved = (batch.advantages != 0) & batch.mask
+    return (segment_count(moved, ids=ids[batch.sequence_ids], size=size) > 0)[ids]
+
+
+def largest_in_group(values: Float[Tensor, "S"], *, group_ids: Int[Tensor, "S"], keep: float) -> Bool[Tensor, "S"]:
+    """True for the ceil(keep G) largest ``values`` of each group; the first come first where they are equal. NaN values
+    are not of the group.
+
+    >>> v, ids = torch.tensor([.1, .9, .5, .5]), torch.tensor([0, 0, 0, 0])
+    >>> largest_in_group(v, group_ids=ids, keep=0.5).tolist()
+    [False, True, True, False]
+    """
+    ids, size = dense_ids(group_ids)
+    known = ~values.isnan()
+    order = torch.argsort(torch.where(known, values, -torch.inf), descending=True, stable=True)
+    order = order[torch.argsort(ids[order], stable=True)]  # by group, and within one by value
+    rank = torch.empty_like(ids)
+    rank[order] = torch.arange(len(ids), device=ids.device) - segment_starts(ids[order], size=size)[ids[order]]
+    count = segment_count(known, ids=ids, size=size)
+    return known & (rank < torch.ceil(keep * count - 1e-9)[ids])
+
+
+def high_entropy(entropies: Float[Tensor, "N"], *, mask: Bool[Tensor, "N"], share: float = 0.2) -> Bool[Tensor, "N"]:
+    """True for the tokens whose entropy reaches the (1 - share)-quantile of all of ``mask``, linearly interpolated:
+    the forking tokens of arXiv 2506.01939.
+
+    >>> h, m = torch.tensor([0., 1., 2., 3., 4., 9.]), torch.tensor([True] * 5 + [False])
+    >>> high_entropy(h, mask=m, share=0.25).tolist()
+    [False, False, False, True, True, False]
+    """
+    chosen = entropies[mask].sort().values
+    if not len(chosen):
+        return mask
+    # torch.quantile refuses more than 2^24 values.
+    rank = (1 - share) * (len(chosen) - 1)
+    low = min(int(rank), len(chosen) - 1)
+    high = min(low + 1, len(chosen) - 1)
+    threshold = torch.lerp(chosen[low], chosen[high], rank - low)
+    return mask & (entropies >= threshold)
 
 
 @runtime_checkable
-class Keep(Protocol):
-    """True for the sequences that stay."""
+class Keep(Piece, Protocol):
+    """True (S,) for the sequences that stay. The others leave statistics, mask and denominators."""
 
-    couples: ClassVar[Coupling]
+    couples: ClassVar[Coupling] = "group"
 
     def __call__(self, batch: TokenBatch) -> Tensor: ...
 
-    def equation(self) -> str: ...
 
-
-@dataclass(frozen=True, slots=True)
-class MixedGroups:
-    """:func:`mixed_groups` as a value; in training, groups that it drops are replaced by freshly sampled ones."""
+@runtime_checkable
+class Prune(Piece, Protocol):
+    """True (S,) for the sequences that carry loss. The others have taken part in the advantages, and leave the mask and
+    the denominators; ``advantages`` (S,) are the largest magnitudes of each one's tokens, NaN for those that take no
+    part."""
 
     couples: ClassVar[Coupling] = "group"
+
+    def __call__(self, advantages: Tensor, *, batch: TokenBatch) -> Tensor: ...
+
+
+@runtime_checkable
+class Select(Piece, Protocol):
+    """True (N,) for the tokens that are pushed. The others have advantage 0, given or not, and stay in the denominators
+    and under the divergence."""
+
+    def __call__(self, batch: TokenBatch) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class MixedGroups(Keep):
+    """:func:`mixed_groups` as a value; in training, groups that it drops are replaced by freshly sampled ones."""
 
     def __call__(self, batch: TokenBatch) -> Tensor:
         return mixed_groups(batch)
@@ -62,16 +115,69 @@ class MixedGroups:
         return "keep groups with 0 < #correct < G (dynamic sampling: others are replaced by fresh ones)"
 
 
-@dataclass(frozen=True, slots=True)
-class Finished:
-    """Drops completions that were cut off at the length limit: DAPO's overlong filtering."""
+@dataclass(frozen=True)
+class UnevenGroups(Keep):
+    """:func:`uneven_groups` as a value; the step is smaller by what it drops."""
+
+    def __call__(self, batch: TokenBatch) -> Tensor:
+        return uneven_groups(batch)
+
+    def equation(self) -> str:
+        return "keep groups whose rewards differ (the others leave the denominators)"
+
+
+@dataclass(frozen=True)
+class Finished(Prune):
+    """Completions that were cut off at the length limit carry no loss: DAPO's overlong filtering."""
 
     couples: ClassVar[Coupling] = "sequence"
 
-    def __call__(self, batch: TokenBatch) -> Tensor:
-        if batch.truncated is None:
-            raise DataError("truncated: got None; overlong filtering needs to know which completions were cut off")
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return ("truncated",)
+
+    def __call__(self, advantages: Tensor, *, batch: TokenBatch) -> Tensor:
+        assert batch.truncated is not None
         return ~batch.truncated
 
     def equation(self) -> str:
-        return "keep completions that ended by themselves (overlong filtering)"
+        return "only completions that ended by themselves carry loss (overlong filtering)"
+
+
+@dataclass(frozen=True)
+class LargestAdvantages(Prune):
+    """Only the G (1 - pruning) completions of a group with the largest |A| carry loss: CPPO, arXiv 2503.22342."""
+
+    pruning: float = 0.5
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.pruning < 1:
+            raise ValueError(f"pruning: got {self.pruning!r}, accepts 0 or more and less than 1")
+
+    def __call__(self, advantages: Tensor, *, batch: TokenBatch) -> Tensor:
+        return largest_in_group(advantages, group_ids=batch.group_ids, keep=1 - self.pruning)
+
+    def equation(self) -> str:
+        return f"only the {1 - self.pruning:.4g} G completions of a group with the largest |A| carry loss"
+
+
+@dataclass(frozen=True)
+class HighEntropyTokens(Select):
+    """:func:`high_entropy` as a value; ``TokenBatch.entropies`` are the rollout policy's."""
+
+    share: float = 0.2
+    couples: ClassVar[Coupling] = "batch"
+
+    def __post_init__(self) -> None:
+        share_of(share=self.share)
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return ("entropies",)
+
+    def __call__(self, batch: TokenBatch) -> Tensor:
+        assert batch.entropies is not None
+        return high_entropy(batch.entropies.detach(), mask=batch.mask, share=self.share)
+
+    def equation(self) -> str:
+        return f"A_t <- 0 but for the {self.share:.4g} of the step's tokens with the highest entropy"

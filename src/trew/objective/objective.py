@@ -1,70 +1,153 @@
 """``Objective``: an algorithm as a composition of independent choices, computing one coefficient per token.
 
-    C_t = share_t c_t w(r_t, A_t) r_t A_t  -  beta share_t d_t
+    C_t = share_t c_t w(r_t, A_t) r_t A_t  -  share_t d_t
     gradient of the loss = - sum_t C_t grad log pi_t
 
-Everything but log pi_t is detached. ``prepare`` looks at the whole optimizer step (rewards -> advantages and
-denominators); ``loss`` may then be called on any split of it into whole sequences: the gradients add up to the same.
+Everything but log pi_t is detached. ``prepare`` looks at the whole optimizer step (rewards -> advantages, denominators
+and shares); ``loss`` may then be called on any split of it into whole sequences: the gradients add up to the same.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ..errors import DataError
 from ..types import Metrics
-from .advantage import Advantage, Coupling
+from .adjust import Adjust
+from .advantage import Advantage, Given
 from .aggregate import Aggregate
 from .batch import Denominators, TokenBatch
 from .correction import Correction
-from .divergence import KLInLoss, kl_value
-from .filter import Keep, MixedGroups, total_reward
+from .divergence import KL, PLACES, Divergence
+from .entropy_bonus import EntropyBonus
+from .filter import Keep, MixedGroups, Prune, Select
+from .metrics import step_metrics, token_metrics
+from .piece import COUPLINGS, Coupling, Piece
 from .ratio import Ratio, TokenRatio
-from .segments import dense_ids, has_signal, segment_count
+from .segments import segment_mean, segment_sum, to_go
 from .shaping import Shape
-from .weight import Weight
+from .weight import LinearWeight, Weight
 
-_ORDER: tuple[Coupling, ...] = ("token", "sequence", "group", "batch")
+AXES = ("keep", "shape", "advantage", "adjust", "prune", "select", "ratio", "weight", "correction", "aggregate")
+"""An objective's choices in the order in which they act; ``divergence`` and ``entropy_bonus`` stand beside them."""
 
 
 @dataclass(frozen=True, eq=False)
 class LossOutput:
-    """What ``Objective.loss`` returns; ``advantages`` and ``coefficients`` have the batch's layout, (B, T) or (N,).
+    """What ``Objective.loss`` returns. Per-token values have the layout that the batch was made from, (B, T) or (N,).
 
-    ``loss`` has the surrogate's value (to be looked at) and the gradient ``-sum_t C_t grad log pi_t``;
-    ``coefficients`` is C_t with the share in it.
+    ``loss`` has the surrogate's value (to be looked at) and the gradient ``-sum_t C_t grad log pi_t``, and an entropy
+    bonus's where the objective has one. ``coefficients`` is C_t with the share in it. ``ratios`` and ``weights`` are
+    r_t and w_t.
     """
 
     loss: Float[Tensor, ""]
-    advantages: Tensor
-    coefficients: Tensor
-    metrics: Metrics
+    batch: TokenBatch
+    packed: dict[str, Tensor]
+    whole: bool
+
+    @property
+    def advantages(self) -> Tensor:
+        assert self.batch.advantages is not None
+        return self.batch.unpack(self.batch.advantages)
+
+    @property
+    def coefficients(self) -> Tensor:
+        return self.batch.unpack(self.packed["coefficients"])
+
+    @property
+    def ratios(self) -> Tensor:
+        return self.batch.unpack(self.packed["ratio"])
+
+    @property
+    def weights(self) -> Tensor:
+        return self.batch.unpack(self.packed["weight"])
+
+    @cached_property
+    def metrics(self) -> Metrics:
+        """(sum, count) by name: :func:`token_metrics`, and :func:`step_metrics` where this is a whole step."""
+        tokens = token_metrics(
+            self.batch, ratio=self.packed["ratio"], weight=self.packed["weight"],
+            correction=self.packed.get("correction"),
+        )  # fmt: skip
+        return {**tokens, **(step_metrics(self.batch) if self.whole else {})}
 
 
 @dataclass(frozen=True)
 class Objective:
-    """One algorithm of the family; a frozen value. ``dataclasses.replace`` exchanges single choices."""
+    """One algorithm of the family; a frozen value. ``replace`` exchanges single choices."""
 
     name: str
     advantage: Advantage
     weight: Weight
     aggregate: Aggregate
     ratio: Ratio = field(default_factory=TokenRatio)
-    divergence: KLInLoss = field(default_factory=KLInLoss)
-    correction: Correction | None = None
-    shape: tuple[Shape, ...] = ()
     keep: tuple[Keep, ...] = ()
+    shape: tuple[Shape, ...] = ()
+    adjust: tuple[Adjust, ...] = ()
+    prune: tuple[Prune, ...] = ()
+    select: tuple[Select, ...] = ()
+    correction: tuple[Correction, ...] = ()
+    divergence: tuple[Divergence, ...] = ()
+    entropy_bonus: EntropyBonus = field(default_factory=EntropyBonus)
+
+    def __post_init__(self) -> None:
+        if self.ratio.anchor == "rollout" and any(c.mismatch for c in self.correction):
+            raise ValueError(
+                f"correction: {self.name}'s ratio is measured against the sampler already, and a correction for the "
+                "same mismatch would count it twice; accepts 'none' or 'opsm' here"
+            )
+
+        for shape in self.shape if not self.advantage.reads_rewards else ():
+            raise ValueError(
+                f"overlong_cache: {self.name}'s advantages do not look at the reward's value, so that nothing can be "
+                f"added to it; accepts 0 here (got {shape.equation()})"
+            )
+        unread = ("reward",) if not self.advantage.reads_rewards else ()
+        unread = ("reward", "to-go") if isinstance(self.advantage, Given) else unread
+        for kl in self._in_advantage(*unread):
+            raise ValueError(
+                f"kl_place: got {kl.place!r}, but {self.name}'s advantages do not look at it; accepts "
+                f"{' or '.join(repr(place) for place in PLACES if place not in unread)} here"
+            )
+
+    def pieces(self) -> Iterator[tuple[str, Piece]]:
+        """(axis, choice) of all that act, in the order in which they do."""
+        for axis in (
+            "keep",
+            "shape",
+            "advantage",
+            "adjust",
+            "prune",
+            "select",
+            "ratio",
+            "weight",
+            "correction",
+            "aggregate",
+        ):
+            chosen = getattr(self, axis)
+            yield from ((axis, piece) for piece in (chosen if isinstance(chosen, tuple) else (chosen,)))
+        yield from (("divergence", term) for term in self.divergence if term.active)
+        if self.entropy_bonus.active:
+            yield "entropy", self.entropy_bonus
+
+    @property
+    def reference(self) -> KL:
+        """The KL term against the reference policy; one with beta = 0 where there is none."""
+        return next((t for t in self.divergence if isinstance(t, KL) and t.anchor == "ref"), KL())
 
     @property
     def beta(self) -> float:
-        """Coefficient of the KL term; a reference model is needed iff it is above 0."""
-        return self.divergence.beta
+        """Coefficient of the KL to the reference policy; a reference model is needed iff it is above 0."""
+        return self.reference.beta
 
     @property
     def dynamic_sampling(self) -> bool:
@@ -72,127 +155,175 @@ class Objective:
         return any(isinstance(k, MixedGroups) for k in self.keep)
 
     @property
+    def needs(self) -> tuple[str, ...]:
+        """The optional fields of ``TokenBatch`` that it cannot do without, each once."""
+        return tuple(dict.fromkeys(name for _, piece in self.pieces() for name in piece.needs))
+
+    @property
     def couples(self) -> Coupling:
         """The least set of tokens that ``loss`` must see together once ``prepare`` has seen the whole step."""
-        pieces: list[Any] = [self.ratio, self.weight, self.aggregate, self.divergence]
-        pieces += [self.correction] if self.correction else []
-        return max((p.couples for p in pieces), key=_ORDER.index)
+        pieces: list[Piece] = [self.ratio, self.weight, *self.correction, *self._in_loss()]
+        return COUPLINGS[max(COUPLINGS.index(p.couples) for p in pieces)]
 
     def prepare(self, batch: TokenBatch) -> TokenBatch:
-        """Fills in advantages and denominators from the whole step; ``logprobs`` are not looked at.
+        """Adds advantages, denominators and shares, from the whole step; the policy's ``logprobs`` are not looked at
+        (but where an objective asks for the old policy's, and ``old_logprobs`` is not given).
 
         Sequences that a filter drops, or whose reward is NaN, lose their mask and leave the denominators. Given
-        advantages and denominators are kept as they are.
+        advantages are final: neither shaped nor adjusted. Given denominators are kept.
         """
+        self._check(batch)
+        stays = torch.ones(batch.size, dtype=torch.bool, device=batch.mask.device)
+        if batch.rewards is not None:
+            stays &= ~batch.total_rewards.isnan()
+        for keep in self.keep:
+            stays &= keep(batch)
+        batch = batch.replace(mask=batch.mask & stays[batch.sequence_ids])
         advantages = batch.advantages
         if advantages is None:
-            if batch.rewards is None:
-                raise DataError("rewards: got None; give rewards or advantages")
-            if batch.rewards.isinf().any():
-                raise DataError("rewards: got inf; accepts finite numbers, and NaN for 'does not apply'")
-            rewards = total_reward(batch.rewards).to(torch.float64)
-            stays = ~rewards.isnan()
-            for keep in self.keep:
-                stays &= keep(batch)
-            for shape in self.shape:
-                rewards = shape(rewards, batch=batch)
-            per_sequence = self.advantage(torch.where(stays, rewards, torch.nan), group_ids=batch.group_ids)
-            batch = batch.replace(mask=batch.mask & stays[batch.sequence_ids])
-            advantages = per_sequence.to(batch.logprobs.dtype)[batch.sequence_ids]
-        denominators = batch.denominators or Denominators.of(batch)
-        return batch.replace(advantages=advantages * batch.mask, denominators=denominators)
+            advantages = self._advantages(batch, stays).to(batch.logprobs.dtype)
+        advantages = torch.where(batch.mask, advantages, 0.0)
+        if self.prune:
+            largest = torch.zeros(batch.size, dtype=advantages.dtype, device=advantages.device)
+            largest = largest.scatter_reduce(0, batch.sequence_ids, advantages.abs(), "amax")
+            largest = torch.where(stays, largest, torch.nan)
+            for prune in self.prune:
+                stays = stays & prune(largest, batch=batch)
+            mask = batch.mask & stays[batch.sequence_ids]
+            batch = batch.replace(mask=mask)
+            advantages = torch.where(mask, advantages, 0.0)
+        for select in self.select:
+            advantages = torch.where(select(batch), advantages, 0.0)
+        mean_entropy = None
+        if batch.entropies is not None:
+            one = torch.zeros_like(batch.sequence_ids)
+            mean_entropy = float(segment_mean(batch.entropies.detach(), mask=batch.mask, ids=one, size=1))
+        return self._share(batch.replace(advantages=advantages, mean_entropy=mean_entropy))
+
+    def as_step(self, batch: TokenBatch) -> TokenBatch:
+        """Some sequences of a prepared batch as an optimizer step of their own: new denominators and shares."""
+        assert batch.advantages is not None
+        return self._share(batch.replace(denominators=None))
+
+    def has_gradient(self, batch: TokenBatch) -> Bool[Tensor, "N"]:
+        """Of a prepared batch, the tokens that may have a gradient: False where none is possible, whatever the policy,
+        for want of an advantage, of a divergence in the loss, and of an entropy bonus that acts on this step."""
+        assert batch.advantages is not None
+        return batch.mask if self._in_loss() or self._bonus_acts(batch) else batch.mask & (batch.advantages != 0)
 
     def loss(self, batch: TokenBatch) -> LossOutput:
         """Loss, coefficients and metrics of a batch: of a whole step, or of some sequences of a prepared one."""
-        whole = batch.advantages is None
-        if whole or batch.denominators is None:
-            batch = self.prepare(batch)
-        assert batch.advantages is not None
-        assert batch.denominators is not None
-        advantages, mask = batch.advantages, batch.mask
-        if self.beta > 0 and batch.ref_logprobs is None:
-            raise DataError(
-                f"ref_logprobs: got None; beta = {self.beta:g} needs the reference policy's log-probabilities"
-            )
+        whole = batch.shares is None
+        batch = self.prepare(batch) if whole else batch
+        self._refuse_part(batch)
+        advantages, share, mask = batch.advantages, batch.shares, batch.mask
+        assert advantages is not None
+        assert share is not None
 
         ratio = self.ratio(batch)
-        weight = self.weight(ratio, advantages=advantages)
-        share = self.aggregate(batch, denominators=batch.denominators) * mask
-        scale = share if self.correction is None else share * self.correction(batch)
+        weight = self.weight(ratio, advantages=advantages, batch=batch)
+        surrogate = self.weight.surrogate(ratio, advantages=advantages, batch=batch)
+        if self.ratio.per_sequence and not isinstance(self.weight, LinearWeight):
+            surrogate = surrogate / batch.lengths[batch.sequence_ids].clamp(min=1)
+        packed = {"ratio": ratio, "weight": weight}
+        scale = share
+        for factor in self.correction:
+            c = factor(batch)
+            scale = scale * c
+            packed["correction"] = packed["correction"] * c if "correction" in packed else c
         coefficients = scale * weight * ratio * advantages
-        value = -(scale * self.weight.surrogate(ratio, advantages=advantages))
-        if self.beta > 0:
-            assert batch.ref_logprobs is not None
-            derivative = self.divergence.derivative(batch.logprobs, ref_logprobs=batch.ref_logprobs)
-            coefficients = coefficients - self.beta * share * derivative
-            value = value + self.beta * share * self.divergence.value(batch.logprobs, ref_logprobs=batch.ref_logprobs)
+        value = -scale * surrogate
+        for term in self._in_loss():
+            coefficients = coefficients - share * term.derivative(batch)
+            value = value + share * term.value(batch)
 
         # Where the mask is off nothing may leak, not even 0 * nan.
         coefficients = torch.where(mask, coefficients, 0.0).to(batch.logprobs.dtype)
         carrier = -(coefficients * torch.where(mask, batch.logprobs, 0.0)).sum()
         loss = torch.where(mask, value, 0.0).sum().to(carrier.dtype) + (carrier - carrier.detach())
-        metrics = {**token_metrics(batch, ratio=ratio, weight=weight), **(step_metrics(batch) if whole else {})}
-        return LossOutput(loss, batch.unpack(advantages), batch.unpack(coefficients), metrics)
+        if self._bonus_acts(batch):
+            loss = loss + self._bonus(batch)
+        seen = batch.replace(logprobs=batch.policy)  # does not keep the graph
+        return LossOutput(loss, seen, {**packed, "coefficients": coefficients}, whole)
 
     def equation(self) -> str:
         """All choices as text, one line each."""
-        lines = ["C_t = share_t w(r_t, A_t) r_t A_t" if self.correction is None else "C_t = share_t c_t w r_t A_t"]
-        if self.beta:
-            lines[0] += " - beta share_t d_t"
-        rows: list[tuple[str, Any]] = [("keep", k) for k in self.keep]
-        rows += [("shape", s) for s in self.shape]
-        rows += [("advantage", self.advantage), ("ratio", self.ratio), ("weight", self.weight)]
-        rows += [("correction", self.correction)] if self.correction else []
-        rows += [("aggregate", self.aggregate)]
-        rows += [("divergence", self.divergence)] if self.beta else []
-        return "\n".join(lines + [f"  {name:<10} {piece.equation()}" for name, piece in rows])
+        c = " c_t" if self.correction else ""
+        lines = [f"C_t = share_t{c} w(r_t, A_t) r_t A_t{' - share_t d_t' if self._in_loss() else ''}"]
+        return "\n".join(lines + [f"  {axis:<10} {piece.equation()}" for axis, piece in self.pieces()])
 
     def replace(self, **choices: Any) -> Objective:
         """A copy with some choices exchanged."""
         return dataclasses.replace(self, **choices)
 
+    def _in_loss(self) -> list[Divergence]:
+        return [t for t in self.divergence if t.active and not (isinstance(t, KL) and t.place != "loss")]
 
-def token_metrics(batch: TokenBatch, *, ratio: Tensor, weight: Tensor) -> Metrics:
-    """(sum, count) pairs over the loss tokens; they add up over any split of a step."""
-    mask, advantages = batch.mask, batch.advantages
-    assert advantages is not None
-    moved = (advantages != 0) & mask
-    count = float(mask.sum())
+    def _in_advantage(self, *places: str) -> list[KL]:
+        return [t for t in self.divergence if isinstance(t, KL) and t.active and t.place in places]
 
-    def total(values: Tensor, where: Tensor = mask) -> float:
-        return float(torch.where(where, values, 0.0).sum(dtype=torch.float64))
+    def _check(self, batch: TokenBatch) -> None:
+        """Raises DataError for what is missing or infinite."""
+        if batch.rewards is not None and batch.rewards.isinf().any():
+            raise DataError("rewards: got inf; accepts finite numbers, and NaN for 'does not apply'")
+        given = batch.advantages is not None  # then what leads to them is not run
+        for axis, piece in self.pieces():
+            acts_before = axis in ("shape", "advantage", "adjust") or piece in self._in_advantage("reward", "to-go")
+            if given and acts_before:
+                continue
+            for name in piece.needs:
+                if getattr(batch, name) is None:
+                    raise DataError(f"{name}: got None; {self.name} needs it for its {axis}: {piece.equation()}")
 
-    blocked = ((weight == 0) & moved).to(ratio.dtype)
-    out = {
-        "ratio": (total(ratio), count),
-        "weight": (total(weight, moved), float(moved.sum())),
-        "clip_share": (total(blocked), count),
-        "clip_share_high": (total(blocked * (ratio > 1)), count),
-        "clip_share_low": (total(blocked * (ratio < 1)), count),
-    }
-    logprobs = batch.logprobs.detach()
-    anchors = {"kl_old": batch.old_logprobs, "kl": batch.ref_logprobs, "kl_rollout": batch.rollout_logprobs}
-    for name, anchor in anchors.items():
-        if anchor is not None:
-            # Samples come from the anchor (old, rollout) or from the policy (reference): k3 in the matching direction.
-            first, second = (logprobs, anchor) if name == "kl" else (anchor, logprobs)
-            out[name] = (total(kl_value(first, ref_logprobs=second)), count)
-    if batch.entropies is not None:
-        out["entropy"] = (total(batch.entropies), count)
-    return out
+    def _advantages(self, batch: TokenBatch, stays: Bool[Tensor, "S"]) -> Float[Tensor, "N"]:
+        """Rewards -> shaped rewards -> advantages -> adjusted ones, per token, in float64."""
+        rewards = torch.zeros(batch.size, dtype=torch.float64, device=batch.mask.device)
+        if batch.rewards is not None:
+            rewards = batch.rewards.to(torch.float64) if self.advantage.per_reward else batch.total_rewards
+        terms = [shape(batch).to(torch.float64) for shape in self.shape]
+        for kl in self._in_advantage("reward"):
+            per_token = kl.of_rollout(batch).to(torch.float64)
+            terms.append(-segment_sum(per_token, ids=batch.sequence_ids, size=batch.size))
+        if self.advantage.per_reward:
+            columns = rewards[:, None] if rewards.dim() == 1 else rewards
+            rewards = torch.stack([*columns.unbind(1), *terms], dim=1)
+            rewards = torch.where(stays[:, None], rewards, torch.nan)
+        else:
+            rewards = torch.where(stays, sum(terms, rewards), torch.nan)
+        advantages = self.advantage(rewards, batch=batch)
+        advantages = advantages if self.advantage.per_token else advantages[batch.sequence_ids]
+        advantages = torch.where(batch.mask, advantages, 0.0)
+        for kl in self._in_advantage("to-go"):
+            advantages = advantages - to_go(kl.of_rollout(batch), ids=batch.sequence_ids, size=batch.size)
+        for adjust in self.adjust:
+            advantages = adjust(advantages, batch=batch)
+        return advantages
 
+    def _share(self, batch: TokenBatch) -> TokenBatch:
+        denominators = batch.denominators or Denominators.of(batch)
+        shares = self.aggregate(batch, denominators=denominators).to(batch.logprobs.dtype) * batch.mask
+        return batch.replace(denominators=denominators, shares=shares)
 
-def step_metrics(batch: TokenBatch) -> Metrics:
-    """(sum, count) pairs that need whole groups: computed once on the whole step."""
-    out: dict[str, tuple[float, float]] = {}
-    if batch.rewards is not None:
-        rewards = total_reward(batch.rewards)
-        known = ~rewards.isnan()
-        ids, size = dense_ids(batch.group_ids)
-        alive = segment_count(has_signal(rewards, group_ids=batch.group_ids), ids=ids, size=size) > 0
-        out["zero_signal_share"] = (float((~alive).sum()), float(size))
-        out["reward"] = (float(rewards.nansum()), float(known.sum()))
-        out["unscored_share"] = (float((~known).sum()), float(len(known)))
-    if batch.truncated is not None:
-        out["truncated_share"] = (float(batch.truncated.sum()), float(len(batch.truncated)))
-    return out
+    def _refuse_part(self, batch: TokenBatch) -> None:
+        """Raises DataError where a rule that looks at the whole batch is shown a part of it."""
+        assert batch.denominators is not None
+        if self.couples in ("group", "batch") and int(batch.mask.sum()) != batch.denominators.tokens:
+            raise DataError(
+                f"{self.name} looks at the whole step at once: got {int(batch.mask.sum())} of its "
+                f"{batch.denominators.tokens} loss tokens. Call loss on the whole step (log-probs without gradient "
+                "will do), and give each micro-batch the gradient of -(coefficients * logprobs).sum()"
+            )
+
+    def _bonus_acts(self, batch: TokenBatch) -> bool:
+        return batch.mean_entropy is not None and self.entropy_bonus.applies(batch.mean_entropy)
+
+    def _bonus(self, batch: TokenBatch) -> Tensor:
+        assert batch.entropies is not None
+        assert batch.shares is not None
+        if batch.logprobs.requires_grad and not batch.entropies.requires_grad:
+            raise DataError(
+                "entropies: got values without a gradient; an entropy bonus trains them: give those of the policy, "
+                "computed with a gradient from the same logits as logprobs"
+            )
+        entropies = torch.where(batch.mask, batch.entropies, 0.0)
+        return self.entropy_bonus.loss(entropies, shares=batch.shares)

@@ -1,4 +1,4 @@
-"""Sums and statistics over sequences and groups, NaN-aware where rewards may be missing."""
+"""Sums and statistics over sequences and groups; NaN-aware where rewards may be missing."""
 
 from __future__ import annotations
 
@@ -22,6 +22,53 @@ def segment_count(mask: Bool[Tensor, "N"], *, ids: Int[Tensor, "N"], size: int) 
     return zero.index_add_(0, ids, mask.to(torch.int64))
 
 
+def segment_mean(
+    values: Float[Tensor, "N"], *, mask: Bool[Tensor, "N"], ids: Int[Tensor, "N"], size: int
+) -> Float[Tensor, "size"]:
+    """Mean of ``values`` where ``mask`` by id, computed in float64; 0 where an id has none.
+
+    >>> m = torch.tensor([True, True, False])
+    >>> segment_mean(torch.tensor([1., 2., 9.]), mask=m, ids=torch.tensor([0, 0, 1]), size=2).tolist()
+    [1.5, 0.0]
+    """
+    total = segment_sum(torch.where(mask, values, 0.0).to(torch.float64), ids=ids, size=size)
+    return (total / segment_count(mask, ids=ids, size=size).clamp(min=1)).to(values.dtype)
+
+
+def segment_starts(ids: Int[Tensor, "N"], *, size: int) -> Int[Tensor, "size"]:
+    """Where each id's run begins in a stream that is sorted by id (N for ids without any token).
+
+    >>> segment_starts(torch.tensor([0, 0, 2]), size=3).tolist()
+    [0, 2, 2]
+    """
+    return torch.searchsorted(ids.contiguous(), torch.arange(size, device=ids.device))
+
+
+def positions(mask: Bool[Tensor, "N"], *, ids: Int[Tensor, "N"], size: int) -> Int[Tensor, "N"]:
+    """How many tokens of ``mask`` stand before each token in its own run.
+
+    >>> positions(torch.tensor([True, False, True, True]), ids=torch.tensor([0, 0, 0, 1]), size=2).tolist()
+    [0, 1, 1, 0]
+    """
+    if not len(ids):
+        return ids
+    before = mask.to(torch.int64).cumsum(0) - mask.to(torch.int64)
+    return before - before[segment_starts(ids, size=size).clamp(max=len(ids) - 1)][ids]
+
+
+def to_go(values: Float[Tensor, "N"], *, ids: Int[Tensor, "N"], size: int) -> Float[Tensor, "N"]:
+    """Sum of each token's value and all that follow it in its own run, in float64.
+
+    >>> to_go(torch.tensor([1., 2., 4.]), ids=torch.tensor([0, 0, 1]), size=2).tolist()
+    [3.0, 2.0, 4.0]
+    """
+    wide = values.to(torch.float64)
+    total = segment_sum(wide, ids=ids, size=size)
+    before = wide.cumsum(0) - wide
+    start = segment_starts(ids, size=size).clamp(max=max(len(ids) - 1, 0))
+    return total[ids] - (before - before[start][ids]) if len(ids) else wide
+
+
 def dense_ids(ids: Int[Tensor, "S"]) -> tuple[Int[Tensor, "S"], int]:
     """Renumbers arbitrary ids to 0 .. K-1; returns them and K.
 
@@ -39,9 +86,8 @@ def group_mean(rewards: Float[Tensor, "S"], *, group_ids: Int[Tensor, "S"]) -> F
     [0.5, 0.5, 0.5]
     """
     ids, size = dense_ids(group_ids)
-    known = ~rewards.isnan()
     total = segment_sum(rewards.nan_to_num(0.0), ids=ids, size=size)
-    return (total / segment_count(known, ids=ids, size=size))[ids]
+    return (total / segment_count(~rewards.isnan(), ids=ids, size=size))[ids]
 
 
 def group_std(rewards: Float[Tensor, "S"], *, group_ids: Int[Tensor, "S"], ddof: int = 1) -> Float[Tensor, "S"]:
@@ -77,3 +123,17 @@ def has_signal(rewards: Float[Tensor, "S"], *, group_ids: Int[Tensor, "S"]) -> B
     high = high.scatter_reduce(0, ids, torch.where(known, rewards, -torch.inf), "amax")
     tolerance = 1e-6 * torch.maximum(low.abs(), high.abs()).clamp(min=1e-6)
     return (high - low > tolerance)[ids]
+
+
+def standardize(
+    values: Float[Tensor, "M"], *, where: Bool[Tensor, "M"], ddof: int = 1, std_eps: float = 0.0
+) -> Float[Tensor, "M"]:
+    """(x - mean) / (std + std_eps) over the values at ``where``, one set; exactly 0 elsewhere and without spread.
+
+    >>> standardize(torch.tensor([1., 3., 9.]), where=torch.tensor([True, True, False]), ddof=0).tolist()
+    [-1.0, 1.0, 0.0]
+    """
+    one = torch.zeros(len(values), dtype=torch.int64, device=values.device)
+    chosen = torch.where(where, values, torch.nan)
+    scaled = (chosen - group_mean(chosen, group_ids=one)) / (group_std(chosen, group_ids=one, ddof=ddof) + std_eps)
+    return torch.where(where & has_signal(chosen, group_ids=one), scaled, 0.0).nan_to_num(0.0)

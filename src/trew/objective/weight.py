@@ -1,4 +1,4 @@
-"""The trust region: which part of a token's push is let through, as a weight w(r, A).
+"""The trust region: which part of a token's push is let through, as a weight w(r, A). The clip family.
 
 The coefficient of a token is ``w(r, A) r A``. w = 1 is plain importance-weighted policy gradient, w = 0 a clipped
 token. w is never differentiated: with a gradient through it the coefficient would be r A (w + r dw/dr), which has the
@@ -14,7 +14,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from .advantage import Coupling
+from .batch import TokenBatch
+from .piece import Coupling, Piece, positive
+from .ratio import log_ratio
+from .segments import segment_mean
 
 
 def clip_weight(
@@ -34,72 +37,80 @@ def clip_weight(
     return (~(too_high | too_low)).to(ratio.dtype)
 
 
-def triangular_weight(
+def dual_clip_weight(
     ratio: Float[Tensor, "N"],
     *,
     advantages: Float[Tensor, "N"],
     eps_low: float = 0.2,
-    eps_high: float = 0.28,
-    w0: float = 0.5,
-    w2: float = 0.5,
-    w_out: float = 0.0,
-    symmetric: bool = False,
+    eps_high: float = 0.2,
+    cap: float = 3.0,
 ) -> Float[Tensor, "N"]:
-    """A tent over the trust region (TRW-GRPO).
+    """:func:`clip_weight`, and w = 0 if A < 0 and r > cap, where the clipped surrogate is unbounded below.
 
-    up(r), for A > 0:    1 below 1, falls linearly to w2 at 1 + eps_high, then w_out;
-    down(r), for A < 0:  1 above 1, falls linearly to w0 at 1 - eps_low, then w_out.
-    ``symmetric`` applies both sides whatever the sign of A, which also damps moves back towards r = 1.
-    w0 = w2 = 1 with w_out = 0 is :func:`clip_weight` to the last bit.
+    Dual-clip PPO, arXiv 1912.09729 eq. 5. The two-sided clip of INTELLECT-2, arXiv 2505.07291, is the same with
+    delta for cap.
 
-    >>> r = torch.tensor([1.14, 1.3, 0.7]); a = torch.ones(3)
-    >>> [round(w, 4) for w in triangular_weight(r, advantages=a).tolist()]
-    [0.75, 0.0, 1.0]
+    >>> dual_clip_weight(torch.tensor([2., 3.5]), advantages=torch.tensor([-1., -1.])).tolist()
+    [1.0, 0.0]
     """
-    up = 1 - (1 - w2) * (ratio - 1).clamp(min=0) / eps_high
-    up = torch.where(ratio > 1 + eps_high, w_out, up)
-    down = 1 - (1 - w0) * (1 - ratio).clamp(min=0) / eps_low
-    down = torch.where(ratio < 1 - eps_low, w_out, down)
-    if symmetric:
-        return torch.where(ratio > 1, up, down)
-    return torch.where(advantages > 0, up, torch.where(advantages < 0, down, 1.0))
+    w = clip_weight(ratio, advantages=advantages, eps_low=eps_low, eps_high=eps_high)
+    return torch.where((advantages < 0) & (ratio > cap), 0.0, w)
 
 
 @runtime_checkable
-class Weight(Protocol):
-    """w(r, A) per token, and the value of the surrogate that it belongs to (for monitoring; it has no gradient)."""
+class Weight(Piece, Protocol):
+    """w(r, A) per token. ``surrogate`` is the value per token that the loss reports; it has no gradient."""
 
-    couples: ClassVar[Coupling]
+    def __call__(self, ratio: Tensor, *, advantages: Tensor, batch: TokenBatch) -> Tensor: ...
 
-    def __call__(self, ratio: Tensor, *, advantages: Tensor) -> Tensor: ...
-
-    def surrogate(self, ratio: Tensor, *, advantages: Tensor) -> Tensor: ...
-
-    def equation(self) -> str: ...
+    def surrogate(self, ratio: Tensor, *, advantages: Tensor, batch: TokenBatch) -> Tensor:
+        return self(ratio, advantages=advantages, batch=batch) * ratio * advantages
 
 
-def _check_range(eps_low: float, eps_high: float) -> None:
-    if not eps_low > 0:
-        raise ValueError(f"eps_low: got {eps_low!r}, accepts a number above 0")
-    if not eps_high > 0:
-        raise ValueError(f"eps_high: got {eps_high!r}, accepts a number above 0")
+@runtime_checkable
+class LinearWeight(Weight, Protocol):
+    """A weight whose surrogate is sg(w r) A log pi: linear in the log-probability, as its paper writes it."""
+
+    def surrogate(self, ratio: Tensor, *, advantages: Tensor, batch: TokenBatch) -> Tensor:
+        return self(ratio, advantages=advantages, batch=batch) * ratio * advantages * batch.policy
 
 
-@dataclass(frozen=True, slots=True)
-class Clip:
+@dataclass(frozen=True)
+class PolicyGradient(LinearWeight):
+    """w = 1 with the surrogate A log pi: REINFORCE, Williams 1992."""
+
+    def __call__(self, ratio: Tensor, *, advantages: Tensor, batch: TokenBatch) -> Tensor:
+        return torch.ones_like(ratio)
+
+    def equation(self) -> str:
+        return "w = 1"
+
+
+@dataclass(frozen=True)
+class Unclipped(Weight):
+    """w = 1 with the surrogate r A: importance-weighted policy gradient without a trust region."""
+
+    def __call__(self, ratio: Tensor, *, advantages: Tensor, batch: TokenBatch) -> Tensor:
+        return torch.ones_like(ratio)
+
+    def equation(self) -> str:
+        return "w = 1"
+
+
+@dataclass(frozen=True)
+class Clip(Weight):
     """:func:`clip_weight` as a value."""
 
     eps_low: float = 0.2
     eps_high: float = 0.2
-    couples: ClassVar[Coupling] = "token"
 
     def __post_init__(self) -> None:
-        _check_range(self.eps_low, self.eps_high)
+        positive(eps_low=self.eps_low, eps_high=self.eps_high)
 
-    def __call__(self, ratio: Tensor, *, advantages: Tensor) -> Tensor:
+    def __call__(self, ratio: Tensor, *, advantages: Tensor, batch: TokenBatch) -> Tensor:
         return clip_weight(ratio, advantages=advantages, eps_low=self.eps_low, eps_high=self.eps_high)
 
-    def surrogate(self, ratio: Tensor, *, advantages: Tensor) -> Tensor:
+    def surrogate(self, ratio: Tensor, *, advantages: Tensor, batch: TokenBatch) -> Tensor:
         clipped = ratio.clamp(1 - self.eps_low, 1 + self.eps_high)
         return torch.minimum(ratio * advantages, clipped * advantages)
 
@@ -107,36 +118,86 @@ class Clip:
         return f"w = 0 if (A > 0 and r > {1 + self.eps_high:g}) or (A < 0 and r < {1 - self.eps_low:g}), else 1"
 
 
-@dataclass(frozen=True, slots=True)
-class Triangular:
-    """:func:`triangular_weight` as a value."""
+@dataclass(frozen=True)
+class DualClip(Weight):
+    """:func:`dual_clip_weight` as a value."""
 
     eps_low: float = 0.2
-    eps_high: float = 0.28
-    w0: float = 0.5
-    w2: float = 0.5
-    w_out: float = 0.0
-    symmetric: bool = False
-    couples: ClassVar[Coupling] = "token"
+    eps_high: float = 0.2
+    cap: float = 3.0
 
     def __post_init__(self) -> None:
-        _check_range(self.eps_low, self.eps_high)
-        for name in ("w0", "w2", "w_out"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name}: got {getattr(self, name)!r}, accepts a number from 0 to 1")
+        positive(eps_low=self.eps_low, eps_high=self.eps_high)
+        if not self.cap > 1 + self.eps_high:
+            raise ValueError(f"cap: got {self.cap!r}, accepts a number above 1 + eps_high = {1 + self.eps_high:g}")
 
-    def __call__(self, ratio: Tensor, *, advantages: Tensor) -> Tensor:
-        return triangular_weight(
-            ratio, advantages=advantages, eps_low=self.eps_low, eps_high=self.eps_high,
-            w0=self.w0, w2=self.w2, w_out=self.w_out, symmetric=self.symmetric,
-        )  # fmt: skip
+    def __call__(self, ratio: Tensor, *, advantages: Tensor, batch: TokenBatch) -> Tensor:
+        return dual_clip_weight(
+            ratio, advantages=advantages, eps_low=self.eps_low, eps_high=self.eps_high, cap=self.cap
+        )
 
-    def surrogate(self, ratio: Tensor, *, advantages: Tensor) -> Tensor:
-        return self(ratio, advantages=advantages) * ratio * advantages
+    def surrogate(self, ratio: Tensor, *, advantages: Tensor, batch: TokenBatch) -> Tensor:
+        once = Clip(self.eps_low, self.eps_high).surrogate(ratio, advantages=advantages, batch=batch)
+        return torch.where(advantages < 0, torch.maximum(once, self.cap * advantages), once)
 
     def equation(self) -> str:
-        sides = "whatever the sign of A" if self.symmetric else "up for A > 0, down for A < 0"
         return (
-            f"w = 1 at r = 1, linearly to {self.w2:g} at r = {1 + self.eps_high:g} (up) and to {self.w0:g} at "
-            f"r = {1 - self.eps_low:g} (down), {self.w_out:g} beyond; {sides}"
+            f"w = 0 if (A > 0 and r > {1 + self.eps_high:g}) or (A < 0 and (r < {1 - self.eps_low:g} or "
+            f"r > {self.cap:g})), else 1"
         )
+
+
+@dataclass(frozen=True)
+class MeanRatioClip(Weight):
+    """:func:`clip_weight` of the arithmetic mean of the sequence's token ratios: GRPO-S, arXiv 2508.04349 eq. 11.
+
+    The surrogate is min(m A, clip(m) A) with m = mean_t r_t, whose gradient lets each token through with its own r_t,
+    or the whole sequence not at all.
+    """
+
+    eps_low: float = 0.2
+    eps_high: float = 0.2
+    couples: ClassVar[Coupling] = "sequence"
+
+    def __post_init__(self) -> None:
+        positive(eps_low=self.eps_low, eps_high=self.eps_high)
+
+    def _mean(self, ratio: Tensor, batch: TokenBatch) -> Tensor:
+        return segment_mean(ratio, mask=batch.mask, ids=batch.sequence_ids, size=batch.size)[batch.sequence_ids]
+
+    def __call__(self, ratio: Tensor, *, advantages: Tensor, batch: TokenBatch) -> Tensor:
+        mean = self._mean(ratio, batch)
+        return clip_weight(mean, advantages=advantages, eps_low=self.eps_low, eps_high=self.eps_high)
+
+    def surrogate(self, ratio: Tensor, *, advantages: Tensor, batch: TokenBatch) -> Tensor:
+        clip = Clip(self.eps_low, self.eps_high)
+        return clip.surrogate(self._mean(ratio, batch), advantages=advantages, batch=batch)
+
+    def equation(self) -> str:
+        return (
+            f"w = 0 if (A > 0 and m > {1 + self.eps_high:g}) or (A < 0 and m < {1 - self.eps_low:g}), else 1      "
+            "m = mean_t r_t"
+        )
+
+
+@dataclass(frozen=True)
+class LogClip(Weight):
+    """w = 0 if (A > 0 and log r > eps_high) or (A < 0 and log r < -eps_low), else 1, r the token's own ratio: GMPO,
+    arXiv 2507.20673, whose surrogate is the clipped geometric ratio times A."""
+
+    eps_low: float = 0.4
+    eps_high: float = 0.4
+
+    def __post_init__(self) -> None:
+        positive(eps_low=self.eps_low, eps_high=self.eps_high)
+
+    def __call__(self, ratio: Tensor, *, advantages: Tensor, batch: TokenBatch) -> Tensor:
+        log_r = log_ratio(batch)
+        cut = ((advantages > 0) & (log_r > self.eps_high)) | ((advantages < 0) & (log_r < -self.eps_low))
+        return (~cut).to(ratio.dtype)
+
+    def surrogate(self, ratio: Tensor, *, advantages: Tensor, batch: TokenBatch) -> Tensor:
+        return ratio * advantages
+
+    def equation(self) -> str:
+        return f"w = 0 if (A > 0 and log r > {self.eps_high:g}) or (A < 0 and log r < -{self.eps_low:g}), else 1"

@@ -1,0 +1,110 @@
+"""Weights that bound the importance ratio and keep every token's gradient: CISPO, AIPO, TOPR, ASPO."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from .batch import TokenBatch
+from .piece import not_negative, positive
+from .weight import LinearWeight, Weight
+
+
+def capped_weight(ratio: Float[Tensor, "N"], *, cap: float = 5.0, floor: float = 0.0) -> Float[Tensor, "N"]:
+    """w = clip(r, floor, cap) / r, so that w r = clip(r, floor, cap): CISPO, MiniMax-M1 arXiv 2506.13585 eq. 4.
+
+    >>> r = torch.tensor([0.4, 1.0, 6.0])
+    >>> [round(x, 4) for x in (capped_weight(r) * r).tolist()]
+    [0.4, 1.0, 5.0]
+    """
+    return ratio.clamp(floor, cap) / ratio
+
+
+def tapered_weight(ratio: Float[Tensor, "N"], *, correct: Bool[Tensor, "N"]) -> Float[Tensor, "N"]:
+    """w r = 1 for correct answers, clip(r, 0, 1) for wrong ones: TOPR, arXiv 2503.14286 eq. 8.
+
+    >>> r = torch.tensor([0.5, 2.0, 0.5, 2.0]); right = torch.tensor([True, True, False, False])
+    >>> (tapered_weight(r, correct=right) * r).tolist()
+    [1.0, 1.0, 0.5, 1.0]
+    """
+    return torch.where(correct, 1.0, ratio.clamp(max=1.0)) / ratio
+
+
+def flipped_weight(
+    ratio: Float[Tensor, "N"],
+    *,
+    advantages: Float[Tensor, "N"],
+    eps_low: float = 0.2,
+    eps_high: float = 0.2,
+    cap: float = 3.0,
+) -> Float[Tensor, "N"]:
+    """w r = min(1/r, cap) for A > 0 and min(r, cap) for A < 0, both 0 where PPO clips: ASPO, arXiv 2510.06062.
+
+    For A > 0 the ratio is turned over: tokens that have fallen behind are pushed harder, not less.
+
+    >>> r = torch.tensor([0.2, 0.5, 1.3])
+    >>> [round(x, 4) for x in (flipped_weight(r, advantages=torch.ones(3)) * r).tolist()]
+    [3.0, 2.0, 0.0]
+    """
+    up = torch.where(ratio > 1 + eps_high, 0.0, (1 / ratio).clamp(max=cap))
+    down = torch.where(ratio < 1 - eps_low, 0.0, ratio.clamp(max=cap))
+    return torch.where(advantages > 0, up, torch.where(advantages < 0, down, ratio)) / ratio
+
+
+@dataclass(frozen=True)
+class Capped(LinearWeight):
+    """:func:`capped_weight` as a value."""
+
+    cap: float = 5.0
+    floor: float = 0.0
+
+    def __post_init__(self) -> None:
+        positive(cap=self.cap)
+        not_negative(floor=self.floor)
+        if self.floor > self.cap:
+            raise ValueError(f"floor: got {self.floor!r}, accepts at most cap = {self.cap:g}")
+
+    def __call__(self, ratio: Tensor, *, advantages: Tensor, batch: TokenBatch) -> Tensor:
+        return capped_weight(ratio, cap=self.cap, floor=self.floor)
+
+    def equation(self) -> str:
+        if not self.floor:
+            return f"w = min(1, {self.cap:g} / r)"
+        return f"w = clip(r, {self.floor:g}, {self.cap:g}) / r"
+
+
+@dataclass(frozen=True)
+class Tapered(LinearWeight):
+    """:func:`tapered_weight` as a value; where no correctness is known, by the sign of the advantage."""
+
+    def __call__(self, ratio: Tensor, *, advantages: Tensor, batch: TokenBatch) -> Tensor:
+        if batch.correct is None and batch.rewards is None:
+            return tapered_weight(ratio, correct=advantages > 0)
+        return tapered_weight(ratio, correct=batch.is_correct[batch.sequence_ids])
+
+    def equation(self) -> str:
+        return "w = 1 / r for correct answers, min(1, 1 / r) for wrong ones"
+
+
+@dataclass(frozen=True)
+class Flipped(Weight):
+    """:func:`flipped_weight` as a value."""
+
+    eps_low: float = 0.2
+    eps_high: float = 0.2
+    cap: float = 3.0
+
+    def __post_init__(self) -> None:
+        positive(eps_low=self.eps_low, eps_high=self.eps_high, cap=self.cap)
+
+    def __call__(self, ratio: Tensor, *, advantages: Tensor, batch: TokenBatch) -> Tensor:
+        return flipped_weight(ratio, advantages=advantages, eps_low=self.eps_low, eps_high=self.eps_high, cap=self.cap)
+
+    def equation(self) -> str:
+        return (
+            f"w = min(1/r, {self.cap:g}) / r if A > 0, min(1, {self.cap:g} / r) if A < 0; 0 if "
+            f"(A > 0 and r > {1 + self.eps_high:g}) or (A < 0 and r < {1 - self.eps_low:g})"
+        )

@@ -1,0 +1,129 @@
+"""Tokens whose log-probability and advantage go together: what drives entropy down. Clip-Cov and KL-Cov.
+
+Both look at the whole batch: which token they pick depends on all the others.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from .batch import TokenBatch
+from .divergence import Divergence
+from .piece import Coupling, not_negative, share_of
+from .ratio import LOG_RATIO_LIMIT, log_ratio
+from .weight import Clip, Weight
+
+
+def covariance(
+    logprobs: Float[Tensor, "N"], *, advantages: Float[Tensor, "N"], mask: Bool[Tensor, "N"]
+) -> Float[Tensor, "N"]:
+    """cov_t = (A_t - mean A)(log pi_t - mean log pi), means over the tokens of ``mask``: arXiv 2505.22617 eq. 10.
+
+    >>> l, a = torch.tensor([-.1, -2., -.1, -2.]), torch.tensor([1., 1., -1., -1.])
+    >>> [round(c, 4) for c in covariance(l, advantages=a, mask=torch.ones(4, dtype=torch.bool)).tolist()]
+    [0.95, -0.95, -0.95, 0.95]
+    """
+    count = mask.sum().clamp(min=1)
+    mean_a = torch.where(mask, advantages, 0.0).sum(dtype=torch.float64) / count
+    mean_l = torch.where(mask, logprobs.detach(), 0.0).sum(dtype=torch.float64) / count
+    return (advantages - mean_a.to(advantages)) * (logprobs.detach() - mean_l.to(logprobs))
+
+
+def tokens_of(share: float, mask: Tensor) -> int:
+    """max(1, floor(share N)) of the N tokens of ``mask``, as the authors' code counts."""
+    return max(1, int(share * int(mask.sum())))
+
+
+@dataclass(frozen=True)
+class ClipCov(Weight):
+    """PPO's clip, and w = 0 for max(1, share N) tokens drawn from those that are not clipped and whose covariance is
+    between ``cov_low`` and ``cov_high``: Clip-Cov, arXiv 2505.22617 eq. 11.
+
+    The draw depends on ``seed`` and on the tokens' values, not on their order.
+    """
+
+    eps_low: float = 1.0
+    eps_high: float = 1.0
+    share: float = 2e-4
+    cov_low: float = 1.0
+    cov_high: float = 5.0
+    seed: int = 0
+    couples: ClassVar[Coupling] = "batch"
+
+    def __post_init__(self) -> None:
+        Clip(self.eps_low, self.eps_high)
+        share_of(share=self.share)
+        if not self.cov_low < self.cov_high:
+            raise ValueError(f"cov_low: got {self.cov_low!r}, accepts a number below cov_high = {self.cov_high:g}")
+
+    def __call__(self, ratio: Tensor, *, advantages: Tensor, batch: TokenBatch) -> Tensor:
+        w = Clip(self.eps_low, self.eps_high)(ratio, advantages=advantages, batch=batch)
+        if not self.share:
+            return w
+        cov = covariance(batch.logprobs, advantages=advantages, mask=batch.mask)
+        candidates = ((w > 0) & batch.mask & (cov > self.cov_low) & (cov < self.cov_high)).nonzero().squeeze(1)
+        # Ranked by value before the draw: which tokens are drawn must not depend on how sequences are ordered.
+        ranked = candidates[torch.argsort(cov[candidates], stable=True)]
+        generator = torch.Generator().manual_seed(self.seed)
+        drawn = torch.randperm(len(ranked), generator=generator)[: tokens_of(self.share, batch.mask)]
+        w[ranked[drawn.to(ranked.device)]] = 0.0
+        return w
+
+    def surrogate(self, ratio: Tensor, *, advantages: Tensor, batch: TokenBatch) -> Tensor:
+        clip = Clip(self.eps_low, self.eps_high)
+        kept = (self(ratio, advantages=advantages, batch=batch) > 0) | (
+            clip(ratio, advantages=advantages, batch=batch) == 0
+        )
+        return torch.where(kept, clip.surrogate(ratio, advantages=advantages, batch=batch), 0.0)
+
+    def equation(self) -> str:
+        clip = Clip(self.eps_low, self.eps_high).equation()
+        return (
+            f"{clip}; and 0 for {self.share:g} of all tokens, drawn from those with {self.cov_low:g} < cov < "
+            f"{self.cov_high:g}      cov_t = (A_t - mean A)(log pi_t - mean log pi)"
+        )
+
+
+@dataclass(frozen=True)
+class CovariancePenalty(Divergence):
+    """+ penalty share_t |log(pi / pi_old)| on the max(1, share N) tokens with the highest covariance: KL-Cov,
+    arXiv 2505.22617 eq. 12, with the estimate of the authors' code. Its derivative is the sign of log(pi / pi_old)."""
+
+    penalty: float = 1.0
+    share: float = 2e-3
+    couples: ClassVar[Coupling] = "batch"
+
+    def __post_init__(self) -> None:
+        not_negative(penalty=self.penalty)
+        share_of(share=self.share)
+
+    @property
+    def active(self) -> bool:
+        return self.penalty > 0 and self.share > 0
+
+    def _picked(self, batch: TokenBatch) -> Tensor:
+        assert batch.advantages is not None
+        cov = covariance(batch.logprobs, advantages=batch.advantages, mask=batch.mask)
+        cov = torch.where(batch.mask, cov, -torch.inf)
+        count = min(tokens_of(self.share, batch.mask), int(batch.mask.sum()))
+        picked = torch.zeros_like(batch.mask)
+        picked[cov.topk(count).indices] = True
+        return picked
+
+    def value(self, batch: TokenBatch) -> Tensor:
+        size = log_ratio(batch).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).abs()
+        return torch.where(self._picked(batch), self.penalty * size, 0.0)
+
+    def derivative(self, batch: TokenBatch) -> Tensor:
+        return torch.where(self._picked(batch), self.penalty * log_ratio(batch).sign(), 0.0)
+
+    def equation(self) -> str:
+        return (
+            f"+ {self.penalty:g} share_t |log(pi / pi_old)| on the {self.share:g} of all tokens with the highest cov"
+            "      cov_t = (A_t - mean A)(log pi_t - mean log pi)"
+        )

@@ -1,0 +1,180 @@
+"""Settings that every preset takes beside its own: KL, aggregation, corrections, sampling, entropy bonus."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from .aggregate import (
+    Aggregate,
+    Constant,
+    PromptMeanTokenMean,
+    SequenceMeanTokenMean,
+    SequenceMeanTokenSum,
+    TokenMean,
+)
+from .correction import Correction, GeometricMask, MaskedImportance, OffPolicySequenceMask, TruncatedImportance
+from .divergence import KL, Divergence
+from .entropy_bonus import EntropyBonus
+from .filter import Finished, MixedGroups
+from .objective import Objective
+from .piece import one_of
+from .shaping import SoftOverlong
+
+AGGREGATES: dict[str, type[Aggregate]] = {
+    "seq-mean-token-mean": SequenceMeanTokenMean,
+    "token-mean": TokenMean,
+    "seq-mean-token-sum": SequenceMeanTokenSum,
+    "prompt-mean-token-mean": PromptMeanTokenMean,
+    "constant": Constant,
+}
+
+CORRECTIONS: dict[str, Correction] = {
+    "tis": TruncatedImportance(),
+    "tis-sequence": TruncatedImportance(level="sequence"),
+    "mis": MaskedImportance(),
+    "mis-token": MaskedImportance(level="token"),
+    "icepop": MaskedImportance(0.5, 5.0, level="token"),
+    "geo-mask": GeometricMask(),
+    "opsm": OffPolicySequenceMask(),
+}
+
+
+@dataclass(frozen=True)
+class Options:
+    """What every preset can be told; :meth:`of` reads it off an objective, :meth:`apply` changes one."""
+
+    beta: float = 0.0  # coefficient of the KL to the reference policy; 0 needs no reference model
+    kl: str = "k3"  # its estimator: k1, k2, k3, or k3-corrected
+    kl_place: str = "loss"  # where it acts: loss, reward, or to-go
+    aggregate: str = ""  # how tokens are averaged
+    correction: str = "none"  # for train-rollout mismatch; several joined by "+"
+    correction_low: float | None = None  # bounds of the correction's ratio, where it has any
+    correction_high: float | None = None
+    opsm_delta: float | None = None  # threshold of the off-policy sequence mask, in nats per token
+    dynamic_sampling: bool = False  # replace groups that are all right or all wrong
+    overlong_filtering: bool = False  # completions that were cut off carry no loss
+    overlong_cache: int = 0  # soft overlong punishment over so many tokens; 0 = none
+    entropy_bonus: float = 0.0  # coefficient of the entropy bonus
+    entropy_target: float = 0.0  # adaptive bonus: mean entropy in nats to be kept; 0 = fixed
+    entropy_step: float = 0.005  # by which an adaptive coefficient moves after each optimizer step
+
+    @staticmethod
+    def of(objective: Objective) -> Options:
+        """The options that an objective has."""
+        kl, bonus = objective.reference, objective.entropy_bonus
+        known = [name for name, kind in AGGREGATES.items() if type(objective.aggregate) is kind]
+        corrections = {name: c for name in CORRECTIONS for c in objective.correction if _same_rule(c, name)}
+        bounded = [c for c in corrections.values() if not isinstance(c, OffPolicySequenceMask)]
+        masks = [c.delta for c in corrections.values() if isinstance(c, OffPolicySequenceMask)]
+        cache = [s.cache for s in objective.shape if isinstance(s, SoftOverlong)]
+        return Options(
+            beta=kl.beta, kl=kl.estimator, kl_place=kl.place,
+            aggregate=known[0] if known else "own",
+            correction="+".join(corrections) or "none",
+            correction_low=getattr(bounded[0], "low", None) if bounded else None,
+            correction_high=getattr(bounded[0], "high", None) if bounded else None,
+            opsm_delta=masks[0] if masks else None,
+            dynamic_sampling=objective.dynamic_sampling,
+            overlong_filtering=any(isinstance(p, Finished) for p in objective.prune),
+            overlong_cache=cache[0] if cache else 0,
+            entropy_bonus=bonus.coefficient, entropy_target=bonus.target, entropy_step=bonus.step,
+        )  # fmt: skip
+
+
+def apply(objective: Objective, **changes: Any) -> Objective:
+    """``objective`` with the given options changed and all others as they are. Raises ValueError, ``name: got ...``."""
+    before = Options.of(objective)
+    if "correction" in changes:  # another rule has other bounds
+        before = dataclasses.replace(before, correction_low=None, correction_high=None, opsm_delta=None)
+    options = dataclasses.replace(before, **changes)
+    for names, change in _CHANGES.items():
+        if any(name in changes for name in names):
+            objective = change(objective, options)
+    return objective
+
+
+def _same_rule(correction: Correction, name: str) -> bool:
+    known = CORRECTIONS[name]
+    level = getattr(correction, "level", None) == getattr(known, "level", None)
+    if name in ("mis-token", "icepop") and type(correction) is MaskedImportance and level:
+        return (correction.low > 0) == (name == "icepop")
+    return type(correction) is type(known) and level
+
+
+def _kl(objective: Objective, options: Options) -> Objective:
+    before = objective.reference
+    kl = KL(options.beta, options.kl, options.kl_place, behaviour=objective.ratio.anchor)
+    others: tuple[Divergence, ...] = tuple(t for t in objective.divergence if t != before)
+    return objective.replace(divergence=(kl, *others))
+
+
+def _aggregate(objective: Objective, options: Options) -> Objective:
+    one_of(tuple(AGGREGATES), aggregate=options.aggregate)
+    return objective.replace(aggregate=AGGREGATES[options.aggregate]())
+
+
+def _correction(objective: Objective, options: Options) -> Objective:
+    names = [] if options.correction == "none" else options.correction.split("+")
+    for name in names:
+        one_of(("none", *CORRECTIONS), correction=name)
+    if len(set(names)) < len(names):
+        raise ValueError(f"correction: got {options.correction!r}, accepts each one once")
+    mismatch = [name for name in names if CORRECTIONS[name].mismatch]
+    if len(mismatch) > 1:
+        raise ValueError(
+            f"correction: got {options.correction!r}, accepts one of {', '.join(mismatch)}: each corrects for the "
+            "whole mismatch; opsm may stand beside it"
+        )
+    for name, value, rules in (
+        ("correction_low", options.correction_low, mismatch),
+        ("correction_high", options.correction_high, mismatch),
+        ("opsm_delta", options.opsm_delta, [n for n in names if n == "opsm"]),
+    ):
+        if value is not None and not rules:
+            raise ValueError(f"{name}: got {value!r}, but correction = {options.correction!r} has no such bound")
+    return objective.replace(correction=tuple(_bounded(CORRECTIONS[name], options) for name in names))
+
+
+def _bounded(correction: Correction, options: Options) -> Correction:
+    if isinstance(correction, OffPolicySequenceMask):
+        return correction if options.opsm_delta is None else OffPolicySequenceMask(options.opsm_delta)
+    bounds = {"low": options.correction_low, "high": options.correction_high}
+    return dataclasses.replace(correction, **{k: v for k, v in bounds.items() if v is not None})  # pyright: ignore
+
+
+def _sampling(objective: Objective, options: Options) -> Objective:
+    others = tuple(k for k in objective.keep if not isinstance(k, MixedGroups))
+    return objective.replace(keep=(MixedGroups(), *others) if options.dynamic_sampling else others)
+
+
+def _filtering(objective: Objective, options: Options) -> Objective:
+    others = tuple(p for p in objective.prune if not isinstance(p, Finished))
+    return objective.replace(prune=(*others, Finished()) if options.overlong_filtering else others)
+
+
+def _punishment(objective: Objective, options: Options) -> Objective:
+    if options.overlong_cache < 0:
+        raise ValueError(f"overlong_cache: got {options.overlong_cache!r}, accepts 0 (none) or more")
+    others = tuple(s for s in objective.shape if not isinstance(s, SoftOverlong))
+    return objective.replace(
+        shape=(*others, SoftOverlong(options.overlong_cache)) if options.overlong_cache else others
+    )
+
+
+def _entropy(objective: Objective, options: Options) -> Objective:
+    bonus = EntropyBonus(options.entropy_bonus, options.entropy_target, options.entropy_step)
+    return objective.replace(entropy_bonus=bonus)
+
+
+_CHANGES: dict[tuple[str, ...], Callable[[Objective, Options], Objective]] = {
+    ("beta", "kl", "kl_place"): _kl,
+    ("aggregate",): _aggregate,
+    ("correction", "correction_low", "correction_high", "opsm_delta"): _correction,
+    ("dynamic_sampling",): _sampling,
+    ("overlong_filtering",): _filtering,
+    ("overlong_cache",): _punishment,
+    ("entropy_bonus", "entropy_target", "entropy_step"): _entropy,
+}

@@ -1,0 +1,58 @@
+"""What every choice of an objective has in common."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal, Protocol, runtime_checkable
+
+Coupling = Literal["token", "sequence", "group", "batch"]
+"""The least set of tokens that must be seen together for a piece to be exact."""
+
+COUPLINGS: tuple[Coupling, ...] = ("token", "sequence", "group", "batch")
+
+
+@runtime_checkable
+class Piece(Protocol):
+    """One choice: a frozen value that says what it looks at. Subclasses are frozen dataclasses.
+
+    ``needs`` names the optional fields of ``TokenBatch`` without which it cannot be computed; ``couples`` the least set
+    of tokens that it must see together.
+    """
+
+    couples: ClassVar[Coupling] = "token"
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return ()
+
+    def equation(self) -> str:
+        """The choice as one line of text, with its numbers filled in."""
+        ...
+
+
+def positive(**values: float) -> None:
+    """Raises ValueError for the first of ``values`` that is not above 0."""
+    for name, value in values.items():
+        if not value > 0:
+            raise ValueError(f"{name}: got {value!r}, accepts a number above 0")
+
+
+def not_negative(**values: float) -> None:
+    """Raises ValueError for the first of ``values`` that is not 0 or above and finite."""
+    for name, value in values.items():
+        if not 0 <= value < float("inf"):
+            raise ValueError(f"{name}: got {value!r}, accepts 0 or more")
+
+
+def share_of(**values: float) -> None:
+    """Raises ValueError for the first of ``values`` that is not from 0 to 1."""
+    for name, value in values.items():
+        if not 0 <= value <= 1:
+            raise ValueError(f"{name}: got {value!r}, accepts a number from 0 to 1")
+
+
+def one_of(choices: tuple[str, ...], **values: str) -> None:
+    """Raises ValueError for the first of ``values`` that is none of ``choices``."""
+    for name, value in values.items():
+        if value not in choices:
+            *most, last = map(repr, choices)
+            raise ValueError(f"{name}: got {value!r}, accepts {', '.join(most)} or {last}")

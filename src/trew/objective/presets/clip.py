@@ -1,0 +1,185 @@
+"""PPO's clip and its relatives: other bounds on the token's ratio, group z-scores as advantages."""
+
+from __future__ import annotations
+
+from ..advantage import Advantage, BatchStd, Given, GroupMean, GroupStd, Relative
+from ..aggregate import PromptMeanTokenMean, SequenceMeanTokenMean, TokenMean
+from ..capped import Capped, Flipped
+from ..divergence import KL
+from ..filter import MixedGroups, UnevenGroups
+from ..objective import Objective
+from ..ratio import TokenRatio
+from ..smooth import Sech2
+from ..trw import Triangular
+from ..weight import Clip, DualClip
+
+
+def _z(ddof: int, std_eps: float) -> Advantage:
+    return Relative(GroupMean(), GroupStd(ddof, std_eps))
+
+
+def ppo_clip(*, eps_low: float = 0.2, eps_high: float = 0.2) -> Objective:
+    """Proximal Policy Optimization's clipped surrogate, advantages given: PPO, arXiv 1707.06347, eq. 7.
+
+    J = (1/N) sum_t min(r_t A_t, clip(r_t, 1 - eps_low, 1 + eps_high) A_t)
+
+    Use it with advantages of a critic (GAE), or with any that you have computed yourself.
+
+    Deviations: critic, GAE and value loss are not part of it.
+    """
+    return Objective(name="ppo-clip", advantage=Given(), weight=Clip(eps_low, eps_high), aggregate=TokenMean())
+
+
+def dual_clip(
+    *, eps_low: float = 0.2, eps_high: float = 0.2, cap: float = 3.0, ddof: int = 1, std_eps: float = 0.0
+) -> Objective:
+    """PPO's clip with a second bound where A < 0 and the ratio is large: dual-clip PPO, arXiv 1912.09729, eq. 5.
+
+    J = max(min(r A, clip(r) A), cap A) if A < 0, else min(r A, clip(r) A)
+
+    Use it where rollouts are stale: without it a bad token whose ratio explodes has an unbounded push.
+
+    Deviations: on GRPO's advantages with a token mean, as verl runs it (its recipes use cap 3 or 10).
+    """
+    return Objective(
+        name="dual-clip",
+        advantage=_z(ddof, std_eps),
+        weight=DualClip(eps_low, eps_high, cap),
+        aggregate=TokenMean(),
+    )
+
+
+def two_sided(
+    *, eps_low: float = 0.2, eps_high: float = 0.2, delta: float = 4.0, ddof: int = 1, std_eps: float = 0.0
+) -> Objective:
+    """The two-sided clip of asynchronous training: INTELLECT-2, arXiv 2505.07291, §3.4.
+
+    J = min( min(r, delta) A, clip(r, 1 - eps_low, 1 + eps_high) A ) - beta k3
+
+    Use it as dual-clip; the gradient is the same with cap = delta.
+
+    Deviations: token mean and dynamic sampling are from memory of the paper.
+    """
+    if not delta > 1 + eps_high:
+        raise ValueError(f"delta: got {delta!r}, accepts a number above 1 + eps_high = {1 + eps_high:g}")
+    return Objective(
+        name="two-sided",
+        keep=(MixedGroups(),),
+        advantage=_z(ddof, std_eps),
+        weight=DualClip(eps_low, eps_high, delta),
+        aggregate=TokenMean(),
+        divergence=(KL(0.001),),
+    )
+
+
+def ce_gppo(
+    *, eps_low: float = 0.2, eps_high: float = 0.28, w_out: float = 0.5, ddof: int = 1, std_eps: float = 0.0
+) -> Objective:
+    """PPO's clip that keeps a part of the gradient of clipped tokens: CE-GPPO, arXiv 2509.20712.
+
+    w = w_out outside the clip range, 1 inside: the triangular weight with w0 = w2 = 1
+
+    Use it against entropy collapse or stalling: tokens outside still learn, more slowly.
+
+    Deviations: the paper bounds the push of clipped tokens, with a factor for each side; here it is w_out r A.
+    """
+    return Objective(
+        name="ce-gppo",
+        advantage=_z(ddof, std_eps),
+        weight=Triangular(eps_low, eps_high, w0=1.0, w2=1.0, w_out=w_out),
+        aggregate=TokenMean(),
+    )
+
+
+def cispo(*, cap: float = 5.0, floor: float = 0.0, ddof: int = 1, std_eps: float = 0.0) -> Objective:
+    """Clipped IS-weight Policy Optimization, bounds the ratio and keeps every gradient: CISPO, arXiv 2506.13585, eq. 4.
+
+    J = (1/N) sum_t sg(clip(r_t, floor, cap)) A log pi_t
+
+    Use it where PPO's clip silences rare but decisive tokens.
+
+    Deviations: the paper does not report its upper bound (cap 5 is ScaleRL's and TRL's). Here cap and floor are values
+    of the ratio; verl, slime and NeMo-RL count from 1: their 0.2 is a cap of 1.2.
+    """
+    return Objective(
+        name="cispo",
+        advantage=_z(ddof, std_eps),
+        weight=Capped(cap, floor),
+        aggregate=TokenMean(),
+    )
+
+
+def scalerl(*, cap: float = 5.0, ddof: int = 1, std_eps: float = 0.0) -> Objective:
+    """CISPO with the batch's deviation and a mean over prompts: the recipe of ScaleRL, arXiv 2510.13786.
+
+    J = mean over prompts of the token mean of sg(min(r_t, cap)) A log pi_t,
+    A = (R - mean of the group) / std of the batch
+
+    Use it for long runs at scale.
+
+    Deviations: details beyond cap and batch deviation are from memory of the paper; its float32 output head is the
+    learner's matter.
+    """
+    return Objective(
+        name="scalerl",
+        keep=(UnevenGroups(),),
+        advantage=Relative(GroupMean(), BatchStd(ddof, std_eps)),
+        weight=Capped(cap),
+        aggregate=PromptMeanTokenMean(),
+    )
+
+
+def aipo(*, cap: float = 5.0, ddof: int = 1, std_eps: float = 0.0) -> Objective:
+    """Asynchronous Importance-weighted Policy Optimization, a one-sided cap on pi / mu: AIPO, LlamaRL arXiv 2505.24034.
+
+    J = (1/N) sum_t sg(min(pi / mu, cap)) A log pi_t
+
+    Use it for asynchronous rollouts: one ratio covers staleness and mismatch. It needs ``rollout_logprobs``.
+
+    Deviations: the paper names caps from 2 to 10; advantages and aggregation are the host's (group z-score, token
+    mean).
+    """
+    return Objective(
+        name="aipo",
+        advantage=_z(ddof, std_eps),
+        ratio=TokenRatio("rollout"),
+        weight=Capped(cap),
+        aggregate=TokenMean(),
+    )
+
+
+def aspo(
+    *, eps_low: float = 0.2, eps_high: float = 0.2, cap: float = 3.0, ddof: int = 1, std_eps: float = 0.0
+) -> Objective:
+    """Asymmetric importance Sampling Policy Optimization, turns the ratio over where A > 0: ASPO, arXiv 2510.06062.
+
+    C = share g A,  g = min(1/r, cap) if A > 0, min(r, cap) if A < 0, 0 where PPO clips
+
+    Use it where tokens of right answers that have become unlikely should be lifted most.
+
+    Deviations: the authors' code makes the range depend on entropy (0.2 or 0.4); it is fixed here.
+    """
+    return Objective(
+        name="aspo",
+        keep=(MixedGroups(),),
+        advantage=_z(ddof, std_eps),
+        weight=Flipped(eps_low, eps_high, cap),
+        aggregate=TokenMean(),
+    )
+
+
+def sapo(*, tau_pos: float = 1.0, tau_neg: float = 1.05, ddof: int = 1, std_eps: float = 0.0) -> Objective:
+    """Soft Adaptive Policy Optimization, a smooth gate instead of a clip: SAPO, arXiv 2511.20347.
+
+    J = mean_i mean_t (4 / tau) sigma(tau (r_t - 1)) A,  so that w = sech^2(tau (r - 1) / 2)
+
+    Use it for a trust region without an edge.
+
+    Deviations: none known. The value at r = 1 is 2 A / tau, not A; the gate damps moves back towards r = 1 as well.
+    """
+    return Objective(
+        name="sapo",
+        advantage=_z(ddof, std_eps),
+        weight=Sech2(tau_pos, tau_neg),
+        aggregate=SequenceMeanTokenMean(),
+    )
