@@ -1,4 +1,4 @@
-"""Reward -> advantage: a baseline taken off, and a scale divided out.
+"""Reward -> advantage.
 
     A_i = (R_i - baseline_i) / scale_i
 
@@ -16,64 +16,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..errors import DataError
+from .baseline import Baseline, GroupMean
 from .batch import TokenBatch
-from .piece import Coupling, Piece, not_negative
-from .segments import dense_ids, group_mean, group_std, has_signal, segment_count, segment_sum, standardize
-
-
-def leave_one_out_mean(rewards: Float[Tensor, "S"], *, group_ids: Int[Tensor, "S"]) -> Float[Tensor, "S"]:
-    """b_i = mean of the other rewards of i's group: RLOO, arXiv 2402.14740. R_i - b_i = G/(G-1) (R_i - mean R).
-
-    A group of one has no others: its own reward, so that nothing is left.
-
-    >>> leave_one_out_mean(torch.tensor([1., 0., 0.]), group_ids=torch.tensor([0, 0, 0])).tolist()
-    [0.0, 0.5, 0.5]
-    """
-    ids, size = dense_ids(group_ids)
-    count = segment_count(~rewards.isnan(), ids=ids, size=size)[ids]
-    total = segment_sum(rewards.nan_to_num(0.0), ids=ids, size=size)[ids]
-    return torch.where(count > 1, (total - rewards) / (count - 1).clamp(min=1), rewards)
-
-
-def length_weighted_mean(
-    rewards: Float[Tensor, "S"], *, lengths: Int[Tensor, "S"], group_ids: Int[Tensor, "S"]
-) -> Float[Tensor, "S"]:
-    """b = sum_i T_i R_i / sum_i T_i within the group: OPO, arXiv 2505.23585. 0 where a group has no tokens.
-
-    >>> l, ids = torch.tensor([100, 300]), torch.tensor([0, 0])
-    >>> length_weighted_mean(torch.tensor([1., 0.]), lengths=l, group_ids=ids).tolist()
-    [0.25, 0.25]
-    """
-    ids, size = dense_ids(group_ids)
-    weight = torch.where(rewards.isnan(), 0.0, lengths.to(rewards.dtype))
-    total = segment_sum(weight * rewards.nan_to_num(0.0), ids=ids, size=size)
-    return (total / segment_sum(weight, ids=ids, size=size)).nan_to_num(0.0)[ids]
-
-
-def beta_density(rewards: Float[Tensor, "S"], *, group_ids: Int[Tensor, "S"]) -> Float[Tensor, "S"]:
-    """f_N(p; alpha, beta), the Beta density at the group's success rate p = mean(R): BNPO, arXiv 2506.02864.
-
-        k = m (1 - m) / v - 1,   a = k m,   b = k (1 - m),   alpha = max(1 + a/3, 1),   beta = max(1 + b/3, 1)
-
-    with m and v the mean and sample variance of p over the batch's groups. Where these have no variance there is no
-    Beta distribution to be fitted: alpha = beta = 1, density 1. Bounded from below so that 1 / f_N <= 1e6.
-
-    >>> r = torch.tensor([1., 0, 0, 0, 1, 1, 0, 0, 1, 1, 1, 0], dtype=torch.float64)
-    >>> [round(f, 6) for f in beta_density(r, group_ids=torch.arange(3).repeat_interleave(4))[::4].tolist()]
-    [1.102658, 1.27324, 1.102658]
-    """
-    p = group_mean(rewards, group_ids=group_ids)
-    ids, size = dense_ids(group_ids)
-    per_group = torch.full((size,), torch.nan, dtype=p.dtype, device=p.device).scatter(0, ids, p)
-    known = per_group[~per_group.isnan()]
-    mean, variance = known.mean(), known.var() if len(known) > 1 else known.new_zeros(())
-    k = mean * (1 - mean) / variance - 1
-    fitted = variance > 1e-12
-    alpha = torch.where(fitted, 1 + k * mean / 3, 1.0).clamp(min=1.0)
-    beta = torch.where(fitted, 1 + k * (1 - mean) / 3, 1.0).clamp(min=1.0)
-    norm = torch.lgamma(alpha) + torch.lgamma(beta) - torch.lgamma(alpha + beta)
-    log_density = torch.xlogy(alpha - 1, p) + torch.xlogy(beta - 1, 1 - p) - norm
-    return log_density.exp().clamp(min=1e-6)
+from .piece import Coupling, Piece
+from .scale import GroupStd, Scale, Unit
+from .segments import dense_ids, has_signal, segment_count, standardize
 
 
 def pass_at_k(rewards: Float[Tensor, "S"], *, group_ids: Int[Tensor, "S"], k: int) -> Float[Tensor, "S"]:
@@ -109,24 +56,6 @@ def pass_at_k(rewards: Float[Tensor, "S"], *, group_ids: Int[Tensor, "S"], k: in
 
 
 @runtime_checkable
-class Baseline(Piece, Protocol):
-    """What a reward is compared with: (S,) from (S,)."""
-
-    couples: ClassVar[Coupling] = "group"
-
-    def __call__(self, rewards: Tensor, *, batch: TokenBatch) -> Tensor: ...
-
-
-@runtime_checkable
-class Scale(Piece, Protocol):
-    """The unit of an advantage: (S,) from (S,)."""
-
-    couples: ClassVar[Coupling] = "group"
-
-    def __call__(self, rewards: Tensor, *, batch: TokenBatch) -> Tensor: ...
-
-
-@runtime_checkable
 class Advantage(Piece, Protocol):
     """Advantages, one per sequence or one per token, from rewards (S,): 0 for sequences whose reward is NaN."""
 
@@ -136,161 +65,6 @@ class Advantage(Piece, Protocol):
     per_reward: ClassVar[bool] = False  # True: is given the rewards (S, K) one by one, unweighted
 
     def __call__(self, rewards: Tensor, *, batch: TokenBatch) -> Tensor: ...
-
-
-@dataclass(frozen=True)
-class NoBaseline(Baseline):
-    """b = 0."""
-
-    couples: ClassVar[Coupling] = "sequence"
-
-    def __call__(self, rewards: Tensor, *, batch: TokenBatch) -> Tensor:
-        return torch.zeros_like(rewards)
-
-    def equation(self) -> str:
-        return "R_i"
-
-
-@dataclass(frozen=True)
-class GroupMean(Baseline):
-    """b = mean(R) of the group."""
-
-    def __call__(self, rewards: Tensor, *, batch: TokenBatch) -> Tensor:
-        return group_mean(rewards, group_ids=batch.group_ids)
-
-    def equation(self) -> str:
-        return "R_i - mean(R)"
-
-
-@dataclass(frozen=True)
-class LeaveOneOut(Baseline):
-    """:func:`leave_one_out_mean` as a value."""
-
-    def __call__(self, rewards: Tensor, *, batch: TokenBatch) -> Tensor:
-        return leave_one_out_mean(rewards, group_ids=batch.group_ids)
-
-    def equation(self) -> str:
-        return "R_i - mean(R of the others)"
-
-
-@dataclass(frozen=True)
-class BatchMean(Baseline):
-    """b = mean(R) of the whole step."""
-
-    couples: ClassVar[Coupling] = "batch"
-
-    def __call__(self, rewards: Tensor, *, batch: TokenBatch) -> Tensor:
-        return rewards.nanmean().expand_as(rewards)
-
-    def equation(self) -> str:
-        return "R_i - mean(R of the batch)"
-
-
-@dataclass(frozen=True)
-class Greedy(Baseline):
-    """b = the reward of the greedy answer to the same prompt: ReMax, arXiv 2310.10505."""
-
-    couples: ClassVar[Coupling] = "sequence"
-
-    @property
-    def needs(self) -> tuple[str, ...]:
-        return ("baselines",)
-
-    def __call__(self, rewards: Tensor, *, batch: TokenBatch) -> Tensor:
-        assert batch.baselines is not None
-        return batch.baselines.to(rewards)
-
-    def equation(self) -> str:
-        return "R_i - R(greedy answer)"
-
-
-@dataclass(frozen=True)
-class LengthWeighted(Baseline):
-    """:func:`length_weighted_mean` as a value."""
-
-    def __call__(self, rewards: Tensor, *, batch: TokenBatch) -> Tensor:
-        return length_weighted_mean(rewards, lengths=batch.lengths, group_ids=batch.group_ids)
-
-    def equation(self) -> str:
-        return "R_i - sum_j(T_j R_j) / sum_j(T_j)"
-
-
-@dataclass(frozen=True)
-class Unit(Scale):
-    """scale = 1."""
-
-    couples: ClassVar[Coupling] = "sequence"
-
-    def __call__(self, rewards: Tensor, *, batch: TokenBatch) -> Tensor:
-        return torch.ones_like(rewards)
-
-    def equation(self) -> str:
-        return ""
-
-
-@dataclass(frozen=True)
-class _Deviation(Scale):
-    ddof: int = 1
-    std_eps: float = 0.0
-
-    def __post_init__(self) -> None:
-        if self.ddof not in (0, 1):
-            raise ValueError(f"ddof: got {self.ddof!r}, accepts 0 (population) or 1 (sample)")
-        not_negative(std_eps=self.std_eps)
-
-    def _shown(self, name: str) -> str:
-        return f"({name} + {self.std_eps:g})" if self.std_eps else name
-
-
-@dataclass(frozen=True)
-class GroupStd(_Deviation):
-    """scale = std(R) of the group + std_eps. ``ddof = 1`` is the sample deviation, which the public implementations
-    use; the papers do not say."""
-
-    def __call__(self, rewards: Tensor, *, batch: TokenBatch) -> Tensor:
-        return group_std(rewards, group_ids=batch.group_ids, ddof=self.ddof) + self.std_eps
-
-    def equation(self) -> str:
-        return f" / {self._shown('std(R)')}      std with ddof = {self.ddof}; 0 where all R are equal"
-
-
-@dataclass(frozen=True)
-class BatchStd(_Deviation):
-    """scale = std of all rewards of the step, as they are (not centred), + std_eps: Lite-PPO, arXiv 2508.08221."""
-
-    couples: ClassVar[Coupling] = "batch"
-
-    def __call__(self, rewards: Tensor, *, batch: TokenBatch) -> Tensor:
-        one = torch.zeros_like(batch.group_ids)
-        return group_std(rewards, group_ids=one, ddof=self.ddof) + self.std_eps
-
-    def equation(self) -> str:
-        return f" / {self._shown('std(R of the batch)')}      std with ddof = {self.ddof}; 0 where all R are equal"
-
-
-@dataclass(frozen=True)
-class MeanReward(Scale):
-    """scale = mean(R) of the group, for rewards of 0 and above: MaxRL, arXiv 2602.02710. No signal where it is 0."""
-
-    def __call__(self, rewards: Tensor, *, batch: TokenBatch) -> Tensor:
-        mean = group_mean(rewards, group_ids=batch.group_ids)
-        return torch.where(mean > 0, mean, torch.inf)
-
-    def equation(self) -> str:
-        return " / mean(R)      0 where mean(R) <= 0"
-
-
-@dataclass(frozen=True)
-class BetaDensity(Scale):
-    """:func:`beta_density` as a value."""
-
-    couples: ClassVar[Coupling] = "batch"
-
-    def __call__(self, rewards: Tensor, *, batch: TokenBatch) -> Tensor:
-        return beta_density(rewards, group_ids=batch.group_ids)
-
-    def equation(self) -> str:
-        return " / Beta(mean(R); alpha, beta)      alpha, beta fitted to the group means of the batch"
 
 
 @dataclass(frozen=True)
@@ -320,6 +94,11 @@ class Relative(Advantage):
         scale = self.scale.equation()
         difference = self.baseline.equation()
         return f"A_i = ({difference}){scale}" if scale and " " in difference else f"A_i = {difference}{scale}"
+
+
+def z_score(ddof: int = 1, std_eps: float = 0.0) -> Relative:
+    """GRPO's advantage: A_i = (R_i - mean R) / (std R + std_eps) within the group."""
+    return Relative(GroupMean(), GroupStd(ddof, std_eps))
 
 
 @dataclass(frozen=True)
@@ -391,7 +170,7 @@ class PerReward(Advantage):
         return ("rewards",)
 
     def __call__(self, rewards: Tensor, *, batch: TokenBatch) -> Tensor:
-        each = Relative(GroupMean(), GroupStd(self.ddof, self.std_eps))
+        each = z_score(self.ddof, self.std_eps)
         columns = torch.stack([each(column, batch=batch) for column in rewards.unbind(1)], dim=1)
         if batch.reward_weights is not None:
             extra = rewards.shape[1] - len(batch.reward_weights)  # shaping terms count as rewards of weight 1

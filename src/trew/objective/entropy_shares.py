@@ -13,9 +13,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from .advantage import Advantage, GroupStd
+from .advantage import Advantage
 from .batch import TokenBatch
 from .piece import Coupling, not_negative, one_of
+from .scale import GroupStd
 from .segments import dense_ids, group_mean, group_std, has_signal, positions, segment_count, segment_mean, segment_sum
 
 ENTROPY_FLOOR = 1e-8

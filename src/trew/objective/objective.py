@@ -96,7 +96,7 @@ class Objective:
     prune: tuple[Prune, ...] = ()
     select: tuple[Select, ...] = ()
     correction: tuple[Correction, ...] = ()
-    divergence: tuple[Divergence, ...] = ()
+    divergence: tuple[Divergence, ...] = (KL(),)
     entropy_bonus: EntropyBonus = field(default_factory=EntropyBonus)
 
     def __post_init__(self) -> None:
@@ -105,7 +105,6 @@ class Objective:
                 f"correction: {self.name}'s ratio is measured against the sampler already, and a correction for the "
                 "same mismatch would count it twice; accepts 'none' or 'opsm' here"
             )
-
         for shape in self.shape if not self.advantage.reads_rewards else ():
             raise ValueError(
                 f"overlong_cache: {self.name}'s advantages do not look at the reward's value, so that nothing can be "
@@ -121,18 +120,7 @@ class Objective:
 
     def pieces(self) -> Iterator[tuple[str, Piece]]:
         """(axis, choice) of all that act, in the order in which they do."""
-        for axis in (
-            "keep",
-            "shape",
-            "advantage",
-            "adjust",
-            "prune",
-            "select",
-            "ratio",
-            "weight",
-            "correction",
-            "aggregate",
-        ):
+        for axis in AXES:
             chosen = getattr(self, axis)
             yield from ((axis, piece) for piece in (chosen if isinstance(chosen, tuple) else (chosen,)))
         yield from (("divergence", term) for term in self.divergence if term.active)
@@ -267,6 +255,8 @@ class Objective:
         if batch.rewards is not None and batch.rewards.isinf().any():
             raise DataError("rewards: got inf; accepts finite numbers, and NaN for 'does not apply'")
         given = batch.advantages is not None  # then what leads to them is not run
+        if batch.advantages is not None and not torch.where(batch.mask, batch.advantages, 0.0).isfinite().all():
+            raise DataError("advantages: got nan or inf; accepts finite numbers, and 0 for what is not judged")
         for axis, piece in self.pieces():
             acts_before = axis in ("shape", "advantage", "adjust") or piece in self._in_advantage("reward", "to-go")
             if given and acts_before:

@@ -106,7 +106,8 @@ def _same_rule(correction: Correction, name: str) -> bool:
 
 def _kl(objective: Objective, options: Options) -> Objective:
     before = objective.reference
-    kl = KL(options.beta, options.kl, options.kl_place, behaviour=objective.ratio.anchor)
+    behaviour = objective.ratio.anchor if options.kl == "k3-corrected" else "old"
+    kl = KL(options.beta, options.kl, options.kl_place, behaviour=behaviour)
     others: tuple[Divergence, ...] = tuple(t for t in objective.divergence if t != before)
     return objective.replace(divergence=(kl, *others))
 

@@ -9,9 +9,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from .advantage import Advantage, GroupStd
+from .advantage import Advantage
 from .batch import TokenBatch
 from .piece import Coupling
+from .scale import GroupStd
 from .segments import group_mean, group_std, has_signal, segment_starts, to_go
 
 

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from ..advantage import Advantage, BatchStd, Given, GroupMean, GroupStd, Relative
+from ..advantage import Given, Relative, z_score
 from ..aggregate import PromptMeanTokenMean, SequenceMeanTokenMean, TokenMean
+from ..baseline import GroupMean
 from ..capped import Capped, Flipped
 from ..divergence import KL
 from ..filter import MixedGroups, UnevenGroups
 from ..objective import Objective
 from ..ratio import TokenRatio
+from ..scale import BatchStd
 from ..smooth import Sech2
 from ..trw import Triangular
 from ..weight import Clip, DualClip
-
-
-def _z(ddof: int, std_eps: float) -> Advantage:
-    return Relative(GroupMean(), GroupStd(ddof, std_eps))
 
 
 def ppo_clip(*, eps_low: float = 0.2, eps_high: float = 0.2) -> Objective:
@@ -43,7 +41,7 @@ def dual_clip(
     """
     return Objective(
         name="dual-clip",
-        advantage=_z(ddof, std_eps),
+        advantage=z_score(ddof, std_eps),
         weight=DualClip(eps_low, eps_high, cap),
         aggregate=TokenMean(),
     )
@@ -65,7 +63,7 @@ def two_sided(
     return Objective(
         name="two-sided",
         keep=(MixedGroups(),),
-        advantage=_z(ddof, std_eps),
+        advantage=z_score(ddof, std_eps),
         weight=DualClip(eps_low, eps_high, delta),
         aggregate=TokenMean(),
         divergence=(KL(0.001),),
@@ -85,7 +83,7 @@ def ce_gppo(
     """
     return Objective(
         name="ce-gppo",
-        advantage=_z(ddof, std_eps),
+        advantage=z_score(ddof, std_eps),
         weight=Triangular(eps_low, eps_high, w0=1.0, w2=1.0, w_out=w_out),
         aggregate=TokenMean(),
     )
@@ -103,7 +101,7 @@ def cispo(*, cap: float = 5.0, floor: float = 0.0, ddof: int = 1, std_eps: float
     """
     return Objective(
         name="cispo",
-        advantage=_z(ddof, std_eps),
+        advantage=z_score(ddof, std_eps),
         weight=Capped(cap, floor),
         aggregate=TokenMean(),
     )
@@ -141,7 +139,7 @@ def aipo(*, cap: float = 5.0, ddof: int = 1, std_eps: float = 0.0) -> Objective:
     """
     return Objective(
         name="aipo",
-        advantage=_z(ddof, std_eps),
+        advantage=z_score(ddof, std_eps),
         ratio=TokenRatio("rollout"),
         weight=Capped(cap),
         aggregate=TokenMean(),
@@ -162,7 +160,7 @@ def aspo(
     return Objective(
         name="aspo",
         keep=(MixedGroups(),),
-        advantage=_z(ddof, std_eps),
+        advantage=z_score(ddof, std_eps),
         weight=Flipped(eps_low, eps_high, cap),
         aggregate=TokenMean(),
     )
@@ -179,7 +177,7 @@ def sapo(*, tau_pos: float = 1.0, tau_neg: float = 1.05, ddof: int = 1, std_eps:
     """
     return Objective(
         name="sapo",
-        advantage=_z(ddof, std_eps),
+        advantage=z_score(ddof, std_eps),
         weight=Sech2(tau_pos, tau_neg),
         aggregate=SequenceMeanTokenMean(),
     )

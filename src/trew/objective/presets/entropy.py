@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..adjust import EntropyAdvantage
-from ..advantage import Advantage, GroupMean, GroupStd, Relative
+from ..advantage import z_score
 from ..aggregate import SequenceMeanTokenMean, TokenMean
 from ..covariance import ClipCov, CovariancePenalty
 from ..divergence import KL
@@ -12,10 +12,6 @@ from ..filter import HighEntropyTokens, MixedGroups
 from ..objective import Objective
 from ..weight import Clip, MeanRatioClip, Unclipped
 from .group import dapo
-
-
-def _z(ddof: int, std_eps: float) -> Advantage:
-    return Relative(GroupMean(), GroupStd(ddof, std_eps))
 
 
 def gtpo(
@@ -88,7 +84,7 @@ def kl_cov(*, share: float = 2e-3, penalty: float = 1.0, ddof: int = 1, std_eps:
     """
     return Objective(
         name="kl-cov",
-        advantage=_z(ddof, std_eps),
+        advantage=z_score(ddof, std_eps),
         weight=Unclipped(),
         aggregate=TokenMean(),
         divergence=(KL(), CovariancePenalty(penalty, share)),
@@ -117,7 +113,7 @@ def clip_cov(
     """
     return Objective(
         name="clip-cov",
-        advantage=_z(ddof, std_eps),
+        advantage=z_score(ddof, std_eps),
         weight=ClipCov(eps_low, eps_high, share, cov_low, cov_high, seed),
         aggregate=TokenMean(),
     )
@@ -159,7 +155,7 @@ def entropy_advantage(
     """
     return Objective(
         name="entropy-advantage",
-        advantage=_z(ddof, std_eps),
+        advantage=z_score(ddof, std_eps),
         adjust=(EntropyAdvantage(alpha, kappa),),
         weight=Clip(eps_low, eps_high),
         aggregate=TokenMean(),

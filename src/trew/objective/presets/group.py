@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from ..advantage import BatchStd, BetaDensity, GroupMean, GroupStd, MeanReward, PassAtK, PerReward, Relative
+from ..advantage import PassAtK, PerReward, Relative, z_score
 from ..aggregate import Constant, LocalTokenMean, SequenceMeanTokenMean, TokenMean
+from ..baseline import GroupMean
 from ..divergence import KL
 from ..filter import LargestAdvantages, MixedGroups
 from ..objective import Objective
 from ..process import StepRewards
+from ..scale import BatchStd, BetaDensity, MeanReward
 from ..weight import Clip
 
 
@@ -25,7 +27,7 @@ def grpo(*, eps_low: float = 0.2, eps_high: float = 0.2, ddof: int = 1, std_eps:
     """
     return Objective(
         name="grpo",
-        advantage=Relative(GroupMean(), GroupStd(ddof, std_eps)),
+        advantage=z_score(ddof, std_eps),
         weight=Clip(eps_low, eps_high),
         aggregate=SequenceMeanTokenMean(),
         divergence=(KL(0.04),),
@@ -76,7 +78,7 @@ def token_mean_local(
     """
     return Objective(
         name="token-mean-local",
-        advantage=Relative(GroupMean(), GroupStd(ddof, std_eps)),
+        advantage=z_score(ddof, std_eps),
         weight=Clip(eps_low, eps_high),
         aggregate=LocalTokenMean(microbatch),
     )
@@ -99,7 +101,7 @@ def dapo(*, eps_low: float = 0.2, eps_high: float = 0.28, ddof: int = 1, std_eps
     return Objective(
         name="dapo",
         keep=(MixedGroups(),),
-        advantage=Relative(GroupMean(), GroupStd(ddof, std_eps)),
+        advantage=z_score(ddof, std_eps),
         weight=Clip(eps_low, eps_high),
         aggregate=TokenMean(),
     )

@@ -3,17 +3,9 @@
 from __future__ import annotations
 
 from ..adjust import WhitenTokens
-from ..advantage import (
-    Baseline,
-    BatchMean,
-    Greedy,
-    GroupMean,
-    LeaveOneOut,
-    LengthWeighted,
-    NoBaseline,
-    Relative,
-)
+from ..advantage import Relative
 from ..aggregate import SequenceMeanTokenMean, SequenceMeanTokenSum, TokenMean
+from ..baseline import Baseline, BatchMean, Greedy, GroupMean, LeaveOneOut, LengthWeighted, NoBaseline
 from ..capped import Tapered
 from ..divergence import KL, SequenceSquare
 from ..filter import UnevenGroups

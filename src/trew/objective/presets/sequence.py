@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from ..advantage import Advantage, GroupMean, GroupStd, Relative
+from ..advantage import z_score
 from ..aggregate import SequenceMeanTokenMean, SequenceMeanTokenSum, TokenMean
 from ..objective import Objective
 from ..ratio import ClippedGeometricRatio, GeometricRatio, ProductRatio
 from ..smooth import GammaKernel
 from ..weight import Clip, LogClip
-
-
-def _z(ddof: int, std_eps: float) -> Advantage:
-    return Relative(GroupMean(), GroupStd(ddof, std_eps))
 
 
 def gspo(*, eps_low: float = 3e-4, eps_high: float = 4e-4, ddof: int = 1, std_eps: float = 0.0) -> Objective:
@@ -25,7 +21,7 @@ def gspo(*, eps_low: float = 3e-4, eps_high: float = 4e-4, ddof: int = 1, std_ep
     """
     return Objective(
         name="gspo",
-        advantage=_z(ddof, std_eps),
+        advantage=z_score(ddof, std_eps),
         ratio=GeometricRatio(),
         weight=Clip(eps_low, eps_high),
         aggregate=SequenceMeanTokenMean(),
@@ -55,7 +51,7 @@ def luspo(*, eps_low: float = 2e-3, eps_high: float = 2.5e-3, ddof: int = 1, std
     """
     return Objective(
         name="luspo",
-        advantage=_z(ddof, std_eps),
+        advantage=z_score(ddof, std_eps),
         ratio=GeometricRatio(),
         weight=Clip(eps_low, eps_high),
         aggregate=SequenceMeanTokenSum(),
@@ -73,7 +69,7 @@ def gmpo(*, eps_low: float = 0.4, eps_high: float = 0.4, ddof: int = 1, std_eps:
     """
     return Objective(
         name="gmpo",
-        advantage=_z(ddof, std_eps),
+        advantage=z_score(ddof, std_eps),
         ratio=ClippedGeometricRatio(eps_low, eps_high),
         weight=LogClip(eps_low, eps_high),
         aggregate=SequenceMeanTokenMean(),
@@ -102,7 +98,7 @@ def vespo(
     """
     return Objective(
         name="vespo",
-        advantage=_z(ddof, std_eps),
+        advantage=z_score(ddof, std_eps),
         ratio=ProductRatio(anchor),
         weight=GammaKernel(k_pos, lam_pos, k_neg, lam_neg),
         aggregate=TokenMean(),

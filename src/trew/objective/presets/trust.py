@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from ..advantage import Advantage, GroupMean, GroupStd, Relative
+from ..advantage import Relative, z_score
 from ..aggregate import SequenceMeanTokenMean, TokenMean
+from ..baseline import GroupMean
 from ..correction import OffPolicySequenceMask
 from ..divergence import KL
 from ..filter import UnevenGroups
@@ -14,12 +15,8 @@ from ..trw import Logistic, RareTokenBoost, Triangular
 from ..weight import Clip, Weight
 
 
-def _z(ddof: int, std_eps: float) -> Advantage:
-    return Relative(GroupMean(), GroupStd(ddof, std_eps))
-
-
 def _trw(name: str, weight: Weight, ddof: int, std_eps: float) -> Objective:
-    return Objective(name=name, advantage=_z(ddof, std_eps), weight=weight, aggregate=SequenceMeanTokenMean())
+    return Objective(name=name, advantage=z_score(ddof, std_eps), weight=weight, aggregate=SequenceMeanTokenMean())
 
 
 def trw_triangular(
@@ -171,7 +168,7 @@ def deepseek_v3_2(
     """
     return Objective(
         name="deepseek-v3.2",
-        advantage=_z(ddof, std_eps),
+        advantage=z_score(ddof, std_eps),
         ratio=TokenRatio("rollout"),
         weight=Clip(eps_low, eps_high),
         correction=(OffPolicySequenceMask(delta),),

@@ -1,0 +1,129 @@
+"""What a reward is compared with. Rewards are float64 here; NaN marks a sequence that takes no part."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from .batch import TokenBatch
+from .piece import Coupling, Piece
+from .segments import dense_ids, group_mean, segment_count, segment_sum
+
+
+def leave_one_out_mean(rewards: Float[Tensor, "S"], *, group_ids: Int[Tensor, "S"]) -> Float[Tensor, "S"]:
+    """b_i = mean of the other rewards of i's group: RLOO, arXiv 2402.14740. R_i - b_i = G/(G-1) (R_i - mean R).
+
+    A group of one has no others: its own reward, so that nothing is left.
+
+    >>> leave_one_out_mean(torch.tensor([1., 0., 0.]), group_ids=torch.tensor([0, 0, 0])).tolist()
+    [0.0, 0.5, 0.5]
+    """
+    ids, size = dense_ids(group_ids)
+    count = segment_count(~rewards.isnan(), ids=ids, size=size)[ids]
+    total = segment_sum(rewards.nan_to_num(0.0), ids=ids, size=size)[ids]
+    return torch.where(count > 1, (total - rewards) / (count - 1).clamp(min=1), rewards)
+
+
+def length_weighted_mean(
+    rewards: Float[Tensor, "S"], *, lengths: Int[Tensor, "S"], group_ids: Int[Tensor, "S"]
+) -> Float[Tensor, "S"]:
+    """b = sum_i T_i R_i / sum_i T_i within the group: OPO, arXiv 2505.23585. 0 where a group has no tokens.
+
+    >>> l, ids = torch.tensor([100, 300]), torch.tensor([0, 0])
+    >>> length_weighted_mean(torch.tensor([1., 0.]), lengths=l, group_ids=ids).tolist()
+    [0.25, 0.25]
+    """
+    ids, size = dense_ids(group_ids)
+    weight = torch.where(rewards.isnan(), 0.0, lengths.to(rewards.dtype))
+    total = segment_sum(weight * rewards.nan_to_num(0.0), ids=ids, size=size)
+    return (total / segment_sum(weight, ids=ids, size=size)).nan_to_num(0.0)[ids]
+
+
+@runtime_checkable
+class Baseline(Piece, Protocol):
+    """What a reward is compared with: (S,) from (S,)."""
+
+    couples: ClassVar[Coupling] = "group"
+
+    def __call__(self, rewards: Tensor, *, batch: TokenBatch) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class NoBaseline(Baseline):
+    """b = 0."""
+
+    couples: ClassVar[Coupling] = "sequence"
+
+    def __call__(self, rewards: Tensor, *, batch: TokenBatch) -> Tensor:
+        return torch.zeros_like(rewards)
+
+    def equation(self) -> str:
+        return "R_i"
+
+
+@dataclass(frozen=True)
+class GroupMean(Baseline):
+    """b = mean(R) of the group."""
+
+    def __call__(self, rewards: Tensor, *, batch: TokenBatch) -> Tensor:
+        return group_mean(rewards, group_ids=batch.group_ids)
+
+    def equation(self) -> str:
+        return "R_i - mean(R)"
+
+
+@dataclass(frozen=True)
+class LeaveOneOut(Baseline):
+    """:func:`leave_one_out_mean` as a value."""
+
+    def __call__(self, rewards: Tensor, *, batch: TokenBatch) -> Tensor:
+        return leave_one_out_mean(rewards, group_ids=batch.group_ids)
+
+    def equation(self) -> str:
+        return "R_i - mean(R of the others)"
+
+
+@dataclass(frozen=True)
+class BatchMean(Baseline):
+    """b = mean(R) of the whole step."""
+
+    couples: ClassVar[Coupling] = "batch"
+
+    def __call__(self, rewards: Tensor, *, batch: TokenBatch) -> Tensor:
+        return rewards.nanmean().expand_as(rewards)
+
+    def equation(self) -> str:
+        return "R_i - mean(R of the batch)"
+
+
+@dataclass(frozen=True)
+class Greedy(Baseline):
+    """b = the reward of the greedy answer to the same prompt: ReMax, arXiv 2310.10505."""
+
+    couples: ClassVar[Coupling] = "sequence"
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return ("baselines",)
+
+    def __call__(self, rewards: Tensor, *, batch: TokenBatch) -> Tensor:
+        assert batch.baselines is not None
+        return batch.baselines.to(rewards)
+
+    def equation(self) -> str:
+        return "R_i - R(greedy answer)"
+
+
+@dataclass(frozen=True)
+class LengthWeighted(Baseline):
+    """:func:`length_weighted_mean` as a value."""
+
+    def __call__(self, rewards: Tensor, *, batch: TokenBatch) -> Tensor:
+        return length_weighted_mean(rewards, lengths=batch.lengths, group_ids=batch.group_ids)
+
+    def equation(self) -> str:
+        return "R_i - sum_j(T_j R_j) / sum_j(T_j)"

@@ -1,0 +1,127 @@
+"""The unit of an advantage: what the difference of reward and baseline is divided by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from .batch import TokenBatch
+from .piece import Coupling, Piece, not_negative
+from .segments import dense_ids, group_mean, group_std
+
+
+def beta_density(rewards: Float[Tensor, "S"], *, group_ids: Int[Tensor, "S"]) -> Float[Tensor, "S"]:
+    """f_N(p; alpha, beta), the Beta density at the group's success rate p = mean(R): BNPO, arXiv 2506.02864.
+
+        k = m (1 - m) / v - 1,   a = k m,   b = k (1 - m),   alpha = max(1 + a/3, 1),   beta = max(1 + b/3, 1)
+
+    with m and v the mean and sample variance of p over the batch's groups. Where these have no variance there is no
+    Beta distribution to be fitted: alpha = beta = 1, density 1. Bounded from below so that 1 / f_N <= 1e6.
+
+    >>> r = torch.tensor([1., 0, 0, 0, 1, 1, 0, 0, 1, 1, 1, 0], dtype=torch.float64)
+    >>> [round(f, 6) for f in beta_density(r, group_ids=torch.arange(3).repeat_interleave(4))[::4].tolist()]
+    [1.102658, 1.27324, 1.102658]
+    """
+    p = group_mean(rewards, group_ids=group_ids)
+    ids, size = dense_ids(group_ids)
+    per_group = torch.full((size,), torch.nan, dtype=p.dtype, device=p.device).scatter(0, ids, p)
+    known = per_group[~per_group.isnan()]
+    mean, variance = known.mean(), known.var() if len(known) > 1 else known.new_zeros(())
+    k = mean * (1 - mean) / variance - 1
+    fitted = variance > 1e-12
+    alpha = torch.where(fitted, 1 + k * mean / 3, 1.0).clamp(min=1.0)
+    beta = torch.where(fitted, 1 + k * (1 - mean) / 3, 1.0).clamp(min=1.0)
+    norm = torch.lgamma(alpha) + torch.lgamma(beta) - torch.lgamma(alpha + beta)
+    log_density = torch.xlogy(alpha - 1, p) + torch.xlogy(beta - 1, 1 - p) - norm
+    return log_density.exp().clamp(min=1e-6)
+
+
+@runtime_checkable
+class Scale(Piece, Protocol):
+    """The unit of an advantage: (S,) from (S,)."""
+
+    couples: ClassVar[Coupling] = "group"
+
+    def __call__(self, rewards: Tensor, *, batch: TokenBatch) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Unit(Scale):
+    """scale = 1."""
+
+    couples: ClassVar[Coupling] = "sequence"
+
+    def __call__(self, rewards: Tensor, *, batch: TokenBatch) -> Tensor:
+        return torch.ones_like(rewards)
+
+    def equation(self) -> str:
+        return ""
+
+
+@dataclass(frozen=True)
+class _Deviation(Scale):
+    ddof: int = 1
+    std_eps: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.ddof not in (0, 1):
+            raise ValueError(f"ddof: got {self.ddof!r}, accepts 0 (population) or 1 (sample)")
+        not_negative(std_eps=self.std_eps)
+
+    def _shown(self, name: str) -> str:
+        return f"({name} + {self.std_eps:g})" if self.std_eps else name
+
+
+@dataclass(frozen=True)
+class GroupStd(_Deviation):
+    """scale = std(R) of the group + std_eps. ``ddof = 1`` is the sample deviation, which the public implementations
+    use; the papers do not say."""
+
+    def __call__(self, rewards: Tensor, *, batch: TokenBatch) -> Tensor:
+        return group_std(rewards, group_ids=batch.group_ids, ddof=self.ddof) + self.std_eps
+
+    def equation(self) -> str:
+        return f" / {self._shown('std(R)')}      std with ddof = {self.ddof}; 0 where all R are equal"
+
+
+@dataclass(frozen=True)
+class BatchStd(_Deviation):
+    """scale = std of all rewards of the step, as they are (not centred), + std_eps: Lite-PPO, arXiv 2508.08221."""
+
+    couples: ClassVar[Coupling] = "batch"
+
+    def __call__(self, rewards: Tensor, *, batch: TokenBatch) -> Tensor:
+        one = torch.zeros_like(batch.group_ids)
+        return group_std(rewards, group_ids=one, ddof=self.ddof) + self.std_eps
+
+    def equation(self) -> str:
+        return f" / {self._shown('std(R of the batch)')}      std with ddof = {self.ddof}; 0 where all R are equal"
+
+
+@dataclass(frozen=True)
+class MeanReward(Scale):
+    """scale = mean(R) of the group, for rewards of 0 and above: MaxRL, arXiv 2602.02710. No signal where it is 0."""
+
+    def __call__(self, rewards: Tensor, *, batch: TokenBatch) -> Tensor:
+        mean = group_mean(rewards, group_ids=batch.group_ids)
+        return torch.where(mean > 0, mean, torch.inf)
+
+    def equation(self) -> str:
+        return " / mean(R)      0 where mean(R) <= 0"
+
+
+@dataclass(frozen=True)
+class BetaDensity(Scale):
+    """:func:`beta_density` as a value."""
+
+    couples: ClassVar[Coupling] = "batch"
+
+    def __call__(self, rewards: Tensor, *, batch: TokenBatch) -> Tensor:
+        return beta_density(rewards, group_ids=batch.group_ids)
+
+    def equation(self) -> str:
+        return " / Beta(mean(R); alpha, beta)      alpha, beta fitted to the group means of the batch"

@@ -1,0 +1,170 @@
+"""Options that every preset takes: each one changes what it says, is read back, or is refused with the reason."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+import trew
+from trew.errors import ConfigError
+from trew.objective.options import AGGREGATES, CORRECTIONS, Options
+
+EACH = {
+    "beta": 0.1,
+    "kl": "k2",
+    "kl_place": "reward",
+    "aggregate": "seq-mean-token-sum",
+    "correction": "tis",
+    "dynamic_sampling": True,
+    "overlong_filtering": True,
+    "overlong_cache": 8,
+    "entropy_bonus": 0.01,
+    "entropy_target": 0.3,
+    "entropy_step": 0.01,
+}
+
+
+@pytest.mark.parametrize("name", EACH)
+def test_what_is_set_is_read_back_and_nothing_else_changes(name):
+    plain, changed = trew.preset("lite-ppo"), trew.preset("lite-ppo", **{name: EACH[name]})
+    before, after = (dataclasses.asdict(Options.of(o)) for o in (plain, changed))
+    bounds = {"correction_low", "correction_high"} if name == "correction" else set()
+    assert after[name] == EACH[name] != before[name]
+    assert {k for k in after if after[k] != before[k]} == {name, *bounds}
+
+
+def test_every_option_is_tried():
+    assert {f.name for f in dataclasses.fields(Options)} == {*EACH, "correction_low", "correction_high", "opsm_delta"}
+
+
+@pytest.mark.parametrize("preset", trew.presets())
+def test_a_preset_told_its_own_options_stays_what_it_is(preset):
+    objective = trew.preset(preset)
+    own = {k: v for k, v in dataclasses.asdict(Options.of(objective)).items() if v is not None and v != "own"}
+    assert trew.preset(preset, **own) == objective
+
+
+@pytest.mark.parametrize("name", AGGREGATES)
+def test_aggregates_by_name(name):
+    objective = trew.preset("grpo", aggregate=name)
+    assert type(objective.aggregate) is AGGREGATES[name]
+    assert Options.of(objective).aggregate == name
+
+
+@pytest.mark.parametrize("name", CORRECTIONS)
+def test_corrections_by_name_and_bounds(name):
+    objective = trew.preset("grpo", correction=name)
+    assert objective.correction == (CORRECTIONS[name],)
+    assert Options.of(objective).correction == name
+    if name != "opsm":
+        bounded = trew.preset("grpo", correction=name, correction_low=0.25, correction_high=7.0)
+        assert (bounded.correction[0].low, bounded.correction[0].high) == (0.25, 7.0)
+        again = trew.preset("grpo", correction=f"{name}+opsm", opsm_delta=0.1)
+        assert again.correction[1].delta == 0.1
+        assert again.correction[0] == CORRECTIONS[name]
+
+
+def test_another_correction_does_not_inherit_bounds():
+    objective = trew.preset("deepseek-v3.2", opsm_delta=0.25)
+    assert objective.correction[0].delta == 0.25
+    assert trew.preset("deepseek-v3.2", correction="none").correction == ()
+
+
+def test_a_corrected_kl_follows_the_ratio_s_anchor():
+    assert trew.preset("aipo", beta=0.1, kl="k3-corrected").reference.behaviour == "rollout"
+    assert trew.preset("grpo", kl="k3-corrected").reference.behaviour == "old"
+
+
+REFUSED = [
+    ("grpo", {"correction": "tiss"}, "correction: got 'tiss', accepts 'none', 'tis'"),
+    ("grpo", {"correction": "tis+icepop"}, "correction: got 'tis.icepop', accepts one of tis, icepop"),
+    ("grpo", {"correction": "opsm+opsm"}, "accepts each one once"),
+    ("grpo", {"correction_high": 3.0}, "correction_high: got 3.0, but correction = 'none' has no such bound"),
+    ("grpo", {"correction": "tis", "opsm_delta": 0.1}, "opsm_delta: got 0.1"),
+    ("grpo", {"correction": "tis", "correction_low": 3.0}, "accepts 0 <= low < high"),
+    ("aipo", {"correction": "tis"}, "aipo's ratio is measured against the sampler already"),
+    ("grpo", {"aggregate": "own"}, "aggregate: got 'own', accepts 'seq-mean-token-mean'"),
+    ("grpo", {"kl": "k4"}, "kl: got 'k4', accepts 'k1', 'k2', 'k3' or 'k3-corrected'"),
+    ("grpo", {"kl_place": "head"}, "kl_place: got 'head', accepts 'loss', 'reward' or 'to-go'"),
+    ("grpo", {"kl": "k3-corrected", "kl_place": "reward"}, "kl: got 'k3-corrected'"),
+    ("gtpo", {"beta": 0.1, "kl_place": "reward"}, "kl_place: got 'reward', but gtpo's advantages do not look at it"),
+    ("ppo-clip", {"beta": 0.1, "kl_place": "to-go"}, "kl_place: got 'to-go'.* accepts 'loss' here"),
+    ("pass-at-k", {"overlong_cache": 8}, "overlong_cache: pass-at-k's advantages do not look at the reward's value"),
+    ("grpo", {"overlong_cache": -1}, "overlong_cache: got -1"),
+    ("grpo", {"overlong_cache": 1.5}, "overlong_cache: got 1.5 .float., accepts a int"),
+    ("grpo", {"entropy_bonus": -0.1}, "entropy_bonus: got -0.1, accepts 0 or more"),
+    ("grpo", {"beta": True}, "beta: got True"),
+    ("rloo", {"ddof": 0}, "rloo has no such setting"),
+    ("gtpo", {"normalize": "both"}, "normalize: got 'both', accepts 'joint' or 'separate'"),
+    ("reinforce", {"baseline": "critic"}, "baseline: got 'critic', accepts 'none', 'group', 'batch' or 'leave-one"),
+    ("topr", {"level": "word"}, "level: got 'word', accepts 'token' or 'sequence'"),
+    ("dual-clip", {"cap": 1.1}, "cap: got 1.1, accepts a number above 1 . eps_high = 1.2"),
+    ("two-sided", {"delta": 1.1}, "delta: got 1.1, accepts a number above 1 . eps_high = 1.2"),
+    ("vespo", {"k_pos": 0.5}, "k_pos: got 0.5, accepts 1 or more"),
+    ("cppo", {"pruning": 1.0}, "pruning: got 1.0, accepts 0 or more and less than 1"),
+    ("cispo", {"floor": 6.0}, "floor: got 6.0, accepts at most cap = 5"),
+    ("clip-cov", {"cov_low": 5.0}, "cov_low: got 5.0, accepts a number below cov_high = 5"),
+    ("token-mean-local", {"microbatch": 0}, "microbatch: got 0"),
+    ("pass-at-k", {"k": 0}, "k: got 0"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "settings", "message"), REFUSED)
+def test_what_cannot_be_is_refused(name, settings, message):
+    with pytest.raises(ConfigError, match=message):
+        trew.preset(name, **settings)
+
+
+def test_all_problems_at_once():
+    with pytest.raises(ConfigError) as error:
+        trew.preset("dapo", eps_hgh=0.3, eps_low="0.2", beta="no")
+    assert len(error.value.problems) == 3
+    assert "did you mean 'eps_high'" in str(error.value)
+
+
+def test_whole_numbers_are_numbers():
+    assert trew.preset("grpo", beta=1, eps_low=1).weight.eps_low == 1.0
+    assert isinstance(trew.preset("grpo", beta=1).beta, float)
+
+
+def test_objectives_are_values():
+    assert trew.preset("gtpo") == trew.preset("gtpo")
+    assert hash(trew.preset("gtpo")) == hash(trew.preset("gtpo"))
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        trew.preset("gtpo").name = "other"
+
+
+def test_options_act_on_the_gradient():
+    """Each option moves the coefficients of a batch on which it can act."""
+    g = torch.Generator().manual_seed(0)
+    rows, width = 8, 6
+
+    def near(scale: float) -> torch.Tensor:
+        return logprobs + scale * torch.randn(rows, width, generator=g, dtype=torch.float64)
+
+    logprobs = -torch.rand(rows, width, generator=g, dtype=torch.float64) - 1
+    mask = torch.arange(width)[None] < torch.randint(2, width + 1, (rows, 1), generator=g)
+    batch = trew.TokenBatch.from_padded(
+        logprobs=logprobs, mask=mask, old_logprobs=near(0.2), rollout_logprobs=near(0.4), ref_logprobs=near(0.2),
+        entropies=torch.rand(rows, width, generator=g, dtype=torch.float64), group_ids=torch.arange(rows) // 4,
+        rewards=torch.tensor([1.0, 0, 0, 1, 1, 1, 1, 1]), truncated=torch.arange(rows) < 2, max_length=width,
+    )  # fmt: skip
+    base = {"aggregate": "token-mean", "beta": 0.1}
+
+    def coefficients(**settings) -> torch.Tensor:
+        return trew.preset("lite-ppo", **(base | settings)).loss(batch).coefficients
+
+    plain = coefficients()
+    tried = [
+        {"beta": 0.2}, {"kl": "k1"}, {"kl": "k2"}, {"kl": "k3-corrected"}, {"kl_place": "reward"},
+        {"kl_place": "to-go"}, {"dynamic_sampling": True}, {"overlong_filtering": True}, {"overlong_cache": 5},
+        *({"aggregate": name} for name in AGGREGATES if name != "token-mean"),
+        *({"correction": name} for name in CORRECTIONS if name != "opsm"), {"correction": "opsm", "opsm_delta": 0.01},
+    ]  # fmt: skip
+    seen = [plain]
+    for settings in tried:
+        now = coefficients(**settings)
+        assert all((now - other).abs().max() > 1e-6 for other in seen), settings
+        seen.append(now)
