@@ -147,7 +147,7 @@ def test_options_act_on_the_gradient():
     logprobs = -torch.rand(rows, width, generator=g, dtype=torch.float64) - 1
     mask = torch.arange(width)[None] < torch.randint(2, width + 1, (rows, 1), generator=g)
     batch = trew.TokenBatch.from_padded(
-        logprobs=logprobs, mask=mask, old_logprobs=near(0.2), rollout_logprobs=near(0.4), ref_logprobs=near(0.2),
+        logprobs=logprobs, mask=mask, old_logprobs=near(0.2), rollout_logprobs=near(1.0), ref_logprobs=near(0.2),
         entropies=torch.rand(rows, width, generator=g, dtype=torch.float64), group_ids=torch.arange(rows) // 4,
         rewards=torch.tensor([1.0, 0, 0, 1, 1, 1, 1, 1]), truncated=torch.arange(rows) < 2, max_length=width,
     )  # fmt: skip

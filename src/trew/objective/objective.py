@@ -34,7 +34,7 @@ from .piece import COUPLINGS, Coupling, Piece
 from .ratio import Ratio, TokenRatio
 from .segments import segment_mean, segment_sum, to_go
 from .shaping import Shape
-from .weight import LinearWeight, Weight
+from .weight import Weight
 
 AXES = ("keep", "shape", "advantage", "adjust", "prune", "select", "ratio", "weight", "correction", "aggregate")
 """An objective's choices in the order in which they act; ``divergence`` and ``entropy_bonus`` stand beside them."""
@@ -211,7 +211,7 @@ class Objective:
         ratio = self.ratio(batch)
         weight = self.weight(ratio, advantages=advantages, batch=batch)
         surrogate = self.weight.surrogate(ratio, advantages=advantages, batch=batch)
-        if self.ratio.per_sequence and not isinstance(self.weight, LinearWeight):
+        if self.ratio.per_sequence and not self.weight.linear:
             surrogate = surrogate / batch.lengths[batch.sequence_ids].clamp(min=1)
         packed = {"ratio": ratio, "weight": weight}
         scale = share

@@ -59,7 +59,10 @@ def dual_clip_weight(
 
 @runtime_checkable
 class Weight(Piece, Protocol):
-    """w(r, A) per token. ``surrogate`` is the value per token that the loss reports; it has no gradient."""
+    """w(r, A) per token. ``surrogate`` is the value per token that the loss reports; it has no gradient. ``linear``
+    says that it is linear in log pi: then it counts for each token, even where all share one ratio."""
+
+    linear: ClassVar[bool] = False
 
     def __call__(self, ratio: Tensor, *, advantages: Tensor, batch: TokenBatch) -> Tensor: ...
 
@@ -70,6 +73,8 @@ class Weight(Piece, Protocol):
 @runtime_checkable
 class LinearWeight(Weight, Protocol):
     """A weight whose surrogate is sg(w r) A log pi: linear in the log-probability, as its paper writes it."""
+
+    linear: ClassVar[bool] = True
 
     def surrogate(self, ratio: Tensor, *, advantages: Tensor, batch: TokenBatch) -> Tensor:
         return self(ratio, advantages=advantages, batch=batch) * ratio * advantages * batch.policy
