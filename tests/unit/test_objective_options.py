@@ -139,17 +139,22 @@ def test_objectives_are_values():
 def test_options_act_on_the_gradient():
     """Each option moves the coefficients of a batch on which it can act."""
     g = torch.Generator().manual_seed(0)
-    rows, width = 8, 6
+    rows, width = 12, 6
 
-    def near(scale: float) -> torch.Tensor:
-        return logprobs + scale * torch.randn(rows, width, generator=g, dtype=torch.float64)
+    def noise(scale: float) -> torch.Tensor:
+        return scale * torch.randn(rows, width, generator=g, dtype=torch.float64)
 
     logprobs = -torch.rand(rows, width, generator=g, dtype=torch.float64) - 1
     mask = torch.arange(width)[None] < torch.randint(2, width + 1, (rows, 1), generator=g)
+    old = logprobs + noise(0.2)
+    # Sequences that the sampler sees as the trainer does, and ones that it does not: products above 2 and 3, below 1.
+    log_kappa = torch.tensor([0.0, 0.3, -0.3, 0.8, 1e-4, 0.2, -0.9, 0.45, 0, 0, 0, 0], dtype=torch.float64)[:, None]
+    rollout = old - log_kappa - noise(0.5) * (log_kappa.abs() > 0.1)
     batch = trew.TokenBatch.from_padded(
-        logprobs=logprobs, mask=mask, old_logprobs=near(0.2), rollout_logprobs=near(1.0), ref_logprobs=near(0.2),
+        logprobs=logprobs, mask=mask, old_logprobs=old, rollout_logprobs=rollout, ref_logprobs=logprobs + noise(0.2),
         entropies=torch.rand(rows, width, generator=g, dtype=torch.float64), group_ids=torch.arange(rows) // 4,
-        rewards=torch.tensor([1.0, 0, 0, 1, 1, 1, 1, 1]), truncated=torch.arange(rows) < 2, max_length=width,
+        rewards=torch.tensor([1.0, 0, 0, 1, 0, 1, 1, 0, 1, 1, 1, 1]), truncated=torch.arange(rows) < 2,
+        max_length=width,
     )  # fmt: skip
     base = {"aggregate": "token-mean", "beta": 0.1}
 

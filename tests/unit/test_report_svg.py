@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from trew.report.svg import Series, labels, line_chart, running_mean, ticks
+from trew.report.svg import Series, labels, line_chart, running_mean, side_by_side, ticks
 
 NS = "{http://www.w3.org/2000/svg}"
 
@@ -123,3 +123,27 @@ def test_ticks_are_few_sorted_inside_and_told_apart(low, size, most):
     slack = 1e-6 * (high - low)
     assert all(low - slack <= t <= high + slack for t in found)
     assert len(set(labels(found))) == len(found)
+
+
+def test_a_fixed_horizontal_axis_and_lines_of_their_own_dash_and_thickness():
+    svg = line_chart([Series("a", [0.5, 1.5], [0, 1], dash="5 3", thickness=3.5)], x_range=(0.0, 2.0), y_range=(0, 1))
+    (points,) = paths(svg)
+    xs = {t.text: float(t.get("x")) for t in parse(svg).iter(f"{NS}text") if t.get("text-anchor") == "middle"}
+    assert points[0][0] == pytest.approx((xs["0.0"] * 3 + xs["2.0"]) / 4, abs=0.11)
+    (line,) = [p for p in parse(svg).iter(f"{NS}path") if "h20" not in p.get("d")]
+    assert line.get("stroke-dasharray") == "5 3"
+    assert line.get("style") == "stroke-width:3.5"
+
+
+def test_charts_side_by_side_share_title_legend_and_small_print():
+    chart = line_chart([Series("", [0, 1], [0, 1])], width=300, height=200, standalone=False)
+    legend = [Series("one <b>", [], []), Series("two", [], [], dash="6 4")]
+    root = parse(side_by_side([chart, chart], width=300, height=200, title="T&T", legend=legend, note="small"))
+    assert (root.get("width"), root.get("viewBox").split()[2]) == ("600", "600")
+    assert len(root.findall(f"{NS}g/{NS}svg")) == 2
+    assert len(list(root.iter(f"{NS}style"))) == 1
+    words = [t.text for t in root.findall(f"{NS}text")]
+    assert words == ["T&T", "one <b>", "two", "small"]
+    heights = [float(t.get("y")) for t in root.findall(f"{NS}text")]
+    assert heights[-1] > heights[1] > 230
+    assert float(root.get("height")) > heights[-1]
