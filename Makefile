@@ -4,11 +4,16 @@ VENV := .venv
 BIN := $(VENV)/bin
 SEED ?= 0
 OUT ?= runs/demo
+PEER_trl := trl==1.16.0
+PEER_verl := verl==0.9.1
 
-.PHONY: demo test test-slow check format clean fetch
+.PHONY: demo docs test test-slow test-peers check format clean fetch
 
 demo: $(VENV)/.installed fetch
 	$(BIN)/trew demo --seed $(SEED) --out $(OUT) --overwrite
+
+docs: $(VENV)/.installed
+	$(BIN)/python docs/generate.py
 
 fetch: $(VENV)/.installed
 	$(BIN)/python -m trew.models
@@ -18,6 +23,17 @@ test: $(VENV)/.installed-dev
 
 test-slow: $(VENV)/.installed-dev fetch
 	$(BIN)/python -m pytest -m slow
+
+# Our numbers against those of the real TRL and verl. Each gets an environment of its own: their dependencies clash.
+test-peers: .venv-trl/.installed .venv-verl/.installed
+	PYTHONPATH=src OMP_NUM_THREADS=1 .venv-trl/bin/python -m pytest -W ignore tests/peers/test_trl_*.py
+	PYTHONPATH=src OMP_NUM_THREADS=1 .venv-verl/bin/python -m pytest -W ignore tests/peers/test_verl_*.py
+
+.venv-%/.installed: tests/peers/%.txt Makefile
+	@test -x .venv-$*/bin/python || $(PYTHON) -m venv .venv-$* || { rm -rf .venv-$*; exit 2; }
+	.venv-$*/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	.venv-$*/bin/python -m pip install --quiet --disable-pip-version-check --no-deps $(PEER_$*)
+	@touch $@
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
@@ -44,4 +60,4 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	@touch $@
 
 clean:
-	rm -rf $(VENV) build dist runs
+	rm -rf $(VENV) .venv-trl .venv-verl build dist runs

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import importlib.util
 import inspect
 import json
 import re
 import runpy
 import tomllib
 import typing
+import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,7 @@ import tiny
 from trew.cli.main import COMMANDS, main
 from trew.config import Config, RewardConfig, dumps, parse
 from trew.errors import ConfigError
+from trew.objective.options import Options
 from trew.objective.presets import PRESETS, preset
 
 ROOT = Path(__file__).parents[2]
@@ -26,7 +29,7 @@ PAGES = [
     *sorted((ROOT / "docs").glob("*.md")),
     *(p for p in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "recipes" / "README.md") if p.exists()),
 ]
-EXECUTED = [p for p in (ROOT / "README.md", ROOT / "docs" / "objectives.md") if p.exists()]
+EXECUTED = [ROOT / "README.md", ROOT / "docs" / "objectives.md", ROOT / "docs" / "notes.md"]
 
 
 def name_of(path: Path) -> str:
@@ -97,14 +100,61 @@ def test_every_key_is_documented_with_its_default_and_nothing_else_is():
     assert {k: value(v) for k, v in told.items()} == {k: value(v) for k, v in true.items()}
 
 
-def test_every_override_of_every_preset_is_documented_with_its_default():
-    text = (ROOT / "docs" / "objectives.md").read_text()
+# ---- what is generated from the presets
+
+
+@pytest.fixture(scope="module")
+def generator():
+    """docs/generate.py as a module."""
+    spec = importlib.util.spec_from_file_location("docs_generate", ROOT / "docs" / "generate.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_generated_pages_and_pictures_are_current(generator):
+    wanted = generator.files()
+    stale = [p.name for p, text in wanted.items() if not p.exists() or p.read_text(encoding="utf-8") != text]
+    surplus = sorted({p.name for p in generator.PICTURES.glob("*.svg")} - {p.name for p in wanted})
+    assert not stale + surplus, "run make docs, look at what changed, and commit it"
+
+
+def test_a_change_would_be_noticed(generator):
+    page = (ROOT / "docs" / "objectives.md").read_text()
+    parts = dict.fromkeys(re.findall(r"<!-- generated: (\w+) -->", page), "x")
+    assert set(parts) == {"axes", "options", "choices", "pictures"}
+    emptied = generator.filled(page, parts)
+    assert len(emptied) < 0.8 * len(page)
+    assert generator.filled(emptied, parts) == emptied
+
+
+def test_every_preset_is_in_the_table_and_has_a_picture_and_a_section_with_every_setting_and_its_default():
+    table = (ROOT / "docs" / "objectives.md").read_text()
+    text = (ROOT / "docs" / "presets.md").read_text()
     for name, build in PRESETS.items():
-        section = text.split(f"\n### `{name}`\n")[1].split("\n### ")[0].split("\n## ")[0]
+        assert f"| [`{name}`](presets.md#" in table, name
+        assert table.count(f"(images/objectives/{name}.svg)") == text.count(f"(images/objectives/{name}.svg)") == 1
+        section = text.split(f"\n### `{name}`\n")[1].split("\n### ")[0]
         told = dict(re.findall(r"`(\w+) = ([^`]+)`", section.split("Defaults:")[1].splitlines()[0]))
         defaults = {p.name: as_toml(p.default) for p in inspect.signature(build).parameters.values()}
         assert told == defaults, name
         assert f"```text\n{preset(name).equation()}\n```" in section, f"{name}: not what trew explain says"
+        for heading in ("**Use it** ", "**Deviations:** "):
+            assert heading in section, f"{name}: {heading}"
+    assert text.count("\n### ") == len(PRESETS)
+
+
+def test_every_option_is_documented_with_its_default():
+    rows = re.findall(r"^\| `(\w+)` \| (?:`(.+?)`|the [\w']+) \|", (ROOT / "docs" / "objectives.md").read_text(), re.M)
+    told = {name: default for name, default in rows if name in {f.name for f in dataclasses.fields(Options)}}
+    true = {f.name: f.default for f in dataclasses.fields(Options)}
+    assert told == {k: "" if v in ("", None) else as_toml(v) for k, v in true.items()}
+
+
+def test_pictures_are_small_and_are_pictures():
+    for path in (ROOT / "docs" / "images" / "objectives").glob("*.svg"):
+        assert path.stat().st_size < 15_000, path.name
+        assert ET.fromstring(path.read_text()).tag.endswith("svg")
 
 
 # ---- pages

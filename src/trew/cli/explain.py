@@ -2,60 +2,85 @@
 
 from __future__ import annotations
 
-import inspect
+import shutil
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import tyro
 
+from ..config import apply_overrides
 from ..errors import ConfigError, output_file
 
 
 def explain(
-    name: Annotated[str, tyro.conf.Positional] = "",
+    names: Annotated[tuple[str, ...], tyro.conf.Positional] = (),
     /,
     *,
+    list: bool = False,
     plot: Path | None = None,
+    ratios: tuple[float, float] | None = None,
+    set: tuple[str, ...] = (),
 ) -> int:
-    """Show an objective: equation, every choice, defaults, source and deviations. Without a name: the list of all.
+    """Show objectives: equation with its numbers, settings, source, deviations, when to use which. Without a name: all.
+
+    For example: trew explain dapo, trew explain grpo gspo sapo --plot w.svg, trew explain dapo --set eps_high=0.3
 
     Args:
-        name: Preset, for example dapo.
-        plot: Draw the weight w(r, A) for A > 0 and A < 0 into this SVG file.
+        names: Presets; several are explained one after the other and drawn into one picture.
+        list: One line each: advantage, ratio, weight, average, KL, paper.
+        plot: Draw the weight w(r, A) and the coefficient over the ratio r, for A > 0 and A < 0, into this SVG file.
+        ratios: From which to which r, for example 0.9 1.1; by default as the objectives' regions ask for.
+        set: key=value, a setting of the objective over its default: --set eps_high=0.3 beta=0.01
     """
-    from ..objective import preset
-    from ..objective.presets import PRESETS
+    from .describe import describe, known, listed, text
 
-    if plot is not None and not name:
-        raise ConfigError("--plot: which objective? trew explain NAME --plot FILE; trew explain lists the names")
-    if not name:
-        width = max(map(len, PRESETS))
-        for known, build in PRESETS.items():
-            print(f"  {known:<{width}}  {(build.__doc__ or '').splitlines()[0]}")
+    overrides = _overrides(set)
+    _check(names, list=list, plot=plot, ratios=ratios, overrides=overrides)
+    columns = shutil.get_terminal_size((100, 40)).columns
+    if list or not names:
+        print(listed(known(names) or None, width=columns if sys.stdout.isatty() else None))
         return 0
-    objective = preset(name)
+    width = min(columns, 100)
+    described = [describe(name, **overrides) for name in known(names)]
     if plot is not None:
+        from .curves import figure
+
+        picture = figure([d.objective for d in described], ratios=ratios)
         with output_file(plot):
-            plot.write_text(weight_plot(name), encoding="utf-8")
-    defaults = ", ".join(f"{p.name} = {p.default!r}" for p in inspect.signature(PRESETS[name]).parameters.values())
-    print(inspect.cleandoc(PRESETS[name].__doc__ or ""))
-    print(f"\n{objective.equation()}\n\nSettings: {defaults}")
+            plot.write_text(picture, encoding="utf-8")
+    print(f"\n\n{'-' * width}\n\n".join(text(d, width=width) for d in described))
     if plot is not None:
-        print(f"\nWeight drawn into {plot}")
+        print(f"\nw(r, A) and the coefficient drawn into {plot}")
     return 0
 
 
-def weight_plot(name: str) -> str:
-    """w(r, A) over r in [0, 2] for both signs of A, as SVG."""
-    import torch
+def _overrides(settings: tuple[str, ...]) -> dict[str, object]:
+    table: dict[str, object] = {}
+    apply_overrides(table, settings)
+    return table
 
-    from ..objective import preset
-    from ..report.svg import Series, line_chart
 
-    objective = preset(name)
-    ratio = torch.linspace(0.0, 2.0, 401)
-    series = []
-    for sign, label in ((1.0, "A > 0"), (-1.0, "A < 0")):
-        weight = objective.weight(ratio, advantages=torch.full_like(ratio, sign))
-        series.append(Series(label, ratio.tolist(), weight.tolist()))
-    return line_chart(series, title=f"{name}: weight of a token", x_label="ratio r", y_label="w(r, A)")
+def _check(
+    names: tuple[str, ...],
+    *,
+    list: bool,
+    plot: Path | None,
+    ratios: tuple[float, float] | None,
+    overrides: dict[str, object],
+) -> None:
+    """Every option is honoured or refused."""
+    problems = []
+    for option, given in (("--plot", plot is not None), ("--ratios", ratios is not None), ("--set", bool(overrides))):
+        if given and not names:
+            problems.append(f"{option}: which objective? trew explain NAME {option} ...; trew explain --list shows all")
+        elif given and list:
+            problems.append(f"{option}: has no meaning with --list, which shows defaults; leave out one of them")
+    if ratios is not None and plot is None:
+        problems.append("--ratios: is about the picture; add --plot FILE.svg")
+    if ratios is not None and not 0 <= ratios[0] < ratios[1] <= 1e4:
+        problems.append(
+            f"--ratios: got {ratios[0]:g} {ratios[1]:g}, accepts two numbers from 0 to 10000, the lower first"
+        )
+    if problems:
+        raise ConfigError(problems)

@@ -6,6 +6,7 @@ and thinning of long series keeps the lowest and the highest point of every stre
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Iterator, Sequence
@@ -55,6 +56,8 @@ class Series:
     high: Values | None = None
     style: Literal["line", "points", "faint"] = "line"
     colour: int | None = None  # index of the palette; None = the next one
+    dash: str | None = None  # stroke-dasharray of the line; None = that of the colour, "" = solid
+    thickness: float | None = None  # of the line, None = the usual one; wider lines stay visible under others
 
     def __post_init__(self) -> None:
         for name in ("y", "low", "high"):
@@ -86,16 +89,19 @@ def line_chart(
     title: str = "",
     x_label: str = "step",
     y_label: str = "",
+    x_range: tuple[float, float] | None = None,
     y_range: tuple[float, float] | None = None,
     width: int = 560,
     height: int = 280,
     standalone: bool = True,
 ) -> str:
-    """A complete ``<svg>`` element. ``y_range`` fixes the vertical axis (accuracy: 0 to 1), else the data do.
+    """A complete ``<svg>`` element. ``x_range`` and ``y_range`` fix an axis (accuracy: 0 to 1), else the data do.
     ``standalone`` puts the style into the picture; a page that has ``CSS`` already says False.
     """
     series = [_thin(s, 2 * width) for s in series]
-    frame = _frame(series, y_range, width, height, title=bool(title), y_label=bool(y_label), x_label=bool(x_label))
+    frame = _frame(
+        series, x_range, y_range, width, height, title=bool(title), y_label=bool(y_label), x_label=bool(x_label)
+    )
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" class="tc" viewBox="0 0 {width} {frame.height}" width="{width}" '
         f'height="{frame.height}" role="img" aria-label="{_text(title or y_label or "chart")}">'
@@ -109,10 +115,33 @@ def line_chart(
     colours = [s.colour if s.colour is not None else i for i, s in enumerate(series)]
     for s, colour in zip(series, colours, strict=True):
         parts += _draw(s, colour % len(_LIGHT), frame)
-    parts += _legend(series, colours, frame)
+    parts += _legend(series, colours, left=frame.left, right=frame.right, bottom=frame.height - 10)
     if not any(True for s in series for _ in _points(s)):
         x, y = (frame.left + frame.right) / 2, (frame.top + frame.bottom) / 2
         parts.append(f'<text class="tc-muted" x="{x:.1f}" y="{y:.1f}" text-anchor="middle">no values</text>')
+    return "".join([*parts, "</svg>"])
+
+
+def side_by_side(
+    charts: Sequence[str], *, width: int, height: int, title: str, legend: Sequence[Series], note: str = ""
+) -> str:
+    """Charts of one size (``width`` by ``height``, made with ``standalone=False`` and series without names) next to
+    each other under one title, with one legend for all, and a line of small print.
+    """
+    total = width * len(charts)
+    rows = _legend_rows([s.name for s in legend], total - 32)
+    bottom = 30 + height + 18 * len(rows) + (18 if note else 0) + 8
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="tc" viewBox="0 0 {total} {bottom}" width="{total}" '
+        f'height="{bottom}" role="img" aria-label="{_text(title)}"><style>{CSS}</style>'
+        f'<rect class="tc-ground" width="{total}" height="{bottom}" rx="6"/>'
+        f'<text class="tc-ink tc-title" x="16" y="20">{_text(title)}</text>'
+    ]
+    parts += [f'<g transform="translate({width * i} 30)">{chart}</g>' for i, chart in enumerate(charts)]
+    colours = [s.colour if s.colour is not None else i for i, s in enumerate(legend)]
+    parts += _legend(legend, colours, left=16, right=total - 16, bottom=bottom - (26 if note else 8))
+    if note:
+        parts.append(f'<text class="tc-muted" x="16" y="{bottom - 9}" font-size="11">{_text(note)}</text>')
     return "".join([*parts, "</svg>"])
 
 
@@ -143,6 +172,7 @@ class _Frame:
 
 def _frame(
     series: Sequence[Series],
+    x_range: tuple[float, float] | None,
     y_range: tuple[float, float] | None,
     width: int,
     height: int,
@@ -152,7 +182,7 @@ def _frame(
     x_label: bool,
 ) -> _Frame:
     points = [p for s in series for p in _points(s)]
-    x_ends = _ends([p[0] for p in points], pad=0.0)
+    x_ends = x_range or _ends([p[0] for p in points], pad=0.0)
     y_ends = y_range or _ends([v for p in points for v in p[1:] if v is not None], pad=0.06)
     x_ticks = ticks(*x_ends, most=max(2, width // 90), whole=all(float(p[0]).is_integer() for p in points))
     y_ticks = ticks(*y_ends, most=max(2, height // 48))
@@ -277,7 +307,8 @@ def _thin(s: Series, most: int) -> Series:
     def cut(values: Values | None) -> list[float | None] | None:
         return None if values is None else [values[i] for i in order]
 
-    return Series(s.name, [s.x[i] for i in order], cut(s.y) or [], cut(s.low), cut(s.high), s.style, s.colour)
+    x = [s.x[i] for i in order]
+    return dataclasses.replace(s, x=x, y=cut(s.y) or [], low=cut(s.low), high=cut(s.high))
 
 
 def _draw(s: Series, colour: int, f: _Frame) -> Iterator[str]:
@@ -300,7 +331,7 @@ def _draw(s: Series, colour: int, f: _Frame) -> Iterator[str]:
             continue
         path = "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
         faint = " tc-faint" if s.style == "faint" else ""
-        yield f'<path class="tc-line tc-s{colour}{faint}"{_dash(s, colour)} d="M{path}"/>'
+        yield f'<path class="tc-line tc-s{colour}{faint}"{_dash(s, colour)}{_thickness(s)} d="M{path}"/>'
 
 
 def _has_band(s: Series, i: int) -> bool:
@@ -316,8 +347,12 @@ def _band(s: Series, piece: list[int], colour: int, f: _Frame) -> Iterator[str]:
 
 
 def _dash(s: Series, colour: int) -> str:
-    dash = _DASHES[colour % len(_DASHES)]
+    dash = _DASHES[colour % len(_DASHES)] if s.dash is None else s.dash
     return f' stroke-dasharray="{dash}"' if dash and s.style == "line" else ""
+
+
+def _thickness(s: Series) -> str:
+    return "" if s.thickness is None else f' style="stroke-width:{s.thickness:g}"'
 
 
 # --------------------------------------------------------------------------------------------------------- the legend
@@ -344,12 +379,14 @@ def _name(name: str) -> str:
     return name if len(name) <= 48 else f"{name[:47]}…"
 
 
-def _legend(series: Sequence[Series], colours: Sequence[int], f: _Frame) -> Iterator[str]:
+def _legend(
+    series: Sequence[Series], colours: Sequence[int], *, left: float, right: float, bottom: float
+) -> Iterator[str]:
     named = [(s, c) for s, c in zip(series, colours, strict=True) if s.name]
-    rows = _legend_rows([s.name for s, _ in named], f.right - f.left)
+    rows = _legend_rows([s.name for s, _ in named], right - left)
     entries = iter(named)
     for number, row in enumerate(rows):
-        x, y = f.left, f.height - 10 - 18 * (len(rows) - 1 - number)
+        x, y = left, bottom - 18 * (len(rows) - 1 - number)
         for _ in row:
             s, colour = next(entries)
             c = colour % len(_LIGHT)

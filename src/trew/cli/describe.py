@@ -1,0 +1,315 @@
+"""What ``trew explain`` and the pages of the documentation say about a preset, gathered from the code itself.
+
+The docstring of a preset has paragraphs: a line that ends with the paper; an equation; what else there is to say;
+``Use it ...``; ``Deviations: ...``. Numbers come from signatures, ``Options`` and ``equation()``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import math
+import re
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import ConfigError, nearest
+from ..objective import Objective
+from ..objective.options import Options
+from ..objective.presets import PRESETS, preset, settings
+
+AXES = {
+    "keep": "which completions count at all",
+    "shape": "changes to the reward before completions are compared",
+    "advantage": "A: what a reward is compared with, and in which unit",
+    "adjust": "changes to A after the comparison",
+    "prune": "which completions carry loss after the comparison",
+    "select": "which tokens are pushed",
+    "ratio": "r: how far the policy has moved since it sampled",
+    "weight": "w(r, A), the trust region: how much of a push is let through",
+    "correction": "c, for a sampler that disagrees with the trainer about the same weights",
+    "aggregate": "share: how tokens are averaged into one loss",
+    "divergence": "d, the pull towards another policy",
+    "entropy": "a push towards more entropy, beside C_t",
+}
+"""What each line of ``Objective.equation`` decides."""
+
+COUPLES = {
+    "token": "each token alone; a prepared step may be cut into micro-batches of whole completions",
+    "sequence": "whole completions; a prepared step may be cut into micro-batches of them",
+    "group": "the whole step at once; a part of it is refused",
+    "batch": "the whole step at once; a part of it is refused",
+}
+"""What ``Objective.loss`` must see together."""
+
+FIELDS = {
+    "old_logprobs": "log-probs at sampling time (not given: the policy has not moved)",
+    "rollout_logprobs": "log-probs as the sampler reported them",
+    "ref_logprobs": "log-probs of the reference policy",
+    "entropies": "entropy of the next-token distribution at each token",
+    "advantages": "advantages instead of rewards (a critic's, for instance)",
+    "step_rewards": "rewards of reasoning steps, with their ends",
+    "baselines": "reward of the greedy answer to each prompt",
+    "correct": "whether each answer counts as correct (not given: reward above 0)",
+    "truncated": "whether each completion was cut off",
+    "max_length": "longest completion allowed",
+    "rewards": "one reward per completion, or several",
+}
+"""The fields of ``TokenBatch`` that objectives may need."""
+
+OPTIONS = {
+    "beta": "coefficient of the KL to the reference policy; 0: no reference model is needed",
+    "kl": "its estimator: `k1`, `k2`, `k3` or `k3-corrected`",
+    "kl_place": "where it acts: `loss`, `reward` or `to-go`",
+    "aggregate": "how tokens are averaged: `seq-mean-token-mean`, `token-mean`, `seq-mean-token-sum`, "
+    "`prompt-mean-token-mean` or `constant`",
+    "correction": "for a sampler that disagrees with the trainer: `none`, or those below",
+    "correction_low": "lower bound of the correction",
+    "correction_high": "upper bound of the correction",
+    "opsm_delta": "threshold of `opsm`, in nats per token",
+    "dynamic_sampling": "replace groups that are all right or all wrong by fresh ones",
+    "overlong_filtering": "completions that were cut off carry no loss",
+    "overlong_cache": "soft punishment over the last so many tokens before the limit; 0: none",
+    "entropy_bonus": "coefficient of an entropy bonus in the loss",
+    "entropy_target": "the bonus acts, and grows, while the mean entropy (nats per token) is at most this; 0: always",
+    "entropy_step": "by how much an adaptive bonus grows or shrinks after each optimizer step",
+}
+"""What every preset takes beside its own settings."""
+
+NONE = "–"
+UNSAID = ("ddof", "std_eps", "seed", "normalize", "rarity", "h_max")
+"""Fields that a table leaves out where they are at their defaults."""
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """Everything there is to say about one preset with given settings."""
+
+    objective: Objective
+    summary: str
+    equation: str  # in the paper's own form
+    about: tuple[str, ...]  # paragraphs
+    use: str
+    deviations: str
+    papers: tuple[str, ...]  # links to the source; empty where it has no address
+    settings: Mapping[str, tuple[Any, Any]]  # name -> (value, default)
+    options: Mapping[str, tuple[Any, Any]]  # common options that differ from what most presets have, likewise
+
+    @property
+    def name(self) -> str:
+        return self.objective.name
+
+    def axes(self) -> list[tuple[str, str]]:
+        """(axis, equation) of each choice."""
+        return [(axis, piece.equation()) for axis, piece in self.objective.pieces()]
+
+
+def describe(name: str, **overrides: Any) -> Description:
+    """The description of ``preset(name, **overrides)``; ConfigError as from ``preset``."""
+    objective = preset(name, **overrides)
+    build = PRESETS[name]
+    summary, equation, paragraphs = parse(build.__doc__ or "")
+    use = [p for p in paragraphs if p.startswith("Use it")]
+    deviations = [p for p in paragraphs if p.startswith("Deviations:")]
+    own = settings(name)
+    plain, usual, chosen = (dataclasses.asdict(o) for o in (Options(), Options.of(preset(name)), Options.of(objective)))
+    plain["aggregate"] = "own"  # an average of the preset's own, told with the other choices
+    return Description(
+        objective=objective,
+        summary=summary,
+        equation=equation,
+        about=tuple(p for p in paragraphs if p not in use and p not in deviations),
+        use=" ".join(use),
+        deviations=" ".join(p.removeprefix("Deviations:").strip() for p in deviations),
+        papers=links(summary),
+        settings={k: (overrides.get(k, default), default) for k, default in own.items()},
+        options={k: (chosen[k], usual[k]) for k in plain if {chosen[k], usual[k]} != {plain[k]} and k not in own},
+    )
+
+
+def parse(doc: str) -> tuple[str, str, list[str]]:
+    r"""Summary, equation and other paragraphs of a docstring. The equation is the paragraph after the summary, if it
+    begins like one.
+
+    >>> parse("First, arXiv 1.\n\nJ = r A,\nr = 1\n\nAbout\nit.\n\nDeviations: none.")
+    ('First, arXiv 1.', 'J = r A, r = 1', ['About it.', 'Deviations: none.'])
+    """
+    summary, *paragraphs = (re.sub(r"\s*\n\s*", " ", p) for p in inspect.cleandoc(doc).split("\n\n"))
+    equation = paragraphs.pop(0) if paragraphs and re.match(r"[A-Z]\w*[+-]? = |w = ", paragraphs[0]) else ""
+    return summary, equation.replace("``", ""), paragraphs
+
+
+def links(text: str) -> tuple[str, ...]:
+    """Addresses of the papers named in ``text``, in order, each once.
+
+    >>> links("GRPO, arXiv 2402.03300; cf. arXiv 2402.03300 and https://example.org/x.")
+    ('https://arxiv.org/abs/2402.03300', 'https://example.org/x')
+    """
+    found = re.findall(r"arXiv[: ](\d{4}\.\d{4,5})|(https?://[^\s)>\]]+)", text)
+    return tuple(
+        dict.fromkeys(f"https://arxiv.org/abs/{number}" if number else url.rstrip(".,;") for number, url in found)
+    )
+
+
+def value(x: Any) -> str:
+    """A setting as TOML writes it.
+
+    >>> value(True), value("k3"), value(1e-3), value(float("inf"))
+    ('true', '"k3"', '0.001', 'inf')
+    """
+    if isinstance(x, bool):
+        return str(x).lower()
+    return f'"{x}"' if isinstance(x, str) else "unset" if x is None else repr(x)
+
+
+def setting(name: str, x: Any, default: Any) -> str:
+    """``name = x``, and the default where it is another."""
+    return f"{name} = {value(x)}" + ("" if x == default else f" (default {value(default)})")
+
+
+# ------------------------------------------------------------------------------------------------------ as plain text
+
+
+def text(d: Description, *, width: int = 100) -> str:
+    """The description for a terminal of ``width`` columns."""
+    head, *_ = d.objective.equation().splitlines()
+    blocks = [d.name, "\n".join(textwrap.wrap(d.summary, width))]
+    blocks += [_hanging("    ", d.equation, width)] if d.equation else []
+    blocks += ["\n".join(textwrap.wrap(p.replace("``", ""), width)) for p in d.about]
+    blocks.append("\n".join([head, *(_hanging(f"  {axis:<11} ", eq, width) for axis, eq in d.axes())]))
+    blocks.append("\n".join(["What the lines decide", *(f"  {axis:<11} {says}" for axis, says in _decided(d))]))
+    blocks.append("\n".join(_hanging(f"{label:<11} ", said, width) for label, said in _facts(d) if said))
+    return "\n\n".join(blocks)
+
+
+def _decided(d: Description) -> list[tuple[str, str]]:
+    return [(axis, AXES[axis]) for axis in dict.fromkeys(axis for axis, _ in d.axes())]
+
+
+def _facts(d: Description) -> Iterator[tuple[str, str]]:
+    yield "Settings", ", ".join(setting(k, *v) for k, v in d.settings.items()) or "none of its own"
+    yield "Options", ", ".join(setting(k, *v) for k, v in d.options.items())
+    yield "Also takes", ", ".join(k for k in OPTIONS if k not in d.options and k not in d.settings)
+    yield "Needs", needs(d.objective)
+    yield "Couples", COUPLES[d.objective.couples]
+    yield "Paper", " ".join(d.papers)
+    yield "Deviations", d.deviations.replace("``", "")
+    yield "Use it", d.use.removeprefix("Use it ").replace("``", "")
+
+
+def needs(objective: Objective) -> str:
+    """The fields of a batch that the objective reads beside log-probs, mask and group ids."""
+    return ", ".join(f"{name} ({FIELDS[name]})" for name in objective.needs)
+
+
+def _hanging(label: str, said: str, width: int) -> str:
+    """``label`` and then ``said``, wrapped and indented by the label's width; notes after six blanks stay notes."""
+    return "\n".join(
+        textwrap.wrap(said, width, initial_indent=label, subsequent_indent=" " * len(label), break_long_words=False)
+    )
+
+
+# ----------------------------------------------------------------------------------------------------------- as a row
+
+COLUMNS = ("preset", "filter, shape", "advantage", "ratio", "weight, correction", "average", "further terms", "paper")
+BRIEF = ("preset", "advantage", "ratio", "weight", "average", "terms", "paper")
+
+
+def row(d: Description) -> tuple[str, ...]:
+    """All choices of a preset in a word or two each, by ``COLUMNS``."""
+    return (
+        d.name,
+        _all_of(d, "keep", "shape", "prune", "select"),
+        _all_of(d, "advantage", "adjust"),
+        _all_of(d, "ratio"),
+        _all_of(d, "weight", "correction"),
+        _average(d),
+        _all_of(d, "divergence", "entropy"),
+        d.papers[0] if d.papers else NONE,
+    )
+
+
+def brief(d: Description) -> tuple[str, ...]:
+    """The same without numbers and filters, by ``BRIEF``: for a terminal."""
+    axes = (("advantage", "adjust"), ("ratio",), ("weight",), ("aggregate",), ("divergence", "entropy"))
+    advantage, ratio, weight, average, terms = (_plain(_all_of(d, *names)) for names in axes)
+    correction = Options.of(d.objective).correction
+    return (
+        d.name,
+        advantage.replace("group ", ""),
+        ratio,
+        weight.partition(",")[0] + ("" if correction == "none" else f", {correction}"),
+        re.sub("(sequence|prompt) mean token (mean|sum)", lambda m: f"{m[1]} {m[2]}", average),
+        terms,
+        d.papers[0].rpartition("/")[2] if d.papers else NONE,
+    )
+
+
+def _plain(text: str) -> str:
+    return re.sub(r" [\d.]+(e-\d+)?\b", "", text)
+
+
+def _all_of(d: Description, *axes: str) -> str:
+    return ", ".join(short(piece) for axis, piece in d.objective.pieces() if axis in axes) or NONE
+
+
+def _average(d: Description) -> str:
+    option = Options.of(d.objective).aggregate
+    return _all_of(d, "aggregate") if option == "own" else option
+
+
+def short(piece: Any) -> str:
+    """A choice in a few words: its class, its numbers, and the choices that it is made of.
+
+    >>> from trew.objective.advantage import GroupMean, GroupStd, Relative
+    >>> from trew.objective.weight import Clip
+    >>> short(Clip(0.2, 0.28)), short(Relative(GroupMean(), GroupStd()))
+    ('clip 0.2 0.28', 'group mean, group std')
+    """
+    inner: list[str] = []
+    name = re.sub("^No(?=Ratio)|Ratio$", "", type(piece).__name__).removesuffix("Ratio") or "none"
+    words = [re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", " ", name).lower()]
+    for f in dataclasses.fields(piece):
+        if f.name == "behaviour":  # follows from the ratio's anchor
+            continue
+        x = getattr(piece, f.name)
+        if dataclasses.is_dataclass(x):
+            inner += [] if short(x) == "unit" else [short(x)]
+        elif (f.name in UNSAID and x == f.default) or x is False or x in (math.inf, "ref", "old", "loss"):
+            continue
+        elif x is True:
+            words.append(f.name)
+        else:
+            words.append(f"{x:g}" if isinstance(x, (int, float)) else "/ mu" if f.name == "anchor" else str(x))
+    own = [] if words == ["relative"] else [" ".join(words)]
+    return ", ".join(own + inner)
+
+
+def table(rows: Sequence[Sequence[str]], *, width: int | None = None) -> str:
+    """Aligned columns. With ``width``, the widest ones but the first are cut until the lines fit.
+
+    >>> print(table([("a", "bbbbbb"), ("aa", "b")], width=8))
+    a   bbb…
+    aa  b
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    while width is not None and sum(widths) + 2 * (len(widths) - 1) > width and max(widths[1:], default=0) > 4:
+        widths[widths.index(max(widths[1:]), 1)] -= 1
+    cut = [[c if len(c) <= w else f"{c[: w - 1]}…" for c, w in zip(row, widths, strict=True)] for row in rows]
+    return "\n".join("  ".join(f"{c:<{w}}" for c, w in zip(row, widths, strict=True)).rstrip() for row in cut)
+
+
+def listed(names: Sequence[str] | None = None, *, width: int | None = None) -> str:
+    """The table of all presets, or of ``names``."""
+    return table([BRIEF, *(brief(describe(n)) for n in names or PRESETS)], width=width)
+
+
+def known(names: Sequence[str]) -> list[str]:
+    """``names`` if they are all presets; ConfigError with every one that is not."""
+    wrong = [n for n in names if n not in PRESETS]
+    if wrong:
+        hint = "trew explain --list shows all"
+        raise ConfigError([f"{n!r} is not an objective{nearest(n, PRESETS)}; {hint}" for n in wrong])
+    return list(names)
