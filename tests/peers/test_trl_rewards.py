@@ -180,6 +180,20 @@ def test_vespo_takes_the_mismatch_into_its_ratio():
     assert apart(trl_help.ours(plain, made.model, inputs, rewards=rewards)[1], gradient) >= WRONG
 
 
+@pytest.mark.parametrize(
+    ("mode", "cap", "correction"), [("token_truncate", 1.05, "tis"), ("token_mask", 1.05, "mis-token")]
+)
+def test_vespo_takes_a_bounded_correction_into_its_ratio(mode, cap, correction):
+    case = Case("vespo", is_mode(mode, cap) | {"loss_type": "vespo"}, "vespo", EPS, {}, data={"mu": True})
+    made, inputs, rewards = run(case)
+    _, gradient = trl_help.theirs(made, inputs)
+    for setting, holds in ((correction, True), ("none", False)):
+        bound = {"correction_high": cap} if holds else {}
+        ours = trew.preset("vespo", **EPS, correction=setting, **bound)
+        distance = apart(trl_help.ours(ours, made.model, inputs, rewards=rewards)[1], gradient)
+        assert distance <= TOLERANCE if holds else distance >= WRONG
+
+
 def advantages(settings: dict, rewards: tuple, preset: str, **ours: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Advantages per sequence, TRL's and ours, and which sequences we let carry loss."""
     functions, rollout = scripted(rewards)

@@ -29,7 +29,8 @@ def pass_at_k(rewards: Float[Tensor, "S"], *, group_ids: Int[Tensor, "S"], k: in
         Rbar = 1 - C(N-, k) / C(N, k),   s = sqrt(Rbar (1 - Rbar)),
         A+ = (1 - Rbar) / s,   A- = (1 - Rbar - C(N- - 1, k - 1) / C(N - 1, k - 1)) / s
 
-    Pass@k Training, arXiv 2508.10751. k = 1 is GRPO with the population deviation. 0 where s = 0.
+    Pass@k Training, arXiv 2508.10751. k = 1 is GRPO with the population deviation. 0 where s = 0, and in groups of
+    fewer than k.
 
     >>> r = torch.tensor([1., 0, 0, 0, 0, 0, 0, 0], dtype=torch.float64)
     >>> [round(a, 6) for a in pass_at_k(r, group_ids=torch.zeros(8, dtype=torch.int64), k=4)[:2].tolist()]
@@ -117,9 +118,6 @@ class PassAtK(Advantage):
         return ("rewards",)
 
     def __call__(self, rewards: Tensor, *, batch: TokenBatch) -> Tensor:
-        largest = int(torch.unique(batch.group_ids, return_counts=True)[1].max()) if batch.size else self.k
-        if largest < self.k:
-            raise DataError(f"k: got {self.k}, but no group has more than {largest} completions; lower k")
         judged = torch.where(rewards.isnan(), rewards, batch.is_correct.to(rewards.dtype))
         return pass_at_k(judged, group_ids=batch.group_ids, k=self.k)
 

@@ -31,7 +31,7 @@ from .entropy_bonus import EntropyBonus
 from .filter import Keep, MixedGroups, Prune, Select
 from .metrics import step_metrics, token_metrics
 from .piece import COUPLINGS, Coupling, Piece
-from .ratio import Ratio, TokenRatio
+from .ratio import Ratio, TokenRatio, bounded_exp, product_ratio
 from .segments import segment_mean, segment_sum, to_go
 from .shaping import Shape
 from .weight import Weight
@@ -208,17 +208,18 @@ class Objective:
         assert advantages is not None
         assert share is not None
 
-        ratio = self.ratio(batch)
+        ratio, scale = self.ratio(batch), share
+        correction = self._correction(batch)
+        if correction is not None and self.weight.folds_correction:
+            log_c = correction.clamp(min=1e-8).log()
+            folded = product_ratio(log_c, mask=mask, ids=batch.sequence_ids, size=batch.size)
+            ratio = bounded_exp(ratio.log() + folded.log())
+        elif correction is not None:
+            scale = share * correction
         weight = self.weight(ratio, advantages=advantages, batch=batch)
         surrogate = self.weight.surrogate(ratio, advantages=advantages, batch=batch)
         if self.ratio.per_sequence and not self.weight.linear:
             surrogate = surrogate / batch.lengths[batch.sequence_ids].clamp(min=1)
-        packed = {"ratio": ratio, "weight": weight}
-        scale = share
-        for factor in self.correction:
-            c = factor(batch)
-            scale = scale * c
-            packed["correction"] = packed["correction"] * c if "correction" in packed else c
         coefficients = scale * weight * ratio * advantages
         value = -scale * surrogate
         for term in self._in_loss():
@@ -232,11 +233,12 @@ class Objective:
         if self._bonus_acts(batch):
             loss = loss + self._bonus(batch)
         seen = batch.replace(logprobs=batch.policy)  # does not keep the graph
-        return LossOutput(loss, seen, {**packed, "coefficients": coefficients}, whole)
+        packed = {"ratio": ratio, "weight": weight, "coefficients": coefficients}
+        return LossOutput(loss, seen, packed if correction is None else {**packed, "correction": correction}, whole)
 
     def equation(self) -> str:
         """All choices as text, one line each."""
-        c = " c_t" if self.correction else ""
+        c = " c_t" if self.correction and not self.weight.folds_correction else ""
         lines = [f"C_t = share_t{c} w(r_t, A_t) r_t A_t{' - share_t d_t' if self._in_loss() else ''}"]
         return "\n".join(lines + [f"  {axis:<10} {piece.equation()}" for axis, piece in self.pieces()])
 
@@ -249,6 +251,10 @@ class Objective:
 
     def _in_advantage(self, *places: str) -> list[KL]:
         return [t for t in self.divergence if isinstance(t, KL) and t.active and t.place in places]
+
+    def _correction(self, batch: TokenBatch) -> Tensor | None:
+        factors = [factor(batch) for factor in self.correction]
+        return torch.stack(factors).prod(dim=0) if factors else None
 
     def _check(self, batch: TokenBatch) -> None:
         """Raises DataError for what is missing or infinite."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float
@@ -78,8 +79,10 @@ class Sech2(Weight):
 
 @dataclass(frozen=True)
 class GammaKernel(LinearWeight):
-    """:func:`gamma_kernel` over the ratio, as a value."""
+    """:func:`gamma_kernel` over the ratio, as a value. A mismatch correction becomes a part of the ratio,
+    as its product over the sequence."""
 
+    folds_correction: ClassVar[bool] = True
     k_pos: float = 2.0
     lam_pos: float = 3.0
     k_neg: float = 3.0

@@ -60,9 +60,11 @@ def dual_clip_weight(
 @runtime_checkable
 class Weight(Piece, Protocol):
     """w(r, A) per token. ``surrogate`` is the value per token that the loss reports; it has no gradient. ``linear``
-    says that it is linear in log pi: then it counts for each token, even where all share one ratio."""
+    says that it is linear in log pi: then it counts for each token, even where all share one ratio.
+    ``folds_correction``: a mismatch correction is multiplied into the ratio, over the sequence, not into C_t."""
 
     linear: ClassVar[bool] = False
+    folds_correction: ClassVar[bool] = False
 
     def __call__(self, ratio: Tensor, *, advantages: Tensor, batch: TokenBatch) -> Tensor: ...
 

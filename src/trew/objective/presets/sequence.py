@@ -92,9 +92,9 @@ def vespo(
 
     Use it for stale rollouts, without cutting any token off.
 
-    ``anchor`` "rollout" measures S against the sampler, which takes the train-rollout mismatch into it.
+    ``anchor`` "rollout" measures S against the sampler; a mismatch correction is multiplied into S.
 
-    Deviations: a mismatch correction multiplies phi from outside; TRL multiplies the truncated one into S.
+    Deviations: none known.
     """
     return Objective(
         name="vespo",
