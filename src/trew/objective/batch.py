@@ -78,11 +78,13 @@ class Steps:
 class TokenBatch:
     """N completion tokens of S sequences, in sequence order, and what is known about them.
 
-    Only ``logprobs`` (the policy being trained) carries a gradient, and ``entropies`` where an entropy bonus is to be
-    trained. All log-probabilities are of the sampled token, in nats. ``mask`` is True where a token carries loss.
-    ``rewards`` may hold NaN (does not apply): such a sequence takes no part in its group's statistics and carries no
-    loss. ``old_logprobs`` defaults to ``logprobs.detach()``, ``correct`` to a total reward above 0. ``baselines``
-    is the reward of the greedy answer to each sequence's prompt.
+    Only ``logprobs`` (the policy being trained) carries a gradient. ``entropies`` are those of the rollout's policy,
+    without one; for an entropy bonus they are the policy's, with a gradient. All log-probabilities are of the sampled
+    token, in nats. ``mask`` is True where a token carries loss. ``rewards`` may hold NaN (does not apply): such a
+    sequence takes no part in its group's statistics and carries no loss. ``old_logprobs`` defaults to
+    ``logprobs.detach()``, ``correct`` to a total reward above 0 (but dynamic sampling judges by it only where it is
+    given, and else by whether the rewards of a group differ). ``baselines`` is the reward of the greedy answer to each
+    sequence's prompt.
 
     ``advantages``, ``denominators``, ``shares`` and ``mean_entropy`` (of the step) are what ``Objective.prepare`` adds.
     """

@@ -15,7 +15,7 @@ from torch import Tensor
 from .batch import TokenBatch
 from .piece import Coupling, Piece, one_of, positive
 from .ratio import bounded_exp, geometric_ratio, product_ratio, token_ratio
-from .segments import segment_mean
+from .segments import segment_mean, segment_sum
 
 
 def truncated_importance(
@@ -62,6 +62,12 @@ class Correction(Piece, Protocol):
         """Whether it corrects for kappa, which a ratio anchored on the sampler has in it already."""
         return True
 
+    def log_of_sequence(self, factor: Tensor, *, batch: TokenBatch) -> Tensor:
+        """(N,) log of what it says about each token's sequence as a whole: of the product of its tokens' factors. A
+        factor of 0 counts as 1e-8."""
+        log_c = torch.where(batch.mask, factor.clamp(min=1e-8).log(), 0.0)
+        return segment_sum(log_c, ids=batch.sequence_ids, size=batch.size)[batch.sequence_ids]
+
 
 def _kappa(batch: TokenBatch, level: str) -> Tensor:
     assert batch.rollout_logprobs is not None
@@ -89,6 +95,11 @@ class _Bounded(Correction):
     @property
     def needs(self) -> tuple[str, ...]:
         return ("rollout_logprobs",)
+
+    def log_of_sequence(self, factor: Tensor, *, batch: TokenBatch) -> Tensor:
+        if self.level == "token":
+            return super().log_of_sequence(factor, batch=batch)
+        return factor.clamp(min=1e-8).log()  # the sequence's already
 
     @property
     def _shown(self) -> str:

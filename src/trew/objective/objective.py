@@ -31,7 +31,7 @@ from .entropy_bonus import EntropyBonus
 from .filter import Keep, MixedGroups, Prune, Select
 from .metrics import step_metrics, token_metrics
 from .piece import COUPLINGS, Coupling, Piece
-from .ratio import Ratio, TokenRatio, bounded_exp, product_ratio
+from .ratio import Ratio, TokenRatio, bounded_exp
 from .segments import segment_mean, segment_sum, to_go
 from .shaping import Shape
 from .weight import Weight
@@ -157,13 +157,15 @@ class Objective:
         """Adds advantages, denominators and shares, from the whole step; the policy's ``logprobs`` are not looked at
         (but where an objective asks for the old policy's, and ``old_logprobs`` is not given).
 
-        Sequences that a filter drops, or whose reward is NaN, lose their mask and leave the denominators. Given
-        advantages are final: neither shaped nor adjusted. Given denominators are kept.
+        Sequences that a filter drops, or whose reward (or baseline, where one is needed) is NaN, lose their mask and
+        leave the denominators. Given advantages are final: neither shaped nor adjusted. Given denominators are kept.
         """
         self._check(batch)
         stays = torch.ones(batch.size, dtype=torch.bool, device=batch.mask.device)
         if batch.rewards is not None:
             stays &= ~batch.total_rewards.isnan()
+        if batch.baselines is not None and "baselines" in self.needs:
+            stays &= ~batch.baselines.isnan()
         for keep in self.keep:
             stays &= keep(batch)
         batch = batch.replace(mask=batch.mask & stays[batch.sequence_ids])
@@ -208,14 +210,14 @@ class Objective:
         assert advantages is not None
         assert share is not None
 
-        ratio, scale = self.ratio(batch), share
-        correction = self._correction(batch)
-        if correction is not None and self.weight.folds_correction:
-            log_c = correction.clamp(min=1e-8).log()
-            folded = product_ratio(log_c, mask=mask, ids=batch.sequence_ids, size=batch.size)
-            ratio = bounded_exp(ratio.log() + folded.log())
-        elif correction is not None:
-            scale = share * correction
+        ratio, scale, correction = self.ratio(batch), share, None
+        for rule in self.correction:
+            c = rule(batch)
+            correction = c if correction is None else correction * c
+            if rule.mismatch and self.weight.folds_correction:
+                ratio = bounded_exp(ratio.log() + rule.log_of_sequence(c, batch=batch))
+            else:
+                scale = scale * c
         weight = self.weight(ratio, advantages=advantages, batch=batch)
         surrogate = self.weight.surrogate(ratio, advantages=advantages, batch=batch)
         if self.ratio.per_sequence and not self.weight.linear:
@@ -238,7 +240,8 @@ class Objective:
 
     def equation(self) -> str:
         """All choices as text, one line each."""
-        c = " c_t" if self.correction and not self.weight.folds_correction else ""
+        outside = [c for c in self.correction if not (c.mismatch and self.weight.folds_correction)]
+        c = " c_t" if outside else ""
         lines = [f"C_t = share_t{c} w(r_t, A_t) r_t A_t{' - share_t d_t' if self._in_loss() else ''}"]
         return "\n".join(lines + [f"  {axis:<10} {piece.equation()}" for axis, piece in self.pieces()])
 
@@ -251,10 +254,6 @@ class Objective:
 
     def _in_advantage(self, *places: str) -> list[KL]:
         return [t for t in self.divergence if isinstance(t, KL) and t.active and t.place in places]
-
-    def _correction(self, batch: TokenBatch) -> Tensor | None:
-        factors = [factor(batch) for factor in self.correction]
-        return torch.stack(factors).prod(dim=0) if factors else None
 
     def _check(self, batch: TokenBatch) -> None:
         """Raises DataError for what is missing or infinite."""

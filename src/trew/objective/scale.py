@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from ..errors import DataError
 from .batch import TokenBatch
 from .piece import Coupling, Piece, not_negative
 from .segments import dense_ids, group_mean, group_std
@@ -108,7 +109,9 @@ class MeanReward(Scale):
 
     def __call__(self, rewards: Tensor, *, batch: TokenBatch) -> Tensor:
         mean = group_mean(rewards, group_ids=batch.group_ids)
-        return torch.where(mean > 0, mean, torch.inf)
+        # What rounding leaves of rewards that cancel is no mean to divide by.
+        above = mean > 1e-6 * group_mean(rewards.abs(), group_ids=batch.group_ids)
+        return torch.where(above, mean, torch.inf)
 
     def equation(self) -> str:
         return " / mean(R)      0 where mean(R) <= 0"
@@ -116,11 +119,17 @@ class MeanReward(Scale):
 
 @dataclass(frozen=True)
 class BetaDensity(Scale):
-    """:func:`beta_density` as a value."""
+    """:func:`beta_density` as a value, for rewards from 0 to 1."""
 
     couples: ClassVar[Coupling] = "batch"
 
     def __call__(self, rewards: Tensor, *, batch: TokenBatch) -> Tensor:
+        known = rewards[~rewards.isnan()]
+        if len(known) and not (known.min() >= 0 and known.max() <= 1):
+            raise DataError(
+                f"rewards: got {float(known.min()):g} to {float(known.max()):g}, accepts 0 to 1 here (what is added to "
+                "them counts): the scale is a Beta density at their mean"
+            )
         return beta_density(rewards, group_ids=batch.group_ids)
 
     def equation(self) -> str:
