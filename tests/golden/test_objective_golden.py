@@ -1,4 +1,4 @@
-"""Numbers worked by hand, or from the papers: any change here is a change of the mathematics."""
+"""Numbers worked by hand, or from the papers: advantages and rewards. A change here is a change of the mathematics."""
 
 from __future__ import annotations
 
@@ -7,156 +7,208 @@ import math
 import pytest
 import torch
 
-import trew
-from trew.objective.advantage import group_centred, group_normalized
-from trew.objective.aggregate import Constant, SequenceMeanTokenMean, TokenMean
-from trew.objective.batch import TokenBatch
-from trew.objective.divergence import kl_derivative, kl_value
-from trew.objective.shaping import soft_overlong
-from trew.objective.weight import Clip, clip_weight, triangular_weight
+from oracle.single import advantages, from_rewards
 
 F64 = torch.float64
+NEAR = {"abs": 1e-9}
 
 
-def one_group(right: int, size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    rewards = torch.tensor([1.0] * right + [0.0] * (size - right), dtype=F64)
-    return rewards, torch.zeros(size, dtype=torch.int64)
+def right(count: int, size: int) -> list[float]:
+    return [1.0] * count + [0.0] * (size - count)
 
 
-@pytest.mark.parametrize(
-    ("right", "size", "ddof", "std_eps", "high", "low"),
-    [
-        (4, 8, 1, 0.0, 0.9354143467, -0.9354143467),
-        (4, 8, 1, 1e-4, 0.9352393794, -0.9352393794),
-        (4, 8, 0, 0.0, 1.0, -1.0),
-        (1, 8, 1, 0.0, 2.4748737342, -0.3535533906),
-        (1, 8, 1, 1e-4, 2.4741739321, -0.3534534185),
-        (1, 8, 0, 0.0, 2.6457513111, -0.3779644730),
-        (7, 8, 1, 0.0, 0.3535533906, -2.4748737342),
-        (1, 4, 1, 0.0, 1.5, -0.5),
-        (1, 4, 1, 1e-4, 1.4997000600, -0.4999000200),
-        (1, 4, 0, 0.0, 1.7320508076, -0.5773502692),
-        (1, 2, 1, 0.0, 0.7071067812, -0.7071067812),
-    ],
-)
-def test_group_normalized(right, size, ddof, std_eps, high, low):
-    rewards, ids = one_group(right, size)
-    got = group_normalized(rewards, group_ids=ids, ddof=ddof, std_eps=std_eps)
-    assert got[0].item() == pytest.approx(high, abs=1e-9)
-    assert got[-1].item() == pytest.approx(low, abs=1e-9)
-
-
-@pytest.mark.parametrize(
-    ("right", "size", "high", "low"), [(4, 8, 0.5, -0.5), (1, 8, 0.875, -0.125), (1, 4, 0.75, -0.25)]
-)
-def test_group_centred(right, size, high, low):
-    rewards, ids = one_group(right, size)
-    got = group_centred(rewards, group_ids=ids)
-    assert (got[0].item(), got[-1].item()) == (high, low)
-
-
-@pytest.mark.parametrize("value", [0.0, 1.0, 0.7, 1e-9, -3.3, 1e6])
-@pytest.mark.parametrize("size", [1, 2, 31])
-@pytest.mark.parametrize("dtype", [torch.float32, F64])
-def test_equal_rewards_have_exactly_no_advantage(value, size, dtype):
-    rewards = torch.full((size,), value, dtype=dtype)
-    ids = torch.zeros(size, dtype=torch.int64)
-    assert torch.equal(group_normalized(rewards, group_ids=ids), torch.zeros_like(rewards))
-    assert torch.equal(group_centred(rewards, group_ids=ids), torch.zeros_like(rewards))
-
-
-def test_nan_rewards_stay_out_of_the_statistics():
-    rewards = torch.tensor([1.0, 0.0, 0.0, 0.0, math.nan], dtype=F64)
-    got = group_normalized(rewards, group_ids=torch.zeros(5, dtype=torch.int64))
-    assert got.tolist() == pytest.approx([1.5, -0.5, -0.5, -0.5, 0.0])
-
-
-# r, A, eps_low, eps_high -> value of the surrogate, w
-CLIP_TABLE = [
-    (1.8, 1, 0.2, 1.2, 0), (1.4, 1, 0.2, 1.2, 0), (1.25, 1, 0.2, 1.2, 0), (1.0, 1, 0.2, 1.0, 1), (0.9, 1, 0.2, 0.9, 1),
-    (0.4, 1, 0.2, 0.4, 1), (1.8, -1, 0.2, -1.8, 1), (1.4, -1, 0.2, -1.4, 1), (1.25, -1, 0.2, -1.25, 1),
-    (1.0, -1, 0.2, -1.0, 1), (0.9, -1, 0.2, -0.9, 1), (0.4, -1, 0.2, -0.8, 0),
-    (1.8, 1, 0.28, 1.28, 0), (1.4, 1, 0.28, 1.28, 0), (1.25, 1, 0.28, 1.25, 1),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("r", "a", "eps_high", "value", "w"), CLIP_TABLE)
-def test_clip_table(r, a, eps_high, value, w):
-    ratio, advantages = torch.tensor([r], dtype=F64), torch.tensor([a], dtype=F64)
-    assert clip_weight(ratio, advantages=advantages, eps_high=eps_high).item() == w
-    got = Clip(eps_high=eps_high).surrogate(ratio, advantages=advantages)
-    assert got.item() == pytest.approx(value, abs=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("r", "a", "w"),
-    [(1.14, 1, 0.75), (1.28 - 1e-12, 1, 0.5), (1.3, 1, 0), (0.7, 1, 1), (0.9, -1, 0.75), (0.8 + 1e-12, -1, 0.5),
-     (0.7, -1, 0), (1.3, -1, 1), (1.0, 1, 1), (1.0, -1, 1)],
-)  # fmt: skip
-def test_triangular_table(r, a, w):
-    got = triangular_weight(torch.tensor([r], dtype=F64), advantages=torch.tensor([a], dtype=F64))
-    assert got.item() == pytest.approx(w, abs=1e-9)
-
-
-@pytest.mark.parametrize("sign", [1.0, -1.0])
-def test_symmetric_triangle_ignores_the_sign(sign):
-    ratio = torch.tensor([1.14, 0.9, 1.3, 0.7], dtype=F64)
-    got = triangular_weight(ratio, advantages=torch.full((4,), sign, dtype=F64), symmetric=True)
-    assert got.tolist() == pytest.approx([0.75, 0.75, 0.0, 0.0])
-
-
-@pytest.mark.parametrize(
-    ("p", "ref", "values", "slopes"),
-    [
-        (0.5, 0.25, (0.6931471806, 0.2402265070, 0.1931471806), (1.0, 0.6931471806, 0.5)),
-        (0.25, 0.5, (-0.6931471806, 0.2402265070, 0.3068528194), (1.0, -0.6931471806, -1.0)),
-    ],
-)
-def test_kl(p, ref, values, slopes):
-    p, ref = torch.tensor([p], dtype=F64).log(), torch.tensor([ref], dtype=F64).log()
-    for estimator, value, slope in zip(("k1", "k2", "k3"), values, slopes, strict=True):
-        assert kl_value(p, ref_logprobs=ref, estimator=estimator).item() == pytest.approx(value, abs=1e-9)
-        assert kl_derivative(p, ref_logprobs=ref, estimator=estimator).item() == pytest.approx(slope, abs=1e-9)
-
-
-def test_k3_in_the_loss_pushes_along_the_forward_kl():
-    """Expected logit gradients over three actions: k2 gives reverse KL, k3 forward KL, k1 nothing."""
-    logits = torch.tensor([0.5, 0.3, 0.2], dtype=F64).log()
-    pi, ref = logits.exp(), torch.tensor([0.4, 0.4, 0.2], dtype=F64)
-    score = torch.eye(3, dtype=F64) - pi  # d log pi(a) / d logits
-    expected = {
-        "k1": [0.0, 0.0, 0.0],
-        "k2": [0.0989382026, -0.0938847718, -0.0050534308],
-        "k3": [0.1, -0.1, 0.0],
-    }
-    for estimator, want in expected.items():
-        slope = kl_derivative(pi.log(), ref_logprobs=ref.log(), estimator=estimator)
-        assert ((pi * slope) @ score).tolist() == pytest.approx(want, abs=1e-8)
-
-
-AGGREGATES = [
-    (SequenceMeanTokenMean(), 0.0, 0.25, 1 / 12),
-    (TokenMean(), 0.5, 0.125, 0.125),
-    (Constant(), 0.2, 0.05, 0.05),
+# right answers, group size -> (A of a right one, A of a wrong one) by objective and settings
+GROUPS = [
+    (4, 8, "grpo", {}, 0.9354143467, -0.9354143467),
+    (4, 8, "grpo", {"std_eps": 1e-4}, 0.9352393794, -0.9352393794),
+    (4, 8, "grpo", {"ddof": 0}, 1.0, -1.0),
+    (4, 8, "dr-grpo", {}, 0.5, -0.5),
+    (4, 8, "rloo", {}, 0.5714285714, -0.5714285714),
+    (4, 8, "maxrl", {}, 1.0, -1.0),
+    (1, 8, "grpo", {}, 2.4748737342, -0.3535533906),
+    (1, 8, "grpo", {"std_eps": 1e-4}, 2.4741739321, -0.3534534185),
+    (1, 8, "grpo", {"ddof": 0}, 2.6457513111, -0.3779644730),
+    (1, 8, "dr-grpo", {}, 0.875, -0.125),
+    (1, 8, "rloo", {}, 1.0, -0.1428571429),
+    (1, 8, "maxrl", {}, 7.0, -1.0),
+    (7, 8, "grpo", {}, 0.3535533906, -2.4748737342),
+    (7, 8, "grpo", {"ddof": 0}, 0.3779644730, -2.6457513111),
+    (7, 8, "dr-grpo", {}, 0.125, -0.875),
+    (7, 8, "rloo", {}, 0.1428571429, -1.0),
+    (7, 8, "maxrl", {}, 0.1428571429, -1.0),
+    (1, 4, "grpo", {}, 1.5, -0.5),
+    (1, 4, "grpo", {"std_eps": 1e-4}, 1.4997000600, -0.4999000200),
+    (1, 4, "grpo", {"ddof": 0}, 1.7320508076, -0.5773502692),
+    (1, 4, "dr-grpo", {}, 0.75, -0.25),
+    (1, 4, "rloo", {}, 1.0, -0.3333333333),
+    (1, 4, "maxrl", {}, 3.0, -1.0),
+    (1, 2, "grpo", {}, 0.7071067812, -0.7071067812),
+    (1, 2, "grpo", {"std_eps": 1e-4}, 0.7070067953, -0.7070067953),
+    (1, 2, "grpo", {"ddof": 0}, 1.0, -1.0),
+    (1, 2, "dr-grpo", {}, 0.5, -0.5),
+    (1, 2, "rloo", {}, 1.0, -1.0),
+    (1, 2, "maxrl", {}, 1.0, -1.0),
+    (4, 8, "pass-at-k", {"k": 4}, 0.1203858531, -0.1203858531),
+    (1, 8, "pass-at-k", {"k": 4}, 1.0, -0.1428571429),
+    (4, 8, "pass-at-k", {"k": 2}, 0.5222329679, -0.5222329679),
+    (4, 8, "pass-at-k", {"k": 1}, 1.0, -1.0),
 ]
 
 
-@pytest.mark.parametrize(("aggregate", "value", "first", "last"), AGGREGATES)
-def test_aggregation(aggregate, value, first, last):
-    """T = (2, 6), advantages -1 and +1 (token losses +1 and -1), L = 10; share of a token of each."""
-    mask = torch.arange(6)[None] < torch.tensor([[2], [6]])
-    batch = TokenBatch.from_padded(
-        logprobs=torch.zeros(2, 6, dtype=F64), mask=mask, group_ids=torch.tensor([0, 0]),
-        advantages=torch.tensor([-1.0, 1.0], dtype=F64), max_length=10,
+@pytest.mark.parametrize(("count", "size", "name", "settings", "high", "low"), GROUPS)
+def test_advantages_of_right_and_wrong_answers(count, size, name, settings, high, low):
+    settings = settings | ({"beta": 0.0} if name in ("grpo", "rloo") else {})
+    got = advantages(name, right(count, size), settings=settings)
+    assert got == pytest.approx([high] * count + [low] * (size - count), **NEAR)
+
+
+@pytest.mark.parametrize("name", ["grpo", "dr-grpo", "rloo", "maxrl", "pass-at-k"])
+@pytest.mark.parametrize("value", [0.0, 1.0, 0.7])
+def test_equal_rewards_are_exactly_no_signal(name, value):
+    settings = {"beta": 0.0}
+    assert advantages(name, [value] * 8, settings=settings) == [0.0] * 8
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "signal"),
+    [(1000.0, 1000.01, True), (1000.0, 1000.0005, False), (1.0, 1.0 + 1e-7, False), (1e-8, 2e-8, True),
+     (0.0, 1e-5, True)],
+)  # fmt: skip
+def test_a_spread_within_a_millionth_of_the_rewards_is_rounding(low, high, signal):
+    size = 0.7071067812 if signal else 0.0
+    assert advantages("grpo", [high, low], settings={"beta": 0.0}) == pytest.approx([size, -size], abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("p", "order", "weight"),
+    [(0.125, 1, 1.0), (0.125, 4, 3.310546875), (0.125, 8, 5.2511286736), (0.5, 1, 1.0), (0.5, 4, 1.875),
+     (0.5, 8, 1.9921875)],
+)  # fmt: skip
+def test_expected_gradient_of_maxrl_is_the_truncated_series_of_log_p(p, order, weight):
+    """(1 - (1-p)^N) / p, for groups of N + 1: the mean over the group holds the answer itself, and a group without a
+    right answer is silent."""
+    size, expected = order + 1, 0.0
+    for count in range(size + 1):
+        chance = math.comb(size, count) * p**count * (1 - p) ** (size - count)
+        rewards = right(count, size)
+        slopes = [1 / p if r else -1 / (1 - p) for r in rewards]  # d log pi / dp
+        found = advantages("maxrl", rewards)
+        expected += chance * sum(a * g for a, g in zip(found, slopes, strict=True)) / size
+    assert expected == pytest.approx(weight, **NEAR)
+
+
+def test_bnpo_of_the_paper():
+    """Solve rates 1/4, 1/2, 3/4: Beta moments 3/2 and 3/2."""
+    rewards = right(1, 4) + right(2, 4) + right(3, 4)
+    got = advantages("bnpo-paper", rewards, group_ids=[0] * 4 + [1] * 4 + [2] * 4)
+    densities = [1.1026577908] * 4 + [1.2732395447] * 4 + [1.1026577908] * 4
+    rates = [0.25] * 4 + [0.5] * 4 + [0.75] * 4
+    want = [(r - p) / f for r, p, f in zip(rewards, rates, densities, strict=True)]
+    assert got == pytest.approx(want, abs=1e-9)
+
+
+def test_opo_weighs_the_baseline_by_length():
+    assert advantages("opo", [1.0, 0.0], lengths=[100, 300]) == pytest.approx([0.75, -0.25])
+
+
+def test_process_supervision():
+    out = from_rewards(
+        "grpo-process", [1.0, 0.0], lengths=[5, 5], settings={"beta": 0.0},
+        step_rewards=[[(2, 0.2), (5, 0.8)], [(3, 0.4)]],
     )  # fmt: skip
-    out = trew.preset("grpo", beta=0.0).replace(aggregate=aggregate).loss(batch)
-    assert out.loss.item() == pytest.approx(-value, abs=1e-12)
-    assert -out.coefficients[0, 0].item() == pytest.approx(first, abs=1e-12)
-    assert out.coefficients[1, 5].item() == pytest.approx(last, abs=1e-12)
+    first, second = out.advantages.tolist()
+    assert first == pytest.approx([0.2182178902] * 2 + [1.0910894512] * 3, **NEAR)
+    assert second == pytest.approx([-0.2182178902] * 3 + [0.0] * 2, **NEAR)
 
 
-def test_soft_overlong():
-    lengths = torch.tensor([16384, 17408, 18432, 20480, 20481, 1])
-    got = soft_overlong(lengths, max_length=20480, cache=4096)
-    assert got.tolist() == [0.0, -0.25, -0.5, -1.0, -1.0, 0.0]
-    assert soft_overlong(torch.tensor([90]), max_length=100, cache=20).item() == -0.5
+def test_entropy_advantage():
+    """alpha = 0.4, kappa = 2, on groups whose z-scores are 0.5 (three of four right) and -0.5 (one of four)."""
+    entropies = torch.full((8, 1), 1.0, dtype=F64)
+    entropies[0], entropies[1], entropies[5], entropies[6] = 2.0, 0.3, 2.0, 0.3
+    out = from_rewards("entropy-advantage", right(3, 4) + right(1, 4), group_ids=[0] * 4 + [1] * 4, entropies=entropies)
+    got = out.advantages[:, 0]
+    assert [got[i].item() for i in (0, 1, 5, 6)] == pytest.approx([0.75, 0.62, -0.25, -0.38], **NEAR)
+
+
+# ---------------------------------------------------------------- entropy shares
+
+
+def shares(entropies: list[list[float]], correct: list[bool], name: str = "gtpo", **settings) -> list[list[float]]:
+    lengths = [len(row) for row in entropies]
+    padded = torch.full((len(entropies), max(lengths)), torch.nan, dtype=F64)
+    for i, row in enumerate(entropies):
+        padded[i, : len(row)] = torch.tensor(row, dtype=F64)
+    rewards = [1.0 if c else 0.0 for c in correct]
+    out = from_rewards(name, rewards, lengths=lengths, entropies=padded, settings=settings)
+    return [row[:n].tolist() for row, n in zip(out.advantages, lengths, strict=True)]
+
+
+SQUARE = [[3.0, 1.0], [1.0, 3.0], [4.0, 1.0], [1.0, 4.0]]
+
+
+@pytest.mark.parametrize(("ddof", "size"), [(0, 1.0), (1, 0.8660254038)])
+def test_gtpo_separately_normalised_cannot_tell_right_from_wrong(ddof, size):
+    got = shares(SQUARE, [True, True, False, False], normalize="separate", ddof=ddof)
+    for a, b in ((got[0], got[1]), (got[2], got[3])):
+        assert a == pytest.approx([size, -size], abs=1e-7)
+        assert b == pytest.approx([-size, size], abs=1e-7)
+
+
+def test_gtpo_jointly_normalised():
+    got = shares(SQUARE, [True, True, False, False])
+    assert got[0] + got[1] == pytest.approx([0.9767029928, 0.8917722978, 0.8917722978, 0.9767029928], abs=1e-7)
+    assert got[2] + got[3] == pytest.approx([-0.8832792212, -0.9851960552, -0.9851960552, -0.8832792212], abs=1e-7)
+
+
+def test_gtpo_rewards_of_ragged_completions():
+    """a = (0.9, 0.1): token rewards that sum to the number of completions alive at the position."""
+    want = [0.98, 1.06, 1.0, 1.02, 0.94]
+    middle = sum(want) / 5
+    spread = math.sqrt(sum((v - middle) ** 2 for v in want) / 4)
+    got = shares([[2, 4, 1], [3, 1], [1.0]], [True, True, False], normalize="separate", a1=0.9, a2=0.1)
+    assert got[0] + got[1] == pytest.approx([(v - middle) / spread for v in want], abs=1e-6)
+    assert got[2] == [0.0]
+
+
+def test_grpo_s():
+    got = shares([[0.6], [0.2], [0.5], [0.25]], [True, True, False, False], name="grpo-s")
+    want = [0.9047154386, 0.8260445309, -0.8391563492, -0.8916036204]
+    assert [row[0] for row in got] == pytest.approx(want, abs=1e-7)
+
+
+@pytest.mark.parametrize("name", ["gtpo", "grpo-s"])
+@pytest.mark.parametrize("correct", [True, False])
+@pytest.mark.parametrize("dynamic_sampling", [True, False])
+def test_entropy_shares_are_silent_without_both_outcomes(name, correct, dynamic_sampling):
+    got = shares(SQUARE, [correct] * 4, name=name, dynamic_sampling=dynamic_sampling)
+    assert got == [[0.0, 0.0]] * 4
+
+
+# ---------------------------------------------------------------- several rewards, overlong
+
+
+def test_gdpo_tells_apart_what_a_sum_does_not():
+    rewards = [[0.0, 0.0], [0.0, 1.0], [0.0, 0.0], [1.0, 1.0]]
+    ids = [0, 0, 1, 1]
+    summed = advantages("grpo", rewards, group_ids=ids, settings={"beta": 0.0})
+    assert summed == pytest.approx([-0.7071067812, 0.7071067812] * 2, **NEAR)
+    got = advantages("gdpo", rewards, group_ids=ids)
+    batch = math.sqrt(5 / 3)  # sample deviation of (-1, 1, -2, 2) / sqrt 2
+    before = [-0.7071067812, 0.7071067812, -1.4142135624, 1.4142135624]
+    assert got == pytest.approx([b / batch for b in before], **NEAR)
+
+
+@pytest.mark.parametrize("name", ["gdpo", "grpo"])
+def test_opposed_rewards_cancel(name):
+    assert advantages(name, [[0.0, 1.0], [1.0, 0.0]], settings={"beta": 0.0}) == [0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("max_length", "cache", "length", "penalty"),
+    [(20480, 4096, 16384, 0.0), (20480, 4096, 17408, -0.25), (20480, 4096, 18432, -0.5), (20480, 4096, 20480, -1.0),
+     (20480, 4096, 20481, -1.0), (20480, 4096, 1, 0.0), (100, 20, 90, -0.5)],
+)  # fmt: skip
+def test_soft_overlong_punishment(max_length, cache, length, penalty):
+    settings = {"baseline": "none", "overlong_cache": cache}
+    got = advantages("reinforce", [1.0], lengths=[length], max_length=max_length, settings=settings)
+    assert got == [1.0 + penalty]

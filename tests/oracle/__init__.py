@@ -1,0 +1,1 @@
+"""An independent textbook implementation of every objective, and the tests that hold the library equal to it."""

@@ -1,0 +1,289 @@
+"""Advantages as the papers write them: plain Python floats, one rollout at a time. Nothing here is imported from trew.
+
+A step is a list of ``Rollout``. Each estimator fills ``rollout.A``, one number per loss token.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Rollout:
+    """One completion: its loss tokens only, in order; log-probs as floats (``fixed`` is the policy's, detached)."""
+
+    row: int
+    group: int
+    columns: list[int]
+    fixed: list[float]
+    old: list[float]
+    mu: list[float] | None
+    ref: list[float] | None
+    H: list[float] | None
+    rewards: list[float]
+    R: float
+    raw: float
+    correct: bool
+    truncated: bool
+    baseline: float | None
+    steps: list[tuple[int, float]]
+    l: list = field(default_factory=list)  # torch scalars
+    A: list[float] = field(default_factory=list)
+    in_loss: bool = True
+    share: float = 0.0
+    marked: list[bool] = field(default_factory=list)
+
+    @property
+    def T(self) -> int:
+        return len(self.columns)
+
+
+def mean(values: list[float]) -> float:
+    return sum(values) / len(values)
+
+
+def std(values: list[float], ddof: int = 1) -> float:
+    if len(values) <= ddof:
+        return 0.0
+    m = mean(values)
+    return math.sqrt(sum((v - m) ** 2 for v in values) / (len(values) - ddof))
+
+
+def flat(values: list[float]) -> bool:
+    """No spread worth the name: rounding must not become signal."""
+    return not values or max(values) - min(values) <= 1e-6 * max(abs(v) for v in values)
+
+
+def zscore(values: list[float], *, ddof: int, eps: float = 0.0) -> list[float]:
+    if len(values) < 2 or flat(values):
+        return [0.0] * len(values)
+    m, s = mean(values), std(values, ddof)
+    return [(v - m) / (s + eps) for v in values]
+
+
+def centred(values: list[float]) -> list[float]:
+    if len(values) < 2 or flat(values):
+        return [0.0] * len(values)
+    m = mean(values)
+    return [v - m for v in values]
+
+
+def groups_of(step: list[Rollout]) -> list[list[Rollout]]:
+    found: dict[int, list[Rollout]] = {}
+    for rollout in step:
+        found.setdefault(rollout.group, []).append(rollout)
+    return list(found.values())
+
+
+def spread_over(rollouts: list[Rollout], values: list[float]) -> None:
+    for rollout, value in zip(rollouts, values, strict=True):
+        rollout.A = [value] * rollout.T
+
+
+def per_group(step, rule) -> None:
+    for group in groups_of(step):
+        spread_over(group, rule([o.R for o in group], group))
+
+
+# ---------------------------------------------------------------- reward -> advantage
+
+
+def group_std(step, s):
+    per_group(step, lambda R, _: zscore(R, ddof=s["ddof"], eps=s["std_eps"]))
+
+
+def group_mean(step, s):
+    per_group(step, lambda R, _: centred(R))
+
+
+def leave_one_out(step, s):
+    def rule(R, _):
+        if len(R) < 2 or flat(R):
+            return [0.0] * len(R)
+        return [r - (sum(R) - r) / (len(R) - 1) for r in R]
+
+    per_group(step, rule)
+
+
+def batch_mean(step, s):
+    spread_over(step, centred([o.R for o in step]))
+
+
+def no_baseline(step, s):
+    spread_over(step, [o.R for o in step])
+
+
+def reinforce(step, s):
+    {"none": no_baseline, "group": group_mean, "batch": batch_mean, "leave-one-out": leave_one_out}[s["baseline"]](
+        step, s
+    )
+
+
+def greedy(step, s):
+    spread_over(step, [o.R - o.baseline for o in step])
+
+
+def batch_std_raw(step, s):
+    """Centred within the group, divided by the spread of the raw rewards of the whole batch."""
+    everything = [o.R for o in step]
+    if flat(everything):
+        return spread_over(step, [0.0] * len(step))
+    scale = std(everything, s["ddof"]) + s["std_eps"]
+    return per_group(step, lambda R, _: [c / scale for c in centred(R)])
+
+
+def length_weighted(step, s):
+    def rule(R, group):
+        if len(R) < 2 or flat(R) or not any(o.T for o in group):
+            return [0.0] * len(R)
+        b = sum(o.T * o.R for o in group) / sum(o.T for o in group)
+        return [r - b for r in R]
+
+    per_group(step, rule)
+
+
+def beta_density(p: float, alpha: float, beta: float) -> float:
+    log = math.lgamma(alpha + beta) - math.lgamma(alpha) - math.lgamma(beta)
+    return math.exp(log) * p ** (alpha - 1) * (1 - p) ** (beta - 1)
+
+
+def beta_normalized(step, s):
+    ps = [mean([o.R for o in group]) for group in groups_of(step)]
+    m, v = mean(ps) if ps else 0.0, std(ps, 1) ** 2
+    alpha = beta = 1.0  # no variance, no moments: the density of all rates alike
+    if v > 1e-12:
+        k = m * (1 - m) / v - 1
+        alpha, beta = max(1 + k * m / 3, 1.0), max(1 + k * (1 - m) / 3, 1.0)
+
+    def rule(R, _):
+        p = mean(R)
+        if len(R) < 2 or flat(R):
+            return [0.0] * len(R)
+        return [(r - p) * min(1 / beta_density(p, alpha, beta), 1e6) for r in R]
+
+    per_group(step, rule)
+
+
+def maxrl(step, s):
+    def rule(R, _):
+        m = mean(R)
+        return [c / m for c in centred(R)] if m > 0 else [0.0] * len(R)
+
+    per_group(step, rule)
+
+
+def pass_at_k(step, s):
+    k = s["k"]
+
+    def rule(R, group):
+        n, wrong = len(group), sum(not o.correct for o in group)
+        if n < max(k, 2):
+            return [0.0] * n
+        rbar = 1 - math.comb(wrong, k) / math.comb(n, k)
+        spread = math.sqrt(rbar * (1 - rbar))
+        if spread == 0:
+            return [0.0] * n
+        above = (1 - rbar) / spread
+        below = (1 - rbar - math.comb(wrong - 1, k - 1) / math.comb(n - 1, k - 1)) / spread
+        return [above if o.correct else below for o in group]
+
+    per_group(step, rule)
+
+
+def gdpo(step, s):
+    """z-score per reward within the group, weighted sum, z-score over the sequences of the batch."""
+    total = {id(o): 0.0 for o in step}
+    for group in groups_of(step):
+        for k in range(len(group[0].rewards)):
+            have = [o for o in group if not math.isnan(o.rewards[k])]
+            if not have:
+                continue
+            for o, z in zip(have, zscore([o.rewards[k] for o in have], ddof=s["ddof"], eps=s["std_eps"]), strict=True):
+                weight = s["reward_weights"][k] if k < len(s["reward_weights"]) else 1.0  # a penalty's own column
+                total[id(o)] += weight * z
+    spread_over(step, zscore([total[id(o)] for o in step], ddof=s["ddof"], eps=s["std_eps"]))
+
+
+def process(step, s):
+    """Step rewards normalised over all steps of all rollouts of the group, then summed over the steps still to come."""
+    for group in groups_of(step):
+        every = [value for o in group for _, value in o.steps]
+        normal = iter(zscore(every, ddof=s["ddof"], eps=s["std_eps"]))
+        for o in group:
+            done = [(end, next(normal)) for end, _ in o.steps]
+            o.A = [sum(z for end, z in done if end >= column + 1) for column in o.columns]
+
+
+def gtpo(step, s):
+    a1, a2 = s["a1"], s["a2"]
+    for group in groups_of(step):
+        right, wrong = [o for o in group if o.correct], [o for o in group if not o.correct]
+        if not right or not wrong:
+            spread_over(group, [0.0] * len(group))
+            continue
+        shaped: dict[int, list[float]] = {}
+        for o in group:
+            side = right if o.correct else wrong
+            values = []
+            for t in range(o.T):
+                alive = [x for x in side if t < x.T]
+                if o.correct:
+                    values.append(a1 + a2 * len(alive) * o.H[t] / sum(x.H[t] for x in alive))
+                else:
+                    values.append(-a1 - a2 * len(alive) * (1 / o.H[t]) / sum(1 / x.H[t] for x in alive))
+            shaped[id(o)] = values
+        for side in [group] if s["normalize"] == "joint" else [right, wrong]:
+            normal = iter(zscore([v for o in side for v in shaped[id(o)]], ddof=s["ddof"]))
+            for o in side:
+                o.A = [next(normal) for _ in range(o.T)]
+
+
+def grpo_s(step, s):
+    b1, b2 = s["b1"], s["b2"]
+    for group in groups_of(step):
+        right, wrong = [o for o in group if o.correct and o.T], [o for o in group if not o.correct and o.T]
+        spread_over(group, [0.0] * len(group))
+        if not right or not wrong:
+            continue
+        shaped = {}
+        for o in right:
+            shaped[id(o)] = b1 + b2 * len(right) * mean(o.H) / sum(mean(x.H) for x in right)
+        for o in wrong:
+            shaped[id(o)] = -b1 - b2 * len(wrong) * (1 / mean(o.H)) / sum(1 / mean(x.H) for x in wrong)
+        for side in [right + wrong] if s["normalize"] == "joint" else [right, wrong]:
+            spread_over(side, zscore([shaped[id(o)] for o in side], ddof=s["ddof"]))
+
+
+# ---------------------------------------------------------------- after the scale
+
+
+def whiten(step, s):
+    """Over all loss tokens of the batch; long rollouts weigh more in it."""
+    every = iter(zscore([a for o in step for a in o.A], ddof=1))
+    for o in step:
+        o.A = [next(every) for _ in o.A]
+
+
+def entropy_bonus(step, s):
+    for o in step:
+        o.A = [a + min(s["alpha"] * h, abs(a) / s["kappa"]) for a, h in zip(o.A, o.H, strict=True)]
+
+
+ESTIMATORS = {
+    "group-std": group_std,
+    "group-mean": group_mean,
+    "leave-one-out": leave_one_out,
+    "none": no_baseline,
+    "reinforce": reinforce,
+    "greedy": greedy,
+    "batch-std": batch_std_raw,
+    "length": length_weighted,
+    "beta": beta_normalized,
+    "maxrl": maxrl,
+    "pass-at-k": pass_at_k,
+    "gdpo": gdpo,
+    "process": process,
+    "gtpo": gtpo,
+    "grpo-s": grpo_s,
+}
