@@ -103,6 +103,8 @@ REFUSED = [
     ("dual-clip", {"cap": 1.1}, "cap: got 1.1, accepts a number above 1 . eps_high = 1.2"),
     ("two-sided", {"delta": 1.1}, "delta: got 1.1, accepts a number above 1 . eps_high = 1.2"),
     ("vespo", {"k_pos": 0.5}, "k_pos: got 0.5, accepts 1 or more"),
+    ("vespo", {"k_neg": float("inf")}, "k_neg: got inf, accepts 1 or more"),
+    ("sapo", {"tau_pos": float("inf")}, "tau_pos: got inf, accepts 0 or more"),
     ("cppo", {"pruning": 1.0}, "pruning: got 1.0, accepts 0 or more and less than 1"),
     ("cispo", {"floor": 6.0}, "floor: got 6.0, accepts at most cap = 5"),
     ("clip-cov", {"cov_low": 5.0}, "cov_low: got 5.0, accepts a number below cov_high = 5"),

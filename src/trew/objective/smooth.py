@@ -65,6 +65,7 @@ class Sech2(Weight):
 
     def __post_init__(self) -> None:
         positive(tau_pos=self.tau_pos, tau_neg=self.tau_neg)
+        not_negative(tau_pos=self.tau_pos, tau_neg=self.tau_neg)  # finite: at r = 1 it is multiplied by 0
 
     def __call__(self, ratio: Tensor, *, advantages: Tensor, batch: TokenBatch) -> Tensor:
         return sech2_weight(ratio, advantages=advantages, tau_pos=self.tau_pos, tau_neg=self.tau_neg)
@@ -91,8 +92,8 @@ class GammaKernel(LinearWeight):
     def __post_init__(self) -> None:
         # k below 1 would let phi(W) / W grow without bound towards W = 0.
         for name in ("k_pos", "k_neg"):
-            if not getattr(self, name) >= 1:
-                raise ValueError(f"{name}: got {getattr(self, name)!r}, accepts 1 or more")
+            if not 1 <= getattr(self, name) < float("inf"):
+                raise ValueError(f"{name}: got {getattr(self, name)!r}, accepts 1 or more, finite")
         not_negative(lam_pos=self.lam_pos, lam_neg=self.lam_neg)
 
     def __call__(self, ratio: Tensor, *, advantages: Tensor, batch: TokenBatch) -> Tensor:
