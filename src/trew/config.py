@@ -21,6 +21,9 @@ Overlong = Literal["error", "drop", "truncate"]
 Schedule = Literal["constant", "linear", "cosine"]
 Dtype = Literal["float32", "bfloat16"]
 Linear = Literal["auto", "plain"]
+Calls = Literal["step", "group"]
+OnFailure = Literal["abort", "skip"]
+FUNCTION_SECONDS = 300.0
 T = typing.TypeVar("T")
 
 
@@ -40,11 +43,18 @@ class DataConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardConfig:
-    """One reward: a built-in name or ``path/to/file.py:function``."""
+    """One reward: a built-in name, ``path/to/file.py:function``, or a reward model."""
 
-    name: str
+    name: str = ""  # of a reward model: what it is called in metrics, its folder's name unless given
+    model: str = ""  # a reward model: folder or hub id
     weight: float = 1.0
     args: Mapping[str, Any] = field(default_factory=dict)
+    gate: bool = False  # the rewards that are no gates count only where this one is above 0
+    verify_with: str = ""  # another reward's name: how often the two disagree is watched
+    # Of functions in files alone; built-in kinds have limits of their own.
+    calls: Calls = "step"  # one call with all completions of a step, or one per group as soon as it is finished
+    timeout_s: float = FUNCTION_SECONDS  # of one call, after which the function is ended
+    on_failure: OnFailure = "abort"  # the run, or skip: the completions that it fails for have no value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +62,7 @@ class RolloutConfig:
     """How completions are made in training."""
 
     prompts: int = 8  # per step
-    completions: int = 8  # per prompt: the group size G
+    completions: int = 8  # per prompt: the group size G; 1 only for objectives that do not compare within a group
     max_tokens: int = 256
     temperature: float = 1.0
     top_p: float = 1.0
@@ -61,6 +71,7 @@ class RolloutConfig:
     stop: tuple[str, ...] = ()
     batch: int = 128  # most completions that are decoded at once
     refills: int = 8  # dynamic sampling: most extra rounds of prompts per step
+    overlap: bool = True  # grade finished groups while others are generated; the result is the same
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +129,7 @@ class TrackConfig:
 
     to: tuple[str, ...] = ()  # trackio, wandb, tensorboard, mlflow
     samples_every: int = 10  # steps between two sample completions on screen; 0 = never
+    regrade_every: int = 20  # steps between two checks that rewards judge the same completions alike; 0 = never
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,6 +167,11 @@ class Config:
 
 def load(path: str | Path, overrides: Iterable[str] = ()) -> Config:
     """Reads a recipe and applies ``key=value`` overrides; raises ConfigError with every problem found."""
+    return parse(read_table(path, overrides), base=Path(path).parent)
+
+
+def read_table(path: str | Path, overrides: Iterable[str] = ()) -> dict[str, Any]:
+    """A recipe as plain values, ``key=value`` overrides applied, ``out`` set; nothing else is checked."""
     path = Path(path)
     try:
         table = tomllib.loads(path.read_bytes().decode("utf-8-sig"))
@@ -171,7 +188,7 @@ def load(path: str | Path, overrides: Iterable[str] = ()) -> Config:
     apply_overrides(table, overrides)
     if not table.get("out"):
         table["out"] = f"runs/{path.stem}"
-    return parse(table, base=path.parent)
+    return table
 
 
 def apply_overrides(table: dict[str, Any], overrides: Iterable[str]) -> None:
@@ -236,7 +253,7 @@ def _anchor(reward: RewardConfig, base: Path | None) -> RewardConfig:
 def build(cls: type[T], table: Mapping[str, Any], *, where: str) -> T:
     """One dataclass from a table, as ``parse`` does it: for a task's or a reward's own arguments, named ``where``."""
     problems: list[str] = []
-    built = _build(cls, table, f"{where}.", problems)
+    built = _build(cls, table, f"{where}." if where else "", problems)
     if problems:
         raise ConfigError(problems)
     return built
@@ -257,7 +274,7 @@ def _build(cls: type, table: Any, where: str, problems: list[str]) -> Any:
             continue
         before = len(problems)
         built = _coerce(hints[key], value, f"{where}{key}", problems)
-        if len(problems) == before or dataclasses.is_dataclass(hints[key]):
+        if len(problems) == before or any(map(dataclasses.is_dataclass, (hints[key], *typing.get_args(hints[key])))):
             values[key] = built
     for name, spec in fields.items():
         if spec.default is dataclasses.MISSING and spec.default_factory is dataclasses.MISSING and name not in values:
@@ -312,12 +329,13 @@ def validate(config: Config) -> list[str]:
                 value = getattr(value, part)
             problems.append(f"{name}: got {value!r}, accepts {accepts}")
 
-    for name in ("rollout.prompts", "rollout.max_tokens", "rollout.batch", "learner.inner_updates",
-                 "learner.microbatch_tokens", "data.max_prompt_tokens", "eval.size", "eval.samples", "steps",
-                 "checkpoint.keep"):  # fmt: skip
+    for name in ("rollout.prompts", "rollout.completions", "rollout.max_tokens", "rollout.batch",
+                 "learner.inner_updates", "learner.microbatch_tokens", "data.max_prompt_tokens", "eval.size",
+                 "eval.samples", "steps", "checkpoint.keep"):  # fmt: skip
         need(_get(c, name) >= 1, name, "a whole number of at least 1")
     for name in ("rollout.top_k", "rollout.refills", "learner.minibatch_prompts", "learner.warmup_steps",
-                 "eval.every", "eval.max_tokens", "checkpoint.every", "track.samples_every", "threads",
+                 "eval.every", "eval.max_tokens", "checkpoint.every", "track.samples_every",
+                 "track.regrade_every", "threads",
                  "learner.weight_decay", "eval.temperature"):  # fmt: skip
         need(_finite(_get(c, name)) and _get(c, name) >= 0, name, "0 or more")
     need(0 <= c.seed < 2**63, "seed", "a whole number from 0 to 2**63 - 1")
@@ -333,8 +351,6 @@ def validate(config: Config) -> list[str]:
     need(0 < c.rollout.top_p <= 1, "rollout.top_p", "a number above 0 and at most 1")
     need(0 <= c.rollout.min_p < 1, "rollout.min_p", "a number from 0 up to, not including, 1")
     need(all(c.rollout.stop), "rollout.stop", "non-empty strings")
-    need(c.rollout.completions >= 2, "rollout.completions",
-         "at least 2: with one completion the group is its own baseline and nothing is learned")  # fmt: skip
     need(c.device in ("auto", "cpu", "mps") or c.device.partition(":")[0] == "cuda", "device",
          "'auto', 'cpu', 'mps', 'cuda' or 'cuda:N'")  # fmt: skip
     if c.learner.minibatch_prompts > c.rollout.prompts:
@@ -358,8 +374,20 @@ def validate(config: Config) -> list[str]:
             "optimizer steps; the learning rate would never be reached"
         )
     for i, reward in enumerate(c.rewards):
+        if not reward.name and not reward.model:
+            problems.append(
+                f"rewards[{i}].name: is required: a built-in name or path/to/file.py:function; or model = \"folder\" "
+                "for a reward model"
+            )
+        if reward.model and reward.name.rpartition(":")[0].endswith(".py"):
+            problems.append(
+                f"rewards[{i}].name: got {reward.name!r} beside model = {reward.model!r}; give one of them: a function "
+                "and a model are two rewards"
+            )
         if not _finite(reward.weight):
             problems.append(f"rewards[{i}].weight: got {reward.weight!r}, accepts a finite number")
+        if not _finite(reward.timeout_s) or reward.timeout_s <= 0:
+            problems.append(f"rewards[{i}].timeout_s: got {reward.timeout_s!r}, accepts a number of seconds above 0")
         for key, value in reward.args.items():
             try:
                 _toml(value)
@@ -397,8 +425,13 @@ def to_table(config: Config) -> dict[str, Any]:
 
 def dumps(config: Config) -> str:
     """The resolved configuration as TOML that ``load`` reads back to an equal Config."""
-    table = to_table(config)
-    rewards = table.pop("rewards")
+    return dump_table(to_table(config))
+
+
+def dump_table(table: Mapping[str, Any]) -> str:
+    """Nested plain values as TOML; ``rewards`` is a list of tables."""
+    table = dict(table)
+    rewards = table.pop("rewards", ())
     lines = [f"{k} = {_toml(v)}" for k, v in table.items() if not isinstance(v, dict)]
     for name, section in table.items():
         if isinstance(section, dict):

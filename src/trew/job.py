@@ -20,6 +20,7 @@ from .display import Display
 from .errors import CheckpointError, ConfigError
 from .interrupt import Interrupts
 from .learner import Learner, checkpoint
+from .rewards.monitors import Monitors
 from .rollout import Engine
 from .rollout.torch_engine import TorchEngine
 from .setup import Plan
@@ -53,6 +54,8 @@ class Job:
     display: Display
     interrupts: Interrupts
     state: State = field(default_factory=State)
+    monitors: Monitors = field(default_factory=Monitors)
+    unjudged: int = 0  # steps in a row in which no completion had a value; counted anew after a resume
 
     @property
     def config(self) -> Config:
@@ -65,7 +68,7 @@ def build(plan: Plan, display: Display, interrupts: Interrupts) -> Job:
     if config.threads:
         torch.set_num_threads(config.threads)
     model = setup.load(plan)
-    reference = setup.load(plan) if plan.objective.beta > 0 else None
+    reference = setup.load(plan) if "ref_logprobs" in plan.objective.needs else None
     onednn = config.linear == "auto"
     autocast = torch.bfloat16 if config.learner.dtype == "bfloat16" else None
     engine = TorchEngine(model, plan.renderer, batch=config.rollout.batch, autocast=autocast, onednn=onednn)
@@ -73,8 +76,10 @@ def build(plan: Plan, display: Display, interrupts: Interrupts) -> Job:
         model, config=config.learner, objective=plan.objective, optimizer_steps=config.optimizer_steps,
         temperature=config.rollout.temperature, reference=reference, onednn=onednn,
     )  # fmt: skip
+    plan.rewards.load(device=plan.device, decode=plan.renderer.decode)
     sampler = PromptSampler(len(plan.train), seed=config.seed, shuffle=config.data.shuffle)
-    return Job(plan, model, engine, learner, sampler, display, interrupts)
+    monitors = Monitors(plan.rewards.rewards, shuffled=config.data.shuffle)
+    return Job(plan, model, engine, learner, sampler, display, interrupts, monitors=monitors)
 
 
 def save(job: Job, run: Run) -> None:
@@ -119,6 +124,7 @@ FREE = (
     "device",
     "threads",
     "rollout.batch",
+    "rollout.overlap",
     "learner.microbatch_tokens",
     "eval.every",
     "checkpoint.",

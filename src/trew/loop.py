@@ -2,6 +2,7 @@
 
 train      the whole job
 collect    prompts, their completions and scores; groups without signal replaced where the objective says so
+baselines  the reward of each prompt's greedy answer, where the objective compares with it
 to_batch   scored groups as the tensors that the objective reads
 update     inner updates over minibatches, old log-probs frozen
 measure    evaluation on the held-out prompts
@@ -14,34 +15,43 @@ import dataclasses
 import hashlib
 import time
 import warnings
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
-from . import models, setup, track
+from . import models, setup, track, watch
 from .config import Config, dumps, to_table
 from .display import Bar, Display
+from .errors import RewardError
 from .eval import EvalResult, evaluate
 from .interrupt import Interrupted, Interrupts
 from .job import Job, build, headline, refuse_changes, restore, save, summarize
 from .learner import Sample
 from .objective import TokenBatch, step_metrics
+from .objective.batch import Steps
 from .report import write_report
 from .track import Run, Trackers, trackers
-from .types import Prompt, Sampling, ScoredGroup, StepOutput, reduce_metrics
+from .types import Prompt, Sampling, Score, ScoredGroup, StepOutput, reduce_metrics
 
 SILENT_STEPS = 5
 """After so many steps in a row without any signal a run says so, and again after as many."""
 
 
 def train(
-    config: Config, *, resume: bool = False, overwrite: bool = False, display: Display | None = None
+    config: Config,
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    display: Display | None = None,
+    position: int = 0,
 ) -> dict[str, Any]:
     """Runs the whole job that ``config`` describes; returns what is in summary.json.
 
     Raises ConfigError with every problem of configuration, data and model before a model is loaded. ``resume``
     continues from the newest complete checkpoint of ``config.out``; ``overwrite`` starts over in a used folder.
+    ``position`` is how many prompts of the shuffled stream a new run passes over.
     """
     display = display or Display()
     busy = [
@@ -62,13 +72,16 @@ def train(
         run.write_config(dumps(config))
         outside = Trackers(config.track.to, folder=run.folder, config=to_table(config), warn=display.warn)
         ending.callback(outside.close)  # however the run ends
+        ending.callback(plan.rewards.close)
         job = build(plan, display, interrupts)
+        job.state.position = position
         display.line(headline(job))
         for note in (*plan.notes, *run.messages):
             display.line(f"note: {note}")
         if run.resumed:
             restore(job, run)
-        after = train_steps(job, run, outside)
+        with watch.failures_saved(run):
+            after = train_steps(job, run, outside)
         models.export(job.model, plan.renderer.tokenizer, run.final)
         summary = summarize(job, after)
         run.write_summary(summary)
@@ -101,19 +114,21 @@ def one_step(job: Job, run: Run, outside: Trackers, bar: Bar) -> None:
     start = time.monotonic()
     step = state.step + 1
     kept, seen = collect(job, step, bar)
-    row, advantages = update(job, kept, bar) if kept else ({}, {})
+    greedy = baselines(job, kept, step, bar) if kept and "baselines" in job.plan.objective.needs else None
+    row, advantages = update(job, kept, bar, greedy) if kept else ({}, {})
     tokens = sum(len(c) for g in seen for c in g.group.completions)
     seconds = time.monotonic() - start
     state.step, state.tokens, state.seconds = step, state.tokens + tokens, state.seconds + seconds
+    row |= watch.after_scoring(job, run, step, seen)
     row |= {"step": step, **rollout_row(job, seen), "seconds": seconds, "tokens_per_second": tokens / seconds}
     run.log(row)
     nothing = [None] * config.rollout.completions
     run.write_rollouts(step, seen, advantages=[advantages.get(g.group.prompt.uid, nothing) for g in seen])
     outside.log(step, row)
     job.display.step(row)
-    state.silent = state.silent + 1 if teaches_nothing(kept, row) else 0
+    state.silent = state.silent + 1 if teaches_nothing(advantages) else 0
     if state.silent and state.silent % SILENT_STEPS == 0:
-        cause = "the completions of every group scored the same"
+        cause = "no completion had an advantage: all that are compared with each other scored the same"
         if job.plan.objective.dynamic_sampling:
             at = config.eval.correct_at
             cause = f"no group had both correct and wrong completions (correct is eval.correct_at = {at:g} or more)"
@@ -126,9 +141,9 @@ def one_step(job: Job, run: Run, outside: Trackers, bar: Bar) -> None:
     bar.advance()
 
 
-def teaches_nothing(kept: list[ScoredGroup], row: dict[str, Any]) -> bool:
-    """Whether no group of a step carries a signal, or dynamic sampling kept none."""
-    return not kept or row["zero_signal_share"] == 1
+def teaches_nothing(advantages: Mapping[str, Sequence[np.ndarray]]) -> bool:
+    """Whether no completion of a step has an advantage, or none was kept; they are as :func:`update` returns them."""
+    return not any(a.any() for group in advantages.values() for a in group)
 
 
 def evaluation_due(job: Job) -> bool:
@@ -181,9 +196,12 @@ def collect(job: Job, step: int, bar: Bar) -> tuple[list[ScoredGroup], list[Scor
             break
         bar.note("generating")
         prompts = draw(job, missing, uids)
-        groups = job.engine.generate(prompts, n=config.rollout.completions, sampling=sampling(config, step, attempt))
-        bar.note("scoring")
-        scored = job.plan.rewards.score(groups, step=step)
+        with job.plan.rewards.grading(step=step) as grading:  # of finished groups, while others are generated
+            how = sampling(config, step, attempt)
+            on_group = grading.add if config.rollout.overlap else None
+            groups = job.engine.generate(prompts, n=config.rollout.completions, sampling=how, on_group=on_group)
+            bar.note("scoring")
+            scored = grading.finish(groups)
         seen += scored
         kept += [g for g in scored if not objective.dynamic_sampling or mixed(job, g)]
     return kept, seen
@@ -218,8 +236,33 @@ def mixed(job: Job, scored: ScoredGroup) -> bool:
     return len({c for s in scored.scores if (c := job.plan.correct(s)) is not None}) == 2
 
 
-def to_batch(job: Job, groups: list[ScoredGroup]) -> tuple[list[Sample], TokenBatch]:
-    """Scored groups as packed tensors, in order; ``logprobs`` is a stand-in until the learner computes the policy's."""
+def baselines(job: Job, groups: list[ScoredGroup], step: int, bar: Bar) -> dict[str, float]:
+    """The reward of the greedy answer to each group's prompt, by the prompt's uid.
+
+    NaN where it could not be judged, or not by all rewards that judged the group: then there is nothing to compare
+    with, and the prompt takes no part in the step. An advantage of 0 would say that its completions are just as good.
+    """
+    bar.note("generating")
+    greedy = dataclasses.replace(sampling(job.config, step, 0), temperature=0.0, top_p=1.0, top_k=0, min_p=0.0)
+    answers = job.engine.generate([g.group.prompt for g in groups], n=1, sampling=greedy)
+    bar.note("scoring")
+    counted = [r.name for r in job.plan.rewards.rewards if r.weight != 0]
+    found = {}
+    for group, answer in zip(groups, job.plan.rewards.score(answers, step=step), strict=True):
+        score = answer.scores[0]
+        lacking = any(
+            score.parts.get(name) is None and any(s.parts.get(name) is not None for s in group.scores)
+            for name in counted
+        )
+        found[group.group.prompt.uid] = float("nan") if score.value is None or lacking else score.value
+    return found
+
+
+def to_batch(
+    job: Job, groups: list[ScoredGroup], greedy: Mapping[str, float] | None = None
+) -> tuple[list[Sample], TokenBatch]:
+    """Scored groups as packed tensors, in order. ``logprobs`` is NaN until the learner computes the policy's: who reads
+    it before gets noticed. ``greedy`` is what :func:`baselines` gave."""
     samples, sequences = [], []
     for g, scored in enumerate(groups):
         for completion, score in zip(scored.group.completions, scored.scores, strict=True):
@@ -233,41 +276,77 @@ def to_batch(job: Job, groups: list[ScoredGroup]) -> tuple[list[Sample], TokenBa
     config = job.config.rollout
     cut = sampling(job.config, 0, 0).truncates
     lengths = torch.tensor([len(c) for c in completions])
+    rewards, weights = rewards_of(job, [s for _, _, s in sequences])
+    uids = [groups[g].group.prompt.uid for g, _, _ in sequences]
     batch = TokenBatch(
-        logprobs=per_token("sampling_logprobs"),
+        logprobs=torch.full((int(lengths.sum()),), float("nan")),
         mask=per_token("sampled"),
         sequence_ids=torch.arange(len(completions)).repeat_interleave(lengths),
         group_ids=torch.tensor([g for g, _, _ in sequences]),
-        rewards=torch.tensor([float("nan") if s.value is None else s.value for _, _, s in sequences]),
+        rewards=rewards,
+        reward_weights=weights,
         # Under top-p, top-k or min-p these are off by the mass that was cut away: not the policy's, so not comparable.
         rollout_logprobs=None if cut else per_token("sampling_logprobs"),
         entropies=per_token("entropies"),
         correct=torch.tensor([bool(job.plan.correct(s)) for _, _, s in sequences]),
         truncated=torch.tensor([c.finish_reason == "length" for c in completions]),
+        baselines=None if greedy is None else torch.tensor([greedy[uid] for uid in uids]),
         max_length=config.max_tokens,
+        step_rewards=steps_of(job, [s for _, _, s in sequences]),
     )
     return samples, batch
 
 
-def update(job: Job, groups: list[ScoredGroup], bar: Bar) -> tuple[dict[str, Any], dict[str, list[np.ndarray]]]:
+def steps_of(job: Job, scores: list[Score]) -> Steps | None:
+    """The rewards of all steps, where the objective reads them; RewardError where no completion has any."""
+    if "step_rewards" not in job.plan.objective.needs:
+        return None
+    flat = [(i, end, value) for i, score in enumerate(scores) for end, value in score.steps]
+    if not flat and any(score.value is not None for score in scores):
+        raise RewardError(
+            f"objective {job.config.objective.preset} learns from the steps of completions, but no reward scored any: "
+            "a function returns a list of (end, value) for each completion, a reward model needs args.step_mark"
+        )
+    sequences, ends, values = ([entry[k] for entry in flat] for k in range(3))
+    return Steps(torch.tensor(values, dtype=torch.float64), torch.tensor(sequences, dtype=torch.int64),
+                 torch.tensor(ends, dtype=torch.int64))  # fmt: skip
+
+
+def rewards_of(job: Job, scores: list[Score]) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The combined rewards (S,); or each by itself (S, K) with their weights (K,), where the objective normalises them
+    one by one. NaN: not judged, or does not apply."""
+    nan = float("nan")
+    if not job.plan.objective.advantage.per_reward:
+        return torch.tensor([nan if s.value is None else s.value for s in scores], dtype=torch.float32), None
+    rows = [[nan if v is None else v for v in job.plan.rewards.each(s)] for s in scores]
+    return torch.tensor(rows, dtype=torch.float32), torch.tensor([r.weight for r in job.plan.rewards.rewards])
+
+
+def update(
+    job: Job, groups: list[ScoredGroup], bar: Bar, greedy: Mapping[str, float] | None = None
+) -> tuple[dict[str, Any], dict[str, list[np.ndarray]]]:
     """All optimizer steps on one set of rollouts; returns a row of metrics, and advantages by prompt uid."""
     config, learner, objective = job.config, job.learner, job.plan.objective
-    samples, batch = to_batch(job, groups)
-    batch = objective.prepare(batch)
+    samples, batch = to_batch(job, groups, greedy)
     minibatch = config.learner.minibatch_prompts or len(groups)
     starts = range(0, len(groups), minibatch)
     bar.note("learning")
-    if len(starts) * config.learner.inner_updates > 1:
-        # Weights move between the optimizer steps on these rollouts: the ratio needs them as they were.
+    moving = len(starts) * config.learner.inner_updates > 1
+    if moving or (objective.beta > 0 and objective.reference.place != "loss"):
+        # What acts on the reward is the KL of the policy that sampled. And where weights move between the optimizer
+        # steps on these rollouts, the ratio needs them as they were.
         batch = batch.replace(old_logprobs=learner.logprobs(samples))
-    if objective.beta > 0:
+    if "ref_logprobs" in objective.needs:
         batch = batch.replace(ref_logprobs=learner.logprobs(samples, reference=True))
+    batch = objective.prepare(batch)
+    if not moving:
+        batch = batch.replace(old_logprobs=None)  # the policy's own, in the one forward pass: the ratio is exactly 1
     outputs: list[StepOutput] = []
     for _ in range(config.learner.inner_updates):
         for start in starts:
             chosen = ((batch.group_ids >= start) & (batch.group_ids < start + minibatch)).nonzero().squeeze(1)
-            # Denominators belong to one optimizer step: they are taken anew from this minibatch.
-            part = objective.prepare(batch.select(chosen).replace(denominators=None))
+            # Denominators and shares belong to one optimizer step: they are taken anew from this minibatch.
+            part = objective.as_step(batch.select(chosen))
             outputs.append(learner.step([samples[i] for i in chosen.tolist()], part))
             job.engine.policy_version = learner.policy_version
     sums = reduce_metrics([step_metrics(batch), *(o.metrics for o in outputs)])
@@ -277,6 +356,12 @@ def update(job: Job, groups: list[ScoredGroup], bar: Bar) -> tuple[dict[str, Any
         "grad_norm": sum(o.grad_norm for o in outputs) / len(outputs),
         "policy_version": learner.policy_version,
     }
+    if greedy is not None:
+        judged = [value for value in greedy.values() if value == value]
+        row |= {
+            "baseline": sum(judged) / len(judged) if judged else None,
+            "baseline/none": 1 - len(judged) / len(greedy),
+        }
     # Without a reference model: how far the updates moved, or how far trainer and sampler are apart.
     row.setdefault("kl", row.get("kl_old", row.get("kl_rollout")))
     assert batch.advantages is not None

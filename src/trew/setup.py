@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from . import models
+from . import fit, models
 from .config import Config, RewardConfig, validate
 from .config import load as read_recipe
 from .data import Dataset, apply_overlong, load_task
@@ -17,6 +17,7 @@ from .eval import correct_by
 from .eval.evaluate import Correct
 from .objective import Objective, preset
 from .rewards import RewardSet
+from .rewards.loading import is_file_spec
 from .rollout.chat import Renderer
 from .types import Prompt
 
@@ -47,13 +48,16 @@ def plan(config: Config, *, found: Sequence[str] = ()) -> Plan:
     problems = Problems([*found, *(p for p in validate(config) if p.partition(":")[0] not in told)])
 
     objective = problems.attempt(lambda: preset(config.objective.preset, **config.objective.args))
+    if objective and min(config.rollout.prompts, config.rollout.completions, config.rollout.max_tokens) >= 1:
+        given = fit.GIVEN | step_rewards(config)
+        problems += problems.attempt(lambda: fit.problems(objective, config, given=given)) or []
     known_device = not any(p.startswith("device:") for p in problems)
     device = problems.attempt(lambda: models.resolve_device(config.device)) if known_device else None
     bad_model = models.check(config.model, tokenizer=config.tokenizer, chat_template=config.chat_template)
     problems += bad_model if config.model else []
     data = problems.attempt(lambda: load_task(config.data, eval_size=config.eval.size, seed=config.seed))
     specs: tuple[RewardConfig, ...] = config.rewards or (data.default_rewards if data else ())
-    specs = tuple(spec for spec in specs if spec.name)  # one without a name is a known problem
+    specs = tuple(spec for spec in specs if spec.name or spec.model)  # one without a name is a known problem
     if data and not specs:
         problems.append(
             "rewards: none given and the data name none of their own; add a [[rewards]] table with a built-in name "
@@ -92,11 +96,24 @@ def plan(config: Config, *, found: Sequence[str] = ()) -> Plan:
         problems += length_problems(_most_tokens(config), longest=longest, limit=limit)
     if problems:
         raise ConfigError(problems)
+    notes += fit.notes(objective, config)
     return Plan(
         dataclasses.replace(config, rewards=specs), objective, train, eval_, rewards, renderer, device,
         data.fingerprint, longest, tuple(notes),
-        correct_by(config.eval.correct_reward or rewards.names[0], at=config.eval.correct_at),
+        correct_by(config.eval.correct_reward or first_verifier(rewards), at=config.eval.correct_at),
     )  # fmt: skip
+
+
+def step_rewards(config: Config) -> frozenset[str]:
+    """``step_rewards``, where a reward may give them: a process reward model, or a function (its values will show)."""
+    may = any(r.args.get("step_mark") if r.model else is_file_spec(r.name) for r in config.rewards)
+    return frozenset({"step_rewards"} if may else ())
+
+
+def first_verifier(rewards: RewardSet) -> str:
+    """The reward that accuracies are read from unless one is named: the first that is no reward model, if there is one.
+    A learned score of 1 means nothing in particular."""
+    return next((r.name for r in rewards.rewards if r.model is None), rewards.names[0])
 
 
 def _fit(config: Config, data: Dataset, renderer: Renderer) -> tuple[list[Prompt], list[Prompt], list[str]]:

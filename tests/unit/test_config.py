@@ -23,7 +23,7 @@ def test_all_problems_are_told_at_once():
         {
             "modle": "m",
             "steps": 0,
-            "rollout": {"temprature": 1.0, "top_p": "x", "completions": 1},
+            "rollout": {"temprature": 1.0, "top_p": "x", "completions": 0},
             "learner": {"lr": -1, "schedule": "cos"},
             "rewards": [{"nam": "gsm8k"}],
             "eval": 3,
@@ -36,7 +36,7 @@ def test_all_problems_are_told_at_once():
         "steps: got 0, accepts a whole number of at least 1",
         "rollout.temprature: unknown key (did you mean 'temperature'?)",
         "rollout.top_p: expected a number, got 'x' (str)",
-        "rollout.completions: got 1, accepts at least 2",
+        "rollout.completions: got 0, accepts a whole number of at least 1",
         "learner.lr: got -1.0",
         "learner.schedule: got 'cos', accepts 'constant', 'linear', 'cosine' (did you mean 'cosine'?)",
         "rewards[0].nam: unknown key (did you mean 'name'?)",

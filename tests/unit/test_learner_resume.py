@@ -8,17 +8,22 @@ import torch
 import learner_help as help
 from trew.errors import CheckpointError
 from trew.learner import checkpoint
+from trew.objective import preset
 
 
 def steps(own, first: int, last: int) -> None:
     for k in range(first, last):
         items = help.samples(seed=k)
-        own.step(items, own.objective.prepare(help.batch(items, seed=k)))
+        total = sum(len(s.completion_ids) for s in items)
+        entropies = torch.full((total,), 1.0 + k % 3)
+        own.step(items, own.objective.prepare(help.batch(items, seed=k, entropies=entropies)))
 
 
+@pytest.mark.parametrize("bonus", [0.0, 2.5], ids=["no bonus", "adaptive"])
 @pytest.mark.parametrize("kind", ["llama", "smollm", "gpt2"])
-def test_four_steps_equal_two_then_save_load_and_two_more(kind, tmp_path):
-    settings = {"steps": 4, "schedule": "cosine", "warmup_steps": 1, "weight_decay": 0.1}
+def test_four_steps_equal_two_then_save_load_and_two_more(kind, bonus, tmp_path):
+    objective = preset("dr-grpo", entropy_target=bonus, entropy_step=0.3)
+    settings = {"objective": objective, "steps": 4, "schedule": "cosine", "warmup_steps": 1, "weight_decay": 0.1}
     straight = help.learner(help.model(kind), **settings)
     steps(straight, 0, 4)
 
@@ -32,6 +37,7 @@ def test_four_steps_equal_two_then_save_load_and_two_more(kind, tmp_path):
     second = help.learner(help.model(kind, seed=9), **settings)
     second.load_state(tensors, meta)
     assert second.policy_version == 2
+    assert second.objective.entropy_bonus.coefficient == (0.6 if bonus else 0.0)
     steps(second, 2, 4)
 
     expected, got = straight.state(), second.state()

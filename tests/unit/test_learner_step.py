@@ -110,6 +110,99 @@ def test_with_a_kl_term_no_sample_is_silent():
     assert out.metrics["silent_share"][0] == sum(len(s.completion_ids) == 0 for s in items)
 
 
+def autograd(net, objective, items, data, *, temperature: float = 1.0, bonus: float = 0.0) -> torch.Tensor:
+    """The gradient of ``Objective.loss`` on a prepared step at once, each sequence run by itself in float64, and of
+    - bonus sum_t share_t H_t."""
+    net = copy.deepcopy(net).double()
+    logits = [help.plain_logits(net, s) / temperature for s in items]
+    log_p = [z.log_softmax(-1) for z in logits]
+    logprobs = [
+        p.gather(1, torch.from_numpy(s.completion_ids)[:, None])[:, 0] for p, s in zip(log_p, items, strict=True)
+    ]
+    entropies = torch.cat([-(p.exp() * p).sum(-1) for p in log_p])
+    loss = objective.loss(data.replace(logprobs=torch.cat(logprobs))).loss
+    (loss - bonus * (data.shares * data.mask * entropies).sum()).backward()
+    return torch.cat([p.grad.flatten() for p in net.parameters()])
+
+
+@pytest.mark.parametrize("share", [True, False])
+@pytest.mark.parametrize("name", ["grpo", "dapo", "kl-cov"])
+def test_an_entropy_bonus_has_the_gradient_of_the_entropy(name, share):
+    net, items = help.model(), help.samples()
+    extra = {"share": 0.2} if name == "kl-cov" else {}
+    plain, objective = (preset(name, beta=0.0, entropy_bonus=b, **extra) for b in (0.0, 0.3))
+    mask = torch.rand(27, generator=torch.Generator().manual_seed(0)) > 0.3
+    data = help.batch(items, old_logprobs=help.near(net, items), entropies=torch.ones(27), mask=mask)
+    prepared = objective.prepare(data)
+    settings = {"temperature": 0.8, "share_prompts": share, "microbatch_tokens": 30}
+    got = help.gradients(net, objective, items, prepared, **settings)
+    want = autograd(net, plain, items, prepared, temperature=0.8, bonus=0.3)
+    assert help.relative(got, want) < 1e-5
+    assert help.relative(help.gradients(net, plain, items, prepared, **settings), want) > 1e-2  # it does matter
+
+
+def test_an_entropy_bonus_speaks_for_silent_samples_and_an_adaptive_one_only_below_its_target():
+    net, items = help.model(), help.samples()
+    data = help.batch(items, rewards=torch.ones(len(items)), entropies=torch.full((27,), 2.0))
+    for bonus, target, grows in ((0.1, 0.0, None), (0.1, 2.5, True), (0.1, 1.5, False), (0.0, 2.5, True)):
+        own = help.learner(copy.deepcopy(net), preset("grpo", beta=0, entropy_bonus=bonus, entropy_target=target))
+        out = own.step(items, own.objective.prepare(data))
+        acts = bonus > 0 and (target == 0 or target > 2)
+        assert (out.grad_norm > 0) == acts
+        assert out.metrics["skipped_steps"] == (float(not acts), 1.0)
+        assert out.metrics["entropy_coefficient"] == (bonus, 1.0)  # of this step
+        after = {None: bonus, True: bonus + 0.005, False: bonus - 0.005}[grows]
+        assert own.objective.entropy_bonus.coefficient == pytest.approx(after)
+    plain = help.learner(copy.deepcopy(net), preset("grpo", beta=0))
+    assert "entropy_coefficient" not in plain.step(items, plain.objective.prepare(data)).metrics
+
+
+def test_a_step_that_failed_does_not_move_the_adaptive_coefficient():
+    net, items = help.model(), help.samples()
+    own = help.learner(net, preset("dr-grpo", entropy_target=9.0))
+    data = own.objective.prepare(help.batch(items, entropies=torch.ones(27)))
+    net.lm_head.weight.register_hook(lambda gradient: gradient * float("inf"))
+    with pytest.raises(NumericsError):
+        own.step(items, data)
+    assert own.objective.entropy_bonus.coefficient == 0
+
+
+@pytest.mark.parametrize("budget", [4096, 20])
+def test_silent_samples_take_part_in_a_rule_that_looks_across_sequences(budget):
+    """Clip-Cov draws by covariances with the means over all tokens, those of groups without signal among them."""
+    shape = [(6, (4, 3)), (5, (5, 2)), (4, (3, 3))]
+    net, items = help.model(), help.samples(shape)
+    objective = preset("clip-cov", share=0.2, cov_low=-0.2, cov_high=9.0, eps_low=0.2, eps_high=0.2)
+    rewards = torch.tensor([1.0, 0.0, 1.0, 1.0, 0.0, 0.0])
+    data = objective.prepare(help.batch(items, rewards=rewards, old_logprobs=help.near(net, items)))
+    got = help.gradients(net, objective, items, data, microbatch_tokens=budget)
+    assert help.relative(got, autograd(net, objective, items, data)) < 1e-5
+    heard = torch.tensor([0, 1])
+    alone = objective.prepare(data.select(heard).replace(denominators=None, shares=None))
+    ignorant = help.gradients(net, objective, items[:2], alone) / 10  # as if nobody else were there
+    assert help.relative(ignorant * 7, got) > 1e-2
+    out = help.learner(net, objective, microbatch_tokens=budget).step(items, data)
+    assert out.metrics["silent_share"] == (4.0, 6.0)
+    assert out.metrics["ratio"][1] == 20  # metrics: over all that was looked at
+
+
+@pytest.mark.parametrize("budget", [4096, 20, 1])
+def test_metrics_that_do_not_add_up_are_of_all_samples_that_were_run(budget):
+    shape = [(6, (4, 3)), (5, (5, 2)), (4, (3, 3))]
+    net, items = help.model(), help.samples(shape)
+    objective = preset("grpo", beta=0.0, correction="tis")
+    data = objective.prepare(help.batch(
+        items, rewards=torch.tensor([1.0, 0.0, 1.0, 1.0, 0.0, 1.0]), old_logprobs=help.near(net, items),
+        rollout_logprobs=help.near(net, items, seed=3),
+    ))  # fmt: skip
+    logprobs = help.near(net, items, spread=0.0)
+    want = objective.loss(data.replace(logprobs=logprobs).select(torch.tensor([0, 1, 4, 5]))).metrics
+    out = help.learner(net, objective, microbatch_tokens=budget).step(items, data)
+    assert {"ess", "ratio_q01", "ratio_q50", "ratio_q99", "correction", "correction_zero_share"} <= want.keys()
+    for name, value in want.items():
+        assert out.metrics[name] == pytest.approx(value, rel=1e-4, abs=1e-5), name
+
+
 def test_masked_samples_and_tokens_carry_no_gradient():
     net, items = help.model(), help.samples([(5, (4, 3))])
     mask = torch.tensor([True, False, True, False, False, False, False])

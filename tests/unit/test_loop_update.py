@@ -25,8 +25,10 @@ class Recorder:
         self.policy_version = 0
         self.batches: list[trew.TokenBatch] = []
         self.samples: list[list[Any]] = []
+        self.asked: list[str] = []
 
     def logprobs(self, samples: list[Any], *, reference: bool = False) -> torch.Tensor:
+        self.asked.append("reference" if reference else "policy")
         count = sum(len(s.completion_ids) for s in samples)
         return torch.full((count,), -7.0 if reference else -1.0 - self.policy_version)
 
@@ -51,9 +53,10 @@ def scored(rewards: list[list[float]]) -> list[ScoredGroup]:
     return out
 
 
-def job(**learner: Any) -> Any:
+def job(objective: trew.Objective | None = None, **learner: Any) -> Any:
     config = parse({"model": "m", "rollout": {"prompts": 4, "completions": 2}, "learner": learner})
-    plan = SimpleNamespace(objective=trew.preset("grpo", beta=0.1), correct=correct_by("r"))
+    plan = SimpleNamespace(objective=objective or trew.preset("grpo", beta=0.1), correct=correct_by("r"))
+    plan.rewards = SimpleNamespace(rewards=[SimpleNamespace(name="r", weight=1.0)])
     return SimpleNamespace(config=config, plan=plan, learner=Recorder(), engine=SimpleNamespace(policy_version=-1))
 
 
@@ -106,9 +109,120 @@ def test_every_step_refill_and_seed_draws_anew_and_the_same_again():
 
 
 @pytest.mark.parametrize(
-    ("kept", "share", "silent"),
-    [(["group"], 0.5, False), (["group"], 1.0, True), ([], 0.0, True)],
+    ("advantages", "silent"),
+    [({"a": [[0.0, 0.5]], "b": [[0.0]]}, False), ({"a": [[0.0, 0.0]], "b": [[]]}, True), ({}, True)],
     ids=["a signal", "all equal", "nothing kept: no score counts as correct"],
 )
-def test_a_step_that_teaches_nothing_is_counted(kept, share, silent):
-    assert loop.teaches_nothing(kept, {"zero_signal_share": share}) is silent
+def test_a_step_that_teaches_nothing_is_counted(advantages, silent):
+    arrays = {uid: [np.array(a) for a in group] for uid, group in advantages.items()}
+    assert loop.teaches_nothing(arrays) is silent
+
+
+# ---- what the objective is given before it prepares
+
+
+def test_only_what_is_read_is_computed_and_the_stand_in_for_the_policys_log_probs_is_never_read():
+    plain = trew.preset("dr-grpo")
+    assert run(job(plain)).asked == []
+    assert run(job(plain, minibatch_prompts=2)).asked == ["policy"]
+    assert run(job()).asked == ["reference"]
+    for learner in (run(job()), run(job(plain, minibatch_prompts=2, inner_updates=2))):
+        for batch in learner.batches:
+            assert batch.logprobs.isnan().all()
+            assert batch.advantages.isfinite().all()
+            assert batch.shares.isfinite().all()
+
+
+@pytest.mark.parametrize("moving", [{}, {"minibatch_prompts": 2}], ids=["one optimizer step", "two"])
+def test_a_kl_on_the_reward_is_that_of_the_policy_that_sampled(moving):
+    """Old log-probs are -1, the reference's -7, so a completion of T tokens has 6 T of it."""
+    learner = run(job(trew.preset("reinforce", beta=0.25), **moving))
+    assert learner.asked == ["policy", "reference"]
+    advantages = torch.cat([b.advantages for b in learner.batches]).tolist()
+    expected = [a for g in LENGTHS for n, r in zip(g, (1, 0), strict=True) for a in [r - 0.25 * 6 * n] * n]
+    assert advantages == pytest.approx(expected)
+    to_go = run(job(trew.preset("reinforce", beta=0.25, kl_place="to-go"), **moving)).batches[-1]
+    assert to_go.advantages[-3:].tolist() == pytest.approx([-0.25 * 6 * k for k in (3, 2, 1)])
+    # With one optimizer step the ratio is exactly 1: the policy's own log-probs, not two that differ by rounding.
+    assert all((b.old_logprobs is None) == (not moving) for b in learner.batches)
+
+
+def test_shares_belong_to_the_minibatch_and_advantages_to_the_whole_step():
+    objective = trew.preset("token-mean-local", microbatch=3)
+    whole, parts = run(job(objective)), run(job(objective, minibatch_prompts=2))
+    assert [float(b.shares.sum()) for b in parts.batches] == pytest.approx([1.0, 1.0])
+    assert torch.equal(torch.cat([b.advantages for b in parts.batches]), whole.batches[0].advantages)
+    # Blocks of three completions within each minibatch of four: the fourth is a block of its own.
+    assert parts.batches[1].shares.tolist() == pytest.approx([1 / (2 * 18)] * 18 + [1 / (2 * 8)] * 8)
+    whitened = run(job(trew.preset("reinforce-pp", beta=0.0), minibatch_prompts=2)).batches
+    all_of_it = torch.cat([b.advantages for b in whitened])
+    assert float(all_of_it.mean()) == pytest.approx(0, abs=1e-6)
+    assert abs(float(whitened[0].advantages.mean())) > 1e-3  # not whitened once more
+
+
+# ---- rewards one by one, and the greedy answer
+
+
+def two_rewards() -> list[ScoredGroup]:
+    groups = scored([[1.0, 0.0]] * 4)
+    for i, group in enumerate(groups):
+        first = Score(1.5, parts={"r": 1.0, "s": 5.0 + i})
+        second = Score(None, parts={"r": 0.0, "s": None}) if i == 0 else Score(0.0, parts={"r": 0.0, "s": None})
+        groups[i] = ScoredGroup(group.group, (first, second))
+    return groups
+
+
+def test_an_objective_that_normalises_each_reward_gets_them_one_by_one():
+    j = job(trew.preset("gdpo"))
+    j.plan.rewards = SimpleNamespace(
+        rewards=[SimpleNamespace(name="r", weight=2.0), SimpleNamespace(name="s", weight=0.5)],
+        each=lambda score: tuple(None if score.value is None else score.parts[name] for name in "rs"),
+    )
+    _, batch = loop.to_batch(j, two_rewards())
+    assert batch.reward_weights.tolist() == [2.0, 0.5]
+    assert batch.rewards[0].tolist() == [1.0, 5.0]
+    assert batch.rewards[1].isnan().tolist() == [True, True]  # it has no value: nothing of it is known
+    assert batch.rewards[3].isnan().tolist() == [False, True]  # the second reward does not apply
+    j.plan.objective = trew.preset("grpo")
+    _, batch = loop.to_batch(j, two_rewards())
+    assert batch.reward_weights is None
+    assert batch.rewards.shape == (8,)
+
+
+class Greedy:
+    """An engine that answers greedily, and says how it was asked."""
+
+    def generate(self, prompts: list[Prompt], *, n: int, sampling: Any) -> list[Group]:
+        assert (n, sampling.temperature, sampling.top_p, sampling.max_tokens) == (1, 0.0, 1.0, 256)
+        return [Group(p, np.array([int(p.uid)]), (completion(2),)) for p in prompts]
+
+
+def test_the_baseline_is_the_greedy_answers_reward_or_the_prompt_takes_no_part():
+    """Prompt 0's greedy answer has a reward; 1's has none; 2's lacks a reward that others of the group have."""
+    answers = [Score(0.25, parts={"r": 0.25, "s": 1.0}), Score(None, parts={}), Score(0.5, parts={"r": 0.5, "s": None}),
+               Score(0.75, parts={"r": 0.75, "s": 1.0})]  # fmt: skip
+    groups = two_rewards()
+    j = job(trew.preset("remax"), minibatch_prompts=2)
+    j.engine = Greedy()
+    weighted = [SimpleNamespace(name="r", weight=1.0), SimpleNamespace(name="s", weight=0.1)]
+    j.plan.rewards = SimpleNamespace(
+        rewards=weighted,
+        score=lambda given, step: [ScoredGroup(g, (a,)) for g, a in zip(given, answers, strict=True)],
+    )
+    bar: Any = SimpleNamespace(note=lambda text: None)
+    found = loop.baselines(j, groups, 3, bar)
+    assert found["0"] == 0.25
+    assert found["3"] == 0.75
+    assert np.isnan([found["1"], found["2"]]).all()
+    weighted[1].weight = 0.0  # measured, not trained on
+    assert loop.baselines(j, groups, 3, bar)["2"] == 0.5
+
+    row, advantages = loop.update(j, groups, bar, found)
+    assert (row["baseline"], row["baseline/none"]) == (0.5, 0.5)
+    first, second = j.learner.batches
+    assert first.advantages.tolist() == [1.25, 0, 0, *[0.0] * 7]  # the second of prompt 0 has no reward itself
+    assert first.lengths.tolist() == [1, 0, 0, 0]
+    assert second.lengths.tolist() == [0, 0, 7, 8]
+    assert second.advantages[-8:].tolist() == [-0.75] * 8
+    assert (first.denominators.tokens, second.denominators.tokens) == (1, 15)
+    assert [a.any() for a in advantages["1"]] == [False, False]

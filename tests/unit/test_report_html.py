@@ -145,6 +145,23 @@ def test_several_runs_share_their_charts_and_keep_their_names(tmp_path):
     assert "y/same" in two
 
 
+def test_quantiles_of_the_ratio_stand_beside_its_mean_and_apart_where_there_are_several_runs(tmp_path):
+    for name in ("one", "two"):
+        make(tmp_path / name)
+        path = tmp_path / name / "metrics.jsonl"
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        more = {"ratio": 1.0, "ratio_q01": 0.5, "ratio_q99": 2.5, "ess": 0.9, "clip_high_positive": 0.1}
+        path.write_text("".join(json.dumps(row | more) + "\n" for row in rows))
+    alone = render_report([load_run(tmp_path / "one")])
+    assert "99 % of tokens below" in alone
+    assert ">Effective sample size<" in alone
+    assert ">clip_high_positive<" in alone
+    assert ">ratio_q99<" not in alone
+    both = render_report([load_run(tmp_path / name) for name in ("one", "two")])
+    assert ">ratio_q99<" in both
+    assert "99 % of tokens below" not in both
+
+
 def test_steps_that_were_not_finite_are_named(tmp_path):
     folder = make(tmp_path / "a")
     with Run.open(folder, resume=True) as run:

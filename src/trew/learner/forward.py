@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from ..onednn import linears
 from . import attention
-from .head import entropies, token_logprobs
+from .head import entropies, token_logprobs, token_logprobs_and_entropies
 from .packing import Pack, Sample, check_samples, pack_plain, pack_shared
 
 TOLERANCE = 1e-3
@@ -79,6 +79,13 @@ class Forward:
         """Log-probs of the pack's completion tokens at ``temperature``, from the logits of :meth:`running`."""
         rows, tokens = self._tensor(pack.read_rows), self._tensor(pack.targets)
         return token_logprobs(logits, rows=rows, tokens=tokens, temperature=self.temperature)
+
+    def logprobs_and_entropies(
+        self, logits: Float[Tensor, "K V"], pack: Pack
+    ) -> tuple[Float[Tensor, "n"], Float[Tensor, "n"]]:
+        """:meth:`logprobs`, and the entropies of the same distributions, both with a gradient."""
+        rows, tokens = self._tensor(pack.read_rows), self._tensor(pack.targets)
+        return token_logprobs_and_entropies(logits, rows=rows, tokens=tokens, temperature=self.temperature)
 
     @torch.no_grad()
     def logprobs_of(self, pack: Pack) -> Float[Tensor, "n"]:

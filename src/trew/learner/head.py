@@ -1,7 +1,8 @@
 """From logits to the log-probs and entropies of tokens, with one copy of [positions, vocabulary] and no more.
 
-The gradient of a token's log-prob by the logits z at temperature tau is ``(onehot - softmax(z / tau)) / tau``: it is
-formed in the backward pass in the memory of the logits themselves, chunk by chunk.
+With p = softmax(z / tau) of the logits z, the gradient of a token's log-prob by z is ``(onehot - p) / tau``, and that
+of the entropy H is ``-p (log p + H) / tau``: both are formed in the backward pass in the memory of the logits
+themselves, chunk by chunk.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ from torch.autograd.function import once_differentiable
 
 CHUNK_ELEMENTS = 1 << 21
 """Logits that are worked on at once: 8 MB of float32, small enough for caches, large enough for all threads."""
+
+_LOWEST = -200.0
+"""Log-probs are raised to this before p log p: below -104 p is 0 in float32 anyway, and 0 * inf would be NaN."""
 
 
 def token_logprobs(
@@ -32,6 +36,22 @@ def token_logprobs(
     tensor([-0.6931, -0.3133, -1.3133])
     """
     return _TokenLogprobs.apply(logits, rows, tokens, temperature)  # pyright: ignore[reportReturnType]
+
+
+def token_logprobs_and_entropies(
+    logits: Float[Tensor, "K V"], *, rows: Int[Tensor, "N"], tokens: Int[Tensor, "N"], temperature: float = 1.0
+) -> tuple[Float[Tensor, "N"], Float[Tensor, "N"]]:
+    """:func:`token_logprobs`, and the entropies of the distributions that the tokens come from, both with a gradient.
+
+        H_i = - sum_v p_v log p_v,   p = softmax(z[rows_i] / tau),   dH / dz_v = -p_v (log p_v + H) / tau
+
+    The memory of ``logits`` belongs to this function, as there.
+
+    >>> z = torch.tensor([[0.0, 0.0], [1.0, 0.0]])
+    >>> token_logprobs_and_entropies(z, rows=torch.tensor([0, 1]), tokens=torch.tensor([1, 0]))[1]
+    tensor([0.6931, 0.5822])
+    """
+    return _TokenLogprobsAndEntropies.apply(logits, rows, tokens, temperature)  # pyright: ignore[reportReturnType]
 
 
 def entropies(logits: Float[Tensor, "K V"]) -> Float[Tensor, "K"]:
@@ -58,11 +78,15 @@ def _chunks(logits: Tensor) -> Iterator[slice]:
     return (slice(i, i + step) for i in range(0, len(logits), step))
 
 
+def _scaled(logits: Tensor, temperature: float) -> Tensor:
+    z = logits.float()
+    return z if temperature == 1 else z / temperature
+
+
 def _log_normaliser(logits: Tensor, temperature: float) -> Tensor:
     out = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
     for part in _chunks(logits):
-        z = logits[part].float()
-        out[part] = torch.logsumexp(z if temperature == 1 else z / temperature, dim=-1)
+        out[part] = torch.logsumexp(_scaled(logits[part], temperature), dim=-1)
     return out
 
 
@@ -85,6 +109,41 @@ class _TokenLogprobs(torch.autograd.Function):
             if ctx.temperature != 1:
                 z.div_(ctx.temperature)
             z.sub_(normaliser[part, None]).exp_().mul_(weight[part, None].neg())
+            if logits.dtype != torch.float32:
+                logits[part] = z
+        logits.index_put_((rows, tokens), scaled.to(logits.dtype), accumulate=True)
+        return logits, None, None, None
+
+
+class _TokenLogprobsAndEntropies(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, logits, rows, tokens, temperature):
+        normaliser = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
+        entropy = torch.empty_like(normaliser)
+        for part in _chunks(logits):
+            z = _scaled(logits[part], temperature)
+            normaliser[part] = torch.logsumexp(z, dim=-1)
+            log_p = (z - normaliser[part, None]).clamp_(min=_LOWEST)
+            entropy[part] = -(log_p.exp() * log_p).sum(dim=-1)
+        ctx.save_for_backward(logits, rows, tokens, normaliser, entropy)
+        ctx.temperature = temperature
+        return logits[rows, tokens].float() / temperature - normaliser[rows], entropy[rows]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad, grad_entropy):
+        logits, rows, tokens, normaliser, entropy = ctx.saved_tensors
+        scaled = grad / ctx.temperature
+        weight = torch.zeros_like(normaliser).index_add_(0, rows, scaled)
+        slope = torch.zeros_like(normaliser).index_add_(0, rows, grad_entropy / ctx.temperature)
+        offset = weight + slope * entropy
+        for part in _chunks(logits):  # - p (weight + slope (log p + H)), beside one chunk of p
+            z = logits[part] if logits.dtype == torch.float32 else logits[part].float()
+            if ctx.temperature != 1:
+                z.div_(ctx.temperature)
+            z.sub_(normaliser[part, None]).clamp_(min=_LOWEST)
+            p = z.exp()
+            z.mul_(slope[part, None]).add_(offset[part, None]).mul_(p.neg_())
             if logits.dtype != torch.float32:
                 logits[part] = z
         logits.index_put_((rows, tokens), scaled.to(logits.dtype), accumulate=True)

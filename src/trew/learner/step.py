@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -9,14 +10,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..config import LearnerConfig
 from ..errors import CheckpointError, NumericsError
-from ..objective import Objective, TokenBatch
-from ..types import Metrics, StepOutput, reduce_metrics
+from ..objective import LossOutput, Objective, TokenBatch, token_metrics
+from ..objective.entropy_bonus import EntropyBonus
+from ..types import Metrics, StepOutput
 from . import recompute
 from .forward import Forward
 from .optimizer import adamw, learning_rate, load_moments, moments, trainable
@@ -32,6 +34,7 @@ class Learner:
     Weights and optimizer state are float32; ``config.dtype = "bfloat16"`` concerns the computation alone (autocast).
     Dropout is off throughout: log-probs of the same weights must be the same each time. ``reference`` is a frozen
     model for the KL term. ``optimizer_steps`` is the length of the whole run, for the learning rate schedule.
+    ``objective`` changes only where its entropy bonus is adaptive: it is always the next step's.
     """
 
     def __init__(
@@ -90,25 +93,30 @@ class Learner:
     def step(self, samples: Sequence[Sample], batch: TokenBatch, progress: Progress | None = None) -> StepOutput:
         """One optimizer step on ``samples``; ``batch`` is theirs, prepared by the objective (``logprobs`` not read).
 
-        Samples that cannot have a gradient (advantage 0 or masked on every token, and no KL term) are not run; the
-        denominators count them all the same. Where no sample has one, weights and optimizer state stay untouched and
-        so does ``policy_version``. Metrics of the objective are over the samples that were run.
+        Samples that cannot have a gradient (:meth:`.Objective.has_gradient`) are not run; the denominators count them
+        all the same. Where no sample has one, weights and optimizer state stay untouched and so does
+        ``policy_version``. Metrics of the objective are over the samples that were run.
 
         Raises NumericsError, naming the samples, when a log-prob, the loss or the gradient is not finite: weights,
-        optimizer state and counters are then as before, and gradients are cleared.
+        optimizer state, objective and counters are then as before, and gradients are cleared.
         """
         assert len(samples) == len(batch.group_ids)
         assert sum(len(s.completion_ids) for s in samples) == len(batch.mask)
-        if batch.advantages is None or batch.denominators is None:
+        if batch.shares is None:
             batch = self.objective.prepare(batch)
         rate = learning_rate(self.steps, config=self.config, steps=self.optimizer_steps)
-        active = self._active(samples, batch)
+        active = _members(samples, batch, self.objective.has_gradient(batch))
         if progress is not None:
             progress(len(samples) - len(active))
-        metrics: list[Metrics] = [{"silent_share": (len(samples) - len(active), len(samples)), "lr": (rate, 1.0)}]
+        metrics: dict[str, tuple[float, float]] = {
+            "silent_share": (len(samples) - len(active), len(samples)), "lr": (rate, 1.0),
+            "skipped_steps": (0.0 if active else 1.0, 1.0),
+        }  # fmt: skip
+        if self.objective.entropy_bonus.active:
+            metrics["entropy_coefficient"] = (self.objective.entropy_bonus.coefficient, 1.0)
         if not active:
-            self.steps += 1
-            return StepOutput(0.0, {**metrics[0], "skipped_steps": (1.0, 1.0)}, 0.0, self.policy_version)
+            self._after(batch)
+            return StepOutput(0.0, metrics, 0.0, self.policy_version)
         try:
             done = self._accumulate(samples, batch, active, progress)
             norm = self._clip(samples, active)
@@ -119,43 +127,49 @@ class Learner:
             group["lr"] = rate
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
-        self.steps += 1
         self.policy_version += 1
-        metrics += [*done.metrics, {"grad_norm": (norm, 1.0), "learner_tokens": (done.tokens, 1.0),
-                                    "skipped_steps": (0.0, 1.0)}]  # fmt: skip
-        return StepOutput(done.loss, reduce_metrics(metrics), norm, self.policy_version)
+        self._after(batch)
+        metrics |= {"grad_norm": (norm, 1.0), "learner_tokens": (done.tokens, 1.0)}
+        return StepOutput(done.loss, {**metrics, **done.metrics(samples, batch)}, norm, self.policy_version)
 
-    def _active(self, samples: Sequence[Sample], batch: TokenBatch) -> list[int]:
-        """Samples with at least one token whose coefficient may differ from 0."""
-        assert batch.advantages is not None
-        loud = batch.mask if self.objective.beta > 0 else batch.mask & (batch.advantages != 0)
-        heard = set(batch.sequence_ids[loud].tolist())
-        return [i for i in range(len(samples)) if i in heard]
+    def _after(self, batch: TokenBatch) -> None:
+        """Counts the step, and moves an adaptive entropy coefficient."""
+        self.steps += 1
+        if batch.mean_entropy is not None and batch.mask.any():
+            bonus = self.objective.entropy_bonus.after(batch.mean_entropy)
+            self.objective = self.objective.replace(entropy_bonus=bonus)
 
     def _accumulate(
         self, samples: Sequence[Sample], batch: TokenBatch, active: list[int], progress: Progress | None
     ) -> _Done:
         """Forward and backward over all packs; leaves the gradient of the whole step in the parameters."""
-        done = _Done()
-        packs = self._forward.packs(samples, among=active)
-        # A rule that looks across sequences must see the whole step at once: coefficients first, then the gradient.
-        coefficients = None
-        if self.objective.couples in ("group", "batch") and len(packs) > 1:
-            whole = self.objective.loss(batch.replace(logprobs=self.logprobs(samples)))
-            coefficients = whole.coefficients.detach()
-            done.loss, done.metrics = float(whole.loss), [whole.metrics]
+        done = _Done(len(batch.mask))
+        # The bonus is taken from the logits here; batch.entropies are those of the rollouts.
+        bonus, objective = self.objective.entropy_bonus, self.objective.replace(entropy_bonus=EntropyBonus())
+        bonus_acts = batch.mean_entropy is not None and bonus.applies(batch.mean_entropy)
+        across = objective.couples in ("group", "batch")
+        coefficients = self._coefficients(objective, samples, batch, done) if across else None
         tokens = _Tokens.of(samples)
-        for pack in packs:
+        for pack in self._forward.packs(samples, among=active):
+            part, at = batch.select(torch.tensor(pack.samples)), tokens.of_samples(pack.samples)
             with self._recomputing(), self._forward.running(pack) as logits:
-                logprobs = self._forward.logprobs(logits, pack).to(batch.mask.device)
+                if bonus_acts:
+                    logprobs, entropies = self._forward.logprobs_and_entropies(logits, pack)
+                else:
+                    logprobs, entropies = self._forward.logprobs(logits, pack), None
+                logprobs = logprobs.to(batch.mask.device)
                 check_finite(logprobs.detach(), pack, samples)
                 if coefficients is None:
-                    part = self.objective.loss(batch.select(torch.tensor(pack.samples)).replace(logprobs=logprobs))
-                    loss = part.loss
-                    done.loss += float(loss.detach())
-                    done.metrics.append(part.metrics)
+                    out = objective.loss(part.replace(logprobs=logprobs))
+                    done.add(out, at, pack.samples)
+                    loss = out.loss
                 else:
-                    loss = -(coefficients[tokens.of_samples(pack.samples)] * logprobs).sum()
+                    loss = -(coefficients[at] * logprobs).sum()
+                if entropies is not None:
+                    assert part.shares is not None
+                    term = bonus.loss(entropies.to(batch.mask.device), shares=part.shares)  # 0 outside the mask
+                    done.loss += float(term.detach())
+                    loss = loss + term
                 if not torch.isfinite(loss.detach()):
                     raise NumericsError(
                         f"the loss is {float(loss.detach())} on samples {_names(pack.samples, samples)}; the step was "
@@ -166,6 +180,19 @@ class Learner:
             if progress is not None:
                 progress(len(pack.samples))
         return done
+
+    def _coefficients(
+        self, objective: Objective, samples: Sequence[Sample], batch: TokenBatch, done: _Done
+    ) -> Float[Tensor, "N"]:
+        """Coefficients by a rule that looks across sequences: from the log-probs of the whole step, its silent samples
+        included, since they decide about the others."""
+        counted = _members(samples, batch, batch.mask)
+        at = _Tokens.of(samples).of_samples(counted)
+        logprobs = torch.zeros(len(batch.mask), dtype=torch.float32)
+        logprobs[at] = self.logprobs([samples[i] for i in counted])
+        out = objective.loss(batch.replace(logprobs=logprobs.to(batch.mask.device)))
+        done.add(out, torch.arange(len(batch.mask)), counted)
+        return out.coefficients
 
     def _recomputing(self) -> AbstractContextManager[None]:
         return recompute.recomputing(self.model) if self.config.gradient_checkpointing else nullcontext()
@@ -188,7 +215,10 @@ class Learner:
         The tensors are the live ones: write them before the next step, or copy them.
         """
         tensors = {f"model.{name}": t.detach() for name, t in self._stored().items()}
-        meta = {"policy_version": self.policy_version, "steps": self.steps, "optimizer": "adamw"}
+        meta = {
+            "policy_version": self.policy_version, "steps": self.steps, "optimizer": "adamw",
+            "entropy_coefficient": self.objective.entropy_bonus.coefficient,
+        }  # fmt: skip
         return {**tensors, **moments(self._optimizer, self._parameters)}, meta
 
     def load_state(self, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
@@ -213,6 +243,10 @@ class Learner:
             for name, t in stored.items():
                 t.copy_(saved[name])
         self.policy_version, self.steps = int(meta["policy_version"]), int(meta["steps"])
+        bonus = self.objective.entropy_bonus
+        if bonus.target:  # a fixed coefficient is the configuration's
+            bonus = dataclasses.replace(bonus, coefficient=float(meta["entropy_coefficient"]))
+            self.objective = self.objective.replace(entropy_bonus=bonus)
 
     def _stored(self) -> dict[str, Tensor]:
         """Parameters (frozen ones too, tied ones once) and the buffers that belong to the model's state."""
@@ -221,11 +255,38 @@ class Learner:
         return {**dict(self.model.named_parameters()), **buffers}
 
 
+def _members(samples: Sequence[Sample], batch: TokenBatch, tokens: Bool[Tensor, "N"]) -> list[int]:
+    """The samples that have at least one of ``tokens``."""
+    found = set(batch.sequence_ids[tokens].tolist())
+    return [i for i in range(len(samples)) if i in found]
+
+
 @dataclass(slots=True)
 class _Done:
+    """What the parts of a step gave, put together: metrics such as quantiles are of all of it, not of its parts."""
+
+    size: int  # completion tokens of the step
     loss: float = 0.0
-    tokens: int = 0  # fed to the model, prompts and padding included
-    metrics: list[Metrics] = field(default_factory=list)
+    tokens: int = 0  # fed to the model for a gradient, prompts and padding included
+    values: dict[str, Tensor] = field(default_factory=dict)  # each (size,)
+    ran: list[int] = field(default_factory=list)
+
+    def add(self, out: LossOutput, at: Int[Tensor, "n"], members: Sequence[int]) -> None:
+        """``out`` is of the samples ``members``; its values per token belong ``at`` these places of the step's."""
+        self.loss += float(out.loss.detach())
+        self.ran += members
+        for name, value in {**out.packed, "logprobs": out.batch.policy}.items():
+            if name not in self.values:
+                self.values[name] = torch.zeros(self.size, dtype=value.dtype, device=value.device)
+            self.values[name][at] = value
+
+    def metrics(self, samples: Sequence[Sample], batch: TokenBatch) -> Metrics:
+        """The objective's, over the samples that were run."""
+        ran = sorted(self.ran)
+        at = _Tokens.of(samples).of_samples(ran)
+        values = {name: value[at] for name, value in self.values.items()}
+        seen = batch.select(torch.tensor(ran)).replace(logprobs=values["logprobs"])
+        return token_metrics(seen, ratio=values["ratio"], weight=values["weight"], correction=values.get("correction"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,9 @@ _CHARTS: tuple[tuple[str, str, str, tuple[float, float] | None], ...] = (
     ("kl", "KL", "nats per token", None),
     ("ratio", "Importance ratio", "mean", None),
     ("clip_share", "Clipped tokens", "share", None),
+    ("ess", "Effective sample size", "share of tokens", (0.0, 1.0)),
+    ("correction", "Mismatch correction", "mean factor", None),
+    ("entropy_coefficient", "Entropy bonus", "coefficient", None),
     ("completion_length", "Completion length", "tokens", None),
     ("truncated_share", "Completions cut off at the limit", "share", (0.0, 1.0)),
     ("zero_signal_share", "Groups without signal", "share", (0.0, 1.0)),
@@ -36,6 +39,8 @@ _CHARTS: tuple[tuple[str, str, str, tuple[float, float] | None], ...] = (
     ("loss", "Loss", "", None),
     ("lr", "Learning rate", "", None),
 )
+_BESIDE = {"ratio": {"ratio_q99": "99 % of tokens below", "ratio_q01": "1 % below"}}
+"""Metrics that are drawn with another one where there is one run, and by themselves where there are several."""
 _NOT_DRAWN = frozenset({"eval_accuracy", "eval_low", "eval_high", "eval_n", "seconds", "policy_version"})
 _STYLE = """
 :root{color-scheme:light dark;--ground:#fff;--ink:#1f2328;--muted:#59636e;--line:#d6dbe1;--soft:#f5f7f9}
@@ -241,6 +246,8 @@ def _charts(names: Sequence[str], runs: Sequence[RunData]) -> tuple[list[str], l
     """The curves everybody looks at, and those of all other metrics."""
     main = [_chart(names, runs, *plan) for plan in _CHARTS]
     known = {metric for metric, *_ in _CHARTS} | _NOT_DRAWN
+    if len(runs) == 1:
+        known |= {metric for beside in _BESIDE.values() for metric in beside}
     rest = [m for m in dict.fromkeys(m for run in runs for m in run.metric_names()) if m not in known]
     # Rewards by name belong to the first sight, diagnostics below.
     main += [_chart(names, runs, m, m, "", None) for m in rest if m.startswith("reward/")]
@@ -258,6 +265,9 @@ def _chart(
 ) -> str:
     """One metric of all runs; empty when no run has it."""
     series = [s for i, run in enumerate(runs) for s in _curve(run, metric, names[i], i, alone=len(runs) == 1)]
+    if series and len(runs) == 1:
+        beside = [(label, *runs[0].column(m)) for m, label in _BESIDE.get(metric, {}).items()]
+        series += [Series(label, x, y, colour=i) for i, (label, x, y) in enumerate(beside, start=2) if x]
     return line_chart(series, title=title, y_label=unit, y_range=fixed, standalone=False) if series else ""
 
 
