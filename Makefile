@@ -7,7 +7,7 @@ OUT ?= runs/demo
 PEER_trl := trl==1.16.0
 PEER_verl := verl==0.9.1
 
-.PHONY: demo docs test test-slow test-peers check format clean fetch
+.PHONY: demo docs mutation test test-slow test-peers check format clean fetch
 
 demo: $(VENV)/.installed fetch
 	$(BIN)/trew demo --seed $(SEED) --out $(OUT) --overwrite
@@ -34,6 +34,10 @@ test-peers: .venv-trl/.installed .venv-verl/.installed
 	.venv-$*/bin/python -m pip install --quiet --disable-pip-version-check -r $<
 	.venv-$*/bin/python -m pip install --quiet --disable-pip-version-check --no-deps $(PEER_$*)
 	@touch $@
+
+# How many small wrong changes to src/trew/objective do the tests notice? A fixed sample; an hour on one core.
+mutation: $(VENV)/.installed-dev
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/mutation.py
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -1,0 +1,182 @@
+"""Packing, selecting and counting, on a batch small enough to write down."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from trew import TokenBatch
+from trew.errors import DataError
+from trew.objective.batch import Denominators, Steps
+
+F64 = torch.float64
+MASK = torch.tensor([[1, 1, 0], [0, 1, 1], [1, 0, 0], [0, 0, 0]], dtype=torch.bool)
+L = torch.tensor([[-1.0, -2.0, -3.0], [-4.0, -5.0, -6.0], [-7.0, -8.0, -9.0], [-10.0, -11.0, -12.0]], dtype=F64)
+
+
+def make(**changes) -> TokenBatch:
+    data = {
+        "logprobs": L, "mask": MASK, "group_ids": torch.tensor([5, 5, 2, 9]),
+        "rewards": torch.tensor([1.0, 0.0, 0.5, 2.0], dtype=F64), "old_logprobs": L - 0.5, "rollout_logprobs": L - 0.25,
+        "ref_logprobs": L + 0.5, "entropies": -L, "correct": torch.tensor([1, 0, 0, 1]),
+        "truncated": torch.tensor([0, 0, 1, 1]), "baselines": torch.tensor([1, 0, 1, 0]),
+        "step_rewards": [[(1, 0.5), (2, 1.0)], [(1, 2.0), (3, 3.0)], [(3, 4.0)], []], "max_length": 3,
+    }  # fmt: skip
+    return TokenBatch.from_padded(**(data | changes))
+
+
+def test_packed_streams():
+    batch = make(advantages=torch.tensor([1.0, 2.0, 3.0, 4.0]))
+    assert batch.logprobs.tolist() == [-1, -2, -5, -6, -7]
+    assert batch.sequence_ids.tolist() == [0, 0, 1, 1, 2]
+    assert batch.mask.tolist() == [True] * 5
+    assert batch.lengths.tolist() == [2, 2, 1, 0]
+    assert batch.size == 4
+    assert batch.old.tolist() == [-1.5, -2.5, -5.5, -6.5, -7.5]
+    assert batch.rollout_logprobs.tolist() == [-1.25, -2.25, -5.25, -6.25, -7.25]
+    assert batch.ref_logprobs.tolist() == [-0.5, -1.5, -4.5, -5.5, -6.5]
+    assert batch.entropies.tolist() == [1, 2, 5, 6, 7]
+    assert batch.advantages.tolist() == [1, 1, 2, 2, 3]
+    assert batch.advantages.dtype == F64
+    assert batch.correct.tolist() == [True, False, False, True]
+    assert batch.truncated.tolist() == [False, False, True, True]
+    assert (batch.baselines.tolist(), batch.baselines.dtype) == ([1, 0, 1, 0], torch.float32)
+    assert batch.max_length == 3
+    assert make(advantages=L).advantages.tolist() == [-1, -2, -5, -6, -7]
+    assert make(group_ids=torch.tensor([5, 5, 2, 9], dtype=torch.int32)).group_ids.dtype == torch.int64
+
+
+def test_what_is_not_given_has_a_default():
+    batch = make(old_logprobs=None, correct=None, logprobs=L.clone().requires_grad_())
+    assert batch.old.tolist() == [-1, -2, -5, -6, -7]
+    assert not batch.old.requires_grad
+    assert not batch.policy.requires_grad
+    assert batch.logprobs.requires_grad
+    assert batch.is_correct.tolist() == [True, False, True, True]
+    assert make(rewards=torch.tensor([1, 0, -1, 0]), correct=None).is_correct.tolist() == [True, False, False, False]
+    assert make(rewards=torch.tensor([1, 0, -1, 0])).is_correct.tolist() == [True, False, False, True]  # as given
+
+
+def test_unpacked_again():
+    batch = make()
+    assert batch.unpack(batch.logprobs).tolist() == [[-1, -2, 0], [0, -5, -6], [-7, 0, 0], [0, 0, 0]]
+    stream = batch.replace(padded_mask=None)
+    assert stream.unpack(batch.logprobs).tolist() == [-1, -2, -5, -6, -7]
+
+
+def test_several_rewards_are_summed_by_weight():
+    nan = math.nan
+    rewards = torch.tensor([[1.0, 2.0], [nan, 3.0], [nan, nan], [-1.0, 1.0]])
+    assert make(rewards=rewards).total_rewards[[0, 1, 3]].tolist() == [3, 3, 0]
+    assert make(rewards=rewards).total_rewards[2].isnan()
+    assert make(rewards=rewards).total_rewards.dtype == F64
+    weighted = make(rewards=rewards, reward_weights=torch.tensor([2, 10])).total_rewards
+    assert weighted[[0, 1, 3]].tolist() == [22, 30, 8]
+    assert make(rewards=rewards[:, 0]).total_rewards.isnan().tolist() == [False, True, True, False]
+
+
+def test_denominators_leave_out_what_has_no_tokens():
+    assert Denominators.of(make()) == Denominators(sequences=3, tokens=5, max_length=3, groups=2)
+    batch = make()
+    without = batch.replace(mask=batch.mask & (batch.sequence_ids != 2))
+    assert Denominators.of(without) == Denominators(sequences=2, tokens=4, max_length=3, groups=1)
+    assert Denominators(1, 1) == Denominators(1, 1, None, 0)
+
+
+def test_steps_end_at_tokens_of_the_stream():
+    steps = make().step_rewards
+    assert steps.values.tolist() == [0.5, 1.0, 2.0, 3.0, 4.0]
+    assert steps.values.dtype == F64
+    assert steps.sequence_ids.tolist() == [0, 0, 1, 1, 2]
+    assert steps.ends.tolist() == [1, 2, 0, 2, 1]  # column 1 of the second is outside the mask
+
+
+@pytest.mark.parametrize(
+    ("steps", "message"),
+    [([[(0, 1.0)], [], [], []], "sequence 0 has a step that ends at 0, accepts 1 to 3"),
+     ([[], [(4, 1.0)], [], []], "sequence 1 has a step that ends at 4, accepts 1 to 3"),
+     ([[], [], [(3, 1.0), (3, math.nan)], []], "sequence 2 has the value nan, accepts finite numbers"),
+     ([[], [], []], "got 3 lists, accepts 4, one per sequence")],
+)  # fmt: skip
+def test_steps_that_cannot_be(steps, message):
+    with pytest.raises(DataError, match=f"^step_rewards: {message}"):
+        make(step_rewards=steps)
+
+
+def test_selected_sequences_in_another_order():
+    batch = make(advantages=torch.tensor([1.0, 2.0, 3.0, 4.0])).replace(
+        denominators=Denominators(3, 5), shares=torch.tensor([0.1, 0.2, 0.3, 0.4, 0.5], dtype=F64)
+    )
+    part = batch.select(torch.tensor([2, 0]))
+    assert part.size == 2
+    assert part.logprobs.tolist() == [-7, -1, -2]
+    assert part.sequence_ids.tolist() == [0, 1, 1]
+    assert part.mask.tolist() == [True] * 3
+    assert part.advantages.tolist() == [3, 1, 1]
+    assert part.shares.tolist() == [0.5, 0.1, 0.2]
+    assert (part.old - part.logprobs).tolist() == [-0.5] * 3
+    assert (part.rollout_logprobs - part.logprobs).tolist() == [-0.25] * 3
+    assert (part.ref_logprobs - part.logprobs).tolist() == [0.5] * 3
+    assert part.entropies.tolist() == [7, 1, 2]
+    assert part.group_ids.tolist() == [2, 5]
+    assert part.rewards.tolist() == [0.5, 1.0]
+    assert part.correct.tolist() == [False, True]
+    assert part.truncated.tolist() == [True, False]
+    assert part.baselines.tolist() == [1, 1]
+    assert part.denominators == Denominators(3, 5)
+    assert part.padded_mask is None
+    assert part.step_rewards.values.tolist() == [0.5, 1.0, 4.0]
+    assert part.step_rewards.sequence_ids.tolist() == [1, 1, 0]
+    assert part.step_rewards.ends.tolist() == [1, 2, 1]
+
+
+def test_selection_without_optional_fields():
+    batch = TokenBatch.from_padded(logprobs=L, mask=MASK, group_ids=torch.arange(4), rewards=torch.zeros(4))
+    part = batch.select(torch.tensor([1, 3]))
+    assert (part.logprobs.tolist(), part.sequence_ids.tolist(), part.size) == ([-5, -6], [0, 0], 2)
+    assert part.step_rewards is part.old_logprobs is part.correct is None
+    assert batch.select(torch.tensor([3])).logprobs.tolist() == []
+
+
+def test_tokens_of_a_selected_sequence_keep_their_order():
+    long = TokenBatch.from_padded(
+        logprobs=torch.arange(200.0)[None].expand(3, 200) * -1, mask=torch.ones(3, 200), group_ids=torch.arange(3),
+        rewards=torch.zeros(3),
+    )  # fmt: skip
+    assert (-long.select(torch.tensor([2, 1])).logprobs).tolist() == [*range(200), *range(200)]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [(name, torch.zeros(4, 2), r"got shape \(4, 2\), accepts \(4, 3\)")
+     for name in ("mask", "old_logprobs", "rollout_logprobs", "ref_logprobs", "entropies")]
+    + [(name, torch.zeros(3), r"got shape \(3,\), accepts \(4,\)")
+       for name in ("group_ids", "correct", "truncated", "baselines")]
+    + [("advantages", torch.zeros(3), r"got shape \(3,\), accepts \(4,\) or \(4, 3\)"),
+       ("rewards", torch.zeros(3), r"got shape \(3,\), accepts \(4,\) or \(4, K\)"),
+       ("rewards", torch.zeros(3, 4), r"got shape \(3, 4\), accepts \(4,\) or \(4, K\)"),
+       ("rewards", torch.zeros(4, 1, 1), r"got shape \(4, 1, 1\), accepts"),
+       ("reward_weights", torch.zeros(3), r"got shape \(3,\), accepts \(0,\)")],
+)  # fmt: skip
+def test_shapes_that_do_not_fit(name, value, message):
+    with pytest.raises(DataError, match=f"^{name}: {message}"):
+        make(**{name: value})
+
+
+def test_one_source_of_advantages_is_enough():
+    for given in ({"rewards": None}, {"step_rewards": None},
+                  {"rewards": None, "step_rewards": None, "advantages": torch.zeros(4)}):  # fmt: skip
+        make(**given)
+    with pytest.raises(DataError, match=r"^rewards: got None; give rewards"):
+        make(rewards=None, step_rewards=None)
+    weighted = make(rewards=torch.zeros(4, 2), reward_weights=torch.ones(2))
+    assert weighted.reward_weights.tolist() == [1, 1]
+    with pytest.raises(DataError, match=r"^reward_weights: got shape \(3,\), accepts \(2,\)"):
+        make(rewards=torch.zeros(4, 2), reward_weights=torch.ones(3))
+
+
+def test_empty_steps():
+    none = Steps.of([[], []], mask=torch.ones(2, 3, dtype=torch.bool))
+    assert (len(none.values), len(none.ends), len(none.sequence_ids)) == (0, 0, 0)
