@@ -167,7 +167,10 @@ class Config:
 
 def load(path: str | Path, overrides: Iterable[str] = ()) -> Config:
     """Reads a recipe and applies ``key=value`` overrides; raises ConfigError with every problem found."""
-    return parse(read_table(path, overrides), base=Path(path).parent)
+    table = read_table(path, overrides)
+    if "iterate" in table:
+        raise ConfigError(f"{path}: has an [iterate] table, so it is a recipe of rounds; run it with trew iterate")
+    return parse(table, base=Path(path).parent)
 
 
 def read_table(path: str | Path, overrides: Iterable[str] = ()) -> dict[str, Any]:
@@ -376,7 +379,7 @@ def validate(config: Config) -> list[str]:
     for i, reward in enumerate(c.rewards):
         if not reward.name and not reward.model:
             problems.append(
-                f"rewards[{i}].name: is required: a built-in name or path/to/file.py:function; or model = \"folder\" "
+                f'rewards[{i}].name: is required: a built-in name or path/to/file.py:function; or model = "folder" '
                 "for a reward model"
             )
         if reward.model and reward.name.rpartition(":")[0].endswith(".py"):

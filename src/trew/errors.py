@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import errno
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -48,7 +48,15 @@ class ModelError(TrewError):
 
 
 class RewardError(TrewError):
-    """A reward function that raised, or returned something that is not a list of numbers and None."""
+    """A reward function that raised, or returned something that is not a list of numbers and None.
+
+    ``evidence`` is what its author needs to see it again: the completions with their prompts and columns, and the
+    traceback; plain values, empty where there is nothing to show.
+    """
+
+    def __init__(self, message: str, *, evidence: Mapping[str, Any] | None = None):
+        self.evidence: Mapping[str, Any] = evidence or {}
+        super().__init__(message)
 
 
 class SandboxError(TrewError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -88,8 +89,11 @@ def cause(error: BaseException) -> str:
 # Model folders
 
 
-def model_problems(folder: Path, name: str, *, weights: bool) -> list[str]:
-    """What keeps ``folder`` from being loaded as a causal language model. ``weights``: they must be there already."""
+def model_problems(folder: Path, name: str, *, weights: bool, kind: Kind | None = None) -> list[str]:
+    """What keeps ``folder`` from being loaded as a model of ``kind``, a causal language model unless given.
+
+    ``weights``: they must be there already.
+    """
     path = folder / "config.json"
     if not path.is_file():
         if (folder / "adapter_config.json").is_file():
@@ -103,16 +107,15 @@ def model_problems(folder: Path, name: str, *, weights: bool) -> list[str]:
         return [f"model: {path} is not valid JSON ({error}); the download is not complete"]
     if not isinstance(config, dict):
         return [f"model: {path} is not a JSON object"]
-    return _architecture_problems(config, name) + (_weight_problems(folder, name) if weights else [])
+    found = _unknown_architecture(config, name) or (kind or causal_problems)(config, name)
+    return found + (_weight_problems(folder, name) if weights else [])
 
 
-def _architecture_problems(config: dict[str, Any], name: str) -> list[str]:
+def _unknown_architecture(config: dict[str, Any], name: str) -> list[str]:
     from transformers import __version__
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     kind = config.get("model_type")
-    architectures = config.get("architectures") or []
     if kind not in CONFIG_MAPPING_NAMES:
         if config.get("auto_map"):
             return [
@@ -121,6 +124,15 @@ def _architecture_problems(config: dict[str, Any], name: str) -> list[str]:
             ]
         got = f"model_type {kind!r}{nearest(str(kind), CONFIG_MAPPING_NAMES)}" if kind else "no model_type"
         return [f"model: {name}: config.json has {got}, which transformers {__version__} does not know; upgrade it?"]
+    return []
+
+
+def causal_problems(config: dict[str, Any], name: str) -> list[str]:
+    """Why a configuration is not that of a causal language model; empty where it is."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    kind = config.get("model_type")
+    architectures = config.get("architectures") or []
     generative = kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and not any(
         isinstance(a, str) and (a.endswith(_NOT_GENERATIVE)) for a in architectures
     )
@@ -128,6 +140,47 @@ def _architecture_problems(config: dict[str, Any], name: str) -> list[str]:
         what = ", ".join(map(str, architectures)) or kind
         return [f"model: {name} is {what}, not a causal language model; use a model of a ...ForCausalLM kind"]
     return []
+
+
+def head_of(config: dict[str, Any]) -> tuple[str, int]:
+    """Which head a configuration names, ``sequence``, ``token`` or nothing, and how many labels it has.
+
+    >>> head_of({"architectures": ["LlamaForSequenceClassification"], "id2label": {"0": "LABEL_0"}})
+    ('sequence', 1)
+    """
+    architectures = [a for a in config.get("architectures") or [] if isinstance(a, str)]
+    heads = {"ForSequenceClassification": "sequence", "ForTokenClassification": "token"}
+    head = next((h for end, h in heads.items() if any(a.endswith(end) for a in architectures)), "")
+    labels = config.get("id2label")
+    count = len(labels) if isinstance(labels, dict) else config.get("num_labels", 2)
+    return head, count if isinstance(count, int) else 2
+
+
+def scorer_problems(config: dict[str, Any], name: str) -> list[str]:
+    """Why a configuration is not that of a model that gives one score; empty where it is."""
+    head, labels = head_of(config)
+    what = ", ".join(map(str, config.get("architectures") or [])) or config.get("model_type")
+    accepts = "accepts a ...ForSequenceClassification with one label, or a ...ForTokenClassification with one or two"
+    if not head:
+        hint = "; trew train-reward makes a reward model of it" if not causal_problems(config, name) else ""
+        return [f"model: {name} is {what}, not a reward model; {accepts}{hint}"]
+    if labels != 1 and (head, labels) != ("token", 2):
+        return [f"model: {name} is {what} with {labels} labels, which is not a score; {accepts}"]
+    return []
+
+
+def base_problems(config: dict[str, Any], name: str) -> list[str]:
+    """Why a reward model cannot be trained from a model: it is neither a causal language model nor one with a score."""
+    head, labels = head_of(config)
+    if head == "sequence":
+        return scorer_problems(config, name)
+    if head == "token":
+        return [f"model: {name} scores tokens ({labels} labels); accepts a causal language model or a reward model"]
+    return causal_problems(config, name)
+
+
+Kind = Callable[[dict[str, Any], str], list[str]]
+"""What keeps a configuration from being that of a kind of model: :func:`causal_problems` and the like."""
 
 
 def _weight_problems(folder: Path, name: str) -> list[str]:

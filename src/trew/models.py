@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -28,7 +28,9 @@ __all__ = [
     "check_vocab",
     "export",
     "fetch_default",
+    "head",
     "load_model",
+    "load_scorer",
     "load_tokenizer",
     "positions",
     "resolve_device",
@@ -45,15 +47,18 @@ PLAIN_TEMPLATE = (
 # Before loading
 
 
-def check(name: str, *, tokenizer: str = "", chat_template: str = "") -> list[str]:
+def check(
+    name: str, *, tokenizer: str = "", chat_template: str = "", kind: model_files.Kind | None = None
+) -> list[str]:
     """Every problem that can be found without loading weights, one line each; an empty list when all is well.
 
     Looks at folders, configuration, sizes of weight files, tokenizer files and the template. From the hub it fetches
-    the configuration alone.
+    the configuration alone. ``kind`` says which models fit, causal language models unless given.
     """
     folder, problems = _locate_for_check(name, "model")
     if folder is not None:
-        problems += model_files.model_problems(folder, name, weights=model_files.is_path(name) or model_files.offline())
+        there = model_files.is_path(name) or model_files.offline()
+        problems += model_files.model_problems(folder, name, weights=there, kind=kind)
     tokens = folder
     if tokenizer:
         tokens, found = _locate_for_check(tokenizer, "tokenizer")
@@ -146,14 +151,57 @@ def load_model(name: str, *, device: str = "cpu") -> PreTrainedModel:
             ignore_mismatched_sizes=True,  # so that they are told in a message of ours
         )
     model, info = loaded
+    _refuse_incomplete(name, info, want="a complete causal language model")
+    return model.to(device).eval()
+
+
+def load_scorer(name: str, *, device: str = "cpu", dtype: str = "float32", new_head: bool = False) -> PreTrainedModel:
+    """A model that scores texts or tokens, in eval mode: a sequence or token classifier, as its configuration says.
+
+    ``new_head`` allows for a model without a head for one score (a causal language model): it gets one of zeros, so
+    that all scores are 0. Raises ModelError where other weights are missing or do not fit.
+    """
+    import torch
+    from transformers import AutoConfig, AutoModelForSequenceClassification, AutoModelForTokenClassification
+
+    with quiet(), _readable(name, "reward model"):
+        source, local = _source(name), _is_local(name)
+        config = AutoConfig.from_pretrained(source, trust_remote_code=False, local_files_only=local)
+        head, _ = model_files.head_of(config.to_dict())
+        fresh = new_head and not head
+        if fresh:
+            config.num_labels = 1
+        auto: Any = AutoModelForTokenClassification if head == "token" else AutoModelForSequenceClassification
+        loaded: Any = auto.from_pretrained(
+            source,
+            config=config,
+            dtype=getattr(torch, dtype),
+            trust_remote_code=False,
+            use_safetensors=True,
+            local_files_only=local,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+        )
+    model, info = loaded
+    if fresh:
+        ours = {f"{part}.{key}" for part in ("score", "classifier") for key in ("weight", "bias")}
+        lacking = [key for key in info.get("missing_keys") or () if str(key) in ours]
+        with torch.no_grad():
+            for key in lacking:
+                model.get_parameter(str(key)).zero_()
+        info = {**info, "missing_keys": [key for key in info.get("missing_keys") or () if key not in lacking]}
+    _refuse_incomplete(name, info, want="a complete one; trew train-reward makes a reward model of a language model")
+    return model.to(device).eval()
+
+
+def _refuse_incomplete(name: str, info: Mapping[str, Any], *, want: str) -> None:
     for kind in ("missing_keys", "mismatched_keys"):
         if keys := sorted(key[0] if isinstance(key, tuple) else str(key) for key in info.get(kind) or ()):
             what = "lacks" if kind == "missing_keys" else "has the wrong shape for"
             raise ModelError(
                 f"model {name!r}: the checkpoint {what} {len(keys)} of the model's weights, among them {keys[0]}; "
-                "use a complete causal language model"
+                f"use {want}"
             )
-    return model.to(device).eval()
 
 
 def positions(name: str) -> int | None:
@@ -166,6 +214,15 @@ def positions(name: str) -> int | None:
     with quiet(), _readable(name, "model"):
         config = AutoConfig.from_pretrained(_source(name), trust_remote_code=False, local_files_only=_is_local(name))
     return getattr(config.get_text_config(), "max_position_embeddings", None)
+
+
+def head(name: str) -> str:
+    """What a model's configuration says it ends in: ``sequence`` or ``token`` classification, or nothing of these."""
+    from transformers import AutoConfig
+
+    with quiet(), _readable(name, "model"):
+        config = AutoConfig.from_pretrained(_source(name), trust_remote_code=False, local_files_only=_is_local(name))
+    return model_files.head_of(config.to_dict())[0]
 
 
 def export(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:

@@ -101,7 +101,9 @@ class Score:
     """What the rewards together said about one completion.
 
     ``value`` is None when no reward applied or none could judge; None is left out of statistics, never read as 0.
-    ``parts`` has each reward's own value by name, before weights.
+    ``parts`` has each reward's own value by name, before weights. ``steps`` are rewards of the completion's steps, with
+    their weights, as (end, value): ``end`` counts the tokens up to and with the step's last one. Empty where no reward
+    scores steps. ``statuses`` says why each part is what it is, ``part_seconds`` what it took.
     """
 
     value: float | None
@@ -109,6 +111,9 @@ class Score:
     parts: Mapping[str, float | None] = field(default_factory=dict)
     extracted: str | None = None
     seconds: float = 0.0
+    steps: tuple[tuple[int, float], ...] = ()
+    statuses: Mapping[str, ScoreStatus] = field(default_factory=dict)
+    part_seconds: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -235,9 +235,14 @@ def test_a_wrong_recipe_in_a_page_would_be_noticed():
 # ---- recipes
 
 
+def command_of(recipe: Path) -> str:
+    """The command that runs a recipe."""
+    return "iterate" if "[iterate]" in recipe.read_text() else "train"
+
+
 @pytest.fixture(scope="module")
 def stand_in(tmp_path_factory) -> Path:
-    """A tiny model, and a GSM8K of 300 problems in the original format."""
+    """A tiny model, and a GSM8K of 300 problems, a MATH, an MBPP and a HumanEval of a few in the original formats."""
     folder = tmp_path_factory.mktemp("recipes")
     path = tiny.save(folder / "model") / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"max_position_embeddings": 4096}))
@@ -248,6 +253,34 @@ def stand_in(tmp_path_factory) -> Path:
             for i in range(count)
         ]
         (folder / "gsm8k" / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    sets = {
+        "math": [
+            {"problem": f"{i} + 1?", "solution": f"\\boxed{{{i + 1}}}", "level": "Level 4", "type": "Algebra"}
+            for i in range(80)
+        ],
+        "math500": [{"problem": f"Is it {i}?", "answer": str(i), "level": 1} for i in range(9)],
+        "mbpp": [
+            {
+                "task_id": i,
+                "text": f"Add {i}.",
+                "code": f"def f(x): return x + {i}",
+                "test_list": [f"assert f(1) == {i + 1}"],
+            }
+            for i in (*range(11, 15), *range(602, 610))
+        ],
+        "humaneval": [
+            {
+                "task_id": f"HumanEval/{i}",
+                "prompt": f"def f(x):\n    return_{i} = 0\n",
+                "entry_point": "f",
+                "canonical_solution": f"    return x + {i}\n",
+                "test": f"def check(candidate):\n    assert candidate(1) == {i + 1}\n",
+            }
+            for i in range(3)
+        ],
+    }
+    for name, rows in sets.items():
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return folder
 
 
@@ -257,10 +290,21 @@ def test_every_recipe_passes_its_dry_run(recipe, stand_in, tmp_path, monkeypatch
     settings = [f"model={stand_in / 'model'}", "data.max_prompt_tokens=2000"]  # one token per byte there
     if recipe.stem == "gsm8k":
         settings += [f"data.train={stand_in / 'gsm8k'}"]
+    if recipe.stem == "math":
+        settings += [f"data.train={stand_in / 'math.jsonl'}", f"data.eval={stand_in / 'math500.jsonl'}"]
+    if recipe.stem in ("mbpp", "humaneval"):
+        few = ["rollout.prompts=8", "learner.minibatch_prompts=4"]
+        settings += [f"data.train={stand_in / 'mbpp.jsonl'}", *few]
+    if recipe.stem == "humaneval":
+        settings += [f"data.eval={stand_in / 'humaneval.jsonl'}"]
+    if recipe.stem == "reasoning_gym":
+        if importlib.util.find_spec("reasoning_gym") is None:
+            pytest.skip("the reasoning-gym package is not installed")
+        settings += ["data.args.size=70", "eval.size=20"]
     if recipe.stem == "countdown":
         settings += ["data.args.size=100", "rollout.max_tokens=64"]  # enough for a test; the stand-in has 512 positions
     with pytest.raises(SystemExit) as left:
-        main(["train", str(recipe), "--dry-run", "--set", *settings])
+        main([command_of(recipe), str(recipe), "--dry-run", "--set", *settings])
     out, err = capsys.readouterr()
     assert left.value.code == 0, err
     assert "Nothing was trained" in out
@@ -272,7 +316,7 @@ def test_every_recipe_passes_its_dry_run(recipe, stand_in, tmp_path, monkeypatch
 def test_every_recipe_says_what_it_shows_needs_and_how_it_is_run(recipe):
     head = recipe.read_text().split("\nmodel =")[0]
     assert all(line.startswith("#") for line in head.splitlines())
-    for word in ("# Shows ", "# Needs ", f"trew train recipes/{recipe.name}"):
+    for word in ("# Shows ", "# Needs ", f"trew {command_of(recipe)} recipes/{recipe.name}"):
         assert word in head, word
 
 

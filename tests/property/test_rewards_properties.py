@@ -260,5 +260,7 @@ def test_scores_do_not_depend_on_the_order(texts: list[str], order: list[int], w
     assert score([texts[i] for i in order]) == [straight[i] for i in order]
     if gold == "bad":
         assert all(pair == (None, "bad_gold") for pair in straight)
+    elif gold is None and weight == 0:  # nothing that counts applies
+        assert all(pair == (None, "not_applicable") for pair in straight)
     else:
         assert all(value is not None for value, _ in straight)

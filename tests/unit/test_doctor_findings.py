@@ -10,6 +10,7 @@ import types
 import pytest
 
 from trew.cli import doctor as d
+from trew.rewards.sandbox import choose
 
 
 def by_name(findings):
@@ -94,15 +95,41 @@ def program(folder, code):
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
 
 
-def test_a_sandbox_counts_only_if_it_runs(monkeypatch, tmp_path):
+@pytest.fixture
+def _asked_anew():
+    choose._found.cache_clear()
+    yield
+    choose._found.cache_clear()
+
+
+@pytest.mark.usefixtures("_asked_anew")
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [
+        ("", ""),
+        ("echo 'bwrap: No permissions to create new namespace' >&2; exit 1", "No permissions to create new namespace"),
+        ("exit 0", "a plain program did not run"),
+    ],
+)
+def test_a_sandbox_counts_only_if_it_holds(monkeypatch, tmp_path, code, says):
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert "not installed" in by_name(d._sandbox())["sandbox"].says
-    program(tmp_path, "echo 'bwrap: No permissions to create new namespace' >&2; exit 1")
+    if code:
+        program(tmp_path, code)
+        tmp_path.chmod(0o755)
     finding = by_name(d._sandbox())["sandbox"]
     assert finding.mark == "note"
-    assert "No permissions to create new namespace" in finding.says
-    program(tmp_path, "exit 0")
-    assert by_name(d._sandbox())["sandbox"].mark == "ok"
+    assert "bubblewrap" in finding.todo
+    # The test's folder may be closed to an unprivileged user, who then cannot even start this bwrap.
+    assert says in finding.says or "Permission denied" in finding.says
+
+
+@pytest.mark.usefixtures("_asked_anew")
+def test_without_any_boundary_it_says_what_to_install(monkeypatch):
+    monkeypatch.setattr(choose, "designs", list)
+    finding = by_name(d._sandbox())["sandbox"]
+    assert finding.mark == "note"
+    assert "cannot be used" in finding.says
+    assert "apt-get install bubblewrap" in finding.todo
 
 
 def test_a_hub_that_does_not_answer_costs_no_more_than_its_time(monkeypatch):

@@ -13,7 +13,7 @@ from rewards_help import group, write
 
 from trew.cli.main import run
 from trew.config import RewardConfig
-from trew.errors import ConfigError, DataError
+from trew.errors import ConfigError, DataError, SandboxError
 from trew.rewards import RewardSet, grade
 from trew.rewards.builtin import KINDS
 from trew.rewards.probes import probes, solve
@@ -33,23 +33,68 @@ CASES: list[tuple[str, list[dict[str, Any]], dict[str, Any]]] = [
     ("format", [{}], {"prefilled": "<think>\n"}),
     ("format", [{}], {"template": "…<a>…</a>…"}),
     ("soft_overlong", [{}], {"max_completion_len": 100, "soft_punish_cache": 20}),
+    ("repetition", [{}], {"ngram_size": 4, "max_penalty": 0.5}),
+    ("math", [{"answer": gold} for gold in ("72", "-3.5", r"\frac{1}{3}", "[1,2)", "(3,4)", "x^2+1", r"\text{A}")], {}),
+    ("math", [{"answer": "72"}, {"answer": r"\{1,2\}"}], {"require_boxed": False, "thinking": True}),
+]
+SLOWER: list[tuple[str, list[dict[str, Any]], dict[str, Any]]] = [
+    ("code_stdin", [{"tests": [{"input": "1", "output": "2"}], "solution": "print(int(input()) + 1)"}], {}),
+    ("code_func", [{"entry_point": "f", "asserts": ["assert f(1) == 2"], "code": "def f(x):\n    return x + 1"}], {}),
+    ("reasoning_gym", [], {}),  # its rows come from the package: tests of that kind
+    ("cosine", [], {}),  # asks another reward: refused alone
 ]
 
 
-@pytest.mark.parametrize(("kind", "rows", "args"), CASES)
+@pytest.mark.parametrize(("kind", "rows", "args"), [*CASES, *(case for case in SLOWER if case[1])])
 def test_built_ins_pass_their_own_trial(kind: str, rows: list[dict], args: dict) -> None:
     rewards = RewardSet.from_config([RewardConfig(name=kind, args=args)])
     prompts = [Prompt(f"{i}", text="?", columns=row) for i, row in enumerate(rows)]
-    checks = try_reward(rewards, prompts)
-    assert [check.what for check in checks if not check.holds] == []
-    assert len(checks) == 4
+    try:
+        checks = try_reward(rewards, prompts)
+    except SandboxError as error:
+        pytest.skip(str(error))
+    assert [(check.what, check.examples[:3]) for check in checks if not check.holds] == []
+    names = [check.what for check in checks]
+    assert names[-4:] == [
+        "3 repeats give the same",
+        "another thread gives the same",
+        "another process gives the same",
+        "time per completion",
+    ]
+    if kind not in ("soft_overlong", "repetition"):
+        assert "hostile texts score 0 in bounded time" in names
+    if kind in ("gsm8k", "arithmetic", "math") or (kind == "format" and "template" not in args):
+        assert "wrappers do not matter" in names
+    assert "s per 1,000 completions" in checks[-1].numbers
 
 
 def test_every_kind_has_probes_of_both_outcomes() -> None:
     for kind, rows, args in CASES:
         made = [probe for row in rows for probe in probes(kind, row, args)]
         assert len({probe.score for probe in made}) >= 2, kind
-    assert {kind for kind, _, _ in CASES} == set(KINDS)
+    assert {kind for kind, _, _ in [*CASES, *SLOWER]} == set(KINDS)
+    with pytest.raises(ConfigError, match="asks whether the answer is right, so a reward that says so must come first"):
+        RewardSet.from_config([RewardConfig(name="cosine", args={"max_len": 9})])
+
+
+@pytest.mark.parametrize(
+    ("gold", "mutations"),
+    [
+        ("72", {"#### 73", "#### -72", "#### 720", "#### 82"}),
+        ("-2.5", {"#### -1.5", "#### 2.5", "#### -25", "#### -3.5"}),
+        ("900", {"#### 901", "#### -900", "#### 9000", "#### 800"}),
+    ],
+)
+def test_mutations_of_numbers(gold: str, mutations: set[str]) -> None:
+    made = {probe.text for probe in probes("gsm8k", {"answer": gold}, {}) if probe.family == "mutation"}
+    assert mutations <= made
+
+
+def test_mutations_of_pairs_and_intervals() -> None:
+    made = {p.what: p.text for p in probes("math", {"answer": "[1,2)"}, {})}
+    assert made["the ends exchanged"] == r"\boxed{[2,1)}"
+    assert made["another kind of end"] == r"\boxed{(1,2]}"
+    assert "another kind of end" not in {p.what for p in probes("math", {"answer": "(1,2)"}, {})}
 
 
 def test_solve() -> None:
@@ -73,7 +118,7 @@ def test_command_test(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert run(["rewards", "test", "gsm8k", "--data", data, "--set", "mode=flexible"]) == 0
     out = capsys.readouterr().out
     assert "no problems in 2 rows" in out
-    assert "4 right and 14 other answers" in out
+    assert "none wrong of" in out
     assert "p99" in out
 
 
@@ -88,8 +133,12 @@ def test_command_test_finds_bad_golds(tmp_path: Path, capsys: pytest.CaptureFixt
 FUNCTIONS = """
     import itertools
     counter = itertools.count()
+    import os, time
 
     def good(completions, answer):
+        return [float(c.split()[-1:] == [a]) for a, c in zip(answer, completions)]
+
+    def generous(completions, answer):
         return [float(a in c) for a, c in zip(answer, completions)]
 
     def unsteady(completions):
@@ -101,6 +150,17 @@ FUNCTIONS = """
 
     def constant(completions):
         return [1.0] * len(completions)
+
+    def hashed(completions):
+        return [float(hash(c) % 1000) for c in completions]
+
+    def fragile(completions):
+        return [float(len(c.encode("utf-8"))) for c in completions]
+
+    def hangs(completions):
+        if any("(((((" in c for c in completions):
+            time.sleep(1000)
+        return [float(len(c)) for c in completions]
 """
 
 
@@ -108,15 +168,30 @@ FUNCTIONS = """
     ("name", "failed"),
     [
         ("good", []),
+        ("generous", ["answers with one thing changed score less than the gold"]),
         ("unsteady", ["3 repeats give the same", "values do not depend on the batch"]),
         ("relative", ["values do not depend on the batch"]),
         ("constant", ["values differ between answers"]),
+        ("hashed", ["another process gives the same"]),
+        ("fragile", ["hostile texts get a number in bounded time"]),
     ],
 )
 def test_trial_of_functions(tmp_path: Path, name: str, failed: list[str]) -> None:
     rewards = RewardSet.from_config([RewardConfig(name=f"{write(tmp_path, FUNCTIONS)}:{name}")])
     prompts = [group(uid=str(i), answer=str(10**i)).prompt for i in range(3)]
     assert [check.what for check in try_reward(rewards, prompts) if not check.holds] == failed
+
+
+def test_a_trial_ends_what_hangs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = jsonl(tmp_path / "d.jsonl", {"prompt": "1 + 1?", "answer": "2"})
+    spec = f"{write(tmp_path, FUNCTIONS)}:hangs"
+    assert run(["rewards", "test", spec, "--data", data, "--timeout-s", "1", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["holds"]
+    assert "did not return within 1 s; for prompt" in found["warnings"][0]
+    assert [check["what"] for check in found["checks"]][-1] == "time per completion"
+    with pytest.raises(ConfigError, match="--timeout-s: got -1"):
+        run(["rewards", "test", spec, "--data", data, "--timeout-s", "-1"])
 
 
 def test_command_test_of_a_function(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -170,6 +245,32 @@ def test_score_of_a_runs_rollouts(tmp_path: Path) -> None:
     assert run(["rewards", "score", "soft_overlong", "--data", data, "--out", str(tmp_path / "o.jsonl"), *args]) == 0
     lines = (tmp_path / "o.jsonl").read_text().splitlines()
     assert [json.loads(line)["score"] for line in lines] == [-1.0, -0.5]  # 7 and 6 tokens in these groups
+
+
+def test_score_refuses_what_would_write_nothing(tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    (tmp_path / "empty.jsonl").write_text("")
+    with pytest.raises((ConfigError, DataError), match="no rows"):
+        run(["rewards", "score", "gsm8k", "--data", str(tmp_path / "empty.jsonl"), "--out", str(out)])
+    data = jsonl(tmp_path / "d.jsonl", {"completion": "#### 5", "question": "?"})
+    with pytest.raises(ConfigError, match="reward 'gsm8k' applies to none of the 1 rows"):
+        run(["rewards", "score", "gsm8k", "--data", data, "--out", str(out)])
+    assert not out.exists()
+
+
+def test_score_reads_tokens(tmp_path: Path) -> None:
+    rows = [{"completion": "x", "token_ids": ids} for ids in ([1, 2, 3, 4], [1, 1, 1, 1])]
+    data, out = jsonl(tmp_path / "d.jsonl", *rows), tmp_path / "out.jsonl"
+    assert run(["rewards", "score", "repetition", "--data", data, "--out", str(out), "--set", "ngram_size=2"]) == 0
+    assert [json.loads(line)["score"] for line in out.read_text().splitlines()] == pytest.approx([0, -2 / 3])
+
+
+def test_score_calls_functions_with_about_a_steps_completions(tmp_path: Path) -> None:
+    path = write(tmp_path, "def f(completions):\n    return [float(len(completions))] * len(completions)\n")
+    data = jsonl(tmp_path / "d.jsonl", *({"completion": ["a"] * 100} for _ in range(5)))
+    out = tmp_path / "out.jsonl"
+    assert run(["rewards", "score", f"{path}:f", "--data", data, "--out", str(out)]) == 0
+    assert [json.loads(line)["score"] for line in out.read_text().splitlines()] == [300.0] * 300 + [200.0] * 200
 
 
 def test_score_says_what_is_wrong(tmp_path: Path) -> None:

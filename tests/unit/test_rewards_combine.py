@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,8 @@ from rewards_help import completion, group, write
 
 from trew.config import RewardConfig
 from trew.errors import ConfigError, RewardError
-from trew.rewards import RewardSet
+from trew.rewards import KINDS, RewardSet, Verdict, grade
+from trew.rewards.weighing import Reward, combined, one_by_one
 from trew.types import Group, Prompt
 
 
@@ -280,7 +282,12 @@ def test_a_batch_without_a_column_that_other_rows_have(tmp_path: Path) -> None:
 def test_summary(tmp_path: Path) -> None:
     rewards = of("gsm8k", RewardConfig(name="format", weight=0.5))
     scored = rewards.score([group("#### 72", "72", answer="72"), group("#### 72", answer="?"), group("x")])
-    assert rewards.summary(scored) == {
+    summary = dict(rewards.summary(scored))
+    assert summary.pop("reward/gsm8k/seconds")[1] == 3.0  # asked for: a row without a gold is not
+    assert summary.pop("reward/format/seconds")[1] == 4.0
+    assert summary == {
+        "reward/gsm8k/bad_gold": (1.0, 4.0),
+        "reward/gsm8k/no_answer": (1.0, 4.0),
         "reward": (1.0, 3.0),
         "reward/gsm8k": (1.0, 2.0),
         "reward/gsm8k/none": (2.0, 4.0),
@@ -290,3 +297,131 @@ def test_summary(tmp_path: Path) -> None:
         "reward/none/bad_gold": (1.0, 4.0),
     }
     assert rewards.summary([])["reward"] == (0, 0.0)
+
+
+# -------------------------------------------------------------------------------------------------------- gates
+
+FORMAT_GATE = [(1.0, 1.0, 1.0), (1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 0.0)]
+"""layout right, answer right -> the value of a gate of weight 0 and an answer of weight 1"""
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.25])
+def test_a_gate_lets_the_others_count_where_it_is_above_0(weight: float) -> None:
+    rewards = of(RewardConfig(name="format", gate=True, weight=weight), "gsm8k")
+    texts = [
+        "<think>a</think><answer>#### 72</answer>", "<think>a</think><answer>#### 7</answer>", "#### 72", "#### 7",
+    ]  # fmt: skip
+    [scored] = rewards.score([group(*texts, answer="72")])
+    expected = [weight * layout + value for layout, _, value in FORMAT_GATE]
+    assert [s.value for s in scored.scores] == expected
+    assert [s.parts for s in scored.scores] == [{"format": a, "gsm8k": b} for a, b, _ in FORMAT_GATE]
+    assert [rewards.each(s) for s in scored.scores] == [(a, value) for a, _, value in FORMAT_GATE]
+
+
+def verdicts(*rows: list) -> list[list[Verdict]]:
+    """Numbers, None (does not apply) and statuses as verdicts: one list per reward."""
+
+    def verdict(entry: float | str | None) -> Verdict:
+        if isinstance(entry, str):
+            return Verdict(None, entry)  # type: ignore[arg-type]
+        return Verdict(entry, "not_applicable" if entry is None else "scored")
+
+    return [[verdict(entry) for entry in row] for row in rows]
+
+
+GATE, ANSWER, STYLE = Reward("g", "g", 0.0, gate=True), Reward("a", "a", 1.0), Reward("s", "s", 0.5)
+
+
+@pytest.mark.parametrize(
+    ("gate", "answer", "style", "value"),
+    [
+        (1.0, 1.0, 1.0, 1.5),
+        (0.0, 1.0, 1.0, 0.0),
+        (-1.0, 1.0, 1.0, 0.0),  # above 0 it must be
+        (0.5, 1.0, 1.0, 1.5),
+        (None, 1.0, 1.0, 1.5),  # does not apply: open
+        ("timeout", 1.0, 1.0, None),  # unknown whether it is open
+        (1.0, "timeout", 1.0, None),
+        (0.0, "timeout", 1.0, 0.0),  # behind a closed gate nothing is missing
+        (1.0, None, 1.0, 0.5),
+        (1.0, None, None, 0.0),  # only the gate spoke
+        (None, None, None, None),
+        ("bad_gold", None, None, None),
+    ],
+)
+def test_what_value_comes_of_a_gate_and_two_others(gate, answer, style, value) -> None:
+    [score] = combined([GATE, ANSWER, STYLE], verdicts([gate], [answer], [style]), lengths=[1])
+    assert score.value == value
+    none = (None, None, None)
+    closed = isinstance(gate, float) and gate <= 0
+    each = [None if isinstance(x, str) else x for x in (gate, answer, style)]
+    if closed:
+        each = [gate, *(None if x is None else 0.0 for x in each[1:])]
+    assert one_by_one([GATE, ANSWER, STYLE], score) == (none if value is None else tuple(each))
+
+
+def test_two_gates_and_both_hold() -> None:
+    two = Reward("h", "h", 2.0, gate=True)
+    for g, h, value in (
+        (1.0, 1.0, 3.0),
+        (1.0, 0.0, 0.0),
+        (0.0, 1.0, 2.0),
+        ("timeout", 0.0, 0.0),
+        (1.0, "timeout", None),
+    ):
+        [score] = combined([GATE, two, ANSWER], verdicts([g], [h], [1.0]), lengths=[1])
+        assert score.value == value, (g, h)
+
+
+def test_what_is_only_watched_gives_no_value() -> None:
+    watched = Reward("w", "w", 0.0)
+    [score] = combined([watched, ANSWER], verdicts([1.0], [None]), lengths=[1])
+    assert (score.value, score.status, score.parts) == (None, "not_applicable", {"w": 1.0, "a": None})
+
+
+def test_settings_that_would_do_nothing_are_refused(tmp_path: Path) -> None:
+    path = write(tmp_path, NUMBERS)
+    with pytest.raises(ConfigError) as error:
+        of(
+            RewardConfig(name="gsm8k", timeout_s=3.0, on_failure="skip", calls="group", verify_with="maths"),
+            RewardConfig(name=f"{path}:half", timeout_s=3.0, on_failure="skip", calls="group", verify_with="gsm8k"),
+        )
+    assert len(error.value.problems) == 4
+    for part in (
+        "rewards[0] 'gsm8k': timeout_s: got 3.0, but it is for functions in files; this is a built-in kind",
+        "on_failure: got 'skip'",
+        "calls: got 'group'",
+        "rewards[0].verify_with: got 'maths', accepts another reward of this recipe: half",
+    ):
+        assert part in str(error.value)
+    with pytest.raises(ConfigError, match="every reward is a gate"):
+        of(RewardConfig(name="format", gate=True), RewardConfig(name="gsm8k", gate=True))
+    with pytest.raises(ConfigError, match="there is none; add one, with weight = 0"):
+        of(RewardConfig(name="gsm8k", verify_with="gsm8k"))
+
+
+def test_cosine_asks_the_first_reward() -> None:
+    rewards = of("gsm8k", RewardConfig(name="cosine", args={"max_len": 100}))
+    [scored, other] = rewards.score([group("#### 72", "#### 7", "72", answer="72"), group("x")])
+    n = len("#### 72")
+    assert [s.parts["cosine"] for s in scored.scores] == [
+        grade("cosine", "", length=k, correct=right, max_len=100).score
+        for k, right in ((n, True), (n - 1, False), (2, False))
+    ]
+    assert other.scores[0].statuses == {"gsm8k": "not_applicable", "cosine": "not_applicable"}
+
+
+def test_kinds_that_grade_side_by_side_get_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+
+    def grade_many(items):
+        calls.append(len(items))
+        return [KINDS["gsm8k"].grade(text, gold, **args) for text, gold, args in items]
+
+    groups = [group("#### 1", "#### 2", uid=str(i), answer="1") for i in range(3)] + [group("x", uid="other")]
+    plain = of("gsm8k").score(groups)
+    monkeypatch.setitem(KINDS, "gsm8k", replace(KINDS["gsm8k"], grade_many=grade_many))
+    together = of("gsm8k").score(groups)
+    assert calls == [6]
+    assert [[s.value for s in g.scores] for g in plain] == [[s.value for s in g.scores] for g in together]
+    assert together[0].scores[0].seconds > 0

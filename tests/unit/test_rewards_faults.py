@@ -15,12 +15,15 @@ from rewards_help import group, write
 from trew.config import RewardConfig
 from trew.errors import RewardError
 from trew.rewards import RewardSet
+from trew.rewards.functions import Sample
+from trew.rewards.judging import Ask, judge
+from trew.rewards.session import Session
 from trew.types import Group
 
 
 def returning(tmp_path: Path, expression: str) -> RewardSet:
     source = f"import fractions\nimport numpy as np\ndef f(completions, **kwargs):\n    return {expression}\n"
-    return RewardSet.from_config([RewardConfig(name=f"{write(tmp_path, source)}:f")])
+    return RewardSet.from_config([RewardConfig(name=f"{write(tmp_path, source)}:f")], runner=Session())
 
 
 def values(rewards: RewardSet, *groups: Group) -> list[float | None]:
@@ -80,8 +83,9 @@ def test_torch_tensors_are_fine(tmp_path: Path) -> None:
         ("'11'", r"returned str \('11'\), not a list"),
         ("['1', '1']", r"returned str \('1'\) for prompt 'a', completion 'first', not a number or None"),
         ("[np.str_('1'), 1]", "returned str"),
-        ("[[1.0], [1.0]]", r"returned list \(\[1.0\]\) for prompt 'a'"),
-        ("[(1.0,), 1.0]", "returned tuple"),
+        ("[[1.0], [1.0]]", r"returned a step 1\.0 for prompt 'a', completion 'first', not \(end, value\)"),
+        ("[(1.0,), 1.0]", "returned a step 1.0 for prompt 'a'"),
+        ("[[(9, 1.0)], 1.0]", "with end a whole number of tokens from 1 to 5"),
         ("[{'score': 1.0}] * 2", "returned dict"),
         ("{'a': 1, 'b': 2}", "returned dict"),
         ("(c for c in (1.0, 2.0))", "returned generator"),
@@ -109,7 +113,7 @@ def test_an_object_whose_repr_fails_is_refused_too(tmp_path: Path) -> None:
         def f(completions, **kwargs):
             return [Odd()] * len(completions)
     """
-    rewards = RewardSet.from_config([RewardConfig(name=f"{write(tmp_path, source)}:f")])
+    rewards = RewardSet.from_config([RewardConfig(name=f"{write(tmp_path, source)}:f")], runner=Session())
     with pytest.raises(RewardError, match=r"returned Odd \(unprintable\)"):
         rewards.score(TWO)
 
@@ -135,21 +139,26 @@ def test_an_object_whose_repr_fails_is_refused_too(tmp_path: Path) -> None:
 )
 def test_an_error_names_function_line_and_sample(tmp_path: Path, body: str, says: str) -> None:
     source = f"def f(completions, **kwargs):\n    {body}\n    return [1.0] * len(completions)\n"
-    rewards = RewardSet.from_config([RewardConfig(name=f"{write(tmp_path, source)}:f")])
+    rewards = RewardSet.from_config([RewardConfig(name=f"{write(tmp_path, source)}:f")], runner=Session())
     with pytest.raises(RewardError, match=says) as error:
         rewards.score(TWO)
     assert "my_rewards.py:2)" in str(error.value)
-    assert error.value.__cause__ is not None
+    evidence = error.value.evidence
+    assert evidence["error"] == str(error.value)
+    assert "Traceback" in evidence["traceback"]
+    assert "my_rewards.py" in evidence["traceback"]
+    named = [row["completion"] for row in evidence["completions"]]
+    assert named == (["first", "second"] if "together" in says else ["second"] if "'b'" in says else ["first"])
 
 
-def test_the_search_for_the_sample_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trew.rewards.functions.SEARCH_SECONDS", -1.0)
-    source = "def f(completions):\n    raise ValueError('no')\n"
-    rewards = RewardSet.from_config([RewardConfig(name=f"{write(tmp_path, source)}:f")])
+def test_the_search_for_the_sample_has_a_limit(tmp_path: Path) -> None:
+    session = Session()
+    [f] = session.load([(write(tmp_path, "def f(completions):\n    raise ValueError('no')\n") + ":f", {})])
+    samples = [Sample(g.prompt, c.text, ()) for g in TWO for c in g.completions]
     with pytest.raises(
         RewardError, match="raised ValueError: no; which of its 2 completions it was could not be found"
     ):
-        rewards.score(TWO)
+        judge(session, [Ask(f, samples, 60.0)], search_seconds=-1.0)
 
 
 # ------------------------------------------------------------------------------ 36: it changes the process around it
@@ -179,7 +188,7 @@ def test_process_state_is_put_back(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("TREW_TEST_KEPT", "yes")
     monkeypatch.chdir(tmp_path)
     config = RewardConfig(name=f"{write(tmp_path, MEDDLER)}:f", args={"fail": fail, "main": True})
-    rewards = RewardSet.from_config([config])
+    rewards = RewardSet.from_config([config], runner=Session())
     random.seed(5), np.random.seed(5), torch.manual_seed(5)
     expected = random.random(), np.random.rand(), torch.rand(1).item()
     random.seed(5), np.random.seed(5), torch.manual_seed(5)
@@ -207,7 +216,7 @@ def test_a_working_folder_that_was_removed(tmp_path: Path, monkeypatch: pytest.M
             return [1.0] * len(completions)
     """
     monkeypatch.chdir(tmp_path)
-    rewards = RewardSet.from_config([RewardConfig(name=f"{write(tmp_path, source)}:f")])
+    rewards = RewardSet.from_config([RewardConfig(name=f"{write(tmp_path, source)}:f")], runner=Session())
     assert values(rewards, *TWO) == [1.0, 1.0]
     assert Path.cwd() == tmp_path
 
@@ -218,7 +227,7 @@ def test_importing_a_file_changes_nothing_either(tmp_path: Path, monkeypatch: py
     source = (
         "import os, random\nos.chdir('/')\nrandom.seed(0)\ndef f(completions):\n    return [0.0] * len(completions)\n"
     )
-    RewardSet.from_config([RewardConfig(name=f"{write(tmp_path, source)}:f")])
+    RewardSet.from_config([RewardConfig(name=f"{write(tmp_path, source)}:f")], runner=Session())
     assert Path.cwd() == tmp_path
     assert random.getstate() == state
 
@@ -227,7 +236,7 @@ def test_the_same_off_the_main_thread(tmp_path: Path) -> None:
     """Built-ins and functions, sync and async, judge alike from any thread (35)."""
     source = "async def f(completions, **kwargs):\n    return [float(len(c)) for c in completions]\n"
     path = write(tmp_path, source)
-    rewards = RewardSet.from_config([RewardConfig(name="gsm8k"), RewardConfig(name=f"{path}:f")])
+    rewards = RewardSet.from_config([RewardConfig(name="gsm8k"), RewardConfig(name=f"{path}:f")], runner=Session())
     rows = group("#### 72", "#### 7", answer="72")
     got: list[list[float | None]] = []
     thread = threading.Thread(target=lambda: got.append(values(rewards, rows)))

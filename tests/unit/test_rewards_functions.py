@@ -12,11 +12,13 @@ from rewards_help import group, write
 from trew.config import RewardConfig
 from trew.errors import ConfigError, RewardError
 from trew.rewards import RewardSet
+from trew.rewards.session import Session
 from trew.types import Group
 
 
 def loaded(tmp_path: Path, source: str, name: str = "f", **args: object) -> RewardSet:
-    return RewardSet.from_config([RewardConfig(name=f"{write(tmp_path, source)}:{name}", args=args)])
+    """In this process: how functions are called is the same in one of their own (test_rewards_process.py)."""
+    return RewardSet.from_config([RewardConfig(name=f"{write(tmp_path, source)}:{name}", args=args)], runner=Session())
 
 
 def values(rewards: RewardSet, *groups: Group, step: int = 0) -> list[float | None]:
@@ -38,10 +40,11 @@ SEEN = """
 
 
 def test_trl_call(tmp_path: Path) -> None:
-    rewards = loaded(tmp_path, SEEN)
+    session = Session()
+    rewards = RewardSet.from_config([RewardConfig(name=f"{write(tmp_path, SEEN)}:f")], runner=session)
     groups = [group("72", "7", uid="a", answer="72", level=1), group("8", uid="b", answer="8", extra="e")]
     assert values(rewards, *groups, step=3) == [1.0, 0.0, 1.0]
-    [(prompts, completions, ids, answer, level, rest)] = rewards.rewards[0].function.function.__globals__["seen"]
+    [(prompts, completions, ids, answer, level, rest)] = session._functions[0].__globals__["seen"]
     assert prompts == ["question"] * 3
     assert completions == ["72", "7", "8"]
     assert ids == [[0, 1], [0], [0]]
@@ -186,13 +189,14 @@ def test_async_functions_run_together(tmp_path: Path) -> None:
             return [4.0] * len(completions)
     """
     path = write(tmp_path, source)
-    rewards = RewardSet.from_config([RewardConfig(name=f"{path}:{name}") for name in ("f", "plain", "g")])
+    configs = [RewardConfig(name=f"{path}:{name}") for name in ("f", "plain", "g")]
+    rewards = RewardSet.from_config(configs, runner=Session())
     assert values(rewards, group("a", "b")) == [7.0, 7.0]
 
     async def in_a_notebook() -> list[float | None]:
         return values(rewards, group("a"))
 
-    rewards = RewardSet.from_config([RewardConfig(name=f"{path}:{name}") for name in ("f", "g")])
+    rewards = RewardSet.from_config([RewardConfig(name=f"{path}:{name}") for name in ("f", "g")], runner=Session())
     assert asyncio.run(in_a_notebook()) == [3.0]
 
 
@@ -221,7 +225,7 @@ def test_an_async_function_that_raises(tmp_path: Path) -> None:
             return [1.0] * len(completions)
     """
     path = write(tmp_path, source)
-    rewards = RewardSet.from_config([RewardConfig(name=f"{path}:f"), RewardConfig(name=f"{path}:g")])
+    rewards = RewardSet.from_config([RewardConfig(name=f"{path}:f"), RewardConfig(name=f"{path}:g")], runner=Session())
     with pytest.raises(
         RewardError, match=r"my_rewards.py:3\) raised ZeroDivisionError: .*; for prompt 'b', completion ''"
     ):
@@ -240,7 +244,7 @@ def test_a_sync_error_leaves_no_coroutine_behind(tmp_path: Path) -> None:
             raise ValueError("no")
     """
     path = write(tmp_path, source)
-    rewards = RewardSet.from_config([RewardConfig(name=f"{path}:{n}") for n in ("f", "compute", "g")])
+    rewards = RewardSet.from_config([RewardConfig(name=f"{path}:{n}") for n in ("f", "compute", "g")], runner=Session())
     with pytest.raises(RewardError, match="ValueError: no"):
         rewards.score([group("a", answer="1")])  # an un-awaited coroutine would be a warning, and so an error here
 
@@ -266,7 +270,7 @@ def test_what_cannot_be_loaded(tmp_path: Path, spec: str, says: str) -> None:
     write(tmp_path, "x = 3\ndef f(completions):\n    return [0.0]\n")
     (tmp_path / "folder.py").mkdir()
     with pytest.raises(ConfigError, match=says):
-        RewardSet.from_config([RewardConfig(name=f"{tmp_path}/{spec}")])
+        RewardSet.from_config([RewardConfig(name=f"{tmp_path}/{spec}")], runner=Session())
 
 
 @pytest.mark.parametrize(
@@ -327,5 +331,5 @@ def test_one_file_is_run_once_for_all_its_functions(tmp_path: Path) -> None:
         g = f
     """
     path = write(tmp_path, source)
-    rewards = RewardSet.from_config([RewardConfig(name=f"{path}:f"), RewardConfig(name=f"{path}:g")])
+    rewards = RewardSet.from_config([RewardConfig(name=f"{path}:f"), RewardConfig(name=f"{path}:g")], runner=Session())
     assert values(rewards, group("a")) == [3.0]

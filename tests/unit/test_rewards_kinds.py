@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from trew.errors import ConfigError, RewardError
-from trew.rewards import KINDS, Verdict, grade
+from trew.rewards import Verdict, grade
 from trew.rewards.layout import THINK_ANSWER, mismatch, parse_template
 from trew.rewards.length import soft_overlong
 from trew.rewards.thinking import after_thinking
@@ -186,11 +187,24 @@ def test_unknown_kinds_and_arguments_are_refused_with_the_nearest() -> None:
     assert len(error.value.problems) == 3
 
 
-def test_kinds_of_later_do_not_exist_yet() -> None:
-    for kind in ("math", "code_stdin", "code_func", "cosine", "repetition"):
-        assert kind not in KINDS
-        with pytest.raises(ConfigError, match="unknown reward"):
-            grade(kind, "", "")
+def test_cosine_and_repetition_check_what_they_are_given() -> None:
+    assert grade("cosine", "", length=50, correct=True, max_len=100).score == pytest.approx(0.75)
+    assert grade("repetition", "", token_ids=np.array([1, 2, 1, 2]), ngram_size=2).score == pytest.approx(-1 / 3)
+    for kind, args, match in [
+        ("cosine", {"max_len": 100, "correct": True}, "args.length: is required"),
+        ("cosine", {"max_len": 100, "length": 1}, "args.correct: is required"),
+        ("cosine", {"length": 1, "correct": True}, "args.max_len: is required"),
+        ("cosine", {"length": 1, "correct": 0.5, "max_len": 100}, "accepts true or false"),
+        ("cosine", {"length": 1, "correct": True, "max_len": 0}, "at least 1"),
+        ("cosine", {"length": 1, "correct": True, "max_len": 9, "min_value_correct": 2.0}, "at most max_value_correct"),
+        ("cosine", {"length": 1, "correct": True, "max_len": 9, "max_value_wrong": float("nan")}, "finite"),
+        ("repetition", {}, "args.token_ids: is required"),
+        ("repetition", {"token_ids": "abc"}, "accepts token ids"),
+        ("repetition", {"token_ids": [1, -2]}, "accepts token ids"),
+        ("repetition", {"token_ids": [1], "ngram_size": 0}, "at least 1"),
+    ]:
+        with pytest.raises(ConfigError, match=match):
+            grade(kind, "", **args)
 
 
 def test_a_completion_is_text() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import unicodedata
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -12,44 +13,76 @@ import tyro
 
 if TYPE_CHECKING:
     from ..data.rows import Split
+    from ..data.tasks import Task
     from ..types import Prompt
+
+PREPARED = ("gsm8k", "math", "countdown", "mbpp", "humaneval", "reasoning-gym")
+_VERL_SOURCES = {"gsm8k": "openai/gsm8k", "math": "DigitalLearningGmbH/MATH-lighteval"}
+_SHOWN = 10  # overlapping rows that are spelled out before the rest is only counted
 
 
 def prepare(
-    name: Annotated[Literal["gsm8k"], tyro.conf.Positional],
+    name: Annotated[str, tyro.conf.Positional],
     *,
     source: str | None = None,
     out: str | None = None,
     format: Literal["jsonl", "parquet"] = "jsonl",
+    set: tuple[str, ...] = (),
+    seed: int = 0,
+    eval_size: int = 200,
+    against: tuple[str, ...] = (),
+    ngram: int = 13,
+    remove_overlap: bool = False,
+    drop_bad: bool = False,
+    unchecked: bool = False,
     overwrite: bool = False,
 ) -> None:
-    """Writes a known data set as train and test files that recipes can name.
+    """Writes a known data set as train and test files that recipes can name, every gold answer tried with its reward.
+
+    Nothing is written before everything is read and checked.
 
     Args:
-        name: The set.
-        source: Where it is read from: a file, a folder or a hub id; by default the set's home on the hub.
+        name: gsm8k, math, countdown, mbpp, humaneval, or reasoning-gym:NAME (a task of the reasoning-gym package).
+        source: Where it is read from: a file, a folder or a hub id; default: its home on the hub, or made by seed.
         out: The folder that is written; by default data/NAME.
         format: Of the files.
+        set: key=value, arguments of the task: --set levels=[4,5]
+        seed: Of problems that are made.
+        eval_size: How many problems that are made go into the test file.
+        against: Evaluation sets (file, folder or hub id, its test split) that training rows are compared with: reports
+            the rows that share a run of words with one of theirs. Give it once per set.
+        ngram: How many words a shared run has.
+        remove_overlap: Leave training rows with such an overlap out.
+        drop_bad: Leave rows out whose gold does not score 1 with the task's own reward; else they are an error.
+        unchecked: Write the rows without trying their golds.
         overwrite: Replace files that are there already.
     """
-    from ..data import sources
     from ..data.files import write_rows
-    from ..data.tasks import Gsm8k
+    from ..errors import ConfigError
 
-    folder = Path(out or f"data/{name}")
-    task = Gsm8k()
-    where = task.source(source or "")
-    splits = {"train": sources.read_train(where), "test": sources.read_eval_beside(where)}
-    targets = {key: folder / f"{key}.{format}" for key in splits}
+    task = _known_task(name, source or "", set)
+    if eval_size < 1 or ngram < 1:
+        raise ConfigError(f"--eval-size and --ngram: got {eval_size} and {ngram}, accept whole numbers of at least 1")
+    if remove_overlap and not against:
+        raise ConfigError("--remove-overlap: needs evaluation sets to compare with: --against FILE")
+    folder = Path(out or f"data/{name.replace(':', '-')}")
+    if task.makes(source or ""):  # said before the long work
+        _refuse_existing([folder / f"{key}.{format}" for key in ("train", "test")], overwrite)
+    prompts = _prepared(task, source or "", seed=seed, eval_size=eval_size)
+    targets = {key: folder / f"{key}.{format}" for key in prompts}
     _refuse_existing(targets.values(), overwrite)
     _refuse_other_formats(targets.values())
-    # Everything is read and checked before anything is written.
-    rows = {key: [_gsm8k_row(p) for p in task.prompts(split)] for key, split in splits.items() if split is not None}
+    if not unchecked:
+        prompts = {key: _graded(task, part, key, drop=drop_bad) for key, part in prompts.items()}
+    rows = {key: [task.prepared(prompt) for prompt in part] for key, part in prompts.items()}
+    for place in against:
+        rows["train"] = _compared(rows.get("train", []), place, ngram=ngram, remove=remove_overlap)
     for key, part in rows.items():
-        write_rows(targets[key], part)
-        _say(f"{targets[key]}: {len(part)} rows, sha256 {_sha256(targets[key])}")
+        if key in targets:
+            write_rows(targets[key], part)
+            _say(f"{targets[key]}: {len(part)} rows, sha256 {_sha256(targets[key])}")
     if "test" not in rows:
-        _say(f"{where} has no test split beside it: only the training rows were written")
+        _say(f"{source} has no test split beside it: only the training rows were written")
 
 
 def show(
@@ -64,18 +97,20 @@ def show(
 
     Args:
         source: A file, a folder or a hub id; empty for tasks that make their own problems.
-        task: gsm8k, arithmetic, countdown or prompts.
+        task: gsm8k, math, arithmetic, countdown, mbpp, humaneval, reasoning-gym:NAME or prompts.
         n: How many prompts.
         prompt_column: The column that holds the prompt (task prompts only).
         seed: For tasks that make their own problems.
     """
     from ..config import DataConfig
+    from ..data import load_prompts
     from ..errors import ConfigError
 
     if n < 1:
         raise ConfigError(f"--n: got {n}, accepts a whole number of at least 1")
-    config = DataConfig(task=task, train=source, prompt_column=prompt_column)
-    prompts = _read_or_make(config, seed=seed)
+    # Some of the package's problems take a second each to make: no more than are shown.
+    args = {"size": n} if task.startswith("reasoning-gym:") and not source else {}
+    prompts = load_prompts(DataConfig(task=task, train=source, prompt_column=prompt_column, args=args), seed=seed)
     for prompt in prompts[:n]:
         _say(f"── {prompt.uid} ──", style="bold")
         for role, text in _turns(prompt):
@@ -105,7 +140,7 @@ def convert(
         source: A file, a folder or a hub id, in any schema that training reads (TRL's, verl's, or the task's own).
         out: The file that is written, .jsonl or .parquet.
         to: The schema: trl or verl.
-        task: How the source is read: gsm8k, countdown, or prompts.
+        task: How the source is read: gsm8k, math, countdown, mbpp, humaneval, reasoning-gym:NAME, or prompts.
         prompt_column: The column that holds the prompt (task prompts only).
         split: train, or test (else validation) of a folder or hub set; verl's rows carry the name.
         data_source: verl's name for the set, by which it picks a reward; by default the source.
@@ -114,13 +149,13 @@ def convert(
         overwrite: Replace the file if it is there already.
     """
     from ..config import DataConfig
-    from ..data import trl, verl
-    from ..data.files import SUFFIXES, write_rows
+    from ..data import load_prompts, trl, verl
+    from ..data.files import WRITTEN, write_rows
     from ..errors import ConfigError
 
     path = Path(out)
     problems = []
-    if path.suffix not in SUFFIXES[:1] + SUFFIXES[2:]:
+    if path.suffix not in WRITTEN:
         problems.append(f"out: got {out!r}, accepts a file ending in .jsonl or .parquet")
     if split not in ("train", "test"):
         problems.append(f"--split: got {split!r}, accepts 'train' or 'test'")
@@ -129,11 +164,11 @@ def convert(
     if problems:
         raise ConfigError(problems)
     _refuse_existing([path], overwrite)
-    prompts = _read_or_make(DataConfig(task=task, train=source, prompt_column=prompt_column), split=split)
+    prompts = load_prompts(DataConfig(task=task, train=source, prompt_column=prompt_column), split=split)
     if to == "trl":
         rows = trl.to_rows(prompts)
     else:
-        home = data_source or ("openai/gsm8k" if task == "gsm8k" else source)
+        home = data_source or _VERL_SOURCES.get(task, source)
         rows = verl.to_rows(prompts, split=split, data_source=home, ability=ability, gold_column=gold_column)
         if any(prompt.text is not None for prompt in prompts):
             _say("string prompts became one user message each: verl applies the chat template to all prompts")
@@ -144,32 +179,113 @@ def convert(
 # --------------------------------------------------------------------------------------------------------------------
 
 
-def _read_or_make(config: Any, *, split: str = "train", seed: int = 0) -> list[Prompt]:
-    """All prompts of one split, without an evaluation set being held out."""
-    from ..data import make_task, sources
-    from ..data.tasks import Arithmetic, Countdown, Prompts
+def _known_task(name: str, source: str, pairs: Sequence[str]) -> Task:
+    """The task with its arguments; ConfigError for one that has no files to write."""
+    from ..config import DataConfig, apply_overrides
+    from ..data import make_task
+    from ..data.tasks import TASKS
+    from ..errors import ConfigError, nearest
 
-    task = make_task(config)
-    if isinstance(task, Arithmetic) or (isinstance(task, Countdown) and not config.train):
-        return list(task.generate(eval_size=1, seed=seed)[0])
-    where = task.source(config.train)
-    rows: Split = sources.read_train(where) if split == "train" else sources.read_eval(where)
-    if isinstance(task, Prompts):
-        return task.prompts(rows, prompt_column=config.prompt_column)
-    return task.prompts(rows)
+    kind = name.partition(":")[0]
+    if kind not in PREPARED:
+        close = nearest(kind, PREPARED) if kind not in TASKS else ""
+        accepts = ", ".join("reasoning-gym:NAME" if known == "reasoning-gym" else known for known in PREPARED)
+        raise ConfigError(f"name: got {name!r}{close}, accepts {accepts}")
+    args: dict[str, Any] = {}
+    apply_overrides(args, pairs)
+    return make_task(DataConfig(task=name, train=source, args=args))
 
 
-def _gsm8k_row(prompt: Prompt) -> dict[str, Any]:
-    """question, answer and gold; of verl's rows, where only the chat may be there, the prompt too."""
-    columns = prompt.columns
-    if "question" in columns and "answer" in columns:
-        return {name: columns[name] for name in ("question", "answer", "gold")}
-    from ..errors import DataError
+def _prepared(task: Task, source: str, *, seed: int, eval_size: int) -> dict[str, list[Prompt]]:
+    """The prompts of every split that there is, read or made, with a bar while they are made."""
+    from ..data import sources
+    from ..data.tasks import Puzzles
+    from ..display import Display
 
-    raise DataError(
-        f"prompt {prompt.uid!r}: has no question and answer of its own (verl's extra_info.question, .answer); "
-        "such rows can be trained on as they are, with data.train"
+    if isinstance(task, Puzzles) and task.makes(source):
+        with Display().bar("problems", task.size + eval_size) as bar:
+            train, test, notes = task.generate(eval_size=eval_size, seed=seed, progress=bar.advance)
+        _notes(notes)
+        return {"train": train, "test": test}
+    if task.makes(source):
+        train, test, notes = task.generate(eval_size=eval_size, seed=seed)
+        _notes(notes)
+        return {"train": train, "test": test}
+    where = task.source(source)
+    whole = sources.read_train(where) if task.home_split == "train" else sources.read_eval(where)
+    parts: dict[str, Split] = dict(task.parts(whole))
+    if not parts:
+        own = task.home_split if whole.stem not in sources.EVAL_SPLITS else "test"
+        parts = {own: whole}
+        if own == "train" and (beside := sources.read_eval_beside(where)) is not None:
+            parts["test"] = beside
+    found = {}
+    for key, split in parts.items():
+        found[key] = (task if key == "train" else task.whole()).prompts(split)
+        _notes(task.skipped(len(split.rows) - len(found[key]), split))
+    return found
+
+
+def _graded(task: Task, prompts: Sequence[Prompt], split: str, *, drop: bool) -> list[Prompt]:
+    """The prompts whose gold scores 1 with each of the task's own rewards; DataError where others are there."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    from ..data.rows import Problems
+    from ..display import Display
+    from ..rewards.builtin import gold_problem
+
+    rewards = task.rewards(prompts)
+
+    def problems(prompt: Prompt) -> list[str]:
+        found = [(r.name, gold_problem(r.name, prompt.columns, r.args)) for r in rewards]
+        return [f"reward {name!r}: {wrong}" for name, wrong in found if wrong]
+
+    bad = Problems(f"{split} rows")
+    good = []
+    with (
+        Display().bar(f"{split}: trying every gold answer with its reward", len(prompts)) as bar,
+        ThreadPoolExecutor(os.cpu_count() or 1) as threads,
+    ):
+        for number, (prompt, wrong) in enumerate(zip(prompts, threads.map(problems, prompts), strict=True), start=1):
+            bar.advance()
+            if not wrong:
+                good.append(prompt)
+            for line in wrong:
+                bad.add(f"row {number} ({prompt.uid})", line)
+    if not drop:
+        bad.raise_if_any(len(prompts))
+    elif len(good) < len(prompts):
+        _say(f"{split}: {len(prompts) - len(good)} of {len(prompts)} rows left out: their gold does not score 1")
+    return good
+
+
+def _compared(rows: list[dict[str, Any]], place: str, *, ngram: int, remove: bool) -> list[dict[str, Any]]:
+    """Says which training rows share runs of words with an evaluation set; the rows, or those without."""
+    from ..data import contamination, sources
+
+    other = sources.read_eval(place)
+    texts = [contamination.problem_text(row) or "" for row in rows]
+    found = contamination.overlaps(texts, contamination.problem_texts(other), n=ngram)
+    copies = sum(o.share == 1 for o in found)
+    met = len({o.other for o in found})
+    _say(
+        f"against {other.source} ({len(other.rows)} rows): {len(found)} of {len(rows)} training rows share a run of "
+        f"{ngram} words with one of them, {copies} every run they have; at least {met} evaluation rows are met"
     )
+    for overlap in found[:_SHOWN]:
+        _say(f"  row {overlap.row + 1}: {overlap.share:.0%} with {other.rows[overlap.other].place}: {overlap.words}")
+    if len(found) > _SHOWN:
+        _say(f"  ... and {len(found) - _SHOWN} more")
+    if not remove or not found:
+        return rows
+    gone = {overlap.row for overlap in found}
+    _say(f"train: {len(gone)} rows left out for it")
+    return [row for number, row in enumerate(rows) if number not in gone]
+
+
+def _notes(notes: Iterable[str]) -> None:
+    for note in notes:
+        _say(note, style="dim")
 
 
 def _turns(prompt: Prompt) -> Sequence[tuple[str, str]]:

@@ -7,7 +7,6 @@ import os
 import platform
 import re
 import shutil
-import subprocess
 import sys
 import threading
 import urllib.error
@@ -228,24 +227,19 @@ def _model() -> Iterator[Finding]:
 
 
 def _sandbox() -> Iterator[Finding]:
-    """Whether bubblewrap is there and can really make a sandbox (many containers forbid user namespaces)."""
-    bwrap = shutil.which("bwrap")
-    if bwrap is None:
-        yield Finding("note", "sandbox", "bubblewrap is not installed: rewards that run code cannot be used",
-                      "install the package 'bubblewrap'")  # fmt: skip
-        return
-    command = [bwrap, "--ro-bind", "/", "/", "--unshare-all", "--die-with-parent", "true"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
-        why = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
-        works = done.returncode == 0
-    except (OSError, subprocess.TimeoutExpired) as error:
-        works, why = False, [str(error)]
-    if works:
-        yield Finding("ok", "sandbox", f"bubblewrap works ({bwrap})")
+    """Which boundary untrusted code would run behind: the sandbox tests itself, as it does before a training run."""
+    from ..rewards.sandbox import INSTALL, close_pools, describe
+
+    kind, says = describe()
+    close_pools()
+    if kind == "bubblewrap":
+        yield Finding("ok", "sandbox", says)
+    elif kind:
+        yield Finding("note", "sandbox", says, "the first choice is bubblewrap: install the package 'bubblewrap'")
     else:
-        yield Finding("note", "sandbox", f"bubblewrap cannot make a sandbox: {why[0]}",
-                      "allow user namespaces here (in a container: its seccomp profile)")  # fmt: skip
+        yield Finding(
+            "note", "sandbox", f"rewards that run code cannot be used: {says.partition('; install')[0]}", INSTALL
+        )
 
 
 def _hub() -> Iterator[Finding]:

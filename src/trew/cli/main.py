@@ -17,6 +17,12 @@ COMMANDS: dict[str, tuple[str, str | tuple[str, ...], str]] = {
         "train from a recipe; --set key=value changes it, --dry-run checks it, --resume continues",
     ),
     "eval": ("eval", "eval", "accuracy, pass@k and avg@k of a model with 95 % intervals"),
+    "train-reward": (
+        "train_reward",
+        "train_reward",
+        "train a reward model on preference pairs; --dry-run checks it, --resume continues",
+    ),
+    "iterate": ("iterate", "iterate", "rounds of policy and reward model in turn, each trained with the other"),
     "report": ("report", "report", "one HTML file about one or several runs"),
     "explain": ("explain", "explain", "an objective: its equation, defaults and source; --plot draws its weight"),
     "data": (
@@ -117,7 +123,7 @@ def expand_set(args: list[str]) -> list[str]:
 def usage() -> str:
     """The text of ``trew --help``."""
     lines = ["trew: train language models with reinforcement learning from verifiable rewards", "", "Commands:"]
-    lines += [f"  {name:<9} {line}" for name, (_, _, line) in COMMANDS.items()]
+    lines += [f"  {name:<12} {line}" for name, (_, _, line) in COMMANDS.items()]
     lines += ["", "trew <command> --help says more about each. New here: trew demo, then trew doctor."]
     return "\n".join(lines)
 

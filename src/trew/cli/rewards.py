@@ -3,8 +3,9 @@
 # ruff: noqa: PT028 (a command named test is no test)
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Iterator, Sequence
+from json import dumps, loads
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -26,30 +27,45 @@ def test(
     limit: int = 200,
     prompt_column: str = "prompt",
     seed: int = 0,
+    timeout_s: float = 0.0,
+    json: bool = False,
 ) -> int:
-    """Tries a reward on data: golds against themselves, answers that must fail, repeats, and the time it takes.
+    """Tries a reward on data before a GPU hour is spent: known answers, hostile texts, repeats, threads, time.
 
-    A function of your own is called with made answers (nothing, the gold, the gold in usual wrappings): whether its
-    values are right only you can say, but they must be numbers, the same every time, and not depend on the batch.
-    Exit code 0 when every check holds, 1 otherwise.
+    Golds are answered with themselves; answers with one thing changed must fail (sign, digit, order, ends of an
+    interval), wrappings must not matter (white space, dollars, trailing zeros), texts made to hang must cost no more
+    than their limit; three repeats, another thread and another process must judge alike. A function of your own is
+    called with made answers: whether its values are right only you can say, but they must be numbers, the same every
+    time, and not depend on the batch. Exit code 0 when every check holds, 1 otherwise.
 
     Args:
-        reward: A built-in name, or path/to/file.py:function.
+        reward: A built-in name, path/to/file.py:function, or the folder of a reward model.
         data: The rows: a file, a folder or a hub id; empty for tasks that make their own problems.
         task: How the rows are read: gsm8k, arithmetic, countdown or prompts.
         set: key=value, an argument of the reward: --set mode=flexible thinking=true
         limit: Rows that answers are made for; golds are checked in all rows.
         prompt_column: The column that holds the prompt (task prompts only).
         seed: For tasks that make their own problems.
+        timeout_s: Seconds that one call of a function of your own may take; 0: as in a recipe without timeout_s.
+        json: Print the checks as JSON instead of a table.
     """
     from ..errors import ConfigError
     from ..rewards.trial import try_reward
 
     if limit < 1:
         raise ConfigError(f"--limit: got {limit}, accepts a whole number of at least 1")
-    rewards = _load(reward, set)
+    rewards = _load(reward, set, timeout_s=timeout_s)
     prompts = _prompts(data, task=task, prompt_column=prompt_column, seed=seed)
+    rewards.load()
     checks = try_reward(rewards, prompts, limit=limit)
+    rewards.close()
+    holds = all(check.holds for check in checks)
+    if json:
+        found = [dataclasses.asdict(check) for check in checks]
+        print(dumps({"reward": reward, "holds": holds, "checks": found, "warnings": rewards.take_warnings()}, indent=2))
+        return 0 if holds else 1
+    for warning in rewards.take_warnings():
+        print(_printable(f"warning: {warning}"))
     rows = [(check.what, "ok" if check.holds else "FAILED", check.numbers) for check in checks]
     _table(f"reward {reward}", ("check", "", ""), rows)
     for check in checks:
@@ -57,7 +73,7 @@ def test(
             print(f"{check.what}: failed", *(f"  {_printable(e)}" for e in check.examples[:10]), sep="\n")
             if len(check.examples) > 10:
                 print(f"  ... and {len(check.examples) - 10} more")
-    return 0 if all(check.holds for check in checks) else 1
+    return 0 if holds else 1
 
 
 def score(
@@ -69,6 +85,7 @@ def score(
     set: tuple[str, ...] = (),
     completion_column: str = "completion",
     prompt_column: str = "prompt",
+    timeout_s: float = 0.0,
     overwrite: bool = False,
 ) -> int:
     """Scores completions that are there already: rows with a completion (or a list of them) and the reward's columns.
@@ -76,15 +93,17 @@ def score(
     The rollouts of a run (rollouts/NNNNNN.parquet) are such rows. Written is one row per completion.
 
     Args:
-        reward: A built-in name, or path/to/file.py:function.
+        reward: A built-in name, path/to/file.py:function, or the folder of a reward model.
         data: The rows, .jsonl or .parquet.
         out: The file that is written, .jsonl or .parquet.
         set: key=value, an argument of the reward: --set mode=flexible thinking=true
         completion_column: The column with the completion: text, messages, or a list of texts.
         prompt_column: The column with the prompt, text or messages; it may be missing.
+        timeout_s: Seconds that one call of a function of your own may take; 0: as in a recipe without timeout_s.
         overwrite: Replace the file if it is there already.
     """
     from ..data.files import read_rows, write_rows
+    from ..display import Display
     from ..errors import ConfigError
 
     path = Path(out)
@@ -92,12 +111,24 @@ def score(
         raise ConfigError(f"--out: got {out!r}, accepts a file ending in .jsonl or .parquet")
     if path.exists() and not overwrite:
         raise ConfigError(f"--out: {out} is there already; name another file, or add --overwrite")
-    rewards = _load(reward, set)
+    rewards = _load(reward, set, timeout_s=timeout_s)
     rows = read_rows(Path(data))
+    if not rows:
+        raise ConfigError(f"--data: {data} has no rows, so there is nothing to score; name a file with completions")
     groups = [_row_group(n, row, completion_column, prompt_column) for n, row in enumerate(rows)]
     if any("token_ids" not in row.values for row in rows) and (needs := _needs_tokens(rewards)):
         raise ConfigError(f"{data}: reward {needs!r} reads tokens, and not every row has a column token_ids")
-    scored = rewards.score(groups)
+    problems = rewards.column_problems([group.prompt for group in groups])
+    if problems:
+        raise ConfigError(problems)
+    rewards.load()
+    scored = []
+    with Display().bar("scoring", sum(len(group.completions) for group in groups)) as bar:
+        for part in _parts(groups):
+            scored += rewards.score(part, progress=bar.advance)
+    rewards.close()
+    for warning in rewards.take_warnings():
+        print(_printable(f"warning: {warning}"))
     write_rows(path, [line for group in scored for line in _lines(group)])
     means = [(k, f"{total / n:.4f}", f"{n:g}") for k, (total, n) in rewards.summary(scored).items() if n]
     _table(f"{reward} on {data}", ("", "mean", "completions"), means)
@@ -108,13 +139,30 @@ def score(
 # --------------------------------------------------------------------------------------------------------------------
 
 
-def _load(reward: str, pairs: Sequence[str]) -> RewardSet:
-    from ..config import RewardConfig, apply_overrides
+def _load(reward: str, pairs: Sequence[str], *, timeout_s: float = 0.0) -> RewardSet:
+    from ..config import FUNCTION_SECONDS, RewardConfig, apply_overrides
+    from ..errors import ConfigError
     from ..rewards import RewardSet
 
+    if not 0 <= timeout_s < float("inf"):
+        raise ConfigError(f"--timeout-s: got {timeout_s}, accepts a number of seconds above 0")
     args: dict[str, Any] = {}
     apply_overrides(args, pairs)
-    return RewardSet.from_config([RewardConfig(name=reward, args=args)])
+    if (Path(reward) / "config.json").is_file():
+        return RewardSet.from_config([RewardConfig(model=reward, args=args)])
+    return RewardSet.from_config([RewardConfig(name=reward, args=args, timeout_s=timeout_s or FUNCTION_SECONDS)])
+
+
+def _parts(groups: Sequence[Group], *, completions: int = 256) -> Iterator[list[Group]]:
+    """Groups in pieces of about so many completions: as many as a step has, so that a call's limit means the same."""
+    part: list[Group] = []
+    for group in groups:
+        part.append(group)
+        if sum(len(g.completions) for g in part) >= completions:
+            yield part
+            part = []
+    if part:
+        yield part
 
 
 def _prompts(data: str, *, task: str, prompt_column: str, seed: int) -> list[Prompt]:
@@ -145,7 +193,7 @@ def _row_group(number: int, row: Row, completion_column: str, prompt_column: str
     uid = str(columns.get("uid", number))
     if isinstance(columns.get("columns"), str):  # a run's rollouts keep the data row as JSON in one column
         try:
-            columns = json.loads(columns["columns"])
+            columns = loads(columns["columns"])
         except ValueError as error:
             message = f"{row.place}: column 'columns' is not JSON ({error}), as a run's rollouts have it"
             raise DataError(message) from None
@@ -157,10 +205,10 @@ def _row_group(number: int, row: Row, completion_column: str, prompt_column: str
     texts = [_text(one) for one in (given if many else [given])]
     if not all(isinstance(text, str) for text in texts):
         raise DataError(f"{row.place}: column {completion_column!r} must be text, messages, or a list of texts")
-    lengths = [len(ids)] if ids is not None and len(texts) == 1 else None
+    tokens = [ids] if ids is not None and len(texts) == 1 else None
     if isinstance(prompt, list):
-        return text_group(Prompt(uid, messages=tuple(prompt), columns=columns), texts, lengths=lengths)
-    return text_group(Prompt(uid, text=str(prompt), columns=columns), texts, lengths=lengths)
+        return text_group(Prompt(uid, messages=tuple(prompt), columns=columns), texts, token_ids=tokens)
+    return text_group(Prompt(uid, text=str(prompt), columns=columns), texts, token_ids=tokens)
 
 
 def _text(completion: Any) -> Any:
@@ -171,9 +219,12 @@ def _text(completion: Any) -> Any:
 
 
 def _needs_tokens(rewards: RewardSet) -> str:
+    from ..rewards import KINDS
+
     for reward in rewards.rewards:
         named = reward.function.accepts if reward.function else None
-        if reward.kind == "soft_overlong" or (named and "completion_ids" in named):
+        of_kind = KINDS[reward.kind].from_row if reward.kind in KINDS else ()
+        if {"length", "token_ids"} & {*of_kind} or (named and "completion_ids" in named):
             return reward.name
     return ""
 

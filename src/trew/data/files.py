@@ -1,11 +1,16 @@
-"""Reading and writing .jsonl, .json and .parquet files: every fault in them becomes a message with the place."""
+"""Reading and writing .jsonl, .json and .parquet files: every fault in them becomes a message with the place.
+
+JSON may be compressed with gzip (.jsonl.gz, .json.gz), as some public sets are published; it is only read.
+"""
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import re
 import tempfile
+import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,16 +18,26 @@ from typing import Any
 from ..errors import DataError, output_file
 from .rows import Problems, Row, show
 
-SUFFIXES = (".jsonl", ".json", ".parquet")
+WRITTEN = (".jsonl", ".parquet")
+SUFFIXES = (".jsonl", ".json", ".parquet", ".jsonl.gz", ".json.gz")
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # cheap first look; pairs are fine, only lone ones are refused
+
+
+def suffix_of(path: Path) -> str:
+    """The ending that says how a file is read, ``.gz`` with what stands before it; "" for none.
+
+    >>> suffix_of(Path("a.b/HumanEval.jsonl.gz")), suffix_of(Path("train-00000.parquet")), suffix_of(Path("train"))
+    ('.jsonl.gz', '.parquet', '')
+    """
+    return Path(path.stem).suffix + path.suffix if path.suffix == ".gz" else path.suffix
 
 
 def read_rows(path: Path) -> list[Row]:
     """All rows of a file. Raises DataError naming the file, and the lines where lines are at fault."""
     if not path.exists():
         raise DataError(f"{path}: no such file")
-    if path.suffix not in SUFFIXES:
-        raise DataError(f"{path}: got a file ending in {path.suffix!r}, accepts {', '.join(SUFFIXES)}")
+    if suffix_of(path) not in SUFFIXES:
+        raise DataError(f"{path}: got a file ending in {suffix_of(path)!r}, accepts {', '.join(SUFFIXES)}")
     try:
         rows = _read_parquet(path) if path.suffix == ".parquet" else _read_text(path)
     except OSError as error:
@@ -37,12 +52,22 @@ def read_rows(path: Path) -> list[Row]:
 
 
 def _read_text(path: Path) -> list[Row]:
-    raw = path.read_bytes().removeprefix(b"\xef\xbb\xbf")
+    raw = _unpacked(path).removeprefix(b"\xef\xbb\xbf")
     if raw[:2] in (b"\xff\xfe", b"\xfe\xff"):
         raise DataError(f"{path}: is UTF-16 text; save it as UTF-8")
-    if path.suffix == ".json" and raw.lstrip()[:1] == b"[":
+    if suffix_of(path) in (".json", ".json.gz") and raw.lstrip()[:1] == b"[":
         return _read_array(path, raw)
     return _read_lines(path, raw)  # many public .json files are JSON Lines
+
+
+def _unpacked(path: Path) -> bytes:
+    raw = path.read_bytes()
+    if path.suffix != ".gz":
+        return raw
+    try:
+        return gzip.decompress(raw)
+    except (EOFError, zlib.error, gzip.BadGzipFile):
+        raise DataError(f"{path}: is a damaged or incomplete gzip file; download it again") from None
 
 
 def _read_lines(path: Path, raw: bytes) -> list[Row]:

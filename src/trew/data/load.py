@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..config import DataConfig, RewardConfig, build
 from ..errors import ConfigError, DataError, nearest
@@ -12,9 +12,8 @@ from ..types import Prompt
 from . import sources
 from .rows import Split
 from .split import fingerprint, hold_out, overlap_note, repeat_note
-from .tasks import TASKS, Arithmetic, Countdown, Gsm8k, Prompts
-
-Task = Arithmetic | Countdown | Gsm8k | Prompts
+from .tasks import TASKS, Prompts, Puzzles, Task
+from .tasks.puzzles import PREFIX
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +34,7 @@ def load_task(config: DataConfig, *, eval_size: int, seed: int) -> Dataset:
     DataError names the file, its rows and columns.
     """
     task = make_task(config)
-    if isinstance(task, Arithmetic) or (isinstance(task, Countdown) and not config.train):  # made, not read
+    if task.makes(config.train):
         train, evaluation, notes = task.generate(eval_size=eval_size, seed=seed)
         rewards = task.rewards(train)
     else:
@@ -50,27 +49,43 @@ def load_eval(config: DataConfig, *, size: int, seed: int) -> tuple[list[Prompt]
     split beside it gives the rows that training with this seed does not see.
     """
     task = make_task(config)
-    if isinstance(task, Arithmetic) or (isinstance(task, Countdown) and not config.train):
+    if task.makes(config.train):
         made, evaluation, _ = task.generate(eval_size=size, seed=seed)  # its notes are about training
         return evaluation, task.rewards(made), []
     source = task.source(config.train)
-    split = sources.read_eval_beside(source) if config.eval == "auto" else sources.read_eval(task.source(config.eval))
+    if config.eval != "auto":
+        split = sources.read_eval(task.source(config.eval))
+    else:
+        split = sources.read_eval_beside(source)
     if split is None:
-        train = _prompts(task, sources.read_train(source), config)
-        _, held, note = hold_out(train, size=size, seed=seed, source=source)
-        return held, task.rewards(train), [note]
-    prompts = _prompts(task, split, config)
-    notes = [_eval_note(split.source, prompts, size), *repeat_note(prompts[:size], "evaluation")]
+        whole = sources.read_train(source)
+        parts = task.parts(whole)
+        split = parts.get("test") or parts.get("validation")
+        if split is None:
+            train, skipped = _prompts(task, whole, config)
+            _, held, note = hold_out(train, size=size, seed=seed, source=source)
+            return held, task.rewards(train), [note, *skipped]
+    prompts, skipped = _prompts(task.whole(), split, config)
+    notes = [_eval_note(split.source, prompts, size), *skipped, *repeat_note(prompts[:size], "evaluation")]
     return prompts[:size], task.rewards(prompts), notes
+
+
+def load_prompts(config: DataConfig, *, split: str = "train", seed: int = 0) -> list[Prompt]:
+    """All prompts of one split (train; or test, else validation), nothing held out; of made problems, all of them."""
+    task = make_task(config)
+    if task.makes(config.train):
+        return list(task.generate(eval_size=1, seed=seed)[0])
+    source = task.source(config.train)
+    return _prompts(task, sources.read_train(source) if split == "train" else sources.read_eval(source), config)[0]
 
 
 def make_task(config: DataConfig) -> Task:
     """The task with its arguments, checked; ConfigError with every problem of the table at once."""
-    if config.task not in TASKS:
-        accepts = ", ".join(map(repr, TASKS))
+    kind, named, name = config.task.partition(":")
+    if kind not in TASKS or (named and kind != PREFIX):
+        accepts = ", ".join(repr(f"{t}:NAME" if t == PREFIX else t) for t in TASKS)
         raise ConfigError(f"data.task: got {config.task!r}{nearest(config.task, TASKS)}, accepts {accepts}")
     problems: list[str] = []
-    made = config.task == "arithmetic" or (config.task == "countdown" and not config.train)
     if config.task == "prompts" and not config.train:
         problems.append("data.train: is empty; task 'prompts' needs a file, a folder or a hub id (owner/name)")
     if config.task != "prompts" and config.prompt_column != "prompt":
@@ -79,12 +94,16 @@ def make_task(config: DataConfig) -> Task:
         problems.append(f"data.train: got {config.train!r}, but task 'arithmetic' makes its problems; leave it empty")
     if not config.eval:
         problems.append("data.eval: is empty, accepts 'auto', a file, a folder or a hub id")
-    elif config.eval != "auto" and made:
+    elif config.eval != "auto" and TASKS[kind]().makes(config.train):
         problems.append(f"data.eval: got {config.eval!r}, but made problems hold out their own; leave it at 'auto'")
     try:
-        task = build(TASKS[config.task], config.args, where="data.args")
+        task = build(TASKS[kind], config.args, where="data.args")
     except ConfigError as error:
         raise ConfigError([*problems, *error.problems]) from None
+    if isinstance(task, Puzzles) and name:
+        if task.puzzle not in ("", name):
+            problems.append(f"data.args.puzzle: got {task.puzzle!r}, and data.task says {name!r}; leave it out")
+        task = replace(task, puzzle=name)
     problems += task.problems()
     if problems:
         raise ConfigError(problems)
@@ -92,32 +111,47 @@ def make_task(config: DataConfig) -> Task:
 
 
 def _from_rows(
-    task: Countdown | Gsm8k | Prompts, config: DataConfig, eval_size: int, seed: int
+    task: Task, config: DataConfig, eval_size: int, seed: int
 ) -> tuple[list[Prompt], list[Prompt], tuple[RewardConfig, ...], list[str]]:
     source = task.source(config.train)
     train: list[Prompt] = []
     test: tuple[str, list[Prompt]] | None = None
     faults: list[str] = []
+    skipped: list[str] = []
+    parts: Mapping[str, Split] = {}
+    split: Split | None = None
     with _collected(faults):
-        train = _prompts(task, sources.read_train(source), config)
+        whole = sources.read_train(source)
+        parts = task.parts(whole)
+        train, skipped = _prompts(task, parts.get("train", whole), config)
     with _collected(faults):
         explicit = config.eval != "auto"
         split = sources.read_eval(task.source(config.eval)) if explicit else sources.read_eval_beside(source)
-        test = (split.source, _prompts(task, split, config)) if split else None
+        split = split or parts.get("test") or parts.get("validation")
+        if split is not None:
+            prompts, said = _prompts(task.whole(), split, config)
+            test = split.source, prompts
+            skipped += said
     if faults:
         raise DataError("\n".join(dict.fromkeys(faults)))  # a hub that is down says the same for both
     if test is None:
         train, evaluation, note = hold_out(train, size=eval_size, seed=seed, source=source)
     else:
         evaluation, note = test[1][:eval_size], _eval_note(*test, eval_size)
+    if parts:
+        counts = ", ".join(f"{name} {len(part.rows)}" for name, part in parts.items())
+        skipped.insert(0, f"{source}: one file with the published splits ({counts} rows); training takes its own alone")
     repeats = repeat_note(train, "training") + repeat_note(evaluation, "evaluation")
-    return train, evaluation, task.rewards(train), [note, *repeats, *overlap_note(train, evaluation)]
+    notes = [note, *skipped, *repeats, *overlap_note(train, evaluation)]
+    return train, evaluation, task.rewards(train), notes
 
 
-def _prompts(task: Countdown | Gsm8k | Prompts, split: Split, config: DataConfig) -> list[Prompt]:
+def _prompts(task: Task, split: Split, config: DataConfig) -> tuple[list[Prompt], list[str]]:
+    """A split's prompts, and a note where the task left rows out."""
     if isinstance(task, Prompts):
-        return task.prompts(split, prompt_column=config.prompt_column)
-    return task.prompts(split)
+        return task.prompts(split, prompt_column=config.prompt_column), []
+    prompts = task.prompts(split)
+    return prompts, task.skipped(len(split.rows) - len(prompts), split)
 
 
 def _eval_note(source: str, prompts: Sequence[Prompt], size: int) -> str:

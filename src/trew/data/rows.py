@@ -104,10 +104,13 @@ def show(value: Any) -> str:
     return kind if value is None else f"{text if len(text) <= 60 else text[:57] + '...'} ({kind})"
 
 
-def to_prompts(split: Split, make: Callable[[Row, str], Prompt]) -> list[Prompt]:
+def to_prompts(
+    split: Split, make: Callable[[Row, str], Prompt | None], *, ids: Sequence[str] = ("uid", "id")
+) -> list[Prompt]:
     """``make(row, uid)`` for every row; its BadRow errors and repeated uids are raised together as one DataError.
 
-    The uid is the row's ``uid`` or ``id`` column where there is one, else ``<stem>:<row number from 0>``.
+    The uid is the row's value in the first of the columns ``ids`` that it has, else ``<stem>:<row number from 0>``.
+    A row of which ``make`` makes None is left out; DataError where all of them are.
     """
     if not split.rows:
         raise DataError(f"{split.source}: has no rows")
@@ -116,21 +119,27 @@ def to_prompts(split: Split, make: Callable[[Row, str], Prompt]) -> list[Prompt]
     seen: dict[str, str] = {}
     for number, row in enumerate(split.rows):
         try:
-            uid = _uid(row, f"{split.stem}:{number}")
+            uid = _uid(row, ids, f"{split.stem}:{number}")
             prompt = make(row, uid)
         except BadRow as error:
             problems.add(row.place, str(error))
+            continue
+        if prompt is None:
             continue
         if uid in seen:
             problems.add(row.place, f"id {uid!r} is taken by {seen[uid]}; ids must be unique")
         seen.setdefault(uid, row.place)
         prompts.append(prompt)
     problems.raise_if_any(len(split.rows))
+    if not prompts:
+        raise DataError(
+            f"{split.source}: none of its {len(split.rows)} rows is left; the task's arguments rule all out"
+        )
     return prompts
 
 
-def _uid(row: Row, default: str) -> str:
-    for name in ("uid", "id"):
+def _uid(row: Row, ids: Sequence[str], default: str) -> str:
+    for name in ids:
         if name in row.values:
             value = row.values[name]
             if isinstance(value, bool) or not isinstance(value, (str, int)) or value == "":

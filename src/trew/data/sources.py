@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ..errors import DataError
 from . import hub
-from .files import SUFFIXES, read_rows
+from .files import SUFFIXES, read_rows, suffix_of
 from .rows import Row, Split
 
 _ALIASES = {"train": ("train",), "test": ("test",), "validation": ("validation", "valid", "val", "dev")}
@@ -37,7 +37,7 @@ def read_eval_beside(source: str) -> Split | None:
     if path.is_dir() or (path.is_file() and _split_of(path) == "train"):
         folder = path if path.is_dir() else path.parent
         return _first_of(folder, EVAL_SPLITS)
-    if path.exists() or path.suffix in SUFFIXES:
+    if path.exists() or suffix_of(path) in SUFFIXES:
         return None
     parsed = hub.parse_id(source)
     if parsed is None or parsed.split not in ("", "train"):
@@ -54,7 +54,7 @@ def _read(source: str, wanted: Sequence[str]) -> Split:
         if split is None:
             raise DataError(_no_split_message(path, wanted))
         return split
-    if path.exists() or path.suffix in SUFFIXES:
+    if path.exists() or suffix_of(path) in SUFFIXES:
         return _files(source, [path])
     parsed = hub.parse_id(source)
     if parsed is None:
@@ -80,18 +80,23 @@ def _first_of(folder: Path, wanted: Sequence[str]) -> Split | None:
 
 def _split_of(path: Path) -> str | None:
     """The split that a file's name says it holds."""
-    match = _SPLIT_FILE.fullmatch(path.stem)
-    if path.suffix not in SUFFIXES or match is None:
+    match = _SPLIT_FILE.fullmatch(_stem(path))
+    if suffix_of(path) not in SUFFIXES or match is None:
         return None
     return next((name for name, words in _ALIASES.items() if match["word"] in words), None)
 
 
+def _stem(path: Path) -> str:
+    """The file's name without all of its ending: ``train`` of ``train.jsonl.gz``."""
+    return path.name.removesuffix(suffix_of(path))
+
+
 def _check_shards(folder: Path, name: str, files: Sequence[Path]) -> None:
     """Several files are one split only if their names count them, completely."""
-    shards = [_SHARD.search(path.stem) for path in files]
+    shards = [_SHARD.search(_stem(path)) for path in files]
     if len(files) == 1 and shards[0] is None:
         return
-    if not all(shards) or len({path.suffix for path in files}) > 1:
+    if not all(shards) or len({suffix_of(path) for path in files}) > 1:
         names = ", ".join(path.name for path in files)
         raise DataError(f"{folder}: several files could be the {name} split ({names}); give one file as the source")
     numbers = sorted(int(shard["number"]) for shard in shards if shard)
@@ -108,7 +113,7 @@ def _files(source: str, paths: Sequence[Path]) -> Split:
     for path in paths:
         rows += read_rows(path)
     label = str(paths[0]) if len(paths) == 1 else source
-    return Split(label, _SHARD.sub("", paths[0].stem), rows)
+    return Split(label, _SHARD.sub("", _stem(paths[0])), rows)
 
 
 def _no_split_message(folder: Path, wanted: Sequence[str]) -> str:

@@ -92,6 +92,9 @@ def _ground_truth(prompt: Prompt, gold_column: str) -> tuple[str, str]:
     columns = prompt.columns
     if not gold_column and "nums" in columns and "target" in columns:
         return "", json.dumps({"target": columns["target"], "numbers": list(columns["nums"])})
+    if not gold_column and columns.get("asserts") and "entry_point" in columns:
+        tests = {name: columns.get(name) for name in ("entry_point", "asserts", "setup")}
+        return "", json.dumps(tests, ensure_ascii=False)
     names = (gold_column,) if gold_column else GOLD_COLUMNS
     name = next((name for name in names if columns.get(name) is not None), None)
     if name is None:

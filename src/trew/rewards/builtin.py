@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from ..errors import ConfigError, RewardError, nearest
-from . import arithmetic, countdown, gsm8k, layout, length
+from . import arithmetic, code, code_rows, countdown, gsm8k, layout, length, reasoning
+from .maths import extract as math_extract
+from .maths import grade as maths
 from .verdict import Verdict
 
 GOLD_COLUMNS = ("gold", "ground_truth", "answer")  # the first that a row has; then reward_model.ground_truth (verl)
@@ -22,6 +25,7 @@ class Kind:
     ``from_row`` are arguments that come from the data row or the completion. ``gold`` finds the gold and the row's
     arguments in a prompt's columns, None where the row has nothing for this kind. ``self_answer`` writes a completion
     that answers with the gold, to test the gold with; None where there is no gold to test, or none that can be tested.
+    ``grade_many`` grades (completion, gold, arguments) side by side, with the verdicts that ``grade`` would give.
     """
 
     grade: Callable[..., Verdict]
@@ -33,6 +37,7 @@ class Kind:
     together: Callable[[Mapping[str, Any]], str] = lambda settings: ""
     self_answer: Callable[[Any], str] | None = None
     row_problem: Callable[[Any, Mapping[str, Any]], str] = lambda gold, row: ""
+    grade_many: Callable[[Sequence[tuple[str, Any, Mapping[str, Any]]]], list[Verdict]] | None = None
 
 
 def grade(kind: str, completion: str, gold: Any = None, **args: Any) -> Verdict:
@@ -44,11 +49,10 @@ def grade(kind: str, completion: str, gold: Any = None, **args: Any) -> Verdict:
     >>> v = grade("gsm8k", "She has 6 * 12 = 72 eggs. #### 72", "72")
     >>> v.score, v.status, v.extracted
     (1.0, 'scored', '72')
-    >>> grade("gsm9k", "", "72")
+    >>> grade("gsm9k", "", "72")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
         ...
-    trew.errors.ConfigError: unknown reward 'gsm9k' (did you mean 'gsm8k'?); built in are gsm8k, arithmetic,
-    countdown, format, soft_overlong
+    trew.errors.ConfigError: unknown reward 'gsm9k' (did you mean 'gsm8k'?); built in are gsm8k, ...
     """
     if kind not in KINDS:
         raise ConfigError(unknown_kind(kind))
@@ -84,11 +88,11 @@ def argument_problems(kind: str, args: Mapping[str, Any], *, row: bool = False) 
             problems.append(f"args.{name}: unknown argument{nearest(name, known)}; {accepts}")
         elif name in spec.settings and (accepts := spec.settings[name](value)):
             problems.append(f"args.{name}: got {value!r}, accepts {accepts}")
-    for name in (*spec.required, *(n for n in spec.from_row if row and n == "length")):
+    for name in (*spec.required, *(n for n in spec.from_row if row and n in _COMPLETION_CHECKS)):
         if name not in args:
             problems.append(f"args.{name}: is required")
-        elif name == "length" and _whole(0)(args[name]):
-            problems.append(f"args.{name}: got {args[name]!r}, accepts {_whole(0)(args[name])}")
+        elif name in _COMPLETION_CHECKS and (accepts := _COMPLETION_CHECKS[name](args[name])):
+            problems.append(f"args.{name}: got {args[name]!r:.80}, accepts {accepts}")
     if not problems and (wrong := spec.together(args)):
         problems.append(wrong)
     return problems
@@ -117,6 +121,24 @@ def _whole(least: int) -> Callable[[Any], str]:
     return check
 
 
+def _number(value: Any) -> str:
+    fine = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    return "" if fine else "a finite number"
+
+
+def _seconds(value: Any) -> str:
+    return "a number of seconds above 0, at most 3600" if _number(value) or not 0 < value <= 3600 else ""
+
+
+def _token_ids(value: Any) -> str:
+    fine = hasattr(value, "__len__") and hasattr(value, "__iter__") and not isinstance(value, (str, bytes, Mapping))
+    return "" if fine and all(not _whole(0)(int(t) if hasattr(t, "item") else t) for t in value) else "token ids"
+
+
+_COMPLETION_CHECKS: dict[str, Callable[[Any], str]] = {"length": _whole(0), "correct": _truth, "token_ids": _token_ids}
+"""Arguments that say something about the completion and cannot be left out."""
+
+
 def _template(value: Any) -> str:
     if not isinstance(value, str):
         return f"text such as {layout.THINK_ANSWER!r}"
@@ -136,6 +158,17 @@ def _cache_fits(args: Mapping[str, Any]) -> str:
     return ""
 
 
+def _values_in_order(args: Mapping[str, Any]) -> str:
+    for low, high, defaults in (
+        ("min_value_wrong", "max_value_wrong", (-1.0, -0.5)),
+        ("min_value_correct", "max_value_correct", (0.5, 1.0)),
+    ):
+        a, b = args.get(low, defaults[0]), args.get(high, defaults[1])
+        if a > b:
+            return f"args.{low}: got {a}, accepts at most {high} = {b}"
+    return ""
+
+
 def first_column(columns: Mapping[str, Any], names: Iterable[str] = GOLD_COLUMNS) -> Any:
     """The gold of a row: the first of ``names`` that is there and not None, else verl's reward_model.ground_truth.
 
@@ -149,6 +182,14 @@ def first_column(columns: Mapping[str, Any], names: Iterable[str] = GOLD_COLUMNS
 
 def _number_gold(columns: Mapping[str, Any]) -> tuple[Any, dict[str, Any]] | None:
     gold = first_column(columns)
+    return None if gold is None else (gold, {})
+
+
+def _math_gold(columns: Mapping[str, Any]) -> tuple[Any, dict[str, Any]] | None:
+    gold = first_column(columns)
+    solution = columns.get("solution")
+    if gold is None and isinstance(solution, str) and math_extract.last_box(solution) is not None:
+        gold = solution
     return None if gold is None else (gold, {})
 
 
@@ -182,6 +223,15 @@ KINDS: dict[str, Kind] = {
         looks_for=_NUMBER_COLUMNS,
         self_answer=arithmetic.self_answer,
     ),
+    "math": Kind(
+        grade=maths.grade,
+        settings={"require_boxed": _truth, "thinking": _truth},
+        gold=_math_gold,
+        looks_for=f"{_NUMBER_COLUMNS}, or a solution with a \\boxed{{…}}",
+        self_answer=maths.self_answer,
+        row_problem=lambda gold, row: maths.gold_problem(gold),
+        grade_many=maths.grade_many,
+    ),
     "countdown": Kind(
         grade=countdown.grade,
         settings={"require_all": _truth, "thinking": _truth},
@@ -195,6 +245,34 @@ KINDS: dict[str, Kind] = {
         settings={"template": _template, "prefilled": _text},
         gold=lambda columns: (None, {}),
     ),
+    "code_stdin": Kind(
+        grade=code.grade_stdin,
+        settings={"timeout_s": _seconds, "memory_mb": _whole(16), "thinking": _truth},
+        gold=code_rows.stdin_gold,
+        looks_for=code.STDIN_COLUMNS,
+        from_row=("tests",),
+        row_problem=code_rows.stdin_problem,
+        grade_many=code.grade_many_stdin,
+    ),
+    "code_func": Kind(
+        grade=code.grade_func,
+        settings={"timeout_s": _seconds, "memory_mb": _whole(16), "thinking": _truth},
+        gold=code_rows.func_gold,
+        looks_for=code.FUNC_COLUMNS,
+        from_row=("entry_point", "asserts", "setup"),
+        row_problem=code_rows.func_problem,
+        grade_many=code.grade_many_func,
+    ),
+    "reasoning_gym": Kind(
+        grade=reasoning.grade,
+        settings={"thinking": _truth},
+        gold=reasoning.found_in,
+        looks_for="gold and puzzle, as trew data prepare reasoning-gym:NAME writes them",
+        from_row=("puzzle",),
+        self_answer=reasoning.self_answer,
+        row_problem=reasoning.row_problem,
+        grade_many=reasoning.grade_many,
+    ),
     "soft_overlong": Kind(
         grade=length.grade_soft_overlong,
         settings={"max_completion_len": _whole(1), "soft_punish_cache": _whole(1)},
@@ -202,6 +280,26 @@ KINDS: dict[str, Kind] = {
         from_row=("length",),
         required=("max_completion_len", "soft_punish_cache"),
         together=_cache_fits,
+    ),
+    "cosine": Kind(
+        grade=length.grade_cosine,
+        settings={
+            "max_len": _whole(1),
+            "min_value_wrong": _number,
+            "max_value_wrong": _number,
+            "min_value_correct": _number,
+            "max_value_correct": _number,
+        },
+        gold=lambda columns: (None, {}),
+        from_row=("length", "correct"),
+        required=("max_len",),
+        together=_values_in_order,
+    ),
+    "repetition": Kind(
+        grade=length.grade_repetition,
+        settings={"ngram_size": _whole(1), "max_penalty": _number},
+        gold=lambda columns: (None, {}),
+        from_row=("token_ids",),
     ),
 }
 """Every built-in reward by name."""

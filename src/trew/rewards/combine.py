@@ -1,36 +1,26 @@
-"""Several rewards over whole groups of completions: each scored on its own, then one weighted sum per completion."""
+"""Several rewards over whole groups of completions: each scored on its own, then one value per completion."""
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from types import ModuleType
-from typing import Any
 
-from ..config import RewardConfig
+from ..config import FUNCTION_SECONDS, RewardConfig
 from ..errors import ConfigError, RewardError
-from ..types import Group, Metrics, Prompt, Score, ScoredGroup, ScoreStatus
-from . import functions
-from .builtin import KINDS, argument_problems, gold_problem, graded, unknown_kind
-from .functions import Returned, Sample, UserFunction
+from ..types import Group, Metrics, Prompt, Score, ScoredGroup
+from . import judging
+from .builtin import KINDS, argument_problems, gold_problem, unknown_kind
+from .functions import Sample, UserFunction
+from .grading import NOT_APPLICABLE, Grading, Verdicts, arguments, grade_after, grade_groups
+from .judging import Ask
 from .loading import is_file_spec
+from .process import Process
+from .session import Runner, Spec
 from .verdict import Verdict
+from .weighing import FAILED, Reward, combined, one_by_one
 
-NOT_APPLICABLE = Verdict(None, "not_applicable")
-_FAILED: tuple[ScoreStatus, ...] = ("bad_gold", "timeout", "sandbox_error")
-
-
-@dataclass(frozen=True, slots=True)
-class Reward:
-    """One entry of a recipe's ``rewards``: ``function`` is None for a built-in of kind ``kind``."""
-
-    name: str
-    kind: str
-    weight: float
-    args: dict[str, Any]
-    function: UserFunction | None = None
+AT_ONCE = 256  # completions that built-ins grade between two reports of progress
 
 
 class RewardSet:
@@ -39,17 +29,24 @@ class RewardSet:
     Per completion, ``Score.parts`` has each reward's own number or None under its name (a user's function under the
     function's name; a second one of the same name is ``name_2``). ``Score.value`` is the weighted sum of the numbers:
 
+    * Where a reward that is a gate gave 0 or less, the rewards that are no gates count 0.
     * A reward that applies to no completion of a group (a row of another task) is left out of the group's sums.
     * Where it gave numbers to some completions of a group and None to others, the others count with the mean of
       those numbers. Counting None as 0 would push them away from the rest of the group; the mean moves them nowhere.
-    * A completion that a reward with non-zero weight *could not* judge (``bad_gold``, ``timeout``,
-      ``sandbox_error``) has no value: what is missing is unknown, not neutral.
-    * Where no reward gave a number there is no value.
+    * A completion that a reward with non-zero weight, or a gate, *could not* judge (``bad_gold``, ``timeout``,
+      ``sandbox_error``) has no value: what is missing is unknown, not neutral. Behind a closed gate it is known: 0.
+    * Where no reward that counts gave a number there is no value.
+
+    ``runner`` is where users' functions live: a process of their own unless another is given.
     """
 
-    def __init__(self, rewards: Sequence[Reward]):
+    def __init__(self, rewards: Sequence[Reward], *, runner: Runner | None = None):
         self.rewards = tuple(rewards)
+        self._runner = runner
         self._columns: frozenset[str] = frozenset()  # of the whole data set, once check_golds has seen it
+        self._warnings: list[str] = []
+        self._told: Counter[str] = Counter()
+        self._lock = threading.Lock()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -57,7 +54,7 @@ class RewardSet:
         return tuple(reward.name for reward in self.rewards)
 
     @classmethod
-    def from_config(cls, rewards: Sequence[RewardConfig]) -> RewardSet:
+    def from_config(cls, rewards: Sequence[RewardConfig], *, runner: Runner | None = None) -> RewardSet:
         """Loads every function and checks every argument; raises ConfigError with all problems at once.
 
         >>> RewardSet.from_config([RewardConfig(name="gsm8k"), RewardConfig(name="format", weight=0.1)]).names
@@ -68,68 +65,224 @@ class RewardSet:
         trew.errors.ConfigError: rewards[0] 'gsm8k': args.mood: unknown argument (did you mean 'mode'?);
         accepts mode, thinking
         """
+        specs: list[Spec] = [(c.name, dict(c.args)) for c in rewards if not c.model and is_file_spec(c.name)]
+        if specs and runner is None:
+            runner = Process()
+        functions = iter(runner.load(specs) if runner is not None else [])
         problems: list[str] = []
         loaded: list[Reward] = []
-        modules: dict[Path, ModuleType] = {}
         taken: Counter[str] = Counter()
         for i, config in enumerate(rewards):
-            function, found = None, []
-            if is_file_spec(config.name):
+            function, model, found = None, None, _unused(config)
+            if config.model:
+                from .reward_model import ModelReward  # what it needs is not imported for nothing
+
                 try:
-                    function = functions.load(config.name, config.args, modules)
+                    model = ModelReward.open(config.model, config.args, name=config.name)
                 except ConfigError as error:
-                    found = list(error.problems)
+                    found += error.problems
+            elif is_file_spec(config.name):
+                one = next(functions)
+                function = one if isinstance(one, UserFunction) else None
+                found += one if isinstance(one, tuple) else ()
             elif config.name in KINDS:
-                found = argument_problems(config.name, config.args)
+                found += argument_problems(config.name, config.args)
+                if i == 0 and "correct" in KINDS[config.name].from_row:
+                    found.append("asks whether the answer is right, so a reward that says so must come first")
             else:
-                found = [f"{unknown_kind(config.name)}; a function of your own is path/to/file.py:function"]
-            problems += [f"rewards[{i}] {config.name!r}: {problem}" for problem in found]
-            name = function.name if function else config.name
+                found.append(f"{unknown_kind(config.name)}; a function of your own is path/to/file.py:function")
+            problems += [f"rewards[{i}] {config.name or config.model!r}: {problem}" for problem in found]
+            name = function.name if function else model.name if model else config.name
             taken[name] += 1
             unique = name if taken[name] == 1 else f"{name}_{taken[name]}"
-            loaded.append(Reward(unique, config.name, config.weight, dict(config.args), function))
-        if not rewards:
-            problems.append(f"rewards: none given; built in are {', '.join(KINDS)}, or path/to/file.py:function")
-        elif all(config.weight == 0 for config in rewards):
-            problems.append("rewards: every weight is 0, so that nothing could be learned; give one a weight")
+            loaded.append(
+                Reward(
+                    unique, config.name, config.weight, dict(config.args), function, model, config.gate,
+                    config.verify_with, config.calls, config.timeout_s, config.on_failure,
+                )
+            )  # fmt: skip
+        problems += _set_problems(rewards, loaded)
         if problems:
+            if runner is not None:
+                runner.close()
             raise ConfigError(problems)
-        return cls(loaded)
+        return cls(loaded, runner=runner)
+
+    def load(self, *, device: str = "", decode: Callable[[Sequence[int]], str] | None = None) -> None:
+        """Loads the weights of reward models; raises ModelError. ``decode`` makes text of the policy's tokens."""
+        for reward in self.rewards:
+            if reward.model is not None:
+                reward.model.load(device=device, decode=decode)
+
+    def close(self) -> None:
+        """Ends the process of users' functions; a later call starts it again."""
+        if self._runner is not None:
+            self._runner.close()
+
+    def take_warnings(self) -> list[str]:
+        """What went wrong since the last call without ending the run, one line each. What happens again and again is
+        told the first, second, fourth, eighth … time."""
+        with self._lock:
+            taken, self._warnings = self._warnings, []
+        return taken
+
+    def _warn(self, name: str, text: str) -> None:
+        with self._lock:
+            self._told[name] += 1
+            count = self._told[name]
+            if count & (count - 1) == 0:
+                again = f" (this happened {count} times)" if count > 1 else ""
+                self._warnings.append(" ".join(text.split()) + again)
+
+    # ---- scoring
 
     def score(
-        self, groups: Sequence[Group], *, step: int = 0, progress: Callable[[int], None] | None = None
+        self,
+        groups: Sequence[Group],
+        *,
+        step: int = 0,
+        early: Sequence[Verdicts | None] = (),
+        progress: Callable[[int], None] | None = None,
     ) -> list[ScoredGroup]:
         """Scores every completion of every group; ``progress`` is told how many more completions are done.
 
-        Raises RewardError when a user's function fails, or needs columns that the data lack.
+        ``early`` is what :meth:`early` gave for some of the groups already. Raises RewardError when a user's function
+        fails, or needs columns that the data lack.
         """
-        by_function = self._call_functions(groups, step)
-        scored = []
+        found: list[Verdicts] = [{**(early[g] or {})} if g < len(early) else {} for g in range(len(groups))]
+        waiting: list[int] = []
         for g, group in enumerate(groups):
-            verdicts = [
-                by_function[reward.name][g] if reward.function else _grade_group(reward, group)
-                for reward in self.rewards
-            ]
-            scored.append(ScoredGroup(group, _combined(self.rewards, verdicts, len(group.completions))))
-            if progress is not None:
+            if not found[g]:
+                waiting.append(g)
+            elif progress is not None:
                 progress(len(group.completions))
-        return scored
+            if waiting and (g + 1 == len(groups) or sum(len(groups[w].completions) for w in waiting) >= AT_ONCE):
+                for w, verdicts in zip(waiting, self.early([groups[w] for w in waiting], step=step), strict=True):
+                    found[w] = verdicts
+                    if progress is not None:
+                        progress(len(groups[w].completions))
+                waiting = []
+        self._late(groups, found, step)
+        return [
+            ScoredGroup(
+                group,
+                combined(
+                    self.rewards,
+                    [verdicts[name] for name in self.names],
+                    lengths=[len(completion) for completion in group.completions],
+                ),
+            )
+            for group, verdicts in zip(groups, found, strict=True)
+        ]
 
-    def _call_functions(self, groups: Sequence[Group], step: int) -> dict[str, list[list[Verdict]]]:
-        """Verdicts of the user's functions: by name, then group, then completion."""
-        users = [(reward.name, reward.function) for reward in self.rewards if reward.function is not None]
+    def grading(self, *, step: int = 0) -> Grading:
+        """Scores groups of a step while others are still generated: see :class:`Grading`."""
+        return Grading(self, step=step)
+
+    def early(self, groups: Sequence[Group], *, step: int = 0) -> list[Verdicts]:
+        """Verdicts that a group's own completions suffice for: those of built-ins, and of functions that are called
+        once per group. Safe in any thread."""
+        found: list[Verdicts] = [{} for _ in groups]
+        for reward in self.rewards:
+            if reward.function is None and reward.model is None and not _after(reward):
+                for g, verdicts in enumerate(grade_groups(reward, groups)):
+                    found[g][reward.name] = verdicts
+        per_group = [r for r in self.rewards if r.function is not None and r.calls == "group"]
+        for g, group in enumerate(groups):
+            found[g] |= {name: rows[0] for name, rows in self._called(per_group, [group], step).items()}
+        return found
+
+    def _late(self, groups: Sequence[Group], found: list[Verdicts], step: int) -> None:
+        """Adds to ``found`` the verdicts that need all groups of the step, or other rewards' verdicts."""
+        per_step = [r for r in self.rewards if r.function is not None and r.calls == "step"]
+        rows = self._called(per_step, groups, step)
+        for reward in self.rewards:
+            if reward.model is not None:
+                rows[reward.name] = reward.model.score(groups)
+        for name, of_groups in rows.items():
+            for g, verdicts in enumerate(of_groups):
+                found[g][name] = verdicts
+        for reward in self.rewards:
+            if _after(reward):
+                for group, verdicts in zip(groups, found, strict=True):
+                    verdicts[reward.name] = grade_after(reward, group, verdicts[self.names[0]])
+
+    def _called(self, rewards: Sequence[Reward], groups: Sequence[Group], step: int) -> dict[str, list[list[Verdict]]]:
+        """Verdicts of users' functions: by name, then group, then completion; not applicable where it was not asked."""
         columns = self._columns.union(*(group.prompt.columns for group in groups))
-        calls = []
-        for _, function in users:
+        asks = []
+        for reward in rewards:
+            function = reward.function
+            assert function is not None
             served = [group for group in groups if function.applies(group.prompt)]
-            if groups and not served and (self._columns == frozenset() or _lacks(function, columns)):
+            whole_data = bool(self._columns) or reward.calls == "step"  # one group says nothing about the data
+            if groups and not served and whole_data and (not self._columns or _lacks(function, columns)):
                 raise RewardError(f"{function.who} {function.missing(columns)}")
-            calls.append((function, [Sample(g.prompt, c.text, c.token_ids) for g in served for c in g.completions]))
-        returned = functions.call_all(calls, step=step)
+            samples = [
+                Sample(g.prompt, c.text, c.token_ids, len(c)) for g in served for c in g.completions
+            ]  # fmt: skip
+            asks.append((reward, Ask(function, samples, reward.timeout_s, reward.on_failure)))
+        asked = [(reward, ask) for reward, ask in asks if ask.samples]
+        judged = {}
+        if asked:
+            assert self._runner is not None
+            rows = judging.judge(
+                self._runner,
+                [ask for _, ask in asked],
+                step=step,
+                warn=lambda function, text: self._warn(function.who, text),
+            )
+            judged = {reward.name: iter(verdicts) for (reward, _), verdicts in zip(asked, rows, strict=True)}
         return {
-            name: _spread(function, groups, result)
-            for (name, function), result in zip(users, returned, strict=True)
-        }  # fmt: skip
+            reward.name: [
+                [
+                    next(judged[reward.name]) if ask.function.applies(group.prompt) else NOT_APPLICABLE
+                    for _ in group.completions
+                ]
+                for group in groups
+            ]
+            for reward, ask in asks
+        }
+
+    def scores_in(self, process: Process, groups: Sequence[Group]) -> list[float | None]:
+        """A built-in's numbers on groups, graded in another process; of the first reward, flat."""
+        reward, values = self.rewards[0], []
+        for group in groups:
+            items = arguments(reward, group)
+            values += (
+                [score for score, _ in process.grade(reward.kind, items)] if items else [None] * len(group.completions)
+            )
+        return values
+
+    def each(self, score: Score) -> tuple[float | None, ...]:
+        """Every reward's number, gates applied and without weights, for objectives that normalise them one by one."""
+        return one_by_one(self.rewards, score)
+
+    def judged_alike(self, scored: ScoredGroup, *, step: int = 0) -> list[str]:
+        """Judges a group's completions again: one line for each reward that judges a completion otherwise than before.
+
+        A function whose values depend on the batch (it was called with more groups then) but not on the call is no
+        case of this. Reward models are left out: how a batch is padded changes their last bits.
+        """
+        again = self.score([scored.group], step=step)[0].scores
+        third = None
+        problems = []
+        for reward in self.rewards:
+            if reward.model is not None:
+                continue
+            differ = [i for i, s in enumerate(again) if s.parts[reward.name] != scored.scores[i].parts[reward.name]]
+            if differ and reward.function is not None and reward.calls == "step":
+                third = third or self.score([scored.group], step=step)[0].scores
+                differ = [i for i in differ if third[i].parts[reward.name] != again[i].parts[reward.name]]
+            if differ:
+                i = differ[0]
+                sample = Sample(scored.group.prompt, scored.group.completions[i].text, ())
+                problems.append(
+                    f"reward {reward.name!r} judges the same completion differently from call to call: "
+                    f"{scored.scores[i].parts[reward.name]}, then {again[i].parts[reward.name]}, for {sample}. Groups "
+                    "are compared by chance then; give it a fixed seed, no clock, and no set whose order matters"
+                )
+        return problems
 
     def check_golds(self, prompts: Iterable[Prompt]) -> list[str]:
         """Everything wrong with the data for these rewards, one line per row and reward; empty when all is well.
@@ -140,21 +293,42 @@ class RewardSet:
         problems: list[str] = []
         served: Counter[str] = Counter()
         columns: set[str] = set()
-        total = 0
-        for total, prompt in enumerate(prompts, start=1):
+        seen = list(prompts)
+        for number, prompt in enumerate(seen, start=1):
             columns.update(prompt.columns)
             for reward in self.rewards:
                 if reward.function is not None:
                     served[reward.name] += reward.function.applies(prompt)
                     continue
+                if reward.model is not None:
+                    continue
                 if KINDS[reward.kind].gold(prompt.columns) is None:
                     continue
                 served[reward.name] += 1
                 if wrong := gold_problem(reward.kind, prompt.columns, reward.args):
-                    problems.append(f"row {total} ({prompt.uid}): reward {reward.name!r}: {wrong}")
+                    problems.append(f"row {number} ({prompt.uid}): reward {reward.name!r}: {wrong}")
         self._columns = frozenset(columns)
+        return problems + self._serving_problems(seen, columns, served)
+
+    def column_problems(self, prompts: Sequence[Prompt]) -> list[str]:
+        """Rewards that serve none of ``prompts``; their golds are not looked at. For rows that have completions."""
+        served: Counter[str] = Counter()
+        for prompt in prompts:
+            for reward in self.rewards:
+                if reward.function is not None:
+                    served[reward.name] += reward.function.applies(prompt)
+                elif reward.model is None:
+                    served[reward.name] += KINDS[reward.kind].gold(prompt.columns) is not None
+        self._columns = frozenset(name for prompt in prompts for name in prompt.columns)
+        return self._serving_problems(prompts, self._columns, served)
+
+    def _serving_problems(self, prompts: Sequence[Prompt], columns: Iterable[str], served: Counter[str]) -> list[str]:
+        problems: list[str] = []
+        total = len(prompts)
         for reward in self.rewards:
-            if total and not served[reward.name]:
+            if reward.model is not None:
+                problems += reward.model.prompt_problems(prompts)
+            elif total and not served[reward.name]:
                 if reward.function is not None:
                     problems.append(f"{reward.function.who} {reward.function.missing(columns)}")
                 else:
@@ -165,18 +339,28 @@ class RewardSet:
         return problems
 
     def summary(self, scored: Sequence[ScoredGroup]) -> Metrics:
-        """Metrics as (sum, count): ``reward`` over all values, ``reward/<name>`` over each reward's own numbers,
-        ``reward/no_answer`` as a share of all completions, and, where there were any, ``reward/none`` (completions
-        without a value), ``reward/none/<status>`` and ``reward/<name>/none`` as shares too."""
+        """Metrics as (sum, count): ``reward`` over all values, ``reward/<name>`` over each reward's own numbers and
+        ``reward/<name>/seconds`` per completion it was asked for, ``reward/no_answer`` as a share of all completions;
+        and, where there were any, as shares of all completions too: ``reward/<name>/<status>`` for what was not scored,
+        ``reward/<name>/none`` (no number), ``reward/none`` (no value) and ``reward/none/<status>``."""
         scores = [score for group in scored for score in group.scores]
         n = float(len(scores))
         values = [score.value for score in scores if score.value is not None]
         metrics = {"reward": (sum(values), float(len(values)))}
         for name in self.names:
             parts = [part for score in scores if (part := score.parts.get(name)) is not None]
+            statuses = Counter(status for score in scores if (status := score.statuses.get(name)))
+            asked = len(scores) - statuses["not_applicable"]
             metrics[f"reward/{name}"] = (sum(parts), float(len(parts)))
+            seconds = sum(s.part_seconds.get(name, 0.0) for s in scores)
+            metrics[f"reward/{name}/seconds"] = (seconds, float(asked))
             if len(parts) < n:
                 metrics[f"reward/{name}/none"] = (n - len(parts), n)
+            metrics |= {
+                f"reward/{name}/{status}": (float(count), n)
+                for status, count in sorted(statuses.items())
+                if status in ("no_answer", *FAILED)
+            }
         statuses = Counter(score.status for score in scores)
         metrics["reward/no_answer"] = (float(statuses["no_answer"]), n)
         if len(values) < n:
@@ -186,63 +370,44 @@ class RewardSet:
         return metrics
 
 
-def _lacks(function: UserFunction, columns: Iterable[str]) -> bool:
-    have = set(columns)
-    return not function.verl and any(name not in have for name in function.required)
-
-
-def _grade_group(reward: Reward, group: Group) -> list[Verdict]:
-    """A built-in's verdicts on one group."""
-    kind = KINDS[reward.kind]
-    found = kind.gold(group.prompt.columns)
-    if found is None:
-        return [NOT_APPLICABLE] * len(group.completions)
-    gold, row = found
-    verdicts = []
-    for completion in group.completions:
-        from_completion = {"length": len(completion)} if "length" in kind.from_row else {}
-        verdicts.append(graded(kind, completion.text, gold, {**reward.args, **row, **from_completion}))
-    return verdicts
-
-
-def _spread(function: UserFunction, groups: Sequence[Group], returned: Returned) -> list[list[Verdict]]:
-    """A function's flat values back in groups; rows that it was not called for are not applicable."""
-    values = iter(returned.values)
-    each = returned.seconds / max(len(returned.values), 1)
+def _unused(config: RewardConfig) -> list[str]:
+    """Settings of functions that something else has been given."""
+    if not config.model and is_file_spec(config.name):
+        return []
+    defaults = {"calls": "step", "timeout_s": FUNCTION_SECONDS, "on_failure": "abort"}
+    what = "a reward model" if config.model else "a built-in kind, which has limits of its own"
     return [
-        [
-            NOT_APPLICABLE if not served or (value := next(values)) is None else Verdict(value, seconds=each)
-            for _ in group.completions
-        ]
-        for group in groups
-        for served in [function.applies(group.prompt)]
+        f"{key}: got {getattr(config, key)!r}, but it is for functions in files; this is {what}: leave it out"
+        for key, default in defaults.items()
+        if getattr(config, key) != default
     ]
 
 
-def _combined(rewards: Sequence[Reward], verdicts: Sequence[Sequence[Verdict]], count: int) -> tuple[Score, ...]:
-    """One Score per completion from ``verdicts[reward][completion]``; the rule is in ``RewardSet``."""
-    means: list[float | None] = []
-    for row in verdicts:
-        numbers = [verdict.score for verdict in row if verdict.score is not None]
-        means.append(sum(numbers) / len(numbers) if numbers else None)
-    scores = []
-    for i in range(count):
-        column = [row[i] for row in verdicts]
-        failed = [v for v, r in zip(column, rewards, strict=True) if v.status in _FAILED and r.weight != 0]
-        terms = [
-            reward.weight * (verdict.score if verdict.score is not None else mean)
-            for reward, verdict, mean in zip(rewards, column, means, strict=True)
-            if mean is not None
-        ]
-        judged = [verdict for verdict in column if verdict.score is not None]
-        status = failed[0].status if failed else judged[0].status if judged else column[0].status
-        scores.append(
-            Score(
-                value=sum(terms) if judged and not failed else None,
-                status=status,
-                parts={reward.name: verdict.score for reward, verdict in zip(rewards, column, strict=True)},
-                extracted=next((v.extracted for v in column if v.extracted is not None), None),
-                seconds=sum(v.seconds for v in column),
+def _set_problems(configs: Sequence[RewardConfig], loaded: Sequence[Reward]) -> list[str]:
+    """What is wrong with the rewards together."""
+    if not configs:
+        return [f"rewards: none given; built in are {', '.join(KINDS)}, or path/to/file.py:function"]
+    problems = []
+    if all(config.weight == 0 for config in configs):
+        problems.append("rewards: every weight is 0, so that nothing could be learned; give one a weight")
+    if all(config.gate for config in configs) and len(configs) > 1:
+        problems.append("rewards: every reward is a gate, so that there is nothing that they let through")
+    names = [reward.name for reward in loaded]
+    for i, reward in enumerate(loaded):
+        others = [name for name in names if name != reward.name]
+        if reward.verify_with and reward.verify_with not in others:
+            problems.append(
+                f"rewards[{i}].verify_with: got {reward.verify_with!r}, accepts another reward of this recipe: "
+                f"{', '.join(others) or 'there is none; add one, with weight = 0 if it is only to be watched'}"
             )
-        )
-    return tuple(scores)
+    return problems
+
+
+def _after(reward: Reward) -> bool:
+    """Whether a built-in asks what another reward said."""
+    return reward.function is None and reward.model is None and "correct" in KINDS[reward.kind].from_row
+
+
+def _lacks(function: UserFunction, columns: Iterable[str]) -> bool:
+    have = set(columns)
+    return not function.verl and any(name not in have for name in function.required)

@@ -3,32 +3,26 @@
 TRL: ``f(prompts, completions, completion_ids=..., **columns) -> list[float | None]`` is called once with all
 completions of a step. verl: ``compute_score(data_source, solution_str, ground_truth, extra_info)`` is called per
 completion. The form is recognised by the parameters' names, and a function gets only the keywords that it accepts.
+Here a function is read and described; ``session`` calls it, ``process`` does so in a process of its own.
 """
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import inspect
-import threading
-import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from ..errors import ConfigError, RewardError, nearest
+from ..errors import ConfigError, nearest
 from ..types import Prompt
 from .builtin import first_column
-from .isolation import importable, preserved_state
-from .loading import describe, load_function, where
-from .returned import as_list, as_number, discard, verl_score
+from .loading import load_function
 from .verdict import shown
 
 OFFERED = ("prompts", "completions", "completion_ids", "trainer_state")  # by us, in TRL's form
 NOT_OFFERED = ("log_extra", "log_metric", "environments")  # TRL's trainer has them; here they must have defaults
-SEARCH_SECONDS = 10.0  # spent on finding the sample that made a function raise
 VERL = ("data_source", "solution_str", "ground_truth", "extra_info")
 
 
@@ -38,7 +32,8 @@ class Sample:
 
     prompt: Prompt
     text: str
-    token_ids: Iterable[int]  # (T,)
+    token_ids: Iterable[int]  # (T,), or empty where the function does not read them
+    length: int = 0  # T
 
     def __str__(self) -> str:
         return f"prompt {self.prompt.uid!r}, completion {shown(self.text)!r}"
@@ -46,10 +41,9 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class UserFunction:
-    """A loaded function. ``accepts`` is None when it takes any keyword; ``required`` are columns it cannot do without;
-    ``positional`` are parameters that can only be given by position."""
+    """What is known of a loaded function without having it. ``accepts`` is None when it takes any keyword;
+    ``required`` are columns it cannot do without; ``positional`` are parameters that can only be given by position."""
 
-    function: Callable[..., Any]
     name: str
     file: Path
     args: Mapping[str, Any]
@@ -57,10 +51,17 @@ class UserFunction:
     accepts: frozenset[str] | None
     required: tuple[str, ...]
     positional: tuple[str, ...] = ()
+    is_async: bool = False
+    index: int = field(default=0, compare=False)  # its place in the session that loaded it
 
     @property
     def who(self) -> str:
         return f"reward {self.name!r} ({self.file})"
+
+    @property
+    def reads_tokens(self) -> bool:
+        """Whether completions' token ids may reach it."""
+        return not self.verl and (self.accepts is None or "completion_ids" in self.accepts)
 
     def applies(self, prompt: Prompt) -> bool:
         """Whether the row has what the function cannot do without."""
@@ -78,17 +79,19 @@ class UserFunction:
         close = nearest(absent[0], columns) if absent else ""
         return f"needs column {', '.join(map(repr, absent))}{close}, which no row has; columns: {have}"
 
-    def invoke(self, samples: Sequence[Sample], *, step: int) -> Any:
-        """Calls the function; the result is raw, and may be something to await. Its own errors come through."""
-        if self.verl:
-            return [self._call(self._verl_keywords(sample)) for sample in samples]
-        return self._call(self._trl_keywords(samples, step))
+    def call(self, function: Callable[..., Any], samples: Sequence[Sample], *, step: int) -> Any:
+        """``function`` called in TRL's form; the result is raw, and may be something to await."""
+        return self._call(function, self._trl_keywords(samples, step))
 
-    def _call(self, keywords: dict[str, Any]) -> Any:
+    def call_one(self, function: Callable[..., Any], sample: Sample) -> Any:
+        """``function`` called in verl's form."""
+        return self._call(function, self._verl_keywords(sample))
+
+    def _call(self, function: Callable[..., Any], keywords: dict[str, Any]) -> Any:
         if self.accepts is not None:
             keywords = {name: value for name, value in keywords.items() if name in self.accepts}
         leading = [keywords.pop(name) for name in self.positional if name in keywords]
-        return self.function(*leading, **keywords)
+        return function(*leading, **keywords)
 
     def _trl_keywords(self, samples: Sequence[Sample], step: int) -> dict[str, Any]:
         names = dict.fromkeys(name for sample in samples for name in sample.prompt.columns)
@@ -125,8 +128,11 @@ def _as_completion(sample: Sample) -> Any:
 # Loading
 
 
-def load(spec: str, args: Mapping[str, Any], modules: dict[Path, ModuleType] | None = None) -> UserFunction:
-    """``path/to/file.py:function`` with its keyword arguments; raises ConfigError with every problem found."""
+def load(
+    spec: str, args: Mapping[str, Any], modules: dict[Path, ModuleType], *, index: int = 0
+) -> tuple[UserFunction, Callable[..., Any]]:
+    """``path/to/file.py:function`` with its keyword arguments, described and itself; its file is run, once for all
+    that share ``modules``. Raises ConfigError with every problem found."""
     function, path, name = load_function(spec, modules)
     try:
         parameters = inspect.signature(function).parameters
@@ -136,6 +142,35 @@ def load(spec: str, args: Mapping[str, Any], modules: dict[Path, ModuleType] | N
     named = {n: p for n, p in parameters.items() if p.kind not in (kinds.VAR_POSITIONAL, kinds.VAR_KEYWORD)}
     any_keyword = any(p.kind is kinds.VAR_KEYWORD for p in parameters.values())
     verl = {"solution_str", "ground_truth"} <= set(named)
+    needed = [n for n, p in named.items() if p.default is kinds.empty and n not in args]
+    if problems := _problems(name, list(parameters), named, args, needed, verl=verl, any_keyword=any_keyword):
+        raise ConfigError([f"{path}: {problem}" for problem in problems])
+    called = getattr(function, "__call__", None)  # noqa: B004 (of an object that is async when called)
+    described = UserFunction(
+        name=name,
+        file=path,
+        args=dict(args),
+        verl=verl,
+        accepts=None if any_keyword else frozenset(named),
+        required=("ground_truth",) if verl else tuple(n for n in needed if n not in OFFERED),
+        positional=tuple(n for n, p in named.items() if p.kind is kinds.POSITIONAL_ONLY),
+        is_async=inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(called),
+        index=index,
+    )
+    return described, function
+
+
+def _problems(
+    name: str,
+    parameters: list[str],
+    named: Mapping[str, inspect.Parameter],
+    args: Mapping[str, Any],
+    needed: list[str],
+    *,
+    verl: bool,
+    any_keyword: bool,
+) -> list[str]:
+    """Why a function with these parameters cannot be a reward, or not with these arguments."""
     offered = VERL if verl else OFFERED
     problems = []
     for key in args:
@@ -145,7 +180,6 @@ def load(spec: str, args: Mapping[str, Any], modules: dict[Path, ModuleType] | N
             settable = [n for n in named if n not in offered]
             takes = f"it takes {', '.join(settable)}" if settable else "it takes no arguments of its own"
             problems.append(f"args.{key}: {name}() has no such parameter{nearest(key, settable)}; {takes}")
-    needed = [n for n, p in named.items() if p.default is kinds.empty and n not in args]
     if not verl and "completions" not in named and not any_keyword:
         problems.append(
             f"{name}({', '.join(parameters)}) takes neither `completions` (TRL: f(prompts, completions, **columns)) "
@@ -164,134 +198,4 @@ def load(spec: str, args: Mapping[str, Any], modules: dict[Path, ModuleType] | N
             for n in needed
             if n in NOT_OFFERED
         ]
-    if problems:
-        raise ConfigError([f"{path}: {problem}" for problem in problems])
-    return UserFunction(
-        function=function,
-        name=name,
-        file=path,
-        args=dict(args),
-        verl=verl,
-        accepts=None if any_keyword else frozenset(named),
-        required=("ground_truth",) if verl else tuple(n for n in needed if n not in OFFERED),
-        positional=tuple(n for n, p in named.items() if p.kind is kinds.POSITIONAL_ONLY),
-    )
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# Calling
-
-
-@dataclass(frozen=True, slots=True)
-class Returned:
-    """What one function gave for its samples, checked, and how long it took in all."""
-
-    values: list[float | None]
-    seconds: float
-
-
-def call_all(calls: Sequence[tuple[UserFunction, Sequence[Sample]]], *, step: int = 0) -> list[Returned]:
-    """Calls every function with its samples: sync ones one after another, async ones together on one event loop.
-
-    Process-wide state that they change is put back. Raises RewardError, naming function and sample, when one raises
-    or returns something else than one finite number or None per completion.
-    """
-    with preserved_state(), contextlib.ExitStack() as stack:
-        for folder in dict.fromkeys(function.file.parent for function, _ in calls):
-            stack.enter_context(importable(folder))
-        results: list[tuple[Any, float]] = []
-        pending: dict[int, Awaitable[Any]] = {}
-        for i, (function, samples) in enumerate(calls):
-            start = time.perf_counter()
-            try:
-                raw = function.invoke(samples, step=step) if samples else []
-            except (Exception, SystemExit) as error:
-                discard([*pending.values(), *(earlier for earlier, _ in results)])
-                raise _raised(function, samples, error, step) from error
-            results.append((raw, time.perf_counter() - start))
-            if inspect.isawaitable(raw):
-                pending[i] = raw
-            elif function.verl and any(map(inspect.isawaitable, raw)):
-                pending[i] = _each(raw)
-        if pending:
-            for i, (value, seconds) in zip(pending, run_together(list(pending.values())), strict=True):
-                results[i] = (value, results[i][1] + seconds)
-        checked = []
-        for (function, samples), (raw, seconds) in zip(calls, results, strict=True):
-            if isinstance(raw, _Failed):
-                raise _raised(function, samples, raw.error, step) from raw.error
-            checked.append(Returned(_checked(function, samples, raw), seconds))
-        return checked
-
-
-def _checked(function: UserFunction, samples: Sequence[Sample], raw: Any) -> list[float | None]:
-    read = verl_score if function.verl else as_number
-    values = as_list(raw, count=len(samples), who=function.who)
-    try:
-        return [read(v, who=function.who, sample=str(s)) for v, s in zip(values, samples, strict=True)]
-    except RewardError:
-        discard(values)
-        raise
-
-
-@dataclass(frozen=True, slots=True)
-class _Failed:
-    error: BaseException
-
-
-def run_together(awaitables: Sequence[Awaitable[Any]]) -> list[tuple[Any, float]]:
-    """Results and seconds of all ``awaitables``, run concurrently; one that raises gives its error as a value.
-
-    Works from a thread whose event loop is already running (a notebook) as well: then in a thread of its own.
-    """
-
-    async def timed(awaitable: Awaitable[Any]) -> tuple[Any, float]:
-        start = time.perf_counter()
-        try:
-            value = await awaitable
-        except (Exception, SystemExit) as error:
-            value = _Failed(error)
-        return value, time.perf_counter() - start
-
-    async def together() -> list[tuple[Any, float]]:
-        return list(await asyncio.gather(*map(timed, awaitables)))
-
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.run(together())
-    outcome: list[Any] = []
-    thread = threading.Thread(target=lambda: outcome.append(asyncio.run(together())), name="trew-rewards")
-    thread.start()
-    thread.join()
-    return outcome[0]
-
-
-async def _each(values: Sequence[Any]) -> list[Any]:
-    """verl's form, async: one coroutine per completion, together."""
-
-    async def plain(value: Any) -> Any:
-        return await value if inspect.isawaitable(value) else value
-
-    return list(await asyncio.gather(*map(plain, values)))
-
-
-def _raised(function: UserFunction, samples: Sequence[Sample], error: BaseException, step: int) -> RewardError:
-    """The error of a call as a RewardError that names the sample, which is looked for by calling with one at a time."""
-    place = f"reward {function.name!r} ({where(error, function.file)}) raised {describe(error)}"
-    start = time.monotonic()
-    for sample in samples:
-        if time.monotonic() - start > SEARCH_SECONDS:
-            return RewardError(f"{place}; which of its {len(samples)} completions it was could not be found quickly")
-        try:
-            raw = function.invoke([sample], step=step)
-            if function.verl:
-                raw = _each(raw)
-            if inspect.isawaitable(raw):
-                [(raw, _)] = run_together([raw])
-        except (Exception, SystemExit):
-            return RewardError(f"{place}; for {sample}")
-        if isinstance(raw, _Failed):
-            return RewardError(f"{place}; for {sample}")
-    uids = ", ".join(dict.fromkeys(repr(s.prompt.uid) for s in samples))
-    return RewardError(f"{place}; only for all {len(samples)} completions together, for none alone (prompts {uids})")
+    return problems

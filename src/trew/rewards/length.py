@@ -1,7 +1,9 @@
-"""Rewards that look at a completion's length alone."""
+"""Rewards that look at a completion's tokens and not at what they say: how many there are, how many repeat."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 from .verdict import Verdict
@@ -29,3 +31,73 @@ def grade_soft_overlong(
     """``soft_overlong`` as a reward; ``completion`` and ``gold`` are not looked at."""
     value = soft_overlong(length, max_completion_len=max_completion_len, soft_punish_cache=soft_punish_cache)
     return Verdict(value, "scored", None, f"{length} tokens")
+
+
+def cosine(
+    length: int,
+    *,
+    correct: bool,
+    max_len: int,
+    min_value_wrong: float = -1.0,
+    max_value_wrong: float = -0.5,
+    min_value_correct: float = 0.5,
+    max_value_correct: float = 1.0,
+) -> float:
+    """The cosine length reward (arXiv 2502.03373, appendix C.1), in tokens; its value stays put beyond ``max_len``.
+
+    With t = min(``length`` / ``max_len``, 1), from ``a`` for the shortest to ``b`` for the longest completion::
+
+        b + (a - b) (1 + cos(π t)) / 2,   (a, b) = (max_value_correct, min_value_correct) for a right answer,
+                                                   (min_value_wrong, max_value_wrong) for a wrong one
+
+    A right answer is worth more the shorter it is; a wrong one costs more the shorter it is.
+
+    >>> [round(cosine(n, correct=True, max_len=100), 4) for n in (0, 25, 50, 100, 150)]
+    [1.0, 0.9268, 0.75, 0.5, 0.5]
+    >>> [round(cosine(n, correct=False, max_len=100), 4) for n in (0, 25, 50, 100, 150)]
+    [-1.0, -0.9268, -0.75, -0.5, -0.5]
+    """
+    if correct:
+        shortest, longest = max_value_correct, min_value_correct
+    else:
+        shortest, longest = min_value_wrong, max_value_wrong
+    part = min(length / max_len, 1.0)
+    return longest + 0.5 * (shortest - longest) * (1.0 + math.cos(part * math.pi))
+
+
+def grade_cosine(
+    completion: str, gold: Any = None, *, length: int, correct: bool, max_len: int, **values: float
+) -> Verdict:
+    """``cosine`` as a reward; ``completion`` and ``gold`` are not looked at."""
+    value = cosine(length, correct=correct, max_len=max_len, **values)
+    return Verdict(value, "scored", None, f"{'right' if correct else 'wrong'}, {length} tokens")
+
+
+def repeated_share(token_ids: Sequence[int], *, ngram_size: int) -> float:
+    """The share of n-grams of tokens that occurred before: 1 - different / all; 0 for fewer tokens than one n-gram.
+
+    >>> repeated_share([1, 2, 1, 2, 1, 2], ngram_size=2), repeated_share([1, 2, 3], ngram_size=4)
+    (0.6, 0.0)
+    """
+    ids = [int(token) for token in token_ids]
+    count = len(ids) - ngram_size + 1
+    if count < 1:
+        return 0.0
+    different = len(set(zip(*(ids[i : i + count] for i in range(ngram_size)), strict=True)))
+    return 1.0 - different / count
+
+
+def grade_repetition(
+    completion: str, gold: Any = None, *, token_ids: Sequence[int], ngram_size: int = 3, max_penalty: float = -1.0
+) -> Verdict:
+    """A penalty of up to ``max_penalty`` for repeated n-grams (arXiv 2502.03373, appendix C.2, as in open-r1 and TRL).
+
+    The value is -|max_penalty| times ``repeated_share``, so that 1 and -1 mean the same. Counted in tokens.
+
+    >>> grade_repetition("", token_ids=[1, 2, 1, 2, 1, 2], ngram_size=2, max_penalty=-0.5).score
+    -0.3
+    """
+    share = repeated_share(token_ids, ngram_size=ngram_size)
+    return Verdict(
+        -abs(max_penalty) * share if share else 0.0, "scored", None, f"{share:.1%} of {ngram_size}-grams repeat"
+    )

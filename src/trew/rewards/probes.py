@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Any
+from typing import Any, Literal
 
-from . import arithmetic, countdown, gsm8k, layout, length
+from . import arithmetic, code_rows, countdown, gsm8k, layout, length
 from .builtin import KINDS
+from .maths.grade import self_answer as boxed
 from .numbers import parse_gold
 
 SOLVABLE = 5  # numbers of a Countdown row for which a solution is searched
+HOSTILE = 100_000  # characters of a hostile text
+
+Family = Literal["right", "mutation", "wrapper", "hostile"]
+"""``right``: the gold, a solution. ``mutation``: a right answer with one thing changed, and other wrong ones.
+``wrapper``: a right answer in a form that must not matter. ``hostile``: texts made to hang or to crash a grader."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +29,7 @@ class Probe:
     text: str
     score: float
     tokens: int = 0
+    family: Family = "mutation"
 
 
 def probes(kind: str, columns: Mapping[str, Any], args: Mapping[str, Any]) -> list[Probe]:
@@ -30,22 +38,67 @@ def probes(kind: str, columns: Mapping[str, Any], args: Mapping[str, Any]) -> li
     if found is None:
         return []
     gold, row = found
+    if kind == "soft_overlong":
+        limits = {name: args[name] for name in ("max_completion_len", "soft_punish_cache")}
+        most, cache = limits["max_completion_len"], limits["soft_punish_cache"]
+        lengths = (0, most - cache, most - cache // 2, most, most + 1)
+        return [Probe(f"{n} tokens", "x", length.soft_overlong(n, **limits), n) for n in lengths]
+    if kind == "repetition":
+        return list(_repetition_probes(args.get("ngram_size", 3), abs(args.get("max_penalty", -1.0))))
     if kind in ("gsm8k", "arithmetic"):
         made = list(_number_probes(kind, gold))
-        return [_thought(p) for p in made] if args.get("thinking") else made
-    if kind == "countdown":
+    elif kind == "countdown":
         made = list(_countdown_probes(countdown.parse_puzzle(gold, **row), require_all=args.get("require_all", True)))
-        return [_thought(p) for p in made] if args.get("thinking") else made
-    if kind == "format":
-        return list(_format_probes(args.get("template", layout.THINK_ANSWER), args.get("prefilled", "")))
-    limits = {name: args[name] for name in ("max_completion_len", "soft_punish_cache")}
-    most, cache = limits["max_completion_len"], limits["soft_punish_cache"]
-    lengths = (0, most - cache, most - cache // 2, most, most + 1)
-    return [Probe(f"{n} tokens", "x", length.soft_overlong(n, **limits), n) for n in lengths]
+    elif kind == "format":
+        made = list(_format_probes(args.get("template", layout.THINK_ANSWER), args.get("prefilled", "")))
+    elif kind == "math":
+        made = list(_math_probes(gold, boxes=args.get("require_boxed", True)))
+    elif kind in ("code_stdin", "code_func"):
+        answers = code_rows.known_answers(kind, gold, row)
+        made = [Probe(what, text, score, family="right" if score == 1 else "mutation") for what, text, score in answers]
+    else:
+        made = list(_own_answer(kind, gold))
+    made = [replace(p, family="right") if p.score == 1 and p.family == "mutation" else p for p in made]
+    return [_thought(p) for p in made] if args.get("thinking") else made
+
+
+def hostile(kind: str, columns: Mapping[str, Any], args: Mapping[str, Any]) -> list[Probe]:
+    """Texts that must score 0 in bounded time, whatever the row's gold; none for kinds that do not read text."""
+    if KINDS[kind].gold(columns) is None or kind in ("soft_overlong", "repetition", "cosine"):
+        return []
+    n = HOSTILE
+    texts = {
+        "NULs": "\0" * n,
+        "lone surrogates": "\ud800" * n,
+        "digits without end": "#### " + "9" * n + " <answer>" + "9" * n + "</answer> \\boxed{" + "9" * n + "}",
+        "opening brackets": "(" * n + "\\boxed{" + "(" * n,
+        "boxes inside boxes": "\\boxed{" * (n // 7),
+        "fractions inside fractions": "\\boxed{" + "\\frac{1}{" * (n // 20) + "2" + "}" * (n // 20) + "}",
+        "towers of powers": "#### 9**9**9**9 <answer>9**9**9**9</answer> \\boxed{9^{9^{9^{9}}}}",
+        "factorials of factorials": "#### 9!!!! <answer>9!!!!</answer> \\boxed{((((9!)!)!)!)!}",
+        "tags without end": "<answer>" * (n // 8) + "<think>" * (n // 7),
+        "fences without end": "```python\n" * (n // 10),
+        "commas": "#### " + "1," * (n // 2) + " \\boxed{" + "1," * (n // 2) + "}",
+        "white space": " \n\t" * (n // 3),
+        "not a number": "#### nan <answer>inf</answer> \\boxed{nan}",
+        "marks that turn the text around": "#### \u202e27 <answer>\u202e27</answer> \\boxed{\u202e27}\u202e",
+    }
+    made = [Probe(what, text, 0.0, family="hostile") for what, text in texts.items()]
+    return [_thought(p) for p in made] if args.get("thinking") else made
 
 
 def _thought(probe: Probe) -> Probe:
-    return Probe(probe.what, "so</think>" + probe.text, probe.score)
+    return replace(probe, text="so</think>" + probe.text)
+
+
+def _own_answer(kind: str, gold: Any) -> Iterator[Probe]:
+    """What can be said of any kind that can answer with its gold."""
+    answer = KINDS[kind].self_answer
+    if answer is None or KINDS[kind].row_problem(gold, {}):
+        return
+    yield Probe("the gold itself", answer(gold), 1.0)
+    yield Probe("nothing", "", 0.0)
+    yield Probe("the gold inside an unfinished thought", f"<think>{answer(gold)}", 0.0)
 
 
 def _number_probes(kind: str, gold: Any) -> Iterator[Probe]:
@@ -60,10 +113,101 @@ def _number_probes(kind: str, gold: Any) -> Iterator[Probe]:
     if value:
         yield Probe("the gold with the other sign", f"{mark}{_decimal(-value)}", 0.0)
         yield Probe("ten times the gold", f"{mark}{_decimal(value * 10)}", 0.0)
+        yield Probe("the gold with one digit changed", f"{mark}{_other_digit(value)}", 0.0)
     yield Probe("the gold or another number", f"{mark}{_decimal(value)} or {_decimal(value + 1)}", 0.0)
     yield Probe("another number or the gold", f"{mark}{_decimal(value + 1)} or {_decimal(value)}", 0.0)
     yield Probe("the gold inside an unfinished thought", f"<think>{right}", 0.0)
     yield Probe("nothing", "", 0.0)
+    text = right.rpartition("#### ")[2]
+    for what, form in _wrapped(text):
+        yield Probe(what, f"{mark}{form}", 1.0, family="wrapper")
+
+
+def _wrapped(text: str) -> Iterator[tuple[str, str]]:
+    """A number in forms that must not matter."""
+    yield "with white space", f"  {text} \n"
+    yield "between dollars", f"${text}$"
+    yield "in a box", f"\\boxed{{{text}}}"
+    yield "in bold", f"**{text}**"
+    yield "with a full stop", f"{text}."
+    if re.fullmatch(r"[-+]?[0-9]+", text):
+        yield "with trailing zeros", f"{text}.00"
+    elif re.fullmatch(r"[-+]?[0-9]*\.[0-9]+", text):
+        yield "with trailing zeros", f"{text}00"
+
+
+def _other_digit(value: Fraction) -> str:
+    """
+    >>> _other_digit(Fraction(72)), _other_digit(Fraction(-5, 2))
+    ('82', '-3.5')
+    """
+    text = _decimal(value)
+    at = next(i for i, ch in enumerate(text) if ch.isdigit() and ch != "0")
+    return f"{text[:at]}{(int(text[at]) + 1) if text[at] != '9' else 8}{text[at + 1 :]}"
+
+
+FORMS = ("{}", "#### {}", "\\boxed{{{}}}", "<answer>{}</answer>", "The answer is {}.")
+"""How an answer may be written for a function of unknown taste."""
+
+
+def changed(value: Fraction, *, form: str) -> list[str]:
+    """A number in a form, and then the same with one thing changed.
+
+    >>> changed(Fraction(72), form="#### {}")
+    ['#### 72', '#### 73', '#### -72', '#### 720', '#### 82', '#### 72 or 73']
+    """
+    made = [_decimal(value), _decimal(value + 1)]
+    if value:
+        made += [_decimal(-value), _decimal(value * 10), _other_digit(value)]
+    return [form.format(text) for text in dict.fromkeys([*made, f"{made[0]} or {made[1]}"])]
+
+
+def _math_probes(gold: Any, *, boxes: bool) -> Iterator[Probe]:
+    r"""Answers around the gold of ``math``.
+
+    >>> [p.text for p in _math_probes("[1,2)", boxes=True) if p.what in ("the ends exchanged", "another kind of end")]
+    ['\\boxed{[2,1)}', '\\boxed{(1,2]}']
+    """
+    right = boxed(gold)
+    inner = right[len("\\boxed{") : -1]
+    yield Probe("the gold itself", right, 1.0)
+    yield Probe("the gold itself after another answer", f"\\boxed{{0}} no: {right}", 1.0)
+    yield Probe("the gold itself after a finished thought", f"<think>\\boxed{{0}}</think>{right}", 1.0)
+    yield Probe("with white space", f"\\boxed{{  {inner} }}\n", 1.0, family="wrapper")
+    yield Probe("between dollars", f"${right}$", 1.0, family="wrapper")
+    yield Probe("dollars in the box", f"\\boxed{{${inner.strip('$')}$}}", 1.0, family="wrapper")
+    yield Probe("the gold inside an unfinished thought", f"<think>{right}", 0.0)
+    yield Probe("another answer after the gold", f"{right} or rather \\boxed{{123456789}}", 0.0)
+    yield Probe("the gold or another number", f"\\boxed{{{inner} \\text{{ or }} 123456789}}", 0.0)
+    yield Probe("nothing", "", 0.0)
+    yield Probe("an empty box", "\\boxed{}", 0.0)
+    if boxes:
+        yield Probe("the gold without a box", inner, 0.0)
+    value = parse_gold(inner) if re.fullmatch(r"[-+0-9.,/ ]+", inner) else None
+    if value is not None and "," not in inner:
+        yield Probe("the gold + 1", f"\\boxed{{{_decimal(value + 1)}}}", 0.0)
+        if value:
+            yield Probe("the gold with the other sign", f"\\boxed{{{_decimal(-value)}}}", 0.0)
+            yield Probe("ten times the gold", f"\\boxed{{{_decimal(value * 10)}}}", 0.0)
+            yield Probe("the gold with one digit changed", f"\\boxed{{{_other_digit(value)}}}", 0.0)
+        if re.fullmatch(r"[-+]?[0-9]+", inner):
+            yield Probe("with trailing zeros", f"\\boxed{{{inner}.00}}", 1.0, family="wrapper")
+    pair = re.fullmatch(r"([(\[])\s*([-+]?[0-9]+)\s*,\s*([-+]?[0-9]+)\s*([)\]])", inner)
+    if pair and pair[2] != pair[3]:
+        left, a, b, end = pair.groups()
+        yield Probe("the ends exchanged", f"\\boxed{{{left}{b},{a}{end}}}", 0.0)
+        ends = ("[", ")"), ("(", "]")
+        if (left, end) in ends:
+            other = ends[1 - ends.index((left, end))]
+            yield Probe("another kind of end", f"\\boxed{{{other[0]}{a},{b}{other[1]}}}", 0.0)
+
+
+def _repetition_probes(size: int, most: float) -> Iterator[Probe]:
+    """Made completions consist of one token again and again: of n - size + 1 n-grams one is new."""
+    for n in (0, 1, size, size + 1, size + 9):
+        grams = n - size + 1
+        share = 1 - 1 / grams if grams > 1 else 0.0
+        yield Probe(f"{n} times the same token", "x", -most * share if share else 0.0, n)
 
 
 def _decimal(value: Fraction) -> str:
@@ -89,6 +233,7 @@ def _countdown_probes(puzzle: Any, *, require_all: bool) -> Iterator[Probe]:
     solution = solve(numbers, target) if len(numbers) <= SOLVABLE and target.denominator == 1 else None
     if solution is not None:
         yield Probe("a solution", f"<answer>{solution}</answer>", 1.0)
+        yield Probe("a solution with white space", f"<answer> {solution} </answer>\n", 1.0, family="wrapper")
         yield Probe("a solution without its tags", solution, 0.0)
         yield Probe("a solution inside an unfinished thought", f"<think><answer>{solution}</answer>", 0.0)
         yield Probe("a solution with an equals sign", f"<answer>{solution} = {target}</answer>", 0.0)
@@ -147,3 +292,6 @@ def _format_probes(template: str, prefilled: str) -> Iterator[Probe]:
     if (upper := full.upper()) != full:
         yield Probe("the tags in capitals", upper, 0.0)
     yield Probe("plain text", "x", 0.0)
+    if "\n" in full or "><" in full:
+        spaced = full.replace("><", ">\n\n<")
+        yield Probe("with white space between the blocks", f"\n{spaced}\n", 1.0, family="wrapper")

@@ -1,21 +1,35 @@
-"""Tries one reward on data: known answers, repeats, dependence on the batch, time (``trew rewards test``)."""
+"""Tries one reward on data: known answers, hostile ones, repeats, threads, processes, time (``trew rewards test``)."""
 
 from __future__ import annotations
 
 import statistics
+import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from ..types import Completion, Group, Prompt, ScoredGroup
+from ..config import RewardConfig
+from ..errors import RewardError
+from ..types import Completion, Group, Prompt, Score, ScoredGroup
 from .builtin import first_column
 from .combine import RewardSet
-from .probes import Probe, probes
+from .numbers import parse_gold
+from .probes import FORMS, Family, Probe, changed, hostile, probes
+from .process import Process
 from .returned import short
 
 REPEATS = 3
-ALONE = 20  # prompts that are scored by themselves as well, to see whether the others matter
+ALONE = 20  # prompts that are scored by themselves, in a thread and in another process as well
+HOSTILE_ROWS = 2  # prompts that hostile texts are tried on
+HOSTILE_SECONDS = 20.0  # one of them may take: the limits of the kinds, and some for a busy machine
+FAMILIES: dict[Family, str] = {
+    "right": "right answers score 1",
+    "mutation": "answers with one thing changed score what they must",
+    "wrapper": "wrappers do not matter",
+    "hostile": "hostile texts score 0 in bounded time",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,36 +54,117 @@ def try_reward(rewards: RewardSet, prompts: Sequence[Prompt], *, limit: int = 20
     )
     if bad:
         return [golds]
-    trial = _try_function if rewards.rewards[0].function else _try_builtin
+    reward = rewards.rewards[0]
+    trial = _try_builtin if reward.function is None and reward.model is None else _try_function
     return [golds, *trial(rewards, prompts[:limit])]
 
 
-def text_group(prompt: Prompt, texts: Sequence[str], *, lengths: Sequence[int] | None = None) -> Group:
-    """A group of completions that no model sampled: they have text and, where given, a length in tokens; no more."""
+def text_group(
+    prompt: Prompt,
+    texts: Sequence[str],
+    *,
+    lengths: Sequence[int] | None = None,
+    token_ids: Sequence[Sequence[int]] | None = None,
+) -> Group:
+    """A group of completions that no model sampled: they have text and, where given, a length in tokens (all of them
+    token 0) or tokens; no more."""
+    tokens = token_ids or [[0] * n for n in lengths or [0] * len(texts)]
     made = []
-    for text, n in zip(texts, lengths or [0] * len(texts), strict=True):
-        none = np.zeros(n, np.float32)
-        made.append(Completion(np.zeros(n, np.int64), np.zeros(n, bool), none, none, none, text, "stop", 0))
+    for text, ids in zip(texts, tokens, strict=True):
+        none = np.zeros(len(ids), np.float32)
+        made.append(Completion(np.asarray(ids, np.int64), none > 0, none, none, none, text, "stop", 0))
     return Group(prompt, np.zeros(0, np.int64), tuple(made))
+
+
+def scored_texts(texts: Sequence[str], values: Sequence[float | None]) -> ScoredGroup:
+    """A scored group that no model sampled; completions are as many tokens long as they have characters."""
+    group = text_group(Prompt("made", text=""), texts, lengths=[len(text) for text in texts])
+    return ScoredGroup(group, tuple(Score(value, "scored" if value is not None else "timeout") for value in values))
+
+
+Made = list[tuple[Prompt, Probe]]
 
 
 def _try_builtin(rewards: RewardSet, prompts: Sequence[Prompt]) -> list[Check]:
     [spec] = rewards.rewards
-    made: list[tuple[Prompt, Probe]] = [(p, x) for p in prompts for x in probes(spec.kind, p.columns, spec.args)]
+    made: Made = [(p, x) for p in prompts for x in probes(spec.kind, p.columns, spec.args)]
     groups = [text_group(prompt, [probe.text], lengths=[probe.tokens]) for prompt, probe in made]
     got, seconds = _repeat(rewards, groups)
-    wrong = [
-        f"{prompt.uid}: {probe.what} ({short(probe.text)}) must score {probe.score:g}, got {values[0]}"
-        for (prompt, probe), values in zip(made, got, strict=True)
-        if any(value != probe.score for value in values)
-    ]
-    right = sum(probe.score == 1 for _, probe in made)
-    numbers = f"{right} right and {len(made) - right} other answers"
+    checks = [_family(family, made, [v[0] for v in got]) for family in FAMILIES if family != "hostile"]
+    if not made:
+        nothing = "no answers could be made for these rows"
+        checks[0] = Check(FAMILIES["right"], False, nothing, (nothing,))
+    attacks: Made = [(p, x) for p in prompts[:HOSTILE_ROWS] for x in hostile(spec.kind, p.columns, spec.args)]
+    if attacks:
+        checks.append(_hostile(rewards, attacks))
+    labels = [f"{prompt.uid}: {probe.what}" for prompt, probe in made]
+    first = {prompt.uid for prompt in prompts[:ALONE]}
+    some = [i for i, (prompt, _) in enumerate(made) if prompt.uid in first]
+    expected = [got[i][0] for i in some]
     return [
-        Check("known answers get their known score", bool(made) and not wrong, numbers, tuple(wrong)),
-        _same(got, [f"{prompt.uid}: {probe.what}" for prompt, probe in made]),
+        *[check for check in checks if check is not None],
+        _same(got, labels),
+        *_elsewhere(rewards, [groups[i] for i in some], expected, [labels[i] for i in some]),
         _time(seconds),
     ]
+
+
+def _family(family: Family, made: Made, values: Sequence[float | None]) -> Check | None:
+    """Whether the probes of one family got the score they must get; None where there are none."""
+    pairs = [(prompt, probe, value) for (prompt, probe), value in zip(made, values, strict=True)
+             if probe.family == family]  # fmt: skip
+    wrong = [
+        f"{prompt.uid}: {probe.what} ({short(probe.text)}) must score {probe.score:g}, got {value}"
+        for prompt, probe, value in pairs
+        if value is None or abs(value - probe.score) > 1e-9
+    ]
+    numbers = f"{len(wrong) or 'none'} wrong of {len(pairs)}"
+    return Check(FAMILIES[family], not wrong, numbers, tuple(wrong)) if pairs else None
+
+
+def _hostile(rewards: RewardSet, attacks: Made) -> Check:
+    """Each attack by itself, so that one is to blame for the time."""
+    values, slow, longest = [], [], 0.0
+    for prompt, probe in attacks:
+        start = time.monotonic()
+        values += values_of(rewards.score([text_group(prompt, [probe.text])]))
+        seconds = time.monotonic() - start
+        longest = max(longest, seconds)
+        if seconds > HOSTILE_SECONDS:
+            slow.append(f"{prompt.uid}: {probe.what} ({short(probe.text)}) took {seconds:.1f} s")
+    check = _family("hostile", attacks, values)
+    assert check is not None
+    numbers = f"{check.numbers}, at most {longest:.2f} s each"
+    return Check(check.what, check.holds and not slow, numbers, (*check.examples, *slow))
+
+
+def _elsewhere(
+    rewards: RewardSet, groups: Sequence[Group], expected: Sequence[float | None], labels: Sequence[str]
+) -> list[Check]:
+    """Whether another thread, and another process with other hashes, judge as this thread did."""
+    found: list[list[float | None]] = []
+    thread = threading.Thread(target=lambda: found.append(values_of(rewards.score(groups))))
+    thread.start()
+    thread.join()
+    checks = [_equal("another thread gives the same", expected, found[0] if found else [], labels)]
+    reward = rewards.rewards[0]
+    if reward.model is not None:
+        return checks
+    other = Process(hash_seed=1)
+    try:
+        config = RewardConfig(name=reward.kind, args=reward.args, calls=reward.calls, timeout_s=reward.timeout_s)
+        again = RewardSet.from_config([config], runner=other)
+        values = values_of(again.score(groups)) if reward.function else again.scores_in(other, groups)
+    finally:
+        other.close()
+    return [*checks, _equal("another process gives the same", expected, values, labels)]
+
+
+def _equal(what: str, expected: Sequence[float | None], values: Sequence[float | None], labels: Sequence[str]) -> Check:
+    if len(values) != len(expected):
+        return Check(what, False, "it failed", ("no values came back",))
+    differ = [f"{n}: {a} here, {b} there" for n, a, b in zip(labels, expected, values, strict=True) if a != b]
+    return Check(what, not differ, _count(differ, "difference", of=f"{len(expected)} answers"), tuple(differ))
 
 
 def _try_function(rewards: RewardSet, prompts: Sequence[Prompt]) -> list[Check]:
@@ -86,14 +181,69 @@ def _try_function(rewards: RewardSet, prompts: Sequence[Prompt]) -> list[Check]:
     seen = sorted({values[0] for values in got if values[0] is not None})
     spread = f"{len(seen)} different, from {seen[0]:g} to {seen[-1]:g}" if seen else "no numbers"
     tried = f"{min(len(groups), ALONE)} prompts"
-    return [
+    checks = [
         Check("values differ between answers", len(seen) > 1, spread),
         _same(got, labels),
         Check(
             "values do not depend on the batch", not differs, _count(differs, "difference", of=tried), tuple(differs)
         ),
-        _time(seconds),
     ]
+    some = sum(len(group.completions) for group in groups[:ALONE])
+    if checks[1].holds and not differs:  # else the next two would only say so again
+        if (credit := _credit(rewards, prompts)) is not None:
+            checks.append(credit)
+        expected = [values[0] for values in got[:some]]
+        checks += _elsewhere(rewards, groups[:ALONE], expected, labels[:some])
+    return [*checks, _withstands(rewards, prompts[:HOSTILE_ROWS]), _time(seconds)]
+
+
+def _credit(rewards: RewardSet, prompts: Sequence[Prompt]) -> Check | None:
+    """Whether answers with one thing changed score less than the gold, in the form that the function likes best.
+
+    None where that cannot be said: golds that are no numbers, and functions that do not care for the answer (the gold
+    and the gold plus one score the same in every form).
+    """
+    rows = [(p, value) for p in prompts if (value := parse_gold(first_column(p.columns))) is not None]
+    tried: list[tuple[Prompt, dict[str, list[str]]]] = [(p, {f: changed(v, form=f) for f in FORMS}) for p, v in rows]
+    groups = [text_group(p, [text for texts in forms.values() for text in texts]) for p, forms in tried]
+    wrong, count = [], 0
+    for (prompt, forms), scored in zip(tried, rewards.score(groups), strict=True):
+        values = iter([score.value for score in scored.scores])
+        by_form = {form: [next(values) for _ in texts] for form, texts in forms.items()}
+        caring = {form: got for form, got in by_form.items() if None not in got[:2] and got[0] > got[1]}  # type: ignore[operator]
+        if not caring:
+            continue
+        form = max(caring, key=lambda f: caring[f][0] or 0.0)
+        gold, *others = caring[form]
+        count += len(others)
+        wrong += [
+            f"{prompt.uid}: {short(text)} scores {value:g}, and the gold ({short(forms[form][0])}) {gold:g}"
+            for text, value in zip(forms[form][1:], others, strict=True)
+            if value is not None and gold is not None and value >= gold
+        ]
+    what = "answers with one thing changed score less than the gold"
+    return Check(what, not wrong, f"{len(wrong) or 'none'} wrong of {count}", tuple(wrong)) if count else None
+
+
+def _withstands(rewards: RewardSet, prompts: Sequence[Prompt]) -> Check:
+    """Whether a function gives numbers (or None) for hostile texts, in bounded time."""
+    what = "hostile texts get a number in bounded time"
+    wrong, count, longest = [], 0, 0.0
+    for prompt in prompts:
+        for probe in hostile("format", prompt.columns, {}):
+            count += 1
+            start = time.monotonic()
+            try:
+                rewards.score([text_group(prompt, [probe.text])])
+            except RewardError as error:
+                wrong.append(f"{prompt.uid}: {probe.what}: {short(str(error))}")
+            seconds = time.monotonic() - start
+            longest = max(longest, seconds)
+            if seconds > HOSTILE_SECONDS:
+                wrong.append(f"{prompt.uid}: {probe.what} took {seconds:.1f} s")
+    return Check(
+        what, not wrong, f"{len(wrong) or 'none'} wrong of {count}, at most {longest:.2f} s each", tuple(wrong)
+    )
 
 
 def _answers(prompt: Prompt) -> list[str]:
@@ -125,7 +275,8 @@ def _time(seconds: Sequence[float]) -> Check:
     if len(seconds) < 2:
         return Check("time per completion", True, "too few to say")
     cuts = statistics.quantiles(seconds, n=100, method="inclusive")
-    return Check("time per completion", True, f"p50 {cuts[49] * 1e3:.3f} ms, p99 {cuts[98] * 1e3:.3f} ms")
+    cost = f"{statistics.fmean(seconds) * 1000:.3g} s per 1,000 completions"
+    return Check("time per completion", True, f"p50 {cuts[49] * 1e3:.3f} ms, p99 {cuts[98] * 1e3:.3f} ms; {cost}")
 
 
 def _count(found: Sequence[str], noun: str, *, of: str) -> str:

@@ -19,7 +19,8 @@ class Verdict:
     ``score`` is None exactly when the completion was *not judged* (``bad_gold``, ``timeout``, ``sandbox_error``,
     ``not_applicable``). A completion that was judged and is wrong (``scored``) or holds no answer (``no_answer``) has
     a number, normally 0. ``extracted`` is the answer that was found, ``detail`` says in words why the score is what
-    it is, ``seconds`` is how long the judgement took.
+    it is, ``seconds`` is how long the judgement took. ``steps`` are (end, value) of the completion's steps, where the
+    reward scores steps; ``end`` counts its tokens, see ``steps``.
 
     >>> Verdict(1.0, "scored", extracted="72").score
     1.0
@@ -30,6 +31,7 @@ class Verdict:
     extracted: str | None = None
     detail: str = ""
     seconds: float = 0.0
+    steps: tuple[tuple[int, float], ...] = ()
 
     def __post_init__(self) -> None:
         if (self.score is None) != (self.status in NOT_JUDGED):

@@ -24,11 +24,14 @@ class Engine(Protocol):
         n: int,
         sampling: Sampling,
         progress: Callable[[int], None] | None = None,
+        on_group: Callable[[int, Group], None] | None = None,
     ) -> list[Group]:
         """``n`` completions for each of ``prompts``, in their order.
 
         A draw depends on (sampling.seed, prompt uid, sample number, position) and the policy alone. ``progress``
-        receives how many more completions are finished. Raises EngineError when a prompt cannot be generated for, or
+        receives how many more completions are finished. ``on_group`` receives the number of a prompt and its group as
+        soon as all its completions are finished, the very object that is returned; an engine that has all groups at
+        once need not call it. Raises EngineError when a prompt cannot be generated for, or
         the model's output is not finite.
         """
         ...

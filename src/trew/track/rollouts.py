@@ -30,6 +30,7 @@ def schema() -> Any:
             "uid": pa.string(),
             "sample": pa.int32(),
             "prompt": pa.string(),
+            "messages": pa.string(),  # a chat prompt's messages as JSON; null where the prompt is plain text
             "completion": pa.string(),
             "columns": pa.string(),  # the rest of the data row, as JSON
             "prompt_ids": pa.list_(pa.int32()),
@@ -39,9 +40,12 @@ def schema() -> Any:
             "sampling_logprobs": floats,
             "entropies": floats,
             "advantages": floats,
+            "step_ends": pa.list_(pa.int32()),  # where rewards score steps: tokens up to and with each step's last
+            "step_scores": pa.list_(pa.float64()),
             "score": pa.float64(),
             "status": pa.string(),
             "parts": pa.map_(pa.string(), pa.float64()),
+            "statuses": pa.map_(pa.string(), pa.string()),
             "extracted": pa.string(),
             "finish_reason": pa.string(),
             "policy_version": pa.int64(),
@@ -78,6 +82,7 @@ def write_rollouts(
             "step": step,
             "uid": _text(group.prompt.uid, hidden),
             "prompt": _text(render(group.prompt), hidden),
+            "messages": _messages(group.prompt, hidden),
             "columns": _text(json.dumps(group.prompt.columns, default=str, ensure_ascii=False), hidden),
             "prompt_ids": np.asarray(group.prompt_ids),
         }
@@ -93,9 +98,12 @@ def write_rollouts(
                     "sampling_logprobs": c.sampling_logprobs,
                     "entropies": c.entropies,
                     "advantages": None if advantages is None else _per_token(advantages[g][i], len(c)),
+                    "step_ends": [end for end, _ in s.steps] or None,
+                    "step_scores": [value for _, value in s.steps] or None,
                     "score": s.value,
                     "status": s.status,
                     "parts": [(_text(k, hidden), v) for k, v in s.parts.items()],
+                    "statuses": [(_text(k, hidden), v) for k, v in s.statuses.items()],
                     "extracted": None if s.extracted is None else _text(s.extracted, hidden),
                     "finish_reason": c.finish_reason,
                     "policy_version": c.policy_version,
@@ -105,6 +113,13 @@ def write_rollouts(
     table = pa.Table.from_pylist(rows, schema=schema())
     write_atomic(path, lambda file: pq.write_table(table, file, compression="zstd"), guard=guard)
     return len(rows)
+
+
+def _messages(prompt: Prompt, hidden: tuple[str, ...]) -> str | None:
+    if prompt.messages is None:
+        return None
+    turns = [{key: _text(value, hidden) for key, value in turn.items()} for turn in prompt.messages]
+    return json.dumps(turns, ensure_ascii=False)
 
 
 def _text(text: str, hidden: tuple[str, ...]) -> str:

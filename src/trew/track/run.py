@@ -1,7 +1,7 @@
 """A run's folder: complete (a report needs nothing else), append-only, readable by public tools, without secrets.
 
 config.toml  metrics.jsonl  rollouts/000001.parquet  evals/000000.parquet  checkpoints/  final/
-summary.json  report.html  events.log  run.lock
+summary.json  report.html  events.log  failed_reward.json  run.lock
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .redaction import redact
 from .rollouts import Advantages, Render, plain_prompt, write_rollouts
 
 _FOLDERS = ("rollouts", "evals", "checkpoints", "final")
-_FILES = ("config.toml", "metrics.jsonl", "summary.json", "report.html", "events.log")
+_FILES = ("config.toml", "metrics.jsonl", "summary.json", "report.html", "events.log", "failed_reward.json")
 _OF_TRACKERS = ("wandb", "tensorboard", "mlflow.db")
 _MEMBERS = frozenset({*_FILES, *_FOLDERS, *_OF_TRACKERS})
 _LOCK = "run.lock"
@@ -187,6 +187,14 @@ class Run:
         """Writes summary.json: the run is finished. Values that are not finite numbers become null."""
         text = json.dumps(redact(_plain(summary)), indent=2, allow_nan=False) + "\n"
         write_atomic(self.folder / "summary.json", lambda f: f.write(text.encode()))
+
+    def write_failure(self, evidence: Mapping[str, Any]) -> Path:
+        """Writes failed_reward.json: the completions that a reward failed for, and its traceback."""
+        path = self.folder / "failed_reward.json"
+        plain = json.loads(json.dumps(evidence, default=str))  # columns may hold what parquet has and JSON does not
+        text = json.dumps(redact(plain), indent=2) + "\n"
+        write_atomic(path, lambda f: f.write(text.encode()))
+        return path
 
     def event(self, text: str) -> None:
         """Appends a dated line to events.log. Best effort: a full disk is reported by the next metrics row."""

@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 from .arithmetic import Arithmetic
+from .base import Task
 from .countdown import Countdown
 from .gsm8k import Gsm8k
+from .humaneval import HumanEval
+from .maths import Math
+from .mbpp import Mbpp
 from .prompts import Prompts
+from .puzzles import Puzzles
 
-TASKS: dict[str, type[Arithmetic] | type[Countdown] | type[Gsm8k] | type[Prompts]] = {
+TASKS: dict[str, type[Task]] = {
     "gsm8k": Gsm8k,
+    "math": Math,
     "arithmetic": Arithmetic,
     "countdown": Countdown,
+    "mbpp": Mbpp,
+    "humaneval": HumanEval,
+    "reasoning-gym": Puzzles,
     "prompts": Prompts,
 }
+
+__all__ = ["TASKS", "Arithmetic", "Countdown", "Gsm8k", "HumanEval", "Math", "Mbpp", "Prompts", "Puzzles", "Task"]

@@ -18,6 +18,7 @@ from ...errors import DataError, nearest
 from ...types import Prompt
 from ..draws import Permutation
 from ..messages import user_turn
+from .base import Task
 from .forms import Form, Node, parse
 
 TEMPLATE = "What is {expression}? Answer with the number only."
@@ -28,7 +29,7 @@ Numbers = dict[str, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Arithmetic:
+class Arithmetic(Task):
     """Arguments of the task."""
 
     ops: tuple[str, ...] = ("+", "-", "*")  # operators, or forms such as "a + b * c"
@@ -59,6 +60,9 @@ class Arithmetic:
             elif not found:
                 found += _range_problems(f"data.args.ranges.{op!r}", value, parse(op))
         return found
+
+    def makes(self, train: str) -> bool:
+        return True
 
     def rewards(self, prompts: Sequence[Prompt]) -> tuple[RewardConfig, ...]:
         return (RewardConfig(name="arithmetic"),)

@@ -17,6 +17,7 @@ from ...types import Prompt
 from ..draws import Draws
 from ..messages import user_turn
 from ..rows import BadRow, Row, Split, column, require_columns, show, to_prompts
+from .base import Task
 from .forms import OPERATORS, apply
 
 TEMPLATE = (
@@ -28,7 +29,7 @@ _TRIES = 20_000  # draws in a row that bring no new problem before the universe 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Countdown:
+class Countdown(Task):
     """Arguments of the task."""
 
     numbers: tuple[int, ...] = (3, 4)  # how many numbers; one of these per problem
@@ -63,8 +64,11 @@ class Countdown:
             found.append(f"data.args.format_weight: got {self.format_weight}, accepts a number of at least 0")
         return found
 
-    def source(self, train: str) -> str:
-        return train
+    def makes(self, train: str) -> bool:
+        return not train
+
+    def prepared(self, prompt: Prompt) -> dict[str, Any]:
+        return {"uid": prompt.uid, "nums": prompt.columns["nums"], "target": prompt.columns["target"]}
 
     def rewards(self, prompts: Sequence[Prompt]) -> tuple[RewardConfig, ...]:
         answer = RewardConfig(name="countdown")

@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ...config import RewardConfig
+from ...errors import DataError
 from ...types import Prompt
 from ..messages import user_turn
 from ..rows import BadRow, Row, Split, require_columns, show, text_column, to_prompts
 from ..verl import is_verl, parse_row
+from .base import Task
 
 HUB_SOURCE = "openai/gsm8k"
 INSTRUCTION = 'Think step by step, and put the final answer as a number after "####" at the end.'
@@ -22,15 +24,12 @@ _NUMBER = re.compile(r"-?\d+(\.\d+)?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gsm8k:
+class Gsm8k(Task):
     """Arguments of the task."""
 
     instruction: str = INSTRUCTION  # appended to every question; empty = the bare question
     system: str = ""  # a system message; empty = none
     mode: Literal["strict", "flexible"] = "strict"  # of the default reward: after "####", or the last number
-
-    def problems(self) -> list[str]:
-        return []
 
     def source(self, train: str) -> str:
         """The hub's set where no source is given, with the config that holds the problems as published."""
@@ -45,6 +44,15 @@ class Gsm8k:
 
     def rewards(self, prompts: Sequence[Prompt]) -> tuple[RewardConfig, ...]:
         return (RewardConfig(name="gsm8k", args={"mode": self.mode}),)
+
+    def prepared(self, prompt: Prompt) -> dict[str, Any]:
+        columns = prompt.columns
+        if "question" in columns and "answer" in columns:
+            return {name: columns[name] for name in ("question", "answer", "gold")}
+        raise DataError(
+            f"prompt {prompt.uid!r}: has no question and answer of its own (verl's extra_info.question, .answer); "
+            "such rows can be trained on as they are, with data.train"
+        )
 
     def _prompt(self, row: Row, uid: str) -> Prompt:
         question = text_column(row, "question")

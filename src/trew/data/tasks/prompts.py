@@ -10,22 +10,17 @@ from ...types import Prompt
 from ..messages import parse_prompt, user_turn
 from ..rows import BadRow, Row, Split, column, columns_of, require_columns, to_prompts
 from ..verl import is_verl, parse_row
+from .base import Task
 from .gsm8k import HUB_SOURCE as GSM8K_SOURCE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prompts:
+class Prompts(Task):
     """Arguments of the task."""
 
     chat: bool = False  # True: a string prompt becomes a user message; False: it is used as it stands
     system: str = ""  # a system message for chats that have none; empty = none
     instruction: str = ""  # appended to the prompt (of a chat: to its last message); empty = nothing
-
-    def problems(self) -> list[str]:
-        return []
-
-    def source(self, train: str) -> str:
-        return train
 
     def prompts(self, split: Split, *, prompt_column: str = "prompt") -> list[Prompt]:
         """The prompt column as text or messages; every other column is handed to the rewards.

@@ -6,7 +6,7 @@ Everything per token is a tensor over rows; Python looks at single rows when the
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,8 +77,10 @@ class Decoder:
         self.position = torch.zeros(slots, dtype=torch.int64, device=self.device)  # tokens it has
         self.last = torch.zeros(slots, dtype=torch.int64, device=self.device)  # its newest token
 
-    def run(self, progress: Callable[[int], None]) -> list[Finished]:
-        """Decodes everything; ``progress`` gets the number of completions that have just finished."""
+    def run(self, progress: Callable[[int], None]) -> Iterator[int]:
+        """Decodes everything; yields each prompt's number when its last completion has finished. ``progress`` gets the
+        number of completions that have just finished."""
+        missing = [self.n] * len(self.prompt_ids)
         while self.waiting or self.cache.rows:
             before = self.cache.rows
             if self._should_admit():
@@ -88,11 +90,20 @@ class Decoder:
             ended = self._take(logits, first)
             if ended:
                 progress(len(ended))
-                self._drop(ended)
-        tokens, floats = self.tokens_out.cpu().numpy(), self.floats_out.cpu().numpy()
+                for row in self._drop(ended):
+                    missing[row // self.n] -= 1
+                    if not missing[row // self.n]:
+                        yield row // self.n
+
+    def finished(self, prompt: int) -> list[Finished]:
+        """The completions of a prompt that has been yielded."""
+        rows = slice(prompt * self.n, (prompt + 1) * self.n)
+        longest = max(self.lengths[rows])
+        tokens = self.tokens_out[rows, :longest].cpu().numpy()
+        floats = self.floats_out[:, rows, :longest].cpu().numpy()
         return [
-            Finished(tokens[r, :k].copy(), *(floats[i, r, :k].copy() for i in range(3)))
-            for r, k in enumerate(self.lengths)
+            Finished(tokens[i, :k].copy(), *(floats[j, i, :k].copy() for j in range(3)))
+            for i, k in enumerate(self.lengths[rows])
         ]
 
     # ---- rows come in
@@ -228,10 +239,11 @@ class Decoder:
                 "precision is too low for them: try learner.dtype = 'float32' or an earlier checkpoint"
             )
 
-    def _drop(self, ended: list[int]) -> None:
-        """Takes ended completions out of their slots."""
+    def _drop(self, ended: list[int]) -> list[int]:
+        """Takes ended completions out of their slots; returns their numbers."""
         rows = self.cache.rows
-        for row, length in zip(self.completion[ended].tolist(), self.position[ended].tolist(), strict=True):
+        numbers = self.completion[ended].tolist()
+        for row, length in zip(numbers, self.position[ended].tolist(), strict=True):
             self.lengths[row] = length
         gone = set(ended)
         order = torch.tensor(
@@ -239,6 +251,7 @@ class Decoder:
         )
         for state in (self.completion, self.keys, self.position, self.last):
             state[: len(order)] = state[order]
+        return numbers
 
 
 def _one_row(cache: DynamicCache, row: int) -> DynamicCache:

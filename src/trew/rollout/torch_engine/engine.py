@@ -57,6 +57,7 @@ class TorchEngine:
         n: int,
         sampling: Sampling,
         progress: Callable[[int], None] | None = None,
+        on_group: Callable[[int, Group], None] | None = None,
     ) -> list[Group]:
         """``n`` completions for each of ``prompts``, in their order; see Engine.generate.
 
@@ -85,15 +86,13 @@ class TorchEngine:
                 stop_strings=strings,
                 decode=self.renderer.decode,
             )
-            finished = decoder.run(progress or (lambda count: None))
-        return [
-            Group(
-                prompt,
-                np.asarray(prompt_ids[i], dtype=np.int64),
-                tuple(self._completion(row, stop_ids, strings) for row in finished[i * n : (i + 1) * n]),
-            )
-            for i, prompt in enumerate(prompts)
-        ]
+            groups: dict[int, Group] = {}
+            for i in decoder.run(progress or (lambda count: None)):
+                rows = [self._completion(row, stop_ids, strings) for row in decoder.finished(i)]
+                groups[i] = Group(prompts[i], np.asarray(prompt_ids[i], dtype=np.int64), tuple(rows))
+                if on_group is not None:
+                    on_group(i, groups[i])
+        return [groups[i] for i in range(len(prompts))]
 
     def _completion(self, row: Finished, stop_ids: frozenset[int], strings: Sequence[str]) -> Completion:
         ids = row.token_ids.tolist()

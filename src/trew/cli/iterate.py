@@ -1,0 +1,63 @@
+"""``trew iterate``: policy and reward model in turn, from a recipe with an ``[iterate]`` table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+
+def iterate(
+    recipe: Annotated[Path, tyro.conf.Positional],
+    /,
+    *,
+    set: tuple[str, ...] = (),
+    out: Path | None = None,
+    dry_run: bool = False,
+    resume: bool = False,
+    overwrite: bool = False,
+) -> int:
+    """Train a policy on a learned reward, and the reward model on the policy's completions, round after round.
+
+    Each round sets the reference to the current policy, trains it, and trains the reward model on with pairs that a
+    verifier ranks. Everything that is wrong is reported before a model is loaded (exit code 2).
+
+    Args:
+        recipe: A recipe of trew train with an [iterate] table; docs/reward-models.md lists its keys.
+        set: key=value, over what the recipe says: --set iterate.rounds=2 steps=20
+        out: The folder of all rounds, over what the recipe says.
+        dry_run: Check everything and show the resolved recipe; train nothing.
+        resume: Continue where the rounds stopped.
+        overwrite: Start over in a folder that holds rounds already.
+    """
+    from ..display import Display
+    from ..iterate import iterate as run
+    from ..iterate import load_recipe
+    from ..iterate.rounds import check, folder_problems
+    from ..iterate.settings import dumps
+
+    display = Display()
+    config = load_recipe(recipe, set, out=out)
+    if dry_run:
+        _, name = check(config, found=folder_problems(Path(config.policy.out), resume=resume, overwrite=overwrite))
+        display.line(dumps(config).rstrip())
+        r, c = config.rounds, config.policy
+        display.line(
+            f"\nplan: {r.rounds} rounds, each {c.steps} steps of the policy ({c.model}) on the learned reward, then "
+            f"pairs of {r.prompts} fresh prompts, ranked by {name}, with {r.replay:.0%} of history. Nothing was "
+            "trained."
+        )
+        return 0
+    summary = run(config, resume=resume, overwrite=overwrite, display=display)
+    folder = Path(config.policy.out)
+    display.files(
+        {
+            "policy": summary["policy"],
+            "reward model": summary["reward_model"],
+            "report": str(folder / "report.html"),
+            "figures": str(folder / "summary.json"),
+            "every round": f"{folder / 'round-*'}",
+        }
+    )
+    return 0

@@ -1,0 +1,87 @@
+"""``trew train-reward``: a reward model from preference pairs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+
+def train_reward(
+    recipe: Annotated[Path | None, tyro.conf.Positional] = None,
+    /,
+    *,
+    model: str = "",
+    pairs: str = "",
+    runs: Annotated[tuple[str, ...], tyro.conf.arg(metavar="FOLDER")] = (),
+    reward: str = "",
+    out: Path | None = None,
+    set: tuple[str, ...] = (),
+    dry_run: bool = False,
+    resume: bool = False,
+    overwrite: bool = False,
+) -> int:
+    """Train a reward model on preference pairs, with the loss of Bradley and Terry.
+
+    The pairs come from a file, or from the rollouts of a run whose completions a verifier has judged. Everything that
+    is wrong with settings, data and model is reported before a model is loaded (exit code 2). The trained model is in
+    OUT/final and goes into a recipe as a reward: model = "OUT/final" in a [[rewards]] table.
+
+    Args:
+        recipe: A TOML file with these settings and all others; docs/reward-models.md lists its keys. Flags win over it.
+        model: A causal language model, or a reward model to train on: a folder or hub id.
+        pairs: A .jsonl, .json or .parquet file with the columns prompt, chosen, rejected.
+        runs: A folder of trew train to make pairs of; may be given several times.
+        reward: The reward of those runs that ranks their completions; their total unless given.
+        out: Run folder.
+        set: key=value, over what the recipe says: --set learner.lr=1e-5 epochs=2
+        dry_run: Check everything, show the resolved settings, the numbers of pairs and one of them; do not train.
+        resume: Continue from the newest complete checkpoint of the run folder.
+        overwrite: Start over in a run folder that holds a run already.
+    """
+    from .. import track
+    from ..reward_training import load_settings
+    from ..reward_training import train_reward as train
+
+    flags: dict[str, Any] = {"model": model, "data.pairs": pairs, "data.runs": list(runs), "data.reward": reward}
+    flags = {key: value for key, value in flags.items() if value}
+    if out is not None:
+        flags["out"] = str(out)
+    settings = load_settings(recipe, set, flags=flags)
+    if dry_run:
+        show(settings, found=track.problems(settings.out, resume=resume, overwrite=overwrite))
+        return 0
+    from ..display import Display
+
+    display = Display()
+    train(settings, resume=resume, overwrite=overwrite, display=display)
+    folder = Path(settings.out)
+    display.files(
+        {
+            "model": f"{folder / 'final'}   (AutoModelForSequenceClassification.from_pretrained loads it)",
+            "in a recipe": f'[[rewards]] model = "{folder / "final"}"',
+            "figures": str(folder / "summary.json"),
+            "every step": str(folder / "metrics.jsonl"),
+        }
+    )
+    return 0
+
+
+def show(settings: Any, *, found: list[str]) -> None:
+    """The dry run: what would be trained on what, after the same checks."""
+    from ..display import Display
+    from ..reward_training.settings import dumps
+    from ..reward_training.train import plan
+
+    display = Display()
+    ready = plan(settings, found=found)
+    display.line(dumps(settings).rstrip())
+    for note in ready.notes:
+        display.line(f"note: {note}")
+    longest = max(max(len(p.chosen), len(p.rejected)) for p in [*ready.train, *ready.held])
+    display.line(f"\n--- a chosen text as the model reads it\n{ready.example}")
+    display.line(
+        f"\nplan: {len(ready.train)} training and {len(ready.held)} held-out pairs, of at most {longest} tokens each; "
+        f"{ready.steps} steps of {settings.learner.batch} pairs on {ready.device}. Nothing was trained."
+    )

@@ -1,0 +1,99 @@
+"""Whether training problems are also evaluation problems: runs of words that both have (n-grams)."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import DataError
+from .rows import Split, columns_of
+
+NGRAM = 13  # words; as in the GPT-3 report
+TEXT_COLUMNS = ("question", "problem", "prompt", "text", "nums")
+"""Where a row's problem stands, the first that it has. Countdown problems are the same if numbers and target are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Overlap:
+    """One training row that shares runs of words with evaluation rows.
+
+    ``share`` is the part of its own runs that they have, 1 for a copy; ``other`` is the evaluation row (from 0) that
+    has most of them, ``words`` the first shared run.
+    """
+
+    row: int
+    share: float
+    other: int
+    words: str
+
+
+def overlaps(train: Sequence[str], evaluation: Sequence[str], *, n: int = NGRAM) -> list[Overlap]:
+    """The training texts that share at least one run of ``n`` words with an evaluation text, the closest first.
+
+    Case, punctuation and white space do not count. A text of fewer than ``n`` words is one run, as a whole. Takes time
+    and memory in proportion to the texts.
+
+    >>> found = overlaps(["Add two and three, please.", "Something else"], ["add TWO and three"], n=3)
+    >>> [(o.row, round(o.share, 2), o.other, o.words) for o in found]
+    [(0, 0.67, 0, 'add two and')]
+    """
+    where: dict[tuple[str, ...], list[int]] = {}
+    for number, text in enumerate(evaluation):
+        for run in set(_runs(text, n)):
+            where.setdefault(run, []).append(number)
+    found = []
+    for row, text in enumerate(train):
+        runs = list(dict.fromkeys(_runs(text, n)))
+        shared = [run for run in runs if run in where]
+        if not shared:
+            continue
+        counts: dict[int, int] = {}
+        for run in shared:
+            for number in where[run]:
+                counts[number] = counts.get(number, 0) + 1
+        other = max(counts, key=lambda number: (counts[number], -number))
+        found.append(Overlap(row, len(shared) / len(runs), other, " ".join(shared[0])))
+    return sorted(found, key=lambda o: (-o.share, o.row))
+
+
+def _runs(text: str, n: int) -> Iterator[tuple[str, ...]]:
+    words = re.findall(r"\w+", unicodedata.normalize("NFKC", text).casefold())
+    if not words:
+        return
+    for start in range(max(1, len(words) - n + 1)):
+        yield tuple(words[start : start + n])
+
+
+def problem_text(row: Mapping[str, Any]) -> str | None:
+    """The problem that a row asks, without any instruction that a task adds; None where no column has one.
+
+    >>> problem_text({"prompt": [{"role": "user", "content": "2 + 2?"}], "gold": "4"})
+    '2 + 2?'
+    >>> problem_text({"nums": [3, 1], "target": 4})
+    'nums 1 3 target 4'
+    """
+    name = next((name for name in TEXT_COLUMNS if row.get(name)), None)
+    value = None if name is None else row[name]
+    if name == "nums" and isinstance(value, list):
+        return f"nums {' '.join(map(str, sorted(value, key=str)))} target {row.get('target')}"
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list):
+        turns = [turn for turn in value if isinstance(turn, Mapping) and turn.get("role") != "system"]
+        return "\n".join(str(turn.get("content", "")) for turn in turns) or None
+    return None
+
+
+def problem_texts(split: Split) -> list[str]:
+    """Every row's problem; DataError where rows have none."""
+    texts = [problem_text(row.values) for row in split.rows]
+    for row, text in zip(split.rows, texts, strict=True):
+        if text is None:
+            raise DataError(
+                f"{split.source}: {row.place} has no problem to compare with; looked for {', '.join(TEXT_COLUMNS)}, "
+                f"the columns are {', '.join(columns_of(split.rows)) or 'none'}"
+            )
+    return [text for text in texts if text is not None]

@@ -1,0 +1,147 @@
+"""MBPP (Austin et al. 2021): short Python functions from a sentence, tested by asserts.
+
+Reads the published rows (``text`` or ``prompt``, ``code``, ``test_list``, ``test_setup_code`` or ``test_imports``), on
+the hub, in a file of one split, or in one file of all 974: then the published splits are taken by ``task_id``.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ...config import RewardConfig
+from ...types import Prompt
+from ..messages import user_turn
+from ..rows import BadRow, Row, Split, column, columns_of, require_columns, show, text_column, to_prompts
+from .base import Task
+from .humaneval import HumanEval
+from .programs import syntax_problem, timeout_problem
+
+HUB_SOURCE = "google-research-datasets/mbpp"
+INSTRUCTION = "Write the whole program in one ```python block."
+PARTS = {"train": range(601, 975), "test": range(11, 511), "validation": range(511, 601)}
+"""The published splits by ``task_id``; 1 to 10 are for few-shot prompts, and in none of them."""
+
+UNTESTABLE = (367, 601, 927)
+"""Rows, by ``task_id``, whose tests give the function objects of a class that only the reference defines: no answer can
+know of it. They are left out, with a note."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mbpp(Task):
+    """Arguments of the task."""
+
+    instruction: str = INSTRUCTION  # appended to every prompt; empty = nothing
+    system: str = ""  # a system message; empty = none
+    shown: int = 1  # how many of the tests the prompt shows; the others stay hidden, all of them are graded
+    challenge: bool = False  # grade the harder tests of the rows that have some as well
+    timeout_s: float = 0.0  # of the default reward; 0 = its own default
+
+    def problems(self) -> list[str]:
+        found = []
+        if self.shown < 0:
+            found.append(f"data.args.shown: got {self.shown}, accepts a whole number of at least 0")
+        return found + timeout_problem(self.timeout_s)
+
+    def source(self, train: str) -> str:
+        return f"{HUB_SOURCE}:full" if train in ("", HUB_SOURCE) else train
+
+    def prompts(self, split: Split) -> list[Prompt]:
+        """One user message per row: the sentence, the function's name, and the tests that are shown. Columns
+        ``entry_point``, ``asserts`` (all tests), ``setup`` and ``reference`` (the program that the set brings).
+
+        HumanEval's rows are read as that task reads them, to evaluate on them what was trained on MBPP.
+        """
+        if {"canonical_solution", "test"} <= set(columns_of(split.rows[:1])):
+            return HumanEval(system=self.system, timeout_s=self.timeout_s).prompts(split)
+        hint = "MBPP rows have text (or prompt), code and test_list"
+        require_columns(split, ("reference", "asserts") if _is_prepared(split) else ("code", "test_list"), hint=hint)
+        return to_prompts(split, self._prompt, ids=("uid", "id", "task_id"))
+
+    def parts(self, split: Split) -> Mapping[str, Split]:
+        numbers = [row.values.get("task_id") for row in split.rows]
+        found = {}
+        for name, members in PARTS.items():
+            rows = [row for row, number in zip(split.rows, numbers, strict=True) if number in members]
+            if rows:
+                found[name] = dataclasses.replace(split, source=f"{split.source} ({name} rows)", rows=rows)
+        return found if len(found) > 1 else {}
+
+    def skipped(self, count: int, split: Split) -> list[str]:
+        if not count:
+            return []
+        return [
+            f"{split.source}: {count} of {len(split.rows)} rows left out: their tests give the function objects that "
+            "no answer can know of"
+        ]
+
+    def rewards(self, prompts: Sequence[Prompt]) -> tuple[RewardConfig, ...]:
+        return (RewardConfig(name="code_func", args={"timeout_s": self.timeout_s} if self.timeout_s else {}),)
+
+    def prepared(self, prompt: Prompt) -> dict[str, Any]:
+        names = ("task_id", "text", "reference", "entry_point", "asserts", "setup")
+        return {name: prompt.columns[name] for name in names if name in prompt.columns}
+
+    def _prompt(self, row: Row, uid: str) -> Prompt | None:
+        if row.values.get("task_id") in UNTESTABLE:
+            return None
+        values = row.values
+        text = text_column(row, "text" if "text" in values else "prompt").strip()
+        reference = text_column(row, "reference" if "reference" in values else "code").replace("\r\n", "\n")
+        asserts = _asserts(row, "asserts" if "asserts" in values else "test_list")
+        if self.challenge and values.get("challenge_test_list"):
+            asserts += _asserts(row, "challenge_test_list")
+        entry = values.get("entry_point") or entry_point(reference, asserts)
+        if not isinstance(entry, str) or not entry.isidentifier():
+            raise BadRow(f"the tests call no function that the reference defines: {show(asserts[0])}")
+        setup = _setup(row)
+        told = f"{text}\n\nThe function must be called `{entry}`."
+        if shown := asserts[: self.shown]:
+            told += " It must pass tests such as:\n\n" + "\n".join(shown)
+        told = f"{told}\n\n{self.instruction}" if self.instruction else told
+        mine = {"text": text, "reference": reference, "entry_point": entry, "asserts": asserts, "setup": setup}
+        rest = {name: value for name, value in values.items() if name != "prompt"}
+        return Prompt(uid, messages=user_turn(told, system=self.system), columns={**rest, **mine})
+
+
+def _is_prepared(split: Split) -> bool:
+    return any("asserts" in row.values for row in split.rows[:1])
+
+
+def _asserts(row: Row, name: str) -> list[str]:
+    """The tests in a column, without Windows line ends; BadRow for anything but lines of Python."""
+    value = column(row, name)
+    if not isinstance(value, list) or not value or not all(isinstance(v, str) and v.strip() for v in value):
+        raise BadRow(f"column {name!r} must be a list of asserts as strings, got {show(value)}")
+    found = [line.replace("\r\n", "\n").strip() for line in value]
+    for line in found:
+        if syntax_problem(line):
+            raise BadRow(f"column {name!r}: {show(line)} is not Python: {syntax_problem(line)}")
+    return found
+
+
+def _setup(row: Row) -> str:
+    """What stands before the tests: code as text, or a list of imports (the sanitized set)."""
+    values = row.values
+    parts = [values.get(name) for name in ("setup", "test_setup_code", "test_imports")]
+    lines = [line for part in parts if part for line in ([part] if isinstance(part, str) else part)]
+    if not all(isinstance(line, str) for line in lines):
+        raise BadRow(f"columns 'test_setup_code' and 'test_imports' must be text, got {show(lines)}")
+    return "\n".join(dict.fromkeys(line.replace("\r\n", "\n").strip() for line in lines if line.strip()))
+
+
+def entry_point(reference: str, asserts: Sequence[str]) -> str | None:
+    """The function under test: the first that the asserts call and the reference defines.
+
+    >>> entry_point("def helper(): ...\\ndef f(x): ...", ["assert sorted(f([2, 1])) == [1, 2]"])
+    'f'
+    """
+    try:
+        defined = {n.name for n in ast.walk(ast.parse(reference)) if isinstance(n, (ast.FunctionDef, ast.ClassDef))}
+        calls = [n.func for line in asserts for n in ast.walk(ast.parse(line)) if isinstance(n, ast.Call)]
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise BadRow(f"the reference program is not Python: {error}") from None
+    return next((f.id for f in calls if isinstance(f, ast.Name) and f.id in defined), None)

@@ -1,0 +1,429 @@
+"""The rounds: reference to the current policy, policy trained on the learned reward, reward model trained on.
+
+DeepSeekMath, arXiv 2402.03300, §4.1.4. Round 0 makes the first reward model from the untrained policy's completions.
+Every later round
+
+    1. trains the policy for ``steps`` with the reward model as reward; the reference is the policy it begins with
+    2. samples completions of fresh prompts from the new policy, and lets the verifier rank them into pairs
+    3. trains the reward model on with these pairs and ``replay`` of history
+
+The verifier is computed beside the learned reward with weight 0: it measures, the policy never sees it.
+
+    out/config.toml  rounds.jsonl  summary.json  report.html
+        round-01/policy/  fresh/rollouts/  pairs.jsonl  held.jsonl  training.jsonl  reward/
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import hashlib
+import json
+import shutil
+import time
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from .. import model_files, models, setup
+from ..config import Config, RewardConfig
+from ..data import PromptSampler
+from ..display import Display
+from ..errors import ConfigError, DataError, Problems
+from ..job import flatten
+from ..loop import train
+from ..reward_training import Pair, read_pairs, train_reward, write_pairs
+from ..reward_training.data import encode
+from ..reward_training.pairs import divide, pairs_of_groups
+from ..reward_training.settings import PairData
+from ..reward_training.train import judge
+from ..rewards import RewardSet
+from ..rewards.reward_scorer import Encoder, Scorer
+from ..rollout.torch_engine import TorchEngine
+from ..track.files import storage, write_atomic
+from ..track.lock import Lock
+from ..track.rollouts import write_rollouts
+from ..types import Sampling
+from .page import write_page
+from .settings import REWARD, Recipe, dumps
+
+
+@dataclass
+class Rounds:
+    """An opened folder of rounds and what is known about the run."""
+
+    recipe: Recipe
+    verifier: RewardConfig
+    verifier_name: str
+    folder: Path
+    display: Display
+    resume: bool
+
+    def round(self, number: int) -> Path:
+        return self.folder / f"round-{number:02d}"
+
+    def policy(self, number: int) -> str:
+        """The policy after a round; 0 is the one that the recipe names."""
+        return self.recipe.policy.model if number == 0 else str(self.round(number) / "policy" / "final")
+
+    def reward_model(self, number: int) -> str:
+        """The reward model after a round; the one that the recipe names, where round 0 had none to train."""
+        trained = self.round(number) / "reward"
+        if number == 0 and not self.first_prompts:
+            return self.recipe.rounds.reward_model
+        return str(trained / "final")
+
+    @property
+    def first_prompts(self) -> int:
+        """Prompts of round 0; none where the recipe names a reward model that is one already."""
+        r = self.recipe.rounds
+        return r.first_prompts or (0 if is_reward_model(r.reward_model) else r.prompts)
+
+    def position(self, number: int) -> int:
+        """Where in the stream of prompts a round's training begins: nothing is drawn twice before the data end."""
+        c, r = self.recipe.policy, self.recipe.rounds
+        return self.first_prompts + (number - 1) * (c.steps * c.rollout.prompts + r.prompts)
+
+
+def is_reward_model(name: str) -> bool:
+    """Whether a model has one score already, by its configuration."""
+    return bool(name) and models.head(name) == "sequence"
+
+
+def iterate(
+    recipe: Recipe, *, resume: bool = False, overwrite: bool = False, display: Display | None = None
+) -> dict[str, Any]:
+    """All rounds; returns what is in summary.json.
+
+    Raises ConfigError with every problem of configuration, data and models before anything is loaded. ``resume``
+    continues where the last call stopped, within a round and within a training.
+    """
+    display = display or Display()
+    verifier, name = check(recipe, found=folder_problems(Path(recipe.policy.out), resume=resume, overwrite=overwrite))
+    folder = Path(recipe.policy.out)
+    with storage(folder):
+        if overwrite and folder.exists():
+            clear(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+    lock = Lock(folder / "run.lock")
+    try:
+        if resume:
+            refuse_changes(folder, recipe)
+        write_atomic(folder / "config.toml", lambda file: file.write(dumps(recipe).encode()))
+        rounds = Rounds(recipe, verifier, name, folder, display, resume)
+        rows = []
+        for number in range(recipe.rounds.rounds + 1):
+            row = one_round(rounds, number)
+            if row is not None:
+                rows.append(row)
+                lines = "".join(json.dumps(r) + "\n" for r in rows)
+                write_atomic(folder / "rounds.jsonl", lambda file, lines=lines: file.write(lines.encode()))
+                write_page(folder / "report.html", rows, verifier=name)
+        summary = summarize(rounds, rows)
+        write_atomic(folder / "summary.json", lambda file: file.write((json.dumps(summary, indent=2) + "\n").encode()))
+        for line in table(rows):
+            display.line(line)
+        return summary
+    finally:
+        lock.release()
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Before anything is loaded
+
+
+def check(recipe: Recipe, *, found: Sequence[str] = ()) -> tuple[RewardConfig, str]:
+    """Everything that can be judged beforehand; returns the verifier and its name in metrics."""
+    problems = Problems(found)
+    base = recipe.rounds.reward_model or recipe.policy.model
+    problems += models.check(base, kind=model_files.base_problems) if recipe.rounds.reward_model else []
+    verifier = recipe.rounds.verifier
+    named = verifier.name != ""
+    rewards = (*((verifier,) if named else ()), *recipe.policy.rewards)
+    plan = problems.attempt(lambda: setup.plan(_without_learned(recipe.policy, rewards)))
+    if plan is None or problems:
+        raise ConfigError(problems)
+    if not named:
+        if recipe.policy.rewards:
+            raise ConfigError(
+                "iterate.verifier: none given beside [[rewards]]; name the reward that ranks completions, for example "
+                '[iterate.verifier] name = "gsm8k"'
+            )
+        verifier = plan.config.rewards[0]
+    return verifier, RewardSet.from_config((verifier,)).names[0]
+
+
+def _without_learned(policy: Config, rewards: Sequence[RewardConfig]) -> Config:
+    """The recipe as it can be checked before there is a reward model: some reward must have a weight."""
+    if rewards and all(r.weight == 0 for r in rewards):
+        rewards = (dataclasses.replace(rewards[0], weight=1.0), *rewards[1:])
+    return dataclasses.replace(policy, rewards=tuple(rewards))
+
+
+def folder_problems(folder: Path, *, resume: bool, overwrite: bool) -> list[str]:
+    """What would keep the rounds from using ``folder``."""
+    if resume and overwrite:
+        return ["out: --resume continues and --overwrite deletes; give one of them"]
+    if folder.exists() and not folder.is_dir():
+        return [f"out: {folder} is a file, not a folder; choose another"]
+    if not folder.exists():
+        there = folder.absolute().parent
+        there = there if there.exists() else there.parent
+        return (
+            [] if there.is_dir() else [f"out: {folder}: the folder {there} does not exist; make it (mkdir -p {there})"]
+        )
+    names = {p.name for p in folder.iterdir()} - {"run.lock"}
+    ours = "config.toml" in names and all(n.startswith("round") or n in _FILES for n in names)
+    if names and not ours:
+        return [
+            f"out: {folder} is not empty and holds no rounds ({', '.join(sorted(names)[:3])}); choose another folder"
+        ]
+    if names and not (resume or overwrite):
+        return [
+            f"out: {folder} already holds rounds; --resume continues them, --overwrite deletes them and starts anew, "
+            "or choose another folder"
+        ]
+    return []
+
+
+_FILES = frozenset({"config.toml", "rounds.jsonl", "summary.json", "report.html"})
+
+
+def clear(folder: Path) -> None:
+    """Deletes what rounds wrote, nothing else."""
+    for name in _FILES:
+        (folder / name).unlink(missing_ok=True)
+    for path in folder.glob("round-*"):
+        shutil.rmtree(path)
+
+
+def refuse_changes(folder: Path, recipe: Recipe) -> None:
+    """A continuation must be of the same run; only the number of rounds and what costs no result may change."""
+    try:
+        before = flatten(tomllib.loads((folder / "config.toml").read_text("utf-8")))
+    except FileNotFoundError:
+        return
+    now = flatten(tomllib.loads(dumps(recipe)))
+    free = ("out", "device", "threads", "rollout.batch", "learner.microbatch_tokens", "iterate.rounds", "track.",
+            "checkpoint.", "iterate.learner.microbatch_tokens")  # fmt: skip
+    changed = [
+        f"{key}: the rounds were started with {before.get(key)!r}, now it is {now.get(key)!r}"
+        for key in sorted({*before, *now})
+        if before.get(key) != now.get(key) and not key.startswith(free)
+    ]
+    if changed:
+        raise ConfigError([*changed, f"{folder}: continue with the same settings, or start anew elsewhere (out)"])
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# One round
+
+
+def one_round(rounds: Rounds, number: int) -> dict[str, Any] | None:
+    """A round with all its stages, each skipped where its result is there already; the round's figures."""
+    folder, start = rounds.round(number), time.monotonic()
+    if number == 0 and not rounds.first_prompts:
+        return None
+    done = folder / "round.json"
+    if done.is_file():
+        return json.loads(done.read_text("utf-8"))
+    with storage(folder):
+        folder.mkdir(exist_ok=True)
+    rounds.display.line(f"\n=== round {number} of {rounds.recipe.rounds.rounds}")
+    row: dict[str, Any] = {"round": number, "verifier": rounds.verifier_name}
+    if number:
+        row["policy"] = train_policy(rounds, number)
+    sample_pairs(rounds, number)
+    row |= train_reward_model(rounds, number)
+    row["seconds"] = time.monotonic() - start
+    write_atomic(done, lambda file: file.write((json.dumps(row, indent=2) + "\n").encode()))
+    return row
+
+
+def train_policy(rounds: Rounds, number: int) -> dict[str, Any]:
+    """The policy's steps of a round, on the reward model of the round before."""
+    recipe, out = rounds.recipe, rounds.round(number) / "policy"
+    learned = RewardConfig(
+        name=REWARD, model=rounds.reward_model(number - 1), weight=recipe.rounds.weight, args=recipe.rounds.args
+    )
+    measured = dataclasses.replace(rounds.verifier, weight=0.0)
+    first = number == 1
+    config = dataclasses.replace(
+        recipe.policy,
+        model=rounds.policy(number - 1), out=str(out), rewards=(measured, learned, *recipe.policy.rewards),
+        tokenizer=recipe.policy.tokenizer if first else "", chat_template=recipe.policy.chat_template if first else "",
+        eval=dataclasses.replace(recipe.policy.eval, correct_reward=rounds.verifier_name),
+    )  # fmt: skip
+    if (out / "summary.json").is_file():
+        summary = json.loads((out / "summary.json").read_text("utf-8"))
+    else:
+        resume = rounds.resume and out.exists()
+        summary = train(config, resume=resume, display=rounds.display, position=rounds.position(number))
+    gc.collect()
+    learned_curve = _learned_curve(out)
+    return {
+        "accuracy_before": summary["accuracy_before"], "accuracy_after": summary["accuracy_after"],
+        "n_eval": summary["n_eval"], "reward_first": learned_curve[0], "reward_last": learned_curve[-1],
+    }  # fmt: skip
+
+
+def _learned_curve(run: Path) -> list[float | None]:
+    """The mean learned reward of every step of a policy's training."""
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text("utf-8").splitlines()]
+    return [row[f"reward/{REWARD}"] for row in rows if row.get(f"reward/{REWARD}") is not None] or [None]
+
+
+def sample_pairs(rounds: Rounds, number: int) -> None:
+    """Fresh completions of the policy after this round, ranked by the verifier: pairs.jsonl and held.jsonl."""
+    folder, r, policy = rounds.round(number), rounds.recipe.rounds, rounds.recipe.policy
+    if (folder / "held.jsonl").is_file() and (folder / "pairs.jsonl").is_file():
+        return
+    first = number == 0
+    config = dataclasses.replace(
+        policy, model=rounds.policy(number), rewards=(dataclasses.replace(rounds.verifier, weight=1.0),),
+        tokenizer=policy.tokenizer if first else "", chat_template=policy.chat_template if first else "",
+    )  # fmt: skip
+    plan = setup.plan(config)
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    model = setup.load(plan)
+    autocast = torch.bfloat16 if config.learner.dtype == "bfloat16" else None
+    engine = TorchEngine(
+        model, plan.renderer, batch=config.rollout.batch, autocast=autocast, onednn=config.linear == "auto"
+    )
+    count = r.prompts if number else rounds.first_prompts
+    start = rounds.position(number) + policy.steps * policy.rollout.prompts if number else 0
+    chosen = PromptSampler(len(plan.train), seed=policy.seed, shuffle=policy.data.shuffle).take(start, count)
+    seen: dict[str, int] = {}
+    prompts = []
+    for index in chosen:
+        prompt = plan.train[index]
+        seen[prompt.uid] = again = seen.get(prompt.uid, 0) + 1
+        prompts.append(prompt if again == 1 else dataclasses.replace(prompt, uid=f"{prompt.uid}~{again}"))
+    completions = r.completions or policy.rollout.completions
+    with rounds.display.bar("sampling for pairs", count * completions) as bar:
+        groups = engine.generate(prompts, n=completions, sampling=_sampling(config, number), progress=bar.advance)
+    scored = plan.rewards.score(groups)
+    with storage(folder):
+        (folder / "fresh" / "rollouts").mkdir(parents=True, exist_ok=True)
+    write_rollouts(folder / "fresh" / "rollouts" / "000001.parquet", scored, step=1)
+    pairs = pairs_of_groups(scored, reward=rounds.verifier_name, most=r.pairs_per_prompt, seed=policy.seed + number)
+    train_pairs, held = divide(pairs, share=r.held_out, seed=policy.seed)
+    old_train = {p.key for n in range(number) for p in history(rounds, n, "pairs.jsonl")}
+    old_held = {p.key for n in range(number) for p in history(rounds, n, "held.jsonl")}
+    train_pairs = [p for p in train_pairs if p.key not in old_held]
+    held = [p for p in held if p.key not in old_train]
+    if not train_pairs or not held:
+        raise DataError(
+            f"{folder}: {len(pairs)} pairs of {len({p.key for p in pairs})} prompts were found in {count} x "
+            f"{completions} completions, too few to train a reward model and to measure it: the verifier must judge "
+            "some completions of a prompt right and others wrong; raise iterate.prompts or rollout.temperature, or "
+            "take easier or harder prompts"
+        )
+    write_pairs(folder / "pairs.jsonl", train_pairs)
+    write_pairs(folder / "held.jsonl", held)
+    del model, engine
+    gc.collect()
+
+
+def _sampling(config: Config, number: int) -> Sampling:
+    digest = hashlib.blake2b(f"{config.seed}:pairs:{number}".encode(), digest_size=8).digest()
+    r = config.rollout
+    return Sampling(
+        max_tokens=r.max_tokens, temperature=r.temperature, top_p=r.top_p, top_k=r.top_k, min_p=r.min_p, stop=r.stop,
+        seed=int.from_bytes(digest, "big") >> 1,
+    )  # fmt: skip
+
+
+def history(rounds: Rounds, number: int, name: str) -> list[Pair]:
+    """A round's own pairs; none where it made none."""
+    path = rounds.round(number) / name
+    return read_pairs(path) if path.is_file() else []
+
+
+def replayed(pairs: Sequence[Pair], *, fresh: int, share: float, seed: int) -> list[Pair]:
+    """As many of ``pairs`` as make ``share`` of what is trained on beside ``fresh`` new ones; none is drawn twice.
+
+    >>> from ..reward_training.pairs import make_pair
+    >>> old = [make_pair(str(i), chosen="a", rejected="b") for i in range(50)]
+    >>> len(replayed(old, fresh=90, share=0.1, seed=0)), len(replayed(old[:3], fresh=90, share=0.1, seed=0))
+    (10, 3)
+    """
+    count = min(round(fresh * share / (1 - share)), len(pairs))
+    at = np.random.default_rng(seed).choice(len(pairs), size=count, replace=False) if count else []
+    return [pairs[i] for i in sorted(at)]
+
+
+def train_reward_model(rounds: Rounds, number: int) -> dict[str, Any]:
+    """The reward model trained on with this round's pairs and some of history; how well it agrees with the verifier
+    on pairs of this round that it never sees, before (after the round before) and after."""
+    recipe, folder = rounds.recipe, rounds.round(number)
+    fresh, out = read_pairs(folder / "pairs.jsonl"), folder / "reward"
+    base = recipe.rounds.reward_model or recipe.policy.model
+    if number:
+        base = rounds.reward_model(number - 1)
+    old = [p for n in range(number) for p in history(rounds, n, "pairs.jsonl")]
+    again = replayed(old, fresh=len(fresh), share=recipe.rounds.replay, seed=recipe.policy.seed + number)
+    write_pairs(folder / "training.jsonl", [*fresh, *again])
+    settings = recipe.reward_training(
+        number, model=base, pairs=folder / "training.jsonl", held=folder / "held.jsonl", out=out
+    )
+    if (out / "summary.json").is_file():
+        summary = json.loads((out / "summary.json").read_text("utf-8"))
+    else:
+        summary = train_reward(settings, resume=rounds.resume and out.exists(), display=rounds.display)
+    gc.collect()
+    row = {"pairs": len(fresh), "replayed": len(again), "held_pairs": summary["before"]["pairs"]}
+    row |= {f"reward_{when}": {k: summary[when][k] for k in ("accuracy", "auc")} for when in ("before", "after")}
+    if number:  # does it still know what it knew?
+        earlier = [p for n in range(number) for p in history(rounds, n, "held.jsonl")]
+        found = _measure(out / "final", earlier, device=recipe.policy.device)
+        row["reward_on_history"] = {k: found[k] for k in ("accuracy", "auc")}
+    return row
+
+
+def _measure(model: Path, pairs: Sequence[Pair], *, device: str) -> dict[str, Any]:
+    encoder = Encoder.load(str(model))
+    encoded, _ = encode(
+        pairs, encoder, limit=models.positions(str(model)), config=PairData(overlong="drop"), what="old"
+    )
+    return judge(Scorer(models.load_scorer(str(model), device=models.resolve_device(device)), encoder), encoded)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# What came of it
+
+
+def summarize(rounds: Rounds, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The figures of all rounds; the first accuracy before and the last after are those of the whole."""
+    trained = [row["policy"] for row in rows if "policy" in row]
+    c = rounds.recipe.policy
+    return {
+        "task": c.data.task, "model": c.model, "objective": c.objective.preset, "seed": c.seed,
+        "verifier": rounds.verifier_name, "rounds": len(trained), "n_eval": trained[-1]["n_eval"],
+        "accuracy_before": trained[0]["accuracy_before"], "accuracy_after": trained[-1]["accuracy_after"],
+        "auc": rows[-1]["reward_after"]["auc"], "seconds": sum(row["seconds"] for row in rows),
+        "policy": rounds.policy(len(trained)), "reward_model": rounds.reward_model(len(trained)), "rows": list(rows),
+    }  # fmt: skip
+
+
+def table(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """The rounds as lines of text."""
+    out = ["", f"{'round':>5}  {'policy, by the verifier':>24}  {'reward model: AUC before':>26}  {'after':>24}"]
+    for row in rows:
+        a = row.get("policy", {}).get("accuracy_after")
+        accuracy = f"{a['mean']:.3f} ({a['low']:.3f} to {a['high']:.3f})" if a and a["mean"] is not None else "-"
+        u, v = row["reward_before"]["auc"], row["reward_after"]["auc"]
+        out.append(
+            f"{row['round']:>5}  {accuracy:>24}  {_interval(u):>26}  {_interval(v):>24}"
+        )  # fmt: skip
+    return out
+
+
+def _interval(i: dict[str, float]) -> str:
+    return f"{i['mean']:.3f} ({i['low']:.3f} to {i['high']:.3f})"

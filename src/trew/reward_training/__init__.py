@@ -1,0 +1,17 @@
+"""Reward models from preference pairs: Bradley-Terry training, its data and its figures."""
+
+from .loss import bradley_terry
+from .pairs import Pair, pairs_of_groups, read_pairs, write_pairs
+from .settings import RewardTraining, load_settings
+from .train import train_reward
+
+__all__ = [
+    "Pair",
+    "RewardTraining",
+    "bradley_terry",
+    "load_settings",
+    "pairs_of_groups",
+    "read_pairs",
+    "train_reward",
+    "write_pairs",
+]

@@ -1,0 +1,107 @@
+"""All pairs of a training, tokenised: what is wrong with any source is told together."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import DataError, Problems
+from ..rewards.reward_scorer import Encoder
+from .pairs import Pair, divide, pairs_of_run, read_pairs
+from .settings import PairData
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """One pair as tokens of the reward model: prompt and answer together."""
+
+    key: str
+    chosen: list[int]
+    rejected: list[int]
+
+    def __len__(self) -> int:
+        return len(self.chosen) + len(self.rejected)
+
+
+@dataclass(frozen=True)
+class PairSet:
+    """Training and held-out pairs, and notes on what was done to get them."""
+
+    train: list[Pair]
+    held: list[Pair]
+    notes: tuple[str, ...]
+
+
+def gather(config: PairData, *, seed: int) -> PairSet:
+    """Reads every source. Raises ConfigError with what is wrong with any of them."""
+    problems = Problems()
+    pairs: list[Pair] = []
+    if config.pairs:
+        pairs += problems.attempt(lambda: read_pairs(Path(config.pairs).expanduser())) or []
+    for run in config.runs:
+        pairs += problems.attempt(
+            lambda run=run: pairs_of_run(
+                Path(run).expanduser(), reward=config.reward, most=config.pairs_per_prompt, seed=seed
+            )
+        ) or []  # fmt: skip
+    held = None
+    if config.eval != "auto":
+        held = problems.attempt(lambda: read_pairs(Path(config.eval).expanduser()))
+    if problems:
+        from ..errors import ConfigError
+
+        raise ConfigError(problems)
+    notes = []
+    if held is None:
+        train, held = divide(pairs, share=config.held_out, seed=seed)
+        if not held:
+            raise DataError(
+                "data.pairs: all pairs are of one prompt, so that none can be held out; give more prompts, or a file "
+                "of held-out pairs in data.eval"
+            )
+    else:
+        ours = {pair.key for pair in held}
+        train = [pair for pair in pairs if pair.key not in ours]
+        if len(train) < len(pairs):
+            notes.append(f"{len(pairs) - len(train)} training pairs were left out: their prompts are in data.eval")
+        if not train:
+            raise DataError("data.pairs: all their prompts are in data.eval too; nothing is left to train on")
+    return PairSet(train, held, tuple(notes))
+
+
+def encode(
+    pairs: Sequence[Pair], encoder: Encoder, *, limit: int | None, config: PairData, what: str
+) -> tuple[list[Encoded], list[str]]:
+    """The pairs as tokens, and notes. Raises DataError where the template refuses a prompt, or an answer is too long
+    and ``data.overlong`` says error."""
+    out, long = [], []
+    limit = min((n for n in (limit, config.max_tokens) if n), default=None)
+    for pair in pairs:
+        both = [encoder.whole(pair.prompt, text) for text in (pair.chosen, pair.rejected)]
+        if limit is not None and max(map(len, both)) > limit:
+            long.append(max(map(len, both)))
+        elif not all(both):
+            raise DataError(f"prompt {pair.key}: prompt and answer together have no tokens; remove the pair")
+        else:
+            out.append(Encoded(pair.key, *both))
+    if long and config.overlong == "error":
+        raise DataError(
+            f"data: {len(long)} of {len(pairs)} {what} pairs are longer than {limit} tokens (the longest has "
+            f"{max(long)}); set data.overlong = 'drop', or a higher data.max_tokens up to the model's positions"
+        )
+    if not out:
+        raise DataError(f"data: no {what} pairs are left: all are longer than {limit} tokens")
+    return out, [f"{len(long)} {what} pairs longer than {limit} tokens were left out"] if long else []
+
+
+def fingerprint(*sets: Sequence[Pair]) -> str:
+    """One name for the content and order of pairs."""
+    digest = hashlib.blake2b(digest_size=16)
+    for pairs in sets:
+        for pair in pairs:
+            for text in (pair.key, pair.chosen, pair.rejected):
+                digest.update(hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest())
+        digest.update(b"|")
+    return digest.hexdigest()

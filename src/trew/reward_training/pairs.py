@@ -1,0 +1,223 @@
+"""Preference pairs: read from files, made from rollouts with known outcomes, divided by prompt, written.
+
+A row of a file has ``prompt`` (text, or a list of messages), ``chosen`` and ``rejected`` (text, or the assistant's
+message in a list). Without ``prompt``, chosen and rejected are whole conversations that differ in their last turn.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..data.files import read_rows
+from ..data.messages import parse_prompt
+from ..data.rows import BadRow, Problems, show
+from ..errors import DataError
+from ..track.files import write_atomic
+from ..types import Message, Prompt, ScoredGroup
+
+COLUMNS = ("prompt", "chosen", "rejected")
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two answers to one prompt, the first better than the second."""
+
+    prompt: Prompt
+    chosen: str
+    rejected: str
+
+    @property
+    def key(self) -> str:
+        """The prompt's identity: equal for pairs that must not be divided between training and evaluation."""
+        return self.prompt.uid
+
+
+def prompt_key(prompt: str | Sequence[Message]) -> str:
+    """A short name for a prompt's content: equal prompts have equal ones, wherever they come from."""
+    content = prompt if isinstance(prompt, str) else json.dumps([dict(m) for m in prompt], sort_keys=True)
+    return hashlib.blake2b(content.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+
+
+def make_pair(prompt: str | Sequence[Message], *, chosen: str, rejected: str) -> Pair:
+    """A pair whose prompt is known by its content."""
+    uid = prompt_key(prompt)
+    known = Prompt(uid, text=prompt) if isinstance(prompt, str) else Prompt(uid, messages=tuple(prompt))
+    return Pair(known, chosen, rejected)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Files
+
+
+def read_pairs(path: Path) -> list[Pair]:
+    """The pairs of a .jsonl, .json or .parquet file. Raises DataError with the rows that are at fault."""
+    rows = read_rows(path)
+    problems = Problems(str(path))
+    pairs = []
+    for row in rows:
+        try:
+            pairs.append(_pair(row.values))
+        except BadRow as error:
+            problems.add(row.place, str(error))
+    problems.raise_if_any(len(rows))
+    return pairs
+
+
+def _pair(columns: Mapping[str, Any]) -> Pair:
+    for name in COLUMNS[1:]:
+        if columns.get(name) is None:
+            have = ", ".join(columns) or "none"
+            raise BadRow(f"has no {name!r}; a preference pair has prompt, chosen and rejected; columns: {have}")
+    chosen, before = _answer(columns["chosen"], "chosen")
+    rejected, also = _answer(columns["rejected"], "rejected")
+    if columns.get("prompt") is not None:
+        prompt = parse_prompt(columns["prompt"], "prompt")
+        asked = () if isinstance(prompt, str) else tuple(map(dict, prompt))
+        if (before and before != asked) or (also and also != asked):
+            raise BadRow("chosen or rejected holds another conversation than the prompt; give the answers alone")
+    elif before and before == also:
+        prompt = parse_prompt(list(before), "chosen")
+    else:
+        raise BadRow(
+            "has no 'prompt', and chosen and rejected are not conversations that differ in their last turn alone"
+        )
+    if chosen == rejected:
+        raise BadRow(f"chosen and rejected are equal ({show(chosen)}); such a pair says nothing")
+    return make_pair(prompt, chosen=chosen, rejected=rejected)
+
+
+def _answer(value: Any, name: str) -> tuple[str, tuple[dict[str, Any], ...]]:
+    """The answer's text, and the turns before it."""
+    if isinstance(value, str):
+        return value, ()
+    if not isinstance(value, (list, tuple)) or not value or not all(isinstance(turn, Mapping) for turn in value):
+        raise BadRow(f"column {name!r} must be text or a list of messages, got {show(value)}")
+    *before, last = ({k: v for k, v in turn.items() if v is not None} for turn in value)
+    if last.get("role") != "assistant" or not isinstance(last.get("content"), str):
+        raise BadRow(f"column {name!r} must end with a message of the assistant, got {show(last)}")
+    return last["content"], tuple(before)
+
+
+def write_pairs(path: Path, pairs: Iterable[Pair]) -> None:
+    """Writes pairs as JSON Lines, whole or not at all."""
+    lines = []
+    for pair in pairs:
+        prompt = pair.prompt.text if pair.prompt.messages is None else [dict(m) for m in pair.prompt.messages]
+        row = {"prompt": prompt, "chosen": pair.chosen, "rejected": pair.rejected}
+        lines.append(json.dumps(row, ensure_ascii=False).encode("utf-8", "replace") + b"\n")
+    write_atomic(path, lambda file: file.writelines(lines))
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# From rollouts
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A completion's text and what it was worth."""
+
+    text: str
+    value: float
+
+
+def rank(
+    prompt: str | Sequence[Message], outcomes: Sequence[Outcome], *, most: int, rng: np.random.Generator
+) -> list[Pair]:
+    """At most ``most`` pairs of different texts with different values, drawn without replacement; all where fewer.
+
+    Texts that stand in the group more than once count once, with their first value.
+    """
+    texts = list({o.text: o for o in outcomes}.values())
+    better = [(a, b) for a in texts for b in texts if a.value > b.value]
+    if len(better) > most:
+        better = [better[i] for i in sorted(rng.choice(len(better), size=most, replace=False))]
+    return [make_pair(prompt, chosen=a.text, rejected=b.text) for a, b in better]
+
+
+def pairs_of_groups(groups: Iterable[ScoredGroup], *, reward: str, most: int, seed: int) -> list[Pair]:
+    """Pairs from scored completions, ranked by the reward called ``reward``; those without a value take no part."""
+    rng = np.random.default_rng(seed)
+    out = []
+    for scored in groups:
+        prompt = scored.group.prompt
+        outcomes = [
+            Outcome(completion.text, value)
+            for completion, score in zip(scored.group.completions, scored.scores, strict=True)
+            if (value := score.parts.get(reward)) is not None
+        ]
+        out += rank(prompt.text if prompt.text is not None else prompt.messages or (), outcomes, most=most, rng=rng)
+    return out
+
+
+def pairs_of_run(folder: Path, *, reward: str, most: int, seed: int) -> list[Pair]:
+    """Pairs from the rollouts of a run of trew, ranked by one of its rewards (the total where ``reward`` is empty).
+
+    Raises DataError where the folder has no rollouts, no such reward, or no group with different values.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    files = sorted((folder / "rollouts").glob("*.parquet"))
+    if not files:
+        raise DataError(f"{folder}: has no rollouts/*.parquet; give the folder of a run of trew train")
+    rng = np.random.default_rng(seed)
+    names = ["uid", "prompt", "messages", "completion", "score", "parts"]
+    pairs: list[Pair] = []
+    known: set[str] = set()
+    for file in files:
+        try:
+            rows = pq.read_table(file, columns=names).to_pylist()
+        except (pa.ArrowException, OSError, KeyError) as error:
+            first = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise DataError(f"{file}: cannot be read as rollouts ({first})") from None
+        if rows and "messages" not in rows[0]:
+            raise DataError(f"{file}: was written by an older trew, without the prompts' messages; run it again")
+        groups: dict[str, list[dict[str, Any]]] = {}
+        for row in rows:
+            groups.setdefault(row["uid"], []).append(row)
+            known.update(name for name, _ in row["parts"])
+        for members in groups.values():
+            chat = members[0]["messages"]
+            prompt = members[0]["prompt"] if chat is None else json.loads(chat)
+            values = [dict(row["parts"]).get(reward) if reward else row["score"] for row in members]
+            outcomes = [Outcome(r["completion"], v) for r, v in zip(members, values, strict=True) if v is not None]
+            pairs += rank(prompt, outcomes, most=most, rng=rng)
+    if reward and reward not in known:
+        raise DataError(f"{folder}: no reward is called {reward!r}; accepts {', '.join(sorted(known)) or 'none'}")
+    if not pairs:
+        raise DataError(
+            f"{folder}: makes no pairs: in no group of its rollouts are two different completions with different "
+            f"values of {reward or 'the reward'}; take another run, or another reward"
+        )
+    return pairs
+
+
+def divide(pairs: Sequence[Pair], *, share: float, seed: int) -> tuple[list[Pair], list[Pair]]:
+    """Training and held-out pairs: whole prompts are held out, about ``share`` of them, at least one of each kind.
+
+    Which side a prompt is on depends on its content and ``seed`` alone, so that it stays there when pairs are added;
+    only where one side would be empty does the prompt nearest to the border change it.
+
+    >>> pairs = [make_pair(f"q{i}", chosen="a", rejected="b") for i in range(50)]
+    >>> train, held = divide(pairs, share=0.2, seed=0)
+    >>> len(train) + len(held), {p.key for p in train} & {p.key for p in held}
+    (50, set())
+    """
+
+    def place(key: str) -> float:
+        digest = hashlib.blake2b(f"{seed}:{key}".encode(), digest_size=8).digest()
+        return int.from_bytes(digest, "big") / 2**64
+
+    keys = sorted(dict.fromkeys(pair.key for pair in pairs), key=place)
+    count = sum(place(key) < share for key in keys)
+    if len(keys) >= 2:
+        count = min(max(count, 1), len(keys) - 1)
+    held = set(keys[:count])
+    return [p for p in pairs if p.key not in held], [p for p in pairs if p.key in held]

@@ -1,0 +1,152 @@
+"""The configuration of a reward model's training: a recipe as TOML, or the command's flags; checked as a whole."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..config import Dtype, LearnerConfig, Overlong, Schedule, build, dump_table, read_table
+from ..errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairData:
+    """Where preference pairs come from: a file, or the rollouts of runs, or both."""
+
+    pairs: str = ""  # .jsonl, .json or .parquet with prompt, chosen, rejected
+    runs: tuple[str, ...] = ()  # folders of trew train: completions of one prompt, the better before the worse
+    reward: str = ""  # the reward of those runs that ranks; empty = their total
+    pairs_per_prompt: int = 8  # most pairs of one group of completions
+    eval: str = "auto"  # a file of held-out pairs; auto = whole prompts held out of the pairs
+    held_out: float = 0.1  # share of the prompts that auto holds out
+    max_tokens: int = 0  # of prompt and answer; 0 = the model's positions
+    overlong: Overlong = "error"  # what to do with longer pairs: error or drop
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardLearner:
+    """How weights are updated."""
+
+    lr: float = 1e-5
+    schedule: Schedule = "cosine"
+    warmup_steps: int = 0
+    weight_decay: float = 0.0
+    adam_beta1: float = 0.9
+    adam_beta2: float = 0.999
+    adam_eps: float = 1e-8
+    max_grad_norm: float = 1.0
+    batch: int = 32  # pairs per step
+    microbatch_tokens: int = 8192  # memory only: the result does not depend on it
+    dtype: Dtype = "float32"  # of the computation; weights and optimizer state are float32 always
+    gradient_checkpointing: bool = False
+    centre: float = 0.0  # weight of (r_chosen + r_rejected)²: keeps scores around 0; 0.01 is usual
+
+    def optimizer(self) -> LearnerConfig:
+        """What the optimizer and the learning rate read."""
+        names = ("lr", "schedule", "warmup_steps", "weight_decay", "adam_beta1", "adam_beta2", "adam_eps",
+                 "max_grad_norm")  # fmt: skip
+        return LearnerConfig(**{name: getattr(self, name) for name in names})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardEval:
+    """Agreement with held-out pairs, before, during and after training."""
+
+    every: int = 0  # steps; 0 = only before and after
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardCheckpoints:
+    """When to save, and how many to keep."""
+
+    every: int = 50  # steps; 0 = never
+    keep: int = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardTraining:
+    """The training of one reward model."""
+
+    model: str  # a causal language model, which gets a head, or a reward model, which is trained on
+    tokenizer: str = ""  # empty = the model's
+    chat_template: str = ""  # empty = the tokenizer's; "plain", or a .jinja file
+    device: str = "auto"
+    threads: int = 0  # 0 = torch's choice
+    seed: int = 0
+    epochs: int = 1  # passes over the pairs
+    steps: int = 0  # instead of epochs; 0 = by epochs
+    out: str = ""  # run folder; empty = runs/<recipe name>
+    data: PairData = field(default_factory=PairData)
+    learner: RewardLearner = field(default_factory=RewardLearner)
+    eval: RewardEval = field(default_factory=RewardEval)
+    checkpoint: RewardCheckpoints = field(default_factory=RewardCheckpoints)
+
+
+def load_settings(path: Path | None, overrides: Iterable[str] = (), *, flags: Mapping[str, Any] | None = None) -> Any:
+    """The settings of a recipe with ``key=value`` overrides, then ``flags`` by their dotted names; without a recipe,
+    of these alone. Raises ConfigError with every problem of reading; :func:`problems` has those of the values."""
+    from ..config import apply_overrides
+
+    table: dict[str, Any] = {}
+    if path is None:
+        apply_overrides(table, overrides)
+    else:
+        table = read_table(path, overrides)
+    for key, value in (flags or {}).items():
+        *parents, last = key.split(".")
+        node = table
+        for part in parents:
+            node = node.setdefault(part, {})
+            if not isinstance(node, dict):
+                raise ConfigError(f"{part}: expected a table, got {node!r}")
+        node[last] = value
+    return build(RewardTraining, table, where="")
+
+
+def dumps(settings: RewardTraining) -> str:
+    """The settings as TOML that :func:`load_settings` reads back to equal ones."""
+    return dump_table(dataclasses.asdict(settings))
+
+
+def problems(settings: RewardTraining) -> list[str]:
+    """Every value and combination that can be judged without data and model; one line each."""
+    s, found = settings, []
+
+    def need(name: str, fine: bool, accepts: str) -> None:
+        if not fine:
+            value: Any = s
+            for part in name.split("."):
+                value = getattr(value, part)
+            found.append(f"{name}: got {value!r}, accepts {accepts}")
+
+    for name, value in {
+        "epochs": s.epochs, "learner.batch": s.learner.batch, "learner.microbatch_tokens": s.learner.microbatch_tokens,
+        "data.pairs_per_prompt": s.data.pairs_per_prompt, "checkpoint.keep": s.checkpoint.keep,
+    }.items():  # fmt: skip
+        need(name, value >= 1, "a whole number of at least 1")
+    for name, value in {
+        "steps": s.steps, "threads": s.threads, "eval.every": s.eval.every, "checkpoint.every": s.checkpoint.every,
+        "learner.warmup_steps": s.learner.warmup_steps, "learner.weight_decay": s.learner.weight_decay,
+        "learner.centre": s.learner.centre, "data.max_tokens": s.data.max_tokens,
+    }.items():  # fmt: skip
+        need(name, 0 <= value < float("inf"), "0 or more")
+    need("model", bool(s.model.strip()), "a folder or a hub id: a causal language model, or a reward model")
+    need("seed", 0 <= s.seed < 2**63, "a whole number from 0 to 2**63 - 1")
+    need("learner.lr", 0 < s.learner.lr < 1, "a number above 0 and below 1")
+    need("learner.adam_beta1", 0 <= s.learner.adam_beta1 < 1, "a number from 0 up to, not including, 1")
+    need("learner.adam_beta2", 0 <= s.learner.adam_beta2 < 1, "a number from 0 up to, not including, 1")
+    need("learner.adam_eps", 0 < s.learner.adam_eps < float("inf"), "a number above 0")
+    need("learner.max_grad_norm", 0 < s.learner.max_grad_norm < float("inf"), "above 0")
+    need("data.held_out", 0 < s.data.held_out < 1, "a number above 0 and below 1")
+    need("data.overlong", s.data.overlong in ("error", "drop"), "'error' or 'drop': half an answer has no preference")
+    if not s.data.pairs and not s.data.runs:
+        found.append(
+            "data.pairs: none given; give a .jsonl file with prompt, chosen and rejected, or data.runs, folders of "
+            "trew train whose rollouts make pairs"
+        )
+    if s.data.reward and not s.data.runs:
+        found.append(f"data.reward: got {s.data.reward!r}, but only data.runs have rewards; leave it out, or give runs")
+    return found

@@ -1,0 +1,325 @@
+"""Programs as answers: run in a sandbox, judged by what they print (``code_stdin``) or return (``code_func``)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from . import code_asserts, code_block
+from .sandbox import Job, Limits, Outcome, boundary, pool
+from .sandbox.pool import run_together
+from .thinking import after_thinking
+from .verdict import Verdict, bad_gold, no_answer, right_or_wrong
+
+TIMEOUT_S, MEMORY_MB = 10.0, 512
+LONGEST = 16 << 20  # characters of a program
+STDIN_COLUMNS = "tests (a list of {input, output}), input_output, or reward_model.ground_truth"
+FUNC_COLUMNS = "entry_point with asserts, test_list or test, or reward_model.ground_truth"
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    input: str
+    output: str
+
+
+# ---------------------------------------------------------------------------------------------------------- code_stdin
+
+
+def grade_stdin(
+    completion: str,
+    gold: Any = None,
+    *,
+    tests: Any = None,
+    timeout_s: float = TIMEOUT_S,
+    memory_mb: int = MEMORY_MB,
+    thinking: bool = False,
+) -> Verdict:
+    """1 when the last ```` ```python ```` block, run as a program, answers every test's ``input`` with its ``output``.
+
+    Lines are compared without the white space at their ends, empty lines at the end do not count, and there must be as
+    many as expected; the program must end with status 0. Each test may take ``timeout_s`` seconds of CPU (and of
+    sleep) and ``memory_mb`` MiB. ``tests`` may stand in ``gold``. Raises SandboxError where nothing contains a program.
+
+    >>> grade_stdin("I would add them.", tests=[{"input": "2 3", "output": "5"}]).detail
+    'no complete ```python block'
+    >>> grade_stdin("```python\\nprint(5)\\n```", tests=[]).status
+    'bad_gold'
+    """
+    cases = stdin_cases(tests if tests is not None else gold)
+    if isinstance(cases, str):
+        return bad_gold(cases)
+    program = _program(completion, thinking=thinking)
+    if isinstance(program, Verdict):
+        return program
+    limits = _limits(timeout_s, memory_mb)
+    box = boundary()
+    for number, case in enumerate(cases, start=1):
+        most = max(limits.output, 2 * len(case.output) + (1 << 16))
+        allowed = Limits(seconds=limits.seconds, memory=limits.memory, output=most)
+        outcome = box.run(Job("script", (_encoded(program), _encoded(case.input)), allowed))
+        if verdict := _not_judged(outcome):
+            return verdict
+        if wrong := _printed_wrong(outcome, case.output):
+            return right_or_wrong(False, extracted=program, detail=f"test {number} of {len(cases)}: {wrong}")
+    return right_or_wrong(True, extracted=program)
+
+
+def stdin_cases(tests: Any) -> list[_Case] | str:
+    """The tests as inputs and outputs, or what is wrong with them.
+
+    >>> stdin_cases('{"inputs": ["1"], "outputs": ["2"]}')
+    [_Case(input='1', output='2')]
+    >>> stdin_cases([{"input": "1"}])
+    "test 1 has no output, got {'input': '1'}"
+    """
+    tests = _parsed(tests)
+    if isinstance(tests, Mapping):
+        if "inputs" in tests and "outputs" in tests:
+            inputs, outputs = _listed(tests["inputs"]), _listed(tests["outputs"])
+            if inputs is None or outputs is None or len(inputs) != len(outputs):
+                return "inputs and outputs must be lists of one length"
+            tests = [{"input": i, "output": o} for i, o in zip(inputs, outputs, strict=True)]
+        else:
+            tests = _parsed(tests.get("tests"))
+    listed = _listed(tests)
+    if not listed:
+        return f"tests must be a list of {{input, output}} with at least one, got {tests!r:.80}"
+    cases = []
+    for number, test in enumerate(listed, start=1):
+        if not isinstance(test, Mapping):
+            return f"test {number} must be {{input, output}}, got {test!r:.80}"
+        for name in ("input", "output"):
+            if test.get(name) is None and not (name == "input" and name in test):
+                return f"test {number} has no {name}, got {dict(test)!r:.80}"
+        texts = [_lines_of(test["input"]), _lines_of(test["output"])]
+        if None in texts:
+            return f"test {number}: input and output must be text, or lists of lines, got {dict(test)!r:.80}"
+        cases.append(_Case(*texts))  # pyright: ignore[reportArgumentType]
+    return cases
+
+
+def _lines_of(value: Any) -> str | None:
+    """Text, a number as text, or a list of lines joined; None for anything else."""
+    if value is None:
+        return ""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return str(value)
+    lines = _listed(value)
+    return "\n".join(map(str, lines)) if lines is not None and all(isinstance(x, (str, int)) for x in lines) else None
+
+
+def _printed_wrong(outcome: Outcome, expected: str) -> str:
+    """How a program's run differs from what a test expects; empty when it does not."""
+    if outcome.ended == "limit":
+        return outcome.why
+    if outcome.status != 0:
+        said = outcome.parts[1].decode("utf-8", "replace").strip().rpartition("\n")[2]
+        return f"ended with status {outcome.status}{': ' + said if said else ''}"
+    got, want = _lines(outcome.parts[0].decode("utf-8", "replace")), _lines(expected)
+    if len(got) != len(want):
+        return f"wrote {len(got)} line{'' if len(got) == 1 else 's'}, expected {len(want)}"
+    for number, (one, other) in enumerate(zip(got, want, strict=True), start=1):
+        if one != other:
+            return f"line {number} is {one[:60]!r}, expected {other[:60]!r}"
+    return ""
+
+
+def _lines(text: str) -> list[str]:
+    lines = [line.rstrip() for line in text.split("\n")]
+    while lines and not lines[-1]:
+        lines.pop()
+    return lines
+
+
+# ----------------------------------------------------------------------------------------------------------- code_func
+
+
+def grade_func(
+    completion: str,
+    gold: Any = None,
+    *,
+    entry_point: str | None = None,
+    asserts: Any = None,
+    setup: str = "",
+    timeout_s: float = TIMEOUT_S,
+    memory_mb: int = MEMORY_MB,
+    thinking: bool = False,
+) -> Verdict:
+    """1 when the function ``entry_point`` of the last ```` ```python ```` block makes every assert hold.
+
+    The program and the asserts never meet: calls go into the sandbox, plain values come out and are compared outside,
+    or in a second sandbox where an assert is more than a comparison. ``setup`` is code that both may use, such as what
+    a prompt has already defined. All calls together may take ``timeout_s`` seconds of CPU (and of sleep).
+
+    >>> grade_func("Two times x.", entry_point="double", asserts=["assert double(2) == 4"]).status
+    'no_answer'
+    >>> grade_func("```python\\n```", entry_point="double", asserts=["assert triple(2) == 6"]).detail
+    'no assert calls candidate or double'
+    """
+    tests = func_tests({"entry_point": entry_point, "asserts": asserts, "setup": setup}, gold)
+    if isinstance(tests, str):
+        return bad_gold(tests)
+    program = _program(completion, thinking=thinking)
+    if isinstance(program, Verdict):
+        return program
+    limits, before = _limits(timeout_s, memory_mb), _encoded(setup or "")
+    if tests.checks is not None:
+        calls = "\n".join(check.call for check in tests.checks).encode()
+        outcome = boundary().run(Job("calls", (_encoded(program), before, calls), limits, tests.entry))
+        wrong = _not_judged(outcome) or _returned_wrong(outcome, tests.checks)
+    else:
+        outcome = boundary().run(Job("tests", (_encoded(program), before, _encoded(tests.text)), limits, tests.entry))
+        wrong = _not_judged(outcome) or _failed_tests(outcome)
+    if isinstance(wrong, Verdict):
+        return wrong
+    return right_or_wrong(not wrong, extracted=program, detail=wrong)
+
+
+def func_tests(row: Mapping[str, Any], gold: Any = None) -> code_asserts.Asserts | str:
+    """The asserts of a row taken apart, or what is wrong with them."""
+    nested = _parsed(gold)
+    if row.get("asserts") is None and isinstance(nested, Mapping):
+        row = {**nested, "setup": row.get("setup") or nested.get("setup")}
+    elif row.get("asserts") is None and _listed(nested) is not None:
+        row = {**row, "asserts": nested}
+    asserts = _parsed(row.get("asserts"))
+    listed = [asserts] if isinstance(asserts, str) else _listed(asserts)
+    if not listed or not all(isinstance(one, str) and one.strip() for one in listed):
+        return f"asserts must be a list of texts such as 'assert f(1) == 2', with at least one, got {asserts!r:.80}"
+    setup = row.get("setup") or ""
+    if not isinstance(setup, str):
+        return f"setup must be Python source text, got {setup!r:.80}"
+    entry = row.get("entry_point") or code_asserts.likely_entry(listed)
+    if not isinstance(entry, str):
+        return f"entry_point must name the function that the asserts call, got {entry!r:.80}"
+    return code_asserts.read(tuple(listed), entry, setup)
+
+
+def _returned_wrong(outcome: Outcome, checks: Sequence[code_asserts.Check]) -> str:
+    """The first check that does not hold; empty when all do."""
+    lines = outcome.parts[0].split(b"\n") if outcome.parts and outcome.parts[0] else []
+    if outcome.ended == "limit":
+        return outcome.why
+    if not lines:
+        return f"ended with status {outcome.status} before the tests"
+    if not lines[0].startswith(b'["r",'):
+        return "could not be loaded: " + _raised(lines[0])
+    answers = lines[1:]
+    for check, line in zip(checks, answers, strict=False):
+        if not line.startswith(b'["r",'):
+            return f"{check.source[:80]}: raised {_raised(line)}"
+        if not check.holds(line[5:-1]):
+            return f"{check.source[:80]}: got {line[5:-1][:80].decode('ascii', 'replace')}"
+    if len(answers) != len(checks):
+        return f"answered {len(answers)} of {len(checks)} calls, and ended with status {outcome.status}"
+    return ""
+
+
+def _raised(line: bytes) -> str:
+    try:
+        _, kind, message = json.loads(line)
+        return f"{kind}: {message}"[:160]
+    except (ValueError, RecursionError):
+        return "something unreadable"
+
+
+def _failed_tests(outcome: Outcome) -> str | Verdict:
+    """What the asserts in the second sandbox said; empty when all held."""
+    judge = outcome.judge or {}
+    if judge.get("ended") == "failed":
+        return Verdict(None, "sandbox_error", None, judge["why"])
+    if outcome.ended == "limit":
+        return outcome.why
+    if judge.get("ended") == "limit":
+        if str(judge["why"]).startswith("clock: "):
+            return Verdict(None, "timeout", None, judge["why"][7:])
+        return f"the asserts {judge['why']} on what came back"
+    answered, done = outcome.parts[:2]
+    if not done:
+        if answered.startswith(b'["x",'):
+            return "could not be loaded: " + _raised(answered)
+        return f"ended with status {outcome.status} before the tests were done"
+    if answered.startswith(b'["x",') and done == b"":
+        return "could not be loaded: " + _raised(answered)
+    try:
+        _, held, kind, detail = json.loads(done)
+    except (ValueError, RecursionError):
+        return "the tests ended without a result"
+    if kind == "Lost" and detail.endswith("an argument is no plain value"):
+        return bad_gold("the asserts give the function something that is no plain value")
+    return "" if held is True else str(detail) or "an assert did not hold"
+
+
+# ------------------------------------------------------------------------------------------------------------- shared
+
+
+def _program(completion: str, *, thinking: bool) -> str | Verdict:
+    text = after_thinking(completion, thinking=thinking)
+    if text is None:
+        return no_answer("the thought was not finished")
+    program = code_block.extract(text)
+    if program is None:
+        return no_answer("no complete ```python block")
+    if not program.strip():
+        return no_answer("the ```python block is empty")
+    if len(program) > LONGEST:
+        return no_answer(f"the program is longer than {LONGEST:,} characters")
+    return program
+
+
+def _limits(timeout_s: float, memory_mb: int) -> Limits:
+    return Limits(seconds=float(timeout_s), memory=int(memory_mb) << 20)
+
+
+def _encoded(text: str) -> bytes:
+    """A lone surrogate is no valid UTF-8, and Python says so when it reads the program."""
+    return text.encode("utf-8", "surrogatepass")
+
+
+def _not_judged(outcome: Outcome) -> Verdict | None:
+    """The verdict where the sandbox, or the clock of the wall, and not the program is at fault."""
+    if outcome.ended == "failed":
+        _, mark, said = outcome.why.partition("SETUP: ")  # from before the program was loaded
+        return bad_gold(f"the setup fails: {said}") if mark else Verdict(None, "sandbox_error", None, outcome.why)
+    return Verdict(None, "timeout", None, outcome.why[7:]) if outcome.clock else None
+
+
+def grade_many(grade: Any, items: Sequence[tuple[str, Any, Mapping[str, Any]]]) -> list[Verdict]:
+    """``[grade(completion, gold, **args) ...]``, as many at a time as the sandbox has processes."""
+    size = pool(boundary().design).size
+    return run_together(lambda item: grade(item[0], item[1], **item[2]), items, size=size)
+
+
+def grade_many_stdin(items: Sequence[tuple[str, Any, Mapping[str, Any]]]) -> list[Verdict]:
+    """Several completions with ``code_stdin``: the same verdicts, in order, as one at a time."""
+    return grade_many(grade_stdin, items)
+
+
+def grade_many_func(items: Sequence[tuple[str, Any, Mapping[str, Any]]]) -> list[Verdict]:
+    """Several completions with ``code_func``: the same verdicts, in order, as one at a time."""
+    return grade_many(grade_func, items)
+
+
+def _parsed(value: Any) -> Any:
+    """JSON text as its value; anything else as it is."""
+    if isinstance(value, str) and value.lstrip()[:1] in ("{", "["):
+        try:
+            return json.loads(value)
+        except (ValueError, RecursionError):
+            return value
+    return value
+
+
+def _listed(value: Any) -> list[Any] | None:
+    """Lists, tuples and arrays as a list; None for anything else."""
+    if isinstance(value, (list, tuple)):
+        return list(value)
+    if hasattr(value, "tolist") and not isinstance(value, (str, bytes)):
+        made = value.tolist()
+        return made if isinstance(made, list) else None
+    return None

@@ -1,0 +1,217 @@
+"""Asserts of a data row taken apart, without running anything: calls with literal arguments, and what must hold.
+
+Asserts of the usual shapes are checked in this process: the calls are made in the sandbox, the values come back and are
+compared here. Asserts of any other shape (loops, helpers, tolerances) run in a second sandbox of their own.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import json
+import warnings
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from . import code_values
+
+# Modules that asserts in the public sets use without importing them: their references happen to.
+COMMON = ("bisect", "cmath", "collections", "copy", "datetime", "decimal", "fractions", "functools", "heapq",
+          "itertools", "math", "operator", "random", "re", "statistics", "string", "sys")  # fmt: skip
+_SINGLETONS = (None, True, False)
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One call, as the line that asks for it, and what must hold of the value's text that comes back."""
+
+    call: str
+    holds: Callable[[bytes], bool]
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Asserts:
+    """A row's asserts. ``checks`` where all have a usual shape, else None; ``text`` is the whole as a program."""
+
+    entry: str
+    text: str
+    checks: tuple[Check, ...] | None
+
+
+@lru_cache(maxsize=1024)
+def read(asserts: tuple[str, ...], entry: str, setup: str = "") -> Asserts | str:
+    """The asserts taken apart, or what is wrong with them in words.
+
+    >>> found = read(("assert f(1) == 2",), "f")
+    >>> found.checks[0].call, found.checks[0].holds(b"2"), found.checks[0].holds(b"3")
+    ('["call", ["t", 1], ["d"]]', True, False)
+    >>> read(("assert f(Pair(1, 2)) == 2",), "f")
+    'the asserts use Pair, which nothing defines'
+    """
+    if not entry.isidentifier():
+        return f"entry_point must be the name of a function, got {entry!r:.80}"
+    text = "\n".join(asserts)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            tree, before = ast.parse(text), ast.parse(setup)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        return f"the asserts are no Python: {error}"
+    if wrong := _problem(tree, {entry, "candidate"}):
+        return wrong
+    if foreign := sorted(_undefined(before) - {entry}):
+        return f"the setup uses {', '.join(foreign)}, which it does not define"
+    missing = _undefined(tree) - _defined(before) - {entry, "candidate"}
+    foreign = sorted(missing - set(COMMON))
+    if foreign:
+        return f"the asserts use {', '.join(foreign)}, which nothing defines"
+    imports = "".join(f"import {name}\n" for name in sorted(missing))
+    return Asserts(entry, imports + text, _checks(tree, entry))
+
+
+def likely_entry(asserts: Sequence[str]) -> str | None:
+    """The function that asserts are about, where nothing names it: the outermost one that nothing defines.
+
+    >>> likely_entry(["assert set(similar((3, 4), (5, 4))) == {4}"])
+    'similar'
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            tree = ast.parse("\n".join(asserts))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+    unknown = _undefined(tree) - set(COMMON)
+    asserts_in = [one for one in ast.walk(tree) if isinstance(one, ast.Assert)]
+    called = [[node.func.id for node in ast.walk(one.test) if isinstance(node, ast.Call)
+               and isinstance(node.func, ast.Name)] for one in asserts_in]  # fmt: skip
+    outermost = [next((name for name in names if name in unknown), None) for names in called]
+    found = Counter(name for name in outermost if name) or Counter(names[0] for names in called if names)
+    return found.most_common(1)[0][0] if found else None  # the latter: a function that is named as one of Python's
+
+
+def _is_call(node: ast.AST, names: set[str]) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in names
+
+
+def _problem(tree: ast.Module, names: set[str]) -> str:
+    """What makes these asserts no test of a function that can be called from outside."""
+    nodes = list(ast.walk(tree))
+    if not any(isinstance(node, ast.Assert) for node in nodes):
+        return "there is no assert"
+    if not any(_is_call(node, names) or (isinstance(node, ast.Name) and node.id in names) for node in nodes):
+        return f"no assert calls {' or '.join(sorted(names))}"
+    functions = {node.name for node in nodes if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
+    guarded = {id(inner) for node in nodes if isinstance(node, ast.Try) for inner in ast.walk(node)}
+    for node in nodes:
+        if _is_call(node, names):
+            assert isinstance(node, ast.Call)
+            for given in [*node.args, *(keyword.value for keyword in node.keywords)]:
+                if isinstance(given, ast.Lambda) or (isinstance(given, ast.Name) and given.id in functions):
+                    return f"{ast.unparse(node):.80}: only plain values can be given to the function, not code"
+        if isinstance(node, ast.Expr) and _is_call(node.value, names) and id(node) not in guarded:
+            return f"{ast.unparse(node):.80}: looks for a change in its arguments, which are copies in the sandbox"
+    return ""
+
+
+def _defined(tree: ast.AST) -> set[str]:
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+            found.add(node.id)
+        elif isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            found.add(node.name)
+        elif isinstance(node, ast.arg):
+            found.add(node.arg)
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            found.update((alias.asname or alias.name).split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ExceptHandler) and node.name:
+            found.add(node.name)
+    return found
+
+
+def _undefined(tree: ast.AST) -> set[str]:
+    used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    return used - _defined(tree) - set(dir(builtins)) - {"candidate", "__name__", "__file__"}
+
+
+def _checks(tree: ast.Module, entry: str) -> tuple[Check, ...] | None:
+    """Every assert as a check; None where one has another shape, or a statement does something."""
+    body: list[ast.stmt] = []
+    names = {entry, "candidate"}
+    for statement in tree.body:
+        if isinstance(statement, ast.FunctionDef) and statement.name == "check":
+            body += statement.body
+        elif isinstance(statement, ast.Assign) and not {
+            n.id for n in ast.walk(statement) if isinstance(n, ast.Name)
+        } - {"METADATA"}:
+            continue
+        else:
+            body.append(statement)
+    found: list[Check] = []
+    for statement in body:
+        if isinstance(statement, (ast.Pass, ast.Import, ast.ImportFrom)):
+            continue
+        if isinstance(statement, ast.Expr) and (
+            isinstance(statement.value, ast.Constant) or _is_call(statement.value, {"check"})
+        ):
+            continue
+        if not isinstance(statement, ast.Assert):
+            return None
+        if isinstance(statement.test, ast.Constant) and statement.test.value:
+            continue
+        check = _check(statement.test, names)
+        if check is None:
+            return None
+        found.append(check)
+    return tuple(found) or None
+
+
+def _check(test: ast.expr, names: set[str]) -> Check | None:
+    source = ast.unparse(test)
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        call = _call(test.operand, names)
+        return Check(call, lambda line: not code_values.is_true(line), source) if call else None
+    if not isinstance(test, ast.Compare):
+        call = _call(test, names)
+        return Check(call, code_values.is_true, source) if call else None
+    if len(test.ops) != 1:
+        return None
+    left, right, operator = test.left, test.comparators[0], test.ops[0]
+    if _is_call(right, names) and isinstance(operator, (ast.Eq, ast.NotEq, ast.Is, ast.IsNot)):
+        left, right = right, left
+    call = _call(left, names)
+    try:
+        expected = ast.literal_eval(right)
+        code_values.wire(expected)
+    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+        return None
+    if call is None:
+        return None
+    if isinstance(operator, (ast.Eq, ast.NotEq)):
+        wanted = isinstance(operator, ast.Eq)
+        return Check(call, lambda line: code_values.equal(line, expected) == wanted, source)
+    if isinstance(operator, (ast.Is, ast.IsNot)) and any(expected is one for one in _SINGLETONS):
+        wanted = isinstance(operator, ast.Is)
+        return Check(call, lambda line: code_values.is_same(line, expected) == wanted, source)
+    if isinstance(operator, (ast.In, ast.NotIn)) and isinstance(expected, (list, tuple, set, dict)):
+        wanted, members = isinstance(operator, ast.In), list(expected)
+        return Check(call, lambda line: any(code_values.equal(line, one) for one in members) == wanted, source)
+    return None
+
+
+def _call(node: ast.expr, names: set[str]) -> str | None:
+    """The line that asks for a call with literal arguments; None for anything else."""
+    if not isinstance(node, ast.Call) or not _is_call(node, names):
+        return None
+    try:
+        arguments = tuple(ast.literal_eval(argument) for argument in node.args)
+        keywords = {keyword.arg: ast.literal_eval(keyword.value) for keyword in node.keywords}
+        return (
+            None if None in keywords else json.dumps(["call", code_values.wire(arguments), code_values.wire(keywords)])
+        )
+    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+        return None

@@ -1,0 +1,136 @@
+"""Verdicts on groups, in two parts: what can be graded as soon as a group is finished, and what waits for its step."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from ..types import Completion, Group, ScoredGroup
+from .builtin import KINDS, graded
+from .verdict import Verdict
+from .weighing import Reward
+
+if TYPE_CHECKING:
+    from .combine import RewardSet
+
+NOT_APPLICABLE = Verdict(None, "not_applicable")
+Verdicts = dict[str, list[Verdict]]
+"""Of one group: by reward, one per completion."""
+
+
+def arguments(reward: Reward, group: Group) -> list[tuple[str, Any, Mapping[str, Any]]]:
+    """(completion, gold, arguments) as the built-in takes them; empty where it does not apply to the row."""
+    kind = KINDS[reward.kind]
+    found = kind.gold(group.prompt.columns)
+    if found is None:
+        return []
+    gold, row = found
+    return [(c.text, gold, {**reward.args, **row, **_own(kind.from_row, c)}) for c in group.completions]
+
+
+def grade_groups(reward: Reward, groups: Sequence[Group]) -> list[list[Verdict]]:
+    """A built-in's verdicts on groups; all of them go to the kind at once where it can grade side by side."""
+    kind = KINDS[reward.kind]
+    rows = [arguments(reward, group) for group in groups]
+    items = [item for row in rows for item in row]
+    if kind.grade_many is None or len(items) < 2:
+        verdicts = [graded(kind, *item) for item in items]
+    else:
+        start = time.perf_counter()
+        verdicts = kind.grade_many(items)
+        each = (time.perf_counter() - start) / len(items)
+        verdicts = [v if v.seconds else replace(v, seconds=each) for v in verdicts]
+    left = iter(verdicts)
+    return [
+        [next(left) for _ in row] if row else [NOT_APPLICABLE] * len(group.completions)
+        for group, row in zip(groups, rows, strict=True)
+    ]
+
+
+def _own(names: Sequence[str], completion: Completion) -> dict[str, Any]:
+    """Arguments that come from the completion itself."""
+    return {
+        n: len(completion) if n == "length" else completion.token_ids for n in names if n in ("length", "token_ids")
+    }
+
+
+def grade_after(reward: Reward, group: Group, first: Sequence[Verdict]) -> list[Verdict]:
+    """Verdicts of a kind that asks whether the answer is right (``correct``): the recipe's first reward is 1 or more.
+
+    Where that reward said nothing, this one says nothing either, for the same reason.
+    """
+    kind = KINDS[reward.kind]
+    verdicts = []
+    for completion, of_first in zip(group.completions, first, strict=True):
+        if of_first.score is None:
+            verdicts.append(Verdict(None, of_first.status, detail=of_first.detail))
+        else:
+            own = {**_own(kind.from_row, completion), "correct": of_first.score >= 1}
+            verdicts.append(graded(kind, completion.text, None, {**reward.args, **own}))
+    return verdicts
+
+
+class Grading:
+    """Grades groups of one step in a thread of its own, as they are finished: generation goes on meanwhile.
+
+    ``add`` takes a group by its number; ``finish`` grades what nobody added, asks what needs the whole step, and gives
+    all scores in the groups' order. Verdicts do not depend on when they are made, so the scores are those of
+    ``RewardSet.score``. An error of the thread is raised by ``finish``. Leaving the ``with`` block drops what is left.
+    """
+
+    def __init__(self, rewards: RewardSet, *, step: int = 0) -> None:
+        self._rewards, self._step = rewards, step
+        self._todo: queue.SimpleQueue[tuple[int, Group] | None] = queue.SimpleQueue()
+        self._done: dict[int, tuple[Group, Verdicts]] = {}
+        self._error: BaseException | None = None
+        self._stopped = False
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> Grading:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        self._stopped = True
+        if kind is None:
+            self._wait()
+        else:
+            self._todo.put(None)  # an error or an interrupt is not kept waiting for a call that is under way
+
+    def add(self, number: int, group: Group) -> None:
+        """Takes group ``number`` of the step; returns at once."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="trew-grading", daemon=True)
+            self._thread.start()
+        self._todo.put((number, group))
+
+    def finish(self, groups: Sequence[Group], *, progress: Callable[[int], None] | None = None) -> list[ScoredGroup]:
+        """The scores of all groups of the step."""
+        self._wait()
+        if self._error is not None:
+            raise self._error
+        early: list[Verdicts | None] = [None] * len(groups)
+        for number, (group, verdicts) in self._done.items():
+            if group is groups[number]:
+                early[number] = verdicts
+        return self._rewards.score(groups, step=self._step, early=early, progress=progress)
+
+    def _run(self) -> None:
+        while (item := self._todo.get()) is not None:
+            if self._stopped or self._error is not None:
+                continue
+            number, group = item
+            try:
+                [verdicts] = self._rewards.early([group], step=self._step)
+                self._done[number] = (group, verdicts)
+            except BaseException as error:
+                self._error = error
+
+    def _wait(self) -> None:
+        if self._thread is not None:
+            self._todo.put(None)
+            self._thread.join()
+            self._thread = None

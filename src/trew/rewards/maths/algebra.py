@@ -1,0 +1,483 @@
+"""Exact algebra: quotients of sums of products of named things, with rational numbers in front.
+
+The things (generators) are variables, π, e, i, roots of primes, logarithms of primes, powers with symbolic exponents
+such as 2^n, and functions such as sin(x) as they stand. Products of different roots of primes are linearly
+independent, so that a sum of them is 0 only if it is written as 0; the same holds with variables and π beside them.
+Two values without functions in them are therefore equal exactly when their difference cancels: that is a decision and
+no approximation. Where functions occur (``opaque``), a difference that does not cancel decides nothing.
+
+Everything is bounded: terms, digits, and steps (``allowance``). What is larger raises TooLarge.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+from typing import Any
+
+from .primes import factored
+
+MAX_TERMS = 400
+MAX_BITS = 60_000  # of one coefficient
+MAX_WORK = 40_000  # term products per answer
+MAX_POWER = 100_000
+
+Generator = tuple[Any, ...]
+Monomial = tuple[tuple[Generator, Fraction], ...]
+Terms = dict[Monomial, Fraction]
+
+ONE: Monomial = ()
+I: Generator = ("i",)
+PI: Generator = ("pi",)
+E: Generator = ("e",)
+OPAQUE = frozenset({"function", "root", "power", "any"})  # kinds of generators between which hidden relations may hold
+
+
+class NotExact(ValueError):
+    """The text has no value that this algebra can hold; the message says why."""
+
+
+class Malformed(NotExact):
+    """The text is no formula at all; nobody could compute it."""
+
+
+class TooLarge(NotExact):
+    """The value exists, but it is larger than what is computed here."""
+
+
+class Undefined(NotExact):
+    """There is no value at all: a division by zero."""
+
+
+_work = threading.local()
+
+
+def allowance(products: int = MAX_WORK) -> None:
+    """Starts the count of steps again: ``products`` of two terms, or as much work with longer numbers."""
+    _work.left = products
+
+
+def _spend(products: int) -> None:
+    _work.left = getattr(_work, "left", MAX_WORK) - products
+    if _work.left < 0:
+        raise TooLarge("too much to compute")
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """``above / below``, each a sum of terms. Not reduced: compare with ``same``, not with ``==``."""
+
+    above: Terms
+    below: Terms
+
+    @property
+    def opaque(self) -> bool:
+        """Whether something occurs in it that may be equal to something else in ways this algebra does not know."""
+        return any(is_opaque(g) for terms in (self.above, self.below) for mono in terms for g, _ in mono)
+
+    @property
+    def variables(self) -> frozenset[str]:
+        """The names of the variables in it, those inside functions and exponents included."""
+        return frozenset(n for terms in (self.above, self.below) for mono in terms for g, _ in mono for n in names(g))
+
+
+def number(value: Fraction | int) -> Value:
+    """A rational number."""
+    return Value({ONE: Fraction(value)} if value else {}, {ONE: Fraction(1)})
+
+
+def thing(generator: Generator, power: Fraction | int = 1) -> Value:
+    """One generator to a power."""
+    return Value(*_split({((generator, Fraction(power)),): Fraction(1)}))
+
+
+def variable(name: str) -> Value:
+    """The unknown ``name``."""
+    return thing(("variable", name))
+
+
+def rational(value: Value) -> Fraction | None:
+    """The number that ``value`` is, where it is one.
+
+    >>> rational(divide(number(6), number(4))), rational(thing(PI))
+    (Fraction(3, 2), None)
+    """
+    if not value.above:
+        return Fraction(0)
+    if set(value.above) == set(value.below) == {ONE}:
+        return value.above[ONE] / value.below[ONE]
+    if value.above.keys() == value.below.keys():
+        ratios = {value.above[mono] / value.below[mono] for mono in value.above}
+        return ratios.pop() if len(ratios) == 1 else None
+    return None
+
+
+def add(a: Value, b: Value) -> Value:
+    """a + b."""
+    if a.below == b.below:
+        return Value(_sum(a.above, b.above), a.below)
+    above = _sum(_product(a.above, b.below), _product(b.above, a.below))
+    return _fraction(above, _product(a.below, b.below))
+
+
+def negative(a: Value) -> Value:
+    """-a."""
+    return Value({mono: -c for mono, c in a.above.items()}, a.below)
+
+
+def subtract(a: Value, b: Value) -> Value:
+    """a - b."""
+    return add(a, negative(b))
+
+
+def multiply(a: Value, b: Value) -> Value:
+    """a · b."""
+    return _fraction(_product(a.above, b.above), _product(a.below, b.below))
+
+
+def divide(a: Value, b: Value) -> Value:
+    """a / b; raises Undefined for b = 0.
+
+    >>> divide(number(1), number(0))
+    Traceback (most recent call last):
+        ...
+    trew.rewards.maths.algebra.Undefined: a division by zero
+    """
+    if not b.above:
+        raise Undefined("a division by zero")
+    return _fraction(_product(a.above, b.below), _product(a.below, b.above))
+
+
+def is_zero(a: Value) -> bool:
+    """Whether everything in ``a`` cancels."""
+    return not a.above
+
+
+def same(a: Value, b: Value) -> bool | None:
+    """Whether a = b; None where that cannot be decided because functions occur.
+
+    >>> half = divide(number(1), root(number(2), 2)); same(half, divide(root(number(2), 2), number(2)))
+    True
+    """
+    if a.above == b.above and a.below == b.below:
+        return True
+    if not _sum(_product(a.above, b.below), _product(b.above, a.below), -1):
+        return True
+    return None if a.opaque or b.opaque else False
+
+
+def power(base: Value, exponent: Value) -> Value:
+    """base ^ exponent; raises Undefined for 0 ^ -1, TooLarge for what would not fit, NotExact for 0 ^ 0."""
+    n = rational(exponent)
+    if n is None:
+        return _symbolic_power(base, exponent)
+    if n.denominator == 1:
+        return _whole_power(base, int(n))
+    if n.denominator > 64 or abs(n.numerator) > MAX_POWER:
+        raise TooLarge("a root of a very high degree")
+    return _whole_power(root(base, n.denominator, principal=True), n.numerator)
+
+
+def root(base: Value, degree: int, *, principal: bool = False) -> Value:
+    """The ``degree``-th root: real for real numbers where there is one; with ``principal`` that of a negative number
+    to an odd degree is left as it stands, since ``(-8)^{1/3}`` means different things to different people.
+
+    >>> same(multiply(root(number(2), 2), root(number(6), 2)), multiply(number(2), root(number(3), 2)))
+    True
+    >>> rational(root(number(-8), 3)), rational(root(number(Fraction(4, 9)), 2))
+    (Fraction(-2, 1), Fraction(2, 3))
+    """
+    if not 1 <= degree <= 64:
+        raise TooLarge("a root of a very high degree")
+    if degree == 1 or not base.above:
+        return base
+    n = rational(base)
+    if n is not None:
+        found = _root_of_number(n, degree, principal)
+        return found if found is not None else thing(("root", degree, key(base)))
+    # constants come out of a root; what is left of it is a single variable, or stays under the root
+    if len(base.above) == len(base.below) == 1:
+        [(mono, c)] = base.above.items()
+        [(low, d)] = base.below.items()
+        if c / d > 0 and low == ONE and _is_plain(mono):
+            outer = _root_of_number(c / d, degree, principal)
+            if outer is not None:
+                return multiply(outer, Value(*_split({tuple((g, e / degree) for g, e in mono): Fraction(1)})))
+    return thing(("root", degree, key(base)))
+
+
+def function(name: str, *arguments: Value) -> Value:
+    """A function of arguments as it stands; equal only to itself."""
+    return thing(("function", name, *(key(a) for a in arguments)))
+
+
+def logarithm(a: Value) -> Value:
+    """The natural logarithm: of positive rational numbers as a sum over primes, of powers of e exactly.
+
+    >>> rational(divide(logarithm(number(8)), logarithm(number(2))))
+    Fraction(3, 1)
+    """
+    n = rational(a)
+    if n is not None and n > 0:
+        above, below = factored(n.numerator), factored(n.denominator)
+        if above is not None and below is not None:
+            total = number(0)
+            for sign, parts in ((1, above), (-1, below)):
+                for p, count in parts:
+                    total = add(total, multiply(number(sign * count), thing(("log", p))))
+            return total
+    if len(a.above) == 1 and a.below == {ONE: Fraction(1)}:
+        [(mono, c)] = a.above.items()
+        if c == 1 and len(mono) == 1 and mono[0][0] == E:
+            return number(mono[0][1])
+    return function("log", a)
+
+
+def key(a: Value) -> tuple[Any, ...]:
+    """A hashable name of the value; equal names mean equal values (not the other way round)."""
+    if a.below == {ONE: Fraction(1)}:
+        return (tuple(sorted(a.above.items(), key=repr)), ())
+    lead = a.below[min(a.below, key=repr)]
+    above = {m: c / lead for m, c in a.above.items()}
+    below = {m: c / lead for m, c in a.below.items()}
+    return (tuple(sorted(above.items(), key=repr)), tuple(sorted(below.items(), key=repr)))
+
+
+@lru_cache(maxsize=1024)
+def is_opaque(generator: Generator) -> bool:
+    """Whether relations with other generators may be hidden in this one."""
+    if generator[0] == "power":  # 2^n and x^n are independent of everything else; (x+1)^n and e^(iπ) are not
+        _, base, mono = generator
+        return base[0] not in ("prime", "e", "variable") or any(
+            g[0] not in ("variable", "pi") or (g[0] == "pi" and len(mono) == 1) for g, _ in mono
+        )
+    return generator[0] in OPAQUE
+
+
+@lru_cache(maxsize=1024)
+def names(generator: Any) -> frozenset[str]:
+    """The variables inside a generator, found by walking through its parts."""
+    found: set[str] = set()
+    stack = [generator]
+    while stack:
+        part = stack.pop()
+        if isinstance(part, tuple):
+            if len(part) == 2 and part[0] == "variable":
+                found.add(part[1])
+            else:
+                stack.extend(part)
+    return frozenset(found)
+
+
+# ---------------------------------------------------------------------------------------------------------- inside
+
+
+def _sum(a: Terms, b: Terms, sign: int = 1) -> Terms:
+    out = dict(a)
+    for mono, c in b.items():
+        total = out.get(mono, 0) + sign * c
+        if total:
+            out[mono] = Fraction(total)
+        else:
+            out.pop(mono, None)
+    if len(out) > MAX_TERMS:
+        raise TooLarge("too many terms")
+    return out
+
+
+def _product(a: Terms, b: Terms) -> Terms:
+    _spend(len(a) * len(b) * (1 + (_bits(a) * _bits(b) >> 20)))
+    if len(b) == 1 and ONE in b:
+        a, b = b, a
+    if len(a) == 1 and ONE in a:
+        c = a[ONE]
+        return b if c == 1 else {mono: _checked(c * d) for mono, d in b.items()}
+    out: Terms = {}
+    for left, c in a.items():
+        for right, d in b.items():
+            factor, mono = _joined(left, right)
+            total = out.get(mono, 0) + c * d * factor
+            if total:
+                out[mono] = _checked(Fraction(total))
+            else:
+                out.pop(mono, None)
+    if len(out) > MAX_TERMS:
+        raise TooLarge("too many terms")
+    return out
+
+
+def _bits(terms: Terms) -> int:
+    return max((max(c.numerator.bit_length(), c.denominator.bit_length()) for c in terms.values()), default=0)
+
+
+def _checked(c: Fraction) -> Fraction:
+    if c.numerator.bit_length() > MAX_BITS or c.denominator.bit_length() > MAX_BITS:
+        raise TooLarge("too many digits")
+    return c
+
+
+def _joined(a: Monomial, b: Monomial) -> tuple[Fraction, Monomial]:
+    """The product of two monomials: exponents added; whole powers of primes and of i go into the number in front."""
+    if not a or not b:
+        return Fraction(1), a or b
+    exponents = dict(a)
+    for g, e in b:
+        exponents[g] = exponents.get(g, Fraction(0)) + e
+    return _tidy(exponents)
+
+
+def _tidy(exponents: dict[Generator, Fraction]) -> tuple[Fraction, Monomial]:
+    factor = Fraction(1)
+    out = []
+    for g, e in exponents.items():
+        if g[0] == "prime":
+            whole = e.numerator // e.denominator
+            if abs(whole) > MAX_POWER:
+                raise TooLarge("too many digits")
+            factor *= Fraction(g[1]) ** whole
+            e -= whole
+        elif g == I and e.denominator == 1:
+            turn = int(e) % 4
+            factor *= -1 if turn >= 2 else 1
+            e = Fraction(turn % 2)
+        elif g[0] == "root" and e.denominator == 1 and e >= g[1]:
+            return _unrooted(exponents, g)
+        if e:
+            out.append((g, e))
+    out.sort(key=_order)
+    return factor, tuple(out)
+
+
+def _unrooted(exponents: dict[Generator, Fraction], g: Generator) -> tuple[Fraction, Monomial]:
+    """sqrt(A)^2 is A; where A is a sum, the square stays as it stands (and decides nothing)."""
+    above, below = g[2]
+    if len(above) != 1 or below:
+        return Fraction(1), tuple(sorted(exponents.items(), key=_order))
+    [(mono, c)] = above
+    rest = dict(exponents)
+    rest[g] -= g[1]
+    for inner, e in mono:
+        rest[inner] = rest.get(inner, Fraction(0)) + e
+    factor, tidy = _tidy(rest)
+    return factor * c, tidy
+
+
+def _order(entry: tuple[Generator, Fraction]) -> str:
+    return _name_of(entry[0])
+
+
+@lru_cache(maxsize=8192)
+def _name_of(generator: Generator) -> str:
+    return repr(generator)
+
+
+def _split(terms: Terms) -> tuple[Terms, Terms]:
+    """Tidied terms over 1."""
+    out: Terms = {}
+    for mono, c in terms.items():
+        factor, tidy = _tidy(dict(mono))
+        out[tidy] = out.get(tidy, Fraction(0)) + c * factor
+    return {m: c for m, c in out.items() if c}, {ONE: Fraction(1)}
+
+
+def _fraction(above: Terms, below: Terms) -> Value:
+    """A quotient; one whose denominator is a single term is multiplied out, so that common ones have one form."""
+    if not above:
+        return number(0)
+    if len(below) == 1:
+        [(mono, c)] = below.items()
+        if mono == ONE:
+            if c != 1:
+                above = {m: _checked(d / c) for m, d in above.items()}
+            return Value(above, {ONE: Fraction(1)})
+        inverse = Value(*_split({tuple((g, -e) for g, e in mono): 1 / c}))
+        return Value(_product(above, inverse.above), {ONE: Fraction(1)})
+    return Value(above, below)
+
+
+def _whole_power(base: Value, n: int) -> Value:
+    if n == 0:
+        if not base.above:
+            raise NotExact("0 to the power 0")
+        return number(1)
+    if n < 0:
+        return _whole_power(divide(number(1), base), -n)
+    if n > MAX_POWER:
+        if rational(base) in (0, 1, -1):
+            return base if n % 2 else multiply(base, base)
+        raise TooLarge("a very high power")
+    for terms in (base.above, base.below):
+        if (_bits(terms) - 1) * n > MAX_BITS or (len(terms) > 1 and n > 64):
+            raise TooLarge("a very high power")
+    if len(base.above) == len(base.below) == 1:
+        [(mono, c)], [(low, d)] = base.above.items(), base.below.items()
+        above = Value(*_split({tuple((g, e * n) for g, e in mono): c**n}))
+        below = Value(*_split({tuple((g, e * n) for g, e in low): d**n}))
+        return divide(above, below)
+    out = number(1)
+    while n:
+        if n & 1:
+            out = multiply(out, base)
+        n >>= 1
+        if n:
+            base = multiply(base, base)
+    return out
+
+
+def _symbolic_power(base: Value, exponent: Value) -> Value:
+    """b^(c0 + c1 m1 + …) = b^c0 · (b^m1)^c1 …: one generator per base and monomial of the exponent."""
+    if exponent.below != {ONE: Fraction(1)} or len(exponent.above) > 20:
+        return thing(("any", key(base), key(exponent)))
+    n = rational(base)
+    if n is not None and n > 0 and n != 1:
+        above, below = factored(n.numerator), factored(n.denominator)
+        if above is None or below is None:
+            return thing(("any", key(base), key(exponent)))
+        out = number(1)
+        for sign, parts in ((1, above), (-1, below)):
+            for p, count in parts:
+                out = multiply(out, _generator_power(("prime", p), exponent, sign * count))
+        return out
+    if n == 1:
+        return base
+    if base.below == {ONE: Fraction(1)} and len(base.above) == 1:
+        [(mono, c)] = base.above.items()
+        if c == 1 and len(mono) == 1 and mono[0][1] == 1 and mono[0][0][0] in ("variable", "e"):
+            return _generator_power(mono[0][0], exponent, 1)
+    return thing(("any", key(base), key(exponent)))
+
+
+def _generator_power(base: Generator, exponent: Value, times: int) -> Value:
+    out = number(1)
+    for mono, c in exponent.above.items():
+        piece = thing(base, c * times) if mono == ONE else thing(("power", base, mono), c * times)
+        out = multiply(out, piece)
+    return out
+
+
+def _is_plain(mono: Monomial) -> bool:
+    """Whether a root goes through the monomial whatever its variables stand for: positive constants, one variable."""
+    signed = [e for g, e in mono if g[0] not in ("prime", "pi", "e")]
+    return not signed or (len(signed) == 1 and signed[0] == 1 and mono_has_variable(mono))
+
+
+def mono_has_variable(mono: Monomial) -> bool:
+    """Whether the only thing in it that may be negative is a variable."""
+    return all(g[0] in ("prime", "pi", "e", "variable") for g, _ in mono)
+
+
+def _root_of_number(n: Fraction, degree: int, principal: bool) -> Value | None:
+    if n < 0:
+        positive = _root_of_number(-n, degree, principal)
+        if positive is None or (degree != 2 and (degree % 2 == 0 or principal)):
+            return None
+        return multiply(positive, thing(I)) if degree == 2 else negative(positive)
+    above, below = factored(n.numerator), factored(n.denominator)
+    if above is None or below is None:
+        return None
+    exponents = {("prime", p): Fraction(count, degree) for p, count in above}
+    exponents |= {("prime", p): Fraction(-count, degree) for p, count in below}
+    factor, mono = _tidy(dict(exponents))
+    return Value({mono: factor}, {ONE: Fraction(1)})

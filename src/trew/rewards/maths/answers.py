@@ -1,0 +1,448 @@
+r"""Normalised text read as an answer (``shapes``).
+
+``read`` takes normalised text and never raises. What it cannot make sense of is ``Unknown``: either no mathematics at
+all (``readable`` False), which equals only its own text, or something that exact algebra does not cover.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+
+from . import algebra, formula
+from .algebra import Malformed, NotExact, TooLarge, Undefined, Value
+from .shapes import Answer, Based, Equation, Group, Matrix, Named, Scalar, Shape, Union, Unknown, Words
+from .tokens import SHORT_WORDS, Token, tokenize
+
+MAX_NESTING = 20
+MAX_ITEMS = 200
+
+
+def read(text: str, *, groups: bool = True) -> Answer:
+    r"""Reads normalised text; ``groups`` as in ``tokenize``.
+
+    >>> read("1/2").shape == read("0.5").shape, read("(1, 2]").shape.ends, read("\\text{East}").shape
+    (True, '(]', Words(text='east'))
+    >>> read("f(x) dx 7 8").shape
+    Unknown(why='two numbers side by side', readable=False, too_large=False)
+    """
+    algebra.allowance()
+    if (based := _based(text)) is not None:
+        return Answer(based, text)
+    try:
+        tokens = tokenize(text, groups=groups)
+        shape = _shape(tokens, 0)
+    except NotExact as error:
+        shape = _words(text) or _unknown(error, text)
+    return Answer(shape, text)
+
+
+def _based(text: str) -> Based | None:
+    r"""Digits with a number system: 52_8, 52_{8}, 52_{\text{eight}}."""
+    found = re.fullmatch(r"([0-9A-Z]+)\s*_\s*\{?\s*(\d{1,2}|(?:\\text\s*\{)?\s*[a-z]+\s*\}?)\s*\}?", text)
+    if found is None:
+        return None
+    named = re.sub(r"\\text|[{}\s]", "", found.group(2))
+    base = int(named) if named.isdigit() else _BASES.get(named, 0)
+    digits = found.group(1)
+    if not 2 <= base <= 36 or any(int(digit, 36) >= base for digit in digits) or not re.search(r"\d|..", digits):
+        return None
+    return Based(digits.lstrip("0") or "0", base)
+
+
+_BASES: dict[str, int] = dict(
+    zip(("two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"), range(2, 11), strict=True)
+)
+
+
+def _unknown(error: NotExact, text: str) -> Unknown:
+    prose = "\\text" in text or bool(
+        re.search(r"(?<![\\A-Za-z{])(?!sin|cos|tan|cot|sec|csc|arc|log|sqrt|matrix|begin|end)[A-Za-z]{4,}", text)
+    )
+    garbled = isinstance(error, (Malformed, Undefined))
+    return Unknown(str(error), readable=not prose and not garbled, too_large=isinstance(error, TooLarge))
+
+
+def _words(text: str) -> Words | None:
+    """The text as words, where it is nothing else: letters, spaces, hyphens, apostrophes, one pair of brackets."""
+    inner = re.sub(r"\\text\s*\{([^{}]*)\}", r" \1 ", text).strip()
+    lone = re.fullmatch(r"\(?\s*([A-Za-z])\s*[).]?", inner)
+    if lone and ("\\text" in text or "(" in text or ")" in text):
+        return Words(lone.group(1).casefold())
+    if not re.fullmatch(r"[^\W\d_](?:[^\W\d_]|[\s'.\-!\"])*", inner) or len(inner) > 200:
+        return None
+    return Words(re.sub(r"[^\w]|_", "", inner.casefold()))
+
+
+# ---------------------------------------------------------------------------------------------------------- inside
+
+
+def _shape(tokens: list[Token], level: int) -> Shape:
+    if not tokens:
+        raise Malformed("empty")
+    if level > MAX_NESTING:
+        raise TooLarge("nested too deeply")
+    if tokens[0].text == "]" or (tokens[-1].text == "[" and tokens[0].text in ("[", "(")):  # ]a, b[
+        return _bracketed(tokens, level) or _formula(tokens)
+    parts, marks = _split(tokens, (",", ";", "\\or", "\\and"))
+    if len(parts) > 1:
+        return _list(parts, marks, level)
+    parts, _ = _split(tokens, ("\\cup",))
+    if len(parts) > 1:
+        return Union(tuple(_item(part, level) for part in parts))
+    for reader in (_excluded, _approximate, _member, _equality, _inequality, _bracketed, _matrix, _ratio):
+        if (found := reader(tokens, level)) is not None:
+            return found
+    letters = all(t.kind in ("text", "word") or t.text in ("(", ")") for t in tokens)
+    spelled = letters and (any(t.kind == "text" for t in tokens) or len(tokens) == 3 or _is_word(tokens))
+    if spelled and (words := _words(" ".join(t.text for t in tokens))) is not None:
+        return words
+    return _formula(tokens)
+
+
+def _is_word(tokens: list[Token]) -> bool:
+    """Whether bare letters are a word and no product of variables: long, or well known."""
+    if not all(t.kind == "word" for t in tokens):
+        return False
+    first = tokens[0].text
+    if len(tokens) > 1:
+        return max(len(t.text) for t in tokens) > 3
+    return (len(first) > 3 and first not in _GREEK) or first.lower() in SHORT_WORDS
+
+
+_GREEK = (
+    "sqrt",
+    "infty",
+    "infinity",
+    "Infinity",
+    "alpha",
+    "beta",
+    "gamma",
+    "delta",
+    "theta",
+    "lambda",
+    "sigma",
+    "omega",
+    "zeta",
+    "kappa",
+    "epsilon",
+)
+
+
+def _item(tokens: list[Token], level: int) -> Answer:
+    text = " ".join(t.text for t in tokens)
+    try:
+        return Answer(_shape(tokens, level + 1), text)
+    except NotExact as error:
+        if isinstance(error, TooLarge):
+            raise
+        words = _words(text)
+        if words is None:
+            raise
+        return Answer(words, text)
+
+
+def _split(tokens: list[Token], marks: tuple[str, ...]) -> tuple[list[list[Token]], list[str]]:
+    """The parts between ``marks`` outside of brackets, and the marks; brackets may be of different kinds: (1,2]."""
+    parts: list[list[Token]] = [[]]
+    found: list[str] = []
+    depth = 0
+    for token in tokens:
+        if token.text in ("(", "[", "{", "\\{") or token.text == "\\begin{matrix}":
+            depth += 1
+        elif token.text in (")", "]", "}", "\\}") or token.text == "\\end{matrix}":
+            depth -= 1
+        if depth <= 0 and token.text in marks:
+            parts.append([])
+            found.append(token.text)
+        else:
+            parts[-1].append(token)
+    if len(parts) > MAX_ITEMS:
+        raise TooLarge("too many parts")
+    return parts, found
+
+
+def _list(parts: list[list[Token]], marks: list[str], level: int) -> Shape:
+    items = tuple(item for part in parts if part for item in _plus_minus(part, level))
+    if len(items) == 1:
+        return items[0].shape
+    if set(marks) == {"\\or"} and all(_is_interval(item) for item in items):
+        return Union(items)
+    if set(marks) == {"\\and"} and (both := _meeting(items)) is not None:
+        return both
+    return Group(",", items)
+
+
+def _plus_minus(tokens: list[Token], level: int) -> list[Answer]:
+    found = _item(tokens, level)
+    return list(found.shape.items) if isinstance(found.shape, Group) and found.shape.ends == "±" else [found]
+
+
+def _is_interval(item: Answer) -> bool:
+    shape = item.shape.item.shape if isinstance(item.shape, Named) else item.shape
+    return isinstance(shape, Group) and len(shape.ends) == 2 and shape.ends != "{}" and len(shape.items) == 2
+
+
+_INFINITY = algebra.variable("∞")
+
+
+def _meeting(items: tuple[Answer, ...]) -> Named | None:
+    """x > 2 and x < 5: one interval."""
+    if len(items) != 2 or not all(isinstance(i.shape, Named) and _is_interval(i) for i in items):
+        return None
+    first, second = (i.shape for i in items)
+    assert isinstance(first, Named)
+    assert isinstance(second, Named)
+    spans = [s.item.shape for s in (first, second)]
+    if first.name != second.name or not all(isinstance(s, Group) for s in spans):
+        return None
+    below = [s for s in spans if isinstance(s, Group) and _infinite(s.items[0]) and not _infinite(s.items[1])]
+    above = [s for s in spans if isinstance(s, Group) and _infinite(s.items[1]) and not _infinite(s.items[0])]
+    if len(below) != 1 or len(above) != 1:
+        return None
+    return Named(first.name, Answer(Group(above[0].ends[0] + below[0].ends[1], (above[0].items[0], below[0].items[1]))))
+
+
+def _infinite(item: Answer) -> bool:
+    return isinstance(item.shape, Scalar) and "∞" in item.shape.value.variables
+
+
+def _excluded(tokens: list[Token], level: int) -> Shape | None:
+    """All real numbers but some: x ≠ 2, ℝ \\ {1, 2}."""
+    named, _ = _split(tokens, ("\\ne",))
+    if len(named) == 2 and (name := _name(named[0])):
+        return Named(name, Answer(_all_but((_item(named[1], level),))))
+    parts, _ = _split(tokens, ("\\setminus", "-"))
+    if len(parts) != 2 or [t.text for t in parts[0]] != ["\\R"]:
+        return None
+    points = _item(parts[1], level).shape
+    if not isinstance(points, Group) or points.ends != "{}":
+        raise NotExact("a difference of sets")
+    return _all_but(points.items)
+
+
+def _all_but(points: tuple[Answer, ...]) -> Union:
+    values = [algebra.rational(p.shape.value) if isinstance(p.shape, Scalar) else None for p in points]
+    numbers = sorted({value for value in values if value is not None})
+    if None in values or not numbers:
+        raise NotExact("points that are no plain numbers")
+    ends = [algebra.negative(_INFINITY), *map(algebra.number, numbers), _INFINITY]
+    return Union(
+        tuple(Answer(Group("()", (Answer(Scalar(a)), Answer(Scalar(b))))) for a, b in itertools.pairwise(ends))
+    )
+
+
+def _approximate(tokens: list[Token], level: int) -> Shape | None:
+    """≈: the exact side; the other one where the left side is only a name, or nothing."""
+    parts, _ = _split(tokens, ("\\approx",))
+    if len(parts) == 1:
+        return None
+    filled = [part for part in parts if part]
+    if not filled:
+        raise Malformed("nothing beside a sign")
+    left, rest = filled[0], filled[1:]
+    if not rest:
+        return _shape(left, level + 1)
+    if "=" not in [t.text for t in left] and (name := _name(left)):
+        return Named(name, _item(rest[0], level))
+    return _shape(left, level + 1)
+
+
+def _member(tokens: list[Token], level: int) -> Shape | None:
+    parts, _ = _split(tokens, ("\\in",))
+    if len(parts) != 2:
+        return None
+    name = _name(parts[0])
+    if not name:
+        raise NotExact("an element that is no name")
+    return Named(name, _item(parts[1], level))
+
+
+def _name(tokens: list[Token]) -> str:
+    """The name that tokens spell, x, x_1, f(x), (x, y), \\text{area}, \\angle ABC, P(A); empty when it is none."""
+    texts = [t.text for t in tokens]
+    written = "".join(texts)
+    if len(tokens) > 8 or not tokens:
+        return ""
+    if all(t.kind == "text" for t in tokens) or texts[0] in ("\\angle", "\\triangle"):
+        return written
+    single = r"(?:[A-Za-z]|\\[A-Za-z]+)'?(?:_(?:\{[A-Za-z0-9]+\}|[A-Za-z0-9]+))?"
+    if texts[0] in ("\\pi", "\\infty", "\\sqrt", "\\frac", "e", "i") and not re.search("[=(]", written[1:]):
+        return ""
+    if re.fullmatch(rf"{single}(?:\({single}(?:,{single})*\))?|\({single}(?:,{single})+\)|[A-Z]{{2,3}}", written):
+        return written
+    if len(tokens) == 1 and tokens[0].kind == "word" and len(written) > 3:
+        return written  # area = 5
+    return ""
+
+
+def _equality(tokens: list[Token], level: int) -> Shape | None:
+    parts, _ = _split(tokens, ("=",))
+    if len(parts) == 1:
+        return None
+    if not parts[0]:
+        parts = parts[1:]
+    if len(parts) == 1:
+        return _shape(parts[0], level + 1)
+    if len(parts) == 2 and not _name(parts[0]) and _name(parts[1]):
+        parts = parts[::-1]  # 5 = x
+    name = _name(parts[0])
+    if not name:
+        return _chain(parts, level).shape
+    item = _last(parts[1:], level)
+    return Named(name, item, _difference(parts[0], item))
+
+
+def _difference(left: list[Token], item: Answer) -> Value | None:
+    if not isinstance(item.shape, Scalar):
+        return None
+    try:
+        return algebra.subtract(formula.value(left), item.shape.value)
+    except NotExact:
+        return None
+
+
+def _last(parts: list[list[Token]], level: int) -> Answer:
+    """Of S = a = b the last side; sides that are numbers must be the same."""
+    items = [_item(part, level) for part in parts]
+    last = items[-1].shape
+    values = [item.shape.value for item in items if isinstance(item.shape, Scalar)]
+    if isinstance(last, Scalar) and any(algebra.same(v, last.value) is False for v in values if not v.variables):
+        raise Malformed("its sides are not equal")
+    return items[-1]
+
+
+def _chain(parts: list[list[Token]], level: int) -> Answer:
+    """a = b = c: the last side, where all are the same; with unknowns and two sides an equation."""
+    items = [_item(part, level) for part in parts]
+    values = [item.shape.value for item in items if isinstance(item.shape, Scalar)]
+    if len(items) == 1:
+        return items[0]
+    if len(values) < len(items):
+        raise NotExact("an equation of something that is no formula")
+    verdicts = [algebra.same(value, values[-1]) for value in values[:-1]]
+    if all(verdicts):
+        return items[-1]
+    if len(items) == 2 and (values[0].variables or values[1].variables):
+        return Answer(Equation(algebra.subtract(*values)))
+    if None in verdicts and False not in verdicts:
+        raise NotExact("sides that exact algebra cannot compare")
+    raise Malformed("its two sides are not equal")
+
+
+_ORDER = {"<": (False, True), ">": (False, False), "\\le": (True, True), "\\ge": (True, False)}
+
+
+def _inequality(tokens: list[Token], level: int) -> Shape | None:
+    """x > 5, 1 < x ≤ 3 as an interval; anything else with an order sign is not read."""
+    parts, marks = _split(tokens, tuple(_ORDER))
+    if len(parts) == 1:
+        return None
+    names = [_name(part) for part in parts]
+    if len(parts) == 2:
+        where = 0 if names[0] else 1
+        if not names[where] or names[1 - where]:
+            raise NotExact("an inequality that is not solved")
+        closed, less = _ORDER[marks[0]]
+        bound = _item(parts[1 - where], level)
+        below = less == (where == 0)  # whether the name is below the bound
+        infinity = Answer(Scalar(_INFINITY))
+        if below:
+            interval = Group("(]" if closed else "()", (Answer(Scalar(algebra.negative(_INFINITY))), bound))
+        else:
+            interval = Group("[)" if closed else "()", (bound, infinity))
+        return Named(names[where], Answer(interval))
+    if len(parts) != 3 or not names[1] or _ORDER[marks[0]][1] != _ORDER[marks[1]][1]:
+        raise NotExact("an inequality that is not solved")
+    ends = [_item(parts[0], level), _item(parts[2], level)]
+    closed = [_ORDER[mark][0] for mark in marks]
+    if not _ORDER[marks[0]][1]:
+        ends, closed = ends[::-1], closed[::-1]
+    return Named(names[1], Answer(Group(("[" if closed[0] else "(") + ("]" if closed[1] else ")"), tuple(ends))))
+
+
+def _bracketed(tokens: list[Token], level: int) -> Shape | None:
+    """(a, b), [a, b), {a, b}, ]a, b[: one pair of brackets around everything, with commas in it."""
+    first, last = tokens[0].text, tokens[-1].text
+    if len(tokens) < 2:
+        return None
+    french = first in ("]", "[", "(") and last in ("[", ")", "]") and (first == "]" or last == "[")
+    if not french and not (first in ("(", "[", "\\{", "{") and last in (")", "]", "\\}", "}") and _encloses(tokens)):
+        return None
+    ends = {"\\{": "{", "]": "("}.get(first, first) + {"\\}": "}", "[": ")"}.get(last, last)
+    if ends not in ("()", "[]", "(]", "[)", "{}"):
+        if french:
+            raise Malformed("brackets that do not belong together")
+        return None
+    inside = tokens[1:-1]
+    if not inside:
+        return Group("{}", ()) if first == "\\{" else None
+    condition, _ = _split(inside, ("|", ":"))
+    if first == "\\{" and len(condition) == 2 and _name(_split(condition[0], ("\\in",))[0][0]):
+        return _shape(condition[1], level + 1)  # {x | x > 2}
+    parts, _ = _split(inside, (",", ";"))
+    if first == "{":  # TeX's own braces group nothing
+        return _shape(inside, level + 1)
+    if french and len(parts) != 2:
+        raise Malformed("brackets that do not belong together")
+    if len(parts) == 1:
+        if ends == "{}":
+            return Group(ends, tuple(_plus_minus(inside, level)))
+        if ends in ("()", "[]") and (
+            any(t.kind == "text" for t in inside) or (len(inside) == 1 and inside[0].kind == "word")
+        ):
+            return _words(" ".join(t.text for t in tokens))
+        if ends in ("()", "[]"):
+            return _shape(inside, level + 1)
+        return None
+    items = tuple(
+        item for part in parts for item in (_plus_minus(part, level) if ends == "{}" else [_item(part, level)])
+    )
+    return Group(ends, items)
+
+
+def _encloses(tokens: list[Token]) -> bool:
+    depth = 0
+    for i, token in enumerate(tokens):
+        if token.text in ("(", "[", "{", "\\{"):
+            depth += 1
+        elif token.text in (")", "]", "}", "\\}"):
+            depth -= 1
+            if depth == 0 and i < len(tokens) - 1:
+                return False
+    return True
+
+
+def _matrix(tokens: list[Token], level: int) -> Shape | None:
+    if (tokens[0].text, tokens[-1].text) in (("(", ")"), ("[", "]")):
+        tokens = tokens[1:-1]
+    if len(tokens) < 3 or tokens[0].text != "\\begin{matrix}" or tokens[-1].text != "\\end{matrix}":
+        return None
+    inside = tokens[1:-1]
+    rows, _ = _split(inside, ("\\\\",))
+    if rows and not rows[-1]:
+        rows = rows[:-1]
+    found = tuple(tuple(_item(cell, level) for cell in _split(row, ("&",))[0]) for row in rows)
+    if len({len(row) for row in found}) != 1:
+        raise NotExact("a matrix with rows of different lengths")
+    return Matrix(found)
+
+
+def _ratio(tokens: list[Token], level: int) -> Shape | None:
+    parts, _ = _split(tokens, (":",))
+    if len(parts) == 1:
+        return None
+    return Group(":", tuple(_item(part, level) for part in parts))
+
+
+def _formula(tokens: list[Token]) -> Shape:
+    if tokens[0].kind == "number" and len(tokens) > 2 and (based := _based("".join(t.text for t in tokens))):
+        return based
+    if any(t.text in ("\\pm", "\\mp") for t in tokens):
+        both = [Answer(Scalar(formula.value(tokens, sign=sign))) for sign in (1, -1)]
+        return Group("±", tuple(both))
+    if any(t.text == "\\emptyset" for t in tokens) and len(tokens) == 1:
+        return Group("{}", ())
+    if [t.text for t in tokens] == ["\\R"]:
+        return Group("()", (Answer(Scalar(algebra.negative(_INFINITY))), Answer(Scalar(_INFINITY))))
+    return Scalar(formula.value(tokens))

@@ -1,0 +1,301 @@
+"""Step three: whether two answers are the same; True, False, or None where exact algebra cannot tell."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from fractions import Fraction
+
+from . import algebra
+from .algebra import NotExact, Value
+from .answers import read
+from .shapes import Answer, Based, Equation, Group, Matrix, Named, Scalar, Union, Unknown, Words
+
+_RELATION = re.compile(r"\\(?:ne|le|ge)(?![A-Za-z])|[<>]")
+_ANY_ORDER = ("{}", ",", "±")
+
+
+def same(answer: Answer, gold: Answer) -> bool | None:
+    """Whether ``answer`` says what ``gold`` says.
+
+    >>> same(read("2, 1"), read("1, 2")), same(read("(2, 1)"), read("(1, 2)")), same(read("0.33"), read("1/3"))
+    (True, False, False)
+    """
+    if answer.text and answer.text == gold.text:
+        return True
+    algebra.allowance()
+    try:
+        verdict = _same(answer, gold)
+        if verdict is False and (other := _ungrouped(answer, gold)) is not None:
+            verdict = _same(*other)
+    except NotExact:
+        return None
+    return verdict
+
+
+def _ungrouped(a: Answer, g: Answer) -> tuple[Answer, Answer] | None:
+    """100,200 is a number, unless the other side is a list: then it was meant as one too."""
+    if isinstance(a.shape, Group) and isinstance(g.shape, Scalar) and "," in g.text:
+        return a, read(g.text, groups=False)
+    if isinstance(g.shape, Group) and isinstance(a.shape, Scalar) and "," in a.text:
+        return read(a.text, groups=False), g
+    return None
+
+
+def _same(a: Answer, g: Answer) -> bool | None:
+    left, right = a.shape, g.shape
+    if isinstance(left, Unknown) or isinstance(right, Unknown):
+        if isinstance(right, (Scalar, Words, Based, Matrix)) and _RELATION.search(a.text):
+            return False  # a relation is no number
+        return _unknown(left, right)
+    if isinstance(right, (Scalar, Words)) and isinstance(left, (Union, Named)) and _RELATION.search(a.text):
+        return False
+    if isinstance(left, Named) or isinstance(right, Named):
+        return _named(a, g)
+    if isinstance(left, Words) or isinstance(right, Words):
+        return _words(a, g)
+    if isinstance(left, Based) or isinstance(right, Based):
+        return _based(a, g)
+    if isinstance(left, Scalar) and isinstance(right, Scalar):
+        return algebra.same(left.value, right.value)
+    if isinstance(left, Equation) and isinstance(right, Equation):
+        return _proportional(left.difference, right.difference)
+    if isinstance(left, Matrix) or isinstance(right, Matrix):
+        return _matrices(left, right)
+    if isinstance(left, Union) or isinstance(right, Union):
+        return _unions(a, g)
+    if isinstance(left, Group) and isinstance(right, Group):
+        return _groups(left, right)
+    if isinstance(left, Scalar) and isinstance(right, Group):
+        return _alone(a, right)
+    if isinstance(left, Group) and isinstance(right, Scalar):
+        return _alone(g, left)
+    return False
+
+
+def _unknown(left: object, right: object) -> bool | None:
+    """What cannot be computed on either side: left to others, unless it is no mathematics or too large to be one."""
+    if isinstance(left, Unknown) and (not left.readable or (left.too_large and not isinstance(right, Unknown))):
+        return False
+    return None if not isinstance(right, Unknown) or right.readable else False
+
+
+def _named(a: Answer, g: Answer) -> bool | None:
+    """x = 5 is 5; but x = 5 is not y = 5, and 2x + 3 = y is y = 2x + 3."""
+    left, right = a.shape, g.shape
+    if isinstance(left, Named) and isinstance(right, Named):
+        if left.name == right.name:
+            return _same(left.item, right.item)
+        if left.equation is not None and right.equation is not None:
+            return _proportional(left.equation, right.equation)
+        plain = left.name.strip("{}").startswith("\\text") or right.name.startswith("\\text") or len(left.name) > 3
+        return _same(left.item, right.item) if plain else False
+    named, other, swapped = (left, g, False) if isinstance(left, Named) else (right, a, True)
+    assert isinstance(named, Named)
+    if isinstance(other.shape, Equation):
+        return False if named.equation is None else _proportional(named.equation, other.shape.difference)
+    return _same(other, named.item) if swapped else _same(named.item, other)
+
+
+def _words(a: Answer, g: Answer) -> bool:
+    left = a.shape.text if isinstance(a.shape, Words) else a.plain
+    right = g.shape.text if isinstance(g.shape, Words) else g.plain
+    return bool(left) and left == right
+
+
+def _based(a: Answer, g: Answer) -> bool:
+    """52_8 is 52_8; written without the base it is taken as meant in the base that was asked for."""
+    left, right = a.shape, g.shape
+    if isinstance(left, Based) and isinstance(right, Based):
+        return (left.digits, left.base) == (right.digits, right.base)
+    based, other = (left, g) if isinstance(left, Based) else (right, a)
+    assert isinstance(based, Based)
+    return other.text.replace(" ", "").lstrip("0") == based.digits
+
+
+def _proportional(a: Value, b: Value) -> bool | None:
+    """Whether a = 0 and b = 0 say the same, because one is the other times a number."""
+    if a.opaque or b.opaque:
+        return None
+    if a.above.keys() != b.above.keys():
+        return False
+    ratios = {a.above[mono] / b.above[mono] for mono in a.above}
+    return len(ratios) == 1
+
+
+def _all(verdicts: Sequence[bool | None]) -> bool | None:
+    if False in verdicts:
+        return False
+    return None if None in verdicts else True
+
+
+def _in_order(left: Sequence[Answer], right: Sequence[Answer]) -> bool | None:
+    if len(left) != len(right):
+        return False
+    verdicts: list[bool | None] = []
+    for a, g in zip(left, right, strict=True):
+        verdicts.append(_same(a, g))
+        if verdicts[-1] is False:
+            return False
+    return _all(verdicts)
+
+
+def _any_order(left: Sequence[Answer], right: Sequence[Answer]) -> bool | None:
+    """Whether the same answers occur equally often, in any order. Equality is transitive: the first match will do."""
+    if len(left) != len(right):
+        return False
+    rest = list(right)
+    undecided: list[Answer] = []
+    for a in left:
+        verdicts = [_same(a, g) for g in rest]
+        if True in verdicts:
+            rest.pop(verdicts.index(True))
+        elif None in verdicts:
+            undecided.append(a)
+        else:
+            return False
+    if not undecided:
+        return True
+    return None if all(any(_same(a, g) is None for a in undecided) for g in rest) else False
+
+
+def _unlike(items: Sequence[Answer]) -> list[Answer]:
+    """The items of a set, each once."""
+    found: list[Answer] = []
+    for item in items:
+        if not any(_same(item, other) for other in found):
+            found.append(item)
+    return found
+
+
+def _groups(left: Group, right: Group) -> bool | None:
+    if ":" in (left.ends, right.ends):
+        return _ratios(left, right) if left.ends == right.ends else False
+    if left.ends in _ANY_ORDER and right.ends in _ANY_ORDER:
+        if "{}" in (left.ends, right.ends):
+            return _any_order(_unlike(left.items), _unlike(right.items))
+        return _any_order(left.items, right.items)
+    if "," in (left.ends, right.ends):  # (1, 2) written without its brackets; an interval needs them
+        bracketed = right.ends if left.ends == "," else left.ends
+        return _in_order(left.items, right.items) if bracketed in ("()", "[]") and _is_point(left, right) else False
+    if "{}" in (left.ends, right.ends) or "±" in (left.ends, right.ends):
+        return False
+    if left.ends != right.ends and (len(left.items) == 2 or {left.ends, right.ends} != {"()", "[]"}):
+        return False
+    return _in_order(left.items, right.items)
+
+
+def _is_point(left: Group, right: Group) -> bool:
+    """[1, 2] is an interval, (1, 2) may be a point, and three numbers in any brackets are no interval."""
+    bracketed = right if left.ends == "," else left
+    infinite = any("∞" in i.shape.value.variables for i in bracketed.items if isinstance(i.shape, Scalar))
+    return not infinite and (bracketed.ends == "()" or len(bracketed.items) > 2)
+
+
+def _ratios(left: Group, right: Group) -> bool | None:
+    """3:4 is 6:8; but what looks like a time, 12:05, is compared as written."""
+    if len(left.items) != len(right.items):
+        return False
+    texts = [[item.text for item in group.items] for group in (left, right)]
+    if any(t.startswith("0") and len(t) > 1 for row in texts for t in row):
+        return _in_order(left.items, right.items)
+    values = [[i.shape.value for i in group.items if isinstance(i.shape, Scalar)] for group in (left, right)]
+    if len(values[0]) != len(left.items) or len(values[1]) != len(right.items):
+        return _in_order(left.items, right.items)
+    first, second = values
+    crossed = [
+        algebra.same(algebra.multiply(x, second[0]), algebra.multiply(y, first[0]))
+        for x, y in zip(first[1:], second[1:], strict=True)
+    ]
+    return _all(crossed)
+
+
+def _alone(one: Answer, group: Group) -> bool | None:
+    """A single value against a set of one, or a ratio of two."""
+    if group.ends == ":" and len(group.items) == 2 and isinstance(one.shape, Scalar):
+        parts = [item.shape.value for item in group.items if isinstance(item.shape, Scalar)]
+        if len(parts) == 2 and not algebra.is_zero(parts[1]):
+            return algebra.same(one.shape.value, algebra.divide(*parts))
+    if group.ends == "{}" and len(group.items) == 1:
+        return _same(one, group.items[0])
+    if group.ends == "±":
+        items = _unlike(group.items)
+        return _same(one, items[0]) if len(items) == 1 else False
+    return False
+
+
+def _matrices(left: object, right: object) -> bool | None:
+    """Entry by entry; a single row or column may be written as a tuple."""
+    if isinstance(left, Matrix) and isinstance(right, Matrix):
+        if [len(row) for row in left.rows] != [len(row) for row in right.rows]:
+            return False
+        return _all([_in_order(a, g) for a, g in zip(left.rows, right.rows, strict=True)])
+    matrix, other = (left, right) if isinstance(left, Matrix) else (right, left)
+    assert isinstance(matrix, Matrix)
+    entries = [item for row in matrix.rows for item in row]
+    vector = len(matrix.rows) == 1 or len(matrix.rows[0]) == 1
+    if isinstance(other, Group) and other.ends in ("()", "[]") and vector:
+        return _in_order(entries, other.items)
+    if isinstance(other, Scalar) and len(entries) == 1:
+        return _same(Answer(other), entries[0])
+    return False
+
+
+def _unions(a: Answer, g: Answer) -> bool | None:
+    if not all(isinstance(x.shape, (Group, Union)) for x in (a, g)):
+        return False
+    left, right = (_merged(x.shape.parts if isinstance(x.shape, Union) else (x,)) for x in (a, g))
+    if left is None or right is None:
+        plain = [list(x.shape.parts) if isinstance(x.shape, Union) else [x] for x in (a, g)]
+        return _any_order(*plain) or None
+    return _any_order(left, right)
+
+
+def _merged(parts: Sequence[Answer]) -> list[Answer] | None:
+    """Intervals with overlaps and touching ends joined, in order; None where the ends are not plain numbers."""
+    spans: list[tuple[Fraction | float, bool, Fraction | float, bool]] = []
+    for part in parts:
+        shape = part.shape.item.shape if isinstance(part.shape, Named) else part.shape
+        if not isinstance(shape, Group) or shape.ends in (",", ":", "±"):
+            return None
+        ends = [_end(item) for item in shape.items]
+        if any(end is None for end in ends):
+            return None
+        if shape.ends == "{}":
+            spans += [(end, True, end, True) for end in ends if end is not None]
+        elif len(ends) == 2 and ends[0] is not None and ends[1] is not None:
+            spans.append((ends[0], shape.ends[0] == "[", ends[1], shape.ends[1] == "]"))
+        else:
+            return None
+    joined: list[tuple[Fraction | float, bool, Fraction | float, bool]] = []
+    for low, low_in, high, high_in in sorted(spans, key=lambda s: (s[0], not s[1])):
+        if joined and (low < joined[-1][2] or (low == joined[-1][2] and (low_in or joined[-1][3]))):
+            a, a_in, b, b_in = joined[-1]
+            b, b_in = max((b, b_in), (high, high_in))
+            joined[-1] = (a, a_in, b, b_in)
+        else:
+            joined.append((low, low_in, high, high_in))
+    return [_interval(*span) for span in joined]
+
+
+def _end(item: Answer) -> Fraction | float | None:
+    if not isinstance(item.shape, Scalar):
+        return None
+    value = item.shape.value
+    if value.variables == {"∞"}:
+        for sign in (1, -1):
+            if algebra.same(value, algebra.multiply(algebra.number(sign), algebra.variable("∞"))):
+                return sign * float("inf")
+        return None
+    return algebra.rational(value)
+
+
+def _interval(low: Fraction | float, low_in: bool, high: Fraction | float, high_in: bool) -> Answer:
+    ends = []
+    for end in (low, high):
+        if isinstance(end, Fraction):
+            ends.append(Answer(Scalar(algebra.number(end))))
+        else:
+            infinite = algebra.variable("∞")
+            ends.append(Answer(Scalar(infinite if end > 0 else algebra.negative(infinite))))
+    return Answer(Group(("[" if low_in else "(") + ("]" if high_in else ")"), tuple(ends)))

@@ -1,0 +1,110 @@
+"""Step one: where in a completion the answer stands."""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+
+MAX_READ = 200_000  # characters at the end of a completion that are searched: an answer stands at the end
+MAX_UNBOXED = 20_000  # the same, where there is no box
+
+_BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
+_PIECE = re.compile(r"\\(?:boxed|fbox)\s*\{|\\.|[{}]", re.DOTALL)
+_STATED = re.compile(
+    r"\b(?:final\s+answer|answer|result|solution)\b\**\s*(?:\bis\b|\bare\b|[:=])\s*:?\**\s*", re.IGNORECASE
+)
+_MATH = re.compile(
+    r"\$\$([^$]{1,500})\$\$|(?<!\\)\$([^$\n]{1,500}?)(?<!\\)\$|\\\(([^$]{1,500}?)\\\)|\\\[([^$]{1,500}?)\\\]"
+)
+_NUMBER = re.compile(r"[-+\u2212]?[$€£]?(?:\d[\d,]*(?:\.\d+)?|\.\d+)(?:\s?/\s?\d+)?%?")
+_LIST = re.compile(r"(?:,|;|\bor\b|\band\b|\bto\b|[-–~/*+^=<>])\s*$")
+
+
+def last_box(text: str) -> str | None:
+    r"""What the last complete ``\boxed{…}`` (or ``\fbox{…}``) holds, braces balanced; None without one.
+
+    Of boxes inside each other the outer one counts. A box that is never closed is none. One pass over the text.
+
+    >>> last_box(r"\boxed{1}, no: \boxed{\frac{1}{2}} and \boxed{3")
+    '\\frac{1}{2}'
+    >>> last_box(r"\boxed{\left\{ 1 \right.} }")
+    '\\left\\{ 1 \\right.'
+    """
+    first = _BOX.search(text)
+    if first is None:
+        return None
+    best: tuple[int, int] | None = None
+    open_at: list[tuple[int, int] | None] = []  # of every open brace: a box's start and the start of what it holds
+    for piece in _PIECE.finditer(text, first.start()):
+        token = piece.group()
+        if token == "{":
+            open_at.append(None)
+        elif token == "}":
+            box = open_at.pop() if open_at else None
+            if box is not None:
+                best = (box[1], piece.start())
+        elif token.endswith("{") and len(token) > 2:
+            open_at.append(piece.span())
+    return None if best is None else text[best[0] : best[1]]
+
+
+def answer(text: str, *, require_boxed: bool = True) -> tuple[str | None, str]:
+    """The answer in a completion whose thought is already gone, and why there is none.
+
+    With ``require_boxed`` only the last complete box counts. Without, where there is no box: what follows the last
+    "answer is" or "####", else the last ``$…$``, else the last number that is not part of a list.
+
+    >>> answer("so it is 5", require_boxed=False), answer("so it is 5")
+    (('5', ''), (None, 'no complete \\\\boxed{…}'))
+    >>> answer("The answer is $x = 3$.", require_boxed=False)
+    ('x = 3', '')
+    >>> answer("7 or 8", require_boxed=False)
+    (None, 'several numbers')
+    """
+    text = text[-MAX_READ:]
+    boxed = last_box(text)
+    if boxed is not None:
+        return (boxed, "") if boxed.strip() else (None, "the box is empty")
+    if require_boxed:
+        return None, "no complete \\boxed{…}"
+    return _unboxed(text)
+
+
+def _unboxed(text: str) -> tuple[str | None, str]:
+    text = text[-MAX_UNBOXED:]
+    _, mark, tail = text.rpartition("####")
+    if mark and tail.strip():
+        return tail.strip().splitlines()[0].strip(), ""
+    stated = _last_of(_STATED, text)
+    if stated is not None:
+        rest = text[stated.end() :].lstrip("* \t\n")
+        if rest:
+            return _sentence(rest), ""
+    found = _last_of(_MATH, text)
+    if found is not None:
+        return next(group for group in found.groups() if group is not None), ""
+    last = before = None
+    for match in _NUMBER.finditer(text):
+        before, last = last, match
+    if last is None:
+        return None, "no answer is stated"
+    between = text[before.end() : last.start()] if before is not None else ""
+    if before is not None and len(between) <= 16 and (not between.strip() or _LIST.search(between)):
+        if between.strip() == "=":
+            return last.group(), ""
+        return None, "several numbers"
+    return last.group(), ""
+
+
+def _last_of(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
+    return next(iter(deque(pattern.finditer(text), maxlen=1)), None)
+
+
+def _sentence(rest: str) -> str:
+    """The rest of a line up to the end of the sentence; one formula where it begins with one."""
+    math = _MATH.match(rest)
+    if math is not None and not re.match(r"\s*(?:,|or\b|and\b)", rest[math.end() :]):
+        return next(group for group in math.groups() if group is not None)
+    line = rest.splitlines()[0]
+    stop = re.search(r"\.(?=\s|\**$)", line)
+    return (line[: stop.start()] if stop else line).strip().strip("*").strip()

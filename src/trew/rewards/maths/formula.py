@@ -1,0 +1,369 @@
+r"""Formulas, LaTeX or plain, as exact values (``algebra``). A descent with bounded depth; nothing is ever executed."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+from ..numbers import read_digits
+from . import algebra, functions
+from .algebra import Malformed, NotExact, TooLarge, Value
+from .tokens import FUNCTIONS, NAMES, SHORT_WORDS, Token
+
+MAX_DEPTH = 40
+MAX_FACTORIAL = 5000
+
+
+def value(tokens: list[Token], *, sign: int = 1) -> Value:
+    r"""The value of a whole formula; ``sign`` says which of the two a ``\pm`` is. Raises NotExact.
+
+    >>> from .tokens import tokenize
+    >>> algebra.rational(value(tokenize(r"1\frac{4}{5} - \frac 12 + 2^{-1}")))
+    Fraction(9, 5)
+    """
+    reader = _Reader(tokens, sign)
+    found = reader.sum()
+    if reader.at < len(tokens):
+        token = tokens[reader.at].text
+        raise (Malformed if token in (")", "]", "}", "\\}", "&", "\\\\", "\\ldots", '"') else NotExact)(
+            f"{token[:20]!r} is not expected there"
+        )
+    return found
+
+
+def number_of(token: Token) -> Fraction:
+    """The number that a token spells; repeating decimals exactly."""
+    if token.kind == "repeating":
+        head, _, tail = token.text.partition("\\")
+        period = "".join(c for c in tail if c.isdigit())
+        whole, _, decimals = head.partition(".")
+        fixed = Fraction(int((whole or "0") + decimals), 10 ** len(decimals))
+        return fixed + Fraction(int(period), (10 ** len(period) - 1) * 10 ** len(decimals))
+    found = read_digits(token.text)
+    if found is None:
+        raise NotExact(f"{token.text[:40]!r} is no number")
+    return found
+
+
+class _Reader:
+    """A place in a list of tokens."""
+
+    def __init__(self, tokens: list[Token], sign: int):
+        self.tokens = tokens
+        self.at = 0
+        self.sign = sign
+        self.depth = 0
+        self.bars = 0
+
+    def peek(self, ahead: int = 0) -> str:
+        return self.tokens[self.at + ahead].text if self.at + ahead < len(self.tokens) else ""
+
+    def kind(self, ahead: int = 0) -> str:
+        return self.tokens[self.at + ahead].kind if self.at + ahead < len(self.tokens) else ""
+
+    def take(self, wanted: str = "") -> Token:
+        if self.at >= len(self.tokens):
+            raise Malformed("ends in the middle")
+        token = self.tokens[self.at]
+        if wanted and token.text != wanted:
+            raise Malformed(f"{wanted!r} is missing before {token.text[:20]!r}")
+        self.at += 1
+        return token
+
+    def deeper(self) -> None:
+        self.depth += 1
+        if self.depth > MAX_DEPTH:
+            raise TooLarge("nested too deeply")
+
+    def sum(self) -> Value:
+        total = self.product(self.signs())
+        while self.peek() in ("+", "-", "\\pm", "\\mp"):
+            total = algebra.add(total, self.product(self.signs()))
+        return total
+
+    def signs(self) -> int:
+        """Any + - ± ∓ in front, as one sign; ``--`` is refused, ``+ -`` is not."""
+        sign, last = 1, ""
+        while (token := self.peek()) in ("+", "-", "\\pm", "\\mp"):
+            if last and last == token:
+                raise Malformed(f"{token * 2!r} has no meaning here")
+            sign *= {"+": 1, "-": -1, "\\pm": self.sign, "\\mp": -self.sign}[token]
+            last = token
+            self.at += 1
+        return sign
+
+    def product(self, sign: int) -> Value:
+        total = self.factor()
+        while True:
+            token = self.peek()
+            if token == "*":
+                self.at += 1
+                total = algebra.multiply(total, self.signed_factor())
+            elif token == "/":
+                self.at += 1
+                total = algebra.divide(total, self.signed_factor())
+            elif self.begins_factor():
+                if self.kind() in ("number", "repeating"):
+                    raise Malformed("two numbers side by side")
+                total = algebra.multiply(total, self.factor())
+            else:
+                return algebra.negative(total) if sign < 0 else total
+
+    def signed_factor(self) -> Value:
+        sign = self.signs()
+        found = self.factor()
+        return algebra.negative(found) if sign < 0 else found
+
+    def begins_factor(self) -> bool:
+        token, kind = self.peek(), self.kind()
+        if kind in ("number", "repeating", "word"):
+            return True
+        if kind == "command":
+            return token[1:] in FUNCTIONS or token[1:] in NAMES or token in _STARTS
+        return token in ("(", "[", "{", "\\{") or (token == "|" and not self.bars)
+
+    def factor(self) -> Value:
+        base = self.primary()
+        while (token := self.peek()) in ("^", "!", "\\degree", "'"):
+            if token == "'":
+                raise NotExact("a derivative")
+            self.at += 1
+            if token == "!":
+                base = _factorial(base)
+            elif token == "\\degree":
+                base = algebra.multiply(base, algebra.divide(algebra.thing(algebra.PI), algebra.number(180)))
+            else:
+                base = functions.power(base, self.exponent())
+        return base
+
+    def exponent(self) -> Value:
+        """``^{…}``, ``^(…)``, or one factor with its sign and its own exponents: 2^-3, 2^3^2."""
+        self.deeper()
+        sign = self.signs()
+        base = self.group() if self.peek() == "{" else self.primary(single=True)
+        while self.peek() == "^":
+            self.at += 1
+            base = functions.power(base, self.exponent())
+        self.depth -= 1
+        return algebra.negative(base) if sign < 0 else base
+
+    def group(self) -> Value:
+        """``{…}`` or, as TeX reads it, one token."""
+        if self.peek() != "{":
+            token = self.peek()
+            if self.kind() == "word" and len(token) > 1 and token not in FUNCTIONS and token not in (*NAMES, "pi"):
+                first, rest = Token("word", token[0], False), Token("word", token[1:], False)
+                self.tokens = [*self.tokens[: self.at], first, rest, *self.tokens[self.at + 1 :]]
+            return self.primary(single=True)
+        self.take("{")
+        found = self.sum()
+        self.take("}")
+        return found
+
+    def primary(self, *, single: bool = False) -> Value:
+        """A number, name, bracket, root, fraction or function; with ``single`` no mixed number."""
+        self.deeper()
+        found = self._primary(single)
+        self.depth -= 1
+        return found
+
+    def _primary(self, single: bool) -> Value:
+        token, kind = self.peek(), self.kind()
+        if kind in ("number", "repeating"):
+            return self.numeral(single)
+        if kind == "word":
+            return self.letters(single)
+        if token in ("(", "[", "{", "\\{"):
+            close = {"(": ")", "[": "]", "{": "}", "\\{": "\\}"}[self.take().text]
+            bars, self.bars = self.bars, 0
+            found = self.sum()
+            self.bars = bars
+            self.take(close)
+            return found
+        if token == "|":
+            self.at += 1
+            self.bars += 1
+            found = self.sum()
+            self.bars -= 1
+            self.take("|")
+            return functions.absolute(found)
+        if kind == "command":
+            return self.command(token[1:])
+        if (
+            not token
+            or kind in ("text", "newline")
+            or token in ("*", "/", "+", "-", "^", "_", "!", "}", ")", "]", "&", '"')
+        ):
+            raise Malformed(f"{token[:20]!r} is not expected there" if token else "ends in the middle")
+        raise NotExact(f"{token[:20]!r} is not expected there")
+
+    def numeral(self, single: bool) -> Value:
+        token = self.take()
+        found = number_of(token)
+        if self.peek() == "_":
+            raise Malformed("a number with an index")
+        whole = token.kind == "number" and token.text.isdigit()
+        if whole and not single:
+            found += self.mixed()
+        return algebra.number(found)
+
+    def mixed(self) -> Fraction:
+        r"""The fraction of a mixed number that follows a whole one, ``1\frac{4}{5}`` or ``1 4/5``; else 0."""
+        texts = [self.peek(i) for i in range(8)]
+        above = below = ""
+        length = 0
+        if texts[0] == "\\frac":
+            if texts[1] == "{" and texts[3] == "}":
+                above, rest = texts[2], 4
+            else:
+                above, rest = texts[1], 2
+            if texts[rest : rest + 1] == ["{"] and texts[rest + 2 : rest + 3] == ["}"]:
+                below, length = texts[rest + 1], rest + 3
+            elif rest < len(texts):
+                below, length = texts[rest], rest + 1
+        elif self.kind() == "number" and texts[1] == "/" and self.kind(2) == "number":
+            above, below, length = texts[0], texts[2], 3
+            if texts[3] in ("^", "/", "!"):
+                return Fraction(0)
+        proper = above.isdigit() and below.isdigit() and len(below) < 20 and 0 < int(above or 0) < int(below or 0)
+        if not proper or self.peek(length) == "^":
+            return Fraction(0)
+        self.at += length
+        return Fraction(int(above), int(below))
+
+    def letters(self, single: bool) -> Value:
+        """A run of letters: a function, a constant, or single letters that are multiplied."""
+        token = self.take()
+        word = token.text
+        if word in FUNCTIONS:
+            return self.apply(word)
+        if word in NAMES or word in ("pi", "Pi"):
+            return self.named(word)
+        if word.lower() in ("infinity", "inf", "oo", "infty"):
+            return algebra.variable("∞")
+        if len(word) > 1 and (len(word) > 3 or word.lower() in SHORT_WORDS):
+            raise NotExact(f"the word {word[:20]!r}")
+        total = algebra.number(1)
+        for i, letter in enumerate(word):
+            last = i == len(word) - 1
+            if not last:
+                total = algebra.multiply(total, self.letter(letter))
+            else:  # an exponent or index belongs to the last letter alone
+                self.at -= 1
+                self.tokens = [*self.tokens]
+                self.tokens[self.at] = Token("word", letter, token.space)
+                self.at += 1
+                final = self.named(letter)
+                if self.peek() == "^" and len(word) > 1:
+                    self.at += 1
+                    final = functions.power(final, self.exponent())
+                total = algebra.multiply(total, final)
+        return total
+
+    def letter(self, letter: str) -> Value:
+        if letter == "i":
+            return algebra.thing(algebra.I)
+        if letter == "e":
+            return algebra.thing(algebra.E)
+        return algebra.variable(letter)
+
+    def named(self, name: str) -> Value:
+        """A name with its index, if it has one: x_1, a_{n+1}."""
+        if self.peek() == "_":
+            self.at += 1
+            if self.peek() == "{":
+                end, inside = self.at, []
+                while self.peek() != "}":
+                    inside.append(self.take().text)
+                self.take("}")
+                name = f"{name}_{''.join(inside[1:])}" if end < self.at else name
+            else:
+                name = f"{name}_{self.take().text}"
+            return algebra.variable(name)
+        if name in ("pi", "Pi"):
+            return algebra.thing(algebra.PI)
+        return self.letter(name) if len(name) == 1 else algebra.variable(name)
+
+    def command(self, name: str) -> Value:
+        if name in FUNCTIONS and name != "sqrt":
+            self.at += 1
+            return self.apply(name)
+        if name in NAMES or name == "pi":
+            self.at += 1
+            return self.named(name)
+        if name == "ldots":
+            raise Malformed("dots are no formula")
+        if name not in ("frac", "sqrt", "binom", "infty", "lfloor", "lceil"):
+            raise NotExact(f"\\{name[:20]} is not computed here")
+        self.at += 1
+        if name == "frac":
+            above = self.group()
+            return algebra.divide(above, self.group())
+        if name == "sqrt":
+            return self.root()
+        if name == "binom":
+            above = self.group()
+            return functions.binomial(above, self.group())
+        if name == "infty":
+            return algebra.variable("∞")
+        found = self.sum()
+        self.take("\\rfloor" if name == "lfloor" else "\\rceil")
+        return functions.rounded(found, "floor" if name == "lfloor" else "ceil")
+
+    def root(self) -> Value:
+        degree = 2
+        if self.peek() == "[":
+            self.take("[")
+            found = algebra.rational(self.sum())
+            self.take("]")
+            if found is None or found.denominator != 1 or found < 1:
+                raise NotExact("a root of an unusual degree")
+            degree = int(found)
+        return algebra.root(self.group(), degree)
+
+    def apply(self, name: str) -> Value:
+        r"""A function and what it is applied to: \sin x, \sin 2x, \sin^2 x, \log_2 8, sqrt(2)."""
+        if name == "sqrt":
+            return self.root()
+        base = None
+        if self.peek() == "_":
+            self.at += 1
+            base = self.group()
+        exponent = None
+        if self.peek() == "^":
+            self.at += 1
+            exponent = self.exponent()
+            if algebra.rational(exponent) == -1:
+                name, exponent = "arc" + name, None
+        found = functions.apply(name, self.argument(), base)
+        return found if exponent is None else functions.power(found, exponent)
+
+    def argument(self) -> Value:
+        """A bracket, or numbers, names and fractions side by side up to the next sign or function."""
+        if self.peek() in ("(", "[", "{", "|"):
+            return self.factor() if self.peek() != "{" else self.group()
+        sign = self.signs()
+        total = self.factor()
+        while self.begins_factor() and self.peek() not in ("(", "[", "|") and not self.at_function():
+            if self.kind() in ("number", "repeating"):
+                raise Malformed("two numbers side by side")
+            total = algebra.multiply(total, self.factor())
+        return algebra.negative(total) if sign < 0 else total
+
+    def at_function(self) -> bool:
+        name = self.peek().lstrip("\\")
+        return name in FUNCTIONS and name != "sqrt"
+
+
+_STARTS = frozenset({"\\frac", "\\sqrt", "\\binom", "\\pi", "\\infty", "\\lfloor", "\\lceil"})
+
+
+def _factorial(base: Value) -> Value:
+    n = algebra.rational(base)
+    if n is None:
+        return algebra.function("factorial", base)
+    if n.denominator != 1 or n < 0:
+        raise NotExact("a factorial of no whole number")
+    if n > MAX_FACTORIAL:
+        raise TooLarge("a very large factorial")
+    return algebra.number(math.factorial(int(n)))

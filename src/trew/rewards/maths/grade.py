@@ -1,0 +1,214 @@
+r"""The built-in reward ``math``: the answer in the last box, compared with the gold exactly where that decides it."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...errors import ConfigError
+from ..numbers import MAX_DIGITS, parse_gold
+from ..thinking import after_thinking
+from ..verdict import Verdict, bad_gold, no_answer, right_or_wrong
+from ..workers import Limits, Outcome, Pool
+from . import compare, extract
+from .answers import read
+from .normalise import MAX_ANSWER, normalise
+from .shapes import Answer, Equation, Group, Matrix, Named, Scalar, Union, Unknown
+
+INSTALL = "pip install 'trew[math]'"
+LIMITS = Limits(cpu_s=2.0, memory_mb=512, wall_s=60.0, calls=500, growth_mb=128)
+
+
+@dataclass(frozen=True, slots=True)
+class Gold:
+    """A gold answer as read, or the ``problem`` with it."""
+
+    answer: Answer
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Open:
+    """A verdict that exact algebra leaves to math-verify."""
+
+    extracted: str
+    answer: Answer
+    gold: Answer
+
+
+def grade(completion: str, gold: Any, *, require_boxed: bool = True, thinking: bool = False) -> Verdict:
+    r"""1 when the completion's answer has the gold's value, else 0.
+
+    The answer is what the last complete ``\boxed{…}`` holds; with ``require_boxed=False`` a completion without a box is
+    read as well (``extract.answer``). Numbers, formulas in variables, roots and π, tuples, intervals, sets, matrices,
+    equations and words are compared exactly; what is left (identities between functions, sums, integrals) goes to
+    math-verify in a process of its own. What runs past its CPU time or memory there scores 0.
+
+    >>> grade(r"so \boxed{\frac{2}{4}}", "0.5").score, grade(r"\boxed{0.33}", r"\frac{1}{3}").score
+    (1.0, 0.0)
+    >>> grade(r"\boxed{\{2, 1\}}", r"\{1,2\}").score, grade(r"\boxed{7 \text{ or } 8}", "7").score
+    (1.0, 0.0)
+    >>> grade("7", "7").status
+    'no_answer'
+    """
+    return grade_many([(completion, gold, {"require_boxed": require_boxed, "thinking": thinking})])[0]
+
+
+def grade_many(cases: Sequence[tuple[str, Any, Mapping[str, Any]]]) -> list[Verdict]:
+    """The verdicts on (completion, gold, arguments) in their order; what needs math-verify runs side by side."""
+    found = [_guarded(completion, gold, arguments) for completion, gold, arguments in cases]
+    left = [case for case in found if isinstance(case, _Open)]
+    if not left:
+        return [case for case in found if isinstance(case, Verdict)]
+    if not math_verify_is_there():
+        missing = Verdict(None, "sandbox_error", None, f"exact algebra cannot decide this; math-verify can: {INSTALL}")
+        return [missing if isinstance(case, _Open) else case for case in found]
+    payloads = [{"gold": case.gold.text, "answer": case.answer.text} for case in left]
+    verdicts = iter([_judged(case, out) for case, out in zip(left, pool().run_many(payloads), strict=True)])
+    return [next(verdicts) if isinstance(case, _Open) else case for case in found]
+
+
+def _guarded(completion: str, gold: Any, arguments: Mapping[str, Any]) -> Verdict | _Open:
+    """A mistake of ours in reading a text must not end a run: the completion is not judged, and the metrics say so."""
+    try:
+        return _exactly(completion, gold, **arguments)
+    except Exception as error:
+        return Verdict(None, "sandbox_error", None, f"the grader failed: {type(error).__name__}: {error!s:.100}")
+
+
+def _exactly(completion: str, gold: Any, *, require_boxed: bool = True, thinking: bool = False) -> Verdict | _Open:
+    target = read_gold(gold)
+    if target.problem:
+        return bad_gold(target.problem)
+    text = after_thinking(completion, thinking=thinking)
+    if text is None:
+        return no_answer("the thought was not finished")
+    written, why = extract.answer(text, require_boxed=require_boxed)
+    if written is None:
+        return no_answer(why)
+    if len(written) > MAX_ANSWER:
+        return right_or_wrong(False, extracted=written, detail=f"the answer is longer than {MAX_ANSWER} characters")
+    answer = read(normalise(written))
+    verdict = compare.same(answer, target.answer)
+    if verdict is None:
+        return _Open(written, answer, target.answer)
+    detail = answer.shape.why if isinstance(answer.shape, Unknown) and not verdict else ""
+    return right_or_wrong(verdict, extracted=written, detail=detail)
+
+
+def _judged(case: _Open, outcome: Outcome) -> Verdict:
+    if outcome.status in ("cpu", "memory"):
+        return right_or_wrong(False, extracted=case.extracted, detail=f"not decided within its limit: {outcome.detail}")
+    if outcome.status != "done":
+        return Verdict(None, "timeout", None, f"the grading process failed twice: {outcome.detail}")
+    if "equal" in outcome.value:
+        why = outcome.value.get("why", "")
+        return right_or_wrong(
+            outcome.value["equal"], extracted=case.extracted, detail=f"math-verify{why and ': ' + why}"
+        )
+    if isinstance(case.gold.shape, Unknown):
+        return bad_gold(outcome.value["error"])
+    return right_or_wrong(False, extracted=case.extracted, detail=outcome.value["error"])
+
+
+def read_gold(gold: Any) -> Gold:
+    r"""A gold answer: text (also in a box, between ``$``, or after ``####``), or a number.
+
+    >>> read_gold("(-\\infty, 2)").problem, read_gold(None).problem
+    ('', 'the gold answer must be text or a number, got NoneType')
+    """
+    if isinstance(gold, str):
+        return _read_gold(gold)
+    exact = parse_gold(gold)
+    if exact is not None:
+        return _read_gold(str(exact)) if abs(exact) < 10**MAX_DIGITS else _no_gold("the gold answer is too long")
+    return _no_gold(f"the gold answer must be text or a number, got {type(gold).__name__}")
+
+
+def _no_gold(problem: str) -> Gold:
+    return Gold(Answer(Unknown(problem)), problem)
+
+
+@functools.lru_cache(maxsize=4096)
+def _read_gold(gold: str) -> Gold:
+    boxed = extract.last_box(gold[-extract.MAX_READ :])
+    text = boxed if boxed is not None else gold.rpartition("####")[2].strip()
+    if not text.strip():
+        return _no_gold("the gold answer is empty")
+    if len(text) > MAX_ANSWER:
+        return _no_gold(f"the gold answer is longer than {MAX_ANSWER} characters")
+    answer = read(normalise(text))
+    if isinstance(answer.shape, Unknown) and not answer.shape.readable and not answer.shape.too_large:
+        return Gold(answer, f"the gold answer is no mathematics that can be compared: {answer.shape.why}")
+    return Gold(answer)
+
+
+def self_answer(gold: Any) -> str:
+    """A completion that answers with ``gold`` itself."""
+    text = str(gold)
+    boxed = extract.last_box(text)
+    return f"\\boxed{{{text.rpartition('####')[2].strip() if boxed is None else boxed}}}"
+
+
+def gold_problem(gold: Any) -> str:
+    """What is wrong with a gold: unreadable, also to math-verify where exact algebra does not do.
+
+    Raises ConfigError where math-verify is needed and not installed.
+    """
+    found = read_gold(gold)
+    if found.problem or not needs_math_verify(found.answer):
+        return found.problem
+    if not math_verify_is_there():
+        raise ConfigError(
+            f"reward 'math': gold {str(gold)!r:.120} cannot be compared by exact algebra alone, and math-verify is not "
+            f"installed; {INSTALL}"
+        )
+    if not isinstance(found.answer.shape, Unknown):
+        return ""
+    outcome = pool().run({"gold": found.answer.text, "answer": found.answer.text})
+    if outcome.status != "done":
+        return f"math-verify cannot read it: {outcome.detail}"
+    return outcome.value.get("error", "")
+
+
+def needs_math_verify(answer: Answer) -> bool:
+    r"""Whether comparing with this answer may need math-verify: it holds functions, or was not read at all.
+
+    >>> needs_math_verify(read("2\\sqrt{3} x")), needs_math_verify(read("\\sin x"))
+    (False, True)
+    """
+    shape = answer.shape
+    if isinstance(shape, Scalar):
+        return shape.value.opaque
+    if isinstance(shape, Equation):
+        return shape.difference.opaque
+    if isinstance(shape, Named):
+        return needs_math_verify(shape.item)
+    if isinstance(shape, Matrix):
+        return any(needs_math_verify(item) for row in shape.rows for item in row)
+    if isinstance(shape, (Group, Union)):
+        return any(map(needs_math_verify, shape.items if isinstance(shape, Group) else shape.parts))
+    return isinstance(shape, Unknown)
+
+
+@functools.lru_cache(maxsize=1)
+def math_verify_is_there() -> bool:
+    """Whether math-verify is installed (looked up, not imported)."""
+    return all(importlib.util.find_spec(name) is not None for name in ("math_verify", "latex2sympy2_extended"))
+
+
+_pools: dict[str, Pool] = {}
+_starting = threading.Lock()
+
+
+def pool() -> Pool:
+    """The grading processes of this process, made when first needed."""
+    with _starting:
+        if "math" not in _pools:
+            _pools["math"] = Pool(Path(__file__).with_name("symbolic.py"), limits=LIMITS)
+        return _pools["math"]

@@ -1,0 +1,80 @@
+"""Bounded factoring: what roots and logarithms of whole numbers are made of."""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+
+TRIAL = 20_000  # largest trial divisor
+_BASES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41)  # decide primality below _CERTAIN
+_CERTAIN = 3_317_044_064_679_887_385_961_981
+MAX_FACTORED_BITS = 4096
+
+
+@lru_cache(maxsize=4096)
+def factored(n: int) -> tuple[tuple[int, int], ...] | None:
+    """The prime powers of ``n`` >= 1 in order; None where they are not found in bounded time.
+
+    >>> factored(360), factored(1), factored((2**61 - 1) * (2**31 - 1))
+    (((2, 3), (3, 2), (5, 1)), (), None)
+    """
+    if n.bit_length() > MAX_FACTORED_BITS:
+        return None
+    found: list[tuple[int, int]] = []
+    rest = n
+    for p in _small_primes():
+        if p * p > rest:
+            break
+        count = 0
+        while rest % p == 0:
+            rest //= p
+            count += 1
+        if count:
+            found.append((p, count))
+    if rest == 1:
+        return tuple(found)
+    if rest < TRIAL * TRIAL:
+        return (*found, (rest, 1))
+    for power in (1, 2, 3, 5, 7):
+        base = round(rest ** (1 / power)) if rest.bit_length() < 900 else 0
+        base = math.isqrt(rest) if power == 2 else rest if power == 1 else base
+        if base**power == rest and is_prime(base):
+            return (*found, (base, power))
+    return None
+
+
+@lru_cache(maxsize=1)
+def _small_primes() -> tuple[int, ...]:
+    sieve = bytearray([1]) * TRIAL
+    sieve[:2] = b"\0\0"
+    for p in range(2, math.isqrt(TRIAL) + 1):
+        if sieve[p]:
+            sieve[p * p :: p] = bytes(len(range(p * p, TRIAL, p)))
+    return tuple(i for i, flag in enumerate(sieve) if flag)
+
+
+def is_prime(n: int) -> bool:
+    """Whether ``n`` is certainly prime; beyond 3.3e24, where this cannot be said quickly, False.
+
+    >>> [is_prime(n) for n in (2, 91, 2**61 - 1)]
+    [True, False, True]
+    """
+    if n < 2 or n >= _CERTAIN:
+        return False
+    if any(n % p == 0 for p in _BASES):
+        return n in _BASES
+    odd, twos = n - 1, 0
+    while odd % 2 == 0:
+        odd //= 2
+        twos += 1
+    for base in _BASES:
+        x = pow(base, odd, n)
+        if x in (1, n - 1):
+            continue
+        for _ in range(twos - 1):
+            x = x * x % n
+            if x == n - 1:
+                break
+        else:
+            return False
+    return True

@@ -1,0 +1,6 @@
+"""The sandbox for untrusted Python programs: which boundary this machine has, and programs run behind it."""
+
+from .choose import INSTALL, Boundary, boundary, describe
+from .pool import Job, Limits, Outcome, close_pools, pool
+
+__all__ = ["INSTALL", "Boundary", "Job", "Limits", "Outcome", "boundary", "close_pools", "describe", "pool"]

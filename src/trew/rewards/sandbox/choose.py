@@ -1,0 +1,188 @@
+"""Which boundary is in use: found out once per process by trying to break it, or a refusal that says what to do."""
+
+from __future__ import annotations
+
+import functools
+import os
+import secrets
+import socket
+import sys
+import tempfile
+import threading
+from dataclasses import dataclass
+
+from ...errors import SandboxError
+from .host.boxes import Design, designs
+from .pool import Job, Limits, Outcome, Pool, drop, pool, run_together
+
+INSTALL = (
+    "install bubblewrap (apt-get install bubblewrap, dnf install bubblewrap) and allow user namespaces to it (in a "
+    "container: its seccomp profile), or use a Linux kernel with landlock (5.13 or newer)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Boundary:
+    """What stands between untrusted code and this machine. ``tried`` are better ones that did not pass, with why."""
+
+    design: Design
+    tried: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        second = "landlock + seccomp: no processes, no files to write"
+        return "bubblewrap + seccomp" if self.design.kind == "bubblewrap" else second
+
+    def run(self, job: Job) -> Outcome:
+        """Runs one job in a fresh sandbox; any thread may call it."""
+        return pool(self.design).run(job)
+
+
+_lock = threading.Lock()
+
+
+def _fresh_lock() -> None:
+    """In a forked child: a thread that is not there any more may have held it."""
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_fresh_lock)
+
+
+def boundary() -> Boundary:
+    """The first boundary of this machine that passes its self-test, found out once per process.
+
+    Raises SandboxError, with every reason, where none does: code is then not run at all.
+    """
+    with _lock:
+        return _found(os.getpid())
+
+
+@functools.lru_cache(maxsize=1)
+def _found(process: int) -> Boundary:
+    del process  # a forked child asks for itself
+    if not sys.platform.startswith("linux"):
+        raise SandboxError(f"untrusted code runs in a sandbox of Linux only, got {sys.platform}; use a Linux machine")
+    tried: list[str] = []
+    for design in designs():
+        wrong = self_test(design)
+        if not wrong:
+            return Boundary(design, tuple(tried))
+        tried.append(f"{_words(design)}: {wrong}")
+    reasons = "; ".join(tried) or "neither bwrap nor landlock is there"
+    raise SandboxError(f"there is no sandbox for untrusted code here ({reasons}); {INSTALL}")
+
+
+def describe() -> tuple[str, str]:
+    """The kind of boundary that code is graded behind here (empty: none) and in words what it is, or why there is none,
+    for ``trew doctor``."""
+    try:
+        found = boundary()
+    except SandboxError as error:
+        return "", str(error)
+    user = "" if found.design.user is None else ", as an unprivileged user"
+    tried = f" (not {'; '.join(found.tried)})" if found.tried else ""
+    return found.design.kind, found.name + user + tried
+
+
+def _words(design: Design) -> str:
+    return (
+        design.kind + ("" if design.user is None else " as nobody") + (" with its own mounts" if design.staged else "")
+    )
+
+
+_NETWORK = """
+import socket
+def reached():
+    try:
+        s = socket.socket(); s.settimeout(0.5); s.connect(("127.0.0.1", PORT)); return True
+    except OSError:
+        return False
+"""
+_CANARY = """
+def reached():
+    try:
+        with open(PATH) as f: return f.read() != ""
+    except OSError:
+        pass
+    try:
+        with open(PATH, "w") as f: f.write("changed")  # its own file of that name is fine; the host looks too
+    except OSError:
+        pass
+    return False
+"""
+_FORKS = """
+import os, time
+made = 0
+try:
+    while made < 2000:
+        if os.fork() == 0: time.sleep(60); os._exit(0)
+        made += 1
+except OSError: pass
+print("MADE", made, flush=True)
+"""
+_MEMORY = """
+held = []
+for _ in range(4000): held.append(bytearray(1 << 20))
+print("HELD", flush=True)
+"""
+
+
+def self_test(design: Design) -> str:
+    """What ``design`` lets through, in words; empty when it holds.
+
+    Tried are: a program that must run, a socket of this machine, a file of this machine, more processes than
+    allowed, and more memory than allowed.
+    """
+    trial = pool(design)
+    try:
+        wrong = _self_test(trial)
+    except BaseException:
+        drop(design)
+        raise
+    if wrong:
+        drop(design)
+    return wrong
+
+
+def _self_test(trial: Pool) -> str:
+    limits = Limits(seconds=2.0, memory=128 << 20, processes=16)
+    word = secrets.token_hex(8)
+    outcome = trial.run(Job("script", (f"print(input()[::-1] + {word!r})".encode(), b"olleh"), limits))
+    if outcome.ended != "exit" or outcome.status != 0 or outcome.parts[0].decode() != f"hello{word}\n":
+        said = outcome.parts[1].decode("utf-8", "replace").strip()[-200:] if len(outcome.parts) > 1 else ""
+        return outcome.why or f"a plain program did not run (status {outcome.status}) {said}"
+    with (
+        tempfile.NamedTemporaryFile("w+", prefix="trew-canary-") as canary,
+        socket.create_server(("127.0.0.1", 0)) as server,
+    ):
+        canary.write(word)
+        canary.flush()
+        os.chmod(canary.name, 0o666)
+        port, show = server.getsockname()[1], "\nprint(reached())"
+        attacks = (
+            _NETWORK.replace("PORT", str(port)) + show,
+            _CANARY.replace("PATH", repr(canary.name)) + show,
+            _FORKS,
+            _MEMORY,
+        )
+        jobs = [Job("script", (attack.encode(), b""), limits) for attack in attacks]
+        network, file, forks, memory = run_together(trial.run, jobs, size=2)
+        canary.seek(0)
+        untouched = canary.read() == word
+    if network.parts[:1] != (b"False\n",):
+        return f"the network can be reached ({_said(network)})"
+    if file.parts[:1] != (b"False\n",) or not untouched:
+        return f"files of this machine can be reached ({_said(file)})"
+    made = forks.parts[0].split()[1:2] if forks.parts else []
+    if forks.ended == "failed" or (made and int(made[0]) > limits.processes):
+        return f"processes are not limited ({_said(forks)})"
+    if memory.ended == "failed" or b"HELD" in memory.parts[0]:
+        return f"memory is not limited ({_said(memory)})"
+    return ""
+
+
+def _said(outcome: Outcome) -> str:
+    said = b" ".join(outcome.parts).decode("utf-8", "replace").strip()[-200:]
+    return outcome.why or said or f"status {outcome.status}"

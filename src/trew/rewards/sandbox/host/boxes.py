@@ -1,0 +1,150 @@
+"""The two boundaries as ways to start a process: bubblewrap, or landlock with seccomp."""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from . import landlock, runtime, seccomp, stage
+
+NOBODY = 65534
+WORK_BYTES = 16 << 20  # of the folder that a program may write in
+_SUBREAPER = 36
+
+
+@dataclass(frozen=True, slots=True)
+class Design:
+    """Which boundary, and as whom: ``user`` None is the caller; ``staged`` mounts the runtime first."""
+
+    kind: Literal["bubblewrap", "landlock"]
+    user: int | None = None
+    staged: bool = False
+
+
+def designs() -> list[Design]:
+    """Every design that could work here, the best first. Which one does is for a test to say."""
+    found: list[Design] = []
+    root = os.geteuid() == 0
+    if not seccomp.supported():
+        return found
+    if shutil.which("bwrap"):
+        if root:  # limits on processes do not count for root: become nobody first, where that can be done
+            found += [Design("bubblewrap", NOBODY, True), Design("bubblewrap", NOBODY)]
+        found.append(Design("bubblewrap"))
+    if landlock.version():
+        if root:
+            found.append(Design("landlock", NOBODY))
+        found.append(Design("landlock"))
+    return found
+
+
+class Boxes:
+    """Starts programs behind one boundary. Made once per process: with a stage it changes the process's mounts."""
+
+    def __init__(self, design: Design):
+        self.design = design
+        self.runtime = runtime.find()
+        # Orphans of a box become children of this process, so that it can end and reap every one of them.
+        ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)
+        self._filter = self._rules = -1
+        if design.kind == "bubblewrap":
+            self._bwrap = os.path.realpath(shutil.which("bwrap") or "bwrap")
+            self._has = subprocess.run([self._bwrap, "--help"], capture_output=True, text=True, check=False).stdout
+            self._root = (
+                stage.build(self.runtime, keep=(self._bwrap, os.path.realpath(__file__))) if design.staged else ""
+            )
+            self._filter = sealed(seccomp.program())
+            self._arguments = self._bwrap_arguments()
+        else:
+            library = Path(self.runtime.library)
+            parts = [str(p) for p in library.iterdir() if str(p) not in self.runtime.hidden]
+            files = [real for _, real in self.runtime.files]
+            self._rules = landlock.ruleset([*parts, *files], [str(library)], devices=["/dev/null", "/dev/urandom"])
+
+    def start(self, arguments: Sequence[str], *, stdin: int, stdout: int, stderr: int, keep: Sequence[int]) -> int:
+        """Starts the interpreter with ``arguments`` in a box of its own; returns the number of a child process."""
+        command = [self.runtime.python, "-I", "-S", "-B", "-X", "utf8", *arguments]
+        become = self._become_nobody() if self.design.kind == "bubblewrap" else self._give_up_rights()
+        opened: list[int] = []
+        if self.design.kind == "bubblewrap":
+            opened = [os.open(f"/proc/self/fd/{self._filter}", os.O_RDONLY)]  # an offset of its own
+            command = [*self._arguments, "--seccomp", str(opened[0]), "--", *command]
+        try:
+            process = subprocess.Popen(command, stdin=stdin, stdout=stdout, stderr=stderr, pass_fds=[*keep, *opened],
+                                       env={}, cwd="/", start_new_session=True, preexec_fn=become)  # fmt: skip
+        finally:
+            for descriptor in opened:
+                os.close(descriptor)
+        process.returncode = 0  # it is waited for by its number
+        return process.pid
+
+    def _become_nobody(self) -> Callable[[], None] | None:
+        user = self.design.user
+        if user is None:
+            return None
+
+        def become() -> None:
+            os.setgroups([])
+            os.setresgid(user, user, user)
+            os.setresuid(user, user, user)
+
+        return become
+
+    def _give_up_rights(self) -> Callable[[], None]:
+        return lambda: landlock.give_up_rights(self._rules, user=self.design.user)
+
+    def _bwrap_arguments(self) -> list[str]:
+        made = [
+            self._bwrap, "--unshare-all", "--unshare-user", "--die-with-parent", "--new-session", "--cap-drop", "ALL",
+            "--uid", str(NOBODY), "--gid", str(NOBODY), "--hostname", "sandbox",
+        ]  # fmt: skip
+        if "--clearenv" in self._has:
+            made.append("--clearenv")
+        if "--disable-userns" in self._has:
+            made.append("--disable-userns")
+        if self._root:
+            made += ["--ro-bind", self._root, "/"]
+        else:
+            for path, real in self.runtime.mounts:
+                made += ["--ro-bind", real, path]
+            for hidden in self.runtime.hidden:
+                made += ["--tmpfs", hidden, "--remount-ro", hidden]
+        for device in ("/dev/null", "/dev/urandom"):
+            made += ["--dev-bind", device, device]
+        if "--size" in self._has:  # without a limit on its size there is no folder to write in
+            made += ["--size", str(WORK_BYTES), "--tmpfs", "/tmp"]
+        elif not self._root:
+            made += ["--dir", "/tmp"]
+        if not self._root:
+            made += ["--remount-ro", "/"]  # the root is a folder in memory too, and would take files without limit
+        return [
+            *made,
+            "--chdir",
+            "/tmp",
+            "--setenv",
+            "HOME",
+            "/tmp",
+            "--setenv",
+            "PATH",
+            os.path.dirname(self.runtime.python),
+        ]
+
+
+def sealed(data: bytes) -> int:
+    """``data`` as a file in memory that nobody can change; whoever gets the descriptor closes it."""
+    made = os.memfd_create("trew", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    view = memoryview(data)
+    while view:
+        view = view[os.write(made, view) :]
+    fcntl.fcntl(
+        made, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+    )
+    os.lseek(made, 0, os.SEEK_SET)
+    return made

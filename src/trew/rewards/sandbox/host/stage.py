@@ -1,0 +1,63 @@
+"""For root alone: the runtime mounted once, read-only, where an unprivileged user can reach it.
+
+The sandbox runs as an unprivileged user, for whom limits on processes count; but the interpreter may live in a folder
+that only root may enter. The mounts are private to this process and end with it: nothing on the host changes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from pathlib import Path
+
+from .runtime import Runtime
+
+_PLACES = ("/mnt", "/media", "/srv", "/opt", "/tmp")
+_NEWNS, _RDONLY, _NOSUID, _REMOUNT, _BIND, _REC, _PRIVATE = 0x20000, 1, 2, 32, 4096, 16384, 1 << 18
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def build(runtime: Runtime, *, keep: tuple[str, ...]) -> str:
+    """A folder that holds ``runtime`` at its own paths, and empty ones for /tmp and /dev; raises OSError.
+
+    ``keep`` are paths that must stay visible, such as bwrap's own.
+    """
+    used = [real for _, real in runtime.mounts] + list(keep)
+    place = next((p for p in _PLACES if os.path.isdir(p) and not any(u.startswith(p + "/") for u in used)), None)
+    if place is None:
+        raise OSError("no folder to mount the runtime in")
+    _checked(_libc.unshare(_NEWNS))
+    _mount(None, "/", None, _REC | _PRIVATE)
+    # Opened in the new namespace, and before anything is covered.
+    sources = [(path, os.open(real, os.O_PATH | os.O_CLOEXEC)) for path, real in runtime.mounts]
+    _mount("tmpfs", place, "tmpfs", _NOSUID, "mode=0755,size=1m")
+    root = Path(place)
+    for name in ("tmp", "dev"):
+        (root / name).mkdir()
+    for name in ("null", "urandom"):
+        (root / "dev" / name).touch()
+    for path, source in sources:
+        target = root / path.lstrip("/")
+        real = f"/proc/self/fd/{source}"
+        if os.path.isdir(real):
+            target.mkdir(parents=True, exist_ok=True)
+        else:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.touch()
+        _mount(real, str(target), None, _BIND)
+        os.close(source)
+    for hidden in runtime.hidden:
+        _mount("tmpfs", str(root / hidden.lstrip("/")), "tmpfs", _NOSUID | _RDONLY, "mode=0755,size=4k")
+    _mount(None, place, None, _REMOUNT | _RDONLY | _NOSUID)
+    return place
+
+
+def _mount(source: str | None, target: str, kind: str | None, flags: int, options: str | None = None) -> None:
+    encoded = [None if text is None else os.fsencode(text) for text in (source, target, kind, options)]
+    _checked(_libc.mount(encoded[0], encoded[1], encoded[2], ctypes.c_ulong(flags), encoded[3]))
+
+
+def _checked(result: int) -> None:
+    if result < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))

@@ -1,0 +1,136 @@
+"""A process and all its descendants: what they use, and their end. Linux, read from /proc."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from dataclasses import dataclass
+
+_TICK = os.sysconf("SC_CLK_TCK")
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Of a whole tree: seconds of CPU, seconds in which none of it ran or wanted to run, bytes resident, tasks."""
+
+    cpu: float = 0.0
+    idle: float = 0.0
+    resident: int = 0
+    tasks: int = 0
+
+
+class Watch:
+    """Usage of a process and all below it, by repeated looks.
+
+    Idle time is what passed while no task ran or waited for a processor: a program that sleeps idles, a program that
+    a loaded machine keeps waiting does not. So a limit on CPU plus idle time does not depend on the machine's load.
+    """
+
+    def __init__(self, root: int):
+        self.root = root
+        self._at = time.monotonic()
+        self._ran: dict[int, int] = {}  # nanoseconds that a task ran or waited to run, at the last look
+        self._used: dict[int, float] = {}  # seconds of CPU by process, the ended ones too
+        self._idle = 0.0
+
+    def look(self) -> Usage:
+        now = time.monotonic()
+        busiest, ran, inherited, resident, tasks = 0, {}, 0.0, 0, 0
+        for process in [self.root, *descendants(self.root)]:
+            try:
+                with open(f"/proc/{process}/stat", "rb") as file:
+                    fields = file.read().rpartition(b")")[2].split()
+                threads = [int(name) for name in os.listdir(f"/proc/{process}/task")]
+            except OSError:  # it ended since it was listed
+                continue
+            own = (int(fields[11]) + int(fields[12])) / _TICK
+            self._used[process] = max(own, self._used.get(process, 0.0))
+            inherited += own + (int(fields[13]) + int(fields[14])) / _TICK
+            resident += int(fields[21]) * _PAGE
+            tasks += len(threads)
+            for thread in threads:
+                ran[thread] = _scheduled(process, thread)
+                busiest = max(busiest, ran[thread] - self._ran.get(thread, 0))
+        passed = now - self._at
+        if (
+            busiest / 1e9 < passed / 2
+        ):  # below that it is the coarseness of these looks, on a machine that has much to do
+            self._idle += passed - busiest / 1e9
+        self._at, self._ran = now, ran
+        return Usage(max(inherited, sum(self._used.values())), self._idle, resident, tasks)
+
+
+def _scheduled(process: int, thread: int) -> int:
+    """Nanoseconds that a task ran or waited for a processor."""
+    try:
+        with open(f"/proc/{process}/task/{thread}/schedstat", "rb") as file:
+            ran, waited, _ = file.read().split()
+        return int(ran) + int(waited)
+    except (OSError, ValueError):
+        return 0
+
+
+def descendants(root: int) -> list[int]:
+    """The processes below ``root``, itself left out; at most a few thousand are listed."""
+    found, new = [], children(root)
+    while new and len(found) < 4096:
+        found += new
+        new = [child for process in new for child in children(process)]
+    return found
+
+
+def children(process: int) -> list[int]:
+    try:
+        threads = os.listdir(f"/proc/{process}/task")
+        found: list[int] = []
+        for thread in threads:
+            with open(f"/proc/{process}/task/{thread}/children", "rb") as file:
+                found += map(int, file.read().split())
+        return found
+    except FileNotFoundError:
+        return [] if os.path.exists("/proc/self/task") and _lists_children() else _children_by_parent(process)
+    except OSError:
+        return []
+
+
+def _lists_children() -> bool:
+    return os.path.exists(f"/proc/self/task/{os.getpid()}/children")
+
+
+def _children_by_parent(process: int) -> list[int]:
+    """For kernels that do not list children (CONFIG_PROC_CHILDREN)."""
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                with open(f"/proc/{name}/stat", "rb") as file:
+                    parent = int(file.read().rpartition(b")")[2].split()[1])
+            except (OSError, IndexError):
+                continue
+            if parent == process:
+                found.append(int(name))
+    return found
+
+
+def end_children(*, seconds: float = 5.0) -> bool:
+    """Kills and reaps every child of this process, those it inherits included, until none is left.
+
+    This process must be their reaper (PR_SET_CHILD_SUBREAPER) and have one thread. Only its own children are ever
+    killed, and those keep their number until they are reaped: no other process can be hit. False when some are left.
+    """
+    until = time.monotonic() + seconds
+    pause = 0.0002
+    while True:
+        for child in children(os.getpid()):
+            os.kill(child, signal.SIGKILL)
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            return True
+        if time.monotonic() > until:
+            return False
+        time.sleep(pause)
+        pause = min(pause * 2, 0.01)

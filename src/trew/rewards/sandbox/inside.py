@@ -1,0 +1,278 @@
+"""What the interpreter in the sandbox runs first, compiled outside. It never runs outside.
+
+Modes: ``script`` runs the program as ``__main__``; ``calls`` imports it and answers calls of one of its functions;
+``tests`` runs a data row's asserts, whose calls are answered by a program in *another* sandbox. So a program and the
+values that it should return are never in the same process. Values travel as JSON with their types, one line each.
+
+The interpreter gets the sections that its mode needs.
+"""
+
+# pyright: reportArgumentType=false
+import os
+import resource
+import sys
+
+
+def set_limits(cpu, memory, processes, file):
+    limits = (
+        ("CPU", cpu, cpu + 1), ("AS", memory, memory), ("NPROC", processes, processes), ("FSIZE", file, file),
+        ("NOFILE", 128, 128), ("CORE", 0, 0), ("MEMLOCK", 0, 0), ("MSGQUEUE", 0, 0),
+    )  # fmt: skip
+    for name, soft, hard in limits:
+        what = getattr(resource, "RLIMIT_" + name)
+        most = resource.getrlimit(what)[1]
+        if most != resource.RLIM_INFINITY:
+            soft, hard = min(soft, most), min(hard, most)
+        resource.setrlimit(what, (soft, hard))
+
+
+def read_all(descriptor):
+    parts = []
+    while part := os.read(descriptor, 1 << 20):
+        parts.append(part)
+    os.close(descriptor)
+    return b"".join(parts)
+
+
+def run(source, name, names=(), path="main.py"):
+    """Runs source text as a module of its own; what the interpreter's own loader does with a file."""
+    base = sys.modules["_frozen_importlib_external"].SourceFileLoader
+
+    class Loader(base):
+        def get_code(self, fullname):
+            return self.source_to_code(source, path)
+
+    module = type(sys)(name)
+    module.__file__ = path
+    module.__dict__.update(names)
+    sys.modules[name] = module
+    Loader(name, path).exec_module(module)
+    return module.__dict__
+
+
+# ==== values
+import _json  # noqa: E402  # json itself costs half as much as Python: it imports re
+
+NONFINITE = {"inf": float("inf"), "-inf": float("-inf"), "nan": float("nan")}
+DEEPEST, MOST = 100, 1_000_000  # of a value that travels: nesting, and parts in it
+
+
+class Lost(BaseException):
+    """The other side is gone. Not an Exception, so that no test catches it."""
+
+
+class Reading:
+    """How JSON is read, in the form that the interpreter's own scanner wants it."""
+
+    strict, object_hook, object_pairs_hook = False, None, None
+    parse_float, parse_int, parse_constant = float, int, float
+
+
+class Line:
+    """Values over two pipes, a line of JSON each. It holds what it uses, whatever a program does to modules."""
+
+    def __init__(self, request, reply):
+        self.read, self.write, self.request, self.reply = os.read, os.write, request, reply
+        self.quote, self.rest = _json.encode_basestring_ascii, b""
+        self.scan = _json.make_scanner(Reading)
+
+    def receive(self):
+        parts = [self.rest]
+        while b"\n" not in parts[-1]:
+            part = self.read(self.request, 1 << 16)
+            if not part:
+                raise Lost
+            parts.append(part)
+        line, _, self.rest = b"".join(parts).partition(b"\n")
+        return self.scan(line.decode("ascii"), 0)[0]
+
+    def send(self, text):
+        data = memoryview(text.encode("ascii") + b"\n")
+        while data:
+            data = data[self.write(self.reply, data) :]
+
+    def encoded(self, value):
+        """``value`` as text; what is no plain value becomes its type's name, which equals nothing."""
+        out = []
+        try:
+            self._encode(value, out.append, DEEPEST, [MOST])
+        except (RecursionError, ValueError, MemoryError, OverflowError):
+            return '["o","too deep or too large"]'
+        except Exception as error:  # an iterator that raises
+            return f'["o",{self.quote(type(error).__name__)}]'
+        return "".join(out)
+
+    def _encode(self, value, put, depth, left):
+        left[0] -= 1
+        if depth < 0 or left[0] < 0:
+            raise ValueError
+        kind = type(value)
+        if value is None or kind is bool:
+            put("null" if value is None else "true" if value else "false")
+        elif isinstance(value, int):
+            value = int.__index__(value)
+            put(int.__repr__(value) if -(2**53) < value < 2**53 else f'["i","{value:x}"]')
+        elif isinstance(value, float):
+            text = float.__repr__(value)
+            put(f'["f","{text}"]' if text in NONFINITE else text)
+        elif isinstance(value, str):
+            put(self.quote(str.__str__(value)))
+        elif isinstance(value, (bytes, bytearray)):
+            put(f'["{"b" if isinstance(value, bytes) else "B"}","{bytes(value).hex()}"]')
+        elif isinstance(value, complex):
+            put(f'["c","{value.real!r}","{value.imag!r}"]')
+        elif isinstance(value, range):
+            self._items("R", (value.start, value.stop, value.step), put, depth, left)
+        elif isinstance(value, dict):
+            self._items("d", (x for pair in dict.items(value) for x in pair), put, depth, left)
+        elif mark := next((m for t, m in CONTAINERS if isinstance(value, t)), None):
+            self._items(mark, value, put, depth, left)
+        elif isinstance(value, ITERATORS):
+            self._items("g", value, put, depth, left)
+        elif kind is type and getattr(sys.modules["builtins"], type.__getattribute__(value, "__name__"), None) is value:
+            put(f'["y",{self.quote(type.__getattribute__(value, "__name__"))}]')
+        elif (name := f"{kind.__module__}.{kind.__qualname__}") == "collections.deque":
+            self._items("q", value, put, depth, left)
+        elif name in ("decimal.Decimal", "fractions.Fraction"):
+            put(f'["{kind.__name__[0]}",{self.quote(str(value))}]')
+        else:
+            put(f'["o",{self.quote(str(kind.__name__))}]')
+
+    def _items(self, mark, values, put, depth, left):
+        put(f'["{mark}"')
+        for value in values:
+            put(",")
+            self._encode(value, put, depth - 1, left)
+        put("]")
+
+    def decoded(self, value):
+        """The value behind parsed JSON; inverse of ``encoded``."""
+        if not isinstance(value, list):
+            return value
+        mark, rest = value[0], value[1:]
+        if mark in ("i", "f", "b", "B", "c", "o", "y", "D", "F"):
+            return self._single(mark, rest)
+        items = [self.decoded(part) for part in rest]
+        if mark == "R":
+            return range(*items)
+        if mark == "d":
+            return dict(zip(items[::2], items[1::2], strict=True))
+        if mark == "q":
+            from collections import deque
+
+            return deque(items)
+        return {"l": list, "t": tuple, "s": set, "z": frozenset, "g": iter}[mark](items)
+
+    def _single(self, mark, rest):
+        if mark == "i":
+            return int(rest[0], 16)
+        if mark == "f":
+            return NONFINITE[rest[0]]
+        if mark in "bB":
+            return (bytes if mark == "b" else bytearray).fromhex(rest[0])
+        if mark == "c":
+            return complex(float(rest[0]), float(rest[1]))
+        if mark == "y":
+            kind = getattr(sys.modules["builtins"], rest[0])
+            return kind if isinstance(kind, type) else Opaque()
+        if mark in "DF":
+            from decimal import Decimal
+            from fractions import Fraction
+
+            return (Decimal if mark == "D" else Fraction)(rest[0])
+        return Opaque()
+
+
+class Opaque:
+    """Something that is no plain value: equal to nothing but itself."""
+
+
+ITERATORS = (
+    enumerate, filter, map, reversed, zip, type({}.keys()), type({}.values()), type({}.items()), type(iter([])),
+    type(iter(())), type(iter("")), type(iter({})), type(iter({}.items())), type(iter(set())), type(x for x in ()),
+)  # fmt: skip
+CONTAINERS = ((list, "l"), (tuple, "t"), (set, "s"), (frozenset, "z"))
+
+
+# ==== calls
+def answer_calls(line, entry, names, program):
+    """Imports the program, then answers one call after the other until nobody asks any more."""
+    leave, encoded, quote = os._exit, line.encoded, line.quote
+    try:
+        function = run(program, "solution", names)[entry]
+    except BaseException as error:
+        line.send(f'["x",{quote(type(error).__name__)},{quote(str(error)[:300])}]')
+        leave(1)
+    line.send('["r",null]')
+    try:
+        while True:
+            arguments, keywords = map(line.decoded, line.receive()[1:])
+            try:
+                text = f'["r",{encoded(function(*arguments, **keywords))}]'
+            except BaseException as error:
+                text = f'["x",{quote(type(error).__name__)},{quote(str(error)[:300])}]'
+            line.send(text)
+    except BaseException:
+        leave(0)
+
+
+# ==== tests
+def run_tests(line, entry, names, tests):
+    """Runs the asserts; calls of ``entry`` go out over the line. Says at the end whether all of them held."""
+
+    def candidate(*arguments, **keywords):
+        texts = line.encoded(arguments), line.encoded(keywords)
+        if '["o",' in texts[0] + texts[1]:
+            raise Lost("an argument is no plain value")
+        line.send(f'["call",{texts[0]},{texts[1]}]')
+        mark, *rest = line.receive()
+        if mark == "r":
+            return line.decoded(rest[0])
+        kind = getattr(sys.modules["builtins"], rest[0], None)
+        # StopIteration would end a loop over the calls, as if all had been made.
+        if isinstance(kind, type) and issubclass(kind, Exception) and kind not in (StopIteration, StopAsyncIteration):
+            raise kind(rest[1])
+        raise Lost(rest[0])
+
+    verdict = "true", "", ""
+    try:
+        names = run(tests, "tests", {**names, entry: candidate, "candidate": candidate}, path="asserts")
+        if callable(names.get("check")) and names["check"] is not candidate:
+            names["check"](candidate)
+    except BaseException as error:
+        trace, at = error.__traceback__, 0
+        while trace is not None:
+            at = trace.tb_lineno if trace.tb_frame.f_code.co_filename == "asserts" else at
+            trace = trace.tb_next
+        verdict = "false", type(error).__name__, f"line {at} of the asserts: {type(error).__name__}: {error}"[:300]
+    line.send(f'["done",{verdict[0]},{line.quote(verdict[1])},{line.quote(verdict[2])}]')
+    os._exit(0)
+
+
+# ==== all
+def main():
+    mode, entry = sys.argv[1:3]
+    source, setup, request, reply, *limits = map(int, sys.argv[3:])
+    set_limits(*limits)
+    text, before = read_all(source), read_all(setup)
+    names = {}
+    if before:
+        try:
+            names = {
+                k: v for k, v in run(before, "setup", path="setup").items() if not k.startswith("__") and k != entry
+            }
+        except Exception as error:
+            sys.stderr.write(f"SETUP: {type(error).__name__}: {error}")
+            return
+    os.write(reply, b"started\n")
+    sys.argv[:] = ["main.py"]
+    if mode == "script":
+        os.close(reply)
+        os.close(request)
+        run(text, "__main__")
+        return
+    (answer_calls if mode == "calls" else run_tests)(Line(request, reply), entry, names, text)
+
+
+if __name__ == "__main__":
+    main()

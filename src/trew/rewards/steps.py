@@ -1,0 +1,131 @@
+"""Scores of the steps of a completion: where steps end in its text and in its tokens, and the check of given ones.
+
+A step score is ``(end, value)``: ``end`` is the number of the completion's tokens up to and with the step's last one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ..errors import RewardError
+from .returned import as_number, short
+
+Decode = Callable[[Sequence[int]], str]
+"""Token ids as the text that rewards read (special tokens left out)."""
+
+
+def split_steps(text: str, mark: str) -> list[int]:
+    """Where the steps of ``text`` end, in characters: behind each ``mark``, the last at the end of the text.
+
+    What is only white space between two marks is no step of its own, it belongs to the step before. A text without a
+    mark, the empty one too, is one step.
+
+    >>> split_steps("a\\n\\nb\\n\\n\\n\\nc", "\\n\\n"), split_steps("a\\n\\n", "\\n\\n"), split_steps("", "\\n\\n")
+    ([3, 8, 9], [3], [0])
+    """
+    ends: list[int] = []
+    start = 0
+    while (at := text.find(mark, start)) >= 0:
+        end = at + len(mark)
+        if text[start:at].strip() or not ends:
+            ends.append(end)
+        else:
+            ends[-1] = end
+        start = end
+    if text[start:].strip() or not ends:
+        ends.append(len(text))
+    else:
+        ends[-1] = len(text)
+    if len(ends) > 1 and not text[: ends[0]].replace(mark, "").strip():
+        del ends[0]  # marks before anything was said
+    return ends
+
+
+def token_ends(char_ends: Sequence[int], *, token_ids: Sequence[int], decode: Decode) -> list[int]:
+    """How many of ``token_ids`` it takes until each of ``char_ends`` characters are there, by bisection.
+
+    Non-decreasing. The last step takes all tokens, so that the end token belongs to it. A token that reaches over a
+    step's end belongs to that step.
+
+    >>> text = "ab|cd|e"
+    >>> token_ends([3, 6, 7], token_ids=range(8), decode=lambda ids: text[:len(ids)])
+    [3, 6, 8]
+    """
+    ids = list(token_ids)
+    ends: list[int] = []
+    for end in char_ends[:-1]:
+        low, high = (ends[-1] if ends else 0), len(ids)
+        while low < high:
+            middle = (low + high) // 2
+            # Half a character decodes to a replacement mark, which is not there yet.
+            if len(decode(ids[:middle]).rstrip("�")) >= end:
+                high = middle
+            else:
+                low = middle + 1
+        ends.append(low)
+    return [*ends, len(ids)] if char_ends else []
+
+
+def are_steps(value: Any) -> bool:
+    """Whether what a function returned for one completion is a list of step scores rather than one number.
+
+    >>> are_steps([(3, 0.5)]), are_steps([]), are_steps(0.5), are_steps("ab")
+    (True, True, False, False)
+    """
+    return isinstance(value, (list, tuple))
+
+
+def parse_steps(value: Any, *, length: int, who: str, sample: str) -> tuple[tuple[int, float], ...]:
+    """Step scores that a function returned for a completion of ``length`` tokens, checked.
+
+    An empty list is a completion without steps. Raises RewardError, naming function and sample, for entries that are
+    not (end, value), ends that are not whole numbers from 1 to ``length`` in rising order, and values that are not
+    finite numbers.
+
+    >>> parse_steps([(2, 0.5), [4, 1]], length=4, who="f", sample="s")
+    ((2, 0.5), (4, 1.0))
+    """
+    accepts = f"(end, value) with end a whole number of tokens from 1 to {length}, each larger than the one before"
+    steps: list[tuple[int, float]] = []
+    for entry in value:
+        if not isinstance(entry, (list, tuple)) or len(entry) != 2:
+            raise RewardError(f"{who} returned a step {short(entry)} for {sample}, not {accepts}")
+        end = entry[0].item() if hasattr(entry[0], "item") else entry[0]
+        before = steps[-1][0] if steps else 0
+        if isinstance(end, bool) or not isinstance(end, int) or not before < end <= length:
+            raise RewardError(f"{who} returned a step {short(entry)} for {sample}, not {accepts}")
+        number = as_number(entry[1], who=who, sample=sample)
+        if number is None:
+            raise RewardError(f"{who} returned a step without a value, {short(entry)}, for {sample}; leave it out")
+        steps.append((end, number))
+    return tuple(steps)
+
+
+def mean_of_steps(steps: Sequence[tuple[int, float]]) -> float | None:
+    """The completion's own number where steps were scored: their mean; None without any."""
+    return sum(value for _, value in steps) / len(steps) if steps else None
+
+
+def combined_steps(
+    given: Sequence[tuple[float, float | None, Sequence[tuple[int, float]]]], *, length: int
+) -> tuple[tuple[int, float], ...]:
+    """The step rewards of one completion from several rewards' (weight, number, steps), in the order of their ends.
+
+    Steps keep their ends and are weighted. Once any reward scores steps, a reward of the whole completion counts as one
+    step that ends with it. Steps with the same end are added up. Rewards without a number, or of weight 0, are left
+    out.
+
+    >>> combined_steps([(1.0, 0.5, [(2, 0.2), (5, 0.8)]), (2.0, 1.0, [])], length=5)
+    ((2, 0.2), (5, 2.8))
+    >>> combined_steps([(1.0, 0.5, [])], length=5)
+    ()
+    """
+    counted = [(weight, number, steps) for weight, number, steps in given if weight and number is not None]
+    if not length or not any(steps for _, _, steps in counted):
+        return ()
+    placed: dict[int, float] = {}
+    for weight, number, steps in counted:
+        for end, value in steps or ((length, number),):
+            placed[end] = placed.get(end, 0.0) + weight * float(value or 0.0)
+    return tuple(sorted(placed.items()))

@@ -1,0 +1,99 @@
+"""How several rewards' verdicts on a completion become one value: weights, gates, and what is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ..config import FUNCTION_SECONDS, Calls, OnFailure
+from ..types import Score, ScoreStatus
+from .functions import UserFunction
+from .steps import combined_steps
+from .verdict import Verdict
+
+if TYPE_CHECKING:
+    from .reward_model import ModelReward
+
+FAILED: tuple[ScoreStatus, ...] = ("bad_gold", "timeout", "sandbox_error")
+"""Statuses of a completion that a reward should have judged and could not: what is missing is unknown, not neutral."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reward:
+    """One entry of a recipe's ``rewards``: a user's ``function``, a reward ``model``, or the built-in ``kind``."""
+
+    name: str
+    kind: str
+    weight: float
+    args: dict[str, Any] = field(default_factory=dict)
+    function: UserFunction | None = None
+    model: ModelReward | None = None
+    gate: bool = False
+    verify_with: str = ""
+    calls: Calls = "step"
+    timeout_s: float = FUNCTION_SECONDS
+    on_failure: OnFailure = "abort"
+
+
+def combined(
+    rewards: Sequence[Reward], verdicts: Sequence[Sequence[Verdict]], *, lengths: Sequence[int]
+) -> tuple[Score, ...]:
+    """One Score per completion of a group from ``verdicts[reward][completion]``; ``lengths`` are theirs in tokens.
+
+    The value is Σ_gates w·s + [every gate is above 0] · Σ_others w·s. A gate without a number (it does not apply) is
+    open. What is None is dealt with as ``RewardSet`` says.
+
+    >>> gate = Reward("format", "format", 0.0, gate=True); answer = Reward("math", "math", 1.0)
+    >>> right, wrong = Verdict(1.0), Verdict(0.0)
+    >>> [s.value for s in combined([gate, answer], [[right, right, wrong], [right, wrong, right]], lengths=[1, 1, 1])]
+    [1.0, 0.0, 0.0]
+    """
+    means: list[float | None] = []
+    for row in verdicts:
+        numbers = [verdict.score for verdict in row if verdict.score is not None]
+        means.append(sum(numbers) / len(numbers) if numbers else None)
+    return tuple(
+        _score(rewards, [row[i] for row in verdicts], means, length) for i, length in enumerate(lengths)
+    )  # fmt: skip
+
+
+def _score(rewards: Sequence[Reward], column: Sequence[Verdict], means: Sequence[float | None], length: int) -> Score:
+    is_open = all(v.score is None or v.score > 0 for r, v in zip(rewards, column, strict=True) if r.gate)
+    counted = [
+        (r, v, mean) for r, v, mean in zip(rewards, column, means, strict=True) if r.gate or is_open
+    ]  # fmt: skip
+    # A gate that could not be judged leaves the value unknown, unless another one is closed anyhow.
+    failed = [v for r, v, _ in counted if v.status in FAILED and (r.weight != 0 or (r.gate and is_open))]
+    judged = [v for r, v in zip(rewards, column, strict=True) if v.score is not None and (r.weight != 0 or r.gate)]
+    numbers = [(r.weight, v.score if v.score is not None else mean) for r, v, mean in counted]
+    terms = [weight * number for weight, number in numbers if number is not None]
+    status = failed[0].status if failed else judged[0].status if judged else "not_applicable"
+    known = bool(judged) and not failed
+    steps = combined_steps([(r.weight, v.score, v.steps) for r, v, _ in counted], length=length) if known else ()
+    return Score(
+        value=sum(terms) if known else None,
+        status=status,
+        parts={r.name: v.score for r, v in zip(rewards, column, strict=True)},
+        extracted=next((v.extracted for v in column if v.extracted is not None), None),
+        seconds=sum(v.seconds for v in column),
+        steps=steps,
+        statuses={r.name: v.status for r, v in zip(rewards, column, strict=True)},
+        part_seconds={r.name: v.seconds for r, v in zip(rewards, column, strict=True)},
+    )
+
+
+def one_by_one(rewards: Sequence[Reward], score: Score) -> tuple[float | None, ...]:
+    """Each reward's number as an objective that normalises them one by one takes it: gates applied, no weights.
+
+    0 where a gate is closed; None where the reward gave no number, and everywhere if the completion has no value.
+
+    >>> gate = Reward("format", "format", 0.5, gate=True); answer = Reward("math", "math", 1.0)
+    >>> one_by_one([gate, answer], Score(0.0, parts={"format": 0.0, "math": 1.0}))
+    (0.0, 0.0)
+    """
+    if score.value is None:
+        return (None,) * len(rewards)
+    parts = [score.parts.get(r.name) for r in rewards]
+    is_open = all(p is None or p > 0 for r, p in zip(rewards, parts, strict=True) if r.gate)
+    return tuple(p if p is None or r.gate or is_open else 0.0 for r, p in zip(rewards, parts, strict=True))
