@@ -308,7 +308,7 @@ REFUSED: dict[str, str] = {
     "eval model --data g.jsonl --set data.max_prompt_tokens=3": "data.max_prompt_tokens to at least",
     "eval model --recipe none.toml": "no such recipe",
     "data prepar": "did you mean 'prepare'?",
-    "data prepare math": "gsm8k",
+    "data prepare math": "there is no such file here",
     "data prepare gsm8k --source one.jsonl": "no row has a column 'question'",
     "data prepare gsm8k --source g.jsonl --out r.toml": "r.toml/train.jsonl: cannot be written",
     "data show": "data.train: is empty",

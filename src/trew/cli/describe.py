@@ -175,9 +175,9 @@ def setting(name: str, x: Any, default: Any) -> str:
 def text(d: Description, *, width: int = 100) -> str:
     """The description for a terminal of ``width`` columns."""
     head, *_ = d.objective.equation().splitlines()
-    blocks = [d.name, "\n".join(textwrap.wrap(d.summary, width))]
+    blocks = [d.name, "\n".join(_wrapped(d.summary, width))]
     blocks += [_hanging("    ", d.equation, width)] if d.equation else []
-    blocks += ["\n".join(textwrap.wrap(p.replace("``", ""), width)) for p in d.about]
+    blocks += ["\n".join(_wrapped(p.replace("``", ""), width)) for p in d.about]
     blocks.append("\n".join([head, *(_hanging(f"  {axis:<11} ", eq, width) for axis, eq in d.axes())]))
     blocks.append("\n".join(["What the lines decide", *(f"  {axis:<11} {says}" for axis, says in _decided(d))]))
     blocks.append("\n".join(_hanging(f"{label:<11} ", said, width) for label, said in _facts(d) if said))
@@ -206,9 +206,12 @@ def needs(objective: Objective) -> str:
 
 def _hanging(label: str, said: str, width: int) -> str:
     """``label`` and then ``said``, wrapped and indented by the label's width; notes after six blanks stay notes."""
-    return "\n".join(
-        textwrap.wrap(said, width, initial_indent=label, subsequent_indent=" " * len(label), break_long_words=False)
-    )
+    return "\n".join(_wrapped(said, width, initial_indent=label, subsequent_indent=" " * len(label)))
+
+
+def _wrapped(said: str, width: int, **indents: str) -> list[str]:
+    """Lines of at most ``width``; words stay whole, hyphens and all, so that they can be found and copied."""
+    return textwrap.wrap(said, width, break_long_words=False, break_on_hyphens=False, **indents)
 
 
 # ----------------------------------------------------------------------------------------------------------- as a row
