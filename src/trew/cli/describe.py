@@ -206,12 +206,15 @@ def needs(objective: Objective) -> str:
 
 def _hanging(label: str, said: str, width: int) -> str:
     """``label`` and then ``said``, wrapped and indented by the label's width; notes after six blanks stay notes."""
-    return "\n".join(_wrapped(said, width, initial_indent=label, subsequent_indent=" " * len(label)))
+    return "\n".join(_wrapped(said, width, label=label))
 
 
-def _wrapped(said: str, width: int, **indents: str) -> list[str]:
+def _wrapped(said: str, width: int, *, label: str = "") -> list[str]:
     """Lines of at most ``width``; words stay whole, hyphens and all, so that they can be found and copied."""
-    return textwrap.wrap(said, width, break_long_words=False, break_on_hyphens=False, **indents)
+    return textwrap.wrap(
+        said, width, initial_indent=label, subsequent_indent=" " * len(label), break_long_words=False,
+        break_on_hyphens=False,
+    )  # fmt: skip
 
 
 # ----------------------------------------------------------------------------------------------------------- as a row
