@@ -203,12 +203,15 @@ class _Child:
 
     def end(self) -> str:
         """Ends it with all its own children; how it ended, in words."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(0.2)  # one that is ending already tells why
-        code = self.process.returncode
+        # Looked at but not collected, so that its number cannot become that of another process group before the kill.
+        end, ended = time.monotonic() + 0.2, None
+        while ended is None and time.monotonic() < end:  # one that is ending already tells why
+            ended = os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            time.sleep(0.002)
         self._finalizer()
-        if code is None:
+        if ended is None:
             return "its process was ended"
+        code = self.process.returncode
         name = signal.Signals(-code).name if code < 0 and -code in set(signal.Signals) else ""
         how = f"was ended by signal {-code} {name}".rstrip() if code < 0 else f"exited with code {code}"
         return f"its process {how} during the call" + ("; memory may have run out" if code == -signal.SIGKILL else "")
