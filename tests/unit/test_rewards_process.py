@@ -342,6 +342,15 @@ def test_a_killed_run_leaves_no_process(tmp_path: Path, hang: str) -> None:
 
 
 def test_ctrl_c_ends_a_call(tmp_path: Path) -> None:
+    # Started in the background, this process would ignore the signal from the beginning.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        ctrl_c_ends_a_call(tmp_path)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def ctrl_c_ends_a_call(tmp_path: Path) -> None:
     rewards = of(tmp_path, "import time\ndef f(completions):\n    time.sleep(1000)\n")
     pid = pid_of(rewards)
     threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()

@@ -18,6 +18,9 @@ from .piece import Coupling, not_negative, share_of
 from .ratio import LOG_RATIO_LIMIT, log_ratio
 from .weight import Clip, Weight
 
+ROUNDING = 1e-5
+"""Log-ratios within this have no sign: two computations of one log-probability differ by as much."""
+
 
 def covariance(
     logprobs: Float[Tensor, "N"], *, advantages: Float[Tensor, "N"], mask: Bool[Tensor, "N"]
@@ -120,7 +123,9 @@ class CovariancePenalty(Divergence):
         return torch.where(self._picked(batch), self.penalty * size, 0.0)
 
     def derivative(self, batch: TokenBatch) -> Tensor:
-        return torch.where(self._picked(batch), self.penalty * log_ratio(batch).sign(), 0.0)
+        log_r = log_ratio(batch)
+        moved = log_r.abs() > ROUNDING  # before its first update a policy has not moved, whatever rounding leaves
+        return torch.where(self._picked(batch) & moved, self.penalty * log_r.sign(), 0.0)
 
     def equation(self) -> str:
         return (
