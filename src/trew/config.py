@@ -31,7 +31,8 @@ T = typing.TypeVar("T")
 class DataConfig:
     """Where prompts come from."""
 
-    task: str = "prompts"  # gsm8k, arithmetic, countdown, or prompts: rows that bring their own prompt column
+    # gsm8k, math, arithmetic, countdown, mbpp, humaneval, reasoning-gym:NAME, or prompts: rows with a prompt column
+    task: str = "prompts"
     train: str = ""  # file, folder or hub id; empty for procedural tasks
     eval: str = "auto"  # the same; auto = the test split beside train, else rows held out of train
     prompt_column: str = "prompt"

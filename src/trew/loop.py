@@ -58,7 +58,7 @@ def train(
         *track.problems(config.out, resume=resume, overwrite=overwrite),
         *trackers.problems(config.track.to),
     ]
-    plan = setup.plan(config, found=busy)
+    plan = setup.plan(config, found=busy, bar=display.bar)
     config = plan.config
     with (
         Run.open(config.out, resume=resume, overwrite=overwrite) as run,

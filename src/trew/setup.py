@@ -17,6 +17,7 @@ from .eval import correct_by
 from .eval.evaluate import Correct
 from .objective import Objective, preset
 from .rewards import RewardSet
+from .rewards.combine import Bar
 from .rewards.loading import is_file_spec
 from .rollout.chat import Renderer
 from .types import Prompt
@@ -39,10 +40,11 @@ class Plan:
     correct: Correct  # whether a score counts as correct in accuracies
 
 
-def plan(config: Config, *, found: Sequence[str] = ()) -> Plan:
+def plan(config: Config, *, found: Sequence[str] = (), bar: Bar | None = None) -> Plan:
     """Checks and gathers everything but the weights; raises ConfigError with every problem that was found.
 
     ``found`` are problems that are known already (of the run folder, say): they are reported together with the rest.
+    ``bar`` shows progress where checking takes long.
     """
     told = {p.partition(":")[0] for p in found}
     problems = Problems([*found, *(p for p in validate(config) if p.partition(":")[0] not in told)])
@@ -77,7 +79,7 @@ def plan(config: Config, *, found: Sequence[str] = ()) -> Plan:
     renderer = Renderer(tokenizer, stop=config.rollout.stop)
     prompts = [*data.train, *data.eval]
     problems += renderer.check(prompts)
-    problems += rewards.check_golds(prompts)
+    problems += rewards.check_golds(prompts, bar=bar)
     notes = list(data.notes)
     train, eval_ = list(data.train), data.eval
     if not problems:

@@ -12,11 +12,13 @@ from typing import Any
 import pytest
 
 from trew.cli.data import prepare
+from trew.cli.main import run
 from trew.config import DataConfig, RewardConfig
 from trew.data import Dataset, load_task, make_task
 from trew.data.files import read_rows
 from trew.errors import ConfigError, DataError
 from trew.rewards import RewardSet, grade, reasoning
+from trew.rewards.probes import probes
 from trew.rewards.reasoning import CASELESS, EXPRESSION, FORMULA, OURS, PACKAGE, same
 from trew.rewards.reasoning_worker import NoFormula, is_expanded, read, untagged
 
@@ -385,3 +387,27 @@ def test_rows_on_disk_say_which_version_made_them(tmp_path: Path) -> None:
     facts = json.loads(first.values["puzzle"])
     assert facts["task"] == "gcd"
     assert facts["version"]
+
+
+# ---------------------------------------------------------------------------------------------------- known answers
+
+
+@needs_package
+@pytest.mark.parametrize(
+    ("task", "least"), [("chain_sum", 11), ("countdown", 7), ("shortest_path", 7), ("word_sorting", 7)]
+)
+def test_known_answers_get_their_known_scores(task: str, least: int) -> None:
+    for prompt in made(task, size=6).train:
+        tried = probes("reasoning_gym", prompt.columns, {})
+        assert len(tried) >= least
+        puzzle = prompt.columns["puzzle"]
+        for probe in tried:
+            score = grade("reasoning_gym", probe.text, prompt.columns["gold"], puzzle=puzzle).score
+            assert (score or 0.0) == probe.score, probe
+
+
+@needs_package
+def test_the_reward_can_be_tried_without_a_file(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["rewards", "test", "reasoning_gym", "--task", "reasoning-gym:chain_sum", "--limit", "5", "--json"]
+    assert run(command) == 0
+    assert json.loads(capsys.readouterr().out)["holds"] is True

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ..eval import EvalResult
     from ..eval.evaluate import Correct
     from ..rewards import RewardSet
+    from ..rewards.combine import Bar
     from ..rollout import Renderer
     from ..types import Prompt
 
@@ -46,7 +47,8 @@ def eval(
 
     Args:
         model: Folder, hub id, or smollm2-135m-instruct.
-        task: gsm8k, arithmetic, countdown, or prompts (rows with a prompt column); default: the recipe's, else gsm8k.
+        task: gsm8k, math, arithmetic, countdown, mbpp, humaneval, reasoning-gym:NAME, or prompts (rows with a prompt
+            column); default: the recipe's, else gsm8k.
         data: File, folder or hub id with the prompts: a file as it is, else the test split. Default: the task's own.
         size: Most prompts to use, the first ones; default: the recipe's, else 200.
         samples: Completions per prompt (k of avg@k and pass@k); default 1.
@@ -75,11 +77,11 @@ def eval(
     )
     if task is not None and recipe is not None:
         config = dataclasses.replace(config, rewards=())  # another task is not judged by the recipe's rewards
-    ready = prepare(config, files=(json, completions))
 
     from ..display import Display
 
     display = Display()
+    ready = prepare(config, files=(json, completions), bar=display.bar)
     result = measure(ready, display)
     show(display, ready, result)
     _write(ready, result, json=json, completions=completions, display=display)
@@ -111,7 +113,7 @@ class Ready:
     notes: tuple[str, ...]
 
 
-def prepare(config: Config, *, files: tuple[Path | None, ...] = ()) -> Ready:
+def prepare(config: Config, *, files: tuple[Path | None, ...] = (), bar: Bar | None = None) -> Ready:
     """Checks settings, data, model and output files; raises ConfigError with every problem at once."""
     from .. import models
     from ..data.load import load_eval
@@ -149,7 +151,7 @@ def prepare(config: Config, *, files: tuple[Path | None, ...] = ()) -> Ready:
     prompts, _, notes = data
     renderer = Renderer(tokenizer, stop=c.rollout.stop)
     problems += renderer.check(prompts)
-    problems += rewards.check_golds(prompts)
+    problems += rewards.check_golds(prompts, bar=bar)
     fitted = None if problems else problems.attempt(lambda: _fit(c, prompts, renderer))
     if problems or fitted is None:
         raise ConfigError(problems)

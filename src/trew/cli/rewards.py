@@ -14,7 +14,7 @@ import tyro
 if TYPE_CHECKING:
     from ..data.rows import Row
     from ..rewards import RewardSet
-    from ..types import Group, Prompt, ScoredGroup
+    from ..types import Group, ScoredGroup
 
 
 def test(
@@ -41,7 +41,7 @@ def test(
     Args:
         reward: A built-in name, path/to/file.py:function, or the folder of a reward model.
         data: The rows: a file, a folder or a hub id; empty for tasks that make their own problems.
-        task: How the rows are read: gsm8k, arithmetic, countdown or prompts.
+        task: How the rows are read: gsm8k, math, arithmetic, countdown, mbpp, humaneval, reasoning-gym:NAME or prompts.
         set: key=value, an argument of the reward: --set mode=flexible thinking=true
         limit: Rows that answers are made for; golds are checked in all rows.
         prompt_column: The column that holds the prompt (task prompts only).
@@ -49,13 +49,15 @@ def test(
         timeout_s: Seconds that one call of a function of your own may take; 0: as in a recipe without timeout_s.
         json: Print the checks as JSON instead of a table.
     """
+    from ..config import DataConfig
+    from ..data import load_prompts
     from ..errors import ConfigError
     from ..rewards.trial import try_reward
 
     if limit < 1:
         raise ConfigError(f"--limit: got {limit}, accepts a whole number of at least 1")
     rewards = _load(reward, set, timeout_s=timeout_s)
-    prompts = _prompts(data, task=task, prompt_column=prompt_column, seed=seed)
+    prompts = load_prompts(DataConfig(task=task, train=data, prompt_column=prompt_column), seed=seed)
     rewards.load()
     checks = try_reward(rewards, prompts, limit=limit)
     rewards.close()
@@ -163,20 +165,6 @@ def _parts(groups: Sequence[Group], *, completions: int = 256) -> Iterator[list[
             part = []
     if part:
         yield part
-
-
-def _prompts(data: str, *, task: str, prompt_column: str, seed: int) -> list[Prompt]:
-    """All training rows of a source, or a made task's problems; nothing is held out."""
-    from ..config import DataConfig
-    from ..data import make_task, sources
-    from ..data.tasks import Arithmetic, Countdown, Prompts
-
-    config = DataConfig(task=task, train=data, prompt_column=prompt_column)
-    made = make_task(config)
-    if isinstance(made, Arithmetic) or (isinstance(made, Countdown) and not data):
-        return list(made.generate(eval_size=1, seed=seed)[0])
-    rows = sources.read_train(made.source(data))
-    return made.prompts(rows, prompt_column=prompt_column) if isinstance(made, Prompts) else made.prompts(rows)
 
 
 def _row_group(number: int, row: Row, completion_column: str, prompt_column: str) -> Group:

@@ -75,7 +75,7 @@ def show(config: Config, *, found: Sequence[str] = ()) -> None:
     from ..display import Display
 
     display = Display()
-    plan = setup.plan(config, found=[*found, *trackers.problems(config.track.to)])
+    plan = setup.plan(config, found=[*found, *trackers.problems(config.track.to)], bar=display.bar)
     display.line(dumps(plan.config).rstrip())
     display.line(f"\nobjective {plan.objective.name}\n{plan.objective.equation()}\n")
     for note in plan.notes:

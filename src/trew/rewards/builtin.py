@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -69,6 +71,16 @@ def graded(kind: Kind, completion: str, gold: Any, args: Mapping[str, Any]) -> V
     start = time.perf_counter()
     verdict = kind.grade(completion, gold, **args)
     return replace(verdict, seconds=time.perf_counter() - start)
+
+
+def graded_together(kind: Kind, items: Sequence[tuple[str, Any, Mapping[str, Any]]]) -> list[Verdict]:
+    """:func:`graded` of each of ``items`` (completion, gold, arguments), side by side where the kind can."""
+    if kind.grade_many is None or len(items) < 2:
+        return [graded(kind, *item) for item in items]
+    start = time.perf_counter()
+    verdicts = kind.grade_many(items)
+    each = (time.perf_counter() - start) / len(items)
+    return [v if v.seconds else replace(v, seconds=each) for v in verdicts]
 
 
 def unknown_kind(name: str) -> str:
@@ -310,19 +322,25 @@ def gold_problem(name: str, columns: Mapping[str, Any], settings: Mapping[str, A
 
     The gold must be readable, and where it can be answered with directly, that answer must score 1.
     """
+    return gold_problems(name, [columns], settings)[0]
+
+
+def gold_problems(name: str, rows: Sequence[Mapping[str, Any]], settings: Mapping[str, Any]) -> list[str]:
+    """:func:`gold_problem` of each of ``rows``, graded side by side where the kind can."""
     kind = KINDS[name]
-    found = kind.gold(columns)
-    if found is None:
-        return ""
-    gold, row = found
-    if wrong := kind.row_problem(gold, row):
-        return wrong
-    if kind.self_answer is None:
-        return ""
-    answer = kind.self_answer(gold)
-    if "thinking" in settings:
-        answer = "</think>" + answer if settings["thinking"] else answer
-    verdict = graded(kind, answer, gold, {**settings, **row})
-    if verdict.score == 1:
-        return ""
-    return f"gold {gold!r:.120}: {verdict.detail or 'does not score 1 against itself'}"
+    found = {number: pair for number, columns in enumerate(rows) if (pair := kind.gold(columns)) is not None}
+    with ThreadPoolExecutor(os.cpu_count() or 1) as threads:  # a row may have to be run: programs do not wait in turn
+        wrong = dict(zip(found, threads.map(lambda pair: kind.row_problem(*pair), found.values()), strict=True))
+    answers: dict[int, tuple[str, Any, Mapping[str, Any]]] = {}
+    for number, (gold, row) in found.items():
+        if not wrong[number] and kind.self_answer is not None:
+            answer = kind.self_answer(gold)
+            if "thinking" in settings:
+                answer = "</think>" + answer if settings["thinking"] else answer
+            answers[number] = answer, gold, {**settings, **row}
+    items = [*answers.values()]
+    for number, verdict in zip(answers, graded_together(kind, items), strict=True):
+        if verdict.score != 1:
+            why = verdict.detail or "does not score 1 against itself"
+            wrong[number] = f"gold {answers[number][1]!r:.120}: {why}"
+    return [wrong.get(number, "") for number in range(len(rows))]

@@ -5,12 +5,14 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 from ..config import FUNCTION_SECONDS, RewardConfig
 from ..errors import ConfigError, RewardError
 from ..types import Group, Metrics, Prompt, Score, ScoredGroup
 from . import judging
-from .builtin import KINDS, argument_problems, gold_problem, unknown_kind
+from .builtin import KINDS, argument_problems, gold_problems, unknown_kind
 from .functions import Sample, UserFunction
 from .grading import NOT_APPLICABLE, Grading, Verdicts, arguments, grade_after, grade_groups
 from .judging import Ask
@@ -21,6 +23,8 @@ from .verdict import Verdict
 from .weighing import FAILED, Reward, combined, one_by_one
 
 AT_ONCE = 256  # completions that built-ins grade between two reports of progress
+Bar = Callable[[str, int], AbstractContextManager[Any]]
+"""Shows progress under a name, of a total: what comes out of the block has ``advance(count)``."""
 
 
 class RewardSet:
@@ -284,29 +288,37 @@ class RewardSet:
                 )
         return problems
 
-    def check_golds(self, prompts: Iterable[Prompt]) -> list[str]:
+    def check_golds(self, prompts: Iterable[Prompt], *, bar: Bar | None = None) -> list[str]:
         """Everything wrong with the data for these rewards, one line per row and reward; empty when all is well.
 
         Golds of built-in rewards must be readable and score 1 against themselves. A reward that applies to no row at
         all is reported too: it would train nothing, silently. Rows are counted from 1 in the order of ``prompts``.
+        ``bar(name, total)`` shows progress where golds are run or parsed, which can take a minute.
         """
         problems: list[str] = []
         served: Counter[str] = Counter()
         columns: set[str] = set()
         seen = list(prompts)
-        for number, prompt in enumerate(seen, start=1):
-            columns.update(prompt.columns)
-            for reward in self.rewards:
-                if reward.function is not None:
-                    served[reward.name] += reward.function.applies(prompt)
-                    continue
-                if reward.model is not None:
-                    continue
-                if KINDS[reward.kind].gold(prompt.columns) is None:
-                    continue
-                served[reward.name] += 1
-                if wrong := gold_problem(reward.kind, prompt.columns, reward.args):
-                    problems.append(f"row {number} ({prompt.uid}): reward {reward.name!r}: {wrong}")
+        slow = any(r.kind in KINDS and KINDS[r.kind].grade_many is not None for r in self.rewards)
+        with bar("checking golds", len(seen)) if bar and slow and seen else nullcontext() as shown:
+            for first in range(0, len(seen), AT_ONCE):
+                part = seen[first : first + AT_ONCE]
+                wrong: dict[str, list[str]] = {}
+                for reward in self.rewards:
+                    if reward.function is not None:
+                        served[reward.name] += sum(map(reward.function.applies, part))
+                    elif reward.model is None:
+                        gold = KINDS[reward.kind].gold
+                        served[reward.name] += sum(gold(prompt.columns) is not None for prompt in part)
+                        wrong[reward.name] = gold_problems(
+                            reward.kind, [prompt.columns for prompt in part], reward.args
+                        )
+                for at, prompt in enumerate(part):
+                    columns.update(prompt.columns)
+                    of_row = [(name, lines[at]) for name, lines in wrong.items() if lines[at]]
+                    problems += [f"row {first + at + 1} ({prompt.uid}): reward {name!r}: {why}" for name, why in of_row]
+                if shown is not None:
+                    shown.advance(len(part))
         self._columns = frozenset(columns)
         return problems + self._serving_problems(seen, columns, served)
 

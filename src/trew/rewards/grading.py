@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import queue
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..types import Completion, Group, ScoredGroup
-from .builtin import KINDS, graded
+from .builtin import KINDS, graded, graded_together
 from .verdict import Verdict
 from .weighing import Reward
 
@@ -37,14 +35,7 @@ def grade_groups(reward: Reward, groups: Sequence[Group]) -> list[list[Verdict]]
     kind = KINDS[reward.kind]
     rows = [arguments(reward, group) for group in groups]
     items = [item for row in rows for item in row]
-    if kind.grade_many is None or len(items) < 2:
-        verdicts = [graded(kind, *item) for item in items]
-    else:
-        start = time.perf_counter()
-        verdicts = kind.grade_many(items)
-        each = (time.perf_counter() - start) / len(items)
-        verdicts = [v if v.seconds else replace(v, seconds=each) for v in verdicts]
-    left = iter(verdicts)
+    left = iter(graded_together(kind, items))
     return [
         [next(left) for _ in row] if row else [NOT_APPLICABLE] * len(group.completions)
         for group, row in zip(groups, rows, strict=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, Literal
 
-from . import arithmetic, code_rows, countdown, gsm8k, layout, length
+from . import arithmetic, code_rows, countdown, gsm8k, layout, length, reasoning
 from .builtin import KINDS
 from .maths.grade import self_answer as boxed
 from .numbers import parse_gold
@@ -56,6 +56,8 @@ def probes(kind: str, columns: Mapping[str, Any], args: Mapping[str, Any]) -> li
     elif kind in ("code_stdin", "code_func"):
         answers = code_rows.known_answers(kind, gold, row)
         made = [Probe(what, text, score, family="right" if score == 1 else "mutation") for what, text, score in answers]
+    elif kind == "reasoning_gym":
+        made = list(_puzzle_probes(gold, row))
     else:
         made = list(_own_answer(kind, gold))
     made = [replace(p, family="right") if p.score == 1 and p.family == "mutation" else p for p in made]
@@ -99,6 +101,31 @@ def _own_answer(kind: str, gold: Any) -> Iterator[Probe]:
     yield Probe("the gold itself", answer(gold), 1.0)
     yield Probe("nothing", "", 0.0)
     yield Probe("the gold inside an unfinished thought", f"<think>{answer(gold)}", 0.0)
+
+
+def _puzzle_probes(gold: Any, row: Mapping[str, Any]) -> Iterator[Probe]:
+    """Answers around the gold of ``reasoning_gym``; another number is known to be wrong where answers are compared."""
+    puzzle = reasoning.read_puzzle(row.get("puzzle"))
+    if isinstance(puzzle, str) or reasoning.row_problem(gold, row):
+        return
+    right = reasoning.self_answer(gold)
+    yield Probe("the gold itself", right, 1.0)
+    yield Probe("the gold itself after a finished thought", f"<think><answer>x</answer></think>{right}", 1.0)
+    yield Probe("with white space", f"<answer>\n {gold} </answer>\n", 1.0, family="wrapper")
+    yield Probe("the gold without its tags", str(gold), 0.0)
+    yield Probe("the gold inside an unfinished thought", f"<think>{right}", 0.0)
+    yield Probe("another answer after the gold", f"{right} or rather <answer>no idea</answer>", 0.0)
+    yield Probe("nothing", "", 0.0)
+    value = reasoning.number(gold)
+    if value is None or not reasoning.compared(puzzle.task):
+        return
+    yield Probe("the gold + 1", f"<answer>{_decimal(value + 1)}</answer>", 0.0)
+    yield Probe("the gold or another number", f"<answer>{gold} or {_decimal(value + 1)}</answer>", 0.0)
+    if value:
+        yield Probe("the gold with the other sign", f"<answer>{_decimal(-value)}</answer>", 0.0)
+        yield Probe("the gold with one digit changed", f"<answer>{_other_digit(value)}</answer>", 0.0)
+    if re.fullmatch(r"[-+]?[0-9]+", gold):
+        yield Probe("with trailing zeros", f"<answer>{gold}.00</answer>", 1.0, family="wrapper")
 
 
 def _number_probes(kind: str, gold: Any) -> Iterator[Probe]:

@@ -153,6 +153,15 @@ def row_problem(gold: Any, row: Mapping[str, Any]) -> str:
     return ""
 
 
+def compared(task: str) -> bool:
+    """Whether a task's answers are compared with the gold alone, so that any other value is wrong.
+
+    >>> compared("chain_sum"), compared("countdown"), compared("shortest_path")
+    (True, False, False)
+    """
+    return task not in EXPRESSION | ONE_OF | ROUNDED | COMPLEX | PACKAGE | FORMULA
+
+
 @functools.lru_cache(maxsize=4096)
 def _parsed(text: str) -> Puzzle | str:
     try:
