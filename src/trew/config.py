@@ -21,6 +21,9 @@ Overlong = Literal["error", "drop", "truncate"]
 Schedule = Literal["constant", "linear", "cosine"]
 Dtype = Literal["float32", "bfloat16"]
 Linear = Literal["auto", "plain"]
+Kernels = Literal["auto", "plain"]
+Optimizer = Literal["adamw", "adamw-8bit", "adamw-offload"]
+Base = Literal["float32", "bfloat16", "nf4"]
 Calls = Literal["step", "group"]
 OnFailure = Literal["abort", "skip"]
 FUNCTION_SECONDS = 300.0
@@ -99,8 +102,20 @@ class LearnerConfig:
     inner_updates: int = 1  # passes over the step's rollouts (mu)
     microbatch_tokens: int = 4096  # memory only: the result does not depend on it
     dtype: Dtype = "float32"  # of the computation; weights and optimizer state are float32 always
+    optimizer: Optimizer = "adamw"  # adamw-8bit: moments in 8 bits; adamw-offload: moments in CPU memory
     gradient_checkpointing: bool = False
     share_prompts: bool = True  # compute a group's prompt once; False = one row per completion
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoraConfig:
+    """Low-rank adapters: W + (alpha / rank) B A in every linear layer, of which only A and B are trained."""
+
+    rank: int = 0  # 0 = off: all weights are trained
+    alpha: float = 32.0
+    dropout: float = 0.0  # 0 only: the log-probs of the same weights must be the same each time
+    targets: tuple[str, ...] = ()  # last names of linear layers, like q_proj; empty = all but the output head
+    base: Base = "float32"  # how the frozen linear layers are kept
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,6 +157,7 @@ class Config:
     chat_template: str = ""  # empty = the tokenizer's; "plain", or a .jinja file
     device: str = "auto"
     threads: int = 0  # 0 = torch's choice
+    kernels: Kernels = "auto"  # auto = trew's own for models of the Llama kind, plain = the model's own forward pass
     linear: Linear = "auto"  # linear layers on a CPU: auto = through oneDNN where torch has it, plain = torch's own
     seed: int = 0
     steps: int = 100
@@ -151,6 +167,7 @@ class Config:
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
     learner: LearnerConfig = field(default_factory=LearnerConfig)
+    lora: LoraConfig = field(default_factory=LoraConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     track: TrackConfig = field(default_factory=TrackConfig)
@@ -376,6 +393,19 @@ def validate(config: Config) -> list[str]:
         problems.append(
             f"learner.warmup_steps: got {c.learner.warmup_steps}, but the whole run has {c.optimizer_steps} "
             "optimizer steps; the learning rate would never be reached"
+        )
+    need(c.lora.rank >= 0, "lora.rank", "0 (off) or more")
+    need(_finite(c.lora.alpha) and c.lora.alpha > 0, "lora.alpha", "a number above 0")
+    need(c.lora.dropout == 0, "lora.dropout", "0 only: with dropout the same weights would give other log-probs each "
+         "time, and ratios between policies would be noise")  # fmt: skip
+    need(all(c.lora.targets), "lora.targets", "names of linear layers, like q_proj")
+    for key in ("alpha", "targets", "base") if c.lora.rank == 0 else ():
+        need(getattr(c.lora, key) == getattr(LoraConfig(), key), f"lora.{key}",
+             "nothing else than its default while lora.rank = 0; set lora.rank = 16, say")  # fmt: skip
+    if c.lora.rank > 0 and c.lora.base == "bfloat16" and c.learner.dtype != "bfloat16":
+        problems.append(
+            f"lora.base: got 'bfloat16', which needs learner.dtype = 'bfloat16'; it is {c.learner.dtype!r}, and there "
+            "the weights would be rounded for nothing"
         )
     for i, reward in enumerate(c.rewards):
         if not reward.name and not reward.model:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 import torch
 
 from .config import Config
@@ -21,6 +23,9 @@ _MISSING = {
     "step_rewards": "which needs a reward for every step of a completion (a reward model with args.step_mark, or a "
     "function that returns (end, value) lists)",
 }
+LORA_RATE = 1e-5
+"""Learning rates below this get a note where only adapters are trained."""
+
 _CUTS = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}
 
 
@@ -59,9 +64,36 @@ def problems(objective: Objective, config: Config, *, given: frozenset[str] = GI
     return found
 
 
+def machine_problems(config: Config, device: str) -> list[str]:
+    """What this machine lacks for ``[lora]`` and ``learner.optimizer``: packages, or a device of another kind."""
+    lora, optimizer = config.lora, config.learner.optimizer
+    needs = [
+        (lora.rank > 0, f"lora.rank: got {lora.rank}", "peft", "lora"),
+        (lora.base == "nf4", f"lora.base: got {lora.base!r}", "bitsandbytes", "4bit"),
+        (optimizer == "adamw-8bit", f"learner.optimizer: got {optimizer!r}", "bitsandbytes", "4bit"),
+    ]
+    found = []
+    for asked, what, package, extra in needs:
+        if asked and importlib.util.find_spec(package) is None:
+            found.append(f"{what}, which needs the package {package}; it is not installed: pip install 'trew[{extra}]'")
+        elif asked and package == "bitsandbytes" and device == "mps":
+            found.append(f"{what}, which does not run on mps; use device = 'cpu' or a CUDA GPU")
+    if optimizer == "adamw-offload" and not device.startswith("cuda"):
+        found.append(
+            f"learner.optimizer: got 'adamw-offload', which moves moments from a GPU's memory to the CPU's, but device "
+            f"is {device}; set it to 'adamw', or 'adamw-8bit' if memory is short"
+        )
+    return found
+
+
 def notes(objective: Objective, config: Config) -> list[str]:
-    """Choices that do nothing in this run."""
+    """Choices that do nothing in this run, or are likely not meant."""
     said = []
+    if config.lora.rank and config.learner.lr < LORA_RATE:
+        said.append(
+            f"learner.lr: {config.learner.lr:g} is low for LoRA, whose best rate is about ten times that of training "
+            f"all weights: {LORA_RATE:g} to 2e-4 is common"
+        )
     if config.optimizer_steps == config.steps and (idle := _idle_on_policy(objective, config)):
         exactly = "exactly 1" if objective.ratio.anchor == "old" else "1 but for rounding"
         said.append(

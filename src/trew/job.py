@@ -13,7 +13,8 @@ from typing import Any
 import torch
 import transformers
 
-from . import __version__, setup
+from . import __version__, models, setup
+from .adapters import Adapters, parameter_count
 from .config import Config, dumps
 from .data import PromptSampler
 from .display import Display
@@ -53,6 +54,7 @@ class Job:
     sampler: PromptSampler
     display: Display
     interrupts: Interrupts
+    adapters: Adapters | None = None
     state: State = field(default_factory=State)
     monitors: Monitors = field(default_factory=Monitors)
     unjudged: int = 0  # steps in a row in which no completion had a value; counted anew after a resume
@@ -67,19 +69,24 @@ def build(plan: Plan, display: Display, interrupts: Interrupts) -> Job:
     config = plan.config
     if config.threads:
         torch.set_num_threads(config.threads)
-    model = setup.load(plan)
-    reference = setup.load(plan) if "ref_logprobs" in plan.objective.needs else None
+    model, adapters = setup.load(plan)
+    reference = None
+    if "ref_logprobs" in plan.objective.needs and adapters is None:
+        reference, _ = setup.load(plan)
     onednn = config.linear == "auto"
     autocast = torch.bfloat16 if config.learner.dtype == "bfloat16" else None
-    engine = TorchEngine(model, plan.renderer, batch=config.rollout.batch, autocast=autocast, onednn=onednn)
+    native = config.kernels == "auto"
+    engine = TorchEngine(
+        model, plan.renderer, batch=config.rollout.batch, autocast=autocast, onednn=onednn, native=native
+    )
     learner = Learner(
         model, config=config.learner, objective=plan.objective, optimizer_steps=config.optimizer_steps,
-        temperature=config.rollout.temperature, reference=reference, onednn=onednn,
+        temperature=config.rollout.temperature, reference=reference, adapters=adapters, onednn=onednn,
     )  # fmt: skip
     plan.rewards.load(device=plan.device, decode=plan.renderer.decode)
     sampler = PromptSampler(len(plan.train), seed=config.seed, shuffle=config.data.shuffle)
     monitors = Monitors(plan.rewards.rewards, shuffled=config.data.shuffle)
-    return Job(plan, model, engine, learner, sampler, display, interrupts, monitors=monitors)
+    return Job(plan, model, engine, learner, sampler, display, interrupts, adapters=adapters, monitors=monitors)
 
 
 def save(job: Job, run: Run) -> None:
@@ -115,6 +122,15 @@ def restore(job: Job, run: Run) -> None:
     job.state = State(**meta["state"])
     run.rewind(step, evaluated=job.state.evaluated == step)
     job.display.line(f"note: continuing after step {step}")
+
+
+def export(job: Job, run: Run) -> None:
+    """The result: an ordinary model folder; beside a merged model, the adapters alone."""
+    tokenizer = job.plan.renderer.tokenizer
+    if job.adapters is None:
+        models.export(job.model, tokenizer, run.final)
+    else:
+        job.adapters.export(tokenizer, run.final)
 
 
 # May differ between the start of a run and its continuation: they do not change what is learned, or only from here on.
@@ -171,12 +187,23 @@ def flatten(table: Any, where: str = "") -> dict[str, Any]:
 def headline(job: Job) -> str:
     """What runs on what."""
     c = job.config
-    count = sum(p.numel() for p in job.model.parameters())
-    size = next(f"{count / unit:.3g} {name}" for unit, name in ((1e9, "B"), (1e6, "M"), (1, "")) if count >= unit)
+    size = f"{short(parameter_count(job.model))} parameters"
+    if job.adapters is not None:
+        size += f", {short(sum(p.numel() for p in job.model.parameters() if p.requires_grad))} of adapters trained"
     device = job.plan.device if job.plan.device != "cpu" else f"{torch.get_num_threads()} CPU threads"
     return (
-        f"{c.objective.preset}: {c.model} ({size} parameters, {c.learner.dtype}) on {device}; {c.data.task}, {c.steps} "
+        f"{c.objective.preset}: {c.model} ({size}, {c.learner.dtype}) on {device}; {c.data.task}, {c.steps} "
         f"steps of {c.rollout.prompts} x {c.rollout.completions}"
+    )
+
+
+def short(count: int) -> str:
+    """
+    >>> short(134515008), short(1234), short(7)
+    ('135 M', '1.23 k', '7')
+    """
+    return next(
+        (f"{count / u:.3g} {name}" for u, name in ((1e9, "B"), (1e6, "M"), (1e3, "k")) if count >= u), str(count)
     )
 
 

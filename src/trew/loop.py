@@ -21,13 +21,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from . import models, setup, track, watch
+from . import setup, track, watch
 from .config import Config, dumps, to_table
 from .display import Bar, Display
 from .errors import RewardError
 from .eval import EvalResult, evaluate
 from .interrupt import Interrupted, Interrupts
-from .job import Job, build, headline, refuse_changes, restore, save, summarize
+from .job import Job, build, export, headline, refuse_changes, restore, save, summarize
 from .learner import Sample
 from .objective import TokenBatch, step_metrics
 from .objective.batch import Steps
@@ -82,7 +82,7 @@ def train(
             restore(job, run)
         with watch.failures_saved(run):
             after = train_steps(job, run, outside)
-        models.export(job.model, plan.renderer.tokenizer, run.final)
+        export(job, run)
         summary = summarize(job, after)
         run.write_summary(summary)
         write_report([run.folder], run.folder / "report.html")

@@ -97,7 +97,10 @@ def model_problems(folder: Path, name: str, *, weights: bool, kind: Kind | None 
     path = folder / "config.json"
     if not path.is_file():
         if (folder / "adapter_config.json").is_file():
-            return [f"model: {name} holds an adapter without its base model; merge them and save the whole model"]
+            merged = " (the folder above it has the two merged)" if (folder.parent / "config.json").is_file() else ""
+            return [
+                f"model: {name} holds an adapter without its base model{merged}; merge them and save the whole model"
+            ]
         if list(folder.glob("*.gguf")):
             return [f"model: {name} holds GGUF files; give a folder in Hugging Face layout (config.json, safetensors)"]
         return [f"model: {name} has no config.json, so it is not a Hugging Face model folder"]

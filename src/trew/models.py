@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -20,7 +20,7 @@ from .default_model import DEFAULT_MODEL, cached, fetch_default
 from .errors import CheckpointError, ConfigError, ModelError
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 __all__ = [
     "DEFAULT_MODEL",
@@ -29,11 +29,14 @@ __all__ = [
     "export",
     "fetch_default",
     "head",
+    "is_here",
+    "load_config",
     "load_model",
     "load_scorer",
     "load_tokenizer",
     "positions",
     "resolve_device",
+    "skeleton",
 ]
 
 PLAIN_TEMPLATE = (
@@ -132,18 +135,22 @@ def load_tokenizer(name: str, *, tokenizer: str = "", chat_template: str = "") -
     return result
 
 
-def load_model(name: str, *, device: str = "cpu") -> PreTrainedModel:
-    """The model with float32 weights, in eval mode. Raises ModelError where weights are missing or do not fit.
+def load_model(name: str, *, device: str = "cpu", dtype: str = "float32", quantization: Any = None) -> PreTrainedModel:
+    """The model in eval mode, with weights of ``dtype`` (``auto``: as they are stored). Raises ModelError where weights
+    are missing or do not fit.
 
+    ``quantization`` is transformers' configuration of one; linear layers are then kept as it says.
     transformers fills missing weights with random numbers and goes on; here that is an error.
     """
     import torch
     from transformers import AutoModelForCausalLM
 
     with quiet(), _readable(name, "model"):
+        quantized = {} if quantization is None else {"quantization_config": quantization, "device_map": {"": device}}
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             _source(name),
-            dtype=torch.float32,
+            **quantized,
+            dtype=dtype if dtype == "auto" else getattr(torch, dtype),
             trust_remote_code=False,
             use_safetensors=True,
             local_files_only=_is_local(name),
@@ -152,7 +159,7 @@ def load_model(name: str, *, device: str = "cpu") -> PreTrainedModel:
         )
     model, info = loaded
     _refuse_incomplete(name, info, want="a complete causal language model")
-    return model.to(device).eval()
+    return model.eval() if quantized else model.to(device).eval()
 
 
 def load_scorer(name: str, *, device: str = "cpu", dtype: str = "float32", new_head: bool = False) -> PreTrainedModel:
@@ -204,29 +211,52 @@ def _refuse_incomplete(name: str, info: Mapping[str, Any], *, want: str) -> None
             )
 
 
-def positions(name: str) -> int | None:
-    """How many tokens the model can see at once, by its configuration alone; None where that does not say, or is not
-    here yet (the default model before its first use)."""
+def load_config(name: str) -> PreTrainedConfig:
+    """The model's configuration. Raises ModelError with a one-line cause."""
     from transformers import AutoConfig
 
-    if name == DEFAULT_MODEL and cached() is None:
-        return None
     with quiet(), _readable(name, "model"):
-        config = AutoConfig.from_pretrained(_source(name), trust_remote_code=False, local_files_only=_is_local(name))
-    return getattr(config.get_text_config(), "max_position_embeddings", None)
+        return AutoConfig.from_pretrained(_source(name), trust_remote_code=False, local_files_only=_is_local(name))
+
+
+def is_here(name: str) -> bool:
+    """Whether the configuration can be read: the default model is fetched when it is first loaded."""
+    return name != DEFAULT_MODEL or cached() is not None
+
+
+def positions(name: str) -> int | None:
+    """How many tokens the model can see at once, by its configuration alone; None where that does not say, or is not
+    here yet."""
+    if not is_here(name):
+        return None
+    return getattr(load_config(name).get_text_config(), "max_position_embeddings", None)
 
 
 def head(name: str) -> str:
     """What a model's configuration says it ends in: ``sequence`` or ``token`` classification, or nothing of these."""
-    from transformers import AutoConfig
-
-    with quiet(), _readable(name, "model"):
-        config = AutoConfig.from_pretrained(_source(name), trust_remote_code=False, local_files_only=_is_local(name))
-    return model_files.head_of(config.to_dict())[0]
+    return model_files.head_of(load_config(name).to_dict())[0]
 
 
-def export(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Writes model and tokenizer so that ``from_pretrained`` loads them; ``folder`` appears, or is replaced, whole."""
+def skeleton(config: PreTrainedConfig) -> PreTrainedModel:
+    """The model of a configuration without any weights: its parameters have shapes and no memory (device meta)."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    with quiet(), torch.device("meta"):
+        return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+
+
+def export(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    folder: Path,
+    *,
+    beside: Callable[[Path], None] | None = None,
+) -> None:
+    """Writes model and tokenizer so that ``from_pretrained`` loads them; ``folder`` appears, or is replaced, whole.
+
+    ``beside`` may write more into the folder that it is given.
+    """
     folder = Path(folder)
     work, old = folder.with_name(f".{folder.name}.partial"), folder.with_name(f".{folder.name}.old")
     try:
@@ -236,6 +266,8 @@ def export(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: P
         with quiet():
             model.save_pretrained(work)
             tokenizer.save_pretrained(work)
+        if beside is not None:
+            beside(work)
         if folder.exists():
             folder.rename(old)
         work.rename(folder)

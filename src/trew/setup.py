@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from . import fit, models
+from . import adapters, fit, models
+from .adapters import Adapters
 from .config import Config, RewardConfig, validate
 from .config import load as read_recipe
 from .data import Dataset, apply_overlong, load_task
@@ -55,6 +56,8 @@ def plan(config: Config, *, found: Sequence[str] = (), bar: Bar | None = None) -
         problems += problems.attempt(lambda: fit.problems(objective, config, given=given)) or []
     known_device = not any(p.startswith("device:") for p in problems)
     device = problems.attempt(lambda: models.resolve_device(config.device)) if known_device else None
+    if device:
+        problems += fit.machine_problems(config, device)
     bad_model = models.check(config.model, tokenizer=config.tokenizer, chat_template=config.chat_template)
     problems += bad_model if config.model else []
     data = problems.attempt(lambda: load_task(config.data, eval_size=config.eval.size, seed=config.seed))
@@ -96,6 +99,7 @@ def plan(config: Config, *, found: Sequence[str] = (), bar: Bar | None = None) -
     if not problems:
         limit = problems.attempt(lambda: models.positions(config.model))
         problems += length_problems(_most_tokens(config), longest=longest, limit=limit)
+        problems += problems.attempt(lambda: _target_problems(config)) or []
     if problems:
         raise ConfigError(problems)
     notes += fit.notes(objective, config)
@@ -104,6 +108,13 @@ def plan(config: Config, *, found: Sequence[str] = (), bar: Bar | None = None) -
         data.fingerprint, longest, tuple(notes),
         correct_by(config.eval.correct_reward or first_verifier(rewards), at=config.eval.correct_at),
     )  # fmt: skip
+
+
+def _target_problems(config: Config) -> list[str]:
+    """What is wrong with ``lora.targets``; the default model's layers are not known before its first use."""
+    if not config.lora.rank or not models.is_here(config.model):
+        return []
+    return adapters.target_problems(models.skeleton(models.load_config(config.model)), config.lora.targets)
 
 
 def step_rewards(config: Config) -> frozenset[str]:
@@ -160,11 +171,16 @@ def read(recipe: Path, overrides: Sequence[str] = ()) -> Config:
         raise
 
 
-def load(plan: Plan) -> Any:
-    """The model of a plan on its device, its vocabulary checked against the tokenizer."""
-    model = models.load_model(plan.config.model, device=plan.device)
+def load(plan: Plan) -> tuple[Any, Adapters | None]:
+    """The model of a plan on its device, its vocabulary checked against the tokenizer; and the adapters inside it,
+    where the plan has some."""
+    c = plan.config
+    if c.lora.rank:
+        model = adapters.load_base(c.model, c.lora, device=plan.device, dtype=c.learner.dtype)
+    else:
+        model = models.load_model(c.model, device=plan.device)
     models.check_vocab(model, plan.renderer.tokenizer)
     limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     if problems := length_problems(_most_tokens(plan.config), longest=plan.longest, limit=limit):
         raise ModelError("\n".join(problems))  # only where the configuration was not here before: see models.positions
-    return model
+    return model, adapters.attach(model, c.lora, name=c.model, seed=c.seed) if c.lora.rank else None

@@ -13,7 +13,7 @@ import tiny
 from trew.config import LearnerConfig
 from trew.errors import EngineError, ModelError, NumericsError
 from trew.learner import Sample
-from trew.learner.optimizer import adamw, learning_rate, trainable
+from trew.learner.optimizer import learning_rate, make_optimizer, trainable
 from trew.objective import preset
 
 
@@ -295,7 +295,7 @@ def test_weight_decay_leaves_norms_and_biases_alone_and_tied_weights_come_once()
     net = help.model("gpt2")  # has biases, norms and a tied head
     parameters = trainable(net)
     assert "lm_head.weight" not in parameters
-    groups = adamw(parameters, LearnerConfig(weight_decay=0.5)).param_groups
+    groups = make_optimizer(parameters, LearnerConfig(weight_decay=0.5)).param_groups
     assert [g["weight_decay"] for g in groups] == [0.5, 0.0]
     decayed = {id(p) for p in groups[0]["params"]}
     assert {name for name, p in parameters.items() if id(p) not in decayed} == {

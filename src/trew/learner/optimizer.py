@@ -1,17 +1,17 @@
-"""AdamW over float32 weights, the learning rate of each step, and the optimizer's state by parameter name."""
+"""AdamW over float32 weights in three forms, the learning rate of each step, and the state by parameter name."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim.adamw import adamw
 
 from ..config import LearnerConfig
 from ..errors import CheckpointError, ModelError
-
-MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 
 
 def trainable(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
@@ -28,18 +28,68 @@ def trainable(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
     return parameters
 
 
-def adamw(parameters: Mapping[str, torch.nn.Parameter], config: LearnerConfig) -> torch.optim.AdamW:
-    """AdamW; weight decay on matrices and embeddings only, not on norms and biases."""
+def make_optimizer(parameters: Mapping[str, torch.nn.Parameter], config: LearnerConfig) -> torch.optim.Optimizer:
+    """The optimizer that ``config.optimizer`` names; weight decay on matrices and embeddings only, not on norms and
+    biases. All are AdamW:
+
+        m <- b1 m + (1 - b1) g      v <- b2 v + (1 - b2) g^2      W <- (1 - lr wd) W - lr m' / (sqrt(v') + eps)
+
+    ``adamw``: m and v in float32 beside the weights, 8 bytes a parameter. ``adamw-offload``: the same numbers, kept in
+    CPU memory. ``adamw-8bit``: m and v rounded to 8 bits in blocks of 256 (arXiv:2110.02861), 2 bytes a parameter;
+    vectors and matrices below 4,096 values stay in float32.
+    """
     matrices = [p for p in parameters.values() if p.dim() >= 2]
     vectors = [p for p in parameters.values() if p.dim() < 2]
     groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
-    return torch.optim.AdamW(
-        [g for g in groups if g["params"]],
-        lr=config.lr,
-        betas=(config.adam_beta1, config.adam_beta2),
-        eps=config.adam_eps,
-        fused=True if {p.device.type for p in parameters.values()} <= {"cpu", "cuda"} else None,
-    )
+    groups = [g for g in groups if g["params"]]
+    how: dict[str, Any] = {
+        "lr": config.lr, "betas": (config.adam_beta1, config.adam_beta2), "eps": config.adam_eps,
+    }  # fmt: skip
+    fused = True if {p.device.type for p in parameters.values()} <= {"cpu", "cuda"} else None
+    if config.optimizer == "adamw":
+        return torch.optim.AdamW(groups, **how, fused=fused)
+    if config.optimizer == "adamw-offload":
+        return OffloadedAdamW(groups, **how, fused=fused)
+    from bitsandbytes.optim import AdamW8bit
+
+    return AdamW8bit(groups, **how)
+
+
+class OffloadedAdamW(torch.optim.AdamW):
+    """AdamW whose moments rest in CPU memory (pinned, where the weights are on a GPU). Each parameter's visit its
+    device for its update: the same operations as without, so the same numbers, for two transfers of 8 bytes a
+    parameter in each step. On the device there is room for the moments of the largest parameter only."""
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        assert closure is None
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    self._update(p, group)
+        if any(p.is_cuda for group in self.param_groups for p in group["params"]):
+            torch.cuda.synchronize()  # what was copied to the CPU is read from here on
+
+    def _update(self, p: torch.nn.Parameter, group: dict[str, Any]) -> None:
+        assert p.grad is not None
+        state = self.state[p]
+        if not state:
+            state.update(self.rest(p))
+        visiting = {name: t.to(p.device, non_blocking=True) for name, t in state.items()}
+        adamw(
+            [p], [p.grad], [visiting["exp_avg"]], [visiting["exp_avg_sq"]], [], [visiting["step"]],
+            foreach=False, fused=group["fused"], amsgrad=False, maximize=False, capturable=False, differentiable=False,
+            beta1=group["betas"][0], beta2=group["betas"][1], lr=group["lr"], weight_decay=group["weight_decay"],
+            eps=group["eps"],
+        )  # fmt: skip
+        for name, t in visiting.items():
+            state[name].copy_(t, non_blocking=True)  # nothing happens where it is the same tensor
+
+    @staticmethod
+    def rest(p: torch.nn.Parameter) -> dict[str, Tensor]:
+        """The state before the first step."""
+        like: dict[str, Any] = {"device": "cpu", "dtype": torch.float32, "pin_memory": p.is_cuda}
+        return {"step": torch.zeros((), **like)} | {m: torch.zeros(p.shape, **like) for m in ("exp_avg", "exp_avg_sq")}
 
 
 def learning_rate(step: int, *, config: LearnerConfig, steps: int) -> float:
@@ -66,32 +116,68 @@ def learning_rate(step: int, *, config: LearnerConfig, steps: int) -> float:
 
 def moments(optimizer: torch.optim.Optimizer, parameters: Mapping[str, torch.nn.Parameter]) -> dict[str, Tensor]:
     """The optimizer's state as tensors ``optimizer.<moment>.<parameter>``; empty before the first step."""
-    out = {}
-    for name, p in parameters.items():
-        for moment, value in optimizer.state.get(p, {}).items():
-            out[f"optimizer.{moment}.{name}"] = torch.as_tensor(value)
-    return out
+    return {
+        f"optimizer.{moment}.{name}": torch.as_tensor(value)
+        for name, p in parameters.items()
+        for moment, value in optimizer.state.get(p, {}).items()
+        if not moment.startswith("qmap")  # constants of the 8-bit code
+    }
 
 
 def load_moments(
     optimizer: torch.optim.Optimizer, parameters: Mapping[str, torch.nn.Parameter], tensors: Mapping[str, Tensor]
 ) -> None:
-    """Puts what :func:`moments` returned into a fresh optimizer. Raises CheckpointError where it does not fit."""
+    """Puts what :func:`moments` returned into an optimizer of the same kind. Raises CheckpointError where it does not
+    fit, and leaves everything as it was then."""
     saved = {name: t for name, t in tensors.items() if name.startswith("optimizer.")}
-    state = {}
-    for name, p in parameters.items():
-        found = {m: saved.pop(f"optimizer.{m}.{name}") for m in MOMENTS if f"optimizer.{m}.{name}" in saved}
-        if not found:  # a parameter that has had no gradient yet
-            continue
-        if set(found) != set(MOMENTS) or any(found[m].shape != p.shape for m in MOMENTS[:2]):
-            raise CheckpointError(
-                f"checkpoint: the optimizer state of {name} does not fit a parameter of shape {tuple(p.shape)}"
-            )
-        state[p] = {m: t.to(device=p.device, dtype=torch.float32, copy=True) for m, t in found.items()}
-    if saved:
-        raise CheckpointError(
-            f"checkpoint: optimizer state for unknown parameters: {', '.join(sorted(saved)[:3])} ({len(saved)} "
-            "in all); it was written by another model or optimizer"
-        )
+    before = dict(optimizer.state)
     optimizer.state.clear()
-    optimizer.state.update(state)
+    try:
+        for name, p in parameters.items():
+            found = {m: saved.pop(key) for m in _KNOWN if (key := f"optimizer.{m}.{name}") in saved}
+            if found:  # else a parameter that has had no gradient yet
+                optimizer.state[p] = _loaded(_initial(optimizer, p), found, name=name, shape=tuple(p.shape))
+        if saved:
+            raise CheckpointError(
+                f"checkpoint: optimizer state for unknown parameters: {', '.join(sorted(saved)[:3])} ({len(saved)} "
+                "in all); it was written by another model or optimizer"
+            )
+    except BaseException:
+        optimizer.state.clear()
+        optimizer.state.update(before)
+        raise
+
+
+_KNOWN = ("step", "exp_avg", "exp_avg_sq", "state1", "state2", "absmax1", "absmax2")
+
+
+def _initial(optimizer: torch.optim.Optimizer, p: torch.nn.Parameter) -> dict[str, Any]:
+    """The state of ``p`` before its first step: what each part must be like."""
+    if isinstance(optimizer, OffloadedAdamW):
+        return optimizer.rest(p)
+    if isinstance(optimizer, torch.optim.AdamW):
+        zeros = torch.zeros_like(p, dtype=torch.float32, requires_grad=False)
+        return {"step": torch.zeros((), device=p.device), "exp_avg": zeros, "exp_avg_sq": zeros.clone()}
+    group, index = next(
+        (g, i) for g, at in enumerate(optimizer.param_groups) for i, q in enumerate(at["params"]) if q is p
+    )
+    eight_bit: Any = optimizer
+    eight_bit.init_state(optimizer.param_groups[group], p, group, index)
+    return optimizer.state.pop(p)
+
+
+def _loaded(state: dict[str, Any], found: Mapping[str, Tensor], *, name: str, shape: tuple[int, ...]) -> dict[str, Any]:
+    """``state`` with the values ``found``, where each is of the same shape and type."""
+    stored = {moment: value for moment, value in state.items() if not moment.startswith("qmap")}
+    fits = found.keys() == stored.keys() and all(
+        not isinstance(value, Tensor) or (value.shape, value.dtype) == (found[m].shape, found[m].dtype)
+        for m, value in stored.items()
+    )
+    if not fits:
+        raise CheckpointError(f"checkpoint: the optimizer state of {name} does not fit a parameter of shape {shape}")
+    for moment, value in stored.items():
+        if isinstance(value, Tensor):
+            value.copy_(found[moment])
+        else:
+            state[moment] = int(found[moment])
+    return state

@@ -14,6 +14,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from ..adapters import Adapters
 from ..config import LearnerConfig
 from ..errors import CheckpointError, NumericsError
 from ..objective import LossOutput, Objective, TokenBatch, token_metrics
@@ -21,7 +22,7 @@ from ..objective.entropy_bonus import EntropyBonus
 from ..types import Metrics, StepOutput
 from . import recompute
 from .forward import Forward
-from .optimizer import adamw, learning_rate, load_moments, moments, trainable
+from .optimizer import learning_rate, load_moments, make_optimizer, moments, trainable
 from .packing import Pack, Sample
 
 Progress = Callable[[int], None]
@@ -33,7 +34,8 @@ class Learner:
 
     Weights and optimizer state are float32; ``config.dtype = "bfloat16"`` concerns the computation alone (autocast).
     Dropout is off throughout: log-probs of the same weights must be the same each time. ``reference`` is a frozen
-    model for the KL term. ``optimizer_steps`` is the length of the whole run, for the learning rate schedule.
+    model for the KL term; with ``adapters``, which are in the model, it is the model without them, and only they are
+    trained and stored. ``optimizer_steps`` is the length of the whole run, for the learning rate schedule.
     ``objective`` changes only where its entropy bonus is adaptive: it is always the next step's.
     """
 
@@ -46,14 +48,17 @@ class Learner:
         optimizer_steps: int,
         temperature: float = 1.0,
         reference: PreTrainedModel | None = None,
+        adapters: Adapters | None = None,
         onednn: bool = True,
     ):
+        assert adapters is None or (adapters.model is model and reference is None)
         self.model, self.config, self.objective = model.eval(), config, objective
         self.optimizer_steps = optimizer_steps
         self.policy_version = 0  # of the weights: changes exactly when they do
         self.steps = 0  # optimizer steps taken or found silent: what the schedule counts
         self._parameters = trainable(model)
-        self._optimizer = adamw(self._parameters, config)
+        self._optimizer = make_optimizer(self._parameters, config)
+        self._adapters = adapters
         if config.gradient_checkpointing:
             recompute.check(model)
         options: dict[str, Any] = {
@@ -67,11 +72,14 @@ class Learner:
         self._reference = None
         if reference is not None:
             self._reference = Forward(reference.eval().requires_grad_(False), **options)
+        elif adapters is not None:
+            self._reference = Forward(model, **options)
 
     @property
     def notes(self) -> list[str]:
         """What the user should know about how the model is run; also given as warnings when it was found out."""
-        return [*self._forward.messages, *(self._reference.messages if self._reference else [])]
+        said = [*self._forward.messages, *(self._reference.messages if self._reference else [])]
+        return list(dict.fromkeys(said))
 
     def logprobs(
         self, samples: Sequence[Sample], *, reference: bool = False, progress: Progress | None = None
@@ -82,12 +90,14 @@ class Learner:
             raise ValueError("logprobs(reference=True): this learner was made without a reference model")
         out = torch.empty(sum(len(s.completion_ids) for s in samples), dtype=torch.float32)
         tokens = _Tokens.of(samples)
-        for pack in forward.packs(samples):
-            values = forward.logprobs_of(pack).cpu()
-            check_finite(values, pack, samples)
-            out[tokens.of_samples(pack.samples)] = values
-            if progress is not None:
-                progress(len(pack.samples))
+        base = self._adapters.disabled() if reference and self._adapters is not None else nullcontext()
+        with base:
+            for pack in forward.packs(samples):
+                values = forward.logprobs_of(pack).cpu()
+                check_finite(values, pack, samples)
+                out[tokens.of_samples(pack.samples)] = values
+                if progress is not None:
+                    progress(len(pack.samples))
         return out
 
     def step(self, samples: Sequence[Sample], batch: TokenBatch, progress: Progress | None = None) -> StepOutput:
@@ -210,13 +220,15 @@ class Learner:
         return float(norm)
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Everything that the next step depends on: weights, buffers and optimizer state by name, and counters.
+        """Everything that the next step depends on: weights, buffers and optimizer state by name, and counters. Of a
+        model with adapters: these alone, and a fingerprint of the rest.
 
         The tensors are the live ones: write them before the next step, or copy them.
         """
         tensors = {f"model.{name}": t.detach() for name, t in self._stored().items()}
         meta = {
-            "policy_version": self.policy_version, "steps": self.steps, "optimizer": "adamw",
+            "policy_version": self.policy_version, "steps": self.steps, "optimizer": self.config.optimizer,
+            "base": self._base,
             "entropy_coefficient": self.objective.entropy_bonus.coefficient,
         }  # fmt: skip
         return {**tensors, **moments(self._optimizer, self._parameters)}, meta
@@ -233,8 +245,11 @@ class Learner:
             for name, t in stored.items()
             if name in saved and (saved[name].shape != t.shape or saved[name].dtype != t.dtype)
         ]
-        if meta.get("optimizer") != "adamw":
-            differences.append(f"optimizer: {meta.get('optimizer')!r} in the checkpoint, 'adamw' here")
+        if meta.get("optimizer") != self.config.optimizer:
+            own = self.config.optimizer
+            differences.append(f"optimizer: {meta.get('optimizer')!r} in the checkpoint, {own!r} here")
+        if meta.get("base", "") != self._base:
+            differences.append("base: the adapters of the checkpoint belong to other frozen weights than those here")
         if differences:
             shown = "\n  ".join(differences[:8]) + (f"\n  and {len(differences) - 8} more" if differences[8:] else "")
             raise CheckpointError(f"the checkpoint is of another model or optimizer:\n  {shown}")
@@ -248,8 +263,16 @@ class Learner:
             bonus = dataclasses.replace(bonus, coefficient=float(meta["entropy_coefficient"]))
             self.objective = self.objective.replace(entropy_bonus=bonus)
 
+    @property
+    def _base(self) -> str:
+        """What the adapters stand in; empty without any."""
+        return self._adapters.base if self._adapters is not None else ""
+
     def _stored(self) -> dict[str, Tensor]:
-        """Parameters (frozen ones too, tied ones once) and the buffers that belong to the model's state."""
+        """The adapters; without any, parameters (frozen ones too, tied ones once) and the buffers that belong to the
+        model's state."""
+        if self._adapters is not None:
+            return dict(self._parameters)
         persistent = self.model.state_dict().keys()
         buffers = {name: b for name, b in self.model.named_buffers() if name in persistent}
         return {**dict(self.model.named_parameters()), **buffers}

@@ -24,7 +24,7 @@ from ..display import Bar, Display
 from ..errors import CheckpointError, ConfigError, NumericsError, Problems
 from ..interrupt import Interrupts
 from ..learner import checkpoint
-from ..learner.optimizer import adamw, learning_rate, load_moments, moments, trainable
+from ..learner.optimizer import learning_rate, load_moments, make_optimizer, moments, trainable
 from ..rewards.reward_scorer import Encoder, Scorer, token_batches
 from ..track import Run
 from .agreement import agreement
@@ -168,7 +168,7 @@ def _build(ready: RewardPlan, display: Display, interrupts: Interrupts) -> _Job:
     autocast = torch.bfloat16 if s.learner.dtype == "bfloat16" else None
     scorer = Scorer(model, ready.encoder, budget=s.learner.microbatch_tokens, autocast=autocast)
     parameters = trainable(model)
-    optimizer = adamw(parameters, s.learner.optimizer())
+    optimizer = make_optimizer(parameters, s.learner.optimizer())
     sampler = PromptSampler(len(ready.train), seed=s.seed)
     return _Job(ready, scorer, parameters, optimizer, sampler, display, interrupts)
 
