@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from .errors import ConfigError, nearest
+from .toml import dump_table, toml_value
 
 Overlong = Literal["error", "drop", "truncate"]
 Schedule = Literal["constant", "linear", "cosine"]
@@ -424,7 +425,7 @@ def validate(config: Config) -> list[str]:
             problems.append(f"rewards[{i}].timeout_s: got {reward.timeout_s!r}, accepts a number of seconds above 0")
         for key, value in reward.args.items():
             try:
-                _toml(value)
+                toml_value(value)
             except TypeError:
                 problems.append(
                     f"rewards[{i}].args.{key}: got {value!r} ({type(value).__name__}), accepts strings, numbers, true, "
@@ -460,35 +461,3 @@ def to_table(config: Config) -> dict[str, Any]:
 def dumps(config: Config) -> str:
     """The resolved configuration as TOML that ``load`` reads back to an equal Config."""
     return dump_table(to_table(config))
-
-
-def dump_table(table: Mapping[str, Any]) -> str:
-    """Nested plain values as TOML; ``rewards`` is a list of tables."""
-    table = dict(table)
-    rewards = table.pop("rewards", ())
-    lines = [f"{k} = {_toml(v)}" for k, v in table.items() if not isinstance(v, dict)]
-    for name, section in table.items():
-        if isinstance(section, dict):
-            lines += ["", f"[{name}]", *(f"{_key(k)} = {_toml(v)}" for k, v in section.items())]
-    for reward in rewards:
-        lines += ["", "[[rewards]]", *(f"{k} = {_toml(v)}" for k, v in reward.items())]
-    return "\n".join(lines) + "\n"
-
-
-def _key(key: str) -> str:
-    return key if key.replace("-", "").replace("_", "").isalnum() and key.isascii() else _toml(key)
-
-
-def _toml(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, (int, float)):
-        return repr(value)
-    if isinstance(value, str):
-        escaped = value.replace("\\", "\\\\").replace('"', '\\"')
-        return '"' + "".join(ch if ch.isprintable() else f"\\U{ord(ch):08x}" for ch in escaped) + '"'
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{_key(str(k))} = {_toml(v)}" for k, v in value.items()) + "}"
-    if isinstance(value, (list, tuple)):
-        return "[" + ", ".join(map(_toml, value)) + "]"
-    raise TypeError(f"{type(value).__name__} has no TOML form: {value!r}")

@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..config import Config, RewardConfig, build, dump_table, parse, read_table, to_table
+from ..config import Config, RewardConfig, build, parse, read_table, to_table
 from ..errors import ConfigError, Problems
 from ..reward_training.settings import PairData, RewardLearner, RewardTraining
 from ..reward_training.settings import problems as training_problems
+from ..toml import dump_table
 
 REWARD = "reward_model"
 """What the learned reward is called in metrics and rollouts."""

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..config import Dtype, LearnerConfig, Overlong, Schedule, build, dump_table, read_table
+from ..config import Dtype, LearnerConfig, Overlong, Schedule, build, read_table
 from ..errors import ConfigError
+from ..toml import dump_table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,42 @@
+"""Plain values written as TOML, in the form of a recipe; tomllib reads it back to equal values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def dump_table(table: Mapping[str, Any]) -> str:
+    """Nested plain values as TOML; ``rewards`` is a list of tables."""
+    table = dict(table)
+    rewards = table.pop("rewards", ())
+    lines = [f"{k} = {toml_value(v)}" for k, v in table.items() if not isinstance(v, dict)]
+    for name, section in table.items():
+        if isinstance(section, dict):
+            lines += ["", f"[{name}]", *(f"{_key(k)} = {toml_value(v)}" for k, v in section.items())]
+    for reward in rewards:
+        lines += ["", "[[rewards]]", *(f"{k} = {toml_value(v)}" for k, v in reward.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _key(key: str) -> str:
+    return key if key.replace("-", "").replace("_", "").isalnum() and key.isascii() else toml_value(key)
+
+
+def toml_value(value: Any) -> str:
+    """
+    >>> toml_value({"a": [1.5, True], "b c": "x"})
+    '{a = [1.5, true], "b c" = "x"}'
+    """
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (int, float)):
+        return repr(value)
+    if isinstance(value, str):
+        escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+        return '"' + "".join(ch if ch.isprintable() else f"\\U{ord(ch):08x}" for ch in escaped) + '"'
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{_key(str(k))} = {toml_value(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(map(toml_value, value)) + "]"
+    raise TypeError(f"{type(value).__name__} has no TOML form: {value!r}")
