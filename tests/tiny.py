@@ -51,6 +51,13 @@ def tokenizer(*, chat: bool = True, eos: bool = True, pad: bool = False, bos: bo
     return result
 
 
+def wide(kind: str) -> dict[str, int]:
+    """Overrides that make all widths multiples of 16, as the native decoder and learner need them."""
+    if kind in ("gpt2", "gpt_neox", "smollm"):
+        return {}
+    return {"hidden_size": 64, **({} if kind in ("llama", "qwen2") else {"head_dim": 16})}
+
+
 def config(kind: str = "llama", **overrides: Any) -> PreTrainedConfig:
     """The configuration of :func:`model`."""
     base: dict[str, Any] = {
@@ -77,6 +84,8 @@ def config(kind: str = "llama", **overrides: Any) -> PreTrainedConfig:
         "gemma": ("GemmaConfig", {**head, "initializer_range": 0.1}),
         "gemma2": ("Gemma2Config", {**head, **window, "query_pre_attn_scalar": 8}),
         "gemma3": ("Gemma3TextConfig", {**head, **window, "query_pre_attn_scalar": 8}),
+        "mistral": ("MistralConfig", {"sliding_window": 8}),
+        "smollm3": ("SmolLM3Config", {"no_rope_layers": [1, 0]}),
         "gpt_neox": ("GPTNeoXConfig", {}),
         "gpt2": ("GPT2Config", {}),
     }

@@ -20,10 +20,23 @@ PROMPTS = [Prompt(uid=f"p{i}", text=text) for i, text in enumerate(TEXTS)]
 SAMPLING = Sampling(max_tokens=20, seed=3)
 
 
+WIDTHS: dict[str, bool] = {}
+
+
+@pytest.fixture(autouse=True, params=["through the model's forward", "natively"])
+def _path(request):
+    """All of this holds for both decoders: models with narrow heads are not for the native one."""
+    WIDTHS["wide"] = request.param == "natively"
+
+
+def model(kind: str = "llama", *, seed: int = 0):
+    return tiny.model(kind, seed=seed, **(tiny.wide(kind) if WIDTHS["wide"] else {}))
+
+
 def engine(
     kind: str = "llama", *, seed: int = 0, batch: int = 128, stop: tuple[str, ...] = (), **options
 ) -> TorchEngine:
-    return TorchEngine(tiny.model(kind, seed=seed), Renderer(tiny.tokenizer(**options), stop=stop), batch=batch)
+    return TorchEngine(model(kind, seed=seed), Renderer(tiny.tokenizer(**options), stop=stop), batch=batch)
 
 
 def plain_log_probs(model, group: Group, completion: Completion) -> torch.Tensor:
@@ -185,6 +198,7 @@ def test_a_special_token_can_be_a_stop_string():
 
 
 def test_finished_rows_leave_the_batch_and_waiting_ones_come_in():
+    WIDTHS["wide"] = False  # the native decoder's are counted in test_native_decoder
     e = engine(batch=6)
     seen: list[tuple[int, int]] = []
     e.model.register_forward_pre_hook(
@@ -241,7 +255,7 @@ def test_weights_are_read_anew_each_time():
 
 @pytest.mark.parametrize("kind", ["llama", "gemma2"])
 def test_training_goes_on_as_if_nothing_had_been_generated(kind):
-    fresh, used = tiny.model(kind), engine(kind)
+    fresh, used = model(kind), engine(kind)
     used.model.train()
     used.model.get_submodule("model").layers[0].eval()  # a mode of its own
     fresh.train()
@@ -250,8 +264,8 @@ def test_training_goes_on_as_if_nothing_had_been_generated(kind):
     assert [m.training for m in used.model.modules()] == [m.training for m in fresh.modules()]
     assert not any("forward" in m.__dict__ for m in used.model.modules())
     ids = torch.arange(12)[None]
-    for model in (fresh, used.model):
-        model(input_ids=ids, labels=ids).loss.backward()
+    for each in (fresh, used.model):
+        each(input_ids=ids, labels=ids).loss.backward()
     for a, b in zip(fresh.parameters(), used.model.parameters(), strict=True):
         assert a.grad is not None
         assert not b.is_inference()

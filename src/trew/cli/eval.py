@@ -197,7 +197,10 @@ def measure(ready: Ready, display: Display) -> EvalResult:
     model = models.load_model(c.model, device=ready.device)
     models.check_vocab(model, ready.renderer.tokenizer)
     autocast = torch.bfloat16 if c.learner.dtype == "bfloat16" else None  # as a run with this recipe evaluates
-    engine = TorchEngine(model, ready.renderer, batch=c.rollout.batch, autocast=autocast, onednn=c.linear == "auto")
+    engine = TorchEngine(
+        model, ready.renderer, batch=c.rollout.batch, autocast=autocast, onednn=c.linear == "auto",
+        native=c.kernels == "auto",
+    )  # fmt: skip
     for note in ready.notes:
         display.line(f"note: {note}")
     how = Sampling(

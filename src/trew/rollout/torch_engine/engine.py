@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 import torch
 
 from ...errors import EngineError
+from ...native import decoder as native_decoder
+from ...native import describe
 from ...onednn import packed_linears
 from ...types import Completion, FinishReason, Group, Prompt, Sampling
 from ..chat import Renderer
-from .decode import Decoder, Finished
+from .decode import Finished, Schedule
+from .generic import ForwardDecoder
+
+PROBE_TOKENS = 8  # of a prompt, that the native decoder is tried on in every call
+TOLERANCE = 1e-5
+TOLERANCE_HALF = 0.05
+"""Largest KL divergence in nats, of the model's next-token distribution from the native decoder's, that counts as
+rounding: in float32, and in bfloat16."""
 
 
 class TorchEngine:
@@ -23,6 +32,9 @@ class TorchEngine:
     ``batch``: most completions decoded at once (memory and speed; the result does not depend on it beyond float
     rounding). ``autocast``: compute in this type, for instance bfloat16; None = as the weights are. Log-probabilities
     are float32 in any case. ``onednn``: on a CPU, decode with weights packed for oneDNN (faster, the same products).
+    ``native``: models of the Llama kind go through :mod:`trew.native` where it can be used, which every ``generate``
+    proves anew against the model's own forward pass; all others, and with False these too, through that.
+    ``messages`` keeps what the user should know.
     """
 
     def __init__(
@@ -33,6 +45,7 @@ class TorchEngine:
         batch: int = 128,
         autocast: torch.dtype | None = None,
         onednn: bool = True,
+        native: bool = True,
     ) -> None:
         if batch < 1:
             raise EngineError(f"batch: got {batch}, accepts a whole number of at least 1")
@@ -41,7 +54,13 @@ class TorchEngine:
         self.batch = batch
         self.autocast = autocast
         self.onednn = onednn
+        self.native = native
+        self.messages: list[str] = []
         self.policy_version = 0
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
 
     @property
     def stop_ids(self) -> frozenset[int]:
@@ -73,10 +92,15 @@ class TorchEngine:
         more_ids, strings = self.renderer.split_stop((*sampling.stop, *self.renderer.stop))
         stop_ids = self.stop_ids | more_ids
         slots = min(self.batch, n * len(prompts))
-        packed = packed_linears(self.model, rows=slots, autocast=self.autocast) if self.onednn else nullcontext()
-        with _generating(self.model, self.autocast), packed:
-            decoder = Decoder(
-                self.model,
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(_generating(self.model, self.autocast))
+            runner = self._native_runner(prompt_ids, n=n, slots=slots, max_tokens=sampling.max_tokens)
+            if runner is None:
+                if self.onednn:
+                    stack.enter_context(packed_linears(self.model, rows=slots, autocast=self.autocast))
+                runner = ForwardDecoder(self.model, prompt_ids, n=n, slots=slots, max_tokens=sampling.max_tokens)
+            schedule = Schedule(
+                runner,
                 prompt_ids,
                 uids=[prompt.uid for prompt in prompts],
                 n=n,
@@ -85,14 +109,45 @@ class TorchEngine:
                 stop_ids=stop_ids,
                 stop_strings=strings,
                 decode=self.renderer.decode,
+                device=self.device,
             )
             groups: dict[int, Group] = {}
-            for i in decoder.run(progress or (lambda count: None)):
-                rows = [self._completion(row, stop_ids, strings) for row in decoder.finished(i)]
+            for i in schedule.run(progress or (lambda count: None)):
+                rows = [self._completion(row, stop_ids, strings) for row in schedule.finished(i)]
                 groups[i] = Group(prompts[i], np.asarray(prompt_ids[i], dtype=np.int64), tuple(rows))
                 if on_group is not None:
                     on_group(i, groups[i])
         return [groups[i] for i in range(len(prompts))]
+
+    def _native_runner(
+        self, prompt_ids: Sequence[Sequence[int]], *, n: int, slots: int, max_tokens: int
+    ) -> native_decoder.Decoder | None:
+        """The native decoder, after it has shown that it computes what the model computes; None where it cannot."""
+        if not self.native:
+            return None
+        parts = describe(self.model)
+        if isinstance(parts, str) or native_decoder.unsupported(parts, autocast=self.autocast):
+            return None
+        probe = list(max(prompt_ids, key=len))[:PROBE_TOKENS]
+        runner = native_decoder.Decoder(
+            parts, [*prompt_ids, probe], n=n, slots=slots, max_tokens=max_tokens, autocast=self.autocast,
+            packed=self.onednn,
+        )  # fmt: skip
+        got = runner.add([len(prompt_ids)])[0].log_softmax(-1)
+        runner.forget()
+        with torch.autocast(self.device.type, enabled=False):
+            wanted = self.model(input_ids=torch.tensor([probe]), use_cache=False).logits[0, -1].float().log_softmax(-1)
+        divergence = float((wanted.exp() * (wanted - got)).nan_to_num().sum())
+        if abs(divergence) <= (TOLERANCE if self.autocast is None else TOLERANCE_HALF) or not wanted.isfinite().any():
+            return runner
+        self.native = False
+        message = (
+            f"{type(self.model).__name__}: decodes through its own forward pass, because the native one differs from "
+            f'it by {divergence:.2g} nats. Set kernels = "plain" to do so without this warning.'
+        )
+        self.messages.append(message)
+        warnings.warn(message, stacklevel=3)
+        return None
 
     def _completion(self, row: Finished, stop_ids: frozenset[int], strings: Sequence[str]) -> Completion:
         ids = row.token_ids.tolist()

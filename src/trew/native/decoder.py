@@ -1,0 +1,266 @@
+"""Decoding with a paged cache: every token, of a prompt or of a completion, is a row that attends to pages.
+
+Prompts are computed once and their pages read by all their completions; a row that ends gives its pages back. The
+weights are the model's own, laid out for the products of one ``generate`` call when the decoder is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from .. import onednn
+from .family import Layer, Transformer
+from .kernels import PAGE, WIDTH, Kernels, PagedCache, Rows, Sequences
+
+PREFILL_TOKENS = 2048  # prompt tokens that are computed at once
+
+Product = Callable[[Tensor], Tensor]
+
+
+def unsupported(parts: Transformer | str, *, autocast: torch.dtype | None) -> str | None:
+    """Why these parts cannot be decoded here, in words that complete "because ..."; None where they can."""
+    if isinstance(parts, str):
+        return parts
+    device = parts.embedding.weight.device
+    if device.type != "cpu":
+        return f"the kernels are for CPUs and it is on {device}"
+    if isinstance(kernels := Kernels.of(autocast or torch.float32), str):
+        return kernels
+    widths = parts.head_dim, parts.embedding.embedding_dim, parts.layers[0].gate.out_features
+    if any(width % WIDTH for width in widths) or parts.head_dim > 1024:
+        return f"its widths (head, hidden, intermediate: {widths}) are not all multiples of {WIDTH}"
+    if any(p.dtype != torch.float32 for p in parts.model.parameters()):
+        return "its weights are not float32"
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Products:
+    """The matrix products of one layer, in T."""
+
+    qkv: Product
+    o: Product
+    gate_up: Product
+    down: Product
+
+
+@dataclass(slots=True)
+class _Prompt:
+    """A prompt whose pages are in use: by ``left`` completions, running or still to come."""
+
+    pages: list[int]
+    logits: Tensor
+    left: int
+
+
+@dataclass(slots=True)
+class _Sequence:
+    """One row being decoded."""
+
+    prompt: int
+    length: int  # tokens in the cache
+    pages: list[int] = field(default_factory=list)  # after the prompt's
+
+
+class Decoder:
+    """Runs rows of completions through a model; which row is whose is the caller's to know.
+
+    ``add`` starts rows, ``step`` feeds each row's newest token, ``keep`` drops rows; both of the former return logits
+    (rows, V) float32. The logits are those of the model's own forward pass up to rounding. ``n``: completions that
+    will be asked for per prompt. ``packed``: on CPUs, products by oneDNN with weights laid out once.
+    """
+
+    def __init__(
+        self,
+        parts: Transformer,
+        prompt_ids: Sequence[Sequence[int]],
+        *,
+        n: int,
+        slots: int,
+        max_tokens: int,
+        autocast: torch.dtype | None = None,
+        packed: bool = True,
+    ) -> None:
+        self.parts, self.prompt_ids, self.n, self.slots = parts, prompt_ids, n, slots
+        self.dtype = autocast or torch.float32
+        kernels = Kernels.of(self.dtype)
+        assert isinstance(kernels, Kernels)
+        self.kernels = kernels
+        longest = max(map(len, prompt_ids)) + max_tokens
+        device = parts.embedding.weight.device
+        self.tables = {k: t.contiguous() for k, t in parts.rotary(longest, device=device).items()}
+        self.width = sum(-(-length // PAGE) for length in (longest - max_tokens, max_tokens))
+        self.cache = PagedCache(layers=len(parts.layers), kv_heads=parts.kv_heads, head_dim=parts.head_dim)
+        lay_out = _Layout(slots, self.dtype, packed=packed)
+        self.products = [lay_out.layer(layer) for layer in parts.layers]
+        self.head = _Layout(slots, torch.float32, packed=packed).product(parts.head)
+        self.prompts: dict[int, _Prompt] = {}
+        self.running: list[_Sequence] = []
+
+    @property
+    def rows(self) -> int:
+        return len(self.running)
+
+    @torch.no_grad()
+    def add(self, prompts: Sequence[int]) -> Tensor:
+        """New rows, one completion each of these prompts (numbers in ``prompt_ids``); their first logits."""
+        fresh = [p for p in dict.fromkeys(prompts) if p not in self.prompts]
+        for part in _parts(fresh, lengths=[len(self.prompt_ids[p]) for p in fresh]):
+            self._prefill(part)
+        self.running += [_Sequence(p, len(self.prompt_ids[p])) for p in prompts]
+        return torch.stack([self.prompts[p].logits for p in prompts])
+
+    @torch.no_grad()
+    def step(self, tokens: Tensor) -> Tensor:
+        """Feeds one token per row (rows,); the logits after it."""
+        for row in self.running:
+            if (row.length - len(self.prompt_ids[row.prompt])) % PAGE == 0:
+                row.pages += self.cache.take(1)
+        own = [row.length - len(self.prompt_ids[row.prompt]) for row in self.running]
+        rows = Rows(
+            sequences=self._sequences([(row.prompt, row.pages) for row in self.running]),
+            sequence=torch.arange(self.rows, dtype=torch.int32),
+            positions=_int32([row.length for row in self.running]),
+            pages=_int32([row.pages[-1] for row in self.running]),
+            places=_int32([at % PAGE for at in own]),
+        )
+        hidden = self._forward(tokens, rows)
+        for row in self.running:
+            row.length += 1
+        return self._logits(hidden)
+
+    def keep(self, alive: Sequence[int]) -> list[int]:
+        """Drops all other rows; returns the old number of each remaining one, in their new order."""
+        kept = set(alive)
+        for number, row in enumerate(self.running):
+            if number not in kept:
+                self.cache.give(row.pages)
+                prompt = self.prompts[row.prompt]
+                prompt.left -= 1
+                if not prompt.left:
+                    self.cache.give(prompt.pages)
+                    del self.prompts[row.prompt]
+        order = sorted(kept)
+        self.running = [self.running[number] for number in order]
+        return order
+
+    def forget(self) -> None:
+        """Drops all rows and prompts, whoever may still have been going to start there."""
+        self.running = []
+        for prompt in self.prompts.values():
+            self.cache.give(prompt.pages)
+        self.prompts = {}
+
+    def _prefill(self, prompts: Sequence[int]) -> None:
+        """Computes prompts side by side, in pieces of PREFILL_TOKENS: keys and values, and the logits after each."""
+        owned = {p: self.cache.take(-(-len(self.prompt_ids[p]) // PAGE)) for p in prompts}
+        sequences = self._sequences([(p, []) for p in prompts], pages=owned)
+        lengths = torch.tensor([len(self.prompt_ids[p]) for p in prompts])
+        tokens = torch.tensor([token for p in prompts for token in self.prompt_ids[p]])
+        sequence = torch.arange(len(prompts), dtype=torch.int32).repeat_interleave(lengths)
+        positions = torch.cat([torch.arange(int(length), dtype=torch.int32) for length in lengths])
+        pages = sequences.table[sequence.long(), (positions // PAGE).long()]
+        ends = lengths.cumsum(0) - 1
+        last = torch.empty(len(prompts), self.parts.embedding.embedding_dim, dtype=torch.float32)
+        for begin in range(0, len(tokens), PREFILL_TOKENS):
+            part = slice(begin, begin + PREFILL_TOKENS)
+            rows = Rows(sequences, *(t[part].contiguous() for t in (sequence, positions, pages, positions % PAGE)))
+            hidden = self._forward(tokens[part], rows)
+            here = (ends >= begin) & (ends < begin + PREFILL_TOKENS)
+            last[here] = hidden[ends[here] - begin].float()
+        for p, logits in zip(prompts, self._logits(last), strict=True):
+            self.prompts[p] = _Prompt(owned[p], logits.clone(), self.n)
+
+    def _sequences(
+        self, of: Sequence[tuple[int, list[int]]], *, pages: dict[int, list[int]] | None = None
+    ) -> Sequences:
+        """(prompt, own pages) of each, as the kernels read them; ``pages``: of prompts that are being computed."""
+        prompts = [pages[p] if pages else self.prompts[p].pages for p, _ in of]
+        width = max(len(shared) + len(own) for shared, (_, own) in zip(prompts, of, strict=True))
+        rows = [
+            [*shared, *own, *[0] * (width - len(shared) - len(own))]
+            for shared, (_, own) in zip(prompts, of, strict=True)
+        ]
+        return Sequences(
+            _int32(rows), _int32([len(self.prompt_ids[p]) for p, _ in of]), _int32([len(shared) for shared in prompts])
+        )
+
+    def _forward(self, tokens: Tensor, rows: Rows) -> Tensor:
+        """The final norm's output (N, H), in T."""
+        parts, kernels = self.parts, self.kernels
+        x = parts.embed(tokens)
+        q = torch.empty(len(x), parts.heads, parts.head_dim)
+        mixed = torch.empty(len(x), parts.heads * parts.head_dim, dtype=self.dtype)
+        gated = torch.empty(len(x), parts.layers[0].gate.out_features, dtype=self.dtype)
+        h = torch.empty(x.shape, dtype=self.dtype)
+        kernels.add_norm(x, None, after=None, norm=parts.layers[0].attention_norm, out=h)
+        following = [*(layer.attention_norm for layer in parts.layers[1:]), parts.norm]
+        for number, (layer, products) in enumerate(zip(parts.layers, self.products, strict=True)):
+            kernels.rotate(
+                products.qkv(h), q=q, kv_heads=parts.kv_heads, table=self.tables[layer.rope] if layer.rope else None,
+                q_norm=layer.q_norm, k_norm=layer.k_norm, scaling=parts.scaling, cache=self.cache, layer=number,
+                rows=rows,
+            )  # fmt: skip
+            kernels.attend(
+                q, out=mixed, kv_heads=parts.kv_heads, cache=self.cache, layer=number, rows=rows, window=layer.window,
+                cap=parts.attention_cap,
+            )  # fmt: skip
+            kernels.add_norm(x, products.o(mixed), after=layer.attention_after, norm=layer.mlp_norm, out=h)
+            kernels.gated(products.gate_up(h), activation=parts.activation, out=gated)
+            kernels.add_norm(x, products.down(gated), after=layer.mlp_after, norm=following[number], out=h)
+        return h
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        """Logits (rows, V) float32 of hidden states (rows, H)."""
+        logits = self.head(hidden.float())
+        cap = self.parts.logit_cap
+        return (logits / cap).tanh_().mul_(cap) if cap else logits
+
+
+class _Layout:
+    """Makes matrix products of modules' weights for inputs of about ``rows`` rows."""
+
+    def __init__(self, rows: int, dtype: torch.dtype, *, packed: bool) -> None:
+        self.rows, self.dtype = rows, dtype
+        self.packed = packed and onednn.available(torch.device("cpu"), dtype)
+
+    def layer(self, layer: Layer) -> _Products:
+        return _Products(
+            self.product(layer.q, layer.k, layer.v), self.product(layer.o),
+            self.product(layer.gate, layer.up), self.product(layer.down),
+        )  # fmt: skip
+
+    def product(self, *modules: nn.Linear) -> Product:
+        """x -> the outputs of ``modules`` side by side, in one product."""
+        weights = [m.weight.detach() for m in modules]
+        weight = (torch.cat(weights) if len(weights) > 1 else weights[0]).to(self.dtype)
+        biases = [m.out_features if m.bias is None else m.bias.detach() for m in modules]
+        bias = None
+        if any(isinstance(b, Tensor) for b in biases):
+            filled = [b if isinstance(b, Tensor) else torch.zeros(b) for b in biases]
+            bias = torch.cat(filled).to(self.dtype)
+        if not self.packed:
+            return lambda x: nn.functional.linear(x, weight, bias)
+        laid_out = torch.ops.mkldnn._reorder_linear_weight(weight, self.rows)
+        return lambda x: torch.ops.mkldnn._linear_pointwise(x, laid_out, bias, "none", [], "")
+
+
+def _parts(prompts: Sequence[int], *, lengths: Sequence[int]) -> list[list[int]]:
+    """Prompts in order, cut so that each part has at most PREFILL_TOKENS tokens, or is one prompt."""
+    parts: list[list[int]] = []
+    size = 0
+    for prompt, length in zip(prompts, lengths, strict=True):
+        if not parts or size + length > PREFILL_TOKENS:
+            parts.append([])
+            size = 0
+        parts[-1].append(prompt)
+        size += length
+    return parts
+
+
+def _int32(values: list) -> Tensor:
+    return torch.tensor(values, dtype=torch.int32)

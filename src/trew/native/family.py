@@ -1,0 +1,186 @@
+"""What a Hugging Face model is made of, where it is a decoder of the Llama kind: its own modules by their role.
+
+    x_0 = scale embed(token)
+    x  <- x + after_1(o(attend(rope(q), rope(k), v))),   q, k, v of norm_1(x);  q, k perhaps normed per head
+    x  <- x + after_2(down(act(gate) up)),               gate, up of norm_2(x)
+    z   = cap(head(norm(x)))
+
+Nothing is copied: a :class:`Transformer` points at the parameters, so an update of the weights is seen at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+Activation = Literal["silu", "gelu_tanh"]
+
+FAMILIES = frozenset({
+    "LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "SmolLM3ForCausalLM",
+    "GemmaForCausalLM", "Gemma2ForCausalLM", "Gemma3ForCausalLM",
+})  # fmt: skip
+ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
+FIXED_ROPES = frozenset({"default", "linear", "llama3", "yarn"})
+"""Rotary embeddings that depend on the position alone, and not on how long the longest sequence is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """RMS norm: x (offset + weight) / sqrt(mean(x^2) + eps)."""
+
+    weight: nn.Parameter
+    eps: float
+    offset: float  # 1 for Gemma, whose weights are differences from 1
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One layer's modules. ``window``: a query sees that many positions, its own included; None = all before it.
+    ``rope``: the name of its rotary table, None where it has none."""
+
+    attention_norm: Norm
+    q: nn.Linear
+    k: nn.Linear
+    v: nn.Linear
+    o: nn.Linear
+    q_norm: Norm | None
+    k_norm: Norm | None
+    attention_after: Norm | None
+    mlp_norm: Norm
+    gate: nn.Linear
+    up: nn.Linear
+    down: nn.Linear
+    mlp_after: Norm | None
+    window: int | None
+    rope: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Transformer:
+    """A model's parts. ``heads`` queries share ``kv_heads`` keys and values of ``head_dim``."""
+
+    model: Any
+    layers: tuple[Layer, ...]
+    embedding: nn.Embedding
+    norm: Norm
+    head: nn.Linear
+    heads: int
+    kv_heads: int
+    head_dim: int
+    activation: Activation
+    scaling: float  # of scores
+    embed_scale: float
+    attention_cap: float  # scores become cap tanh(score / cap); 0 = off
+    logit_cap: float
+
+    def rotary(self, positions: int, *, device: torch.device) -> dict[str, Float[Tensor, "2 positions D"]]:
+        """Cosines and sines of each rotary table, from the model's own module."""
+        inner = self.model.model
+        ids = torch.arange(positions, device=device)[None]
+        like = torch.empty(0, dtype=torch.float32, device=device)
+        tables = {}
+        for name in {layer.rope for layer in self.layers} - {None}:
+            assert name is not None
+            both = inner.rotary_emb(like, ids, name) if _by_layer_type(inner) else inner.rotary_emb(like, ids)
+            tables[name] = torch.stack([t[0] for t in both])
+        return tables
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """x_0 of tokens (...,), float32."""
+        x = nn.functional.embedding(tokens, self.embedding.weight).float()
+        return x * self.embed_scale if self.embed_scale != 1 else x
+
+
+def describe(model: Any) -> Transformer | str:
+    """The model's parts, or why it is not one that is known here, in words that complete "because ..."."""
+    if type(model).__name__ not in FAMILIES or not type(model).__module__.startswith("transformers."):
+        return f"{type(model).__name__} is not one of {', '.join(sorted(FAMILIES))}"
+    for name, module in model.named_modules():
+        if module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__:
+            return f"its module {name or 'itself'} is hooked or wrapped"
+    config, inner = model.config, model.model
+    activation = ACTIVATIONS.get(getattr(config, "hidden_activation", None) or getattr(config, "hidden_act", ""))
+    if activation is None:
+        return f"its activation is not one of {', '.join(ACTIVATIONS)}"
+    if getattr(config, "use_bidirectional_attention", None):
+        return "its attention looks ahead"
+    types = {r.get("rope_type") for r in _ropes(config)}
+    if not types <= FIXED_ROPES:
+        return f"its rotary embedding ({', '.join(map(str, types - FIXED_ROPES))}) depends on the sequence length"
+    cap = getattr(inner.layers[0].self_attn, "attn_logit_softcapping", None) or 0.0
+    if type(model).__name__ != "Gemma2ForCausalLM":
+        cap = 0.0  # the others do not hand it on
+    elif cap and config._attn_implementation != "eager":
+        return f"its attention {config._attn_implementation!r} leaves out the cap of its scores"
+    attention = inner.layers[0].self_attn
+    layers = tuple(_layer(layer, number, config, inner) for number, layer in enumerate(inner.layers))
+    made = Transformer(
+        model=model,
+        layers=layers,
+        embedding=inner.embed_tokens,
+        norm=_norm(inner.norm),
+        head=model.lm_head,
+        heads=config.num_attention_heads,
+        kv_heads=config.num_key_value_heads,
+        head_dim=attention.head_dim,
+        activation=activation,
+        scaling=float(attention.scaling),
+        embed_scale=float(getattr(inner.embed_tokens, "scalar_embed_scale", 1.0)),
+        attention_cap=float(cap),
+        logit_cap=float(getattr(config, "final_logit_softcapping", None) or 0.0),
+    )
+    linears = [m for x in layers for m in (x.q, x.k, x.v, x.o, x.gate, x.up, x.down)]
+    if other := next((m for m in [*linears, made.head] if type(m) is not nn.Linear), None):
+        return f"it has linear layers of another kind ({type(other).__name__})"
+    widths = {t.shape[-1] for t in made.rotary(1, device=inner.embed_tokens.weight.device).values()}
+    if not widths <= {made.head_dim}:
+        return "its rotary embedding covers only part of a head"
+    return made
+
+
+def _layer(layer: Any, number: int, config: Any, inner: Any) -> Layer:
+    attention, mlp = layer.self_attn, layer.mlp
+    sandwiched = hasattr(layer, "pre_feedforward_layernorm")
+    kinds = getattr(config, "layer_types", None)
+    kind = kinds[number] if kinds else "full_attention"
+    window = getattr(attention, "sliding_window", getattr(config, "sliding_window", None))
+    if kinds and kind != "sliding_attention":
+        window = None
+    rope = kind if _by_layer_type(inner) else "all"
+    return Layer(
+        attention_norm=_norm(layer.input_layernorm),
+        q=attention.q_proj,
+        k=attention.k_proj,
+        v=attention.v_proj,
+        o=attention.o_proj,
+        q_norm=_norm(attention.q_norm) if hasattr(attention, "q_norm") else None,
+        k_norm=_norm(attention.k_norm) if hasattr(attention, "k_norm") else None,
+        attention_after=_norm(layer.post_attention_layernorm) if sandwiched else None,
+        mlp_norm=_norm(layer.pre_feedforward_layernorm if sandwiched else layer.post_attention_layernorm),
+        gate=mlp.gate_proj,
+        up=mlp.up_proj,
+        down=mlp.down_proj,
+        mlp_after=_norm(layer.post_feedforward_layernorm) if sandwiched else None,
+        window=window,
+        rope=rope if getattr(attention, "use_rope", True) else None,
+    )
+
+
+def _norm(module: Any) -> Norm:
+    gemma = type(module).__name__.startswith("Gemma")
+    return Norm(module.weight, float(module.eps if gemma else module.variance_epsilon), 1.0 if gemma else 0.0)
+
+
+def _by_layer_type(inner: Any) -> bool:
+    return isinstance(getattr(inner.rotary_emb, "rope_type", None), dict)
+
+
+def _ropes(config: Any) -> list[dict[str, Any]]:
+    """The parameters of its rotary embeddings: one table, or one per layer type."""
+    given = config.rope_parameters
+    nested = [value for value in given.values() if isinstance(value, dict)]
+    return nested or [given]

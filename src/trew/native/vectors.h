@@ -1,0 +1,74 @@
+/* Sixteen floats at once, in the compiler's own vector types: AVX-512, AVX2 and NEON come from the same lines. */
+#pragma once
+#include <math.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#define W 16
+typedef float vec __attribute__((vector_size(64)));
+typedef float vec_any __attribute__((vector_size(64), aligned(4), may_alias));
+typedef int32_t ints __attribute__((vector_size(64)));
+
+static inline vec load(const float *p) { return *(const vec_any *)p; }
+static inline void store(float *p, vec x) { *(vec_any *)p = x; }
+static inline vec all(float x) { return x - (vec){0}; }
+
+/* Lane by lane: a where the comparison holds, else b. */
+static inline vec pick(ints holds, vec a, vec b) {
+  ints x, y;
+  memcpy(&x, &a, sizeof x);
+  memcpy(&y, &b, sizeof y);
+  x = (holds & x) | (~holds & y);
+  memcpy(&a, &x, sizeof a);
+  return a;
+}
+
+static inline float sum(vec x) {
+  float total = 0;
+  for (int i = 0; i < W; i++) total += x[i];
+  return total;
+}
+
+/* exp by 2^n p(r), n = round(x / ln 2), |r| <= ln 2 / 2: 1e-7 relative. NaN stays NaN; below -87 the result is tiny. */
+static inline vec vexp(vec x) {
+  x = pick(x < all(-87.0f), all(-87.0f), x);
+  x = pick(x > all(88.0f), all(88.0f), x);
+  vec magic = all(12582912.0f); /* 1.5 * 2^23: adding and taking it away rounds to a whole number */
+  vec n = (x * 1.44269504088896341f + magic) - magic;
+  vec r = x - n * 0.693359375f + n * 2.12194440e-4f;
+  vec p = all(1.9875691500e-4f);
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * r * r + r + 1.0f;
+  ints bits = (__builtin_convertvector(n, ints) + 127) << 23;
+  vec scale;
+  memcpy(&scale, &bits, sizeof scale);
+  return p * scale;
+}
+
+static inline vec vtanh(vec x) { return 1.0f - 2.0f / (vexp(2.0f * x) + 1.0f); }
+
+/* bfloat16 is the upper half of a float; rounding is to the nearest, ties to even. */
+typedef uint16_t bf16;
+typedef uint16_t halves __attribute__((vector_size(32), aligned(2), may_alias));
+typedef uint32_t words __attribute__((vector_size(64)));
+
+static inline vec load_bf16(const bf16 *p) {
+  words w = __builtin_convertvector(*(const halves *)p, words) << 16;
+  vec x;
+  memcpy(&x, &w, sizeof x);
+  return x;
+}
+
+static inline void store_bf16(bf16 *p, vec x) {
+  words w;
+  memcpy(&w, &x, sizeof w);
+  words rounded = (w + 0x7fff + ((w >> 16) & 1)) >> 16;
+  words is_nan = (words)(x != x);
+  rounded = (is_nan & 0x7fc0) | (~is_nan & rounded);
+  *(halves *)p = __builtin_convertvector(rounded, halves);
+}

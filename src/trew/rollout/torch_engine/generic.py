@@ -1,0 +1,119 @@
+"""Decoding through the model's own forward pass: any causal language model of Hugging Face's form."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
+
+from .cache import SlotCache
+
+_PREFILL_TOKENS = 8192  # prompt tokens, padding included, that are computed at once
+
+
+class ForwardDecoder:
+    """Runs rows of completions through a model's ``forward``; see :class:`.decode.Runner`."""
+
+    def __init__(self, model: Any, prompt_ids: Sequence[Sequence[int]], *, n: int, slots: int, max_tokens: int) -> None:
+        self.model, self.prompt_ids, self.max_tokens = model, prompt_ids, max_tokens
+        self.missing = [n] * len(prompt_ids)  # completions that each prompt has not started yet
+        self.device = next(model.parameters()).device
+        self.accepts = inspect.signature(model.forward).parameters
+        self.cache = SlotCache(slots)
+        # A prompt with completions that have not started: its cache and logits.
+        self.held: tuple[int, DynamicCache, Tensor] | None = None
+
+    @property
+    def rows(self) -> int:
+        return self.cache.rows
+
+    def add(self, prompts: Sequence[int]) -> Tensor:
+        logits = []
+        for wave in self._waves(list(dict.fromkeys(prompts))):
+            held, self.held = self.held, None
+            cache, scores = held[1:] if held and held[0] == wave[0] else self._prefill(wave)
+            members = [p for p in prompts if p in set(wave)]
+            source = torch.tensor([wave.index(p) for p in members], device=self.device)
+            lengths = [len(self.prompt_ids[p]) for p in members]
+            self.cache.add(cache, source=source, lengths=lengths, room=self.max_tokens)
+            logits.append(scores[source])
+            for p in members:
+                self.missing[p] -= 1
+            if self.missing[wave[-1]]:
+                self.held = wave[-1], _one_row(cache, len(wave) - 1), scores[-1:].clone()
+        return torch.cat(logits) if len(logits) > 1 else logits[0]
+
+    def step(self, tokens: Tensor) -> Tensor:
+        cache = self.cache
+        starts = torch.tensor(cache.starts, device=self.device)
+        columns = torch.arange(cache.begin, cache.end + 1, device=self.device)
+        return self._call(
+            tokens[:, None],
+            cache,
+            mask=columns >= starts[:, None],
+            positions=cache.end - starts[:, None],
+            ragged=max(cache.starts) > cache.begin,
+        )
+
+    def keep(self, alive: Sequence[int]) -> list[int]:
+        return self.cache.keep(list(alive))
+
+    def _waves(self, prompts: list[int]) -> list[list[int]]:
+        """Cuts prompts, longest first, into batches of bounded size; a held prompt is a batch of its own."""
+        waves: list[list[int]] = []
+        for prompt in prompts:
+            fits = waves and (len(waves[-1]) + 1) * len(self.prompt_ids[waves[-1][0]]) <= _PREFILL_TOKENS
+            alone = self.held is not None and waves and waves[-1][0] == self.held[0]
+            if fits and not alone:
+                waves[-1].append(prompt)
+            else:
+                waves.append([prompt])
+        return waves
+
+    def _prefill(self, prompts: list[int]) -> tuple[DynamicCache, Tensor]:
+        """The cache of left-padded prompts, and the logits (prompts, V) after their last tokens."""
+        ids = [self.prompt_ids[p] for p in prompts]
+        width = max(map(len, ids))
+        tokens = torch.tensor([[0] * (width - len(row)) + list(row) for row in ids], device=self.device)
+        starts = torch.tensor([width - len(row) for row in ids], device=self.device)
+        columns = torch.arange(width, device=self.device)
+        cache = DynamicCache()  # without a configuration, so that sliding-window layers are kept whole
+        logits = self._call(
+            tokens,
+            cache,
+            mask=columns >= starts[:, None],
+            positions=(columns - starts[:, None]).clamp(min=0),
+            ragged=len({len(row) for row in ids}) > 1,
+        )
+        return cache, logits
+
+    def _call(self, tokens: Tensor, cache: Cache, *, mask: Tensor, positions: Tensor, ragged: bool) -> Tensor:
+        """The model's logits (rows, V) at the last column. A mask that hides nothing is left out: it costs speed."""
+        extra: dict[str, Any] = {}
+        if "position_ids" in self.accepts:
+            extra["position_ids"] = positions
+        if "logits_to_keep" in self.accepts:
+            extra["logits_to_keep"] = 1
+        output = self.model(
+            input_ids=tokens,
+            attention_mask=mask.long() if ragged else None,
+            past_key_values=cache,
+            use_cache=True,
+            **extra,
+        )
+        return output.logits[:, -1]
+
+
+def _one_row(cache: DynamicCache, row: int) -> DynamicCache:
+    """A copy of one row of a prefill cache, so that the others can be freed."""
+    copy = DynamicCache()
+    for index, layer in enumerate(cache.layers):
+        assert isinstance(layer, DynamicLayer)
+        assert layer.keys is not None
+        assert layer.values is not None
+        copy.update(layer.keys[row : row + 1].clone(), layer.values[row : row + 1].clone(), index)
+    return copy

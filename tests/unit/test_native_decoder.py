@@ -1,0 +1,334 @@
+"""The native decoder: the model's own logits, from its own weights as they are now, and nothing left behind."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import tiny
+from trew.native import build, decoder, describe, kernels
+from trew.native.decoder import PREFILL_TOKENS, Decoder, unsupported
+from trew.native.family import Transformer
+from trew.native.kernels import PAGE, Kernels, PagedCache
+from trew.rollout import Renderer
+from trew.rollout.torch_engine import TorchEngine
+from trew.rollout.torch_engine.decode import Schedule
+from trew.types import Group, Prompt, Sampling
+
+KINDS = tuple(kind for kind in tiny.KINDS if not kind.startswith("gpt"))
+LONG = "a prompt that is longer than one page of the cache, and much longer than the attention window of any layer here"
+PROMPTS = [Prompt(uid=f"p{i}", text=text) for i, text in enumerate(("hi", LONG, "how are you?", "x"))]
+SAMPLING = Sampling(max_tokens=PAGE + 20, seed=3)
+
+needs_kernels = pytest.mark.skipif(isinstance(build.library(), str), reason=f"no kernels: {build.library()}")
+pytestmark = needs_kernels
+
+
+def model(kind: str = "llama", **overrides: Any) -> Any:
+    return tiny.model(kind, **{**tiny.wide(kind), **overrides})
+
+
+def parts_of(m: Any) -> Transformer:
+    parts = describe(m)
+    assert isinstance(parts, Transformer), parts
+    return parts
+
+
+def engine(m: Any, **options: Any) -> TorchEngine:
+    return TorchEngine(m, Renderer(tiny.tokenizer(eos=False)), **options)
+
+
+def both(m: Any, *, prompts: list[Prompt] = PROMPTS, n: int = 3, **options: Any) -> tuple[list[Group], list[Group]]:
+    """The same completions natively and through the model's forward; fails where the native decoder is not used."""
+    found = []
+    for native in (True, False):
+        e = engine(m, native=native, **options)
+        found.append(e.generate(prompts, n=n, sampling=SAMPLING))
+        assert e.native == native
+    return found[0], found[1]
+
+
+@pytest.mark.parametrize("batch", [128, 5])
+@pytest.mark.parametrize("onednn", [True, False])
+@pytest.mark.parametrize("kind", [*KINDS, "mistral", "smollm3"])
+def test_tokens_are_the_same_and_log_probs_within_rounding(kind, batch, onednn, monkeypatch):
+    calls = []
+    monkeypatch.setattr(decoder.Decoder, "step", _counted(decoder.Decoder.step, calls))
+    for one, other in zip(*both(model(kind), batch=batch, onednn=onednn), strict=True):
+        for a, b in zip(one.completions, other.completions, strict=True):
+            assert a.token_ids.tolist() == b.token_ids.tolist()
+            np.testing.assert_allclose(a.logprobs, b.logprobs, atol=3e-5)
+            np.testing.assert_allclose(a.entropies, b.entropies, atol=3e-5)
+    assert calls
+
+
+def _counted(function: Any, calls: list) -> Any:
+    def call(*args: Any) -> Any:
+        calls.append(args)
+        return function(*args)
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("kind", "overrides"),
+    [
+        ("llama", {"num_attention_heads": 4, "num_key_value_heads": 4}),
+        ("llama", {"num_attention_heads": 6, "num_key_value_heads": 2, "hidden_size": 96}),  # three queries to a key
+        ("llama", {"head_dim": 48}),  # an odd number of sixteens
+        ("llama", {"head_dim": 256, "attention_bias": True, "mlp_bias": True}),
+        ("qwen2", {"head_dim": 32, "rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}}),
+        ("gemma2", {"sliding_window": PAGE + 7}),
+    ],
+)
+def test_shapes(kind, overrides):
+    m = model(kind, **overrides)
+    for name, p in m.named_parameters():
+        if name.endswith("bias"):
+            nn.init.normal_(p)
+    for one, other in zip(*both(m, n=2), strict=True):
+        for a, b in zip(one.completions, other.completions, strict=True):
+            assert a.token_ids.tolist() == b.token_ids.tolist()
+            np.testing.assert_allclose(a.logprobs, b.logprobs, atol=3e-5)
+
+
+def test_prompts_longer_than_one_pass_are_computed_in_pieces(monkeypatch):
+    monkeypatch.setattr(decoder, "PREFILL_TOKENS", 24)
+    assert PREFILL_TOKENS > 24
+    for one, other in zip(*both(model("gemma2")), strict=True):
+        for a, b in zip(one.completions, other.completions, strict=True):
+            np.testing.assert_allclose(a.logprobs, b.logprobs, atol=3e-5)
+
+
+def test_bfloat16_stays_close_to_float32():
+    """Teacher forced: the log-probs of given tokens, as rounding makes different tokens out of equal draws."""
+    m = model(initializer_range=0.05)
+    ids = list(range(40, 100))
+    with torch.no_grad():
+        exact = m(torch.tensor([ids])).logits[0].double().log_softmax(-1)
+    for dtype, most in ((None, 1e-5), (torch.bfloat16, 3e-2)):
+        run = Decoder(parts_of(m), [ids[:30]], n=1, slots=1, max_tokens=30, autocast=dtype)
+        logits = [run.add([0])[0], *(run.step(torch.tensor([token]))[0] for token in ids[30:])]
+        assert all(row.dtype == torch.float32 for row in logits)
+        error = (torch.stack(logits).double().log_softmax(-1) - exact[29:]).abs().max()
+        assert 0 < error < most
+
+
+def test_an_update_of_the_weights_is_seen_at_once():
+    m = model()
+    e = engine(m)
+    before = e.generate(PROMPTS, n=1, sampling=SAMPLING)
+    with torch.no_grad():
+        for p in m.parameters():
+            p.add_(0.05 * torch.randn_like(p))
+    after = e.generate(PROMPTS, n=1, sampling=SAMPLING)
+    assert e.native
+    expected = engine(m, native=False).generate(PROMPTS, n=1, sampling=SAMPLING)
+    for a, b, c in zip(after, expected, before, strict=True):
+        assert a.completions[0].token_ids.tolist() == b.completions[0].token_ids.tolist()
+        assert a.completions[0].token_ids.tolist() != c.completions[0].token_ids.tolist()
+
+
+def test_a_decoder_that_computes_something_else_is_not_used(monkeypatch):
+    """A wrong description of a model (here: its norms) is found out before a token is drawn."""
+    m = model()
+    right = describe(m)
+    assert isinstance(right, Transformer)
+    wrong = Transformer(**{**{f: getattr(right, f) for f in Transformer.__slots__}, "scaling": right.scaling * 2})
+    monkeypatch.setattr("trew.rollout.torch_engine.engine.describe", lambda model: wrong)
+    e = engine(m)
+    with pytest.warns(UserWarning, match=r"native one differs from it by .* nats\. Set kernels = \"plain\""):
+        got = e.generate(PROMPTS, n=1, sampling=SAMPLING)
+    assert not e.native
+    assert len(e.messages) == 1
+    expected = engine(m, native=False).generate(PROMPTS, n=1, sampling=SAMPLING)
+    assert [g.completions[0].token_ids.tolist() for g in got] == [g.completions[0].token_ids.tolist() for g in expected]
+
+
+def test_each_prompt_is_computed_once_and_each_token_fed_once(monkeypatch):
+    rows: list[int] = []
+    forward = Decoder._forward
+    monkeypatch.setattr(Decoder, "_forward", lambda self, t, r: rows.append(len(t)) or forward(self, t, r))
+    e = TorchEngine(model(), Renderer(tiny.tokenizer()), batch=6)
+    groups = e.generate(PROMPTS, n=6, sampling=SAMPLING)
+    lengths = [len(c) for g in groups for c in g.completions]
+    probe = min(8, max(len(g.prompt_ids) for g in groups))
+    assert len(set(lengths)) > 3, "the seed must give completions of different lengths"
+    assert sum(rows) == probe + sum(len(g.prompt_ids) for g in groups) + sum(lengths) - len(lengths)
+
+
+def test_pages_are_given_back():
+    m = model()
+    run = Decoder(parts_of(m), [[5] * (PAGE + 1), [6] * 3], n=2, slots=4, max_tokens=2 * PAGE)
+    total = len(run.cache.free)
+    assert run.cache.per_chunk >= 12, "of one chunk, or the count below is not the whole"
+    run.add([0, 0, 1])
+    assert total - len(run.cache.free) == 3
+    run.step(torch.tensor([1, 2, 3]))
+    assert total - len(run.cache.free) == 6
+    assert run.keep([1]) == [1]  # one of prompt 1's two has not started yet: its page stays
+    assert total - len(run.cache.free) == 4
+    run.add([1])
+    assert total - len(run.cache.free) == 4
+    assert run.keep([]) == []
+    assert len(run.cache.free) == total
+    assert sorted(run.cache.free) == list(range(total))
+
+
+def test_the_cache_grows_without_moving():
+    cache = PagedCache(layers=2, kv_heads=1, head_dim=16, chunk_bytes=1)
+    first = cache.take(1)
+    cache.chunks[0].fill_(7)
+    address = cache.chunks[0].data_ptr()
+    more = cache.take(5)
+    assert len({*first, *more}) == 6
+    assert cache.chunks[0].data_ptr() == address
+    assert bool((cache.chunks[0] == 7).all())
+    cache.give(more)
+    assert sorted(cache.take(5)) == sorted(more)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_norms_and_gates_against_torch(dtype):
+    found = Kernels.of(dtype)
+    assert isinstance(found, Kernels)
+    generator = torch.Generator().manual_seed(0)
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    x, delta = random(7, 48), random(7, 48).to(dtype)
+    weight, after = nn.Parameter(random(48)), nn.Parameter(random(48))
+    one, two = decoder_norm(weight, 1.0), decoder_norm(after, 1.0)
+    exact = x.double() + rms(delta.double(), after.double() + 1)
+    out, own = torch.empty(7, 48, dtype=dtype), x.clone()
+    found.add_norm(own, delta, after=two, norm=one, out=out)
+    torch.testing.assert_close(own.double(), exact, atol=1e-5, rtol=1e-5)
+    rough = {"atol": 2e-6, "rtol": 1e-5} if dtype == torch.float32 else {"atol": 0.0, "rtol": 2**-8}
+    torch.testing.assert_close(out.double(), rms(exact, weight.double() + 1), **rough)
+
+    gate_up = (4 * random(5, 64)).to(dtype)
+    gate, up = gate_up.double().chunk(2, -1)
+    for activation, reference in (
+        ("silu", nn.functional.silu(gate)), ("gelu_tanh", nn.functional.gelu(gate, approximate="tanh")),
+    ):  # fmt: skip
+        out = torch.empty(5, 32, dtype=dtype)
+        found.gated(gate_up, activation=activation, out=out)
+        rough = {"atol": 2e-6, "rtol": 1e-5} if dtype == torch.float32 else {"atol": 1e-6, "rtol": 2**-7}
+        torch.testing.assert_close(out.double(), reference * up, **rough)
+
+
+def decoder_norm(weight: nn.Parameter, offset: float) -> Any:
+    from trew.native import Norm
+
+    return Norm(weight, 1e-6, offset)
+
+
+def rms(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return x * weight / (x.pow(2).mean(-1, keepdim=True) + 1e-6).sqrt()
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf"), 1e30, -1e30, -300.0, 300.0])
+def test_gates_of_extreme_values(value):
+    found = Kernels.of(torch.float32)
+    assert isinstance(found, Kernels)
+    gate_up = torch.full((1, 32), value)
+    gate_up[:, 16:] = 1
+    out = torch.empty(1, 16)
+    found.gated(gate_up, activation="silu", out=out)
+    expected = nn.functional.silu(torch.full((1, 16), value))
+    if value == float("-inf"):
+        assert not out.isfinite().any()  # torch's is nan: broken numbers must stay visible
+    else:
+        torch.testing.assert_close(out, expected, equal_nan=True, atol=1e-8, rtol=1e-5)
+
+
+def test_bfloat16_is_rounded_to_the_nearest_even():
+    found = Kernels.of(torch.bfloat16)
+    assert isinstance(found, Kernels)
+    numbers = torch.tensor([1.0, 1 + 2**-8, 1 + 3 * 2**-8, 1 + 2**-8 + 2**-20, 3.3895e38, float("nan"), 0.0, -2.5] * 2)
+    out = torch.empty(1, 16, dtype=torch.bfloat16)
+    # A weight that undoes the norm: what is written is the numbers themselves, up to float32's rounding of 1.
+    for number in numbers:
+        x = torch.full((1, 16), float(number))
+        found.add_norm(x, None, after=None, norm=decoder_norm(nn.Parameter(numbers.clone()), 0.0), out=out)
+    ones = torch.ones(1, 16)
+    found.add_norm(ones, None, after=None, norm=_exact(numbers), out=out)
+    torch.testing.assert_close(out[0], numbers.to(torch.bfloat16), equal_nan=True, rtol=0, atol=0)
+
+
+def _exact(weight: torch.Tensor) -> Any:
+    from trew.native import Norm
+
+    return Norm(nn.Parameter(weight), 0.0, 0.0)  # eps = 0: the norm of ones is 1 exactly
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda m: m.lm_head.register_forward_hook(lambda *a: None), "hooked or wrapped"),
+        (lambda m: setattr(m.model.layers[1].mlp, "up_proj", _Other(64, 48, bias=False)), "another kind"),
+        (lambda m: setattr(m.config, "hidden_act", "relu"), "activation"),
+        (lambda m: m.config.rope_parameters.update(rope_type="dynamic"), "depends on the sequence length"),
+        (lambda m: m.to(torch.float64), "not float32"),
+    ],
+)
+def test_models_that_are_not_as_known_are_left_to_their_own_forward(change, why):
+    m = model()
+    change(m)
+    assert why in (unsupported(describe(m), autocast=None) or "")
+
+
+class _Other(nn.Linear):
+    pass
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "gpt_neox"])
+def test_other_architectures_are_told_apart(kind):
+    assert "is not one of" in str(describe(tiny.model(kind)))
+
+
+def test_narrow_heads_and_scores_without_their_cap_are_refused():
+    assert "multiples of 16" in (unsupported(describe(tiny.model("llama")), autocast=None) or "")
+    m = model("gemma2")
+    m.config._attn_implementation = "sdpa"
+    assert "cap" in str(describe(m))
+
+
+def test_without_kernels_the_reason_is_said(tmp_path):
+    """In processes of their own: the library is looked for once."""
+    code = "from trew.native import build; print(build.library())"
+    for change, expected in (
+        ({"TREW_NATIVE": "0"}, "TREW_NATIVE=0"),
+        ({"CC": "no-such-compiler"}, "no C compiler"),
+        ({"CC": "false", "XDG_CACHE_HOME": str(tmp_path)}, "failed"),
+    ):
+        run = subprocess.run(
+            [sys.executable, "-c", code], env={**_environment(), **change}, capture_output=True, text=True, check=True
+        )
+        assert expected in run.stdout
+    assert not list(tmp_path.rglob("*.so"))
+
+
+def _environment() -> dict[str, str]:
+    import os
+
+    return {k: v for k, v in os.environ.items() if k not in ("TREW_NATIVE", "CC")}
+
+
+def test_the_schedule_asks_for_equal_prompts_side_by_side():
+    """A contract of Runner.add that the generic decoder relies on."""
+    ids = [[1, 2], [3], [4, 5]]
+    schedule = Schedule(
+        None, ids, uids=["a", "b", "c"], n=3, sampling=SAMPLING, slots=4, stop_ids=frozenset(), stop_strings=(),
+        decode=str, device=torch.device("cpu"),
+    )  # type: ignore[arg-type]  # fmt: skip
+    order = [r // 3 for r in schedule.waiting]
+    assert order == sorted(order, key=order.index)
+    assert kernels.PAGE == PAGE
