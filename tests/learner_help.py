@@ -77,7 +77,7 @@ def near(net: Any, items: Sequence[Sample], *, seed: int = 1, spread: float = 0.
 
 def learner(net: Any, objective: Objective | None = None, *, steps: int = 10, **settings: Any) -> Learner:
     """A learner; settings that belong to its configuration go there."""
-    own = {k: settings.pop(k) for k in ("temperature", "reference", "adapters") if k in settings}
+    own = {k: settings.pop(k) for k in ("temperature", "reference", "adapters", "kernels", "onednn") if k in settings}
     config = LearnerConfig(**{"lr": 1e-2, "max_grad_norm": 1e9, **settings})
     return Learner(net, config=config, objective=objective or preset("dr-grpo"), optimizer_steps=steps, **own)
 
@@ -85,10 +85,16 @@ def learner(net: Any, objective: Objective | None = None, *, steps: int = 10, **
 def gradients(net: Any, objective: Objective, items: Sequence[Sample], data: TokenBatch, **settings: Any) -> Tensor:
     """The whole gradient of one ``Learner.step``, before clipping, as one vector; ``net`` itself stays as it is."""
     net = copy.deepcopy(net)
+    own = learner(net, objective, **settings)
     caught: dict[str, Tensor] = {}
-    for name, p in net.named_parameters():
-        p.register_post_accumulate_grad_hook(lambda p, name=name: caught.__setitem__(name, p.grad.clone()))
-    learner(net, objective, **settings).step(items, data)
+    clip = own._clip
+
+    def catch(*args):
+        caught.update({name: p.grad.clone() for name, p in net.named_parameters() if p.grad is not None})
+        return clip(*args)
+
+    own._clip = catch
+    own.step(items, data)
     return torch.cat([caught.get(name, torch.zeros_like(p)).flatten() for name, p in net.named_parameters()])
 
 

@@ -72,9 +72,11 @@ def _exchanged(
             layer.__dict__.pop("forward", None)
 
 
-def product(x: Tensor, weight: Tensor) -> Tensor:
-    """x (..., K) times weight (N, K) transposed -> (..., N)."""
-    return torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "")
+def product(x: Tensor, weight: Tensor, *, bias: Tensor | None = None, add: Tensor | None = None) -> Tensor:
+    """x (..., K) times weight (N, K) transposed, plus bias (N,) or ``add`` (..., N) -> (..., N)."""
+    if add is not None:
+        return torch.ops.mkldnn._linear_pointwise.binary(x, add, weight, bias, "add")
+    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
 
 
 class _Linear(torch.autograd.Function):

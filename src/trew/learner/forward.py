@@ -1,35 +1,55 @@
-"""Log-probs of completion tokens under a model: chooses a layout, packs, runs, and proves it on real samples."""
+"""Log-probs of completion tokens under a model, and gradients: chooses a way to run it, packs, and proves the way on
+real samples.
+
+Three things are computed in a faster way where that is possible, each by itself:
+
+native  the layers by kernels of our own, forward and backward (:mod:`.native`), instead of the model's forward
+shared  a group's prompt once (:func:`.packing.pack_shared`), instead of once per completion
+fused   the head chunk by chunk (:mod:`.fused_head`), instead of logits for all tokens
+"""
 
 from __future__ import annotations
 
 import inspect
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from ..native import build
 from ..onednn import linears
-from . import attention
-from .head import entropies, token_logprobs, token_logprobs_and_entropies
+from . import attention, recompute
+from .fused_head import FusedHead, Rule
+from .head import token_logprobs, token_logprobs_and_entropies
+from .native import NativeBody
 from .packing import Pack, Sample, check_samples, pack_plain, pack_shared
 
 TOLERANCE = 1e-3
-"""Largest difference in nats between the two layouts, both computed in float32, that counts as rounding."""
+"""Largest difference in nats between two ways, both computed in float32, that counts as rounding."""
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How samples are run; all False is the model's own forward on padded rows."""
+
+    native: bool = False
+    shared: bool = False
+    fused: bool = False
 
 
 @dataclass
 class Forward:
     """A model, and how samples are run through it.
 
-    ``share_prompts`` computes a group's prompt once (:func:`.packing.pack_shared`), where the architecture allows it.
-    That is decided by its configuration *and* by the first samples: their log-probs are computed in both layouts, and
-    if they differ, the plain layout is used from there on, with a warning; ``messages`` keeps what was said.
+    What is possible is decided by the model's kind *and* by the first samples: their log-probs are computed in the fast
+    way and by the model's own forward, one sample at a time, and if they differ, that way is not used from there on,
+    with a warning; ``messages`` keeps what was said. ``kernels``, ``share_prompts``: whether to try at all.
     """
 
     model: PreTrainedModel
@@ -38,18 +58,31 @@ class Forward:
     share_prompts: bool = True
     autocast: torch.dtype | None = None
     onednn: bool = True  # on a CPU in float32, linear layers through oneDNN: faster on many, the same products
+    kernels: bool = True
+    gradient_checkpointing: bool = False
     messages: list[str] = field(default_factory=list)
     _proven: bool = False
 
     def __post_init__(self) -> None:
-        accepted = inspect.signature(self.model.forward).parameters
-        self._accepts = frozenset(accepted)
-        if self.share_prompts and (reason := attention.unsupported(self.model)):
-            self._fall_back(reason)
+        self._accepts = frozenset(inspect.signature(self.model.forward).parameters)
+        self._head = self._fused_head() if self.kernels else None
+        self._body: NativeBody | None = None
+        if self._head is not None:
+            body = NativeBody.of(self.model, dtype=self.autocast or torch.float32, onednn=self.onednn,
+                                 recompute=self.gradient_checkpointing)  # fmt: skip
+            self._body = None if isinstance(body, str) else body
+        if self._body is None and self.share_prompts and (reason := attention.unsupported(self.model)):
+            self._say_unshared(reason)
+            self.share_prompts = False
 
     @property
     def device(self) -> torch.device:
         return self.model.device
+
+    @property
+    def way(self) -> Way:
+        """How samples are run, as far as is known."""
+        return Way(native=self._body is not None, shared=self.share_prompts, fused=self._head is not None)
 
     def packs(self, samples: Sequence[Sample], *, among: Sequence[int] | None = None) -> list[Pack]:
         """The forward passes that give the log-probs of all completion tokens of the samples (or those ``among``)."""
@@ -57,15 +90,73 @@ class Forward:
         assert isinstance(embeddings, Tensor)
         check_samples(samples, vocab_size=len(embeddings))
         chosen = [i for i in (range(len(samples)) if among is None else among) if len(samples[i].completion_ids)]
-        share = self.share_prompts and not self._beyond_window(samples, chosen)
-        if share and not self._proven:
+        if not self._proven:
             self._prove(samples, chosen)
-        pack = pack_shared if share and self.share_prompts else pack_plain
-        return pack(samples, budget=self.budget, among=chosen)
+        if self._body is not None:
+            return pack_shared(samples, budget=self.budget, among=chosen, share=self.share_prompts)
+        shared = self.share_prompts and not self._beyond_window(samples, chosen)
+        return (pack_shared if shared else pack_plain)(samples, budget=self.budget, among=chosen)
+
+    def unchanged_weights(self) -> AbstractContextManager[None]:
+        """A block in which the weights stay as they are: what is derived from them is derived once."""
+        return nullcontext() if self._body is None else self._body.weights()
+
+    @torch.no_grad()
+    def logprobs_of(self, pack: Pack) -> Float[Tensor, "n"]:
+        """Log-probs of the pack's completion tokens at ``temperature``, without gradient."""
+        rows, tokens = self._tensor(pack.read_rows), self._tensor(pack.targets)
+        if self._head is None:
+            with self.running(pack) as logits:
+                return token_logprobs(logits, rows=rows, tokens=tokens, temperature=self.temperature)
+        if self._body is None:
+            with self.running(pack) as hidden:
+                return self._head.values(hidden, rows=rows, tokens=tokens)[0]
+        with self._body.weights():
+            hidden, _ = self._body.forward(pack, keep=False)
+            return self._head.values(hidden, rows=rows, tokens=tokens)[0]
+
+    def accumulate(
+        self, pack: Pack, rule: Rule, *, entropies: bool = False, lengths: Sequence[int] | None = None
+    ) -> None:
+        """Adds the gradient of a loss of the pack's completion tokens to the parameters' ``grad``.
+
+        ``rule`` gives the loss's derivatives by log-probs and, with ``entropies``, by entropies. It may be asked for a
+        few tokens at a time; ``lengths`` are then runs (sequences) that it must see whole.
+        """
+        given = {"rows": self._tensor(pack.read_rows), "tokens": self._tensor(pack.targets)}
+        asked = {**given, "entropies": entropies, "lengths": lengths}
+        if self._head is not None and self._body is not None:
+            with self._body.weights():
+                hidden, tape = self._body.forward(pack, keep=True)
+                self._body.backward(tape, self._head.accumulate(hidden, rule, **asked))
+            return
+        again = recompute.recomputing(self.model) if self.gradient_checkpointing else nullcontext()
+        with again, self.running(pack) as out:
+            if self._head is not None:
+                gradient = self._head.accumulate(out.detach(), rule, **asked)
+                if out.requires_grad:
+                    out.backward(gradient.to(out.dtype))
+                return
+            if entropies:
+                logprobs, entropy = token_logprobs_and_entropies(out, **given, temperature=self.temperature)
+            else:
+                logprobs, entropy = token_logprobs(out, **given, temperature=self.temperature), None
+            by_logprob, by_entropy = rule(
+                slice(0, len(logprobs)), logprobs.detach(), None if entropy is None else entropy.detach()
+            )
+            loss = (by_logprob * logprobs).sum()
+            if by_entropy is not None and entropy is not None:
+                loss = loss + (by_entropy * entropy).sum()
+            loss.backward()
+
+    def sees_whole(self, lengths: Sequence[int]) -> bool:
+        """Whether a rule may be asked to see sequences of these lengths whole, without much memory."""
+        return self._head is None or self._head.holds(lengths)
 
     @contextmanager
-    def running(self, pack: Pack) -> Iterator[Float[Tensor, "K V"]]:
-        """The logits at the positions of ``pack.read_at``; a backward pass belongs inside the block."""
+    def running(self, pack: Pack) -> Iterator[Tensor]:
+        """The model's own forward: logits (K, V) at the positions of ``pack.read_at``, or with a fused head what goes
+        into it, (K, H). A backward pass belongs inside the block."""
         layout = (
             attention.shared_prefix(self.model, attention.plan(pack.segments, device=self.device))
             if pack.mask is None
@@ -73,33 +164,9 @@ class Forward:
         )
         fast = linears(self.model) if self.onednn and self.autocast is None else nullcontext()
         with layout, fast:
-            yield self._logits(pack)
+            yield self._run(pack)
 
-    def logprobs(self, logits: Float[Tensor, "K V"], pack: Pack) -> Float[Tensor, "n"]:
-        """Log-probs of the pack's completion tokens at ``temperature``, from the logits of :meth:`running`."""
-        rows, tokens = self._tensor(pack.read_rows), self._tensor(pack.targets)
-        return token_logprobs(logits, rows=rows, tokens=tokens, temperature=self.temperature)
-
-    def logprobs_and_entropies(
-        self, logits: Float[Tensor, "K V"], pack: Pack
-    ) -> tuple[Float[Tensor, "n"], Float[Tensor, "n"]]:
-        """:meth:`logprobs`, and the entropies of the same distributions, both with a gradient."""
-        rows, tokens = self._tensor(pack.read_rows), self._tensor(pack.targets)
-        return token_logprobs_and_entropies(logits, rows=rows, tokens=tokens, temperature=self.temperature)
-
-    @torch.no_grad()
-    def logprobs_of(self, pack: Pack) -> Float[Tensor, "n"]:
-        """Log-probs of the pack's completion tokens at ``temperature``, without gradient."""
-        with self.running(pack) as logits:
-            return self.logprobs(logits, pack)
-
-    @torch.no_grad()
-    def entropies(self, pack: Pack) -> Float[Tensor, "n"]:
-        """Entropies at temperature 1 of the distributions that the pack's completion tokens come from."""
-        with self.running(pack) as logits:
-            return entropies(logits)[self._tensor(pack.read_rows)]
-
-    def _logits(self, pack: Pack) -> Tensor:
+    def _run(self, pack: Pack) -> Tensor:
         if pack.mask is None:
             # transformers hands a 4-D mask through as it is; this one is a token of "no mask needed", never read.
             mask = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=self.device)
@@ -115,63 +182,121 @@ class Forward:
         inputs = {name: value for name, value in inputs.items() if name in self._accepts}
         cast = torch.autocast(self.device.type, dtype=self.autocast) if self.autocast else nullcontext()
         with cast:
+            if self._head is not None:
+                inputs.pop("logits_to_keep", None)
+                out = self.model.base_model(input_ids=self._tensor(pack.input_ids), **inputs)
+                return out.last_hidden_state[:, read_at].flatten(0, 1)
             logits = self.model(input_ids=self._tensor(pack.input_ids), **inputs).logits
         if "logits_to_keep" not in self._accepts:
             logits = logits[:, read_at]
         return logits.flatten(0, 1)
 
+    def _fused_head(self) -> FusedHead | None:
+        """The head, where it is one plain matrix behind the model's body; whether that is all, the proof will say."""
+        head, body = self.model.get_output_embeddings(), self.model.base_model
+        if type(head) is not nn.Linear or head.weight.dtype != torch.float32 or body is self.model:
+            return None
+        if head._forward_hooks or head._forward_pre_hooks or "forward" in head.__dict__:
+            return None
+        if any(p._backward_hooks or p._post_accumulate_grad_hooks for p in self.model.parameters()):
+            return None  # what goes straight into grad would pass them by
+        cap = getattr(self.model.config, "final_logit_softcapping", None) or 0.0
+        compiled = self.device.type == "cpu" and not isinstance(build.library(), str)
+        return FusedHead(
+            head.weight, head.bias, cap=float(cap), temperature=self.temperature, low=self.autocast,
+            onednn=self.onednn, compiled=compiled,
+        )  # fmt: skip
+
     def _tensor(self, array: np.ndarray) -> Tensor:
         return torch.as_tensor(array, device=self.device)
 
     def _beyond_window(self, samples: Sequence[Sample], chosen: Sequence[int]) -> bool:
-        """Whether a sequence is longer than a sliding window of the model, which packed rows know nothing of. A matter
-        of these samples alone: what came before must not decide how they are run, or a resumed run would differ."""
+        """Whether a sequence is longer than a sliding window of the model, which the model's own layers know nothing of
+        on packed rows. A matter of these samples alone: what came before must not decide how they are run, or a resumed
+        run would differ."""
         window = attention.window(self.model)
         longest = max((len(samples[i].prompt_ids) + len(samples[i].completion_ids) for i in chosen), default=0)
         if window is None or longest <= window:
             return False
-        self._say(f"its attention window of {window} tokens is shorter than some sequences")
+        self._say_unshared(f"its attention window of {window} tokens is shorter than some sequences")
         return True
 
     def _prove(self, samples: Sequence[Sample], chosen: Sequence[int]) -> None:
-        """Compares both layouts on the first few completions of two groups, the worst that packing can do to them."""
+        """Compares on the first few completions of two groups, the worst that packing can do to them; what comes out
+        wrong is given up."""
         groups = list(dict.fromkeys(samples[i].group for i in chosen))[:2]
         few = [i for group in groups for i in [j for j in chosen if samples[j].group == group][:2]]
-        if not few:
+        if not few or self.way == Way():
             return
+        want = _by(replace(self._exact(), kernels=False, share_prompts=False), samples, few)
+        if self._body is not None and (wrong := self._difference(self._exact(), samples, few, want)):
+            self._body = None
+            self._say(
+                f"{type(self.model).__name__}: trained through its own forward, because the kernels' {wrong}. Set "
+                "kernels = 'plain' to do so without this warning."
+            )
+            if self.share_prompts and (reason := attention.unsupported(self.model)):
+                self._say_unshared(reason)
+                self.share_prompts = False
+        if self._body is None:
+            self._prove_without_kernels(samples, few, want)
+        # One sample has nothing to share, and with NaN weights nothing is proven (the learner will say so).
+        self._proven = len(few) > 1 and not bool(want.isnan().any())
+
+    def _prove_without_kernels(self, samples: Sequence[Sample], few: Sequence[int], want: Tensor) -> None:
+        shared = self.share_prompts and not self._beyond_window(samples, few)
+        if self._head is not None:
+            alone = replace(self._exact(), share_prompts=False)
+            alone._body = None
+            if wrong := self._difference(alone, samples, few, want):
+                self._head = None
+                self._say(
+                    f"{type(self.model).__name__}: logits are made for all tokens at once, because without that its "
+                    f"{wrong}. Set kernels = 'plain' to do so without this warning."
+                )
+        if shared:
+            packed = replace(self._exact(), kernels=self._head is not None)
+            packed._body = None
+            if wrong := self._difference(packed, samples, few, want):
+                self.share_prompts = False
+                self._say_unshared(f"packed rows' {wrong}" if "differ" in wrong else f"packed rows {wrong}")
+
+    def _exact(self) -> Forward:
+        """The same in float32, whatever autocast says, and taken as proven."""
+        return Forward(
+            self.model, temperature=self.temperature, budget=1 << 30, share_prompts=self.share_prompts,
+            kernels=self.kernels, onednn=self.onednn, _proven=True,
+        )  # fmt: skip
+
+    def _difference(self, other: Forward, samples: Sequence[Sample], few: Sequence[int], want: Tensor) -> str:
+        """What is wrong with the log-probs that ``other`` gives; empty if nothing."""
         try:
-            difference = (self._by(pack_shared, samples, few) - self._by(pack_plain, samples, few)).abs().max().item()
+            difference = (_by(other, samples, few) - want).abs().max().item()
         except torch.OutOfMemoryError:
             raise
         except (RuntimeError, ValueError, TypeError, IndexError, KeyError, AttributeError, AssertionError) as error:
-            # Whatever an unknown architecture does with packed rows, the plain layout remains.
+            # Whatever an unknown architecture does, its own forward on plain rows remains.
             first_line = (str(error).splitlines() or [""])[0]
-            self._fall_back(f"packed rows raise {type(error).__name__}: {first_line}")
-            return
-        if difference > TOLERANCE:
-            self._fall_back(f"log-probs of packed rows differ by {difference:.2g} nats from the plain ones")
-        # One sample has nothing to share, and with NaN weights nothing is proven (the learner will say so).
-        self._proven = len(few) > 1 and difference == difference
+            return f"raise {type(error).__name__}: {first_line}"
+        return f"log-probs differ by {difference:.2g} nats from the plain ones" if difference > TOLERANCE else ""
 
-    def _by(self, pack, samples: Sequence[Sample], few: Sequence[int]) -> Tensor:
-        """Log-probs of the samples ``few`` in their order, laid out by ``pack``; in float32, whatever autocast says."""
-        exact = Forward(self.model, temperature=self.temperature, share_prompts=False)
-        parts = {}
-        for p in pack(samples, budget=1 << 30, among=few):
-            lengths = [len(samples[i].completion_ids) for i in p.samples]
-            parts |= dict(zip(p.samples, exact.logprobs_of(p).split(lengths), strict=True))
-        return torch.cat([parts[i] for i in few])
-
-    def _fall_back(self, reason: str) -> None:
-        self.share_prompts = False
-        self._say(reason)
-
-    def _say(self, reason: str) -> None:
-        """Warns, once per reason."""
-        message = (
+    def _say_unshared(self, reason: str) -> None:
+        self._say(
             f"{type(self.model).__name__}: prompts are computed once per completion, because {reason}. "
             "Set learner.share_prompts = false to do so without this warning."
         )
+
+    def _say(self, message: str) -> None:
+        """Warns, once."""
         if message not in self.messages:
             self.messages.append(message)
             warnings.warn(message, stacklevel=2)
+
+
+def _by(forward: Forward, samples: Sequence[Sample], few: Sequence[int]) -> Tensor:
+    """Log-probs of the samples ``few`` in their order."""
+    parts = {}
+    for pack in forward.packs(samples, among=few):
+        lengths = [len(samples[i].completion_ids) for i in pack.samples]
+        parts |= dict(zip(pack.samples, forward.logprobs_of(pack).split(lengths), strict=True))
+    return torch.cat([parts[i] for i in few])

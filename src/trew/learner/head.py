@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 CHUNK_ELEMENTS = 1 << 21
 """Logits that are worked on at once: 8 MB of float32, small enough for caches, large enough for all threads."""
 
-_LOWEST = -200.0
+LOWEST = -200.0
 """Log-probs are raised to this before p log p: below -104 p is 0 in float32 anyway, and 0 * inf would be NaN."""
 
 
@@ -52,25 +52,6 @@ def token_logprobs_and_entropies(
     tensor([0.6931, 0.5822])
     """
     return _TokenLogprobsAndEntropies.apply(logits, rows, tokens, temperature)  # pyright: ignore[reportReturnType]
-
-
-def entropies(logits: Float[Tensor, "K V"]) -> Float[Tensor, "K"]:
-    """Entropy of the policy at temperature 1, in nats, float32, without gradient.
-
-        H = log sum_v exp(z_v) - sum_v p_v z_v
-
-    >>> entropies(torch.tensor([[0.0, 0.0, 0.0], [50.0, 50.0, 0.0]]))
-    tensor([1.0986, 0.6931])
-    """
-    out = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
-    for part in _chunks(logits):
-        z = logits.detach()[part].float()
-        z = z - z.amax(dim=-1, keepdim=True)
-        p = z.exp()
-        total = p.sum(dim=-1)
-        # A logit of -inf has p = 0 and would make 0 * inf: the lowest finite number stands in for it.
-        out[part] = total.log() - p.mul_(z.clamp_(min=torch.finfo(z.dtype).min)).sum(dim=-1) / total
-    return out
 
 
 def _chunks(logits: Tensor) -> Iterator[slice]:
@@ -123,7 +104,7 @@ class _TokenLogprobsAndEntropies(torch.autograd.Function):
         for part in _chunks(logits):
             z = _scaled(logits[part], temperature)
             normaliser[part] = torch.logsumexp(z, dim=-1)
-            log_p = (z - normaliser[part, None]).clamp_(min=_LOWEST)
+            log_p = (z - normaliser[part, None]).clamp_(min=LOWEST)
             entropy[part] = -(log_p.exp() * log_p).sum(dim=-1)
         ctx.save_for_backward(logits, rows, tokens, normaliser, entropy)
         ctx.temperature = temperature
@@ -141,7 +122,7 @@ class _TokenLogprobsAndEntropies(torch.autograd.Function):
             z = logits[part] if logits.dtype == torch.float32 else logits[part].float()
             if ctx.temperature != 1:
                 z.div_(ctx.temperature)
-            z.sub_(normaliser[part, None]).clamp_(min=_LOWEST)
+            z.sub_(normaliser[part, None]).clamp_(min=LOWEST)
             p = z.exp()
             z.mul_(slope[part, None]).add_(offset[part, None]).mul_(p.neg_())
             if logits.dtype != torch.float32:

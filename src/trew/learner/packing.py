@@ -75,14 +75,18 @@ def check_samples(samples: Sequence[Sample], *, vocab_size: int) -> None:
                 )
 
 
-def pack_shared(samples: Sequence[Sample], *, budget: int, among: Sequence[int] | None = None) -> list[Pack]:
+def pack_shared(
+    samples: Sequence[Sample], *, budget: int, among: Sequence[int] | None = None, share: bool = True
+) -> list[Pack]:
     """Packs in which samples with the same group and prompt share the prompt's tokens, one row [1, T] each.
 
     T exceeds ``budget`` only where one prompt with one completion does: a group may be split over packs (the prompt
     is then repeated), a sequence never. Samples without completion tokens are left out.
-    ``among``: positions of the samples to pack; all by default.
+    ``among``: positions of the samples to pack; all by default. Without ``share`` each has a prompt of its own.
     """
     units = list(_units(samples, budget=budget, among=range(len(samples)) if among is None else among))
+    if not share:
+        units = [[i] for unit in units for i in unit]
     packs, pending, size = [], [], 0
     for unit in units:
         cost = _cost(samples, unit)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +18,7 @@ from ..adapters import Adapters
 from ..config import LearnerConfig
 from ..errors import CheckpointError, NumericsError
 from ..objective import LossOutput, Objective, TokenBatch, token_metrics
+from ..objective.batch import PER_SEQUENCE, PER_TOKEN
 from ..objective.entropy_bonus import EntropyBonus
 from ..types import Metrics, StepOutput
 from . import recompute
@@ -50,6 +51,7 @@ class Learner:
         reference: PreTrainedModel | None = None,
         adapters: Adapters | None = None,
         onednn: bool = True,
+        kernels: bool = True,
     ):
         assert adapters is None or (adapters.model is model and reference is None)
         self.model, self.config, self.objective = model.eval(), config, objective
@@ -67,6 +69,8 @@ class Learner:
             "share_prompts": config.share_prompts,
             "autocast": torch.bfloat16 if config.dtype == "bfloat16" else None,
             "onednn": onednn,
+            "kernels": kernels,
+            "gradient_checkpointing": config.gradient_checkpointing,
         }
         self._forward = Forward(model, **options)
         self._reference = None
@@ -91,10 +95,11 @@ class Learner:
         out = torch.empty(sum(len(s.completion_ids) for s in samples), dtype=torch.float32)
         tokens = _Tokens.of(samples)
         base = self._adapters.disabled() if reference and self._adapters is not None else nullcontext()
-        with base:
+        with base, forward.unchanged_weights():
             for pack in forward.packs(samples):
                 values = forward.logprobs_of(pack).cpu()
-                check_finite(values, pack, samples)
+                lengths = torch.tensor([len(samples[i].completion_ids) for i in pack.samples])
+                check_finite(values, torch.arange(len(lengths)).repeat_interleave(lengths), pack, samples)
                 out[tokens.of_samples(pack.samples)] = values
                 if progress is not None:
                     progress(len(pack.samples))
@@ -154,41 +159,30 @@ class Learner:
     ) -> _Done:
         """Forward and backward over all packs; leaves the gradient of the whole step in the parameters."""
         done = _Done(len(batch.mask))
-        # The bonus is taken from the logits here; batch.entropies are those of the rollouts.
+        # The bonus is taken from the policy's distributions here; batch.entropies are those of the rollouts.
         bonus, objective = self.objective.entropy_bonus, self.objective.replace(entropy_bonus=EntropyBonus())
         bonus_acts = batch.mean_entropy is not None and bonus.applies(batch.mean_entropy)
         across = objective.couples in ("group", "batch")
         coefficients = self._coefficients(objective, samples, batch, done) if across else None
         tokens = _Tokens.of(samples)
-        for pack in self._forward.packs(samples, among=active):
-            part, at = batch.select(torch.tensor(pack.samples)), tokens.of_samples(pack.samples)
-            with self._recomputing(), self._forward.running(pack) as logits:
-                if bonus_acts:
-                    logprobs, entropies = self._forward.logprobs_and_entropies(logits, pack)
+        with self._forward.unchanged_weights():
+            for pack in self._forward.packs(samples, among=active):
+                part, at = batch.select(torch.tensor(pack.samples)), tokens.of_samples(pack.samples)
+                rule = _Rule(part, pack, samples, objective, bonus if bonus_acts else None, done, at)
+                lengths = None
+                if coefficients is not None:
+                    rule.coefficients = coefficients[at]
                 else:
-                    logprobs, entropies = self._forward.logprobs(logits, pack), None
-                logprobs = logprobs.to(batch.mask.device)
-                check_finite(logprobs.detach(), pack, samples)
-                if coefficients is None:
-                    out = objective.loss(part.replace(logprobs=logprobs))
-                    done.add(out, at, pack.samples)
-                    loss = out.loss
-                else:
-                    loss = -(coefficients[at] * logprobs).sum()
-                if entropies is not None:
-                    assert part.shares is not None
-                    term = bonus.loss(entropies.to(batch.mask.device), shares=part.shares)  # 0 outside the mask
-                    done.loss += float(term.detach())
-                    loss = loss + term
-                if not torch.isfinite(loss.detach()):
-                    raise NumericsError(
-                        f"the loss is {float(loss.detach())} on samples {_names(pack.samples, samples)}; the step was "
-                        "not applied"
-                    )
-                loss.backward()
-            done.tokens += pack.input_ids.size
-            if progress is not None:
-                progress(len(pack.samples))
+                    done.ran += pack.samples
+                    if objective.couples == "sequence":
+                        lengths = [len(samples[i].completion_ids) for i in pack.samples]
+                        if not self._forward.sees_whole(lengths):
+                            rule.look_at(self._forward.logprobs_of(pack))
+                            lengths = None
+                self._forward.accumulate(pack, rule, entropies=bonus_acts, lengths=lengths)
+                done.tokens += pack.input_ids.size
+                if progress is not None:
+                    progress(len(pack.samples))
         return done
 
     def _coefficients(
@@ -201,11 +195,9 @@ class Learner:
         logprobs = torch.zeros(len(batch.mask), dtype=torch.float32)
         logprobs[at] = self.logprobs([samples[i] for i in counted])
         out = objective.loss(batch.replace(logprobs=logprobs.to(batch.mask.device)))
-        done.add(out, torch.arange(len(batch.mask)), counted)
-        return out.coefficients
-
-    def _recomputing(self) -> AbstractContextManager[None]:
-        return recompute.recomputing(self.model) if self.config.gradient_checkpointing else nullcontext()
+        done.add(out, torch.arange(len(batch.mask)))
+        done.ran += counted
+        return out.packed["coefficients"]
 
     def _clip(self, samples: Sequence[Sample], active: Sequence[int]) -> float:
         """Gradient norm before clipping to ``max_grad_norm``."""
@@ -294,10 +286,9 @@ class _Done:
     values: dict[str, Tensor] = field(default_factory=dict)  # each (size,)
     ran: list[int] = field(default_factory=list)
 
-    def add(self, out: LossOutput, at: Int[Tensor, "n"], members: Sequence[int]) -> None:
-        """``out`` is of the samples ``members``; its values per token belong ``at`` these places of the step's."""
+    def add(self, out: LossOutput, at: Int[Tensor, "n"]) -> None:
+        """The values per token of ``out`` belong ``at`` these places of the step's."""
         self.loss += float(out.loss.detach())
-        self.ran += members
         for name, value in {**out.packed, "logprobs": out.batch.policy}.items():
             if name not in self.values:
                 self.values[name] = torch.zeros(self.size, dtype=value.dtype, device=value.device)
@@ -310,6 +301,71 @@ class _Done:
         values = {name: value[at] for name, value in self.values.items()}
         seen = batch.select(torch.tensor(ran)).replace(logprobs=values["logprobs"])
         return token_metrics(seen, ratio=values["ratio"], weight=values["weight"], correction=values.get("correction"))
+
+
+@dataclass(slots=True)
+class _Rule:
+    """The objective on the tokens of a pack, as the head asks for it: from log-probs and entropies to the derivatives
+    of the loss by them. Raises NumericsError where something is not finite."""
+
+    part: TokenBatch  # of the pack, in its order
+    pack: Pack
+    samples: Sequence[Sample]
+    objective: Objective
+    bonus: EntropyBonus | None
+    done: _Done
+    at: Int[Tensor, "n"]  # the pack's tokens in those of the step
+    coefficients: Float[Tensor, "n"] | None = None  # where they are known beforehand
+
+    def look_at(self, logprobs: Float[Tensor, "n"]) -> None:
+        """Fixes all coefficients by the log-probs of the whole pack."""
+        self.coefficients = self._of_objective(slice(0, len(self.at)), logprobs)
+
+    def __call__(
+        self, where: slice, logprobs: Float[Tensor, "m"], entropies: Float[Tensor, "m"] | None
+    ) -> tuple[Float[Tensor, "m"], Float[Tensor, "m"] | None]:
+        device = logprobs.device
+        if self.coefficients is None:
+            coefficients = self._of_objective(where, logprobs)
+        else:
+            self._check(logprobs, where)
+            coefficients = self.coefficients[where]
+        if entropies is None or self.bonus is None:
+            return -coefficients.to(device), None
+        assert self.part.shares is not None
+        with torch.enable_grad():
+            own = entropies.to(self.part.mask.device).requires_grad_()
+            term = self.bonus.loss(own, shares=self.part.shares[where])  # shares are 0 outside the mask
+            (slope,) = torch.autograd.grad(term, own)
+        self._add(float(term.detach()))
+        return -coefficients.to(device), slope.to(device)
+
+    def _of_objective(self, where: slice, logprobs: Float[Tensor, "m"]) -> Float[Tensor, "m"]:
+        self._check(logprobs, where)
+        out = self.objective.loss(_cut(self.part, where).replace(logprobs=logprobs.to(self.part.mask.device)))
+        self.done.add(out, self.at[where])
+        self._add(0.0)
+        return out.packed["coefficients"]
+
+    def _check(self, logprobs: Float[Tensor, "m"], where: slice) -> None:
+        check_finite(logprobs, self.part.sequence_ids[where], self.pack, self.samples)
+
+    def _add(self, value: float) -> None:
+        self.done.loss += value
+        if not np.isfinite(self.done.loss):
+            raise NumericsError(
+                f"the loss is {self.done.loss} on samples {_names(self.pack.samples, self.samples)}; the step was not "
+                "applied"
+            )
+
+
+def _cut(batch: TokenBatch, where: slice) -> TokenBatch:
+    """These tokens of a prepared batch, and their sequences."""
+    ids = batch.sequence_ids[where]
+    sequences = slice(int(ids[0]), int(ids[-1]) + 1)
+    fields = {k: v[where] for k in PER_TOKEN if (v := getattr(batch, k)) is not None}
+    fields |= {k: v[sequences] for k in PER_SEQUENCE if (v := getattr(batch, k)) is not None}
+    return batch.replace(**(fields | {"sequence_ids": ids - ids[0], "step_rewards": None}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,12 +382,15 @@ class _Tokens:
         return torch.from_numpy(np.concatenate([np.arange(self.bounds[i], self.bounds[i + 1]) for i in members]))
 
 
-def check_finite(logprobs: Float[Tensor, "n"], pack: Pack, samples: Sequence[Sample]) -> None:
-    """Raises NumericsError that names the samples of ``pack`` whose log-probs are not finite."""
-    if torch.isfinite(logprobs).all():
+def check_finite(
+    logprobs: Float[Tensor, "n"], sequences: Int[Tensor, "n"], pack: Pack, samples: Sequence[Sample]
+) -> None:
+    """Raises NumericsError that names the samples of ``pack`` whose log-probs are not finite; the i-th is of its
+    ``sequences[i]``-th sample."""
+    finite = torch.isfinite(logprobs)
+    if finite.all():
         return
-    parts = logprobs.split([len(samples[i].completion_ids) for i in pack.samples])
-    broken = [i for i, part in zip(pack.samples, parts, strict=True) if not torch.isfinite(part).all()]
+    broken = [pack.samples[i] for i in sequences[~finite.to(sequences.device)].unique().tolist()]
     raise NumericsError(
         f"log-probs that are not finite in samples {_names(broken, samples)}: broken weights, or a token that the "
         "policy gives probability 0; nothing was applied"

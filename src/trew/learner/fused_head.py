@@ -1,0 +1,199 @@
+"""The output head from hidden states to the gradient of the loss, never holding [tokens, vocabulary].
+
+With z = softcap(h W^T + b) / tau, p = softmax(z), and the derivatives of the loss by a token's log-prob and by the
+entropy of its distribution, c and s, the gradient by z is
+
+    c onehot - p (c + s (log p + H))
+
+A rule (an objective) gives c and s from the log-probs and entropies themselves. So the logits of a few positions at a
+time are computed, turned into that gradient where they are, and multiplied on: three products, and nothing is computed
+twice or kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from .. import onednn
+from ..native import training as kernels
+from .head import LOWEST
+
+ELEMENTS = 1 << 21
+"""Logits that are worked on at once: enough for the products to run at full speed ..."""
+ROWS = 256
+"""... and at least so many positions, since each chunk reads and writes the whole gradient of the weight."""
+BLOCK = 8192
+"""Rows of the weight whose gradient is formed at once."""
+
+Rule = Callable[[slice, Tensor, Tensor | None], tuple[Tensor, Tensor | None]]
+"""From the log-probs (n,) and entropies (n,) of the tokens in a slice to the derivatives of the loss by them."""
+
+
+@dataclass(frozen=True, slots=True)
+class FusedHead:
+    """z = cap tanh((h W^T + b) / cap) / tau, without the cap where it is 0. ``low``: the type in which the gradient's
+    products are computed, where that is not float32; the logits are float32 always."""
+
+    weight: Tensor
+    bias: Tensor | None = None
+    cap: float = 0.0
+    temperature: float = 1.0
+    low: torch.dtype | None = None
+    onednn: bool = True
+    compiled: bool = False  # whether the C kernels are at hand, on a CPU
+
+    @torch.no_grad()
+    def values(
+        self, hidden: Float[Tensor, "K H"], *, rows: Int[Tensor, "n"], tokens: Int[Tensor, "n"], entropies: bool = False
+    ) -> tuple[Float[Tensor, "n"], Float[Tensor, "n"] | None]:
+        """Log-probs of tokens and, if asked for, the entropies of their distributions, float32, without gradient."""
+        out = torch.empty(len(tokens), dtype=torch.float32, device=hidden.device)
+        entropy = torch.empty_like(out) if entropies else None
+        for part in self.chunks(len(tokens)):
+            mine, inverse = _used(rows[part])
+            z = self._products(hidden[mine])
+            normaliser, of_rows = self._normalise(z, entropies)
+            out[part] = z[inverse, tokens[part]] - normaliser[inverse]
+            if entropy is not None and of_rows is not None:
+                entropy[part] = of_rows[inverse]
+        return out, entropy
+
+    @torch.no_grad()
+    def accumulate(
+        self,
+        hidden: Float[Tensor, "K H"],
+        rule: Rule,
+        *,
+        rows: Int[Tensor, "n"],
+        tokens: Int[Tensor, "n"],
+        entropies: bool = False,
+        lengths: Sequence[int] | None = None,
+    ) -> Float[Tensor, "K H"]:
+        """The gradient of the loss by ``hidden``; that by weight and bias is added to their ``grad``.
+
+        ``rule`` is called once per chunk. ``lengths``: it must see these consecutive runs of tokens (sequences) whole.
+        """
+        out = torch.zeros_like(hidden, dtype=torch.float32)
+        weight = self.weight.detach() if self.low is None else self.weight.detach().to(self.low)
+        for part in self.chunks(len(tokens), lengths):
+            mine, inverse = _used(rows[part])
+            h = hidden[mine]
+            z = self._products(h)
+            normaliser, entropy = self._normalise(z, entropies)
+            logprobs = z[inverse, tokens[part]] - normaliser[inverse]
+            c, s = rule(part, logprobs, None if entropy is None else entropy[inverse])
+            self._differentiate(z, (inverse, tokens[part]), c, s, normaliser, entropy)
+            out.index_add_(0, mine, self._back(z, h, weight))
+        return out
+
+    def chunks(self, count: int, lengths: Sequence[int] | None = None) -> Iterator[slice]:
+        """Slices of ``count`` tokens; with ``lengths`` each of whole sequences, at least one."""
+        size = max(ROWS, ELEMENTS // len(self.weight))
+        if lengths is None:
+            yield from (slice(i, min(i + size, count)) for i in range(0, count, size))
+            return
+        start = end = 0
+        for length in lengths:
+            if end > start and end + length - start > size:
+                yield slice(start, end)
+                start = end
+            end += length
+        if end > start:
+            yield slice(start, end)
+
+    def holds(self, lengths: Sequence[int]) -> bool:
+        """Whether each sequence fits into a few chunks' memory, so that a rule may see it whole."""
+        return max(lengths, default=0) <= 4 * max(ROWS, ELEMENTS // len(self.weight))
+
+    def _products(self, h: Tensor) -> Tensor:
+        """h W^T + b, float32."""
+        if h.is_cuda and self.low is not None:
+            z = torch.mm(h.to(self.low), self.weight.to(self.low).t(), out_dtype=torch.float32)
+        else:
+            z = self._product(h.float(), self.weight.detach())
+        return z if self.bias is None else z.add_(self.bias.detach())
+
+    def _normalise(self, z: Tensor, entropies: bool) -> tuple[Tensor, Tensor | None]:
+        """Products become logits, in place; log sum exp of each row, and the entropies."""
+        if self.compiled:
+            return kernels.head_normalise(z, cap=self.cap, temperature=self.temperature, entropies=entropies)
+        if self.cap:
+            z.div_(self.cap).tanh_().mul_(self.cap)
+        if self.temperature != 1:
+            z.div_(self.temperature)
+        normaliser = torch.logsumexp(z, dim=-1)
+        if not entropies:
+            return normaliser, None
+        log_p = (z - normaliser[:, None]).clamp_(min=LOWEST)
+        return normaliser, -(log_p.exp() * log_p).sum(dim=-1)
+
+    def _differentiate(
+        self,
+        z: Tensor,
+        at: tuple[Tensor, Tensor],
+        c: Tensor,
+        s: Tensor | None,
+        normaliser: Tensor,
+        entropy: Tensor | None,
+    ) -> None:
+        """Logits become the gradient by what went into cap and temperature, in place. ``at``: the tokens' places."""
+        c = c / self.temperature
+        own = c * (1 - (z[at] * (self.temperature / self.cap)) ** 2) if self.cap else c
+        weight = torch.zeros_like(normaliser).index_add_(0, at[0], c)
+        slope = None if s is None else torch.zeros_like(normaliser).index_add_(0, at[0], s / self.temperature)
+        if self.compiled:
+            kernels.head_differentiate(
+                z, normaliser, weight=weight, slope=slope, entropy=entropy, cap=self.cap, temperature=self.temperature
+            )
+        else:
+            through = 1 - (z * (self.temperature / self.cap)) ** 2 if self.cap else None
+            z.sub_(normaliser[:, None])
+            if slope is None:
+                z.exp_().mul_(weight.neg_()[:, None])
+            else:
+                assert entropy is not None
+                z.clamp_(min=LOWEST)
+                p = z.exp()
+                z.mul_(slope[:, None]).add_((weight + slope * entropy)[:, None]).mul_(p.neg_())
+            if through is not None:
+                z.mul_(through)
+        z.index_put_(at, own, accumulate=True)
+
+    def _back(self, dz: Tensor, h: Tensor, weight: Tensor) -> Tensor:
+        """dz W; adds dz^T h and the sum of dz to the gradients of weight and bias."""
+        if self.bias is not None and self.bias.requires_grad:
+            add_to_grad(self.bias, dz.sum(0))
+        if self.low is not None:
+            dz, h = dz.to(self.low), h.to(self.low)
+        if self.weight.requires_grad:
+            if self.weight.grad is None:
+                self.weight.grad = torch.zeros_like(self.weight)
+            # Part by part: the product of all of it would be as large as the weight, and made and dropped each time.
+            for i in range(0, len(weight), BLOCK):
+                self.weight.grad[i : i + BLOCK] += self._product(dz[:, i : i + BLOCK].t(), h.t())
+        return self._product(dz, weight.t()).float()
+
+    def _by_onednn(self, x: Tensor) -> bool:
+        return self.onednn and onednn.available(x.device, x.dtype)
+
+    def _product(self, x: Tensor, weight: Tensor) -> Tensor:
+        """x (n, K) times weight (N, K) transposed."""
+        return onednn.product(x, weight) if self._by_onednn(x) else x @ weight.t()
+
+
+def add_to_grad(parameter: Tensor, gradient: Tensor) -> None:
+    """Adds to what ``parameter.grad`` (float32) holds; ``gradient`` belongs to it from here on."""
+    if parameter.grad is None:
+        parameter.grad = gradient.float()
+    else:
+        parameter.grad += gradient
+
+
+def _used(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """The different ones of ``rows``, and where each stands among them."""
+    return torch.unique(rows, return_inverse=True)

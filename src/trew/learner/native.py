@@ -1,0 +1,258 @@
+"""A decoder of the Llama kind over a packed row, forward and backward by hand: :mod:`trew.native`'s kernels around
+matrix products. Little is kept between the two passes: norms, turned queries and keys and gated products are computed
+again, and weight gradients go straight into ``grad``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from .. import onednn
+from ..native import Layer, Norm, Transformer, build, describe
+from ..native import training as kernels
+from ..native.training import Layout, Rotary
+from .fused_head import add_to_grad
+from .packing import Pack
+
+
+@dataclass(slots=True)
+class Kept:
+    """What the backward pass of a layer needs, T its tokens: residual ``x`` and ``middle`` (T, H) float32, and what
+    products gave. Without the rest (``q`` is None) it is computed from ``x`` again."""
+
+    x: Tensor
+    q: Tensor | None = None
+    k: Tensor | None = None
+    v: Tensor | None = None
+    out: Tensor | None = None
+    normaliser: Tensor | None = None
+    attended: Tensor | None = None
+    middle: Tensor | None = None
+    gate: Tensor | None = None
+    up: Tensor | None = None
+    down: Tensor | None = None
+
+
+@dataclass(slots=True)
+class Tape:
+    """A forward pass that can be gone back: the layers' :class:`Kept`, and what came out."""
+
+    pack: Pack
+    layout: Layout
+    rotary: dict[str | None, Rotary]
+    layers: list[Kept] = field(default_factory=list)
+    last: Tensor | None = None  # (K, H) at the positions that are read, before the last norm
+
+
+@dataclass
+class NativeBody:
+    """Everything below the output head. ``dtype``: of the products (bfloat16: of copies of the weights, made anew in
+    each :meth:`weights`). ``recompute``: only the residual at each layer's beginning is kept."""
+
+    parts: Transformer
+    dtype: torch.dtype = torch.float32
+    onednn: bool = True
+    recompute: bool = False
+    _copies: dict[Tensor, Tensor] | None = None
+
+    @staticmethod
+    def of(model: PreTrainedModel, *, dtype: torch.dtype, onednn: bool, recompute: bool) -> NativeBody | str:
+        """For this model, or why not, in words that complete "because ..."."""
+        if model.device.type != "cpu":
+            return "the kernels are for a CPU"
+        parts = describe(model)
+        if isinstance(parts, str):
+            return parts
+        wrong = [p.dtype for p in model.parameters() if p.dtype != torch.float32]
+        if wrong:
+            return f"it has weights of {wrong[0]}"
+        reason = kernels.unsupported(parts)
+        if reason is not None:
+            return reason
+        found = build.library()
+        if isinstance(found, str):
+            return found
+        return NativeBody(parts, dtype, onednn, recompute)
+
+    @contextmanager
+    def weights(self) -> Iterator[None]:
+        """Inside, weights do not change: each is cast once."""
+        if self._copies is not None:
+            yield
+            return
+        self._copies = {}
+        try:
+            yield
+        finally:
+            self._copies = None
+
+    @torch.no_grad()
+    def forward(self, pack: Pack, *, keep: bool) -> tuple[Float[Tensor, "K H"], Tape]:
+        """Hidden states at ``pack.read_at``, float32, as the head takes them; what :meth:`backward` needs, if it is to
+        be kept."""
+        positions = torch.from_numpy(pack.position_ids[0])
+        segments = [(s.start, s.length, s.prefix_start, s.prefix_length) for s in pack.segments]
+        tables = self.parts.rotary(int(positions.max()) + 1, device=torch.device("cpu"))
+        rotary = {name: Rotary(None if name is None else tables[name].contiguous())
+                  for name in {layer.rope for layer in self.parts.layers}}  # fmt: skip
+        tape = Tape(pack, Layout.of(segments, positions), rotary)
+        x = self.parts.embed(torch.from_numpy(pack.input_ids[0])).contiguous()
+        delta: Tensor | None = None
+        after: Norm | None = None
+        for layer in self.parts.layers:
+            x, normed = kernels.residual_norm(x, delta, after=after, norm=layer.attention_norm, dtype=self.dtype)
+            assert normed is not None
+            kept = self._layer(layer, x, normed, tape)
+            assert kept.middle is not None
+            x, delta, after = kept.middle, kept.down, layer.mlp_after
+            if keep:
+                tape.layers.append(Kept(kept.x) if self.recompute else self._slim(layer, kept))
+        assert delta is not None
+        read = torch.from_numpy(pack.read_at)
+        last = (x[read], delta[read])
+        tape.last, _ = kernels.residual_norm(*last, after=after, norm=self.parts.norm, dtype=self.dtype, wanted=False)
+        _, hidden = kernels.residual_norm(tape.last, None, after=None, norm=self.parts.norm, dtype=torch.float32)
+        assert hidden is not None
+        return hidden, tape
+
+    @torch.no_grad()
+    def backward(self, tape: Tape, gradient: Float[Tensor, "K H"]) -> None:
+        """Adds to the weights' ``grad``, given the gradient by what :meth:`forward` returned. The tape is used up."""
+        assert tape.last is not None
+        at_read = torch.zeros_like(tape.last)
+        _collect(self.parts.norm, kernels.norm_backward([gradient], tape.last, self.parts.norm, at_read))
+        dx = torch.zeros(tape.pack.input_ids.size, at_read.shape[1])
+        dx.index_add_(0, torch.from_numpy(tape.pack.read_at), at_read)
+        for layer in reversed(self.parts.layers):
+            kept = tape.layers.pop()
+            if kept.q is None:
+                _, h = kernels.residual_norm(kept.x, None, after=None, norm=layer.attention_norm, dtype=self.dtype)
+                assert h is not None
+                kept = self._layer(layer, kept.x, h, tape)
+            self._mlp_backward(layer, kept, dx)
+            self._attention_backward(layer, kept, dx, tape)
+        embedding = self.parts.embedding.weight
+        if embedding.requires_grad:
+            if embedding.grad is None:
+                embedding.grad = torch.zeros_like(embedding)
+            embedding.grad.index_add_(0, torch.from_numpy(tape.pack.input_ids[0]), dx, alpha=self.parts.embed_scale)
+
+    def _layer(self, layer: Layer, x: Tensor, h: Tensor, tape: Tape) -> Kept:
+        parts = self.parts
+        q, k, v = (self._linear(h, m) for m in (layer.q, layer.k, layer.v))
+        out, normaliser = kernels.attention(
+            *self._turned(layer, q, k, v, tape), tape.layout, parts, window=layer.window, dtype=self.dtype
+        )
+        attended = self._linear(out, layer.o)
+        middle, normed = kernels.residual_norm(
+            x, attended, after=layer.attention_after, norm=layer.mlp_norm, dtype=self.dtype
+        )
+        assert normed is not None
+        gate, up = self._linear(normed, layer.gate), self._linear(normed, layer.up)
+        down = self._linear(kernels.gate(gate, up, parts.activation), layer.down)
+        return Kept(x, q, k, v, out, normaliser, attended, middle, gate, up, down)
+
+    @staticmethod
+    def _slim(layer: Layer, kept: Kept) -> Kept:
+        """Without what only a norm behind the half layers reads."""
+        if layer.attention_after is None:
+            kept.attended = None
+        if layer.mlp_after is None:
+            kept.down = None
+        return kept
+
+    def _turned(self, layer: Layer, q: Tensor, k: Tensor, v: Tensor, tape: Tape) -> tuple[Tensor, Tensor, Tensor]:
+        rotary, size = tape.rotary[layer.rope], self.parts.head_dim
+        return (
+            kernels.turned(q, rotary, layer.q_norm, tape.layout, size),
+            kernels.turned(k, rotary, layer.k_norm, tape.layout, size),
+            v.float(),
+        )
+
+    def _mlp_backward(self, layer: Layer, kept: Kept, dx: Tensor) -> None:
+        """From the gradient by the layer's output to that by its middle, in place."""
+        assert kept.middle is not None
+        assert kept.gate is not None
+        assert kept.up is not None
+        down = kept.down if kept.down is not None else dx  # not read without a norm
+        dy, dweight = kernels.after_backward(dx, down, layer.mlp_after, self.dtype)
+        _collect(layer.mlp_after, dweight)
+        product = self._back(dy, layer.down)
+        kernels.gate_backward(product, kept.gate, kept.up, self.parts.activation)
+        self._gradient(layer.down, dy, product)
+        _, h = kernels.residual_norm(kept.middle, None, after=None, norm=layer.mlp_norm, dtype=self.dtype)
+        assert h is not None
+        self._gradient(layer.gate, kept.gate, h)
+        self._gradient(layer.up, kept.up, h)
+        dhs = [self._back(kept.gate, layer.gate), self._back(kept.up, layer.up)]
+        _collect(layer.mlp_norm, kernels.norm_backward(dhs, kept.middle, layer.mlp_norm, dx))
+
+    def _attention_backward(self, layer: Layer, kept: Kept, dx: Tensor, tape: Tape) -> None:
+        """From the gradient by the layer's middle to that by its input, in place."""
+        assert kept.out is not None
+        assert kept.normaliser is not None
+        assert kept.q is not None
+        assert kept.k is not None
+        assert kept.v is not None
+        attended = kept.attended if kept.attended is not None else dx  # not read without a norm
+        dy, dweight = kernels.after_backward(dx, attended, layer.attention_after, self.dtype)
+        _collect(layer.attention_after, dweight)
+        self._gradient(layer.o, dy, kept.out)
+        turned = self._turned(layer, kept.q, kept.k, kept.v, tape)
+        dq, dk, dv = kernels.attention_backward(
+            self._back(dy, layer.o), kept.out, kept.normaliser, *turned, tape.layout, self.parts, window=layer.window
+        )
+        rotary, size = tape.rotary[layer.rope], self.parts.head_dim
+        dq, dweight = kernels.turned_backward(dq, kept.q, rotary, layer.q_norm, tape.layout, size)
+        _collect(layer.q_norm, dweight)
+        dk, dweight = kernels.turned_backward(dk, kept.k, rotary, layer.k_norm, tape.layout, size)
+        _collect(layer.k_norm, dweight)
+        _, h = kernels.residual_norm(kept.x, None, after=None, norm=layer.attention_norm, dtype=self.dtype)
+        assert h is not None
+        dhs = []
+        for module, d in ((layer.q, dq), (layer.k, dk), (layer.v, dv.to(self.dtype))):
+            self._gradient(module, d, h)
+            dhs.append(self._back(d, module))
+        _collect(layer.attention_norm, kernels.norm_backward(dhs, kept.x, layer.attention_norm, dx))
+
+    def _linear(self, x: Tensor, module: nn.Linear) -> Tensor:
+        weight, bias = self._cast(module.weight), None if module.bias is None else self._cast(module.bias)
+        return onednn.product(x, weight, bias=bias) if self.onednn else nn.functional.linear(x, weight, bias)
+
+    def _back(self, dy: Tensor, module: nn.Linear) -> Tensor:
+        weight = self._cast(module.weight)
+        return onednn.product(dy, weight.t()) if self.onednn else dy @ weight
+
+    def _gradient(self, module: nn.Linear, dy: Tensor, x: Tensor) -> None:
+        """Adds dy^T x to the weight's gradient, and the sum of dy to the bias's."""
+        if module.bias is not None and module.bias.requires_grad:
+            add_to_grad(module.bias, dy.sum(0, dtype=torch.float32))
+        weight = module.weight
+        if not weight.requires_grad:
+            return
+        if not self.onednn:
+            add_to_grad(weight, (dy.t() @ x).float())
+        elif weight.grad is not None and self.dtype == torch.float32:
+            weight.grad = onednn.product(dy.t(), x.t(), add=weight.grad)
+        else:
+            add_to_grad(weight, onednn.product(dy.t(), x.t()))
+
+    def _cast(self, parameter: Tensor) -> Tensor:
+        if self.dtype == torch.float32:
+            return parameter.detach()
+        assert self._copies is not None, "outside weights()"
+        if parameter not in self._copies:
+            self._copies[parameter] = parameter.detach().to(self.dtype)
+        return self._copies[parameter]
+
+
+def _collect(norm: Norm | None, gradient: Tensor | None) -> None:
+    if norm is not None and gradient is not None:
+        add_to_grad(norm.weight, gradient)

@@ -1,0 +1,298 @@
+"""The learner's own layers and fused head against the model's own forward and autograd."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from typing import Any
+
+import pytest
+import torch
+
+import learner_help as help
+import tiny
+from trew.errors import NumericsError
+from trew.learner import fused_head
+from trew.learner.forward import Forward, Way
+from trew.learner.fused_head import FusedHead
+from trew.native import Norm, build
+from trew.native import training as kernels
+from trew.objective import preset
+
+FAMILIES = ("llama", "smollm", "qwen2", "qwen3", "gemma", "gemma2", "gemma3")
+needs_library = pytest.mark.skipif(isinstance(build.library(), str), reason=str(build.library()))
+
+
+def model(kind: str, *, windowed: bool = False) -> Any:
+    """Heads of 16 numbers, as the kernels need; norms and biases that are not all alike."""
+    sizes: dict[str, Any] = {"hidden_size": 64, "head_dim": 16, "num_attention_heads": 4, "num_key_value_heads": 2}
+    if kind == "smollm":
+        sizes |= {"hidden_size": 48, "num_attention_heads": 3, "num_key_value_heads": 1}
+    if kind.startswith("gemma"):
+        sizes |= {"query_pre_attn_scalar": 16} if kind != "gemma" else {}
+    net = (tiny if windowed else help).model(kind, **sizes)
+    if kind == "gemma2":
+        net.set_attn_implementation("eager")  # the only one that caps scores
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for p in net.parameters():
+            p += 0.05 * torch.randn(p.shape, generator=generator)
+    return net
+
+
+def prepared(net, name: str = "grpo", *, seed: int = 0, **options):
+    items = help.samples(seed=seed)
+    objective = preset(name, **options)
+    count = sum(len(s.completion_ids) for s in items)
+    data = help.batch(items, old_logprobs=help.near(net, items), ref_logprobs=help.near(net, items, seed=2),
+                      entropies=torch.ones(count))  # fmt: skip
+    return objective, items, objective.prepare(data)
+
+
+@needs_library
+@pytest.mark.parametrize("settings", [
+    {}, {"microbatch_tokens": 25}, {"share_prompts": False, "microbatch_tokens": 40}, {"gradient_checkpointing": True},
+    {"onednn": False},
+], ids=["default", "several packs", "unshared", "recomputed", "plain products"])  # fmt: skip
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_gradients_equal_those_of_the_models_own_forward(kind, settings):
+    net = model(kind)
+    objective, items, data = prepared(net, beta=0.1, entropy_bonus=0.2)
+    own = help.learner(copy.deepcopy(net), objective, temperature=0.9, **settings)
+    assert own._forward.way.native
+    got = help.gradients(net, objective, items, data, temperature=0.9, **settings)
+    want = help.gradients(net, objective, items, data, temperature=0.9, kernels=False, share_prompts=False)
+    assert help.relative(got, want) < 1e-5
+    assert not own._forward.messages
+
+
+@needs_library
+@pytest.mark.parametrize("kind", ["gemma2", "gemma3"])
+def test_windows_shorter_than_the_sequences_need_no_other_way(kind):
+    net = model(kind, windowed=True)  # of 8 positions
+    objective, items, data = prepared(net)
+    got = help.gradients(net, objective, items, data)
+    want = help.gradients(net, objective, items, data, kernels=False, share_prompts=False)
+    assert help.relative(got, want) < 1e-5
+
+
+@needs_library
+@pytest.mark.parametrize("prompt", [1, 63, 64, 65, 200])
+def test_attention_over_many_tiles(prompt):
+    net = model("qwen3")
+    items = help.samples([(prompt, (1, 70, 130)), (5, (33, 64))])
+    objective = preset("grpo", beta=0.0)
+    data = objective.prepare(help.batch(items))
+    got = help.gradients(net, objective, items, data)
+    want = help.gradients(net, objective, items, data, kernels=False, share_prompts=False)
+    assert help.relative(got, want) < 1e-5
+
+
+@needs_library
+@pytest.mark.parametrize("kind", ["smollm", "qwen2", "gemma3"])
+def test_bfloat16_gradients_are_as_near_to_the_exact_ones_as_those_of_autocast(kind):
+    net, objective = model(kind), preset("grpo", beta=0.0)
+    errors = torch.zeros(2)
+    for seed in range(3):
+        items = help.samples([(9, (30, 20)), (20, (15, 40))], seed=seed)
+        data = objective.prepare(help.batch(items, seed=seed))
+        exact = help.gradients(net, objective, items, data, kernels=False, share_prompts=False)
+        for i, on in enumerate((True, False)):
+            got = help.gradients(net, objective, items, data, dtype="bfloat16", kernels=on)
+            errors[i] += help.relative(got, exact) / 3
+    assert 1e-3 < errors[0] < 1.1 * errors[1]
+
+
+@needs_library
+def test_weights_that_change_are_seen_at_once_also_through_copies():
+    net, items = model("llama"), help.samples()
+    own = help.learner(net, dtype="bfloat16")
+    before = own.logprobs(items)
+    with torch.no_grad():
+        net.model.layers[0].mlp.down_proj.weight.mul_(1.5)
+    assert (own.logprobs(items) - before).abs().max() > 0.01
+    assert own._forward._body is not None
+    assert own._forward._body._copies is None
+
+
+@needs_library
+def test_frozen_parameters_get_no_gradient():
+    net, items = model("qwen3"), help.samples()
+    first, second = net.model.layers
+    for p in (net.model.embed_tokens.weight, first.mlp.up_proj.weight, second.self_attn.q_norm.weight):
+        p.requires_grad_(False)
+    objective = preset("grpo", beta=0.0)
+    data = objective.prepare(help.batch(items))
+    got = help.gradients(net, objective, items, data)
+    want = help.gradients(net, objective, items, data, kernels=False)
+    assert help.relative(got, want) < 1e-5
+
+
+@needs_library
+def test_kernels_that_come_out_wrong_are_found_on_the_first_samples(monkeypatch):
+    right = kernels.gate
+    monkeypatch.setattr(kernels, "gate", lambda *given: right(*given) * 1.5)
+    net, items = model("llama"), help.samples()
+    objective = preset("grpo", beta=0.0)
+    data = objective.prepare(help.batch(items))
+    own = help.learner(net, objective)
+    with pytest.warns(UserWarning, match="trained through its own forward, because the kernels' log-probs differ by"):
+        got = own.logprobs(items)
+    assert own._forward.way == Way(native=False, shared=True, fused=True)
+    with torch.no_grad():
+        want = torch.cat([help.plain_logprobs(net, s) for s in items])
+    torch.testing.assert_close(got, want, rtol=0, atol=1e-5)
+    assert own.step(items, data).grad_norm > 0
+
+
+def test_a_head_that_does_more_than_a_product_is_found_on_the_first_samples(monkeypatch):
+    net, items = help.model("gpt2"), help.samples()
+    forward = type(net).forward
+
+    def scaled(self, **given):
+        out = forward(self, **given)
+        out.logits = out.logits * 0.5
+        return out
+
+    scaled.__signature__ = inspect.signature(forward)  # pyright: ignore[reportFunctionMemberAccess]
+    monkeypatch.setattr(type(net), "forward", scaled)
+    own = Forward(net)
+    with pytest.warns(UserWarning, match="logits are made for all tokens at once"):
+        (pack,) = own.packs(items)
+    assert own.way == Way(shared=True)
+    assert pack.samples[0] == 0
+    with torch.no_grad():
+        want = help.plain_logprobs(net, items[0])
+    torch.testing.assert_close(own.logprobs_of(pack)[: len(want)], want, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 256])
+@pytest.mark.parametrize("name", ["grpo", "gspo", "gspo-token", "cispo", "dapo", "kl-cov", "gtpo"])
+@pytest.mark.parametrize("kind", ["gpt2", "smollm"])
+def test_the_objective_may_be_asked_chunk_by_chunk(kind, name, rows, monkeypatch):
+    monkeypatch.setattr(fused_head, "ELEMENTS", 1)
+    monkeypatch.setattr(fused_head, "ROWS", rows)
+    net = help.model(kind)
+    options: dict[str, Any] = {"share": 0.2} if name == "kl-cov" else {}
+    objective, items, data = prepared(net, name, **options)
+    want = help.gradients(net, objective, items, data, kernels=False)
+    assert help.relative(help.gradients(net, objective, items, data), want) < 1e-5
+    metrics = [help.learner(copy.deepcopy(net), objective, kernels=on).step(items, data) for on in (True, False)]
+    assert metrics[0].loss == pytest.approx(metrics[1].loss, abs=1e-5)
+    for key, (total, count) in metrics[1].metrics.items():
+        assert metrics[0].metrics[key] == (pytest.approx(total, rel=1e-3, abs=1e-4), count), key
+
+
+@pytest.mark.parametrize("compiled", [pytest.param(True, marks=needs_library), False])
+@pytest.mark.parametrize(("cap", "temperature"), [(0.0, 1.0), (0.0, 0.7), (5.0, 1.3)])
+def test_the_fused_head_equals_autograd_in_float64(cap, temperature, compiled, monkeypatch):
+    monkeypatch.setattr(fused_head, "ELEMENTS", 1)
+    monkeypatch.setattr(fused_head, "ROWS", 4)
+    monkeypatch.setattr(fused_head, "BLOCK", 8)
+    g = torch.Generator().manual_seed(0)
+    hidden, weight, bias = (torch.randn(shape, generator=g) for shape in ((5, 6), (37, 6), (37,)))
+    rows, tokens = torch.tensor([0, 0, 1, 4, 2, 4, 4]), torch.tensor([3, 36, 0, 16, 5, 16, 1])
+    c, s = torch.randn(7, generator=g), torch.randn(7, generator=g)
+
+    h, w, b = (t.double().requires_grad_() for t in (hidden, weight, bias))
+    z = h @ w.t() + b
+    z = (cap * (z / cap).tanh() if cap else z) / temperature
+    log_p = z.log_softmax(-1)
+    entropies = -(log_p.exp() * log_p).sum(-1)[rows]
+    ((c * log_p[rows, tokens]).sum() + (s * entropies).sum()).backward()
+
+    head = FusedHead(torch.nn.Parameter(weight), torch.nn.Parameter(bias), cap=cap, temperature=temperature,
+                     compiled=compiled, onednn=False)  # fmt: skip
+    values, got = head.values(hidden, rows=rows, tokens=tokens, entropies=True)
+    torch.testing.assert_close(values.double(), log_p[rows, tokens], rtol=0, atol=3e-6)
+    assert got is not None
+    torch.testing.assert_close(got.double(), entropies, rtol=0, atol=3e-6)
+
+    def rule(where, logprobs, entropy):
+        torch.testing.assert_close(logprobs, values[where])
+        torch.testing.assert_close(entropy, got[where])
+        return c[where], s[where]
+
+    for _ in range(2):  # gradients add up
+        by_hidden = head.accumulate(hidden, rule, rows=rows, tokens=tokens, entropies=True)
+    assert h.grad is not None
+    torch.testing.assert_close(by_hidden.double(), h.grad, rtol=0, atol=1e-5)
+    assert head.bias is not None
+    for ours, theirs in ((head.weight.grad, w.grad), (head.bias.grad, b.grad)):
+        assert ours is not None
+        assert theirs is not None
+        torch.testing.assert_close(ours.double(), 2 * theirs, rtol=0, atol=3e-5)
+
+
+@pytest.mark.parametrize("compiled", [pytest.param(True, marks=needs_library), False])
+def test_impossible_tokens_and_extreme_logits_stay_finite(compiled):
+    bias = torch.nn.Parameter(torch.tensor([-torch.inf, 0.0, 0.0, 1e4, -1e4]))
+    for part in (slice(0, 3), slice(3, 5)):
+        own = torch.nn.Parameter(bias.detach()[part].clone())
+        head = FusedHead(torch.nn.Parameter(torch.zeros(len(own), 2)), own, compiled=compiled)
+        first, second = torch.tensor([0]), torch.tensor([1])
+        values, entropies = head.values(torch.zeros(1, 2), rows=first, tokens=second, entropies=True)
+        assert entropies is not None
+        assert values.tolist() == pytest.approx([-0.693147 if part.start == 0 else -2e4], rel=1e-6)
+        assert entropies.tolist() == pytest.approx([0.693147 if part.start == 0 else 0.0], abs=1e-6)
+
+
+def test_chunks_keep_sequences_whole():
+    head = FusedHead(torch.nn.Parameter(torch.zeros(1 << 21, 1)))  # chunks of ROWS tokens
+    size = fused_head.ROWS
+    assert [(c.start, c.stop) for c in head.chunks(size + 1)] == [(0, size), (size, size + 1)]
+    lengths = [size - 1, 1, 1, 2 * size, 3]
+    bounds = [(c.start, c.stop) for c in head.chunks(sum(lengths), lengths)]
+    assert bounds == [(0, size), (size, size + 1), (size + 1, 3 * size + 1), (3 * size + 1, 3 * size + 4)]
+    assert head.holds([4 * size])
+    assert not head.holds([4 * size + 1])
+
+
+@pytest.mark.parametrize("name", ["gspo", "grpo"])
+def test_sequences_too_long_to_be_seen_whole_by_the_head(name, monkeypatch):
+    net = help.model("smollm")
+    objective, items, data = prepared(net, name)
+    want = help.gradients(net, objective, items, data, kernels=False)
+    monkeypatch.setattr(FusedHead, "holds", lambda self, lengths: False)
+    monkeypatch.setattr(fused_head, "ELEMENTS", 1)
+    monkeypatch.setattr(fused_head, "ROWS", 2)
+    assert help.relative(help.gradients(net, objective, items, data), want) < 1e-5
+
+
+@needs_library
+def test_broken_weights_are_named_and_nothing_is_applied():
+    net, items = model("llama"), help.samples()
+    objective = preset("grpo", beta=0.0)
+    data = objective.prepare(help.batch(items))
+    own = help.learner(net, objective)
+    own.logprobs(items)
+    with torch.no_grad():
+        net.model.layers[1].mlp.down_proj.weight[0, 0] = float("nan")
+    with pytest.raises(NumericsError, match="log-probs that are not finite in samples"):
+        own.step(items, data)
+    assert all(p.grad is None for p in net.parameters())
+
+
+@needs_library
+def test_models_that_the_kernels_are_not_for():
+    assert not Forward(help.model("llama")).way.native  # heads of 8
+    assert not Forward(help.model("gpt2")).way.native
+    hooked = model("llama")
+    hooked.model.layers[0].mlp.register_forward_hook(lambda *_: None)
+    assert not Forward(hooked).way.native
+    assert not Forward(model("llama"), kernels=False).way.native
+    watched = model("llama")
+    watched.lm_head.weight.register_hook(lambda gradient: gradient)
+    assert Forward(watched).way == Way(shared=True)
+
+
+@needs_library
+def test_norms_of_one_row():
+    weight = torch.nn.Parameter(torch.rand(32))
+    x, dy = torch.randn(1, 32, dtype=torch.float64, requires_grad=True), torch.randn(1, 32)
+    y = x * (1 + weight.double()) / (x.pow(2).mean(-1, keepdim=True) + 1e-6).sqrt()
+    y.backward(dy.double())
+    norm, into = Norm(weight, 1e-6, 1.0), torch.ones(1, 32)
+    kernels.norm_backward([dy / 2, dy / 4, dy / 4], x.detach().float(), norm, into)
+    assert x.grad is not None
+    torch.testing.assert_close(into.double() - 1, x.grad, rtol=0, atol=1e-6)
