@@ -1,0 +1,100 @@
+"""Our side of step.py, a process of its own: work_trew.py WORK MODEL OUT writes one JSON file.
+
+Everything goes through the parts that ``trew train`` puts together: setup.plan, job.build, the engine's generate and
+loop.update. Only rewards are given (by number, as on the other side), and what they cost is left out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import trew
+from trew import loop, setup
+from trew.config import Config, apply_overrides, parse
+from trew.display import Silent
+from trew.interrupt import Interrupts
+from trew.job import Job, build
+from trew.types import Group, Sampling, Score, ScoredGroup
+from work import Clock, Watch, Work, end_ids, rewards, texts
+
+
+def main() -> None:
+    work, model, out = Work.read(Path(sys.argv[1])), Path(sys.argv[2]), Path(sys.argv[3])
+    if work.threads:
+        torch.set_num_threads(work.threads)
+    job = make(work, model)
+    watch, clock = Watch(work.device), Clock(work.device)
+    clock.wrap(job.engine, "generate", "generate")
+    clock.wrap(job.learner, "logprobs", lambda *_, reference=False, **__: "ref" if reference else "old")
+    clock.wrap(job.learner, "step", "train")
+    steps, rollouts = [], []
+    with Silent().bar("", 1) as bar:
+        for number in range(1 + work.steps):
+            start = clock.time()
+            prompts = job.plan.train[number * work.prompts : (number + 1) * work.prompts]
+            groups = job.engine.generate(prompts, n=work.group, sampling=sampling(work, job.config, number))
+            row: dict[str, Any] = {}
+            if work.train:
+                row, _ = loop.update(job, scored(groups), bar)
+                assert not row["silent_share"], "a group without signal was skipped: not the same work"
+            phases = clock.take() | {"total": clock.time() - start}
+            steps.append({"phases": phases, **counted(groups), **{k: row.get(k) for k in ("loss", "grad_norm")}})
+            rollouts.append([[c.token_ids.tolist() for c in group.completions] for group in groups])
+    told = {"trew": trew.__version__, "config": dataclasses.asdict(job.config)}
+    out.write_text(json.dumps({"steps": steps, "rollouts": rollouts, **watch.result(), **told}, default=str))
+
+
+def config_of(work: Work, model: Path) -> Config:
+    """A recipe of this work; what it does not name stays at its default."""
+    rows = model / "prompts.jsonl"
+    rows.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts(work)))
+    table: dict[str, Any] = {
+        "model": str(model), "device": work.device, "threads": work.threads, "out": str(model / "run"),
+        "data": {"task": "prompts", "train": str(rows), "eval": str(rows), "shuffle": False,
+                 "max_prompt_tokens": work.prompt_tokens},
+        "rewards": [{"name": "repetition", "args": {"ngram_size": 2, "max_penalty": -1.0}}],
+        "rollout": {"prompts": work.prompts, "completions": work.group, "max_tokens": work.completion_tokens},
+        "objective": {"preset": "grpo", "beta": work.beta, "std_eps": 1e-4},
+        "learner": {"lr": 1e-6, "inner_updates": work.inner, "dtype": work.dtype},
+        "eval": {"size": 1},
+    }  # fmt: skip
+    apply_overrides(table, work.overrides)
+    return parse(table)
+
+
+def make(work: Work, model: Path) -> Job:
+    job = build(setup.plan(config_of(work, model)), Silent(), Interrupts())
+    # The engine ends a completion at the tokenizer's end token and at those of the model's generation configuration.
+    job.plan.renderer.stop_ids = frozenset()
+    job.model.generation_config.eos_token_id = end_ids(work) if work.ragged else None
+    return job
+
+
+def sampling(work: Work, config: Config, number: int) -> Sampling:
+    how = loop.sampling(config, number + 1, 0)
+    return dataclasses.replace(how, temperature=0.0) if work.greedy else how
+
+
+def scored(groups: list[Group]) -> list[ScoredGroup]:
+    return [
+        ScoredGroup(group, tuple(Score(v, parts={"repetition": v}) for v in rewards(len(group.completions))))
+        for group in groups
+    ]
+
+
+def counted(groups: list[Group]) -> dict[str, int]:
+    return {
+        "prompt_tokens": sum(len(group.prompt_ids) * len(group.completions) for group in groups),
+        "completion_tokens": int(np.sum([len(c) for group in groups for c in group.completions])),
+    }
+
+
+if __name__ == "__main__":
+    main()
