@@ -4,7 +4,8 @@
 
 #define PAGE 64 /* positions in a page of keys and values */
 
-/* A page of the cache holds all layers: per layer and head, keys as [D][PAGE] and values as [PAGE][D]. */
+/* A page of the cache holds all layers: per layer and head, keys as [PAGE / 16][D][16], so that sixteen scores are made
+   at once, and values as [PAGE][D]. */
 typedef struct {
   float **chunks;
   int64_t pages_per_chunk, page_floats, layer_floats;
@@ -26,17 +27,20 @@ static inline float inverse_rms(const float *x, int64_t n, float eps) {
 #define T float
 #define GET load
 #define PUT store
+#define ONE(x) (x)
 #define NAME(f) f##_f32
 #include "rows.inc"
 #include "train.inc"
 #undef T
 #undef GET
 #undef PUT
+#undef ONE
 #undef NAME
 
 #define T bf16
 #define GET load_bf16
 #define PUT store_bf16
+#define ONE one_bf16
 #define NAME(f) f##_bf16
 #include "rows.inc"
 #include "train.inc"

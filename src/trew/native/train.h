@@ -5,11 +5,14 @@
 #include <omp.h>
 #else
 #define omp_get_thread_num() 0
+#define omp_get_max_threads() 1
 #endif
 
 #define TILE 32 /* query rows at once */
 #define KEYS 64 /* keys at once */
 #define WIDEST 256 /* of a head */
+#define OUTER_ROWS 96
+#define OUTER_TOKENS 128
 
 /* C (m x n) = or += A B, with lanes along n; element (i, k) of A is a[i ai + k ak]; n is a multiple of 16. */
 static inline __attribute__((always_inline)) void tile(const int m, const int nv, int64_t depth, const float *a,
@@ -47,10 +50,11 @@ static void multiply(int64_t m, int64_t n, int64_t depth, const float *a, int64_
   else if (j + 16 <= n) strip(1, m, depth, a, ai, ak, b + j, bk, c + j, ci, add);
 }
 
-static inline float largest(vec x) {
-  float top = x[0];
-  for (int i = 1; i < W; i++) top = x[i] > top ? x[i] : top;
-  return top;
+static inline float one_bf16(bf16 x) {
+  uint32_t bits = (uint32_t)x << 16;
+  float value;
+  memcpy(&value, &bits, sizeof value);
+  return value;
 }
 
 /* Up to 16 floats of a row's end; the lanes beyond hold ``fill``. */

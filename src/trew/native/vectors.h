@@ -24,10 +24,26 @@ static inline vec pick(ints holds, vec a, vec b) {
   return a;
 }
 
+/* The lanes' sum and largest number, by halves. */
+typedef float eight __attribute__((vector_size(32)));
+typedef float four __attribute__((vector_size(16)));
+
 static inline float sum(vec x) {
-  float total = 0;
-  for (int i = 0; i < W; i++) total += x[i];
-  return total;
+  eight a[2];
+  memcpy(a, &x, sizeof a);
+  a[0] += a[1];
+  four b[2];
+  memcpy(b, a, sizeof b);
+  b[0] += b[1];
+  return (b[0][0] + b[0][2]) + (b[0][1] + b[0][3]);
+}
+
+static inline float largest(vec x) {
+  float top[W];
+  memcpy(top, &x, sizeof top);
+  for (int half = W / 2; half; half /= 2)
+    for (int i = 0; i < half; i++) top[i] = top[i + half] > top[i] ? top[i + half] : top[i];
+  return top[0];
 }
 
 /* exp by 2^n p(r), n = round(x / ln 2), |r| <= ln 2 / 2: 1e-7 relative. NaN stays NaN; below -87 the result is tiny. */
