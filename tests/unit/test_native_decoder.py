@@ -13,6 +13,8 @@ import torch
 from torch import nn
 
 import tiny
+from trew.adapters import attach
+from trew.config import LoraConfig
 from trew.native import build, decoder, describe, kernels
 from trew.native.decoder import PREFILL_TOKENS, Decoder, unsupported
 from trew.native.family import Transformer
@@ -139,13 +141,35 @@ def test_an_update_of_the_weights_is_seen_at_once():
         assert a.completions[0].token_ids.tolist() != c.completions[0].token_ids.tolist()
 
 
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "gemma3"])
+def test_adapters_decode_as_they_are_now(kind):
+    pytest.importorskip("peft")
+    m = model(kind)
+    adapters = attach(m, LoraConfig(rank=4), name="tiny", seed=0)
+    with torch.no_grad():
+        for p in m.parameters():
+            if p.requires_grad:
+                p.add_(0.05 * torch.randn_like(p))
+    for one, other in zip(*both(m), strict=True):
+        for a, b in zip(one.completions, other.completions, strict=True):
+            assert a.token_ids.tolist() == b.token_ids.tolist()
+            np.testing.assert_allclose(a.logprobs, b.logprobs, atol=3e-5)
+    with adapters.disabled():
+        base = engine(m).generate(PROMPTS, n=1, sampling=SAMPLING)
+    expected = engine(model(kind)).generate(PROMPTS, n=1, sampling=SAMPLING)
+    assert [g.completions[0].token_ids.tolist() for g in base] == [
+        g.completions[0].token_ids.tolist() for g in expected
+    ]
+    assert "linear layers of another kind" in str(describe(m)), "the learner must not train the frozen weights"
+
+
 def test_a_decoder_that_computes_something_else_is_not_used(monkeypatch):
     """A wrong description of a model (here: its norms) is found out before a token is drawn."""
     m = model()
     right = describe(m)
     assert isinstance(right, Transformer)
     wrong = Transformer(**{**{f: getattr(right, f) for f in Transformer.__slots__}, "scaling": right.scaling * 2})
-    monkeypatch.setattr("trew.rollout.torch_engine.engine.describe", lambda model: wrong)
+    monkeypatch.setattr("trew.rollout.torch_engine.engine.describe", lambda model, **_: wrong)
     e = engine(m)
     with pytest.warns(UserWarning, match=r"native one differs from it by .* nats\. Set kernels = \"plain\""):
         got = e.generate(PROMPTS, n=1, sampling=SAMPLING)
@@ -280,7 +304,7 @@ def _exact(weight: torch.Tensor) -> Any:
         (lambda m: setattr(m.model.layers[1].mlp, "up_proj", _Other(64, 48, bias=False)), "another kind"),
         (lambda m: setattr(m.config, "hidden_act", "relu"), "activation"),
         (lambda m: m.config.rope_parameters.update(rope_type="dynamic"), "depends on the sequence length"),
-        (lambda m: m.to(torch.float64), "not float32"),
+        (lambda m: m.to(torch.bfloat16), "not float32"),
     ],
 )
 def test_models_that_are_not_as_known_are_left_to_their_own_forward(change, why):

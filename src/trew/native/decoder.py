@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import onednn
-from .family import Layer, Transformer
+from .family import Layer, Transformer, weight_of
 from .kernels import PAGE, WIDTH, Kernels, PagedCache, Rows, Sequences
 
 PREFILL_TOKENS = 2048  # prompt tokens that are computed at once
@@ -33,8 +33,9 @@ def unsupported(parts: Transformer | str, *, autocast: torch.dtype | None) -> st
     widths = parts.head_dim, parts.embedding.embedding_dim, parts.layers[0].gate.out_features
     if any(width % WIDTH for width in widths) or parts.head_dim > 1024:
         return f"its widths (head, hidden, intermediate: {widths}) are not all multiples of {WIDTH}"
-    if any(p.dtype != torch.float32 for p in parts.model.parameters()):
-        return "its weights are not float32"
+    plain = [n.weight for n in parts.norms] + [parts.embedding.weight, parts.head.weight]
+    if any(p.dtype != torch.float32 for p in plain):
+        return "its norms, embedding or head are not float32"
     return None
 
 
@@ -236,7 +237,7 @@ class _Layout:
 
     def product(self, *modules: nn.Linear) -> Product:
         """x -> the outputs of ``modules`` side by side, in one product."""
-        weights = [m.weight.detach() for m in modules]
+        weights = [weight_of(m) for m in modules]
         weight = (torch.cat(weights) if len(weights) > 1 else weights[0]).to(self.dtype)
         biases = [m.out_features if m.bias is None else m.bias.detach() for m in modules]
         bias = None

@@ -77,6 +77,14 @@ class Transformer:
     attention_cap: float  # scores become cap tanh(score / cap); 0 = off
     logit_cap: float
 
+    @property
+    def norms(self) -> list[Norm]:
+        """Every norm, of heads too."""
+        of_layers = (
+            (x.attention_norm, x.q_norm, x.k_norm, x.attention_after, x.mlp_norm, x.mlp_after) for x in self.layers
+        )
+        return [self.norm, *(norm for norms in of_layers for norm in norms if norm is not None)]
+
     def rotary(self, positions: int, *, device: torch.device) -> dict[str, Float[Tensor, "2 positions D"]]:
         """Cosines and sines of each rotary table, from the model's own module."""
         inner = self.model.model
@@ -95,8 +103,11 @@ class Transformer:
         return x * self.embed_scale if self.embed_scale != 1 else x
 
 
-def describe(model: Any) -> Transformer | str:
-    """The model's parts, or why it is not one that is known here, in words that complete "because ..."."""
+def describe(model: Any, *, adapters: bool = False) -> Transformer | str:
+    """The model's parts, or why it is not one that is known here, in words that complete "because ...".
+
+    ``adapters``: linear layers may be peft's LoRA layers too, whose weights :func:`weight_of` puts together.
+    """
     if type(model).__name__ not in FAMILIES or not type(model).__module__.startswith("transformers."):
         return f"{type(model).__name__} is not one of {', '.join(sorted(FAMILIES))}"
     for name, module in model.named_modules():
@@ -134,12 +145,29 @@ def describe(model: Any) -> Transformer | str:
         logit_cap=float(getattr(config, "final_logit_softcapping", None) or 0.0),
     )
     linears = [m for x in layers for m in (x.q, x.k, x.v, x.o, x.gate, x.up, x.down)]
-    if other := next((m for m in [*linears, made.head] if type(m) is not nn.Linear), None):
-        return f"it has linear layers of another kind ({type(other).__name__})"
+    if other := next((m for m in [*linears, made.head] if not _is_linear(m, adapters=adapters)), None):
+        return f"it has linear layers of another kind ({type(other).__module__}.{type(other).__name__})"
     widths = {t.shape[-1] for t in made.rotary(1, device=inner.embed_tokens.weight.device).values()}
     if not widths <= {made.head_dim}:
         return "its rotary embedding covers only part of a head"
     return made
+
+
+def weight_of(module: Any) -> Tensor:
+    """What a linear layer multiplies by (out, in): its weight, W + (alpha / rank) B A where it has active adapters."""
+    if type(module) is nn.Linear:
+        return module.weight.detach()
+    weight = module.get_base_layer().weight.detach()
+    if module.disable_adapters or module.merged:
+        return weight
+    return sum((module.get_delta_weight(a).detach() for a in module.active_adapters), start=weight.float())
+
+
+def _is_linear(module: Any, *, adapters: bool) -> bool:
+    if type(module) is nn.Linear:
+        return True
+    lora = type(module).__name__ == "Linear" and type(module).__module__ == "peft.tuners.lora.layer"
+    return adapters and lora and type(module.get_base_layer()) is nn.Linear
 
 
 def _layer(layer: Any, number: int, config: Any, inner: Any) -> Layer:

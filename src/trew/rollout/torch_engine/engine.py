@@ -125,7 +125,7 @@ class TorchEngine:
         """The native decoder, after it has shown that it computes what the model computes; None where it cannot."""
         if not self.native:
             return None
-        parts = describe(self.model)
+        parts = describe(self.model, adapters=True)
         if isinstance(parts, str) or native_decoder.unsupported(parts, autocast=self.autocast):
             return None
         probe = list(max(prompt_ids, key=len))[:PROBE_TOKENS]
