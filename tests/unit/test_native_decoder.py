@@ -95,6 +95,7 @@ def _counted(function: Any, calls: list) -> Any:
 )
 def test_shapes(kind, overrides):
     m = model(kind, **overrides)
+    torch.manual_seed(0)
     for name, p in m.named_parameters():
         if name.endswith("bias"):
             nn.init.normal_(p)
@@ -130,6 +131,7 @@ def test_an_update_of_the_weights_is_seen_at_once():
     m = model()
     e = engine(m)
     before = e.generate(PROMPTS, n=1, sampling=SAMPLING)
+    torch.manual_seed(0)
     with torch.no_grad():
         for p in m.parameters():
             p.add_(0.05 * torch.randn_like(p))
@@ -146,6 +148,7 @@ def test_adapters_decode_as_they_are_now(kind):
     pytest.importorskip("peft")
     m = model(kind)
     adapters = attach(m, LoraConfig(rank=4), name="tiny", seed=0)
+    torch.manual_seed(0)
     with torch.no_grad():
         for p in m.parameters():
             if p.requires_grad:

@@ -160,7 +160,10 @@ def weight_of(module: Any) -> Tensor:
     weight = module.get_base_layer().weight.detach()
     if module.disable_adapters or module.merged:
         return weight
-    return sum((module.get_delta_weight(a).detach() for a in module.active_adapters), start=weight.float())
+    weight = weight.float()
+    for adapter in module.active_adapters:
+        weight = weight + module.get_delta_weight(adapter).detach()
+    return weight
 
 
 def _is_linear(module: Any, *, adapters: bool) -> bool:
