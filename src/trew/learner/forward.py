@@ -33,6 +33,9 @@ from .packing import Pack, Sample, check_samples, pack_plain, pack_shared
 TOLERANCE = 1e-3
 """Largest difference in nats between two ways, both computed in float32, that counts as rounding."""
 
+NATIVE_BUDGET = 1024
+"""Tokens of a pack that the kernels run: more would take more memory and be no faster."""
+
 
 @dataclass(frozen=True, slots=True)
 class Way:
@@ -93,7 +96,8 @@ class Forward:
         if not self._proven:
             self._prove(samples, chosen)
         if self._body is not None:
-            return pack_shared(samples, budget=self.budget, among=chosen, share=self.share_prompts)
+            budget = min(self.budget, NATIVE_BUDGET)
+            return pack_shared(samples, budget=budget, among=chosen, share=self.share_prompts)
         shared = self.share_prompts and not self._beyond_window(samples, chosen)
         return (pack_shared if shared else pack_plain)(samples, budget=self.budget, among=chosen)
 

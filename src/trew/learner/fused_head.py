@@ -173,6 +173,9 @@ class FusedHead:
         if self.weight.requires_grad:
             if self.weight.grad is None:
                 self.weight.grad = torch.zeros_like(self.weight)
+            if self.compiled and h.shape[1] % 16 == 0:
+                kernels.add_outer(dz, h, self.weight.grad)
+                return self._product(dz, weight.t()).float()
             # Part by part: the product of all of it would be as large as the weight, and made and dropped each time.
             for i in range(0, len(weight), BLOCK):
                 self.weight.grad[i : i + BLOCK] += self._product(dz[:, i : i + BLOCK].t(), h.t())

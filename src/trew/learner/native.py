@@ -231,18 +231,15 @@ class NativeBody:
         return onednn.product(dy, weight.t()) if self.onednn else dy @ weight
 
     def _gradient(self, module: nn.Linear, dy: Tensor, x: Tensor) -> None:
-        """Adds dy^T x to the weight's gradient, and the sum of dy to the bias's."""
+        """Adds dy^T x to the weight's gradient in place, and the sum of dy to the bias's."""
         if module.bias is not None and module.bias.requires_grad:
             add_to_grad(module.bias, dy.sum(0, dtype=torch.float32))
         weight = module.weight
-        if not weight.requires_grad:
-            return
-        if not self.onednn:
-            add_to_grad(weight, (dy.t() @ x).float())
-        elif weight.grad is not None and self.dtype == torch.float32:
-            weight.grad = onednn.product(dy.t(), x.t(), add=weight.grad)
-        else:
-            add_to_grad(weight, onednn.product(dy.t(), x.t()))
+        if weight.requires_grad:
+            add = weight.grad is not None
+            if weight.grad is None:
+                weight.grad = torch.empty_like(weight)
+            kernels.add_outer(dy, x, weight.grad, add=add)
 
     def _cast(self, parameter: Tensor) -> Tensor:
         if self.dtype == torch.float32:

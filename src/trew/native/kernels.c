@@ -28,6 +28,7 @@ static inline float inverse_rms(const float *x, int64_t n, float eps) {
 #define GET load
 #define PUT store
 #define ONE(x) (x)
+#define OUTER_PAIRS(...)
 #define NAME(f) f##_f32
 #include "rows.inc"
 #include "train.inc"
@@ -35,12 +36,18 @@ static inline float inverse_rms(const float *x, int64_t n, float eps) {
 #undef GET
 #undef PUT
 #undef ONE
+#undef OUTER_PAIRS
 #undef NAME
 
 #define T bf16
 #define GET load_bf16
 #define PUT store_bf16
 #define ONE one_bf16
+#if PAIRS
+#define OUTER_PAIRS(...) outer_pairs(__VA_ARGS__); continue;
+#else
+#define OUTER_PAIRS(...)
+#endif
 #define NAME(f) f##_bf16
 #include "rows.inc"
 #include "train.inc"

@@ -50,6 +50,71 @@ static void multiply(int64_t m, int64_t n, int64_t depth, const float *a, int64_
   else if (j + 16 <= n) strip(1, m, depth, a, ai, ak, b + j, bk, c + j, ci, add);
 }
 
+#ifdef __AVX512BF16__
+/* The same of pairs: 32 bits hold two bfloat16 of neighbouring k, whose products are added in float. */
+#include <immintrin.h>
+#define PAIRS 1
+
+static inline __attribute__((always_inline)) void tile_pairs(const int m, const int nv, int64_t depth,
+                                                             const uint32_t *a, int64_t ak, const uint32_t *b,
+                                                             int64_t bk, float *c, int64_t ci, int add) {
+  __m512 sums[4][4];
+  for (int i = 0; i < m; i++)
+    for (int j = 0; j < nv; j++) sums[i][j] = add ? _mm512_loadu_ps(c + i * ci + j * W) : _mm512_setzero_ps();
+  for (int64_t k = 0; k < depth; k++) {
+    __m512bh row[4];
+    for (int j = 0; j < nv; j++) row[j] = (__m512bh)_mm512_loadu_si512(b + k * bk + j * W);
+    for (int i = 0; i < m; i++) {
+      __m512bh factor = (__m512bh)_mm512_set1_epi32((int)a[i + k * ak]);
+      for (int j = 0; j < nv; j++) sums[i][j] = _mm512_dpbf16_ps(sums[i][j], factor, row[j]);
+    }
+  }
+  for (int i = 0; i < m; i++)
+    for (int j = 0; j < nv; j++) _mm512_storeu_ps(c + i * ci + j * W, sums[i][j]);
+}
+
+static inline __attribute__((always_inline)) void strip_pairs(const int nv, int64_t m, int64_t depth,
+                                                              const uint32_t *a, int64_t ak, const uint32_t *b,
+                                                              int64_t bk, float *c, int64_t ci, int add) {
+  int64_t i = 0;
+  for (; i + 4 <= m; i += 4) tile_pairs(4, nv, depth, a + i, ak, b, bk, c + i * ci, ci, add);
+  for (; i < m; i++) tile_pairs(1, nv, depth, a + i, ak, b, bk, c + i * ci, ci, add);
+}
+
+/* The block of a weight's gradient that ``outer`` is at: rows x k, see train.inc. */
+static void outer_pairs(const bf16 *a, int64_t a_row, const bf16 *b, int64_t b_row, float *into, int64_t tokens,
+                        int64_t rows, int64_t k, int64_t add) {
+  uint32_t left[OUTER_TOKENS * OUTER_ROWS] __attribute__((aligned(64)));
+  uint32_t right[OUTER_TOKENS * 64] __attribute__((aligned(64)));
+  for (int64_t t = 0; t < tokens; t += 2 * OUTER_TOKENS) {
+    int64_t left_over = tokens - t, depth = left_over < 2 * OUTER_TOKENS ? (left_over + 1) / 2 : OUTER_TOKENS;
+    for (int64_t i = 0; i < depth; i++) {
+      const bf16 *even = a + (t + 2 * i) * a_row, *odd = 2 * i + 1 < left_over ? even + a_row : 0;
+      for (int64_t j = 0; j < rows; j++) left[i * OUTER_ROWS + j] = even[j] | (odd ? (uint32_t)odd[j] << 16 : 0);
+    }
+    for (int64_t column = 0; column < k; column += 64) {
+      int64_t wide = k - column < 64 ? k - column : 64;
+      for (int64_t i = 0; i < depth; i++) {
+        const bf16 *even = b + (t + 2 * i) * b_row + column, *odd = 2 * i + 1 < left_over ? even + b_row : 0;
+        for (int64_t j = 0; j < wide; j += W) {
+          words low = __builtin_convertvector(*(const halves *)(even + j), words), high = {0};
+          if (odd) high = __builtin_convertvector(*(const halves *)(odd + j), words) << 16;
+          low |= high;
+          memcpy(right + i * 64 + j, &low, sizeof low);
+        }
+      }
+      float *to = into + column;
+      int on = add || t > 0;
+      int64_t j = 0;
+      for (; j + 64 <= wide; j += 64) strip_pairs(4, rows, depth, left, OUTER_ROWS, right + j, 64, to + j, k, on);
+      for (; j + 16 <= wide; j += 16) strip_pairs(1, rows, depth, left, OUTER_ROWS, right + j, 64, to + j, k, on);
+    }
+  }
+}
+#else
+#define PAIRS 0
+#endif
+
 static inline float one_bf16(bf16 x) {
   uint32_t bits = (uint32_t)x << 16;
   float value;

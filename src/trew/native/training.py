@@ -32,6 +32,7 @@ _ARGUMENTS = {
     "gate_backward": "pppii",
     "turned": "pppippffiii",
     "turned_backward": "ppppippffpiii",
+    "outer": "pipipiiii",
     "attention": "pppppp" "iiiiff" "iii",
     "attention_backward": "pppppppppp" "pp" "iiiiff" "iii",
 }  # fmt: skip
@@ -219,6 +220,15 @@ def head_differentiate(
 ) -> None:  # fmt: skip
     """In place: - p (weight + slope (log p + entropy)), through the cap."""
     _call("head_differentiate", None, z, normaliser, weight, slope, entropy, *z.shape, cap, temperature)
+
+
+def add_outer(a: Tensor, b: Tensor, into: Tensor, *, add: bool = True) -> None:
+    """``into`` (N, K) float32 = or += a^T b, where a (T, N) and b (T, K) are of one type and may be columns of wider
+    matrices; K is a multiple of 16."""
+    assert a.stride(1) == b.stride(1) == 1
+    _function("outer", a.dtype)(
+        a.data_ptr(), a.stride(0), b.data_ptr(), b.stride(0), into.data_ptr(), len(a), a.shape[1], b.shape[1], add
+    )
 
 
 def _partial_sums(norm: Norm) -> Tensor | None:
