@@ -338,7 +338,7 @@ def test_without_kernels_the_reason_is_said(tmp_path):
     for change, expected in (
         ({"TREW_NATIVE": "0"}, "TREW_NATIVE=0"),
         ({"CC": "no-such-compiler"}, "no C compiler"),
-        ({"CC": "false", "XDG_CACHE_HOME": str(tmp_path)}, "failed"),
+        ({"CC": "false", "TREW_CACHE": str(tmp_path)}, "failed"),
     ):
         run = subprocess.run(
             [sys.executable, "-c", code], env={**_environment(), **change}, capture_output=True, text=True, check=True

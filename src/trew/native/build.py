@@ -12,6 +12,8 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+from ..default_model import cache_folder
+
 SOURCES = ("vectors.h", "train.h", "rows.inc", "train.inc", "kernels.c")
 # No -ffast-math: NaN and infinity must come through. Sums may be taken in another order.
 FLAGS = ("-O3", "-std=gnu11", "-march=native", "-fPIC", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math")
@@ -63,7 +65,7 @@ def _built(compiler: str, *, openmp: bool) -> Path:
     digest = hashlib.blake2b(digest_size=12)
     for part in (*(here.joinpath(name).read_text() for name in SOURCES), version, " ".join(flags), _processor()):
         digest.update(part.encode() + b"\0")
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trew"
+    folder = cache_folder()
     path = folder / f"native-{digest.hexdigest()}.so"
     if path.is_file():
         return path
