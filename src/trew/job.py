@@ -81,7 +81,7 @@ def build(plan: Plan, display: Display, interrupts: Interrupts) -> Job:
     )
     learner = Learner(
         model, config=config.learner, objective=plan.objective, optimizer_steps=config.optimizer_steps,
-        temperature=config.rollout.temperature, reference=reference, adapters=adapters, onednn=onednn,
+        temperature=config.rollout.temperature, reference=reference, adapters=adapters, onednn=onednn, kernels=native,
     )  # fmt: skip
     plan.rewards.load(device=plan.device, decode=plan.renderer.decode)
     sampler = PromptSampler(len(plan.train), seed=config.seed, shuffle=config.data.shuffle)
