@@ -35,6 +35,9 @@ from .report import write_report
 from .track import Run, Trackers, trackers
 from .types import Prompt, Sampling, Score, ScoredGroup, StepOutput, reduce_metrics
 
+ROUNDING = 1e-4
+"""Nats by which two float32 computations of the same log-prob may differ."""
+
 SILENT_STEPS = 5
 """After so many steps in a row without any signal a run says so, and again after as many."""
 
@@ -335,7 +338,7 @@ def update(
     if moving or (objective.beta > 0 and objective.reference.place != "loss"):
         # What acts on the reward is the KL of the policy that sampled. And where weights move between the optimizer
         # steps on these rollouts, the ratio needs them as they were.
-        batch = batch.replace(old_logprobs=learner.logprobs(samples))
+        batch = batch.replace(old_logprobs=old_logprobs(job, groups, samples, batch))
     if "ref_logprobs" in objective.needs:
         batch = batch.replace(ref_logprobs=learner.logprobs(samples, reference=True))
     batch = objective.prepare(batch)
@@ -370,6 +373,31 @@ def update(
     for sample, advantages in zip(samples, per_sequence, strict=True):
         by_uid[groups[sample.group].group.prompt.uid].append(advantages)
     return row, by_uid
+
+
+def old_logprobs(job: Job, groups: list[ScoredGroup], samples: Sequence[Sample], batch: TokenBatch) -> torch.Tensor:
+    """Log-probs (N,) of the policy that is about to be updated.
+
+    The sampler computed them already. Its own serve where they are the same numbers: of the same weights, of a
+    distribution of which nothing was cut away, in float32, and equal to the learner's within rounding on a few
+    completions of this very step. Otherwise, and with ``kernels = "plain"``, they are computed once more.
+    """
+    config, learner, own = job.config, job.learner, batch.rollout_logprobs
+    versions = {c.policy_version for g in groups for c in g.group.completions}
+    if (
+        own is None
+        or config.kernels != "auto"
+        or config.learner.dtype != "float32"
+        or versions != {learner.policy_version}
+    ):
+        return learner.logprobs(samples)
+    few = [i for g in {0, len(groups) - 1} for i in [j for j, s in enumerate(samples) if s.group == g][:2]]
+    part = batch.select(torch.tensor(few))
+    computed = learner.logprobs([samples[i] for i in few])
+    assert part.rollout_logprobs is not None
+    differences = (computed - part.rollout_logprobs)[part.mask].abs()
+    proven = bool(part.mask.any()) and float(differences.max()) <= ROUNDING
+    return own if proven else learner.logprobs(samples)
 
 
 def rollout_row(job: Job, seen: list[ScoredGroup]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from types import SimpleNamespace
 from typing import Any
 
@@ -121,10 +122,36 @@ def test_a_step_that_teaches_nothing_is_counted(advantages, silent):
 # ---- what the objective is given before it prepares
 
 
+def test_the_samplers_own_log_probs_serve_as_old_ones_where_they_are_the_same_numbers(monkeypatch):
+    objective = trew.preset("dr-grpo")
+    off = 5e-5
+
+    def logprobs(self, samples):
+        self.asked.append(str(len(samples)))
+        return torch.full((sum(len(s.completion_ids) for s in samples),), -0.5 + off)
+
+    monkeypatch.setattr(Recorder, "logprobs", logprobs)
+    same = run(job(objective, minibatch_prompts=2))
+    assert same.asked == ["4"]  # two completions of the first and the last group
+    assert {v for b in same.batches for v in b.old_logprobs.tolist()} == {-0.5}
+    off = 1e-3
+    assert run(job(objective, minibatch_prompts=2)).asked == ["4", "8"]
+    off = 0.0
+    for change in ("bfloat16", "plain", "version", "cut"):
+        j = job(objective, minibatch_prompts=2, **({"dtype": "bfloat16"} if change == "bfloat16" else {}))
+        if change == "plain":
+            j.config = dataclasses.replace(j.config, kernels="plain")
+        if change == "cut":
+            j.config = dataclasses.replace(j.config, rollout=dataclasses.replace(j.config.rollout, top_k=3))
+        if change == "version":
+            j.learner.policy_version = 1
+        assert run(j).asked == ["8"], change
+
+
 def test_only_what_is_read_is_computed_and_the_stand_in_for_the_policys_log_probs_is_never_read():
     plain = trew.preset("dr-grpo")
     assert run(job(plain)).asked == []
-    assert run(job(plain, minibatch_prompts=2)).asked == ["policy"]
+    assert run(job(plain, minibatch_prompts=2)).asked == ["policy"] * 2  # a few completions, then all
     assert run(job()).asked == ["reference"]
     for learner in (run(job()), run(job(plain, minibatch_prompts=2, inner_updates=2))):
         for batch in learner.batches:
@@ -137,7 +164,7 @@ def test_only_what_is_read_is_computed_and_the_stand_in_for_the_policys_log_prob
 def test_a_kl_on_the_reward_is_that_of_the_policy_that_sampled(moving):
     """Old log-probs are -1, the reference's -7, so a completion of T tokens has 6 T of it."""
     learner = run(job(trew.preset("reinforce", beta=0.25), **moving))
-    assert learner.asked == ["policy", "reference"]
+    assert learner.asked == ["policy", "policy", "reference"]
     advantages = torch.cat([b.advantages for b in learner.batches]).tolist()
     expected = [a for g in LENGTHS for n, r in zip(g, (1, 0), strict=True) for a in [r - 0.25 * 6 * n] * n]
     assert advantages == pytest.approx(expected)

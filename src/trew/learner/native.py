@@ -61,6 +61,8 @@ class NativeBody:
     onednn: bool = True
     recompute: bool = False
     _copies: dict[Tensor, Tensor] | None = None
+    _tables: dict[str | None, Rotary] = field(default_factory=dict)
+    _longest: int = 0  # positions of the tables
 
     @staticmethod
     def of(model: PreTrainedModel, *, dtype: torch.dtype, onednn: bool, recompute: bool) -> NativeBody | str:
@@ -99,10 +101,7 @@ class NativeBody:
         be kept."""
         positions = torch.from_numpy(pack.position_ids[0])
         segments = [(s.start, s.length, s.prefix_start, s.prefix_length) for s in pack.segments]
-        tables = self.parts.rotary(int(positions.max()) + 1, device=torch.device("cpu"))
-        rotary = {name: Rotary(None if name is None else tables[name].contiguous())
-                  for name in {layer.rope for layer in self.parts.layers}}  # fmt: skip
-        tape = Tape(pack, Layout.of(segments, positions), rotary)
+        tape = Tape(pack, Layout.of(segments, positions), self._rotary(int(positions.max()) + 1))
         x = self.parts.embed(torch.from_numpy(pack.input_ids[0])).contiguous()
         delta: Tensor | None = None
         after: Norm | None = None
@@ -143,6 +142,14 @@ class NativeBody:
             if embedding.grad is None:
                 embedding.grad = torch.zeros_like(embedding)
             embedding.grad.index_add_(0, torch.from_numpy(tape.pack.input_ids[0]), dx, alpha=self.parts.embed_scale)
+
+    def _rotary(self, positions: int) -> dict[str | None, Rotary]:
+        """Tables for at least so many positions; they are not parameters, and kept."""
+        if self._longest < positions:
+            tables = self.parts.rotary(positions, device=torch.device("cpu"))
+            self._tables = {None: Rotary(None)} | {name: Rotary(table.contiguous()) for name, table in tables.items()}
+            self._longest = positions
+        return self._tables
 
     def _layer(self, layer: Layer, x: Tensor, h: Tensor, tape: Tape) -> Kept:
         parts = self.parts
