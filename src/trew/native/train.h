@@ -198,15 +198,15 @@ void transposed(const float *x, float *out, int64_t tokens, int64_t K, int64_t D
 /* A run of tokens that see the prefix and their own past. */
 typedef struct { int64_t start, length, prefix_start, prefix_length; } Segment;
 
-/* Scores of a tile of rows against the keys from ``at`` on, of which ``count`` are real and the first has the position
+/* Scores of a tile of rows against the keys from ``at`` on, of which ``count`` are real, ``wide`` computed, and the first has the position
    ``position``: capped, and -inf where a row must not see a key. Row r is query r / group from position ``query`` on. */
-static inline void mask_scores(float *s, int64_t rows, int64_t group, int64_t count, int64_t position, int64_t query,
-                               int64_t window, float cap) {
+static inline void mask_scores(float *s, int64_t rows, int64_t group, int64_t count, int64_t wide, int64_t position,
+                               int64_t query, int64_t window, float cap) {
   for (int64_t r = 0; r < rows; r++) {
     int64_t q = query + r / group;
     int64_t to = q + 1 - position, from = window > 0 ? q + 1 - window - position : 0;
     to = to < count ? to : count;
-    for (int64_t j = 0; j < KEYS; j += W) {
+    for (int64_t j = 0; j < wide; j += W) {
       vec x = load(s + r * KEYS + j);
       if (cap != 0.0f) x = cap * vtanh(x / cap);
       if (j < from || j + W > to)

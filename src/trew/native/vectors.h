@@ -80,6 +80,13 @@ static inline vec load_bf16(const bf16 *p) {
   return x;
 }
 
+#ifdef __AVX512BF16__
+#include <immintrin.h>
+static inline void store_bf16(bf16 *p, vec x) {
+  __m256bh rounded = _mm512_cvtneps_pbh((__m512)x);
+  memcpy(p, &rounded, sizeof rounded);
+}
+#else
 static inline void store_bf16(bf16 *p, vec x) {
   words w;
   memcpy(&w, &x, sizeof w);
@@ -88,3 +95,4 @@ static inline void store_bf16(bf16 *p, vec x) {
   rounded = (is_nan & 0x7fc0) | (~is_nan & rounded);
   *(halves *)p = __builtin_convertvector(rounded, halves);
 }
+#endif
