@@ -110,7 +110,7 @@ def _load_nf4(name: str, *, device: str, dtype: str) -> PreTrainedModel:
 
 @contextlib.contextmanager
 def _quiet_import() -> Iterator[None]:
-    """bitsandbytes tells on import that it found no kernels of another package."""
+    """bitsandbytes, which peft imports too, tells on import that it found no kernels of another package."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -159,9 +159,24 @@ def attach(model: PreTrainedModel, config: LoraConfig, *, name: str, seed: int) 
     ``name`` is what the adapter's own configuration calls its base. ``seed`` decides A: uniform within
     1 / sqrt(in), drawn on the CPU, so that it does not depend on the device. Raises ModelError where peft cannot.
     """
-    import peft
+    wrapped = insert(model, config, name=name)
+    draw = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for layer in lora_layers(model).values():
+            a, b = layer.lora_A[NAME].weight, layer.lora_B[NAME].weight
+            assert a.dtype == b.dtype == torch.float32
+            bound = 1 / math.sqrt(a.shape[1])
+            a.copy_(torch.empty(a.shape).uniform_(-bound, bound, generator=draw))
+            b.zero_()
+    return Adapters(model.eval(), fingerprint(model), wrapped)
+
+
+def insert(model: PreTrainedModel, config: LoraConfig, *, name: str) -> Any:
+    """peft's model around ``model``, whose linear layers are peft's from here on; A and B hold any numbers."""
     from transformers.pytorch_utils import Conv1D
 
+    with _quiet_import():
+        import peft
     if problems := target_problems(model, config.targets):
         raise ModelError("\n".join(problems))
     layers = linear_layers(model)
@@ -184,23 +199,15 @@ def attach(model: PreTrainedModel, config: LoraConfig, *, name: str, seed: int) 
         raise ModelError(f"lora: peft cannot put adapters into {type(model).__name__}: {error}") from error
     wrapped.peft_config[NAME].base_model_name_or_path = name
     assert wrapped.get_base_model() is model
-    adapted = lora_layers(model)
-    assert adapted.keys() == chosen.keys(), sorted(adapted.keys() ^ chosen.keys())[:3]
-    draw = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for layer in adapted.values():
-            a, b = layer.lora_A[NAME].weight, layer.lora_B[NAME].weight
-            assert a.dtype == b.dtype == torch.float32
-            bound = 1 / math.sqrt(a.shape[1])
-            a.copy_(torch.empty(a.shape).uniform_(-bound, bound, generator=draw))
-            b.zero_()
-    return Adapters(model.eval(), fingerprint(model), wrapped)
+    adapted = lora_layers(model).keys()
+    assert adapted == chosen.keys(), sorted(adapted ^ chosen.keys())[:3]
+    return wrapped
 
 
 def lora_layers(model: nn.Module) -> dict[str, Any]:
     """peft's layers inside ``model`` by name; empty where there are no adapters."""
-    from peft.tuners.lora import LoraLayer
-
+    with _quiet_import():
+        from peft.tuners.lora import LoraLayer
     return {name: layer for name, layer in model.named_modules() if isinstance(layer, LoraLayer)}
 
 

@@ -9,6 +9,7 @@ comes with a model is never run, and weights are read from safetensors only.
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -28,6 +29,7 @@ __all__ = [
     "check_vocab",
     "export",
     "fetch_default",
+    "folder",
     "head",
     "is_here",
     "load_config",
@@ -224,6 +226,18 @@ def is_here(name: str) -> bool:
     return name != DEFAULT_MODEL or cached() is not None
 
 
+def folder(name: str) -> Path | None:
+    """Where the model's files are; None where they are not here yet."""
+    if name == DEFAULT_MODEL:
+        return cached()
+    if model_files.is_path(name):
+        return Path(name).expanduser()
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(name, "config.json")
+    return Path(found).parent if isinstance(found, str) else None
+
+
 def positions(name: str) -> int | None:
     """How many tokens the model can see at once, by its configuration alone; None where that does not say, or is not
     here yet."""
@@ -238,10 +252,12 @@ def head(name: str) -> str:
 
 
 def skeleton(config: PreTrainedConfig) -> PreTrainedModel:
-    """The model of a configuration without any weights: its parameters have shapes and no memory (device meta)."""
+    """The float32 model of a configuration without its weights: parameters have shapes and no memory (device meta)."""
     import torch
     from transformers import AutoModelForCausalLM
 
+    config = copy.deepcopy(config)
+    config.dtype = torch.float32
     with quiet(), torch.device("meta"):
         return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
 

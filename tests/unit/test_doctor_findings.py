@@ -160,7 +160,7 @@ def test_little_disk_and_little_memory_are_noted(monkeypatch, tmp_path):
     monkeypatch.setenv("TREW_CACHE", str(tmp_path / "not" / "yet"))
     monkeypatch.setattr(d.shutil, "disk_usage", lambda p: types.SimpleNamespace(free=10**9))
     assert {f.mark for f in d._disk()} == {"note"}
-    monkeypatch.setattr(d, "_free_memory", lambda: 10**9)
+    monkeypatch.setattr(d, "free_bytes", lambda: 10**9)
     assert "about 3 GiB" in by_name(d._memory())["memory"].todo
 
 

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from ..machine import free_bytes
+
 GIB = 2**30
 MARKS = {"ok": "ok  ", "note": "note", "bad": "BAD "}
 _HUB_SECONDS = 3.0
@@ -165,32 +167,13 @@ def _cpu_flags() -> frozenset[str]:
 
 
 def _memory() -> Iterator[Finding]:
-    free = _free_memory()
+    free = free_bytes()
     if free is None:
         yield Finding("note", "memory", "free memory is unknown on this system")
     elif free < 3 * GIB:
         yield Finding("note", "memory", f"{free / GIB:.1f} GiB free", "the demo needs about 3 GiB: close something")
     else:
         yield Finding("ok", "memory", f"{free / GIB:.1f} GiB free")
-
-
-def _free_memory() -> int | None:
-    """Bytes that a new process can get: of the machine, within the control group's limit."""
-    try:
-        text = Path("/proc/meminfo").read_text()
-    except OSError:
-        return None
-    match = re.search(r"^MemAvailable:\s+(\d+) kB", text, re.MULTILINE)
-    free = int(match[1]) * 1024 if match else None
-    try:
-        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
-        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
-    except (OSError, ValueError):
-        return free
-    if limit.isdecimal():
-        left = max(0, int(limit) - used)
-        free = left if free is None else min(free, left)
-    return free
 
 
 def _devices() -> Iterator[Finding]:

@@ -16,6 +16,7 @@ COMMANDS: dict[str, tuple[str, str | tuple[str, ...], str]] = {
         "train",
         "train from a recipe; --set key=value changes it, --dry-run checks it, --resume continues",
     ),
+    "plan": ("plan", "plan", "the memory and time that a recipe needs, and what to turn; --json for programs"),
     "eval": ("eval", "eval", "accuracy, pass@k and avg@k of a model with 95 % intervals"),
     "train-reward": (
         "train_reward",

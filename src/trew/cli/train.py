@@ -71,8 +71,9 @@ def run(config: Config, *, resume: bool = False, overwrite: bool = False) -> dic
 
 def show(config: Config, *, found: Sequence[str] = ()) -> None:
     """The dry run: what would be run, in full, after the same checks."""
-    from .. import setup
+    from .. import models, setup
     from ..display import Display
+    from ..estimate import Machine, estimate, summary
 
     display = Display()
     plan = setup.plan(config, found=[*found, *trackers.problems(config.track.to)], bar=display.bar)
@@ -86,6 +87,9 @@ def show(config: Config, *, found: Sequence[str] = ()) -> None:
         columns = ", ".join(f"{k} = {v!r}"[:80] for k, v in prompt.columns.items())
         display.line(f"\n--- prompt {prompt.uid}, {count} tokens; {columns}\n{plan.renderer.render(prompt)}")
     c = plan.config
+    if models.is_here(c.model):
+        needs = estimate(c, machine=Machine.of(plan.device), objective=plan.objective, prompt=plan.longest)
+        display.line("\n" + "\n".join([*summary(needs), "         trew plan says more"]))
     display.line(
         f"\nplan: {c.steps} steps, each {c.rollout.prompts} prompts x {c.rollout.completions} completions of at most "
         f"{c.rollout.max_tokens} tokens; {c.optimizer_steps} optimizer steps; on {plan.device}. Nothing was trained."

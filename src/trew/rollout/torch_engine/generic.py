@@ -12,7 +12,7 @@ from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
 from .cache import SlotCache
 
-_PREFILL_TOKENS = 8192  # prompt tokens, padding included, that are computed at once
+PREFILL_TOKENS = 8192  # prompt tokens, padding included, that are computed at once
 
 
 class ForwardDecoder:
@@ -66,7 +66,7 @@ class ForwardDecoder:
         """Cuts prompts, longest first, into batches of bounded size; a held prompt is a batch of its own."""
         waves: list[list[int]] = []
         for prompt in prompts:
-            fits = waves and (len(waves[-1]) + 1) * len(self.prompt_ids[waves[-1][0]]) <= _PREFILL_TOKENS
+            fits = waves and (len(waves[-1]) + 1) * len(self.prompt_ids[waves[-1][0]]) <= PREFILL_TOKENS
             alone = self.held is not None and waves and waves[-1][0] == self.held[0]
             if fits and not alone:
                 waves[-1].append(prompt)

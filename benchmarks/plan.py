@@ -1,0 +1,208 @@
+"""Is `trew plan` right? Runs a few settings for real and compares its estimate with the peaks that were measured.
+
+    python benchmarks/plan.py [--only NAME ...] [--json FILE]
+
+Each setting is estimated by `trew plan --json` and then run, both in processes of their own: the model is loaded, two
+steps are generated and learned, and adapters are merged and saved. The peak of each phase is the process's resident
+memory (VmHWM, reset between phases), or on a GPU what torch had allocated at most. All prompts and completions are as
+long as they may be, as the estimate assumes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import datetime
+import json
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+import trew
+import work as shapes
+from trew.config import dumps
+
+HERE = Path(__file__).parent
+RESULT = HERE / "results" / "plan.json"
+MIB = 2**20
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A shape of work.py, an amount of work, and settings of the recipe."""
+
+    shape: str
+    prompts: int
+    group: int
+    prompt_tokens: int
+    completion_tokens: int
+    sets: tuple[str, ...] = ()
+    beta: float = 0.0
+
+
+SETTINGS = {
+    "5 M": Setting("A", 16, 8, 96, 64),
+    "5 M, small micro-batches": Setting("A", 16, 8, 96, 64, ("learner.microbatch_tokens=1024",)),
+    "5 M, long prompts": Setting("A", 8, 8, 768, 64, ("learner.microbatch_tokens=8192",)),
+    "5 M, long completions": Setting("A", 4, 8, 96, 512, ("learner.microbatch_tokens=8192",)),
+    "5 M, its own forward": Setting("A", 16, 8, 96, 64, ("kernels=plain",)),
+    "135 M": Setting("B", 2, 8, 96, 64),
+    "135 M, several micro-batches": Setting("B", 8, 8, 96, 32, ("learner.microbatch_tokens=1024",)),
+    "135 M, reference": Setting("B", 2, 8, 96, 32, beta=0.04),
+    "135 M, bfloat16": Setting("B", 2, 8, 96, 64, ("learner.dtype=bfloat16",)),
+    "135 M, checkpointing": Setting("B", 4, 8, 96, 64, ("learner.gradient_checkpointing=true",)),
+    "135 M, 8-bit moments": Setting("B", 2, 8, 96, 32, ("learner.optimizer=adamw-8bit",)),
+    "135 M, its own forward": Setting("B", 2, 8, 96, 32, ("kernels=plain",)),
+    "135 M, its own forward, checkpointing": Setting(
+        "B", 2, 8, 96, 32, ("kernels=plain", "learner.gradient_checkpointing=true")
+    ),
+    "135 M, LoRA": Setting("B", 2, 8, 96, 32, ("lora.rank=16",), beta=0.04),
+    "135 M, LoRA over bfloat16": Setting(
+        "B", 2, 8, 96, 32, ("lora.rank=16", "lora.base=bfloat16", "learner.dtype=bfloat16")
+    ),
+    "135 M, LoRA over 4 bits": Setting("B", 2, 8, 64, 8, ("lora.rank=16", "lora.base=nf4")),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=SETTINGS, default=list(SETTINGS))
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--json", type=Path, default=RESULT, help="rows of settings that are run anew replace the old")
+    args = parser.parse_args()
+    rows = {row["setting"]: row for row in json.loads(args.json.read_text())["rows"]} if args.json.exists() else {}
+    print(f"{'':<40}{'phase':<12}{'estimate':>10}{'measured':>10}{'error':>8}     s/step")
+    for name in args.only:
+        row = compared(name, device=args.device)
+        rows[name] = row
+        for phase, (told, seen) in row["phases"].items():
+            mark = " <- peak" if phase == row["phase"] else ""
+            print(f"{name:<40}{phase:<12}{told / MIB:>10,.0f}{seen / MIB:>10,.0f}{told / seen - 1:>+8.0%}{mark}")
+        print(
+            f"{name:<40}{'PEAK':<12}{row['estimate'] / MIB:>10,.0f}{row['measured'] / MIB:>10,.0f}{row['error']:>+8.0%}"
+            f"     {row['seconds_estimate']:.2g} / {row['seconds_measured']:.2g}",
+            flush=True,
+        )
+        args.json.write_text(json.dumps(result(list(rows.values()), args.device), indent=1) + "\n")
+    worst = max(abs(row["error"]) for row in rows.values())
+    print(f"largest error of a peak: {worst:.0%} over {len(rows)} settings")
+
+
+def compared(name: str, *, device: str) -> dict[str, Any]:
+    """One setting, estimated and measured."""
+    with tempfile.TemporaryDirectory() as folder:
+        recipe = Path(folder) / "recipe.toml"
+        recipe.write_text(dumps(config_of(SETTINGS[name], Path(folder), device)))
+        told = json.loads(child("-m", "trew", "plan", str(recipe), "--json"))
+        seen = json.loads(child(__file__, "--run", str(recipe)).splitlines()[-1])
+    phases = {phase: [sum(parts.values()), seen["peaks"][phase]] for phase, parts in told["memory"].items()}
+    measured = max(seen["peaks"].values())
+    return {
+        "setting": name, "sets": SETTINGS[name].sets, "phases": phases, "phase": told["peak_phase"],
+        "estimate": told["peak_bytes"], "measured": measured, "error": told["peak_bytes"] / measured - 1,
+        "seconds_estimate": told["seconds_per_step"], "seconds_measured": seen["seconds"],
+        "seconds_by_phase": [told["seconds"], seen["by_phase"]],
+    }  # fmt: skip
+
+
+def child(*args: str) -> str:
+    done = subprocess.run([sys.executable, *args], cwd=HERE, capture_output=True, text=True)
+    assert done.stdout, done.stderr
+    return done.stdout
+
+
+def config_of(setting: Setting, folder: Path, device: str) -> Any:
+    from work_trew import config_of as recipe_of
+
+    job = shapes.Work(
+        shape=shapes.SHAPES[setting.shape], prompts=setting.prompts, group=setting.group, beta=setting.beta,
+        prompt_tokens=setting.prompt_tokens, completion_tokens=setting.completion_tokens, device=device,
+        overrides=setting.sets,
+    )  # fmt: skip
+    shapes.save_model(folder, job.shape)
+    return recipe_of(job, folder)
+
+
+# ------------------------------------------------------------------------------------------------- the measured process
+
+
+def run(recipe: Path) -> dict[str, Any]:
+    """Peaks in bytes by phase, and seconds of the second step."""
+    from trew import job as jobs
+    from trew import loop, setup
+    from trew.config import load
+    from trew.display import Silent
+    from trew.interrupt import Interrupts
+    from work_trew import scored
+
+    plan = setup.plan(load(recipe))
+    peaks: dict[str, int] = {}
+    times: dict[str, float] = {}
+
+    @contextlib.contextmanager
+    def phase(name: str):
+        reset(plan.device)
+        start = time.perf_counter()
+        yield
+        times[name] = time.perf_counter() - start
+        peaks[name] = max(peaks.get(name, 0), peak(plan.device))
+
+    with phase("loading"):
+        job = jobs.build(plan, Silent(), Interrupts())
+    job.plan.renderer.stop_ids = frozenset()
+    job.model.generation_config.eos_token_id = None
+    with Silent().bar("", 1) as bar:
+        for step in range(3):
+            with phase("generating"):
+                groups = job.engine.generate(
+                    plan.train[: plan.config.rollout.prompts], n=plan.config.rollout.completions,
+                    sampling=loop.sampling(plan.config, step, 0),
+                )  # fmt: skip
+            with phase("training"):
+                loop.update(job, scored(groups), bar)
+    if job.adapters is not None:
+        with phase("exporting"):
+            job.adapters.export(plan.renderer.tokenizer, Path(plan.config.out) / "final")
+    steps = {name: times[name] for name in ("generating", "training")}
+    return {"peaks": peaks, "seconds": sum(steps.values()), "by_phase": steps}
+
+
+def reset(device: str) -> None:
+    if device.startswith("cuda"):
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+    else:
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def peak(device: str) -> int:
+    if device.startswith("cuda"):
+        return torch.cuda.max_memory_allocated()
+    line = next(x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith("VmHWM"))
+    return 1024 * int(line.split()[1])
+
+
+def result(rows: list[dict[str, Any]], device: str) -> dict[str, Any]:
+    model = next(x.split(":")[1].strip() for x in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in x)
+    return {
+        "what": "trew plan against measured peaks, bytes; error = estimate / measured - 1",
+        "date": datetime.date.today().isoformat(), "device": device, "cpu": model,
+        "threads": torch.get_num_threads(), "python": platform.python_version(), "torch": torch.__version__,
+        "transformers": transformers.__version__, "trew": trew.__version__,
+        "largest_error": max(abs(row["error"]) for row in rows), "rows": rows,
+    }  # fmt: skip
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--run"]:
+        print(json.dumps(run(Path(sys.argv[2]))))
+    else:
+        main()

@@ -1,0 +1,8 @@
+"""What a run will need, told before any weights are loaded: memory by part and phase, rough time, and what to turn."""
+
+from .advice import Knob, knobs
+from .memory import Memory
+from .run import Estimate, Machine, estimate
+from .text import summary, table
+
+__all__ = ["Estimate", "Knob", "Machine", "Memory", "estimate", "knobs", "summary", "table"]

@@ -1,0 +1,94 @@
+"""Which knobs a run has left, and what each would save."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from ..config import Config, validate
+from ..fit import machine_problems
+from ..toml import toml_value
+from .run import Estimate, estimate
+
+WORTH = 0.03
+"""Share of the peak that a knob must save to be told."""
+
+
+@dataclass(frozen=True, slots=True)
+class Knob:
+    """Settings that need less, and what the peak and a step's time would be with them."""
+
+    settings: dict[str, Any]
+    peak: int
+    seconds: float
+    fits: bool | None
+
+    def __str__(self) -> str:
+        return ", ".join(f"{key} = {toml_value(value)}" for key, value in self.settings.items())
+
+
+def knobs(now: Estimate) -> list[Knob]:
+    """Every single change that saves something, the harmless ones first; if none of them is enough, at last one after
+    another together, as long as each saves more."""
+    found = [
+        knob for settings in _candidates(now) if (knob := _turned(now, settings)) and _saves(knob, now.memory.peak)
+    ]
+    if now.fits is False and len(found) > 1 and not any(knob.fits for knob in found):
+        best = min(found, key=lambda knob: knob.peak)
+        for one in found:
+            knob = _turned(now, one.settings | best.settings)
+            if knob and _saves(knob, best.peak) and not best.fits:
+                best = knob
+        found += [best] if best not in found else []
+    return found
+
+
+def _saves(knob: Knob, peak: int) -> bool:
+    return knob.peak < (1 - WORTH) * peak
+
+
+def _turned(now: Estimate, settings: dict[str, Any]) -> Knob | None:
+    config = changed(now.config, settings)
+    if validate(config) or machine_problems(config, now.machine.device):
+        return None
+    then = estimate(config, machine=now.machine, objective=now.objective, prompt=now.prompt, rates=now.rates)
+    return Knob(settings, then.memory.peak, sum(then.seconds.values()), then.fits)
+
+
+def _candidates(now: Estimate) -> Iterator[dict[str, Any]]:
+    """What does not change the result, then what does."""
+    c = now.config
+    if now.load.tokens > 256:
+        yield {"learner.microbatch_tokens": max(256, now.load.tokens // 4)}
+    if now.load.rows > 8:
+        yield {"rollout.batch": now.load.rows // 4}
+    if not c.learner.gradient_checkpointing:
+        yield {"learner.gradient_checkpointing": True}
+    yield {"learner.optimizer": "adamw-offload"}
+    yield {"learner.optimizer": "adamw-8bit"}
+    if c.learner.dtype == "float32":
+        yield {"learner.dtype": "bfloat16"}
+    lora: dict[str, Any] = {}
+    if not c.lora.rank:
+        lora = {"lora.rank": 16}
+        if now.load.tokens < c.learner.microbatch_tokens:  # our kernels cut finer than they must
+            lora |= {"learner.microbatch_tokens": now.load.tokens}
+        yield lora
+    if c.lora.base == "float32":
+        yield lora | {"lora.base": "bfloat16", "learner.dtype": "bfloat16"}
+    if c.lora.base != "nf4":
+        yield lora | {"lora.base": "nf4"}
+
+
+def changed(config: Config, settings: dict[str, Any]) -> Config:
+    """
+    >>> changed(Config(model="m"), {"lora.rank": 4}).lora.rank
+    4
+    """
+    for key, value in settings.items():
+        section, _, name = key.rpartition(".")
+        inner = dataclasses.replace(getattr(config, section), **{name: value})
+        config = dataclasses.replace(config, **{section: inner})
+    return config

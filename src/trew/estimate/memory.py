@@ -1,0 +1,239 @@
+"""Memory of a run by part and phase, in bytes. Every formula is one function; sums are taken in :func:`memory`.
+
+Letters: N weights, of them N_l in linear layers and N_t trained; V vocabulary, H hidden, F intermediate, L layers,
+A = heads x head size, K = key-value heads x head size; T tokens of a micro-batch, R of them read by the head,
+S rows decoded at once, P longest prompt, C longest completion; b bytes of a number in products, 4 or 2.
+
+What is kept all the time: weights, optimizer state, reference. Beside it, one phase at a time:
+
+loading     the file's pages while its numbers are copied
+generating  weights laid out for products, cache of keys and values, the work of one step
+training    gradients, activations, the head's work
+exporting   a merged copy of the weights, where there are adapters
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..config import Config
+from ..learner.fused_head import BLOCK, ELEMENTS, ROWS
+from ..native.decoder import PREFILL_TOKENS
+from ..native.kernels import PAGE
+from .passes import Line
+from .sizes import FOUR_BIT, Sizes
+
+PHASES = ("loading", "generating", "training", "exporting")
+CHUNK = 1 << 25
+"""Bytes that the paged cache grows by, as in native.kernels."""
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes by phase and part, on the device that computes; ``aside``: in CPU memory, where that is another."""
+
+    parts: dict[str, dict[str, int]]
+    aside: int = 0
+
+    def total(self, phase: str) -> int:
+        return sum(self.parts[phase].values())
+
+    @property
+    def peak(self) -> int:
+        return max(map(self.total, self.parts))
+
+    @property
+    def peak_phase(self) -> str:
+        return max(self.parts, key=self.total)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """How much is worked on at once: the micro-batch and the rows, and which code does it.
+
+    ``body`` is what the training pass of the largest micro-batch needs below the head where it is the model's own
+    forward (:mod:`.passes`); None: by our kernels, whose needs the formulas know. ``prefill`` likewise.
+    """
+
+    tokens: int  # T
+    reads: int  # R
+    passes: int  # micro-batches of an optimizer step
+    rows: int  # S
+    prompt: int  # P
+    completion: int  # C
+    group: int
+    shares: bool  # a group's prompt is computed once
+    fused: bool  # the head chunk by chunk
+    packed: bool  # products by oneDNN
+    reference: bool
+    native_decode: bool
+    body: Line | None = None
+    prefill: Line | None = None
+    stored: int = 0  # bytes of the model's files
+    process: int = 0  # Python, torch and all that is loaded before the model
+
+
+# ---- kept all the time
+
+
+def weights(s: Sizes, config: Config) -> int:
+    """4 N; with adapters 4 (N - N_l) + b_base N_l + 4 N_t, b_base = 4, 2, or 9/16 in nf4."""
+    if not config.lora.rank:
+        return 4 * s.weights
+    per_weight = {"float32": 4, "bfloat16": 2, "nf4": FOUR_BIT}[config.lora.base]
+    return 4 * (s.weights - s.linear + s.trained) + int(per_weight * s.linear)
+
+
+def optimizer(s: Sizes, config: Config) -> int:
+    """8 N_t; in 8 bits (2 + 8 / 256) N_t."""
+    return int({"adamw": 8, "adamw-8bit": 2 + 8 / 256, "adamw-offload": 0}[config.learner.optimizer] * s.trained)
+
+
+def reference(s: Sizes, config: Config, load: Load) -> int:
+    """4 N, where there is a reference and no adapters that could be switched off."""
+    return 4 * s.weights if load.reference and not config.lora.rank else 0
+
+
+# ---- generating
+
+
+def laid_out(s: Sizes, config: Config, load: Load) -> int:
+    """b N_l + 4 V H: the copies that oneDNN reads, the head's in float32; without oneDNN, those of products that were
+    joined or cast. The model's own forward: b N_l + b V H, without 4-bit weights."""
+    b, lora = _width(config), config.lora.rank
+    if load.native_decode:
+        return b * s.linear + 4 * s.head
+    if not load.packed:
+        return 0
+    mine = s.linear if not lora or config.lora.base == "float32" else 0
+    return b * (mine + s.head + (s.trained if lora else 0))
+
+
+def cache(s: Sizes, config: Config, load: Load) -> int:
+    """2 L K 4 bytes a token: pages of 64 tokens, a prompt's once for its group, up to a whole chunk.
+
+    The model's own forward: 2 L K b bytes for each row, prompt and completion side by side, and 64 columns.
+    """
+    token = 2 * s.layers * s.kv_heads * s.head_dim
+    if not load.native_decode:
+        return token * _width(config) * load.rows * (load.prompt + load.completion + 64)
+    prompts = -(-load.rows // load.group) + 1
+    pages = prompts * -(-load.prompt // PAGE) + load.rows * -(-load.completion // PAGE)
+    chunk = max(1, CHUNK // (4 * token * PAGE)) * 4 * token * PAGE
+    return -(-pages * 4 * token * PAGE // chunk) * chunk
+
+
+def decoding(s: Sizes, config: Config, load: Load) -> int:
+    """The larger of: 16 V S, logits and the three copies of their size that a draw makes; and the prefill of up to
+    2,048 prompt tokens, each 4 H + b H (residual, norm), b (A + 2 K) + 4 A + b A (queries to attention's result),
+    3 b F (gate, up, product), b (A + H) (what products gave)."""
+    b, wide = _width(config), s.heads * s.head_dim
+    draw = 16 * s.vocabulary * load.rows
+    if load.prefill is not None:
+        return max(draw, load.prefill.layer * s.layers + load.prefill.rest)
+    tokens = min(PREFILL_TOKENS, load.prompt * (-(-load.rows // load.group)))
+    row = (4 + b) * s.hidden + b * (2 * wide + 2 * s.kv_heads * s.head_dim) + 4 * wide + 3 * b * s.intermediate
+    return max(draw, tokens * (row + b * s.hidden))
+
+
+# ---- training
+
+
+def gradients(s: Sizes) -> int:
+    """4 N_t."""
+    return 4 * s.trained
+
+
+def low_copies(s: Sizes, config: Config, load: Load) -> int:
+    """2 N_l where our kernels compute in bfloat16, and 2 V H for the head while it works."""
+    if config.learner.dtype != "bfloat16":
+        return 0
+    return (2 * s.linear if load.body is None else 0) + (2 * s.head if load.fused else 0)
+
+
+def kept(s: Sizes, config: Config) -> int:
+    """Of a token between forward and backward pass, by layer: 8 H (the residual at its beginning and its middle),
+    b (2 A + 2 K) (q, k, v, attention's result), 2 b F (gate, up), 4 per head (normalisers)."""
+    b, wide = _width(config), s.heads * s.head_dim
+    return 8 * s.hidden + b * (2 * wide + 2 * s.kv_heads * s.head_dim) + 2 * b * s.intermediate + 4 * s.heads
+
+
+def backward_work(s: Sizes, config: Config) -> int:
+    """Of a token while one layer goes back: 4 H (its gradient), and the larger of b (2 F + 3 H) (the gated product,
+    its gradient, three of the norm's) and 16 A + 28 K (queries, keys and values turned again, transposed, and their
+    gradients)."""
+    b, wide, narrow = _width(config), s.heads * s.head_dim, s.kv_heads * s.head_dim
+    return 4 * s.hidden + max(b * (2 * s.intermediate + 3 * s.hidden), 16 * wide + 28 * narrow)
+
+
+def layers(s: Sizes, config: Config, load: Load) -> Line:
+    """By our kernels: T kept a layer and T work besides; with gradient checkpointing 4 T H a layer, and T (kept + work)
+    besides, since one layer at a time is computed again. The model's own forward: as it was counted, and in 4 bits b
+    bytes for each weight of the largest matrix, which is unpacked for its product."""
+    if load.body is not None:
+        four_bit = config.lora.base == "nf4"
+        return Line(load.body.layer, load.body.rest + four_bit * _width(config) * s.hidden * s.intermediate)
+    layer, work = load.tokens * kept(s, config), load.tokens * backward_work(s, config)
+    if config.learner.gradient_checkpointing:
+        return Line(4 * load.tokens * s.hidden, layer + work)
+    return Line(layer, work)
+
+
+def body(s: Sizes, config: Config, load: Load) -> int:
+    """Beside gradients: all layers and the rest. A single micro-batch's gradients come while its activations go: there
+    the larger of both counts, all layers and the head's 4 V H, or 4 N_t and one layer, less the 4 N_t that are counted
+    as gradients."""
+    each = layers(s, config, load)
+    if load.passes > 1:
+        return each.layer * s.layers + each.rest
+    grads = gradients(s)
+    first = 0 if config.lora.rank else 4 * s.head
+    return max(each.layer * s.layers + first, grads + each.layer) + each.rest - grads
+
+
+def head(s: Sizes, config: Config, load: Load) -> int:
+    """Chunk by chunk: n = max(256, 2^21 / V) rows of 4 V (with bfloat16 2 V more), 12 H for each of the R rows that
+    are read, and 8,192 rows of the weight's gradient. Logits of all tokens are counted in the body."""
+    if not load.fused:
+        return 0
+    rows = min(max(ROWS, ELEMENTS // s.vocabulary), load.reads)
+    low = 2 if config.learner.dtype == "bfloat16" else 0
+    return (4 + low) * s.vocabulary * rows + 12 * s.hidden * load.reads + 4 * min(BLOCK, s.vocabulary) * s.hidden
+
+
+def update(s: Sizes, config: Config) -> int:
+    """What the optimizer makes for one parameter after another: in 8 bits 16 bytes a number, offloaded 8."""
+    return {"adamw": 0, "adamw-8bit": 16, "adamw-offload": 8}[config.learner.optimizer] * s.largest
+
+
+# ---- all of it
+
+
+def memory(s: Sizes, config: Config, load: Load) -> Memory:
+    """All parts of all phases."""
+    always = {
+        "process": load.process,
+        "weights": weights(s, config),
+        "reference": reference(s, config, load),
+        "optimizer": optimizer(s, config),
+    }
+    parts = {
+        "loading": {k: always[k] for k in ("process", "weights", "reference")} | {"file": load.stored},
+        "generating": always
+        | {"laid out": laid_out(s, config, load), "cache": cache(s, config, load), "step": decoding(s, config, load)},
+        "training": always
+        | {
+            "gradients": gradients(s),
+            "copies": low_copies(s, config, load),
+            "activations": max(body(s, config, load), update(s, config)),
+            "head": head(s, config, load),
+        },
+    }
+    if config.lora.rank:
+        parts["exporting"] = always | {"merged": 4 * s.linear}
+    aside = 8 * s.trained if config.learner.optimizer == "adamw-offload" else 0
+    return Memory(parts, aside)
+
+
+def _width(config: Config) -> int:
+    return 2 if config.learner.dtype == "bfloat16" else 4

@@ -1,0 +1,113 @@
+"""The model's own forward and backward pass, run on tensors without memory, to see what it would allocate.
+
+All layers are alike, or nearly so: a pass of 2 layers and one of 4 tell what each layer adds, and what is besides.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..config import Config
+from ..learner import Sample, recompute
+from ..learner.forward import Forward
+from ..learner.head import token_logprobs
+from ..learner.packing import Pack
+from .ledger import Ledger
+from .sizes import Copy, Sizes, copy_of
+
+FEW, MORE = 2, 4
+"""Layers of the two copies that are tried."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The micro-batches of an optimizer step, and which code will run them."""
+
+    packs: Sequence[Pack]
+    forward: Forward
+
+    @property
+    def largest(self) -> Pack:
+        return max(self.packs, key=lambda pack: pack.input_ids.size)
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """Bytes of a pass: so many for each layer, and so many besides."""
+
+    layer: int
+    rest: int
+
+
+def batch(config: Config, model: Any, *, prompt: int, vocabulary: int) -> Batch:
+    """As the learner would cut an optimizer step whose prompts and completions all are as long as they may be."""
+    learner, rollout = config.learner, config.rollout
+    one = np.arange(rollout.max_tokens) % vocabulary
+    ids = np.arange(prompt) % vocabulary
+    groups = learner.minibatch_prompts or rollout.prompts
+    samples = [Sample(ids, one, group) for group in range(groups) for _ in range(rollout.completions)]
+    low = torch.bfloat16 if learner.dtype == "bfloat16" else None
+    forward = Forward(
+        model, temperature=rollout.temperature, budget=learner.microbatch_tokens, share_prompts=learner.share_prompts,
+        autocast=low, onednn=config.linear == "auto", kernels=config.kernels == "auto",
+        gradient_checkpointing=learner.gradient_checkpointing,
+    )  # fmt: skip
+    forward._proven = True  # it is proven on real samples, where it runs
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of what is slower than it might be: the run will say so
+        return Batch(forward.packs(samples), forward)
+
+
+def training(config: Config, s: Sizes, *, prompt: int, device: str) -> Line:
+    """Of the largest micro-batch, forward and backward, beside weights and their gradients; with the model's head and
+    its logits only where they are not made chunk by chunk."""
+
+    def peak(copy: Copy) -> int:
+        with copy.mode:
+            found = batch(config, copy.model, prompt=prompt, vocabulary=s.vocabulary)
+            for p in copy.model.parameters():
+                p.grad = torch.zeros_like(p) if p.requires_grad else None
+            return training_bytes(found)
+
+    return _line(peak, config, device=device)
+
+
+def training_bytes(batch: Batch) -> int:
+    """Bytes at the peak of forward and backward pass of the largest micro-batch, beside what is there already."""
+    forward, pack = batch.forward, batch.largest
+    again = recompute.recomputing(forward.model) if forward.gradient_checkpointing else nullcontext()
+    with Ledger() as ledger, again, forward.running(pack) as out:
+        if forward.way.fused:
+            out.backward(torch.zeros_like(out))
+        else:
+            rows, tokens = (torch.as_tensor(x, device=out.device) for x in (pack.read_rows, pack.targets))
+            token_logprobs(out, rows=rows, tokens=tokens).sum().backward()
+    return ledger.peak
+
+
+def prefill(config: Config, *, prompts: int, length: int, device: str) -> Line:
+    """Of computing prompts side by side, their keys and values included."""
+    low = torch.bfloat16 if config.learner.dtype == "bfloat16" else None
+
+    def peak(copy: Copy) -> int:
+        cast = torch.autocast(torch.device(device).type, dtype=low) if low is not None else nullcontext()
+        with copy.mode, torch.no_grad(), cast, Ledger() as ledger:
+            ids = torch.zeros((prompts, length), dtype=torch.int64, device=device)
+            copy.model(input_ids=ids, use_cache=True, logits_to_keep=1)
+        return ledger.peak
+
+    return _line(peak, config, device=device)
+
+
+def _line(peak: Callable[[Copy], int], config: Config, *, device: str) -> Line:
+    few, more = (copy_of(config, device=device, layers=layers) for layers in (FEW, MORE))
+    low, high = peak(few), peak(more)
+    layer = (high - low) // max(more.layers - few.layers, 1)
+    return Line(layer, low - layer * few.layers) if more.layers > few.layers else Line(0, low)

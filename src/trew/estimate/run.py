@@ -1,0 +1,118 @@
+"""The estimate of a run: who does the work, how large it is, and what that needs."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+import torch
+
+from .. import models, onednn
+from ..config import Config
+from ..machine import free_bytes, used_bytes
+from ..native import decoder as native_decoder
+from ..native import describe
+from ..objective import Objective
+from ..rollout.torch_engine.generic import PREFILL_TOKENS
+from . import passes, times
+from .memory import Load, Memory, memory
+from .sizes import Sizes, copy_of, sizes_of
+
+LIBRARIES = 64 << 20
+"""Bytes that a run's process holds beside what this one does: rollouts, reports, buffers of libraries."""
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What is here before anything of the run is: bytes that the process holds, and those that it can have in all."""
+
+    device: str
+    process: int
+    free: int | None
+
+    @classmethod
+    def of(cls, device: str) -> Machine:
+        own, free = 0 if device.startswith("cuda") else used_bytes(), free_bytes(device)
+        return cls(device, own + LIBRARIES if own else 0, None if free is None else free + own)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a run needs for prompts of up to ``prompt`` tokens. ``seconds`` of one step by phase, rough."""
+
+    config: Config
+    machine: Machine
+    objective: Objective
+    prompt: int
+    sizes: Sizes
+    load: Load
+    memory: Memory
+    rates: times.Rates
+    seconds: dict[str, float]
+
+    @property
+    def fits(self) -> bool | None:
+        """None where it is not known how much there is."""
+        return None if self.machine.free is None else self.memory.peak <= self.machine.free
+
+
+def estimate(
+    config: Config, *, machine: Machine, objective: Objective, prompt: int, rates: times.Rates | None = None
+) -> Estimate:
+    """For prompts and completions that are all as long as they may be: ``prompt`` and ``rollout.max_tokens`` tokens.
+
+    ``rates``: those of another estimate on the same machine; measured where they are not given.
+    """
+    sizes = sizes_of(config)
+    load = load_of(config, sizes, objective, machine, prompt=prompt)
+    if rates is None:
+        rates = times.rates(sizes, config, rows=load.rows, tokens=load.tokens, device=machine.device)
+    passes_without = int("ref_logprobs" in objective.needs) + (config.optimizer_steps > config.steps)
+    work = times.operations(sizes, config, load, log_prob_passes=passes_without)
+    return Estimate(
+        config, machine, objective, prompt, sizes, load, memory(sizes, config, load), rates,
+        times.seconds(work, rates, load),
+    )  # fmt: skip
+
+
+def load_of(config: Config, s: Sizes, objective: Objective, machine: Machine, *, prompt: int) -> Load:
+    """How much is worked on at once, and by which code: decided by the code that will do it, on a copy of one layer."""
+    low = torch.bfloat16 if config.learner.dtype == "bfloat16" else None
+    rows = min(config.rollout.batch, config.rollout.prompts * config.rollout.completions)
+    copy = copy_of(config, device=machine.device, layers=1)
+    with copy.mode:
+        batch = passes.batch(config, copy.model, prompt=prompt, vocabulary=s.vocabulary)
+        native = config.kernels == "auto" and native_decoder.unsupported(describe(copy.model), autocast=low) is None
+    pack, way = batch.largest, batch.forward.way
+    side_by_side = max(1, min(-(-rows // config.rollout.completions), PREFILL_TOKENS // prompt))
+    return Load(
+        tokens=pack.input_ids.size,
+        reads=len(pack.read_at) * len(pack.input_ids),
+        passes=len(batch.packs),
+        rows=rows,
+        prompt=prompt,
+        completion=config.rollout.max_tokens,
+        group=config.rollout.completions,
+        shares=way.shared,
+        fused=way.fused,
+        packed=config.linear == "auto" and onednn.available(torch.device(machine.device), low or torch.float32),
+        reference="ref_logprobs" in objective.needs,
+        native_decode=native,
+        body=None if way.native else passes.training(config, s, prompt=prompt, device=machine.device),
+        prefill=None if native else passes.prefill(config, prompts=side_by_side, length=prompt, device=machine.device),
+        stored=stored_bytes(config),
+        process=machine.process,
+    )
+
+
+def stored_bytes(config: Config) -> int:
+    """Bytes of the model's weight files, where they are not used as they are (float32 is: its pages are the weights).
+    0 where the files are not here yet."""
+    folder = models.folder(config.model)
+    found = 0
+    for file in folder.glob("*.safetensors") if folder else ():
+        with file.open("rb") as stream:
+            header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
+        if config.lora.base != "float32" or {t["dtype"] for name, t in header.items() if name[:2] != "__"} != {"F32"}:
+            found += file.stat().st_size
+    return found

@@ -1,0 +1,96 @@
+"""Rough times: the operations of a step over the rate of this machine's matrix products, as measured just now."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import torch
+
+from .. import onednn
+from ..config import Config
+from .memory import Load
+from .sizes import Sizes
+
+SHARE = {"native": 0.65, "plain": 0.45}
+"""How much of the products' rate a phase reaches, by our kernels and by a model's own forward: `benchmarks/plan.py`."""
+
+_MEASURE = 0.15  # seconds of one measurement, of which the best moment counts: others may use the machine too
+_BYTES = 1 << 26  # of weights that it goes through: more than caches hold
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Operations per second of matrix products: of many rows, and of as many as are decoded at once."""
+
+    many: float
+    few: float
+
+
+def rates(s: Sizes, config: Config, *, rows: int, tokens: int, device: str) -> Rates:
+    """Measures two products of the model's own widths for a moment each."""
+    dtype = torch.bfloat16 if config.learner.dtype == "bfloat16" else torch.float32
+    return Rates(
+        *(_rate(n, s, dtype=dtype, device=device, packed=config.linear == "auto") for n in (min(tokens, 2048), rows))
+    )
+
+
+def _rate(rows: int, s: Sizes, *, dtype: torch.dtype, device: str, packed: bool) -> float:
+    numbers = s.intermediate * s.hidden
+    count = max(1, _BYTES // (numbers * dtype.itemsize))
+    weights = [torch.randn(s.intermediate, s.hidden, dtype=dtype, device=device) for _ in range(count)]
+    x = torch.randn(rows, s.hidden, dtype=dtype, device=device)
+    product = torch.nn.functional.linear
+    if packed and onednn.available(torch.device(device), dtype):
+        product = onednn.product
+        if rows <= 256:
+            weights = [torch.ops.mkldnn._reorder_linear_weight(w, rows) for w in weights]
+
+    def once() -> None:
+        for w in weights:
+            product(x, w)
+        if device.startswith("cuda"):
+            torch.cuda.synchronize()
+
+    once()
+    begin, best = time.perf_counter(), float("inf")
+    while best == float("inf") or time.perf_counter() - begin < _MEASURE:
+        start = time.perf_counter()
+        once()
+        best = min(best, time.perf_counter() - start)
+    return 2 * rows * numbers * count / best
+
+
+def operations(s: Sizes, config: Config, load: Load, *, log_prob_passes: int) -> dict[str, float]:
+    """Floating-point operations of one step by phase, with A = heads x head size and t prompts of G completions:
+
+    prefill    t (2 N_l P + 2 L A P^2)
+    decoding   t G C (2 N_l + 2 V H + 4 L A (P + C / 2))
+    one pass   2 N_l fed + 4 L A fed (P + C) / 2 + 2 V H read
+    training   3 passes (2 where the weights are frozen), 1 more with gradient checkpointing, for each inner update
+    log-probs  1 pass each: of the reference, and of the policy where it moves between two updates
+    """
+    rollout, learner = config.rollout, config.learner
+    groups, size, prompt, completion = rollout.prompts, rollout.completions, load.prompt, load.completion
+    wide = s.layers * s.heads * s.head_dim
+    fed = groups * (prompt + size * (completion - 1)) if load.shares else groups * size * (prompt + completion - 1)
+    read = groups * size * completion
+    once = 2 * s.linear * fed + 2 * wide * fed * (prompt + completion) + 2 * s.head * read
+    times = (2 if config.lora.rank else 3) + learner.gradient_checkpointing
+    return {
+        "prefill": groups * (2 * s.linear * prompt + 2 * wide * prompt**2),
+        "decoding": read * (2 * s.linear + 2 * s.head + 4 * wide * (prompt + completion / 2)),
+        "log-probs": once * log_prob_passes,
+        "training": once * times * learner.inner_updates,
+    }
+
+
+def seconds(work: dict[str, float], rate: Rates, load: Load) -> dict[str, float]:
+    """Of each phase: its operations, over the rate and the share of it that such code reaches."""
+    generating, learning = (SHARE["native" if own else "plain"] for own in (load.native_decode, load.body is None))
+    share = {"prefill": generating, "decoding": generating, "log-probs": learning, "training": learning}
+    return {
+        phase: count / (share[phase] * (rate.few if phase == "decoding" else rate.many))
+        for phase, count in work.items()
+        if count
+    }

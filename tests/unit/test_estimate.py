@@ -1,0 +1,256 @@
+"""The estimate against what is really there: counts and bytes of small models, and the command line."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+import torch
+
+import learner_help as help
+import tiny
+from trew import adapters, estimate, models
+from trew.cli.main import main
+from trew.config import Config, LearnerConfig, LoraConfig, RolloutConfig
+from trew.estimate import passes
+from trew.estimate import run as estimating
+from trew.estimate.ledger import Ledger
+from trew.estimate.memory import cache, kept, laid_out, optimizer, weights
+from trew.estimate.sizes import sizes_of
+from trew.estimate.times import Rates
+from trew.learner.native import NativeBody
+from trew.learner.packing import pack_shared
+from trew.native import build
+from trew.native.decoder import Decoder
+from trew.native.family import describe
+from trew.objective import preset
+
+WIDE = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "head_dim": 16}
+native = pytest.mark.skipif(isinstance(build.library(), str), reason="the kernels cannot be compiled here")
+
+
+RATES = Rates(many=1e11, few=1e10)
+
+
+def saved(tmp_path, kind: str = "llama", **overrides) -> str:
+    folder = tmp_path / kind
+    tiny.model(kind, **overrides).save_pretrained(folder)
+    tiny.tokenizer().save_pretrained(folder)
+    return str(folder)
+
+
+def config(model: str, *, lora: LoraConfig | None = None, rollout: dict | None = None, **learner) -> Config:
+    sized = RolloutConfig(**{"prompts": 3, "completions": 4, "max_tokens": 10, **(rollout or {})})
+    return Config(model=model, rollout=sized, learner=LearnerConfig(**learner), lora=lora or LoraConfig())
+
+
+MACHINE = estimate.Machine("cpu", 1000, 10**9)
+
+
+def made(c: Config, *, beta: float = 0.0, prompt: int = 12) -> estimate.Estimate:
+    return estimate.estimate(c, machine=MACHINE, objective=preset("grpo", beta=beta), prompt=prompt, rates=RATES)
+
+
+def held(net) -> int:
+    """Bytes of a model's parameters, tied ones once, and of what a quantised one keeps beside them."""
+    states = [s for p in net.parameters() if (s := getattr(p, "quant_state", None)) is not None]
+    return sum(p.numel() * p.element_size() for p in net.parameters()) + sum(4 * s.absmax.numel() for s in states)
+
+
+@pytest.mark.parametrize("kind", tiny.KINDS)
+def test_counts_are_those_of_the_model(kind, tmp_path):
+    folder = saved(tmp_path, kind)
+    net = models.load_model(folder)
+    sizes = sizes_of(config(folder))
+    assert sizes.weights == sizes.trained == sum(p.numel() for p in net.parameters())
+    assert sizes.linear == sum(
+        p.numel() for m in adapters.linear_layers(net).values() for p in m.parameters(recurse=False)
+    )
+    assert sizes.head == net.get_output_embeddings().weight.numel()
+    assert weights(sizes, config(folder)) == held(net)
+    assert {p.is_meta for p in net.parameters()} == {False}
+
+
+@pytest.mark.parametrize(("base", "dtype"), [("float32", "float32"), ("bfloat16", "bfloat16"), ("nf4", "float32")])
+def test_bytes_of_adapters_and_their_base(base, dtype, tmp_path):
+    folder = saved(tmp_path, **WIDE)
+    c = config(folder, lora=LoraConfig(rank=4, base=base), dtype=dtype)
+    net = adapters.load_base(folder, c.lora, device="cpu", dtype=dtype)
+    adapters.attach(net, c.lora, name="m", seed=0)
+    sizes = sizes_of(c)
+    assert sizes.trained == sum(p.numel() for p in net.parameters() if p.requires_grad)
+    assert weights(sizes, c) == held(net)
+
+
+@pytest.mark.parametrize("name", ["adamw", "adamw-8bit"])
+def test_bytes_of_the_optimizer_s_state(name, tmp_path):
+    shape = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 4}
+    folder = saved(tmp_path, **shape)
+    own = help.learner(models.load_model(folder), optimizer=name)
+    items = help.samples()
+    own.step(items, own.objective.prepare(help.batch(items)))
+    state = {
+        n: t for n, t in own.state()[0].items() if n.startswith("optimizer.") and not n.startswith("optimizer.step")
+    }
+    real = sum(t.numel() * t.element_size() for t in state.values())
+    told = optimizer(sizes_of(config(folder)), config(folder, optimizer=name))
+    assert told == pytest.approx(real, rel=0.02)  # small tensors stay in float32
+
+
+def test_a_ledger_counts_what_is_made_until_it_is_released():
+    with Ledger() as ledger:
+        a = torch.zeros(1000)
+        view = a[:10]
+        assert ledger.live == 4000
+        b = a + 1
+        assert (ledger.live, ledger.peak) == (8000, 8000)
+        del b
+        assert (ledger.live, ledger.peak) == (4000, 8000)
+        del a
+        assert ledger.live == 4000
+        del view
+        assert ledger.live == 0
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("lora", [0, 4])
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "gemma2"])
+def test_a_pass_without_memory_allocates_what_a_real_one_does(kind, lora, checkpointing, tmp_path):
+    kinds = {"layer_types": ["sliding_attention", "full_attention"] * 3} if kind == "gemma2" else {}
+    folder = saved(tmp_path, kind, num_hidden_layers=6, **kinds)
+    own = LoraConfig(rank=lora) if lora else None
+    c = config(folder, lora=own, gradient_checkpointing=checkpointing)
+    c = dataclasses.replace(c, kernels="plain")
+    sizes = sizes_of(c)
+    line = passes.training(c, sizes, prompt=12, device="cpu")
+    told = line.layer * sizes.layers + line.rest
+
+    net = models.load_model(folder)
+    if own:
+        adapters.attach(net, own, name="m", seed=0)
+    batch = passes.batch(c, net, prompt=12, vocabulary=sizes.vocabulary)
+    for p in net.parameters():
+        p.grad = torch.zeros_like(p) if p.requires_grad else None
+    assert told > 20_000
+    assert told == pytest.approx(passes.training_bytes(batch), rel=0.02)
+
+
+@native
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+def test_what_a_layer_keeps_is_what_the_formula_says(kind, dtype, tmp_path):
+    folder = saved(tmp_path, kind, **WIDE)
+    c = config(folder, dtype=dtype)
+    net = models.load_model(folder)
+    body = NativeBody.of(net, dtype=getattr(torch, dtype), onednn=False, recompute=False)
+    assert isinstance(body, NativeBody)
+    pack = pack_shared(help.samples(), budget=4096)[0]
+    with body.weights():
+        _, tape = body.forward(pack, keep=True)
+    real = {
+        t.untyped_storage()._cdata: t.untyped_storage().nbytes()
+        for layer in tape.layers
+        for f in dataclasses.fields(layer)
+        if isinstance(t := getattr(layer, f.name), torch.Tensor)
+    }
+    sizes = sizes_of(c)
+    assert sum(real.values()) == kept(sizes, c) * sizes.layers * pack.input_ids.size
+
+
+@native
+def test_cache_and_laid_out_weights_are_as_large_as_the_formulas_say(tmp_path):
+    folder = saved(tmp_path, **WIDE)
+    c = config(folder, rollout={"prompts": 40, "completions": 8, "max_tokens": 100, "batch": 256})
+    found = made(c, prompt=70)
+    parts = describe(models.load_model(folder))
+    decoder = Decoder(parts, [list(range(70))] * 40, n=8, slots=256, max_tokens=100)
+    for _ in range(100):
+        if not decoder.rows:
+            decoder.add([p for p in range(32) for _ in range(8)])
+        decoder.step(torch.zeros(256, dtype=torch.int64))
+    real = sum(chunk.numel() * 4 for chunk in decoder.cache.chunks)
+    assert cache(found.sizes, c, found.load) == pytest.approx(real, rel=0.05)
+    assert found.load.native_decode
+    assert laid_out(found.sizes, c, found.load) == 4 * (found.sizes.linear + found.sizes.head)
+
+
+def test_phases_add_up_and_knobs_turn_the_right_way(tmp_path):
+    folder = saved(tmp_path, hidden_size=256, intermediate_size=1024, num_hidden_layers=4)
+    sized = {"max_tokens": 200, "prompts": 8, "batch": 2}
+    base = made(config(folder, rollout=sized), beta=0.1)
+    m = base.memory
+    assert m.peak == max(m.total(p) for p in m.parts) == m.total("training")
+    assert m.parts["training"]["reference"] == m.parts["training"]["weights"]
+    assert m.parts["training"]["optimizer"] == 2 * m.parts["training"]["gradients"]
+    smaller = made(config(folder, rollout=sized, microbatch_tokens=256), beta=0.1)
+    assert smaller.memory.total("training") < m.total("training")
+    assert smaller.memory.total("generating") == m.total("generating")
+    lora = made(config(folder, lora=LoraConfig(rank=4), rollout=sized), beta=0.1)
+    assert lora.memory.parts["training"]["reference"] == 0
+    turns = estimate.knobs(base)
+    assert all(k.peak < m.peak for k in turns)
+    assert {"learner.microbatch_tokens": 256} in [k.settings for k in turns]
+    assert any("lora.rank = 16" in str(k) for k in turns)
+
+
+def test_a_run_that_does_not_fit_is_told_what_to_turn(tmp_path):
+    base = made(config(saved(tmp_path), rollout={"max_tokens": 300, "prompts": 16}, microbatch_tokens=8192))
+    assert base.fits
+    tight = dataclasses.replace(base, machine=dataclasses.replace(MACHINE, free=1001))
+    turns = estimate.knobs(tight)
+    assert not tight.fits
+    assert len(turns[-1].settings) > 1, "all of them together"
+    assert turns[-1].peak <= min(k.peak for k in turns)
+    assert "DOES NOT FIT" in "\n".join(estimate.table(tight, turns))
+
+
+RECIPE = """
+model = "{model}"
+steps = 3
+[data]
+task = "arithmetic"
+[rollout]
+prompts = 4
+completions = 3
+max_tokens = 6
+[objective]
+preset = "grpo"
+beta = 0.01
+"""
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    path = tmp_path / "tiny.toml"
+    path.write_text(RECIPE.format(model=saved(tmp_path)))
+    return str(path)
+
+
+def call(*args: str, code: int = 0) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(["plan", *args])
+    assert left.value.code == code
+
+
+def test_the_command_says_it_all_and_loads_no_weights(recipe, capsys, monkeypatch):
+    monkeypatch.setattr(models, "load_model", lambda *a, **k: pytest.fail("weights were loaded"))
+    call(recipe)
+    text = capsys.readouterr().out
+    for word in ("weights", "gradients", "optimizer", "reference", "cache", "activations", "peak about", "s a step"):
+        assert word in text
+    call(recipe, "--json", "--set", "lora.rank=4", "kernels=plain")
+    found = json.loads(capsys.readouterr().out)
+    assert found["peak_bytes"] == max(sum(parts.values()) for parts in found["memory"].values())
+    assert found["native"] == {"generating": False, "training": False}
+    assert found["trained"] < found["weights"]
+    assert set(found["memory"]) == {"loading", "generating", "training", "exporting"}
+    assert found["fits"] is True
+
+
+def test_its_exit_code_says_whether_it_fits(recipe, capsys, monkeypatch):
+    monkeypatch.setattr(estimating, "free_bytes", lambda device: 0)
+    monkeypatch.setattr(estimating, "used_bytes", lambda: 1)
+    call(recipe, code=1)
+    assert "DOES NOT FIT" in capsys.readouterr().out
+    call(recipe, "--set", "lora.dropout=0.5", code=2)
