@@ -28,6 +28,7 @@ def test_this_machine_is_described_and_nothing_needed_is_broken(monkeypatch, cap
         "torch",
         "transformers",
         "cpu",
+        "kernels",
         "memory",
         "default model",
         "wandb",
