@@ -33,8 +33,10 @@ from .packing import Pack, Sample, check_samples, pack_plain, pack_shared
 TOLERANCE = 1e-3
 """Largest difference in nats between two ways, both computed in float32, that counts as rounding."""
 
-NATIVE_BUDGET = 1024
-"""Tokens of a pack that the kernels run: more would take more memory and be no faster."""
+NATIVE_TOKENS = 1024
+"""Tokens of a pack that the kernels run: more would take more memory and be no faster ..."""
+NATIVE_BYTES = 128 << 20
+"""... unless they keep less than this for the backward pass: fewer, larger packs suffer less from busy neighbours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +98,7 @@ class Forward:
         if not self._proven:
             self._prove(samples, chosen)
         if self._body is not None:
-            budget = min(self.budget, NATIVE_BUDGET)
+            budget = min(self.budget, max(NATIVE_TOKENS, NATIVE_BYTES // self._body.kept_bytes))
             return pack_shared(samples, budget=budget, among=chosen, share=self.share_prompts)
         shared = self.share_prompts and not self._beyond_window(samples, chosen)
         return (pack_shared if shared else pack_plain)(samples, budget=self.budget, among=chosen)

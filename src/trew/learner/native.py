@@ -83,6 +83,19 @@ class NativeBody:
             return found
         return NativeBody(parts, dtype, onednn, recompute)
 
+    @property
+    def kept_bytes(self) -> int:
+        """What one token keeps for the way back, in all layers."""
+        hidden, size = self.parts.embedding.weight.shape[1], self.dtype.itemsize
+        if self.recompute:
+            return 4 * hidden * len(self.parts.layers)
+        products = sum(
+            2 * m.out_features
+            for x in self.parts.layers
+            for m in (x.q, x.gate)  # q and what is attended; gate and up
+        ) + sum(2 * x.k.out_features for x in self.parts.layers)
+        return 4 * 2 * hidden * len(self.parts.layers) + size * products
+
     @contextmanager
     def weights(self) -> Iterator[None]:
         """Inside, weights do not change: each is cast once."""
