@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import hashlib
 import logging
 import math
@@ -209,6 +210,48 @@ def lora_layers(model: nn.Module) -> dict[str, Any]:
     with _quiet_import():
         from peft.tuners.lora import LoraLayer
     return {name: layer for name, layer in model.named_modules() if isinstance(layer, LoraLayer)}
+
+
+@dataclass(frozen=True, slots=True)
+class LowRank:
+    """The adapter of one linear layer: scale B A is added to its weight."""
+
+    a: nn.Parameter  # (rank, in)
+    b: nn.Parameter  # (out, rank)
+    scale: float
+
+
+def split(module: Any) -> tuple[Any, LowRank | None]:
+    """A linear layer's frozen part and its adapter: None without one, or while adapters are disabled."""
+    if type(module) is nn.Linear:
+        return module, None
+    if module.disable_adapters:
+        return module.get_base_layer(), None
+    return module.get_base_layer(), LowRank(
+        module.lora_A[NAME].weight, module.lora_B[NAME].weight, module.scaling[NAME]
+    )
+
+
+@contextlib.contextmanager
+def in_float32(model: nn.Module) -> Iterator[None]:
+    """Lets linear layers that are kept in 16 bits compute in float32 inside the block, where a float32 comparison is
+    wanted; their weights are converted for each product."""
+    from transformers.pytorch_utils import Conv1D
+
+    low = [m for m in model.modules() if isinstance(m, nn.Linear | Conv1D) and m.weight.dtype == torch.bfloat16]
+
+    def product(layer: Any, x: Tensor) -> Tensor:
+        weight = layer.weight.float()
+        bias = None if layer.bias is None else layer.bias.float()
+        return nn.functional.linear(x, weight if isinstance(layer, nn.Linear) else weight.t(), bias)
+
+    for layer in low:
+        layer.forward = functools.partial(product, layer)  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        for layer in low:
+            layer.__dict__.pop("forward", None)
 
 
 def fingerprint(model: nn.Module) -> str:

@@ -51,15 +51,13 @@ def names(path: Path) -> set[str]:
         return set(file.keys())
 
 
-@pytest.mark.parametrize("base", ["float32", "nf4"])
+@pytest.mark.parametrize("base", ["float32", "bfloat16", "nf4"])
 def test_a_run_that_was_resumed_is_the_run_that_never_stopped(recipe, tmp_path, model, base, cli):
+    dtype = "bfloat16" if base == "bfloat16" else "float32"
     settings = (
-        "--set",
-        f"lora.base={base}",
-        "learner.optimizer=adamw-8bit",
-        "lora.rank=96",
-        "learner.schedule=constant",
-    )
+        "--set", f"lora.base={base}", "learner.optimizer=adamw-8bit", "lora.rank=96", "learner.schedule=constant",
+        f"learner.dtype={dtype}",
+    )  # fmt: skip
     out = cli("train", recipe, "--out", "whole", *settings)
     assert "of adapters trained" in out
     cli("train", recipe, "--out", "cut", *settings, "steps=2")

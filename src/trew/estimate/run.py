@@ -82,7 +82,10 @@ def load_of(config: Config, s: Sizes, objective: Objective, machine: Machine, *,
     copy = copy_of(config, device=machine.device, layers=1)
     with copy.mode:
         batch = passes.batch(config, copy.model, prompt=prompt, vocabulary=s.vocabulary)
-        native = config.kernels == "auto" and native_decoder.unsupported(describe(copy.model), autocast=low) is None
+        native = (
+            config.kernels == "auto"
+            and native_decoder.unsupported(describe(copy.model, adapters=True), autocast=low) is None
+        )
     pack, way = batch.largest, batch.forward.way
     side_by_side = max(1, min(-(-rows // config.rollout.completions), PREFILL_TOKENS // prompt))
     return Load(

@@ -22,6 +22,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from ..adapters import in_float32
 from ..native import build
 from ..onednn import linears
 from . import attention, recompute
@@ -234,7 +235,8 @@ class Forward:
         few = [i for group in groups for i in [j for j in chosen if samples[j].group == group][:2]]
         if not few or self.way == Way():
             return
-        want = _by(replace(self._exact(), kernels=False, share_prompts=False), samples, few)
+        with in_float32(self.model):
+            want = _by(replace(self._exact(), kernels=False, share_prompts=False), samples, few)
         if self._body is not None and (wrong := self._difference(self._exact(), samples, few, want)):
             self._body = None
             self._say(
@@ -245,7 +247,8 @@ class Forward:
                 self._say_unshared(reason)
                 self.share_prompts = False
         if self._body is None:
-            self._prove_without_kernels(samples, few, want)
+            with in_float32(self.model):
+                self._prove_without_kernels(samples, few, want)
         # One sample has nothing to share, and with NaN weights nothing is proven (the learner will say so).
         self._proven = len(few) > 1 and not bool(want.isnan().any())
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from .. import onednn
+from ..adapters import split
 from ..native import Layer, Norm, Transformer, build, describe
 from ..native import training as kernels
 from ..native.training import Layout, Rotary
@@ -69,12 +70,12 @@ class NativeBody:
         """For this model, or why not, in words that complete "because ..."."""
         if model.device.type != "cpu":
             return "the kernels are for a CPU"
-        parts = describe(model)
+        parts = describe(model, adapters=True)
         if isinstance(parts, str):
             return parts
-        wrong = [p.dtype for p in model.parameters() if p.dtype != torch.float32]
-        if wrong:
-            return f"it has weights of {wrong[0]}"
+        for p in model.parameters():  # a frozen matrix may be kept in the type that it is cast to
+            if p.dtype != torch.float32 and (p.requires_grad or p.dtype != torch.bfloat16):
+                return f"it has weights of {p.dtype}"
         reason = kernels.unsupported(parts)
         if reason is not None:
             return reason
@@ -242,32 +243,56 @@ class NativeBody:
             dhs.append(self._back(d, module))
         _collect(layer.attention_norm, kernels.norm_backward(dhs, kept.x, layer.attention_norm, dx))
 
-    def _linear(self, x: Tensor, module: nn.Linear) -> Tensor:
-        weight, bias = self._cast(module.weight), None if module.bias is None else self._cast(module.bias)
+    def _linear(self, x: Tensor, module: nn.Module) -> Tensor:
+        """x W^T + bias, and scale (x A^T) B^T where the layer has an adapter."""
+        base, low = split(module)
+        out = self._product(x, self._cast(base.weight), None if base.bias is None else self._cast(base.bias))
+        if low is not None:
+            down = self._product(x, self._cast(low.a)).mul_(low.scale)
+            out += self._product(down, self._cast(low.b))
+        return out
+
+    def _back(self, dy: Tensor, module: nn.Module) -> Tensor:
+        """dy W, and scale (dy B) A."""
+        base, low = split(module)
+        out = self._product(dy, self._cast(base.weight).t())
+        if low is not None:
+            down = self._product(dy, self._cast(low.b).t()).mul_(low.scale)
+            out += self._product(down, self._cast(low.a).t())
+        return out
+
+    def _gradient(self, module: nn.Module, dy: Tensor, x: Tensor) -> None:
+        """Adds dy^T x to the weight's gradient in place, and the sum of dy to the bias's. Of an adapter:
+        scale (dy B)^T x to that of A, and scale dy^T (x A^T) to that of B."""
+        base, low = split(module)
+        if base.bias is not None and base.bias.requires_grad:
+            add_to_grad(base.bias, dy.sum(0, dtype=torch.float32))
+        if base.weight.requires_grad:
+            _add_outer(base.weight, dy, x)
+        if low is not None:
+            _add_outer(low.a, self._product(dy, self._cast(low.b).t()).mul_(low.scale), x)
+            turned = torch.empty(low.b.shape[::-1])
+            kernels.add_outer(self._product(x, self._cast(low.a)).mul_(low.scale), dy, turned, add=False)
+            add_to_grad(low.b, turned.t().contiguous())
+
+    def _product(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """x (T, K) times weight (N, K) transposed."""
         return onednn.product(x, weight, bias=bias) if self.onednn else nn.functional.linear(x, weight, bias)
-
-    def _back(self, dy: Tensor, module: nn.Linear) -> Tensor:
-        weight = self._cast(module.weight)
-        return onednn.product(dy, weight.t()) if self.onednn else dy @ weight
-
-    def _gradient(self, module: nn.Linear, dy: Tensor, x: Tensor) -> None:
-        """Adds dy^T x to the weight's gradient in place, and the sum of dy to the bias's."""
-        if module.bias is not None and module.bias.requires_grad:
-            add_to_grad(module.bias, dy.sum(0, dtype=torch.float32))
-        weight = module.weight
-        if weight.requires_grad:
-            add = weight.grad is not None
-            if weight.grad is None:
-                weight.grad = torch.empty_like(weight)
-            kernels.add_outer(dy, x, weight.grad, add=add)
 
     def _cast(self, parameter: Tensor) -> Tensor:
         if self.dtype == torch.float32:
-            return parameter.detach()
+            return parameter.detach().float()
         assert self._copies is not None, "outside weights()"
         if parameter not in self._copies:
             self._copies[parameter] = parameter.detach().to(self.dtype)
         return self._copies[parameter]
+
+
+def _add_outer(weight: nn.Parameter, dy: Tensor, x: Tensor) -> None:
+    add = weight.grad is not None
+    if weight.grad is None:
+        weight.grad = torch.empty_like(weight)
+    kernels.add_outer(dy, x, weight.grad, add=add)
 
 
 def _collect(norm: Norm | None, gradient: Tensor | None) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ...adapters import in_float32
 from ...errors import EngineError
 from ...native import decoder as native_decoder
 from ...native import describe
@@ -135,7 +136,7 @@ class TorchEngine:
         )  # fmt: skip
         got = runner.add([len(prompt_ids)])[0].log_softmax(-1)
         runner.forget()
-        with torch.autocast(self.device.type, enabled=False):
+        with torch.autocast(self.device.type, enabled=False), in_float32(self.model):
             wanted = self.model(input_ids=torch.tensor([probe]), use_cache=False).logits[0, -1].float().log_softmax(-1)
         divergence = float((wanted.exp() * (wanted - got)).nan_to_num().sum())
         if abs(divergence) <= (TOLERANCE if self.autocast is None else TOLERANCE_HALF) or not wanted.isfinite().any():
