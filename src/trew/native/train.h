@@ -12,7 +12,7 @@
 #define KEYS 64 /* keys at once */
 #define WIDEST 256 /* of a head */
 #define OUTER_ROWS 96
-#define OUTER_TOKENS 128
+#define OUTER_TOKENS 256
 
 /* C (m x n) = or += A B, with lanes along n; element (i, k) of A is a[i ai + k ak]; n is a multiple of 16. */
 static inline __attribute__((always_inline)) void tile(const int m, const int nv, int64_t depth, const float *a,
