@@ -104,7 +104,7 @@ def compared(name: str, *, device: str) -> dict[str, Any]:
         told = json.loads(child("-m", "trew", "plan", str(recipe), "--json"))
         seen = json.loads(child(__file__, "--run", str(recipe)).splitlines()[-1])
     phases = {phase: [sum(parts.values()), seen["peaks"][phase]] for phase, parts in told["memory"].items()}
-    measured = max(seen["peaks"].values())
+    measured = max(seen["peaks"].values())  # loading too, where nothing was told of it
     return {
         "setting": name, "sets": SETTINGS[name].sets, "phases": phases, "phase": told["peak_phase"],
         "estimate": told["peak_bytes"], "measured": measured, "error": told["peak_bytes"] / measured - 1,

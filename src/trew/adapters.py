@@ -83,10 +83,12 @@ def load_base(name: str, config: LoraConfig, *, device: str, dtype: str) -> PreT
         return _load_nf4(name, device=device, dtype=dtype)
     if config.base == "float32":
         return models.load_model(name, device=device)
-    model = models.load_model(name, dtype="auto")  # as stored, so that float32 copies never exist all at once
+    # As stored, so that float32 copies never exist all at once; and none is left in the file's pages, all of which
+    # would stay in memory for its sake.
+    model = models.load_model(name, dtype="auto")
     small = {id(p) for layer in linear_layers(model).values() for p in layer.parameters(recurse=False)}
     for p in model.parameters():
-        p.data = p.data.to(torch.bfloat16 if id(p) in small else torch.float32)
+        p.data = p.data.to(torch.bfloat16 if id(p) in small else torch.float32, copy=True)
     return model.to(device)  # pyright: ignore[reportArgumentType]
 
 
@@ -106,6 +108,9 @@ def _load_nf4(name: str, *, device: str, dtype: str) -> PreTrainedModel:
             # On some CPUs the first pass without gradient would repack the weights, their scales rounded to bfloat16:
             # generation and training would compute with two different models.
             layer.support_avx512bf16_for_cpu = False
+    for p in model.parameters():
+        if p.dtype == torch.float32:
+            p.data = p.data.clone()  # out of the file's pages, see above
     return model
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -61,7 +62,7 @@ def _candidates(now: Estimate) -> Iterator[dict[str, Any]]:
     """What does not change the result, then what does."""
     c = now.config
     if now.load.tokens > 256:
-        yield {"learner.microbatch_tokens": max(256, now.load.tokens // 4)}
+        yield {"learner.microbatch_tokens": 1 << max(round(math.log2(now.load.tokens)) - 2, 8)}
     if now.load.rows > 8:
         yield {"rollout.batch": now.load.rows // 4}
     if not c.learner.gradient_checkpointing:

@@ -6,7 +6,7 @@ S rows decoded at once, P longest prompt, C longest completion; b bytes of a num
 
 What is kept all the time: weights, optimizer state, reference. Beside it, one phase at a time:
 
-loading     the file's pages while its numbers are copied
+loading     the file's pages, where its numbers are converted (float32 is used as it is, page by page)
 generating  weights laid out for products, cache of keys and values, the work of one step
 training    gradients, activations, the head's work
 exporting   a merged copy of the weights, where there are adapters
@@ -23,9 +23,11 @@ from ..native.kernels import PAGE
 from .passes import Line
 from .sizes import FOUR_BIT, Sizes
 
-PHASES = ("loading", "generating", "training", "exporting")
 CHUNK = 1 << 25
 """Bytes that the paged cache grows by, as in native.kernels."""
+GAPS = 0.3
+"""On a CPU, gaps between tensors in the C library's heap, as a share of what is made and released in a training pass:
+0 to 0.5 was seen (`benchmarks/plan.py`). It keeps all of that for later, and what fits is made there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,7 @@ class Load:
     fused: bool  # the head chunk by chunk
     packed: bool  # products by oneDNN
     reference: bool
+    heap: bool  # memory is the C library's, and not a GPU's
     native_decode: bool
     body: Line | None = None
     prefill: Line | None = None
@@ -145,10 +148,12 @@ def gradients(s: Sizes) -> int:
 
 
 def low_copies(s: Sizes, config: Config, load: Load) -> int:
-    """2 N_l where our kernels compute in bfloat16, and 2 V H for the head while it works."""
+    """2 N_l where our kernels compute in bfloat16 (2 N_t where the frozen weights are kept in it), and 2 V H for the
+    head while it works."""
     if config.learner.dtype != "bfloat16":
         return 0
-    return (2 * s.linear if load.body is None else 0) + (2 * s.head if load.fused else 0)
+    layers = 2 * (s.trained if config.lora.base == "bfloat16" else s.linear)
+    return (layers if load.body is None else 0) + (2 * s.head if load.fused else 0)
 
 
 def kept(s: Sizes, config: Config) -> int:
@@ -193,17 +198,18 @@ def body(s: Sizes, config: Config, load: Load) -> int:
 
 def head(s: Sizes, config: Config, load: Load) -> int:
     """Chunk by chunk: n = max(256, 2^21 / V) rows of 4 V (with bfloat16 2 V more), 12 H for each of the R rows that
-    are read, and 8,192 rows of the weight's gradient. Logits of all tokens are counted in the body."""
+    are read, and 8,192 rows of the weight's gradient, where it is trained. Logits of all tokens belong to the body."""
     if not load.fused:
         return 0
     rows = min(max(ROWS, ELEMENTS // s.vocabulary), load.reads)
     low = 2 if config.learner.dtype == "bfloat16" else 0
-    return (4 + low) * s.vocabulary * rows + 12 * s.hidden * load.reads + 4 * min(BLOCK, s.vocabulary) * s.hidden
+    block = 0 if config.lora.rank else 4 * min(BLOCK, s.vocabulary) * s.hidden
+    return (4 + low) * s.vocabulary * rows + 12 * s.hidden * load.reads + block
 
 
 def update(s: Sizes, config: Config) -> int:
-    """What the optimizer makes for one parameter after another: in 8 bits 16 bytes a number, offloaded 8."""
-    return {"adamw": 0, "adamw-8bit": 16, "adamw-offload": 8}[config.learner.optimizer] * s.largest
+    """What the optimizer makes for one parameter after another: in 8 bits 20 bytes a number, offloaded 8."""
+    return {"adamw": 0, "adamw-8bit": 20, "adamw-offload": 8}[config.learner.optimizer] * s.largest
 
 
 # ---- all of it
@@ -217,18 +223,29 @@ def memory(s: Sizes, config: Config, load: Load) -> Memory:
         "reference": reference(s, config, load),
         "optimizer": optimizer(s, config),
     }
+    passing = max(body(s, config, load), update(s, config)) + head(s, config, load)
+    gaps = int(GAPS * passing) if load.heap else 0
+    made = {
+        "laid out": laid_out(s, config, load),
+        "step": decoding(s, config, load),
+        "cache": cache(s, config, load),
+    }
+    # Numbers that are being packed into 4 bits, several tensors at once: what was seen.
+    packing = 3 * s.linear if config.lora.base == "nf4" and config.lora.rank else 0
+    small = sum(made.values()) - (made["cache"] if load.native_decode else 0)  # its chunks are not of the heap
     parts = {
-        "loading": {k: always[k] for k in ("process", "weights", "reference")} | {"file": load.stored},
-        "generating": always
-        | {"laid out": laid_out(s, config, load), "cache": cache(s, config, load), "step": decoding(s, config, load)},
+        "generating": always | made | {"kept heap": max(passing + gaps - small, 0) if load.heap else 0},
         "training": always
         | {
             "gradients": gradients(s),
             "copies": low_copies(s, config, load),
-            "activations": max(body(s, config, load), update(s, config)),
+            "activations": passing - head(s, config, load),
             "head": head(s, config, load),
+            "gaps": gaps,
         },
     }
+    if load.stored:
+        parts = {"loading": always | {"optimizer": 0, "file": load.stored + packing}} | parts
     if config.lora.rank:
         parts["exporting"] = always | {"merged": 4 * s.linear}
     aside = 8 * s.trained if config.learner.optimizer == "adamw-offload" else 0

@@ -59,6 +59,8 @@ def batch(config: Config, model: Any, *, prompt: int, vocabulary: int) -> Batch:
         autocast=low, onednn=config.linear == "auto", kernels=config.kernels == "auto",
         gradient_checkpointing=learner.gradient_checkpointing,
     )  # fmt: skip
+    if config.lora.base == "nf4":
+        forward._body = None  # its layers are of another kind than those that stand for them here
     forward._proven = True  # it is proven on real samples, where it runs
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of what is slower than it might be: the run will say so

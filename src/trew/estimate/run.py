@@ -84,6 +84,7 @@ def load_of(config: Config, s: Sizes, objective: Objective, machine: Machine, *,
         batch = passes.batch(config, copy.model, prompt=prompt, vocabulary=s.vocabulary)
         native = (
             config.kernels == "auto"
+            and config.lora.base != "nf4"
             and native_decoder.unsupported(describe(copy.model, adapters=True), autocast=low) is None
         )
     pack, way = batch.largest, batch.forward.way
@@ -100,6 +101,7 @@ def load_of(config: Config, s: Sizes, objective: Objective, machine: Machine, *,
         fused=way.fused,
         packed=config.linear == "auto" and onednn.available(torch.device(machine.device), low or torch.float32),
         reference="ref_logprobs" in objective.needs,
+        heap=machine.device == "cpu",
         native_decode=native,
         body=None if way.native else passes.training(config, s, prompt=prompt, device=machine.device),
         prefill=None if native else passes.prefill(config, prompts=side_by_side, length=prompt, device=machine.device),
