@@ -7,13 +7,14 @@ OUT ?= runs/demo
 PEER_trl := trl==1.16.0
 PEER_verl := verl==0.9.1
 
-.PHONY: demo docs mutation test test-slow test-peers check format clean fetch
+.PHONY: demo docs mutation performance test test-slow test-peers check format clean fetch
 
 demo: $(VENV)/.installed fetch
 	$(BIN)/trew demo --seed $(SEED) --out $(OUT) --overwrite
 
 docs: $(VENV)/.installed
 	$(BIN)/python docs/generate.py
+	$(BIN)/python benchmarks/figures.py
 
 fetch: $(VENV)/.installed
 	$(BIN)/python -m trew.models
@@ -38,6 +39,14 @@ test-peers: .venv-trl/.installed .venv-verl/.installed
 # How many small wrong changes to src/trew/objective do the tests notice? A fixed sample; an hour on one core.
 mutation: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/mutation.py
+
+# What docs/performance.md shows: whole steps next to TRL's, generation, the machine's floor, scaling. Two hours.
+performance: $(VENV)/.installed .venv-trl/.installed
+	$(BIN)/python benchmarks/step.py --peer trl --patience 300 --json benchmarks/results/step.json
+	$(BIN)/python benchmarks/step.py --peer hf --patience 300 --json benchmarks/results/generate.json
+	$(BIN)/python benchmarks/floor.py --patience 300 --json benchmarks/results/floor.json
+	$(BIN)/python benchmarks/scaling.py --patience 300 --json benchmarks/results/scaling.json
+	$(BIN)/python benchmarks/figures.py
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

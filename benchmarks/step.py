@@ -12,7 +12,8 @@ draws an end token with probability 1/40 a token; the peer's completions are mad
 rewards, objective (GRPO with sequence means, clip 0.2) and optimizer. Both sides must have seen the same number of
 tokens. The peer's first step, a warm-up, learns from our completions: in float32 its gradient norm must be ours.
 
-``ratio`` is the peer's seconds over ours, of medians over all steps and repeats; ``memory_ratio`` the peer's peak
+``ratio`` is the peer's seconds over ours, of medians over all steps and repeats (steps during which other processes
+used a quarter of a core or more are left out, unless there are no others); ``memory_ratio`` the peer's peak
 memory over ours (of the whole process; ``memory_ratio_above_loaded``: of what came on top once the model was loaded).
 """
 
@@ -58,6 +59,8 @@ GENERATION = ("fixed-fp32", "ragged-fp32", "fixed-bf16", "ragged-bf16")
 PEER_ROWS = {"A": 16, "B": 8, "tiny": 32}
 """Sequences in one of TRL's micro-batches at equal precision: with these it is quickest."""
 
+STEPS = {"A": 2, "B": 1, "tiny": 2}
+
 PHASES = {
     "generate": ("generate",),
     "old, ref": ("old", "ref"),
@@ -71,7 +74,7 @@ PHASES = {
 def main() -> None:
     args = arguments()
     settings = {name: SETTINGS[name] for name in args.settings}
-    rows = []
+    rows = kept(args)
     with tempfile.TemporaryDirectory(prefix="trew-step-") as scratch:
         print(heading(), flush=True)
         for model in args.models:
@@ -80,11 +83,12 @@ def main() -> None:
             for setting, given in settings.items():
                 prompts, group = BATCHES[model]
                 work = Work(
-                    shape=SHAPES[model], prompts=prompts, group=group, steps=args.steps, threads=args.threads,
-                    device=args.device, peer_rows=args.peer_rows or PEER_ROWS[model], train=args.peer != "hf",
-                    overrides=tuple(args.set), **given,
+                    shape=SHAPES[model], prompts=prompts, group=group, steps=args.steps or STEPS[model],
+                    threads=args.threads, device=args.device, peer_rows=args.peer_rows or PEER_ROWS[model],
+                    train=args.peer != "hf", overrides=tuple(args.set),
+                    **given,
                 )  # fmt: skip
-                pairs = [measure(work, folder, args.peer, args.patience) for _ in range(args.repeats)]
+                pairs = measured(work, folder, args)
                 rows.append(row(model, setting, args.peer, work, pairs))
                 print(shown(rows[-1]), flush=True)
                 if args.json:
@@ -108,7 +112,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--models", type=names(SHAPES), default=["A", "B"])
     parser.add_argument("--settings", type=names(SETTINGS), help=f"of {', '.join(SETTINGS)}; all by default")
     parser.add_argument("--repeats", type=int, default=3, help="how often each side runs, in turn")
-    parser.add_argument("--steps", type=int, default=2, help="measured steps of each run, after a warm-up")
+    parser.add_argument("--steps", type=int, default=0, help=f"measured steps of each run, after a warm-up: {STEPS}")
     parser.add_argument("--threads", type=int, default=0, help="0: torch's choice")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--peer-rows", type=int, default=0, help="sequences in one micro-batch of the peer")
@@ -117,6 +121,7 @@ def arguments() -> argparse.Namespace:
         "--patience", type=float, default=0, help="seconds to wait, before each run, for a quiet machine"
     )
     parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--keep", action="store_true", help="rows of FILE that are not measured now stay in it")
     args = parser.parse_args()
     args.settings = args.settings or list(GENERATION if args.peer == "hf" else SETTINGS)
     if args.peer == "trl" and not (ROOT / ".venv-trl" / ".installed").exists():
@@ -127,8 +132,30 @@ def arguments() -> argparse.Namespace:
 # --------------------------------------------------------------------------------------------------------- measuring
 
 
+def measured(work: Work, model: Path, args: argparse.Namespace) -> list[dict[str, dict[str, Any]]]:
+    """``args.repeats`` runs of each side; up to twice as many where all steps of a side were disturbed."""
+    pairs: list[dict[str, dict[str, Any]]] = []
+    while len(pairs) < args.repeats or (len(pairs) < 2 * args.repeats and not all(map(quiet, sides_of(pairs)))):
+        pairs.append(measure(work, model, args.peer, args.patience))
+    return pairs
+
+
+def sides_of(pairs: list[dict[str, dict[str, Any]]]) -> list[list[dict[str, Any]]]:
+    """The measured steps of each side."""
+    return [[step for pair in pairs for step in pair[side]["steps"][1:]] for side in pairs[0]]
+
+
+def totals(steps: list[dict[str, Any]]) -> list[float]:
+    return [step["phases"]["total"] for step in steps]
+
+
+def quiet(steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The steps during which others used less than a quarter of a core."""
+    return [step for step in steps if step["foreign_cpu"] < 0.25]
+
+
 def measure(work: Work, model: Path, peer: str, patience: float = 0) -> dict[str, dict[str, Any]]:
-    """Our side, then the peer's, on the same work; both results, checked to be of the same work."""
+    """One run of our side, then one of the peer's; both results, checked to be of the same work."""
     wait_until_quiet(patience)
     spec, ours, theirs = (model.parent / name for name in ("work.json", "ours.json", "peer.json"))
     work.write(spec)
@@ -165,14 +192,23 @@ def check_same(found: dict[str, dict[str, Any]], work: Work) -> None:
             sys.exit(f"not the same work: on the same completions the gradient norm is {mine} here, {other} there")
 
 
+def kept(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Rows of an earlier run that this one does not measure anew."""
+    if not (args.keep and args.json and args.json.exists()):
+        return []
+    rows = json.loads(args.json.read_text())["rows"]
+    return [r for r in rows if not (r["model"] in args.models and r["setting"] in args.settings)]
+
+
 def row(model: str, setting: str, peer: str, work: Work, pairs: list[dict[str, dict[str, Any]]]) -> dict[str, Any]:
     sides = list(pairs[0])
     found: dict[str, Any] = {"model": model, "setting": setting, "peer": peer, "work": described(work, pairs)}
-    for key in ("seconds", "phases", "tokens_per_second", "memory", "foreign_cpu", "runs"):
+    found["date"] = datetime.date.today().isoformat()
+    for key in ("seconds", "phases", "tokens_per_second", "memory", "foreign_cpu", "measured_steps", "runs"):
         found[key] = {}
-    for side in sides:
-        steps = [step for pair in pairs for step in pair[side]["steps"][1:]]
-        total = statistics.median(step["phases"]["total"] for step in steps)
+    for side, steps in zip(sides, sides_of(pairs), strict=True):
+        steps = quiet(steps) or steps
+        total = statistics.median(totals(steps))
         names = dict.fromkeys(name for step in steps for name in step["phases"] if name != "total")
         phases = {name: statistics.median(step["phases"].get(name, 0.0) for step in steps) for name in names}
         found["seconds"][side] = total
@@ -183,24 +219,29 @@ def row(model: str, setting: str, peer: str, work: Work, pairs: list[dict[str, d
         found["memory"][side] = {
             key: statistics.median(pair[side][key] for pair in pairs) for key in ("loaded_bytes", "peak_bytes")
         }
-        found["foreign_cpu"][side] = statistics.median(pair[side]["foreign_cpu"] for pair in pairs)
-        found["runs"][side] = [[step["phases"]["total"] for step in pair[side]["steps"][1:]] for pair in pairs]
+        found["foreign_cpu"][side] = statistics.median(step["foreign_cpu"] for step in steps)
+        found["measured_steps"][side] = len(steps)
+        found["runs"][side] = [totals(pair[side]["steps"][1:]) for pair in pairs]
     if "peer" in sides:
         found |= compared(found, pairs)
     return found
 
 
 def described(work: Work, pairs: list[dict[str, dict[str, Any]]]) -> dict[str, Any]:
-    steps = [step for pair in pairs for step in pair["ours"]["steps"][1:]]
-    tokens = statistics.mean(step["completion_tokens"] for step in steps)
+    tokens = statistics.mean(step["completion_tokens"] for step in sides_of(pairs)[0])
     names = ("prompts", "group", "prompt_tokens", "completion_tokens", "ragged", "beta", "inner", "dtype", "train",
              "peer_defaults", "peer_rows", "overrides")  # fmt: skip
     return {name: getattr(work, name) for name in names} | {"mean_completion": tokens / work.sequences}
 
 
 def compared(found: dict[str, Any], pairs: list[dict[str, dict[str, Any]]]) -> dict[str, Any]:
-    """The ratios, with the lowest and the highest of the repeats."""
-    single = [statistics.median(b) / statistics.median(a) for a, b in zip(*found["runs"].values(), strict=True)]
+    """The ratios, with the lowest and the highest of the repeats (of those that were undisturbed, where there are)."""
+    each = [sides_of([pair]) for pair in pairs]
+    each = [sides for sides in each if all(map(quiet, sides))] or each
+    single = [
+        statistics.median(totals(quiet(theirs) or theirs)) / statistics.median(totals(quiet(ours) or ours))
+        for ours, theirs in each
+    ]
     ours, peer = found["memory"]["ours"], found["memory"]["peer"]
     above = {side: m["peak_bytes"] - m["loaded_bytes"] for side, m in found["memory"].items()}
     same = {}
@@ -221,7 +262,7 @@ def head(args: argparse.Namespace) -> dict[str, Any]:
         versions["trl"] = folder.name.removeprefix("trl-").removesuffix(".dist-info")
     return {
         "date": datetime.date.today().isoformat(), "machine": machine(), "versions": versions, "device": args.device,
-        "threads": args.threads or torch.get_num_threads(), "repeats": args.repeats, "steps": args.steps,
+        "threads": args.threads or torch.get_num_threads(), "repeats": args.repeats,
     }  # fmt: skip
 
 

@@ -187,7 +187,7 @@ class Watch:
         with contextlib.suppress(OSError):
             Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew; Linux alone has this
         self.loaded = self._memory("VmRSS")
-        self.start = time.perf_counter(), busy_seconds(), own_seconds()
+        self.load = Load()
 
     def _memory(self, field: str) -> int:
         if self.cuda:
@@ -199,13 +199,20 @@ class Watch:
         return 1024 * int(line.split()[1])
 
     def result(self) -> dict[str, Any]:
-        """``foreign_cpu``: cores that other processes kept busy, on average."""
-        wall, busy, own = (b - a for a, b in zip(self.start, (time.perf_counter(), busy_seconds(), own_seconds()),
-                                                 strict=True))  # fmt: skip
-        return {
-            "loaded_bytes": self.loaded, "peak_bytes": self._memory("VmHWM"),
-            "foreign_cpu": max(busy - own, 0.0) / wall, "own_cpu": own / wall,
-        }  # fmt: skip
+        return {"loaded_bytes": self.loaded, "peak_bytes": self._memory("VmHWM"), "foreign_cpu": self.load.foreign()}
+
+
+class Load:
+    """How busy others keep this machine, from the making of this object on."""
+
+    def __init__(self) -> None:
+        self.start = time.perf_counter(), busy_seconds(), own_seconds()
+
+    def foreign(self) -> float:
+        """Cores that other processes kept busy, on average, or other guests of the same host took away."""
+        now = time.perf_counter(), busy_seconds(), own_seconds()
+        wall, busy, own = (b - a for a, b in zip(self.start, now, strict=True))
+        return max(busy - own, 0.0) / wall
 
 
 def busy_seconds() -> float:
@@ -213,8 +220,8 @@ def busy_seconds() -> float:
     stat = Path("/proc/stat")
     if not stat.exists():
         return 0.0
-    user, nice, system, _, _, irq, softirq, *_ = map(int, stat.read_text().split("\n", 1)[0].split()[1:])
-    return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
+    user, nice, system, _, _, irq, softirq, steal, *_ = map(int, stat.read_text().split("\n", 1)[0].split()[1:])
+    return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
 
 
 def wait_until_quiet(patience: float, *, below: float = 0.15) -> None:

@@ -11,10 +11,9 @@ import sys
 from pathlib import Path
 
 import torch
-import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from work import Clock, EndAt, Watch, Work, texts
+from work import Clock, EndAt, Load, Watch, Work, texts
 
 
 def main() -> None:
@@ -28,7 +27,7 @@ def main() -> None:
     watch, clock = Watch(work.device), Clock(work.device)
     steps = []
     for number in range(1 + work.steps):
-        start = clock.time()
+        start, load = clock.time(), Load()
         prompts = texts(work)[number * work.prompts : (number + 1) * work.prompts]
         inputs = tokenizer([p for p in prompts for _ in range(work.group)], return_tensors="pt").to(work.device)
         lengths = [len(row) for group in ours[number] for row in group]
@@ -41,12 +40,11 @@ def main() -> None:
             )  # fmt: skip
             completions = ids[:, work.prompt_tokens :].tolist()
             tokenizer.batch_decode([row[:n] for row, n in zip(completions, lengths, strict=True)])
-        made = sum(row.index(end) + 1 if end in row[:n] and work.ragged else len(row)
-                   for row, n in zip(completions, lengths, strict=True))  # fmt: skip
+        made = sum(row.index(end) + 1 if work.ragged else len(row) for row in completions)
         phases = clock.take() | {"total": clock.time() - start}
-        steps.append({"phases": phases, "prompt_tokens": inputs["input_ids"].numel(), "completion_tokens": made})
-    told = {"transformers": transformers.__version__, "torch": torch.__version__}
-    out.write_text(json.dumps({"steps": steps, **watch.result(), **told}))
+        seen = {"prompt_tokens": inputs["input_ids"].numel(), "completion_tokens": made}
+        steps.append({"phases": phases, **seen, "foreign_cpu": load.foreign()})
+    out.write_text(json.dumps({"steps": steps, **watch.result()}))
 
 
 if __name__ == "__main__":

@@ -15,14 +15,13 @@ from typing import Any
 import numpy as np
 import torch
 
-import trew
 from trew import loop, setup
 from trew.config import Config, apply_overrides, parse
 from trew.display import Silent
 from trew.interrupt import Interrupts
 from trew.job import Job, build
 from trew.types import Group, Sampling, Score, ScoredGroup
-from work import Clock, Watch, Work, end_ids, rewards, texts
+from work import Clock, Load, Watch, Work, end_ids, rewards, texts
 
 
 def main() -> None:
@@ -37,7 +36,7 @@ def main() -> None:
     steps, rollouts = [], []
     with Silent().bar("", 1) as bar:
         for number in range(1 + work.steps):
-            start = clock.time()
+            start, load = clock.time(), Load()
             prompts = job.plan.train[number * work.prompts : (number + 1) * work.prompts]
             groups = job.engine.generate(prompts, n=work.group, sampling=sampling(work, job.config, number))
             row: dict[str, Any] = {}
@@ -45,10 +44,10 @@ def main() -> None:
                 row, _ = loop.update(job, scored(groups), bar)
                 assert not row["silent_share"], "a group without signal was skipped: not the same work"
             phases = clock.take() | {"total": clock.time() - start}
-            steps.append({"phases": phases, **counted(groups), **{k: row.get(k) for k in ("loss", "grad_norm")}})
+            told = {k: row.get(k) for k in ("loss", "grad_norm")} | {"foreign_cpu": load.foreign()}
+            steps.append({"phases": phases, **counted(groups), **told})
             rollouts.append([[c.token_ids.tolist() for c in group.completions] for group in groups])
-    told = {"trew": trew.__version__, "config": dataclasses.asdict(job.config)}
-    out.write_text(json.dumps({"steps": steps, "rollouts": rollouts, **watch.result(), **told}, default=str))
+    out.write_text(json.dumps({"steps": steps, "rollouts": rollouts, **watch.result()}))
 
 
 def config_of(work: Work, model: Path) -> Config:

@@ -16,19 +16,18 @@ from typing import Any
 import datasets
 import torch
 import transformers
-import trl
 from datasets import Dataset
 from transformers import AutoTokenizer, PrinterCallback, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
-from work import Clock, EndAt, Watch, Work, end_ids, rewards, texts
+from work import Clock, EndAt, Load, Watch, Work, end_ids, rewards, texts
 
 
 class Steps(TrainerCallback):
     """Closes a step after its last inner update: the time since the one before is its own, whatever was done in it."""
 
     def __init__(self, clock: Clock, inner: int):
-        self.clock, self.inner, self.start = clock, inner, clock.time()
+        self.clock, self.inner, self.start, self.load = clock, inner, clock.time(), Load()
         self.rows: list[dict[str, Any]] = []
         self.seen: dict[str, float] = defaultdict(float)
 
@@ -41,8 +40,8 @@ class Steps(TrainerCallback):
         now = self.clock.time()
         phases = self.clock.take() | {"total": now - self.start}
         seen = {k: v / self.inner if k in ("loss", "grad_norm") else v for k, v in self.seen.items()}
-        self.rows.append({"phases": phases, **seen})
-        self.start, self.seen = now, defaultdict(float)
+        self.rows.append({"phases": phases, **seen, "foreign_cpu": self.load.foreign()})
+        self.start, self.load, self.seen = now, Load(), defaultdict(float)
 
 
 def main() -> None:
@@ -60,8 +59,7 @@ def main() -> None:
     hook_phases(trainer, clock, steps)
     trainer.add_callback(steps)
     trainer.train()
-    told = {"trl": trl.__version__, "transformers": transformers.__version__, "torch": torch.__version__}
-    out.write_text(json.dumps({"steps": steps.rows, **watch.result(), **told}))
+    out.write_text(json.dumps({"steps": steps.rows, **watch.result()}))
 
 
 def make(work: Work, model: Path) -> GRPOTrainer:

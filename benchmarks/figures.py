@@ -1,0 +1,209 @@
+"""Writes the tables of docs/performance.md and its pictures from benchmarks/results/*.json.
+
+python benchmarks/figures.py            writes what is not current (part of make docs)
+python benchmarks/figures.py --check    only names it; exit code 1 if there is any
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from trew.report import Series, line_chart
+from trew.report.svg import CSS, side_by_side
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+PAGE = ROOT / "docs" / "performance.md"
+IMAGES = ROOT / "docs" / "images"
+PHASES = (("generate", ("generate",)), ("old and reference log-probs", ("old", "ref")),
+          ("training pass", ("train", "forward", "backward", "optimizer")), ("rest", ("rest",)))  # fmt: skip
+MIB = 2**20
+
+
+def files() -> dict[Path, str]:
+    """Every generated file with what should be in it."""
+    step, hf, floor, scaling = (load(name) for name in ("step", "generate", "floor", "scaling"))
+    tables = {
+        "machine": (machine, step),
+        "step": (step_table, step),
+        "generate": (generate_table, hf),
+        "floor": (floor_table, floor),
+        "scaling": (scaling_table, scaling),
+    }
+    parts = {name: make(found) if found["rows"] else "Not measured yet." for name, (make, found) in tables.items()}
+    shown = [row for row in step["rows"] if row["setting"] in ("fixed-fp32", "ragged-fp32", "fixed-default")]
+    return {
+        PAGE: filled(PAGE.read_text(encoding="utf-8"), parts),
+        IMAGES / "performance-step.svg": stacked(shown),
+        IMAGES / "performance-scaling.svg": scaling_picture(scaling),
+    }
+
+
+def load(name: str) -> dict[str, Any]:
+    """A file of results; one that is not there has no rows."""
+    path = RESULTS / f"{name}.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"rows": []}
+
+
+def filled(page: str, parts: dict[str, str]) -> str:
+    """``page`` with its generated parts exchanged; each stands between two comments."""
+    for name, text in parts.items():
+        mark = re.compile(rf"(<!-- generated: {name} -->\n).*?(<!-- end of {name} -->)", re.S)
+        page, count = mark.subn(lambda m, text=text: f"{m[1]}\n{text}\n\n{m[2]}", page)
+        assert count == 1, name
+    return page
+
+
+# --------------------------------------------------------------------------------------------------------- the tables
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def machine(found: dict[str, Any]) -> str:
+    m = found["machine"]
+    versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
+    return f"Measured {found['date']} on {m['cpu']}, {found['threads']} threads of {m['cores']} cores; {versions}."
+
+
+def step_table(found: dict[str, Any]) -> str:
+    rows = []
+    for r in found["rows"]:
+        low, high = r["ratio_range"]
+        memory = [r["memory"][side]["peak_bytes"] / MIB for side in ("ours", "peer")]
+        rows.append((
+            r["model"], r["setting"], seconds(r["seconds"]["ours"]), seconds(r["seconds"]["peer"]),
+            f"**{r['ratio']:.1f}** ({low:.1f} to {high:.1f})", f"{memory[0]:,.0f}", f"{memory[1]:,.0f}",
+            f"{r['memory_ratio']:.1f}",
+        ))  # fmt: skip
+    head = ("model", "setting", "trew, s", "TRL, s", "ratio", "trew, MiB", "TRL, MiB", "ratio")
+    return table(head, rows)
+
+
+def generate_table(found: dict[str, Any]) -> str:
+    rows = [
+        (r["model"], r["setting"], seconds(r["phases"]["ours"]["generate"]), seconds(r["phases"]["peer"]["generate"]),
+         f"**{r['ratio']:.1f}** ({r['ratio_range'][0]:.1f} to {r['ratio_range'][1]:.1f})",
+         f"{r['tokens_per_second']['ours']:,.0f}")
+        for r in found["rows"]
+    ]  # fmt: skip
+    return table(("model", "setting", "trew, s", "transformers, s", "ratio", "trew, tokens/s"), rows)
+
+
+def floor_table(found: dict[str, Any]) -> str:
+    limits = found["limits"]
+    said = [
+        f"{name} products {max(limits['products'][name].values()) / 1e9:,.0f} GFLOP/s" for name in limits["products"]
+    ]
+    lines = [f"This machine: {', '.join(said)}, copy {limits['copy'] / 1e9:.0f} GB/s (read and write).", ""]
+    rows = []
+    for r in found["rows"]:
+        cells = [f"{seconds(v['floor'])} of {seconds(v['seconds'])} ({v['share']:.0%})" for v in r["phases"].values()]
+        rows.append((r["model"], r["dtype"], *cells))
+    return "\n".join([*lines, table(("model", "type", "generate, s", "training pass, s", "whole step, s"), rows)])
+
+
+def scaling_table(found: dict[str, Any]) -> str:
+    by: dict[tuple[str, Any], dict[str, float]] = {}
+    for r in found["rows"]:
+        by.setdefault((r["axis"], r["value"]), {})[r["dtype"]] = r["per_token_us"]["total"]
+    names = list(dict.fromkeys(r["dtype"] for r in found["rows"]))
+    rows = [
+        (AXES.get(axis, axis), str(value), *(f"{of[name]:.0f}" if name in of else "" for name in names))
+        for (axis, value), of in by.items()
+    ]
+    return table(("what varies", "value", *(f"{name}, µs per completion token" for name in names)), rows)
+
+
+AXES = {"group": "group size", "prompt": "prompt tokens", "completion": "completion tokens", "size": "parameters"}
+
+
+def seconds(value: float) -> str:
+    """
+    >>> seconds(12.345), seconds(1.2345), seconds(0.12345)
+    ('12.3', '1.23', '0.123')
+    """
+    return f"{value:.1f}" if value >= 10 else f"{value:.2f}" if value >= 1 else f"{value:.3f}"
+
+
+# ------------------------------------------------------------------------------------------------------- the pictures
+
+
+def stacked(rows: Sequence[dict[str, Any]]) -> str:
+    """Two bars per row, ours and the peer's, as a share of the peer's seconds, their phases side by side."""
+    left, width, bar, gap = 190, 700, 15, 14
+    top, room = 34, 700 - 190 - 60
+    height = top + len(rows) * (2 * bar + gap) + 34
+    title = "Seconds of one GRPO step by phase, as a share of TRL's"
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="tc" viewBox="0 0 {width} {height}" width="{width}" '
+        f'height="{height}" role="img" aria-label="{escape(title)}"><style>{CSS}</style>'
+        f'<rect class="tc-ground" width="{width}" height="{height}" rx="6"/>'
+        f'<text class="tc-ink tc-title" x="16" y="20">{escape(title)}</text>'
+    ]
+    for number, row in enumerate(rows):
+        y = top + number * (2 * bar + gap)
+        label = f"{row['model']} {row['setting']}"
+        parts.append(f'<text class="tc-ink" x="16" y="{y + bar + 4}">{escape(label)}</text>')
+        for i, (side, name) in enumerate((("ours", "trew"), ("peer", row["peer"].upper()))):
+            at = y + i * bar
+            parts.append(f'<text class="tc-muted" x="{left - 6}" y="{at + 11}" text-anchor="end">{name}</text>')
+            x = float(left)
+            for colour, (_, keys) in enumerate(PHASES):
+                share = sum(row["phases"][side].get(k, 0.0) for k in keys) / row["seconds"]["peer"] * room
+                parts.append(
+                    f'<rect class="tc-f{colour}" x="{x:.1f}" y="{at}" width="{share:.1f}" height="{bar - 2}"/>'
+                )
+                x += share
+            total = f"{seconds(row['seconds'][side])} s"
+            parts.append(f'<text class="tc-ink" x="{x + 5:.1f}" y="{at + 11}">{total}</text>')
+    x = 16.0
+    for colour, (name, _) in enumerate(PHASES):
+        parts.append(f'<rect class="tc-f{colour}" x="{x:.1f}" y="{height - 22}" width="12" height="12"/>')
+        parts.append(f'<text class="tc-ink" x="{x + 17:.1f}" y="{height - 12}">{name}</text>')
+        x += 34 + 6.6 * len(name)
+    return "".join([*parts, "</svg>"])
+
+
+def scaling_picture(found: dict[str, Any]) -> str:
+    """A panel per axis: microseconds per completion token, of generation and of the training pass, float32."""
+    names = [axis for axis in AXES if axis != "size" and any(r["axis"] == axis for r in found["rows"])]
+    charts = []
+    for axis in names:
+        rows = [r for r in found["rows"] if r["axis"] == axis and r["dtype"] == "float32"]
+        x = [float(r["value"]) for r in rows]
+        highest = max(r["per_token_us"]["total"] for r in rows)
+        series = [
+            Series("", x, [r["per_token_us"][key] for r in rows], colour=i)
+            for i, key in enumerate(("generate", "train"))
+        ]
+        charts.append(
+            line_chart(series, x_label=AXES[axis], width=300, height=220, y_range=(0, 1.1 * highest), standalone=False)
+        )
+    charts = charts or [line_chart([], width=300, height=220, standalone=False)]
+    legend = [Series(name, [], [], colour=i) for i, name in enumerate(("generate", "training pass"))]
+    return side_by_side(
+        charts, width=300, height=220, title="Microseconds per completion token, 5 M parameters, float32", legend=legend
+    )
+
+
+def main(args: Sequence[str], *, wanted: Callable[[], dict[Path, str]] = files) -> int:
+    stale = [p for p, text in wanted().items() if not p.exists() or p.read_text(encoding="utf-8") != text]
+    check = "--check" in args
+    for path in stale:
+        print(f"{path.relative_to(ROOT)}: {'not current' if check else 'written'}")
+        if not check:
+            path.write_text(wanted()[path], encoding="utf-8")
+    return int(check and bool(stale))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

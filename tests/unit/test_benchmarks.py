@@ -1,0 +1,120 @@
+"""The benchmarks' own arithmetic and checks; tests/peers has a whole run next to TRL."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[2]
+TINY = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "vocab_size": 256, "tie_word_embeddings": True}  # fmt: skip
+
+
+@pytest.fixture
+def module(monkeypatch):
+    """A file of benchmarks/ as a module."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    return importlib.import_module
+
+
+def test_weights_are_those_of_the_model(module):
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    for name, shape in module("work").SHAPES.items():
+        with torch.device("meta"):
+            model = LlamaForCausalLM(LlamaConfig(**shape))
+        layers = sum(m.weight.numel() for m in model.model.layers.modules() if isinstance(m, torch.nn.Linear))
+        assert module("floor").weights(shape) == (layers, model.lm_head.weight.numel()), name
+
+
+def test_arithmetic_of_a_step(module):
+    """Two prompts of three tokens, two completions of two each: counted by hand."""
+    work = module("work").Work(shape=TINY, prompts=2, group=2, prompt_tokens=3, completion_tokens=2)
+    body, head = module("floor").weights(TINY)
+    needs = module("floor").arithmetic(work)
+    pair = 4 * 32 * 2
+    assert needs["prefill"]["flops"] == 2 * body * 6 + 2 * head * 2 + pair * 2 * (1 + 2 + 3)
+    assert needs["decode"]["flops"] == 4 * (2 * (body + head) + pair * (3 + 1))  # each row feeds one token
+    fed = 6 + 4
+    assert needs["train"]["flops"] == 6 * body * fed + 6 * head * (2 + 4) + 3 * pair * (12 + 4 * 4)
+    assert needs["decode"]["bytes"] == 4 * (body + head) + 2 * 16 * 2 * 4 * (2 * 3 + 4 * 1)
+
+
+def test_completions_end_where_they_are_made_to(module):
+    end = module("work").EndAt([2, 1, 4], prompt_tokens=3, end=7)
+    for made in range(4):
+        scores = end(torch.zeros(3, 3 + made), torch.zeros(3, 8))
+        ending = [row for row, length in enumerate([2, 1, 4]) if length == made + 1]
+        assert scores[:, 7].isfinite().nonzero().flatten().tolist() == ending
+        assert scores.argmax(1)[ending].eq(7).all()
+
+
+def test_other_work_is_refused(module):
+    step, work = module("step"), module("work").Work(shape=TINY, prompts=1, group=2)
+    row = {"prompt_tokens": 6, "completion_tokens": 4, "grad_norm": 0.5}
+    same = {"ours": {"steps": [row, dict(row)]}, "peer": {"steps": [row | {"grad_norm": 0.50001}, dict(row)]}}
+    step.check_same(same, work)
+    for key, value in (("completion_tokens", 5), ("prompt_tokens", 7), ("grad_norm", 0.51)):
+        other = copy.deepcopy(same)
+        other["peer"]["steps"][0][key] = value
+        with pytest.raises(SystemExit, match="not the same work"):
+            step.check_same(other, work)
+
+
+def test_disturbed_steps_are_left_out_where_there_are_others(module):
+    step, work = module("step"), module("work").Work(shape=TINY, prompts=1, group=2)
+
+    def pair(ours: float, theirs: float, foreign: float) -> dict:
+        def side(seconds: float) -> dict:
+            one = {"phases": {"generate": seconds / 2, "total": seconds}, "completion_tokens": 4, "prompt_tokens": 6,
+                   "foreign_cpu": foreign}  # fmt: skip
+            return {"steps": [one | {"phases": {"total": 99.0}}, one], "loaded_bytes": 1, "peak_bytes": 3}
+
+        return {"ours": side(ours), "peer": side(theirs)}
+
+    found = step.row("tiny", "fixed-fp32", "hf", work, [pair(1.0, 3.0, 0.0), pair(8.0, 8.0, 1.0)])
+    assert found["seconds"] == {"ours": 1.0, "peer": 3.0}
+    assert found["ratio"] == 3.0
+    assert found["ratio_range"] == [3.0, 3.0]
+    assert found["phases"]["ours"] == {"generate": 0.5, "rest": 0.5}
+    assert step.row("tiny", "fixed-fp32", "hf", work, [pair(8.0, 16.0, 1.0)])["ratio"] == 2.0
+
+
+def test_our_side_runs(tmp_path):
+    """Through the command, with one short setting."""
+    out = tmp_path / "step.json"
+    command = [sys.executable, ROOT / "benchmarks" / "step.py", "--models", "tiny", "--settings", "ragged-fp32",
+               "--repeats", "1", "--steps", "1", "--threads", "1", "--json", out]  # fmt: skip
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (row,) = json.loads(out.read_text())["rows"]
+    assert set(row["phases"]["ours"]) == {"generate", "train", "rest"}
+    assert 1 < row["work"]["mean_completion"] < 64  # ragged: ends were drawn
+    assert row["memory"]["ours"]["peak_bytes"] >= row["memory"]["ours"]["loaded_bytes"] > 0
+
+
+def test_an_unknown_setting_is_refused(module, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["step.py", "--settings", "fixed-fp33"])
+    with pytest.raises(SystemExit, match="2"):
+        module("step").arguments()
+    assert "got fixed-fp33, accepts fixed-fp32" in capsys.readouterr().err
+
+
+def test_without_its_environment_the_peer_is_refused(module, monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(module("step"), "ROOT", tmp_path)
+    monkeypatch.setattr(sys, "argv", ["step.py", "--peer", "trl"])
+    with pytest.raises(SystemExit, match="2"):
+        module("step").arguments()
+    assert "make .venv-trl/.installed" in capsys.readouterr().err
+
+
+def test_the_page_is_current(module):
+    stale = [p.name for p, text in module("figures").files().items() if p.read_text(encoding="utf-8") != text]
+    assert not stale, "run benchmarks/figures.py, look at what changed, and commit it"
