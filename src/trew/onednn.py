@@ -9,11 +9,16 @@ recipe switches both off.
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+# oneDNN keeps the code that it makes for every shape, half a megabyte each and 1,024 of them: it looks here before its
+# first product. A step works with a few dozen shapes; the lengths of the next one are others anyway.
+os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
 
 
 def available(device: torch.device, dtype: torch.dtype) -> bool:

@@ -67,9 +67,10 @@ def test_the_first_8_bit_step_is_adamw_s_and_later_ones_stay_near():
     assert b.state[small["matrix"]]["state1"].dtype == torch.uint8
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("kind", ["adamw", "adamw-8bit", "adamw-offload"])
-def test_a_state_that_was_stored_and_loaded_goes_on_to_the_bit(kind):
-    straight, stopped = parameters(), parameters()
+def test_a_state_that_was_stored_and_loaded_goes_on_to_the_bit(kind, device):
+    straight, stopped = parameters(device), parameters(device)
     a, b = made(kind, straight), made(kind, stopped)
     run(a, straight, 0, 4)
     run(b, stopped, 0, 2)

@@ -156,7 +156,7 @@ def test_adapters_decode_as_they_are_now(kind):
     for one, other in zip(*both(m), strict=True):
         for a, b in zip(one.completions, other.completions, strict=True):
             assert a.token_ids.tolist() == b.token_ids.tolist()
-            np.testing.assert_allclose(a.logprobs, b.logprobs, atol=3e-5)
+            np.testing.assert_allclose(a.logprobs, b.logprobs, atol=1e-4)
     with adapters.disabled():
         base = engine(m).generate(PROMPTS, n=1, sampling=SAMPLING)
     expected = engine(model(kind)).generate(PROMPTS, n=1, sampling=SAMPLING)

@@ -294,7 +294,11 @@ def sample_pairs(rounds: Rounds, number: int) -> None:
     model = setup.load(plan)
     autocast = torch.bfloat16 if config.learner.dtype == "bfloat16" else None
     engine = TorchEngine(
-        model, plan.renderer, batch=config.rollout.batch, autocast=autocast, onednn=config.linear == "auto",
+        model,
+        plan.renderer,
+        batch=config.rollout.batch,
+        autocast=autocast,
+        onednn=config.linear == "auto",
         native=config.kernels == "auto",
     )
     count = r.prompts if number else rounds.first_prompts

@@ -132,7 +132,7 @@ class Decoder:
         hidden = self._forward(tokens, rows)
         for row in self.running:
             row.length += 1
-        return self._logits(hidden)
+        return self._logits(hidden)[: self.rows]
 
     def keep(self, alive: Sequence[int]) -> list[int]:
         """Drops all other rows; returns the old number of each remaining one, in their new order."""
@@ -166,14 +166,14 @@ class Decoder:
         positions = torch.cat([torch.arange(int(length), dtype=torch.int32) for length in lengths])
         pages = sequences.table[sequence.long(), (positions // PAGE).long()]
         ends = lengths.cumsum(0) - 1
-        last = torch.empty(len(prompts), self.parts.embedding.embedding_dim, dtype=torch.float32)
+        last = torch.zeros(_room(len(prompts)), self.parts.embedding.embedding_dim, dtype=torch.float32)
         for begin in range(0, len(tokens), PREFILL_TOKENS):
             part = slice(begin, begin + PREFILL_TOKENS)
             rows = Rows(sequences, *(t[part].contiguous() for t in (sequence, positions, pages, positions % PAGE)))
             hidden = self._forward(tokens[part], rows)
             here = (ends >= begin) & (ends < begin + PREFILL_TOKENS)
-            last[here] = hidden[ends[here] - begin].float()
-        for p, logits in zip(prompts, self._logits(last), strict=True):
+            last[: len(prompts)][here] = hidden[ends[here] - begin].float()
+        for p, logits in zip(prompts, self._logits(last)[: len(prompts)], strict=True):
             self.prompts[p] = _Prompt(owned[p], logits.clone(), self.n)
 
     def _sequences(
@@ -191,13 +191,14 @@ class Decoder:
         )
 
     def _forward(self, tokens: Tensor, rows: Rows) -> Tensor:
-        """The final norm's output (N, H), in T."""
+        """The final norm's output (N, H), in T, and rows of no meaning after it: see :func:`_room`."""
         parts, kernels = self.parts, self.kernels
         x = parts.embed(tokens)
+        room = _room(len(x))
         q = torch.empty(len(x), parts.heads, parts.head_dim)
-        mixed = torch.empty(len(x), parts.heads * parts.head_dim, dtype=self.dtype)
-        gated = torch.empty(len(x), parts.layers[0].gate.out_features, dtype=self.dtype)
-        h = torch.empty(x.shape, dtype=self.dtype)
+        mixed = torch.zeros(room, parts.heads * parts.head_dim, dtype=self.dtype)
+        gated = torch.empty(room, parts.layers[0].gate.out_features, dtype=self.dtype)
+        h = torch.zeros(room, x.shape[1], dtype=self.dtype)
         kernels.add_norm(x, None, after=None, norm=parts.layers[0].attention_norm, out=h)
         following = [*(layer.attention_norm for layer in parts.layers[1:]), parts.norm]
         for number, (layer, products) in enumerate(zip(parts.layers, self.products, strict=True)):
@@ -220,6 +221,17 @@ class Decoder:
         logits = self.head(hidden.float())
         cap = self.parts.logit_cap
         return (logits / cap).tanh_().mul_(cap) if cap else logits
+
+
+def _room(rows: int) -> int:
+    """How many rows products are given for these: oneDNN makes code for every number of rows that it has not seen,
+    which takes a millisecond and half a megabyte each.
+
+    >>> _room(1), _room(8), _room(57), _room(65)
+    (8, 8, 64, 80)
+    """
+    step = 8 if rows <= 64 else 16 if rows <= 256 else 64
+    return -(-rows // step) * step
 
 
 class _Layout:

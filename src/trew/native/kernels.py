@@ -95,7 +95,7 @@ class Kernels:
             q_norm and q_norm.weight.data_ptr(), k_norm and k_norm.weight.data_ptr(),
             norm.offset if norm else 0.0, norm.eps if norm else 0.0, scaling,
             cache.pointer, layer, rows.pages.data_ptr(), rows.places.data_ptr(),
-            len(qkv), q.shape[1], kv_heads, q.shape[2],
+            *q.shape[:2], kv_heads, q.shape[2],
         )  # fmt: skip
 
     def attend(
