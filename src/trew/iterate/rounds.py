@@ -291,7 +291,7 @@ def sample_pairs(rounds: Rounds, number: int) -> None:
     plan = setup.plan(config)
     if config.threads:
         torch.set_num_threads(config.threads)
-    model = setup.load(plan)
+    model, _ = setup.load(plan)
     autocast = torch.bfloat16 if config.learner.dtype == "bfloat16" else None
     engine = TorchEngine(
         model,
