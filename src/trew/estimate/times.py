@@ -13,7 +13,7 @@ from .memory import Load
 from .sizes import Sizes
 
 SHARE = {"native": 0.65, "plain": 0.45}
-"""How much of the products' rate a phase reaches, by our kernels and by a model's own forward: `benchmarks/plan.py`."""
+"""How much of the products' rate a phase is taken to reach, by our kernels and by a model's own forward."""
 
 _MEASURE = 0.15  # seconds of one measurement, of which the best moment counts: others may use the machine too
 _BYTES = 1 << 26  # of weights that it goes through: more than caches hold
