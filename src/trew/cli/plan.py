@@ -19,8 +19,8 @@ def plan(
     """Say what memory and time a recipe needs, by part, and what to turn if it does not fit.
 
     Checks the recipe as `trew train --dry-run` does and loads no weights. For prompts and completions that are all as
-    long as they may be. docs/memory.md says how near memory comes; time is a rough figure. Exit code 1 where it does not
-    fit this machine.
+    long as they may be. docs/memory.md says how near memory comes; time is a rough figure. Exit code 1 where it does
+    not fit this machine.
 
     Args:
         recipe: The recipe, a TOML file; docs/configuration.md lists its keys.
