@@ -20,7 +20,7 @@ fetch: $(VENV)/.installed
 	$(BIN)/python -m trew.models
 
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -n 2 -m "not slow and not gpu"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not slow and not gpu"
 
 test-slow: $(VENV)/.installed-dev fetch
 	$(BIN)/python -m pytest -m slow
