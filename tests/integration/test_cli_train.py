@@ -230,7 +230,7 @@ def test_resuming_another_run_is_refused_with_the_differences(recipe, tmp_path):
 
 def test_dry_run_shows_everything_and_trains_nothing(recipe, tmp_path):
     out = cli("train", recipe, "--dry-run", cwd=tmp_path)
-    for expected in ("[rollout]", "A_i = (R_i - mean(R)) / std(R)", "--- prompt", "tokens", "Nothing was trained"):
+    for expected in ("[rollout]", "A_i = (R_i - mean(R)) / std(R)", "── prompt", "tokens", "Nothing was trained"):
         assert expected in out
     assert not (tmp_path / "runs").exists()
 

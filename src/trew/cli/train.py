@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import tyro
 
 from .. import track
-from ..config import Config, dumps
+from ..config import Config
 from ..track import trackers
 
 
@@ -33,7 +32,8 @@ def train(
         recipe: The recipe, a TOML file; docs/configuration.md lists its keys.
         set: key=value, over what the recipe says: --set learner.lr=1e-5 rollout.prompts=16
         out: Run folder, over what the recipe says.
-        dry_run: Check everything, show the resolved configuration, the objective and three prompts; do not train.
+        dry_run: Check everything, show the resolved configuration and where it comes from, the objective's equation,
+            three prompts as the model reads them, golds with their rewards, memory and time; write and train nothing.
         resume: Continue from the newest complete checkpoint of the run folder.
         overwrite: Start over in a run folder that holds a run already.
     """
@@ -43,7 +43,10 @@ def train(
     if out is not None:
         config = dataclasses.replace(config, out=str(out))
     if dry_run:
-        show(config, found=track.problems(config.out, resume=resume, overwrite=overwrite))
+        from . import dry_run as dry
+
+        busy = [*track.problems(config.out, resume=resume, overwrite=overwrite), *trackers.problems(config.track.to)]
+        dry.show(config, given=dry.origins(recipe, set, out=out is not None), found=busy)
         return 0
     run(config, resume=resume, overwrite=overwrite)
     return 0
@@ -67,30 +70,3 @@ def run(config: Config, *, resume: bool = False, overwrite: bool = False) -> dic
         }
     )
     return summary
-
-
-def show(config: Config, *, found: Sequence[str] = ()) -> None:
-    """The dry run: what would be run, in full, after the same checks."""
-    from .. import models, setup
-    from ..display import Display
-    from ..estimate import Machine, estimate, summary
-
-    display = Display()
-    plan = setup.plan(config, found=[*found, *trackers.problems(config.track.to)], bar=display.bar)
-    display.line(dumps(plan.config).rstrip())
-    display.line(f"\nobjective {plan.objective.name}\n{plan.objective.equation()}\n")
-    for note in plan.notes:
-        display.line(f"note: {note}")
-    display.line(f"data: {len(plan.train)} training and {len(plan.eval)} held-out prompts")
-    for prompt in plan.train[:3]:
-        count = len(plan.renderer.encode(prompt))
-        columns = ", ".join(f"{k} = {v!r}"[:80] for k, v in prompt.columns.items())
-        display.line(f"\n--- prompt {prompt.uid}, {count} tokens; {columns}\n{plan.renderer.render(prompt)}")
-    c = plan.config
-    if models.is_here(c.model):
-        needs = estimate(c, machine=Machine.of(plan.device), objective=plan.objective, prompt=plan.longest)
-        display.line("\n" + "\n".join([*summary(needs), "         trew plan says more"]))
-    display.line(
-        f"\nplan: {c.steps} steps, each {c.rollout.prompts} prompts x {c.rollout.completions} completions of at most "
-        f"{c.rollout.max_tokens} tokens; {c.optimizer_steps} optimizer steps; on {plan.device}. Nothing was trained."
-    )

@@ -1,0 +1,201 @@
+"""``trew train --dry-run``: what a recipe would do, in full, after all checks that a run makes before it loads weights.
+
+The first part is the resolved configuration as a recipe of its own; remarks behind values say where they come from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..config import Config, apply_overrides, dumps, read_table
+from .main import visible
+
+if TYPE_CHECKING:
+    from ..display import Display
+    from ..rewards import RewardSet
+    from ..setup import Plan
+    from ..types import Prompt
+
+SHOWN = 3  # prompts
+LINES = 40  # of a prompt, before its middle is left out
+REMARK = 44  # column of the remarks behind values
+
+
+def origins(recipe: Path, overrides: Sequence[str] = (), *, out: bool = False) -> dict[str, str]:
+    """Where a recipe's keys got their values, by dotted name; what is not in here stands at its default."""
+    file = read_table(recipe)
+    found = dict.fromkeys(_keys(file), recipe.name)
+    if file["out"] == f"runs/{recipe.stem}":
+        found["out"] = "the recipe's name"
+    for text in overrides:
+        given: dict[str, Any] = {}
+        apply_overrides(given, [text])
+        key = text.partition("=")[0].strip()
+        found = {k: where for k, where in found.items() if not f"{k}.".startswith(f"{key}.")}  # replaced as a whole
+        found |= dict.fromkeys(_keys(given), "--set")
+    return found | ({"out": "--out"} if out else {})
+
+
+def _keys(table: Mapping[str, Any], where: str = "") -> Iterator[str]:
+    for name, value in table.items():
+        if isinstance(value, list) and value and all(isinstance(v, dict) for v in value):
+            value = {str(i): v for i, v in enumerate(value)}
+        if isinstance(value, dict) and value:
+            yield from _keys(value, f"{where}{name}.")
+        else:
+            yield f"{where}{name}"
+
+
+def annotated(config: Config, given: Mapping[str, str], *, own_rewards: bool = False) -> list[str]:
+    """The configuration as TOML, a remark behind each value that is given; ``own_rewards``: they are the task's."""
+    lines, section, number = [], "", -1
+    for line in dumps(config).rstrip().splitlines():
+        if line == "[[rewards]]":
+            number += 1
+            section = f"rewards.{number}."
+        elif line.startswith("["):
+            section = f"{line.strip('[]')}."
+        key, equals, _ = line.partition(" = ")
+        froms = dict.fromkeys(where for k, where in given.items() if f"{k}.".startswith(f"{section}{key}."))
+        if own_rewards and number >= 0 and key in ("name", "args"):
+            froms = {"the task's own": None}
+        lines.append(f"{line:<{REMARK - 2}}  # {', '.join(froms)}" if equals and froms else line)
+    return lines
+
+
+def show(config: Config, *, given: Mapping[str, str], found: Sequence[str] = ()) -> None:
+    """Checks as a run does, raising the same ConfigError with every problem, and prints what would be run.
+
+    ``given`` is what :func:`origins` says; ``found`` are problems that are known already. Writes no file.
+    """
+    from .. import setup
+    from ..data import PromptSampler
+    from ..display import Display
+    from ..track import redact
+
+    display = Display()
+    plan = setup.plan(config, found=found, bar=display.bar)
+    display.line("# The recipe, resolved. What has no remark stands at its default.")
+    display.line(redact("\n".join(annotated(plan.config, given, own_rewards=not config.rewards))))
+    _heading(display, f"objective: {plan.objective.name}")
+    display.line(f"{plan.objective.equation()}\n(trew explain {config.objective.preset} says more)")
+    _data(display, plan)
+    order = PromptSampler(len(plan.train), seed=plan.config.seed, shuffle=plan.config.data.shuffle)
+    for number, index in enumerate(order.take(0, min(SHOWN, len(plan.train))), 1):
+        _prompt(display, plan, number, plan.train[index])
+    _ends(display, plan)
+    _plan(display, plan)
+
+
+def _heading(display: Display, text: str) -> None:
+    display.line(f"\n── {text} {'─' * max(3, 76 - len(text))}")
+
+
+def _data(display: Display, plan: Plan) -> None:
+    """How many prompts, how long, and what each reward finds in them."""
+    _heading(display, "data and rewards")
+    lengths = sorted(len(plan.renderer.encode(p)) for p in plan.train)
+    display.line(
+        f"data: {len(plan.train)} training and {len(plan.eval)} held-out prompts; training prompts have {lengths[0]} "
+        f"to {lengths[-1]} tokens, half of them at most {lengths[(len(lengths) - 1) // 2]}"
+    )
+    for line in reward_lines(plan.rewards, [*plan.train, *plan.eval]):
+        display.line(line)
+    for note in plan.notes:
+        display.line(f"note: {note}")
+
+
+def reward_lines(rewards: RewardSet, prompts: Sequence[Prompt]) -> list[str]:
+    """What was checked of each reward on these prompts, a line each; golds that are wrong ended the checks before."""
+    from ..rewards.builtin import KINDS
+
+    lines = []
+    for reward in rewards.rewards:
+        weight = f"reward {reward.name}: weight {reward.weight:g}{', a gate' if reward.gate else ''}"
+        if reward.model is not None:
+            says = "a reward model, whose weights are loaded when a run begins"
+        elif reward.function is not None:
+            served = sum(map(reward.function.applies, prompts))
+            says = f"{reward.kind} applies to {served} of {len(prompts)} rows; trew rewards test tries it on answers"
+        else:
+            kind = KINDS[reward.kind]
+            served = sum(kind.gold(p.columns) is not None for p in prompts)
+            says = f"applies to {served} of {len(prompts)} rows"
+            if kind.self_answer is not None:
+                says += ", whose golds all score 1"
+            elif kind.looks_for:
+                says += ", whose golds are all readable"
+        lines.append(f"{weight}; {says}")
+    return lines
+
+
+def _prompt(display: Display, plan: Plan, number: int, prompt: Prompt) -> None:
+    """One prompt as the model reads it, between marks, so that white space at its end can be seen."""
+    count = len(plan.renderer.encode(prompt))
+    _heading(display, f"prompt {number} of step 1: {prompt.uid}, {count} tokens")
+    lines = plan.renderer.render(prompt).split("\n")
+    if len(lines) > LINES:
+        half = LINES // 2
+        lines = [*lines[:half], f"... {len(lines) - 2 * half} lines ...", *lines[-half:]]
+    display.line("\n".join(f"│ {visible(line)}" for line in lines))
+    for name, value in prompt.columns.items():
+        display.line(f"  {name} = {_short(repr(value))}")
+    for line in gold_lines(plan.rewards, prompt):
+        display.line(f"  {line}")
+
+
+def gold_lines(rewards: RewardSet, prompt: Prompt) -> list[str]:
+    """For each built-in reward an answer to this prompt that is known to be right, and the score that it gets."""
+    from ..rewards.builtin import KINDS, graded
+    from ..rewards.probes import probes
+
+    lines = []
+    for reward in rewards.rewards:
+        if reward.function is not None or reward.model is not None:
+            continue
+        kind = KINDS[reward.kind]
+        right = next((p for p in probes(reward.kind, prompt.columns, reward.args) if p.family == "right"), None)
+        found = kind.gold(prompt.columns)
+        if right is None or found is None:
+            continue
+        verdict = graded(kind, right.text, found[0], {**reward.args, **found[1]})
+        lines.append(f"the answer {_short(repr(right.text))} scores {verdict.score:g} with {reward.name}")
+    return lines
+
+
+def _ends(display: Display, plan: Plan) -> None:
+    """What ends a completion: the most frequent cause of runs in which everything is cut off."""
+    renderer = plan.renderer
+    _, strings = renderer.split_stop(renderer.stop)
+    tokens = [f"{renderer.tokenizer.convert_ids_to_tokens(i)} ({i})" for i in sorted(renderer.stop_ids)]
+    ends = [*tokens, *map(repr, strings)]
+    most = plan.config.rollout.max_tokens
+    display.line("\n" + visible(f"a completion ends with {' or '.join(ends)}, or is cut off after {most} tokens"))
+
+
+def _plan(display: Display, plan: Plan) -> None:
+    """Memory and time, and how much will be done."""
+    from .. import models
+    from ..estimate import Machine, estimate, knobs, table
+
+    c = plan.config
+    _heading(display, "plan")
+    if models.is_here(c.model):
+        needs = estimate(c, machine=Machine.of(plan.device), objective=plan.objective, prompt=plan.longest)
+        display.line("\n".join(table(needs, () if needs.fits is not False else knobs(needs))))
+    else:
+        display.line(f"memory and time are not known before {c.model} is here; it is fetched when a run begins")
+    saves = f"every {c.checkpoint.every} steps" if c.checkpoint.every else "never"
+    measured = f"before, after and every {c.eval.every} steps" if c.eval.every else "before and after"
+    display.line(
+        f"\n{c.steps} steps of {c.rollout.prompts} prompts x {c.rollout.completions} completions, {c.optimizer_steps} "
+        f"optimizer steps, on {plan.device}; evaluated {measured} on {len(plan.eval)} prompts; saved {saves}, to "
+        f"{c.out}. Nothing was trained or written."
+    )
+
+
+def _short(text: str, limit: int = 100) -> str:
+    text = visible(text)
+    return text if len(text) <= limit else f"{text[: limit - 3]}..."

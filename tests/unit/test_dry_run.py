@@ -1,0 +1,142 @@
+"""``trew train --dry-run`` says what would be run and where each value comes from, and writes nothing."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+import tiny
+from trew.cli.dry_run import annotated, origins
+from trew.cli.main import main
+from trew.config import load, parse
+
+RECIPE = """
+model = "model"
+steps = 2
+[data]
+train = "d.jsonl"
+[data.args]
+chat = true
+[[rewards]]
+name = "gsm8k"
+[[rewards]]
+name = "r.py:{f}"
+weight = 0.5
+[rollout]
+prompts = 2
+completions = 2
+max_tokens = 4
+[eval]
+size = 2
+"""
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch) -> Path:
+    tiny.save(tmp_path / "model")
+    (tmp_path / "r.toml").write_text(RECIPE.replace("{f}", "f"))
+    (tmp_path / "r.py").write_text("def f(completions, **_): return [1.0] * len(completions)\n")
+    rows = [{"prompt": f"{i} + 1? \x1b[31mred \u202e[bold]", "gold": str(i + 1)} for i in range(12)]
+    (tmp_path / "d.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def dry(capsys, *args: str, code: int = 0) -> str:
+    with pytest.raises(SystemExit) as left:
+        main(["train", "r.toml", "--dry-run", *args])
+    said = capsys.readouterr()
+    assert left.value.code == code, said.err
+    return said.out if code == 0 else said.err
+
+
+def test_everything_is_shown_and_nothing_is_written(here, capsys):
+    before = {p: p.stat().st_mtime_ns for p in here.rglob("*") if "__pycache__" not in p.parts}
+    out = dry(capsys, "--set", "objective.preset=dapo", "objective.eps_high=0.25")
+    assert before == {p: p.stat().st_mtime_ns for p in here.rglob("*") if "__pycache__" not in p.parts}
+    for expected in (
+        "w = 0 if (A > 0 and r > 1.25) or (A < 0 and r < 0.8), else 1",  # the equation, with its numbers
+        "data: 10 training and 2 held-out prompts; training prompts have",
+        "reward gsm8k: weight 1; applies to 12 of 12 rows, whose golds all score 1",
+        "applies to 12 of 12 rows; trew rewards test tries it",
+        "│ <|im_start|>assistant",
+        "scores 1 with gsm8k",
+        "a completion ends with <|im_end|> (258), or is cut off after 4 tokens",
+        "memory   peak about",
+        "2 steps of 2 prompts x 2 completions, 2 optimizer steps, on cpu; evaluated before and after on 2 prompts",
+        "Nothing was trained or written.",
+    ):
+        assert expected in out, expected
+    assert out.count("── prompt ") == 3
+
+
+@pytest.mark.parametrize("shuffle", ["true", "false"])
+def test_the_prompts_are_those_of_the_first_step(here, capsys, shuffle):
+    settings = ["--set", f"data.shuffle={shuffle}", "steps=1", "rollout.prompts=3"]
+    shown = [line.split()[6].rstrip(",") for line in dry(capsys, *settings).splitlines() if "── prompt" in line]
+    with pytest.raises(SystemExit):
+        main(["train", "r.toml", "--out", "run", *settings])
+    table = pq.read_table(here / "run" / "rollouts" / "000001.parquet").to_pylist()
+    assert shown == list(dict.fromkeys(row["uid"] for row in table))
+
+
+def test_prompts_cannot_steer_the_terminal(here, capsys):
+    out = dry(capsys)
+    assert "\x1b" not in out
+    assert "\u202e" not in out
+    assert r"red \u202e[bold]" in out
+
+
+def test_what_is_shown_is_a_recipe_and_says_where_values_come_from(here, capsys):
+    out = dry(capsys, "--out", "elsewhere", "--set", "learner.lr=1e-4", "data.args.system=s", "steps=3")
+    text = out.split("\n──")[0]
+    again = parse(tomllib.loads(text), base=here)
+    settings = ["learner.lr=1e-4", "data.args.system=s", "steps=3", "out=elsewhere"]
+    assert again == load(here / "r.toml", settings)
+    remarks = dict(line.split("  # ") for line in text.splitlines() if "  # " in line)
+    remarks = {key.split(" = ")[0]: where for key, where in remarks.items()}
+    assert {k: remarks[k] for k in ("model", "steps", "lr", "args", "out", "weight")} == {
+        "model": "r.toml", "steps": "--set", "lr": "--set", "args": "r.toml, --set", "out": "--out",
+        "weight": "r.toml",
+    }  # fmt: skip
+    assert "seed" not in remarks
+
+
+def test_later_wins_as_a_whole_where_a_table_or_a_list_is_replaced(here):
+    found = origins(here / "r.toml", ["data.args={chat=false}", "rewards=[{name='gsm8k', weight=2.0}]"])
+    assert found["data.args.chat"] == "--set"
+    assert not any(k.startswith("rewards.") and where == "r.toml" for k, where in found.items())
+    assert found["out"] == "the recipe's name"
+    lines = annotated(load(here / "r.toml", ["rewards=[{name='gsm8k', weight=2.0}]"]), found)
+    assert {"name", "weight"} == {
+        line.split(" = ")[0] for line in lines[lines.index("[[rewards]]") :] if "# --set" in line
+    }
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        (["learner.lr=-1", "data.train=none.jsonl", "objective.preset=dap"], ["learner.lr", "none.jsonl", "'dapo'"]),
+        (["track.to=['wandbb']"], ["did you mean 'wandb'"]),
+        (["rewards=[{name='arithmetic'}]", "data.train=b.jsonl"], ["reward 'arithmetic'"]),
+    ],
+)
+def test_it_refuses_what_a_run_refuses_with_the_same_words(here, capsys, settings, says):
+    rows = [{"prompt": f"{i}?", "gold": "no number" if i == 3 else "1"} for i in range(9)]
+    (here / "b.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    said = dry(capsys, "--set", *settings, code=2)
+    assert all(text in said for text in says), said
+    with pytest.raises(SystemExit) as left:
+        main(["train", "r.toml", "--set", *settings])
+    assert left.value.code == 2
+    assert capsys.readouterr().err == said
+
+
+def test_a_used_folder_is_refused_as_by_a_run(here, capsys):
+    (here / "used").mkdir()
+    (here / "used" / "mine.txt").write_text("x")
+    assert "is not empty and not a run's folder" in dry(capsys, "--out", "used", code=2)
