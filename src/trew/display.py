@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import IO, Any, cast
 
 from rich.console import Console
 from rich.markup import escape
@@ -36,7 +39,7 @@ class Display:
     """Prints a run to a terminal or, where there is none, as plain lines."""
 
     def __init__(self, console: Console | None = None):
-        self.console = console or Console(highlight=False)
+        self.console = console or Console(highlight=False, file=cast(IO[str], _Steady(sys.stdout)))
         if console is None and not self.console.is_terminal:
             self.console.width = 160  # piped output has no width to respect; tables stay on one line
         self.rows = 0
@@ -132,6 +135,33 @@ class Display:
         width = max(map(len, files))
         for name, path in files.items():
             self.console.print(f"  {escape(name):<{width}}  {escape(path)}", soft_wrap=True)
+
+
+class _Steady:
+    """Standard output that may go away (a closed terminal, a reader that ended): the work goes on without it."""
+
+    def __init__(self, stream: IO[str]):
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        try:
+            return self._stream.write(text)
+        except OSError:
+            self._leave()
+            return len(text)
+
+    def flush(self) -> None:
+        try:
+            self._stream.flush()
+        except OSError:
+            self._leave()
+
+    def _leave(self) -> None:
+        with contextlib.suppress(OSError, ValueError):  # what is still buffered must not raise at exit either
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 class Bar:

@@ -135,6 +135,7 @@ def test_overwrite_deletes_the_run_and_nothing_else(tmp_path):
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "precious").write_text("x")
+    (folder / "checkpoints").rmdir()
     (folder / "checkpoints").symlink_to(outside)
     with Run.open(folder, overwrite=True) as run:
         assert not run.resumed

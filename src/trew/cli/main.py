@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import os
 import sys
 from collections.abc import Callable, Sequence
 
 from ..errors import TrewError, nearest
+from ..interrupt import Interrupts, leave
 
 # command -> (module, function or its several functions, one line of help)
 COMMANDS: dict[str, tuple[str, str | tuple[str, ...], str]] = {
@@ -40,17 +43,28 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Entry point of the ``trew`` command; always leaves through SystemExit."""
     args = list(sys.argv[1:] if argv is None else argv)
     try:
-        sys.exit(run(args))
+        with Interrupts() as interrupts, interrupts.anywhere():
+            code = run(args)
     except TrewError as error:
-        for line in str(error).splitlines():
-            print(f"trew: {visible(line)}", file=sys.stderr)
-        sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        print("trew: interrupted", file=sys.stderr)
-        sys.exit(130)
+        tell(error)
+        code = error.exit_code
+    except KeyboardInterrupt as error:
+        tell(error or "interrupted")
+        code = getattr(error, "exit_code", 130)
+        if argv is None:  # without waiting for threads that are still at work; children end with their parent
+            leave(code)
     except BrokenPipeError:
-        sys.stderr.close()
-        sys.exit(141)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is still buffered goes there
+        code = 141
+    sys.exit(code)
+
+
+def tell(message: object) -> None:
+    """A message on standard error; where that is a terminal that is gone, nowhere."""
+    with contextlib.suppress(OSError, ValueError):
+        for line in str(message).splitlines():
+            print(f"trew: {visible(line)}", file=sys.stderr)
+        sys.stderr.flush()
 
 
 def visible(text: str) -> str:

@@ -49,6 +49,7 @@ class Process:
         self._files: dict[Path, str] = {}  # what was loaded, by content
         self._lock = threading.RLock()
         self._child: _Child | None = None
+        self._closing = False
 
     def load(self, specs: Sequence[Spec]) -> list[UserFunction | tuple[str, ...]]:
         """As Runner.load; a file that hangs or ends its process while it is run is one of the problems."""
@@ -91,8 +92,12 @@ class Process:
             return [(score, status) for score, status in self._ask("grade", kind, list(items), limit=START_SECONDS)]
 
     def close(self) -> None:
-        """Ends the process; the next call starts another."""
+        """Ends the process, and with it a call of another thread; the next call starts another."""
+        self._closing = True
+        if (child := self._child) is not None:
+            child.kill()  # before the lock: a call that is under way may have minutes left
         with self._lock:
+            self._closing = False
             if self._child is not None:
                 self._child.end()
                 self._child = None
@@ -150,6 +155,8 @@ class Process:
 
     def _ask(self, *message: Any, limit: float | None) -> Any:
         """The child's answer. Whatever keeps it from coming ends the child: nothing follows half a message."""
+        if self._closing:
+            raise RewardError("the process of reward functions is being ended")
         if self._child is None:
             self._child = _Child(self._hash_seed)
         child = self._child
@@ -200,6 +207,12 @@ class _Child:
         self.channel.settimeout(limit)
         send(self.channel, message)
         return receive(self.channel, deadline=deadline)
+
+    def kill(self) -> None:
+        """Ends it with all its own children, and leaves it to ``end`` to see how it went."""
+        if self._finalizer.alive:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.process.pid, signal.SIGKILL)
 
     def end(self) -> str:
         """Ends it with all its own children; how it ended, in words."""
@@ -278,6 +291,7 @@ def serve() -> None:
     for descriptor in (channel.fileno(), life):
         os.set_inheritable(descriptor, False)
     _end_with_parent(life)
+    _survive_requests()
     random.seed(0)  # what functions draw depends on the call alone, not on when the process was started
     np.random.seed(0)
     session, loaded = Session(), []
@@ -315,6 +329,21 @@ def _answers(session: Session, loaded: list[UserFunction], prompts: Any, calls: 
         }
         for outcome in session.call(made, step=step)
     ]
+
+
+def _survive_requests() -> None:
+    """Requests to stop are for the run, which still needs this process to finish its step: cluster managers send them
+    to every process. What functions start is not protected: ignoring would be inherited, a handler is not, and a copy
+    of this process (multiprocessing) does as it is told."""
+    own = os.getpid()
+
+    def only_here(signum: int, frame: object) -> None:
+        if os.getpid() != own:
+            signal.signal(signum, signal.SIG_DFL)
+            os.kill(os.getpid(), signum)
+
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU):
+        signal.signal(signum, only_here)
 
 
 def _end_with_parent(life: int) -> None:

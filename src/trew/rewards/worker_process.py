@@ -128,7 +128,8 @@ def _reason(status: int, limits: dict[str, Any]) -> list[Any]:
 
 def main() -> None:
     path, limits, parent = sys.argv[1], json.loads(sys.argv[2]), int(sys.argv[3])
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for request in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU):
+        signal.signal(request, signal.SIG_IGN)  # they are for the run, which ends this process when it is done
     libc = ctypes.CDLL(None) if sys.platform == "linux" else None
     out = os.dup(1)
     os.dup2(2, 1)  # nothing that a library prints may get between the answers

@@ -22,12 +22,14 @@ def write_atomic(
     """Lets ``write`` fill a file aside, fsyncs it, and renames it to ``path``; readers see the old file or the new.
 
     Raises StorageError, or what ``guard`` makes of an OSError (``errors.output_file`` for files outside a run's
-    folder); the file aside is removed then and what was at ``path`` stays.
+    folder); the file aside is removed then and what was at ``path`` stays. In a run's folder others cannot read it.
     """
     aside = path.with_name(f".{path.name}{ASIDE}")
     with (guard or storage)(path):
         try:
-            with open(aside, "wb") as file:
+            aside.unlink(missing_ok=True)  # a leftover, or a link that somebody planted
+            fd = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666 if guard else 0o600)
+            with open(fd, "wb") as file:
                 write(file)
                 file.flush()
                 os.fsync(file.fileno())

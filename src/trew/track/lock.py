@@ -17,8 +17,9 @@ _held: "weakref.WeakSet[Lock]" = weakref.WeakSet()
 class Lock:
     """Holds ``run.lock``, which says who (pid and host) for the message of the second comer.
 
-    The lock itself is flock: it needs no clock and no cleaning up after kill -9. On a file system without flock the
-    content decides: a live process of this host, or any process of another host, is taken at its word.
+    The lock itself is flock: it needs no clock and no cleaning up after kill -9. On a file system without flock, or
+    where it is not seen by other hosts, the content decides too: a live process of this host, or any process of another
+    host, is taken at its word.
     """
 
     def __init__(self, path: Path):
@@ -40,11 +41,15 @@ class Lock:
         except BlockingIOError:
             raise ConfigError(self._refusal(holder)) from None
         except OSError:  # no flock here: ENOLCK, ENOTSUP
-            if holder and (holder.get("host") != socket.gethostname() or _alive(holder.get("pid"))):
-                raise ConfigError(self._refusal(holder)) from None
+            decisive = False
+        else:
+            decisive = not _of_this_host_only(self.path)
+        if holder and not decisive and (holder.get("host") != socket.gethostname() or _alive(holder)):
+            raise ConfigError(self._refusal(holder))
         if holder:
             self.stale = f"took over the lock of a run that ended without closing it ({_who(holder)})"
-        _write(self._fd, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}))
+        own = os.getpid()
+        _write(self._fd, json.dumps({"pid": own, "host": socket.gethostname(), "started": _started(own)}))
 
     def _refusal(self, holder: dict) -> str:
         return (
@@ -94,7 +99,9 @@ def _who(holder: dict) -> str:
     return f"process {holder.get('pid', 'unknown')} on {holder.get('host', 'unknown')}"
 
 
-def _alive(pid: object) -> bool:
+def _alive(holder: dict) -> bool:
+    """Whether the holder's process is there; one that got its number later is another."""
+    pid = holder.get("pid")
     if not isinstance(pid, int) or pid <= 0:
         return False
     try:
@@ -102,5 +109,32 @@ def _alive(pid: object) -> bool:
     except ProcessLookupError:
         return False
     except PermissionError:
-        return True
-    return True
+        pass
+    return holder.get("started") in (None, _started(pid))
+
+
+def _started(pid: int) -> str | None:
+    """When a process began, by the kernel's clock and boot; None where there is no /proc."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+        return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()}:{int(fields[19])}"
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+_LOCAL = {"nolock", "localflock", "local_lock=all", "local_lock=flock"}  # of NFS and Lustre
+
+
+def _of_this_host_only(path: Path) -> bool:
+    """Whether locks on ``path`` are not seen by other hosts that may see the file, by the mount's kind and options."""
+    try:
+        mounts = [line.split() for line in Path("/proc/self/mounts").read_text("utf-8", "replace").splitlines()]
+    except OSError:
+        return False
+    real = os.path.realpath(path)
+    places = [(m[1].encode().decode("unicode_escape"), m[2], m[3]) for m in mounts if len(m) > 3]
+    under = [m for m in places if real == m[0] or real.startswith(m[0].rstrip("/") + "/")]
+    if not under:
+        return False
+    _, kind, options = max(reversed(under), key=lambda mount: len(mount[0]))
+    return (kind.startswith("fuse.") and kind != "fuse.fuse-overlayfs") or not _LOCAL.isdisjoint(options.split(","))

@@ -1,7 +1,7 @@
 """A run's folder: complete (a report needs nothing else), append-only, readable by public tools, without secrets.
 
 config.toml  metrics.jsonl  rollouts/000001.parquet  evals/000000.parquet  checkpoints/  final/
-summary.json  report.html  events.log  failed_reward.json  run.lock
+summary.json  report.html  events.log  failed_reward.json  bad_steps/000007.json  run.lock
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .lock import Lock
 from .redaction import redact
 from .rollouts import Advantages, Render, plain_prompt, write_rollouts
 
-_FOLDERS = ("rollouts", "evals", "checkpoints", "final")
+_FOLDERS = ("rollouts", "evals", "checkpoints", "final", "bad_steps")
 _FILES = ("config.toml", "metrics.jsonl", "summary.json", "report.html", "events.log", "failed_reward.json")
 _OF_TRACKERS = ("wandb", "tensorboard", "mlflow.db")
 _MEMBERS = frozenset({*_FILES, *_FOLDERS, *_OF_TRACKERS})
@@ -46,6 +46,12 @@ def problems(folder: str | os.PathLike[str], *, resume: bool = False, overwrite:
     if not os.access(folder, os.W_OK | os.X_OK):
         return [*found, f"out: {folder} cannot be written; change its permissions or choose another folder"]
     names = {p.name for p in folder.iterdir()}
+    links = sorted(name for name in names & _MEMBERS if (folder / name).is_symlink())
+    if links and not overwrite:  # which removes it
+        found.append(
+            f"out: {folder / links[0]} is a link; a run writes into its own folder alone: remove the link, or give the "
+            "folder that everything is to go to"
+        )
     if has_run(folder):
         if not (resume or overwrite):
             state = "a finished run" if "summary.json" in names else "a run"
@@ -105,7 +111,7 @@ class Run:
             raise ConfigError(found)
         try:
             folder.parent.mkdir(exist_ok=True)
-            folder.mkdir(mode=0o700, exist_ok=True)
+            _make_private(folder)
             with tempfile.TemporaryFile(dir=folder):  # permissions can lie (root, network); writing does not
                 pass
             lock = Lock(folder / _LOCK)
@@ -126,8 +132,8 @@ class Run:
             if overwrite:
                 for name in _MEMBERS:
                     _remove(self.folder / name)
-            for name in ("rollouts", "evals"):
-                (self.folder / name).mkdir(mode=0o700, exist_ok=True)
+            for name in ("rollouts", "evals", "checkpoints"):
+                _make_private(self.folder / name)
             for folder in (self.folder, self.folder / "rollouts", self.folder / "evals"):
                 for left in folder.glob(f".*{ASIDE}"):
                     left.unlink()
@@ -136,7 +142,7 @@ class Run:
 
     @property
     def checkpoints(self) -> Path:
-        """Where checkpoints go (made by whoever saves one)."""
+        """Where checkpoints go."""
         return self.folder / "checkpoints"
 
     @property
@@ -154,6 +160,22 @@ class Run:
             return (self.folder / "config.toml").read_text("utf-8")
         except FileNotFoundError:
             return None
+
+    def finished(self) -> dict[str, Any] | None:
+        """What is in summary.json; None while the run is not finished."""
+        try:
+            found = json.loads((self.folder / "summary.json").read_bytes())
+        except (FileNotFoundError, ValueError):
+            return None
+        return found if isinstance(found, dict) else None
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The rows of metrics.jsonl; what is none is left out."""
+        try:
+            lines = (self.folder / "metrics.jsonl").read_bytes().splitlines()
+        except FileNotFoundError:
+            return []
+        return [row for line in lines if (row := decode_row(line)) is not None]
 
     def log(self, row: Mapping[str, Any]) -> None:
         """Appends one row with a whole number ``step`` to metrics.jsonl and makes it durable."""
@@ -193,6 +215,16 @@ class Run:
         path = self.folder / "failed_reward.json"
         plain = json.loads(json.dumps(evidence, default=str))  # columns may hold what parquet has and JSON does not
         text = json.dumps(redact(plain), indent=2) + "\n"
+        write_atomic(path, lambda f: f.write(text.encode()))
+        return path
+
+    def write_bad_step(self, step: int, evidence: Mapping[str, Any]) -> Path:
+        """Writes bad_steps/NNNNNN.json: what of a step was not finite. Such numbers are texts in it: "nan", "-inf"."""
+        folder = self.folder / "bad_steps"
+        with storage(folder):
+            _make_private(folder)
+        path = folder / f"{step:06d}.json"
+        text = json.dumps(redact(_as_text(evidence)), indent=1, allow_nan=False, default=str) + "\n"
         write_atomic(path, lambda f: f.write(text.encode()))
         return path
 
@@ -300,6 +332,19 @@ def _plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def _as_text(value: Any) -> Any:
+    """``value`` with numbers that are not finite as texts.
+
+    >>> _as_text({"a": [1.0, float("nan"), float("-inf")]})
+    {'a': [1.0, 'nan', '-inf']}
+    """
+    if isinstance(value, Mapping):
+        return {str(k): _as_text(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_as_text(v) for v in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def _scalar(value: Any) -> bool | int | float | str | None:
     if hasattr(value, "item") and getattr(value, "ndim", 0) == 0:
         value = value.item()  # numpy scalar, or a tensor of one number
@@ -310,7 +355,7 @@ def _scalar(value: Any) -> bool | int | float | str | None:
 
 def _append(path: Path, data: bytes) -> None:
     """Appends all of ``data`` and fsyncs, or leaves the file as it was."""
-    fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         size = os.fstat(fd).st_size
         try:
@@ -323,6 +368,17 @@ def _append(path: Path, data: bytes) -> None:
             raise
     finally:
         os.close(fd)
+
+
+def _make_private(folder: Path) -> None:
+    """Makes a folder that nobody else can look into, whatever the umask; one that is there keeps its permissions."""
+    try:
+        folder.mkdir(mode=0o700)
+    except FileExistsError:
+        if not folder.is_dir() or folder.is_symlink():
+            raise
+        return
+    folder.chmod(0o700)
 
 
 def _remove(path: Path) -> None:

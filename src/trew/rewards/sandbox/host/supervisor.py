@@ -11,6 +11,7 @@ import os
 import py_compile
 import select
 import selectors
+import signal
 import tempfile
 import time
 from dataclasses import dataclass, field, replace
@@ -317,6 +318,9 @@ def _death_of(pid: int) -> int:
 
 def main(design: Design, *, parent: int) -> None:
     """Serves jobs on standard input and output until the other side hangs up."""
+    for request in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU):
+        # For the run, which ends this process when it is done. Not ignored: what it starts would inherit that.
+        signal.signal(request, lambda *_: None)
     channel = frames.Channel(os.dup(0), os.dup(1))
     null = os.open("/dev/null", os.O_RDWR)
     for number in (0, 1):
