@@ -76,7 +76,36 @@ class StorageError(TrewError):
 
 
 class NumericsError(TrewError):
-    """A loss, gradient or log-probability that is not finite; the step was not applied."""
+    """A loss, gradient, reward or log-probability that is not finite; the step was not applied.
+
+    ``cause`` is the message without names, ``quantity`` the metric that it concerns. ``samples`` are the positions, in
+    the list that was given, of those at fault; ``values`` has their numbers by position. ``evidence`` is what else
+    there is to show, as plain values.
+    """
+
+    def __init__(
+        self,
+        cause: str,
+        *,
+        names: str = "",
+        quantity: str = "loss",
+        samples: Sequence[int] = (),
+        values: Mapping[int, Sequence[float]] | None = None,
+        evidence: Sequence[Mapping[str, Any]] = (),
+    ):
+        self.cause, self.quantity = cause, quantity
+        self.samples, self.values, self.evidence = tuple(samples), dict(values or {}), tuple(evidence)
+        super().__init__(f"{cause}, in samples {names}; the step was not applied" if names else cause)
+
+    def among(self, positions: Sequence[int]) -> NumericsError:
+        """The same where the list was these ``positions`` of a longer one."""
+        self.samples = tuple(positions[i] for i in self.samples)
+        self.values = {positions[i]: v for i, v in self.values.items()}
+        return self
+
+
+class MemoryShortage(TrewError):
+    """The machine's or the GPU's memory ran out; what is in checkpoints is complete."""
 
 
 class Problems(list[str]):

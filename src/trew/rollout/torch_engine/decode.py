@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ...errors import EngineError
+from ...errors import NumericsError
 from ...types import Sampling
 from .sampler import Draw, draw, row_key, uniforms
 
@@ -171,12 +171,24 @@ class Schedule:
     def _require_finite(self, drawn: Draw, first: int) -> None:
         bad = (~drawn.finite).nonzero().flatten().tolist()
         if bad:
-            row = int(self.completion[first + bad[0]])
-            raise EngineError(
-                f"prompt {self.uids[row // self.n]!r}, sample {row % self.n}: the model's output after "
-                f"{int(self.position[first + bad[0]]) - 1} tokens is not finite; the weights are broken, or the "
-                "precision is too low for them: try learner.dtype = 'float32' or an earlier checkpoint"
+            row, length = int(self.completion[first + bad[0]]), int(self.position[first + bad[0]])
+            prompt, sample = self.uids[row // self.n], row % self.n
+            raise NumericsError(
+                f"prompt {prompt!r}, sample {sample}: the model's output after {length - 1} tokens is not finite; the "
+                "weights are broken, or the precision is too low for them: try learner.dtype = 'float32' or an earlier "
+                "checkpoint",
+                quantity="rollout_logprobs",
+                evidence=[self._so_far(row, length)],
             )
+
+    def _so_far(self, row: int, length: int) -> dict[str, Any]:
+        """A completion that is being decoded, as plain values."""
+        logprobs, sampling_logprobs, entropies = self.floats_out[:, row, :length].tolist()
+        tokens = self.tokens_out[row, :length].tolist()
+        return {
+            "uid": self.uids[row // self.n], "sample": row % self.n, "completion": self.decode(tokens),
+            "token_ids": tokens, "logprobs": logprobs, "sampling_logprobs": sampling_logprobs, "entropies": entropies,
+        }  # fmt: skip
 
     def _drop(self, ended: list[int]) -> list[int]:
         """Takes ended completions out of their slots; returns their numbers."""
