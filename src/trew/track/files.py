@@ -40,6 +40,17 @@ def write_atomic(
         sync_folder(path.parent)
 
 
+def make_private(folder: Path) -> None:
+    """Makes a folder that nobody else can look into, whatever the umask; one that is there keeps its permissions."""
+    try:
+        folder.mkdir(mode=0o700)
+    except FileExistsError:
+        if not folder.is_dir() or folder.is_symlink():
+            raise
+        return
+    folder.chmod(0o700)
+
+
 def sync_folder(folder: Path) -> None:
     """Makes renames in ``folder`` durable; file systems that cannot sync a folder are left to their own promise."""
     fd = os.open(folder, os.O_RDONLY)

@@ -19,7 +19,7 @@ from typing import Any
 
 from ..errors import ConfigError
 from ..types import ScoredGroup
-from .files import ASIDE, storage, write_atomic
+from .files import ASIDE, make_private, storage, write_atomic
 from .lock import Lock
 from .redaction import redact
 from .rollouts import Advantages, Render, plain_prompt, write_rollouts
@@ -111,7 +111,7 @@ class Run:
             raise ConfigError(found)
         try:
             folder.parent.mkdir(exist_ok=True)
-            _make_private(folder)
+            make_private(folder)
             with tempfile.TemporaryFile(dir=folder):  # permissions can lie (root, network); writing does not
                 pass
             lock = Lock(folder / _LOCK)
@@ -133,8 +133,8 @@ class Run:
                 for name in _MEMBERS:
                     _remove(self.folder / name)
             for name in ("rollouts", "evals", "checkpoints"):
-                _make_private(self.folder / name)
-            for folder in (self.folder, self.folder / "rollouts", self.folder / "evals"):
+                make_private(self.folder / name)
+            for folder in (self.folder, *(self.folder / name for name in ("rollouts", "evals", "bad_steps"))):
                 for left in folder.glob(f".*{ASIDE}"):
                     left.unlink()
         for message in self.messages:
@@ -222,7 +222,7 @@ class Run:
         """Writes bad_steps/NNNNNN.json: what of a step was not finite. Such numbers are texts in it: "nan", "-inf"."""
         folder = self.folder / "bad_steps"
         with storage(folder):
-            _make_private(folder)
+            make_private(folder)
         path = folder / f"{step:06d}.json"
         text = json.dumps(redact(_as_text(evidence)), indent=1, allow_nan=False, default=str) + "\n"
         write_atomic(path, lambda f: f.write(text.encode()))
@@ -244,8 +244,8 @@ class Run:
         """
         messages = self._rewind_metrics(step, evaluated)
         with storage(self.folder):
-            for kind in ("rollouts", "evals"):
-                for path in sorted((self.folder / kind).glob("*.parquet")):
+            for kind in ("rollouts", "evals", "bad_steps"):
+                for path in sorted((self.folder / kind).glob("*.json" if kind == "bad_steps" else "*.parquet")):
                     if path.stem.isdecimal() and int(path.stem) > step - (kind == "evals" and not evaluated):
                         path.unlink()
                         messages.append(f"{kind}/{path.name}: dropped, it is from after step {step}")
@@ -308,7 +308,7 @@ def decode_row(line: bytes | str) -> dict[str, Any] | None:
     """
     try:
         row = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     if not isinstance(row, dict) or isinstance(row.get("step"), bool) or not isinstance(row.get("step"), int):
         return None
@@ -368,17 +368,6 @@ def _append(path: Path, data: bytes) -> None:
             raise
     finally:
         os.close(fd)
-
-
-def _make_private(folder: Path) -> None:
-    """Makes a folder that nobody else can look into, whatever the umask; one that is there keeps its permissions."""
-    try:
-        folder.mkdir(mode=0o700)
-    except FileExistsError:
-        if not folder.is_dir() or folder.is_symlink():
-            raise
-        return
-    folder.chmod(0o700)
 
 
 def _remove(path: Path) -> None:

@@ -1,0 +1,218 @@
+"""Commands of trew as real processes that start in milliseconds: one process imports everything, and forks for each.
+
+A command may be held at a place: ``hold="trew.loop:measure:2"`` stops the second call of that function, in the middle
+of the run, until :meth:`Command.go`; :meth:`Command.held` waits until it is there. So signals arrive where a test wants
+them, and no test depends on how fast the machine is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+PATIENCE = 60.0  # seconds until something that must happen counts as never
+
+
+class Command:
+    """One started command: ``trew`` with arguments, its output in files."""
+
+    def __init__(self, server: Server, pid: int, folder: Path):
+        self.pid, self.folder, self._server = pid, folder, server
+        self.code: int | None = None
+
+    def held(self) -> Command:
+        """Waits until it is where it was to be held."""
+        wait_for(lambda: (self.folder / "held").exists() or self.ended(), self.text)
+        assert (self.folder / "held").exists(), self.text()
+        return self
+
+    def go(self) -> Command:
+        (self.folder / "go").touch()
+        return self
+
+    def kill(self, signum: int) -> Command:
+        os.kill(self.pid, signum)
+        return self
+
+    def says(self, text: str) -> Command:
+        """Waits until it has printed ``text``."""
+        wait_for(lambda: text in self.text() or self.ended(), self.text)
+        assert text in self.text(), self.text()
+        return self
+
+    def ended(self) -> bool:
+        with contextlib.suppress(OSError):
+            return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+        return True
+
+    def wait(self) -> int:
+        """The exit code, of a signal its negative number."""
+        if self.code is None:
+            wait_for(self.ended, self.text)
+            self.code = self._server.ask({"wait": self.pid})
+        return self.code
+
+    def text(self) -> str:
+        """What it printed so far."""
+        return "".join(
+            (self.folder / n).read_text(errors="replace") for n in ("out", "err") if (self.folder / n).exists()
+        )
+
+    def family(self) -> set[int]:
+        """It and all processes below it."""
+        return {self.pid, *below(self.pid)}
+
+
+class Server:
+    """Forks commands; use as a context. Whatever it started is ended with it."""
+
+    def __enter__(self) -> Server:
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        env = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+        self.process = subprocess.Popen([sys.executable, __file__], env=env, text=True, **pipes)
+        self._count = 0
+        self._started: list[int] = []
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for pid in self._started:
+            for one in (*below(pid), pid):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(one, signal.SIGKILL)
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.close()
+        self.process.stdout.close()
+        self.process.wait()
+
+    def ask(self, order: dict[str, Any]) -> int:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(json.dumps(order) + "\n")
+        self.process.stdin.flush()
+        assert select.select([self.process.stdout], [], [], PATIENCE)[0], order
+        return int(self.process.stdout.readline())
+
+    def start(self, *args: str | Path, cwd: Path, hold: str = "", terminal: str = "", **env: str) -> Command:
+        """Starts ``trew ARGS`` in ``cwd``; ``terminal`` is the path of one that it is to own."""
+        self._count += 1
+        folder = cwd / f"command-{self._count}"
+        folder.mkdir()
+        order = {"args": [*map(str, args)], "cwd": str(cwd), "folder": str(folder), "hold": hold, "env": env}
+        pid = self.ask({**order, "terminal": terminal})
+        self._started.append(pid)
+        return Command(self, pid, folder)
+
+    def run(self, *args: str | Path, cwd: Path, code: int = 0, **env: str) -> str:
+        """Runs a command to its end, which must have ``code``; what it printed."""
+        command = self.start(*args, cwd=cwd, **env)
+        assert command.wait() == code, command.text()
+        assert "Traceback" not in command.text()
+        return command.text()
+
+
+def wait_for(condition: Any, what: Any = lambda: "") -> None:
+    end = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < end, what()
+        time.sleep(0.005)
+
+
+def below(pid: int) -> set[int]:
+    """All processes below one, by /proc."""
+    children: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            children.setdefault(int(stat.read_text().rpartition(")")[2].split()[1]), []).append(int(stat.parent.name))
+    found: set[int] = set()
+    todo = [pid]
+    while todo:
+        new = [c for c in children.get(todo.pop(), []) if c not in found]
+        found.update(new)
+        todo += new
+    return found
+
+
+def gone(pids: set[int]) -> bool:
+    """Whether none of these processes runs any more."""
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
+                return False
+    return True
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The process that forks
+
+
+def serve() -> None:
+    for name in ("trew.cli.main", "trew.cli.train", "trew.cli.eval", "trew.cli.iterate", "trew.cli.train_reward"):
+        importlib.import_module(name)
+    for name in ("trew.loop", "trew.iterate", "trew.rewards.trial", "trew.rewards.reward_scorer", "pyarrow.parquet"):
+        importlib.import_module(name)
+    importlib.import_module("transformers.models.llama.modeling_llama")
+    for line in sys.stdin:
+        order = json.loads(line)
+        if "wait" in order:
+            print(os.waitstatus_to_exitcode(os.waitpid(order["wait"], 0)[1]), flush=True)
+        elif pid := os.fork():
+            print(pid, flush=True)
+        else:
+            child(**order)
+
+
+def child(args: list[str], cwd: str, folder: str, hold: str, env: dict[str, str], terminal: str) -> None:
+    os.setsid()
+    place = Path(folder)
+    if terminal:
+        out = err = os.open(terminal, os.O_RDWR)  # the first terminal that a session opens is its own
+    else:
+        out, err = (os.open(place / name, os.O_WRONLY | os.O_CREAT) for name in ("out", "err"))
+    for here, there in ((os.open(os.devnull, os.O_RDONLY), 0), (out, 1), (err, 2)):
+        os.dup2(here, there)
+    os.environ.update(env)
+    os.chdir(cwd)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN if env.get("NOHUP") else signal.SIG_DFL)
+    if hold:
+        hold_at(hold, place)
+    warnings.simplefilter("ignore", DeprecationWarning)
+    from trew.cli.main import main
+
+    sys.argv = ["trew", *args]
+    main()
+
+
+def hold_at(where: str, place: Path) -> None:
+    """``module:name:n``: the n-th call of a function, or of a method ``Class.name``, waits before it begins."""
+    module, name, at = where.split(":")
+    *owner, last = name.split(".")
+    target = importlib.import_module(module)
+    for part in owner:
+        target = getattr(target, part)
+    real, calls = getattr(target, last), [0]
+
+    def held(*args: Any, **kwargs: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == int(at):
+            (place / "held").touch()
+            while not (place / "go").exists():
+                time.sleep(0.005)
+        return real(*args, **kwargs)
+
+    setattr(target, last, held)
+
+
+if __name__ == "__main__":
+    serve()
