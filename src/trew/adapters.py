@@ -64,6 +64,10 @@ class Adapters:
         tensors = get_peft_model_state_dict(self._peft, save_embedding_layers=False)
         tensors = {name: t.detach().cpu().contiguous() for name, t in sorted(tensors.items())}
         save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+        self.save_config(folder)
+
+    def save_config(self, folder: Path) -> None:
+        """Writes adapter_config.json, which peft needs to load adapters."""
         config = copy.copy(self._peft.peft_config[NAME])
         config.inference_mode = True
         config.save_pretrained(str(folder))

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from .errors import ConfigError, nearest
+from .health import HealthConfig
 from .toml import dump_table, toml_value
 
 Overlong = Literal["error", "drop", "truncate"]
@@ -27,6 +28,7 @@ Optimizer = Literal["adamw", "adamw-8bit", "adamw-offload"]
 Base = Literal["float32", "bfloat16", "nf4"]
 Calls = Literal["step", "group"]
 OnFailure = Literal["abort", "skip"]
+STOP_SIGNALS = ("SIGUSR1", "SIGUSR2", "SIGXCPU", "SIGQUIT")
 FUNCTION_SECONDS = 300.0
 T = typing.TypeVar("T")
 
@@ -106,6 +108,9 @@ class LearnerConfig:
     optimizer: Optimizer = "adamw"  # adamw-8bit: moments in 8 bits; adamw-offload: moments in CPU memory
     gradient_checkpointing: bool = False
     share_prompts: bool = True  # compute a group's prompt once; False = one row per completion
+    bad_steps: int = 3  # in a row with numbers that are not finite, after which the run ends; 1 = at once
+    reference_every: int = 0  # steps between two updates of the reference of the KL term; 0 = it stays as it was
+    reference_mix: float = 1.0  # share of the policy in an updated reference
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,6 +143,16 @@ class CheckpointConfig:
 
     every: int = 20  # steps; 0 = never
     keep: int = 2
+    best: bool = True  # also keep that of the best evaluation so far, which is saved when it is made
+    background: bool = True  # write while the next completions are generated; the result is the same
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopConfig:
+    """How a run ends when it is asked to."""
+
+    signals: tuple[str, ...] = ("SIGUSR1",)  # that ask for it, besides SIGINT, SIGTERM and SIGHUP
+    grace_s: float = 20.0  # how long the step may still take; after that it is left out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,6 +162,7 @@ class TrackConfig:
     to: tuple[str, ...] = ()  # trackio, wandb, tensorboard, mlflow
     samples_every: int = 10  # steps between two sample completions on screen; 0 = never
     regrade_every: int = 20  # steps between two checks that rewards judge the same completions alike; 0 = never
+    max_failed: float = 0.5  # share of completions that rewards may fail for; more in 3 steps in a row ends the run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,7 +187,9 @@ class Config:
     lora: LoraConfig = field(default_factory=LoraConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    stop: StopConfig = field(default_factory=StopConfig)
     track: TrackConfig = field(default_factory=TrackConfig)
+    health: HealthConfig = field(default_factory=HealthConfig)
 
     @property
     def optimizer_steps(self) -> int:
@@ -205,8 +223,9 @@ def read_table(path: str | Path, overrides: Iterable[str] = ()) -> dict[str, Any
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: is not UTF-8 text (byte {error.start}); save the recipe as UTF-8") from None
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path}: is not valid TOML: {error}") from None
+    except (ValueError, RecursionError) as error:  # TOMLDecodeError, a number of thousands of digits, endless nesting
+        why = "it is nested too deeply" if isinstance(error, RecursionError) else error
+        raise ConfigError(f"{path}: is not valid TOML: {why}") from None
     apply_overrides(table, overrides)
     if not table.get("out"):
         table["out"] = f"runs/{path.stem}"
@@ -241,7 +260,7 @@ def apply_overrides(table: dict[str, Any], overrides: Iterable[str]) -> None:
 def _toml_value(raw: str) -> Any:
     try:
         return tomllib.loads(f"v = {raw}")["v"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return raw
 
 
@@ -353,9 +372,10 @@ def validate(config: Config) -> list[str]:
 
     for name in ("rollout.prompts", "rollout.completions", "rollout.max_tokens", "rollout.batch",
                  "learner.inner_updates", "learner.microbatch_tokens", "data.max_prompt_tokens", "eval.size",
-                 "eval.samples", "steps", "checkpoint.keep"):  # fmt: skip
+                 "eval.samples", "steps", "checkpoint.keep", "learner.bad_steps"):  # fmt: skip
         need(_get(c, name) >= 1, name, "a whole number of at least 1")
     for name in ("rollout.top_k", "rollout.refills", "learner.minibatch_prompts", "learner.warmup_steps",
+                 "learner.reference_every",
                  "eval.every", "eval.max_tokens", "checkpoint.every", "track.samples_every",
                  "track.regrade_every", "threads",
                  "learner.weight_decay", "eval.temperature"):  # fmt: skip
@@ -368,6 +388,17 @@ def validate(config: Config) -> list[str]:
     need(0 <= c.learner.adam_beta2 < 1, "learner.adam_beta2", "a number from 0 up to, not including, 1")
     need(_finite(c.learner.adam_eps) and c.learner.adam_eps > 0, "learner.adam_eps", "a number above 0")
     need(_finite(c.learner.max_grad_norm) and c.learner.max_grad_norm > 0, "learner.max_grad_norm", "above 0")
+    need(0 < c.learner.reference_mix <= 1, "learner.reference_mix", "a number above 0 and at most 1")
+    if c.learner.reference_mix != 1 and not c.learner.reference_every:
+        problems.append(
+            f"learner.reference_mix: got {c.learner.reference_mix}, but the reference is never updated; set "
+            "learner.reference_every, or leave it out"
+        )
+    if c.learner.reference_every and c.lora.rank:
+        problems.append(
+            f"learner.reference_every: got {c.learner.reference_every} with lora.rank = {c.lora.rank}: the reference of "
+            "adapters is the model without them, which stays as it is; set it to 0, or train all weights"
+        )
     need(_finite(c.rollout.temperature) and c.rollout.temperature > 0, "rollout.temperature",
          "a number above 0 (greedy rollouts make every group equal)")  # fmt: skip
     need(0 < c.rollout.top_p <= 1, "rollout.top_p", "a number above 0 and at most 1")
@@ -431,6 +462,10 @@ def validate(config: Config) -> list[str]:
                     f"rewards[{i}].args.{key}: got {value!r} ({type(value).__name__}), accepts strings, numbers, true, "
                     "false, and lists and tables of them; write a date as a string"
                 )
+    need(set(c.stop.signals) <= set(STOP_SIGNALS), "stop.signals", ", ".join(STOP_SIGNALS))
+    need(0 <= c.track.max_failed <= 1, "track.max_failed", "a share from 0 to 1")
+    need(0 <= c.stop.grace_s < float("inf"), "stop.grace_s", "a number of seconds of at least 0")
+    problems += c.health.problems()
     known = ("trackio", "wandb", "tensorboard", "mlflow")
     for tracker in c.track.to:
         if tracker not in known:

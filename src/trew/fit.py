@@ -47,6 +47,11 @@ def problems(objective: Objective, config: Config, *, given: frozenset[str] = GI
             for key, off in _CUTS.items()
             if getattr(rollout, key) != off
         ]
+    if config.learner.reference_every and "ref_logprobs" not in objective.needs:
+        found.append(
+            f"learner.reference_every: got {config.learner.reference_every}, but {name} has no reference (beta = "
+            f"{objective.beta:g}): set objective.beta above 0, or leave it out"
+        )
     found += [
         f"objective.overlong_cache: got {shape.cache}, accepts at most rollout.max_tokens = {rollout.max_tokens}: from "
         "there on every completion would be punished; lower it"

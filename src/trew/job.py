@@ -1,31 +1,31 @@
-"""A run's parts put together, saved, restored and summed up: what ``loop`` moves data between."""
+"""A run's parts put together, exported and summed up: what ``loop`` moves data between."""
 
 from __future__ import annotations
 
-import dataclasses
 import platform
 import resource
 import sys
-import tomllib
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Protocol
 
 import torch
 import transformers
 
 from . import __version__, models, setup
 from .adapters import Adapters, parameter_count
-from .config import Config, dumps
+from .config import Config, to_table
 from .data import PromptSampler
 from .display import Display
-from .errors import CheckpointError, ConfigError
+from .health import Facts, Health
 from .interrupt import Interrupts
-from .learner import Learner, checkpoint
+from .learner import Learner
+from .learner.background import Writer
 from .rewards.monitors import Monitors
 from .rollout import Engine
 from .rollout.torch_engine import TorchEngine
 from .setup import Plan
-from .track import Run, redact
+from .track import Run
 
 
 @dataclass
@@ -40,7 +40,22 @@ class State:
     last_eval: dict[str, Any] | None = None
     evaluated: int = -1  # the last step whose weights were evaluated
     saved: int = -1  # the last step that has a checkpoint
-    silent: int = 0  # steps in a row in which no group had a signal
+    best_step: int = -1  # the step with the best evaluation after training began, the earliest of equals
+    best_accuracy: float | None = None
+    bad_steps: int = 0  # steps in a row that were not applied, for numbers that are not finite
+    unjudged: int = 0  # steps in a row in which no completion had a value
+
+
+class Remembers(Protocol):
+    """Something that counts or warns over several steps: its state is in every checkpoint."""
+
+    def state(self) -> dict[str, Any]:
+        """As JSON can hold it, and not changed afterwards."""
+        ...
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Goes on where :meth:`state` was taken."""
+        ...
 
 
 @dataclass
@@ -57,7 +72,15 @@ class Job:
     adapters: Adapters | None = None
     state: State = field(default_factory=State)
     monitors: Monitors = field(default_factory=Monitors)
-    unjudged: int = 0  # steps in a row in which no completion had a value; counted anew after a resume
+    health: Health = field(default_factory=lambda: Health(Facts()))
+    writer: Writer = field(default_factory=Writer)
+
+    @property
+    def remembering(self) -> dict[str, Remembers]:
+        """Whatever else must go on as if the run had never stopped, by its name in checkpoints."""
+        return {
+            "engine": self.engine, "monitors": self.monitors, "rewards": self.plan.rewards, "health": self.health,
+        }  # fmt: skip
 
     @property
     def config(self) -> Config:
@@ -86,42 +109,12 @@ def build(plan: Plan, display: Display, interrupts: Interrupts) -> Job:
     plan.rewards.load(device=plan.device, decode=plan.renderer.decode)
     sampler = PromptSampler(len(plan.train), seed=config.seed, shuffle=config.data.shuffle)
     monitors = Monitors(plan.rewards.rewards, shuffled=config.data.shuffle)
-    return Job(plan, model, engine, learner, sampler, display, interrupts, adapters=adapters, monitors=monitors)
-
-
-def save(job: Job, run: Run) -> None:
-    """One complete checkpoint: weights, optimizer, and the state of the run."""
-    tensors, meta = job.learner.state()
-    meta = {"learner": meta, "state": dataclasses.asdict(job.state), "data": job.plan.fingerprint}
-    checkpoint.save(run.checkpoints, job.state.step, tensors, meta, keep=job.config.checkpoint.keep)
-
-
-def restore(job: Job, run: Run) -> None:
-    """Continues from the newest complete checkpoint; a folder without any starts at the beginning, and says so."""
-    loaded = checkpoint.load_latest(run.checkpoints)
-    if loaded is None:
-        job.display.line(f"note: {run.folder} has no checkpoint yet; starting at step 1")
-        run.rewind(-1)
-        return
-    step, tensors, meta, messages = loaded
-    for message in messages:
-        job.display.warn(message)
-    known = {f.name for f in dataclasses.fields(State)}
-    if not {"learner", "state", "data"} <= set(meta) or set(meta["state"]) != known:
-        raise CheckpointError(
-            f"{run.checkpoints}: the checkpoint of step {step} is not of this version of trew; continue with the "
-            "version that wrote it, or start a new run with another out"
-        )
-    if meta["data"] != job.plan.fingerprint:
-        raise CheckpointError(
-            f"{run.folder}: the training data changed since this run began; give the same data, or start a new run "
-            "with another out"
-        )
-    job.learner.load_state(tensors, meta["learner"])
-    job.engine.policy_version = job.learner.policy_version
-    job.state = State(**meta["state"])
-    run.rewind(step, evaluated=job.state.evaluated == step)
-    job.display.line(f"note: continuing after step {step}")
+    writer = Writer(display.line, background=config.checkpoint.background)
+    learner.before_update = writer.release
+    return Job(
+        plan, model, engine, learner, sampler, display, interrupts, adapters=adapters, monitors=monitors, writer=writer,
+        health=Health(Facts.of(to_table(config))),
+    )  # fmt: skip
 
 
 def export(job: Job, run: Run) -> None:
@@ -131,57 +124,6 @@ def export(job: Job, run: Run) -> None:
         models.export(job.model, tokenizer, run.final)
     else:
         job.adapters.export(tokenizer, run.final)
-
-
-# May differ between the start of a run and its continuation: they do not change what is learned, or only from here on.
-FREE = (
-    "steps",
-    "out",
-    "device",
-    "threads",
-    "rollout.batch",
-    "rollout.overlap",
-    "learner.microbatch_tokens",
-    "eval.every",
-    "checkpoint.",
-    "track.",
-)
-
-
-def refuse_changes(run: Run, config: Config) -> None:
-    """Refuses to continue a run under a configuration that would make it another run; raises with each difference."""
-    try:
-        text = run.read_config()
-        table = None if text is None else tomllib.loads(text)
-    except ValueError as error:  # not TOML, or not even UTF-8
-        raise CheckpointError(
-            f"{run.folder / 'config.toml'}: cannot be read ({error}), so it is not known whether this run has the same "
-            "settings; put a backup of it there, or remove it to go on with the settings given now"
-        ) from None
-    if table is None:
-        return
-    before, now = flatten(table), flatten(tomllib.loads(redact(dumps(config))))
-    changed = [
-        f"{key}: the run was started with {before.get(key)!r}, now it is {now.get(key)!r}"
-        for key in sorted({*before, *now})
-        if before.get(key) != now.get(key) and not key.startswith(FREE)
-    ]
-    if changed:
-        raise ConfigError(
-            [*changed, f"{run.folder}: continue with the same settings, or start a new run elsewhere (out)"]
-        )
-
-
-def flatten(table: Any, where: str = "") -> dict[str, Any]:
-    """
-    >>> flatten({"a": {"b": 1}, "c": [{"d": 2}]})
-    {'a.b': 1, 'c.0.d': 2}
-    """
-    if isinstance(table, list) and any(isinstance(v, dict) for v in table):
-        table = {str(i): v for i, v in enumerate(table)}
-    if not isinstance(table, dict):
-        return {where: table}
-    return {k: v for name, value in table.items() for k, v in flatten(value, f"{where}.{name}".lstrip(".")).items()}
 
 
 def headline(job: Job) -> str:
@@ -225,6 +167,8 @@ def summarize(job: Job, after: dict[str, Any]) -> dict[str, Any]:
         "peak_memory_bytes": peak_memory_bytes(job.plan.device), "n_eval": after["n"],
         "accuracy_before": s.before["accuracy"], "accuracy_after": after["accuracy"],
         "before": s.before, "after": after,
+        "warnings": [asdict(finding) for finding in job.health.found],
+        "best": {"step": s.best_step, "accuracy": s.best_accuracy},
         "versions": {
             "trew": __version__, "python": platform.python_version(), "torch": torch.__version__,
             "transformers": transformers.__version__,

@@ -21,25 +21,23 @@ from typing import Any
 import numpy as np
 import torch
 
-from . import setup, track, watch
+from . import setup, soundness, track, watch
 from .config import Config, dumps, to_table
 from .display import Bar, Display
-from .errors import RewardError
+from .errors import NumericsError, RewardError
 from .eval import EvalResult, evaluate
-from .interrupt import Interrupted, Interrupts
-from .job import Job, build, export, headline, refuse_changes, restore, save, summarize
+from .interrupt import Interrupts
+from .job import Job, build, export, headline, summarize
 from .learner import Sample
 from .objective import TokenBatch, step_metrics
 from .objective.batch import Steps
 from .report import write_report
+from .resume import begin_again, check_changes, complete, restore, save
 from .track import Run, Trackers, trackers
 from .types import Prompt, Sampling, Score, ScoredGroup, StepOutput, reduce_metrics
 
 ROUNDING = 1e-4
 """Nats by which two float32 computations of the same log-prob may differ."""
-
-SILENT_STEPS = 5
-"""After so many steps in a row without any signal a run says so, and again after as many."""
 
 
 def train(
@@ -47,13 +45,15 @@ def train(
     *,
     resume: bool = False,
     overwrite: bool = False,
+    allow_changes: bool = False,
     display: Display | None = None,
     position: int = 0,
 ) -> dict[str, Any]:
     """Runs the whole job that ``config`` describes; returns what is in summary.json.
 
     Raises ConfigError with every problem of configuration, data and model before a model is loaded. ``resume``
-    continues from the newest complete checkpoint of ``config.out``; ``overwrite`` starts over in a used folder.
+    continues from the newest complete checkpoint of ``config.out``, under other settings only with ``allow_changes``;
+    ``overwrite`` starts over in a used folder.
     ``position`` is how many prompts of the shuffled stream a new run passes over.
     """
     display = display or Display()
@@ -65,24 +65,33 @@ def train(
     config = plan.config
     with (
         Run.open(config.out, resume=resume, overwrite=overwrite) as run,
-        Interrupts() as interrupts,
         warnings.catch_warnings(),
         contextlib.ExitStack() as ending,
     ):
         warnings.showwarning = lambda message, *_, **__: display.warn(str(message))
         if run.resumed:
-            refuse_changes(run, config)
-        run.write_config(dumps(config))
+            changes = check_changes(run, config, allow=allow_changes)
+            for change in changes:
+                display.line(f"note: {change}")
+            if (summary := complete(run, config)) is not None:
+                display.line(f"note: {run.folder} is already complete: {config.steps} of {config.steps} steps")
+                return summary
+        else:
+            run.write_config(dumps(config))
         outside = Trackers(config.track.to, folder=run.folder, config=to_table(config), warn=display.warn)
         ending.callback(outside.close)  # however the run ends
         ending.callback(plan.rewards.close)
+        interrupts = Interrupts(more=config.stop.signals, grace_s=config.stop.grace_s)
         job = build(plan, display, interrupts)
         job.state.position = position
         display.line(headline(job))
         for note in (*plan.notes, *run.messages):
             display.line(f"note: {note}")
         if run.resumed:
-            restore(job, run)
+            restore(job, run, allow_changes=allow_changes)
+            run.write_config(dumps(config))  # not before: what was refused must not be what the run has
+        ending.enter_context(interrupts)  # from here on there is something to save
+        ending.enter_context(job.writer)
         with watch.failures_saved(run):
             after = train_steps(job, run, outside)
         export(job, run)
@@ -102,13 +111,23 @@ def train_steps(job: Job, run: Run, outside: Trackers) -> dict[str, Any]:
             # Also right after a resume: the run may have stopped between a step and its evaluation.
             if evaluation_due(job) and not (job.interrupts.asked and state.step < config.steps):
                 after = evaluate_step(job, run, outside)
-            if state.step and (checkpoint_due(job) or job.interrupts.asked) and state.saved != state.step:
-                state.saved = state.step
+            if state.step and (checkpoint_due(job) or job.interrupts.asked):
                 save(job, run)
             if state.step == config.steps:
+                job.writer.finish()
                 return after or state.last_eval or {}
-            job.interrupts.stop_if_asked(f"saved step {state.step} of {config.steps}; continue with --resume")
-            one_step(job, run, outside, bar)
+            if job.interrupts.asked:
+                job.writer.finish()  # before it is said that it was saved
+            job.interrupts.stop_if_asked(saved(job))
+            with begin_again(job, run):  # a step is given up before weights change
+                one_step(job, run, outside, bar)
+
+
+def saved(job: Job) -> str:
+    """What an interrupted run says."""
+    if not job.state.step:
+        return "before the first step was done; start again with --resume"
+    return f"saved step {job.state.step} of {job.config.steps}; continue with --resume"
 
 
 def one_step(job: Job, run: Run, outside: Trackers, bar: Bar) -> None:
@@ -116,37 +135,50 @@ def one_step(job: Job, run: Run, outside: Trackers, bar: Bar) -> None:
     config, state = job.config, job.state
     start = time.monotonic()
     step = state.step + 1
-    kept, seen = collect(job, step, bar)
-    greedy = baselines(job, kept, step, bar) if kept and "baselines" in job.plan.objective.needs else None
-    row, advantages = update(job, kept, bar, greedy) if kept else ({}, {})
+    kept: list[ScoredGroup] = []
+    seen: list[ScoredGroup] = []
+    row, advantages, bad, told = {}, {}, None, ""
+    try:
+        with job.interrupts.after_grace(saved(job)), soundness.memory(job, "generating"):
+            kept, seen = collect(job, step, bar)
+            greedy = baselines(job, kept, step, bar) if kept and "baselines" in job.plan.objective.needs else None
+    except NumericsError as error:  # of the sampler
+        row, bad, told = soundness.bad_row(error), error, soundness.keep_evidence(job, run, step, error, [], None)
+    else:
+        with soundness.memory(job, "learning"):
+            updated = update(job, kept, bar, greedy) if kept else Updated()
+        row, advantages, bad = updated.row, updated.advantages, updated.bad
+        row["advantage_share"] = advantage_share(advantages)
+        if bad is not None:
+            row |= soundness.bad_row(bad)
+            told = soundness.keep_evidence(job, run, step, bad, kept, updated.batch)
+    if config.learner.reference_every and step % config.learner.reference_every == 0:
+        job.learner.update_reference()
     tokens = sum(len(c) for g in seen for c in g.group.completions)
     seconds = time.monotonic() - start
     state.step, state.tokens, state.seconds = step, state.tokens + tokens, state.seconds + seconds
+    state.bad_steps = state.bad_steps + 1 if bad else 0
     row |= watch.after_scoring(job, run, step, seen)
-    row |= {"step": step, **rollout_row(job, seen), "seconds": seconds, "tokens_per_second": tokens / seconds}
+    row |= {"step": step, **rollout_row(job, seen), "seconds": seconds, "tokens_per_second": tokens / seconds,
+            "bad_steps": state.bad_steps}  # fmt: skip
+    row["health"] = watch.after_step(job, run, row)
     run.log(row)
     nothing = [None] * config.rollout.completions
-    run.write_rollouts(step, seen, advantages=[advantages.get(g.group.prompt.uid, nothing) for g in seen])
+    if seen:
+        run.write_rollouts(step, seen, advantages=[advantages.get(g.group.prompt.uid, nothing) for g in seen])
     outside.log(step, row)
     job.display.step(row)
-    state.silent = state.silent + 1 if teaches_nothing(advantages) else 0
-    if state.silent and state.silent % SILENT_STEPS == 0:
-        cause = "no completion had an advantage: all that are compared with each other scored the same"
-        if job.plan.objective.dynamic_sampling:
-            at = config.eval.correct_at
-            cause = f"no group had both correct and wrong completions (correct is eval.correct_at = {at:g} or more)"
-        job.display.warn(
-            f"{state.silent} steps in a row in which {cause}: nothing is being learned. Check the reward (trew rewards "
-            "test), or try easier prompts, more completions per prompt, a higher temperature"
-        )
+    if bad:
+        soundness.end_if_broken(job, run, bad, told)
     if config.track.samples_every and (step % config.track.samples_every == 0 or step == 1):
         job.display.samples(seen[-1:])
     bar.advance()
 
 
-def teaches_nothing(advantages: Mapping[str, Sequence[np.ndarray]]) -> bool:
-    """Whether no completion of a step has an advantage, or none was kept; they are as :func:`update` returns them."""
-    return not any(a.any() for group in advantages.values() for a in group)
+def advantage_share(advantages: Mapping[str, Sequence[np.ndarray]]) -> float:
+    """The share of completions with an advantage, 0 where no group was kept; as :func:`update` returns them."""
+    own = [bool(a.any()) for group in advantages.values() for a in group]
+    return sum(own) / len(own) if own else 0.0
 
 
 def evaluation_due(job: Job) -> bool:
@@ -157,23 +189,22 @@ def evaluation_due(job: Job) -> bool:
 
 
 def checkpoint_due(job: Job) -> bool:
-    every, step = job.config.checkpoint.every, job.state.step
-    return bool(every) and (step == job.config.steps or step % every == 0)
+    config, step = job.config.checkpoint, job.state.step
+    best = config.best and step == job.state.best_step
+    return bool(config.every) and (best or step == job.config.steps or step % config.every == 0)
 
 
 def evaluate_step(job: Job, run: Run, outside: Trackers) -> dict[str, Any]:
     """Evaluates the current weights; writes a row of its own and the completions."""
     state = job.state
-    try:
+    with begin_again(job, run):  # the evaluation is made up for when the run is resumed
         result = measure(job, f"evaluating after step {state.step}" if state.step else "evaluating before training")
-    except Interrupted:
-        if state.step:
-            save(job, run)  # the evaluation is made up for when the run is resumed
-        raise
     out = result.to_json()
     state.before = state.before or out
     state.last_eval, state.evaluated = out, state.step
     a = out["accuracy"]
+    if state.step and a["mean"] is not None and (state.best_accuracy is None or a["mean"] > state.best_accuracy):
+        state.best_step, state.best_accuracy = state.step, a["mean"]
     row = {"step": state.step, "eval_accuracy": a["mean"], "eval_low": a["low"], "eval_high": a["high"],
            "eval_n": out["n"]}  # fmt: skip
     run.log(row)
@@ -325,39 +356,42 @@ def rewards_of(job: Job, scores: list[Score]) -> tuple[torch.Tensor, torch.Tenso
     return torch.tensor(rows, dtype=torch.float32), torch.tensor([r.weight for r in job.plan.rewards.rewards])
 
 
-def update(
-    job: Job, groups: list[ScoredGroup], bar: Bar, greedy: Mapping[str, float] | None = None
-) -> tuple[dict[str, Any], dict[str, list[np.ndarray]]]:
-    """All optimizer steps on one set of rollouts; returns a row of metrics, and advantages by prompt uid."""
-    config, learner, objective = job.config, job.learner, job.plan.objective
+@dataclasses.dataclass(frozen=True, slots=True)
+class Updated:
+    """What the updates on a step's rollouts gave: metrics, advantages by prompt uid; and what was not finite."""
+
+    row: dict[str, Any] = dataclasses.field(default_factory=dict)
+    advantages: dict[str, list[np.ndarray]] = dataclasses.field(default_factory=dict)
+    bad: NumericsError | None = None
+    batch: TokenBatch | None = None
+
+
+def update(job: Job, groups: list[ScoredGroup], bar: Bar, greedy: Mapping[str, float] | None = None) -> Updated:
+    """All optimizer steps on one set of rollouts. One in which something is not finite is not applied, and neither are
+    those after it; those before it stay."""
     samples, batch = to_batch(job, groups, greedy)
-    minibatch = config.learner.minibatch_prompts or len(groups)
-    starts = range(0, len(groups), minibatch)
     bar.note("learning")
-    moving = len(starts) * config.learner.inner_updates > 1
-    if moving or (objective.beta > 0 and objective.reference.place != "loss"):
-        # What acts on the reward is the KL of the policy that sampled. And where weights move between the optimizer
-        # steps on these rollouts, the ratio needs them as they were.
-        batch = batch.replace(old_logprobs=old_logprobs(job, groups, samples, batch))
-    if "ref_logprobs" in objective.needs:
-        batch = batch.replace(ref_logprobs=learner.logprobs(samples, reference=True))
-    batch = objective.prepare(batch)
-    if not moving:
-        batch = batch.replace(old_logprobs=None)  # the policy's own, in the one forward pass: the ratio is exactly 1
+    row: dict[str, Any] = {"staleness": soundness.staleness(job, groups)}
     outputs: list[StepOutput] = []
-    for _ in range(config.learner.inner_updates):
-        for start in starts:
-            chosen = ((batch.group_ids >= start) & (batch.group_ids < start + minibatch)).nonzero().squeeze(1)
-            # Denominators and shares belong to one optimizer step: they are taken anew from this minibatch.
-            part = objective.as_step(batch.select(chosen))
-            outputs.append(learner.step([samples[i] for i in chosen.tolist()], part))
-            job.engine.policy_version = learner.policy_version
+    bad = None
+    try:
+        soundness.check_given(batch)
+        batch, row["canary_gap"] = with_others_logprobs(job, groups, samples, batch)
+        batch = job.plan.objective.prepare(batch)
+        soundness.check_advantages(batch)
+        if _optimizer_steps(job, groups) == 1:
+            batch = batch.replace(
+                old_logprobs=None
+            )  # the policy's own, in the one forward pass: the ratio is exactly 1
+        optimize(job, samples, batch, outputs)
+    except NumericsError as error:
+        bad = error
     sums = reduce_metrics([step_metrics(batch), *(o.metrics for o in outputs)])
-    row: dict[str, Any] = {name: value / count for name, (value, count) in sums.items() if count}
+    row |= {name: value / count for name, (value, count) in sums.items() if count}
     row |= {
-        "loss": sum(o.loss for o in outputs) / len(outputs),
-        "grad_norm": sum(o.grad_norm for o in outputs) / len(outputs),
-        "policy_version": learner.policy_version,
+        "loss": sum(o.loss for o in outputs) / max(len(outputs), 1),
+        "grad_norm": sum(o.grad_norm for o in outputs) / max(len(outputs), 1),
+        "policy_version": job.learner.policy_version,
     }
     if greedy is not None:
         judged = [value for value in greedy.values() if value == value]
@@ -367,41 +401,64 @@ def update(
         }
     # Without a reference model: how far the updates moved, or how far trainer and sampler are apart.
     row.setdefault("kl", row.get("kl_old", row.get("kl_rollout")))
-    assert batch.advantages is not None
+    if batch.advantages is None:
+        return Updated(row, {}, bad, batch)
     per_sequence = np.split(batch.advantages.numpy(), np.cumsum([len(s.completion_ids) for s in samples])[:-1])
     by_uid: dict[str, list[np.ndarray]] = {g.group.prompt.uid: [] for g in groups}
     for sample, advantages in zip(samples, per_sequence, strict=True):
         by_uid[groups[sample.group].group.prompt.uid].append(advantages)
-    return row, by_uid
+    return Updated(row, by_uid, bad, batch)
 
 
-def old_logprobs(job: Job, groups: list[ScoredGroup], samples: Sequence[Sample], batch: TokenBatch) -> torch.Tensor:
-    """Log-probs (N,) of the policy that is about to be updated.
+def with_others_logprobs(
+    job: Job, groups: list[ScoredGroup], samples: Sequence[Sample], batch: TokenBatch
+) -> tuple[TokenBatch, float | None]:
+    """The batch with the log-probs that stay as they are through all updates, where they are needed; and the mean
+    difference between the sampler's and the learner's (nats)."""
+    config, objective = job.config.learner, job.plan.objective
+    # Where weights move between the optimizer steps on these rollouts, the ratio needs them as they were. And what acts
+    # on the reward is the KL of the policy that sampled.
+    moving = _optimizer_steps(job, groups) > 1
+    needed = moving or (objective.beta > 0 and objective.reference.place != "loss")
+    differences = soundness.canary(job, groups, samples, batch, whole=needed)
+    if needed:
+        # The sampler computed them already. Its own serve where they are the same numbers: of the same weights, of a
+        # distribution of which nothing was cut away, in float32, and equal to the learner's on some completions.
+        same = job.config.kernels == "auto" and config.dtype == "float32" and len(differences) > 0
+        proven = same and float(differences.max()) <= ROUNDING
+        batch = batch.replace(old_logprobs=batch.rollout_logprobs if proven else job.learner.logprobs(samples))
+    if "ref_logprobs" in objective.needs:
+        batch = batch.replace(ref_logprobs=job.learner.logprobs(samples, reference=True))
+    return batch, float(differences.mean()) if len(differences) else None
 
-    The sampler computed them already. Its own serve where they are the same numbers: of the same weights, of a
-    distribution of which nothing was cut away, in float32, and equal to the learner's within rounding on a few
-    completions of this very step. Otherwise, and with ``kernels = "plain"``, they are computed once more.
-    """
-    config, learner, own = job.config, job.learner, batch.rollout_logprobs
-    versions = {c.policy_version for g in groups for c in g.group.completions}
-    if (
-        own is None
-        or config.kernels != "auto"
-        or config.learner.dtype != "float32"
-        or versions != {learner.policy_version}
-    ):
-        return learner.logprobs(samples)
-    few = [i for g in {0, len(groups) - 1} for i in [j for j, s in enumerate(samples) if s.group == g][:2]]
-    part = batch.select(torch.tensor(few))
-    computed = learner.logprobs([samples[i] for i in few])
-    assert part.rollout_logprobs is not None
-    differences = (computed - part.rollout_logprobs)[part.mask].abs()
-    proven = bool(part.mask.any()) and float(differences.max()) <= ROUNDING
-    return own if proven else learner.logprobs(samples)
+
+def _optimizer_steps(job: Job, groups: Sequence[ScoredGroup]) -> int:
+    config = job.config.learner
+    return -(-len(groups) // (config.minibatch_prompts or len(groups))) * config.inner_updates
+
+
+def optimize(job: Job, samples: list[Sample], batch: TokenBatch, outputs: list[StepOutput]) -> None:
+    """All optimizer steps on a prepared batch; ``outputs`` gets each as it is done."""
+    config, learner, objective = job.config.learner, job.learner, job.plan.objective
+    groups = int(batch.group_ids.max()) + 1
+    minibatch = config.minibatch_prompts or groups
+    for _ in range(config.inner_updates):
+        for start in range(0, groups, minibatch):
+            chosen = ((batch.group_ids >= start) & (batch.group_ids < start + minibatch)).nonzero().squeeze(1)
+            # Denominators and shares belong to one optimizer step: they are taken anew from this minibatch.
+            part = objective.as_step(batch.select(chosen))
+            try:
+                outputs.append(learner.step([samples[i] for i in chosen.tolist()], part))
+            except NumericsError as error:
+                raise error.among(chosen.tolist()) from None
+            job.engine.policy_version = learner.policy_version
 
 
 def rollout_row(job: Job, seen: list[ScoredGroup]) -> dict[str, Any]:
-    """What the rollouts of a step say, over everything that was sampled, dropped groups included."""
+    """What the rollouts of a step say, over everything that was sampled, dropped groups included; nothing where the
+    sampler failed."""
+    if not seen:
+        return {}
     scores = [s.value for g in seen for s in g.scores if s.value is not None]
     correct = [c for g in seen for s in g.scores if (c := job.plan.correct(s)) is not None]
     completions = [c for g in seen for c in g.group.completions]
@@ -426,13 +483,9 @@ def measure(job: Job, name: str) -> EvalResult:
     how = Sampling(
         max_tokens=e.max_tokens or r.max_tokens, temperature=e.temperature, stop=r.stop, seed=job.config.seed
     )
-    with job.display.bar(name, len(job.plan.eval) * e.samples) as bar:
-
-        def progress(count: int) -> None:
-            bar.advance(count)
-            job.interrupts.stop_if_asked("during an evaluation; continue with --resume")
-
+    stoppable = job.interrupts.anywhere("during an evaluation; continue with --resume")
+    with stoppable, job.display.bar(name, len(job.plan.eval) * e.samples) as bar:
         return evaluate(
             job.engine, job.plan.eval, job.plan.rewards, samples=e.samples, sampling=how,
-            correct=job.plan.correct, progress=progress,
+            correct=job.plan.correct, progress=bar.advance,
         )  # fmt: skip

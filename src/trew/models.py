@@ -133,7 +133,7 @@ def load_tokenizer(name: str, *, tokenizer: str = "", chat_template: str = "") -
         begins = result.bos_token is not None and first == [result.bos_token_id]
         result.chat_template = ("{{ bos_token }}" if begins else "") + PLAIN_TEMPLATE
     elif chat_template:
-        result.chat_template = Path(chat_template).expanduser().read_text(encoding="utf-8-sig")
+        result.chat_template = Path(os.path.expanduser(chat_template)).read_text(encoding="utf-8-sig")
     return result
 
 
@@ -231,7 +231,7 @@ def folder(name: str) -> Path | None:
     if name == DEFAULT_MODEL:
         return cached()
     if model_files.is_path(name):
-        return Path(name).expanduser()
+        return Path(os.path.expanduser(name))
     from huggingface_hub import try_to_load_from_cache
 
     found = try_to_load_from_cache(name, "config.json")
@@ -295,6 +295,17 @@ def export(
     shutil.rmtree(old, ignore_errors=True)
 
 
+def save_config(model: PreTrainedModel, folder: Path) -> None:
+    """Writes config.json and, where there is one, generation_config.json, which ``from_pretrained`` needs beside the
+    weights."""
+    config = copy.deepcopy(model.config)
+    config.architectures = [type(model).__name__]
+    with quiet():
+        config.save_pretrained(folder)
+        if model.generation_config is not None:
+            model.generation_config.save_pretrained(folder)
+
+
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """No progress bars and no advice from transformers meanwhile: what matters comes as an error of ours."""
@@ -325,7 +336,7 @@ def _readable(name: str, role: str) -> Iterator[None]:
 def _source(name: str) -> str:
     if name == DEFAULT_MODEL:
         return str(fetch_default())
-    return str(Path(name).expanduser()) if model_files.is_path(name) else name
+    return os.path.expanduser(name) if model_files.is_path(name) else name
 
 
 def _is_local(name: str) -> bool:

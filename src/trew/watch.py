@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from .errors import RewardError
+from .interrupt import Interrupted
 from .job import Job
+from .rewards.weighing import FAILED
 from .track import Run
 from .types import ScoredGroup
 
 UNJUDGED_STEPS = 3
-"""After so many steps in a row in which no completion had a value the run ends: it would go on for nothing."""
+"""After so many steps in a row in which no completion had a value, or rewards failed for more than the share
+``track.max_failed``, the run ends: it would go on for nothing."""
 
 
 @contextlib.contextmanager
@@ -32,21 +36,34 @@ def failures_saved(run: Run) -> Iterator[None]:
 
 def after_scoring(job: Job, run: Run, step: int, seen: Sequence[ScoredGroup]) -> dict[str, Any]:
     """What rewards and monitors have to say about a step's completions: warnings on screen and in events.log; returned
-    are the monitors' figures. Raises RewardError when nothing could be judged for several steps."""
-    rewards, every = job.plan.rewards, job.config.track.regrade_every
+    are the monitors' figures. Raises RewardError when nothing, or too little, could be judged for several steps."""
+    rewards, every, state = job.plan.rewards, job.config.track.regrade_every, job.state
     warnings = []
     if every and (step == 1 or step % every == 0) and seen:
-        warnings += rewards.judged_alike(seen[step // every % len(seen)], step=step)
+        with contextlib.suppress(Interrupted), job.interrupts.after_grace("while judging again"):
+            warnings += rewards.judged_alike(seen[step // every % len(seen)], step=step)
     row, suspicions = job.monitors.observe(seen, step=step)
     for text in [*rewards.take_warnings(), *warnings, *suspicions]:
         job.display.warn(text)
         run.event(f"step {step}: {text}")
     scores = [score for group in seen for score in group.scores]
-    job.unjudged = job.unjudged + 1 if scores and all(score.value is None for score in scores) else 0
-    if job.unjudged >= UNJUDGED_STEPS:
-        statuses = sorted({score.status for score in scores})
+    lacking = Counter(score.status for score in scores if score.value is None)
+    failed, most = sum(lacking[status] for status in FAILED), job.config.track.max_failed
+    none = lacking.total() == len(scores)
+    state.unjudged = state.unjudged + 1 if scores and (none or failed > most * len(scores)) else 0
+    if state.unjudged >= UNJUDGED_STEPS:
+        what = "no completion" if none else f"only {len(scores) - lacking.total()} of {len(scores)} completions"
         raise RewardError(
-            f"{job.unjudged} steps in a row in which no completion got a value ({', '.join(statuses)}): nothing can be "
-            "learned. Look at the warnings above; try the reward by itself (trew rewards test), or raise its timeout_s"
+            f"{state.unjudged} steps in a row in which {what} got a value ({', '.join(sorted(lacking))}): "
+            + ("nothing can be learned. " if none else f"rewards failed for more than track.max_failed = {most:g}. ")
+            + "Look at the warnings above; try the reward by itself (trew rewards test), or raise its timeout_s"
         )
     return row
+
+
+def after_step(job: Job, run: Run, row: Mapping[str, Any]) -> int:
+    """Tells what the rules of :mod:`.health` find in the rows so far; returns how many of them hold."""
+    for finding in job.health.observe(row):
+        job.display.warn(f"step {finding.step}: {finding.text}")
+        run.event(f"step {finding.step}: {finding.text}")
+    return len(job.health.holding)

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
+import re
 import shutil
 import signal
+import threading
+import time
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors import SafetensorError
 
+import disk
 from trew.errors import CheckpointError
 from trew.learner import checkpoint
+from trew.learner.background import Writer
 
 KEEP = 2
 
@@ -32,9 +35,9 @@ def save(root: Path, step: int, keep: int = KEEP) -> Path:
 
 
 def latest(root: Path):
-    loaded = checkpoint.load_latest(root)
+    loaded, messages = checkpoint.load_latest(root)
     assert loaded is not None
-    step, values, meta, messages = loaded
+    step, values, meta = loaded
     assert meta == {"step": step, "note": "é"}
     assert values.keys() == tensors(0.0).keys()
     assert all(torch.equal(values[name], t) for name, t in tensors(float(step)).items())
@@ -47,7 +50,7 @@ def names(root: Path) -> list[str]:
 
 def test_a_checkpoint_is_safetensors_and_json_and_old_ones_go(tmp_path):
     root = tmp_path / "run" / "checkpoints"
-    assert checkpoint.load_latest(root) is None
+    assert checkpoint.load_latest(root) == (None, [])
     for step in (5, 10, 15):
         assert save(root, step) == root / f"{step:06d}"
     assert names(root) == ["000010", "000015"]
@@ -181,34 +184,29 @@ def test_after_going_back_to_an_older_one_the_new_one_survives_rotation(tmp_path
     assert latest(tmp_path) == (15, [])
 
 
-FULL = (
-    OSError(errno.ENOSPC, "No space left on device"),
-    SafetensorError("Error while serializing: I/O error: No space left on device"),
-)
+@pytest.mark.parametrize("room", [0, 4_096, 8_192, 16_384])
+def test_a_full_disk_leaves_the_old_ones_and_no_remains(tmp_path, room):
+    """However far the writing comes before the disk is full: not at all, into the tensors, to the manifest."""
+    with disk.tmpfs(tmp_path / "small", kilobytes=256) as root:
+        save(root / "c", 1)
+        save(root / "c", 2)
+        ballast = disk.fill(root, leave=room)
+        with pytest.raises(CheckpointError, match=r"step 3 could not be written: .*No space left on device"):
+            save(root / "c", 3)
+        assert names(root / "c") == ["000001", "000002"]
+        assert latest(root / "c") == (2, [])
+        ballast.unlink()
+        save(root / "c", 3)
+        assert latest(root / "c") == (3, [])
 
 
-@pytest.mark.parametrize("error", FULL)
-@pytest.mark.parametrize("call", [1, 2])
-def test_a_full_disk_leaves_the_old_ones_and_no_remains(tmp_path, monkeypatch, error, call):
-    save(tmp_path, 1)
-    save(tmp_path, 2)
-    real, calls = checkpoint.save_file, []
-
-    def full(members, path):
-        real(members, path)
-        calls.append(path)
-        if len(calls) == call:
-            path.write_bytes(path.read_bytes()[:30])
-            raise error
-
-    monkeypatch.setattr(checkpoint, "save_file", full)
-    with pytest.raises(CheckpointError, match=r"step 3 could not be written: .*No space left on device"):
-        save(tmp_path, 3)
-    assert names(tmp_path) == ["000001", "000002"]
-    assert latest(tmp_path) == (2, [])
-    monkeypatch.undo()
-    save(tmp_path, 3)
-    assert latest(tmp_path) == (3, [])
+def test_a_file_system_that_became_read_only_is_said_once(tmp_path):
+    with disk.tmpfs(tmp_path / "small", kilobytes=256) as root:
+        save(root / "c", 1)
+        disk.read_only(root)
+        with pytest.raises(CheckpointError, match=r"step 2 could not be written: .*Read-only file system"):
+            save(root / "c", 2)
+        assert latest(root / "c") == (1, [])
 
 
 def test_a_place_that_is_a_file_is_refused_with_the_reason(tmp_path):
@@ -217,12 +215,113 @@ def test_a_place_that_is_a_file_is_refused_with_the_reason(tmp_path):
         save(tmp_path / "checkpoints", 1)
 
 
-def test_a_newer_format_is_refused_and_not_passed_over(tmp_path):
+@pytest.mark.parametrize(("offset", "age"), [(1, "a newer"), (-1, "an older")])
+def test_another_format_is_refused_and_not_passed_over(tmp_path, offset, age):
     save(tmp_path, 1)
     path = save(tmp_path, 2) / "manifest.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "format": checkpoint.FORMAT + 1}))
-    with pytest.raises(CheckpointError, match="written in format 2 by a newer trew; this one reads up to 1"):
+    other = checkpoint.FORMAT + offset
+    path.write_text(json.dumps({**json.loads(path.read_text()), "format": other}))
+    said = f"written in format {other} by {age} trew; this one reads format {checkpoint.FORMAT}"
+    with pytest.raises(CheckpointError, match=said):
         checkpoint.load_latest(tmp_path)
+
+
+def test_a_rename_that_is_not_atomic_and_is_cut_off_leaves_no_false_checkpoint(tmp_path):
+    """As some network file systems do it: file by file, in any order. The manifest says what belongs together."""
+    save(tmp_path, 1)
+    done = save(tmp_path, 2)
+    files = sorted(done.iterdir())
+    for order in (files, files[::-1]):
+        for count in range(len(files)):
+            shutil.rmtree(tmp_path / "000003", ignore_errors=True)
+            (tmp_path / "000003").mkdir()
+            for file in order[:count]:
+                shutil.copy(file, tmp_path / "000003")
+            step, messages = latest(tmp_path)
+            assert step == 2
+            assert "000003: " in messages[0]
+
+
+def test_the_best_one_outlives_rotation_until_there_is_a_better_one(tmp_path):
+    def with_best(step: int, best: int) -> None:
+        checkpoint.save(tmp_path, step, tensors(float(step)), {"step": step, "note": "é"}, keep=2, best=best)
+
+    for step, best in ((1, 1), (2, 1), (3, 1), (4, 1)):
+        with_best(step, best)
+    assert names(tmp_path) == ["000001", "000003", "000004"]
+    with_best(5, 5)
+    assert names(tmp_path) == ["000004", "000005"]
+    with_best(6, 4)
+    with_best(7, 4)
+    assert names(tmp_path) == ["000004", "000006", "000007"]
+    assert latest(tmp_path) == (7, [])
+
+
+@pytest.mark.parametrize("content", ["tmp", "foreign", "empty root"])
+def test_without_any_checkpoint_what_is_there_is_named(tmp_path, content):
+    if content == "tmp":
+        (tmp_path / ".tmp-000003-77").mkdir()
+    elif content == "foreign":
+        (tmp_path / "checkpoint-99").mkdir()
+    loaded, messages = checkpoint.load_latest(tmp_path)
+    assert loaded is None
+    assert len(messages) == (content != "empty root")
+    assert all("ignored" in m for m in messages)
+
+
+# ---- in the background
+
+
+def test_the_thread_reads_before_the_tensors_may_change(tmp_path, monkeypatch):
+    """``release`` comes back only when the tensors have been read: what is stored are the values of the save."""
+    real, about_to_read = checkpoint._write_tensors, threading.Event()
+
+    def slowly(folder, given):
+        about_to_read.set()
+        time.sleep(0.2)
+        real(folder, given)
+
+    monkeypatch.setattr(checkpoint, "_write_tensors", slowly)
+    values, writer = tensors(3.0), Writer()
+    writer.save(tmp_path, 3, values, {"step": 3, "note": "é"}, keep=2)
+    assert about_to_read.wait(10)
+    writer.release()
+    for tensor in values.values():
+        tensor.zero_()
+    writer.finish()
+    assert latest(tmp_path) == (3, [])
+
+
+def test_an_error_of_the_thread_ends_the_run_once(tmp_path):
+    (tmp_path / "checkpoints").write_text("")
+    told: list[str] = []
+    writer = Writer(told.append)
+    writer.save(tmp_path / "checkpoints", 1, tensors(1.0), {}, keep=1)
+    with pytest.raises(CheckpointError, match="step 1 could not be written: "):
+        writer.finish()
+    writer.finish()  # it was told
+    assert told == []
+
+
+def test_a_checkpoint_that_was_begun_is_completed_whatever_ends_the_run(tmp_path):
+    def run() -> None:
+        with Writer() as writer:
+            writer.save(tmp_path, 5, tensors(5.0), {"step": 5, "note": "é"}, keep=1)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        run()
+    assert latest(tmp_path) == (5, [])
+
+
+def test_time_and_size_are_told_and_the_next_waits_for_the_one_before(tmp_path):
+    told: list[str] = []
+    with Writer(told.append) as writer:
+        for step in (1, 2, 3):
+            writer.save(tmp_path, step, tensors(float(step)), {"step": step, "note": "é"}, keep=1)
+    assert [line.split(":")[0] for line in told] == [f"checkpoint of step {step}" for step in (1, 2, 3)]
+    assert all(re.search(r": 0\.0 MB in \d+\.\d\d s, which the run waited \d+\.\d\d s for$", line) for line in told)
+    assert names(tmp_path) == ["000003"]
 
 
 def test_a_manifest_cannot_point_outside_its_folder(tmp_path):

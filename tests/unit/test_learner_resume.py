@@ -30,9 +30,9 @@ def test_four_steps_equal_two_then_save_load_and_two_more(kind, bonus, tmp_path)
     first = help.learner(help.model(kind), **settings)
     steps(first, 0, 2)
     checkpoint.save(tmp_path, 2, *first.state(), keep=2)
-    loaded = checkpoint.load_latest(tmp_path)
+    loaded, messages = checkpoint.load_latest(tmp_path)
     assert loaded is not None
-    step, tensors, meta, messages = loaded
+    step, tensors, meta = loaded
     assert (step, messages) == (2, [])
     second = help.learner(help.model(kind, seed=9), **settings)
     second.load_state(tensors, meta)
@@ -50,7 +50,7 @@ def test_four_steps_equal_two_then_save_load_and_two_more(kind, bonus, tmp_path)
 
 def test_a_state_before_the_first_step_can_be_loaded(tmp_path):
     checkpoint.save(tmp_path, 0, *help.learner(help.model()).state(), keep=1)
-    loaded = checkpoint.load_latest(tmp_path)
+    loaded, _ = checkpoint.load_latest(tmp_path)
     assert loaded is not None
     own = help.learner(help.model(seed=1))
     own.load_state(loaded[1], loaded[2])

@@ -10,6 +10,7 @@ import tyro
 
 from .. import track
 from ..config import Config
+from ..errors import ConfigError
 from ..track import trackers
 
 
@@ -22,6 +23,7 @@ def train(
     dry_run: bool = False,
     resume: bool = False,
     overwrite: bool = False,
+    allow_changes: bool = False,
 ) -> int:
     """Train a model as a recipe says.
 
@@ -36,6 +38,8 @@ def train(
             three prompts as the model reads them, golds with their rewards, memory and time; write and train nothing.
         resume: Continue from the newest complete checkpoint of the run folder.
         overwrite: Start over in a run folder that holds a run already.
+        allow_changes: With --resume, go on under settings or with data that would make it another run from there on;
+            every difference is shown.
     """
     from ..setup import read
 
@@ -48,17 +52,19 @@ def train(
         busy = [*track.problems(config.out, resume=resume, overwrite=overwrite), *trackers.problems(config.track.to)]
         dry.show(config, given=dry.origins(recipe, set, out=out is not None), found=busy)
         return 0
-    run(config, resume=resume, overwrite=overwrite)
+    if allow_changes and not resume:
+        raise ConfigError("--allow-changes: is about a run that is continued; give --resume too, or leave it out")
+    run(config, resume=resume, overwrite=overwrite, allow_changes=allow_changes)
     return 0
 
 
-def run(config: Config, *, resume: bool = False, overwrite: bool = False) -> dict:
+def run(config: Config, *, resume: bool = False, overwrite: bool = False, allow_changes: bool = False) -> dict:
     """Trains and says where everything was written."""
     from ..display import Display
     from ..loop import train as train_
 
     display = Display()
-    summary = train_(config, resume=resume, overwrite=overwrite, display=display)
+    summary = train_(config, resume=resume, overwrite=overwrite, allow_changes=allow_changes, display=display)
     folder = Path(config.out)
     display.files(
         {

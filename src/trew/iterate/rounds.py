@@ -35,8 +35,8 @@ from ..config import Config, RewardConfig
 from ..data import PromptSampler
 from ..display import Display
 from ..errors import ConfigError, DataError, Problems
-from ..job import flatten
 from ..loop import train
+from ..resume import flatten
 from ..reward_training import Pair, read_pairs, train_reward, write_pairs
 from ..reward_training.data import encode
 from ..reward_training.pairs import divide, pairs_of_groups
@@ -45,7 +45,7 @@ from ..reward_training.train import judge
 from ..rewards import RewardSet
 from ..rewards.reward_scorer import Encoder, Scorer
 from ..rollout.torch_engine import TorchEngine
-from ..track.files import storage, write_atomic
+from ..track.files import make_private, storage, write_atomic
 from ..track.lock import Lock
 from ..track.rollouts import write_rollouts
 from ..types import Sampling
@@ -109,7 +109,8 @@ def iterate(
     with storage(folder):
         if overwrite and folder.exists():
             clear(folder)
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        make_private(folder)
     lock = Lock(folder / "run.lock")
     try:
         if resume:
@@ -210,7 +211,7 @@ def refuse_changes(folder: Path, recipe: Recipe) -> None:
         return
     now = flatten(tomllib.loads(dumps(recipe)))
     free = ("out", "device", "threads", "rollout.batch", "learner.microbatch_tokens", "iterate.rounds", "track.",
-            "checkpoint.", "iterate.learner.microbatch_tokens")  # fmt: skip
+            "checkpoint.", "stop.", "iterate.learner.microbatch_tokens")  # fmt: skip
     changed = [
         f"{key}: the rounds were started with {before.get(key)!r}, now it is {now.get(key)!r}"
         for key in sorted({*before, *now})

@@ -1,9 +1,10 @@
 """Checkpoints that survive a kill at any instant: written aside, fsynced, hashed, then renamed.
 
-    checkpoints/000020/   model.safetensors  optimizer.safetensors  state.json  manifest.json
+    checkpoints/000020/   model.safetensors  optimizer.safetensors  config.json  state.json  manifest.json
 
 A folder under its final name is complete; its manifest has the size and SHA-256 of every file, and loading trusts
-nothing that does not match. Tensors are safetensors, everything else JSON: loading runs no code.
+nothing that does not match. Tensors are safetensors, everything else JSON: loading runs no code. Tensors have the names
+in their files that they have in the model, so that transformers (peft, for adapters) loads the folder as a model.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,8 @@ from torch import Tensor
 
 from ..errors import CheckpointError
 
-FORMAT = 1
-"""Version of the layout; a checkpoint with a higher one is refused."""
+FORMAT = 2
+"""Version of the layout; a checkpoint with another one is refused."""
 
 ASIDE = ".tmp-"
 """How the names of folders begin that are being written or removed."""
@@ -32,13 +33,25 @@ ASIDE = ".tmp-"
 _NAME = re.compile(r"(\d{6,})(?:\.(\d+))?")  # step, and a counter where the same step was saved again
 
 
-def save(root: Path, step: int, tensors: Mapping[str, Tensor], meta: Mapping[str, Any], *, keep: int) -> Path:
-    """Writes one checkpoint and returns its folder; then removes all but the ``keep`` newest up to this step.
+def save(
+    root: Path,
+    step: int,
+    tensors: Mapping[str, Tensor],
+    meta: Mapping[str, Any],
+    *,
+    keep: int,
+    best: int | None = None,
+    beside: Callable[[Path], None] | None = None,
+    read: Callable[[], None] | None = None,
+) -> Path:
+    """Writes one checkpoint and returns its folder; then removes all but the ``keep`` newest up to this step, and that
+    of step ``best``.
 
-    Each tensor goes to the file that its name begins with: ``model.embed.weight`` into model.safetensors. ``meta`` is
-    whatever JSON can hold. Checkpoints of later steps are removed too: they were unusable when the run was resumed,
-    or it would be past them. When something cannot be written, the older ones stay, nothing half-written does, and
-    CheckpointError says why.
+    Each tensor goes to the file that its name begins with: ``model.embed.weight`` is embed.weight in model.safetensors.
+    ``meta`` is whatever JSON can hold; ``beside`` may write more files into the folder that it is given. ``read`` is
+    called when the tensors are no longer needed. Checkpoints of later steps are removed too: they were unusable when
+    the run was resumed, or it would be past them. When something cannot be written, the older ones stay, nothing
+    half-written does, and CheckpointError says why.
     """
     assert keep >= 1
     root = Path(root)
@@ -48,7 +61,12 @@ def save(root: Path, step: int, tensors: Mapping[str, Tensor], meta: Mapping[str
         for stray in root.glob(f"{ASIDE}*"):
             _remove(stray)
         aside.mkdir()
-        _write(aside, step, tensors, meta)
+        _write_tensors(aside, tensors)
+        if read is not None:
+            read()
+        if beside is not None:
+            beside(aside)
+        _complete(aside, step, meta)
         target = _free_name(root, step)
         os.rename(aside, target)
         _sync(root)
@@ -59,57 +77,66 @@ def save(root: Path, step: int, tensors: Mapping[str, Tensor], meta: Mapping[str
             f"{root}: the checkpoint of step {step} could not be written: {reason}. Older checkpoints are as they "
             "were. Make room or give another place (out, checkpoint.keep), then continue with --resume"
         ) from error
-    _rotate(root, target, keep=keep)
+    _rotate(root, target, keep=keep, best=best)
     return target
 
 
-def load_latest(root: Path) -> tuple[int, dict[str, Tensor], dict[str, Any], list[str]] | None:
-    """Step, tensors, meta of the newest complete checkpoint, and messages about everything that was passed over.
+def size(folder: Path) -> int:
+    """Bytes of a checkpoint's files."""
+    return sum(path.stat().st_size for path in folder.iterdir())
+
+
+Loaded = tuple[int, dict[str, Tensor], dict[str, Any]]
+"""Step, tensors and meta, as they were given to :func:`save`."""
+
+
+def load_latest(root: Path) -> tuple[Loaded | None, list[str]]:
+    """The newest complete checkpoint, and messages about everything that was passed over.
 
     None when there is no checkpoint in ``root``, or no ``root``. CheckpointError when there are some and none of them
-    is usable (a run must not silently start over), or when the newest was written in a newer format.
+    is usable (a run must not silently start over), or when the newest was written in another format.
     """
     root = Path(root)
+    messages: list[str] = []
     if not root.is_dir():
-        return None
-    messages = []
+        return None, messages
     for entry in sorted(root.iterdir()):
         if entry.name.startswith(ASIDE):
             messages.append(f"{entry}: left behind by an interrupted write or removal; ignored")
         elif not _is_checkpoint(entry):
             messages.append(f"{entry}: is not a checkpoint of trew; ignored")
-    found = _checkpoints(root)
     broken = []
-    for folder in reversed(found):
+    for folder in reversed(_checkpoints(root)):
         try:
-            step, tensors, meta = load(folder)
+            loaded = load(folder)
         except _BrokenError as error:
             broken.append(f"{folder}: {error}; not used")
             continue
-        return step, tensors, meta, messages + broken
+        return loaded, messages + broken
     if broken:
         raise CheckpointError(
             "\n".join(broken) + f"\n{root}: no checkpoint is usable, and the run is not silently started over. Put a "
             "backup of one there, or begin anew with --overwrite"
         )
-    return None
+    return None, messages
 
 
 class _BrokenError(Exception):
     """A checkpoint that is incomplete or damaged; says in which way."""
 
 
-def load(folder: Path) -> tuple[int, dict[str, Tensor], dict[str, Any]]:
+def load(folder: Path) -> Loaded:
     """One checkpoint, every file verified against the manifest before it is read."""
     manifest = _read_json(folder / "manifest.json")
     files = manifest.get("files")
     version = manifest.get("format")
     if not isinstance(files, dict) or not isinstance(version, int):
         raise _BrokenError("manifest.json does not have the expected fields")
-    if version > FORMAT:
+    if version != FORMAT:
+        age, advice = ("a newer", "Update trew") if version > FORMAT else ("an older", "Continue with that version")
         raise CheckpointError(
-            f"{folder}: was written in format {version} by a newer trew; this one reads up to {FORMAT}. Update trew, "
-            "or start a new run with another out"
+            f"{folder}: was written in format {version} by {age} trew; this one reads format {FORMAT}. {advice}, or "
+            "start a new run with another out"
         )
     for name, expected in files.items():
         path = folder / name
@@ -125,22 +152,28 @@ def load(folder: Path) -> tuple[int, dict[str, Tensor], dict[str, Any]]:
     tensors: dict[str, Tensor] = {}
     for name in files:
         if name.endswith(".safetensors"):
-            tensors |= load_file(folder / name)
+            part = name.removesuffix(".safetensors")
+            tensors |= {f"{part}.{key}": tensor for key, tensor in load_file(folder / name).items()}
     return int(state["step"]), tensors, state["meta"]
 
 
-def _write(folder: Path, step: int, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
+def _write_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> None:
     parts: dict[str, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
-        parts.setdefault(name.partition(".")[0], {})[name] = tensor.detach().cpu().contiguous()
+        part, _, key = name.partition(".")
+        parts.setdefault(part, {})[key] = tensor.detach().cpu().contiguous()
     for part, members in parts.items():
-        save_file(members, folder / f"{part}.safetensors")
+        save_file(members, folder / f"{part}.safetensors", metadata={"format": "pt"})
+
+
+def _complete(folder: Path, step: int, meta: Mapping[str, Any]) -> None:
+    """Writes what belongs to the tensors; the manifest last: without it nothing in the folder counts, even where a
+    rename is not atomic."""
     _write_json(folder / "state.json", {"format": FORMAT, "step": step, "meta": dict(meta)})
     files = {}
     for path in sorted(folder.iterdir()):
         _sync(path)
         files[path.name] = {"size": path.stat().st_size, "sha256": _sha256(path)}
-    # Last: without a manifest nothing in the folder counts, even where a rename is not atomic.
     _write_json(folder / "manifest.json", {"format": FORMAT, "step": step, "files": files})
     _sync(folder / "manifest.json")
     _sync(folder)
@@ -152,11 +185,13 @@ def _free_name(root: Path, step: int) -> Path:
     return next(path for path in candidates if not os.path.lexists(path))
 
 
-def _rotate(root: Path, newest: Path, *, keep: int) -> None:
-    """Removes what is older than the ``keep`` newest, or later than ``newest``; what cannot be removed stays."""
+def _rotate(root: Path, newest: Path, *, keep: int, best: int | None) -> None:
+    """Removes what is older than the ``keep`` newest, or later than ``newest``; what cannot be removed stays, and so
+    does the last one of step ``best``."""
     found = _checkpoints(root)
     until = found.index(newest) + 1
-    for folder in [*found[: max(until - keep, 0)], *found[until:]]:
+    chosen = [folder for folder in found[:until] if _order(folder)[0] == best][-1:]
+    for folder in [f for f in [*found[: max(until - keep, 0)], *found[until:]] if f not in chosen]:
         # Renamed first: a kill in the middle of the removal must not leave half a checkpoint under a good name.
         doomed = root / f"{ASIDE}old-{folder.name}"
         try:

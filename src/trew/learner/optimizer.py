@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -112,6 +113,40 @@ def learning_rate(step: int, *, config: LearnerConfig, steps: int) -> float:
     if config.schedule == "cosine":
         return config.lr * (1 + math.cos(math.pi * x)) / 2
     return config.lr
+
+
+WATCHED = 512
+"""Weights of each parameter that are compared before and after an optimizer step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """Some weights of every parameter, those with a gradient alone: to see whether a step changes them at all.
+
+    An update that is smaller than half the distance to the next float32 number is lost in rounding, silently.
+    """
+
+    parameters: tuple[torch.nn.Parameter, ...]
+    values: tuple[Tensor, ...]  # before the step
+    moved: tuple[Tensor, ...]  # bool: which of them have a gradient
+
+    @staticmethod
+    def before(parameters: Iterable[torch.nn.Parameter]) -> Watched:
+        given = tuple(p for p in parameters if p.grad is not None)
+        grads = tuple(_some(p.grad) != 0 for p in given if p.grad is not None)
+        return Watched(given, tuple(_some(p).clone() for p in given), grads)
+
+    def after(self) -> dict[str, tuple[float, float]]:
+        """``changed_share``: the share of the weights watched that are others now."""
+        changed = [(_some(p) != v) & g for p, v, g in zip(self.parameters, self.values, self.moved, strict=True)]
+        number, count = (int(sum(t.sum() for t in of)) for of in (changed, self.moved))
+        return {"changed_share": (float(number), float(count)) if count else (0.0, 1.0)}
+
+
+def _some(values: Tensor) -> Tensor:
+    """At most ``WATCHED`` values, spread over all of them."""
+    flat = values.detach().reshape(-1)
+    return flat[:: -(-flat.numel() // WATCHED)]
 
 
 def moments(optimizer: torch.optim.Optimizer, parameters: Mapping[str, torch.nn.Parameter]) -> dict[str, Tensor]:

@@ -23,7 +23,7 @@ from ..objective.entropy_bonus import EntropyBonus
 from ..types import Metrics, StepOutput
 from . import recompute
 from .forward import Forward
-from .optimizer import learning_rate, load_moments, make_optimizer, moments, trainable
+from .optimizer import Watched, learning_rate, load_moments, make_optimizer, moments, trainable
 from .packing import Pack, Sample
 
 Progress = Callable[[int], None]
@@ -58,6 +58,7 @@ class Learner:
         self.optimizer_steps = optimizer_steps
         self.policy_version = 0  # of the weights: changes exactly when they do
         self.steps = 0  # optimizer steps taken or found silent: what the schedule counts
+        self.before_update: Callable[[], None] = lambda: None  # is called whenever what state() gave is about to change
         self._parameters = trainable(model)
         self._optimizer = make_optimizer(self._parameters, config)
         self._adapters = adapters
@@ -85,6 +86,11 @@ class Learner:
         said = [*self._forward.messages, *(self._reference.messages if self._reference else [])]
         return list(dict.fromkeys(said))
 
+    def prove(self, samples: Sequence[Sample]) -> None:
+        """Decides on whole samples how they are run, where that was not decided yet: before parts of them are."""
+        if not self._forward.proven:
+            self._forward.packs(samples)
+
     def logprobs(
         self, samples: Sequence[Sample], *, reference: bool = False, progress: Progress | None = None
     ) -> Float[Tensor, "N"]:
@@ -99,7 +105,8 @@ class Learner:
             for pack in forward.packs(samples):
                 values = forward.logprobs_of(pack).cpu()
                 lengths = torch.tensor([len(samples[i].completion_ids) for i in pack.samples])
-                check_finite(values, torch.arange(len(lengths)).repeat_interleave(lengths), pack, samples)
+                ids = torch.arange(len(lengths)).repeat_interleave(lengths)
+                check_finite(values, ids, pack, samples, quantity="ref_logprobs" if reference else "logprobs")
                 out[tokens.of_samples(pack.samples)] = values
                 if progress is not None:
                     progress(len(pack.samples))
@@ -135,16 +142,18 @@ class Learner:
         try:
             done = self._accumulate(samples, batch, active, progress)
             norm = self._clip(samples, active)
+            watched = Watched.before(self._parameters.values())
         except BaseException:
             self._optimizer.zero_grad(set_to_none=True)
             raise
         for group in self._optimizer.param_groups:
             group["lr"] = rate
+        self.before_update()
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
         self.policy_version += 1
         self._after(batch)
-        metrics |= {"grad_norm": (norm, 1.0), "learner_tokens": (done.tokens, 1.0)}
+        metrics |= {"grad_norm": (norm, 1.0), "learner_tokens": (done.tokens, 1.0), **watched.after()}
         return StepOutput(done.loss, {**metrics, **done.metrics(samples, batch)}, norm, self.policy_version)
 
     def _after(self, batch: TokenBatch) -> None:
@@ -205,19 +214,31 @@ class Learner:
         norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
         if not torch.isfinite(norm):
             raise NumericsError(
-                f"the gradient norm is {float(norm)} on samples {_names(active, samples)} though their log-probs are "
-                "finite; the step was not applied. A lower learner.lr, or learner.dtype = 'float32', may help"
-            )
+                f"the gradient norm is {float(norm)}, though log-probs are finite (a lower learner.lr, or "
+                "learner.dtype = 'float32', may help)",
+                names=_names(active, samples), quantity="grad_norm", samples=active,
+            )  # fmt: skip
         torch.nn.utils.clip_grads_with_norm_(parameters, self.config.max_grad_norm, norm)
         return float(norm)
 
-    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Everything that the next step depends on: weights, buffers and optimizer state by name, and counters. Of a
-        model with adapters: these alone, and a fingerprint of the rest.
+    @torch.no_grad()
+    def update_reference(self) -> None:
+        """The reference's weights become (1 - mix) of their own + mix of the policy's, by ``config.reference_mix``."""
+        assert self._reference is not None
+        assert self._reference.model is not self.model
+        self.before_update()
+        policy = dict(self.model.named_parameters())
+        for name, p in self._reference.model.named_parameters():
+            p.lerp_(policy[name], self.config.reference_mix)  # exactly W where the mix is 1
 
-        The tensors are the live ones: write them before the next step, or copy them.
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Everything that the next step depends on: weights, buffers and optimizer state by name, a reference that is
+        updated, and counters. Of a model with adapters: these alone, and a fingerprint of the rest.
+
+        The tensors are the live ones: write them before the next step, or copy them (see ``before_update``).
         """
         tensors = {f"model.{name}": t.detach() for name, t in self._stored().items()}
+        tensors |= {f"reference.{name}": t.detach() for name, t in self._moving_reference().items()}
         meta = {
             "policy_version": self.policy_version, "steps": self.steps, "optimizer": self.config.optimizer,
             "base": self._base,
@@ -228,8 +249,9 @@ class Learner:
     def load_state(self, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
         """Continues from what :meth:`state` gave. Raises CheckpointError, with the differences, where it is not of
         this model and optimizer; nothing is changed then."""
-        stored = self._stored()
-        saved = {name.removeprefix("model."): t for name, t in tensors.items() if name.startswith("model.")}
+        stored = {f"model.{name}": t for name, t in self._stored().items()}
+        stored |= {f"reference.{name}": t for name, t in self._moving_reference().items()}
+        saved = {name: t for name, t in tensors.items() if not name.startswith("optimizer.")}
         differences = [f"{name}: missing in the checkpoint" for name in stored if name not in saved]
         differences += [f"{name}: unknown to this model" for name in saved if name not in stored]
         differences += [
@@ -245,6 +267,7 @@ class Learner:
         if differences:
             shown = "\n  ".join(differences[:8]) + (f"\n  and {len(differences) - 8} more" if differences[8:] else "")
             raise CheckpointError(f"the checkpoint is of another model or optimizer:\n  {shown}")
+        self.before_update()
         load_moments(self._optimizer, self._parameters, tensors)
         with torch.no_grad():
             for name, t in stored.items():
@@ -254,6 +277,12 @@ class Learner:
         if bonus.target:  # a fixed coefficient is the configuration's
             bonus = dataclasses.replace(bonus, coefficient=float(meta["entropy_coefficient"]))
             self.objective = self.objective.replace(entropy_bonus=bonus)
+
+    def _moving_reference(self) -> dict[str, Tensor]:
+        """The reference's weights, where they do not stay as they were loaded."""
+        if not self.config.reference_every or self._reference is None:
+            return {}
+        return dict(self._reference.model.named_parameters())
 
     @property
     def _base(self) -> str:
@@ -354,9 +383,9 @@ class _Rule:
         self.done.loss += value
         if not np.isfinite(self.done.loss):
             raise NumericsError(
-                f"the loss is {self.done.loss} on samples {_names(self.pack.samples, self.samples)}; the step was not "
-                "applied"
-            )
+                f"the loss is {self.done.loss}",
+                names=_names(self.pack.samples, self.samples), quantity="loss", samples=self.pack.samples,
+            )  # fmt: skip
 
 
 def _cut(batch: TokenBatch, where: slice) -> TokenBatch:
@@ -383,18 +412,27 @@ class _Tokens:
 
 
 def check_finite(
-    logprobs: Float[Tensor, "n"], sequences: Int[Tensor, "n"], pack: Pack, samples: Sequence[Sample]
+    logprobs: Float[Tensor, "n"],
+    sequences: Int[Tensor, "n"],
+    pack: Pack,
+    samples: Sequence[Sample],
+    *,
+    quantity: str = "logprobs",
 ) -> None:
     """Raises NumericsError that names the samples of ``pack`` whose log-probs are not finite; the i-th is of its
     ``sequences[i]``-th sample."""
     finite = torch.isfinite(logprobs)
     if finite.all():
         return
-    broken = [pack.samples[i] for i in sequences[~finite.to(sequences.device)].unique().tolist()]
+    found = logprobs.to(sequences.device)
+    broken = sequences[~finite.to(sequences.device)].unique().tolist()
+    whose = "the reference's log-probs" if quantity == "ref_logprobs" else "log-probs"
     raise NumericsError(
-        f"log-probs that are not finite in samples {_names(broken, samples)}: broken weights, or a token that the "
-        "policy gives probability 0; nothing was applied"
-    )
+        f"{whose} are not finite (broken weights, or a token that has probability 0)",
+        names=_names([pack.samples[i] for i in broken], samples), quantity=quantity,
+        samples=[pack.samples[i] for i in broken],
+        values={pack.samples[i]: found[sequences == i].tolist() for i in broken},
+    )  # fmt: skip
 
 
 def _names(members: Sequence[int], samples: Sequence[Sample]) -> str:

@@ -6,6 +6,7 @@ are in the same forward pass; a step's gradient does not depend on how it is spl
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import platform
@@ -22,7 +23,7 @@ from .. import __version__, model_files, models, track
 from ..data import PromptSampler
 from ..display import Bar, Display
 from ..errors import CheckpointError, ConfigError, NumericsError, Problems
-from ..interrupt import Interrupts
+from ..interrupt import Interrupted, Interrupts
 from ..learner import checkpoint
 from ..learner.optimizer import learning_rate, load_moments, make_optimizer, moments, trainable
 from ..rewards.reward_scorer import Encoder, Scorer, token_batches
@@ -132,7 +133,8 @@ def train_reward(
     """
     display = display or Display()
     ready = plan(settings, found=track.problems(settings.out, resume=resume, overwrite=overwrite))
-    with Run.open(settings.out, resume=resume, overwrite=overwrite) as run, Interrupts() as interrupts:
+    interrupts = Interrupts()
+    with Run.open(settings.out, resume=resume, overwrite=overwrite) as run, contextlib.ExitStack() as ending:
         if run.resumed:
             _refuse_changes(run, settings)
         run.write_config(dumps(settings))
@@ -142,6 +144,7 @@ def train_reward(
             display.line(f"note: {note}")
         if run.resumed:
             _restore(job, run)
+        ending.enter_context(interrupts)  # from here on there is something to save
         _steps(job, run)
         models.export(job.scorer.model, ready.encoder.tokenizer, run.final)
         summary = _summary(job)
@@ -254,7 +257,13 @@ def judge(scorer: Scorer, pairs: Sequence[Encoded], *, seed: int = 0) -> dict[st
 
 def _evaluate(job: _Job, run: Run) -> None:
     state = job.state
-    result = judge(job.scorer, job.plan.held, seed=job.plan.settings.seed)
+    try:
+        with job.interrupts.anywhere("during an evaluation; continue with --resume"):
+            result = judge(job.scorer, job.plan.held, seed=job.plan.settings.seed)
+    except Interrupted:
+        if state.step and state.saved != state.step:
+            _save(job, run)  # the evaluation is made up for when the training is resumed
+        raise
     state.before = state.before or result
     state.last, state.evaluated = result, state.step
     a = result["accuracy"]
@@ -275,14 +284,14 @@ def _save(job: _Job, run: Run) -> None:
 
 
 def _restore(job: _Job, run: Run) -> None:
-    loaded = checkpoint.load_latest(run.checkpoints)
+    loaded, messages = checkpoint.load_latest(run.checkpoints)
+    for message in messages:
+        job.display.warn(message)
     if loaded is None:
         job.display.line(f"note: {run.folder} has no checkpoint yet; starting at step 1")
         run.rewind(-1)
         return
-    step, tensors, meta, messages = loaded
-    for message in messages:
-        job.display.warn(message)
+    step, tensors, meta = loaded
     if set(meta) != {"state", "data"} or set(meta["state"]) != {f.name for f in dataclasses.fields(_State)}:
         raise CheckpointError(f"{run.checkpoints}: the checkpoint of step {step} is not one of trew train-reward")
     if meta["data"] != job.plan.fingerprint:

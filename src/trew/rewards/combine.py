@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -129,6 +129,16 @@ class RewardSet:
         with self._lock:
             taken, self._warnings = self._warnings, []
         return taken
+
+    def state(self) -> dict[str, Any]:
+        """What later warnings depend on, as JSON can hold it."""
+        with self._lock:
+            return {"told": dict(self._told), "waiting": list(self._warnings)}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Goes on where :meth:`state` was taken."""
+        with self._lock:
+            self._told, self._warnings = Counter(state["told"]), list(state["waiting"])
 
     def _warn(self, name: str, text: str) -> None:
         with self._lock:

@@ -181,7 +181,7 @@ def lengths(scored: Sequence[ScoredGroup]) -> Metrics:
 class Monitors:
     """All monitors over the steps of a run. ``shuffled``: whether the order of prompts says nothing.
 
-    Windows live in memory: a resumed run begins them anew. What is in the metrics does not depend on them.
+    What is in the metrics does not depend on the windows; the warnings do, so that they are part of :meth:`state`.
     """
 
     def __init__(self, rewards: Sequence[Reward] = (), *, shuffled: bool = True) -> None:
@@ -207,6 +207,19 @@ class Monitors:
                 self._told[name] = step
                 warnings.append(f"{text}. {self._advice(name)}")
         return shown, warnings
+
+    def state(self) -> dict[str, Any]:
+        """What later warnings depend on, as JSON can hold it."""
+        return {"last": list(self._last), "first": list(self._first), "told": dict(self._told)}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Goes on where :meth:`state` was taken."""
+        kept: dict[str, list[Metrics]] = {
+            part: [{name: (v[0], v[1]) for name, v in step.items()} for step in state[part]]
+            for part in ("last", "first")
+        }
+        self._last, self._first = deque(kept["last"], maxlen=WINDOW), kept["first"]
+        self._told = dict(state["told"])
 
     def figures(self, scored: Sequence[ScoredGroup]) -> Metrics:
         """Sums and counts of all monitors for one step."""

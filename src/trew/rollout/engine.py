@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 from ..types import Group, Prompt, Sampling
 
@@ -31,7 +31,15 @@ class Engine(Protocol):
         A draw depends on (sampling.seed, prompt uid, sample number, position) and the policy alone. ``progress``
         receives how many more completions are finished. ``on_group`` receives the number of a prompt and its group as
         soon as all its completions are finished, the very object that is returned; an engine that has all groups at
-        once need not call it. Raises EngineError when a prompt cannot be generated for, or
-        the model's output is not finite.
+        once need not call it. Raises EngineError when a prompt cannot be generated for,
+        NumericsError when the model's output is not finite.
         """
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """What later completions depend on beside the weights, ``policy_version`` included, as JSON can hold it."""
+        ...
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Goes on where :meth:`state` was taken."""
         ...

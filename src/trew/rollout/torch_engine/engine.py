@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -58,6 +58,15 @@ class TorchEngine:
         self.native = native
         self.messages: list[str] = []
         self.policy_version = 0
+
+    def state(self) -> dict[str, Any]:
+        """What later completions depend on beside the weights, as JSON can hold it."""
+        return {"native": self.native, "policy_version": self.policy_version}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Goes on where :meth:`state` was taken: what was given up then stays given up."""
+        self.native = bool(state["native"])
+        self.policy_version = int(state["policy_version"])
 
     @property
     def device(self) -> torch.device:

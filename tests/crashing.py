@@ -1,0 +1,311 @@
+"""Runs that are killed at known instants: a real ``trew train`` in a process group of its own, and what must be equal.
+
+    python tests/crashing.py CONTROL train RECIPE --resume ...
+
+is ``trew train RECIPE --resume ...`` that says in the file CONTROL in which phase it is, and, where CONTROL names an
+instant, kills its whole process group with SIGKILL there. Nothing of this is in trew: functions are wrapped from here.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import mmap
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tiny
+
+ROOT = Path(__file__).parents[1]
+SIZE, WRITER = 256, 64
+"""Bytes of CONTROL: the main thread's phase, from 64 on the checkpoint writer's, from 128 on the instant to be killed
+at, as ``name:count``."""
+
+REWARDS = """
+def odd(completions, completion_ids, answer, **columns):
+    return [round(sum(i % 2 for i in ids) / len(ids), 1) for ids in completion_ids]
+
+def some(completions, completion_ids, answer, **columns):
+    return [float(ids[0] % 2) if int(a) % 3 else 0.0 for ids, a in zip(completion_ids, answer)]
+
+def short(completions, completion_ids, **columns):
+    return [1.0 / len(ids) for ids in completion_ids]
+"""
+
+BASE: dict[str, Any] = {
+    "steps": 6, "seed": 3,
+    "data": {"task": "arithmetic", "args": {"ops": ["+"], "smallest": 1, "largest": 4}},
+    "rollout": {"prompts": 4, "completions": 3, "max_tokens": 4, "refills": 3},
+    "learner": {"lr": 1e-2, "minibatch_prompts": 2, "inner_updates": 2, "schedule": "linear"},
+    "eval": {"size": 4, "every": 2}, "checkpoint": {"every": 3},
+}  # fmt: skip
+"""Few prompts, so that every run passes through several epochs; two inner updates of two minibatches each."""
+
+KINDS: dict[str, dict[str, Any]] = {
+    "grpo": {"objective": {"preset": "grpo", "beta": 0.01}},
+    "dapo": {"objective": {"preset": "dapo"}, "rewards": ["some"]},
+    "entropy": {"objective": {"preset": "dr-grpo", "entropy_target": 4.0, "entropy_step": 0.01}},
+    "reference": {"objective": {"preset": "grpo", "beta": 0.05},
+                  "learner": {"reference_every": 2, "reference_mix": 0.6}},
+    "gdpo": {"objective": {"preset": "gdpo"}, "rewards": ["odd", "short"]},
+    "remax": {"objective": {"preset": "remax"}},
+    "lora": {"objective": {"preset": "grpo", "beta": 0.01}, "lora": {"rank": 4}},
+    "8bit": {"objective": {"preset": "grpo"}, "learner": {"optimizer": "adamw-8bit"}},
+    "plain": {"objective": {"preset": "grpo", "beta": 0.01}, "kernels": "plain", "linear": "plain",
+              "learner": {"microbatch_tokens": 60}},
+    "waits": {"objective": {"preset": "grpo"}, "checkpoint": {"every": 1, "background": False}},
+}  # fmt: skip
+
+
+def recipe(folder: Path, kind: str, **sections: Any) -> Path:
+    """Writes a model, rewards and a recipe of ``KINDS`` into ``folder``; returns the recipe."""
+    from trew.toml import dump_table
+
+    if not (folder / "model" / "config.json").exists():
+        tiny.model("llama", **tiny.wide("llama")).save_pretrained(folder / "model")
+        tiny.tokenizer().save_pretrained(folder / "model")
+        (folder / "reward.py").write_text(REWARDS)
+    table = {**BASE, "model": str(folder / "model")}
+    for name, value in [*KINDS[kind].items(), *sections.items()]:
+        table[name] = {**table.get(name, {}), **value} if isinstance(value, dict) else value
+    table["rewards"] = [{"name": f"{folder}/reward.py:{name}"} for name in table.get("rewards", ["odd"])]
+    path = folder / f"{kind}.toml"
+    path.write_text(dump_table(table))
+    return path
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# In the child
+
+
+class Instants:
+    """Says where the run is, and ends it where it is told to."""
+
+    def __init__(self, control: Path):
+        with control.open("r+b") as file:
+            self._map = mmap.mmap(file.fileno(), SIZE)
+        name, _, count = self._map[2 * WRITER :].rstrip(b"\0").decode().partition(":")
+        self._instant, self._left = name, int(count or 0)
+
+    def say(self, phase: str, at: int = 0) -> str:
+        before = self._map[at : at + WRITER].rstrip(b"\0").decode()
+        self._map[at : at + WRITER] = phase.encode().ljust(WRITER, b"\0")
+        return before
+
+    def reached(self, instant: str) -> bool:
+        """Whether this is the instant to die at."""
+        if instant != self._instant:
+            return False
+        self._left -= 1
+        return not self._left
+
+    def die(self) -> None:
+        os.killpg(0, signal.SIGKILL)
+        time.sleep(60)
+
+    def pass_by(self, instant: str) -> None:
+        if self.reached(instant):
+            self.die()
+
+    def wrap(self, owner: Any, name: str, phase: str, *, at: int = 0) -> None:
+        """``owner.name`` is ``phase``; its instants are ``phase/before`` and ``phase/after``."""
+        real = getattr(owner, name)
+
+        @functools.wraps(real)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            before = self.say(phase, at)
+            self.pass_by(f"{phase}/before")
+            result = real(*args, **kwargs)
+            self.pass_by(f"{phase}/after")
+            self.say(before, at)
+            return result
+
+        setattr(owner, name, wrapper)
+
+
+PHASES = ("generation", "reward", "log-probs", "inner update", "evaluation", "metrics row", "completions", "checkpoint",
+          "tensors", "manifest", "rotation", "export", "summary", "report")  # fmt: skip
+INSTANTS = (*(f"{phase}/{when}" for phase in PHASES for when in ("before", "after")),
+            "reward/within", "inner update/within", "metrics row/torn")  # fmt: skip
+
+
+def child(control: Path, args: list[str]) -> None:
+    """``trew`` with ``args``, watched."""
+    import torch
+
+    from trew import loop
+    from trew.cli.main import main
+    from trew.learner import Learner, checkpoint
+    from trew.rewards.grading import Grading
+    from trew.rollout.torch_engine import TorchEngine
+    from trew.track import Run
+    from trew.track import run as run_module
+
+    instants = Instants(control)
+    instants.say("loading")
+    for owner, name, phase in (
+        (TorchEngine, "generate", "generation"), (Grading, "finish", "reward"), (Learner, "logprobs", "log-probs"),
+        (Learner, "step", "inner update"), (loop, "measure", "evaluation"), (Run, "log", "metrics row"),
+        (Run, "write_rollouts", "completions"), (Run, "write_eval", "completions"), (loop, "export", "export"),
+        (Run, "write_summary", "summary"), (loop, "write_report", "report"),
+    ):  # fmt: skip
+        instants.wrap(owner, name, phase)
+    for name, phase in (("save", "checkpoint"), ("_write_tensors", "tensors"), ("_complete", "manifest"),
+                        ("_rotate", "rotation")):  # fmt: skip
+        instants.wrap(checkpoint, name, phase, at=WRITER)
+
+    append, optimizer_step = run_module._append, torch.optim.AdamW.step
+
+    def torn(path: Path, data: bytes) -> None:
+        if path.name == "metrics.jsonl" and instants.reached("metrics row/torn"):
+            append(path, data[: len(data) // 2])
+            instants.die()
+        append(path, data)
+
+    def between(self: Any, *given: Any, **named: Any) -> Any:
+        result = optimizer_step(self, *given, **named)
+        instants.pass_by("inner update/within")  # weights have changed, counters not yet
+        return result
+
+    run_module._append, torch.optim.AdamW.step = torn, between
+    real = Grading.finish
+
+    def during(self: Any, *given: Any, **named: Any) -> Any:
+        if instants.reached("reward/within"):
+            import threading
+
+            threading.Timer(0.002, instants.die).start()
+        return real(self, *given, **named)
+
+    Grading.finish = during  # type: ignore[method-assign]
+    main(args)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# In the parent
+
+
+@dataclass
+class Watched:
+    """A started run: what it says, and its end."""
+
+    process: subprocess.Popen[str]
+    control: Path
+
+    @staticmethod
+    def start(folder: Path, *args: str | Path, instant: str = "") -> Watched:
+        """``trew train`` with ``args`` in a process group of its own."""
+        control = folder / "control"
+        control.write_bytes(b"\0" * 2 * WRITER + instant.encode().ljust(SIZE - 2 * WRITER, b"\0"))
+        command = [sys.executable, str(Path(__file__)), str(control), "train", *map(str, args)]
+        path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+        env = {**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1"}
+        output = (folder / "output.txt").open("w")
+        process = subprocess.Popen(
+            command, cwd=folder, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=output, text=True,
+            start_new_session=True,
+        )  # fmt: skip
+        output.close()
+        return Watched(process, control)
+
+    @property
+    def phase(self) -> tuple[str, str]:
+        """What the main thread does, and the checkpoint writer; empty: nothing."""
+        said = self.control.read_bytes()
+        return said[:WRITER].rstrip(b"\0").decode(), said[WRITER : 2 * WRITER].rstrip(b"\0").decode()
+
+    def wait_for(self, ready: Callable[[Watched], bool], *, seconds: float = 120) -> bool:
+        """Whether it came to that; False where the run ended before."""
+        end = time.monotonic() + seconds
+        while self.process.poll() is None and not ready(self):
+            assert time.monotonic() < end, self.output()
+            time.sleep(0.001)
+        return self.process.poll() is None
+
+    def kill(self) -> tuple[str, str]:
+        """SIGKILL for the whole group; the phases at that instant."""
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        return self.phase
+
+    def end(self, *, seconds: float = 200) -> int:
+        """The exit code, or the signal's number with a minus."""
+        return self.process.wait(timeout=seconds)
+
+    def output(self) -> str:
+        return (self.control.parent / "output.txt").read_text()
+
+
+def run(folder: Path, *args: str | Path, instant: str = "") -> tuple[int, str]:
+    """A whole run: exit code and output."""
+    watched = Watched.start(folder, *args, instant=instant)
+    try:
+        return watched.end(), watched.output()
+    finally:
+        if watched.process.poll() is None:
+            watched.kill()
+
+
+CLOCKS = {"seconds", "tokens_per_second"}
+
+
+def rows(folder: Path) -> list[dict[str, Any]]:
+    """The metrics of a run without what a clock said."""
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    return [{k: v for k, v in json.loads(line).items() if k not in CLOCKS and not k.endswith("/seconds")}
+            for line in lines]  # fmt: skip
+
+
+def differences(a: Path, b: Path) -> list[str]:
+    """In what two finished runs differ that must not; bytes of weights and optimizer state, rows, completions."""
+    import pyarrow.parquet as pq
+
+    found = []
+    places = ("final", f"checkpoints/{newest(a).name}")  # older ones may be waiting for the next rotation
+    tensors = {run: sorted(p.relative_to(run) for at in places for p in (run / at).rglob("*.safetensors"))
+               for run in (a, b)}  # fmt: skip
+    if tensors[a] != tensors[b]:
+        found.append(f"files of tensors: {list(map(str, tensors[a]))} and {list(map(str, tensors[b]))}")
+    for name in set(tensors[a]).intersection(tensors[b]):
+        if (a / name).read_bytes() != (b / name).read_bytes():
+            found.append(f"{name}: other bytes")
+    if rows(a) != rows(b):
+        found.append("metrics.jsonl: other rows")
+    for kind in ("rollouts", "evals"):
+        names = [sorted(p.name for p in (run / kind).iterdir()) for run in (a, b)]
+        if names[0] != names[1]:
+            found.append(f"{kind}: {names[0]} and {names[1]}")
+        for name in set(names[0]).intersection(names[1]):
+            x, y = (pq.read_table(run / kind / name).drop_columns(["reward_seconds"]) for run in (a, b))
+            if not x.equals(y):
+                found.append(f"{kind}/{name}: other completions")
+    states = [_state(run) for run in (a, b)]
+    for key, value in states[0].items():
+        if value != states[1].get(key):
+            found.append(f"state.json: {key}: {value!r} and {states[1].get(key)!r}")
+    return found
+
+
+def newest(run: Path) -> Path:
+    """A run's last checkpoint."""
+    return max(p for p in (run / "checkpoints").iterdir() if p.name.isdecimal())
+
+
+def _state(run: Path) -> dict[str, Any]:
+    """What the newest checkpoint remembers, without what a clock said."""
+    from trew.resume import flatten
+
+    meta = json.loads((newest(run) / "state.json").read_text())["meta"]
+    table = flatten(meta)
+    return {key: value for key, value in table.items() if key.rpartition(".")[2] not in CLOCKS}
+
+
+if __name__ == "__main__":
+    child(Path(sys.argv[1]), sys.argv[2:])
