@@ -6,7 +6,7 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import IO, Any, cast
 
@@ -16,6 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from .redaction import redact
 from .types import ScoredGroup
 
 # metric -> (heading, format)
@@ -129,6 +130,14 @@ class Display:
         self.console.print()
         self.console.print(table)
 
+    def warnings(self, texts: Sequence[str]) -> None:
+        """What was warned of while the run went on, once more at its end."""
+        if texts:
+            self.console.print()
+            self.line(f"warnings of this run (docs/health.md): {len(texts)}")
+        for text in texts:
+            self.line(f"  {text}")
+
     def files(self, files: Mapping[str, str]) -> None:
         """Where everything was written."""
         self.console.print()
@@ -202,8 +211,9 @@ def duration(seconds: float) -> str:
 
 
 def _clean(text: str) -> str:
-    """Text from models and data must not steer the terminal: control and bidirectional characters become a mark."""
-    return "".join(c if c == "\n" or (c.isprintable() and c not in _BIDI) else "�" for c in text)
+    """Text from models and data must not steer the terminal: control and bidirectional characters become a mark.
+    Secrets are masked: what a terminal shows ends in logs."""
+    return "".join(c if c == "\n" or (c.isprintable() and c not in _BIDI) else "�" for c in redact(text))
 
 
 _BIDI = {chr(c) for c in (*range(0x202A, 0x202F), *range(0x2066, 0x206A), 0x200E, 0x200F, 0x061C)}

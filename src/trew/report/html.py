@@ -87,7 +87,7 @@ def render_report(runs: Sequence[RunData], *, created: str = "") -> str:
     import jinja2
     from markupsafe import Markup
 
-    from ..track.redaction import redact, secrets
+    from ..redaction import redact, secrets
 
     hidden = secrets()
     runs = [dataclasses.replace(run, rows=tuple(redact(row, hidden) for row in run.rows)) for run in runs]
@@ -118,6 +118,7 @@ def render_report(runs: Sequence[RunData], *, created: str = "") -> str:
         more=list(map(Markup, more)),
         samples=[(name, _samples(run)) for name, run in zip(names, runs, strict=True)],
         configs=[(name, run.config_text) for name, run in zip(names, runs, strict=True)],
+        health=[(name, run.health) for name, run in zip(names, runs, strict=True)],
         notes=[f"{name}: {note}" for name, run in zip(names, runs, strict=True) for note in _notes(run)],
         created=created,
     )

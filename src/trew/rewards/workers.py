@@ -26,6 +26,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 Status = Literal["done", "cpu", "memory", "wall", "died"]
+_KEPT = frozenset(
+    {"PATH", "HOME", "LANG", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "PYTHONHOME", "PYTHONPATH"}
+)  # fmt: skip
 START_S = 120.0  # for an interpreter and its imports on a loaded machine
 
 
@@ -61,8 +64,9 @@ class Worker:
     def __init__(self, task: Path, limits: Limits):
         self.limits = limits
         script = Path(__file__).with_name("worker_process.py")
-        environment = {**os.environ, "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-        environment.pop("PYTHONINSPECT", None)
+        # What reads a model's text has no use for secrets, nor for settings of Python that are not about its files.
+        kept = {k: v for k, v in os.environ.items() if k in _KEPT or k.startswith("LC_")}
+        environment = {**kept, "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         self.process = subprocess.Popen(
             # -P: the folder of this file has modules called numbers and countdown
             [

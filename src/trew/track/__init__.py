@@ -1,7 +1,7 @@
 """The run's folder, and metrics for outside trackers."""
 
+from ..redaction import redact
 from . import trackers
-from .redaction import redact
 from .run import Run, problems
 from .trackers import Trackers
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from ..redaction import redact, secrets
 from ..types import Prompt, ScoredGroup
 from .files import write_atomic
-from .redaction import redact, secrets
 
 Render = Callable[[Prompt], str]
 Advantages = Sequence[Sequence["np.ndarray | float | None"]]

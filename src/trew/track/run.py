@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError
+from ..redaction import redact
 from ..types import ScoredGroup
 from .files import ASIDE, make_private, storage, write_atomic
 from .lock import Lock
-from .redaction import redact
 from .rollouts import Advantages, Render, plain_prompt, write_rollouts
 
 _FOLDERS = ("rollouts", "evals", "checkpoints", "final", "bad_steps")

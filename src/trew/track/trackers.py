@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from ..errors import ConfigError, nearest
-from .redaction import redact
+from ..redaction import redact
 
 
 class Tracker(Protocol):
