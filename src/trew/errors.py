@@ -119,6 +119,10 @@ class Problems(list[str]):
             self.extend(error.problems)
         except TrewError as error:
             self.append(str(error))
+        except OSError as error:
+            if not (said := path_problem(error)):
+                raise
+            self.append(said)
         return None
 
 
@@ -138,6 +142,16 @@ _OF_PATHS = frozenset(
     {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOTEMPTY, errno.EACCES, errno.EPERM, errno.EROFS,
      errno.ENAMETOOLONG, errno.ELOOP}
 )  # fmt: skip
+
+
+def path_problem(error: OSError) -> str:
+    """What a path that cannot even be asked for (too long, no permission on the way) is told as; empty for others.
+
+    >>> path_problem(OSError(errno.ENAMETOOLONG, "File name too long", "aaaa"))
+    "'aaaa': cannot be used: File name too long"
+    """
+    known = error.filename and error.errno in _OF_PATHS
+    return f"{error.filename!r}: cannot be used: {error.strerror}" if known else ""
 
 
 @contextmanager

@@ -19,7 +19,7 @@ _NOT_GENERATIVE = ("ForMaskedLM", "Classification", "ForQuestionAnswering", "Rew
 def is_path(name: str) -> bool:
     """Whether ``name`` means something on disk: it exists, or looks like a path and not like a hub id."""
     return (
-        Path(name).expanduser().exists()
+        Path(os.path.expanduser(name)).exists()
         or name.startswith((".", "/", "~", os.sep))
         or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name)
     )
@@ -34,7 +34,7 @@ def offline() -> bool:
 
 def locate_folder(name: str, role: str) -> tuple[Path | None, list[str]]:
     """``name`` as an existing folder, or the reason why not."""
-    folder = Path(name).expanduser()
+    folder = Path(os.path.expanduser(name))
     if not folder.exists():
         siblings = [p.name for p in folder.parent.iterdir()] if folder.parent.is_dir() else []
         hint = nearest(folder.name, siblings)
@@ -48,11 +48,13 @@ def locate_folder(name: str, role: str) -> tuple[Path | None, list[str]]:
 def locate_on_hub(name: str, role: str) -> tuple[Path | None, list[str]]:
     """The local snapshot folder of hub id ``name`` with at least its configuration, or the reason why not."""
     from huggingface_hub import HfApi, hf_hub_download
-    from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, RepositoryNotFoundError
 
     file = "config.json" if role == "model" else "tokenizer_config.json"
     try:
         return Path(hf_hub_download(name, file, local_files_only=True)).parent, []
+    except HFValidationError:
+        return None, [f"{role}: got {name!r}, which is neither a folder nor a hub id (owner/name)"]
     except OSError:
         pass  # not in the hub's cache yet
     advice = f"use a local folder, or model = {DEFAULT_MODEL!r}"
@@ -194,6 +196,8 @@ def _weight_problems(folder: Path, name: str) -> list[str]:
             shards = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
         except (ValueError, KeyError, TypeError, AttributeError):
             return [f"model: {index} is not a valid index; the download is not complete"]
+        if any(Path(str(shard)).name != shard for shard in shards):
+            return [f"model: {index} names files outside its own folder, which are not read; use another copy"]
         missing = [shard for shard in shards if not (folder / shard).is_file()]
         if missing:
             return [
@@ -281,7 +285,7 @@ def template_problems(chat_template: str) -> list[str]:
     if chat_template in ("", "plain"):
         return []
     accepts = "accepts 'plain' or a Jinja file (.jinja), or nothing for the tokenizer's own"
-    path = Path(chat_template).expanduser()
+    path = Path(os.path.expanduser(chat_template))
     if not path.is_file():
         return [f"chat_template: no such file: {chat_template}; {accepts}"]
     try:

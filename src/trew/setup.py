@@ -58,8 +58,10 @@ def plan(config: Config, *, found: Sequence[str] = (), bar: Bar | None = None) -
     device = problems.attempt(lambda: models.resolve_device(config.device)) if known_device else None
     if device:
         problems += fit.machine_problems(config, device)
-    bad_model = models.check(config.model, tokenizer=config.tokenizer, chat_template=config.chat_template)
-    problems += bad_model if config.model else []
+    bad_model = problems.attempt(
+        lambda: models.check(config.model, tokenizer=config.tokenizer, chat_template=config.chat_template)
+    )
+    problems += bad_model if bad_model and config.model else []
     data = problems.attempt(lambda: load_task(config.data, eval_size=config.eval.size, seed=config.seed))
     specs: tuple[RewardConfig, ...] = config.rewards or (data.default_rewards if data else ())
     specs = tuple(spec for spec in specs if spec.name or spec.model)  # one without a name is a known problem
@@ -72,7 +74,7 @@ def plan(config: Config, *, found: Sequence[str] = (), bar: Bar | None = None) -
     if rewards and config.eval.correct_reward and config.eval.correct_reward not in rewards.names:
         problems.append(f"eval.correct_reward: got {config.eval.correct_reward!r}, accepts {', '.join(rewards.names)}")
     tokenizer = None
-    if not bad_model:
+    if bad_model == []:
         tokenizer = problems.attempt(
             lambda: models.load_tokenizer(config.model, tokenizer=config.tokenizer, chat_template=config.chat_template)
         )
@@ -102,7 +104,7 @@ def plan(config: Config, *, found: Sequence[str] = (), bar: Bar | None = None) -
         problems += problems.attempt(lambda: _target_problems(config)) or []
     if problems:
         raise ConfigError(problems)
-    notes += fit.notes(objective, config)
+    notes += [*rewards.code, *fit.notes(objective, config)]
     return Plan(
         dataclasses.replace(config, rewards=specs), objective, train, eval_, rewards, renderer, device,
         data.fingerprint, longest, tuple(notes),

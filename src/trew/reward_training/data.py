@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,16 +40,16 @@ def gather(config: PairData, *, seed: int) -> PairSet:
     problems = Problems()
     pairs: list[Pair] = []
     if config.pairs:
-        pairs += problems.attempt(lambda: read_pairs(Path(config.pairs).expanduser())) or []
+        pairs += problems.attempt(lambda: read_pairs(Path(os.path.expanduser(config.pairs)))) or []
     for run in config.runs:
         pairs += problems.attempt(
             lambda run=run: pairs_of_run(
-                Path(run).expanduser(), reward=config.reward, most=config.pairs_per_prompt, seed=seed
+                Path(os.path.expanduser(run)), reward=config.reward, most=config.pairs_per_prompt, seed=seed
             )
         ) or []  # fmt: skip
     held = None
     if config.eval != "auto":
-        held = problems.attempt(lambda: read_pairs(Path(config.eval).expanduser()))
+        held = problems.attempt(lambda: read_pairs(Path(os.path.expanduser(config.eval))))
     if problems:
         from ..errors import ConfigError
 

@@ -39,8 +39,8 @@ class Prompts(Task):
 
     def rewards(self, prompts: Sequence[Prompt]) -> tuple[RewardConfig, ...]:
         """Only verl's GSM8K rows say how they are to be graded; for all others the recipe must."""
-        sources = {prompt.columns.get("data_source") for prompt in prompts}
-        return (RewardConfig(name="gsm8k"),) if sources == {GSM8K_SOURCE} else ()
+        known = bool(prompts) and all(prompt.columns.get("data_source") == GSM8K_SOURCE for prompt in prompts)
+        return (RewardConfig(name="gsm8k"),) if known else ()
 
     def _dress(self, prompt: Prompt) -> Prompt:
         """Adds the instruction, the user turn and the system message that the arguments ask for."""
