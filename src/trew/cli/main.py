@@ -8,8 +8,9 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
-from ..errors import TrewError, nearest
+from ..errors import TrewError, nearest, path_problem
 from ..interrupt import Interrupts, leave
+from ..redaction import redact
 
 # command -> (module, function or its several functions, one line of help)
 COMMANDS: dict[str, tuple[str, str | tuple[str, ...], str]] = {
@@ -48,22 +49,28 @@ def main(argv: Sequence[str] | None = None) -> None:
     except TrewError as error:
         tell(error)
         code = error.exit_code
+    except OSError as error:  # BrokenPipeError has no path
+        if isinstance(error, BrokenPipeError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is still buffered goes there
+            code = 141
+        elif said := path_problem(error):
+            tell(said)
+            code = 2
+        else:
+            raise
     except KeyboardInterrupt as error:
         tell(error or "interrupted")
         code = getattr(error, "exit_code", 130)
         if argv is None:  # without waiting for threads that are still at work; children end with their parent
             leave(code)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is still buffered goes there
-        code = 141
     sys.exit(code)
 
 
 def tell(message: object) -> None:
-    """A message on standard error; where that is a terminal that is gone, nowhere."""
+    """A message on standard error, secrets masked; where that is a terminal that is gone, nowhere."""
     with contextlib.suppress(OSError, ValueError):
-        for line in str(message).splitlines():
-            print(f"trew: {visible(line)}", file=sys.stderr)
+        for line in redact(str(message)).splitlines():
+            print(f"trew: {brief(visible(line))}", file=sys.stderr)
         sys.stderr.flush()
 
 
@@ -74,6 +81,16 @@ def visible(text: str) -> str:
     'café \\x1b[31m'
     """
     return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)
+
+
+def brief(line: str, most: int = 2000) -> str:
+    """A line without its middle where it is endless: an error shows the value it got, whatever its length.
+
+    >>> brief("model: got 'aaaaaaaaaaaaaaaaaaaa', accepts a folder", 30)
+    "model: got 'aaa...pts a folder"
+    """
+    half = most // 2
+    return line if len(line) <= most else f"{line[:half]}...{line[3 - half :]}"
 
 
 def run(args: list[str]) -> int:
