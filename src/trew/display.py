@@ -130,7 +130,7 @@ class Display:
         self.console.print()
         self.console.print(table)
 
-    def warnings(self, texts: Sequence[str]) -> None:
+    def warned(self, texts: Sequence[str]) -> None:
         """What was warned of while the run went on, once more at its end."""
         if texts:
             self.console.print()

@@ -209,7 +209,7 @@ def stale(h: History, f: Facts) -> str:
 
 def unchanged(h: History, f: Facts) -> str:
     values, rates = h.newest("changed_share"), h.newest("lr")
-    if not values or max(values) > 1 - f.health.unchanged:
+    if not values or 1 - max(values) < f.health.unchanged:
         return ""
     rate = f" at a learning rate of {rates[-1]:.3g}" if rates else ""
     return f"updates leave {1 - values[-1]:.1%} of the weights as they are{rate}: they are lost in rounding"

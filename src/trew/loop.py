@@ -99,6 +99,7 @@ def train(
         run.write_summary(summary)
         write_report([run.folder], run.folder / "report.html")
         display.before_after(job.state.before or {}, after)
+        display.warned([f"step {finding.step}: {finding.text}" for finding in job.health.found])
         return summary
 
 

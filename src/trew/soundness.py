@@ -84,7 +84,8 @@ def keep_evidence(
     path = run.write_bad_step(step, {**whole, "completions": rows[:SHOWN], "completions_in_all": len(rows)})
     names = ", ".join(f"{r['uid']!r} sample {r['sample']}" for r in rows[:4]) + (", …" if len(rows) > 4 else "")
     text = f"{error.cause}{f' (prompt {names})' if error.samples and names else ''}; saved in {path}"
-    said = f"step {step} was not applied: {text}. Weights and optimizer are as before, and the run goes on"
+    count = f"{job.state.bad_steps + 1} of {job.config.learner.bad_steps} in a row that end the run"
+    said = f"step {step} was not applied: {text}. Weights and optimizer are as before; {count}"
     job.display.warn(said)
     run.event(said)
     return text
@@ -119,7 +120,7 @@ def end_if_broken(job: Job, run: Run, error: NumericsError, text: str) -> None:
         return
     good = state.step - state.bad_steps
     kept = sorted(int(p.name) for p in run.checkpoints.glob("*") if p.name.isdecimal() and int(p.name) <= good)
-    where = f"the checkpoint of step {kept[-1]} is from before" if kept else "no checkpoint is from before"
+    where = f"The checkpoint of step {kept[-1]} is from before" if kept else "No checkpoint is from before"
     steps = "1 step" if limit == 1 else f"{limit} steps in a row"
     raise NumericsError(
         f"{steps} with numbers that are not finite (learner.bad_steps = {limit}); the last: {text}. {where}. Lower "

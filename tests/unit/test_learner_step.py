@@ -223,9 +223,9 @@ def test_broken_weights_stop_the_step_and_are_named(share):
     with torch.no_grad():
         net.get_input_embeddings().weight[items[0].prompt_ids[0]] = float("nan")  # of the first group alone
     before, data = snapshot(net), own.objective.prepare(help.batch(items))
-    with pytest.raises(NumericsError, match=r"not finite in samples 0 \(group 0\)"):
+    with pytest.raises(NumericsError, match=r"not finite .*in samples 0 \(group 0\)"):
         own.step(items, data)
-    with pytest.raises(NumericsError, match="not finite in samples"):
+    with pytest.raises(NumericsError, match="not finite .*in samples"):
         own.logprobs(items)
     assert all(torch.equal(p, before[name]) or p.isnan().any() for name, p in net.named_parameters())
     assert all(p.grad is None for p in net.parameters())
@@ -237,7 +237,7 @@ def test_a_gradient_that_is_not_finite_is_not_applied():
     own = help.learner(net, kernels=False)
     before, data = snapshot(net), own.objective.prepare(help.batch(items))
     net.lm_head.weight.register_hook(lambda gradient: gradient * float("inf"))
-    with pytest.raises(NumericsError, match=r"the gradient norm is (nan|inf) on samples"):
+    with pytest.raises(NumericsError, match=r"the gradient norm is (nan|inf).* in samples"):
         own.step(items, data)
     assert all(torch.equal(p, before[name]) for name, p in net.named_parameters())
     assert all(p.grad is None for p in net.parameters())
@@ -247,7 +247,7 @@ def test_a_loss_that_is_not_finite_is_not_applied():
     net, items = help.model(), help.samples()
     own = help.learner(net)
     data = own.objective.prepare(help.batch(items, old_logprobs=torch.full((27,), torch.nan)))
-    with pytest.raises(NumericsError, match=r"the loss is (nan|-?inf) on samples"):
+    with pytest.raises(NumericsError, match=r"the loss is (nan|-?inf), in samples"):
         own.step(items, data)
     assert own.policy_version == 0
 

@@ -10,7 +10,7 @@ import torch
 
 import tiny
 from sampling_reference import cut_distribution
-from trew.errors import EngineError
+from trew.errors import EngineError, NumericsError
 from trew.rollout import Renderer
 from trew.rollout.torch_engine import TorchEngine
 from trew.types import Completion, Group, Prompt, Sampling
@@ -277,7 +277,7 @@ def test_modes_come_back_after_an_error():
     e.model.train()
     with torch.no_grad():
         e.model.get_output_embeddings().weight[5] = float("nan")
-    with pytest.raises(EngineError):
+    with pytest.raises(NumericsError):
         e.generate(PROMPTS, n=1, sampling=SAMPLING)
     assert e.model.training
     assert not any("forward" in m.__dict__ for m in e.model.modules())
@@ -290,7 +290,7 @@ def test_output_that_is_not_finite_names_the_prompt(value, temperature):
     e = engine()
     with torch.no_grad():
         e.model.get_input_embeddings().weight[e.renderer.tokenizer("?")["input_ids"]] = value
-    with pytest.raises(EngineError, match=r"prompt 'p2', sample 0: .* not finite"):
+    with pytest.raises(NumericsError, match=r"prompt 'p2', sample 0: .* not finite"):
         e.generate(PROMPTS, n=2, sampling=Sampling(max_tokens=3, temperature=temperature, seed=1, top_k=2))
 
 

@@ -86,6 +86,11 @@ class Forward:
         return self.model.device
 
     @property
+    def proven(self) -> bool:
+        """Whether the way is decided."""
+        return self._proven
+
+    @property
     def way(self) -> Way:
         """How samples are run, as far as is known."""
         return Way(native=self._body is not None, shared=self.share_prompts, fused=self._head is not None)

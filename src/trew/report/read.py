@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from .. import health
 from ..errors import DataError
 from ..track.run import decode_row
 
@@ -37,6 +38,11 @@ class RunData:
         pairs = [(row["step"], row[name]) for row in self.rows if _is_number(row.get(name))]
         pairs.sort(key=lambda pair: pair[0])
         return [s for s, _ in pairs], [v if math.isfinite(v) else None for _, v in pairs]
+
+    @property
+    def health(self) -> list[health.Finding]:
+        """The warnings of its metrics, in the order of steps: those that were given while it ran."""
+        return health.findings(self.rows, self.config)
 
     def metric_names(self) -> list[str]:
         """Every numeric column, in the order of first appearance."""
@@ -75,7 +81,7 @@ def _parse(text: str, name: str, loads: Any, notes: list[str]) -> Mapping[str, A
         return {}
     try:
         table = loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         notes.append(f"{name}: cannot be read: {error}")
         return {}
     return table if isinstance(table, dict) else {}

@@ -1,0 +1,154 @@
+"""Rules of a run's health: on made-up histories, at and just below each limit."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trew import health
+from trew.config import parse
+from trew.errors import ConfigError
+from trew.health import ADVICE, READ, RULES, Facts, Health, HealthConfig, findings
+
+Row = dict[str, Any]
+
+
+def healthy(steps: int = 60) -> Iterator[Row]:
+    """A run that learns: entropy and length fall, groups become alike, the ratio stays in its trust region."""
+    for step in range(1, steps + 1):
+        done = step / steps
+        yield {
+            "step": step, "entropy": 0.6 - 0.5 * done, "accuracy": 0.2 + 0.6 * done, "kl": 0.02 * done, "kl_old": 0.01,
+            "ratio_q99": 1.3, "ratio_q01": 0.7, "advantage_share": 0.7 - 0.5 * done, "canary_gap": 1e-6,
+            "zero_signal_share": 0.3 + 0.4 * done, "truncated_share": 0.3 - 0.2 * done, "staleness": 0,
+            "completion_length": 20 - 14 * done,
+            "changed_share": 0.999, "lr": 1e-5, "grad_norm": 3.0,
+        }  # fmt: skip
+
+
+def changed(first: int, **values: Any) -> list[Row]:
+    """A healthy run that shows ``values`` from step ``first`` on."""
+    return [row | (values if row["step"] >= first else {}) for row in healthy()]
+
+
+ONSET: list[tuple[str, dict[str, Any], int, int, str]] = [
+    # rule, what a healthy run shows from step 30 on, the step of the warning, of a rule that looks at ten, words
+    ("entropy", {"entropy": 0.0}, 30, 38, "entropy fell from 0.554 to"),
+    ("kl", {"kl": 1.0}, 30, 32, "the KL is 1 nats per token"),
+    ("kl_old", {"kl_old": 0.2}, 30, 32, "move the policy by 0.2 nats"),
+    ("ratio", {"ratio_q99": 5.0}, 30, 32, "ratio above 5"),
+    ("ratio", {"ratio_q01": 0.2}, 30, 32, "ratio below 0.2"),
+    ("no_signal", {"advantage_share": 0.0}, 30, 34, "5 steps in a row in which no completion had an advantage"),
+    ("zero_signal", {"zero_signal_share": 1.0}, 30, 38, "in 9"),
+    ("truncated", {"truncated_share": 1.0}, 30, 33, "are cut off at the limit of rollout.max_tokens = 256"),
+    ("length", {"completion_length": 90.0, "accuracy": 0.1}, 30, 35, "accuracy from 0.26 to 0.25"),
+    ("stale", {"staleness": 1}, 30, 30, "1 updates old"),
+    ("unchanged", {"changed_share": 0.1}, 30, 32, "leave 90.0% of the weights as they are at a learning rate of 1e-05"),
+    ("clipped", {"grad_norm": 100.0}, 30, 32, "the gradient norm is 100, cut down to learner.max_grad_norm = 1"),
+    ("mismatch", {"canary_gap": 0.02}, 30, 32, "differ by 0.02 nats"),
+]  # fmt: skip
+TABLE = {"rollout": {"completions": 8, "max_tokens": 256}, "learner": {"max_grad_norm": 1.0}}
+
+
+@pytest.mark.parametrize(
+    ("rule", "values", "first", "step", "says"), ONSET, ids=[f"{r}-{next(iter(v))}" for r, v, *_ in ONSET]
+)
+def test_each_rule_speaks_once_when_it_begins_to_hold_and_says_what_to_do(rule, values, first, step, says):
+    found = [f for f in findings(changed(first, **values), TABLE) if f.rule == rule]
+    assert [f.step for f in found] == [step], found
+    assert says in found[0].text
+    assert ADVICE[rule][1:] in found[0].text
+    assert rule in Health(Facts.of(TABLE)).facts.health.__dataclass_fields__ or rule == "stale"
+
+
+def test_a_healthy_run_is_left_alone():
+    assert findings(healthy(), TABLE) == []
+    assert findings(healthy(8), TABLE) == []
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"entropy": 0.0, "accuracy": 0.95},  # it knows the answers
+        {"completion_length": 3.0, "accuracy": 0.9},  # shorter and better
+        {"completion_length": 60.0, "accuracy": 0.9},
+        {"kl": 0.99}, {"kl_old": 0.19}, {"ratio_q99": 4.9}, {"ratio_q01": 0.21}, {"advantage_share": 0.01},
+        {"zero_signal_share": 0.89}, {"truncated_share": 0.49}, {"changed_share": 0.11}, {"grad_norm": 99.0},
+        {"canary_gap": 0.019}, {"entropy": None, "kl": float("nan"), "grad_norm": None, "changed_share": None},
+    ],
+)  # fmt: skip
+def test_just_below_a_limit_nothing_is_said(values):
+    assert findings(changed(30, **values), TABLE) == []
+
+
+def test_one_row_is_not_enough_where_it_may_be_chance():
+    rows = [
+        row | ({"kl": 9.0, "ratio_q99": 50.0, "grad_norm": 1e4} if row["step"] % 3 == 0 else {}) for row in healthy()
+    ]
+    assert findings(rows, TABLE) == []
+
+
+def test_it_is_said_again_after_the_cooldown_and_not_before():
+    rows = [{**row, "truncated_share": 0.9} for row in healthy(125)]
+    assert [f.step for f in findings(rows, TABLE)] == [10, 60, 110]
+    flapping = [{**row, "staleness": row["step"] % 2} for row in healthy(60)]
+    assert [f.step for f in findings(flapping, TABLE)] == [1, 51]
+    assert [f.step for f in findings(flapping, {"health": {"cooldown": 20}})] == [1, 21, 41]
+
+
+def test_groups_of_one_never_have_a_signal_of_their_own():
+    rows = changed(1, zero_signal_share=1.0)
+    assert [f.rule for f in findings(rows, {"rollout": {"completions": 1}})] == []
+    assert [f.rule for f in findings(rows, TABLE)][:1] == ["zero_signal"]
+
+
+@pytest.mark.parametrize("key", [k for k in HealthConfig.__dataclass_fields__ if k not in ("window", "cooldown")])
+def test_every_limit_is_a_setting_and_0_is_off(key):
+    values = {k: v for rule, shown, *_ in ONSET if rule == key for k, v in shown.items()}
+    assert key in {f.rule for f in findings(changed(20, **values), TABLE)}
+    assert key not in {f.rule for f in findings(changed(20, **values), TABLE | {"health": {key: 0}})}
+
+
+def test_a_smaller_window_speaks_earlier():
+    rows = changed(30, truncated_share=1.0)
+    assert [f.step for f in findings(rows, TABLE | {"health": {"window": 2}})] == [30]
+
+
+def test_evaluations_are_no_steps_and_settings_may_be_broken():
+    rows = [r for row in changed(30, staleness=1) for r in (row, {"step": row["step"], "eval_accuracy": 0.5})]
+    assert [f.step for f in findings(rows, {"health": {"window": "x", "kl": -3}, "rollout": 7})] == [30]
+
+
+@pytest.mark.parametrize("rule", ["entropy", "length", "no_signal", "truncated", "kl"])
+@pytest.mark.parametrize("cut", [3, 12, 33, 41])
+def test_a_resumed_run_says_the_same(rule, cut):
+    values = next(shown for name, shown, *_ in ONSET if name == rule)
+    rows = changed(30, **values)
+    facts = Facts.of(TABLE)
+    first = Health(facts)
+    for row in rows[:cut]:
+        first.observe(row)
+    resumed = Health(facts)
+    resumed.load_state(json.loads(json.dumps(first.state(), allow_nan=False)))
+    again = [f for row in rows[cut:] for f in resumed.observe(row)]
+    whole = findings(rows, TABLE)
+    assert [f for f in whole if f.step > cut] == again
+    assert resumed.found == whole
+
+
+def test_settings_are_those_of_a_recipe_and_wrong_ones_are_refused():
+    with pytest.raises(ConfigError) as error:
+        parse({"model": "m", "health": {"window": 1, "kl": -1.0, "cooldown": 0}})
+    assert [p.partition(":")[0] for p in error.value.problems] == ["health.window", "health.cooldown", "health.kl"]
+
+
+def test_every_rule_has_advice_and_reads_what_is_kept():
+    assert RULES.keys() == ADVICE.keys()
+    read = set(READ)
+    source = Path(health.__file__).read_text()
+    assert set(re.findall(r'h\.(?:mean|at_first|newest)\("([a-z0-9_]+)"', source)) == read
