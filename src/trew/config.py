@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 from .errors import ConfigError, nearest
 from .health import HealthConfig
+from .interrupt import StopConfig
 from .toml import dump_table, toml_value
 
 Overlong = Literal["error", "drop", "truncate"]
@@ -28,7 +29,6 @@ Optimizer = Literal["adamw", "adamw-8bit", "adamw-offload"]
 Base = Literal["float32", "bfloat16", "nf4"]
 Calls = Literal["step", "group"]
 OnFailure = Literal["abort", "skip"]
-STOP_SIGNALS = ("SIGUSR1", "SIGUSR2", "SIGXCPU", "SIGQUIT")
 FUNCTION_SECONDS = 300.0
 T = typing.TypeVar("T")
 
@@ -145,14 +145,6 @@ class CheckpointConfig:
     keep: int = 2
     best: bool = True  # also keep that of the best evaluation so far, which is saved when it is made
     background: bool = True  # write while the next completions are generated; the result is the same
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StopConfig:
-    """How a run ends when it is asked to."""
-
-    signals: tuple[str, ...] = ("SIGUSR1",)  # that ask for it, besides SIGINT, SIGTERM and SIGHUP
-    grace_s: float = 20.0  # how long the step may still take; after that it is left out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -285,7 +277,7 @@ def parse(table: Mapping[str, Any], *, base: Path | None = None) -> Config:
 def _anchor(reward: RewardConfig, base: Path | None) -> RewardConfig:
     """Makes a relative reward file absolute: a recipe means a file beside itself, whatever the working folder."""
     file, colon, function = reward.name.rpartition(":")
-    if not colon or not file.endswith(".py") or Path(file).is_absolute():
+    if not colon or not file.endswith(".py") or Path(file).is_absolute() or "\0" in file:
         return reward
     here = (base / file) if base is not None and (base / file).exists() else Path(file)
     return dataclasses.replace(reward, name=f"{here.resolve()}:{function}")
@@ -396,8 +388,8 @@ def validate(config: Config) -> list[str]:
         )
     if c.learner.reference_every and c.lora.rank:
         problems.append(
-            f"learner.reference_every: got {c.learner.reference_every} with lora.rank = {c.lora.rank}: the reference of "
-            "adapters is the model without them, which stays as it is; set it to 0, or train all weights"
+            f"learner.reference_every: got {c.learner.reference_every} with lora.rank = {c.lora.rank}: the reference "
+            "of adapters is the model without them, which stays as it is; set it to 0, or train all weights"
         )
     need(_finite(c.rollout.temperature) and c.rollout.temperature > 0, "rollout.temperature",
          "a number above 0 (greedy rollouts make every group equal)")  # fmt: skip
@@ -439,7 +431,19 @@ def validate(config: Config) -> list[str]:
             f"lora.base: got 'bfloat16', which needs learner.dtype = 'bfloat16'; it is {c.learner.dtype!r}, and there "
             "the weights would be rounded for nothing"
         )
-    for i, reward in enumerate(c.rewards):
+    problems += _reward_problems(c.rewards)
+    need(0 <= c.track.max_failed <= 1, "track.max_failed", "a share from 0 to 1")
+    problems += c.stop.problems() + c.health.problems()
+    known = ("trackio", "wandb", "tensorboard", "mlflow")
+    for tracker in c.track.to:
+        if tracker not in known:
+            problems.append(f"track.to: got {tracker!r}, accepts {', '.join(known)}{nearest(tracker, known)}")
+    return problems
+
+
+def _reward_problems(rewards: Iterable[RewardConfig]) -> list[str]:
+    problems = []
+    for i, reward in enumerate(rewards):
         if not reward.name and not reward.model:
             problems.append(
                 f'rewards[{i}].name: is required: a built-in name or path/to/file.py:function; or model = "folder" '
@@ -462,14 +466,6 @@ def validate(config: Config) -> list[str]:
                     f"rewards[{i}].args.{key}: got {value!r} ({type(value).__name__}), accepts strings, numbers, true, "
                     "false, and lists and tables of them; write a date as a string"
                 )
-    need(set(c.stop.signals) <= set(STOP_SIGNALS), "stop.signals", ", ".join(STOP_SIGNALS))
-    need(0 <= c.track.max_failed <= 1, "track.max_failed", "a share from 0 to 1")
-    need(0 <= c.stop.grace_s < float("inf"), "stop.grace_s", "a number of seconds of at least 0")
-    problems += c.health.problems()
-    known = ("trackio", "wandb", "tensorboard", "mlflow")
-    for tracker in c.track.to:
-        if tracker not in known:
-            problems.append(f"track.to: got {tracker!r}, accepts {', '.join(known)}{nearest(tracker, known)}")
     return problems
 
 

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
@@ -17,6 +18,22 @@ ALWAYS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SAME_S = 0.3
 """Signals that come within so many seconds of the first are the same request: timeout(1) and some launchers send theirs
 to the process and then to its group."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopConfig:
+    """How a run ends when it is asked to."""
+
+    signals: tuple[str, ...] = ("SIGUSR1",)  # that ask for it, besides SIGINT, SIGTERM and SIGHUP
+    grace_s: float = 20.0  # how long the step may still take; after that it is left out
+
+    def problems(self) -> list[str]:
+        """What cannot be, one line each."""
+        known = ("SIGUSR1", "SIGUSR2", "SIGXCPU", "SIGQUIT")
+        found = [f"stop.signals: got {s!r}, accepts {', '.join(known)}" for s in self.signals if s not in known]
+        if not 0 <= self.grace_s < float("inf"):
+            found.append(f"stop.grace_s: got {self.grace_s!r}, accepts a number of seconds of at least 0")
+        return found
 
 
 class Interrupted(KeyboardInterrupt):

@@ -13,6 +13,10 @@ from .default_model import DEFAULT_MODEL
 from .errors import nearest
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
+ADAPTER_BESIDE = (
+    "an adapter beside the model (adapter_config.json), which would be added to it unasked; merge the two and save the "
+    "whole model, or take the adapter away"
+)
 _NOT_GENERATIVE = ("ForMaskedLM", "Classification", "ForQuestionAnswering", "RewardModel", "ForMultipleChoice")
 
 
@@ -106,9 +110,11 @@ def model_problems(folder: Path, name: str, *, weights: bool, kind: Kind | None 
         if list(folder.glob("*.gguf")):
             return [f"model: {name} holds GGUF files; give a folder in Hugging Face layout (config.json, safetensors)"]
         return [f"model: {name} has no config.json, so it is not a Hugging Face model folder"]
+    if (folder / "adapter_config.json").is_file():
+        return [f"model: {name} has {ADAPTER_BESIDE}"]
     try:
         config = json.loads(path.read_bytes())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         return [f"model: {path} is not valid JSON ({error}); the download is not complete"]
     if not isinstance(config, dict):
         return [f"model: {path} is not a JSON object"]
@@ -194,7 +200,7 @@ def _weight_problems(folder: Path, name: str) -> list[str]:
     if index.is_file():
         try:
             shards = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return [f"model: {index} is not a valid index; the download is not complete"]
         if any(Path(str(shard)).name != shard for shard in shards):
             return [f"model: {index} names files outside its own folder, which are not read; use another copy"]
@@ -231,7 +237,7 @@ def _safetensors_problem(file: Path) -> str | None:
         try:
             header = json.loads(stream.read(length))
             ends = [spec["data_offsets"][1] for key, spec in header.items() if key != "__metadata__"]
-        except (ValueError, KeyError, TypeError, IndexError, AttributeError):
+        except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError):
             return f"model: {file} has a broken header; {again}"
     expected = 8 + length + max(ends, default=0)
     if size != expected:
@@ -261,7 +267,7 @@ def vocabulary_problems(folder: Path, tokenizer: Path, name: str) -> list[str]:
         vocab = table["model"]["vocab"]
         ids = list(vocab.values()) if isinstance(vocab, dict) else [len(vocab) - 1]
         size = max(ids + [int(token["id"]) for token in table.get("added_tokens", ())]) + 1
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return []
     problem = vocabulary_mismatch(rows, size)
     return [f"tokenizer: does not fit model {name}: {problem}"] if problem else []

@@ -147,6 +147,7 @@ def load_model(name: str, *, device: str = "cpu", dtype: str = "float32", quanti
     import torch
     from transformers import AutoModelForCausalLM
 
+    _refuse_adapter(name)
     with quiet(), _readable(name, "model"):
         quantized = {} if quantization is None else {"quantization_config": quantization, "device_map": {"": device}}
         loaded: Any = AutoModelForCausalLM.from_pretrained(
@@ -173,6 +174,7 @@ def load_scorer(name: str, *, device: str = "cpu", dtype: str = "float32", new_h
     import torch
     from transformers import AutoConfig, AutoModelForSequenceClassification, AutoModelForTokenClassification
 
+    _refuse_adapter(name)
     with quiet(), _readable(name, "reward model"):
         source, local = _source(name), _is_local(name)
         config = AutoConfig.from_pretrained(source, trust_remote_code=False, local_files_only=local)
@@ -201,6 +203,18 @@ def load_scorer(name: str, *, device: str = "cpu", dtype: str = "float32", new_h
         info = {**info, "missing_keys": [key for key in info.get("missing_keys") or () if key not in lacking]}
     _refuse_incomplete(name, info, want="a complete one; trew train-reward makes a reward model of a language model")
     return model.to(device).eval()
+
+
+def _refuse_adapter(name: str) -> None:
+    """transformers would add an adapter that lies beside a model, or load what the adapter names as its base."""
+    if name == DEFAULT_MODEL:
+        return
+    from transformers.utils import find_adapter_config_file
+
+    with quiet(), _readable(name, "model"):
+        found = find_adapter_config_file(_source(name), local_files_only=_is_local(name))
+    if found is not None:
+        raise ModelError(f"model {name!r} has {model_files.ADAPTER_BESIDE}")
 
 
 def _refuse_incomplete(name: str, info: Mapping[str, Any], *, want: str) -> None:

@@ -155,7 +155,7 @@ def prepare(config: Config, *, files: tuple[Path | None, ...] = (), bar: Bar | N
     fitted = None if problems else problems.attempt(lambda: _fit(c, prompts, renderer))
     if problems or fitted is None:
         raise ConfigError(problems)
-    prompts, notes = fitted[0], [*notes, *fitted[1]]
+    prompts, notes = fitted[0], [*notes, *rewards.code, *fitted[1]]
     correct = correct_by(c.eval.correct_reward or rewards.names[0], at=c.eval.correct_at)
     return Ready(c, prompts, rewards, renderer, device, correct, tuple(notes))
 

@@ -153,7 +153,10 @@ def load(folder: Path) -> Loaded:
     for name in files:
         if name.endswith(".safetensors"):
             part = name.removesuffix(".safetensors")
-            tensors |= {f"{part}.{key}": tensor for key, tensor in load_file(folder / name).items()}
+            try:
+                tensors |= {f"{part}.{key}": tensor for key, tensor in load_file(folder / name).items()}
+            except SafetensorError as error:
+                raise _BrokenError(f"{name} is not a safetensors file: {error}") from None
     return int(state["step"]), tensors, state["meta"]
 
 

@@ -112,6 +112,11 @@ class RewardSet:
             raise ConfigError(problems)
         return cls(loaded, runner=runner)
 
+    @property
+    def code(self) -> list[str]:
+        """Whose code is run for these rewards, one line for each function of a user's."""
+        return [f"reward {r.name!r} runs the code in {r.function.file}" for r in self.rewards if r.function is not None]
+
     def load(self, *, device: str = "", decode: Callable[[Sequence[int]], str] | None = None) -> None:
         """Loads the weights of reward models; raises ModelError. ``decode`` makes text of the policy's tokens."""
         for reward in self.rewards:

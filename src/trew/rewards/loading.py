@@ -35,6 +35,8 @@ def load_function(spec: str, modules: dict[Path, ModuleType] | None = None) -> t
     file, colon, name = spec.rpartition(":")
     if not colon or not file.endswith(".py"):
         file, name = (spec, "") if spec.endswith(".py") else (file or spec, name)
+    if "\0" in file:
+        raise ConfigError(f"{file!r} is no path: it has a NUL")
     path = Path(file).resolve()
     if path.suffix != ".py":
         raise ConfigError(f"{spec!r} is not of the form path/to/file.py:function")

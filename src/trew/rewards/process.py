@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import fcntl
 import hashlib
+import io
 import json
 import os
 import random
@@ -19,11 +20,12 @@ import time
 import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 import numpy as np
 
 from ..errors import RewardError
+from ..redaction import redact
 from ..types import Prompt
 from .builtin import KINDS, graded
 from .functions import Sample, UserFunction
@@ -292,6 +294,7 @@ def serve() -> None:
         os.set_inheritable(descriptor, False)
     _end_with_parent(life)
     _survive_requests()
+    sys.stdout = sys.stderr = _Shown(open(2, "wb", buffering=0, closefd=False))  # noqa: SIM115 (for the whole life)
     random.seed(0)  # what functions draw depends on the call alone, not on when the process was started
     np.random.seed(0)
     session, loaded = Session(), []
@@ -329,6 +332,18 @@ def _answers(session: Session, loaded: list[UserFunction], prompts: Any, calls: 
         }
         for outcome in session.call(made, step=step)
     ]
+
+
+class _Shown(io.TextIOWrapper):
+    """What functions print: often a model's text, which must not act on the terminal, and never worth a failure."""
+
+    def __init__(self, raw: io.RawIOBase) -> None:
+        super().__init__(cast(BinaryIO, raw), encoding="utf-8", errors="backslashreplace", write_through=True)
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(OSError):  # a terminal that is gone
+            super().write("".join(c if c.isprintable() or c in "\n\t\r" else ascii(c)[1:-1] for c in redact(text)))
+        return len(text)
 
 
 def _survive_requests() -> None:

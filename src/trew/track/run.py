@@ -36,6 +36,8 @@ def problems(folder: str | os.PathLike[str], *, resume: bool = False, overwrite:
     found = []
     if resume and overwrite:
         found.append("out: --resume continues a run and --overwrite deletes it; give one of them")
+    if "\0" in os.fspath(folder):
+        return [*found, f"out: got {os.fspath(folder)!r}, which is no path: it has a NUL; choose another name"]
     if not os.fspath(folder):
         return [*found, "out: got '', accepts the folder that the run writes to, for example 'runs/first'"]
     folder = Path(folder)
