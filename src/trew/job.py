@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 import transformers
 
-from . import __version__, models, setup
+from . import __version__, heap, models, setup
 from .adapters import Adapters, parameter_count
 from .config import Config, to_table
 from .data import PromptSampler
@@ -92,6 +92,7 @@ def build(plan: Plan, display: Display, interrupts: Interrupts) -> Job:
     config = plan.config
     if config.threads:
         torch.set_num_threads(config.threads)
+    heap.keep_freed_memory()
     model, adapters = setup.load(plan)
     reference = None
     if "ref_logprobs" in plan.objective.needs and adapters is None:

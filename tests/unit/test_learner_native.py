@@ -179,7 +179,10 @@ def test_the_objective_may_be_asked_chunk_by_chunk(kind, name, rows, monkeypatch
     assert help.relative(help.gradients(net, objective, items, data), want) < 1e-5
     metrics = [help.learner(copy.deepcopy(net), objective, kernels=on).step(items, data) for on in (True, False)]
     assert metrics[0].loss == pytest.approx(metrics[1].loss, abs=1e-5)
+    assert metrics[0].metrics.keys() == metrics[1].metrics.keys()
     for key, (total, count) in metrics[1].metrics.items():
+        if key == "changed_share":  # whether a weight moves at all may be a matter of the last bit
+            continue
         assert metrics[0].metrics[key] == (pytest.approx(total, rel=1e-3, abs=1e-4), count), key
 
 

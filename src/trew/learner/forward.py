@@ -36,7 +36,7 @@ TOLERANCE = 1e-3
 
 NATIVE_TOKENS = 1024
 """Tokens of a pack that the kernels run: more would take more memory and be no faster ..."""
-NATIVE_BYTES = 128 << 20
+NATIVE_BYTES = 64 << 20
 """... unless they keep less than this for the backward pass: fewer, larger packs suffer less from busy neighbours."""
 
 

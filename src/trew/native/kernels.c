@@ -27,26 +27,39 @@ static inline float inverse_rms(const float *x, int64_t n, float eps) {
 #define T float
 #define GET load
 #define PUT store
-#define ONE(x) (x)
-#define OUTER_PAIRS(...)
+#define LANE float
+#define PER_LANE 1
+#define ONE_LANE(p, next) ((void)(next), *(p))
+#define STORE_LANES(to, p, next) ((void)(next), store(to, load(p)))
+#define OUTER_RUN outer_tile_floats
 #define NAME(f) f##_f32
 #include "rows.inc"
 #include "train.inc"
 #undef T
 #undef GET
 #undef PUT
-#undef ONE
-#undef OUTER_PAIRS
+#undef LANE
+#undef PER_LANE
+#undef ONE_LANE
+#undef STORE_LANES
+#undef OUTER_RUN
 #undef NAME
 
 #define T bf16
 #define GET load_bf16
 #define PUT store_bf16
-#define ONE one_bf16
 #if PAIRS
-#define OUTER_PAIRS(...) outer_pairs(__VA_ARGS__); continue;
+#define LANE uint32_t
+#define PER_LANE 2
+#define ONE_LANE one_pair
+#define STORE_LANES store_pairs
+#define OUTER_RUN outer_tile_pairs
 #else
-#define OUTER_PAIRS(...)
+#define LANE float
+#define PER_LANE 1
+#define ONE_LANE(p, next) ((void)(next), one_bf16(*(p)))
+#define STORE_LANES(to, p, next) ((void)(next), store(to, load_bf16(p)))
+#define OUTER_RUN outer_tile_floats
 #endif
 #define NAME(f) f##_bf16
 #include "rows.inc"

@@ -11,105 +11,81 @@
 #define TILE 32 /* query rows at once */
 #define KEYS 64 /* keys at once */
 #define WIDEST 256 /* of a head */
-#define OUTER_ROWS 96
-#define OUTER_TOKENS 256
+
+/* A weight's gradient, see ``outer`` in train.inc: tiles of 12 x 32 keep 24 of 32 registers as sums, a panel of 32 columns
+   stays in the first cache and a block of rows in the second. */
+#define OUTER_TILE 12
+#define OUTER_COLUMNS 32
+#define OUTER_DEPTH 192
+#define OUTER_ROWS 204
+
+#define UNROLLED _Pragma("GCC unroll 16")
 
 /* C (m x n) = or += A B, with lanes along n; element (i, k) of A is a[i ai + k ak]; n is a multiple of 16. */
 static inline __attribute__((always_inline)) void tile(const int m, const int nv, int64_t depth, const float *a,
                                                        int64_t ai, int64_t ak, const float *b, int64_t bk, float *c,
                                                        int64_t ci, int add) {
-  vec sums[4][4];
-  for (int i = 0; i < m; i++)
-    for (int j = 0; j < nv; j++) sums[i][j] = add ? load(c + i * ci + j * W) : (vec){0};
-  for (int64_t k = 0; k < depth; k++) {
-    vec row[4];
-    for (int j = 0; j < nv; j++) row[j] = load(b + k * bk + j * W);
-    for (int i = 0; i < m; i++) {
-      float factor = a[i * ai + k * ak];
-      for (int j = 0; j < nv; j++) sums[i][j] += factor * row[j];
-    }
-  }
-  for (int i = 0; i < m; i++)
-    for (int j = 0; j < nv; j++) store(c + i * ci + j * W, sums[i][j]);
+  vec sums[8][2];
+  UNROLLED for (int i = 0; i < m; i++)
+    UNROLLED for (int j = 0; j < nv; j++) sums[i][j] = add ? load(c + i * ci + j * W) : (vec){0};
+  for (int64_t k = 0; k < depth; k++, a += ak, b += bk)
+    UNROLLED for (int i = 0; i < m; i++)
+      UNROLLED for (int j = 0; j < nv; j++) sums[i][j] += a[i * ai] * load(b + j * W);
+  UNROLLED for (int i = 0; i < m; i++)
+    UNROLLED for (int j = 0; j < nv; j++) store(c + i * ci + j * W, sums[i][j]);
 }
 
 static inline __attribute__((always_inline)) void strip(const int nv, int64_t m, int64_t depth, const float *a,
                                                         int64_t ai, int64_t ak, const float *b, int64_t bk, float *c,
                                                         int64_t ci, int add) {
   int64_t i = 0;
-  for (; i + 4 <= m; i += 4) tile(4, nv, depth, a + i * ai, ai, ak, b, bk, c + i * ci, ci, add);
-  for (; i < m; i++) tile(1, nv, depth, a + i * ai, ai, ak, b, bk, c + i * ci, ci, add);
+  for (; i + 8 <= m; i += 8) tile(8, nv, depth, a + i * ai, ai, ak, b, bk, c + i * ci, ci, add);
+  if (i + 4 <= m) { tile(4, nv, depth, a + i * ai, ai, ak, b, bk, c + i * ci, ci, add); i += 4; }
+  if (i + 2 <= m) { tile(2, nv, depth, a + i * ai, ai, ak, b, bk, c + i * ci, ci, add); i += 2; }
+  if (i < m) tile(1, nv, depth, a + i * ai, ai, ak, b, bk, c + i * ci, ci, add);
 }
 
 static void multiply(int64_t m, int64_t n, int64_t depth, const float *a, int64_t ai, int64_t ak, const float *b,
                      int64_t bk, float *c, int64_t ci, int add) {
   int64_t j = 0;
-  for (; j + 64 <= n; j += 64) strip(4, m, depth, a, ai, ak, b + j, bk, c + j, ci, add);
-  if (j + 48 <= n) strip(3, m, depth, a, ai, ak, b + j, bk, c + j, ci, add);
-  else if (j + 32 <= n) strip(2, m, depth, a, ai, ak, b + j, bk, c + j, ci, add);
-  else if (j + 16 <= n) strip(1, m, depth, a, ai, ak, b + j, bk, c + j, ci, add);
+  for (; j + 32 <= n; j += 32) strip(2, m, depth, a, ai, ak, b + j, bk, c + j, ci, add);
+  if (j < n) strip(1, m, depth, a, ai, ak, b + j, bk, c + j, ci, add);
 }
+
+/* c (m x 16 nv) = or += the product of a (depth, OUTER_TILE), of which m columns are read, and b (depth, OUTER_COLUMNS). */
+#define OUTER_TILES(NAME, LANE, LOAD, ALL, ADD)                                                                      \
+  static inline __attribute__((always_inline)) void NAME(const int m, const int nv, int64_t depth, const LANE *a,    \
+                                                         const LANE *b, float *c, int64_t ci, int add) {             \
+    vec sums[OUTER_TILE][OUTER_COLUMNS / W];                                                                         \
+    UNROLLED for (int i = 0; i < m; i++)                                                                             \
+      UNROLLED for (int j = 0; j < nv; j++) sums[i][j] = (vec){0};                                                   \
+    for (int64_t k = 0; k < depth; k++, a += OUTER_TILE, b += OUTER_COLUMNS)                                         \
+      UNROLLED for (int i = 0; i < m; i++)                                                                           \
+        UNROLLED for (int j = 0; j < nv; j++) sums[i][j] = ADD(sums[i][j], ALL(a[i]), LOAD(b + j * W));              \
+    UNROLLED for (int i = 0; i < m; i++)                                                                             \
+      UNROLLED for (int j = 0; j < nv; j++) {                                                                        \
+        float *to = c + i * ci + j * W;                                                                              \
+        store(to, add ? load(to) + sums[i][j] : sums[i][j]);                                                         \
+      }                                                                                                              \
+  }
+#define MULTIPLY_ADD(sum, a, b) ((sum) + (a) * (b))
+OUTER_TILES(outer_tile_floats, float, load, , MULTIPLY_ADD)
 
 #ifdef __AVX512BF16__
-/* The same of pairs: 32 bits hold two bfloat16 of neighbouring k, whose products are added in float. */
+/* 32 bits hold two bfloat16 of neighbouring tokens, whose products are added in float. */
 #include <immintrin.h>
 #define PAIRS 1
+#define LOAD_PAIRS(p) ((__m512bh)_mm512_loadu_si512(p))
+#define ALL_PAIRS(x) ((__m512bh)_mm512_set1_epi32((int)(x)))
+#define ADD_PAIRS(sum, a, b) ((vec)_mm512_dpbf16_ps((__m512)(sum), a, b))
+OUTER_TILES(outer_tile_pairs, uint32_t, LOAD_PAIRS, ALL_PAIRS, ADD_PAIRS)
 
-static inline __attribute__((always_inline)) void tile_pairs(const int m, const int nv, int64_t depth,
-                                                             const uint32_t *a, int64_t ak, const uint32_t *b,
-                                                             int64_t bk, float *c, int64_t ci, int add) {
-  __m512 sums[4][4];
-  for (int i = 0; i < m; i++)
-    for (int j = 0; j < nv; j++) sums[i][j] = add ? _mm512_loadu_ps(c + i * ci + j * W) : _mm512_setzero_ps();
-  for (int64_t k = 0; k < depth; k++) {
-    __m512bh row[4];
-    for (int j = 0; j < nv; j++) row[j] = (__m512bh)_mm512_loadu_si512(b + k * bk + j * W);
-    for (int i = 0; i < m; i++) {
-      __m512bh factor = (__m512bh)_mm512_set1_epi32((int)a[i + k * ak]);
-      for (int j = 0; j < nv; j++) sums[i][j] = _mm512_dpbf16_ps(sums[i][j], factor, row[j]);
-    }
-  }
-  for (int i = 0; i < m; i++)
-    for (int j = 0; j < nv; j++) _mm512_storeu_ps(c + i * ci + j * W, sums[i][j]);
-}
+static inline uint32_t one_pair(const bf16 *p, int64_t next) { return p[0] | (next ? (uint32_t)p[next] << 16 : 0); }
 
-static inline __attribute__((always_inline)) void strip_pairs(const int nv, int64_t m, int64_t depth,
-                                                              const uint32_t *a, int64_t ak, const uint32_t *b,
-                                                              int64_t bk, float *c, int64_t ci, int add) {
-  int64_t i = 0;
-  for (; i + 4 <= m; i += 4) tile_pairs(4, nv, depth, a + i, ak, b, bk, c + i * ci, ci, add);
-  for (; i < m; i++) tile_pairs(1, nv, depth, a + i, ak, b, bk, c + i * ci, ci, add);
-}
-
-/* The block of a weight's gradient that ``outer`` is at: rows x k, see train.inc. */
-static void outer_pairs(const bf16 *a, int64_t a_row, const bf16 *b, int64_t b_row, float *into, int64_t tokens,
-                        int64_t rows, int64_t k, int64_t add) {
-  uint32_t left[OUTER_TOKENS * OUTER_ROWS] __attribute__((aligned(64)));
-  uint32_t right[OUTER_TOKENS * 64] __attribute__((aligned(64)));
-  for (int64_t t = 0; t < tokens; t += 2 * OUTER_TOKENS) {
-    int64_t left_over = tokens - t, depth = left_over < 2 * OUTER_TOKENS ? (left_over + 1) / 2 : OUTER_TOKENS;
-    for (int64_t i = 0; i < depth; i++) {
-      const bf16 *even = a + (t + 2 * i) * a_row, *odd = 2 * i + 1 < left_over ? even + a_row : 0;
-      for (int64_t j = 0; j < rows; j++) left[i * OUTER_ROWS + j] = even[j] | (odd ? (uint32_t)odd[j] << 16 : 0);
-    }
-    for (int64_t column = 0; column < k; column += 64) {
-      int64_t wide = k - column < 64 ? k - column : 64;
-      for (int64_t i = 0; i < depth; i++) {
-        const bf16 *even = b + (t + 2 * i) * b_row + column, *odd = 2 * i + 1 < left_over ? even + b_row : 0;
-        for (int64_t j = 0; j < wide; j += W) {
-          words low = __builtin_convertvector(*(const halves *)(even + j), words), high = {0};
-          if (odd) high = __builtin_convertvector(*(const halves *)(odd + j), words) << 16;
-          low |= high;
-          memcpy(right + i * 64 + j, &low, sizeof low);
-        }
-      }
-      float *to = into + column;
-      int on = add || t > 0;
-      int64_t j = 0;
-      for (; j + 64 <= wide; j += 64) strip_pairs(4, rows, depth, left, OUTER_ROWS, right + j, 64, to + j, k, on);
-      for (; j + 16 <= wide; j += 16) strip_pairs(1, rows, depth, left, OUTER_ROWS, right + j, 64, to + j, k, on);
-    }
-  }
+static inline void store_pairs(uint32_t *to, const bf16 *p, int64_t next) {
+  words pairs = __builtin_convertvector(*(const halves *)p, words);
+  if (next) pairs |= __builtin_convertvector(*(const halves *)(p + next), words) << 16;
+  memcpy(to, &pairs, sizeof pairs);
 }
 #else
 #define PAIRS 0

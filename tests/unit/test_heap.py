@@ -1,0 +1,38 @@
+import subprocess
+import sys
+
+import pytest
+
+from trew import heap
+
+GROWTH = """
+import ctypes, resource, sys
+from trew import heap
+import torch
+if sys.argv[1] == "keep":
+    assert heap.keep_freed_memory()
+def faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for i in range(50):
+    if i == 10:
+        before = faults()
+    x = torch.ones(8 << 20)  # 32 MiB
+    y = torch.ones(8 << 20)
+    del x, y
+print(faults() - before)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's allocator")
+def test_memory_that_was_freed_is_taken_again():
+    def faults(how):
+        return int(subprocess.run([sys.executable, "-c", GROWTH, how], capture_output=True, text=True, check=True).stdout)
+
+    pages = 40 * 2 * (32 << 20) // 4096
+    assert faults("plain") > pages / 2
+    assert faults("keep") < pages / 100
+
+
+def test_it_says_so_where_there_is_no_such_setting(monkeypatch):
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert heap.keep_freed_memory() is False
