@@ -7,7 +7,7 @@ OUT ?= runs/demo
 PEER_trl := trl==1.16.0
 PEER_verl := verl==0.9.1
 
-.PHONY: demo docs mutation performance test test-slow test-peers check format clean fetch
+.PHONY: audit demo docs mutation performance test test-slow test-peers check format clean fetch
 
 demo: $(VENV)/.installed fetch
 	$(BIN)/trew demo --seed $(SEED) --out $(OUT) --overwrite
@@ -47,6 +47,11 @@ performance: $(VENV)/.installed .venv-trl/.installed
 	$(BIN)/python benchmarks/floor.py --patience 300 --json benchmarks/results/floor.json
 	$(BIN)/python benchmarks/scaling.py --patience 300 --json benchmarks/results/scaling.json
 	$(BIN)/python benchmarks/figures.py
+
+# The pinned versions against the database of known vulnerabilities. Needs the network.
+audit:
+	@test -x .venv-audit/bin/pip-audit || { $(PYTHON) -m venv .venv-audit && .venv-audit/bin/pip install --quiet pip-audit; }
+	.venv-audit/bin/pip-audit -r constraints.txt --no-deps --disable-pip
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

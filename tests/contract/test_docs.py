@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[2]
 RECIPES = sorted((ROOT / "recipes").glob("*.toml"))
 PAGES = [
     *sorted((ROOT / "docs").glob("*.md")),
-    *(p for p in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "recipes" / "README.md") if p.exists()),
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "recipes/README.md")),
 ]
 EXECUTED = [ROOT / "README.md", ROOT / "docs" / "objectives.md", ROOT / "docs" / "notes.md"]
 
