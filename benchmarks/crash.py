@@ -4,7 +4,8 @@
     python benchmarks/crash.py --kills 8 --kinds lora dapo     some of them; the others' results stay in the file
     python benchmarks/crash.py --cost                          what a checkpoint costs, written in the background or not
 
-Every launch is ``trew train`` in a process group of its own, killed with SIGKILL as a whole: half of them at a random
+Every launch is ``trew train`` in a process group of its own (forked from one that has imported everything, so that it
+starts in milliseconds), killed with SIGKILL as a whole: half of them at a random
 moment, half at a random one of the instants that are shorter than any clock would meet (between a rename and the
 rotation, in the middle of a row of metrics). A killed run is resumed, and killed again, until it has had its share;
 then it is let finish, and weights, optimizer state, rows and completions must be those of the run that nobody killed.
@@ -32,6 +33,7 @@ from rich.progress import Progress
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 import crashing
 from demo import machine
+from forks import Server
 from trew import __version__
 
 RESULTS = Path(__file__).parent / "results" / "crash.json"
@@ -57,11 +59,13 @@ def main() -> None:
         print(json.dumps(result["cost"], indent=2))
     else:
         shares = [args.kills // len(args.kinds) + (i < args.kills % len(args.kinds)) for i in range(len(args.kinds))]
-        with Progress() as progress:
+        with Server() as server, Progress() as progress:
             task = progress.add_task("kills", total=args.kills)
             for kind, share in zip(args.kinds, shares, strict=True):
                 progress.update(task, description=kind)
-                result["kinds"][kind] = one_kind(kind, share, f"{args.seed}:{kind}", lambda: progress.advance(task))
+                result["kinds"][kind] = one_kind(
+                    server, kind, share, f"{args.seed}:{kind}", lambda: progress.advance(task)
+                )
                 save(args.json, result)
         print(table(result["kinds"]))
     save(args.json, result)
@@ -73,26 +77,26 @@ def save(path: Path, result: dict[str, Any]) -> None:
     path.write_text(json.dumps(result, indent=1) + "\n")
 
 
-def one_kind(kind: str, kills: int, seed: str, advance: Any) -> dict[str, Any]:
+def one_kind(server: Server, kind: str, kills: int, seed: str, advance: Any) -> dict[str, Any]:
     """One configuration: the run that is let alone, and the one that is killed so often."""
     draw, start = random.Random(seed), time.monotonic()
     phases: Counter[str] = Counter()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         recipe = crashing.recipe(folder, kind)
-        seconds = reference(folder, recipe)
+        seconds = reference(server, folder, recipe)
         launches = met = 0
         while met < kills:
             if (folder / "cut" / "summary.json").exists():  # it got to its end between two kills: another one
                 check(folder, kind)
                 shutil.rmtree(folder / "cut")
             launches += 1
-            phase = launch(folder, recipe, draw, seconds)
+            phase = launch(server, folder, recipe, draw, seconds)
             if phase:
                 met += 1
                 phases[phase] += 1
                 advance()
-        code, output = crashing.run(folder, recipe, "--out", "cut", "--resume")
+        code, output = crashing.run(server, folder, recipe, "--out", "cut", "--resume")
         if code:
             raise SystemExit(f"{kind}: did not finish (exit {code}):\n{output[-3000:]}")
         return {
@@ -102,13 +106,13 @@ def one_kind(kind: str, kills: int, seed: str, advance: Any) -> dict[str, Any]:
         }  # fmt: skip
 
 
-def reference(folder: Path, recipe: Path) -> float:
+def reference(server: Server, folder: Path, recipe: Path) -> float:
     """The run that nobody kills; how long it was at work after loading."""
-    watched = crashing.Watched.start(folder, recipe, "--out", "whole")
+    watched = crashing.Watched.start(server, folder, recipe, "--out", "whole")
     watched.wait_for(lambda run: run.phase[0] not in ("", "loading"))
     start = time.monotonic()
-    if code := watched.end():
-        raise SystemExit(f"the run by itself fails (exit {code}):\n{watched.output()[-3000:]}")
+    if code := watched.command.wait():
+        raise SystemExit(f"the run by itself fails (exit {code}):\n{watched.command.text()[-3000:]}")
     return time.monotonic() - start
 
 
@@ -117,26 +121,26 @@ def check(folder: Path, kind: str) -> None:
         raise SystemExit(f"{kind}: not the same run: {found}")
 
 
-def launch(folder: Path, recipe: Path, draw: random.Random, seconds: float) -> str:
+def launch(server: Server, folder: Path, recipe: Path, draw: random.Random, seconds: float) -> str:
     """Starts or resumes the run and kills it; the phase that it died in, empty where it came to its end."""
     arguments = (recipe, "--out", "cut", "--resume")
     if draw.random() < 0.5:
         instant = f"{draw.choice(crashing.INSTANTS)}:{draw.randint(1, 4)}"
-        watched = crashing.Watched.start(folder, *arguments, instant=instant)
-        code = watched.end()
+        watched = crashing.Watched.start(server, folder, *arguments, instant=instant)
+        code = watched.command.wait()
         if code == -9:
             return instant.partition(":")[0]
     else:
-        watched = crashing.Watched.start(folder, *arguments)
+        watched = crashing.Watched.start(server, folder, *arguments)
         if draw.random() < 0.95:
             watched.wait_for(lambda run: run.phase[0] not in ("", "loading"))
         end = time.monotonic() + draw.uniform(0, seconds)
         if watched.wait_for(lambda run: time.monotonic() >= end):
             main_thread, writer = watched.kill()
             return f"{main_thread or 'between phases'} (by time)" + (", checkpoint under way" if writer else "")
-        code = watched.end()
+        code = watched.command.wait()
     if code:
-        raise SystemExit(f"a run that was not killed failed (exit {code}):\n{watched.output()[-3000:]}")
+        raise SystemExit(f"a run that was not killed failed (exit {code}):\n{watched.command.text()[-3000:]}")
     return ""
 
 
@@ -161,7 +165,7 @@ def cost(parameters: int) -> dict[str, Any]:
 
     layers = max(1, parameters // 3_000_000)
     found: dict[str, Any] = {}
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory() as name, Server() as server:
         folder = Path(name)
         model = tiny.model(hidden_size=512, intermediate_size=1536, num_hidden_layers=layers, num_attention_heads=8)
         found["parameters"] = sum(p.numel() for p in model.parameters())
@@ -178,7 +182,7 @@ def cost(parameters: int) -> dict[str, Any]:
                 rollout={"max_tokens": 32, "prompts": 4, "completions": 8},
             )
             start = time.monotonic()
-            code, output = crashing.run(folder, recipe, "--out", "run", "--overwrite")
+            code, output = crashing.run(server, folder, recipe, "--out", "run", "--overwrite")
             if code:
                 raise SystemExit(output[-3000:])
             said = re.findall(r": ([\d.,]+) MB in ([\d.]+) s, which the run waited ([\d.]+) s", output)

@@ -1,9 +1,7 @@
-"""Runs that are killed at known instants: a real ``trew train`` in a process group of its own, and what must be equal.
+"""Runs that are killed at known instants: ``trew train`` as a process of its own, and what must be equal afterwards.
 
-    python tests/crashing.py CONTROL train RECIPE --resume ...
-
-is ``trew train RECIPE --resume ...`` that says in the file CONTROL in which phase it is, and, where CONTROL names an
-instant, kills its whole process group with SIGKILL there. Nothing of this is in trew: functions are wrapped from here.
+A watched run says in a small file in which phase it is, and kills its whole process group with SIGKILL where the file
+names an instant. Nothing of this is in trew: :func:`watch` wraps its functions, in the child that is to be watched.
 """
 
 from __future__ import annotations
@@ -13,8 +11,7 @@ import json
 import mmap
 import os
 import signal
-import subprocess
-import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 import tiny
+from forks import PATIENCE, Command, Server
 
-ROOT = Path(__file__).parents[1]
 SIZE, WRITER = 256, 64
-"""Bytes of CONTROL: the main thread's phase, from 64 on the checkpoint writer's, from 128 on the instant to be killed
+"""Bytes of that file: the main thread's phase, from 64 on the checkpoint writer's, from 128 on the instant to be killed
 at, as ``name:count``."""
 
 REWARDS = """
@@ -54,6 +51,10 @@ KINDS: dict[str, dict[str, Any]] = {
     "entropy": {"objective": {"preset": "dr-grpo", "entropy_target": 4.0, "entropy_step": 0.01}},
     "reference": {"objective": {"preset": "grpo", "beta": 0.05},
                   "learner": {"reference_every": 2, "reference_mix": 0.6}},
+    "all": {"objective": {"preset": "gdpo", "beta": 0.05, "entropy_target": 4.0, "entropy_step": 0.01},
+            "rewards": ["odd", "short"], "learner": {"reference_every": 2, "reference_mix": 0.6}},
+    "lora-8bit": {"objective": {"preset": "grpo", "beta": 0.01}, "lora": {"rank": 4},
+                  "learner": {"optimizer": "adamw-8bit"}},
     "gdpo": {"objective": {"preset": "gdpo"}, "rewards": ["odd", "short"]},
     "remax": {"objective": {"preset": "remax"}},
     "lora": {"objective": {"preset": "grpo", "beta": 0.01}, "lora": {"rank": 4}},
@@ -66,10 +67,12 @@ KINDS: dict[str, dict[str, Any]] = {
 
 def recipe(folder: Path, kind: str, **sections: Any) -> Path:
     """Writes a model, rewards and a recipe of ``KINDS`` into ``folder``; returns the recipe."""
+    from trew.models import quiet
     from trew.toml import dump_table
 
     if not (folder / "model" / "config.json").exists():
-        tiny.model("llama", **tiny.wide("llama")).save_pretrained(folder / "model")
+        with quiet():
+            tiny.model("llama", **tiny.wide("llama")).save_pretrained(folder / "model")
         tiny.tokenizer().save_pretrained(folder / "model")
         (folder / "reward.py").write_text(REWARDS)
     table = {**BASE, "model": str(folder / "model")}
@@ -124,24 +127,25 @@ class Instants:
             self.pass_by(f"{phase}/before")
             result = real(*args, **kwargs)
             self.pass_by(f"{phase}/after")
-            self.say(before, at)
+            self.say("between phases" if before == "loading" else before, at)
             return result
 
         setattr(owner, name, wrapper)
 
 
-PHASES = ("generation", "reward", "log-probs", "inner update", "evaluation", "metrics row", "completions", "checkpoint",
-          "tensors", "manifest", "rotation", "export", "summary", "report")  # fmt: skip
+PHASES = (
+    "collecting", "generation", "reward", "learning", "log-probs", "inner update", "watching", "metrics row",
+    "completions", "evaluation", "checkpoint", "tensors", "manifest", "rotation", "export", "summary", "report",
+)  # fmt: skip
 INSTANTS = (*(f"{phase}/{when}" for phase in PHASES for when in ("before", "after")),
             "reward/within", "inner update/within", "metrics row/torn")  # fmt: skip
 
 
-def child(control: Path, args: list[str]) -> None:
-    """``trew`` with ``args``, watched."""
+def watch(control: Path) -> None:
+    """From here on the process says in ``control`` where it is."""
     import torch
 
     from trew import loop
-    from trew.cli.main import main
     from trew.learner import Learner, checkpoint
     from trew.rewards.grading import Grading
     from trew.rollout.torch_engine import TorchEngine
@@ -150,18 +154,7 @@ def child(control: Path, args: list[str]) -> None:
 
     instants = Instants(control)
     instants.say("loading")
-    for owner, name, phase in (
-        (TorchEngine, "generate", "generation"), (Grading, "finish", "reward"), (Learner, "logprobs", "log-probs"),
-        (Learner, "step", "inner update"), (loop, "measure", "evaluation"), (Run, "log", "metrics row"),
-        (Run, "write_rollouts", "completions"), (Run, "write_eval", "completions"), (loop, "export", "export"),
-        (Run, "write_summary", "summary"), (loop, "write_report", "report"),
-    ):  # fmt: skip
-        instants.wrap(owner, name, phase)
-    for name, phase in (("save", "checkpoint"), ("_write_tensors", "tensors"), ("_complete", "manifest"),
-                        ("_rotate", "rotation")):  # fmt: skip
-        instants.wrap(checkpoint, name, phase, at=WRITER)
-
-    append, optimizer_step = run_module._append, torch.optim.AdamW.step
+    append, optimizer_step, finish = run_module._append, torch.optim.AdamW.step, Grading.finish
 
     def torn(path: Path, data: bytes) -> None:
         if path.name == "metrics.jsonl" and instants.reached("metrics row/torn"):
@@ -171,21 +164,26 @@ def child(control: Path, args: list[str]) -> None:
 
     def between(self: Any, *given: Any, **named: Any) -> Any:
         result = optimizer_step(self, *given, **named)
-        instants.pass_by("inner update/within")  # weights have changed, counters not yet
+        instants.pass_by("inner update/within")  # weights have changed, counters have not
         return result
 
-    run_module._append, torch.optim.AdamW.step = torn, between
-    real = Grading.finish
-
-    def during(self: Any, *given: Any, **named: Any) -> Any:
+    def meanwhile(self: Any, *given: Any, **named: Any) -> Any:
         if instants.reached("reward/within"):
-            import threading
-
             threading.Timer(0.002, instants.die).start()
-        return real(self, *given, **named)
+        return finish(self, *given, **named)
 
-    Grading.finish = during  # type: ignore[method-assign]
-    main(args)
+    run_module._append, torch.optim.AdamW.step, Grading.finish = torn, between, meanwhile
+    for owner, name, phase in (
+        (TorchEngine, "generate", "generation"), (Grading, "finish", "reward"), (Learner, "logprobs", "log-probs"),
+        (Learner, "step", "inner update"), (loop, "measure", "evaluation"), (Run, "log", "metrics row"),
+        (Run, "write_rollouts", "completions"), (Run, "write_eval", "completions"), (loop, "export", "export"),
+        (Run, "write_summary", "summary"), (loop, "write_report", "report"), (loop, "collect", "collecting"),
+        (loop, "update", "learning"), (loop.watch, "after_scoring", "watching"),
+    ):  # fmt: skip
+        instants.wrap(owner, name, phase)
+    for name, phase in (("save", "checkpoint"), ("_write_tensors", "tensors"), ("_complete", "manifest"),
+                        ("_rotate", "rotation")):  # fmt: skip
+        instants.wrap(checkpoint, name, phase, at=WRITER)
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -196,24 +194,15 @@ def child(control: Path, args: list[str]) -> None:
 class Watched:
     """A started run: what it says, and its end."""
 
-    process: subprocess.Popen[str]
+    command: Command
     control: Path
 
     @staticmethod
-    def start(folder: Path, *args: str | Path, instant: str = "") -> Watched:
-        """``trew train`` with ``args`` in a process group of its own."""
+    def start(server: Server, folder: Path, *args: str | Path, instant: str = "") -> Watched:
+        """``trew train ARGS`` in ``folder``, in a process group of its own."""
         control = folder / "control"
         control.write_bytes(b"\0" * 2 * WRITER + instant.encode().ljust(SIZE - 2 * WRITER, b"\0"))
-        command = [sys.executable, str(Path(__file__)), str(control), "train", *map(str, args)]
-        path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
-        env = {**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1"}
-        output = (folder / "output.txt").open("w")
-        process = subprocess.Popen(
-            command, cwd=folder, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=output, text=True,
-            start_new_session=True,
-        )  # fmt: skip
-        output.close()
-        return Watched(process, control)
+        return Watched(server.start("train", *args, cwd=folder, TREW_WATCH=str(control)), control)
 
     @property
     def phase(self) -> tuple[str, str]:
@@ -221,36 +210,25 @@ class Watched:
         said = self.control.read_bytes()
         return said[:WRITER].rstrip(b"\0").decode(), said[WRITER : 2 * WRITER].rstrip(b"\0").decode()
 
-    def wait_for(self, ready: Callable[[Watched], bool], *, seconds: float = 120) -> bool:
+    def wait_for(self, ready: Callable[[Watched], bool]) -> bool:
         """Whether it came to that; False where the run ended before."""
-        end = time.monotonic() + seconds
-        while self.process.poll() is None and not ready(self):
-            assert time.monotonic() < end, self.output()
-            time.sleep(0.001)
-        return self.process.poll() is None
+        end = time.monotonic() + PATIENCE
+        while not self.command.ended() and not ready(self):
+            assert time.monotonic() < end, self.command.text()
+            time.sleep(0.0005)
+        return not self.command.ended()
 
     def kill(self) -> tuple[str, str]:
         """SIGKILL for the whole group; the phases at that instant."""
-        os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
+        os.killpg(self.command.pid, signal.SIGKILL)
+        self.command.wait()
         return self.phase
 
-    def end(self, *, seconds: float = 200) -> int:
-        """The exit code, or the signal's number with a minus."""
-        return self.process.wait(timeout=seconds)
 
-    def output(self) -> str:
-        return (self.control.parent / "output.txt").read_text()
-
-
-def run(folder: Path, *args: str | Path, instant: str = "") -> tuple[int, str]:
-    """A whole run: exit code and output."""
-    watched = Watched.start(folder, *args, instant=instant)
-    try:
-        return watched.end(), watched.output()
-    finally:
-        if watched.process.poll() is None:
-            watched.kill()
+def run(server: Server, folder: Path, *args: str | Path, instant: str = "") -> tuple[int, str]:
+    """A whole run: exit code (of a signal its negative number) and output."""
+    watched = Watched.start(server, folder, *args, instant=instant)
+    return watched.command.wait(), watched.command.text()
 
 
 CLOCKS = {"seconds", "tokens_per_second"}
@@ -305,7 +283,3 @@ def _state(run: Path) -> dict[str, Any]:
     meta = json.loads((newest(run) / "state.json").read_text())["meta"]
     table = flatten(meta)
     return {key: value for key, value in table.items() if key.rpartition(".")[2] not in CLOCKS}
-
-
-if __name__ == "__main__":
-    child(Path(sys.argv[1]), sys.argv[2:])

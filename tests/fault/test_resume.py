@@ -1,174 +1,149 @@
-"""A run that is cut off anywhere and resumed is the run that was never cut off: weights, rows, completions, to the bit.
+"""A run that is killed anywhere and resumed is the run that was never killed: weights, optimizer, rows, completions.
 
-The cuts are made inside the process, so that every single write of a run can be one: an exception that nothing catches
-stands for kill -9 (what is on disk then is what a killed process leaves), a pending signal for Ctrl-C.
+Real processes and SIGKILL for the whole group, at instants that ``crashing`` knows. Each kind of run is killed again
+and again, at another instant each time, before it may finish. ``benchmarks/crash.py`` does the same at random.
 """
 
 from __future__ import annotations
 
 import json
-import shutil
-import signal
+import re
+import warnings
 from pathlib import Path
 
-import pyarrow.parquet as pq
 import pytest
 import torch
-from safetensors.torch import load_file
 
-import tiny
-import trew
-from trew import loop
-from trew.config import Config, parse
-from trew.display import Silent
-from trew.interrupt import Interrupted
-from trew.learner import checkpoint
-from trew.track import Run
+import crashing
+from crashing import Watched, differences
+from forks import Server, wait_for
 
-REWARD = """
-def odd(completions, completion_ids, answer, **columns):
-    return [round(sum(i % 2 for i in ids) / len(ids), 1) for ids in completion_ids]
+KILLS = {
+    "grpo": ["evaluation/before:1", "inner update/within:6", "metrics row/torn:2", "rotation/before:1",
+             "completions/after:2", "report/before:1"],
+    "dapo": ["reward/within:3", "learning/after:2", "manifest/before:1"],
+    "all": ["generation/before:5", "inner update/within:5"],
+    "lora-8bit": ["tensors/after:2"],
+}  # fmt: skip
+STEPS = 4
 
-def some(completions, completion_ids, answer, **columns):
-    return [float(ids[0] % 2) if int(a) % 3 else 0.0 for ids, a in zip(completion_ids, answer)]
+
+@pytest.fixture(scope="module")
+def server():
+    with Server() as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.mark.parametrize("kind", KILLS)
+def test_killed_and_resumed_equals_never_killed(server, folder, kind):
+    recipe = crashing.recipe(folder, kind, steps=STEPS)
+    whole, cut = folder / f"{kind}-whole", folder / f"{kind}-cut"
+    assert crashing.run(server, folder, recipe, "--out", whole)[0] == 0
+    for instant in KILLS[kind]:
+        code, output = crashing.run(server, folder, recipe, "--out", cut, "--resume", instant=instant)
+        assert code == -9, f"{instant} was not reached: {output}"
+    code, output = crashing.run(server, folder, recipe, "--out", cut, "--resume")
+    assert code == 0, output
+    assert differences(whole, cut) == []
+
+
+def test_a_torn_row_is_dropped_and_its_step_is_there_once(server, folder):
+    """What the kill leaves is half a line; what the resumed run leaves is every step once."""
+    recipe = crashing.recipe(folder, "grpo", steps=3)
+    code, _ = crashing.run(server, folder, recipe, "--out", "torn", instant="metrics row/torn:4")
+    assert code == -9
+    metrics = folder / "torn" / "metrics.jsonl"
+    assert not metrics.read_text().endswith("\n")
+    assert crashing.run(server, folder, recipe, "--out", "torn", "--resume")[0] == 0
+    rows = [json.loads(line) for line in metrics.read_text().splitlines()]
+    assert [row["step"] for row in rows if "loss" in row] == [1, 2, 3]
+    assert [row["step"] for row in rows if "eval_accuracy" in row] == [0, 2, 3]
+    assert "a partial last line was dropped" in (folder / "torn" / "events.log").read_text()
+
+
+def test_a_kill_while_the_next_step_is_under_way_and_a_checkpoint_too(server, folder):
+    """In the background: the run generates, the writer writes, both die."""
+    recipe = crashing.recipe(folder, "grpo", steps=STEPS)
+    command = server.start("train", recipe, "--out", "both", cwd=folder, hold="trew.learner.checkpoint:_complete:1")
+    command.held()
+    wait_for(lambda: len(list((folder / "both" / "rollouts").glob("*.parquet"))) > 2 or command.ended())  # it goes on
+    command.kill(9).wait()
+    left = [p.name for p in (folder / "both" / "checkpoints").iterdir()]
+    assert left == [left[0]]
+    assert left[0].startswith(".tmp-000002")
+    code, output = crashing.run(server, folder, recipe, "--out", "both", "--resume")
+    assert code == 0, output
+    assert ".tmp-000002" in output
+    assert "left behind by an interrupted write or removal; ignored" in output
+    assert differences(folder / "grpo-whole", folder / "both") == []
+
+
+def test_warnings_go_on_where_they_were(server, folder):
+    """What is told the first, second, fourth ... time, and what is told once in many steps, is told as if nothing had
+    happened: the lines of the resumed run are the last ones of the whole run."""
+    path = crashing.recipe(folder, "waits", steps=6, checkpoint={"every": 2, "background": True}, eval={"every": 0})
+    (folder / "reward.py").write_text(crashing.REWARDS + FAILS)
+    path.write_text(re.sub(r"reward\.py:odd", "reward.py:fails", path.read_text()).replace(
+        'name = ', 'on_failure = "skip"\nname = ', 1))  # fmt: skip
+
+    def told(run: str) -> list[str]:
+        lines = (folder / run / "events.log").read_text().splitlines()
+        return [found[1] for line in lines if (found := re.search(r"(step \d+: .*)", line)) and "dropped" not in line]
+
+    assert crashing.run(server, folder, path, "--out", "told")[0] == 0
+    code, output = crashing.run(server, folder, path, "--out", "told-cut", instant="generation/before:6")
+    assert code == -9, output
+    before = len(told("told-cut"))
+    code, output = crashing.run(server, folder, path, "--out", "told-cut", "--resume")
+    assert code == 0, output
+    after = int(re.search(r"continuing after step (\d+)", output)[1])
+    again = [line for line in told("told") if int(line.split()[1].rstrip(":")) > after]
+    assert any("times)" in line for line in again), told("told")
+    assert told("told-cut")[before:] == again
+
+
+FAILS = """
+def fails(completions, completion_ids, **columns):
+    if completion_ids[0][0] % 2:
+        raise ValueError("odd")
+    return [float(len(ids) % 2) for ids in completion_ids]
 """
 
-# Few prompts (every run passes through several epochs), inner updates, a reference model; and refills.
-SETTINGS = {
-    "grpo": {"objective": {"preset": "grpo", "beta": 0.01}, "reward": "odd"},
-    "dapo": {"objective": {"preset": "dapo", "beta": 0.0}, "reward": "some"},
-}
+
+def test_a_checkpoint_is_a_model_that_others_load(server, folder):
+    from transformers import AutoModelForCausalLM
+
+    newest = crashing.newest(folder / "grpo-whole")
+    final = AutoModelForCausalLM.from_pretrained(folder / "grpo-whole" / "final").state_dict()
+    loaded, info = AutoModelForCausalLM.from_pretrained(newest, output_loading_info=True)
+    assert not info["missing_keys"]
+    assert not info["unexpected_keys"]
+    assert all(torch.equal(tensor, final[name]) for name, tensor in loaded.state_dict().items())
 
 
-class Killed(BaseException):
-    """kill -9: nothing may catch it and tidy up."""
+def test_a_checkpoint_of_adapters_is_an_adapter_that_peft_loads(server, folder):
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    newest = crashing.newest(folder / "lora-8bit-whole")
+    base = AutoModelForCausalLM.from_pretrained(folder / "model")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about attributes that transformers renamed
+        merged = PeftModel.from_pretrained(base, newest).merge_and_unload().state_dict()
+    final = AutoModelForCausalLM.from_pretrained(folder / "lora-8bit-whole" / "final").state_dict()
+    for name, tensor in merged.items():
+        torch.testing.assert_close(tensor, final[name], rtol=0, atol=1e-6)
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory) -> Path:
-    return tiny.save(tmp_path_factory.mktemp("model"), "llama")
-
-
-@pytest.fixture(scope="module")
-def settings(model, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("runs")
-    (folder / "reward.py").write_text(REWARD)
-
-    def make(kind: str, out: str, **sections: dict) -> Config:
-        table = {
-            "model": str(model), "steps": 4, "seed": 3, "out": str(folder / out),
-            "data": {"task": "arithmetic", "args": {"ops": ["+"], "smallest": 1, "largest": 4}},
-            "rewards": [{"name": f"{folder}/reward.py:{SETTINGS[kind]['reward']}"}],
-            "rollout": {"prompts": 4, "completions": 3, "max_tokens": 4, "refills": 3},
-            "objective": SETTINGS[kind]["objective"],
-            "learner": {"lr": 1e-2, "minibatch_prompts": 2, "inner_updates": 2, "schedule": "linear"},
-            "eval": {"size": 4, "every": 2},
-            "checkpoint": {"every": 3},
-        }  # fmt: skip
-        for name, section in sections.items():
-            table[name] = {**table[name], **section}
-        return parse(table)
-
-    return make
-
-
-@pytest.fixture(scope="module", params=SETTINGS)
-def whole(request, settings):
-    config = settings(request.param, f"{request.param}-whole")
-    trew.train(config, display=Silent())
-    return request.param, Path(config.out)
-
-
-def rows(run: Path) -> list[dict]:
-    clocks = {"seconds", "tokens_per_second"}
-    lines = (run / "metrics.jsonl").read_text().splitlines()
-    return [
-        {k: v for k, v in json.loads(line).items() if k not in clocks and not k.endswith("/seconds")} for line in lines
-    ]
-
-
-def same(a: Path, b: Path) -> None:
-    first, second = (load_file(run / "final" / "model.safetensors") for run in (a, b))
-    assert first.keys() == second.keys()
-    for name, tensor in first.items():
-        assert torch.equal(tensor, second[name]), name
-    assert rows(a) == rows(b)
-    for kind in ("rollouts", "evals"):
-        names = [sorted(p.name for p in (run / kind).iterdir()) for run in (a, b)]
-        assert names[0] == names[1]
-        for name in names[0]:
-            x, y = (pq.read_table(run / kind / name).drop_columns(["reward_seconds"]) for run in (a, b))
-            assert x.equals(y), (kind, name)
-    before, after = (json.loads((run / "summary.json").read_text()) for run in (a, b))
-    for key in ("steps", "n_eval", "accuracy_before", "accuracy_after"):
-        assert before[key] == after[key], key
-
-
-def cut(monkeypatch, owner: object, name: str, at: int, how: str, *, after: bool) -> None:
-    """The ``at``-th call of ``owner.name`` is the last: before it acts, or right after."""
-    real, calls = getattr(owner, name), [0]
-
-    def last(*args, **kwargs):
-        calls[0] += 1
-        if calls[0] == at:
-            result = real(*args, **kwargs) if after else None
-            if how == "kill":
-                raise Killed(f"{name}, call {at}")
-            signal.raise_signal(signal.SIGTERM if how == "term" else signal.SIGINT)
-            return result if after else real(*args, **kwargs)
-        return real(*args, **kwargs)
-
-    monkeypatch.setattr(owner, name, last)
-
-
-def run_to_the_end(config: Config, *, limit: int = 3) -> None:
-    for _ in range(limit):
-        try:
-            trew.train(config, resume=True, display=Silent())
-            return
-        except (Killed, Interrupted):
-            continue
-    raise AssertionError("the run never finished")
-
-
-CUTS = [
-    (loop, "measure", 1, "int", False), (loop, "measure", 1, "kill", True), (loop, "measure", 2, "term", False),
-    (loop, "measure", 2, "kill", False), (loop, "measure", 3, "int", False), (Run, "write_eval", 2, "kill", False),
-    (Run, "log", 2, "kill", False), (Run, "log", 3, "kill", True), (Run, "log", 4, "kill", True),
-    (Run, "log", 6, "kill", True), (Run, "write_rollouts", 2, "kill", False), (Run, "write_rollouts", 4, "kill", True),
-    (loop, "collect", 2, "int", False), (loop, "update", 3, "kill", True), (loop, "update", 4, "term", False),
-    (loop, "save", 1, "kill", True), (loop, "save", 2, "kill", False), (checkpoint, "_sync", 1, "kill", False),
-    (checkpoint, "_rotate", 1, "kill", False), (Run, "write_summary", 1, "kill", False),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("owner", "name", "at", "how", "after"), CUTS, ids=[f"{n}-{at}-{how}-{after}" for _, n, at, how, after in CUTS]
-)
-def test_cut_off_and_resumed_equals_never_cut_off(whole, settings, monkeypatch, owner, name, at, how, after):
-    kind, reference = whole
-    config = settings(kind, f"{kind}-cut")
-    shutil.rmtree(config.out, ignore_errors=True)
-    cut(monkeypatch, owner, name, at, how, after=after)
-    with pytest.raises((Killed, Interrupted)):
-        trew.train(config, display=Silent())
-    monkeypatch.undo()
-    run_to_the_end(config)
-    same(reference, Path(config.out))
-
-
-def test_an_evaluation_that_was_made_up_for_is_counted_once_however_often_the_run_dies(whole, settings, monkeypatch):
-    """Interrupted in the evaluation after step 2, killed after it was made up for: its row must not be there twice."""
-    kind, reference = whole
-    config = settings(kind, f"{kind}-twice")
-    shutil.rmtree(config.out, ignore_errors=True)
-    cut(monkeypatch, loop, "measure", 2, "int", after=False)
-    with pytest.raises(Interrupted):
-        trew.train(config, display=Silent())
-    monkeypatch.undo()
-    cut(monkeypatch, loop, "update", 1, "kill", after=True)
-    with pytest.raises(Killed):
-        trew.train(config, resume=True, display=Silent())
-    monkeypatch.undo()
-    run_to_the_end(config)
-    same(reference, Path(config.out))
+def test_phases_are_where_they_are_said_to_be(server, folder):
+    """The instrument itself: a kill during the inner update finds the run there."""
+    recipe = crashing.recipe(folder, "grpo", steps=STEPS)
+    watched = Watched.start(server, folder, recipe, "--out", "watched")
+    assert watched.wait_for(lambda run: run.phase[0] == "inner update")
+    watched.kill()
+    assert not (folder / "watched" / "rollouts" / "000004.parquet").exists()
