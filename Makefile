@@ -51,7 +51,7 @@ performance: $(VENV)/.installed .venv-trl/.installed
 # The pinned versions against the database of known vulnerabilities. Needs the network.
 audit:
 	@test -x .venv-audit/bin/pip-audit || { $(PYTHON) -m venv .venv-audit && .venv-audit/bin/pip install --quiet pip-audit; }
-	.venv-audit/bin/pip-audit -r constraints.txt --no-deps --disable-pip
+	.venv-audit/bin/pip-audit --strict -r constraints.txt --no-deps --disable-pip
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
