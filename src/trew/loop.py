@@ -485,7 +485,7 @@ def measure(job: Job, name: str) -> EvalResult:
         max_tokens=e.max_tokens or r.max_tokens, temperature=e.temperature, stop=r.stop, seed=job.config.seed
     )
     stoppable = job.interrupts.anywhere("during an evaluation; continue with --resume")
-    with stoppable, job.display.bar(name, len(job.plan.eval) * e.samples) as bar:
+    with stoppable, soundness.memory(job, "evaluating"), job.display.bar(name, len(job.plan.eval) * e.samples) as bar:
         return evaluate(
             job.engine, job.plan.eval, job.plan.rewards, samples=e.samples, sampling=how,
             correct=job.plan.correct, progress=bar.advance,

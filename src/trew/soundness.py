@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -29,7 +30,9 @@ CANARY_TOKENS = 32
 SHOWN = 32
 """Most completions in the file of a bad step; rollouts/ has all of them."""
 
-_NO_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "bad_alloc", "could not create a memory")
+_NO_MEMORY = re.compile(  # as torch's allocators, the C++ library and oneDNN say it
+    r"out of memory|can't allocate memory|not enough memory|bad_alloc|could not create a (memory|primitive)(?! desc)"
+)
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -181,6 +184,7 @@ def staleness(job: Job, groups: Sequence[ScoredGroup]) -> int:
 
 _KNOBS = {
     "generating": "Lower rollout.batch (completions decoded at once), rollout.max_tokens, or data.max_prompt_tokens",
+    "evaluating": "Lower rollout.batch (completions decoded at once), eval.max_tokens, or data.max_prompt_tokens",
     "learning": (
         "Lower learner.microbatch_tokens, set learner.gradient_checkpointing = true, or train adapters (lora.rank = 16)"
     ),
@@ -194,11 +198,12 @@ def memory(job: Job, doing: str) -> Iterator[None]:
         yield
     except (MemoryError, RuntimeError) as error:
         text = str(error)
-        if not isinstance(error, (MemoryError, torch.OutOfMemoryError)) and not any(s in text for s in _NO_MEMORY):
+        if not isinstance(error, (MemoryError, torch.OutOfMemoryError)) and not _NO_MEMORY.search(text):
             raise
         detail = (text.strip().splitlines() or [type(error).__name__])[0][:200]
         where = "the GPU" if job.plan.device.startswith("cuda") else "the machine"
+        when = f"after step {job.state.step}" if doing == "evaluating" else f"in step {job.state.step + 1}"
         raise MemoryShortage(
-            f"{where} ran out of memory while {doing} in step {job.state.step + 1} ({detail}). {_KNOBS[doing]}; trew "
+            f"{where} ran out of memory while {doing} {when} ({detail}). {_KNOBS[doing]}; trew "
             "plan says what takes how much. Continue with --resume; the last checkpoint is complete"
         ) from error

@@ -1,0 +1,127 @@
+"""A sampler that has not the learner's weights is found out, whoever packs them, and however small the step was."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import trew
+from run_help import Watching, configured, rows, save_models
+from trew.display import Silent
+from trew.errors import EngineError
+from trew.native import decoder
+from trew.rollout.torch_engine import engine
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory) -> dict[str, Path]:
+    made = save_models(tmp_path_factory.mktemp("models"))
+    return {"native": made["native"], "forward": made["fused"]}
+
+
+@pytest.mark.parametrize("path", ["native", "forward"])
+@pytest.mark.parametrize("learner", [{}, {"minibatch_prompts": 2, "inner_updates": 2}, {"dtype": "bfloat16"}])
+def test_a_sampler_with_the_learners_weights_agrees_with_it(path, learner, models, tmp_path):
+    config = configured(tmp_path, models[path], learner=learner)
+    trew.train(config, display=Silent())
+    limit = 0.02 if "dtype" in learner else 1e-5
+    assert all(0 <= row["canary_gap"] <= limit for row in rows(config).values())
+    assert all(row["staleness"] == 0 for row in rows(config).values())
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.0])
+def test_at_another_temperature_too_but_not_where_the_distribution_was_cut(temperature, models, tmp_path):
+    for name, settings in {"whole": {}, "cut": {"top_p": 0.9}}.items():
+        (tmp_path / name).mkdir()
+        config = configured(
+            tmp_path / name, models["native"], steps=1, rollout={"temperature": temperature, **settings}
+        )
+        trew.train(config, display=Silent())
+        gap = rows(config)[1]["canary_gap"]
+        assert gap is None if name == "cut" else gap < 1e-5
+
+
+def hold_native(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Every decoder has the weights that the first decoder laid out."""
+    real, kept, used = decoder._Layout.product, {}, []
+
+    def product(self: Any, *modules: Any) -> Any:  # of copies: what is not laid out is the live weight itself
+        copies = []
+        for module in modules:
+            copies.append(torch.nn.Linear(module.in_features, module.out_features, bias=module.bias is not None))
+            copies[-1].load_state_dict(module.state_dict())
+        key = tuple(map(id, modules)), self.rows
+        used.append(key in kept)
+        return kept[key] if key in kept else kept.setdefault(key, real(self, *copies))
+
+    monkeypatch.setattr(decoder._Layout, "product", product)
+    return used
+
+
+def hold_forward(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The model generates with the weights it began with, as one that was never told of an update."""
+    begun: dict[str, torch.Tensor] = {}
+    used: list[int] = []
+    real = engine.TorchEngine.generate
+
+    def generate(self: Any, *args: Any, **kwargs: Any) -> Any:
+        live = {k: v.clone() for k, v in self.model.state_dict().items()}
+        begun.update({k: v for k, v in live.items() if k not in begun})
+        used.append(1)
+        self.model.load_state_dict(begun)
+        try:
+            return real(self, *args, **kwargs)
+        finally:
+            self.model.load_state_dict(live)
+
+    monkeypatch.setattr(engine.TorchEngine, "generate", generate)
+    return used
+
+
+HOLDS = {"native": hold_native, "forward": hold_forward}
+
+
+@pytest.mark.parametrize("path", HOLDS)
+@pytest.mark.parametrize("learner", [{}, {"minibatch_prompts": 2}], ids=["one update", "several"])
+def test_stale_weights_end_the_run_before_anything_is_learned_from_them(path, learner, models, tmp_path, monkeypatch):
+    monkeypatch.setattr(engine, "TOLERANCE", 1e9)  # the engine's own proof would see it first, and repair it
+    used = HOLDS[path](monkeypatch)
+    config = configured(tmp_path, models[path], learner={"lr": 3e-4, **learner}, checkpoint={"every": 1})
+    with pytest.raises(
+        EngineError, match=r"differ from the learner's by .* nats on \d+ tokens, both at policy version"
+    ):
+        trew.train(config, display=Silent())
+    assert any(used)
+    assert list(rows(config)) == [1]  # the first step's weights were right
+    assert rows(config)[1]["canary_gap"] < 1e-5
+    assert (Path(config.out) / "checkpoints" / "000001").is_dir()
+
+
+@pytest.mark.filterwarnings("default")
+def test_the_engine_sees_its_own_stale_pack_and_decodes_without_it(models, tmp_path, monkeypatch):
+    """Large steps show in the proof on a prompt's first tokens, which is made in every call."""
+    hold_native(monkeypatch)
+    config, display = configured(tmp_path, models["native"], learner={"lr": 0.03}), Watching()
+    trew.train(config, display=display)
+    assert any("decodes through its own forward pass" in text for text in display.warnings)
+    assert all(row["canary_gap"] < 1e-4 for row in rows(config).values())
+    assert list(rows(config)) == [1, 2, 3]
+
+
+def test_completions_of_older_weights_are_counted_and_not_compared(models, tmp_path, monkeypatch):
+    config = configured(tmp_path, models["native"], steps=2)
+    real = engine.TorchEngine._completion
+
+    def late(self: Any, *args: Any) -> Any:
+        completion = real(self, *args)
+        object.__setattr__(completion, "policy_version", max(completion.policy_version - 1, 0))
+        return completion
+
+    monkeypatch.setattr(engine.TorchEngine, "_completion", late)
+    summary = trew.train(config, display=Silent())
+    assert [rows(config)[s]["staleness"] for s in (1, 2)] == [0, 1]
+    assert rows(config)[2]["canary_gap"] is None
+    assert [w["rule"] for w in summary["warnings"]] == ["stale"]

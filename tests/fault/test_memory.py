@@ -1,0 +1,110 @@
+"""Memory that runs out, while generating and while learning: one message with what takes less, nothing is broken."""
+
+from __future__ import annotations
+
+import resource
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import trew
+from forks import Server
+from run_help import configured, rows, save_models
+from trew import loop, soundness
+from trew.config import Config, dumps
+from trew.display import Silent
+from trew.errors import MemoryShortage
+
+BIG = {"prompts": 8, "completions": 16, "max_tokens": 48, "overlap": False}
+KNOBS = {
+    "collect": ("generating", "rollout.batch", "rollout.max_tokens"),
+    "update": ("learning", "learner.microbatch_tokens", "learner.gradient_checkpointing = true", "lora.rank"),
+}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    return save_models(tmp_path_factory.mktemp("models"))["native"]
+
+
+def run_of(folder: Path, model: Path, **settings: Any) -> Config:
+    folder.mkdir(exist_ok=True)
+    every = {"every": 1, "background": False}
+    return configured(folder, model, steps=2, rollout=BIG, checkpoint=every, **settings)
+
+
+def same(a: Config, b: Config) -> None:
+    first, second = (load_file(Path(c.out) / "final" / "model.safetensors") for c in (a, b))
+    assert all(torch.equal(first[name], second[name]) for name in second)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits of another process are Linux's")
+def test_a_machine_without_memory(model, tmp_path):
+    with Server() as server:
+        for where, knobs in KNOBS.items():
+            kernels, at = ("auto", 1) if where == "collect" else ("plain", 2)
+            config = run_of(tmp_path / where, model, kernels=kernels)
+            (tmp_path / where / "recipe.toml").write_text(dumps(config))
+            command = server.start("train", "recipe.toml", "--out", config.out, cwd=tmp_path / where,
+                                   hold=f"trew.loop:{where}:{at}").held()  # fmt: skip
+            pages = int(Path(f"/proc/{command.pid}/statm").read_text().split()[0])
+            size = pages * resource.getpagesize() + (1 << 18)
+            resource.prlimit(command.pid, resource.RLIMIT_AS, (size, size))
+            assert command.go().wait() == 1, command.text()
+            said = " ".join(command.text().split())
+            assert "Traceback" not in said, command.text()
+            assert "the machine ran out of memory while" in said
+            assert f"in step {at}" in said
+            assert all(word in said for word in (*knobs, "trew plan")), said
+            if where == "collect":
+                continue
+            assert list(rows(config)) == [1]
+            # What is there is whole: continued, it ends as a run that had memory all along.
+            trew.train(config, resume=True, display=Silent())
+            whole = run_of(tmp_path / f"{where}-whole", model, kernels=kernels)
+            trew.train(whole, display=Silent())
+            same(config, whole)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("where", KNOBS)
+def test_a_gpu_without_memory(where, model, tmp_path, monkeypatch):
+    config, real, calls = run_of(tmp_path / "run", model, device="cuda"), getattr(loop, where), [0]
+
+    def short(*args: Any, **kwargs: Any) -> Any:
+        calls[0] += 1
+        torch.cuda.empty_cache()
+        torch.cuda.set_per_process_memory_fraction(1e-5 if calls[0] == 2 else 1.0)
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(loop, where, short)
+    with pytest.raises(MemoryShortage, match="the GPU ran out of memory while") as error:
+        trew.train(config, display=Silent())
+    assert all(word in str(error.value) for word in KNOBS[where])
+    trew.train(config, resume=True, display=Silent())
+    whole = run_of(tmp_path / "whole", model, device="cuda")
+    trew.train(whole, display=Silent())
+    same(config, whole)
+
+
+@pytest.mark.parametrize(
+    ("error", "short"),
+    [
+        (MemoryError(), True), (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), True),
+        (RuntimeError("[enforce fail at alloc_cpu.cpp:127] . DefaultCPUAllocator: can't allocate memory"), True),
+        (RuntimeError("std::bad_alloc"), True), (RuntimeError("could not create a primitive"), True),
+        (RuntimeError("could not create a primitive descriptor for a matmul"), False),
+        (RuntimeError("shapes do not fit"), False), (ValueError("out of memory"), False),
+    ],
+)  # fmt: skip
+def test_only_what_is_about_memory_is_called_so(error, short):
+    job: Any = SimpleNamespace(plan=SimpleNamespace(device="cpu"), state=SimpleNamespace(step=4))
+    with pytest.raises(MemoryShortage if short else type(error)) as told, soundness.memory(job, "learning"):
+        raise error
+    assert ("in step 5" in str(told.value)) == short

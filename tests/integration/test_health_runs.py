@@ -1,0 +1,127 @@
+"""Real tiny runs with what the warnings are about; and one with nothing wrong, in which nothing is said."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import trew
+from run_help import Watching, configured, rows, save_models
+from trew import loop
+from trew.report.html import render_report
+from trew.report.read import load_run
+
+REWARDS = """
+def constant(completions, **columns):
+    return [1.0] * len(completions)
+
+def even(completions, completion_ids, **columns):
+    return [sum(i % 2 == 0 for i in ids) / 16 for ids in completion_ids]
+
+def one_token(completions, completion_ids, **columns):
+    return [sum(i == 65 for i in ids) / 12 for ids in completion_ids]
+"""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    return save_models(tmp_path_factory.mktemp("models"))["native"]
+
+
+def run(folder: Path, model: Path, reward: str, **settings: Any) -> tuple[Path, list[str], dict[str, Any]]:
+    folder.mkdir(exist_ok=True)
+    (folder / "rewards.py").write_text(REWARDS)
+    short = {"window": 3, "no_signal": 3}
+    settings = {
+        "steps": 6, "rewards": [{"name": f"{folder}/rewards.py:{reward}"}],
+        "rollout": {"prompts": 4, "completions": 8, "max_tokens": 12, "temperature": 1.0},
+        "eval": {"size": 2, "correct_at": 0.9}, "health": short, **settings,
+    }  # fmt: skip
+    config, display = configured(folder, model, **settings), Watching()
+    summary = trew.train(config, display=display)
+    return Path(config.out), display.warnings, summary
+
+
+FAR = {"lr": 0.05, "inner_updates": 4}
+GRPO = {"preset": "grpo", "beta": 0.0}
+WIDE = {**GRPO, "eps_low": 0.99, "eps_high": 50.0}
+LOST = "leave 100.0% of the weights as they are"
+
+CASES = {
+    "no_signal": ("constant", {}, "3 steps in a row in which no completion had an advantage"),
+    "zero_signal": ("constant", {}, "in 100% of groups all completions score the same"),
+    "truncated": ("even", {}, "of completions are cut off at the limit of rollout.max_tokens = 12"),
+    "unchanged": ("even", {"learner": {"lr": 1e-14, "dtype": "bfloat16"}}, LOST),
+    "unchanged by clipping": ("even", {"learner": {"max_grad_norm": 1e-30}}, LOST),
+    "kl_old": ("even", {"learner": FAR, "objective": {"preset": "reinforce"}}, "move the policy by"),
+    "ratio": ("even", {"learner": {"lr": 0.02, "inner_updates": 8}, "objective": WIDE}, "have an importance"),
+    "kl": ("even", {"learner": {"lr": 0.05}, "objective": {**GRPO, "beta": 1e-4}}, "3 steps in a row above 1"),
+    "clipped": ("even", {"learner": {"max_grad_norm": 1e-4}}, "cut down to learner.max_grad_norm = 0.0001"),
+    "entropy": ("one_token", {"steps": 8, "learner": {"lr": 0.02}, "eval": {"correct_at": 2.0}}, "entropy fell"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_wrong_is_told_while_it_runs_and_in_everything_that_it_leaves(case, model, tmp_path):
+    reward, settings, says = CASES[case]
+    rule = case.partition(" ")[0]
+    out, warnings, summary = run(tmp_path / "run", model, reward, **settings)
+    told = [text for text in warnings if says in text]
+    assert len(told) == 1, warnings
+    found = [w for w in summary["warnings"] if w["rule"] == rule]
+    assert len(found) == 1
+    assert told == [f"step {found[0]['step']}: {found[0]['text']}"]
+    assert max(row["health"] for row in rows_of(out)) >= 1
+    assert json.loads((out / "summary.json").read_text())["warnings"] == summary["warnings"]
+    assert told[0] in (out / "events.log").read_text()
+    # The report finds the same from the rows alone.
+    data = load_run(out)
+    assert [vars_of(f) for f in data.health] == summary["warnings"]
+    page = render_report([data])
+    assert page.count(f"step {found[0]['step']} (<b>{rule}</b>)") == 1
+
+
+def vars_of(finding: Any) -> dict[str, Any]:
+    return {"step": finding.step, "rule": finding.rule, "text": finding.text}
+
+
+def rows_of(out: Path) -> list[dict[str, Any]]:
+    lines = (out / "metrics.jsonl").read_text().splitlines()
+    return [row for row in map(json.loads, lines) if "health" in row]
+
+
+def test_a_run_that_is_cut_off_and_continued_says_the_same(model, tmp_path, monkeypatch):
+    _, _, whole = run(tmp_path / "whole", model, "constant", steps=8, checkpoint={"every": 2})
+    real, calls = loop.one_step, [0]
+
+    def one_step(*args: Any) -> None:
+        calls[0] += 1
+        if calls[0] == 6:
+            raise KeyboardInterrupt
+        real(*args)
+
+    monkeypatch.setattr(loop, "one_step", one_step)
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "cut", model, "constant", steps=8, checkpoint={"every": 2})
+    config = configured(
+        tmp_path / "cut", model, steps=8, rewards=[{"name": f"{tmp_path}/cut/rewards.py:constant"}],
+        rollout={"prompts": 4, "completions": 8, "max_tokens": 12, "temperature": 1.0},
+        eval={"size": 2, "correct_at": 0.9}, health={"window": 3, "no_signal": 3}, checkpoint={"every": 2},
+    )  # fmt: skip
+    display = Watching()
+    resumed = trew.train(config, resume=True, display=display)
+    assert resumed["warnings"] == whole["warnings"]
+    assert [row["health"] for row in rows(config).values()][-3:] == [
+        row["health"] for row in rows_of(tmp_path / "whole" / "run")
+    ][-3:]
+
+
+def test_a_run_without_trouble_is_left_alone(model, tmp_path):
+    """Random weights never end a completion by themselves, so that being cut off is allowed here."""
+    health = {"window": 5, "truncated": 0.0}
+    _, warnings, summary = run(tmp_path / "run", model, "even", steps=15, learner={"lr": 1e-3}, health=health)
+    assert warnings == []
+    assert summary["warnings"] == []
