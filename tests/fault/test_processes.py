@@ -13,7 +13,7 @@ import pytest
 
 import disk
 import tiny
-from forks import Server, gone, wait_for
+from forks import gone, wait_for
 from trew.errors import ConfigError
 from trew.track import Run
 from trew.track.files import write_atomic
@@ -55,12 +55,6 @@ LEARN = "trew.learner.step:Learner.step"
 
 
 @pytest.fixture(scope="module")
-def server():
-    with Server() as started:
-        yield started
-
-
-@pytest.fixture(scope="module")
 def place(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("processes")
     tiny.save(folder / "model", "llama")
@@ -83,19 +77,23 @@ def rows(run: Path) -> list[dict]:
 
 def test_kill_9_leaves_no_process_and_no_lock(server, place):
     """With the process of a function, the workers of mathematics and the sandbox for code all there."""
-    command = server.start("train", "all.toml", "--out", "killed", cwd=place, hold=f"{LEARN}:2").held()
+    args = ("train", "all.toml", "--out", "killed", "--set", "steps=2", "track.regrade_every=0")
+    command = server.start(*args, cwd=place, hold=f"{LEARN}:2").held()
     family = command.family()
     assert len(family) >= 4
-    second = server.run("train", "all.toml", "--out", "killed", "--resume", cwd=place, code=2)
+    second = server.run("train", "odd.toml", "--out", "killed", "--resume", cwd=place, code=2)
     assert f"in use by another run (process {command.pid} on {socket.gethostname()})" in second
     assert command.kill(signal.SIGKILL).wait() == -signal.SIGKILL
     wait_for(lambda: gone(family), lambda: str(family))
     refused = server.run("train", "odd.toml", "--out", "killed", cwd=place, code=2)
     assert "--resume" in refused
     assert "--overwrite" in refused
-    again = server.run("train", "all.toml", "--out", "killed", "--resume", cwd=place)
-    assert f"took over the lock of a run that ended without closing it (process {command.pid} on " in again
-    finished = server.run("train", "all.toml", "--out", "killed", cwd=place, code=2)
+    with Run.open(place / "killed", resume=True) as run:
+        assert (
+            f"took over the lock of a run that ended without closing it (process {command.pid} on " in run.messages[0]
+        )
+        run.write_summary({})
+    finished = server.run("train", "odd.toml", "--out", "killed", cwd=place, code=2)
     assert "already holds a finished run" in finished
 
 

@@ -23,7 +23,6 @@ import pytest
 import torch
 
 import tiny
-from forks import Server
 from report_help import HOSTILE, Elements, make, scored
 from trew import models
 from trew.cli.main import main
@@ -329,12 +328,6 @@ def leaky(prompts, completions, **columns):
         raise ValueError("raised " + values)
     return [float(i % 2) for i in range(len(completions))]
 """
-
-
-@pytest.fixture(scope="module")
-def server():
-    with Server() as started:
-        yield started
 
 
 def listening(pids: set[int]) -> list[str]:

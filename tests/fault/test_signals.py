@@ -59,12 +59,6 @@ LEARN = "trew.learner.step:Learner.step"
 
 
 @pytest.fixture(scope="module")
-def server():
-    with Server() as started:
-        yield started
-
-
-@pytest.fixture(scope="module")
 def place(tmp_path_factory, server) -> Path:
     """A folder with a recipe, and a run of it that nobody disturbed."""
     folder = tmp_path_factory.mktemp("signals")
@@ -145,8 +139,12 @@ def test_a_step_that_takes_too_long_is_left_out(server, place, out):
     resumed_equals_whole(server, place, out)
 
 
-def test_a_reward_that_hangs_is_not_waited_for(server, place, out):
-    command = server.start("train", "r.toml", "--out", out, "--set", "stop.grace_s=0.05", cwd=place, hold=f"{LEARN}:1")
+@pytest.mark.parametrize("calls", ["step", "group"])
+def test_a_reward_that_hangs_is_not_waited_for(server, place, out, calls):
+    """In the main thread, or beside it while other groups are generated."""
+    rewards = f"rewards=[{{name='reward.py:odd', calls='{calls}', timeout_s=600}}]"
+    args = ("train", "r.toml", "--out", out, "--set", "stop.grace_s=0.05", rewards)
+    command = server.start(*args, cwd=place, hold=f"{LEARN}:1")
     command.held()
     (place / "hang").touch()
     command.go()
