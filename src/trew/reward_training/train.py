@@ -24,7 +24,7 @@ from ..data import PromptSampler
 from ..display import Bar, Display
 from ..errors import CheckpointError, ConfigError, NumericsError, Problems
 from ..interrupt import Interrupted, Interrupts
-from ..learner import checkpoint
+from ..learner import checkpoint, recompute
 from ..learner.optimizer import learning_rate, load_moments, make_optimizer, moments, trainable
 from ..rewards.reward_scorer import Encoder, Scorer, token_batches
 from ..track import Run
@@ -167,7 +167,7 @@ def _build(ready: RewardPlan, display: Display, interrupts: Interrupts) -> _Job:
         known = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
         text.pad_token_id = known
     if s.learner.gradient_checkpointing:
-        model.gradient_checkpointing_enable()
+        recompute.check(model)
     autocast = torch.bfloat16 if s.learner.dtype == "bfloat16" else None
     scorer = Scorer(model, ready.encoder, budget=s.learner.microbatch_tokens, autocast=autocast)
     parameters = trainable(model)
@@ -203,7 +203,9 @@ def _step(job: _Job, run: Run, bar: Bar) -> None:
     for group in job.optimizer.param_groups:
         group["lr"] = rate
     job.optimizer.zero_grad(set_to_none=True)
-    loss, chosen, rejected = gradient(job.scorer, pairs, centre=s.learner.centre)
+    loss, chosen, rejected = gradient(
+        job.scorer, pairs, centre=s.learner.centre, again=s.learner.gradient_checkpointing
+    )
     parameters = list(job.parameters.values())
     norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
     if not math.isfinite(float(norm)) or not math.isfinite(loss):
@@ -227,17 +229,21 @@ def _step(job: _Job, run: Run, bar: Bar) -> None:
     bar.note(f"loss {loss:.3f}")
 
 
-def gradient(scorer: Scorer, pairs: Sequence[Encoded], *, centre: float) -> tuple[float, list[float], list[float]]:
-    """Adds the gradient of the mean loss of ``pairs``; returns it and the scores of both sides, in order."""
+def gradient(
+    scorer: Scorer, pairs: Sequence[Encoded], *, centre: float, again: bool = False
+) -> tuple[float, list[float], list[float]]:
+    """Adds the gradient of the mean loss of ``pairs``; returns the loss and the scores of both sides, in order.
+    ``again``: activations are not kept but computed again."""
     total = 0.0
     chosen, rejected = [0.0] * len(pairs), [0.0] * len(pairs)
     # Both texts of a pair count with the longer one: that is how wide they are padded.
     for batch in token_batches([2 * max(len(p.chosen), len(p.rejected)) for p in pairs], budget=scorer.budget):
         members = [pairs[i] for i in batch]
-        scores = scorer.logits([*(p.chosen for p in members), *(p.rejected for p in members)])
-        good, bad = scores.chunk(2)
-        loss = bradley_terry(good, rejected=bad, centre=centre).sum() / len(pairs)
-        loss.backward()
+        with recompute.recomputing(scorer.model) if again else contextlib.nullcontext():
+            scores = scorer.logits([*(p.chosen for p in members), *(p.rejected for p in members)])
+            good, bad = scores.chunk(2)
+            loss = bradley_terry(good, rejected=bad, centre=centre).sum() / len(pairs)
+            loss.backward()
         total += float(loss.detach())
         for i, c, r in zip(batch, good.tolist(), bad.tolist(), strict=True):
             chosen[i], rejected[i] = c, r
