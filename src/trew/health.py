@@ -39,7 +39,7 @@ class HealthConfig:
     length: float = 2.0  # times as long as at first, or that many times shorter, without being better
     unchanged: float = 0.9  # share of weights that an update leaves as they are
     clipped: float = 100.0  # gradient norm over learner.max_grad_norm
-    mismatch: float = 0.02  # nats between the sampler's and the learner's log-probs
+    mismatch: float = 0.02  # nats between the sampler's and the learner's log-probs; a hundredth of it in float32
 
     def problems(self) -> list[str]:
         """What cannot be, one line each."""
@@ -59,6 +59,7 @@ class Facts:
     completions: int = 2
     max_grad_norm: float = 1.0
     max_tokens: int = 0
+    dtype: str = "float32"
 
     @staticmethod
     def of(table: Mapping[str, Any]) -> Facts:
@@ -75,11 +76,14 @@ class Facts:
             }
 
         default = Facts()
+        learner = table.get("learner")
+        half = isinstance(learner, Mapping) and learner.get("dtype") == "bfloat16"
         health = HealthConfig(**known("health", dataclasses.asdict(default.health)))
         return Facts(
             HealthConfig() if health.problems() else health,
             **known("rollout", {"completions": default.completions, "max_tokens": default.max_tokens}),
             **known("learner", {"max_grad_norm": default.max_grad_norm}),
+            dtype="bfloat16" if half else default.dtype,
         )
 
 
@@ -224,7 +228,7 @@ def clipped(h: History, f: Facts) -> str:
 
 def mismatch(h: History, f: Facts) -> str:
     values = h.newest("canary_gap")
-    if not values or min(values) < f.health.mismatch:
+    if not values or min(values) < f.health.mismatch * (1.0 if f.dtype == "bfloat16" else 0.01):
         return ""
     return f"log-probs of sampler and learner at the same weights differ by {values[-1]:.3g} nats, mean over tokens"
 
