@@ -176,6 +176,7 @@ MEDDLER = """
         signal.signal(signal.SIGINT, signal.SIG_IGN) if kwargs.get("main") else None
         if "torch" in sys.modules:
             sys.modules["torch"].manual_seed(0)
+            sys.modules["torch"].set_num_threads(sys.modules["torch"].get_num_threads() + 1)
         if kwargs.get("fail"):
             raise ValueError("no")
         return [1.0] * len(completions)
@@ -192,7 +193,7 @@ def test_process_state_is_put_back(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     random.seed(5), np.random.seed(5), torch.manual_seed(5)
     expected = random.random(), np.random.rand(), torch.rand(1).item()
     random.seed(5), np.random.seed(5), torch.manual_seed(5)
-    handler = signal.getsignal(signal.SIGINT)
+    handler, threads = signal.getsignal(signal.SIGINT), torch.get_num_threads()
     if fail:
         with pytest.raises(RewardError, match="ValueError: no"):
             rewards.score(TWO)
@@ -203,6 +204,7 @@ def test_process_state_is_put_back(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert "TREW_TEST_LEAK" not in os.environ
     assert os.environ["TREW_TEST_KEPT"] == "yes"
     assert signal.getsignal(signal.SIGINT) is handler
+    assert torch.get_num_threads() == threads
 
 
 def test_a_working_folder_that_was_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

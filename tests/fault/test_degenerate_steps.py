@@ -1,0 +1,112 @@
+"""Steps with little or nothing to learn from: finite, nothing changed that should not, no prompt mixed into another."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import trew
+from run_help import configured, rows, save_models
+from trew.display import Silent
+from trew.errors import EngineError
+from trew.rollout.torch_engine.decode import Schedule
+from trew.rollout.torch_engine.engine import TorchEngine
+
+REWARDS = """
+def constant(completions, **columns):
+    return [0.1] * len(completions)
+
+def by_prompt(completions, completion_ids, prompts, **columns):
+    # Prompts are worlds apart; some completions have no value, of one prompt all but one.
+    level = [100.0 * int(str(p)[-40:].count("7")) for p in prompts]
+    return [None if ids[0] % 3 == 0 else base + ids[-1] / 260 for base, ids in zip(level, completion_ids)]
+
+def odd(completions, completion_ids, **columns):
+    return [float(sum(ids) % 2) for ids in completion_ids]
+"""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    return save_models(tmp_path_factory.mktemp("models"))["native"]
+
+
+def run(folder: Path, model: Path, reward: str, **settings: Any) -> tuple[Path, dict[int, dict[str, Any]]]:
+    (folder / "rewards.py").write_text(REWARDS)
+    config = configured(folder, model, rewards=[{"name": f"{folder}/rewards.py:{reward}"}], **settings)
+    trew.train(config, display=Silent())
+    return Path(config.out), rows(config)
+
+
+def unchanged(out: Path, model: Path) -> bool:
+    first, last = load_file(model / "model.safetensors"), load_file(out / "final" / "model.safetensors")
+    return all(torch.equal(t, last[name]) for name, t in first.items())
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"reward": "constant"},  # no group has variance; 0.1 is no float, so that means and deviations round
+        {"reward": "constant", "objective": {"preset": "reinforce-pp", "beta": 0.0}},  # whitened over the batch
+        {"reward": "constant", "objective": {"preset": "gdpo", "beta": 0.0}},
+        {"reward": "odd", "objective": {"preset": "grpo", "beta": 0.0, "overlong_filtering": True}},  # all are cut off
+    ],
+    ids=lambda s: f"{s['reward']}-{s.get('objective', {}).get('preset', 'grpo')}",
+)
+def test_a_step_without_signal_is_exactly_nothing(settings, model, tmp_path, monkeypatch):
+    monkeypatch.setattr(TorchEngine, "stop_ids", frozenset())  # random weights draw an end token now and then
+    settings = dict(settings)
+    out, found = run(tmp_path, model, settings.pop("reward"), learner={"weight_decay": 0.1}, **settings)
+    for row in found.values():
+        assert (row["loss"], row["grad_norm"], row["policy_version"], row["bad_steps"]) == (0.0, 0.0, 0, 0)
+        assert (row["advantage_share"], row["skipped_steps"]) == (0.0, 1.0)
+        assert all(value is None or math.isfinite(value) for value in row.values() if not isinstance(value, str))
+    assert unchanged(out, model)
+
+
+def test_completions_without_a_value_leave_their_group_and_no_other_prompt_takes_part(model, tmp_path):
+    out, found = run(tmp_path, model, "by_prompt", steps=2, rollout={"prompts": 6, "completions": 6})
+    table = [r for s in (1, 2) for r in pq.read_table(out / "rollouts" / f"{s:06d}.parquet").to_pylist()]
+    groups: dict[tuple[int, str], list[dict[str, Any]]] = defaultdict(list)
+    for row in table:
+        groups[row["step"], row["uid"]].append(row)
+    assert any(row["score"] is None for row in table)
+    assert len({round(row["score"], -2) for row in table if row["score"] is not None}) > 1
+    for group in groups.values():
+        known = torch.tensor([row["score"] for row in group if row["score"] is not None], dtype=torch.float64)
+        for row in group:
+            if row["score"] is None or len(known) < 2:
+                assert not any(row["advantages"])
+                continue
+            expected = float((row["score"] - known.mean()) / known.std())
+            assert row["advantages"] == pytest.approx([expected] * len(row["token_ids"]), rel=1e-3, abs=1e-3)
+    assert all(0 < found[s]["unscored_share"] < 1 for s in found)
+
+
+def test_completions_of_nothing_but_an_end_token_are_learned_from(model, tmp_path, monkeypatch):
+    ends = frozenset(range(260))
+    monkeypatch.setattr(TorchEngine, "stop_ids", property(lambda self: ends))
+    out, found = run(tmp_path, model, "odd", rollout={"prompts": 4, "completions": 8})
+    assert set(pq.read_table(out / "rollouts" / "000001.parquet")["completion"].to_pylist()) == {""}
+    assert all(row["completion_length"] == 1 and math.isfinite(row["loss"]) for row in found.values())
+    assert found[3]["policy_version"] == 3
+
+
+def test_a_token_outside_the_vocabulary_ends_the_run(model, tmp_path, monkeypatch):
+    real = Schedule.finished
+
+    def finished(self: Schedule, prompt: int) -> Any:
+        completions = real(self, prompt)
+        completions[0].token_ids[-1] = 260
+        return completions
+
+    monkeypatch.setattr(Schedule, "finished", finished)
+    with pytest.raises(EngineError, match="the completion holds token id 260, but the model knows 0 to 259"):
+        run(tmp_path, model, "odd")
