@@ -127,7 +127,7 @@ class Instants:
             self.pass_by(f"{phase}/before")
             result = real(*args, **kwargs)
             self.pass_by(f"{phase}/after")
-            self.say("between phases" if before == "loading" else before, at)
+            self.say("ending" if before == "loading" else before, at)
             return result
 
         setattr(owner, name, wrapper)
@@ -178,7 +178,8 @@ def watch(control: Path) -> None:
         (Learner, "step", "inner update"), (loop, "measure", "evaluation"), (Run, "log", "metrics row"),
         (Run, "write_rollouts", "completions"), (Run, "write_eval", "completions"), (loop, "export", "export"),
         (Run, "write_summary", "summary"), (loop, "write_report", "report"), (loop, "collect", "collecting"),
-        (loop, "update", "learning"), (loop.watch, "after_scoring", "watching"),
+        (loop, "train_steps", "between phases"), (loop, "update", "learning"),
+        (loop.watch, "after_scoring", "watching"),
     ):  # fmt: skip
         instants.wrap(owner, name, phase)
     for name, phase in (("save", "checkpoint"), ("_write_tensors", "tensors"), ("_complete", "manifest"),

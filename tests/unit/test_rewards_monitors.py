@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable
 
@@ -148,6 +149,21 @@ def test_figures_are_of_the_step_alone() -> None:
         "monitor/length_gap", "monitor/disagree/a", "monitor/disagree/a/credit",
     }  # fmt: skip
     assert Monitors().observe([], step=1) == ({}, [])
+
+
+def test_warnings_go_on_from_a_state_that_went_through_json() -> None:
+    """Half of the steps by one object, the other half by another that was given its state: the same warnings."""
+    whole, first, second = Monitors(CHECKED), Monitors(CHECKED), Monitors(CHECKED)
+    told = []
+    for step in range(1, 90):
+        made = step_of(lists_answers, seed=2, step=step)
+        expected = whole.observe(made, step=step)[1]
+        half = first if step < 40 else second
+        if step == 40:
+            second.load_state(json.loads(json.dumps(first.state())))
+        assert half.observe(made, step=step)[1] == expected, step
+        told += [step] * bool(expected)
+    assert min(told) < 40 < max(told)
 
 
 # ------------------------------------------------------------------------------------------------ figures by hand

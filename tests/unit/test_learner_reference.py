@@ -1,0 +1,97 @@
+"""A reference that follows the policy: the mix by hand, what continues with it, where it is refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import learner_help as help
+from trew import fit
+from trew.config import parse
+from trew.errors import CheckpointError, ConfigError
+from trew.learner import checkpoint
+from trew.objective import preset
+
+OBJECTIVE = preset("grpo", beta=0.1)
+
+
+def own(mix: float, *, seed: int = 0):
+    return help.learner(
+        help.model(seed=seed), OBJECTIVE, reference=help.model(seed=5), reference_every=1, reference_mix=mix
+    )
+
+
+def fill(net, value: float) -> None:
+    with torch.no_grad():
+        for p in net.parameters():
+            p.fill_(value)
+
+
+def test_the_mix_by_hand():
+    learner = own(0.25)
+    fill(learner.model, 2.0)
+    fill(learner._reference.model, -1.0)
+    for expected in (-0.25, 0.3125, 0.734375):  # 3/4 of the one before + 1/4 of 2
+        learner.update_reference()
+        assert all(torch.equal(p, torch.full_like(p, expected)) for p in learner._reference.model.parameters())
+    assert all(torch.equal(p, torch.full_like(p, 2.0)) for p in learner.model.parameters())
+
+
+def test_a_mix_of_one_is_the_policy_to_the_bit_and_a_copy():
+    learner = own(1.0)
+    items = help.samples()
+    before = learner.logprobs(items, reference=True)
+    learner.update_reference()
+    assert torch.equal(learner.logprobs(items, reference=True), learner.logprobs(items))
+    assert not torch.equal(learner.logprobs(items, reference=True), before)
+    fill(learner.model, 0.0)
+    assert any(p.any() for p in learner._reference.model.parameters())
+
+
+def test_what_is_saved_may_not_change_before_it_was_read():
+    learner, calls = own(0.5), []
+    learner.before_update = lambda: calls.append(next(iter(learner._reference.model.parameters())).clone())
+    learner.update_reference()
+    first = next(iter(learner._reference.model.parameters()))
+    assert len(calls) == 1
+    assert not torch.equal(calls[0], first)
+
+
+def test_the_reference_continues_with_the_run(tmp_path):
+    learner = own(0.5)
+    learner.update_reference()
+    checkpoint.save(tmp_path, 1, *learner.state(), keep=1)
+    loaded, _ = checkpoint.load_latest(tmp_path)
+    assert loaded is not None
+    other = own(0.5, seed=9)
+    other.load_state(*loaded[1:])
+    items = help.samples()
+    assert torch.equal(other.logprobs(items, reference=True), learner.logprobs(items, reference=True))
+    fixed = help.learner(help.model(), OBJECTIVE, reference=help.model(seed=5))
+    with pytest.raises(CheckpointError, match=r"reference\.\S+: unknown to this model"):
+        fixed.load_state(*loaded[1:])
+
+
+def config(**sections):
+    return parse({"model": "m", "out": "o", **sections})
+
+
+def test_without_a_reference_it_is_refused():
+    given = config(learner={"reference_every": 2})
+    (problem,) = fit.problems(preset("grpo", beta=0.0), given)
+    assert problem.startswith("learner.reference_every: got 2, but grpo has no reference (beta = 0)")
+    assert fit.problems(OBJECTIVE, given) == []
+
+
+@pytest.mark.parametrize(
+    ("sections", "said"),
+    [
+        ({"learner": {"reference_every": 1}, "lora": {"rank": 4}}, "the reference of adapters is the model without"),
+        ({"learner": {"reference_mix": 0.5}}, "the reference is never updated"),
+        ({"learner": {"reference_every": 1, "reference_mix": 0.0}}, "accepts a number above 0 and at most 1"),
+        ({"learner": {"reference_every": -1}}, "learner.reference_every: got -1"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(sections, said):
+    with pytest.raises(ConfigError, match=said):
+        config(**sections)
