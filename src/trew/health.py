@@ -39,7 +39,7 @@ class HealthConfig:
     length: float = 2.0  # times as long as at first, or that many times shorter, without being better
     unchanged: float = 0.9  # share of weights that an update leaves as they are
     clipped: float = 100.0  # gradient norm over learner.max_grad_norm
-    mismatch: float = 0.02  # nats between the sampler's and the learner's log-probs; a hundredth of it in float32
+    mismatch: float = 0.05  # nats between the sampler's and the learner's log-probs; a hundredth of it in float32
 
     def problems(self) -> list[str]:
         """What cannot be, one line each."""
