@@ -194,7 +194,7 @@ def umask(request):
     os.umask(before)
 
 
-@pytest.mark.parametrize("umask", [0o000, 0o022, 0o077], indirect=True, ids=oct)
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o077, 0o177], indirect=True, ids=oct)
 def test_a_run_is_private_whatever_the_umask(tmp_path, umask):
     with Run.open(tmp_path / "r") as run:
         run.log({"step": 1})

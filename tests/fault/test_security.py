@@ -21,6 +21,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import tiny
 from report_help import HOSTILE, Elements, make, scored
@@ -106,6 +107,14 @@ def test_no_weights_of_a_model_are_unpickled(tmp_path, poison, canary, name, cap
     with pytest.raises(ModelError):
         models.load_model(str(folder))
     assert not canary.exists()
+
+
+def test_good_weights_in_a_pickle_are_refused_too(tmp_path):
+    folder = tiny.save(tmp_path / "model")
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ModelError, match="safetensors"):
+        models.load_model(str(folder))
 
 
 @pytest.mark.parametrize("name", ["tokenizer.pkl", "vocab.pkl", "training_args.bin", "optimizer.pt", "rng_state.pth",
