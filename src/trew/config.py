@@ -186,7 +186,7 @@ class Config:
     @property
     def optimizer_steps(self) -> int:
         """Optimizer steps of the whole run: steps x minibatches x inner updates."""
-        per_pass = -(-self.rollout.prompts // (self.learner.minibatch_prompts or self.rollout.prompts))
+        per_pass = -(-self.rollout.prompts // (self.learner.minibatch_prompts or self.rollout.prompts or 1))
         return self.steps * per_pass * self.learner.inner_updates
 
 
@@ -217,7 +217,8 @@ def read_table(path: str | Path, overrides: Iterable[str] = ()) -> dict[str, Any
         raise ConfigError(f"{path}: is not UTF-8 text (byte {error.start}); save the recipe as UTF-8") from None
     except (ValueError, RecursionError) as error:  # TOMLDecodeError, a number of thousands of digits, endless nesting
         why = "it is nested too deeply" if isinstance(error, RecursionError) else error
-        raise ConfigError(f"{path}: is not valid TOML: {why}") from None
+        hint = "; texts are in quotes, and recipes are TOML, not YAML: key = value below [section]"
+        raise ConfigError(f"{path}: is not valid TOML: {why}{hint}") from None
     apply_overrides(table, overrides)
     if not table.get("out"):
         table["out"] = f"runs/{path.stem}"

@@ -17,6 +17,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 import tiny
+from trew import track
 from trew.cli.main import main
 from trew.learner import checkpoint
 
@@ -74,6 +75,10 @@ FILES: dict[str, bytes] = {
     "utf16.toml": "model = 'm'".encode("utf-16"),
     "syntax.toml": b"model = \n",
     "twice.toml": b"model = 'm'\n[data]\n[data]\n",
+    "r.yaml": b"model: model\nsteps: 1\n",
+    "no.toml": b"model = 'model'\nsteps = 1\n[data]\nshuffle = no\n",
+    "digits.toml": b"model = 'model'\nsteps = " + b"9" * 5000,
+    "deep.toml": b"model = " + b"[" * 100_000,
     "string.toml": b"model = 'model'\ndata = 'x'\n",
     "table.toml": b"model = 'model'\n[data]\ntask = 'arithmetic'\n[rewards]\nname = 'x'\n",
     "reward.py": REWARDS.encode(),
@@ -87,6 +92,20 @@ FILES: dict[str, bytes] = {
     "long.jsonl": lines(*({"prompt": f"{i}" + "y" * 2000 * (i == 9)} for i in range(20))),
     "chat.jsonl": lines(*({"prompt": [{"role": "user", "content": f"{i}?"}]} for i in range(20))),
     "nothing.jsonl": b"",
+    "d.csv": b"prompt,gold\nx,y\n",
+    "comma.jsonl": b'{"prompt": "a"}\n{"prompt": "b",}\n',
+    "latin.jsonl": b'{"prompt": "a"}\n{"prompt": "caf\xe9"}\n',
+    "nul.jsonl": b'{"prompt": "a"}\r\n{"prompt": "b\x00"}\r\n',
+    "half.jsonl": b'{"prompt": "a"}\n{"prompt": "b \\ud800"}\n',
+    "huge.jsonl": b'{"prompt": "a"}\n{"prompt": "' + b"x" * 30_000_000 + b"\n",
+    "ids.jsonl": lines(*({"id": i % 7, "prompt": f"{i}"} for i in range(9))),
+    "missing.jsonl": lines({"prompt": "a", "gold": "1"}, {"promt": "b", "gold": "2"}),
+    "types.jsonl": lines({"prompt": "a"}, {"prompt": 5}, {"prompt": [1]}, {"prompt": None}),
+    "begun.jsonl": lines(*({"prompt": f"<|endoftext|><|endoftext|>{i}"} for i in range(20))),
+    "thought.jsonl": lines(*({"prompt": [{"role": "user", "content": f"<think>{i}</think>?"}]} for i in range(20))),
+    "strip.jinja": b"{% for m in messages %}{{ m['content'].split('</think>')[-1] }}{% endfor %}",
+    "anew.jinja": b"{{ 'done' if messages[-1]['role'] == 'assistant' else '' }}"
+    b"{% for m in messages %}{{ m['content'] }}{% endfor %}",
     "g.jsonl": lines(*({"question": f"q{i}", "answer": f"so\n#### {i}"} for i in range(9))),
     "g_long.jsonl": lines({"question": "why " * 200, "answer": "#### 3"}),
     "g_nohash.jsonl": lines({"question": "q", "answer": "#### 1"}, {"question": "q", "answer": "5"}),
@@ -124,6 +143,7 @@ def _models(folder: Path) -> None:
     good = tiny.save(folder / "model")
     tiny.save(folder / "m_nochat", chat=False)
     tiny.save(folder / "m_noend", chat=False, eos=False)
+    tiny.save(folder / "m_begin", bos=True)
 
     def broken(name: str, **config: object) -> Path:
         copy = folder / name
@@ -146,6 +166,11 @@ def _models(folder: Path) -> None:
     weights = broken("m_cut") / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
     (broken("m_weightless") / "model.safetensors").unlink()
+    (broken("m_pointer") / "model.safetensors").write_bytes(b"version https://git-lfs.github.com/spec/v1\n")
+    sharded = broken("m_shards")
+    (sharded / "model.safetensors").rename(sharded / "one.safetensors")
+    index = {"weight_map": {"a": "one.safetensors", "b": "two.safetensors"}}
+    (sharded / "model.safetensors.index.json").write_text(json.dumps(index))
     pickled = broken("m_pickle")
     (pickled / "model.safetensors").rename(pickled / "pytorch_model.bin")
     adapter = broken("m_adapter")
@@ -190,6 +215,10 @@ REFUSED: dict[str, str] = {
     "train utf16.toml": "is not UTF-8 text",
     "train syntax.toml": "is not valid TOML",
     "train twice.toml": "is not valid TOML",
+    "train r.yaml": "is not valid TOML: Expected '=' after a key in a key/value pair (at line 1, column 6)",
+    "train no.toml": "is not valid TOML: Invalid value (at line 4, column 11); texts are in quotes",
+    "train digits.toml": "digits.toml: is not valid TOML: Exceeds the limit",
+    "train deep.toml": "deep.toml: is not valid TOML: it is nested too deeply",
     "train string.toml": "data: expected a table, got 'x'",
     "train table.toml": "rewards: expected a list",
     "train r.toml --resum": "--resume",
@@ -203,6 +232,13 @@ REFUSED: dict[str, str] = {
     f"{TRAIN} steps=0": "steps: got 0",
     f"{TRAIN} steps=1e5": "steps: expected a whole number",
     f"{TRAIN} seed=-1": "seed: got -1",
+    f"{TRAIN} rollout.prompts=0": "rollout.prompts: got 0",
+    f"{TRAIN} learner.lr='1e-6'": "learner.lr: expected a number, got '1e-6' (str)",
+    f"{TRAIN} data.shuffle=no": "data.shuffle: expected true or false, got 'no'",
+    f"{TRAIN} learner.minibatch_prompts=3": "more than rollout.prompts = 2",
+    f"{TRAIN} steps={'9' * 5000}": "steps: expected a whole number, got '999",
+    f"{TRAIN} model={'a' * 5000}": "File name too long",
+    f"{TRAIN} model=~nobody/m": "no such folder: ~nobody/m",
     f"{TRAIN} learner.lr=inf": "learner.lr: got inf",
     f"{TRAIN} learner.adam_beta1=nan": "learner.adam_beta1: got nan",
     f"{TRAIN} eval.correct_at=nan": "eval.correct_at: got nan",
@@ -250,6 +286,18 @@ REFUSED: dict[str, str] = {
     f"{ROWS} data.train=same.jsonl": "only 1 different prompts",
     f"{ROWS} data.train=nothing.jsonl": "has no rows",
     f"{ROWS} data.train=folder": "found x.txt",
+    f"{ROWS} data.train=d.csv": "got a file ending in '.csv', accepts .jsonl",
+    f"{ROWS} data.train=comma.jsonl": "line 2: is not valid JSON",
+    f"{ROWS} data.train=latin.jsonl": "line 2: is not UTF-8 (byte 15 of it is 0xe9)",
+    f"{ROWS} data.train=nul.jsonl": "line 2: holds a NUL byte",
+    f"{ROWS} data.train=half.jsonl": "line 2: holds a lone surrogate",
+    f"{ROWS} data.train=huge.jsonl": "line 2: is not valid JSON",
+    f"{ROWS} data.train=ids.jsonl": "ids.jsonl line 8: id '0' is taken by ids.jsonl line 1; ids must be unique",
+    f"{ROWS} data.train=missing.jsonl": "line 2: has no column 'prompt' (did you mean 'promt'?), only 'promt', 'gold'",
+    f"{ROWS} data.train=types.jsonl": "3 of 4 rows are unusable; correct or remove them: trew: types.jsonl line 2:",
+    f"{ROWS} data.train=begun.jsonl model=m_begin": "starts with two begin tokens ('<|endoftext|>')",
+    f"{ROWS} data.train=thought.jsonl chat_template=strip.jinja": "drops or changes the user message",
+    f"{ROWS} data.train=chat.jsonl chat_template=anew.jinja": "writes a conversation differently once it is answered",
     f"{ROWS} data.train=good.jsonl data.eval=none.jsonl": "none.jsonl: no such file",
     f"{ROWS} data.train=good.jsonl data.prompt_column=promt": "did you mean 'prompt'?",
     f"{ROWS} data.train=good.jsonl data.args.chatt=true": "did you mean 'chat'?",
@@ -284,6 +332,8 @@ REFUSED: dict[str, str] = {
     f"{TRAIN} model=m_word": "expected int, got str",
     f"{TRAIN} model=m_cut": "the download is not complete",
     f"{TRAIN} model=m_weightless": "has no weights",
+    f"{TRAIN} model=m_pointer": "is a Git LFS pointer, not the weights",
+    f"{TRAIN} model=m_shards": "lacks 1 of 2 weight files (two.safetensors)",
     f"{TRAIN} model=m_pickle": "convert it once with save_pretrained",
     f"{TRAIN} model=m_adapter": "holds an adapter without its base model",
     # run folders
@@ -294,6 +344,26 @@ REFUSED: dict[str, str] = {
     "train r.toml --out taken --overwrite": "is not empty and not a run's folder",
     # other commands
     "trian": "did you mean 'train'?",
+    "plan none.toml": "none.toml: no such recipe",
+    "plan r.toml --set steps=0": "steps: got 0",
+    "plan r.toml --set model=./none": "no such folder",
+    "iterate none.toml": "none.toml: no such recipe",
+    "iterate r.toml --set iterate.rounds=0": "iterate.rounds: got 0",
+    "iterate r.toml --set iterate.replya=0": "iterate.replya: unknown key (did you mean 'replay'?)",
+    "iterate r.toml --set rollout.prompts=0": "rollout.prompts: got 0",
+    "train-reward none.toml": "none.toml: no such recipe",
+    "train-reward --model model --pairs good.jsonl --out o": "has no 'chosen'; a preference pair has prompt, chosen",
+    "train-reward --model model --pairs none.jsonl --out o": "none.jsonl: no such file",
+    "train-reward --model ./none --pairs good.jsonl --out o": "no such folder",
+    "train-reward --model model --pairs good.jsonl --out o --set learner.lr=9": "learner.lr: got 9",
+    "explain dapo --set eps_hgh=1": "did you mean 'eps_high'?",
+    "explain dapo --ratios 2 1 --plot x.svg": "accepts two numbers from 0 to 10000",
+    "demo --model none/": "no such folder: none/",
+    "data show none.jsonl": "none.jsonl: no such file",
+    "data show comma.jsonl": "line 2: is not valid JSON",
+    "data convert none.jsonl o.jsonl": "none.jsonl: no such file",
+    "rewards score gsm8k --data none.jsonl --out o.jsonl": "none.jsonl: no such file",
+    "rewards test none.py:f --task prompts --data good.jsonl": "none.py: no such file",
     "eval": "Missing from trew eval",
     "eval model --task arithmetik": "did you mean 'arithmetic'?",
     "eval model --task arithmetic --size 0": "eval.size: got 0",
@@ -368,9 +438,7 @@ def test_what_shows_late_is_one_message_and_leaves_the_folder_free(setting, code
     assert got == code, err
     assert says in err
     assert "Traceback" not in err
-    assert (
-        "already holds" not in fails(capsys, "train", "r.toml", "--dry-run")[1]
-    )  # nothing there that is worth keeping
+    assert track.problems("runs/r") == []  # nothing there that is worth keeping
 
 
 def finished(here: Path, capsys, *settings: str) -> Path:
@@ -407,7 +475,7 @@ def test_damaged_checkpoints_are_named_and_the_run_is_not_started_over(here, cap
     rows = (run / "metrics.jsonl").read_bytes()
     for file in (run / "checkpoints").rglob("*.safetensors"):
         file.write_bytes(b"x")
-    code, err = fails(capsys, "train", "r.toml", "--out", "run", "--resume")
+    code, err = fails(capsys, "train", "r.toml", "--out", "run", "--resume", "--set", "steps=2")
     assert (code, "no checkpoint is usable" in err) == (1, True), err
     assert (run / "metrics.jsonl").read_bytes() == rows
 
@@ -417,7 +485,7 @@ def test_a_checkpoint_of_another_version_is_refused(here, capsys):
     (step, tensors, meta), _ = checkpoint.load_latest(run / "checkpoints")
     meta["state"]["of_the_future"] = meta["state"].pop("position")
     checkpoint.save(run / "checkpoints", step, tensors, meta, keep=1)
-    code, err = fails(capsys, "train", "r.toml", "--out", "run", "--resume")
+    code, err = fails(capsys, "train", "r.toml", "--out", "run", "--resume", "--set", "steps=2")
     assert (code, "not of this version of trew" in err) == (1, True), err
 
 
@@ -448,3 +516,17 @@ def test_rewards_without_any_verdict_train_nothing_and_say_so(here, capsys):
     rows = [json.loads(line) for line in (here / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [row.get("policy_version") for row in rows if "reward" in row] == [0, 0]
     assert all(row["reward"] is None for row in rows if "reward" in row)
+
+
+def test_an_evaluation_that_overlaps_training_and_repeated_prompts_are_told(here, capsys):
+    """Allowed, but not in silence."""
+    rows = [{"prompt": f"What is {i % 15}?", "gold": "1"} for i in range(20)]
+    (here / "train.jsonl").write_bytes(lines(*rows))
+    (here / "test.jsonl").write_bytes(lines(*rows[:4], {"prompt": "new", "gold": "1"}))
+    settings = [*ROWS.split()[3:], "data.train=train.jsonl", "eval.size=5", "rewards=[{name='reward.py:f'}]"]
+    with pytest.raises(SystemExit) as left:
+        main(["train", "r.toml", "--dry-run", "--set", *settings])
+    said = capsys.readouterr()
+    assert left.value.code == 0, said.err
+    assert "note: 5 of 20 training prompts are repeats of others" in said.out
+    assert "note: 4 of 5 evaluation prompts are in the training data: accuracy will look too good" in said.out
