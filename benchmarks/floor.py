@@ -3,10 +3,11 @@
     python benchmarks/floor.py [--models A,B] [--dtypes float32,bfloat16] [--json benchmarks/results/floor.json]
 
 Measures the rate of matrix products and the bandwidth of a copy, counts the arithmetic that a step cannot do without
-(a group's prompt once; no padding; logits of completion positions alone), runs our step, and prints for each phase the
-floor, our seconds, and their quotient. The floor of decoding is that of its products or of the bytes it reads
-(weights once per token, and the cache), whichever is longer. What is not in the floor: the optimizer, sampling, norms,
-softmax and everything else that is no product.
+(a group's prompt once; no padding; logits of completion positions alone, in float32 at either precision), runs our step,
+and prints for each phase the floor, our seconds, and their quotient. The rate is that of the quickest product at hand,
+torch's own or oneDNN's. The floor of decoding is that of its products or of the bytes it reads (weights once per token,
+and the cache), whichever is longer. What is not in the floor: the optimizer, sampling, norms, softmax and everything
+else that is no product.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import Any
 import torch
 
 import step
+from trew import onednn
 from work import BATCHES, SHAPES, Work, save_model
 
 BYTES = {"float32": 4, "bfloat16": 2}
@@ -87,6 +89,8 @@ def product_rate(dtype: torch.dtype, device: str) -> float:
     for size in (1024, 2048) if device == "cpu" else (4096, 8192):
         a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
         best = max(best, 2 * size**3 / seconds_of(lambda a=a, b=b: a @ b, device))
+        if onednn.available(a.device, dtype):
+            best = max(best, 2 * size**3 / seconds_of(lambda a=a, b=b: onednn.product(a, b), device))
     return best
 
 
@@ -127,7 +131,8 @@ def weights(shape: dict[str, Any]) -> tuple[int, int]:
 
 
 def arithmetic(work: Work) -> dict[str, dict[str, float]]:
-    """FLOPs, and for decoding bytes, of each phase of one step at fixed lengths; beta = 0 and one update.
+    """FLOPs (those of the logits, in float32, among them), and for decoding bytes, of each phase of one step at fixed
+    lengths; beta = 0 and one update.
 
         products of a token with n weights: 2 n forward, 6 n in training;   attention: 4 d per layer and visible token
 
@@ -150,17 +155,21 @@ def arithmetic(work: Work) -> dict[str, dict[str, float]]:
     train += 3 * pair * (prompt_pairs + completion_pairs)
     # Each decoding step reads all weights, each group's prompt once and every row's own past.
     cached = 2 * kv * layers * b * ((c - 1) * work.prompts * p + rows * (c - 1) * c / 2)
+    read = (c - 1) * (body * b + head * BYTES["float32"]) + cached
     return {
-        "prefill": {"flops": prefill},
-        "decode": {"flops": decode, "bytes": (c - 1) * (body + head) * b + cached},
-        "train": {"flops": train},
+        "prefill": {"flops": prefill, "logits": 2 * head * work.prompts},
+        "decode": {"flops": decode, "logits": 2 * head * fed, "bytes": read},
+        "train": {"flops": train, "logits": 2 * head * (work.prompts + fed)},
     }
 
 
 def distances(model: str, work: Work, measured: dict[str, Any], limits: dict[str, Any]) -> dict[str, Any]:
-    rate = max(limits["products"][work.dtype].values())
+    rate, exact = (max(limits["products"][dtype].values()) for dtype in (work.dtype, "float32"))
     needs = arithmetic(work)
-    floor = {name: max(need["flops"] / rate, need.get("bytes", 0.0) / limits["copy"]) for name, need in needs.items()}
+    floor = {
+        name: max((n["flops"] - n["logits"]) / rate + n["logits"] / exact, n.get("bytes", 0.0) / limits["copy"])
+        for name, n in needs.items()
+    }
     ours = measured["phases"]["ours"]
     phases = {
         "generate": {"floor": floor["prefill"] + floor["decode"], "seconds": ours["generate"]},

@@ -41,7 +41,7 @@ def main() -> None:
             groups = job.engine.generate(prompts, n=work.group, sampling=sampling(work, job.config, number))
             row: dict[str, Any] = {}
             if work.train:
-                row, _ = loop.update(job, scored(groups), bar)
+                row = loop.update(job, scored(groups), bar).row
                 assert not row["silent_share"], "a group without signal was skipped: not the same work"
             phases = clock.take() | {"total": clock.time() - start}
             told = {k: row.get(k) for k in ("loss", "grad_norm")} | {"foreign_cpu": load.foreign()}

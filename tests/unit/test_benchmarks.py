@@ -44,6 +44,7 @@ def test_arithmetic_of_a_step(module):
     assert needs["decode"]["flops"] == 4 * (2 * (body + head) + pair * (3 + 1))  # each row feeds one token
     fed = 6 + 4
     assert needs["train"]["flops"] == 6 * body * fed + 6 * head * (2 + 4) + 3 * pair * (12 + 4 * 4)
+    assert needs["train"]["logits"] == 2 * head * (2 + 4)
     assert needs["decode"]["bytes"] == 4 * (body + head) + 2 * 16 * 2 * 4 * (2 * 3 + 4 * 1)
 
 

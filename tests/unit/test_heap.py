@@ -26,7 +26,9 @@ print(faults() - before)
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's allocator")
 def test_memory_that_was_freed_is_taken_again():
     def faults(how):
-        return int(subprocess.run([sys.executable, "-c", GROWTH, how], capture_output=True, text=True, check=True).stdout)
+        return int(
+            subprocess.run([sys.executable, "-c", GROWTH, how], capture_output=True, text=True, check=True).stdout
+        )
 
     pages = 40 * 2 * (32 << 20) // 4096
     assert faults("plain") > pages / 2

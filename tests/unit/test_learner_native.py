@@ -271,7 +271,7 @@ def test_broken_weights_are_named_and_nothing_is_applied():
     own.logprobs(items)
     with torch.no_grad():
         net.model.layers[1].mlp.down_proj.weight[0, 0] = float("nan")
-    with pytest.raises(NumericsError, match="log-probs are not finite .*in samples"):
+    with pytest.raises(NumericsError, match=r"log-probs are not finite .*in samples"):
         own.step(items, data)
     assert all(p.grad is None for p in net.parameters())
 
