@@ -3,7 +3,7 @@
     python benchmarks/floor.py [--models A,B] [--dtypes float32,bfloat16] [--json benchmarks/results/floor.json]
 
 Measures the rate of matrix products and the bandwidth of a copy, counts the arithmetic that a step cannot do without
-(a group's prompt once; no padding; logits of completion positions alone, in float32 at either precision), runs our step,
+(a group's prompt once; no padding; logits of completion positions alone, in float32 at either precision), runs a step,
 and prints for each phase the floor, our seconds, and their quotient. The rate is that of the quickest product at hand,
 torch's own or oneDNN's. The floor of decoding is that of its products or of the bytes it reads (weights once per token,
 and the cache), whichever is longer. What is not in the floor: the optimizer, sampling, norms, softmax and everything
