@@ -70,7 +70,7 @@ def train(
     ):
         warnings.showwarning = lambda message, *_, **__: display.warn(str(message))
         if run.resumed:
-            changes = check_changes(run, config, allow=allow_changes)
+            changes = check_changes(run.folder, config, allow=allow_changes)
             for change in changes:
                 display.line(f"note: {change}")
             if (summary := complete(run, config)) is not None:

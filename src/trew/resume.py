@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import tomllib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from . import models
@@ -15,7 +16,7 @@ from .errors import CheckpointError, ConfigError
 from .interrupt import Interrupted
 from .job import Job, State
 from .learner import checkpoint
-from .track import Run, redact
+from .track import Run, read_config, redact
 
 MODEL, ADAPTERS = "model.", "adapter_model."
 """How the names of trained tensors begin in a checkpoint: which file they are in."""
@@ -144,7 +145,7 @@ def _refuse_lost(run: Run) -> None:
             f"{run.folder}: is a finished run without a checkpoint (checkpoint.every = 0), so that it cannot be "
             "continued; train on from its final/ as a new run's model, or begin anew with --overwrite"
         )
-    every = int(flatten(_settings(run) or {}).get("checkpoint.every", 0))
+    every = int(flatten(_settings(run.folder) or {}).get("checkpoint.every", 0))
     done = max((row["step"] for row in run.rows()), default=0)
     # The first may still have been under way when the second was due.
     if every and done > 2 * every:
@@ -166,11 +167,11 @@ def complete(run: Run, config: Config) -> dict[str, Any] | None:
     return summary
 
 
-def check_changes(run: Run, config: Config, *, allow: bool = False) -> list[str]:
-    """Every difference between the settings that the run has and those that are given, one line each.
+def check_changes(folder: Path, config: Config, *, allow: bool = False) -> list[str]:
+    """Every difference between the settings that the run of a folder has and those that are given, one line each.
 
     Raises ConfigError with those that would make it another run, unless they are allowed."""
-    table = _settings(run)
+    table = _settings(folder)
     if table is None:
         return []
     before, now = flatten(table), flatten(tomllib.loads(redact(dumps(config))))
@@ -184,21 +185,21 @@ def check_changes(run: Run, config: Config, *, allow: bool = False) -> list[str]
         raise ConfigError(
             [
                 *refused,
-                f"{run.folder}: continue with the same settings, start a new run elsewhere (out), or go on with "
+                f"{folder}: continue with the same settings, start a new run elsewhere (out), or go on with "
                 "--allow-changes: it is another run from there on",
             ]
         )
     return list(lines.values())
 
 
-def _settings(run: Run) -> dict[str, Any] | None:
-    """The configuration that the run has, as a table; None where there is none."""
+def _settings(folder: Path) -> dict[str, Any] | None:
+    """The configuration that the run of a folder has, as a table; None where there is none."""
     try:
-        text = run.read_config()
+        text = read_config(folder)
         return None if text is None else tomllib.loads(text)
     except ValueError as error:  # not TOML, or not even UTF-8
         raise CheckpointError(
-            f"{run.folder / 'config.toml'}: cannot be read ({error}), so it is not known whether this run has the same "
+            f"{folder / 'config.toml'}: cannot be read ({error}), so it is not known whether this run has the same "
             "settings; put a backup of it there, or remove it to go on with the settings given now"
         ) from None
 

@@ -139,19 +139,24 @@ def end_if_broken(job: Job, run: Run, error: NumericsError, text: str) -> None:
 def canary(
     job: Job, groups: Sequence[ScoredGroup], samples: Sequence[Sample], batch: TokenBatch, *, whole: bool
 ) -> Tensor:
-    """Differences (n,) between the learner's log-probs and the sampler's, on the first completions of the first and the
-    last group; empty where they cannot be compared: completions of other weights, or of a cut distribution.
+    """Differences (n,) between the learner's log-probs and the sampler's, on the first ``CANARY_TOKENS`` tokens of one
+    completion, of another group in each step; empty where they cannot be compared: completions of other weights, or of
+    a cut distribution.
 
-    ``whole``: of all their tokens, else of the first ``CANARY_TOKENS``. Raises EngineError where the mean is beyond
-    rounding: the sampler then has weights that the learner has not, and everything it says is of another policy.
+    ``whole``: on all tokens of the first two completions of the first and the last group, as more depends on it. Raises
+    EngineError where the mean is beyond rounding: the sampler then has weights that the learner has not, and everything
+    it says is of another policy.
     """
     learner, own = job.learner, batch.rollout_logprobs
     versions = {c.policy_version for g in groups for c in g.group.completions}
     if own is None or versions != {learner.policy_version}:
         return torch.empty(0)
     learner.prove(samples)
-    few = [i for g in sorted({0, len(groups) - 1}) for i in [j for j, s in enumerate(samples) if s.group == g][:2]]
-    most = None if whole else CANARY_TOKENS
+    chosen, each, most = sorted({0, len(groups) - 1}), 2, None
+    if not whole:
+        chosen, each, most = [learner.policy_version % len(groups)], 1, CANARY_TOKENS
+    with_tokens = [i for i, s in enumerate(samples) if len(s.completion_ids)]
+    few = [i for g in chosen for i in [j for j in with_tokens if samples[j].group == g][:each]]
     part = [Sample(s.prompt_ids, s.completion_ids[:most], s.group) for s in (samples[i] for i in few)]
     try:
         computed = learner.logprobs(part).split([len(s.completion_ids) for s in part])

@@ -140,3 +140,18 @@ def test_a_used_folder_is_refused_as_by_a_run(here, capsys):
     (here / "used").mkdir()
     (here / "used" / "mine.txt").write_text("x")
     assert "is not empty and not a run's folder" in dry(capsys, "--out", "used", code=2)
+
+
+def test_what_changed_since_a_run_began_is_shown_or_refused_as_the_run_would(here, capsys):
+    with pytest.raises(SystemExit) as left:
+        main(["train", "r.toml", "--set", "steps=1"])
+    assert left.value.code == 0
+    capsys.readouterr()
+    assert "settings that have changed" not in dry(capsys, "--resume", "--set", "steps=1")
+    out = dry(capsys, "--resume", "--set", "rollout.batch=7")
+    assert "steps: the run was started with 1, now it is 2" in out
+    assert "rollout.batch: the run was started with" in out
+    other = ("--resume", "--set", "learner.lr=0.5")
+    assert "learner.lr: the run was started with" in dry(capsys, *other, code=2)
+    assert "learner.lr: the run was started with" in dry(capsys, *other, "--allow-changes")
+    assert "give --resume too" in dry(capsys, "--allow-changes", code=2)

@@ -65,20 +65,34 @@ def annotated(config: Config, given: Mapping[str, str], *, own_rewards: bool = F
     return lines
 
 
-def show(config: Config, *, given: Mapping[str, str], found: Sequence[str] = ()) -> None:
+def show(
+    config: Config,
+    *,
+    given: Mapping[str, str],
+    found: Sequence[str] = (),
+    resume: bool = False,
+    allow_changes: bool = False,
+) -> None:
     """Checks as a run does, raising the same ConfigError with every problem, and prints what would be run.
 
-    ``given`` is what :func:`origins` says; ``found`` are problems that are known already. Writes no file.
+    ``given`` is what :func:`origins` says; ``found`` are problems that are known already; ``resume`` and
+    ``allow_changes`` as a run takes them. Writes no file.
     """
     from .. import setup
     from ..data import PromptSampler
     from ..display import Display
+    from ..resume import check_changes
     from ..track import redact
 
     display = Display()
     plan = setup.plan(config, found=found, bar=display.bar)
+    changes = check_changes(Path(plan.config.out), plan.config, allow=allow_changes) if resume else []
     display.line("# The recipe, resolved. What has no remark stands at its default.")
     display.line(redact("\n".join(annotated(plan.config, given, own_rewards=not config.rewards))))
+    if changes:
+        _heading(display, "settings that have changed since the run began")
+        for change in changes:
+            display.line(change)
     _heading(display, f"objective: {plan.objective.name}")
     display.line(f"{plan.objective.equation()}\n(trew explain {config.objective.preset} says more)")
     _data(display, plan)

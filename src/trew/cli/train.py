@@ -46,14 +46,15 @@ def train(
     config = read(recipe, set)
     if out is not None:
         config = dataclasses.replace(config, out=str(out))
+    if allow_changes and not resume:
+        raise ConfigError("--allow-changes: is about a run that is continued; give --resume too, or leave it out")
     if dry_run:
         from . import dry_run as dry
 
         busy = [*track.problems(config.out, resume=resume, overwrite=overwrite), *trackers.problems(config.track.to)]
-        dry.show(config, given=dry.origins(recipe, set, out=out is not None), found=busy)
+        given = dry.origins(recipe, set, out=out is not None)
+        dry.show(config, given=given, found=busy, resume=resume, allow_changes=allow_changes)
         return 0
-    if allow_changes and not resume:
-        raise ConfigError("--allow-changes: is about a run that is continued; give --resume too, or leave it out")
     run(config, resume=resume, overwrite=overwrite, allow_changes=allow_changes)
     return 0
 

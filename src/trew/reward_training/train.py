@@ -27,7 +27,7 @@ from ..interrupt import Interrupted, Interrupts
 from ..learner import checkpoint, recompute
 from ..learner.optimizer import learning_rate, load_moments, make_optimizer, moments, trainable
 from ..rewards.reward_scorer import Encoder, Scorer, token_batches
-from ..track import Run
+from ..track import Run, read_config
 from .agreement import agreement
 from .data import Encoded, encode, fingerprint, gather
 from .loss import bradley_terry
@@ -322,7 +322,7 @@ _FREE = ("out", "device", "threads", "learner.microbatch_tokens", "eval.every", 
 
 def _refuse_changes(run: Run, settings: RewardTraining) -> None:
     """Refuses to continue under settings that would make it another training."""
-    text = run.read_config()
+    text = read_config(run.folder)
     if text is None:
         return
     try:

@@ -2,7 +2,7 @@
 
 from ..redaction import redact
 from . import trackers
-from .run import Run, problems
+from .run import Run, problems, read_config
 from .trackers import Trackers
 
-__all__ = ["Run", "Trackers", "problems", "redact", "trackers"]
+__all__ = ["Run", "Trackers", "problems", "read_config", "redact", "trackers"]

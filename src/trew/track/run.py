@@ -31,6 +31,14 @@ _MEMBERS = frozenset({*_FILES, *_FOLDERS, *_OF_TRACKERS})
 _LOCK = "run.lock"
 
 
+def read_config(folder: Path) -> str | None:
+    """The configuration that a run's folder holds, or None."""
+    try:
+        return (folder / "config.toml").read_text("utf-8")
+    except FileNotFoundError:
+        return None
+
+
 def problems(folder: str | os.PathLike[str], *, resume: bool = False, overwrite: bool = False) -> list[str]:
     """Everything that would keep a run from using ``folder``, without touching it: one line each."""
     found = []
@@ -155,13 +163,6 @@ class Run:
     def write_config(self, text: str) -> None:
         """Writes the resolved configuration; secrets in it are masked."""
         write_atomic(self.folder / "config.toml", lambda f: f.write(redact(text).encode("utf-8", "replace")))
-
-    def read_config(self) -> str | None:
-        """The configuration the folder holds, or None."""
-        try:
-            return (self.folder / "config.toml").read_text("utf-8")
-        except FileNotFoundError:
-            return None
 
     def finished(self) -> dict[str, Any] | None:
         """What is in summary.json; None while the run is not finished."""
