@@ -61,6 +61,7 @@ class Command:
         if self.code is None:
             wait_for(self.ended, self.text)
             self.code = self._server.ask({"wait": self.pid})
+            self._server.forget(self.pid)
         return self.code
 
     def text(self) -> str:
@@ -99,10 +100,15 @@ class Server:
     def ask(self, order: dict[str, Any]) -> int:
         assert self.process.stdin is not None
         assert self.process.stdout is not None
+        assert self.process.poll() is None, f"the server of forks has ended: {self.process.returncode}"
         self.process.stdin.write(json.dumps(order) + "\n")
         self.process.stdin.flush()
         assert select.select([self.process.stdout], [], [], PATIENCE)[0], order
         return int(self.process.stdout.readline())
+
+    def forget(self, pid: int) -> None:
+        """It has been waited for: its number may be another process's from here on."""
+        self._started.remove(pid)
 
     def start(self, *args: str | Path, cwd: Path, hold: str = "", terminal: str = "", **env: str) -> Command:
         """Starts ``trew ARGS`` in ``cwd``; ``terminal`` is the path of one that it is to own."""

@@ -34,7 +34,7 @@ def model(tmp_path_factory) -> Path:
 def run_of(folder: Path, model: Path, **settings: Any) -> Config:
     folder.mkdir(exist_ok=True)
     every = {"every": 1, "background": False}
-    return configured(folder, model, steps=2, rollout=BIG, checkpoint=every, **settings)
+    return configured(folder, model, steps=2, threads=1, rollout=BIG, checkpoint=every, **settings)
 
 
 def same(a: Config, b: Config) -> None:

@@ -32,11 +32,18 @@ def folder(tmp_path_factory) -> Path:
     return tmp_path_factory.mktemp("runs")
 
 
+def undisturbed(server, folder: Path, kind: str) -> Path:
+    """A run that was never killed; made once."""
+    whole = folder / f"{kind}-whole"
+    if not whole.exists():
+        assert crashing.run(server, folder, crashing.recipe(folder, kind, steps=STEPS), "--out", whole)[0] == 0
+    return whole
+
+
 @pytest.mark.parametrize("kind", KILLS)
 def test_killed_and_resumed_equals_never_killed(server, folder, kind):
+    whole, cut = undisturbed(server, folder, kind), folder / f"{kind}-cut"
     recipe = crashing.recipe(folder, kind, steps=STEPS)
-    whole, cut = folder / f"{kind}-whole", folder / f"{kind}-cut"
-    assert crashing.run(server, folder, recipe, "--out", whole)[0] == 0
     for instant in KILLS[kind]:
         code, output = crashing.run(server, folder, recipe, "--out", cut, "--resume", instant=instant)
         assert code == -9, f"{instant} was not reached: {output}"
@@ -73,7 +80,7 @@ def test_a_kill_while_the_next_step_is_under_way_and_a_checkpoint_too(server, fo
     assert code == 0, output
     assert ".tmp-000002" in output
     assert "left behind by an interrupted write or removal; ignored" in output
-    assert differences(folder / "grpo-whole", folder / "both") == []
+    assert differences(undisturbed(server, folder, "grpo"), folder / "both") == []
 
 
 def test_warnings_go_on_where_they_were(server, folder):
@@ -111,8 +118,9 @@ def fails(completions, completion_ids, **columns):
 def test_a_checkpoint_is_a_model_that_others_load(server, folder):
     from transformers import AutoModelForCausalLM
 
-    newest = crashing.newest(folder / "grpo-whole")
-    final = AutoModelForCausalLM.from_pretrained(folder / "grpo-whole" / "final").state_dict()
+    whole = undisturbed(server, folder, "grpo")
+    newest = crashing.newest(whole)
+    final = AutoModelForCausalLM.from_pretrained(whole / "final").state_dict()
     loaded, info = AutoModelForCausalLM.from_pretrained(newest, output_loading_info=True)
     assert not info["missing_keys"]
     assert not info["unexpected_keys"]
@@ -123,12 +131,13 @@ def test_a_checkpoint_of_adapters_is_an_adapter_that_peft_loads(server, folder):
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
-    newest = crashing.newest(folder / "lora-8bit-whole")
+    whole = undisturbed(server, folder, "lora-8bit")
+    newest = crashing.newest(whole)
     base = AutoModelForCausalLM.from_pretrained(folder / "model")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about attributes that transformers renamed
         merged = PeftModel.from_pretrained(base, newest).merge_and_unload().state_dict()
-    final = AutoModelForCausalLM.from_pretrained(folder / "lora-8bit-whole" / "final").state_dict()
+    final = AutoModelForCausalLM.from_pretrained(whole / "final").state_dict()
     for name, tensor in merged.items():
         torch.testing.assert_close(tensor, final[name], rtol=0, atol=1e-6)
 

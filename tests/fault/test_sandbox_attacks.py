@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from fault.sandbox_attacks import CONTAINED, STOPPED
+from sandbox_help import supervisors
 from trew.rewards.sandbox import Job, Limits, Outcome, pool
 from trew.rewards.sandbox.choose import self_test
 from trew.rewards.sandbox.host import tree
@@ -90,10 +91,8 @@ def everywhere(boxes: list[Design], program: str, *, stdin: bytes = b"input\n") 
 
 
 def nothing_is_left() -> None:
-    """The supervisors have no children. Workers of other rewards, which other tests may have started, are not ours."""
-    for child in tree.children(os.getpid()):
-        if any(name in Path(f"/proc/{child}/cmdline").read_bytes() for name in (b"worker_process.py", b"serve()")):
-            continue
+    """The supervisors have no children."""
+    for child in supervisors():
         until = time.monotonic() + 2
         while tree.children(child) and time.monotonic() < until:
             time.sleep(0.01)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from sandbox_help import supervisors
 from trew.errors import SandboxError
 from trew.rewards import KINDS, grade
 from trew.rewards.sandbox import Job, Limits, boundary, choose, close_pools, pool
@@ -66,22 +67,22 @@ def test_hundreds_of_runs_leave_no_process_no_descriptor_and_no_folder(monkeypat
     assert together is not None
     items = [(text, None, ASSERTS) for text in (RIGHT, WRONG, DAEMON, RIGHT)] * 16
     close_pools()
-    others = set(tree.children(os.getpid()))  # of other rewards, which other tests may have left waiting
+    others = set(supervisors())  # of other rewards, which other tests may have left waiting
     together(items[:8])
-    before = descriptors(), len(tree.children(os.getpid()))
+    before = descriptors(), len(supervisors())
     for _ in range(3):
         verdicts = together(items)
         assert [v.score for v in verdicts][::4] == [1.0] * 16
         assert [v.score for v in verdicts][1::4] == [0.0] * 16
-    assert (descriptors(), len(tree.children(os.getpid()))) == before
+    assert (descriptors(), len(supervisors())) == before
     assert os.listdir(tmp_path) == []
-    ours = set(tree.children(os.getpid())) - others
+    ours = set(supervisors()) - others
     assert ours
     for supervisor in ours:
         assert tree.children(supervisor) == []
         assert len(os.listdir(f"/proc/{supervisor}/fd")) < 20
     close_pools()
-    assert set(tree.children(os.getpid())) <= others
+    assert set(supervisors()) <= others
 
 
 def test_the_same_verdicts_from_many_threads_at_once():
@@ -117,7 +118,7 @@ def test_a_limit_is_of_cpu_and_not_of_the_clock():
 
 def test_a_supervisor_that_dies_is_replaced_and_its_job_done_again():
     assert grade("code_func", RIGHT, None, **ASSERTS).score == 1
-    started = tree.children(os.getpid())
+    started = supervisors()
     for supervisor in started:
         os.kill(supervisor, signal.SIGKILL)
     assert grade("code_func", RIGHT, None, **ASSERTS).score == 1
@@ -125,7 +126,7 @@ def test_a_supervisor_that_dies_is_replaced_and_its_job_done_again():
 
     def kill_soon() -> None:
         time.sleep(0.5)
-        for supervisor in tree.children(os.getpid()):
+        for supervisor in supervisors():
             os.kill(supervisor, signal.SIGKILL)
 
     threading.Thread(target=kill_soon).start()
@@ -138,7 +139,7 @@ def test_two_deaths_are_a_fault_of_the_sandbox_and_no_score():
 
     def kill_all() -> None:
         while not stop.wait(0.1):
-            for supervisor in tree.children(os.getpid()):
+            for supervisor in supervisors():
                 os.kill(supervisor, signal.SIGKILL)
 
     killer = threading.Thread(target=kill_all)

@@ -65,7 +65,7 @@ def test_a_run_that_was_resumed_is_the_run_that_never_stopped(recipe, tmp_path, 
     same_learning(tmp_path / "whole", tmp_path / "cut")
     whole = tmp_path / "whole"
     checkpoint = whole / "checkpoints" / "000003"
-    assert all("lora_" in name for name in names(checkpoint / "model.safetensors"))
+    assert all("lora_" in name for name in names(checkpoint / "adapter_model.safetensors"))
     assert any("state1" in name for name in names(checkpoint / "optimizer.safetensors"))
     first = training_rows(whole)[0]
     assert first["kl"] > 0  # against the base, which has no copy of its own

@@ -22,6 +22,10 @@ from ..native.training import Layout, Rotary
 from .fused_head import add_to_grad
 from .packing import Pack
 
+ROUND = 32
+"""Packs are run with so many tokens, or a multiple: oneDNN makes code for every number of rows that it has not seen.
+Tokens that are added see themselves alone, nobody sees them, and no gradient comes back to them."""
+
 
 @dataclass(slots=True)
 class Kept:
@@ -46,6 +50,7 @@ class Tape:
     """A forward pass that can be gone back: the layers' :class:`Kept`, and what came out."""
 
     pack: Pack
+    ids: Tensor  # (T,) of the pack, and those that round their number up
     layout: Layout
     rotary: dict[str | None, Rotary]
     layers: list[Kept] = field(default_factory=list)
@@ -113,10 +118,15 @@ class NativeBody:
     def forward(self, pack: Pack, *, keep: bool) -> tuple[Float[Tensor, "K H"], Tape]:
         """Hidden states at ``pack.read_at``, float32, as the head takes them; what :meth:`backward` needs, if it is to
         be kept."""
-        positions = torch.from_numpy(pack.position_ids[0])
+        tokens = pack.input_ids.size
+        more = -tokens % ROUND
+        ids, positions = (
+            nn.functional.pad(torch.from_numpy(a[0]), (0, more)) for a in (pack.input_ids, pack.position_ids)
+        )
         segments = [(s.start, s.length, s.prefix_start, s.prefix_length) for s in pack.segments]
-        tape = Tape(pack, Layout.of(segments, positions), self._rotary(int(positions.max()) + 1))
-        x = self.parts.embed(torch.from_numpy(pack.input_ids[0])).contiguous()
+        segments += [(tokens, more, 0, 0)] if more else []
+        tape = Tape(pack, ids, Layout.of(segments, positions), self._rotary(int(positions.max()) + 1))
+        x = self.parts.embed(ids).contiguous()
         delta: Tensor | None = None
         after: Norm | None = None
         for layer in self.parts.layers:
@@ -141,7 +151,7 @@ class NativeBody:
         assert tape.last is not None
         at_read = torch.zeros_like(tape.last)
         _collect(self.parts.norm, kernels.norm_backward([gradient], tape.last, self.parts.norm, at_read))
-        dx = torch.zeros(tape.pack.input_ids.size, at_read.shape[1])
+        dx = torch.zeros(len(tape.ids), at_read.shape[1])
         dx.index_add_(0, torch.from_numpy(tape.pack.read_at), at_read)
         for layer in reversed(self.parts.layers):
             kept = tape.layers.pop()
@@ -155,7 +165,8 @@ class NativeBody:
         if embedding.requires_grad:
             if embedding.grad is None:
                 embedding.grad = torch.zeros_like(embedding)
-            embedding.grad.index_add_(0, torch.from_numpy(tape.pack.input_ids[0]), dx, alpha=self.parts.embed_scale)
+            real = tape.pack.input_ids.size
+            embedding.grad.index_add_(0, tape.ids[:real], dx[:real], alpha=self.parts.embed_scale)
 
     def _rotary(self, positions: int) -> dict[str | None, Rotary]:
         """Tables for at least so many positions; they are not parameters, and kept."""
