@@ -84,15 +84,17 @@ def descendants(root: int) -> list[int]:
 def children(process: int) -> list[int]:
     try:
         threads = os.listdir(f"/proc/{process}/task")
-        found: list[int] = []
-        for thread in threads:
-            with open(f"/proc/{process}/task/{thread}/children", "rb") as file:
-                found += map(int, file.read().split())
-        return found
-    except FileNotFoundError:
-        return [] if os.path.exists("/proc/self/task") and _lists_children() else _children_by_parent(process)
     except OSError:
         return []
+    found: list[int] = []
+    for thread in threads:
+        try:
+            with open(f"/proc/{process}/task/{thread}/children", "rb") as file:
+                found += map(int, file.read().split())
+        except OSError:  # this thread has ended, or the kernel has no such lists
+            if not _lists_children():
+                return _children_by_parent(process)
+    return found
 
 
 def _lists_children() -> bool:
