@@ -1,0 +1,51 @@
+"""Whether the installed TRL has the methods that our trainer takes over, with the parameters it knows."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import inspect
+from typing import Any
+
+TESTED = ("1.15", "1.16")
+"""Releases whose trainers ours has been run in."""
+
+HOOKS: dict[str, tuple[str, ...]] = {
+    "_compute_loss": ("self", "model", "inputs"),
+    "_prepare_inputs": ("self", "generation_batch"),
+    "_generate_and_score_completions": ("self", "inputs"),
+    "_calculate_rewards": ("self", "inputs", "prompts", "completions", "completion_ids_list"),
+    "_get_per_token_logps_and_entropies": (
+        "self", "model", "input_ids", "attention_mask", "logits_to_keep", "batch_size", "compute_entropy",
+        "compute_aux_loss", "pixel_values", "image_grid_thw", "num_images", "pixel_attention_mask", "spatial_shapes",
+        "num_tiles", "image_sizes", "token_type_ids", "mm_token_type_ids", "image_position_ids",
+    ),
+}  # fmt: skip
+"""Methods of TRL's GRPOTrainer that ours overrides or calls, and their parameters."""
+
+MODEL_INPUTS = HOOKS["_get_per_token_logps_and_entropies"][8:]
+"""What a forward pass takes from the batch beside the tokens, where it is there."""
+
+
+def installed() -> str | None:
+    """TRL's version; None where it is not installed."""
+    try:
+        return importlib.metadata.version("trl")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def tested(version: str) -> bool:
+    return version.split(".")[:2] in [known.split(".") for known in TESTED]
+
+
+def misfits(trainer: type[Any]) -> list[str]:
+    """Hooks that a trainer class lacks or has with other parameters, one line each; empty where all fit."""
+    problems = []
+    for name, wanted in HOOKS.items():
+        method = getattr(trainer, name, None)
+        if method is None:
+            problems.append(f"GRPOTrainer.{name} is not there")
+        elif (found := tuple(inspect.signature(method).parameters)) != wanted:
+            changed = [f"+{p}" for p in found if p not in wanted] + [f"-{p}" for p in wanted if p not in found]
+            problems.append(f"GRPOTrainer.{name} has other parameters: {', '.join(changed) or 'in another order'}")
+    return problems

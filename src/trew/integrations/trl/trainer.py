@@ -1,0 +1,289 @@
+"""``GRPOTrainer``: TRL's, with a trew objective in place of its advantages and its loss.
+
+TRL generates, scores, shuffles, splits, accumulates, logs and saves. Ours are three places: after TRL has generated,
+the objective's ``prepare`` runs once on the whole generation batch of all processes; where a generation batch is
+several optimizer steps, each gets denominators of its own; and ``_compute_loss`` is the objective's.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import trl  # type: ignore[import-not-found]
+from accelerate.utils import gather_object
+from torch import Tensor
+from trl.models.utils import disable_gradient_checkpointing  # type: ignore[import-not-found]
+
+from ...errors import ConfigError
+from ...objective import Objective
+from ...objective.metrics import step_metrics
+from . import hooks, refusals, step
+from .metrics import log_metrics, trl_metrics
+
+Inputs = dict[str, Any]
+
+
+class GRPOTrainer(trl.GRPOTrainer):
+    """``trl.GRPOTrainer`` with one argument more, ``objective``: it decides advantages and loss.
+
+    Everything else is TRL's and stays as it is. Settings of GRPOConfig that the objective decides, and objectives that
+    need what TRL does not have, raise ConfigError with all reasons at once. A reference model is there iff the
+    objective has a beta. TRL's metrics are logged under their names, ours as ``trew/...``.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        reward_funcs: Any = None,
+        args: Any = None,
+        *more: Any,
+        objective: Objective,
+        rollout_func: Any = None,
+        **kwargs: Any,
+    ):
+        if not isinstance(objective, Objective):
+            raise ConfigError(
+                f"objective: got {objective!r}, accepts an Objective, such as trew.preset('trw-logistic')"
+            )
+        _check_trl()
+        if args is None:
+            name = model if isinstance(model, str) else model.config._name_or_path
+            args = trl.GRPOConfig(f"{name.split('/')[-1]}-GRPO")  # as TRL does
+        functions = reward_funcs if isinstance(reward_funcs, list) else [reward_funcs]
+        steps = any(hasattr(function, "taken") for function in functions)
+        if problems := refusals.of_run(objective, args, rollout_func=rollout_func, step_rewards=steps):
+            raise ConfigError(problems)
+        if "ref_logprobs" in objective.needs:
+            args = copy.copy(args)
+            args.beta = objective.beta  # what makes TRL load a reference model
+        self.objective = objective
+        self._scored: tuple[Tensor, list[Any]] | None = None  # rewards (S, K) of all processes, own completions
+        self._planned = False  # whether the buffered generation batch still lacks its optimizer steps' denominators
+        super().__init__(model, reward_funcs, args, *more, rollout_func=rollout_func, **kwargs)
+
+    # ---- once per generation
+
+    def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
+        rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        self._scored = rewards, completion_ids_list
+        return rewards
+
+    def _generate_and_score_completions(self, inputs: Any) -> Inputs:
+        output = super()._generate_and_score_completions(inputs)
+        batch = self._plan(output)
+        mine = self._own_rows(step.carried(batch), like=output["completion_mask"])
+        self._show_advantages(mine["advantages"], mine[step.MASK])
+        log_metrics(self, step_metrics(batch))
+        self._planned = True
+        return output | mine
+
+    def _plan(self, output: Inputs) -> Any:
+        """The objective's ``prepare`` on the generation batch of all processes."""
+        assert self._scored is not None
+        rewards, ids = self._scored
+        self._scored = None
+        mask = step.loss_mask(output)
+        fields: dict[str, Any] = {
+            "old_logprobs": output.get("old_per_token_logps"),
+            "ref_logprobs": output.get("ref_per_token_logps"),
+            "rollout_logprobs": output.get("sampling_per_token_logps"),
+        }
+        if self._looks_at_rollout:
+            now, entropies = self._look(output)
+            fields["entropies"] = entropies
+            fields["old_logprobs"] = now if fields["old_logprobs"] is None else fields["old_logprobs"]
+        if fields["rollout_logprobs"] is not None and fields["old_logprobs"] is not None:
+            sampler = fields["rollout_logprobs"]
+            fields["rollout_logprobs"] = torch.where(sampler.isnan(), fields["old_logprobs"], sampler)
+        fields = {name: self._of_all(value) for name, value in fields.items() if value is not None}
+        ends = [*self.eos_token_ids, self._tokenizer.pad_token_id]
+        everyone = self._of_all(mask.long()).bool()
+        generations = self.num_generations if self.model.training else self.num_generations_eval
+        truncated = gather_object(step.cut_off(ids, ends=ends))
+        return step.plan(
+            self.objective,
+            logprobs=torch.zeros(everyone.shape, device=mask.device),
+            mask=everyone,
+            group_ids=torch.arange(len(everyone), device=mask.device) // generations,
+            rewards=rewards,
+            reward_weights=self.reward_weights.to(rewards.device),
+            truncated=torch.tensor(truncated, device=mask.device),
+            step_rewards=self._step_rewards(),
+            max_length=self.max_completion_length,
+            **fields,
+        )
+
+    @property
+    def _looks_at_rollout(self) -> bool:
+        """Whether advantages depend on the policy that sampled: on its entropies, or on a KL from it."""
+        pieces = [piece for axis, piece in self.objective.pieces() if axis != "entropy"]
+        shaped = any(getattr(piece, "place", "loss") != "loss" for piece in pieces)
+        return shaped or any("entropies" in piece.needs for piece in pieces)
+
+    def _step_rewards(self) -> list[Any] | None:
+        """(end, value) lists of all processes' completions; None where no reward function scores steps."""
+        for function in self.reward_funcs:
+            if hasattr(function, "taken"):
+                return gather_object(function.taken())
+        return None
+
+    def _show_advantages(self, advantages: Tensor, mask: Tensor) -> None:
+        """What TRL logs with its completions becomes ours: the mean over each completion's tokens."""
+        mean = advantages.sum(1) / mask.sum(1).clamp(min=1)
+        shown = self.accelerator.gather(mean).tolist()
+        logged = self._logs["advantages"]
+        for _ in range(min(len(shown), len(logged))):
+            logged.pop()
+        logged.extend(shown)
+
+    # ---- once per optimizer step
+
+    def _prepare_inputs(self, generation_batch: Any) -> Inputs:
+        inputs = super()._prepare_inputs(generation_batch)
+        if not self.model.training:
+            return self._coupled([inputs])[0]
+        parts, size = self._buffered_inputs, self.args.gradient_accumulation_steps
+        if self._planned and len(parts) > size:
+            for start in range(0, len(parts), size):
+                self._own_denominators(parts[start : start + size])
+        self._planned = False
+        place = self._step % len(parts)
+        if place % size == 0:
+            parts[place : place + size] = self._coupled(parts[place : place + size])
+        return parts[place]
+
+    def _own_denominators(self, parts: Sequence[Inputs]) -> None:
+        """Denominators and shares of the optimizer step that these micro-batches are."""
+        names = ("advantages", step.MASK, *step.OF_ROWS)
+        rows = {name: self._of_all(torch.cat([part[name] for part in parts])) for name in names if name in parts[0]}
+        found = step.as_step(self.objective, rows, max_length=self.max_completion_length)
+        mine = self._own_rows(found, like=torch.cat([part[step.MASK] for part in parts]))
+        start = 0
+        for part in parts:
+            end = start + len(part["completion_mask"])
+            part |= {name: value[start:end] if value.dim() else value for name, value in mine.items()}
+            start = end
+
+    def _coupled(self, parts: list[Inputs]) -> list[Inputs]:
+        """Coefficients of an optimizer step whose tokens must be seen together; all others are left as they are."""
+        if self.objective.couples not in ("group", "batch"):
+            return parts
+        rows = {
+            name: torch.cat([part[name] for part in parts]) if value.dim() else value
+            for name, value in parts[0].items()
+            if name in step.READ
+        }
+        seen = [self._look(part) for part in parts]
+        rows |= {"logprobs": torch.cat([s[0] for s in seen]), "entropies": torch.cat([s[1] for s in seen])}
+        everyone = {name: self._of_all(value) if value.dim() else value for name, value in rows.items()}
+        logprobs, entropies = everyone.pop("logprobs"), everyone.pop("entropies")
+        objective = self.objective.replace(entropy_bonus=type(self.objective.entropy_bonus)())
+        batch = step.part(
+            objective, everyone, logprobs=logprobs, entropies=entropies, max_length=self.max_completion_length
+        )
+        out = objective.loss(batch)
+        log_metrics(self, {**out.metrics, **trl_metrics(self, out)})
+        found = {step.COEFFICIENTS: out.coefficients, step.VALUE: out.loss / (len(parts) * self._processes)}
+        mine = self._own_rows(found, like=rows[step.MASK])
+        width = [len(part["completion_mask"]) for part in parts]
+        pieces = mine[step.COEFFICIENTS].split(width)
+        return [
+            part | {step.COEFFICIENTS: piece, step.VALUE: mine[step.VALUE]}
+            for part, piece in zip(parts, pieces, strict=True)
+        ]
+
+    # ---- once per micro-batch
+
+    def _compute_loss(self, model: Any, inputs: Inputs) -> Tensor:
+        training = self.model.training
+        accumulated = self.current_gradient_accumulation_steps if training else 1
+        step.refuse_unplanned(inputs, micro_batches=accumulated)
+        logprobs, entropies, auxiliary = self._forward(model, inputs, auxiliary=self.aux_loss_enabled)
+        batch = step.part(
+            self.objective, inputs, logprobs=logprobs, entropies=entropies, max_length=self.max_completion_length
+        )
+        if step.COEFFICIENTS in inputs:
+            loss = step.carrier(self.objective, inputs, batch=batch)
+        else:
+            out = self.objective.loss(batch)
+            loss = out.loss
+            log_metrics(self, self._of_all_sums({**out.metrics, **trl_metrics(self, out)}))
+        # Gradients are averaged over processes, and the shares are those of all of them together.
+        loss = loss * self._processes
+        if self.aux_loss_enabled:
+            assert auxiliary is not None
+            loss = loss + self.router_aux_loss_coef * auxiliary / accumulated
+            mean = self.accelerator.gather_for_metrics(auxiliary).mean().item()
+            self._metrics["train" if training else "eval"]["aux_loss"].append(mean)
+        return loss
+
+    def _forward(self, model: Any, inputs: Inputs, *, auxiliary: bool = False, rows: int | None = None) -> Any:
+        """Log-probs and entropies of the completions, (B, C), and a mixture-of-experts model's auxiliary loss."""
+        return self._get_per_token_logps_and_entropies(
+            model,
+            torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1),
+            torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1),
+            inputs["completion_ids"].size(1),
+            batch_size=rows,
+            compute_entropy=True,
+            compute_aux_loss=auxiliary,
+            **{name: inputs.get(name) for name in hooks.MODEL_INPUTS},
+        )
+
+    def _look(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
+        """The policy's log-probs and entropies as they are, without a gradient."""
+        training = self.model.training
+        rows = self.args.per_device_train_batch_size if training else self.args.per_device_eval_batch_size
+        with torch.no_grad(), disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs):
+            logprobs, entropies, _ = self._forward(self.model, inputs, rows=rows)
+        return logprobs, entropies
+
+    # ---- processes
+
+    @property
+    def _processes(self) -> int:
+        return self.accelerator.num_processes
+
+    def _of_all(self, value: Tensor) -> Tensor:
+        """Rows of all processes, in their order; (B, C) padded on the right to the widest."""
+        if self._processes == 1:
+            return value
+        whole = value.long() if value.dtype == torch.bool else value
+        padded = self.accelerator.pad_across_processes(whole, dim=1) if value.dim() > 1 else whole
+        return self.accelerator.gather(padded).to(value.dtype)
+
+    def _own_rows(self, found: Mapping[str, Tensor], *, like: Tensor) -> dict[str, Tensor]:
+        """This process's rows of what was found for all, as wide as its own batch ``like`` (B, C)."""
+        rows, width = like.shape
+        start = self.accelerator.process_index * rows
+        own = {name: value[start : start + rows] if value.dim() else value for name, value in found.items()}
+        return {name: value[:, :width] if value.dim() == 2 else value for name, value in own.items()}
+
+    def _of_all_sums(self, metrics: Mapping[str, tuple[float, float]]) -> dict[str, tuple[float, float]]:
+        """(sum, count) pairs added up over processes."""
+        if self._processes == 1:
+            return dict(metrics)
+        names = sorted({name for some in gather_object([sorted(metrics)]) for name in some})
+        own = torch.tensor([metrics.get(name, (0.0, 0.0)) for name in names], device=self.accelerator.device)
+        return dict(zip(names, map(tuple, self.accelerator.reduce(own, reduction="sum").tolist()), strict=True))
+
+
+def _check_trl() -> None:
+    """Refuses a TRL whose methods are not those that this was written for; warns of one that was not tested."""
+    version = hooks.installed() or "of unknown version"
+    if problems := hooks.misfits(trl.GRPOTrainer):
+        tested = " and ".join(f"{release}.x" for release in hooks.TESTED)
+        raise ConfigError(
+            [f"TRL {version} does not fit: {problem}; this works with {tested}: pip install 'trl==1.16.*'"
+             for problem in problems]
+        )  # fmt: skip
+    if not hooks.tested(version):
+        warnings.warn(
+            f"trew has not been tested with TRL {version} (but with {', '.join(hooks.TESTED)}); its hooks have the "
+            "known parameters",
+            stacklevel=3,
+        )
