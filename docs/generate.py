@@ -15,6 +15,7 @@ from pathlib import Path
 
 from trew.cli.curves import figure
 from trew.cli.describe import AXES, COLUMNS, COUPLES, OPTIONS, Description, describe, row, setting, value
+from trew.integrations.trl.refusals import table as trl_table
 from trew.objective import preset
 from trew.objective.adjust import Adjust
 from trew.objective.advantage import Advantage, Baseline, Scale
@@ -60,6 +61,8 @@ def files() -> dict[Path, str]:
         "pictures": gallery(described),
     }
     found[objectives] = filled(objectives.read_text(encoding="utf-8"), parts)
+    inside_trl = DOCS / "trl.md"
+    found[inside_trl] = filled(inside_trl.read_text(encoding="utf-8"), {"presets": trl_table()})
     return found
 
 

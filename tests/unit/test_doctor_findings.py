@@ -172,3 +172,11 @@ def test_importing_the_commands_is_light():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_trainer_that_is_not_there(monkeypatch, capsys):
+    from trew.integrations.trl import hooks
+
+    monkeypatch.setattr(hooks, "installed", lambda: None)
+    assert d.doctor("trl") == 1
+    assert "trl           is not installed  -> pip install 'trew[trl]'" in capsys.readouterr().out

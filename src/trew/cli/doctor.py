@@ -14,7 +14,9 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
+
+import tyro
 
 from ..machine import free_bytes
 
@@ -36,13 +38,16 @@ class Finding:
         return f"{MARKS[self.mark]}  {self.what:<14}{self.says}" + (f"  -> {self.todo}" if self.todo else "")
 
 
-def doctor() -> int:
+def doctor(peer: Annotated[Literal["", "trl"], tyro.conf.Positional] = "") -> int:
     """Show versions, devices, memory, extras, sandbox, hub and disk, one line each with what to do.
 
     Exit code 0 unless something that is needed is broken.
+
+    Args:
+        peer: look at this trainer instead: is it installed, and does trew fit into it?
     """
     worst = 0
-    for finding in findings():
+    for finding in PEERS[peer]() if peer else findings():
         print(finding, flush=True)
         worst |= finding.mark == "bad"
     print("\nSomething needed is broken: see the lines marked BAD." if worst else "\nNothing needed is broken.")
@@ -59,6 +64,16 @@ def findings() -> Iterator[Finding]:
             yield from probe()
         except Exception as error:  # a machine's odd corner must not hide the other findings
             yield Finding("note", probe.__name__[1:], f"could not be found out: {type(error).__name__}: {error}")
+
+
+def _trl() -> Iterator[Finding]:
+    from ..integrations.trl.doctor import found
+
+    yield from (Finding(*told) for told in found())
+
+
+PEERS: dict[str, Callable[[], Iterator[Finding]]] = {"trl": _trl}
+"""Trainers that trew can run in, with what is found about each."""
 
 
 # ------------------------------------------------------------------------------------------------------------ software

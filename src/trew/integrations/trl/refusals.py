@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
-from ...objective import Objective
+from ...objective import Objective, preset, presets
 
 DECIDED = {
     "loss_type": "the preset's name",
@@ -60,6 +60,13 @@ def of_objective(objective: Objective) -> list[str]:
     return problems
 
 
+def offered() -> tuple[list[str], list[str]]:
+    """Presets that can run in TRL, dynamic sampling switched off, and those that cannot."""
+    names = presets()
+    runs = [name for name in names if not of_objective(preset(name, dynamic_sampling=False))]
+    return runs, [name for name in names if name not in runs]
+
+
 def of_run(objective: Objective, args: Any, *, rollout_func: Any, step_rewards: bool) -> list[str]:
     """Everything about an objective and a GRPOConfig that cannot be honoured, one line each."""
     problems = [f"objective: {problem}" for problem in of_objective(objective)]
@@ -104,3 +111,25 @@ def _decided_twice(objective: Objective, args: Any) -> Iterator[str]:
             f"beta: got {args.beta!r}, but the objective's is {objective.beta!r}: leave it out, and pass beta to "
             "trew.preset"
         )
+
+
+def table() -> str:
+    """The presets that run and those that do not, as the page docs/trl.md shows them."""
+    runs, refused = offered()
+    alone = [name for name in runs if not of_objective(preset(name)) and not _from_elsewhere(preset(name))]
+    sampled = [name for name in runs if "dynamic_sampling" in " ".join(of_objective(preset(name)))]
+    elsewhere = [name for name in runs if _from_elsewhere(preset(name))]
+    rows = {
+        "as they are": alone,
+        "with `dynamic_sampling=False`": sampled,
+        "with something more": [f"{name} ({_from_elsewhere(preset(name))})" for name in elsewhere],
+        "not": [f"{name} ({of_objective(preset(name))[0].partition(' needs ')[2]})" for name in refused],
+    }
+    lines = [f"| {how} | {', '.join(names)} |" for how, names in rows.items()]
+    return "\n".join(["| runs in TRL | presets |", "|---|---|", *lines])
+
+
+def _from_elsewhere(objective: Objective) -> str:
+    """What has to be given beside the objective; empty where nothing has."""
+    sampler = "vLLM's or a rollout_func's log-probs" if "rollout_logprobs" in objective.needs else ""
+    return sampler or ("rewards.steps" if "step_rewards" in objective.needs else "")

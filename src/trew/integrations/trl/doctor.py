@@ -1,0 +1,47 @@
+"""What ``trew doctor trl`` finds: (mark, what, says, todo) of each line; marks are ok, note and bad."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+from . import hooks, refusals
+
+Told = tuple[Literal["ok", "note", "bad"], str, str, str]
+
+
+def found() -> Iterator[Told]:
+    """Whether TRL is installed, in which version, whether our hooks fit, and what runs there."""
+    version = hooks.installed()
+    known = " and ".join(f"{release}.x" for release in hooks.TESTED)
+    if version is None:
+        yield "bad", "trl", "is not installed", "pip install 'trew[trl]'"
+        return
+    if hooks.tested(version):
+        yield "ok", "trl", f"{version}, a release that trew is tested with", ""
+    else:
+        yield "note", "trl", f"{version}; trew is tested with {known}", "look at the hooks below"
+    try:
+        import trl  # type: ignore[import-not-found]
+
+        trainer = trl.GRPOTrainer
+    except Exception as error:  # TRL imports lazily, and what it needs may be broken in any way
+        yield (
+            "bad",
+            "import",
+            f"trl.GRPOTrainer cannot be imported: {type(error).__name__}: {error}",
+            "repair TRL first",
+        )
+        return
+    problems = hooks.misfits(trainer)
+    for problem in problems:
+        yield "bad", "hooks", problem, "pip install 'trl==1.16.*'"
+    if problems:
+        return
+    yield "ok", "hooks", f"all {len(hooks.HOOKS)} fit", ""
+    from .trainer import GRPOTrainer
+
+    own = f"{GRPOTrainer.__module__}.{GRPOTrainer.__name__}"
+    yield "ok", "trainer", f"{own} is active where it is used in place of trl.GRPOTrainer", ""
+    runs, refused = refusals.offered()
+    yield "ok", "presets", f"{len(runs)} run there; not {', '.join(refused)}", ""
