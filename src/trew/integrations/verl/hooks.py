@@ -1,0 +1,224 @@
+"""The two functions that verl calls, as values: an objective's policy loss and its advantages.
+
+Scales come from ``config.global_batch_info``, what verl says about the whole mini-batch: neither the split into
+micro-batches nor the number of ranks has an effect on the sum of the gradients.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...errors import ConfigError, DataError
+from ...objective import Objective, TokenBatch
+from ...objective.advantage import Advantage, Given
+from ...objective.aggregate import Constant, TokenMean
+from ...objective.batch import Denominators
+from ...objective.correction import Correction
+from ...objective.divergence import KL
+from ...objective.entropy_bonus import EntropyBonus
+from ...objective.piece import Coupling
+from ...objective.ratio import NoRatio
+from ...objective.weight import PolicyGradient
+from .offered import AGGREGATES, KL_TYPES, in_loss, verl_s_kl
+
+_log = logging.getLogger(__name__)
+_said: set[str] = set()
+
+
+@dataclass(frozen=True)
+class GivenWeights(Correction):
+    """verl's importance weights (N,) of ``algorithm.rollout_correction`` as a correction of ours."""
+
+    weights: Tensor
+
+    def __call__(self, batch: TokenBatch) -> Tensor:
+        return self.weights
+
+    def equation(self) -> str:
+        return "c_t given"
+
+
+@dataclass(frozen=True)
+class GivenReturns(Advantage):
+    """A_t = the token rewards (N,) from t on, a KL to the reference among them."""
+
+    returns: Tensor
+    per_token: ClassVar[bool] = True
+    couples: ClassVar[Coupling] = "sequence"
+
+    def __call__(self, rewards: Tensor, *, batch: TokenBatch) -> Tensor:
+        return self.returns
+
+    def equation(self) -> str:
+        return "A_t = sum of the token rewards from t on"
+
+
+@dataclass(frozen=True)
+class PolicyLoss:
+    """A policy loss of verl: ``register_policy_loss(name)(PolicyLoss(name, objective))``.
+
+    Averages as the objective does, whatever ``loss_agg_mode`` says (a warning says so where they differ). The KL to
+    the reference is verl's: refused unless it is configured as the objective has it.
+    """
+
+    name: str
+    objective: Objective
+
+    @property
+    def __name__(self) -> str:
+        return self.name
+
+    def __call__(
+        self,
+        old_log_prob: Tensor,
+        log_prob: Tensor,
+        advantages: Tensor,
+        response_mask: Tensor,
+        loss_agg_mode: str = "token-mean",
+        config: Any = None,
+        rollout_is_weights: Tensor | None = None,
+    ) -> tuple[Tensor, dict[str, float]]:
+        """The loss of a micro-batch, and metrics; tensors are (B, T)."""
+        self._check(loss_agg_mode, config)
+        mask = response_mask.to(torch.bool)
+        info = dict(getattr(config, "global_batch_info", None) or {})
+        batch = TokenBatch.from_padded(
+            logprobs=log_prob, mask=mask, advantages=advantages.to(log_prob.dtype), old_logprobs=old_log_prob,
+            group_ids=torch.arange(len(mask), device=mask.device),
+        )  # fmt: skip
+        batch = batch.replace(denominators=_denominators(self.name, self.objective, batch, info))
+        output = self._here(mask, rollout_is_weights).loss(batch)
+        scale = info.get("dp_size") or 1
+        metrics = {f"actor/trew/{k}": total / count for k, (total, count) in output.metrics.items() if count}
+        return output.loss * scale, metrics
+
+    def _here(self, mask: Tensor, weights: Tensor | None) -> Objective:
+        """The objective without what verl has done already: filters, advantages, the KL to the reference."""
+        correction = () if weights is None else (GivenWeights(weights.detach()[mask]),)
+        return self.objective.replace(
+            keep=(), shape=(), adjust=(), select=(), prune=(), advantage=Given(), correction=correction,
+            divergence=in_loss(self.objective) or (KL(),),
+        )  # fmt: skip
+
+    def _check(self, mode: str, config: Any) -> None:
+        own, kl = AGGREGATES.get(type(self.objective.aggregate), ""), verl_s_kl(self.objective)
+        if kl is None:
+            if mode != own:
+                _warn(f"{self.name} averages by {own or type(self.objective.aggregate).__name__}; loss_agg_mode={mode} "
+                      "has an effect only on the KL and the entropy that verl adds itself")  # fmt: skip
+            return
+        want = {"use_kl_loss": True, "kl_loss_coef": kl.beta, "kl_loss_type": KL_TYPES[kl.estimator]}
+        got = {key: getattr(config, key, None) for key in want}
+        same = got["use_kl_loss"] and abs(float(got["kl_loss_coef"] or 0) - kl.beta) <= 1e-9 * kl.beta
+        if not same or got["kl_loss_type"] not in KL_TYPES[kl.estimator] or mode != own:
+            shown = ", ".join(f"{key}={value}" for key, value in got.items())
+            raise ConfigError(
+                f"{self.name}: has a KL to the reference (beta = {kl.beta:g}, {kl.estimator}) in its loss, which verl "
+                f"adds itself: got {shown}, loss_agg_mode={mode}; set actor_rollout_ref.actor.use_kl_loss=True, "
+                f".kl_loss_coef={kl.beta:g}, .kl_loss_type={KL_TYPES[kl.estimator][0]} and .loss_agg_mode={own}; "
+                "or register the objective with beta = 0 under another name"
+            )
+
+
+@dataclass(frozen=True)
+class AdvantageEstimator:
+    """An advantage estimator of verl: ``register_adv_est(name)(AdvantageEstimator(name, objective))``."""
+
+    name: str
+    objective: Objective
+
+    @property
+    def __name__(self) -> str:
+        return self.name
+
+    def __call__(
+        self,
+        token_level_rewards: Tensor,
+        response_mask: Tensor,
+        index: np.ndarray | None = None,
+        config: Any = None,
+        **_: Any,
+    ) -> tuple[Tensor, Tensor]:
+        """(advantages, returns), both (B, T), without gradient; ``index`` (B,) names each row's prompt."""
+        if index is None:
+            raise DataError(f"{self.name}: got no index; needs the prompt of every row (verl's uid)")
+        self._check(config)
+        mask = response_mask.to(torch.bool)
+        rewards = token_level_rewards.detach().to(torch.float64)
+        groups = torch.from_numpy(np.unique(np.asarray(index).astype(str), return_inverse=True)[1].reshape(-1))
+        objective, kl = self.objective, self.objective.reference
+        if kl.active and kl.place == "to-go":
+            objective = objective.replace(divergence=(KL(),), advantage=GivenReturns(_to_go(rewards)[mask]))
+        batch = TokenBatch.from_padded(
+            logprobs=torch.zeros(mask.shape, dtype=torch.float64, device=mask.device), mask=mask,
+            rewards=rewards.sum(dim=1), group_ids=groups.to(mask.device),
+        )  # fmt: skip
+        prepared = _advantages_alone(objective).prepare(batch)
+        assert prepared.advantages is not None
+        advantages = prepared.unpack(prepared.advantages).to(token_level_rewards.dtype)
+        return advantages, advantages
+
+    def _check(self, config: Any) -> None:
+        kl = self.objective.reference
+        filters = getattr(config, "filter_groups", None)
+        if self.objective.keep and not (filters and filters.get("enable")):
+            _warn(f"{self.name}: groups without signal have advantage 0, but stay in verl's denominators; set "
+                  "algorithm.filter_groups.enable=True to have them replaced, as the objective does")  # fmt: skip
+        if not kl.active or kl.place == "loss":
+            return
+        control = getattr(config, "kl_ctrl", None)
+        got = (getattr(config, "use_kl_in_reward", False), getattr(config, "kl_penalty", None),
+               getattr(control, "kl_coef", None), getattr(control, "type", None))  # fmt: skip
+        same = got[0] and got[1] in KL_TYPES[kl.estimator] and abs(float(got[2] or 0) - kl.beta) <= 1e-9 * kl.beta
+        if not same or got[3] != "fixed":
+            raise ConfigError(
+                f"{self.name}: has a KL to the reference (beta = {kl.beta:g}, {kl.estimator}) in its reward, which "
+                f"verl takes off: got use_kl_in_reward={got[0]}, kl_penalty={got[1]}, kl_ctrl.kl_coef={got[2]}, "
+                f"kl_ctrl.type={got[3]}; set algorithm.use_kl_in_reward=True, algorithm.kl_penalty="
+                f"{KL_TYPES[kl.estimator][0]}, algorithm.kl_ctrl.kl_coef={kl.beta:g}, algorithm.kl_ctrl.type=fixed; "
+                "or register the objective with beta = 0 under another name"
+            )
+
+
+def _denominators(name: str, objective: Objective, batch: TokenBatch, info: dict[str, Any]) -> Denominators:
+    """Of the mini-batch as verl counts it; where it does not say, of this batch alone."""
+    own = Denominators.of(batch)
+    tokens, sequences = info.get("batch_num_tokens"), info.get("global_batch_size")
+    needed = tokens if isinstance(objective.aggregate, TokenMean) else sequences
+    if (info.get("dp_size") or 1) > 1 and needed is None:
+        key = "batch_num_tokens" if isinstance(objective.aggregate, TokenMean) else "global_batch_size"
+        raise DataError(f"{name}: got dp_size = {info['dp_size']} without {key}; verl's global_batch_info must have it")
+    length = info.get("loss_scale_factor")
+    if isinstance(objective.aggregate, Constant) and length is None:
+        raise ConfigError(
+            f"{name}: got loss_scale_factor = None; it divides by the longest answer allowed, which no micro-batch "
+            "knows: set actor_rollout_ref.actor.loss_scale_factor to data.max_response_length"
+        )
+    return Denominators(
+        own.sequences if sequences is None else int(sequences),
+        own.tokens if tokens is None else int(tokens),
+        None if length is None else int(length),
+        own.groups,
+    )
+
+
+def _advantages_alone(objective: Objective) -> Objective:
+    """The objective with nothing behind its advantages: the KL that is in them stands in verl's token rewards."""
+    return objective.replace(ratio=NoRatio(), weight=PolicyGradient(), correction=(), aggregate=TokenMean(),
+                             divergence=(KL(),), entropy_bonus=EntropyBonus())  # fmt: skip
+
+
+def _to_go(rewards: Tensor) -> Tensor:
+    return rewards.flip(1).cumsum(1).flip(1)
+
+
+def _warn(text: str) -> None:
+    if text not in _said:
+        _said.add(text)
+        _log.warning("%s", text)
