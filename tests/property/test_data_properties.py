@@ -20,6 +20,7 @@ from trew.data.rows import Split
 from trew.data.tasks import Prompts
 from trew.data.tasks.arithmetic import share
 from trew.data.trl import to_rows as to_trl
+from trew.data.verl import restored
 from trew.data.verl import to_rows as to_verl
 from trew.errors import DataError
 from trew.types import Prompt
@@ -70,6 +71,40 @@ def test_prompts_to_verl_to_trl_and_back(pairs: list, suffix: str) -> None:
     assert [list(p.messages or ()) for p in trl] == [turns for turns, _ in pairs]
     assert [p.columns["ground_truth"] for p in trl] == [gold for _, gold in pairs]
     assert to_verl(trl, split="other", data_source="other") == first
+
+
+ANY = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**40), 2**40) | TEXT,
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(TEXT, inner, max_size=2), max_leaves=4,
+)  # fmt: skip
+GOLDS = TEXT | st.integers(-99, 99) | st.lists(st.integers(0, 9), min_size=1, max_size=3)
+
+
+@given(
+    st.lists(st.tuples(PLAIN | MESSAGES, GOLDS, st.dictionaries(NAMES, ANY, max_size=3)), min_size=1, max_size=4),
+    st.sampled_from(["ground_truth", "gold", "answer", "solution"]),
+    st.sampled_from(["verl", "trl"]),
+)
+@settings(max_examples=80, deadline=None)
+def test_there_and_back_is_the_same(rows: list, gold: str, peer: str) -> None:
+    """Prompts -> the peer's file -> prompts, whatever their columns hold."""
+    names = list(dict.fromkeys(name for _, _, columns in rows for name in columns))
+    prompts = []
+    for i, (turns, value, columns) in enumerate(rows):
+        own = {name: columns.get(name) for name in names if name != gold} | {gold: value}
+        shape = {"text": turns} if isinstance(turns, str) else {"messages": tuple(turns)}
+        prompts.append(Prompt(f"rows:{i}", columns=own, **shape))
+    written = (
+        to_verl(prompts, split="train", data_source="mine", gold_column=gold) if peer == "verl" else to_trl(prompts)
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "rows.jsonl"
+        write_rows(path, written)
+        read = Prompts().prompts(Split("rows", "rows", read_rows(path)))
+    back = [restored(prompt) for prompt in read]
+    assert [(p.text, p.messages, dict(p.columns)) for p in back] == [
+        (p.text, p.messages, dict(p.columns)) for p in prompts
+    ]
 
 
 @given(st.binary(max_size=300))

@@ -130,6 +130,35 @@ def test_convert_verl_to_trl_and_back_is_the_same_file(tmp_path: Path) -> None:
     assert values(first) == values(second)
 
 
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_convert_to_verl_and_back_to_trew(tmp_path: Path, suffix: str) -> None:
+    rows = [
+        {"prompt": "2 + 2?", "gold": 4, "level": 3, "tags": ["a"], "meta": None, "hint": "x", "hard": True},
+        {
+            "prompt": "3 * 3?",
+            "gold": 9,
+            "level": 1,
+            "tags": [],
+            "meta": {"by": {"who": "me"}},
+            "hint": "y",
+            "hard": False,
+        },
+    ]
+    first, there, back = tmp_path / "a.jsonl", tmp_path / f"verl.{suffix}", tmp_path / "b.jsonl"
+    write_rows(first, rows)
+    convert(str(first), str(there), to="verl", gold_column="gold")
+    convert(str(there), str(back), to="trew")
+    assert values(back) == rows
+    # What was edited there stays: the note does not bring the old answer back.
+    changed = values(there)
+    changed[0]["reward_model"]["ground_truth"] = "5"
+    changed[0]["prompt"][0]["content"] = "2 + 3?"
+    write_rows(there, changed)
+    convert(str(there), str(back), to="trew", overwrite=True)
+    assert (values(back)[0]["prompt"], values(back)[0]["gold"]) == ("2 + 3?", 5)
+    assert values(back)[1] == rows[1]
+
+
 def test_convert_countdown_uses_verls_ground_truth(tmp_path: Path) -> None:
     out = tmp_path / "verl.jsonl"
     write_rows(tmp_path / "in.jsonl", [{"nums": [1, 2, 3], "target": 6}])

@@ -125,7 +125,7 @@ def convert(
     source: Annotated[str, tyro.conf.Positional],
     out: Annotated[str, tyro.conf.Positional],
     *,
-    to: Literal["trl", "verl"] = "trl",
+    to: Literal["trl", "verl", "trew"] = "trl",
     task: str = "prompts",
     prompt_column: str = "prompt",
     split: str = "train",
@@ -134,12 +134,12 @@ def convert(
     gold_column: str = "",
     overwrite: bool = False,
 ) -> None:
-    """Writes a source's prompts for another trainer: TRL's rows (prompt and columns), or verl's schema.
+    """Writes a source's prompts for another trainer: TRL's rows (prompt and columns), or verl's schema; and back.
 
     Args:
         source: A file, a folder or a hub id, in any schema that training reads (TRL's, verl's, or the task's own).
         out: The file that is written, .jsonl or .parquet.
-        to: The schema: trl or verl.
+        to: The schema: trl, verl, or trew (TRL's rows; what was made for verl gets its own columns back).
         task: How the source is read: gsm8k, math, countdown, mbpp, humaneval, reasoning-gym:NAME, or prompts.
         prompt_column: The column that holds the prompt (task prompts only).
         split: train, or test (else validation) of a folder or hub set; verl's rows carry the name.
@@ -159,14 +159,14 @@ def convert(
         problems.append(f"out: got {out!r}, accepts a file ending in .jsonl or .parquet")
     if split not in ("train", "test"):
         problems.append(f"--split: got {split!r}, accepts 'train' or 'test'")
-    if to not in ("trl", "verl"):
-        problems.append(f"--to: got {to!r}, accepts 'trl' or 'verl'")
+    if to not in ("trl", "verl", "trew"):
+        problems.append(f"--to: got {to!r}, accepts 'trl', 'verl' or 'trew'")
     if problems:
         raise ConfigError(problems)
     _refuse_existing([path], overwrite)
     prompts = load_prompts(DataConfig(task=task, train=source, prompt_column=prompt_column), split=split)
-    if to == "trl":
-        rows = trl.to_rows(prompts)
+    if to != "verl":
+        rows = trl.to_rows(prompts if to == "trl" else [verl.restored(prompt) for prompt in prompts])
     else:
         home = data_source or _VERL_SOURCES.get(task, source)
         rows = verl.to_rows(prompts, split=split, data_source=home, ability=ability, gold_column=gold_column)

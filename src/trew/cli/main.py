@@ -36,6 +36,7 @@ COMMANDS: dict[str, tuple[str, str | tuple[str, ...], str]] = {
         "prepare, convert and show data sets",
     ),
     "rewards": ("rewards", ("test", "score"), "check a reward on data before training; score a file"),
+    "export": ("export", ("verl",), "a recipe as another trainer's command"),
     "doctor": ("doctor", "doctor", "what this machine can do, and what is missing"),
 }
 

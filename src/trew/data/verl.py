@@ -1,4 +1,4 @@
-"""verl's row schema: reading it into prompts, and writing prompts as it.
+"""verl's row schema: reading it into prompts, writing prompts as it, and getting back the prompts that were written.
 
 data_source, prompt (messages), ability, reward_model {style, ground_truth}, extra_info {split, index, ...}
 """
@@ -13,6 +13,9 @@ from ..errors import DataError
 from ..types import Prompt
 from .messages import parse_prompt
 from .rows import BadRow, Row, Split, column, columns_of, show
+
+NOTE = "trew_row"
+PLACES = ("data_source", "ability", "agent_name", "extra_info", "split", "index")  # that the schema itself fills
 
 GOLD_COLUMNS = ("ground_truth", "gold", "answer", "solution")  # where a gold answer is looked for, in this order
 
@@ -63,7 +66,8 @@ def to_rows(
     """Prompts as verl rows. Columns that the schema has no place for go into ``extra_info``.
 
     verl wants one Arrow type for ``ground_truth`` over all rows, so it is always a string: objects and lists as JSON
-    (for countdown, verl's ``{"target": ..., "numbers": [...]}``). Raises DataError where a row has no gold answer.
+    (for countdown, verl's ``{"target": ..., "numbers": [...]}``). ``extra_info.trew_row`` notes, as JSON, what the
+    schema cannot tell, so that :func:`restored` gives the prompts back. Raises DataError where a row has no gold.
     """
     return [_to_row(prompt, index, split, data_source, ability, gold_column) for index, prompt in enumerate(prompts)]
 
@@ -74,7 +78,8 @@ def _to_row(prompt: Prompt, index: int, split: str, data_source: str, ability: s
     old_extra = columns.pop("extra_info", None) or {}
     columns.pop(source, None)  # it is in reward_model now; a second copy may be of a type that Arrow cannot mix
     own = {name: columns.pop(name, None) for name in ("data_source", "ability", "agent_name")}
-    extra = {"split": split, "index": index, **columns, **old_extra}
+    note = _note(prompt, source)
+    extra = {"split": split, "index": index, **columns, NOTE: note, **old_extra}
     messages = [{"role": "user", "content": prompt.text}] if prompt.text is not None else list(prompt.messages or ())
     row = {
         "data_source": own["data_source"] or data_source,
@@ -85,6 +90,48 @@ def _to_row(prompt: Prompt, index: int, split: str, data_source: str, ability: s
         "extra_info": {name: value for name, value in extra.items() if value is not None and value != {}},
     }
     return row | ({"agent_name": own["agent_name"]} if own["agent_name"] else {})
+
+
+def _note(prompt: Prompt, source: str) -> str:
+    """The order of the columns, where the gold came from, and the values that parquet or this schema would change."""
+    columns = prompt.columns
+    if NOTE in columns:
+        raise DataError(f"prompt {prompt.uid!r}: has a column {NOTE!r}, the name of our note in verl's rows; rename it")
+    kept = {}
+    for name, value in columns.items():
+        plain = isinstance(value, (str, int, float)) and not isinstance(value, bool) and name not in PLACES
+        if not (plain or name == source):
+            kept[name] = value
+    gold = columns.get(source)
+    note = {"text": prompt.text is not None, "columns": list(columns), "gold": source, "values": kept,
+            "json": gold is not None and not isinstance(gold, str)}  # fmt: skip
+    try:
+        return json.dumps(note, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"prompt {prompt.uid!r}: has a column that JSON cannot hold: {error}") from None
+
+
+def restored(prompt: Prompt) -> Prompt:
+    """The prompt that :func:`to_rows` was given, from one that :func:`parse_row` made of its row; a row without our
+    note comes back as it is. Prompt, gold and plain columns are the row's own, so that what was edited stays."""
+    extra = dict(prompt.columns.get("extra_info") or {})
+    note = _struct(extra.pop(NOTE, None) or {}, NOTE)
+    if not note:
+        return prompt
+    truth, kept, columns = prompt.columns.get("ground_truth"), note["values"], {}
+    for name in note["columns"]:
+        if name == note["gold"]:
+            columns[name] = json.loads(truth) if note["json"] else truth
+        elif name in kept:
+            columns[name] = kept[name]
+        elif name in extra:
+            columns[name] = extra[name]
+    columns |= {name: value for name, value in extra.items() if name not in (*columns, "split", "index")
+                and value is not None and name not in (kept.get("extra_info") or {})}  # fmt: skip
+    turns = prompt.messages or ()
+    if note["text"] and len(turns) == 1:
+        return Prompt(prompt.uid, text=turns[0]["content"], columns=columns)
+    return Prompt(prompt.uid, text=prompt.text, messages=prompt.messages, columns=columns)
 
 
 def _ground_truth(prompt: Prompt, gold_column: str) -> tuple[str, str]:

@@ -1,0 +1,208 @@
+"""A recipe as the command that runs the same in verl, and what of it does not carry over."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ...config import Config, RewardConfig
+from ...data.load import make_task
+from ...errors import ConfigError
+from ...objective import preset
+from .offered import offer
+
+ACTOR, ROLLOUT = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout."
+OWN = ("correction", "correction_low", "correction_high", "opsm_delta", "overlong_filtering", "overlong_cache",
+       "entropy_bonus", "entropy_target", "entropy_step")  # fmt: skip
+"""Settings of an objective that are somebody else's work there."""
+
+CARRIED = {
+    "": "model steps seed rewards out",
+    "data.": "task train eval prompt_column max_prompt_tokens overlong shuffle",
+    "rollout.": "prompts completions max_tokens temperature top_p top_k",
+    "objective.": "preset args",
+    "learner.": "lr schedule warmup_steps weight_decay adam_beta1 adam_beta2 max_grad_norm minibatch_prompts "
+    "inner_updates microbatch_tokens gradient_checkpointing",
+    "lora.": "rank alpha",
+    "eval.": "every samples temperature",
+    "checkpoint.": "every keep",
+    "track.": "to",
+}
+"""Keys of a recipe that the command has; every other one that is not at its default is listed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Export:
+    """``keys`` are verl's with their values in Hydra's syntax, ``environment`` variables, ``lost`` what stays behind,
+    one line each, ``before`` commands that are to be run first."""
+
+    keys: dict[str, str]
+    environment: dict[str, str]
+    before: tuple[str, ...]
+    lost: tuple[str, ...]
+
+    def script(self) -> str:
+        """All of it as a shell script."""
+        lines = ["#!/bin/sh", "# Made by trew export verl, for verl 0.9 with trew installed beside it."]
+        lines += [f"# Does not carry over: {line}" for line in self.lost]
+        lines += list(self.before)
+        command = [*(f"{k}={shlex.quote(v)}" for k, v in self.environment.items()), "python3 -m verl.trainer.main_ppo"]
+        arguments = [shlex.quote(f"{key}={value}") for key, value in self.keys.items()]
+        return "\n".join([*lines, " \\\n    ".join([" ".join(command), *arguments])]) + "\n"
+
+
+def export(config: Config, *, files: tuple[str, str] = ("train.parquet", "test.parquet")) -> Export:
+    """The command for a recipe. ConfigError where its objective cannot run in verl at all."""
+    lost = list(_lost(config))
+    keys = _run(config, files) | _sizes(config, lost) | _optimizer(config, lost)
+    keys |= _reward(config)
+    more, environment = _objective(config, lost)
+    return Export(keys | more, environment, tuple(_before(config, files)), tuple(lost))
+
+
+def _run(config: Config, files: tuple[str, str]) -> dict[str, str]:
+    trackers = ["console", *config.track.to]
+    name = config.out.replace("\\", "/").rpartition("/")[2] or "run"
+    keys = {
+        "data.train_files": files[0], "data.val_files": files[1], "data.shuffle": hydra(config.data.shuffle),
+        "data.seed": str(config.seed), "actor_rollout_ref.model.path": config.model, f"{ROLLOUT}name": "vllm",
+        f"{ROLLOUT}tensor_model_parallel_size": "1", "trainer.n_gpus_per_node": "1", "trainer.nnodes": "1",
+        "trainer.total_training_steps": str(config.steps),
+        "trainer.total_epochs": str(config.steps),  # an upper bound: an epoch has one step at least
+        "trainer.test_freq": str(config.eval.every or -1), "trainer.save_freq": str(config.checkpoint.every or -1),
+        "trainer.max_actor_ckpt_to_keep": str(config.checkpoint.keep), "trainer.logger": hydra(trackers),
+        "trainer.project_name": "trew", "trainer.experiment_name": hydra(name),
+        "actor_rollout_ref.model.enable_gradient_checkpointing": hydra(config.learner.gradient_checkpointing),
+    }  # fmt: skip
+    if config.lora.rank:
+        keys |= {"actor_rollout_ref.model.lora_rank": str(config.lora.rank),
+                 "actor_rollout_ref.model.lora_alpha": f"{config.lora.alpha:g}"}  # fmt: skip
+    return keys
+
+
+def _sizes(config: Config, lost: list[str]) -> dict[str, str]:
+    """Batches and lengths; verl counts prompts too, and multiplies by ``rollout.n`` itself."""
+    data, rollout, learner = config.data, config.rollout, config.learner
+    longest = data.max_prompt_tokens + rollout.max_tokens
+    if data.overlong == "truncate":
+        lost.append("data.overlong = 'truncate': verl stops with an error at a longer prompt here")
+    return {
+        "data.train_batch_size": str(rollout.prompts), f"{ROLLOUT}n": str(rollout.completions),
+        "data.max_prompt_length": str(data.max_prompt_tokens), "data.max_response_length": str(rollout.max_tokens),
+        "data.filter_overlong_prompts": hydra(data.overlong == "drop"), "data.truncation": "error",
+        f"{ROLLOUT}temperature": f"{rollout.temperature:g}", f"{ROLLOUT}top_p": f"{rollout.top_p:g}",
+        f"{ROLLOUT}top_k": str(rollout.top_k or -1), f"{ROLLOUT}val_kwargs.n": str(config.eval.samples),
+        f"{ROLLOUT}val_kwargs.temperature": f"{config.eval.temperature:g}",
+        f"{ROLLOUT}val_kwargs.do_sample": hydra(config.eval.temperature > 0),
+        f"{ACTOR}ppo_mini_batch_size": str(learner.minibatch_prompts or rollout.prompts),
+        f"{ACTOR}ppo_epochs": str(learner.inner_updates), f"{ACTOR}use_dynamic_bsz": "True",
+        f"{ACTOR}ppo_max_token_len_per_gpu": str(max(learner.microbatch_tokens, longest)),
+    }  # fmt: skip
+
+
+def _optimizer(config: Config, lost: list[str]) -> dict[str, str]:
+    learner, optim = config.learner, f"{ACTOR}optim."
+    if learner.schedule != "constant":
+        lost.append(f"learner.schedule = {learner.schedule!r}: the rate stays constant after the warmup here")
+    return {
+        f"{optim}lr": f"{learner.lr:g}", f"{optim}weight_decay": f"{learner.weight_decay:g}",
+        f"{optim}betas": hydra([learner.adam_beta1, learner.adam_beta2]), f"{optim}lr_warmup_steps": str(
+            learner.warmup_steps or -1), f"{optim}clip_grad": f"{learner.max_grad_norm:g}",
+    }  # fmt: skip
+
+
+def _reward(config: Config) -> dict[str, str]:
+    rewards = config.rewards or make_task(config.data).rewards(())
+    if not rewards:
+        raise ConfigError("rewards: got none, and the task has none of its own; verl needs one as well")
+    default = RewardConfig()
+    tables = [
+        {k: v for k, v in dataclasses.asdict(r).items() if k == "name" or v != getattr(default, k)} for r in rewards
+    ]
+    where = "reward.custom_reward_function."
+    return {f"{where}path": "pkg://trew.integrations.verl.rewards", f"{where}name": "compute_score",
+            f"+{where}reward_kwargs.rewards": hydra(tables)}  # fmt: skip
+
+
+def _objective(config: Config, lost: list[str]) -> tuple[dict[str, str], dict[str, str]]:
+    """The objective under a name that verl knows, with the keys that it needs there; and TREW_VERL."""
+    name, args = config.objective.preset, dict(config.objective.args)
+    keys: dict[str, str] = {}
+    for key in [k for k in args if k in OWN]:
+        value = args.pop(key)
+        if key == "entropy_bonus" and not args.get("entropy_target"):
+            keys[f"{ACTOR}entropy_coeff"] = f"{value:g}"
+        else:
+            lost.append(f"objective.{key} = {value!r}: {_ELSEWHERE.get(key, _CORRECTION)}")
+    objective = preset(name, **args)
+    found = offer(objective)
+    estimator = _estimator(found.advantage)
+    if found.loss or not estimator:
+        raise ConfigError(f"objective.preset: {name} cannot run in verl: {found.loss or found.advantage}")
+    called = f"trew-{name}" if not args else f"{name}-of-recipe"
+    keys |= {f"{ACTOR}policy_loss.loss_mode": called, "algorithm.adv_estimator": estimator.replace("trew", called)}
+    keys |= {k: str(config.rollout.max_tokens) if v.startswith("<") else v for k, v in found.settings}
+    return keys, {"TREW_VERL": json.dumps({called: {"preset": name, **args}})} if args else {}
+
+
+def _estimator(reason: str) -> str:
+    """``trew`` for ours; verl's own where a reason names one that needs no critic."""
+    own = reason.partition("adv_estimator=")[2]
+    return "trew" if not reason else "" if own == "gae" else own
+
+
+_CORRECTION = "verl corrects by algorithm.rollout_correction.*, in other units"
+_ELSEWHERE = {
+    "overlong_cache": "verl punishes by reward.reward_manager.name=dapo",
+    "overlong_filtering": "verl has no such filter",
+    "entropy_bonus": "verl's bonus has a fixed coefficient only",
+    "entropy_target": "verl's bonus has a fixed coefficient only",
+    "entropy_step": "verl's bonus has a fixed coefficient only",
+}
+
+
+def _before(config: Config, files: tuple[str, str]) -> Iterator[str]:
+    data = config.data
+    if not data.train or data.args:
+        yield f"# {files[0]} and {files[1]}: task {data.task!r} makes or shapes its problems; write them as files first"
+        return
+    for split, path in zip(("train", "test"), files, strict=True):
+        source = data.train if split == "train" or data.eval == "auto" else data.eval
+        column = "" if data.prompt_column == "prompt" else f" --prompt-column {shlex.quote(data.prompt_column)}"
+        yield f"trew data convert {shlex.quote(source)} {path} --task {data.task} --split {split}{column} --to verl"
+
+
+def _lost(config: Config) -> Iterator[str]:
+    default = _leaves(dataclasses.asdict(Config(model="")))
+    carried = {f"{table}{key}" for table, keys in CARRIED.items() for key in keys.split()}
+    for key, value in _leaves(dataclasses.asdict(config)).items():
+        known = key in carried or key.startswith("objective.args.")
+        if not known and value != default.get(key):
+            yield f"{key} = {value!r}"
+    yield "the order of prompts, every random draw, and precision: verl computes in bfloat16 unless told otherwise"
+
+
+def _leaves(table: Mapping[str, Any], where: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in table.items():
+        found |= _leaves(value, f"{where}{key}.") if isinstance(value, Mapping) and value else {f"{where}{key}": value}
+    return found
+
+
+def hydra(value: Any) -> str:
+    """A value in Hydra's override syntax, where keys of tables are bare and texts are quoted.
+
+    >>> hydra([{"name": "math", "weight": 1.0, "args": {"require_boxed": True}}])
+    "[{name: 'math', weight: 1.0, args: {require_boxed: true}}]"
+    """
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{k}: {hydra(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(map(hydra, value)) + "]"
+    if isinstance(value, str):
+        return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
+    return json.dumps(value)

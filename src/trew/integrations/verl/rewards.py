@@ -1,0 +1,97 @@
+"""Our graders as verl's ``compute_score``: name this file in ``reward.custom_reward_function.path``.
+
+    reward.custom_reward_function.path=pkg://trew.integrations.verl.rewards
+    +reward.custom_reward_function.reward_kwargs.reward=math
+
+``reward`` is a built-in's name, or ``path/to/file.py:function``; ``args`` are its arguments; ``rewards`` is instead a
+list of tables, as ``[[rewards]]`` of a recipe.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from trew.config import RewardConfig, build
+from trew.errors import ConfigError, DataError, RewardError
+from trew.rewards import KINDS, RewardSet
+from trew.rewards.trial import text_group
+from trew.types import Prompt
+
+BY_SOURCE = {"openai/gsm8k": "gsm8k", "DigitalLearningGmbH/MATH-lighteval": "math"}
+"""Rewards of verl's own data sources, where no other is named."""
+
+OF_VERL = ("num_turns", "rollout_reward_scores", "split", "index", "trew_row")  # in extra_info, no data of the row
+_sets: dict[str, RewardSet] = {}
+_lock = threading.Lock()
+
+
+def compute_score(
+    data_source: str,
+    solution_str: str,
+    ground_truth: Any,
+    extra_info: Mapping[str, Any] | None = None,
+    *,
+    reward: str = "",
+    args: Mapping[str, Any] | None = None,
+    rewards: Sequence[Mapping[str, Any]] = (),
+    failed_score: float | None = None,
+    **_: Any,
+) -> dict[str, float]:
+    """The score of one answer: ``score`` (the weighted sum) and every reward's own number under its name.
+
+    The rewards see ``ground_truth``, ``data_source`` and the entries of ``extra_info`` as columns. What cannot be
+    judged for want of a readable gold is a DataError. An answer whose judging failed (a limit of time, the sandbox) is
+    a RewardError, or ``failed_score`` where that is given; ``judged`` is then 0.
+    """
+    chosen = _chosen(data_source, reward, args, rewards)
+    extra = {k: v for k, v in (extra_info or {}).items() if k not in OF_VERL and v is not None}
+    columns = {**extra, "data_source": data_source, "ground_truth": ground_truth}
+    [scored] = chosen.score([text_group(Prompt("verl", text="", columns=columns), [solution_str])])
+    [score] = scored.scores
+    parts = {name: float("nan") if part is None else float(part) for name, part in score.parts.items()}
+    if score.value is not None:
+        return {"score": float(score.value), "judged": 1.0, **parts}
+    if score.status in ("bad_gold", "not_applicable"):
+        raise DataError(f"{data_source}: the gold {ground_truth!r:.80} cannot be used ({score.status}); trew rewards "
+                        f"test {chosen.names[0]} --data FILE finds all such rows")  # fmt: skip
+    if failed_score is None:
+        raise RewardError(f"{data_source}: an answer could not be judged ({score.status}); failed_score=0 goes on")
+    return {"score": float(failed_score), "judged": 0.0, **parts}
+
+
+def _chosen(source: str, reward: str, args: Any, rewards: Any) -> RewardSet:
+    if reward and rewards:
+        raise ConfigError("reward and rewards: got both, accepts one of them")
+    one = {"name": reward or BY_SOURCE.get(source, ""), "args": _plain(args or {})}
+    tables = [_plain(table) for table in rewards] or [one]
+    if not tables[0].get("name") and not tables[0].get("model"):
+        accepts = f"{', '.join(KINDS)}, or path/to/file.py:function"
+        raise ConfigError(f"reward: got none, and {source!r} is not known; accepts {accepts}")
+    key = json.dumps(tables, sort_keys=True)
+    with _lock:
+        if key not in _sets:
+            configs = [build(RewardConfig, table, where=f"rewards[{i}]") for i, table in enumerate(tables)]
+            _refuse(configs)
+            _sets[key] = RewardSet.from_config(configs)
+        return _sets[key]
+
+
+def _refuse(configs: Sequence[RewardConfig]) -> None:
+    problems = [f"{c.name}: needs the answer's tokens, and verl hands over its text alone" for c in configs
+                if c.name in KINDS and {"length", "token_ids"} & {*KINDS[c.name].from_row}]  # fmt: skip
+    problems += [f"{c.model}: is a reward model; verl has its own place for them: reward.reward_model" for c in configs
+                 if c.model]  # fmt: skip
+    if problems:
+        raise ConfigError(problems)
+
+
+def _plain(value: Any) -> Any:
+    """OmegaConf's containers as ordinary ones."""
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_plain(v) for v in value]
+    return value

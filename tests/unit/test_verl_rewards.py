@@ -1,0 +1,74 @@
+"""``compute_score`` for verl, which needs no verl."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from trew.errors import ConfigError, DataError, RewardError
+from trew.integrations.verl.rewards import compute_score
+
+
+def test_known_data_sources_have_a_reward() -> None:
+    assert compute_score("openai/gsm8k", "so #### 72", "72") == {"score": 1.0, "judged": 1.0, "gsm8k": 1.0}
+    assert compute_score("openai/gsm8k", "so #### 71", "72", {})["score"] == 0.0
+    with pytest.raises(ConfigError, match="'mine' is not known"):
+        compute_score("mine", "72", "72")
+
+
+def test_a_reward_with_arguments_and_what_verl_puts_into_extra_info() -> None:
+    extra = {"index": 3, "split": "train", "num_turns": 2, "rollout_reward_scores": {}, "trew_row": "{}"}
+    assert compute_score("mine", r"\boxed{1/2}", "0.5", extra, reward="math")["math"] == 1.0
+    strict = {"reward": "math", "args": {"require_boxed": True}}
+    assert compute_score("mine", "1/2", "0.5", extra, **strict)["score"] == 0.0
+    truth = '{"target": 6, "numbers": [1, 2, 3]}'
+    assert compute_score("countdown", "<answer>1 + 2 + 3</answer>", truth, reward="countdown")["score"] == 1.0
+
+
+def test_several_rewards_with_weights() -> None:
+    rewards = [{"name": "math"}, {"name": "format", "weight": 0.5}]
+    found = compute_score("mine", "<think>2 + 2</think>\n<answer>5</answer>", "4", rewards=rewards)
+    assert found == {"score": 0.5, "judged": 1.0, "math": 0.0, "format": 1.0}
+    with pytest.raises(ConfigError, match="both"):
+        compute_score("mine", "4", "4", reward="math", rewards=rewards)
+
+
+def test_a_function_of_your_own(tmp_path: Path) -> None:
+    code = "def longer(completions, level, **_):\n    return [len(c) * n for c, n in zip(completions, level)]\n"
+    (tmp_path / "mine.py").write_text(code)
+    found = compute_score("mine", "abcd", "x", {"level": 2}, reward=f"{tmp_path}/mine.py:longer")
+    assert found["score"] == 8.0
+
+
+def test_what_cannot_be_judged_is_an_error_or_a_number_of_your_choice() -> None:
+    with pytest.raises(DataError, match="bad_gold"):
+        compute_score("mine", "4", "no number", reward="gsm8k")
+    loop = "```python\nwhile True: pass\n```"
+    given = {
+        "reward": "code_stdin",
+        "args": {"timeout_s": 0.3},
+        "extra_info": {"tests": [{"input": "", "output": "1"}]},
+    }
+    found = compute_score("mine", loop, "", **given)
+    assert found["score"] == 0.0
+    assert found["judged"] == 1.0  # a program that never ends is wrong; only a judge that fails leaves no number
+
+
+def test_rewards_that_need_tokens_are_refused() -> None:
+    with pytest.raises(ConfigError, match="verl hands over its text alone"):
+        compute_score("mine", "4", "4", rewards=[{"name": "math"}, {"name": "cosine", "args": {"max_len": 8}}])
+    with pytest.raises(ConfigError, match="unknown reward"):
+        compute_score("mine", "4", "4", reward="maths")
+
+
+def test_a_judge_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    from trew.rewards import RewardSet
+    from trew.rewards.trial import scored_texts
+
+    monkeypatch.setattr(RewardSet, "score", lambda self, groups: [scored_texts(["4"], [None])])
+    with pytest.raises(RewardError, match="failed_score"):
+        compute_score("mine", "4", "4", reward="math")
+    assert compute_score("mine", "4", "4", reward="math", failed_score=0.0) == {"score": 0.0, "judged": 0.0}
+    assert not math.isnan(compute_score("mine", "4", "4", reward="math", failed_score=0.0)["score"])
