@@ -16,6 +16,7 @@ from pathlib import Path
 from trew.cli.curves import figure
 from trew.cli.describe import AXES, COLUMNS, COUPLES, OPTIONS, Description, describe, row, setting, value
 from trew.integrations.trl.refusals import table as trl_table
+from trew.integrations.verl.offered import table
 from trew.objective import preset
 from trew.objective.adjust import Adjust
 from trew.objective.advantage import Advantage, Baseline, Scale
@@ -63,6 +64,8 @@ def files() -> dict[Path, str]:
     found[objectives] = filled(objectives.read_text(encoding="utf-8"), parts)
     inside_trl = DOCS / "trl.md"
     found[inside_trl] = filled(inside_trl.read_text(encoding="utf-8"), {"presets": trl_table()})
+    verl = DOCS / "verl.md"
+    found[verl] = filled(verl.read_text(encoding="utf-8"), {"presets": verl_table()})
     return found
 
 
@@ -132,7 +135,8 @@ def axes_table() -> str:
 
 def choices(kind: type) -> set[type]:
     """``kind`` and all below it that can be used."""
-    below = {found for sub in kind.__subclasses__() for found in choices(sub)}
+    known = [sub for sub in kind.__subclasses__() if sub.__module__.startswith("trew.objective.")]  # not of a peer
+    below = {found for sub in known for found in choices(sub)}
     usable = not getattr(kind, "_is_protocol", False) and not kind.__name__.startswith("_")
     return below | ({kind} if usable and kind.__module__.startswith("trew.") else set())
 
@@ -152,6 +156,17 @@ def options_table() -> str:
     shown = {k: "the correction's" if v is None else f"`{value(v)}`" for k, v in defaults.items()}
     shown["aggregate"] = "the preset's"
     return markdown(("option", "default", "meaning"), [(f"`{k}`", shown[k], OPTIONS[k]) for k in OPTIONS])
+
+
+def verl_table() -> str:
+    """What verl can have of each preset, and the keys of verl's that it needs there."""
+
+    def keys(settings: Sequence[tuple[str, str]]) -> str:
+        short = [(k.removeprefix("actor_rollout_ref.").removeprefix("algorithm."), v) for k, v in settings]
+        return ", ".join(f"`{k}={v}`" for k, v in short)
+
+    rows = [(f"`{name}`", o.loss or "yes", o.advantage or "yes", keys(o.settings)) for name, o in table().items()]
+    return markdown(("preset", "policy loss", "advantages", "keys"), rows)
 
 
 def gallery(described: Sequence[Description], *, columns: int = 3) -> str:

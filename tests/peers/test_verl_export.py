@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from hydra import compose, initialize_config_dir
 from hydra.errors import ConfigCompositionException
 from omegaconf import OmegaConf
 from verl.trainer.ppo import core_algos
+from verl.trainer.ppo.reward import get_custom_reward_fn
 from verl.utils.config import omega_conf_to_dataclass
 
 import trew.integrations.verl as integration
@@ -68,6 +71,17 @@ def test_every_preset_that_is_offered(name):
     core_algos.get_policy_loss_fn(f"trew-{name}")._check(actor.loss_agg_mode, actor)
     if there.algorithm.adv_estimator.startswith("trew-"):
         core_algos.get_adv_estimator_fn(there.algorithm.adv_estimator)._check(omega_conf_to_dataclass(there.algorithm))
+
+
+def test_the_example_of_the_page_as_it_stands():
+    page = (ROOT / "docs" / "verl.md").read_text()
+    command = re.search(r"verl\.trainer\.main_ppo(.*?)```", page, flags=re.DOTALL)
+    assert command is not None
+    there = composed(dict(word.split("=", 1) for word in shlex.split(command[1].replace("\\\n", " "))))
+    actor = omega_conf_to_dataclass(there.actor_rollout_ref.actor)
+    core_algos.get_policy_loss_fn(actor.policy_loss.loss_mode)._check(actor.loss_agg_mode, actor)
+    assert there.algorithm.adv_estimator in core_algos.ADV_ESTIMATOR_REGISTRY
+    assert get_custom_reward_fn(there) is not None
 
 
 def test_a_key_that_verl_does_not_have_is_seen():

@@ -262,15 +262,19 @@ def test_register_an_objective_of_your_own():
         integration.register("mine", trew.preset("dapo", overlong_filtering=True))
 
 
-def test_verl_finds_the_plugin_by_its_entry_point(tmp_path):
-    # As pip installs it: metadata beside the package. Here trew is only on the path, so it is written by hand.
+def with_metadata(folder):
+    """A PYTHONPATH with what pip would write beside the package: here trew is only on the path."""
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["verl.plugins"]
-    metadata = tmp_path / "trew-0.1.0.dist-info"
+    metadata = folder / "trew-0.1.0.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: trew\nVersion: 0.1.0\n")
     lines = [f"{name} = {module}" for name, module in declared.items()]
     (metadata / "entry_points.txt").write_text("\n".join(["[verl.plugins]", *lines]))
-    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", ""), str(ROOT / "src")])
+    return os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", ""), str(ROOT / "src")])
+
+
+def test_verl_finds_the_plugin_by_its_entry_point(tmp_path):
+    path = with_metadata(tmp_path)
     done = in_new_process(PYTHONPATH=path, VERL_USE_EXTERNAL_MODULES="")
     losses, estimators = json.loads(done.stdout.splitlines()[-1])
     assert {f"trew-{name}" for name in LOSSES} <= set(losses)
@@ -311,3 +315,15 @@ def test_the_configuration_has_no_place_for_settings_of_ours():
     with pytest.raises(TypeError):
         PolicyLossConfig(eps_high=0.4)
     assert "global_batch_info" in {f.name for f in dataclasses.fields(verl_help.ActorConfig)}
+
+
+@pytest.mark.parametrize(("plugins", "mark"), [("auto", "ok"), ("none", "bad")])
+def test_the_doctor_looks_at_what_verl_really_has(tmp_path, monkeypatch, plugins, mark):
+    from trew.integrations.verl.doctor import found
+
+    monkeypatch.setenv("PYTHONPATH", with_metadata(tmp_path))
+    monkeypatch.setenv("VERL_USE_EXTERNAL_PLUGINS", plugins)
+    told = {what: (sign, says) for sign, what, says, _ in found()}
+    assert told["losses"][0] == told["estimators"][0] == mark
+    assert f"{len(LOSSES) if mark == 'ok' else 0} of trew's {len(LOSSES)} are" in told["losses"][1]
+    assert "no entropies" in told["gtpo"][1]

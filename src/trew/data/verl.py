@@ -121,7 +121,7 @@ def restored(prompt: Prompt) -> Prompt:
     truth, kept, columns = prompt.columns.get("ground_truth"), note["values"], {}
     for name in note["columns"]:
         if name == note["gold"]:
-            columns[name] = json.loads(truth) if note["json"] else truth
+            columns[name] = _parsed(str(truth)) if note["json"] else truth
         elif name in kept:
             columns[name] = kept[name]
         elif name in extra:
@@ -132,6 +132,14 @@ def restored(prompt: Prompt) -> Prompt:
     if note["text"] and len(turns) == 1:
         return Prompt(prompt.uid, text=turns[0]["content"], columns=columns)
     return Prompt(prompt.uid, text=prompt.text, messages=prompt.messages, columns=columns)
+
+
+def _parsed(text: str) -> Any:
+    """JSON as what it says; a text that was put in its place as it is."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
 
 
 def _ground_truth(prompt: Prompt, gold_column: str) -> tuple[str, str]:

@@ -92,7 +92,8 @@ def _no_loss(objective: Objective) -> str:
         f"verl's KL term cannot be averaged by {type(objective.aggregate).__name__}": kl is not None
         and type(objective.aggregate) not in AGGREGATES,
     }
-    return next(iter([*missing, *(reason for reason, holds in checks.items() if holds)]), "")
+    told = [reason for reason, holds in checks.items() if holds]
+    return next(iter(told if objective.correction else [*missing, *told]), "")
 
 
 def _no_advantage(objective: Objective) -> str:

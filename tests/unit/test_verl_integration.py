@@ -1,0 +1,65 @@
+"""What of verl's integration needs no verl: the table, the page about it, the command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import trew
+from trew.cli.main import run
+from trew.errors import ConfigError
+from trew.integrations import verl
+from trew.integrations.verl import from_variable, offer
+from trew.integrations.verl.offered import table
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_every_preset_is_offered_or_has_a_reason() -> None:
+    found = table()
+    assert tuple(found) == trew.presets()
+    assert {name for name, o in found.items() if o.loss and o.advantage} == {
+        "grpo-process", "gtpo", "grpo-s", "cppo", "high-entropy-tokens", "entropy-advantage"
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("override", "reason"),
+    [({"correction": "tis"}, "rollout_correction"), ({"entropy_bonus": 0.1}, "entropy_coeff"),
+     ({"overlong_filtering": True}, "denominators"), ({"beta": 0.1, "kl": "k3-corrected"}, "no estimator"),
+     ({"aggregate": "prompt-mean-token-mean"}, "one micro-batch at a time")],
+)  # fmt: skip
+def test_options_that_verl_cannot_honour_are_refused(override: dict, reason: str) -> None:
+    assert not offer(trew.preset("dapo")).loss
+    assert reason in offer(trew.preset("dapo", **override)).loss
+
+
+def test_an_overlong_punishment_and_a_kl_to_go_with_a_baseline_have_no_estimator() -> None:
+    assert "reward_manager.name=dapo" in offer(trew.preset("dapo", overlong_cache=8)).advantage
+    assert "baseline cannot tell" in offer(trew.preset("grpo", beta=0.1, kl="k1", kl_place="to-go")).advantage
+    assert not offer(trew.preset("reinforce", beta=0.1, kl="k1", kl_place="to-go")).advantage
+
+
+def test_the_variable() -> None:
+    made = from_variable('{"mine": {"preset": "dapo", "eps_high": 0.4}}')
+    assert made == {"mine": trew.preset("dapo", eps_high=0.4)}
+    for wrong in ("dapo", "[]", '{"mine": "dapo"}', '{"mine": {"eps_high": 0.4}}'):
+        with pytest.raises(ConfigError, match=r"TREW_VERL.*dapo-wide"):
+            from_variable(wrong)
+    assert verl.registered() == {}  # there is no verl here
+
+
+def test_export_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe, out = str(ROOT / "recipes" / "gsm8k.toml"), tmp_path / "run.sh"
+    assert run(["export", "verl", recipe]) == 0
+    assert "python3 -m verl.trainer.main_ppo" in capsys.readouterr().out
+    assert run(["export", "verl", recipe, "--out", str(out), "--set", "rollout.completions=16"]) == 0
+    assert "actor_rollout_ref.rollout.n=16" in out.read_text()
+    with pytest.raises(ConfigError, match="is there already"):
+        run(["export", "verl", recipe, "--out", str(out)])
+
+
+def test_the_doctor_without_verl(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["doctor", "verl"]) == 1
+    assert "is not installed" in capsys.readouterr().out
