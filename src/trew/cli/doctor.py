@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.metadata
 import os
 import platform
@@ -39,10 +38,6 @@ class Finding:
         return f"{MARKS[self.mark]}  {self.what:<14}{self.says}" + (f"  -> {self.todo}" if self.todo else "")
 
 
-PEERS = {"trl": ("trew.integrations.trl.doctor", "found"), "verl": ("trew.integrations.verl.doctor", "found")}
-"""Trainers that trew can run in: the module and the function that say whether it does, as (mark, what, says, todo)."""
-
-
 def doctor(peer: Annotated[Literal["", "trl", "verl"], tyro.conf.Positional] = "") -> int:
     """Show versions, devices, memory, extras, sandbox, hub and disk, one line each with what to do.
 
@@ -52,7 +47,7 @@ def doctor(peer: Annotated[Literal["", "trl", "verl"], tyro.conf.Positional] = "
         peer: look at this trainer instead: is it installed, and does trew fit into it?
     """
     worst = 0
-    for finding in _peer(peer) if peer else findings():
+    for finding in PEERS[peer]() if peer else findings():
         print(finding, flush=True)
         worst |= finding.mark == "bad"
     print("\nSomething needed is broken: see the lines marked BAD." if worst else "\nNothing needed is broken.")
@@ -71,9 +66,20 @@ def findings() -> Iterator[Finding]:
             yield Finding("note", probe.__name__[1:], f"could not be found out: {type(error).__name__}: {error}")
 
 
-def _peer(name: str) -> Iterator[Finding]:
-    module, function = PEERS[name]
-    yield from (Finding(*told) for told in getattr(importlib.import_module(module), function)())
+def _trl() -> Iterator[Finding]:
+    from ..integrations.trl.doctor import found
+
+    yield from (Finding(*told) for told in found())
+
+
+def _verl() -> Iterator[Finding]:
+    from ..integrations.verl.doctor import found
+
+    yield from (Finding(*told) for told in found())
+
+
+PEERS: dict[str, Callable[[], Iterator[Finding]]] = {"trl": _trl, "verl": _verl}
+"""Trainers that trew can run in, with what is found about each."""
 
 
 # ------------------------------------------------------------------------------------------------------------ software
