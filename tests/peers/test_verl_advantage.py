@@ -13,6 +13,7 @@ from verl.trainer.config import AlgoConfig
 from verl.trainer.ppo import core_algos
 
 import trew
+from trew.integrations.verl import registered
 
 R = torch.tensor(REWARDS, dtype=torch.float64)
 GREEDY = torch.tensor([0.4] * 4 + [0.7] * 4, dtype=torch.float64)
@@ -158,6 +159,6 @@ def test_every_estimator_is_covered():
     # gae needs a critic; the token baselines need the whole distribution's sum of squares; grpo_passk rewards the best
     # of a group by its lead, which is not our pass-at-k (that is of another paper).
     others = {"gae", "optimal_token_baseline", "tir_optimal_token_baseline", "grpo_passk"}
-    theirs = {name for name in core_algos.ADV_ESTIMATOR_REGISTRY if not name.startswith("trew-")}  # but our plugin's
+    theirs = set(core_algos.ADV_ESTIMATOR_REGISTRY) - set(registered())
     assert theirs - {p[0] for p in PAIRS} - {"remax", "gpg", "gdpo"} == others
     assert len(LENGTHS) == len(R)

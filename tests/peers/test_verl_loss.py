@@ -9,6 +9,7 @@ from peer_compare import MAX_LENGTH, TOLERANCE, WRONG, Case, apart, noise, param
 from verl.trainer.ppo import core_algos
 
 import trew
+from trew.integrations.verl import registered
 
 BOUNDS = {"clip_ratio_low": 0.2, "clip_ratio_high": 0.28}
 OURS = {"eps_low": 0.2, "eps_high": 0.28}
@@ -144,7 +145,7 @@ def test_sign_matters():
 def test_every_policy_loss_is_covered():
     # dro is a regression on token log-ratios, which no preset of ours is; bypass_mode picks one of the others.
     covered = {case.peer["mode"] for case in CASES}
-    theirs = {name for name in core_algos.POLICY_LOSS_REGISTRY if not name.startswith("trew-")}  # but our plugin's
+    theirs = set(core_algos.POLICY_LOSS_REGISTRY) - set(registered())
     assert theirs - covered == {"dro", "bypass_mode"}
 
 
