@@ -1,8 +1,8 @@
 """Memory that was freed stays with the process.
 
 A training step allocates and frees the same large tensors in every layer. glibc hands blocks of that size back to the
-operating system, which clears each page anew when it is touched again: a fifth of a training pass of a model of
-135 M parameters. What is kept is what the step's next allocation takes, so the peak stays as it is.
+operating system, which clears each page anew when it is touched again. What is kept is what the step's next allocation
+takes, so the peak stays as it is.
 """
 
 from __future__ import annotations
