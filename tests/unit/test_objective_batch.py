@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 
 import pytest
 import torch
 
+import trew
 from trew import TokenBatch
 from trew.errors import DataError
 from trew.objective.batch import Denominators, Steps
@@ -16,7 +18,8 @@ MASK = torch.tensor([[1, 1, 0], [0, 1, 1], [1, 0, 0], [0, 0, 0]], dtype=torch.bo
 L = torch.tensor([[-1.0, -2.0, -3.0], [-4.0, -5.0, -6.0], [-7.0, -8.0, -9.0], [-10.0, -11.0, -12.0]], dtype=F64)
 
 
-def make(**changes) -> TokenBatch:
+def make(*, unchecked: bool = False, **changes) -> TokenBatch:
+    """A batch; ``unchecked`` by the tests' own type checker, as a user's program is."""
     data = {
         "logprobs": L, "mask": MASK, "group_ids": torch.tensor([5, 5, 2, 9]),
         "rewards": torch.tensor([1.0, 0.0, 0.5, 2.0], dtype=F64), "old_logprobs": L - 0.5, "rollout_logprobs": L - 0.25,
@@ -24,7 +27,8 @@ def make(**changes) -> TokenBatch:
         "truncated": torch.tensor([0, 0, 1, 1]), "baselines": torch.tensor([1, 0, 1, 0]),
         "step_rewards": [[(1, 0.5), (2, 1.0)], [(1, 2.0), (3, 3.0)], [(3, 4.0)], []], "max_length": 3,
     }  # fmt: skip
-    return TokenBatch.from_padded(**(data | changes))
+    from_padded = TokenBatch.from_padded.__func__
+    return (inspect.unwrap(from_padded) if unchecked else from_padded)(TokenBatch, **(data | changes))
 
 
 def test_packed_streams():
@@ -148,23 +152,6 @@ def test_tokens_of_a_selected_sequence_keep_their_order():
     assert (-long.select(torch.tensor([2, 1])).logprobs).tolist() == [*range(200), *range(200)]
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "message"),
-    [(name, torch.zeros(4, 2), r"got shape \(4, 2\), accepts \(4, 3\)")
-     for name in ("mask", "old_logprobs", "rollout_logprobs", "ref_logprobs", "entropies")]
-    + [(name, torch.zeros(3), r"got shape \(3,\), accepts \(4,\)")
-       for name in ("group_ids", "correct", "truncated", "baselines")]
-    + [("advantages", torch.zeros(3), r"got shape \(3,\), accepts \(4,\) or \(4, 3\)"),
-       ("rewards", torch.zeros(3), r"got shape \(3,\), accepts \(4,\) or \(4, K\)"),
-       ("rewards", torch.zeros(3, 4), r"got shape \(3, 4\), accepts \(4,\) or \(4, K\)"),
-       ("rewards", torch.zeros(4, 1, 1), r"got shape \(4, 1, 1\), accepts"),
-       ("reward_weights", torch.zeros(3), r"got shape \(3,\), accepts \(0,\)")],
-)  # fmt: skip
-def test_shapes_that_do_not_fit(name, value, message):
-    with pytest.raises(DataError, match=f"^{name}: {message}"):
-        make(**{name: value})
-
-
 def test_one_source_of_advantages_is_enough():
     for given in ({"rewards": None}, {"step_rewards": None},
                   {"rewards": None, "step_rewards": None, "advantages": torch.zeros(4)}):  # fmt: skip
@@ -180,3 +167,99 @@ def test_one_source_of_advantages_is_enough():
 def test_empty_steps():
     none = Steps.of([[], []], mask=torch.ones(2, 3, dtype=torch.bool))
     assert (len(none.values), len(none.ends), len(none.sequence_ids)) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.float32, torch.bfloat16, torch.float16])
+def test_ones_and_zeros_of_any_type_are_a_mask(dtype):
+    batch = make(mask=MASK.to(dtype), correct=torch.tensor([1, 0, 0, 1], dtype=dtype))
+    assert torch.equal(batch.padded_mask, MASK)
+    assert batch.correct.tolist() == [True, False, False, True]
+
+
+REFUSED = [
+    *((name, torch.zeros(4, 2), r"shape \(4, 2\), accepts \(4, 3\)")
+      for name in ("mask", "old_logprobs", "rollout_logprobs", "ref_logprobs", "entropies")),
+    *((name, torch.zeros(3), r"shape \(3,\), accepts \(4,\)")
+      for name in ("group_ids", "correct", "truncated", "baselines")),
+    ("logprobs", L[0], r"torch.float64 of shape \(3,\), accepts a floating-point tensor \(B, T\)"),
+    ("logprobs", L.long(), r"torch.int64 of shape \(4, 3\), accepts a floating-point"),
+    ("logprobs", L.tolist(), "a list, accepts a floating-point"),
+    ("mask", None, r"None, accepts a tensor \(4, 3\)"),
+    ("mask", MASK.tolist(), r"a list, accepts a tensor \(4, 3\)"),
+    ("mask", MASK.double() * 0.5, "0.5, accepts True and False, or 1 and 0"),
+    ("mask", MASK.int() * 2, "2, accepts True and False"),
+    ("mask", torch.where(MASK, 0.0, -math.inf), "-inf, accepts True and False"),
+    ("mask", MASK.to("meta"), "a tensor on meta, accepts cpu, where logprobs are"),
+    ("group_ids", None, r"None, accepts a tensor \(4,\)"),
+    ("group_ids", torch.tensor([0.0, 0.0, 1.0, 1.0]), r"torch.float32, accepts whole numbers: pass group_ids.long\(\)"),
+    ("rewards", [1.0, 0.0, 0.5, 2.0], r"a list, accepts a tensor \(4,\) or \(4, K\)"),
+    ("rewards", torch.zeros(3), r"shape \(3,\), accepts \(4,\) or \(4, K\)"),
+    ("rewards", torch.zeros(3, 4), r"shape \(3, 4\), accepts \(4,\) or \(4, K\)"),
+    ("rewards", torch.zeros(4, 0), r"shape \(4, 0\), accepts \(4,\) or \(4, K\)"),
+    ("rewards", torch.zeros(4, 1, 1), r"shape \(4, 1, 1\), accepts \(4,\) or \(4, K\)"),
+    ("reward_weights", torch.ones(1), r"weights, but rewards \(B,\) are one reward; accepts None here"),
+    ("advantages", torch.zeros(3), r"shape \(3,\), accepts \(4,\) or \(4, 3\)"),
+    ("advantages", torch.zeros(4, 1), r"shape \(4, 1\), accepts \(4,\) or \(4, 3\)"),
+    ("correct", torch.tensor([0.3, 0.0, 1.0, 1.0]), "0.3.*, accepts True and False"),
+    ("truncated", MASK, r"shape \(4, 3\), accepts \(4,\)"),
+    ("max_length", 0, "0, accepts a whole number of at least 1"),
+    ("max_length", 2.5, "2.5, accepts a whole number"),
+    ("denominators", 5, "a int, accepts trew.objective.Denominators"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "value", "message"), REFUSED, ids=lambda x: x if isinstance(x, str) else "")
+def test_what_cannot_be_meant_is_refused(name, value, message):
+    with pytest.raises(DataError, match=f"^{name}: got {message}"):
+        make(unchecked=True, **{name: value})
+
+
+@pytest.mark.parametrize("name", ["logprobs", "old_logprobs", "rollout_logprobs", "ref_logprobs", "entropies"])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_streams_are_finite_inside_the_mask(name, value):
+    outside, inside = -L.clone(), -L.clone()
+    outside[~MASK] = value
+    inside[1, 2] = value
+    assert getattr(make(**{name: outside}), name).isfinite().all()
+    with pytest.raises(DataError, match=f"^{name}: got {value} in 1 of 5 places inside the mask, accepts finite"):
+        make(**{name: inside})
+
+
+def test_weights_of_rewards():
+    two = torch.ones(4, 2)
+    with pytest.raises(DataError, match=r"^reward_weights: got shape \(3,\), accepts \(2,\)"):
+        make(rewards=two, reward_weights=torch.ones(3))
+    with pytest.raises(DataError, match=r"^reward_weights: got nan in 1 of 2 places, accepts finite"):
+        make(rewards=two, reward_weights=torch.tensor([1.0, math.nan]))
+    with pytest.raises(DataError, match=r"^rewards: got None, accepts a tensor"):
+        make(rewards=None, advantages=torch.ones(4), reward_weights=torch.ones(2))
+
+
+def test_only_the_policy_and_its_entropies_keep_a_gradient():
+    names = ("logprobs", "old_logprobs", "rollout_logprobs", "ref_logprobs", "entropies")
+    given = {name: (-L if name == "entropies" else L).clone().requires_grad_() for name in names}
+    rewards = torch.ones(4, 2, requires_grad=True)
+    four = torch.ones(4, requires_grad=True)
+    more = {"rewards": rewards, "reward_weights": rewards[0], "advantages": four, "baselines": four}
+    batch = make(**given, **more)
+    assert {name for name in (*names, *more) if getattr(batch, name).requires_grad} == {"logprobs", "entropies"}
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_sixteen_bits_are_computed_in_thirty_two(dtype):
+    short = L.to(dtype).requires_grad_()
+    # exp(15) is more than float16 can hold.
+    given = {"rewards": torch.tensor([0, 1, 1, 0]), "group_ids": torch.tensor([0, 0, 1, 1]), "correct": None}
+    old = (L - 15).to(dtype)
+    batch = make(logprobs=short, old_logprobs=old, entropies=(-L).to(dtype), **given)
+    assert {batch.logprobs.dtype, batch.old.dtype, batch.entropies.dtype} == {torch.float32}
+    out = trew.preset("grpo", beta=0.0).loss(batch)
+    out.loss.backward()
+    exact = L.clone().requires_grad_()
+    wide = trew.preset("grpo", beta=0.0).loss(make(logprobs=exact, old_logprobs=old.double(), **given))
+    wide.loss.backward()
+    assert out.coefficients.dtype == torch.float32
+    assert out.coefficients.tolist() == [pytest.approx(row, rel=1e-5) for row in wide.coefficients.tolist()]
+    assert short.grad.dtype == dtype
+    if dtype == torch.bfloat16:  # float16 has no room for a gradient of 1e6
+        assert short.grad.double().flatten().tolist() == pytest.approx(exact.grad.flatten().tolist(), rel=1e-2)

@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ..errors import DataError
+from . import padded
 from .segments import segment_count
 
 PER_TOKEN = ("logprobs", "mask", "sequence_ids", "advantages", "old_logprobs", "rollout_logprobs", "ref_logprobs",
@@ -195,8 +196,10 @@ class TokenBatch:
 
         ``rewards`` is (B,) or (B, K), NaN where a reward does not apply; ``advantages`` (B,) or (B, T), final ones, may
         be given instead; ``step_rewards`` lists (end, value) for each sequence, ``end`` the number of columns up to and
-        with the step's last token. What stands outside ``mask`` is never read. Raises DataError when shapes do not fit
-        or when there is nothing to make advantages from.
+        with the step's last token. What stands outside ``mask`` is never read. 16-bit tensors are widened to float32;
+        all but ``logprobs`` and ``entropies`` are detached. Raises DataError for what cannot be meant: shapes and types
+        that do not fit, a mask of other values than 0 and 1, log-probs or entropies that are not finite, nothing to
+        make advantages from.
 
         >>> l = torch.tensor([[-1., -2.], [-3., 0.]]); m = torch.tensor([[True, True], [True, False]])
         >>> batch = TokenBatch.from_padded(logprobs=l, mask=m, rewards=torch.tensor([1., 0.]),
@@ -204,57 +207,52 @@ class TokenBatch:
         >>> batch.logprobs.tolist(), batch.sequence_ids.tolist(), batch.lengths.tolist()
         ([-1.0, -2.0, -3.0], [0, 0, 1], [2, 1])
         """
+        logprobs = padded.policy(logprobs)
         rows, width = logprobs.shape
-        mask = mask.to(torch.bool)
-        per_token = {"mask": mask, "old_logprobs": old_logprobs, "rollout_logprobs": rollout_logprobs,
-                     "ref_logprobs": ref_logprobs, "entropies": entropies}  # fmt: skip
-        for name, value in per_token.items():
-            _expect(name, value, [(rows, width)])
-        per_row = {"group_ids": group_ids, "correct": correct, "truncated": truncated, "baselines": baselines}
-        for name, value in per_row.items():
-            _expect(name, value, [(rows,)])
-        _expect("advantages", advantages, [(rows,), (rows, width)])
-        columns = rewards.shape[1] if rewards is not None and rewards.dim() == 2 else 0
-        if rewards is not None and (rewards.dim() not in (1, 2) or rewards.shape[0] != rows):
-            raise DataError(f"rewards: got shape {tuple(rewards.shape)}, accepts ({rows},) or ({rows}, K)")
-        _expect("reward_weights", reward_weights, [(columns,)])
+        device = logprobs.device
+        mask = padded.flags("mask", mask, (rows, width), like=logprobs)
+        anchors = {"old_logprobs": old_logprobs, "rollout_logprobs": rollout_logprobs, "ref_logprobs": ref_logprobs}
+        fields: dict[str, Any] = {k: padded.stream(k, v, mask) for k, v in anchors.items() if v is not None}
+        if entropies is not None:
+            fields["entropies"] = padded.stream("entropies", entropies, mask, keep_gradient=True)
+        if rewards is not None or reward_weights is not None:
+            fields |= _rewards(rewards, reward_weights, like=logprobs)
+        if advantages is not None:
+            given = padded.numbers("advantages", advantages, (rows,), (rows, width), like=logprobs)
+            given = given if given.dim() == 2 else given[:, None].expand(rows, width)
+            fields["advantages"] = given.to(logprobs.dtype)[mask]
+        if step_rewards is not None:
+            fields["step_rewards"] = Steps.of(step_rewards, mask=mask)
         if rewards is None and advantages is None and step_rewards is None:
             raise DataError(
                 "rewards: got None; give rewards (B,) or (B, K), or advantages (B,) or (B, T), or step_rewards"
             )
-        if advantages is not None:
-            wide = advantages if advantages.dim() == 2 else advantages[:, None].expand(rows, width)
-            advantages = wide.to(logprobs.dtype)[mask]
-        sequence_ids = torch.arange(rows, device=logprobs.device)[:, None].expand(rows, width)[mask]
-
-        def pack(value: Tensor | None) -> Tensor | None:
-            return None if value is None else value[mask]
-
-        def real(value: Tensor | None) -> Tensor | None:
-            return value if value is None or value.is_floating_point() else value.to(torch.float32)
-
+        for name, value in (("correct", correct), ("truncated", truncated)):
+            if value is not None:
+                fields[name] = padded.flags(name, value, (rows,), like=logprobs)
+        if baselines is not None:
+            fields["baselines"] = padded.numbers("baselines", baselines, (rows,), like=logprobs)
+        if not isinstance(denominators, Denominators | None):
+            raise DataError(f"denominators: got {padded.kind(denominators)}, accepts trew.objective.Denominators")
+        sequence_ids = torch.arange(rows, device=device)[:, None].expand(rows, width)[mask]
         return cls(
-            logprobs=logprobs[mask],
-            mask=torch.ones(len(sequence_ids), dtype=torch.bool, device=logprobs.device),
+            logprobs=padded.stream("logprobs", logprobs, mask, keep_gradient=True),
+            mask=torch.ones(len(sequence_ids), dtype=torch.bool, device=device),
             sequence_ids=sequence_ids,
-            group_ids=group_ids.to(torch.int64),
-            rewards=real(rewards),
-            advantages=advantages,
-            old_logprobs=pack(old_logprobs),
-            rollout_logprobs=pack(rollout_logprobs),
-            ref_logprobs=pack(ref_logprobs),
-            entropies=pack(entropies),
-            step_rewards=None if step_rewards is None else Steps.of(step_rewards, mask=mask),
-            correct=correct if correct is None else correct.to(torch.bool),
-            truncated=truncated if truncated is None else truncated.to(torch.bool),
-            baselines=real(baselines),
-            reward_weights=real(reward_weights),
-            max_length=max_length,
+            group_ids=padded.whole("group_ids", group_ids, (rows,), like=logprobs),
+            max_length=padded.limit("max_length", max_length),
             denominators=denominators,
             padded_mask=mask,
+            **fields,
         )
 
 
-def _expect(name: str, value: Tensor | None, shapes: list[tuple[int, ...]]) -> None:
-    if value is not None and tuple(value.shape) not in shapes:
-        raise DataError(f"{name}: got shape {tuple(value.shape)}, accepts {' or '.join(map(str, shapes))}")
+def _rewards(rewards: Any, weights: Any, *, like: Tensor) -> dict[str, Tensor]:
+    """Rewards (B,) or (B, K), and the weights of the K."""
+    rewards = padded.numbers("rewards", rewards, (len(like),), (len(like), "K"), like=like)
+    if weights is None:
+        return {"rewards": rewards}
+    if rewards.dim() == 1:
+        raise DataError("reward_weights: got weights, but rewards (B,) are one reward; accepts None here")
+    weights = padded.numbers("reward_weights", weights, (rewards.shape[1],), like=like)
+    return {"rewards": rewards, "reward_weights": padded.finite("reward_weights", weights)}

@@ -1,0 +1,100 @@
+"""What ``TokenBatch.from_padded`` accepts: tensors of other programs, checked, detached and widened, or refused."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from numbers import Integral
+from typing import Any
+
+import torch
+from jaxtyping import Bool
+from torch import Tensor
+
+from ..errors import DataError
+
+HALF = (torch.float16, torch.bfloat16)
+
+
+Shape = tuple[int | str, ...]
+"""A size by its number, or any size of at least 1 by its letter."""
+
+
+def expect(name: str, value: Any, *shapes: Shape, like: Tensor) -> Tensor:
+    """``value`` if it is a tensor of one of the shapes, on the device of ``like``; else DataError."""
+    accepts = " or ".join(f"({', '.join(map(str, shape))}{',' * (len(shape) == 1)})" for shape in shapes)
+    if not isinstance(value, Tensor):
+        raise DataError(f"{name}: got {kind(value)}, accepts a tensor {accepts}")
+    if not any(_fits(value.shape, shape) for shape in shapes):
+        raise DataError(f"{name}: got shape {tuple(value.shape)}, accepts {accepts}")
+    if value.device != like.device:
+        raise DataError(f"{name}: got a tensor on {value.device}, accepts {like.device}, where logprobs are")
+    return value
+
+
+def _fits(got: Sequence[int], shape: Shape) -> bool:
+    sizes = zip(got, shape, strict=False)
+    return len(got) == len(shape) and all(n == size if isinstance(size, int) else n >= 1 for n, size in sizes)
+
+
+def kind(value: Any) -> str:
+    """What an argument is, in words."""
+    return "None" if value is None else f"a {type(value).__name__}"
+
+
+def policy(value: Any) -> Tensor:
+    """``logprobs``, the one tensor that keeps its gradient."""
+    if not isinstance(value, Tensor) or value.dim() != 2 or not value.is_floating_point():
+        got = f"{value.dtype} of shape {tuple(value.shape)}" if isinstance(value, Tensor) else kind(value)
+        raise DataError(f"logprobs: got {got}, accepts a floating-point tensor (B, T)")
+    return wide(value)
+
+
+def wide(value: Tensor) -> Tensor:
+    """In float32 at least: ratios, shares and sums do not fit into 16 bits."""
+    return value.to(torch.float32) if value.dtype in HALF or not value.is_floating_point() else value
+
+
+def flags(name: str, value: Any, shape: Shape, *, like: Tensor) -> Bool[Tensor, "..."]:
+    """True and False, in whatever type; nothing but 0 and 1, so that no additive or weighted mask is misread."""
+    value = expect(name, value, shape, like=like)
+    if value.dtype == torch.bool:
+        return value
+    if not ((value == 0) | (value == 1)).all():
+        other = value[(value != 0) & (value != 1)][0].item()
+        raise DataError(f"{name}: got {other}, accepts True and False, or 1 and 0")
+    return value.to(torch.bool)
+
+
+def whole(name: str, value: Any, shape: Shape, *, like: Tensor) -> Tensor:
+    """Whole numbers, as int64; float ids are refused rather than cut."""
+    value = expect(name, value, shape, like=like)
+    if value.is_floating_point() or value.is_complex():
+        raise DataError(f"{name}: got {value.dtype}, accepts whole numbers: pass {name}.long() if they are")
+    return value.to(torch.int64)
+
+
+def stream(name: str, value: Any, mask: Bool[Tensor, "B T"], *, keep_gradient: bool = False) -> Tensor:
+    """A (B, T) tensor's entries at ``mask``, all of which must be finite."""
+    packed = wide(expect(name, value, tuple(mask.shape), like=mask))[mask]
+    return finite(name, packed if keep_gradient else packed.detach(), where=" inside the mask")
+
+
+def finite(name: str, value: Tensor, *, where: str = "") -> Tensor:
+    """``value`` if it holds neither NaN nor inf."""
+    bad = value.detach()[~value.detach().isfinite()]
+    if len(bad):
+        places = f"{len(bad)} of {value.numel()} places{where}"
+        raise DataError(f"{name}: got {bad[0].item()} in {places}, accepts finite numbers")
+    return value
+
+
+def numbers(name: str, value: Any, *shapes: Shape, like: Tensor) -> Tensor:
+    """Detached numbers in which NaN may have a meaning."""
+    return wide(expect(name, value, *shapes, like=like).detach())
+
+
+def limit(name: str, value: Any) -> int | None:
+    """A number of tokens, 1 or more."""
+    if value is not None and not (isinstance(value, Integral) and int(value) >= 1):
+        raise DataError(f"{name}: got {value!r}, accepts a whole number of at least 1")
+    return None if value is None else int(value)
