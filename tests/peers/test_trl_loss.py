@@ -5,6 +5,8 @@ The behaviour policy's log-probabilities differ from the current ones, as in any
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
 import torch
 import trl_help
@@ -12,6 +14,8 @@ from peer_compare import MAX_LENGTH, TOLERANCE, WRONG, Case, apart, noise, param
 from trl.experimental.gmpo import GMPOConfig, GMPOTrainer
 
 import trew
+from trew.objective.correction import Correction
+from trew.objective.segments import segment_mean
 
 CLIP = {"epsilon": 0.2, "epsilon_high": 0.28}
 OURS = {"eps_low": 0.2, "eps_high": 0.28}
@@ -93,11 +97,37 @@ CASES = [
     # geometric mean
     Case("gmpo", {"epsilon": 0.2, "epsilon_high": 0.3}, "gmpo", {"eps_low": 0.2, "eps_high": 0.3}, {"eps_high": 0.2},
          data={"gmpo": True}),
+    # the sampler's log-probabilities differ from the trainer's: TRL's ratio of the two is given
+    Case("vespo, tis", {"loss_type": "vespo"}, "vespo", {"correction": "tis", "correction_high": 1.2},
+         {"correction_high": 1.5}, data={**MU, "kappa": "token_truncate"}),
+    Case("vespo, mis-token", {"loss_type": "vespo"}, "vespo", {"correction": "mis-token", "correction_high": 1.2},
+         {"correction": "tis"}, data={**MU, "kappa": "token_mask"}),
+    Case("gspo, tis-sequence", {"loss_type": "grpo", **SEQUENCE}, "gspo",
+         {**GEO, "correction": "tis-sequence", "correction_high": 1.2}, {"correction_high": 3.0},
+         data={**MU, "kappa": "sequence_truncate"}),
+    Case("sapo, tis", {"loss_type": "sapo"}, "sapo", {"correction": "tis", "correction_high": 1.2},
+         {"correction_high": 1.5}, data={**MU, "kappa": "token_truncate"}),
+    Case("cispo, off-policy mask", {"loss_type": "cispo", "epsilon_high": 1.2, "off_policy_mask_threshold": 0.05},
+         "cispo", {"cap": 1.2, "correction": "opsm", "opsm_delta": 0.05}, {"opsm_delta": 0.5}, data=MU),
+    # KL beside other surrogates
+    Case("k3 with vespo", {"loss_type": "vespo", "beta": 0.3, **PLAIN_KL}, "vespo", {"beta": 0.3}, {"beta": 0.2},
+         data=REF),
+    Case("k3 with luspo", {"loss_type": "luspo", "beta": 0.3, **PLAIN_KL, **SEQUENCE}, "luspo", {**GEO, "beta": 0.3},
+         {"beta": 0.2}, data=REF),
+    Case("k3, corrected, with sapo", {"loss_type": "sapo", "beta": 0.3}, "sapo", {"beta": 0.3, "kl": "k3-corrected"},
+         {"kl": "k3"}, data=REF),
     # what a batch may look like
     Case("tool tokens, grpo", {"loss_type": "grpo", **CLIP}, "grpo", {**OURS, "beta": 0.0},
          {"aggregate": "seq-mean-token-sum"}, data={"holes": True}),
     Case("tool tokens, dapo", {"loss_type": "dapo", **CLIP}, "dapo", {**OURS, **NO_DROP},
          {"eps_low": 0.9, "eps_high": 9.0}, data={"holes": True}),
+    Case("tool tokens, vespo", {"loss_type": "vespo"}, "vespo", {}, {"lam_pos": 1.0}, data={"holes": True}),
+    Case("tool tokens, gmpo", {"epsilon": 0.2, "epsilon_high": 0.3}, "gmpo", {"eps_low": 0.2, "eps_high": 0.3},
+         {"eps_low": 0.4}, data={"gmpo": True, "holes": True}),
+    Case("two-sided, sequence ratio", {"loss_type": "dapo", "delta": 1.1, **SEQUENCE}, "two-sided",
+         {**GEO, "delta": 1.1, "beta": 0.0, "ratio": "gspo", **NO_DROP}, {"delta": 4.0}),
+    Case("a clip that hardly acts", {"loss_type": "grpo", "epsilon": 10.0}, "grpo",
+         {"eps_low": 10.0, "eps_high": 10.0, "beta": 0.0}, {"eps_low": 0.2}),
     Case("tool tokens, gspo", {"loss_type": "grpo", **SEQUENCE}, "gspo", GEO, {"aggregate": "token-mean"},
          data={"holes": True}),
     Case("advantages per token", {"loss_type": "dapo", **CLIP}, "dapo", {**OURS, **NO_DROP}, {"eps_low": 0.1},
@@ -133,9 +163,19 @@ def setting(case: Case) -> tuple:
         inputs["ref_per_token_logps"] = now + noise(4, *now.shape, size=0.4)
     if data.get("mu"):
         inputs["sampling_per_token_logps"] = now + noise(5, *now.shape, size=0.3)
+    if "kappa" in data:
+        inputs["importance_sampling_ratio"] = trl_s_ratio(inputs, data["kappa"], high=1.2)
+        made.use_vllm = made.vllm_importance_sampling_correction = True  # what the engine itself is for is not needed
     if data.get("old_is_mu"):
         inputs["old_per_token_logps"] = inputs["sampling_per_token_logps"]
     return made, inputs, parts
+
+
+def trl_s_ratio(inputs: dict, mode: str, *, high: float) -> torch.Tensor:
+    """pi_old / mu of tokens (B, T) or sequences (B, 1), cut off or set to 0 above ``high``, as TRL's trainer makes it."""
+    log_kappa = (inputs["old_per_token_logps"] - inputs["sampling_per_token_logps"]) * trl_help.loss_mask(inputs)
+    kappa = (log_kappa.sum(1, keepdim=True) if mode.startswith("sequence") else log_kappa).exp()
+    return kappa.clamp(max=high) if mode.endswith("truncate") else kappa.masked_fill(kappa > high, 0.0)
 
 
 @parametrize(CASES)
@@ -184,6 +224,31 @@ def test_corrected_kl_of_a_sequence_ratio_is_where_we_differ():
     assert apart(without + their_kl, gradient) <= TOLERANCE
     _, corrected, _ = trl_help.ours(trew.preset("gspo", **GEO, beta=beta, kl="k3-corrected"), made.model, inputs)
     assert apart(corrected, gradient) >= WRONG
+
+
+@dataclass(frozen=True)
+class MeanOfSequence(Correction):
+    """Another correction's mean over each sequence, for all its tokens."""
+
+    rule: Correction
+
+    def __call__(self, batch):
+        c = self.rule(batch)
+        return segment_mean(c, mask=batch.mask, ids=batch.sequence_ids, size=batch.size)[batch.sequence_ids]
+
+
+@pytest.mark.parametrize(("mode", "correction"), [("token_truncate", "tis"), ("token_mask", "mis-token")])
+def test_a_token_s_correction_of_a_sequence_ratio_is_where_we_differ(mode, correction):
+    # TRL multiplies s_i A by c_t and differentiates s_i, so that every token gets the sequence's mean of c. Ours stays
+    # with its token, as GSPO-token (and verl, tests/peers/test_verl_correction.py) has it. The value is the same.
+    made, inputs, _ = setting(Case("", {"loss_type": "grpo", **SEQUENCE}, "", {}, {}, data={**MU, "kappa": mode}))
+    loss, gradient = trl_help.theirs(made, inputs)
+    ours = trew.preset("gspo", **GEO, correction=correction, correction_high=1.2)
+    our_loss, our_gradient, _ = trl_help.ours(ours, made.model, inputs)
+    assert same_value(our_loss, loss)
+    assert apart(our_gradient, gradient) >= WRONG
+    spread = ours.replace(correction=(MeanOfSequence(ours.correction[0]),))
+    assert apart(trl_help.ours(spread, made.model, inputs)[1], gradient) <= TOLERANCE
 
 
 def test_sign_matters():

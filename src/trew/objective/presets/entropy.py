@@ -80,7 +80,7 @@ def kl_cov(*, share: float = 2e-3, penalty: float = 1.0, ddof: int = 1, std_eps:
     step.
 
     Deviations: no clip at all, as in the authors' code. share 2e-3 and penalty 1 are its 7B recipe, verl's defaults
-    2e-4 and 0.1.
+    2e-4 and 0.1. A correction for train-rollout mismatch acts on r_t A alone, in verl on the pull as well.
     """
     return Objective(
         name="kl-cov",
@@ -129,7 +129,7 @@ def high_entropy_tokens(
     Use it for long reasoning, where few tokens are decisions; it needs ``entropies``.
 
     Deviations: entropies are the rollout policy's, as in the paper (TRL takes the current one's). All tokens stay in
-    the denominator and under the KL term.
+    the denominator, under the KL term, and under an entropy bonus (TRL: on those tokens only).
     """
     return dapo(eps_low=eps_low, eps_high=eps_high, ddof=ddof, std_eps=std_eps).replace(
         name="high-entropy-tokens", select=(HighEntropyTokens(share),)

@@ -17,7 +17,9 @@ def gspo(*, eps_low: float = 3e-4, eps_high: float = 4e-4, ddof: int = 1, std_ep
 
     Use it for mixtures of experts, whose token ratios jump. Its range is a thousandth of PPO's: 0.2 would never clip.
 
-    Deviations: none known. s_i is not an importance weight of the sequence (that would be the product).
+    Deviations: none known. s_i is not an importance weight of the sequence (that would be the product). What differs
+    from token to token (given advantages, the corrections tis, mis-token, icepop and geo-mask) stays with its own token,
+    as in gspo-token and in verl; TRL differentiates s_i through all of them, which spreads their mean over the sequence.
     """
     return Objective(
         name="gspo",
@@ -47,7 +49,7 @@ def luspo(*, eps_low: float = 2e-3, eps_high: float = 2.5e-3, ddof: int = 1, std
 
     Use it where GSPO's preference for short right answers is in the way.
 
-    Deviations: none known.
+    Deviations: as for gspo.
     """
     return Objective(
         name="luspo",
@@ -65,7 +67,8 @@ def gmpo(*, eps_low: float = 0.4, eps_high: float = 0.4, ddof: int = 1, std_eps:
 
     Use it for fewer extreme ratios than GRPO with a wider range: eps are in log space, 0.4 is [0.67, 1.49].
 
-    Deviations: none known.
+    Deviations: none known. A correction per token stays with its own token; verl takes its geometric mean over the
+    sequence, and TRL's GMPO trainer corrects nothing.
     """
     return Objective(
         name="gmpo",
