@@ -93,7 +93,7 @@ REFUSED = [
     ("ppo-clip", {"beta": 0.1, "kl_place": "to-go"}, "kl_place: got 'to-go'.* accepts 'loss' here"),
     ("pass-at-k", {"overlong_cache": 8}, "overlong_cache: pass-at-k's advantages do not look at the reward's value"),
     ("grpo", {"overlong_cache": -1}, "overlong_cache: got -1"),
-    ("grpo", {"overlong_cache": 1.5}, "overlong_cache: got 1.5 .float., accepts a int"),
+    ("grpo", {"overlong_cache": 1.5}, "overlong_cache: got 1.5 .float., accepts a whole number"),
     ("grpo", {"entropy_bonus": -0.1}, "entropy_bonus: got -0.1, accepts 0 or more"),
     ("grpo", {"beta": True}, "beta: got True"),
     ("rloo", {"ddof": 0}, "rloo has no such setting"),
@@ -124,6 +124,12 @@ def test_all_problems_at_once():
         trew.preset("dapo", eps_hgh=0.3, eps_low="0.2", beta="no")
     assert len(error.value.problems) == 3
     assert "did you mean 'eps_high'" in str(error.value)
+
+
+@pytest.mark.parametrize(("name", "meant"), [("GRPO", "grpo"), ("dr_grpo", "dr-grpo"), ("Clip_Cov", "clip-cov")])
+def test_a_name_in_another_spelling_is_recognised_and_refused(name, meant):
+    with pytest.raises(ConfigError, match=f"^objective.preset: got '{name}' .did you mean '{meant}'.., accepts reinfo"):
+        trew.preset(name)
 
 
 def test_whole_numbers_are_numbers():

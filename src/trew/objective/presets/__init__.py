@@ -90,7 +90,8 @@ def preset(name: str, **overrides: Any) -> Objective:
     Clip(eps_low=0.2, eps_high=0.3)
     """
     if name not in PRESETS:
-        raise ConfigError(f"objective.preset: got {name!r}, accepts {', '.join(PRESETS)}{nearest(name, PRESETS)}")
+        meant = nearest(str(name).lower().replace("_", "-"), PRESETS)
+        raise ConfigError(f"objective.preset: got {name!r}{meant}, accepts {', '.join(PRESETS)}")
     own = settings(name)
     for_all = {f.name: f for f in dataclasses.fields(common.Options)}
     problems = []
@@ -115,6 +116,7 @@ def preset(name: str, **overrides: Any) -> Objective:
 
 
 _KINDS: Mapping[str, type] = {"float": float, "float | None": float, "int": int, "str": str, "bool": bool}
+_SHOWN = {float: "a number", int: "a whole number", str: "a text", bool: "True or False"}
 
 
 def _as_declared(overrides: Mapping[str, Any], kinds: Mapping[str, type]) -> dict[str, Any]:
@@ -129,4 +131,4 @@ def _mismatch(key: str, value: Any, kind: type, like: str) -> list[str]:
         fits = isinstance(value, kind) and isinstance(value, bool) == (kind is bool)
     if fits:
         return []
-    return [f"objective.{key}: got {value!r} ({type(value).__name__}), accepts a {kind.__name__}{like}"]
+    return [f"objective.{key}: got {value!r} ({type(value).__name__}), accepts {_SHOWN[kind]}{like}"]
