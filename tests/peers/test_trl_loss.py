@@ -172,7 +172,7 @@ def setting(case: Case) -> tuple:
 
 
 def trl_s_ratio(inputs: dict, mode: str, *, high: float) -> torch.Tensor:
-    """pi_old / mu of tokens (B, T) or sequences (B, 1), cut off or set to 0 above ``high``, as TRL's trainer makes it."""
+    """pi_old / mu of tokens (B, T) or sequences (B, 1), cut or set to 0 above ``high``, as TRL's trainer does."""
     log_kappa = (inputs["old_per_token_logps"] - inputs["sampling_per_token_logps"]) * trl_help.loss_mask(inputs)
     kappa = (log_kappa.sum(1, keepdim=True) if mode.startswith("sequence") else log_kappa).exp()
     return kappa.clamp(max=high) if mode.endswith("truncate") else kappa.masked_fill(kappa > high, 0.0)

@@ -18,8 +18,8 @@ def gspo(*, eps_low: float = 3e-4, eps_high: float = 4e-4, ddof: int = 1, std_ep
     Use it for mixtures of experts, whose token ratios jump. Its range is a thousandth of PPO's: 0.2 would never clip.
 
     Deviations: none known. s_i is not an importance weight of the sequence (that would be the product). What differs
-    from token to token (given advantages, the corrections tis, mis-token, icepop and geo-mask) stays with its own token,
-    as in gspo-token and in verl; TRL differentiates s_i through all of them, which spreads their mean over the sequence.
+    from token to token (given advantages; the corrections tis, mis-token, icepop, geo-mask) stays with its own token,
+    as in gspo-token and in verl; TRL differentiates s_i under it, which spreads its mean over the sequence.
     """
     return Objective(
         name="gspo",
