@@ -98,7 +98,7 @@ def test_bad_batches_are_refused():
         TokenBatch.from_padded(**(data | {"old_logprobs": data["old_logprobs"][:, 1:]}))
     with pytest.raises(DataError, match="rewards: got None"):
         TokenBatch.from_padded(**(data | {"rewards": None}))
-    with pytest.raises(DataError, match="ref_logprobs: got None; grpo needs it for its divergence"):
+    with pytest.raises(DataError, match="ref_logprobs: got None; grpo needs it for its divergence: "):
         trew.preset("grpo").loss(TokenBatch.from_padded(**(data | {"ref_logprobs": None})))
     with pytest.raises(DataError, match="baselines: got None; remax needs it for its advantage"):
         trew.preset("remax").loss(TokenBatch.from_padded(**data))

@@ -50,7 +50,7 @@ def _normalised(
     sets = ids if normalize == "joint" else 2 * ids + correct.to(torch.int64)
     chosen = torch.where(known, rewards, torch.nan)
     z = (chosen - group_mean(chosen, group_ids=sets)) / group_std(chosen, group_ids=sets, ddof=ddof)
-    return torch.where(known & has_signal(chosen, group_ids=sets), z, 0.0).nan_to_num(0.0)
+    return torch.where(known & has_signal(chosen, group_ids=sets), z, 0.0)
 
 
 def _contrast(correct: Tensor, *, group_ids: Tensor, known: Tensor) -> Tensor:

@@ -32,8 +32,9 @@ def expect(name: str, value: Any, *shapes: Shape, like: Tensor) -> Tensor:
 
 
 def _fits(got: Sequence[int], shape: Shape) -> bool:
-    sizes = zip(got, shape, strict=False)
-    return len(got) == len(shape) and all(n == size if isinstance(size, int) else n >= 1 for n, size in sizes)
+    return len(got) == len(shape) and all(
+        n == size if isinstance(size, int) else n >= 1 for n, size in zip(got, shape, strict=True)
+    )
 
 
 def kind(value: Any) -> str:

@@ -52,7 +52,7 @@ def trpa_loss(
     sign = torch.where(levels[alone] == 1, 1.0, -1.0)
     h = torch.cat([factor[better] * (z[better] - z[worse]), sign * factor[alone] * z[alone]]) * beta
     loss = -logsigmoid(h).sum() / max(len(h), 1)
-    if batch.old_logprobs is None or anchor == 0:  # the policy has not moved: k3 and its derivative are 0
+    if batch.old_logprobs is None:  # the policy has not moved: k3 and its derivative are 0
         return loss
     d = (batch.logprobs - batch.old_logprobs).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
     k3 = torch.where(batch.mask, torch.expm1(-d) + d, 0.0)

@@ -121,7 +121,7 @@ def has_signal(rewards: Float[Tensor, "S"], *, group_ids: Int[Tensor, "S"]) -> B
     low = low.scatter_reduce(0, ids, torch.where(known, rewards, torch.inf), "amin")
     high = torch.full((size,), -torch.inf, dtype=rewards.dtype, device=rewards.device)
     high = high.scatter_reduce(0, ids, torch.where(known, rewards, -torch.inf), "amax")
-    tolerance = 1e-6 * torch.maximum(low.abs(), high.abs()).clamp(min=1e-6)
+    tolerance = 1e-6 * torch.maximum(-low, high).clamp(min=1e-6)
     return (high - low > tolerance)[ids]
 
 

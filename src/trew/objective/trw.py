@@ -6,14 +6,13 @@ Every weight here is a function of the token's ratio and advantage, and PPO's cl
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from .batch import TokenBatch
-from .piece import Coupling, not_negative, one_of, positive, share_of
+from .piece import not_negative, one_of, positive, share_of
 from .weight import Weight
 
 
@@ -146,12 +145,12 @@ class RareTokenBoost(Weight):
     a_max: float = 1.0
     rarity: str = "probability"
     h_max: float = 1.0
-    couples: ClassVar[Coupling] = "token"
 
     def __post_init__(self) -> None:
         not_negative(lam=self.lam)
         positive(a_max=self.a_max, h_max=self.h_max)
         one_of(("probability", "entropy"), rarity=self.rarity)
+        object.__setattr__(self, "couples", self.base.couples)
 
     @property
     def needs(self) -> tuple[str, ...]:
