@@ -21,7 +21,7 @@ from trew.objective.options import Options, apply
 from trew.objective.preference import trpa_loss
 from trew.objective.ratio import GeometricRatio, ProductRatio, TokenRatio
 from trew.objective.shaping import Shape
-from trew.objective.trw import RareTokenBoost
+from trew.objective.trw import Logistic, RareTokenBoost
 from trew.objective.weight import MeanRatioClip
 
 F64 = torch.float64
@@ -175,6 +175,10 @@ def test_a_boost_sees_as_much_as_its_base():
      ("pass-at-k", {"k": True}, r"k: got True \(bool\), accepts a whole number like the default 4$"),
      ("dapo", {"eps_low": "0.2"}, r"eps_low: got '0.2' \(str\), accepts a number like the default 0.2$"),
      ("dapo", {"dynamic_sampling": 1}, r"dynamic_sampling: got 1 \(int\), accepts True or False$"),
+     ("trw-logistic", {"gamma": math.nan}, r"gamma: got nan \(float\), accepts a number like the default 1.0$"),
+     ("trw-logistic", {"gamma": math.inf}, "gamma: got inf, accepts a finite number$"),
+     ("ppo-clip", {"overlong_cache": 8}, "overlong_cache: ppo-clip's advantages do not look at the reward's value"),
+     ("ppo-clip", {"beta": 0.1, "kl_place": "reward"}, "kl_place: got 'reward', but ppo-clip's .* accepts 'loss' here"),
      ("dapo", {"kl": 3}, r"kl: got 3 \(int\), accepts a text$")],
 )  # fmt: skip
 def test_settings_of_another_type(name, settings, message):
@@ -229,3 +233,53 @@ def test_another_correction_has_its_own_bounds():
     assert apply(bounded, beta=0.5).correction == bounded.correction
     masked = trew.preset("dapo", correction="opsm", opsm_delta=0.125)
     assert apply(masked, correction="tis+opsm").correction[1].delta == 0.5
+
+
+def test_options_are_read_off_an_objective():
+    both = Options.of(trew.preset("dapo", correction="opsm+tis", opsm_delta=0.25))
+    assert (both.correction, both.correction_high, both.opsm_delta) == ("tis+opsm", 2.0, 0.25)
+    corrected = trew.preset("reinforce", beta=0.1, kl="k3-corrected", kl_place="loss")
+    assert corrected.reference.behaviour == "old"
+
+
+def test_options_are_taken_back():
+    cut = apply(trew.preset("cppo"), overlong_filtering=True)
+    assert [type(p).__name__ for p in cut.prune] == ["LargestAdvantages", "Finished"]
+    assert apply(cut, overlong_filtering=False) == trew.preset("cppo")
+    punished = trew.preset("dapo", overlong_cache=4)
+    assert apply(punished, overlong_cache=8) == trew.preset("dapo", overlong_cache=8)
+    assert apply(punished, overlong_cache=0) == trew.preset("dapo")
+
+
+def test_what_presets_need():
+    assert trew.preset("ppo-clip").needs == ("advantages",)
+    assert trew.preset("aipo").needs == ("rewards", "rollout_logprobs")
+    assert trew.preset("high-entropy-tokens").needs == ("rewards", "entropies")
+
+
+def test_a_sequence_s_ratio_leaves_out_what_carries_no_loss():
+    batch = make(1, 3, old_logprobs=f(-2, -3, -5)[None]).replace(mask=torch.tensor([True, False, True]))
+    assert ProductRatio()(batch).log().tolist() == pytest.approx([5, 5, 5])
+    assert GeometricRatio()(batch).log().tolist() == pytest.approx([2.5, 2.5, 2.5])
+
+
+def test_a_cap_bounds_what_a_floor_of_the_weight_lets_grow():
+    ratio, a = f(1, 4, 16), f(-1, -1, -1)
+    plain, capped = (Logistic(cap=cap)(ratio, advantages=a, batch=make(1, 3)) for cap in (math.inf, 2.0))
+    assert torch.allclose(capped, plain / f(1, 2, 8))
+
+
+def test_one_reward_in_a_column():
+    one, column = (make(rewards=r) for r in (f(1, 0, 0, 0), f(1, 0, 0, 0)[:, None]))
+    assert column.rewards.shape == (4, 1)
+    assert torch.equal(*(trew.preset("dapo").loss(b).coefficients for b in (one, column)))
+
+
+def test_small_rewards_have_a_mean_to_divide_by():
+    assert trew.preset("maxrl").loss(make(2, rewards=f(1e-8, 0))).advantages[:, 0].tolist() == pytest.approx([1, -1])
+
+
+def test_the_effective_sample_size_has_the_correction_in_it():
+    batch = make(1, 2, rewards=None, advantages=f(1, 1)[None])
+    out = token_metrics(batch, ratio=f(2, 1), weight=f(1, 1), correction=f(0.5, 1))
+    assert out["ess"] == (1.0, 1.0)

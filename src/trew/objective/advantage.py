@@ -45,7 +45,7 @@ def pass_at_k(rewards: Float[Tensor, "S"], *, group_ids: Int[Tensor, "S"], k: in
         """C(wrong, k) / C(n, k): the chance that k of n answers, drawn without putting back, are all wrong."""
         chance = torch.ones_like(n)
         for j in range(k):
-            chance = chance * ((wrong - j).clamp(min=0) / (n - j))
+            chance = chance * ((wrong - j) / (n - j))
         return chance
 
     miss = all_wrong(wrong, n, k)

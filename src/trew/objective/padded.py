@@ -69,7 +69,7 @@ def flags(name: str, value: Any, shape: Shape, *, like: Tensor) -> Bool[Tensor, 
 def whole(name: str, value: Any, shape: Shape, *, like: Tensor) -> Tensor:
     """Whole numbers, as int64; float ids are refused rather than cut."""
     value = expect(name, value, shape, like=like)
-    if value.is_floating_point() or value.is_complex():
+    if value.is_floating_point():
         raise DataError(f"{name}: got {value.dtype}, accepts whole numbers: pass {name}.long() if they are")
     return value.to(torch.int64)
 

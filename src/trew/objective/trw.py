@@ -5,6 +5,7 @@ Every weight here is a function of the token's ratio and advantage, and PPO's cl
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -117,6 +118,8 @@ class Logistic(Weight):
     def __post_init__(self) -> None:
         not_negative(alpha=self.alpha, eta=self.eta)
         positive(cap=self.cap)
+        if not math.isfinite(self.gamma):
+            raise ValueError(f"gamma: got {self.gamma!r}, accepts a finite number")
 
     def __call__(self, ratio: Tensor, *, advantages: Tensor, batch: TokenBatch) -> Tensor:
         w = logistic_weight(
