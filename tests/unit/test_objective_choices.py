@@ -13,8 +13,9 @@ import trew
 from trew import TokenBatch
 from trew.errors import ConfigError, DataError
 from trew.objective.batch import Denominators
+from trew.objective.correction import truncated_importance
 from trew.objective.covariance import CovariancePenalty
-from trew.objective.divergence import KL, Divergence
+from trew.objective.divergence import KL, Divergence, SequenceSquare
 from trew.objective.filter import LargestAdvantages, largest_in_group
 from trew.objective.metrics import token_metrics
 from trew.objective.options import Options, apply
@@ -283,3 +284,24 @@ def test_the_effective_sample_size_has_the_correction_in_it():
     batch = make(1, 2, rewards=None, advantages=f(1, 1)[None])
     out = token_metrics(batch, ratio=f(2, 1), weight=f(1, 1), correction=f(0.5, 1))
     assert out["ess"] == (1.0, 1.0)
+
+
+def test_bounds_reach_what_they_bound():
+    kappa = truncated_importance(f(-3, 0), rollout_logprobs=f(0, 0), low=0.5)
+    assert kappa.tolist() == [0.5, 1]
+    with pytest.raises(ConfigError, match=r"^objective.tau_neg: got inf, accepts 0 or more"):
+        trew.preset("sapo", tau_neg=math.inf)
+    clip, low = MeanRatioClip(eps_low=0.5), f(0.7, 0.7)
+    assert clip(low, advantages=f(-1, -1), batch=make(1)).tolist() == [1, 1]
+    assert MeanRatioClip()(low, advantages=f(-1, -1), batch=make(1)).tolist() == [0, 0]
+
+
+def test_a_residual_leaves_out_what_carries_no_loss():
+    batch = make(1, 2, old_logprobs=f(-2, -2)[None]).replace(mask=torch.tensor([True, False]))
+    assert SequenceSquare(0.5).derivative(batch).tolist() == [0.5, 0.5]
+
+
+def test_two_corrections_are_multiplied():
+    fields = {"advantages": f(1, -1), "rewards": None, "rollout_logprobs": torch.full((2, 2), -0.25, dtype=F64)}
+    out = trew.preset("dr-grpo", aggregate="token-mean", correction="tis+opsm").loss(make(2, **fields))
+    assert out.metrics["correction"] == (pytest.approx(2 * math.exp(-0.75)), 4.0)
