@@ -70,3 +70,11 @@ def test_what_is_refused(kind, args, says):
 def test_an_unknown_name_is_no_attribute():
     with pytest.raises(AttributeError, match="did you mean 'math'"):
         _ = rewards.maths
+
+
+def test_steps_of_a_coroutine_function_are_refused():
+    async def later(completions, **_):
+        return [[] for _ in completions]
+
+    with pytest.raises(ConfigError, match="accepts an ordinary one"):
+        rewards.steps(later)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import re
 from typing import Any
 
 import pytest
@@ -13,11 +12,13 @@ from datasets import Dataset
 from peer_compare import GROUPS, LENGTHS, MAX_LENGTH, TOLERANCE, WRONG, apart, noise
 from test_trl_rewards import CUT, scripted
 from torch import Tensor
+from transformers import TrainingArguments
 from trl import GRPOTrainer as Plain
 
 import trew
 from trew.errors import ConfigError, DataError
 from trew.integrations.trl import GRPOTrainer, hooks, refusals, rewards, step
+from trew.objective.ratio import TokenRatio
 
 ROWS = len(LENGTHS)
 REFUSED = {name for name in trew.presets() if refusals.of_objective(trew.preset(name, dynamic_sampling=False))}
@@ -30,6 +31,7 @@ SPLITS = {
 }
 REWARDS = (1.0, 0.0, 0.5, 0.0, 0.0, 0.9, 1.0, 0.0)
 STEPS = [[(1, 0.5), (n, float(i % 3))] for i, n in enumerate(LENGTHS)]
+STEPPED = rewards.steps(lambda completions, **_: STEPS)
 OPTIONS = [
     ("grpo", {"beta": 0.0, "correction": "tis"}),
     ("dapo", {"correction": "mis"}),
@@ -54,6 +56,10 @@ OPTIONS = [
 ]
 
 
+def constant(completions: list, **_: Any) -> list[float]:
+    return [1.0] * len(completions)
+
+
 def objective(name: str, **settings: Any) -> trew.Objective:
     return trew.preset(name, **{"dynamic_sampling": False, **settings})
 
@@ -75,7 +81,7 @@ def trainer(chosen: trew.Objective, settings: dict[str, Any] | None = None, **mo
     mu = sampler() if "rollout_logprobs" in chosen.needs else None
     functions, rollout = scripted(more.pop("table", REWARDS), cut=CUT, mu=mu)
     if "step_rewards" in chosen.needs:
-        functions = [rewards.steps(lambda completions, **_: STEPS)]
+        functions = [STEPPED]
     made = trl_help.trainer(
         settings, rows=ROWS // parts, kind=functools.partial(GRPOTrainer, objective=chosen),
         reward_funcs=functions, rollout_func=rollout, **more,
@@ -265,11 +271,56 @@ class TestRefusals:
             (objective("grpo-process"), {}, "rewards.steps"),
             (objective("dapo"), {"use_vllm": True}, 'correction="mis"'),
             (objective("dapo"), {"gradient_accumulation_steps": 4, "steps_per_generation": 2}, "accepts a multiple"),
+            # Its mask is against the sampler, but it corrects nothing.
+            (objective("dapo", correction="opsm"), {"use_vllm": True}, "vllm_importance_sampling_correction"),
+            (objective("prime-rl").replace(ratio=TokenRatio()), {"use_vllm": True}, "has no correction"),
+            (objective("dapo", correction="tis"), {"use_vllm": True, "top_p": 0.9}, "top_p: got 0.9"),
+            (objective("dapo", correction="tis"), {"use_vllm": True, "repetition_penalty": 1.1}, "accepts 1.0 here"),
+            (objective("aipo"), {"use_vllm": True, "generation_kwargs": {"min_p": 0.1}}, "min_p: got 0.1"),
+            (objective("pass-at-k", k=4), {}, "k: got 4, accepts less than num_generations = 4"),
+            (objective("dapo", overlong_cache=13), {}, "overlong_cache: got 13, accepts at most .* 12"),
         ],
     )  # fmt: skip
     def test_reason(self, chosen, settings, says):
         with pytest.raises(ConfigError, match=says):
             trl_help.trainer(settings, kind=functools.partial(GRPOTrainer, objective=chosen))
+
+    @pytest.mark.parametrize(
+        ("functions", "settings", "says"),
+        [
+            ([STEPPED, STEPPED], {}, "put one rewards.steps.*got 2"),
+            ([STEPPED, len], {}, "the others would be dropped"),
+            ([STEPPED, len], {"reward_weights": [2.0, 0.0]}, "accepts 1 for the function that scores steps"),
+        ],
+    )
+    def test_reward_functions_that_would_be_dropped(self, functions, settings, says):
+        with pytest.raises(ConfigError, match=says):
+            trl_help.trainer(
+                settings, kind=functools.partial(GRPOTrainer, objective=objective("grpo-process")),
+                reward_funcs=functions,
+            )  # fmt: skip
+
+    def test_functions_beside_the_steps_are_logged_alone(self):
+        chosen, found = objective("grpo-process"), []
+        unjudged = rewards.steps(lambda completions, **_: [None, *STEPS[1:]])
+        for functions, settings in (([unjudged], {}), ([unjudged, constant], {"reward_weights": [1.0, 0.0]})):
+            made = trl_help.trainer(
+                settings, kind=functools.partial(GRPOTrainer, objective=chosen), reward_funcs=functions,
+                rollout_func=scripted(REWARDS)[1],
+            )  # fmt: skip
+            inputs = made._generate_and_score_completions([{"prompt": trl_help.PROMPTS[g]} for g in GROUPS])
+            found.append(inputs)
+        assert not found[0][step.MASK][0].any()
+        for name in ("advantages", step.SHARES, step.MASK):
+            assert found[0][name].equal(found[1][name])
+        assert made._metrics["train"]["rewards/constant/mean"] == [1.0]
+
+    def test_a_setting_that_nobody_has_looked_at(self, monkeypatch):
+        known = refusals.TRLS - {"top_p"}
+        monkeypatch.setattr(refusals, "TRLS", known)
+        trainer(objective("dapo"))
+        with pytest.raises(ConfigError, match=r"top_p: got 0.5, which is newer than what trew knows"):
+            trainer(objective("dapo"), {"top_p": 0.5})
 
     def test_all_at_once(self):
         settings = {"loss_type": "grpo", "delta": 4.0}
@@ -281,16 +332,12 @@ class TestRefusals:
         with pytest.raises(ConfigError, match="accepts an Objective"):
             trl_help.trainer({}, kind=functools.partial(GRPOTrainer, objective="dapo"))
 
-    def test_every_setting_of_a_loss_is_known(self):
-        # A new release's setting that shapes the loss would be dropped: a name is either decided or TRL's business.
-        of_loss = re.compile(
-            "loss|epsilon|delta|entropy|sapo|vespo|importance|clip|scale_rewards|aggregation|mask|bias"
-        )
-        business = {"vllm_importance_sampling_correction", "router_aux_loss_coef"}
-        named = {f for f in trl_help.GRPOConfig.__dataclass_fields__ if of_loss.search(f)}
+    def test_every_setting_is_either_decided_or_trl_s(self):
         parents = {f for base in trl_help.GRPOConfig.__mro__[2:] for f in getattr(base, "__dataclass_fields__", {})}
-        assert named - parents - business == set(refusals.DECIDED) & named
-        assert set(refusals.DECIDED) <= set(trl_help.GRPOConfig.__dataclass_fields__)
+        own = set(trl_help.GRPOConfig.__dataclass_fields__) - (parents - set(trl_help.GRPOConfig.__annotations__))
+        general = set(TrainingArguments.__dataclass_fields__)
+        assert own - general == (set(refusals.DECIDED) | refusals.TRLS) - general
+        assert not set(refusals.DECIDED) & refusals.TRLS
 
     def test_a_batch_that_nobody_planned(self):
         made = trainer(objective("dapo"), SPLITS["accumulated"])

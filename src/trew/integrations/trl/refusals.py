@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+import importlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ...objective import Objective, preset, presets
+from ...objective.advantage import PassAtK
+from ...objective.shaping import SoftOverlong
 
 DECIDED = {
     "loss_type": "the preset's name",
@@ -39,6 +42,25 @@ DECIDED = {
 }
 """GRPOConfig's settings that the objective decides, and what says the same thing of an objective."""
 
+TRLS = frozenset({
+    "beta", "cache_implementation", "cast_lm_head_to_fp32", "chat_template_kwargs", "disable_dropout",
+    "ds3_gather_for_generation", "generation_batch_size", "generation_kwargs", "log_completions",
+    "log_completions_hub_repo", "log_multimodal", "log_unique_prompts", "max_completion_length",
+    "max_tool_calling_iterations", "min_p", "model_init_kwargs", "num_completions_to_print", "num_generations",
+    "num_generations_eval", "num_iterations", "pad_to_multiple_of", "ref_model_mixup_alpha", "ref_model_sync_steps",
+    "repetition_penalty", "reward_weights", "router_aux_loss_coef", "shuffle_dataset", "steps_per_generation",
+    "sync_ref_model", "temperature", "top_k", "top_p", "transformers_continuous_batching_config",
+    "trust_remote_code", "use_transformers_continuous_batching", "use_transformers_paged", "use_vllm",
+    "vllm_enable_sleep_mode", "vllm_gpu_memory_utilization", "vllm_group_port",
+    "vllm_importance_sampling_correction", "vllm_max_model_length", "vllm_mode", "vllm_model_impl",
+    "vllm_server_base_url", "vllm_server_host", "vllm_server_port", "vllm_server_timeout",
+    "vllm_structured_outputs_regex", "vllm_tensor_parallel_size",
+})  # fmt: skip
+"""GRPOConfig's settings that mean here what they mean in TRL."""
+
+CUTS = {"top_p": (1.0, None), "top_k": (0, -1, None), "min_p": (0.0, None), "repetition_penalty": (1.0, None)}
+"""Settings with which the sampler's log-probs are not those of the policy, and their values that are off."""
+
 
 def of_objective(objective: Objective) -> list[str]:
     """Why an objective cannot run in TRL, whatever the settings; empty where it can."""
@@ -67,27 +89,14 @@ def offered() -> tuple[list[str], list[str]]:
     return runs, [name for name in names if name not in runs]
 
 
-def of_run(objective: Objective, args: Any, *, rollout_func: Any, step_rewards: bool) -> list[str]:
-    """Everything about an objective and a GRPOConfig that cannot be honoured, one line each."""
+def of_run(objective: Objective, args: Any, *, rollout_func: Any = None, reward_funcs: Sequence[Any] = ()) -> list[str]:
+    """Everything about an objective, a GRPOConfig and reward functions that cannot be honoured, one line each."""
     problems = [f"objective: {problem}" for problem in of_objective(objective)]
     problems += _decided_twice(objective, args)
-    needs = objective.needs
-    if "rollout_logprobs" in needs and not args.use_vllm and rollout_func is None:
-        problems.append(
-            f"objective: {objective.name} needs the sampler's log-probs, which TRL has from vLLM or a rollout_func: "
-            "set use_vllm=True, or take an objective without a correction"
-        )
-    if "step_rewards" in needs and not step_rewards:
-        problems.append(
-            f"objective: {objective.name} needs rewards of steps: put rewards.steps(function) of "
-            "trew.integrations.trl among reward_funcs"
-        )
-    if args.use_vllm and args.vllm_importance_sampling_correction and "rollout_logprobs" not in needs:
-        problems.append(
-            "vllm_importance_sampling_correction: got True (TRL's default), but the objective decides how the "
-            'difference to vLLM is corrected, and has no correction: pass correction="mis" to trew.preset for what TRL '
-            "does by default, or set it to False"
-        )
+    problems += _unknown(args)
+    problems += _of_sampler(objective, args, rollout_func=rollout_func)
+    problems += _of_steps(objective, args, reward_funcs)
+    problems += _teaches_nothing(objective, args)
     parts, accumulated = args.steps_per_generation, args.gradient_accumulation_steps
     if parts % accumulated:
         problems.append(
@@ -111,6 +120,84 @@ def _decided_twice(objective: Objective, args: Any) -> Iterator[str]:
             f"beta: got {args.beta!r}, but the objective's is {objective.beta!r}: leave it out, and pass beta to "
             "trew.preset"
         )
+
+
+def _unknown(args: Any) -> Iterator[str]:
+    """Settings of a newer TRL that may shape the loss: what nobody has looked at is not dropped."""
+    general = {field.name for field in dataclasses.fields(importlib.import_module("transformers").TrainingArguments)}
+    for field in dataclasses.fields(importlib.import_module("trl").GRPOConfig):
+        if field.name not in {*DECIDED, *TRLS, *general} and getattr(args, field.name) != field.default:
+            yield (
+                f"{field.name}: got {getattr(args, field.name)!r}, which is newer than what trew knows of TRL, so that "
+                "it cannot say whether the objective is to decide it: leave it out, or update trew"
+            )
+
+
+def _of_sampler(objective: Objective, args: Any, *, rollout_func: Any) -> Iterator[str]:
+    """About log-probs of the sampler: where they come from, and who corrects for them."""
+    reads = "rollout_logprobs" in objective.needs
+    if reads and not args.use_vllm and rollout_func is None:
+        yield (
+            f"objective: {objective.name} needs the sampler's log-probs, which TRL has from vLLM or a rollout_func: "
+            "set use_vllm=True, or take an objective without a correction"
+        )
+    corrects = objective.ratio.anchor == "rollout" or any(rule.mismatch for rule in objective.correction)
+    if args.use_vllm and args.vllm_importance_sampling_correction and not corrects:
+        yield (
+            "vllm_importance_sampling_correction: got True (TRL's default), but the objective decides how the "
+            'difference to vLLM is corrected, and has no correction: pass correction="mis" to trew.preset for what TRL '
+            "does by default, or set it to False"
+        )
+    given = {name: getattr(args, name) for name in CUTS} | {
+        name: value for name, value in (args.generation_kwargs or {}).items() if name in CUTS
+    }
+    for name, value in given.items() if reads else ():
+        if value not in CUTS[name]:
+            yield (
+                f"{name}: got {value!r}, accepts {CUTS[name][0]!r} here: {objective.name} reads the sampler's "
+                "log-probs, and those of a changed distribution are not the policy's"
+            )
+
+
+def _of_steps(objective: Objective, args: Any, functions: Sequence[Any]) -> Iterator[str]:
+    """About functions that score steps, and those beside them."""
+    if "step_rewards" not in objective.needs:
+        return
+    scoring = [hasattr(function, "taken") for function in functions]
+    if sum(scoring) != 1:
+        yield (
+            f"objective: {objective.name} needs rewards of steps: put one rewards.steps(function) of "
+            f"trew.integrations.trl among reward_funcs; got {sum(scoring)}"
+        )
+    if objective.advantage.reads_rewards:
+        return
+    weights = args.reward_weights or [1.0] * len(functions)
+    if any(weight for weight, of_steps in zip(weights, scoring, strict=False) if not of_steps):
+        yield (
+            f"reward_funcs: {objective.name} reads the rewards of steps alone, so that the others would be dropped: "
+            "take them out, add them to the steps, or give them a weight of 0 in reward_weights to have them logged"
+        )
+    if any(weight != 1 for weight, of_steps in zip(weights, scoring, strict=False) if of_steps):
+        yield (
+            f"reward_weights: {objective.name} reads the steps' own numbers: accepts 1 for the function that scores "
+            "steps"
+        )
+
+
+def _teaches_nothing(objective: Objective, args: Any) -> Iterator[str]:
+    """Settings with which no completion could have an advantage, or all would be punished."""
+    advantage, size = objective.advantage, args.num_generations
+    if isinstance(advantage, PassAtK) and advantage.k >= size:
+        yield (
+            f"k: got {advantage.k}, accepts less than num_generations = {size}: whether one of all completions is "
+            "right says nothing about any single one"
+        )
+    for shape in objective.shape:
+        if isinstance(shape, SoftOverlong) and shape.cache > args.max_completion_length:
+            yield (
+                f"overlong_cache: got {shape.cache}, accepts at most max_completion_length = "
+                f"{args.max_completion_length}"
+            )
 
 
 def table() -> str:

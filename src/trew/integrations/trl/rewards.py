@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -95,6 +96,8 @@ class StepFunction:
     """A function that scores steps, for ``grpo-process``. TRL logs the sum of each completion's steps."""
 
     def __init__(self, function: Callable[..., Sequence[Steps | None]]):
+        if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__):
+            raise ConfigError(f"rewards.steps: got the coroutine function {function!r}, accepts an ordinary one")
         self.function = function
         self.__name__ = getattr(function, "__name__", type(function).__name__)
         self._last: list[list[tuple[int, float]]] = []

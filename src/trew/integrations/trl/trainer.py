@@ -54,8 +54,7 @@ class GRPOTrainer(trl.GRPOTrainer):
             name = model if isinstance(model, str) else model.config._name_or_path
             args = trl.GRPOConfig(f"{name.split('/')[-1]}-GRPO")  # as TRL does
         functions = reward_funcs if isinstance(reward_funcs, list) else [reward_funcs]
-        steps = any(hasattr(function, "taken") for function in functions)
-        if problems := refusals.of_run(objective, args, rollout_func=rollout_func, step_rewards=steps):
+        if problems := refusals.of_run(objective, args, rollout_func=rollout_func, reward_funcs=functions):
             raise ConfigError(problems)
         if "ref_logprobs" in objective.needs:
             args = copy.copy(args)
@@ -86,6 +85,7 @@ class GRPOTrainer(trl.GRPOTrainer):
         assert self._scored is not None
         rewards, ids = self._scored
         self._scored = None
+        read = [i for i, f in enumerate(self.reward_funcs) if self._reads(f)]
         mask = step.loss_mask(output)
         fields: dict[str, Any] = {
             "old_logprobs": output.get("old_per_token_logps"),
@@ -109,8 +109,8 @@ class GRPOTrainer(trl.GRPOTrainer):
             logprobs=torch.zeros(everyone.shape, device=mask.device),
             mask=everyone,
             group_ids=torch.arange(len(everyone), device=mask.device) // generations,
-            rewards=rewards,
-            reward_weights=self.reward_weights.to(rewards.device),
+            rewards=rewards[:, read],
+            reward_weights=self.reward_weights.to(rewards.device)[read],
             truncated=torch.tensor(truncated, device=mask.device),
             step_rewards=self._step_rewards(),
             max_length=self.max_completion_length,
@@ -123,6 +123,11 @@ class GRPOTrainer(trl.GRPOTrainer):
         pieces = [piece for axis, piece in self.objective.pieces() if axis != "entropy"]
         shaped = any(getattr(piece, "place", "loss") != "loss" for piece in pieces)
         return shaped or any("entropies" in piece.needs for piece in pieces)
+
+    def _reads(self, function: Any) -> bool:
+        """Whether what a reward function says counts; where steps alone do, others are there to be logged."""
+        of_steps = "step_rewards" in self.objective.needs and not self.objective.advantage.reads_rewards
+        return hasattr(function, "taken") or not of_steps
 
     def _step_rewards(self) -> list[Any] | None:
         """(end, value) lists of all processes' completions; None where no reward function scores steps."""
@@ -145,6 +150,7 @@ class GRPOTrainer(trl.GRPOTrainer):
     def _prepare_inputs(self, generation_batch: Any) -> Inputs:
         inputs = super()._prepare_inputs(generation_batch)
         if not self.model.training:
+            self._planned = False  # that of training has been looked at when it was made
             return self._coupled([inputs])[0]
         parts, size = self._buffered_inputs, self.args.gradient_accumulation_steps
         if self._planned and len(parts) > size:
