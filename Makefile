@@ -5,9 +5,10 @@ BIN := $(VENV)/bin
 SEED ?= 0
 OUT ?= runs/demo
 PEER_trl := trl==1.16.0
+PEER_trl-previous := trl==1.15.0
 PEER_verl := verl==0.9.1
 
-.PHONY: audit demo docs mutation performance test test-slow test-peers check format clean fetch
+.PHONY: audit demo docs mutation performance test test-slow test-peers test-trl-previous check format clean fetch
 
 demo: $(VENV)/.installed fetch
 	$(BIN)/trew demo --seed $(SEED) --out $(OUT) --overwrite
@@ -29,6 +30,11 @@ test-slow: $(VENV)/.installed-dev fetch
 test-peers: .venv-trl/.installed .venv-verl/.installed
 	PYTHONPATH=src OMP_NUM_THREADS=1 .venv-trl/bin/python -m pytest -W ignore tests/peers/test_trl_*.py
 	PYTHONPATH=src OMP_NUM_THREADS=1 .venv-verl/bin/python -m pytest -W ignore tests/peers/test_verl_*.py
+
+# The release of TRL before, by the same tests; it needs Triton, which its interpreter runs on a CPU. Seven minutes.
+test-trl-previous: .venv-trl-previous/.installed
+	TRITON_INTERPRET=1 PYTHONPATH=src OMP_NUM_THREADS=1 .venv-trl-previous/bin/python -m pytest -W ignore \
+	  $(filter-out tests/peers/test_trl_step.py,$(wildcard tests/peers/test_trl_*.py))
 
 .venv-%/.installed: tests/peers/%.txt Makefile
 	@test -x .venv-$*/bin/python || $(PYTHON) -m venv .venv-$* || { rm -rf .venv-$*; exit 2; }
@@ -78,4 +84,4 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	@touch $@
 
 clean:
-	rm -rf $(VENV) .venv-trl .venv-verl build dist runs
+	rm -rf $(VENV) .venv-trl .venv-trl-previous .venv-verl build dist runs

@@ -60,7 +60,10 @@ def test_the_doctor_here():
     assert "not remax, ppo-clip" in found["presets"][1]
 
 
-@pytest.mark.parametrize(("version", "mark"), [("1.16.3", "ok"), ("1.15.3", "note"), ("1.17.0", "note"), (None, "bad")])
+@pytest.mark.parametrize(
+    ("version", "mark"),
+    [("1.16.3", "ok"), ("1.15.3", "ok"), ("1.14.2", "note"), ("1.17.0", "note"), (None, "bad")],
+)
 def test_the_doctor_elsewhere(monkeypatch, version, mark):
     monkeypatch.setattr(hooks, "installed", lambda: version)
     lines = list(doctor.found())

@@ -6,7 +6,7 @@ import importlib.metadata
 import inspect
 from typing import Any
 
-TESTED = ("1.16",)
+TESTED = ("1.15", "1.16")
 """Releases whose trainers ours has been run in, with every preset."""
 
 HOOKS: dict[str, tuple[str, ...]] = {
