@@ -61,6 +61,7 @@ class GRPOTrainer(trl.GRPOTrainer):
             args.beta = objective.beta  # what makes TRL load a reference model
         self.objective = objective
         self._scored: tuple[Tensor, list[Any]] | None = None  # rewards (S, K) of all processes, own completions
+        self._sums: list[Mapping[str, tuple[float, float]]] = []  # metrics of the optimizer step's micro-batches so far
         self._planned = False  # whether the buffered generation batch still lacks its optimizer steps' denominators
         super().__init__(model, reward_funcs, args, *more, rollout_func=rollout_func, **kwargs)
 
@@ -217,7 +218,7 @@ class GRPOTrainer(trl.GRPOTrainer):
         else:
             out = self.objective.loss(batch)
             loss = out.loss
-            log_metrics(self, self._of_all_sums({**out.metrics, **trl_metrics(self, out)}))
+            self._count({**out.metrics, **trl_metrics(self, out)}, micro_batches=accumulated)
         # Gradients are averaged over processes, and the shares are those of all of them together.
         loss = loss * self._processes
         if self.aux_loss_enabled:
@@ -226,6 +227,17 @@ class GRPOTrainer(trl.GRPOTrainer):
             mean = self.accelerator.gather_for_metrics(auxiliary).mean().item()
             self._metrics["train" if training else "eval"]["aux_loss"].append(mean)
         return loss
+
+    def _count(self, metrics: Mapping[str, tuple[float, float]], *, micro_batches: int) -> None:
+        """Logs metrics once per optimizer step: a mean over its tokens, not over its micro-batches' means."""
+        self._sums.append(metrics)
+        if len(self._sums) < micro_batches:
+            return
+        names = dict.fromkeys(name for part in self._sums for name in part)
+        parts = {name: [part[name] for part in self._sums if name in part] for name in names}
+        self._sums = []
+        added = {name: (sum(v for v, _ in pairs), sum(n for _, n in pairs)) for name, pairs in parts.items()}
+        log_metrics(self, self._of_all_sums(added))
 
     def _forward(self, model: Any, inputs: Inputs, *, auxiliary: bool = False, rows: int | None = None) -> Any:
         """Log-probs and entropies of the completions, (B, C), and a mixture-of-experts model's auxiliary loss."""
