@@ -95,7 +95,7 @@ def of_run(objective: Objective, args: Any, *, rollout_func: Any = None, reward_
     problems += _decided_twice(objective, args)
     problems += _unknown(args)
     problems += _of_sampler(objective, args, rollout_func=rollout_func)
-    problems += _of_steps(objective, args, reward_funcs)
+    problems += of_rewards(objective, reward_funcs, weights=args.reward_weights)
     problems += _teaches_nothing(objective, args)
     parts, accumulated = args.steps_per_generation, args.gradient_accumulation_steps
     if parts % accumulated:
@@ -159,29 +159,32 @@ def _of_sampler(objective: Objective, args: Any, *, rollout_func: Any) -> Iterat
             )
 
 
-def _of_steps(objective: Objective, args: Any, functions: Sequence[Any]) -> Iterator[str]:
-    """About functions that score steps, and those beside them."""
+def of_rewards(objective: Objective, functions: Sequence[Any], *, weights: Sequence[float] | None) -> list[str]:
+    """Why an objective that needs rewards of steps cannot run with these reward functions; empty where it can."""
     if "step_rewards" not in objective.needs:
-        return
+        return []
     scoring = [hasattr(function, "taken") for function in functions]
+    problems = []
     if sum(scoring) != 1:
-        yield (
+        problems.append(
             f"objective: {objective.name} needs rewards of steps: put one rewards.steps(function) of "
             f"trew.integrations.trl among reward_funcs; got {sum(scoring)}"
         )
     if objective.advantage.reads_rewards:
-        return
-    weights = args.reward_weights or [1.0] * len(functions)
-    if any(weight for weight, of_steps in zip(weights, scoring, strict=False) if not of_steps):
-        yield (
-            f"reward_funcs: {objective.name} reads the rewards of steps alone, so that the others would be dropped: "
-            "take them out, add them to the steps, or give them a weight of 0 in reward_weights to have them logged"
+        return problems
+    given = list(zip([1.0] * len(functions) if weights is None else weights, scoring, strict=False))
+    if any(weight for weight, of_steps in given if not of_steps):
+        problems.append(
+            f"reward_funcs: {objective.name} reads the rewards of steps alone, so that the others (an environment's "
+            "get_reward among them) would be dropped: take them out, add them to the steps, or give them a weight of 0 "
+            "in reward_weights to have them logged"
         )
-    if any(weight != 1 for weight, of_steps in zip(weights, scoring, strict=False) if of_steps):
-        yield (
+    if any(weight != 1 for weight, of_steps in given if of_steps):
+        problems.append(
             f"reward_weights: {objective.name} reads the steps' own numbers: accepts 1 for the function that scores "
             "steps"
         )
+    return problems
 
 
 def _teaches_nothing(objective: Objective, args: Any) -> Iterator[str]:

@@ -64,6 +64,9 @@ class GRPOTrainer(trl.GRPOTrainer):
         self._sums: list[Mapping[str, tuple[float, float]]] = []  # metrics of the optimizer step's micro-batches so far
         self._planned = False  # whether the buffered generation batch still lacks its optimizer steps' denominators
         super().__init__(model, reward_funcs, args, *more, rollout_func=rollout_func, **kwargs)
+        # An environment's reward is found only now.
+        if problems := refusals.of_rewards(objective, self.reward_funcs, weights=self.reward_weights.tolist()):
+            raise ConfigError(problems)
 
     # ---- once per generation
 
