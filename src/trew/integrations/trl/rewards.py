@@ -1,13 +1,20 @@
-"""Our graders as TRL reward functions: ``reward_funcs=[rewards.math(), rewards.format(template=...)]``."""
+"""Our graders as TRL reward functions: ``reward_funcs=[rewards.math(), rewards.format(template=...)]``, or a recipe's
+whole list of rewards as one: ``reward_funcs=[rewards.together([{"name": "math"}, ...])]``."""
 
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
+from ...config import RewardConfig, build
 from ...errors import ConfigError, DataError
+from ...rewards import RewardSet
 from ...rewards.builtin import KINDS, argument_problems, graded_together, unknown_kind
+from ...rewards.trial import text_group
+from ...types import Group, Prompt
 
 Completion = str | Sequence[Mapping[str, Any]]
 """As TRL gives it: text, or the messages of a conversation."""
@@ -30,12 +37,26 @@ def text_of(completion: Completion) -> str:
     return "".join(piece.get("text") or "" for piece in content)
 
 
+def rows_of(
+    columns: Mapping[str, Any], count: int, *, mapped: Mapping[str, str] = MappingProxyType({}), who: str = ""
+) -> list[dict[str, Any]]:
+    """The data rows of ``count`` completions, from what TRL hands over beside them; ``mapped`` has our names for some
+    of the columns."""
+    of_data = {name: v for name, v in columns.items() if isinstance(v, list) and len(v) == count}
+    if missing := [name for name in mapped.values() if name not in of_data]:
+        raise DataError(f"reward {who!r}: the data have no column {missing[0]!r}; they have {[*of_data]}")
+    of_data |= {ours: of_data[theirs] for ours, theirs in mapped.items()}
+    return [{name: values[i] for name, values in of_data.items()} for i in range(count)]
+
+
 class BuiltIn:
     """A built-in grader with fixed arguments, called as TRL calls: one number per completion, None where it was not
     judged (a row without a gold for it, a gold that cannot be read, a timeout)."""
 
-    def __init__(self, kind: str, args: Mapping[str, Any], *, columns: Mapping[str, str]):
-        self.kind, self.args, self.columns = kind, dict(args), dict(columns)
+    def __init__(
+        self, kind: str, args: Mapping[str, Any], *, columns: Mapping[str, str], correct: BuiltIn | None = None
+    ):
+        self.kind, self.args, self.columns, self.correct = kind, dict(args), dict(columns), correct
         self.__name__ = kind  # what TRL calls the reward in its log
 
     def __call__(
@@ -46,14 +67,13 @@ class BuiltIn:
         **columns: Any,
     ) -> list[float | None]:
         kind, items = KINDS[self.kind], {}
-        for i, completion in enumerate(completions):
-            row = {name: v[i] for name, v in columns.items() if isinstance(v, list) and len(v) == len(completions)}
-            if missing := [name for name in self.columns.values() if name not in row]:
-                raise DataError(f"reward {self.kind!r}: the data have no column {missing[0]!r}; they have {[*row]}")
-            row |= {ours: row[theirs] for ours, theirs in self.columns.items()}
-            if (found := kind.gold(row)) is not None:
+        judged = self.correct and self.correct(prompts, completions, completion_ids, **columns)
+        rows = rows_of(columns, len(completions), mapped=self.columns, who=self.kind)
+        for i, (completion, row) in enumerate(zip(completions, rows, strict=True)):
+            known = None if judged is None else judged[i]
+            if (found := kind.gold(row)) is not None and (judged is None or known is not None):
                 gold, from_row = found
-                own = self._of_tokens(i, completion_ids)
+                own = self._of_tokens(i, completion_ids) | ({} if known is None else {"correct": known >= 1})
                 items[i] = text_of(completion), gold, {**self.args, **from_row, **own}
         verdicts = graded_together(kind, [*items.values()])
         scores = dict(zip(items, (verdict.score for verdict in verdicts), strict=True))
@@ -67,25 +87,35 @@ class BuiltIn:
         return {name: len(completion_ids[i]) if name == "length" else completion_ids[i] for name in wanted}  # type: ignore[index]
 
 
-def of(kind: str, /, *, columns: Mapping[str, str] | None = None, **args: Any) -> BuiltIn:
+def of(
+    kind: str, /, *, columns: Mapping[str, str] | None = None, correct: BuiltIn | None = None, **args: Any
+) -> BuiltIn:
     """The built-in grader ``kind`` as a TRL reward function; ``rewards.math(...)`` is ``of("math", ...)``.
 
     ``columns`` says where it finds what it looks for, ours to the data set's: ``columns={"gold": "final_answer"}``.
+    ``cosine`` asks whether the answer is right: ``correct`` is the grader that says so, with 1.
     Raises ConfigError for an unknown kind or argument.
 
     >>> of("gsm8k")(prompts=["6 * 12?"] * 2, completions=["#### 72", "no idea"], answer=["72", "72"])
     [1.0, 0.0]
     >>> of("gsm8k")(prompts=["?"], completions=["72"], other=[1])
     [None]
+    >>> cosine = of("cosine", correct=of("gsm8k"), max_len=4)
+    >>> cosine(prompts=["?"] * 2, completions=["#### 72", "73"], completion_ids=[[5] * 4, [5] * 4], answer=["72"] * 2)
+    [0.5, -0.5]
     """
     if kind not in KINDS:
         raise ConfigError(unknown_kind(kind))
-    problems = argument_problems(kind, args)
-    if "correct" in KINDS[kind].from_row:
-        problems.append("asks whether another reward found the answer right, which a TRL reward function cannot see")
+    problems, asks = argument_problems(kind, args), "correct" in KINDS[kind].from_row
+    if asks and not isinstance(correct, BuiltIn):
+        problems.append(
+            f"correct: got {correct!r}, accepts the grader that says which answers are right: rewards.math()"
+        )
+    if correct is not None and not asks:
+        problems.append("correct: does not ask which answers are right; leave it out")
     if problems:
         raise ConfigError([f"reward {kind!r}: {problem}" for problem in problems])
-    return BuiltIn(kind, args, columns=columns or {})
+    return BuiltIn(kind, args, columns=columns or {}, correct=correct)
 
 
 Steps = Sequence[tuple[int, float]]
@@ -121,6 +151,88 @@ def steps(function: Callable[..., Sequence[Steps | None]]) -> StepFunction:
     ([1.5, None], [[(2, 0.5), (4, 1.0)], []])
     """
     return StepFunction(function)
+
+
+class Together:
+    """A recipe's rewards as one TRL reward function: :class:`~trew.rewards.RewardSet`'s value of each completion, None
+    where it has none. Every reward's own mean is logged beside it, where TRL asks for it."""
+
+    def __init__(self, rewards: RewardSet, *, columns: Mapping[str, str], name: str):
+        self.rewards, self.columns, self.__name__ = rewards, dict(columns), name
+
+    def __call__(
+        self,
+        prompts: Sequence[Any],
+        completions: Sequence[Completion],
+        completion_ids: Sequence[Sequence[int]] | None = None,
+        log_metric: Callable[[str, float], None] | None = None,
+        **columns: Any,
+    ) -> list[float | None]:
+        rows = rows_of(columns, len(completions), mapped=self.columns, who=self.__name__)
+        groups = self._groups(prompts, completions, completion_ids, rows)
+        scores = [score for scored in self.rewards.score(groups) for score in scored.scores]
+        for text in self.rewards.take_warnings():
+            warnings.warn(text, stacklevel=2)
+        for name in self.rewards.names:
+            known = [part for score in scores if (part := score.parts[name]) is not None]
+            if known and log_metric is not None:
+                log_metric(f"rewards/{self.__name__}/{name}", sum(known) / len(known))
+        return [score.value for score in scores]
+
+    def _groups(
+        self, prompts: Sequence[Any], completions: Sequence[Completion], ids: Any, rows: Sequence[dict[str, Any]]
+    ) -> list[Group]:
+        """TRL's rows of one prompt stand together; those of another process are not seen."""
+        numbers: list[list[int]] = []
+        for i, row in enumerate(rows):
+            if i and prompts[i] == prompts[i - 1] and row == rows[i - 1]:
+                numbers[-1].append(i)
+            else:
+                numbers.append([i])
+        if ids is None and any({"length", "token_ids"} & {*KINDS[r.kind].from_row} for r in self.rewards.rewards
+                               if r.kind in KINDS):  # fmt: skip
+            raise DataError(f"reward {self.__name__!r}: reads the completions' tokens, and got no completion_ids")
+        return [
+            text_group(
+                _prompt(str(of_group[0]), prompts[of_group[0]], rows[of_group[0]]),
+                [text_of(completions[i]) for i in of_group],
+                token_ids=None if ids is None else [ids[i] for i in of_group],
+            )
+            for of_group in numbers
+        ]
+
+
+def _prompt(uid: str, given: Any, columns: Mapping[str, Any]) -> Prompt:
+    if isinstance(given, str):
+        return Prompt(uid, text=given, columns=columns)
+    turns = tuple({"role": turn["role"], "content": text_of([turn | {"role": "assistant"}])} for turn in given)
+    return Prompt(uid, messages=turns, columns=columns)
+
+
+def together(
+    tables: Sequence[Mapping[str, Any]], *, columns: Mapping[str, str] | None = None, name: str = "trew"
+) -> Together:
+    """A list of rewards as a recipe's ``[[rewards]]`` has it, with weights, gates and functions of your own
+    (``path/to/file.py:function``), as one TRL reward function, called ``name`` in the log. Raises ConfigError with all
+    problems at once.
+
+    >>> both = together([{"name": "gsm8k"}, {"name": "format", "gate": True, "weight": 0.0}])
+    >>> said = ["<think>a</think><answer>#### 72</answer>", "#### 72"]
+    >>> both(prompts=["?"] * 2, completions=said, answer=["72"] * 2)
+    [1.0, 0.0]
+    """
+    configs = [build(RewardConfig, table, where=f"rewards[{i}]") for i, table in enumerate(tables)]
+    problems = [] if configs else ["rewards: got an empty list, accepts one reward or more"]
+    for i, config in enumerate(configs):
+        if config.model:
+            problems.append(f"rewards[{i}]: {config.model} is a reward model; name it among TRL's reward_funcs itself")
+        elif not config.name:
+            problems.append(f"rewards[{i}].name: is required: a built-in's name, or path/to/file.py:function")
+        if config.verify_with:
+            problems.append(f"rewards[{i}].verify_with: is for trew train, which watches it; leave it out")
+    if problems:
+        raise ConfigError(problems)
+    return Together(RewardSet.from_config(configs), columns=columns or {}, name=name)
 
 
 def __getattr__(name: str) -> Callable[..., BuiltIn]:
