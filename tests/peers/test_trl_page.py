@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
+import itertools
 import re
 import runpy
+import typing
 from pathlib import Path
 from typing import Any
 
 import pytest
+import trl.rewards
 import trl_help
 from peer_compare import TOLERANCE, WRONG, apart, noise
+from transformers import TrainingArguments
+from trl import GRPOTrainer
 
 import tiny
 import trew
+from trew.config import Config
 from trew.integrations.trl import doctor, hooks, refusals
+from trew.objective.options import Options
+from trew.objective.presets import PRESETS
 
-PAGE = Path(__file__).parents[2] / "docs" / "trl.md"
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = DOCS / "trl.md"
 EXAMPLE, WEIGHT = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.M | re.S)
 
 
@@ -74,3 +85,51 @@ def test_the_doctor_elsewhere(monkeypatch, version, mark):
 def test_the_doctor_finds_changed_hooks(monkeypatch):
     monkeypatch.setitem(hooks.HOOKS, "_compute_loss", ("self", "model", "inputs", "more"))
     assert [line[0] for line in doctor.found()] == ["ok", "bad"]
+
+
+def table(first: str) -> list[list[list[str]]]:
+    """The cells of a table of docs/from-trl-verl.md, each as the names that stand in it as code."""
+    lines = (DOCS / "from-trl-verl.md").read_text().splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith(f"| {first} |"))
+    rows = itertools.takewhile(lambda line: line.startswith("|"), lines[start + 2 :])
+    return [[re.findall(r"`([^`]+)`", cell) for cell in row.strip("|").split("|")] for row in rows]
+
+
+KEYS, OTHERS = table("trew"), table("TRL (GRPOConfig)")
+BESIDE = {"reward_funcs", "train_dataset", "eval_dataset", "peft_config", "model", "get_soft_overlong_punishment"}
+"""Names in TRL's column that are no settings of GRPOConfig: arguments of the trainer, and a reward function."""
+
+
+def test_every_key_of_trl_exists():
+    fields = {f.name for f in dataclasses.fields(trl_help.GRPOConfig)}
+    named = {name for row in KEYS for name in row[1]} | {name for row in OTHERS for name in row[0]}
+    assert named - BESIDE <= fields
+    arguments = inspect.signature(GRPOTrainer.__init__).parameters
+    assert all(name in arguments or hasattr(trl.rewards, name) for name in BESIDE)
+
+
+def test_every_key_of_trl_s_grpo_is_there():
+    fields = {f.name for f in dataclasses.fields(trl_help.GRPOConfig)}
+    general = {f.name for f in dataclasses.fields(TrainingArguments)}
+    named = [name for row in KEYS for name in row[1]] + [name for row in OTHERS for name in row[0]]
+    assert fields - general - set(named) == set()
+    assert len({name for row in OTHERS for name in row[0]}) == sum(len(row[0]) for row in OTHERS)
+
+
+def test_every_key_of_ours_exists():
+    settings = {name for make in PRESETS.values() for name in inspect.signature(make).parameters}
+    hints = typing.get_type_hints(Config)
+    sections = {name: {f.name for f in dataclasses.fields(kind)} for name, kind in hints.items()
+                if dataclasses.is_dataclass(kind)}  # fmt: skip
+    sections["objective"] |= settings | {f.name for f in dataclasses.fields(Options)}
+    seen = 0
+    for cell in [row[0] for row in KEYS] + [row[1] for row in OTHERS]:
+        section = ""
+        for text in cell:
+            key = text.partition(" = ")[0].strip("[]")
+            head, dot, name = key.partition(".")
+            section = head if dot else section
+            known = sections[section] if section and (dot or key not in hints) else set(hints)
+            assert (name if dot else key) in known, text
+            seen += 1
+    assert seen > 60
