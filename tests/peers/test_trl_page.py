@@ -7,6 +7,8 @@ import inspect
 import itertools
 import re
 import runpy
+import subprocess
+import sys
 import typing
 from pathlib import Path
 from typing import Any
@@ -41,6 +43,7 @@ def test_the_example_runs_as_it_stands(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     trainer = executed(EXAMPLE, tmp_path)["trainer"]
     assert trainer.state.global_step == 10
+    assert len(trainer.state.log_history) == 11  # each step, and the end
     assert {"rewards/arithmetic/mean", "trew/ratio"} <= set(trainer.state.log_history[0])
 
 
@@ -69,6 +72,12 @@ def test_the_doctor_here():
     assert {mark for mark, _ in found.values()} == {"ok"}
     assert found["hooks"] == ("ok", "all 5 fit")
     assert "not remax, ppo-clip" in found["presets"][1]
+
+
+def test_the_doctor_as_a_command():
+    done = subprocess.run([sys.executable, "-m", "trew", "doctor", "trl"], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "a release that trew is tested with" in done.stdout
 
 
 @pytest.mark.parametrize(
