@@ -289,7 +289,7 @@ class TestRefusals:
         ("functions", "settings", "says"),
         [
             ([STEPPED, STEPPED], {}, "put one rewards.steps.*got 2"),
-            ([STEPPED, len], {}, "the others would be dropped"),
+            ([STEPPED, len], {}, "the others .* would be dropped"),
             ([STEPPED, len], {"reward_weights": [2.0, 0.0]}, "accepts 1 for the function that scores steps"),
         ],
     )
