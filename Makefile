@@ -31,7 +31,7 @@ test-peers: .venv-trl/.installed .venv-verl/.installed
 	PYTHONPATH=src OMP_NUM_THREADS=1 .venv-trl/bin/python -m pytest -W ignore tests/peers/test_trl_*.py
 	PYTHONPATH=src OMP_NUM_THREADS=1 .venv-verl/bin/python -m pytest -W ignore tests/peers/test_verl_*.py
 
-# The release of TRL before, by the same tests; it needs Triton, which its interpreter runs on a CPU. Seven minutes.
+# The release of TRL before, by the same tests; it needs Triton, which its interpreter runs on a CPU. Five minutes.
 test-trl-previous: .venv-trl-previous/.installed
 	TRITON_INTERPRET=1 PYTHONPATH=src OMP_NUM_THREADS=1 .venv-trl-previous/bin/python -m pytest -W ignore \
 	  $(filter-out tests/peers/test_trl_step.py,$(wildcard tests/peers/test_trl_*.py))

@@ -264,6 +264,12 @@ def test_the_largest_of_each_group():
     ]
     assert largest_in_group(values, group_ids=ids, keep=0.51).sum() == 5
     assert largest_in_group(values, group_ids=ids, keep=1.0).tolist() == [True, True, False, True, True, True, True]
+    x = torch.tensor(0.7071067811865475, dtype=F64)
+    alike = torch.stack([x, torch.nextafter(x, x + 1)])  # what z-scores of two rewards are, rounded
+    two = torch.zeros(2, dtype=torch.int64)
+    assert largest_in_group(alike, group_ids=two, keep=0.5).tolist() == [True, False]
+    assert largest_in_group(alike * torch.tensor([1, 1 + 1e-6]), group_ids=two, keep=0.5).tolist() == [False, True]
+    assert largest_in_group(alike[:0], group_ids=two[:0], keep=0.5).tolist() == []
     ten = torch.arange(10, dtype=F64)
     half = largest_in_group(torch.ones(400, dtype=F64), group_ids=torch.arange(400) % 2, keep=0.5)
     assert half.tolist() == [True] * 200 + [False] * 200

@@ -40,8 +40,8 @@ def uneven_groups(batch: TokenBatch) -> Bool[Tensor, "S"]:
 
 
 def largest_in_group(values: Float[Tensor, "S"], *, group_ids: Int[Tensor, "S"], keep: float) -> Bool[Tensor, "S"]:
-    """True for the ceil(keep G) largest ``values`` of each group; the first come first where they are equal. NaN values
-    are not of the group.
+    """True for the ceil(keep G) largest ``values`` of each group; the first come first where they are equal but for
+    rounding. NaN values are not of the group.
 
     >>> v, ids = torch.tensor([.1, .9, .5, .5]), torch.tensor([0, 0, 0, 0])
     >>> largest_in_group(v, group_ids=ids, keep=0.5).tolist()
@@ -49,7 +49,11 @@ def largest_in_group(values: Float[Tensor, "S"], *, group_ids: Int[Tensor, "S"],
     """
     ids, size = dense_ids(group_ids)
     known = ~values.isnan()
-    order = torch.argsort(torch.where(known, values, -torch.inf), descending=True, stable=True)
+    if not len(values):
+        return known
+    # The two of a group of two are alike, +A and -A: which is the larger one is not for the last bit to say.
+    unit = torch.where(known, values.abs(), 0.0).max().clamp(min=1e-20) * 1e-9
+    order = torch.argsort(torch.where(known, (values / unit).round(), -torch.inf), descending=True, stable=True)
     order = order[torch.argsort(ids[order], stable=True)]  # by group, and within one by value
     rank = torch.empty_like(ids)
     rank[order] = torch.arange(len(ids), device=ids.device) - segment_starts(ids[order], size=size)[ids[order]]
