@@ -6,7 +6,7 @@ SEED ?= 0
 OUT ?= runs/demo
 PEER_trl := trl==1.16.0
 PEER_trl-previous := trl==1.15.0
-PEER_verl := verl==0.9.1
+PEER_verl := verl==0.9.1 TransferQueue==0.1.11
 
 .PHONY: audit demo docs mutation performance test test-slow test-peers test-trl-previous check format clean fetch
 

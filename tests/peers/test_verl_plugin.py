@@ -25,7 +25,7 @@ from verl.trainer.ppo.ray_trainer import compute_advantage
 import trew
 import trew.integrations.verl as integration
 from trew.errors import ConfigError, DataError
-from trew.integrations.verl.offered import table
+from trew.integrations.verl.offered import bypasses, table
 
 ROOT = Path(__file__).parents[2]
 OFFERED = table()
@@ -101,13 +101,19 @@ def test_global_batch_info_matters(name):
         gradient([ALL])
 
 
-@pytest.mark.parametrize("name", LOSSES)
-def test_importance_weights_of_verl(name):
+@pytest.mark.parametrize("name", [name for name in LOSSES if not bypasses(trew.preset(name))])
+@pytest.mark.parametrize("level", ["token", "sequence"])
+def test_importance_weights_of_verl(name, level):
     batch = verl_help.batch()
-    batch["weights"] = noise(11, len(LENGTHS), max(LENGTHS), size=0.3).exp()
-    objective = trew.preset(name, correction="tis", correction_high=1e6)
-    expected = plugin.through_trew(objective, batch, rollout_logprobs=batch["old"] - batch["weights"].log())[1]
-    gradient = plugin.through_verl(f"trew-{name}", trew.preset(name), batch, parts=SPLITS["micro"])[1]
+    kappa = noise(11, len(LENGTHS), max(LENGTHS), size=0.3)
+    batch["weights"] = kappa.exp()
+    if level == "sequence":
+        batch["weights"] = (kappa * batch["mask"]).sum(1, keepdim=True).exp().expand_as(kappa)
+    rule = {"correction": {"token": "tis", "sequence": "tis-sequence"}[level], "correction_high": 1e6}
+    objective = trew.preset(name, **rule)
+    expected = plugin.through_trew(objective, batch, rollout_logprobs=batch["old"] - kappa)[1]
+    policy = {"loss_mode": f"trew-{name}", "rollout_correction": {"rollout_is": level}}
+    gradient = plugin.through_verl(f"trew-{name}", trew.preset(name), batch, parts=SPLITS["micro"], policy=policy)[1]
     assert apart(expected, gradient) <= TOLERANCE
     del batch["weights"]
     assert apart(plugin.through_verl(f"trew-{name}", trew.preset(name), batch, parts=[ALL])[1], gradient) >= WRONG
@@ -132,11 +138,11 @@ def test_dr_grpo_needs_its_length():
         )
 
 
-def test_another_average_in_the_configuration_is_told(caplog):
+def test_verl_s_default_average_is_told(caplog):
     batch, objective = verl_help.batch(), trew.preset("gspo")
-    gradient = plugin.through_verl("trew-gspo", objective, batch, parts=[ALL], loss_agg_mode="seq-mean-token-sum")[1]
+    gradient = plugin.through_verl("trew-gspo", objective, batch, parts=[ALL], loss_agg_mode="token-mean")[1]
     assert apart(plugin.through_trew(objective, batch)[1], gradient) <= TOLERANCE
-    assert "trew-gspo averages by seq-mean-token-mean; loss_agg_mode=seq-mean-token-sum" in caplog.text
+    assert "trew-gspo averages by seq-mean-token-mean; loss_agg_mode=token-mean" in caplog.text
 
 
 def test_metrics_are_numbers_and_an_empty_micro_batch_is_nothing():

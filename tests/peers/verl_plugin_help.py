@@ -14,6 +14,7 @@ from verl.workers.utils.losses import ppo_loss
 
 import trew
 from trew.integrations.verl import offer
+from trew.integrations.verl.offered import bypasses
 
 PROMPT = 2  # tokens of every prompt
 
@@ -46,14 +47,17 @@ def config_of(objective: Any, **more: Any) -> Any:
             kinds = {"kl_loss_coef": float, "use_kl_loss": bool}
             name = key.rpartition(".")[2]
             settings[name] = MAX_LENGTH if name == "loss_scale_factor" else kinds.get(name, str)(value)
-    return verl_help.actor(settings | more)
+    policy = dict(more.pop("policy", {}))
+    if bypasses(objective):
+        policy = {"rollout_correction": {"bypass_mode": True}} | policy
+    return verl_help.actor(settings | {"policy": policy} | more)
 
 
 def through_verl(
     name: str, objective: Any, data: dict[str, Tensor], *, parts: list[list[int]], ranks: int = 1, **more: Any
 ) -> tuple[Tensor, Tensor]:
     """(loss, gradient by the log-probabilities): the sum over micro-batches, the mean over ranks."""
-    config = config_of(objective, policy={"loss_mode": name}, **more)
+    config = config_of(objective, **({"policy": {"loss_mode": name}} | more))
     step = {"dp_size": ranks, "batch_num_tokens": int(data["mask"].sum()), "global_batch_size": len(data["mask"])}
     now = data["now"].detach().requires_grad_()
     total = torch.zeros((), dtype=torch.float64)
@@ -65,12 +69,18 @@ def through_verl(
     return total.detach(), gradient
 
 
+def _sampler(objective: Any, data: dict[str, Tensor]) -> dict[str, Tensor]:
+    """What verl's bypass mode calls the old policy is the sampler."""
+    return {"rollout_logprobs": data["old"]} if bypasses(objective) else {}
+
+
 def through_trew(objective: Any, data: dict[str, Tensor], **more: Any) -> tuple[Tensor, Tensor]:
     """The same of trew itself, on the whole batch at once; verl counts all sequences."""
     now = data["now"].detach().requires_grad_()
     batch = trew.TokenBatch.from_padded(
         logprobs=now, mask=data["mask"], advantages=data["advantages"], old_logprobs=data["old"],
-        ref_logprobs=data["ref"], group_ids=torch.tensor(GROUPS), max_length=MAX_LENGTH, **more,
+        ref_logprobs=data["ref"], group_ids=torch.tensor(GROUPS), max_length=MAX_LENGTH,
+        **(_sampler(objective, data) | more),
     )  # fmt: skip
     loss = objective.loss(batch).loss
     (gradient,) = torch.autograd.grad(loss, now)

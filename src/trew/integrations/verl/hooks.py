@@ -7,6 +7,7 @@ micro-batches nor the number of ranks has an effect on the sum of the gradients.
 from __future__ import annotations
 
 import logging
+import re
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -22,23 +23,36 @@ from ...objective.batch import Denominators
 from ...objective.correction import Correction
 from ...objective.divergence import KL
 from ...objective.entropy_bonus import EntropyBonus
+from ...objective.metrics import QUANTILES
+from ...objective.objective import LossOutput
 from ...objective.piece import Coupling
 from ...objective.ratio import NoRatio
 from ...objective.weight import PolicyGradient
-from .offered import AGGREGATES, KL_TYPES, in_loss, verl_s_kl
+from .offered import AGGREGATES, KL_TYPES, bypasses, in_loss, verl_s_kl
+from .settings import MIRROR, refuse_for_estimator, refuse_for_loss, setting
 
 _log = logging.getLogger(__name__)
 _said: set[str] = set()
+_AT_REST = ("ratio", "weight", "ess", "correction", *QUANTILES)  # 1 where nothing moves
+PADDING = re.compile("pad[0-9a-f]{32}")
+"""The uid of rows that verl's trainer fills a batch up with: they have no token and no reward."""
 
 
 @dataclass(frozen=True)
 class GivenWeights(Correction):
-    """verl's importance weights (N,) of ``algorithm.rollout_correction`` as a correction of ours."""
+    """verl's importance weights (N,) of ``algorithm.rollout_correction`` as a correction of ours; of level "sequence"
+    they are one number of the sequence, which every token has."""
 
     weights: Tensor
+    level: str = "token"
 
     def __call__(self, batch: TokenBatch) -> Tensor:
         return self.weights
+
+    def log_of_sequence(self, factor: Tensor, *, batch: TokenBatch) -> Tensor:
+        if self.level == "token":
+            return super().log_of_sequence(factor, batch=batch)
+        return factor.clamp(min=1e-8).log()
 
     def equation(self) -> str:
         return "c_t given"
@@ -63,8 +77,9 @@ class GivenReturns(Advantage):
 class PolicyLoss:
     """A policy loss of verl: ``register_policy_loss(name)(PolicyLoss(name, objective))``.
 
-    Averages as the objective does, whatever ``loss_agg_mode`` says (a warning says so where they differ). The KL to
-    the reference is verl's: refused unless it is configured as the objective has it.
+    Averages as the objective does; ``loss_agg_mode`` may be at verl's default, of which a warning says that it has no
+    effect. Settings that it does not act on are refused, and so is a KL to the reference, which verl computes, that is
+    not configured as the objective has it.
     """
 
     name: str
@@ -90,23 +105,37 @@ class PolicyLoss:
         info = dict(getattr(config, "global_batch_info", None) or {})
         batch = TokenBatch.from_padded(
             logprobs=log_prob, mask=mask, advantages=advantages.to(log_prob.dtype), old_logprobs=old_log_prob,
+            rollout_logprobs=old_log_prob if bypasses(self.objective) else None,
             group_ids=torch.arange(len(mask), device=mask.device),
         )  # fmt: skip
         batch = batch.replace(denominators=_denominators(self.name, self.objective, batch, info))
-        output = self._here(mask, rollout_is_weights).loss(batch)
+        output = self._here(self._given(rollout_is_weights, mask, config)).loss(batch)
         scale = info.get("dp_size") or 1
-        metrics = {f"actor/trew/{k}": total / count for k, (total, count) in output.metrics.items() if count}
-        return output.loss * scale, metrics
+        return output.loss * scale, _metrics(output)
 
-    def _here(self, mask: Tensor, weights: Tensor | None) -> Objective:
+    def _given(self, weights: Tensor | None, mask: Tensor, config: Any) -> tuple[Correction, ...]:
+        if weights is None:
+            return ()
+        if bypasses(self.objective):
+            raise ConfigError(f"{self.name}: got importance weights beside a ratio to the sampler: a correction twice")
+        level = setting(config, "policy_loss.rollout_correction.rollout_is")
+        if self.objective.weight.folds_correction and level not in ("token", "sequence"):
+            raise ConfigError(
+                f"{self.name}: folds importance weights into each sequence's own, and verl does not say whether "
+                "these are of tokens or of sequences: got policy_loss.rollout_correction.rollout_is="
+                f"{level}; set {MIRROR}"
+            )
+        return (GivenWeights(weights.detach()[mask], level or "token"),)
+
+    def _here(self, correction: tuple[Correction, ...]) -> Objective:
         """The objective without what verl has done already: filters, advantages, the KL to the reference."""
-        correction = () if weights is None else (GivenWeights(weights.detach()[mask]),)
         return self.objective.replace(
             keep=(), shape=(), adjust=(), select=(), prune=(), advantage=Given(), correction=correction,
             divergence=in_loss(self.objective) or (KL(),),
         )  # fmt: skip
 
     def _check(self, mode: str, config: Any) -> None:
+        refuse_for_loss(self.name, self.objective, mode=mode, config=config)
         own, kl = AGGREGATES.get(type(self.objective.aggregate), ""), verl_s_kl(self.objective)
         if kl is None:
             if mode != own:
@@ -151,13 +180,16 @@ class AdvantageEstimator:
         self._check(config)
         mask = response_mask.to(torch.bool)
         rewards = token_level_rewards.detach().to(torch.float64)
-        groups = torch.from_numpy(np.unique(np.asarray(index).astype(str), return_inverse=True)[1].reshape(-1))
+        names, inverse = np.unique(np.asarray(index).astype(str), return_inverse=True)
+        groups = torch.from_numpy(inverse.reshape(-1))
+        padding = torch.tensor([bool(PADDING.fullmatch(name)) for name in names])[groups].to(mask.device)
         objective, kl = self.objective, self.objective.reference
         if kl.active and kl.place == "to-go":
             objective = objective.replace(divergence=(KL(),), advantage=GivenReturns(_to_go(rewards)[mask]))
         batch = TokenBatch.from_padded(
             logprobs=torch.zeros(mask.shape, dtype=torch.float64, device=mask.device), mask=mask,
-            rewards=rewards.sum(dim=1), group_ids=groups.to(mask.device),
+            rewards=rewards.sum(dim=1).masked_fill(padding & ~mask.any(dim=1), torch.nan),
+            group_ids=groups.to(mask.device),
         )  # fmt: skip
         prepared = _advantages_alone(objective).prepare(batch)
         assert prepared.advantages is not None
@@ -165,6 +197,11 @@ class AdvantageEstimator:
         return advantages, advantages
 
     def _check(self, config: Any) -> None:
+        refuse_for_estimator(self.name, self.objective, config=config)
+        rules = setting(config, "rollout_correction")
+        if setting(rules, "bypass_mode") and (setting(rules, "rollout_is") or setting(rules, "rollout_rs")):
+            _warn("algorithm.rollout_correction.rollout_is and rollout_rs act in bypass mode on verl's own loss "
+                  "bypass_mode alone, and on none of trew's")  # fmt: skip
         kl = self.objective.reference
         filters = getattr(config, "filter_groups", None)
         if self.objective.keep and not (filters and filters.get("enable")):
@@ -200,6 +237,8 @@ def _denominators(name: str, objective: Objective, batch: TokenBatch, info: dict
             f"{name}: got loss_scale_factor = None; it divides by the longest answer allowed, which no micro-batch "
             "knows: set actor_rollout_ref.actor.loss_scale_factor to data.max_response_length"
         )
+    if length is not None and (length < 1 or length != int(length)):
+        raise ConfigError(f"{name}: got loss_scale_factor = {length}, accepts a whole number of at least 1")
     return Denominators(
         own.sequences if sequences is None else int(sequences),
         own.tokens if tokens is None else int(tokens),
@@ -212,6 +251,14 @@ def _advantages_alone(objective: Objective) -> Objective:
     """The objective with nothing behind its advantages: the KL that is in them stands in verl's token rewards."""
     return objective.replace(ratio=NoRatio(), weight=PolicyGradient(), correction=(), aggregate=TokenMean(),
                              divergence=(KL(),), entropy_bonus=EntropyBonus())  # fmt: skip
+
+
+def _metrics(output: LossOutput) -> dict[str, float]:
+    """The same names from every micro-batch, since verl averages over ranks only what all of them have: where no token
+    takes part in one, it is that of a policy which has not moved."""
+    found = dict.fromkeys(QUANTILES, (0.0, 0.0)) | dict(output.metrics)
+    return {f"actor/trew/{name}": total / count if count else float(name in _AT_REST)
+            for name, (total, count) in found.items()}  # fmt: skip
 
 
 def _to_go(rewards: Tensor) -> Tensor:

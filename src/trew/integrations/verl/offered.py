@@ -25,7 +25,7 @@ KL_TYPES = {"k1": ("kl", "k1"), "k2": ("mse", "k2"), "k3": ("low_var_kl", "k3")}
 """Our KL estimators under verl's names of them (``kl_loss_type``, ``kl_penalty``); the first is the usual one."""
 
 NOT_GIVEN = {
-    "rollout_logprobs": "verl hands a loss no log-probabilities of the sampler",
+    "rollout_logprobs": "verl hands a loss no log-probabilities of the sampler beside those of the old policy",
     "ref_logprobs": "verl hands a loss no log-probabilities of the reference",
     "entropies": "verl hands over no entropies at this place",
     "step_rewards": "verl hands over no step rewards",
@@ -36,6 +36,13 @@ NOT_GIVEN = {
 
 
 PRUNED = "the answers that it prunes leave the denominators too, and these are verl's"
+
+BYPASS = (("algorithm.rollout_correction.bypass_mode", "True"),
+          ("+actor_rollout_ref.actor.policy_loss.rollout_correction", "${algorithm.rollout_correction}"))  # fmt: skip
+"""With these verl's old policy is the sampler, in its own numbers; the second lets the loss see that it is so."""
+
+V0 = {"use adv_estimator=remax": ("trainer.use_v1", "False"), "use adv_estimator=gdpo": ("trainer.use_v1", "False")}
+"""Estimators of verl's own that its new trainer hands nothing of what they read: they run in its old one."""
 
 OF_VERL = ("use adv_estimator=", "use verl's own", "is verl's own")
 """What a reason says where verl itself has the advantages, so that the loss is of use without ours."""
@@ -56,7 +63,9 @@ def offer(objective: Objective) -> Offer:
     loss, advantage = _no_loss(objective), _no_advantage(objective)
     if advantage and not loss and not any(words in advantage for words in OF_VERL):
         loss = f"without its advantages it is another algorithm, and {advantage}"
-    return Offer(loss, advantage, tuple(_settings(objective, loss=not loss, advantage=not advantage)))
+    settings = _settings(objective, loss=not loss, advantage=not advantage)
+    settings += [key for words, key in V0.items() if not loss and words in advantage]
+    return Offer(loss, advantage, tuple(settings))
 
 
 def table() -> dict[str, Offer]:
@@ -70,6 +79,11 @@ def verl_s_kl(objective: Objective) -> KL | None:
     return kl if kl.active and kl.place == "loss" else None
 
 
+def bypasses(objective: Objective) -> bool:
+    """Whether the loss knows the sampler alone and no old policy, so that verl may give it the one as the other."""
+    return objective.ratio.anchor == "rollout"
+
+
 def in_loss(objective: Objective) -> tuple[Divergence, ...]:
     """The divergences that stay in the policy loss: all but the KL to the reference."""
     return tuple(t for t in objective.divergence if t.active and t is not objective.reference)
@@ -78,7 +92,8 @@ def in_loss(objective: Objective) -> tuple[Divergence, ...]:
 def _no_loss(objective: Objective) -> str:
     terms = in_loss(objective)
     pieces: list[Piece] = [objective.ratio, objective.weight, *objective.correction, objective.aggregate, *terms]
-    missing = [NOT_GIVEN[n] for piece in pieces for n in piece.needs if n in NOT_GIVEN]
+    needed = [n for piece in pieces for n in piece.needs if not (n == "rollout_logprobs" and bypasses(objective))]
+    missing = [NOT_GIVEN[n] for n in needed if n in NOT_GIVEN]
     kl = verl_s_kl(objective)
     checks = {
         "corrections of the mismatch are verl's own: algorithm.rollout_correction": bool(objective.correction),
@@ -130,6 +145,8 @@ def _settings(objective: Objective, *, loss: bool, advantage: bool) -> list[tupl
         found.append((f"{actor}loss_agg_mode", aggregate))
     if loss and isinstance(objective.aggregate, Constant):
         found.append((f"{actor}loss_scale_factor", "<data.max_response_length>"))
+    if loss and bypasses(objective):
+        found += BYPASS
     kl = objective.reference
     if loss and kl.active and kl.place == "loss":
         found += [(f"{actor}use_kl_loss", "True"), (f"{actor}kl_loss_coef", f"{kl.beta:g}"),
