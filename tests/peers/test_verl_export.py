@@ -2,23 +2,37 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
+import os
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 import verl
+import verl_help
 from hydra import compose, initialize_config_dir
 from hydra.errors import ConfigCompositionException
 from omegaconf import OmegaConf
+from peer_compare import LENGTHS, TOLERANCE, apart, noise
+from test_verl_data import scored, tokenizer
+from verl import DataProto
+from verl.experimental.reward_loop.reward_manager import get_reward_manager_cls
 from verl.trainer.ppo import core_algos
 from verl.trainer.ppo.reward import get_custom_reward_fn
+from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_rejection_mask
 from verl.utils.config import omega_conf_to_dataclass
 
+import trew
 import trew.integrations.verl as integration
 from trew.config import load, parse
+from trew.data.files import read_rows
 from trew.errors import ConfigError
 from trew.integrations.verl.export import export
 from trew.integrations.verl.offered import table
@@ -91,11 +105,15 @@ def test_a_key_that_verl_does_not_have_is_seen():
 
 
 def test_what_does_not_carry_over_is_listed_and_what_cannot_run_is_refused():
-    made = export(recipe(preset="dapo", overlong_cache=8, entropy_bonus=0.01, correction="tis"))
+    adaptive = {"entropy_bonus": 0.01, "entropy_target": 0.3}
+    config = recipe(preset="dapo", overlong_filtering=True, correction="geo-mask+opsm", opsm_delta=0.1, **adaptive)
+    made = export(dataclasses.replace(config, learner=dataclasses.replace(config.learner, schedule="linear")))
     text = "\n".join(made.lost)
-    assert "objective.overlong_cache = 8" in text
-    assert "objective.correction = 'tis'" in text
-    assert made.keys["actor_rollout_ref.actor.entropy_coeff"] == "0.01"
+    for line in ("overlong_filtering = True", "entropy_bonus = 0.01", "entropy_target = 0.3", "opsm_delta = 0.1",
+                 "correction = 'geo-mask+opsm'"):  # fmt: skip
+        assert f"objective.{line}" in text
+    assert "learner.schedule = 'linear'" in text
+    assert not any("rollout_correction" in key or "entropy" in key for key in made.keys)
     assert not made.environment
     with pytest.raises(ConfigError, match="gtpo cannot run in verl"):
         export(recipe(preset="gtpo"))
@@ -103,3 +121,140 @@ def test_what_does_not_carry_over_is_listed_and_what_cannot_run_is_refused():
     assert json.loads(wide.environment["TREW_VERL"]) == {"dapo-of-recipe": {"preset": "dapo", "eps_high": 0.4}}
     lines = "\n".join(export(dataclasses.replace(recipe(), threads=3)).lost)
     assert "threads = 3" in lines
+
+
+# ----------------------------------------------------------------------- what is somebody else's work in verl: its keys
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"correction": "tis", "correction_high": 1.2}, {"correction": "tis-sequence"}, {"correction": "mis"},
+     {"correction": "mis-token"}, {"correction": "icepop", "correction_low": 0.7, "correction_high": 1.3},
+     {"correction": "mis", "correction_low": 0.5}],
+    ids=json.dumps,
+)  # fmt: skip
+def test_corrections_are_the_same_there(given):
+    made = export(recipe(preset="dual-clip", **given))
+    assert not [line for line in made.lost if "correction" in line]
+    there = composed(made.keys)
+    rules = dict(there.algorithm.rollout_correction)
+    actor = omega_conf_to_dataclass(there.actor_rollout_ref.actor)
+    assert actor.policy_loss.rollout_correction["rollout_is"] == rules["rollout_is"]  # the loss is told as well
+    data = verl_help.batch()
+    named = {key: rules[key] for key in ("rollout_is", "rollout_is_threshold")}
+    weights, _, _ = compute_rollout_correction_and_rejection_mask(
+        old_log_prob=data["old"], rollout_log_prob=data["mu"], response_mask=data["mask"].double(), **named
+    )
+    objective = trew.preset("dual-clip", **given)
+    batch = trew.TokenBatch.from_padded(
+        logprobs=data["now"], mask=data["mask"], old_logprobs=data["old"], rollout_logprobs=data["mu"],
+        advantages=data["advantages"], group_ids=torch.arange(len(LENGTHS)),
+    )  # fmt: skip
+    ours = objective.correction[0](batch)
+    assert apart(ours, weights.batch["rollout_is_weights"][data["mask"]]) <= TOLERANCE
+
+
+def test_the_soft_overlong_punishment_is_the_same_there():
+    made = export(recipe(preset="dapo", overlong_cache=8))
+    assert "overlong" not in "\n".join(made.lost)
+    there = composed(made.keys | {"data.max_response_length": "16", "+reward.reward_kwargs.max_resp_len": "16"})
+    assert there.algorithm.filter_groups.metric == "gsm8k"  # whether an answer is right, not how long it is
+    words = tokenizer()
+    manager = get_reward_manager_cls(there.reward.reward_manager.name)(there, words, get_custom_reward_fn(there))
+    for length in (1, 8, 9, 12, 16):
+        ids = torch.tensor([words.encode("9 " * length)])
+        data = DataProto.from_dict(
+            {"responses": ids, "attention_mask": torch.ones_like(ids)},
+            {"data_source": np.array(["mine"], dtype=object), "extra_info": np.array([{"index": 0}], dtype=object),
+             "reward_model": np.array([{"style": "rule", "ground_truth": "4"}], dtype=object)},
+        )  # fmt: skip
+        found = asyncio.run(scored(manager, data))
+        [expected] = trew.objective.shaping.soft_overlong(torch.tensor([length]), max_length=16, cache=8)
+        assert float(found["reward_score"]) == pytest.approx(float(expected))
+
+
+@pytest.mark.parametrize(("minibatch", "updates"), [(0, 1), (8, 2)])
+def test_the_learning_rate(minibatch, updates):
+    # verl moves the rate once per step; its first step of a warmup has rate 0.
+    from verl.utils.torch_functional import get_cosine_schedule_with_warmup
+
+    from trew.learner.optimizer import learning_rate
+
+    steps, table = 6, {"lr": 0.5, "schedule": "cosine", "warmup_steps": 0, "minibatch_prompts": minibatch}
+    config = parse({"model": "m", "steps": steps, "data": {"task": "gsm8k", "train": "rows"}, "learner": table,
+                    "rollout": {"prompts": 16}})  # fmt: skip
+    made = export(config)
+    optim = omega_conf_to_dataclass(composed(made.keys).actor_rollout_ref.actor).optim
+    assert optim.lr_scheduler_type == "cosine"
+    plain = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=optim.lr)
+    scheduler = get_cosine_schedule_with_warmup(plain, 0, steps, optim.min_lr_ratio, optim.num_cycles)
+    for step in range(steps):
+        ours = learning_rate(step * updates, config=config.learner, steps=steps * updates)
+        assert scheduler.get_last_lr()[0] == pytest.approx(ours)
+        plain.step()
+        scheduler.step()
+    assert ("once per step" in "\n".join(made.lost)) == (updates > 1)
+    warm = dataclasses.replace(config, learner=dataclasses.replace(config.learner, warmup_steps=6))
+    made = export(warm)
+    assert made.keys["actor_rollout_ref.actor.optim.lr_warmup_steps"] == str(6 // updates)
+    assert "rate 0" in "\n".join(made.lost)
+
+
+def test_estimators_of_verl_s_old_trainer():
+    rewards = [{"name": "gsm8k", "weight": 2.0}, {"name": "format", "args": {"pattern": "x"}}]
+    config = parse({"model": "m", "data": {"task": "gsm8k", "train": "rows"}, "rewards": rewards,
+                    "objective": {"preset": "gdpo"}})  # fmt: skip
+    there = composed(export(config).keys)
+    assert there.trainer.use_v1 is False
+    assert list(there.algorithm.gdpo_reward_keys) == ["gsm8k", "format"]
+    parts = {"gsm8k": noise(1, 8).numpy(), "format": noise(2, 8).numpy()}
+    batch = {"prompts": torch.zeros(8, 2), "attention_mask": torch.ones(8, 2 + 3, dtype=torch.long)}
+    given = {"token_level_rewards": torch.zeros(8, 3), "response_mask": torch.ones(8, 3), "index": verl_help.INDEX,
+             "config": there.algorithm, "batch": batch}  # fmt: skip
+    found, _ = core_algos.get_adv_estimator_fn("gdpo")(**given, non_tensor_batch=parts)
+    swapped, _ = core_algos.get_adv_estimator_fn("gdpo")(
+        **given, non_tensor_batch={"gsm8k": parts["format"], "format": parts["gsm8k"]}
+    )
+    assert apart(found, swapped) > 0.01  # weights and names go together
+
+
+# ---------------------------------------------------------------------------------------------------------- the script
+
+
+@pytest.mark.parametrize("name", ["arithmetic", "countdown", "dapo", "custom_reward"])
+def test_the_script_runs_as_it_stands(tmp_path, name):
+    # Everything but verl's main program, in whose place a shim writes down what it was called with.
+    shims = tmp_path / "bin"
+    shims.mkdir()
+    for word, line in (("trew", f'exec {sys.executable} -m trew "$@"'), ("python3", 'printf "%s\\n" "$@" > called')):
+        (shims / word).write_text(f"#!/bin/sh\n{line}\n")
+        (shims / word).chmod(0o755)
+    env = os.environ | {"PATH": f"{shims}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT / "src")}
+
+    def run(*command):
+        done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
+        assert not done.returncode, done.stdout + done.stderr
+        return done.stdout
+
+    path = ROOT / "recipes" / f"{name}.toml"
+    changes = ["eval.size=20", *(["data.args.size=50"] if name == "countdown" else [])]
+    run("trew", "export", "verl", str(path), "--set", *changes, "--out", "run.sh")
+    run("sh", "run.sh")
+    words = (tmp_path / "called").read_text().splitlines()
+    assert words[:2] == ["-m", "verl.trainer.main_ppo"]
+    there = composed(dict(word.split("=", 1) for word in words[2:]))
+    config = load(path, changes)
+    train = [row.values for row in read_rows(tmp_path / there.data.train_files)]
+    assert len(read_rows(tmp_path / there.data.val_files)) == 20
+    dataset = trew.data.load_task(config.data, eval_size=20, seed=config.seed)
+    assert len(train) == len(dataset.train) > 0
+    score = get_custom_reward_fn(there)
+    for row, prompt in list(zip(train, dataset.train, strict=True))[:5]:
+        assert row["prompt"][0]["content"] == prompt.messages[0]["content"]
+        if "gold" in prompt.columns:
+            extra = row["extra_info"] | {"num_turns": 1}
+            given = {"data_source": row["data_source"], "ground_truth": row["reward_model"]["ground_truth"]}
+            right, wrong = (score(**given, solution_str=text, extra_info=extra)["score"]
+                            for text in (str(prompt.columns["gold"]), "no number"))  # fmt: skip
+            assert right > wrong
+    run("sh", "run.sh")  # what is converted already stays

@@ -323,13 +323,45 @@ def test_the_configuration_has_no_place_for_settings_of_ours():
     assert "global_batch_info" in {f.name for f in dataclasses.fields(verl_help.ActorConfig)}
 
 
+def told_by_the_doctor(**variables):
+    env = os.environ | {"PYTHONPATH": str(ROOT / "src"), "VERL_USE_EXTERNAL_MODULES": ""} | variables
+    command = [sys.executable, "-W", "ignore", "-m", "trew", "doctor", "verl"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=env)
+    return done.returncode, done.stdout
+
+
+def test_the_doctor_where_verl_has_not_heard_of_trew():
+    code, text = told_by_the_doctor()
+    assert code == 1
+    assert "verl has not heard of trew: pip install trew here" in text
+    assert "token-mean-local not offered" in text
+
+
+def test_the_doctor_where_the_plugin_fails():
+    code, text = told_by_the_doctor(TREW_VERL='{"dapo-wide": {"preset": "dapo", "eps_hi": 0.4}}')
+    assert code == 1
+    assert "fails, which verl says nothing about: ConfigError: objective.eps_hi" in text
+
+
+def test_the_doctor_at_a_verl_that_calls_otherwise(monkeypatch):
+    from trew.integrations.verl import doctor
+
+    monkeypatch.setattr(doctor, "LOOK", doctor.LOOK.replace("parameters)", 'parameters) + ["rollout_log_probs"]'))
+    monkeypatch.setattr(doctor, "TESTED", ("0.8.0",))
+    told = {what: (sign, says) for sign, what, says, _ in doctor.found()}
+    assert told["verl"] == ("note", "0.9.1; trew is tested with 0.8.0")
+    assert told["hooks"] == ("bad", "verl calls a loss with rollout_log_probs, unknown to trew")
+
+
 @pytest.mark.parametrize(("plugins", "mark"), [("auto", "ok"), ("none", "bad")])
 def test_the_doctor_looks_at_what_verl_really_has(tmp_path, monkeypatch, plugins, mark):
     from trew.integrations.verl.doctor import found
 
     monkeypatch.setenv("PYTHONPATH", with_metadata(tmp_path))
     monkeypatch.setenv("VERL_USE_EXTERNAL_PLUGINS", plugins)
-    told = {what: (sign, says) for sign, what, says, _ in found()}
+    lines = list(found())
+    told = {what: (sign, says) for sign, what, says, _ in lines}
+    assert any("VERL_USE_EXTERNAL_PLUGINS=none leaves trew out" in todo for *_, todo in lines) == (mark == "bad")
     assert told["losses"][0] == told["estimators"][0] == mark
     assert f"{len(LOSSES) if mark == 'ok' else 0} of trew's {len(LOSSES)} are" in told["losses"][1]
     assert "no entropies" in told["gtpo"][1]

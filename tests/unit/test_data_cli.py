@@ -109,6 +109,28 @@ def test_convert_gsm8k_to_verl_has_exactly_verls_schema(tmp_path: Path) -> None:
     assert row["extra_info"]["question"] == "test 1?"
 
 
+def test_convert_what_a_recipe_trains_and_is_evaluated_on(tmp_path: Path) -> None:
+    recipe = tmp_path / "r.toml"
+    recipe.write_text('model = "m"\nsteps = 1\nseed = 3\n[data]\ntask = "arithmetic"\nargs = { largest = 9 }\n')
+    changes = ("data.args.ops=['+']", "eval.size=7")
+    for split in ("train", "test"):
+        convert(str(recipe), str(tmp_path / f"{split}.jsonl"), to="trl", split=split, set=changes)
+    config = DataConfig(task="arithmetic", args={"largest": 9, "ops": ["+"]})
+    expected = load_task(config, eval_size=7, seed=3)
+    assert [row["gold"] for row in values(tmp_path / "train.jsonl")] == [p.columns["gold"] for p in expected.train]
+    assert [row["gold"] for row in values(tmp_path / "test.jsonl")] == [p.columns["gold"] for p in expected.eval]
+    assert len(expected.eval) == 7
+    convert(str(recipe), str(tmp_path / "verl.parquet"), to="verl")
+    assert values(tmp_path / "verl.parquet")[0]["data_source"] == "arithmetic"
+
+
+def test_convert_a_recipe_says_its_own_task(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="says so itself"):
+        convert("r.toml", str(tmp_path / "o.jsonl"), task="gsm8k")
+    with pytest.raises(ConfigError, match=r"--set: changes a recipe, and 'rows.jsonl' is none"):
+        convert("rows.jsonl", str(tmp_path / "o.jsonl"), set=("seed=1",))
+
+
 def test_convert_ground_truths_of_several_types_become_strings(tmp_path: Path) -> None:
     path, out = tmp_path / "d.jsonl", tmp_path / "verl.parquet"
     golds = ["72", 72, 1.5, {"a": 1}, [1, 2], True]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 if TYPE_CHECKING:
+    from ..config import DataConfig
     from ..data.rows import Split
     from ..data.tasks import Task
     from ..types import Prompt
@@ -132,12 +133,14 @@ def convert(
     data_source: str = "",
     ability: str = "math",
     gold_column: str = "",
+    set: tuple[str, ...] = (),
     overwrite: bool = False,
 ) -> None:
     """Writes a source's prompts for another trainer: TRL's rows (prompt and columns), or verl's schema; and back.
 
     Args:
-        source: A file, a folder or a hub id, in any schema that training reads (TRL's, verl's, or the task's own).
+        source: A file, a folder or a hub id, in any schema that training reads (TRL's, verl's, or the task's own); or a
+            recipe (.toml), for the very prompts that its run trains on (split train) or is evaluated on (test).
         out: The file that is written, .jsonl or .parquet.
         to: The schema: trl, verl, or trew (TRL's rows; what was made for verl gets its own columns back).
         task: How the source is read: gsm8k, math, countdown, mbpp, humaneval, reasoning-gym:NAME, or prompts.
@@ -146,6 +149,7 @@ def convert(
         data_source: verl's name for the set, by which it picks a reward; by default the source.
         ability: verl's name for the kind of task.
         gold_column: Where verl's ground truth comes from; by default ground_truth, gold, answer or solution.
+        set: key=value, changes to the recipe.
         overwrite: Replace the file if it is there already.
     """
     from ..config import DataConfig
@@ -161,10 +165,19 @@ def convert(
         problems.append(f"--split: got {split!r}, accepts 'train' or 'test'")
     if to not in ("trl", "verl", "trew"):
         problems.append(f"--to: got {to!r}, accepts 'trl', 'verl' or 'trew'")
+    of_recipe = source.endswith(".toml")
+    if of_recipe and (task, prompt_column) != ("prompts", "prompt"):
+        problems.append(f"--task, --prompt-column: {source} says so itself; change it with --set data.task=...")
+    if set and not of_recipe:
+        problems.append(f"--set: changes a recipe, and {source!r} is none; accepts it with a .toml file")
     if problems:
         raise ConfigError(problems)
     _refuse_existing([path], overwrite)
-    prompts = load_prompts(DataConfig(task=task, train=source, prompt_column=prompt_column), split=split)
+    if of_recipe:
+        config, prompts = _of_recipe(source, set, split)
+        task, source = config.task, config.train or config.task
+    else:
+        prompts = load_prompts(DataConfig(task=task, train=source, prompt_column=prompt_column), split=split)
     if to != "verl":
         rows = trl.to_rows(prompts if to == "trl" else [verl.restored(prompt) for prompt in prompts])
     else:
@@ -177,6 +190,17 @@ def convert(
 
 
 # --------------------------------------------------------------------------------------------------------------------
+
+
+def _of_recipe(path: str, changes: Sequence[str], split: str) -> tuple[DataConfig, Sequence[Prompt]]:
+    """The [data] table of a recipe, and the prompts that its run trains or is evaluated on."""
+    from ..config import load
+    from ..data import load_task
+
+    config = load(path, changes)
+    found = load_task(config.data, eval_size=config.eval.size, seed=config.seed)
+    _notes(found.notes)
+    return config.data, found.train if split == "train" else found.eval
 
 
 def _known_task(name: str, source: str, pairs: Sequence[str]) -> Task:

@@ -35,7 +35,7 @@ class Finding:
     todo: str = ""
 
     def __str__(self) -> str:
-        return f"{MARKS[self.mark]}  {self.what:<14}{self.says}" + (f"  -> {self.todo}" if self.todo else "")
+        return f"{MARKS[self.mark]}  {self.what:<13} {self.says}" + (f"  -> {self.todo}" if self.todo else "")
 
 
 def doctor(peer: Annotated[Literal["", "trl", "verl"], tyro.conf.Positional] = "") -> int:
@@ -73,7 +73,12 @@ def _trl() -> Iterator[Finding]:
 
 
 def _verl() -> Iterator[Finding]:
-    from ..integrations.verl.doctor import found
+    try:
+        from ..integrations.verl.doctor import found
+    except Exception as error:  # the plugin itself, which verl would say nothing about
+        told = f"fails, which verl says nothing about: {type(error).__name__}: {error}"
+        yield Finding("bad", "plugin", told, "repair this first")
+        return
 
     yield from (Finding(*told) for told in found())
 

@@ -29,7 +29,7 @@ def verl(
     from ..errors import ConfigError
     from ..integrations.verl.export import export
 
-    script = export(load(recipe, set), files=(train_files, val_files)).script()
+    script = export(load(recipe, set), files=(train_files, val_files), recipe=recipe, changes=set).script()
     if not out:
         print(script, end="")
         return

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import inspect
 import json
 import os
 import subprocess
@@ -15,15 +16,23 @@ import sys
 from collections.abc import Iterator
 from typing import Literal
 
+from .hooks import PolicyLoss
 from .offered import table
 
 Told = tuple[Literal["ok", "note", "bad"], str, str, str]
 TESTED = ("0.9.1",)
+VARIABLES = ("VERL_USE_EXTERNAL_PLUGINS", "VERL_USE_EXTERNAL_MODULES", "TREW_VERL")
 SECONDS = 300.0  # an import of verl takes ten, on a busy machine more
 LOOK = """
-import json, verl
-from verl.trainer.ppo import core_algos
-print(json.dumps([list(core_algos.POLICY_LOSS_REGISTRY), list(core_algos.ADV_ESTIMATOR_REGISTRY)]))
+import inspect, json, verl
+from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY as estimators, POLICY_LOSS_REGISTRY as losses
+found = [list(losses), list(estimators), list(inspect.signature(losses["vanilla"]).parameters)]
+try:
+    import trew.integrations.verl
+    why = ""
+except Exception as error:
+    why = f"{type(error).__name__}: {error}"
+print(json.dumps([*found, why]))
 """
 
 
@@ -36,28 +45,39 @@ def found() -> Iterator[Told]:
     if version in TESTED:
         yield "ok", "verl", f"{version}, a release that trew is tested with", ""
     else:
-        yield "note", "verl", f"{version}; trew is tested with {' and '.join(TESTED)}", "look at the registries below"
-    if any(point.value == __package__ for point in importlib.metadata.entry_points(group="verl.plugins")):
+        yield (
+            "note",
+            "verl",
+            f"{version}; trew is tested with {' and '.join(TESTED)}",
+            f"use verl {TESTED[-1]} where what follows is not enough",
+        )
+    points = importlib.metadata.entry_points(group="verl.plugins")
+    declared = any(point.value == __package__ for point in points)
+    if declared:
         yield "ok", "entry point", "declared in verl.plugins", ""
     else:
         yield "note", "entry point", "not declared in this environment", "pip install trew here"
-    for name in ("VERL_USE_EXTERNAL_PLUGINS", "VERL_USE_EXTERNAL_MODULES", "TREW_VERL"):
+    for name in VARIABLES:
         if value := os.environ.get(name):
             yield "note", "variable", f"{name} = {value}", ""
-    yield from _registered()
+    yield from _registered(declared)
     for name, offer in table().items():
         if reason := offer.loss or offer.advantage:
             yield "note", name, f"not offered as {'a loss' if offer.loss else 'an estimator'}: {reason}", ""
 
 
-def _registered() -> Iterator[Told]:
+def _registered(declared: bool) -> Iterator[Told]:
     try:
         done = subprocess.run([sys.executable, "-c", LOOK], capture_output=True, text=True, timeout=SECONDS)
-        losses, estimators = json.loads(done.stdout.splitlines()[-1])
+        losses, estimators, arguments, why = json.loads(done.stdout.splitlines()[-1])
     except (subprocess.TimeoutExpired, IndexError, ValueError) as error:
         last = done.stderr.strip().splitlines()[-1:] if not isinstance(error, subprocess.TimeoutExpired) else []
         yield "bad", "import", f"verl cannot be imported: {(last or [str(error)])[0]}", "repair verl first"
         return
+    if why:
+        yield "bad", "plugin", f"fails, which verl says nothing about: {why}", "repair this first"
+    if unknown := {*arguments} - {*inspect.signature(PolicyLoss.__call__).parameters}:
+        yield "bad", "hooks", f"verl calls a loss with {', '.join(sorted(unknown))}, unknown to trew", _OTHER
     offers = table()
     for what, there, wanted in (
         ("losses", losses, [name for name, offer in offers.items() if not offer.loss]),
@@ -65,8 +85,18 @@ def _registered() -> Iterator[Told]:
     ):
         missing = [name for name in wanted if f"trew-{name}" not in there]
         says = f"{len(wanted) - len(missing)} of trew's {len(wanted)} are registered with verl"
-        if missing:
-            todo = "python -c 'import trew.integrations.verl' shows why, and see VERL_USE_EXTERNAL_PLUGINS"
-            yield "bad", what, says, todo
-        else:
-            yield "ok", what, says, ""
+        yield ("bad", what, says, _todo(declared, why)) if missing else ("ok", what, says, "")
+
+
+_OTHER = f"use verl {TESTED[-1]}, or a newer trew"
+
+
+def _todo(declared: bool, why: str) -> str:
+    if why:
+        return "see plugin"
+    chosen = os.environ.get("VERL_USE_EXTERNAL_PLUGINS", "auto")
+    if chosen.strip().lower() != "auto":
+        return f"VERL_USE_EXTERNAL_PLUGINS={chosen} leaves trew out: unset it, or name trew in it"
+    if not declared:
+        return "verl has not heard of trew: pip install trew here, or VERL_USE_EXTERNAL_MODULES=trew.integrations.verl"
+    return _OTHER

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ from ...config import Config, RewardConfig
 from ...data.load import make_task
 from ...errors import ConfigError
 from ...objective import preset
+from ...objective.correction import Correction, MaskedImportance, TruncatedImportance
 from .offered import offer
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout."
@@ -22,13 +23,13 @@ OWN = ("correction", "correction_low", "correction_high", "opsm_delta", "overlon
 
 CARRIED = {
     "": "model steps seed rewards out",
-    "data.": "task train eval prompt_column max_prompt_tokens overlong shuffle",
+    "data.": "task train eval prompt_column args max_prompt_tokens overlong shuffle",
     "rollout.": "prompts completions max_tokens temperature top_p top_k",
     "objective.": "preset args",
     "learner.": "lr schedule warmup_steps weight_decay adam_beta1 adam_beta2 max_grad_norm minibatch_prompts "
     "inner_updates microbatch_tokens gradient_checkpointing",
     "lora.": "rank alpha",
-    "eval.": "every samples temperature",
+    "eval.": "every size samples temperature",
     "checkpoint.": "every keep",
     "track.": "to",
 }
@@ -47,7 +48,7 @@ class Export:
 
     def script(self) -> str:
         """All of it as a shell script."""
-        lines = ["#!/bin/sh", "# Made by trew export verl, for verl 0.9 with trew installed beside it."]
+        lines = ["#!/bin/sh", "set -e", "# Made by trew export verl, for verl 0.9 with trew installed beside it."]
         lines += [f"# Does not carry over: {line}" for line in self.lost]
         lines += list(self.before)
         command = [*(f"{k}={shlex.quote(v)}" for k, v in self.environment.items()), "python3 -m verl.trainer.main_ppo"]
@@ -55,13 +56,20 @@ class Export:
         return "\n".join([*lines, " \\\n    ".join([" ".join(command), *arguments])]) + "\n"
 
 
-def export(config: Config, *, files: tuple[str, str] = ("train.parquet", "test.parquet")) -> Export:
-    """The command for a recipe. ConfigError where its objective cannot run in verl at all."""
+def export(
+    config: Config,
+    *,
+    files: tuple[str, str] = ("train.parquet", "test.parquet"),
+    recipe: str = "recipe.toml",
+    changes: Sequence[str] = (),
+) -> Export:
+    """The command for a recipe: ``config``, which was read from the file ``recipe`` with key=value ``changes``.
+    ConfigError where its objective cannot run in verl at all."""
     lost = list(_lost(config))
     keys = _run(config, files) | _sizes(config, lost) | _optimizer(config, lost)
     keys |= _reward(config)
     more, environment = _objective(config, lost)
-    return Export(keys | more, environment, tuple(_before(config, files)), tuple(lost))
+    return Export(keys | more, environment, tuple(_before(recipe, changes, files)), tuple(lost))
 
 
 def _run(config: Config, files: tuple[str, str]) -> dict[str, str]:
@@ -76,6 +84,7 @@ def _run(config: Config, files: tuple[str, str]) -> dict[str, str]:
         "trainer.test_freq": str(config.eval.every or -1), "trainer.save_freq": str(config.checkpoint.every or -1),
         "trainer.max_actor_ckpt_to_keep": str(config.checkpoint.keep), "trainer.logger": hydra(trackers),
         "trainer.project_name": "trew", "trainer.experiment_name": hydra(name),
+        "trainer.default_local_dir": hydra(config.out or f"runs/{name}"),
         "actor_rollout_ref.model.enable_gradient_checkpointing": hydra(config.learner.gradient_checkpointing),
     }  # fmt: skip
     if config.lora.rank:
@@ -105,48 +114,105 @@ def _sizes(config: Config, lost: list[str]) -> dict[str, str]:
 
 
 def _optimizer(config: Config, lost: list[str]) -> dict[str, str]:
+    """verl's rate moves once per step, ours with every optimizer step."""
     learner, optim = config.learner, f"{ACTOR}optim."
-    if learner.schedule != "constant":
-        lost.append(f"learner.schedule = {learner.schedule!r}: the rate stays constant after the warmup here")
-    return {
+    updates = (
+        -(-config.rollout.prompts // (learner.minibatch_prompts or config.rollout.prompts)) * learner.inner_updates
+    )
+    warmup = -(-learner.warmup_steps // updates)
+    keys = {
         f"{optim}lr": f"{learner.lr:g}", f"{optim}weight_decay": f"{learner.weight_decay:g}",
-        f"{optim}betas": hydra([learner.adam_beta1, learner.adam_beta2]), f"{optim}lr_warmup_steps": str(
-            learner.warmup_steps or -1), f"{optim}clip_grad": f"{learner.max_grad_norm:g}",
+        f"{optim}betas": hydra([learner.adam_beta1, learner.adam_beta2]),
+        f"{optim}lr_warmup_steps": str(warmup or -1), f"{optim}clip_grad": f"{learner.max_grad_norm:g}",
     }  # fmt: skip
+    if learner.schedule == "cosine":
+        keys[f"{optim}lr_scheduler_type"] = "cosine"
+    elif learner.schedule != "constant":
+        lost.append(f"learner.schedule = {learner.schedule!r}: the rate stays constant after the warmup here")
+    if updates > 1 and (learner.schedule == "cosine" or warmup):
+        lost.append(
+            f"learner.schedule, warmup_steps: the rate moves once per step there, not with its {updates} updates"
+        )
+    if warmup:
+        lost.append(f"learner.warmup_steps = {learner.warmup_steps}: verl's warmup begins with a step of rate 0")
+    return keys
 
 
 def _reward(config: Config) -> dict[str, str]:
-    rewards = config.rewards or make_task(config.data).rewards(())
-    if not rewards:
-        raise ConfigError("rewards: got none, and the task has none of its own; verl needs one as well")
     default = RewardConfig()
-    tables = [
-        {k: v for k, v in dataclasses.asdict(r).items() if k == "name" or v != getattr(default, k)} for r in rewards
-    ]
+    tables = [{k: v for k, v in dataclasses.asdict(r).items() if k == "name" or v != getattr(default, k)}
+              for r in _rewards(config)]  # fmt: skip
     where = "reward.custom_reward_function."
     return {f"{where}path": "pkg://trew.integrations.verl.rewards", f"{where}name": "compute_score",
             f"+{where}reward_kwargs.rewards": hydra(tables)}  # fmt: skip
 
 
+def _rewards(config: Config) -> Sequence[RewardConfig]:
+    rewards = config.rewards or make_task(config.data).rewards(())
+    if not rewards:
+        raise ConfigError("rewards: got none, and the task has none of its own; verl needs one as well")
+    return rewards
+
+
 def _objective(config: Config, lost: list[str]) -> tuple[dict[str, str], dict[str, str]]:
     """The objective under a name that verl knows, with the keys that it needs there; and TREW_VERL."""
     name, args = config.objective.preset, dict(config.objective.args)
-    keys: dict[str, str] = {}
-    for key in [k for k in args if k in OWN]:
-        value = args.pop(key)
-        if key == "entropy_bonus" and not args.get("entropy_target"):
-            keys[f"{ACTOR}entropy_coeff"] = f"{value:g}"
-        else:
-            lost.append(f"objective.{key} = {value!r}: {_ELSEWHERE.get(key, _CORRECTION)}")
+    elsewhere = {key: args.pop(key) for key in [k for k in args if k in OWN]}
     objective = preset(name, **args)
     found = offer(objective)
     estimator = _estimator(found.advantage)
     if found.loss or not estimator:
         raise ConfigError(f"objective.preset: {name} cannot run in verl: {found.loss or found.advantage}")
     called = f"trew-{name}" if not args else f"{name}-of-recipe"
-    keys |= {f"{ACTOR}policy_loss.loss_mode": called, "algorithm.adv_estimator": estimator.replace("trew", called)}
+    keys = {f"{ACTOR}policy_loss.loss_mode": called, "algorithm.adv_estimator": estimator.replace("trew", called)}
     keys |= {k: str(config.rollout.max_tokens) if v.startswith("<") else v for k, v in found.settings}
+    keys |= _elsewhere(config, elsewhere, lost)
+    if estimator == "gdpo":
+        parts = [r.name for r in _rewards(config)]
+        keys |= {"+algorithm.gdpo_reward_keys": hydra(parts),
+                 "+algorithm.gdpo_reward_weights": hydra([r.weight for r in _rewards(config)])}  # fmt: skip
     return keys, {"TREW_VERL": json.dumps({called: {"preset": name, **args}})} if args else {}
+
+
+def _elsewhere(config: Config, own: dict[str, Any], lost: list[str]) -> dict[str, str]:
+    """verl's keys for settings of the objective that are not the loss's work there; what it has none for is lost."""
+    keys: dict[str, str] = {}
+    if own.get("entropy_bonus") and not own.get("entropy_target"):
+        keys[f"{ACTOR}entropy_coeff"] = f"{own.pop('entropy_bonus'):g}"
+    if cache := own.pop("overlong_cache", 0):
+        buffer = {"enable": True, "len": cache, "penalty_factor": 1.0, "log": False}
+        keys |= {"reward.reward_manager.name": "dapo", "+reward.reward_kwargs.overlong_buffer_cfg": hydra(buffer),
+                 "+reward.reward_kwargs.max_resp_len": str(config.rollout.max_tokens)}  # fmt: skip
+        if preset(config.objective.preset).keep:  # a group that is all right is no signal, whatever its lengths are
+            keys["algorithm.filter_groups.metric"] = hydra(_rewards(config)[0].name)
+    if rule := own.get("correction"):
+        given = {key: own.pop(key) for key in ("correction", "correction_low", "correction_high") if key in own}
+        rules = preset(config.objective.preset, **given).correction
+        found = _correction([r for r in rules if r.mismatch])
+        keys |= found
+        if rules and (not found or len(rules) > 1):
+            part = "opsm" if found else rule
+            lost.append(f"objective.correction = {rule!r}: verl's algorithm.rollout_correction has no {part}")
+    lost += [
+        f"objective.{key} = {value!r}: {_ELSEWHERE.get(key, 'verl has no such rule')}" for key, value in own.items()
+    ]
+    return keys
+
+
+def _correction(rules: Sequence[Correction]) -> dict[str, str]:
+    """verl's correction that is the same as ours, or nothing."""
+    [rule] = rules if len(rules) == 1 else [None]
+    if not isinstance(rule, TruncatedImportance | MaskedImportance):
+        return {}
+    if isinstance(rule, TruncatedImportance) and rule.low > 0:
+        return {}
+    masked = isinstance(rule, MaskedImportance)
+    # verl wants a bound above 0, and never has a ratio below exp(-20).
+    threshold = f"'{rule.low or 1e-9:g}_{rule.high:g}'" if masked else f"{rule.high:g}"
+    where = "algorithm.rollout_correction."
+    return {f"{where}rollout_is": rule.level, f"{where}rollout_is_threshold": threshold,
+            f"{ROLLOUT}calculate_log_probs": "True",
+            "+actor_rollout_ref.actor.policy_loss.rollout_correction": "${algorithm.rollout_correction}"}  # fmt: skip
 
 
 def _estimator(reason: str) -> str:
@@ -155,9 +221,7 @@ def _estimator(reason: str) -> str:
     return "trew" if not reason else "" if own == "gae" else own
 
 
-_CORRECTION = "verl corrects by algorithm.rollout_correction.*, in other units"
 _ELSEWHERE = {
-    "overlong_cache": "verl punishes by reward.reward_manager.name=dapo",
     "overlong_filtering": "verl has no such filter",
     "entropy_bonus": "verl's bonus has a fixed coefficient only",
     "entropy_target": "verl's bonus has a fixed coefficient only",
@@ -165,15 +229,12 @@ _ELSEWHERE = {
 }
 
 
-def _before(config: Config, files: tuple[str, str]) -> Iterator[str]:
-    data = config.data
-    if not data.train or data.args:
-        yield f"# {files[0]} and {files[1]}: task {data.task!r} makes or shapes its problems; write them as files first"
-        return
-    for split, path in zip(("train", "test"), files, strict=True):
-        source = data.train if split == "train" or data.eval == "auto" else data.eval
-        column = "" if data.prompt_column == "prompt" else f" --prompt-column {shlex.quote(data.prompt_column)}"
-        yield f"trew data convert {shlex.quote(source)} {path} --task {data.task} --split {split}{column} --to verl"
+def _before(recipe: str, changes: Sequence[str], files: tuple[str, str]) -> Iterator[str]:
+    """The very prompts that a run of the recipe trains and is evaluated on, as verl's rows."""
+    changed = " --set " + " ".join(map(shlex.quote, changes)) if changes else ""
+    for split, path in zip(("train", "test"), map(shlex.quote, files), strict=True):
+        made = f"trew data convert {shlex.quote(recipe)} {path} --to verl --split {split}{changed}"
+        yield f"[ -e {path} ] || {made}"
 
 
 def _lost(config: Config) -> Iterator[str]:
