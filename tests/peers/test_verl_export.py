@@ -68,6 +68,10 @@ def test_recipes(path):
     names = [r.name for r in config.rewards]
     assert [r["name"] for r in kwargs["rewards"]] == names or not names
     assert there.trainer.logger[0] == "console"
+    assert there.trainer.test_freq == (config.eval.every or config.steps)  # after the last step in any case
+    assert there.trainer.default_local_dir == (config.out or f"runs/{path.stem}")
+    assert not any(line.startswith(("data.", "rewards")) for line in made.lost)
+    assert "/" in there.actor_rollout_ref.model.path
     for name, objective in integration.from_variable(made.environment.get("TREW_VERL", "{}")).items():
         integration.register(f"{path.stem}-{name}", objective)
         assert f"{path.stem}-{name}" in core_algos.POLICY_LOSS_REGISTRY
@@ -117,6 +121,9 @@ def test_what_does_not_carry_over_is_listed_and_what_cannot_run_is_refused():
     assert not made.environment
     with pytest.raises(ConfigError, match="gtpo cannot run in verl"):
         export(recipe(preset="gtpo"))
+    same = export(recipe(preset="dapo", eps_high=0.28))
+    assert not same.environment  # these are the preset's own numbers
+    assert same.keys["algorithm.adv_estimator"] == "trew-dapo"
     wide = export(recipe(preset="dapo", eps_high=0.4))
     assert json.loads(wide.environment["TREW_VERL"]) == {"dapo-of-recipe": {"preset": "dapo", "eps_high": 0.4}}
     lines = "\n".join(export(dataclasses.replace(recipe(), threads=3)).lost)

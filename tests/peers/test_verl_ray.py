@@ -18,8 +18,9 @@ from test_verl_plugin import with_metadata
 import tiny
 import trew
 
-TEXTS = ["So.\n#### 4", "#### 5", "it is #### 4", "no", "#### 1", "#### 7", "#### 7 \n", "#### 0"]
+TEXTS = ["So.\n#### 4", "#### 5", "it is #### 4", "no", "\\boxed{1}", "so \\boxed{7}", "\\boxed{\\frac{14}{2}}", "7"]
 GOLDS = ["4"] * 4 + ["7"] * 4
+SOURCES = ["openai/gsm8k"] * 4 + ["DigitalLearningGmbH/MATH-lighteval"] * 4
 UIDS = ["a", "b"] * 4  # the prompts stand interleaved
 MINE = {"mine": {"preset": "grpo", "beta": 0.0, "std_eps": 1e-6}}
 
@@ -37,7 +38,7 @@ def found(tmp_path_factory):
         f"+ray_kwargs.ray_init.runtime_env.env_vars.TREW_VERL='{json.dumps(MINE)}'",
     ]  # fmt: skip
     job = {"keys": keys, "responses": [words.encode(text, add_special_tokens=False) for text in TEXTS], "golds": GOLDS,
-           "uids": UIDS, "out": str(folder / "out.json")}  # fmt: skip
+           "sources": SOURCES, "uids": UIDS, "out": str(folder / "out.json")}  # fmt: skip
     path = folder / "job.json"
     path.write_text(json.dumps(job))
     env = os.environ | {"PYTHONPATH": with_metadata(folder), "VERL_USE_EXTERNAL_MODULES": "", "HOME": str(folder),

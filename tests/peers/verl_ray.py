@@ -49,7 +49,7 @@ def scored(config: Any, job: dict[str, Any]) -> list[float]:
     rows = [{"style": "rule", "ground_truth": gold} for gold in job["golds"]]
     data = DataProto.from_dict(
         {"responses": ids, "attention_mask": mask},
-        {"data_source": np.array(["openai/gsm8k"] * len(rows), dtype=object),
+        {"data_source": np.array(job["sources"], dtype=object),
          "reward_model": np.array(rows, dtype=object),
          "extra_info": np.array([{"index": i} for i in range(len(rows))], dtype=object)},
     )  # fmt: skip

@@ -11,12 +11,14 @@ from typing import Any
 
 from ...config import Config, RewardConfig
 from ...data.load import make_task
+from ...default_model import DEFAULT_MODEL
 from ...errors import ConfigError
 from ...objective import preset
 from ...objective.correction import Correction, MaskedImportance, TruncatedImportance
 from .offered import offer
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout."
+ON_HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"  # what the default model of ours is made of
 OWN = ("correction", "correction_low", "correction_high", "opsm_delta", "overlong_filtering", "overlong_cache",
        "entropy_bonus", "entropy_target", "entropy_step")  # fmt: skip
 """Settings of an objective that are somebody else's work there."""
@@ -66,22 +68,26 @@ def export(
     """The command for a recipe: ``config``, which was read from the file ``recipe`` with key=value ``changes``.
     ConfigError where its objective cannot run in verl at all."""
     lost = list(_lost(config))
-    keys = _run(config, files) | _sizes(config, lost) | _optimizer(config, lost)
+    keys = _run(config, files, lost) | _sizes(config, lost) | _optimizer(config, lost)
     keys |= _reward(config)
     more, environment = _objective(config, lost)
     return Export(keys | more, environment, tuple(_before(recipe, changes, files)), tuple(lost))
 
 
-def _run(config: Config, files: tuple[str, str]) -> dict[str, str]:
-    trackers = ["console", *config.track.to]
+def _run(config: Config, files: tuple[str, str], lost: list[str]) -> dict[str, str]:
+    trackers, model = ["console", *config.track.to], config.model
+    if model == DEFAULT_MODEL:
+        model = ON_HUB
+        lost.append(f"model = {DEFAULT_MODEL!r}: the weights as published, {ON_HUB}, which differ a little")
     name = config.out.replace("\\", "/").rpartition("/")[2] or "run"
     keys = {
         "data.train_files": files[0], "data.val_files": files[1], "data.shuffle": hydra(config.data.shuffle),
-        "data.seed": str(config.seed), "actor_rollout_ref.model.path": config.model, f"{ROLLOUT}name": "vllm",
+        "data.seed": str(config.seed), "actor_rollout_ref.model.path": model, f"{ROLLOUT}name": "vllm",
         f"{ROLLOUT}tensor_model_parallel_size": "1", "trainer.n_gpus_per_node": "1", "trainer.nnodes": "1",
         "trainer.total_training_steps": str(config.steps),
         "trainer.total_epochs": str(config.steps),  # an upper bound: an epoch has one step at least
-        "trainer.test_freq": str(config.eval.every or -1), "trainer.save_freq": str(config.checkpoint.every or -1),
+        "trainer.test_freq": str(config.eval.every or config.steps),
+        "trainer.save_freq": str(config.checkpoint.every or -1),
         "trainer.max_actor_ckpt_to_keep": str(config.checkpoint.keep), "trainer.logger": hydra(trackers),
         "trainer.project_name": "trew", "trainer.experiment_name": hydra(name),
         "trainer.default_local_dir": hydra(config.out or f"runs/{name}"),
@@ -163,6 +169,7 @@ def _objective(config: Config, lost: list[str]) -> tuple[dict[str, str], dict[st
     estimator = _estimator(found.advantage)
     if found.loss or not estimator:
         raise ConfigError(f"objective.preset: {name} cannot run in verl: {found.loss or found.advantage}")
+    args = args if objective != preset(name) else {}
     called = f"trew-{name}" if not args else f"{name}-of-recipe"
     keys = {f"{ACTOR}policy_loss.loss_mode": called, "algorithm.adv_estimator": estimator.replace("trew", called)}
     keys |= {k: str(config.rollout.max_tokens) if v.startswith("<") else v for k, v in found.settings}
@@ -241,7 +248,7 @@ def _lost(config: Config) -> Iterator[str]:
     default = _leaves(dataclasses.asdict(Config(model="")))
     carried = {f"{table}{key}" for table, keys in CARRIED.items() for key in keys.split()}
     for key, value in _leaves(dataclasses.asdict(config)).items():
-        known = key in carried or key.startswith("objective.args.")
+        known = key in carried or key.startswith(("objective.args.", "data.args."))
         if not known and value != default.get(key):
             yield f"{key} = {value!r}"
     yield "the order of prompts, every random draw, and precision: verl computes in bfloat16 unless told otherwise"
