@@ -69,8 +69,8 @@ class OnCPU(PlatformBase):
     profiler_start = profiler_stop = cudart = _nothing
 
 
-def batch(job: dict[str, Any], rows: list[int]) -> Any:
-    """The rows of one rank, as verl's trainer sends them."""
+def batch(job: dict[str, Any], actor: Any, rows: list[int]) -> Any:
+    """The rows of one rank, as verl's trainer sends them to ``update_actor``."""
     from tensordict import TensorDict
     from verl.utils import tensordict_utils as tu
 
@@ -86,9 +86,10 @@ def batch(job: dict[str, Any], rows: list[int]) -> Any:
     fields["response_mask"] = fields["loss_mask"] = nested("mask", whole)
     fields |= {name: nested(name, real) for name in ("old_log_probs", "ref_log_prob", "advantages")}
     made = TensorDict(fields, batch_size=len(rows))
-    size = len(job["prompts"])
-    tu.assign_non_tensor(made, global_batch_size=size, mini_batch_size=size, epochs=1, seed=1, temperature=1.0,
-                         dataloader_kwargs={"shuffle": False}, calculate_entropy=False)  # fmt: skip
+    size = actor.ppo_mini_batch_size * actor.rollout_n
+    tu.assign_non_tensor(made, global_batch_size=size, mini_batch_size=size, epochs=actor.ppo_epochs, seed=1,
+                         temperature=1.0, dataloader_kwargs={"shuffle": actor.shuffle},
+                         calculate_entropy=False)  # fmt: skip
     return made
 
 
@@ -113,7 +114,7 @@ def step(job: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
     worker.reset()
     worker.set_loss_fn(partial(ppo_loss, config=actor))
     each = len(job["prompts"]) // ranks
-    output = worker.train_mini_batch(batch(job, list(range(rank * each, (rank + 1) * each))))
+    output = worker.train_mini_batch(batch(job, actor, list(range(rank * each, (rank + 1) * each))))
     state = worker.engine.module.state_dict()
     weights = {name: value.full_tensor() if hasattr(value, "full_tensor") else value for name, value in state.items()}
     return {"weights": weights, "metrics": dict(output["metrics"])}
