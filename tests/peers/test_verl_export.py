@@ -207,6 +207,14 @@ def test_the_learning_rate(minibatch, updates):
     assert "rate 0" in "\n".join(made.lost)
 
 
+def test_rewards_by_the_names_that_our_scores_have():
+    config = load(ROOT / "recipes" / "custom_reward.toml", ["objective.preset=gdpo", "eval.size=20"])
+    there = composed(export(config).keys)
+    given = {"data_source": "mine", "ground_truth": "15", "extra_info": {"answer": "15", "expression": "6 + 9"}}
+    found = get_custom_reward_fn(there)(**given, solution_str="15")
+    assert set(there.algorithm.gdpo_reward_keys) == set(found) - {"score", "judged"} == {"arithmetic", "brief", "close"}
+
+
 def test_estimators_of_verl_s_old_trainer():
     rewards = [{"name": "gsm8k", "weight": 2.0}, {"name": "format", "args": {"pattern": "x"}}]
     config = parse({"model": "m", "data": {"task": "gsm8k", "train": "rows"}, "rewards": rewards,

@@ -160,6 +160,11 @@ def _rewards(config: Config) -> Sequence[RewardConfig]:
     return rewards
 
 
+def _parts(config: Config) -> list[str]:
+    """What our compute_score calls each reward's own number: a function in a file by the function's name."""
+    return [reward.name.rpartition(":")[2] for reward in _rewards(config)]
+
+
 def _objective(config: Config, lost: list[str]) -> tuple[dict[str, str], dict[str, str]]:
     """The objective under a name that verl knows, with the keys that it needs there; and TREW_VERL."""
     name, args = config.objective.preset, dict(config.objective.args)
@@ -175,8 +180,7 @@ def _objective(config: Config, lost: list[str]) -> tuple[dict[str, str], dict[st
     keys |= {k: str(config.rollout.max_tokens) if v.startswith("<") else v for k, v in found.settings}
     keys |= _elsewhere(config, elsewhere, lost)
     if estimator == "gdpo":
-        parts = [r.name for r in _rewards(config)]
-        keys |= {"+algorithm.gdpo_reward_keys": hydra(parts),
+        keys |= {"+algorithm.gdpo_reward_keys": hydra(_parts(config)),
                  "+algorithm.gdpo_reward_weights": hydra([r.weight for r in _rewards(config)])}  # fmt: skip
     return keys, {"TREW_VERL": json.dumps({called: {"preset": name, **args}})} if args else {}
 
@@ -191,7 +195,7 @@ def _elsewhere(config: Config, own: dict[str, Any], lost: list[str]) -> dict[str
         keys |= {"reward.reward_manager.name": "dapo", "+reward.reward_kwargs.overlong_buffer_cfg": hydra(buffer),
                  "+reward.reward_kwargs.max_resp_len": str(config.rollout.max_tokens)}  # fmt: skip
         if preset(config.objective.preset).keep:  # a group that is all right is no signal, whatever its lengths are
-            keys["algorithm.filter_groups.metric"] = hydra(_rewards(config)[0].name)
+            keys["algorithm.filter_groups.metric"] = hydra(_parts(config)[0])
     if rule := own.get("correction"):
         given = {key: own.pop(key) for key in ("correction", "correction_low", "correction_high") if key in own}
         rules = preset(config.objective.preset, **given).correction
