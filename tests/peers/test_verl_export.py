@@ -207,6 +207,13 @@ def test_the_learning_rate(minibatch, updates):
     assert "rate 0" in "\n".join(made.lost)
 
 
+def test_rewards_that_verl_cannot_compute_are_refused():
+    for reward, match in (({"name": "repetition"}, "needs the answer's tokens"), ({"model": "m"}, "is a reward model")):
+        config = parse({"model": "m", "data": {"task": "gsm8k", "train": "rows"}, "rewards": [reward]})
+        with pytest.raises(ConfigError, match=match):
+            export(config)
+
+
 def test_rewards_by_the_names_that_our_scores_have():
     config = load(ROOT / "recipes" / "custom_reward.toml", ["objective.preset=gdpo", "eval.size=20"])
     there = composed(export(config).keys)

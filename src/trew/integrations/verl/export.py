@@ -16,6 +16,7 @@ from ...errors import ConfigError
 from ...objective import preset
 from ...objective.correction import Correction, MaskedImportance, TruncatedImportance
 from .offered import offer
+from .rewards import refuse
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout."
 ON_HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"  # what the default model of ours is made of
@@ -157,6 +158,7 @@ def _rewards(config: Config) -> Sequence[RewardConfig]:
     rewards = config.rewards or make_task(config.data).rewards(())
     if not rewards:
         raise ConfigError("rewards: got none, and the task has none of its own; verl needs one as well")
+    refuse(rewards)
     return rewards
 
 

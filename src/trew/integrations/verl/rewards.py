@@ -74,12 +74,13 @@ def _chosen(source: str, reward: str, args: Any, rewards: Any) -> RewardSet:
     with _lock:
         if key not in _sets:
             configs = [build(RewardConfig, table, where=f"rewards[{i}]") for i, table in enumerate(tables)]
-            _refuse(configs)
+            refuse(configs)
             _sets[key] = RewardSet.from_config(configs)
         return _sets[key]
 
 
-def _refuse(configs: Sequence[RewardConfig]) -> None:
+def refuse(configs: Sequence[RewardConfig]) -> None:
+    """ConfigError for rewards that cannot be computed from what verl hands over."""
     problems = [f"{c.name}: needs the answer's tokens, and verl hands over its text alone" for c in configs
                 if c.name in KINDS and {"length", "token_ids"} & {*KINDS[c.name].from_row}]  # fmt: skip
     problems += [f"{c.model}: is a reward model; verl has its own place for them: reward.reward_model" for c in configs
