@@ -19,12 +19,13 @@ from trew.estimate.ledger import Ledger
 from trew.estimate.memory import cache, kept, laid_out, optimizer, weights
 from trew.estimate.sizes import sizes_of
 from trew.estimate.times import Rates
-from trew.learner.native import ROUND, NativeBody
+from trew.learner.native import NativeBody
 from trew.learner.packing import pack_shared
 from trew.native import build
 from trew.native.decoder import Decoder
 from trew.native.family import describe
 from trew.objective import preset
+from trew.onednn import room
 
 WIDE = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "head_dim": 16}
 native = pytest.mark.skipif(isinstance(build.library(), str), reason="the kernels cannot be compiled here")
@@ -155,7 +156,7 @@ def test_what_a_layer_keeps_is_what_the_formula_says(kind, dtype, tmp_path):
         if isinstance(t := getattr(layer, f.name), torch.Tensor)
     }
     sizes = sizes_of(c)
-    tokens = -(-pack.input_ids.size // ROUND) * ROUND
+    tokens = room(pack.input_ids.size)
     assert sum(real.values()) == kept(sizes, c) * sizes.layers * tokens
 
 

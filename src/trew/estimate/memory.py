@@ -23,7 +23,7 @@ from ..native.kernels import PAGE
 from .passes import Line
 from .sizes import FOUR_BIT, Sizes
 
-CHUNK = 1 << 25
+CHUNK = 1 << 22
 """Bytes that the paged cache grows by, as in native.kernels."""
 GAPS = 0.3
 """On a CPU, gaps between tensors in the C library's heap, as a share of what is made and released in a training pass:

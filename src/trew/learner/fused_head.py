@@ -56,7 +56,7 @@ class FusedHead:
         entropy = torch.empty_like(out) if entropies else None
         for part in self.chunks(len(tokens)):
             mine, inverse = _used(rows[part])
-            z = self._products(hidden[mine])
+            z = self._products(self._taken(hidden, mine))
             normaliser, of_rows = self._normalise(z, entropies)
             out[part] = z[inverse, tokens[part]] - normaliser[inverse]
             if entropy is not None and of_rows is not None:
@@ -82,13 +82,13 @@ class FusedHead:
         weight = self.weight.detach() if self.low is None else self.weight.detach().to(self.low)
         for part in self.chunks(len(tokens), lengths):
             mine, inverse = _used(rows[part])
-            h = hidden[mine]
+            h = self._taken(hidden, mine)
             z = self._products(h)
             normaliser, entropy = self._normalise(z, entropies)
             logprobs = z[inverse, tokens[part]] - normaliser[inverse]
             c, s = rule(part, logprobs, None if entropy is None else entropy[inverse])
             self._differentiate(z, (inverse, tokens[part]), c, s, normaliser, entropy)
-            out.index_add_(0, mine, self._back(z, h, weight))
+            out.index_add_(0, mine, self._back(z, h, weight)[: len(mine)])
         return out
 
     def chunks(self, count: int, lengths: Sequence[int] | None = None) -> Iterator[slice]:
@@ -109,6 +109,15 @@ class FusedHead:
     def holds(self, lengths: Sequence[int]) -> bool:
         """Whether each sequence fits into a few chunks' memory, so that a rule may see it whole."""
         return max(lengths, default=0) <= 4 * max(ROWS, ELEMENTS // len(self.weight))
+
+    def _taken(self, hidden: Tensor, rows: Tensor) -> Tensor:
+        """These rows, and rows of zeros after them, which nobody reads and which have no gradient: see
+        :func:`.onednn.room`."""
+        if not self._by_onednn(hidden):
+            return hidden[rows]
+        taken = hidden.new_zeros(onednn.room(len(rows)), hidden.shape[1])
+        torch.index_select(hidden, 0, rows, out=taken[: len(rows)])
+        return taken
 
     def _products(self, h: Tensor) -> Tensor:
         """h W^T + b, float32."""

@@ -22,10 +22,6 @@ from ..native.training import Layout, Rotary
 from .fused_head import add_to_grad
 from .packing import Pack
 
-ROUND = 32
-"""Packs are run with so many tokens, or a multiple: oneDNN makes code for every number of rows that it has not seen.
-Tokens that are added see themselves alone, nobody sees them, and no gradient comes back to them."""
-
 
 @dataclass(slots=True)
 class Kept:
@@ -119,7 +115,9 @@ class NativeBody:
         """Hidden states at ``pack.read_at``, float32, as the head takes them; what :meth:`backward` needs, if it is to
         be kept."""
         tokens = pack.input_ids.size
-        more = -tokens % ROUND
+        # Tokens that make up a number of rows that products like: they see themselves alone, nobody sees them, and no
+        # gradient comes back to them.
+        more = onednn.room(tokens) - tokens
         ids, positions = (
             nn.functional.pad(torch.from_numpy(a[0]), (0, more)) for a in (pack.input_ids, pack.position_ids)
         )

@@ -166,7 +166,7 @@ class Decoder:
         positions = torch.cat([torch.arange(int(length), dtype=torch.int32) for length in lengths])
         pages = sequences.table[sequence.long(), (positions // PAGE).long()]
         ends = lengths.cumsum(0) - 1
-        last = torch.zeros(_room(len(prompts)), self.parts.embedding.embedding_dim, dtype=torch.float32)
+        last = torch.zeros(onednn.room(len(prompts)), self.parts.embedding.embedding_dim, dtype=torch.float32)
         for begin in range(0, len(tokens), PREFILL_TOKENS):
             part = slice(begin, begin + PREFILL_TOKENS)
             rows = Rows(sequences, *(t[part].contiguous() for t in (sequence, positions, pages, positions % PAGE)))
@@ -191,10 +191,10 @@ class Decoder:
         )
 
     def _forward(self, tokens: Tensor, rows: Rows) -> Tensor:
-        """The final norm's output (N, H), in T, and rows of no meaning after it: see :func:`_room`."""
+        """The final norm's output (N, H), in T, and rows of no meaning after it: see :func:`.onednn.room`."""
         parts, kernels = self.parts, self.kernels
         x = parts.embed(tokens)
-        room = _room(len(x))
+        room = onednn.room(len(x))
         q = torch.empty(len(x), parts.heads, parts.head_dim)
         mixed = torch.zeros(room, parts.heads * parts.head_dim, dtype=self.dtype)
         gated = torch.empty(room, parts.layers[0].gate.out_features, dtype=self.dtype)
@@ -221,17 +221,6 @@ class Decoder:
         logits = self.head(hidden.float())
         cap = self.parts.logit_cap
         return (logits / cap).tanh_().mul_(cap) if cap else logits
-
-
-def _room(rows: int) -> int:
-    """How many rows products are given for these: oneDNN makes code for every number of rows that it has not seen,
-    which takes a millisecond and half a megabyte each.
-
-    >>> _room(1), _room(8), _room(57), _room(65)
-    (8, 8, 64, 80)
-    """
-    step = 8 if rows <= 64 else 16 if rows <= 256 else 64
-    return -(-rows // step) * step
 
 
 class _Layout:

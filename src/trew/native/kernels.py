@@ -136,7 +136,7 @@ class PagedCache:
     """Keys and values in pages of ``PAGE`` positions, float32; a page holds all layers. Memory grows with the pages in
     use, in chunks, and never moves; what is given back is used again first."""
 
-    def __init__(self, *, layers: int, kv_heads: int, head_dim: int, chunk_bytes: int = 1 << 25) -> None:
+    def __init__(self, *, layers: int, kv_heads: int, head_dim: int, chunk_bytes: int = 1 << 22) -> None:
         self.layer_floats = kv_heads * head_dim * PAGE * 2
         self.page_floats = layers * self.layer_floats
         self.per_chunk = max(1, chunk_bytes // (4 * self.page_floats))
