@@ -100,15 +100,22 @@ def generate_table(found: dict[str, Any]) -> str:
 
 def floor_table(found: dict[str, Any]) -> str:
     limits = found["limits"]
-    said = [
-        f"{name} products {max(limits['products'][name].values()) / 1e9:,.0f} GFLOP/s" for name in limits["products"]
-    ]
+    fast, own = ({t: f"{max(of.values()) / 1e9:,.0f}" for t, of in limits[k].items()} for k in ("products", "torch"))
+    said = [f"{name} products {rate} GFLOP/s (torch's own {own[name]})" for name, rate in fast.items()]
     lines = [f"This machine: {', '.join(said)}, copy {limits['copy'] / 1e9:.0f} GB/s (read and write).", ""]
     rows = []
     for r in found["rows"]:
         cells = [f"{seconds(v['floor'])} of {seconds(v['seconds'])} ({v['share']:.0%})" for v in r["phases"].values()]
         rows.append((r["model"], r["dtype"], *cells))
-    return "\n".join([*lines, table(("model", "type", "generate, s", "training pass, s", "whole step, s"), rows)])
+    return "\n".join(
+        [
+            *lines,
+            table(
+                ("model", "type", "generate, s", "training pass, s", "whole step, s", "and by torch's own products"),
+                rows,
+            ),
+        ]
+    )
 
 
 def scaling_table(found: dict[str, Any]) -> str:

@@ -5,9 +5,10 @@
 Measures the rate of matrix products and the bandwidth of a copy, counts the arithmetic that a step cannot do without
 (a group's prompt once; no padding; logits of completion positions alone, in float32 at either precision), runs a step,
 and prints for each phase the floor, our seconds, and their quotient. The rate is that of the quickest product at hand,
-torch's own or oneDNN's. The floor of decoding is that of its products or of the bytes it reads (weights once per token,
-and the cache), whichever is longer. What is not in the floor: the optimizer, sampling, norms, softmax and everything
-else that is no product.
+torch's own or oneDNN's; ``step_by_torch`` is the whole step by the rate of torch's own ``a @ b``, through which a step
+made of torch's operations would go. The floor of decoding is that of its products or of the bytes it reads (weights
+once per token, and the cache), whichever is longer. What is not in the floor: the optimizer, sampling, norms, softmax
+and everything else that is no product.
 """
 
 from __future__ import annotations
@@ -72,26 +73,29 @@ def main() -> None:
 def machine_limits(device: str) -> dict[str, Any]:
     """Products in FLOP/s by type and threads (on a GPU under its name), copies in bytes read and written per second."""
     rates: dict[str, dict[str, float]] = {}
+    own: dict[str, dict[str, float]] = {}
     before = torch.get_num_threads()
     every = sorted({1, before})
     for dtype in BYTES:
-        rates[dtype] = {}
+        rates[dtype], own[dtype] = {}, {}
         for threads in every if device == "cpu" else [0]:
             if threads:
                 torch.set_num_threads(threads)
-            rates[dtype][str(threads) if threads else device] = product_rate(getattr(torch, dtype), device)
+            where = str(threads) if threads else device
+            rates[dtype][where], own[dtype][where] = product_rates(getattr(torch, dtype), device)
     torch.set_num_threads(before)
-    return {"products": rates, "copy": copy_rate(device)}
+    return {"products": rates, "torch": own, "copy": copy_rate(device)}
 
 
-def product_rate(dtype: torch.dtype, device: str) -> float:
-    best = 0.0
+def product_rates(dtype: torch.dtype, device: str) -> tuple[float, float]:
+    """Of the quickest product at hand, and of torch's own."""
+    best = own = 0.0
     for size in (1024, 2048) if device == "cpu" else (4096, 8192):
         a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
-        best = max(best, 2 * size**3 / seconds_of(lambda a=a, b=b: a @ b, device))
+        own = max(own, 2 * size**3 / seconds_of(lambda a=a, b=b: a @ b, device))
         if onednn.available(a.device, dtype):
             best = max(best, 2 * size**3 / seconds_of(lambda a=a, b=b: onednn.product(a, b), device))
-    return best
+    return max(best, own), own
 
 
 def copy_rate(device: str) -> float:
@@ -116,8 +120,11 @@ def seconds_of(work: Callable[[], object], device: str, repeats: int = 7) -> flo
 
 
 def best(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
-    products = {t: {k: max(v, b["products"][t][k]) for k, v in of.items()} for t, of in a["products"].items()}
-    return {"products": products, "copy": max(a["copy"], b["copy"])}
+    rates = {
+        kind: {t: {k: max(v, b[kind][t][k]) for k, v in of.items()} for t, of in a[kind].items()}
+        for kind in ("products", "torch")
+    }
+    return {**rates, "copy": max(a["copy"], b["copy"])}
 
 
 # ------------------------------------------------------------------------------------------------- what a step needs
@@ -164,17 +171,22 @@ def arithmetic(work: Work) -> dict[str, dict[str, float]]:
 
 
 def distances(model: str, work: Work, measured: dict[str, Any], limits: dict[str, Any]) -> dict[str, Any]:
-    rate, exact = (max(limits["products"][dtype].values()) for dtype in (work.dtype, "float32"))
     needs = arithmetic(work)
-    floor = {
-        name: max((n["flops"] - n["logits"]) / rate + n["logits"] / exact, n.get("bytes", 0.0) / limits["copy"])
-        for name, n in needs.items()
-    }
+
+    def floors(kind: str) -> dict[str, float]:
+        rate, exact = (max(limits[kind][dtype].values()) for dtype in (work.dtype, "float32"))
+        return {
+            name: max((n["flops"] - n["logits"]) / rate + n["logits"] / exact, n.get("bytes", 0.0) / limits["copy"])
+            for name, n in needs.items()
+        }
+
+    floor, by_torch = floors("products"), floors("torch")
     ours = measured["phases"]["ours"]
     phases = {
         "generate": {"floor": floor["prefill"] + floor["decode"], "seconds": ours["generate"]},
         "train": {"floor": floor["train"], "seconds": ours["train"]},
         "step": {"floor": sum(floor.values()), "seconds": measured["seconds"]["ours"]},
+        "step_by_torch": {"floor": sum(by_torch.values()), "seconds": measured["seconds"]["ours"]},
     }
     for values in phases.values():
         values["share"] = values["floor"] / values["seconds"]
@@ -190,6 +202,8 @@ def limits_table(limits: dict[str, Any]) -> str:
         f"products {dtype:<9} " + ", ".join(f"{rate / 1e9:.0f} GFLOP/s on {where}" for where, rate in of.items())
         + (" threads" if "1" in of else "")
         for dtype, of in limits["products"].items()
+    ] + [
+        f"torch's  {dtype:<9} {max(of.values()) / 1e9:.0f} GFLOP/s" for dtype, of in limits["torch"].items()
     ]  # fmt: skip
     return "\n".join([*lines, f"copy               {limits['copy'] / 1e9:.1f} GB/s, read and write"])
 

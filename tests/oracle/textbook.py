@@ -222,7 +222,7 @@ def prune(step: list[Rollout], s: dict) -> list[Rollout]:
         kept = []
         for group in groups_of(step):
             size = [max((abs(a) for a in o.A), default=0.0) for o in group]
-            order = sorted(range(len(group)), key=lambda i: -size[i])
+            order = sorted(range(len(group)), key=lambda i: -round(size[i], 9))  # equal but for rounding: the first
             kept += [group[i] for i in order[: math.ceil(len(group) * (1 - s["pruning"]))]]
         step = sorted(kept, key=lambda o: o.row)
     return [o for o in step if o.T and not (s["overlong_filtering"] and o.truncated)]

@@ -383,13 +383,14 @@ def test_values_arrive_as_they_were_sent(value: object) -> None:
 
 def test_types_arrive_as_they_were_sent() -> None:
     sent = [
-        float("nan"), -0.0, "\ud800", "\0", {"\0": 1}, {1: {2: 3}}, {("a", 1): 2}, {"x", "y"}, frozenset({1}),
+        float("nan"), -0.0, "\ud800", "\0", {"\0": 1}, {1: {2: 3}}, {("a", 1): 2}, {"x"}, frozenset({1}),
         datetime(2026, 1, 1, tzinfo=UTC), date(2026, 1, 1), clock(1, 2), timedelta(1, 2, 3), Decimal("1.10"),
         Fraction(1, 3), np.float32(0.5), np.int64(3), np.bool_(True), np.str_("x"),
     ]  # fmt: skip
     for value in sent:
         back = decode(encode(value))
         assert repr(back) == repr(set(value) if isinstance(value, frozenset) else value)
+    assert decode(encode({"x", "y"})) == {"x", "y"}  # in no order that repr could show
     array = decode(encode(np.arange(6, dtype=np.int16).reshape(2, 3)))
     assert (array.dtype, array.tolist()) == (np.int16, [[0, 1, 2], [3, 4, 5]])
     with pytest.raises(RewardError, match="type object"):

@@ -113,7 +113,7 @@ def laid_out(s: Sizes, config: Config, load: Load) -> int:
 
 
 def cache(s: Sizes, config: Config, load: Load) -> int:
-    """2 L K 4 bytes a token: pages of 64 tokens, a prompt's once for its group, up to a whole chunk.
+    """2 L K 4 bytes a token: pages of 32 tokens, a prompt's once for its group, up to a whole chunk.
 
     The model's own forward: 2 L K b bytes for each row, prompt and completion side by side, and 64 columns.
     """

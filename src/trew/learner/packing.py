@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -87,15 +88,37 @@ def pack_shared(
     units = list(_units(samples, budget=budget, among=range(len(samples)) if among is None else among))
     if not share:
         units = [[i] for unit in units for i in unit]
-    packs, pending, size = [], [], 0
-    for unit in units:
-        cost = _cost(samples, unit)
-        if pending and size + cost > budget:
-            packs.append(_pack_row(samples, pending))
-            pending, size = [], 0
-        pending.append(unit)
+    costs = [_cost(samples, unit) for unit in units]
+    return [_pack_row(samples, units[part]) for part in _even(costs, budget=budget)]
+
+
+def _even(costs: Sequence[int], *, budget: int) -> list[slice]:
+    """Consecutive runs, each of at most ``budget`` or of one: as few as that takes, and then the largest of them as
+    small as it can be, since a step's memory is that of its largest pack.
+
+    >>> _even([5, 5, 5, 5, 2], budget=15)
+    [slice(0, 2, None), slice(2, 5, None)]
+    """
+    parts = _runs(costs, budget)
+    low, high = max(costs, default=0), budget
+    while low < high:
+        middle = (low + high) // 2
+        if len(smaller := _runs(costs, middle)) <= len(parts):
+            parts, high = smaller, middle
+        else:
+            low = middle + 1
+    return parts
+
+
+def _runs(costs: Sequence[int], budget: int) -> list[slice]:
+    starts: list[int] = []
+    size = 0
+    for i, cost in enumerate(costs):
+        if not starts or size + cost > budget:
+            starts.append(i)
+            size = 0
         size += cost
-    return [*packs, _pack_row(samples, pending)] if pending else packs
+    return [slice(start, end) for start, end in pairwise([*starts, len(costs)])]
 
 
 def _cost(samples: Sequence[Sample], unit: Sequence[int]) -> int:

@@ -2,7 +2,7 @@
    Every width (hidden size, head size, intermediate size) is a multiple of 16; rows are independent of each other. */
 #include "vectors.h"
 
-#define PAGE 64 /* positions in a page of keys and values */
+#define PAGE 32 /* positions in a page of keys and values */
 
 /* A page of the cache holds all layers: per layer and head, keys as [PAGE / 16][D][16], so that sixteen scores are made
    at once, and values as [PAGE][D]. */

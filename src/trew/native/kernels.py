@@ -22,7 +22,7 @@ from torch import Tensor
 from .build import library
 from .family import Activation, Norm
 
-PAGE = 64
+PAGE = 32
 """Positions of one page, as in kernels.c."""
 WIDTH = 16
 """Every width must be a multiple of it."""
