@@ -22,7 +22,7 @@ os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
 
 
 def room(rows: int) -> int:
-    """How many rows a product is to be given for these: a few sizes, an eighth apart at most.
+    """How many rows a product is to be given for these: a few sizes, less than a sixteenth apart where they are large.
 
     oneDNN makes code for every number of rows that it has not seen, which takes a millisecond and half a megabyte, of
     which a quarter is never given back. With lengths as they come a run would grow for hundreds of steps.
@@ -30,7 +30,7 @@ def room(rows: int) -> int:
     >>> [room(rows) for rows in (1, 8, 57, 65, 500, 1100)]
     [8, 8, 64, 80, 512, 1152]
     """
-    step = 8 if rows <= 32 else max(16, 1 << (rows - 1).bit_length() - 4)
+    step = 8 if rows <= 32 else max(16, 1 << (rows - 1).bit_length() - 5)
     return -(-rows // step) * step
 
 
