@@ -31,6 +31,7 @@ def keys_of(cell: str, roots: set[str]) -> list[str]:
 def unknown(page: str, config: DictConfig) -> list[str]:
     """Keys of the page's last column that verl does not have."""
     rows = [line.strip("|").split("|") for line in page.splitlines() if re.match(r"\| `", line)]
+    rows = [row for row in rows if len(row) == 3]  # the other table is of TRL's keys alone
     keys = [key for row in rows for key in keys_of(row[2], set(config))]
     assert len(rows) > 25
     assert len(keys) > 40

@@ -330,8 +330,9 @@ def told_by_the_doctor(**variables):
     return done.returncode, done.stdout
 
 
-def test_the_doctor_where_verl_has_not_heard_of_trew():
-    code, text = told_by_the_doctor()
+def test_the_doctor_where_verl_has_not_heard_of_trew(tmp_path):
+    (tmp_path / "trew").symlink_to(ROOT / "src" / "trew")  # without what pip may have written beside it
+    code, text = told_by_the_doctor(PYTHONPATH=str(tmp_path))
     assert code == 1
     assert "verl has not heard of trew: pip install trew here" in text
     assert "token-mean-local not offered" in text
