@@ -5,13 +5,16 @@ from __future__ import annotations
 import dataclasses
 import warnings
 
+import numpy as np
 import pytest
 import torch
 
 import learner_help as help
 import tiny
 from trew.learner import attention
+from trew.learner import forward as forward_module
 from trew.learner.forward import Forward, Way
+from trew.learner.packing import Sample
 
 
 def by_sample(forward: Forward, items, method) -> dict[int, torch.Tensor]:
@@ -138,3 +141,16 @@ def test_bfloat16_autocast_is_close_to_float32(share):
     assert 0 < difference.abs().max() < 0.2
     assert difference.abs().mean() < 0.03
     assert all(p.dtype == torch.float32 for p in net.parameters())
+
+
+def test_a_group_with_a_long_prompt_is_not_cut_for_the_kernels_sake(monkeypatch):
+    """Cut into packs of the size that kernels like, each of these completions would compute the prompt again."""
+    net = help.model("smollm")
+    prompt = np.arange(40) % 9 + 1
+    items = [Sample(prompt, np.arange(10) % 7 + 1, group=0) for _ in range(6)]
+    monkeypatch.setattr(forward_module, "NATIVE_TOKENS", 40)
+    monkeypatch.setattr(forward_module, "NATIVE_BYTES", 1)
+    forward = Forward(net, budget=4096)
+    assert [pack.input_ids.size for pack in forward.packs(items)] == [40 + 6 * 9]
+    assert forward.way.native
+    assert all(pack.input_ids.size <= 60 for pack in Forward(net, budget=60).packs(items))  # the recipe's bound stays

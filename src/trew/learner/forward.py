@@ -37,7 +37,9 @@ TOLERANCE = 1e-3
 NATIVE_TOKENS = 1024
 """Tokens of a pack that the kernels run: more would take more memory and be no faster ..."""
 NATIVE_BYTES = 64 << 20
-"""... unless they keep less than this for the backward pass: fewer, larger packs suffer less from busy neighbours."""
+"""... unless they keep less than this for the way back: fewer, larger packs suffer less from busy neighbours ..."""
+NATIVE_PROMPTS = 3
+"""... or are not so many times as long as the longest prompt, which a group that is cut computes again in each pack."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +106,9 @@ class Forward:
         if not self._proven:
             self._prove(samples, chosen)
         if self._body is not None:
-            budget = min(self.budget, max(NATIVE_TOKENS, NATIVE_BYTES // self._body.kept_bytes))
+            prompt = max((len(samples[i].prompt_ids) for i in chosen), default=0)
+            enough = max(NATIVE_TOKENS, NATIVE_BYTES // self._body.kept_bytes, NATIVE_PROMPTS * prompt)
+            budget = min(self.budget, enough)
             return pack_shared(samples, budget=budget, among=chosen, share=self.share_prompts)
         shared = self.share_prompts and not self._beyond_window(samples, chosen)
         return (pack_shared if shared else pack_plain)(samples, budget=self.budget, among=chosen)
