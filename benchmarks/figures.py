@@ -71,28 +71,34 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def machine(found: dict[str, Any]) -> str:
     m = found["machine"]
     versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
-    return f"Measured {found['date']} on {m['cpu']}, {found['threads']} threads of {m['cores']} cores; {versions}."
+    runs = "1 run" if found["repeats"] == 1 else f"{found['repeats']} runs"
+    where = f"{m['cpu']}, {found['threads']} threads of {m['cores']} cores"
+    return f"Measured {found['date']} on {where}, {runs} of each side; {versions}."
 
 
 def step_table(found: dict[str, Any]) -> str:
     rows = []
     for r in found["rows"]:
-        low, high = r["ratio_range"]
         memory = [r["memory"][side]["peak_bytes"] / MIB for side in ("ours", "peer")]
         rows.append((
             r["model"], r["setting"], seconds(r["seconds"]["ours"]), seconds(r["seconds"]["peer"]),
-            f"**{r['ratio']:.1f}** ({low:.1f} to {high:.1f})", f"{memory[0]:,.0f}", f"{memory[1]:,.0f}",
+            ratio(r), f"{memory[0]:,.0f}", f"{memory[1]:,.0f}",
             f"{r['memory_ratio']:.1f}",
         ))  # fmt: skip
     head = ("model", "setting", "trew, s", "TRL, s", "ratio", "trew, MiB", "TRL, MiB", "ratio")
     return table(head, rows)
 
 
+def ratio(r: dict[str, Any]) -> str:
+    """The peer's seconds over ours; of more repeats than one, the range too."""
+    low, high = r["ratio_range"]
+    return f"**{r['ratio']:.1f}**" + (f" ({low:.1f} to {high:.1f})" if len(r["runs"]["ours"]) > 1 else "")
+
+
 def generate_table(found: dict[str, Any]) -> str:
     rows = [
         (r["model"], r["setting"], seconds(r["phases"]["ours"]["generate"]), seconds(r["phases"]["peer"]["generate"]),
-         f"**{r['ratio']:.1f}** ({r['ratio_range'][0]:.1f} to {r['ratio_range'][1]:.1f})",
-         f"{r['tokens_per_second']['ours']:,.0f}")
+         ratio(r), f"{r['tokens_per_second']['ours']:,.0f}")
         for r in found["rows"]
     ]  # fmt: skip
     return table(("model", "setting", "trew, s", "transformers, s", "ratio", "trew, tokens/s"), rows)
