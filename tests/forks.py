@@ -53,7 +53,7 @@ class Command:
 
     def ended(self) -> bool:
         with contextlib.suppress(OSError):
-            return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+            return fields_of(self.pid)[:1] == ["Z"]
         return True
 
     def wait(self) -> int:
@@ -135,12 +135,17 @@ def wait_for(condition: Any, what: Any = lambda: "") -> None:
         time.sleep(0.005)
 
 
+def fields_of(pid: int) -> list[str]:
+    """A process's state, parent and so on; nothing for a moment while it ends."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+
+
 def below(pid: int) -> set[int]:
     """All processes below one, by /proc."""
     children: dict[int, list[int]] = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            children.setdefault(int(stat.read_text().rpartition(")")[2].split()[1]), []).append(int(stat.parent.name))
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError, IndexError):
+            children.setdefault(int(fields_of(int(folder.name))[1]), []).append(int(folder.name))
     found: set[int] = set()
     todo = [pid]
     while todo:
@@ -154,7 +159,7 @@ def gone(pids: set[int]) -> bool:
     """Whether none of these processes runs any more."""
     for pid in pids:
         with contextlib.suppress(OSError):
-            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
+            if fields_of(pid)[:1] != ["Z"]:
                 return False
     return True
 

@@ -45,6 +45,8 @@ class Watch:
                 threads = [int(name) for name in os.listdir(f"/proc/{process}/task")]
             except OSError:  # it ended since it was listed
                 continue
+            if not fields:  # it is ending: the kernel may have nothing to say
+                continue
             own = (int(fields[11]) + int(fields[12])) / _TICK
             self._used[process] = max(own, self._used.get(process, 0.0))
             inherited += own + (int(fields[13]) + int(fields[14])) / _TICK
