@@ -2,8 +2,7 @@
 
 A training step allocates and frees the same large tensors in every layer. glibc hands blocks of that size back to the
 operating system, which clears each page anew when it is touched again. What is kept is what the step's next allocation
-takes, so the peak stays as it is; and products go through it quicker where one entry of the processor's table of pages
-stands for 2 MiB and not for 4 KiB.
+takes, so the peak stays as it is; and where a page is 2 MiB and not 4 KiB, there are fewer to clear and to look up.
 """
 
 from __future__ import annotations

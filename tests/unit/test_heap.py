@@ -1,5 +1,6 @@
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -32,6 +33,25 @@ def test_memory_that_was_freed_is_taken_again():
 
     assert faults("plain") > 1000  # 2.5 GiB, in pages of whatever size the machine gives
     assert faults("keep") * 10 < faults("plain")
+
+
+ADVISED = """
+from trew import heap
+assert heap.keep_freed_memory()
+maps, where = open("/proc/self/smaps").read().split("VmFlags:"), []
+for before, after in zip(maps, maps[1:]):
+    if "[heap]" in before:
+        where.append(" hg" in after.splitlines()[0])
+print(any(where))
+"""
+
+
+@pytest.mark.skipif(
+    not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="a kernel without transparent huge pages"
+)
+def test_what_the_heap_grows_by_may_lie_in_huge_pages():
+    done = subprocess.run([sys.executable, "-c", ADVISED], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "True"
 
 
 def test_it_says_so_where_there_is_no_such_setting(monkeypatch):
