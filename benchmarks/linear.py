@@ -97,7 +97,7 @@ def step_of(model: LlamaForCausalLM) -> Callable[[bool], None]:
     for fast in (True, False):
         objective = trew.preset("grpo", beta=0.0)
         learners[fast] = Learner(
-            model, config=LearnerConfig(lr=1e-9), objective=objective, optimizer_steps=100, onednn=fast
+            model, config=LearnerConfig(lr=1e-9), objective=objective, optimizer_steps=100, linear=fast
         )
     prepared = learners[True].objective.prepare(batch)
     return lambda fast: (learners[fast].step(samples, prepared), None)[1]

@@ -97,15 +97,15 @@ def build(plan: Plan, display: Display, interrupts: Interrupts) -> Job:
     reference = None
     if "ref_logprobs" in plan.objective.needs and adapters is None:
         reference, _ = setup.load(plan)
-    onednn = config.linear == "auto"
+    linear = config.linear == "auto"
     autocast = torch.bfloat16 if config.learner.dtype == "bfloat16" else None
     native = config.kernels == "auto"
     engine = TorchEngine(
-        model, plan.renderer, batch=config.rollout.batch, autocast=autocast, onednn=onednn, native=native
+        model, plan.renderer, batch=config.rollout.batch, autocast=autocast, linear=linear, native=native
     )
     learner = Learner(
         model, config=config.learner, objective=plan.objective, optimizer_steps=config.optimizer_steps,
-        temperature=config.rollout.temperature, reference=reference, adapters=adapters, onednn=onednn, kernels=native,
+        temperature=config.rollout.temperature, reference=reference, adapters=adapters, linear=linear, kernels=native,
     )  # fmt: skip
     plan.rewards.load(device=plan.device, decode=plan.renderer.decode)
     sampler = PromptSampler(len(plan.train), seed=config.seed, shuffle=config.data.shuffle)

@@ -1,5 +1,5 @@
-"""Linear layers through oneDNN on CPUs: the same products as torch's own path, faster on some machines
-(`benchmarks/linear.py` measures it).
+"""Linear layers of models that run through their own ``forward``, through oneDNN on CPUs: the same products as torch's
+own path, faster on some machines (`benchmarks/linear.py` measures it).
 
 ``packed_linears`` is for generation: weights laid out once for the few rows of many decoding steps, where torch would
 repack them in every call. ``linears`` is for training: forward and both backward products. ``linear = "plain"`` in a
@@ -19,19 +19,6 @@ from torch import Tensor, nn
 # oneDNN keeps the code that it makes for every shape, half a megabyte each and 1,024 of them: it looks here before its
 # first product. A step works with a few dozen shapes; the lengths of the next one are others anyway.
 os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
-
-
-def room(rows: int) -> int:
-    """How many rows a product is to be given for these: a few sizes, less than a sixteenth apart where they are large.
-
-    oneDNN makes code for every number of rows that it has not seen, which takes a millisecond and half a megabyte, of
-    which a quarter is never given back. With lengths as they come a run would grow for hundreds of steps.
-
-    >>> [room(rows) for rows in (1, 8, 57, 65, 500, 1100)]
-    [8, 8, 64, 80, 512, 1152]
-    """
-    step = 8 if rows <= 32 else max(16, 1 << (rows - 1).bit_length() - 5)
-    return -(-rows // step) * step
 
 
 def available(device: torch.device, dtype: torch.dtype) -> bool:

@@ -37,7 +37,7 @@ CASES: dict[str, Case] = {
     "device": Case("cuda:7", "device: got 'cuda:7'"),
     "threads": Case(2, says("on 1 CPU threads")),
     "kernels": Case("plain", way("native"), {"model": "wide"}),
-    "linear": Case("plain", lambda a, b: a.job.engine.onednn != b.job.engine.onednn),
+    "linear": Case("plain", lambda a, b: a.job.engine.linear != b.job.engine.linear),
     "seed": Case(7, "tokens"),
     "steps": Case(2, lambda a, b: (len(a.rows), len(b.rows)) == (1, 2)),
     "out": Case("elsewhere", lambda a, b: (a.folder, b.folder) != (a.folder, a.folder) and "summary.json" in b.files),

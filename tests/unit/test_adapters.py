@@ -168,7 +168,7 @@ def adapter_gradients(own: Adapters, items, data, **settings) -> torch.Tensor:
 @pytest.mark.parametrize("kind", ["llama", "smollm", "qwen2", "qwen3", "gemma"])
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"microbatch_tokens": 25}, {"gradient_checkpointing": True, "onednn": False}],
+    [{}, {"microbatch_tokens": 25}, {"gradient_checkpointing": True, "linear": False}],
     ids=["default", "several packs", "recomputed, plain products"],
 )
 def test_our_kernels_give_the_gradients_of_the_model_s_own_forward(kind, settings):

@@ -25,7 +25,6 @@ from trew.native import build
 from trew.native.decoder import Decoder
 from trew.native.family import describe
 from trew.objective import preset
-from trew.onednn import room
 
 WIDE = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "head_dim": 16}
 native = pytest.mark.skipif(isinstance(build.library(), str), reason="the kernels cannot be compiled here")
@@ -144,11 +143,10 @@ def test_what_a_layer_keeps_is_what_the_formula_says(kind, dtype, tmp_path):
     folder = saved(tmp_path, kind, **WIDE)
     c = config(folder, dtype=dtype)
     net = models.load_model(folder)
-    body = NativeBody.of(net, dtype=getattr(torch, dtype), onednn=False, recompute=False)
+    body = NativeBody.of(net, dtype=getattr(torch, dtype), linear=False, recompute=False)
     assert isinstance(body, NativeBody)
     pack = pack_shared(help.samples(), budget=4096)[0]
-    with body.weights():
-        _, tape = body.forward(pack, keep=True)
+    _, tape = body.forward(pack, keep=True)
     real = {
         t.untyped_storage()._cdata: t.untyped_storage().nbytes()
         for layer in tape.layers
@@ -156,8 +154,7 @@ def test_what_a_layer_keeps_is_what_the_formula_says(kind, dtype, tmp_path):
         if isinstance(t := getattr(layer, f.name), torch.Tensor)
     }
     sizes = sizes_of(c)
-    tokens = room(pack.input_ids.size)
-    assert sum(real.values()) == kept(sizes, c) * sizes.layers * tokens
+    assert sum(real.values()) == kept(sizes, c) * sizes.layers * pack.input_ids.size
 
 
 @native

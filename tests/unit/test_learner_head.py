@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
 
-from trew.learner import fused_head, head
+from trew.learner import head
 
 ROWS = torch.tensor([0, 0, 3, 1, 3, 3])  # several tokens read one row, row 2 is read by none
 TOKENS = torch.tensor([4, 4, 0, 6, 2, 0])
@@ -139,20 +138,3 @@ def test_the_gradient_takes_the_place_of_the_logits_and_a_second_backward_is_an_
     assert seen == [place]
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         out.backward()
-
-
-@pytest.mark.parametrize("rows", [1, 33, 40])
-def test_rows_that_fill_up_a_product_leave_values_and_gradients_as_they_are(rows, monkeypatch):
-    torch.manual_seed(0)
-    hidden, tokens = torch.randn(rows, 32), torch.randint(50, (rows,))
-    given, found = (torch.randn(50, 32), torch.randn(50)), []
-    for few in (lambda n: n, lambda n: n + 24):
-        monkeypatch.setattr(fused_head.onednn, "room", few)
-        weight, bias = nn.Parameter(given[0].clone()), nn.Parameter(given[1].clone())
-        fused = fused_head.FusedHead(weight, bias, cap=5.0)
-        at = torch.arange(rows)
-        values = fused.values(hidden, rows=at, tokens=tokens, entropies=True)
-        back = fused.accumulate(hidden, lambda _, p, h: (p.exp(), h), rows=at, tokens=tokens, entropies=True)
-        found.append([*values, back, weight.grad, bias.grad])
-    for plain, filled in zip(*found, strict=True):
-        torch.testing.assert_close(filled, plain, atol=1e-5, rtol=1e-5)

@@ -61,12 +61,11 @@ def test_the_kernels_compile():
 
 
 @pytest.mark.parametrize("batch", [128, 5])
-@pytest.mark.parametrize("onednn", [True, False])
 @pytest.mark.parametrize("kind", [*KINDS, "mistral", "smollm3"])
-def test_tokens_are_the_same_and_log_probs_within_rounding(kind, batch, onednn, monkeypatch):
+def test_tokens_are_the_same_and_log_probs_within_rounding(kind, batch, monkeypatch):
     calls = []
     monkeypatch.setattr(decoder.Decoder, "step", _counted(decoder.Decoder.step, calls))
-    for one, other in zip(*both(model(kind), batch=batch, onednn=onednn), strict=True):
+    for one, other in zip(*both(model(kind), batch=batch), strict=True):
         for a, b in zip(one.completions, other.completions, strict=True):
             assert a.token_ids.tolist() == b.token_ids.tolist()
             np.testing.assert_allclose(a.logprobs, b.logprobs, atol=3e-5)
@@ -226,7 +225,7 @@ def test_the_cache_grows_without_moving():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_norms_and_gates_against_torch(dtype):
+def test_norms_against_torch(dtype):
     found = Kernels.of(dtype)
     assert isinstance(found, Kernels)
     generator = torch.Generator().manual_seed(0)
@@ -234,7 +233,7 @@ def test_norms_and_gates_against_torch(dtype):
     def random(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=generator)
 
-    x, delta = random(7, 48), random(7, 48).to(dtype)
+    x, delta = random(7, 48), random(7, 48)
     weight, after = nn.Parameter(random(48)), nn.Parameter(random(48))
     one, two = decoder_norm(weight, 1.0), decoder_norm(after, 1.0)
     exact = x.double() + rms(delta.double(), after.double() + 1)
@@ -243,16 +242,6 @@ def test_norms_and_gates_against_torch(dtype):
     torch.testing.assert_close(own.double(), exact, atol=1e-5, rtol=1e-5)
     rough = {"atol": 2e-6, "rtol": 1e-5} if dtype == torch.float32 else {"atol": 0.0, "rtol": 2**-8}
     torch.testing.assert_close(out.double(), rms(exact, weight.double() + 1), **rough)
-
-    gate_up = (4 * random(5, 64)).to(dtype)
-    gate, up = gate_up.double().chunk(2, -1)
-    for activation, reference in (
-        ("silu", nn.functional.silu(gate)), ("gelu_tanh", nn.functional.gelu(gate, approximate="tanh")),
-    ):  # fmt: skip
-        out = torch.empty(5, 32, dtype=dtype)
-        found.gated(gate_up, activation=activation, out=out)
-        rough = {"atol": 2e-6, "rtol": 1e-5} if dtype == torch.float32 else {"atol": 1e-6, "rtol": 2**-7}
-        torch.testing.assert_close(out.double(), reference * up, **rough)
 
 
 def decoder_norm(weight: nn.Parameter, offset: float) -> Any:
@@ -263,21 +252,6 @@ def decoder_norm(weight: nn.Parameter, offset: float) -> Any:
 
 def rms(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return x * weight / (x.pow(2).mean(-1, keepdim=True) + 1e-6).sqrt()
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf"), 1e30, -1e30, -300.0, 300.0])
-def test_gates_of_extreme_values(value):
-    found = Kernels.of(torch.float32)
-    assert isinstance(found, Kernels)
-    gate_up = torch.full((1, 32), value)
-    gate_up[:, 16:] = 1
-    out = torch.empty(1, 16)
-    found.gated(gate_up, activation="silu", out=out)
-    expected = nn.functional.silu(torch.full((1, 16), value))
-    if value == float("-inf"):
-        assert not out.isfinite().any()  # torch's is nan: broken numbers must stay visible
-    else:
-        torch.testing.assert_close(out, expected, equal_nan=True, atol=1e-8, rtol=1e-5)
 
 
 def test_bfloat16_is_rounded_to_the_nearest_even():

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 import torch
 from torch import nn
@@ -88,29 +85,3 @@ def test_gradients_equal_finite_differences_in_exact_arithmetic():
     assert torch.equal(x.grad, dy @ layer.weight)
     assert torch.equal(layer.weight.grad, dy.flatten(0, 1).T @ x.flatten(0, 1))
     assert torch.equal(layer.bias.grad, dy.sum((0, 1)))
-
-
-@needs_packing
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="memory is told by Linux")
-def test_lengths_as_they_come_do_not_make_a_process_grow():
-    """oneDNN never gives back all of what it has made for a number of rows; :func:`room` keeps the numbers few."""
-    grown = {}
-    for what in ("as they come", "in rooms"):
-        code = f"""
-import ctypes, torch
-from trew.onednn import product, room
-class Told(ctypes.Structure):
-    _fields_ = [(str(i), ctypes.c_size_t) for i in range(10)]
-c = ctypes.CDLL(None)
-c.mallinfo2.restype = Told
-used = lambda: getattr(c.mallinfo2(), "7")
-w = torch.randn(64, 64)
-product(torch.randn(8, 64), w)
-before = used()
-for rows in range(700, 1000, 3):
-    product(torch.randn(room(rows) if {what == "in rooms"} else rows, 64), w)
-print(used() - before)
-"""
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-        grown[what] = int(done.stdout)
-    assert grown["in rooms"] * 4 < grown["as they come"]

@@ -198,7 +198,7 @@ def measure(ready: Ready, display: Display) -> EvalResult:
     models.check_vocab(model, ready.renderer.tokenizer)
     autocast = torch.bfloat16 if c.learner.dtype == "bfloat16" else None  # as a run with this recipe evaluates
     engine = TorchEngine(
-        model, ready.renderer, batch=c.rollout.batch, autocast=autocast, onednn=c.linear == "auto",
+        model, ready.renderer, batch=c.rollout.batch, autocast=autocast, linear=c.linear == "auto",
         native=c.kernels == "auto",
     )  # fmt: skip
     for note in ready.notes:

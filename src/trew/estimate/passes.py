@@ -56,7 +56,7 @@ def batch(config: Config, model: Any, *, prompt: int, vocabulary: int) -> Batch:
     low = torch.bfloat16 if learner.dtype == "bfloat16" else None
     forward = Forward(
         model, temperature=rollout.temperature, budget=learner.microbatch_tokens, share_prompts=learner.share_prompts,
-        autocast=low, onednn=config.linear == "auto", kernels=config.kernels == "auto",
+        autocast=low, linear=config.linear == "auto", kernels=config.kernels == "auto",
         gradient_checkpointing=learner.gradient_checkpointing,
     )  # fmt: skip
     if config.lora.base == "nf4":

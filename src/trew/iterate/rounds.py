@@ -299,7 +299,7 @@ def sample_pairs(rounds: Rounds, number: int) -> None:
         plan.renderer,
         batch=config.rollout.batch,
         autocast=autocast,
-        onednn=config.linear == "auto",
+        linear=config.linear == "auto",
         native=config.kernels == "auto",
     )
     count = r.prompts if number else rounds.first_prompts

@@ -13,7 +13,7 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -65,7 +65,7 @@ class Forward:
     budget: int = 4096
     share_prompts: bool = True
     autocast: torch.dtype | None = None
-    onednn: bool = True  # on a CPU in float32, linear layers through oneDNN: faster on many, the same products
+    linear: bool = True  # on a CPU, products by our kernels, or by oneDNN where they do not run the model; else torch's
     kernels: bool = True
     gradient_checkpointing: bool = False
     messages: list[str] = field(default_factory=list)
@@ -76,7 +76,7 @@ class Forward:
         self._head = self._fused_head() if self.kernels else None
         self._body: NativeBody | None = None
         if self._head is not None:
-            body = NativeBody.of(self.model, dtype=self.autocast or torch.float32, onednn=self.onednn,
+            body = NativeBody.of(self.model, dtype=self.autocast or torch.float32, linear=self.linear,
                                  recompute=self.gradient_checkpointing)  # fmt: skip
             self._body = None if isinstance(body, str) else body
         if self._body is None and self.share_prompts and (reason := attention.unsupported(self.model)):
@@ -113,10 +113,6 @@ class Forward:
         shared = self.share_prompts and not self._beyond_window(samples, chosen)
         return (pack_shared if shared else pack_plain)(samples, budget=self.budget, among=chosen)
 
-    def unchanged_weights(self) -> AbstractContextManager[None]:
-        """A block in which the weights stay as they are: what is derived from them is derived once."""
-        return nullcontext() if self._body is None else self._body.weights()
-
     @torch.no_grad()
     def logprobs_of(self, pack: Pack) -> Float[Tensor, "n"]:
         """Log-probs of the pack's completion tokens at ``temperature``, without gradient."""
@@ -127,9 +123,8 @@ class Forward:
         if self._body is None:
             with self.running(pack) as hidden:
                 return self._head.values(hidden, rows=rows, tokens=tokens)[0]
-        with self._body.weights():
-            hidden, _ = self._body.forward(pack, keep=False)
-            return self._head.values(hidden, rows=rows, tokens=tokens)[0]
+        hidden, _ = self._body.forward(pack, keep=False)
+        return self._head.values(hidden, rows=rows, tokens=tokens)[0]
 
     def accumulate(
         self, pack: Pack, rule: Rule, *, entropies: bool = False, lengths: Sequence[int] | None = None
@@ -142,9 +137,8 @@ class Forward:
         given = {"rows": self._tensor(pack.read_rows), "tokens": self._tensor(pack.targets)}
         asked = {**given, "entropies": entropies, "lengths": lengths}
         if self._head is not None and self._body is not None:
-            with self._body.weights():
-                hidden, tape = self._body.forward(pack, keep=True)
-                self._body.backward(tape, self._head.accumulate(hidden, rule, **asked))
+            hidden, tape = self._body.forward(pack, keep=True)
+            self._body.backward(tape, self._head.accumulate(hidden, rule, **asked))
             return
         again = recompute.recomputing(self.model) if self.gradient_checkpointing else nullcontext()
         with again, self.running(pack) as out:
@@ -178,7 +172,7 @@ class Forward:
             if pack.mask is None
             else nullcontext()
         )
-        fast = linears(self.model) if self.onednn and self.autocast is None else nullcontext()
+        fast = linears(self.model) if self.linear and self.autocast is None else nullcontext()
         with layout, fast:
             yield self._run(pack)
 
@@ -220,7 +214,7 @@ class Forward:
         compiled = self.device.type == "cpu" and not isinstance(build.library(), str)
         return FusedHead(
             head.weight, head.bias, cap=float(cap), temperature=self.temperature, low=self.autocast,
-            onednn=self.onednn, compiled=compiled,
+            linear=self.linear, compiled=compiled,
         )  # fmt: skip
 
     def _tensor(self, array: np.ndarray) -> Tensor:
@@ -283,7 +277,7 @@ class Forward:
         """The same in float32, whatever autocast says, and taken as proven."""
         return Forward(
             self.model, temperature=self.temperature, budget=1 << 30, share_prompts=self.share_prompts,
-            kernels=self.kernels, onednn=self.onednn, _proven=True,
+            kernels=self.kernels, linear=self.linear, _proven=True,
         )  # fmt: skip
 
     def _difference(self, other: Forward, samples: Sequence[Sample], few: Sequence[int], want: Tensor) -> str:

@@ -19,8 +19,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from .. import onednn
 from ..native import training as kernels
+from ..native.products import Matrix, fits, product_into
 from .head import LOWEST
 
 ELEMENTS = 1 << 21
@@ -37,15 +37,16 @@ Rule = Callable[[slice, Tensor, Tensor | None], tuple[Tensor, Tensor | None]]
 @dataclass(frozen=True, slots=True)
 class FusedHead:
     """z = cap tanh((h W^T + b) / cap) / tau, without the cap where it is 0. ``low``: the type in which the gradient's
-    products are computed, where that is not float32; the logits are float32 always."""
+    products are computed, where that is not float32; the logits are float32 always. ``compiled``: the C kernels are at
+    hand, on a CPU; ``linear``: products go through them too, and not through torch."""
 
     weight: Tensor
     bias: Tensor | None = None
     cap: float = 0.0
     temperature: float = 1.0
     low: torch.dtype | None = None
-    onednn: bool = True
-    compiled: bool = False  # whether the C kernels are at hand, on a CPU
+    linear: bool = True
+    compiled: bool = False
 
     @torch.no_grad()
     def values(
@@ -56,7 +57,7 @@ class FusedHead:
         entropy = torch.empty_like(out) if entropies else None
         for part in self.chunks(len(tokens)):
             mine, inverse = _used(rows[part])
-            z = self._products(self._taken(hidden, mine))
+            z = self._products(hidden[mine])
             normaliser, of_rows = self._normalise(z, entropies)
             out[part] = z[inverse, tokens[part]] - normaliser[inverse]
             if entropy is not None and of_rows is not None:
@@ -79,16 +80,15 @@ class FusedHead:
         ``rule`` is called once per chunk. ``lengths``: it must see these consecutive runs of tokens (sequences) whole.
         """
         out = torch.zeros_like(hidden, dtype=torch.float32)
-        weight = self.weight.detach() if self.low is None else self.weight.detach().to(self.low)
         for part in self.chunks(len(tokens), lengths):
             mine, inverse = _used(rows[part])
-            h = self._taken(hidden, mine)
+            h = hidden[mine]
             z = self._products(h)
             normaliser, entropy = self._normalise(z, entropies)
             logprobs = z[inverse, tokens[part]] - normaliser[inverse]
             c, s = rule(part, logprobs, None if entropy is None else entropy[inverse])
             self._differentiate(z, (inverse, tokens[part]), c, s, normaliser, entropy)
-            out.index_add_(0, mine, self._back(z, h, weight)[: len(mine)])
+            out.index_add_(0, mine, self._back(z, h))
         return out
 
     def chunks(self, count: int, lengths: Sequence[int] | None = None) -> Iterator[slice]:
@@ -110,21 +110,15 @@ class FusedHead:
         """Whether each sequence fits into a few chunks' memory, so that a rule may see it whole."""
         return max(lengths, default=0) <= 4 * max(ROWS, ELEMENTS // len(self.weight))
 
-    def _taken(self, hidden: Tensor, rows: Tensor) -> Tensor:
-        """These rows, and rows of zeros after them, which nobody reads and which have no gradient: see
-        :func:`.onednn.room`."""
-        if not self._by_onednn(hidden):
-            return hidden[rows]
-        taken = hidden.new_zeros(onednn.room(len(rows)), hidden.shape[1])
-        torch.index_select(hidden, 0, rows, out=taken[: len(rows)])
-        return taken
-
     def _products(self, h: Tensor) -> Tensor:
         """h W^T + b, float32."""
         if h.is_cuda and self.low is not None:
             z = torch.mm(h.to(self.low), self.weight.to(self.low).t(), out_dtype=torch.float32)
+        elif self._by_kernels():
+            z = torch.empty(len(h), len(self.weight), dtype=torch.float32)
+            product_into(h.float(), Matrix.of(self.weight), z)
         else:
-            z = self._product(h.float(), self.weight.detach())
+            z = h.float() @ self.weight.detach().t()
         return z if self.bias is None else z.add_(self.bias.detach())
 
     def _normalise(self, z: Tensor, entropies: bool) -> tuple[Tensor, Tensor | None]:
@@ -173,29 +167,33 @@ class FusedHead:
                 z.mul_(through)
         z.index_put_(at, own, accumulate=True)
 
-    def _back(self, dz: Tensor, h: Tensor, weight: Tensor) -> Tensor:
-        """dz W; adds dz^T h and the sum of dz to the gradients of weight and bias."""
+    def _back(self, dz: Tensor, h: Tensor) -> Tensor:
+        """dz W, float32; adds dz^T h and the sum of dz to the gradients of weight and bias."""
         if self.bias is not None and self.bias.requires_grad:
             add_to_grad(self.bias, dz.sum(0))
         if self.low is not None:
             dz, h = dz.to(self.low), h.to(self.low)
         if self.weight.requires_grad:
-            if self.weight.grad is None:
-                self.weight.grad = torch.zeros_like(self.weight)
-            if self.compiled and h.shape[1] % 16 == 0:
-                kernels.add_outer(dz, h, self.weight.grad)
-                return self._product(dz, weight.t()).float()
-            # Part by part: the product of all of it would be as large as the weight, and made and dropped each time.
-            for i in range(0, len(weight), BLOCK):
-                self.weight.grad[i : i + BLOCK] += self._product(dz[:, i : i + BLOCK].t(), h.t())
-        return self._product(dz, weight.t()).float()
+            self._add_outer(dz, h)
+        if self._by_kernels() and fits(len(self.weight), dz.dtype):
+            back = torch.empty(h.shape, dtype=torch.float32)
+            product_into(dz, Matrix.of(self.weight, transposed=True), back)
+            return back
+        return (dz @ self.weight.detach().to(dz.dtype)).float()
 
-    def _by_onednn(self, x: Tensor) -> bool:
-        return self.onednn and onednn.available(x.device, x.dtype)
+    def _add_outer(self, dz: Tensor, h: Tensor) -> None:
+        """Adds dz^T h to the gradient of the weight."""
+        if self.weight.grad is None:
+            self.weight.grad = torch.zeros_like(self.weight)
+        if self._by_kernels() and h.shape[1] % 16 == 0:
+            kernels.add_outer(dz, h, self.weight.grad)
+            return
+        # Part by part: the product of all of it would be as large as the weight, and made and dropped each time.
+        for i in range(0, len(self.weight), BLOCK):
+            self.weight.grad[i : i + BLOCK] += dz[:, i : i + BLOCK].t() @ h
 
-    def _product(self, x: Tensor, weight: Tensor) -> Tensor:
-        """x (n, K) times weight (N, K) transposed."""
-        return onednn.product(x, weight) if self._by_onednn(x) else x @ weight.t()
+    def _by_kernels(self) -> bool:
+        return self.linear and self.compiled
 
 
 def add_to_grad(parameter: Tensor, gradient: Tensor) -> None:

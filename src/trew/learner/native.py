@@ -5,8 +5,6 @@ again, and weight gradients go straight into ``grad``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -14,10 +12,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from .. import onednn
 from ..adapters import split
 from ..native import Layer, Norm, Transformer, build, describe
 from ..native import training as kernels
+from ..native.products import Matrix, fits, product
 from ..native.training import Layout, Rotary
 from .fused_head import add_to_grad
 from .packing import Pack
@@ -46,7 +44,7 @@ class Tape:
     """A forward pass that can be gone back: the layers' :class:`Kept`, and what came out."""
 
     pack: Pack
-    ids: Tensor  # (T,) of the pack, and those that round their number up
+    ids: Tensor  # (T,)
     layout: Layout
     rotary: dict[str | None, Rotary]
     layers: list[Kept] = field(default_factory=list)
@@ -55,19 +53,18 @@ class Tape:
 
 @dataclass
 class NativeBody:
-    """Everything below the output head. ``dtype``: of the products (bfloat16: of copies of the weights, made anew in
-    each :meth:`weights`). ``recompute``: only the residual at each layer's beginning is kept."""
+    """Everything below the output head. ``dtype``: of the products, which cast the weights on the way. ``linear``: by
+    the kernels; False: torch's. ``recompute``: only the residual at each layer's beginning is kept."""
 
     parts: Transformer
     dtype: torch.dtype = torch.float32
-    onednn: bool = True
+    linear: bool = True
     recompute: bool = False
-    _copies: dict[Tensor, Tensor] | None = None
     _tables: dict[str | None, Rotary] = field(default_factory=dict)
     _longest: int = 0  # positions of the tables
 
     @staticmethod
-    def of(model: PreTrainedModel, *, dtype: torch.dtype, onednn: bool, recompute: bool) -> NativeBody | str:
+    def of(model: PreTrainedModel, *, dtype: torch.dtype, linear: bool, recompute: bool) -> NativeBody | str:
         """For this model, or why not, in words that complete "because ..."."""
         if model.device.type != "cpu":
             return "the kernels are for a CPU"
@@ -83,7 +80,7 @@ class NativeBody:
         found = build.library()
         if isinstance(found, str):
             return found
-        return NativeBody(parts, dtype, onednn, recompute)
+        return NativeBody(parts, dtype, linear, recompute)
 
     @property
     def kept_bytes(self) -> int:
@@ -98,31 +95,12 @@ class NativeBody:
         ) + sum(2 * x.k.out_features for x in self.parts.layers)
         return 4 * 2 * hidden * len(self.parts.layers) + size * products
 
-    @contextmanager
-    def weights(self) -> Iterator[None]:
-        """Inside, weights do not change: each is cast once."""
-        if self._copies is not None:
-            yield
-            return
-        self._copies = {}
-        try:
-            yield
-        finally:
-            self._copies = None
-
     @torch.no_grad()
     def forward(self, pack: Pack, *, keep: bool) -> tuple[Float[Tensor, "K H"], Tape]:
         """Hidden states at ``pack.read_at``, float32, as the head takes them; what :meth:`backward` needs, if it is to
         be kept."""
-        tokens = pack.input_ids.size
-        # Tokens that make up a number of rows that products like: they see themselves alone, nobody sees them, and no
-        # gradient comes back to them.
-        more = onednn.room(tokens) - tokens
-        ids, positions = (
-            nn.functional.pad(torch.from_numpy(a[0]), (0, more)) for a in (pack.input_ids, pack.position_ids)
-        )
+        ids, positions = torch.from_numpy(pack.input_ids[0]), torch.from_numpy(pack.position_ids[0])
         segments = [(s.start, s.length, s.prefix_start, s.prefix_length) for s in pack.segments]
-        segments += [(tokens, more, 0, 0)] if more else []
         tape = Tape(pack, ids, Layout.of(segments, positions), self._rotary(int(positions.max()) + 1))
         x = self.parts.embed(ids).contiguous()
         delta: Tensor | None = None
@@ -163,8 +141,7 @@ class NativeBody:
         if embedding.requires_grad:
             if embedding.grad is None:
                 embedding.grad = torch.zeros_like(embedding)
-            real = tape.pack.input_ids.size
-            embedding.grad.index_add_(0, tape.ids[:real], dx[:real], alpha=self.parts.embed_scale)
+            embedding.grad.index_add_(0, tape.ids, dx, alpha=self.parts.embed_scale)
 
     def _rotary(self, positions: int) -> dict[str | None, Rotary]:
         """Tables for at least so many positions; they are not parameters, and kept."""
@@ -255,19 +232,17 @@ class NativeBody:
     def _linear(self, x: Tensor, module: nn.Module) -> Tensor:
         """x W^T + bias, and scale (x A^T) B^T where the layer has an adapter."""
         base, low = split(module)
-        out = self._product(x, self._cast(base.weight), None if base.bias is None else self._cast(base.bias))
+        out = self._product(x, base.weight, base.bias)
         if low is not None:
-            down = self._product(x, self._cast(low.a)).mul_(low.scale)
-            out += self._product(down, self._cast(low.b))
+            out += self._product(self._product(x, low.a).mul_(low.scale), low.b)
         return out
 
     def _back(self, dy: Tensor, module: nn.Module) -> Tensor:
         """dy W, and scale (dy B) A."""
         base, low = split(module)
-        out = self._product(dy, self._cast(base.weight).t())
+        out = self._transposed(dy, base.weight)
         if low is not None:
-            down = self._product(dy, self._cast(low.b).t()).mul_(low.scale)
-            out += self._product(down, self._cast(low.a).t())
+            out += self._transposed(self._transposed(dy, low.b).mul_(low.scale), low.a)
         return out
 
     def _gradient(self, module: nn.Module, dy: Tensor, x: Tensor) -> None:
@@ -279,22 +254,22 @@ class NativeBody:
         if base.weight.requires_grad:
             _add_outer(base.weight, dy, x)
         if low is not None:
-            _add_outer(low.a, self._product(dy, self._cast(low.b).t()).mul_(low.scale), x)
+            _add_outer(low.a, self._transposed(dy, low.b).mul_(low.scale), x)
             turned = torch.empty(low.b.shape[::-1])
-            kernels.add_outer(self._product(x, self._cast(low.a)).mul_(low.scale), dy, turned, add=False)
+            kernels.add_outer(self._product(x, low.a).mul_(low.scale), dy, turned, add=False)
             add_to_grad(low.b, turned.t().contiguous())
 
     def _product(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """x (T, K) times weight (N, K) transposed."""
-        return onednn.product(x, weight, bias=bias) if self.onednn else nn.functional.linear(x, weight, bias)
+        """x (T, K) times weight (N, K) transposed, plus bias."""
+        if self.linear and fits(weight.shape[1], x.dtype):
+            return product(x, Matrix.of(weight, bias))
+        return nn.functional.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
 
-    def _cast(self, parameter: Tensor) -> Tensor:
-        if self.dtype == torch.float32:
-            return parameter.detach().float()
-        assert self._copies is not None, "outside weights()"
-        if parameter not in self._copies:
-            self._copies[parameter] = parameter.detach().to(self.dtype)
-        return self._copies[parameter]
+    def _transposed(self, dy: Tensor, weight: Tensor) -> Tensor:
+        """dy (T, N) times weight (N, K)."""
+        if self.linear and fits(len(weight), dy.dtype):
+            return product(dy, Matrix.of(weight, transposed=True))
+        return dy @ weight.to(dy.dtype)
 
 
 def _add_outer(weight: nn.Parameter, dy: Tensor, x: Tensor) -> None:

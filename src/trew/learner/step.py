@@ -50,7 +50,7 @@ class Learner:
         temperature: float = 1.0,
         reference: PreTrainedModel | None = None,
         adapters: Adapters | None = None,
-        onednn: bool = True,
+        linear: bool = True,
         kernels: bool = True,
     ):
         assert adapters is None or (adapters.model is model and reference is None)
@@ -69,7 +69,7 @@ class Learner:
             "budget": config.microbatch_tokens,
             "share_prompts": config.share_prompts,
             "autocast": torch.bfloat16 if config.dtype == "bfloat16" else None,
-            "onednn": onednn,
+            "linear": linear,
             "kernels": kernels,
             "gradient_checkpointing": config.gradient_checkpointing,
         }
@@ -101,7 +101,7 @@ class Learner:
         out = torch.empty(sum(len(s.completion_ids) for s in samples), dtype=torch.float32)
         tokens = _Tokens.of(samples)
         base = self._adapters.disabled() if reference and self._adapters is not None else nullcontext()
-        with base, forward.unchanged_weights():
+        with base:
             for pack in forward.packs(samples):
                 values = forward.logprobs_of(pack).cpu()
                 lengths = torch.tensor([len(samples[i].completion_ids) for i in pack.samples])
@@ -174,24 +174,23 @@ class Learner:
         across = objective.couples in ("group", "batch")
         coefficients = self._coefficients(objective, samples, batch, done) if across else None
         tokens = _Tokens.of(samples)
-        with self._forward.unchanged_weights():
-            for pack in self._forward.packs(samples, among=active):
-                part, at = batch.select(torch.tensor(pack.samples)), tokens.of_samples(pack.samples)
-                rule = _Rule(part, pack, samples, objective, bonus if bonus_acts else None, done, at)
-                lengths = None
-                if coefficients is not None:
-                    rule.coefficients = coefficients[at]
-                else:
-                    done.ran += pack.samples
-                    if objective.couples == "sequence":
-                        lengths = [len(samples[i].completion_ids) for i in pack.samples]
-                        if not self._forward.sees_whole(lengths):
-                            rule.look_at(self._forward.logprobs_of(pack))
-                            lengths = None
-                self._forward.accumulate(pack, rule, entropies=bonus_acts, lengths=lengths)
-                done.tokens += pack.input_ids.size
-                if progress is not None:
-                    progress(len(pack.samples))
+        for pack in self._forward.packs(samples, among=active):
+            part, at = batch.select(torch.tensor(pack.samples)), tokens.of_samples(pack.samples)
+            rule = _Rule(part, pack, samples, objective, bonus if bonus_acts else None, done, at)
+            lengths = None
+            if coefficients is not None:
+                rule.coefficients = coefficients[at]
+            else:
+                done.ran += pack.samples
+                if objective.couples == "sequence":
+                    lengths = [len(samples[i].completion_ids) for i in pack.samples]
+                    if not self._forward.sees_whole(lengths):
+                        rule.look_at(self._forward.logprobs_of(pack))
+                        lengths = None
+            self._forward.accumulate(pack, rule, entropies=bonus_acts, lengths=lengths)
+            done.tokens += pack.input_ids.size
+            if progress is not None:
+                progress(len(pack.samples))
         return done
 
     def _coefficients(

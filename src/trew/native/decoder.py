@@ -6,19 +6,17 @@ weights are the model's own, laid out for the products of one ``generate`` call 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
-from .. import onednn
-from .family import Layer, Transformer, weight_of
+from .family import Layer, Norm, Transformer, weight_of
 from .kernels import PAGE, WIDTH, Kernels, PagedCache, Rows, Sequences
+from .products import Matrix, gated_product, product, product_into
 
 PREFILL_TOKENS = 2048  # prompt tokens that are computed at once
-
-Product = Callable[[Tensor], Tensor]
 
 
 def unsupported(parts: Transformer | str, *, autocast: torch.dtype | None) -> str | None:
@@ -40,13 +38,19 @@ def unsupported(parts: Transformer | str, *, autocast: torch.dtype | None) -> st
 
 
 @dataclass(frozen=True, slots=True)
-class _Products:
-    """The matrix products of one layer, in T."""
+class _Matrices:
+    """The weights of one layer, laid out for products in T."""
 
-    qkv: Product
-    o: Product
-    gate_up: Product
-    down: Product
+    qkv: Matrix
+    o: Matrix
+    gate: Matrix
+    up: Matrix
+    down: Matrix
+
+    @staticmethod
+    def of(layer: Layer, dtype: torch.dtype) -> _Matrices:
+        each = ((layer.q, layer.k, layer.v), (layer.o,), (layer.gate,), (layer.up,), (layer.down,))
+        return _Matrices(*(_packed(*modules, dtype=dtype) for modules in each))
 
 
 @dataclass(slots=True)
@@ -72,7 +76,7 @@ class Decoder:
 
     ``add`` starts rows, ``step`` feeds each row's newest token, ``keep`` drops rows; both of the former return logits
     (rows, V) float32. The logits are those of the model's own forward pass up to rounding. ``n``: completions that
-    will be asked for per prompt. ``packed``: on CPUs, products by oneDNN with weights laid out once.
+    will be asked for per prompt.
     """
 
     def __init__(
@@ -84,7 +88,6 @@ class Decoder:
         slots: int,
         max_tokens: int,
         autocast: torch.dtype | None = None,
-        packed: bool = True,
     ) -> None:
         self.parts, self.prompt_ids, self.n, self.slots = parts, prompt_ids, n, slots
         self.dtype = autocast or torch.float32
@@ -96,9 +99,8 @@ class Decoder:
         self.tables = {k: t.contiguous() for k, t in parts.rotary(longest, device=device).items()}
         self.width = sum(-(-length // PAGE) for length in (longest - max_tokens, max_tokens))
         self.cache = PagedCache(layers=len(parts.layers), kv_heads=parts.kv_heads, head_dim=parts.head_dim)
-        lay_out = _Layout(slots, self.dtype, packed=packed)
-        self.products = [lay_out.layer(layer) for layer in parts.layers]
-        self.head = _Layout(slots, torch.float32, packed=packed).product(parts.head)
+        self.matrices = [_Matrices.of(layer, self.dtype) for layer in parts.layers]
+        self.head = _packed(parts.head, dtype=torch.float32)
         self.prompts: dict[int, _Prompt] = {}
         self.running: list[_Sequence] = []
 
@@ -132,7 +134,7 @@ class Decoder:
         hidden = self._forward(tokens, rows)
         for row in self.running:
             row.length += 1
-        return self._logits(hidden)[: self.rows]
+        return self._logits(hidden)
 
     def keep(self, alive: Sequence[int]) -> list[int]:
         """Drops all other rows; returns the old number of each remaining one, in their new order."""
@@ -166,14 +168,14 @@ class Decoder:
         positions = torch.cat([torch.arange(int(length), dtype=torch.int32) for length in lengths])
         pages = sequences.table[sequence.long(), (positions // PAGE).long()]
         ends = lengths.cumsum(0) - 1
-        last = torch.zeros(onednn.room(len(prompts)), self.parts.embedding.embedding_dim, dtype=torch.float32)
+        last = torch.empty(len(prompts), self.parts.embedding.embedding_dim, dtype=torch.float32)
         for begin in range(0, len(tokens), PREFILL_TOKENS):
             part = slice(begin, begin + PREFILL_TOKENS)
             rows = Rows(sequences, *(t[part].contiguous() for t in (sequence, positions, pages, positions % PAGE)))
             hidden = self._forward(tokens[part], rows)
             here = (ends >= begin) & (ends < begin + PREFILL_TOKENS)
-            last[: len(prompts)][here] = hidden[ends[here] - begin].float()
-        for p, logits in zip(prompts, self._logits(last)[: len(prompts)], strict=True):
+            last[here] = hidden[ends[here] - begin].float()
+        for p, logits in zip(prompts, self._logits(last), strict=True):
             self.prompts[p] = _Prompt(owned[p], logits.clone(), self.n)
 
     def _sequences(
@@ -191,19 +193,20 @@ class Decoder:
         )
 
     def _forward(self, tokens: Tensor, rows: Rows) -> Tensor:
-        """The final norm's output (N, H), in T, and rows of no meaning after it: see :func:`.onednn.room`."""
+        """The final norm's output (N, H), in T."""
         parts, kernels = self.parts, self.kernels
         x = parts.embed(tokens)
-        room = onednn.room(len(x))
+        qkv = torch.empty(len(x), self.matrices[0].qkv.n)
         q = torch.empty(len(x), parts.heads, parts.head_dim)
-        mixed = torch.zeros(room, parts.heads * parts.head_dim, dtype=self.dtype)
-        gated = torch.empty(room, parts.layers[0].gate.out_features, dtype=self.dtype)
-        h = torch.zeros(room, x.shape[1], dtype=self.dtype)
+        mixed = torch.empty(len(x), parts.heads * parts.head_dim, dtype=self.dtype)
+        gated = torch.empty(len(x), self.matrices[0].up.n, dtype=self.dtype)
+        h = torch.empty(x.shape, dtype=self.dtype)
         kernels.add_norm(x, None, after=None, norm=parts.layers[0].attention_norm, out=h)
         following = [*(layer.attention_norm for layer in parts.layers[1:]), parts.norm]
-        for number, (layer, products) in enumerate(zip(parts.layers, self.products, strict=True)):
+        for number, (layer, w) in enumerate(zip(parts.layers, self.matrices, strict=True)):
+            product_into(h, w.qkv, qkv)
             kernels.rotate(
-                products.qkv(h), q=q, kv_heads=parts.kv_heads, table=self.tables[layer.rope] if layer.rope else None,
+                qkv, q=q, kv_heads=parts.kv_heads, table=self.tables[layer.rope] if layer.rope else None,
                 q_norm=layer.q_norm, k_norm=layer.k_norm, scaling=parts.scaling, cache=self.cache, layer=number,
                 rows=rows,
             )  # fmt: skip
@@ -211,44 +214,31 @@ class Decoder:
                 q, out=mixed, kv_heads=parts.kv_heads, cache=self.cache, layer=number, rows=rows, window=layer.window,
                 cap=parts.attention_cap,
             )  # fmt: skip
-            kernels.add_norm(x, products.o(mixed), after=layer.attention_after, norm=layer.mlp_norm, out=h)
-            kernels.gated(products.gate_up(h), activation=parts.activation, out=gated)
-            kernels.add_norm(x, products.down(gated), after=layer.mlp_after, norm=following[number], out=h)
+            self._add(x, mixed, w.o, after=layer.attention_after, norm=layer.mlp_norm, out=h)
+            gated_product(h, w.gate, w.up, gated, activation=parts.activation)
+            self._add(x, gated, w.down, after=layer.mlp_after, norm=following[number], out=h)
         return h
+
+    def _add(self, x: Tensor, y: Tensor, w: Matrix, *, after: Norm | None, norm: Norm, out: Tensor) -> None:
+        """x += y W^T, or the norm ``after`` of it; out = norm(x)."""
+        delta = None if after is None else torch.empty_like(x)
+        product_into(y, w, x if delta is None else delta, add=delta is None)
+        self.kernels.add_norm(x, delta, after=after, norm=norm, out=out)
 
     def _logits(self, hidden: Tensor) -> Tensor:
         """Logits (rows, V) float32 of hidden states (rows, H)."""
-        logits = self.head(hidden.float())
+        logits = product(hidden.float(), self.head)
         cap = self.parts.logit_cap
         return (logits / cap).tanh_().mul_(cap) if cap else logits
 
 
-class _Layout:
-    """Makes matrix products of modules' weights for inputs of about ``rows`` rows."""
-
-    def __init__(self, rows: int, dtype: torch.dtype, *, packed: bool) -> None:
-        self.rows, self.dtype = rows, dtype
-        self.packed = packed and onednn.available(torch.device("cpu"), dtype)
-
-    def layer(self, layer: Layer) -> _Products:
-        return _Products(
-            self.product(layer.q, layer.k, layer.v), self.product(layer.o),
-            self.product(layer.gate, layer.up), self.product(layer.down),
-        )  # fmt: skip
-
-    def product(self, *modules: nn.Linear) -> Product:
-        """x -> the outputs of ``modules`` side by side, in one product."""
-        weights = [weight_of(m) for m in modules]
-        weight = (torch.cat(weights) if len(weights) > 1 else weights[0]).to(self.dtype)
-        biases = [m.out_features if m.bias is None else m.bias.detach() for m in modules]
-        bias = None
-        if any(isinstance(b, Tensor) for b in biases):
-            filled = [b if isinstance(b, Tensor) else torch.zeros(b) for b in biases]
-            bias = torch.cat(filled).to(self.dtype)
-        if not self.packed:
-            return lambda x: nn.functional.linear(x, weight, bias)
-        laid_out = torch.ops.mkldnn._reorder_linear_weight(weight, self.rows)
-        return lambda x: torch.ops.mkldnn._linear_pointwise(x, laid_out, bias, "none", [], "")
+def _packed(*modules: nn.Linear, dtype: torch.dtype) -> Matrix:
+    """The weights of ``modules``, whose outputs are to stand side by side."""
+    weights = [w if w.dtype == torch.bfloat16 else w.float() for w in map(weight_of, modules)]
+    bias = None
+    if any(m.bias is not None for m in modules):
+        bias = torch.cat([torch.zeros(m.out_features) if m.bias is None else m.bias.detach().float() for m in modules])
+    return Matrix.packed(torch.cat(weights) if len(weights) > 1 else weights[0].contiguous(), bias, dtype=dtype)
 
 
 def _parts(prompts: Sequence[int], *, lengths: Sequence[int]) -> list[list[int]]:

@@ -22,6 +22,7 @@ static inline float inverse_rms(const float *x, int64_t n, float eps) {
   return 1.0f / sqrtf(sum(squares) / (float)n + eps);
 }
 
+#include "product.h"
 #include "train.h"
 
 #define QUERIES 32 /* of rows that share a prompt, at once */
@@ -90,8 +91,29 @@ static void attend_page(const float *page, int64_t at, const float *query, int64
 #define STORE_LANES(to, p, next) ((void)(next), store(to, load(p)))
 #define OUTER_RUN outer_tile_floats
 #define NAME(f) f##_f32
+#define UNIT float
+#define UNITS vec
+#define PER_UNIT 1
+#define LOAD_UNITS load
+#define ALL_UNITS all
+#define ADD_UNITS(sum, a, b) ((sum) + (a) * (b))
+#define READ_UNITS(w, at) as_words(values_at((w)->weight, (w)->half, at))
+#define STORE_UNITS(to, w, at, next) store(to, values_at((w)->weight, (w)->half, at))
+#define ONE_UNIT(w, at, next) value_at((w)->weight, (w)->half, at)
+#define PUT_ONE put_one
 #include "rows.inc"
 #include "train.inc"
+#include "product.inc"
+#undef UNIT
+#undef UNITS
+#undef PER_UNIT
+#undef LOAD_UNITS
+#undef ALL_UNITS
+#undef ADD_UNITS
+#undef READ_UNITS
+#undef STORE_UNITS
+#undef ONE_UNIT
+#undef PUT_ONE
 #undef T
 #undef GET
 #undef PUT
@@ -119,5 +141,44 @@ static void attend_page(const float *page, int64_t at, const float *query, int64
 #define OUTER_RUN outer_tile_floats
 #endif
 #define NAME(f) f##_bf16
+#define UNIT uint32_t
+#define UNITS words
+#define PER_UNIT 2
+#define LOAD_UNITS load_words
+#define ALL_UNITS all_words
+#define ADD_UNITS add_pairs
+#define READ_UNITS(w, at)                                                                    \
+  ((w)->half ? load_words((const uint32_t *)((const bf16 *)(w)->weight + (at)))              \
+             : pairs_of((const float *)(w)->weight + (at)))
+#define STORE_UNITS(to, w, at, next)                                                         \
+  store_words(to, zipped(values_at((w)->weight, (w)->half, at), values_at((w)->weight, (w)->half, next)))
+#define ONE_UNIT(w, at, next)                                                                \
+  one_zipped(value_at((w)->weight, (w)->half, at), value_at((w)->weight, (w)->half, next))
+#define PUT_ONE put_one_bf16
 #include "rows.inc"
 #include "train.inc"
+#include "product.inc"
+
+/* Queries and keys of rows [q | k | v] are turned; keys and values go into the cache. */
+void rotate(const float *qkv, float *q, const float *table, int64_t table_rows, const int32_t *position,
+            const float *q_weight, const float *k_weight, float offset, float eps, float scaling, const Pages *pages,
+            int64_t layer, const int32_t *page, const int32_t *place, int64_t rows, int64_t H, int64_t K, int64_t D) {
+#pragma omp parallel for schedule(static) if (rows * D * H > 4096)
+  for (int64_t row = 0; row < rows; row++) {
+    const float *own = qkv + row * (H + 2 * K) * D;
+    const float *cosine = table ? table + position[row] * D : 0;
+    const float *sine = table ? cosine + table_rows * D : 0;
+    for (int64_t h = 0; h < H; h++)
+      turn_f32(own + h * D, q + (row * H + h) * D, D, q_weight, offset, eps, cosine, sine, scaling);
+    float *to = page_of(pages, page[row], layer);
+    float key[1024];
+    for (int64_t h = 0; h < K; h++) {
+      turn_f32(own + (H + h) * D, key, D, k_weight, offset, eps, cosine, sine, 1.0f);
+      float *keys = to + h * D * PAGE * 2, *values = keys + D * PAGE + (int64_t)place[row] * D;
+      keys += place[row] / W * D * W + place[row] % W;
+      for (int64_t d = 0; d < D; d++) keys[d * W] = key[d];
+      const float *value = own + (H + K + h) * D;
+      for (int64_t d = 0; d < D; d += W) store(values + d, load(value + d));
+    }
+  }
+}

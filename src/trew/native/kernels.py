@@ -1,9 +1,8 @@
-"""The compiled row kernels, called with tensors. T is the type of what matrix products take and give: float32 or
-bfloat16; arithmetic, the residual stream, and the cache are float32. All widths are multiples of 16.
+"""The compiled row kernels, called with tensors. T is the type of what matrix products take: float32 or bfloat16;
+arithmetic, what products give, the residual stream, and the cache are float32. All widths are multiples of 16.
 
 ===========  =========================================================================================================
-add_norm     x += delta, or x += norm(delta; after);  out = norm(x; weight)
-gated        out = act(gate) up of rows [gate | up]
+add_norm     x += norm(delta; after), where there is a delta;  out = norm(x; weight)
 rotate       queries and keys of rows [q | k | v]: normed per head, turned by position; keys and values into the cache
 attend       softmax(q K) V of each row over the pages of its sequence, up to its own position
 ===========  =========================================================================================================
@@ -20,7 +19,7 @@ import torch
 from torch import Tensor
 
 from .build import library
-from .family import Activation, Norm
+from .family import Norm
 
 PAGE = 32
 """Positions of one page, as in kernels.c."""
@@ -28,12 +27,8 @@ WIDTH = 16
 """Every width must be a multiple of it."""
 
 _SUFFIX = {torch.float32: "f32", torch.bfloat16: "bf16"}
-_ARGUMENTS = {
-    "add_norm": "ppppfffpii",
-    "gated": "ppiii",
-    "rotate": "pppipppfffpippiiii",
-    "attend": "pppipippppifiiii",
-}
+_ARGUMENTS = {"add_norm": "ppppfffpii", "attend": "pppipippppifiiii"}
+_ROTATE = "pppipppfffpippiiii"
 _TYPES = {"p": ctypes.c_void_p, "i": ctypes.c_int64, "f": ctypes.c_float}
 
 
@@ -52,9 +47,8 @@ class Kernels:
 
     dtype: torch.dtype
     _add_norm: Any
-    _gated: Any
-    _rotate: Any
     _attend: Any
+    _rotate: Any
 
     @staticmethod
     def of(dtype: torch.dtype) -> Kernels | str:
@@ -69,24 +63,22 @@ class Kernels:
             function = getattr(found, f"{name}_{_SUFFIX[dtype]}")
             function.argtypes, function.restype = [_TYPES[a] for a in arguments], None
             functions.append(function)
+        found.rotate.argtypes, found.rotate.restype = [_TYPES[a] for a in _ROTATE], None
+        functions.append(found.rotate)
         return Kernels(dtype, *functions)
 
     def add_norm(self, x: Tensor, delta: Tensor | None, *, after: Norm | None, norm: Norm, out: Tensor) -> None:
-        """x (rows, H) float32, in place; delta and out (rows, H) of T."""
+        """x (rows, H) float32, in place; delta (rows, H) float32, out (rows, H) of T."""
         self._add_norm(
             x.data_ptr(), None if delta is None else delta.data_ptr(), after and after.weight.data_ptr(),
             norm.weight.data_ptr(), norm.offset, after.eps if after else 0.0, norm.eps, out.data_ptr(), *x.shape,
         )  # fmt: skip
 
-    def gated(self, gate_up: Tensor, *, activation: Activation, out: Tensor) -> None:
-        """gate_up (rows, 2 I) and out (rows, I) of T."""
-        self._gated(gate_up.data_ptr(), out.data_ptr(), *out.shape, activation == "gelu_tanh")
-
     def rotate(
         self, qkv: Tensor, *, q: Tensor, kv_heads: int, table: Tensor | None, q_norm: Norm | None, k_norm: Norm | None,
         scaling: float, cache: PagedCache, layer: int, rows: Rows,
     ) -> None:  # fmt: skip
-        """qkv (rows, (H + 2 K) D) of T -> q (rows, H, D) float32, times ``scaling``; keys and values into the cache.
+        """qkv (rows, (H + 2 K) D) float32 -> q (rows, H, D) float32, times ``scaling``; keys and values into the cache.
         ``table`` (2, positions, D): cosines and sines; None = not turned."""
         norm = q_norm or k_norm
         self._rotate(

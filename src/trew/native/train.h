@@ -19,7 +19,6 @@
 #define OUTER_DEPTH 192
 #define OUTER_ROWS 204
 
-#define UNROLLED _Pragma("GCC unroll 16")
 
 /* C (m x n) = or += A B, with lanes along n; element (i, k) of A is a[i ai + k ak]; n is a multiple of 16. */
 static inline __attribute__((always_inline)) void tile(const int m, const int nv, int64_t depth, const float *a,

@@ -32,9 +32,9 @@ class TorchEngine:
 
     ``batch``: most completions decoded at once (memory and speed; the result does not depend on it beyond float
     rounding). ``autocast``: compute in this type, for instance bfloat16; None = as the weights are. Log-probabilities
-    are float32 in any case. ``onednn``: on a CPU, decode with weights packed for oneDNN (faster, the same products).
-    ``native``: models of the Llama kind go through :mod:`trew.native` where it can be used, which every ``generate``
-    proves anew against the model's own forward pass; all others, and with False these too, through that.
+    are float32 in any case. ``native``: models of the Llama kind go through :mod:`trew.native` where it can be used,
+    which every ``generate`` proves anew against the model's own forward pass; all others, and with False these too,
+    through that. ``linear``: that has its weights packed for oneDNN on a CPU (faster, the same products).
     ``messages`` keeps what the user should know.
     """
 
@@ -45,7 +45,7 @@ class TorchEngine:
         *,
         batch: int = 128,
         autocast: torch.dtype | None = None,
-        onednn: bool = True,
+        linear: bool = True,
         native: bool = True,
     ) -> None:
         if batch < 1:
@@ -54,7 +54,7 @@ class TorchEngine:
         self.renderer = renderer
         self.batch = batch
         self.autocast = autocast
-        self.onednn = onednn
+        self.linear = linear
         self.native = native
         self.messages: list[str] = []
         self.policy_version = 0
@@ -106,7 +106,7 @@ class TorchEngine:
             stack.enter_context(_generating(self.model, self.autocast))
             runner = self._native_runner(prompt_ids, n=n, slots=slots, max_tokens=sampling.max_tokens)
             if runner is None:
-                if self.onednn:
+                if self.linear:
                     stack.enter_context(packed_linears(self.model, rows=slots, autocast=self.autocast))
                 runner = ForwardDecoder(self.model, prompt_ids, n=n, slots=slots, max_tokens=sampling.max_tokens)
             schedule = Schedule(
@@ -141,7 +141,6 @@ class TorchEngine:
         probe = list(max(prompt_ids, key=len))[:PROBE_TOKENS]
         runner = native_decoder.Decoder(
             parts, [*prompt_ids, probe], n=n, slots=slots, max_tokens=max_tokens, autocast=self.autocast,
-            packed=self.onednn,
         )  # fmt: skip
         got = runner.add([len(prompt_ids)])[0].log_softmax(-1)
         runner.forget()

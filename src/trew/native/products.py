@@ -1,0 +1,101 @@
+"""Matrix products by the compiled kernels, in T (float32 or bfloat16) with sums in float32.
+
+A :class:`Matrix` says how W lies: as the model has it, float32 or bfloat16, cast to T and laid out anew in every
+product, which costs next to nothing where there are many rows; or laid out once, for the few rows of decoding steps.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .build import library
+from .family import Activation
+
+_SUFFIX = {torch.float32: "f32", torch.bfloat16: "bf16"}
+_PACKED, _FLAT, _TRANSPOSED = range(3)  # as in product.h
+_WRITE, _WRITE_FLOAT, _ADD_FLOAT = range(3)
+
+
+class _Struct(ctypes.Structure):
+    _fields_ = (
+        ("weight", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
+        ("n", ctypes.c_int64),
+        ("depth", ctypes.c_int64),
+        ("form", ctypes.c_int64),
+        ("half", ctypes.c_int64),
+    )
+
+
+class Matrix:
+    """W (n, depth) and a bias (n,) float32 or None: what x (rows, depth) is multiplied with, x W^T + bias."""
+
+    __slots__ = ("_kept", "_struct", "depth", "n", "pointer")
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, *, n: int, depth: int, form: int) -> None:
+        weight = weight.detach().contiguous()
+        bias = None if bias is None else bias.detach().float().contiguous()
+        self.n, self.depth = n, depth
+        self._kept = (weight, bias)
+        self._struct = _Struct(
+            weight.data_ptr(), None if bias is None else bias.data_ptr(), n, depth, form, weight.dtype == torch.bfloat16
+        )
+        self.pointer = ctypes.addressof(self._struct)
+
+    @staticmethod
+    def of(weight: Tensor, bias: Tensor | None = None, *, transposed: bool = False) -> Matrix:
+        """A matrix where it lies, float32 or bfloat16; ``transposed``: x is to be multiplied with W, not with W^T."""
+        n, depth = weight.shape[::-1] if transposed else weight.shape
+        return Matrix(weight, bias, n=n, depth=depth, form=_TRANSPOSED if transposed else _FLAT)
+
+    @staticmethod
+    def packed(weight: Tensor, bias: Tensor | None = None, *, dtype: torch.dtype) -> Matrix:
+        """A copy in ``dtype``, laid out for the products; ``depth`` must be even in bfloat16."""
+        n, depth = weight.shape
+        assert fits(depth, dtype)
+        out = torch.empty(-(-n // 16) * 16 * depth, dtype=dtype)
+        given = Matrix.of(weight)
+        _function("pack", dtype, "pp")(given.pointer, out.data_ptr())
+        return Matrix(out, bias, n=n, depth=depth, form=_PACKED)
+
+
+def fits(depth: int, dtype: torch.dtype) -> bool:
+    """Whether matrices of this depth can be multiplied: in bfloat16, two at a time."""
+    return dtype == torch.float32 or depth % 2 == 0
+
+
+def product(x: Tensor, w: Matrix) -> Tensor:
+    """x (rows, depth) of T -> x W^T + bias (rows, n) of T."""
+    out = torch.empty(len(x), w.n, dtype=x.dtype)
+    _product(x.dtype)(x.data_ptr(), w.pointer, out.data_ptr(), len(x), _WRITE)
+    return out
+
+
+def product_into(x: Tensor, w: Matrix, out: Tensor, *, add: bool = False) -> None:
+    """``out`` (rows, n) float32 = or += x W^T + bias, x (rows, depth) of T."""
+    _product(x.dtype)(x.data_ptr(), w.pointer, out.data_ptr(), len(x), _ADD_FLOAT if add else _WRITE_FLOAT)
+
+
+def gated_product(x: Tensor, gate: Matrix, up: Matrix, out: Tensor, *, activation: Activation) -> None:
+    """``out`` (rows, n) of T = act(x G^T) (x U^T), of two matrices that are packed and of one shape."""
+    function = _function("gated_product", x.dtype, "ppppii")
+    function(x.data_ptr(), gate.pointer, up.pointer, out.data_ptr(), len(x), activation == "gelu_tanh")
+
+
+def _product(dtype: torch.dtype) -> Any:
+    return _function("product", dtype, "pppii")
+
+
+@functools.cache
+def _function(name: str, dtype: torch.dtype, arguments: str) -> Any:
+    found = library()
+    assert not isinstance(found, str), found
+    function = getattr(found, f"{name}_{_SUFFIX[dtype]}")
+    types = {"p": ctypes.c_void_p, "i": ctypes.c_int64}
+    function.argtypes, function.restype = [types[a] for a in arguments], None
+    return function
