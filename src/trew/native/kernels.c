@@ -24,6 +24,7 @@ static inline float inverse_rms(const float *x, int64_t n, float eps) {
 
 #include "product.h"
 #include "train.h"
+#include "outer.h"
 
 #define QUERIES 32 /* of rows that share a prompt, at once */
 
@@ -91,29 +92,12 @@ static void attend_page(const float *page, int64_t at, const float *query, int64
 #define STORE_LANES(to, p, next) ((void)(next), store(to, load(p)))
 #define OUTER_RUN outer_tile_floats
 #define NAME(f) f##_f32
-#define UNIT float
-#define UNITS vec
-#define PER_UNIT 1
-#define LOAD_UNITS load
-#define ALL_UNITS all
-#define ADD_UNITS(sum, a, b) ((sum) + (a) * (b))
-#define READ_UNITS(w, at) as_words(values_at((w)->weight, (w)->half, at))
-#define STORE_UNITS(to, w, at, next) store(to, values_at((w)->weight, (w)->half, at))
-#define ONE_UNIT(w, at, next) value_at((w)->weight, (w)->half, at)
-#define PUT_ONE put_one
+#define HALF 0
 #include "rows.inc"
 #include "train.inc"
 #include "product.inc"
-#undef UNIT
-#undef UNITS
-#undef PER_UNIT
-#undef LOAD_UNITS
-#undef ALL_UNITS
-#undef ADD_UNITS
-#undef READ_UNITS
-#undef STORE_UNITS
-#undef ONE_UNIT
-#undef PUT_ONE
+#include "outer.inc"
+#undef HALF
 #undef T
 #undef GET
 #undef PUT
@@ -141,23 +125,11 @@ static void attend_page(const float *page, int64_t at, const float *query, int64
 #define OUTER_RUN outer_tile_floats
 #endif
 #define NAME(f) f##_bf16
-#define UNIT uint32_t
-#define UNITS words
-#define PER_UNIT 2
-#define LOAD_UNITS load_words
-#define ALL_UNITS all_words
-#define ADD_UNITS add_pairs
-#define READ_UNITS(w, at)                                                                    \
-  ((w)->half ? load_words((const uint32_t *)((const bf16 *)(w)->weight + (at)))              \
-             : pairs_of((const float *)(w)->weight + (at)))
-#define STORE_UNITS(to, w, at, next)                                                         \
-  store_words(to, zipped(values_at((w)->weight, (w)->half, at), values_at((w)->weight, (w)->half, next)))
-#define ONE_UNIT(w, at, next)                                                                \
-  one_zipped(value_at((w)->weight, (w)->half, at), value_at((w)->weight, (w)->half, next))
-#define PUT_ONE put_one_bf16
+#define HALF 1
 #include "rows.inc"
 #include "train.inc"
 #include "product.inc"
+#include "outer.inc"
 
 /* Queries and keys of rows [q | k | v] are turned; keys and values go into the cache. */
 void rotate(const float *qkv, float *q, const float *table, int64_t table_rows, const int32_t *position,
