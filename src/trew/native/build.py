@@ -15,7 +15,7 @@ from pathlib import Path
 from ..default_model import cache_folder
 
 SOURCES = (
-    "vectors.h", "product.h", "train.h", "outer.h", "attend.h",
+    "vectors.h", "draw.h", "product.h", "train.h", "outer.h", "attend.h",
     "rows.inc", "attend.inc", "train.inc", "product.inc", "outer.inc", "kernels.c",
 )  # fmt: skip
 # No -ffast-math: NaN and infinity must come through. Sums may be taken in another order.

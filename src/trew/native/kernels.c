@@ -23,6 +23,7 @@ static inline float inverse_rms(const float *x, int64_t n, float eps) {
 }
 
 #include "product.h"
+#include "draw.h"
 #include "train.h"
 #include "outer.h"
 #include "attend.h"

@@ -44,13 +44,6 @@ static void multiply(int64_t m, int64_t n, int64_t depth, const float *a, int64_
   if (j < n) strip(1, m, depth, a, ai, ak, b + j, bk, c + j, ci, add);
 }
 
-/* Up to 16 floats of a row's end; the lanes beyond hold ``fill``. */
-static inline vec load_end(const float *p, int64_t n, float fill) {
-  vec x = all(fill);
-  memcpy(&x, p, (size_t)n * sizeof(float));
-  return x;
-}
-
 /* Rows x = h W^T become z = cap tanh(x / cap) / tau; normaliser = log sum exp z; entropy (if wanted) of softmax(z). */
 void head_normalise(float *z, float *normaliser, float *entropy, int64_t rows, int64_t n, float cap, float tau) {
 #pragma omp parallel for schedule(static)

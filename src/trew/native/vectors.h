@@ -14,6 +14,13 @@ static inline vec load(const float *p) { return *(const vec_any *)p; }
 static inline void store(float *p, vec x) { *(vec_any *)p = x; }
 static inline vec all(float x) { return x - (vec){0}; }
 
+/* Up to 16 floats of a row's end; the lanes beyond hold ``fill``. */
+static inline vec load_end(const float *p, int64_t n, float fill) {
+  vec x = all(fill);
+  memcpy(&x, p, (size_t)n * sizeof(float));
+  return x;
+}
+
 /* Lane by lane: a where the comparison holds, else b. */
 static inline vec pick(ints holds, vec a, vec b) {
   ints x, y;

@@ -69,8 +69,10 @@ class Schedule:
         stop_strings: Sequence[str],
         decode: Callable[[list[int]], str],
         device: torch.device,
+        native: bool = True,
     ) -> None:
         self.runner, self.slots, self.uids, self.n, self.sampling = runner, slots, uids, n, sampling
+        self.native = native
         self.stop_strings, self.decode = tuple(stop_strings), decode
         # a stop string is looked for in as many last tokens as it has bytes, and some for tokens without text
         self.tail = max((len(s.encode()) for s in stop_strings), default=0) + 8
@@ -140,7 +142,7 @@ class Schedule:
         """Draws a token for slots ``first`` and up, and records it; returns the slots whose completion has ended."""
         new = slice(first, self.runner.rows)
         keys, position, completion = self.keys[new], self.position[new], self.completion[new]
-        drawn = draw(logits, uniform=uniforms(keys, position), sampling=self.sampling)
+        drawn = draw(logits, uniform=uniforms(keys, position), sampling=self.sampling, native=self.native)
         self.tokens_out[completion, position] = drawn.tokens
         self.floats_out[:, completion, position] = torch.stack(
             (drawn.logprobs, drawn.sampling_logprobs, drawn.entropies)

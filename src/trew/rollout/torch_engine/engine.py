@@ -120,6 +120,7 @@ class TorchEngine:
                 stop_strings=strings,
                 decode=self.renderer.decode,
                 device=self.device,
+                native=self.native,
             )
             groups: dict[int, Group] = {}
             for i in schedule.run(progress or (lambda count: None)):

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ...native import sampling as compiled
 from ...types import Sampling
 
 _GOLDEN = 0x9E3779B97F4A7C15  # splitmix64's increment and multipliers
@@ -65,13 +66,18 @@ def _shift(x: Tensor, bits: int) -> Tensor:
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
-def draw(logits: Tensor, *, uniform: Tensor, sampling: Sampling) -> Draw:
+def draw(logits: Tensor, *, uniform: Tensor, sampling: Sampling, native: bool = True) -> Draw:
     """One token per row of ``logits`` (B, V), by ``uniform`` (B,) in [0, 1).
 
     With x = logits - max, e = exp(x), Z = sum e: log pi = x - log Z and entropy = log Z - sum(e x) / Z, at
     temperature 1. Drawn is from e_T = exp(x / temperature), with entries below the threshold of top_k, min_p and
-    top_p set to 0. Where several tokens tie at a threshold, all of them are kept.
+    top_p set to 0. Where several tokens tie at a threshold, all of them are kept. ``native``: by one compiled pass
+    where there is one, on CPUs and where nothing is cut; the same up to float rounding.
     """
+    if native and (sampling.temperature == 0 or not sampling.truncates) and compiled.accepts(logits):
+        tokens, floats, finite = compiled.draw(logits, uniform=uniform, temperature=sampling.temperature)
+        logprobs, sampling_logprobs, entropies = floats
+        return Draw(tokens, logprobs, sampling_logprobs, entropies, finite)
     x = logits.float()
     x = x - x.amax(-1, keepdim=True)
     e = x.exp()
