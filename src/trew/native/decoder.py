@@ -103,6 +103,7 @@ class Decoder:
         self.head = _packed(parts.head, dtype=torch.float32)
         self.prompts: dict[int, _Prompt] = {}
         self.running: list[_Sequence] = []
+        self.newest: Rows | None = None  # the last step's, while rows and their pages stay as they are
 
     @property
     def rows(self) -> int:
@@ -115,25 +116,14 @@ class Decoder:
         for part in _parts(fresh, lengths=[len(self.prompt_ids[p]) for p in fresh]):
             self._prefill(part)
         self.running += [_Sequence(p, len(self.prompt_ids[p])) for p in prompts]
+        self.newest = None
         return torch.stack([self.prompts[p].logits for p in prompts])
 
     @torch.no_grad()
     def step(self, tokens: Tensor) -> Tensor:
         """Feeds one token per row (rows,); the logits after it."""
-        for row in self.running:
-            if (row.length - len(self.prompt_ids[row.prompt])) % PAGE == 0:
-                row.pages += self.cache.take(1)
-        own = [row.length - len(self.prompt_ids[row.prompt]) for row in self.running]
-        rows = Rows(
-            sequences=self._sequences([(row.prompt, row.pages) for row in self.running]),
-            sequence=torch.arange(self.rows, dtype=torch.int32),
-            positions=_int32([row.length for row in self.running]),
-            pages=_int32([row.pages[-1] for row in self.running]),
-            places=_int32([at % PAGE for at in own]),
-        )
+        rows = self._next()
         hidden = self._forward(tokens, rows)
-        for row in self.running:
-            row.length += 1
         return self._logits(hidden)
 
     def keep(self, alive: Sequence[int]) -> list[int]:
@@ -147,16 +137,37 @@ class Decoder:
                 if not prompt.left:
                     self.cache.give(prompt.pages)
                     del self.prompts[row.prompt]
+        self.newest = None
         order = sorted(kept)
         self.running = [self.running[number] for number in order]
         return order
 
     def forget(self) -> None:
         """Drops all rows and prompts, whoever may still have been going to start there."""
-        self.running = []
+        self.running, self.newest = [], None
         for prompt in self.prompts.values():
             self.cache.give(prompt.pages)
         self.prompts = {}
+
+    def _next(self) -> Rows:
+        """One more token of every row: where it goes, on a new page where the last one is full."""
+        places = [(row.length - len(self.prompt_ids[row.prompt])) % PAGE for row in self.running]
+        for row, place in zip(self.running, places, strict=True):
+            row.length += 1
+            if place == 0:
+                row.pages += self.cache.take(1)
+        if self.newest is not None and 0 not in places:
+            self.newest.positions.add_(1)
+            self.newest.places.add_(1)
+        else:
+            self.newest = Rows(
+                sequences=self._sequences([(row.prompt, row.pages) for row in self.running]),
+                sequence=torch.arange(self.rows, dtype=torch.int32),
+                positions=_int32([row.length - 1 for row in self.running]),
+                pages=_int32([row.pages[-1] for row in self.running]),
+                places=_int32(places),
+            )
+        return self.newest
 
     def _prefill(self, prompts: Sequence[int]) -> None:
         """Computes prompts side by side, in pieces of PREFILL_TOKENS: keys and values, and the logits after each."""
