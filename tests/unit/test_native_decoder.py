@@ -211,6 +211,25 @@ def test_pages_are_given_back():
     assert sorted(run.cache.free) == list(range(total))
 
 
+def test_rows_may_come_and_go_between_any_two_steps():
+    parts, prompts = parts_of(model()), [[5] * (PAGE + 1), [6] * 3]
+
+    def decoder() -> Decoder:
+        return Decoder(parts, prompts, n=2, slots=4, max_tokens=2 * PAGE)
+
+    run, alone = decoder(), decoder()
+    run.add([0])
+    alone.add([1])
+    for token in range(PAGE - 1):
+        run.step(torch.tensor([token]))
+    run.add([1])
+    for token in range(3):  # the first row begins a page in the second of these steps
+        got = run.step(torch.tensor([token, token]))
+        torch.testing.assert_close(got[1:], alone.step(torch.tensor([token])))
+    run.keep([1])
+    torch.testing.assert_close(run.step(torch.tensor([9])), alone.step(torch.tensor([9])))
+
+
 def test_the_cache_grows_without_moving():
     cache = PagedCache(layers=2, kv_heads=1, head_dim=16, chunk_bytes=1)
     first = cache.take(1)

@@ -103,7 +103,7 @@ class Decoder:
         self.head = _packed(parts.head, dtype=torch.float32)
         self.prompts: dict[int, _Prompt] = {}
         self.running: list[_Sequence] = []
-        self.newest: Rows | None = None  # the last step's, while rows and their pages stay as they are
+        self.newest: Rows | None = None  # the last step's, while rows and pages stay (new rows begin a page)
 
     @property
     def rows(self) -> int:
@@ -116,7 +116,6 @@ class Decoder:
         for part in _parts(fresh, lengths=[len(self.prompt_ids[p]) for p in fresh]):
             self._prefill(part)
         self.running += [_Sequence(p, len(self.prompt_ids[p])) for p in prompts]
-        self.newest = None
         return torch.stack([self.prompts[p].logits for p in prompts])
 
     @torch.no_grad()
