@@ -4,6 +4,9 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
+#ifdef __AVX512F__
+#include <immintrin.h>
+#endif
 
 #define W 16
 typedef float vec __attribute__((vector_size(64)));
@@ -46,11 +49,15 @@ static inline float sum(vec x) {
 }
 
 static inline float largest(vec x) {
+#ifdef __AVX512F__
+  return _mm512_reduce_max_ps((__m512)x);
+#else
   float top[W];
   memcpy(top, &x, sizeof top);
   for (int half = W / 2; half; half /= 2)
     for (int i = 0; i < half; i++) top[i] = top[i + half] > top[i] ? top[i + half] : top[i];
   return top[0];
+#endif
 }
 
 /* exp by 2^n p(r), n = round(x / ln 2), |r| <= ln 2 / 2: 1e-7 relative. NaN stays NaN; below -87 the result is tiny. */
@@ -88,7 +95,6 @@ static inline vec load_bf16(const bf16 *p) {
 }
 
 #ifdef __AVX512BF16__
-#include <immintrin.h>
 static inline void store_bf16(bf16 *p, vec x) {
   __m256bh rounded = _mm512_cvtneps_pbh((__m512)x);
   memcpy(p, &rounded, sizeof rounded);
