@@ -50,9 +50,11 @@ static inline int64_t greatest(int64_t a, int64_t b) { return a > b ? a : b; }
 /* So many sums in turn that an addition need not wait for the one before it. */
 #define TURNS(sums) ((sums) >= 8 ? 1 : (sums) >= 4 ? 2 : 4)
 
-/* m queries times nv x 16 keys. */
+/* m queries times nv x 16 keys. Meanwhile what is read next, sixteen or (``apart``) thirty-two keys and as many values,
+   begins to come from far memory, a line of each at a time: all at once, they would hold up what is computed. */
 static inline __attribute__((always_inline)) void score_tile(const int m, const int nv, int64_t D, const float *query,
-                                                             const float *keys, float *score) {
+                                                             const float *keys, float *score, const float *ahead,
+                                                             int64_t apart) {
   const int turns = TURNS(m * nv);
   vec sums[4][8][2];
   UNROLLED for (int x = 0; x < turns; x++)
@@ -60,6 +62,11 @@ static inline __attribute__((always_inline)) void score_tile(const int m, const 
       UNROLLED for (int j = 0; j < nv; j++) sums[x][i][j] = (vec){0};
   for (int64_t d = 0; d < D; d += turns)
     UNROLLED for (int x = 0; x < turns; x++) {
+      const float *line = ahead + (d + x) * W;
+      __builtin_prefetch(line, 0, 3);
+      __builtin_prefetch(line + apart, 0, 3);
+      __builtin_prefetch(line + PAGE * D, 0, 3);
+      __builtin_prefetch(line + PAGE * D + apart, 0, 3);
       vec k[2];
       UNROLLED for (int j = 0; j < nv; j++) k[j] = load(keys + (j * D + d + x) * W);
       UNROLLED for (int i = 0; i < m; i++)
@@ -72,21 +79,23 @@ static inline __attribute__((always_inline)) void score_tile(const int m, const 
     UNROLLED for (int j = 0; j < nv; j++) store(score + i * SCORES + j * W, sums[0][i][j]);
 }
 
-/* m queries times the keys of a part, rounded to sixteens. */
-static void score_part(int64_t m, int64_t D, const float *query, const Part *part, float *score) {
+/* m queries times the keys of a part, rounded to sixteens; ``next``: the part that will be read after it. */
+static void score_part(int64_t m, int64_t D, const float *query, const Part *part, const Part *next, float *score) {
+  const float *ahead = next->page + (next->from >= W ? D * W : 0);
+  int64_t apart = next->from < W && next->to > W ? D * W : 0;
   int64_t second = part->from >= W ? W : 0;
   const float *keys = part->page + second * D;
   score += part->column + second;
-#define TILE_OF(m, i) score_tile(m, 2, D, query + (i) * D, keys, score + (i) * SCORES)
+#define TILE_OF(m, i) score_tile(m, 2, D, query + (i) * D, keys, score + (i) * SCORES, ahead, apart)
   if (!second && part->to > W) BY_QUERIES(m, TILE_OF)
 #undef TILE_OF
-#define TILE_OF(m, i) score_tile(m, 1, D, query + (i) * D, keys, score + (i) * SCORES)
+#define TILE_OF(m, i) score_tile(m, 1, D, query + (i) * D, keys, score + (i) * SCORES, ahead, apart)
   else BY_QUERIES(m, TILE_OF)
 #undef TILE_OF
 }
 
-/* What a part's products will read begins to come from far memory. Always inlined: gcc takes a function that does no
-   more than this to do nothing. */
+/* What the products of the first part will read begins to come from far memory. Always inlined: gcc takes a function
+   that does no more than this to do nothing. */
 static inline __attribute__((always_inline)) void fetch(const Part *part, int64_t D) {
   int64_t from = part->from / W * W, to = (part->to + W - 1) / W * W;
   const float *keys = part->page + from * D, *values = part->page + (PAGE + part->from) * D;
@@ -211,7 +220,7 @@ static void attend_rows(const Attention *a, int64_t head, int64_t first, int64_t
     }
     wide.from = wide.from / W * W;
     count = cut(a, head, a->table + s * a->table_width + skipped + slot, 0, wide, parts);
-    Part *last = parts + count, *ahead = parts;
+    Part *last = parts + count, *next = parts;
     for (int64_t r = 0; r < n; r++) {
       int64_t sequence = a->sequence[first + r];
       const int32_t *numbers = a->table + sequence * a->table_width + a->prompt_pages[sequence];
@@ -219,15 +228,15 @@ static void attend_rows(const Attention *a, int64_t head, int64_t first, int64_t
       own_parts[r] = last;
       last += own_count[r] = cut(a, head, numbers, split, seen[r][1], last);
     }
-    if (ahead < last) fetch(ahead++, D);
+    if (last > parts) fetch(parts, D);
     for (int64_t p = 0; p < count; p++) {
-      if (ahead < last) fetch(ahead++, D);
-      score_part(n * group, D, x.query, parts + p, x.score);
+      next += next + 1 < last;
+      score_part(n * group, D, x.query, parts + p, next, x.score);
     }
     for (int64_t r = 0; r < n; r++)
       for (int64_t p = 0; p < own_count[r]; p++) {
-        if (ahead < last) fetch(ahead++, D);
-        score_part(group, D, x.query + r * group * D, own_parts[r] + p, x.score + r * group * SCORES);
+        next += next + 1 < last;
+        score_part(group, D, x.query + r * group * D, own_parts[r] + p, next, x.score + r * group * SCORES);
       }
     for (int64_t i = 0; i < n * group; i++)
       soften(x.score + i * SCORES, wide, seen[i / group], a->cap, x.m + i, x.l + i, x.o + i * D, D);
