@@ -34,7 +34,6 @@ static inline float inverse_rms(const float *x, int64_t n, float eps) {
 #define LANE float
 #define PER_LANE 1
 #define ONE_LANE(p, next) ((void)(next), *(p))
-#define STORE_LANES(to, p, next) ((void)(next), store(to, load(p)))
 #define OUTER_RUN outer_tile_floats
 #define NAME(f) f##_f32
 #define HALF 0
@@ -50,7 +49,6 @@ static inline float inverse_rms(const float *x, int64_t n, float eps) {
 #undef LANE
 #undef PER_LANE
 #undef ONE_LANE
-#undef STORE_LANES
 #undef OUTER_RUN
 #undef NAME
 
@@ -61,13 +59,11 @@ static inline float inverse_rms(const float *x, int64_t n, float eps) {
 #define LANE uint32_t
 #define PER_LANE 2
 #define ONE_LANE one_pair
-#define STORE_LANES store_pairs
 #define OUTER_RUN outer_tile_pairs
 #else
 #define LANE float
 #define PER_LANE 1
 #define ONE_LANE(p, next) ((void)(next), one_bf16(*(p)))
-#define STORE_LANES(to, p, next) ((void)(next), store(to, load_bf16(p)))
 #define OUTER_RUN outer_tile_floats
 #endif
 #define NAME(f) f##_bf16

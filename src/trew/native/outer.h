@@ -1,32 +1,58 @@
 /* For the learner: tiles of a weight's gradient. See outer.inc and add_outer in training.py. */
 #pragma once
 #include "train.h"
+#ifndef _OPENMP
+#define omp_get_num_threads() 1
+#endif
 
-/* A weight's gradient, see ``outer`` in outer.inc: tiles of 12 x 32 keep 24 of 32 registers as sums, a panel of 32 columns
-   stays in the first cache and a block of rows in the second. */
-#define OUTER_TILE 12
-#define OUTER_COLUMNS 32
-#define OUTER_DEPTH 192
-#define OUTER_ROWS 204
+/* A tile's sums, a row of b and one number of a fit into registers: 24 + 3 + 1 of 32 with AVX-512, where a vector takes one,
+   8 + 2 + 1 of 16 with AVX2, where it takes two. */
+#ifdef __AVX512F__
+#define OUTER_TILE 8 /* rows */
+#define OUTER_WIDE 3 /* vectors */
+#else
+#define OUTER_TILE 4
+#define OUTER_WIDE 1
+#endif
 
-/* c (m x 16 nv) = or += the product of a (depth, OUTER_TILE), of which m columns are read, and b (depth, OUTER_COLUMNS). */
-#define OUTER_TILES(NAME, LANE, LOAD, ALL, ADD)                                                                      \
-  static inline __attribute__((always_inline)) void NAME(const int m, const int nv, int64_t depth, const LANE *a,    \
-                                                         const LANE *b, float *c, int64_t ci, int add) {             \
-    vec sums[OUTER_TILE][OUTER_COLUMNS / W];                                                                         \
-    UNROLLED for (int i = 0; i < m; i++)                                                                             \
+/* Lanes of 4 bytes: a panel of b and a thread's block of a, with all their depth, share the second cache. Scratch memory
+   is that of OUTER_RIGHT and of OUTER_LEFT for each thread, as in training.py. */
+#define OUTER_DEPTH 1344
+#define OUTER_LEFT (1 << 17)
+#define OUTER_RIGHT (1 << 20)
+#define OUTER_PART 8 /* of the depth, packed at once */
+
+/* c (m x 16 nv) = or += the product of a (depth, OUTER_TILE), of which m columns count, and b (depth, 16 nv). On the way
+   the lines of c are fetched. */
+#define OUTER_TILES(NAME, LANE, ROW, LOAD, ALL, ADD)                                                                 \
+  static inline __attribute__((always_inline)) void NAME(const int nv, int64_t depth, const LANE *a, const LANE *b,  \
+                                                         float *c, int64_t ci, int64_t m, int64_t add) {             \
+    vec sums[OUTER_TILE][OUTER_WIDE];                                                                                \
+    UNROLLED for (int i = 0; i < OUTER_TILE; i++)                                                                    \
       UNROLLED for (int j = 0; j < nv; j++) sums[i][j] = (vec){0};                                                   \
-    for (int64_t k = 0; k < depth; k++, a += OUTER_TILE, b += OUTER_COLUMNS)                                         \
-      UNROLLED for (int i = 0; i < m; i++)                                                                           \
-        UNROLLED for (int j = 0; j < nv; j++) sums[i][j] = ADD(sums[i][j], ALL(a[i]), LOAD(b + j * W));              \
-    UNROLLED for (int i = 0; i < m; i++)                                                                             \
+    int64_t k = 0;                                                                                                   \
+    _Pragma("GCC unroll 1") for (int64_t part = 0; part < OUTER_TILE; part++) {                                      \
+      if (part < m)                                                                                                  \
+        for (int j = 0; j < nv; j++) __builtin_prefetch(c + part * ci + j * W, 0, 2);                                \
+      _Pragma("GCC unroll 1") for (int64_t end = depth * (part + 1) / OUTER_TILE; k < end; k++) {                    \
+        ROW row[OUTER_WIDE];                                                                                         \
+        UNROLLED for (int j = 0; j < nv; j++) row[j] = LOAD(b + j * W);                                              \
+        UNROLLED for (int i = 0; i < OUTER_TILE; i++)                                                                \
+          UNROLLED for (int j = 0; j < nv; j++) sums[i][j] = ADD(sums[i][j], ALL(a[i]), row[j]);                     \
+        a += OUTER_TILE;                                                                                             \
+        b += nv * W;                                                                                                 \
+      }                                                                                                              \
+    }                                                                                                                \
+    UNROLLED for (int i = 0; i < OUTER_TILE; i++) {                                                                  \
+      if (i == m) return;                                                                                            \
       UNROLLED for (int j = 0; j < nv; j++) {                                                                        \
         float *to = c + i * ci + j * W;                                                                              \
         store(to, add ? load(to) + sums[i][j] : sums[i][j]);                                                         \
       }                                                                                                              \
+    }                                                                                                                \
   }
 #define MULTIPLY_ADD(sum, a, b) ((sum) + (a) * (b))
-OUTER_TILES(outer_tile_floats, float, load, , MULTIPLY_ADD)
+OUTER_TILES(outer_tile_floats, float, vec, load, , MULTIPLY_ADD)
 
 #ifdef __AVX512BF16__
 /* 32 bits hold two bfloat16 of neighbouring tokens, whose products are added in float. */
@@ -35,14 +61,11 @@ OUTER_TILES(outer_tile_floats, float, load, , MULTIPLY_ADD)
 #define LOAD_PAIRS(p) ((__m512bh)_mm512_loadu_si512(p))
 #define ALL_PAIRS(x) ((__m512bh)_mm512_set1_epi32((int)(x)))
 #define ADD_PAIRS(sum, a, b) ((vec)_mm512_dpbf16_ps((__m512)(sum), a, b))
-OUTER_TILES(outer_tile_pairs, uint32_t, LOAD_PAIRS, ALL_PAIRS, ADD_PAIRS)
+OUTER_TILES(outer_tile_pairs, uint32_t, __m512bh, LOAD_PAIRS, ALL_PAIRS, ADD_PAIRS)
 
-static inline uint32_t one_pair(const bf16 *p, int64_t next) { return p[0] | (next ? (uint32_t)p[next] << 16 : 0); }
-
-static inline void store_pairs(uint32_t *to, const bf16 *p, int64_t next) {
-  words pairs = __builtin_convertvector(*(const halves *)p, words);
-  if (next) pairs |= __builtin_convertvector(*(const halves *)(p + next), words) << 16;
-  memcpy(to, &pairs, sizeof pairs);
+/* With no next row its half is zeros. */
+static inline uint32_t one_pair(const bf16 *p, int64_t next) {
+  return p[0] | ((uint32_t)p[next] << 16 & (uint32_t)-(next != 0));
 }
 #else
 #define PAIRS 0
@@ -54,3 +77,6 @@ static inline float one_bf16(bf16 x) {
   memcpy(&value, &bits, sizeof value);
   return value;
 }
+
+/* Of ``count`` things, where the share of number ``at`` of ``shares`` begins. */
+static inline int64_t share(int64_t count, int64_t at, int64_t shares) { return count * at / shares; }

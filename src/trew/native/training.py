@@ -22,6 +22,8 @@ TILE = 32
 """Query rows of one tile, as in train.h: so many queries may share a key."""
 WIDEST = 256
 """Numbers of the widest head, as in train.h."""
+SHARED, OWN = 1 << 20, 1 << 17
+"""Numbers packed for a weight's gradient, by all threads and by each: OUTER_RIGHT and OUTER_LEFT of outer.h."""
 
 _SUFFIX = {torch.float32: "f32", torch.bfloat16: "bf16"}
 _ARGUMENTS = {
@@ -32,7 +34,7 @@ _ARGUMENTS = {
     "gate_backward": "pppii",
     "turned": "pppippffiii",
     "turned_backward": "ppppippffpiii",
-    "outer": "pipipiiii",
+    "outer": "pipipiiiip",
     "attention": "pppppp" "iiiiff" "iii",
     "attention_backward": "pppppppppp" "pp" "iiiiff" "iii",
 }  # fmt: skip
@@ -226,9 +228,11 @@ def add_outer(a: Tensor, b: Tensor, into: Tensor, *, add: bool = True) -> None:
     """``into`` (N, K) float32 = or += a^T b, where a (T, N) and b (T, K) are of one type and may be columns of wider
     matrices; K is a multiple of 16."""
     assert a.stride(1) == b.stride(1) == 1
+    scratch = torch.empty(SHARED + OWN * torch.get_num_threads())
     _function("outer", a.dtype)(
-        a.data_ptr(), a.stride(0), b.data_ptr(), b.stride(0), into.data_ptr(), len(a), a.shape[1], b.shape[1], add
-    )
+        a.data_ptr(), a.stride(0), b.data_ptr(), b.stride(0), into.data_ptr(), len(a), a.shape[1], b.shape[1], add,
+        scratch.data_ptr(),
+    )  # fmt: skip
 
 
 def _partial_sums(norm: Norm) -> Tensor | None:
