@@ -5,54 +5,66 @@
 #define omp_get_num_threads() 1
 #endif
 
-/* A tile's sums, a row of b and one number of a fit into registers: 24 + 3 + 1 of 32 with AVX-512, where a vector takes one,
-   8 + 2 + 1 of 16 with AVX2, where it takes two. */
-#ifdef __AVX512F__
+/* Vectors of the processor's own width: GCC keeps wider ones in memory. A tile's sums, a row of b and one number of a
+   fit into registers: 24 + 3 + 1 of 32, or 12 + 2 + 1 of 16. */
+#if defined __AVX512F__
+#define OUTER_W 16
+#elif defined __AVX__
+#define OUTER_W 8
+#else
+#define OUTER_W 4
+#endif
+#if defined __AVX512F__ || defined __aarch64__
 #define OUTER_TILE 8 /* rows */
 #define OUTER_WIDE 3 /* vectors */
 #else
-#define OUTER_TILE 4
-#define OUTER_WIDE 1
+#define OUTER_TILE 6
+#define OUTER_WIDE 2
 #endif
+typedef float part __attribute__((vector_size(4 * OUTER_W)));
+typedef float part_any __attribute__((vector_size(4 * OUTER_W), aligned(4), may_alias));
 
-/* Lanes of 4 bytes: a panel of b and a thread's block of a, with all their depth, share the second cache. Scratch memory
-   is that of OUTER_RIGHT and of OUTER_LEFT for each thread, as in training.py. */
+static inline part load_part(const float *p) { return *(const part_any *)p; }
+static inline void store_part(float *p, part x) { *(part_any *)p = x; }
+
+/* Lanes of 4 bytes: with all its depth, a panel of b and a thread's block of a share the second cache. Scratch memory:
+   OUTER_RIGHT for what is packed of b, and OUTER_LEFT for each thread, as in training.py. */
 #define OUTER_DEPTH 1344
 #define OUTER_LEFT (1 << 17)
 #define OUTER_RIGHT (1 << 20)
 #define OUTER_PART 8 /* of the depth, packed at once */
 
-/* c (m x 16 nv) = or += the product of a (depth, OUTER_TILE), of which m columns count, and b (depth, 16 nv). On the way
-   the lines of c are fetched. */
+/* c (m x nv vectors) = or += the product of a (depth, OUTER_TILE), of which m columns count, and b (depth, nv vectors).
+   On the way the lines of c are fetched. */
 #define OUTER_TILES(NAME, LANE, ROW, LOAD, ALL, ADD)                                                                 \
   static inline __attribute__((always_inline)) void NAME(const int nv, int64_t depth, const LANE *a, const LANE *b,  \
                                                          float *c, int64_t ci, int64_t m, int64_t add) {             \
-    vec sums[OUTER_TILE][OUTER_WIDE];                                                                                \
+    part sums[OUTER_TILE][OUTER_WIDE];                                                                               \
     UNROLLED for (int i = 0; i < OUTER_TILE; i++)                                                                    \
-      UNROLLED for (int j = 0; j < nv; j++) sums[i][j] = (vec){0};                                                   \
+      UNROLLED for (int j = 0; j < nv; j++) sums[i][j] = (part){0};                                                  \
     int64_t k = 0;                                                                                                   \
-    _Pragma("GCC unroll 1") for (int64_t part = 0; part < OUTER_TILE; part++) {                                      \
-      if (part < m)                                                                                                  \
-        for (int j = 0; j < nv; j++) __builtin_prefetch(c + part * ci + j * W, 0, 2);                                \
-      _Pragma("GCC unroll 1") for (int64_t end = depth * (part + 1) / OUTER_TILE; k < end; k++) {                    \
+    _Pragma("GCC unroll 1") for (int64_t line = 0; line < OUTER_TILE; line++) {                                      \
+      if (line < m)                                                                                                  \
+        for (int j = 0; j < nv; j++) __builtin_prefetch(c + line * ci + j * OUTER_W, 0, 2);                          \
+      _Pragma("GCC unroll 1") for (int64_t end = depth * (line + 1) / OUTER_TILE; k < end; k++) {                    \
         ROW row[OUTER_WIDE];                                                                                         \
-        UNROLLED for (int j = 0; j < nv; j++) row[j] = LOAD(b + j * W);                                              \
+        UNROLLED for (int j = 0; j < nv; j++) row[j] = LOAD(b + j * OUTER_W);                                        \
         UNROLLED for (int i = 0; i < OUTER_TILE; i++)                                                                \
           UNROLLED for (int j = 0; j < nv; j++) sums[i][j] = ADD(sums[i][j], ALL(a[i]), row[j]);                     \
         a += OUTER_TILE;                                                                                             \
-        b += nv * W;                                                                                                 \
+        b += nv * OUTER_W;                                                                                           \
       }                                                                                                              \
     }                                                                                                                \
     UNROLLED for (int i = 0; i < OUTER_TILE; i++) {                                                                  \
       if (i == m) return;                                                                                            \
       UNROLLED for (int j = 0; j < nv; j++) {                                                                        \
-        float *to = c + i * ci + j * W;                                                                              \
-        store(to, add ? load(to) + sums[i][j] : sums[i][j]);                                                         \
+        float *to = c + i * ci + j * OUTER_W;                                                                        \
+        store_part(to, add ? load_part(to) + sums[i][j] : sums[i][j]);                                               \
       }                                                                                                              \
     }                                                                                                                \
   }
 #define MULTIPLY_ADD(sum, a, b) ((sum) + (a) * (b))
-OUTER_TILES(outer_tile_floats, float, vec, load, , MULTIPLY_ADD)
+OUTER_TILES(outer_tile_floats, float, part, load_part, , MULTIPLY_ADD)
 
 #ifdef __AVX512BF16__
 /* 32 bits hold two bfloat16 of neighbouring tokens, whose products are added in float. */
@@ -60,7 +72,7 @@ OUTER_TILES(outer_tile_floats, float, vec, load, , MULTIPLY_ADD)
 #define PAIRS 1
 #define LOAD_PAIRS(p) ((__m512bh)_mm512_loadu_si512(p))
 #define ALL_PAIRS(x) ((__m512bh)_mm512_set1_epi32((int)(x)))
-#define ADD_PAIRS(sum, a, b) ((vec)_mm512_dpbf16_ps((__m512)(sum), a, b))
+#define ADD_PAIRS(sum, a, b) ((part)_mm512_dpbf16_ps((__m512)(sum), a, b))
 OUTER_TILES(outer_tile_pairs, uint32_t, __m512bh, LOAD_PAIRS, ALL_PAIRS, ADD_PAIRS)
 
 /* With no next row its half is zeros. */
