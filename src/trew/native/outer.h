@@ -5,15 +5,7 @@
 #define omp_get_num_threads() 1
 #endif
 
-/* Vectors of the processor's own width: GCC keeps wider ones in memory. A tile's sums, a row of b and one number of a
-   fit into registers: 24 + 3 + 1 of 32, or 12 + 2 + 1 of 16. */
-#if defined __AVX512F__
-#define OUTER_W 16
-#elif defined __AVX__
-#define OUTER_W 8
-#else
-#define OUTER_W 4
-#endif
+/* A tile's sums, a row of b and one number of a fit into registers: 24 + 3 + 1 of 32, or 12 + 2 + 1 of 16. */
 #if defined __AVX512F__ || defined __aarch64__
 #define OUTER_TILE 8 /* rows */
 #define OUTER_WIDE 3 /* vectors */
@@ -21,11 +13,6 @@
 #define OUTER_TILE 6
 #define OUTER_WIDE 2
 #endif
-typedef float part __attribute__((vector_size(4 * OUTER_W)));
-typedef float part_any __attribute__((vector_size(4 * OUTER_W), aligned(4), may_alias));
-
-static inline part load_part(const float *p) { return *(const part_any *)p; }
-static inline void store_part(float *p, part x) { *(part_any *)p = x; }
 
 /* Lanes of 4 bytes: with all its depth, a panel of b and a thread's block of a share the second cache. Scratch memory:
    OUTER_RIGHT for what is packed of b, and OUTER_LEFT for each thread, as in training.py. */
@@ -45,20 +32,20 @@ static inline void store_part(float *p, part x) { *(part_any *)p = x; }
     int64_t k = 0;                                                                                                   \
     _Pragma("GCC unroll 1") for (int64_t line = 0; line < OUTER_TILE; line++) {                                      \
       if (line < m)                                                                                                  \
-        for (int j = 0; j < nv; j++) __builtin_prefetch(c + line * ci + j * OUTER_W, 0, 2);                          \
+        for (int j = 0; j < nv; j++) __builtin_prefetch(c + line * ci + j * PART_W, 0, 2);                          \
       _Pragma("GCC unroll 1") for (int64_t end = depth * (line + 1) / OUTER_TILE; k < end; k++) {                    \
         ROW row[OUTER_WIDE];                                                                                         \
-        UNROLLED for (int j = 0; j < nv; j++) row[j] = LOAD(b + j * OUTER_W);                                        \
+        UNROLLED for (int j = 0; j < nv; j++) row[j] = LOAD(b + j * PART_W);                                        \
         UNROLLED for (int i = 0; i < OUTER_TILE; i++)                                                                \
           UNROLLED for (int j = 0; j < nv; j++) sums[i][j] = ADD(sums[i][j], ALL(a[i]), row[j]);                     \
         a += OUTER_TILE;                                                                                             \
-        b += nv * OUTER_W;                                                                                           \
+        b += nv * PART_W;                                                                                           \
       }                                                                                                              \
     }                                                                                                                \
     UNROLLED for (int i = 0; i < OUTER_TILE; i++) {                                                                  \
       if (i == m) return;                                                                                            \
       UNROLLED for (int j = 0; j < nv; j++) {                                                                        \
-        float *to = c + i * ci + j * OUTER_W;                                                                        \
+        float *to = c + i * ci + j * PART_W;                                                                        \
         store_part(to, add ? load_part(to) + sums[i][j] : sums[i][j]);                                               \
       }                                                                                                              \
     }                                                                                                                \

@@ -19,6 +19,7 @@
 #define TILE_ROWS 4 /* a vector is two of the 16 registers of AVX2, or four of the 32 of NEON */
 #define STRIP 1
 #endif
+#define PARTS (W / PART_W)
 
 /* How a matrix W lies: in strips of T; or as (n, depth); or as (depth, n), to be multiplied as its transpose; the
    latter two in float or bfloat16. */
@@ -65,20 +66,28 @@ static inline words load_words(const uint32_t *p) {
   return x;
 }
 static inline void store_words(uint32_t *p, words x) { memcpy(p, &x, sizeof x); }
-static inline words all_words(uint32_t x) { return x - (words){0}; }
 
 /* 32 bits hold two bfloat16 of neighbouring steps of the depth, whose products are both added in float. */
+typedef uint32_t part_words __attribute__((vector_size(4 * PART_W)));
+static inline part_words load_part_words(const uint32_t *p) {
+  part_words x;
+  memcpy(&x, p, sizeof x);
+  return x;
+}
 #ifdef __AVX512BF16__
-static inline vec add_pairs(vec sum, words a, words b) {
-  return (vec)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
+static inline part add_pairs(part sum, uint32_t a, part_words b) {
+  return (part)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32((int)a), (__m512bh)b);
 }
 static inline words pairs_of(const float *p) {
   return (words)_mm512_cvtne2ps_pbh((__m512)load(p + W), (__m512)load(p));
 }
 #else
-static inline vec add_pairs(vec sum, words a, words b) {
-  sum += as_floats(a << 16) * as_floats(b << 16);
-  return sum + as_floats(a & 0xffff0000) * as_floats(b & 0xffff0000);
+static inline part add_pairs(part sum, uint32_t a, part_words b) {
+  uint32_t halves_of_a[2] = {a << 16, a & 0xffff0000};
+  float factor[2];
+  memcpy(factor, halves_of_a, sizeof factor);
+  sum += factor[0] * (part)(b << 16); /* a cast between vectors of one size keeps the bits */
+  return sum + factor[1] * (part)(b & 0xffff0000);
 }
 static inline words pairs_of(const float *p) {
   bf16 both[2 * W];

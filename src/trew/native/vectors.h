@@ -24,6 +24,21 @@ static inline vec load_end(const float *p, int64_t n, float fill) {
   return x;
 }
 
+/* Parts of it, as wide as the processor's own registers: GCC keeps wider ones in memory, which the tiles of products must
+   not. */
+#if defined __AVX512F__
+#define PART_W 16
+#elif defined __AVX__
+#define PART_W 8
+#else
+#define PART_W 4
+#endif
+typedef float part __attribute__((vector_size(4 * PART_W)));
+typedef float part_any __attribute__((vector_size(4 * PART_W), aligned(4), may_alias));
+
+static inline part load_part(const float *p) { return *(const part_any *)p; }
+static inline void store_part(float *p, part x) { *(part_any *)p = x; }
+
 /* Lane by lane: a where the comparison holds, else b. */
 static inline vec pick(ints holds, vec a, vec b) {
   ints x, y;
