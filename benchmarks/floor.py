@@ -5,10 +5,10 @@
 Measures the rate of matrix products and the bandwidth of a copy, counts the arithmetic that a step cannot do without
 (a group's prompt once; no padding; logits of completion positions alone, in float32 at either precision), runs a step,
 and prints for each phase the floor, our seconds, and their quotient. The rate is that of the quickest product at hand,
-torch's own or oneDNN's; ``step_by_torch`` is the whole step by the rate of torch's own ``a @ b``, through which a step
-made of torch's operations would go. The floor of decoding is that of its products or of the bytes it reads (weights
-once per token, and the cache), whichever is longer. What is not in the floor: the optimizer, sampling, norms, softmax
-and everything else that is no product.
+oneDNN's, ours or torch's own; ``step_by_torch`` is the whole step by the rate of torch's own ``a @ b``, through which a
+step made of torch's operations would go. The floor of decoding is that of its products or of the bytes it reads
+(weights once per token, and the cache), whichever is longer. What is not in the floor: the optimizer, sampling, norms,
+softmax and everything else that is no product.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 import step
-from trew import onednn
+from trew.native import products
 from work import BATCHES, SHAPES, Work, save_model
 
 BYTES = {"float32": 4, "bfloat16": 2}
@@ -93,9 +93,15 @@ def product_rates(dtype: torch.dtype, device: str) -> tuple[float, float]:
     for size in (1024, 2048) if device == "cpu" else (4096, 8192):
         a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
         own = max(own, 2 * size**3 / seconds_of(lambda a=a, b=b: a @ b, device))
-        if onednn.available(a.device, dtype):
-            best = max(best, 2 * size**3 / seconds_of(lambda a=a, b=b: onednn.product(a, b), device))
+        if device == "cpu":
+            for work in (lambda a=a, b=b: onednn(a, b), lambda a=a, b=b: products.product(a, products.Matrix.of(b))):
+                best = max(best, 2 * size**3 / seconds_of(work, device))
     return max(best, own), own
+
+
+def onednn(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """By the operator that torch.compile uses for linear layers."""
+    return torch.ops.mkldnn._linear_pointwise(a, b, None, "none", [], "")
 
 
 def copy_rate(device: str) -> float:

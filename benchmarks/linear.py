@@ -1,4 +1,4 @@
-"""Linear layers through oneDNN or through torch's own path: seconds of generation and of one optimizer step.
+"""Linear layers by our products or by torch's: seconds of generation and of one optimizer step.
 
     python benchmarks/linear.py [--runs 5] [--json benchmarks/results/linear.json]
 
@@ -25,7 +25,7 @@ import trew
 from demo import machine
 from trew.config import LearnerConfig
 from trew.learner import Learner, Sample
-from trew.onednn import packed_linears
+from trew.native.linears import packed_linears
 
 PROMPTS, GROUP, PROMPT_TOKENS, TOKENS = 12, 16, 40, 10
 
@@ -50,8 +50,8 @@ def main() -> None:
                 if run:
                     times[fast].append(time.perf_counter() - start)
         fast, plain = statistics.median(times[True]), statistics.median(times[False])
-        rows.append({"phase": name, "onednn_seconds": fast, "plain_seconds": plain, "ratio": plain / fast})
-        print(f"{name}: oneDNN {fast:.2f} s, plain {plain:.2f} s, ratio {plain / fast:.2f}")
+        rows.append({"phase": name, "trew_seconds": fast, "plain_seconds": plain, "ratio": plain / fast})
+        print(f"{name}: trew {fast:.2f} s, plain {plain:.2f} s, ratio {plain / fast:.2f}")
     if args.json:
         versions = {"torch": torch.__version__, "transformers": transformers.__version__, "trew": trew.__version__}
         result = {"date": datetime.date.today().isoformat(), "machine": machine(), "versions": versions,
@@ -73,7 +73,7 @@ def decode(model: LlamaForCausalLM, fast: bool) -> None:
     """The linear layers' share of decoding: one token a row, again and again."""
     ids = torch.zeros(PROMPTS * GROUP, 1, dtype=torch.int64)
     if fast:
-        with packed_linears(model, rows=len(ids), autocast=None):
+        with packed_linears(model, autocast=None):
             for _ in range(16):
                 model(ids, use_cache=False)
     else:

@@ -167,7 +167,7 @@ class Config:
     device: str = "auto"
     threads: int = 0  # 0 = torch's choice
     kernels: Kernels = "auto"  # auto = trew's own for models of the Llama kind, plain = the model's own forward pass
-    linear: Linear = "auto"  # linear layers on a CPU: auto = through oneDNN where torch has it, plain = torch's own
+    linear: Linear = "auto"  # matrix products on a CPU: auto = our own where they can be compiled, plain = torch's
     seed: int = 0
     steps: int = 100
     out: str = ""  # run folder; empty = runs/<recipe name>

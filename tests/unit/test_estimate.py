@@ -121,7 +121,7 @@ def test_a_pass_without_memory_allocates_what_a_real_one_does(kind, lora, checkp
     folder = saved(tmp_path, kind, num_hidden_layers=6, **kinds)
     own = LoraConfig(rank=lora) if lora else None
     c = config(folder, lora=own, gradient_checkpointing=checkpointing)
-    c = dataclasses.replace(c, kernels="plain")
+    c = dataclasses.replace(c, kernels="plain", linear="plain")  # our products' scratch memory is larger than all of it
     sizes = sizes_of(c)
     line = passes.training(c, sizes, prompt=12, device="cpu")
     told = line.layer * sizes.layers + line.rest

@@ -66,7 +66,7 @@ class Load:
     group: int
     shares: bool  # a group's prompt is computed once
     fused: bool  # the head chunk by chunk
-    packed: bool  # products by oneDNN
+    packed: bool  # products by the compiled kernels
     reference: bool
     heap: bool  # memory is the C library's, and not a GPU's
     native_decode: bool
@@ -101,8 +101,8 @@ def reference(s: Sizes, config: Config, load: Load) -> int:
 
 
 def laid_out(s: Sizes, config: Config, load: Load) -> int:
-    """b N_l + 4 V H: the copies that oneDNN reads, the head's in float32; without oneDNN, those of products that were
-    joined or cast. The model's own forward: b N_l + b V H, without 4-bit weights."""
+    """b N_l + 4 V H: the weights laid out for products, the head's in float32. The model's own forward: b N_l + b V H,
+    without 4-bit weights."""
     b, lora = _width(config), config.lora.rank
     if load.native_decode:
         return b * s.linear + 4 * s.head
@@ -148,12 +148,8 @@ def gradients(s: Sizes) -> int:
 
 
 def low_copies(s: Sizes, config: Config, load: Load) -> int:
-    """2 N_l where our kernels compute in bfloat16 (2 N_t where the frozen weights are kept in it), and 2 V H for the
-    head while it works."""
-    if config.learner.dtype != "bfloat16":
-        return 0
-    layers = 2 * (s.trained if config.lora.base == "bfloat16" else s.linear)
-    return (layers if load.body is None else 0) + (2 * s.head if load.fused else 0)
+    """2 V H for the head, while it works in bfloat16 on a GPU; the kernels cast weights on the way."""
+    return 2 * s.head if config.learner.dtype == "bfloat16" and load.fused and not load.heap else 0
 
 
 def kept(s: Sizes, config: Config) -> int:

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import torch
 
-from .. import models, onednn
+from .. import models
 from ..config import Config
 from ..machine import free_bytes, used_bytes
 from ..native import decoder as native_decoder
-from ..native import describe
+from ..native import describe, linears
 from ..objective import Objective
 from ..rollout.torch_engine.generic import PREFILL_TOKENS
 from . import passes, times
@@ -99,7 +99,7 @@ def load_of(config: Config, s: Sizes, objective: Objective, machine: Machine, *,
         group=config.rollout.completions,
         shares=way.shared,
         fused=way.fused,
-        packed=config.linear == "auto" and onednn.available(torch.device(machine.device), low or torch.float32),
+        packed=config.linear == "auto" and linears.available(torch.device(machine.device), low or torch.float32),
         reference="ref_logprobs" in objective.needs,
         heap=machine.device == "cpu",
         native_decode=native,

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
-from .. import onednn
 from ..config import Config
+from ..native import linears, products
+from ..native.products import Matrix
 from .memory import Load
 from .sizes import Sizes
 
@@ -40,14 +43,14 @@ def _rate(rows: int, s: Sizes, *, dtype: torch.dtype, device: str, packed: bool)
     count = max(1, _BYTES // (numbers * dtype.itemsize))
     weights = [torch.randn(s.intermediate, s.hidden, dtype=dtype, device=device) for _ in range(count)]
     x = torch.randn(rows, s.hidden, dtype=dtype, device=device)
-    product = torch.nn.functional.linear
-    if packed and onednn.available(torch.device(device), dtype):
-        product = onednn.product
-        if rows <= 256:
-            weights = [torch.ops.mkldnn._reorder_linear_weight(w, rows) for w in weights]
+    product: Callable[[torch.Tensor, Any], object] = torch.nn.functional.linear
+    matrices: list[Any] = list(weights)
+    if packed and linears.available(torch.device(device), dtype) and products.fits(s.hidden, dtype):
+        product = products.product  # type: ignore[assignment]
+        matrices = [Matrix.packed(w, dtype=dtype) if rows <= 256 else Matrix.of(w) for w in weights]
 
     def once() -> None:
-        for w in weights:
+        for w in matrices:
             product(x, w)
         if device.startswith("cuda"):
             torch.cuda.synchronize()

@@ -24,7 +24,7 @@ from transformers import PreTrainedModel
 
 from ..adapters import in_float32
 from ..native import build
-from ..onednn import linears
+from ..native.linears import linears
 from . import attention, recompute
 from .fused_head import FusedHead, Rule
 from .head import token_logprobs, token_logprobs_and_entropies
@@ -65,7 +65,7 @@ class Forward:
     budget: int = 4096
     share_prompts: bool = True
     autocast: torch.dtype | None = None
-    linear: bool = True  # on a CPU, products by our kernels, or by oneDNN where they do not run the model; else torch's
+    linear: bool = True  # on a CPU, products by our kernels; else torch's
     kernels: bool = True
     gradient_checkpointing: bool = False
     messages: list[str] = field(default_factory=list)

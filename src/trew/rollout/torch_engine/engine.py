@@ -14,7 +14,7 @@ from ...adapters import in_float32
 from ...errors import EngineError
 from ...native import decoder as native_decoder
 from ...native import describe
-from ...onednn import packed_linears
+from ...native.linears import packed_linears
 from ...types import Completion, FinishReason, Group, Prompt, Sampling
 from ..chat import Renderer
 from .decode import Finished, Schedule
@@ -34,7 +34,7 @@ class TorchEngine:
     rounding). ``autocast``: compute in this type, for instance bfloat16; None = as the weights are. Log-probabilities
     are float32 in any case. ``native``: models of the Llama kind go through :mod:`trew.native` where it can be used,
     which every ``generate`` proves anew against the model's own forward pass; all others, and with False these too,
-    through that. ``linear``: that has its weights packed for oneDNN on a CPU (faster, the same products).
+    through that. ``linear``: on a CPU, with weights packed for our products there too (faster, the same numbers).
     ``messages`` keeps what the user should know.
     """
 
@@ -107,7 +107,7 @@ class TorchEngine:
             runner = self._native_runner(prompt_ids, n=n, slots=slots, max_tokens=sampling.max_tokens)
             if runner is None:
                 if self.linear:
-                    stack.enter_context(packed_linears(self.model, rows=slots, autocast=self.autocast))
+                    stack.enter_context(packed_linears(self.model, autocast=self.autocast))
                 runner = ForwardDecoder(self.model, prompt_ids, n=n, slots=slots, max_tokens=sampling.max_tokens)
             schedule = Schedule(
                 runner,

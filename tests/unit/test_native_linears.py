@@ -1,4 +1,4 @@
-"""Linear layers through oneDNN: the same numbers, used where they can be, gone afterwards."""
+"""Linear layers of any model by the compiled products: the same numbers, used where they can be, gone afterwards."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import tiny
-from trew.onednn import available, linears, packed_linears
+from trew.native.linears import available, linears, packed_linears
 
 
 def layers_of(model: nn.Module) -> list[nn.Linear]:
@@ -15,7 +15,7 @@ def layers_of(model: nn.Module) -> list[nn.Linear]:
 
 
 needs_packing = pytest.mark.skipif(
-    not available(torch.device("cpu"), torch.float32), reason="this torch build has no oneDNN products"
+    not available(torch.device("cpu"), torch.float32), reason="the kernels cannot be compiled here"
 )
 
 
@@ -25,7 +25,7 @@ needs_packing = pytest.mark.skipif(
 def test_the_same_products_from_packed_weights(kind):
     model, ids = tiny.model(kind), torch.arange(30).view(3, 10)
     plain = model(ids).logits
-    with packed_linears(model, rows=30, autocast=None):
+    with packed_linears(model, autocast=None):
         assert all("forward" in layer.__dict__ for layer in layers_of(model))
         torch.testing.assert_close(model(ids).logits, plain, atol=1e-5, rtol=1e-4)
         for layer in layers_of(model):
@@ -41,7 +41,7 @@ def test_a_layer_that_somebody_else_wrapped_is_left_alone():
     model = tiny.model()
     layer = layers_of(model)[0]
     layer.forward = wrapper = lambda x: nn.functional.linear(x, layer.weight) + 1  # type: ignore[method-assign]
-    with packed_linears(model, rows=4, autocast=None):
+    with packed_linears(model, autocast=None):
         assert layer.forward is wrapper
         assert "forward" in layers_of(model)[1].__dict__
     assert layer.forward is wrapper
@@ -51,7 +51,7 @@ def test_nothing_happens_where_there_is_no_such_product():
     assert not available(torch.device("cuda"), torch.float32)
     assert not available(torch.device("cpu"), torch.float16)
     model = tiny.model().double()
-    with packed_linears(model, rows=4, autocast=None):
+    with packed_linears(model, autocast=None):
         assert not any("forward" in layer.__dict__ for layer in layers_of(model))
 
 

@@ -1,0 +1,111 @@
+"""Linear layers of models that run through their own ``forward``, by the compiled products, on CPUs.
+
+``packed_linears`` is for generation: weights laid out once for the few rows of many decoding steps. ``linears`` is for
+training: forward and both backward products. ``linear = "plain"`` in a recipe switches both off; `benchmarks/linear.py`
+measures what they gain.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+
+from . import training as kernels
+from .build import library
+from .kernels import WIDTH
+from .products import Matrix, fits, product
+
+
+def available(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether layers on ``device`` can be computed in ``dtype`` by the compiled products."""
+    plain = device.type == "cpu" and dtype in (torch.float32, torch.bfloat16)
+    return plain and not isinstance(library(), str)
+
+
+@contextlib.contextmanager
+def packed_linears(model: nn.Module, *, autocast: torch.dtype | None) -> Iterator[None]:
+    """Lets every plain float32 ``nn.Linear`` of ``model`` compute with packed weights, in ``autocast``'s precision if
+    given. They are packed anew each time, as an optimizer may change them without a trace; the copies are freed at the
+    end. Does nothing where ``available`` says no. Only for use without gradients.
+    """
+    dtype = autocast or torch.float32
+    with _exchanged(_layers(model, dtype), lambda layer: _packed_forward(layer, dtype)):
+        yield
+
+
+@contextlib.contextmanager
+def linears(model: nn.Module) -> Iterator[None]:
+    """Lets every plain float32 ``nn.Linear`` of ``model`` compute, forward and backward, by the products.
+
+    The backward pass may come after the block. Does nothing where ``available`` says no.
+    """
+    with _exchanged(_layers(model, torch.float32), _forward):
+        yield
+
+
+def _layers(model: nn.Module, dtype: torch.dtype) -> list[nn.Linear]:
+    """The layers to exchange; not those without memory, on which passes are only planned."""
+    found = [m for m in model.modules() if type(m) is nn.Linear and m.weight.dtype == torch.float32]
+    found = [m for m in found if available(m.weight.device, dtype) and fits(m.in_features, dtype)]
+    return [m for m in found if not isinstance(m.weight, FakeTensor)]
+
+
+@contextlib.contextmanager
+def _exchanged(
+    layers: Sequence[nn.Linear], forward: Callable[[nn.Linear], Callable[[Tensor], Tensor]]
+) -> Iterator[None]:
+    """``layer.forward`` exchanged inside the block; a layer that somebody else has wrapped stays as it is."""
+    free = [layer for layer in layers if "forward" not in layer.__dict__]
+    try:
+        for layer in free:
+            layer.forward = forward(layer)  # type: ignore[method-assign]
+        yield
+    finally:
+        for layer in free:
+            layer.__dict__.pop("forward", None)
+
+
+class _Linear(torch.autograd.Function):
+    """y = x W^T + b;  dx = dy W,  dW = dy^T x,  db = sum of dy."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.has_bias = bias is not None
+        return _rows(x, Matrix.of(weight, bias))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        x, weight = ctx.saved_tensors
+        need_x, need_weight, _ = ctx.needs_input_grad
+        dy = grads[0].flatten(0, -2).contiguous()
+        dx = product(dy, Matrix.of(weight, transposed=True)).view(x.shape) if need_x else None
+        return dx, _outer(dy, x.flatten(0, -2)) if need_weight else None, dy.sum(0) if ctx.has_bias else None
+
+
+def _outer(dy: Tensor, x: Tensor) -> Tensor:
+    """dy^T x."""
+    if x.shape[1] % WIDTH:
+        return dy.t() @ x
+    into = torch.empty(dy.shape[1], x.shape[1])
+    kernels.add_outer(dy, x.contiguous(), into, add=False)
+    return into
+
+
+def _rows(x: Tensor, w: Matrix) -> Tensor:
+    """x (..., depth) times W^T plus bias -> (..., n)."""
+    return product(x.reshape(-1, w.depth).contiguous(), w).view(*x.shape[:-1], w.n)
+
+
+def _forward(layer: nn.Linear) -> Callable[[Tensor], Tensor]:
+    return lambda x: _Linear.apply(x, layer.weight, layer.bias)
+
+
+def _packed_forward(layer: nn.Linear, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
+    packed = Matrix.packed(layer.weight.detach(), layer.bias, dtype=dtype)
+    return lambda x: _rows(x.to(dtype), packed)
