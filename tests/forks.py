@@ -8,6 +8,7 @@ them, and no test depends on how fast the machine is.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import importlib
 import itertools
 import json
@@ -37,7 +38,10 @@ class Command:
         assert (self.folder / "held").exists(), self.text()
         return self
 
-    def go(self) -> Command:
+    def go(self, *, full: bool = False) -> Command:
+        """Lets it go on; ``full``: after it has taken all the memory that it may have, but for small pieces."""
+        if full:
+            (self.folder / "full").touch()
         (self.folder / "go").touch()
         return self
 
@@ -226,9 +230,19 @@ def hold_at(where: str, place: Path) -> None:
             (place / "held").touch()
             while not (place / "go").exists():
                 time.sleep(0.005)
+            if (place / "full").exists():
+                take_memory()
         return real(*args, **kwargs)
 
     setattr(target, last, held)
+
+
+def take_memory(piece: int = 1 << 18) -> None:
+    """Until only smaller pieces are left: what was freed stays with the process, so that a limit is not enough."""
+    malloc = ctypes.CDLL(None).malloc
+    malloc.restype, malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+    while malloc(piece):
+        pass
 
 
 if __name__ == "__main__":

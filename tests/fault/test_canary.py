@@ -46,18 +46,14 @@ def test_at_another_temperature_too_but_not_where_the_distribution_was_cut(tempe
 
 def hold_native(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Every decoder has the weights that the first decoder laid out."""
-    real, kept, used = decoder._Layout.product, {}, []
+    real, kept, used = decoder._packed, {}, []
 
-    def product(self: Any, *modules: Any) -> Any:  # of copies: what is not laid out is the live weight itself
-        copies = []
-        for module in modules:
-            copies.append(torch.nn.Linear(module.in_features, module.out_features, bias=module.bias is not None))
-            copies[-1].load_state_dict(module.state_dict())
-        key = tuple(map(id, modules)), self.rows
+    def packed(*modules: Any, dtype: torch.dtype) -> Any:
+        key = tuple(map(id, modules)), dtype
         used.append(key in kept)
-        return kept[key] if key in kept else kept.setdefault(key, real(self, *copies))
+        return kept[key] if key in kept else kept.setdefault(key, real(*modules, dtype=dtype))
 
-    monkeypatch.setattr(decoder._Layout, "product", product)
+    monkeypatch.setattr(decoder, "_packed", packed)
     return used
 
 

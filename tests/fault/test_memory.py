@@ -53,7 +53,7 @@ def test_a_machine_without_memory(model, tmp_path, server):
         pages = int(Path(f"/proc/{command.pid}/statm").read_text().split()[0])
         size = pages * resource.getpagesize() + (1 << 18)
         resource.prlimit(command.pid, resource.RLIMIT_AS, (size, size))
-        assert command.go().wait() == 1, command.text()
+        assert command.go(full=True).wait() == 1, command.text()
         said = " ".join(command.text().split())
         assert "Traceback" not in said, command.text()
         assert "the machine ran out of memory while" in said

@@ -2,7 +2,6 @@
    by step of the depth, which one thread reads from its second cache while tiles of the result stay in registers. */
 #pragma once
 #include "vectors.h"
-#include <stdlib.h>
 #ifdef _OPENMP
 #include <omp.h>
 #else

@@ -19,6 +19,7 @@ from .family import Activation
 _SUFFIX = {torch.float32: "f32", torch.bfloat16: "bf16"}
 _PACKED, _FLAT, _TRANSPOSED = range(3)  # as in product.h
 _WRITE, _WRITE_FLOAT, _ADD_FLOAT = range(3)
+_SHALLOW = 1024  # DEEPEST
 
 
 class _Struct(ctypes.Structure):
@@ -35,12 +36,13 @@ class _Struct(ctypes.Structure):
 class Matrix:
     """W (n, depth) and a bias (n,) float32 or None: what x (rows, depth) is multiplied with, x W^T + bias."""
 
-    __slots__ = ("_kept", "_struct", "depth", "n", "pointer")
+    __slots__ = ("_kept", "_struct", "alone", "depth", "n", "pointer")
 
     def __init__(self, weight: Tensor, bias: Tensor | None, *, n: int, depth: int, form: int) -> None:
         weight = weight.detach().contiguous()
         bias = None if bias is None else bias.detach().float().contiguous()
         self.n, self.depth = n, depth
+        self.alone = form == _PACKED and depth <= _SHALLOW  # no scratch memory is needed
         self._kept = (weight, bias)
         self._struct = _Struct(
             weight.data_ptr(), None if bias is None else bias.data_ptr(), n, depth, form, weight.dtype == torch.bfloat16
@@ -72,13 +74,13 @@ def fits(depth: int, dtype: torch.dtype) -> bool:
 def product(x: Tensor, w: Matrix) -> Tensor:
     """x (rows, depth) of T -> x W^T + bias (rows, n) of T."""
     out = torch.empty(len(x), w.n, dtype=x.dtype)
-    _product(x.dtype)(x.data_ptr(), w.pointer, out.data_ptr(), len(x), _WRITE)
+    _product(x, w, out, _WRITE)
     return out
 
 
 def product_into(x: Tensor, w: Matrix, out: Tensor, *, add: bool = False) -> None:
     """``out`` (rows, n) float32 = or += x W^T + bias, x (rows, depth) of T."""
-    _product(x.dtype)(x.data_ptr(), w.pointer, out.data_ptr(), len(x), _ADD_FLOAT if add else _WRITE_FLOAT)
+    _product(x, w, out, _ADD_FLOAT if add else _WRITE_FLOAT)
 
 
 def gated_product(x: Tensor, gate: Matrix, up: Matrix, out: Tensor, *, activation: Activation) -> None:
@@ -87,8 +89,13 @@ def gated_product(x: Tensor, gate: Matrix, up: Matrix, out: Tensor, *, activatio
     function(x.data_ptr(), gate.pointer, up.pointer, out.data_ptr(), len(x), activation == "gelu_tanh")
 
 
-def _product(dtype: torch.dtype) -> Any:
-    return _function("product", dtype, "pppii")
+def _product(x: Tensor, w: Matrix, out: Tensor, mode: int) -> None:
+    scratch = None
+    if not w.alone:  # torch's memory: where there is none left, that is an error and no crash
+        scratch = torch.empty(_function("product_scratch", x.dtype, "pi")(w.pointer, len(x)))
+    _function("product", x.dtype, "pppiip")(
+        x.data_ptr(), w.pointer, out.data_ptr(), len(x), mode, None if scratch is None else scratch.data_ptr()
+    )
 
 
 @functools.cache
@@ -97,5 +104,5 @@ def _function(name: str, dtype: torch.dtype, arguments: str) -> Any:
     assert not isinstance(found, str), found
     function = getattr(found, f"{name}_{_SUFFIX[dtype]}")
     types = {"p": ctypes.c_void_p, "i": ctypes.c_int64}
-    function.argtypes, function.restype = [types[a] for a in arguments], None
+    function.argtypes, function.restype = [types[a] for a in arguments], ctypes.c_int64
     return function
