@@ -15,8 +15,8 @@ from pathlib import Path
 from ..default_model import cache_folder
 
 SOURCES = (
-    "vectors.h", "draw.h", "product.h", "train.h", "outer.h", "attend.h",
-    "rows.inc", "attend.inc", "train.inc", "product.inc", "outer.inc", "kernels.c",
+    "vectors.h", "draw.h", "product.h", "train.h", "outer.h", "attend.h", "train_attention.h",
+    "rows.inc", "attend.inc", "train.inc", "train_attention.inc", "product.inc", "outer.inc", "kernels.c",
 )  # fmt: skip
 # No -ffast-math: NaN and infinity must come through. Sums may be taken in another order.
 FLAGS = ("-O3", "-std=gnu11", "-march=native", "-fPIC", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math")

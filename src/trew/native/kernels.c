@@ -27,6 +27,7 @@ static inline float inverse_rms(const float *x, int64_t n, float eps) {
 #include "train.h"
 #include "outer.h"
 #include "attend.h"
+#include "train_attention.h"
 
 #define T float
 #define GET load
@@ -40,6 +41,7 @@ static inline float inverse_rms(const float *x, int64_t n, float eps) {
 #include "rows.inc"
 #include "attend.inc"
 #include "train.inc"
+#include "train_attention.inc"
 #include "product.inc"
 #include "outer.inc"
 #undef HALF
@@ -71,6 +73,7 @@ static inline float inverse_rms(const float *x, int64_t n, float eps) {
 #include "rows.inc"
 #include "attend.inc"
 #include "train.inc"
+#include "train_attention.inc"
 #include "product.inc"
 #include "outer.inc"
 

@@ -32,20 +32,20 @@
     int64_t k = 0;                                                                                                   \
     _Pragma("GCC unroll 1") for (int64_t line = 0; line < OUTER_TILE; line++) {                                      \
       if (line < m)                                                                                                  \
-        for (int j = 0; j < nv; j++) __builtin_prefetch(c + line * ci + j * PART_W, 0, 2);                          \
+        for (int j = 0; j < nv; j++) __builtin_prefetch(c + line * ci + j * LANES, 0, 2);                            \
       _Pragma("GCC unroll 1") for (int64_t end = depth * (line + 1) / OUTER_TILE; k < end; k++) {                    \
         ROW row[OUTER_WIDE];                                                                                         \
-        UNROLLED for (int j = 0; j < nv; j++) row[j] = LOAD(b + j * PART_W);                                        \
+        UNROLLED for (int j = 0; j < nv; j++) row[j] = LOAD(b + j * LANES);                                          \
         UNROLLED for (int i = 0; i < OUTER_TILE; i++)                                                                \
           UNROLLED for (int j = 0; j < nv; j++) sums[i][j] = ADD(sums[i][j], ALL(a[i]), row[j]);                     \
         a += OUTER_TILE;                                                                                             \
-        b += nv * PART_W;                                                                                           \
+        b += nv * LANES;                                                                                             \
       }                                                                                                              \
     }                                                                                                                \
     UNROLLED for (int i = 0; i < OUTER_TILE; i++) {                                                                  \
       if (i == m) return;                                                                                            \
       UNROLLED for (int j = 0; j < nv; j++) {                                                                        \
-        float *to = c + i * ci + j * PART_W;                                                                        \
+        float *to = c + i * ci + j * LANES;                                                                          \
         store_part(to, add ? load_part(to) + sums[i][j] : sums[i][j]);                                               \
       }                                                                                                              \
     }                                                                                                                \

@@ -18,7 +18,7 @@
 #define TILE_ROWS 4 /* a vector is two of the 16 registers of AVX2, or four of the 32 of NEON */
 #define STRIP 1
 #endif
-#define PARTS (W / PART_W)
+#define PARTS (W / LANES)
 
 /* How a matrix W lies: in strips of T; or as (n, depth); or as (depth, n), to be multiplied as its transpose; the
    latter two in float or bfloat16. */
@@ -67,7 +67,7 @@ static inline words load_words(const uint32_t *p) {
 static inline void store_words(uint32_t *p, words x) { memcpy(p, &x, sizeof x); }
 
 /* 32 bits hold two bfloat16 of neighbouring steps of the depth, whose products are both added in float. */
-typedef uint32_t part_words __attribute__((vector_size(4 * PART_W)));
+typedef uint32_t part_words __attribute__((vector_size(4 * LANES)));
 static inline part_words load_part_words(const uint32_t *p) {
   part_words x;
   memcpy(&x, p, sizeof x);

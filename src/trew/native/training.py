@@ -19,7 +19,10 @@ from .build import library
 from .family import Activation, Norm, Transformer
 
 TILE = 32
-"""Query rows of one tile, as in train.h: so many queries may share a key."""
+"""Query rows of one tile, as in train_attention.h: so many queries may share a key."""
+TASKS, MOST_SHARES = 16, 4
+"""The backward pass of attention is divided into about so many tasks, and a prompt's completions into so many at most:
+not by the number of threads, since gradients would depend on it."""
 WIDEST = 256
 """Numbers of the widest head, as in train.h."""
 SHARED, OWN = 1 << 20, 1 << 17
@@ -35,10 +38,10 @@ _ARGUMENTS = {
     "turned": "pppippffiii",
     "turned_backward": "ppppippffpiii",
     "outer": "pipipiiiip",
-    "attention": "pppppp" "iiiiff" "iii",
-    "attention_backward": "pppppppppp" "pp" "iiiiff" "iii",
+    "attention": "pppppp" "iiiff" "iii",
+    "attention_backward": "ppppppppp" "ppiip" "iiff" "iii",
 }  # fmt: skip
-_UNTYPED = {"head_normalise": "pppiiff", "head_differentiate": "pppppiiff", "transposed": "ppiiii"}
+_UNTYPED = {"head_normalise": "pppiiff", "head_differentiate": "pppppiiff"}
 _TYPES = {"p": ctypes.c_void_p, "i": ctypes.c_int64, "f": ctypes.c_float}
 
 
@@ -170,25 +173,15 @@ def turned_backward(
     return out, _summed(sums)
 
 
-def _by_positions(x: Tensor, kv_heads: int) -> Tensor:
-    """(T, K D) with positions along the last axis, padded so that a tile may read beyond the end."""
-    tokens = len(x)
-    stride = (tokens + 15) // 16 * 16 + 80
-    out = torch.zeros(x.shape[1], stride)
-    _call("transposed", None, x, out, tokens, kv_heads, x.shape[1] // kv_heads, stride)
-    return out
-
-
 def attention(
     q: Tensor, k: Tensor, v: Tensor, layout: Layout, parts: Transformer, *, window: int | None, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
     """softmax(q K) V in ``dtype`` (T, heads D), and the log normalisers (heads, T); q, k, v float32."""
     out = torch.empty(q.shape, dtype=dtype)
     normaliser = torch.empty(parts.heads, len(q))
-    keys = _by_positions(k, parts.kv_heads)
     _call(
-        "attention", dtype, q, keys, v, out, normaliser, layout.segments, len(layout.segments), len(q), keys.shape[1],
-        window or 0, parts.attention_cap, parts.scaling, parts.heads, parts.kv_heads, parts.head_dim,
+        "attention", dtype, q, k, v, out, normaliser, layout.segments, len(layout.segments), len(q), window or 0,
+        parts.attention_cap, parts.scaling, parts.heads, parts.kv_heads, parts.head_dim,
     )  # fmt: skip
     return out, normaliser
 
@@ -199,11 +192,13 @@ def attention_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """The gradients by q, k, v, float32."""
     dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
-    keys, values = _by_positions(k, parts.kv_heads), _by_positions(v, parts.kv_heads)
+    units = len(layout.units) - 1
+    shares = min(MOST_SHARES, -(-TASKS // (units * parts.kv_heads)))
+    scratch = torch.empty(shares - 1, 2, *k.shape)
     _call(
-        "attention_backward", dout.dtype, dout, out, q, k, keys, values, normaliser, dq, dk, dv, layout.segments,
-        layout.units, len(layout.units) - 1, len(q), keys.shape[1], window or 0, parts.attention_cap, parts.scaling,
-        parts.heads, parts.kv_heads, parts.head_dim,
+        "attention_backward", dout.dtype, dout, out, q, k, v, normaliser, dq, dk, dv, layout.segments, layout.units,
+        units, shares, scratch, len(q), window or 0, parts.attention_cap, parts.scaling, parts.heads, parts.kv_heads,
+        parts.head_dim,
     )  # fmt: skip
     return dq, dk, dv
 

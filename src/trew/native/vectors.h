@@ -24,17 +24,16 @@ static inline vec load_end(const float *p, int64_t n, float fill) {
   return x;
 }
 
-/* Parts of it, as wide as the processor's own registers: GCC keeps wider ones in memory, which the tiles of products must
-   not. */
+/* Vectors of the processor's own width, for the sums of a tile: GCC keeps wider ones in memory. */
 #if defined __AVX512F__
-#define PART_W 16
+#define LANES 16
 #elif defined __AVX__
-#define PART_W 8
+#define LANES 8
 #else
-#define PART_W 4
+#define LANES 4
 #endif
-typedef float part __attribute__((vector_size(4 * PART_W)));
-typedef float part_any __attribute__((vector_size(4 * PART_W), aligned(4), may_alias));
+typedef float part __attribute__((vector_size(4 * LANES)));
+typedef float part_any __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 
 static inline part load_part(const float *p) { return *(const part_any *)p; }
 static inline void store_part(float *p, part x) { *(part_any *)p = x; }
@@ -47,6 +46,23 @@ static inline vec pick(ints holds, vec a, vec b) {
   x = (holds & x) | (~holds & y);
   memcpy(&a, &x, sizeof a);
   return a;
+}
+
+/* Lane by lane: a where it is above (below) b, else b, also where one of them is no number. */
+static inline vec above(vec a, vec b) {
+#ifdef __AVX512F__
+  return (vec)_mm512_max_ps((__m512)a, (__m512)b);
+#else
+  return pick(a > b, a, b);
+#endif
+}
+
+static inline vec below(vec a, vec b) {
+#ifdef __AVX512F__
+  return (vec)_mm512_min_ps((__m512)a, (__m512)b);
+#else
+  return pick(a < b, a, b);
+#endif
 }
 
 /* The lanes' sum and largest number, by halves. */
@@ -77,8 +93,7 @@ static inline float largest(vec x) {
 
 /* exp by 2^n p(r), n = round(x / ln 2), |r| <= ln 2 / 2: 1e-7 relative. NaN stays NaN; below -87 the result is tiny. */
 static inline vec vexp(vec x) {
-  x = pick(x < all(-87.0f), all(-87.0f), x);
-  x = pick(x > all(88.0f), all(88.0f), x);
+  x = below(all(88.0f), above(all(-87.0f), x));
   vec magic = all(12582912.0f); /* 1.5 * 2^23: adding and taking it away rounds to a whole number */
   vec n = (x * 1.44269504088896341f + magic) - magic;
   vec r = x - n * 0.693359375f + n * 2.12194440e-4f;
@@ -89,10 +104,14 @@ static inline vec vexp(vec x) {
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
   p = p * r * r + r + 1.0f;
+#ifdef __AVX512F__
+  return (vec)_mm512_scalef_ps((__m512)p, (__m512)n);
+#else
   ints bits = (__builtin_convertvector(n, ints) + 127) << 23;
   vec scale;
   memcpy(&scale, &bits, sizeof scale);
   return p * scale;
+#endif
 }
 
 static inline vec vtanh(vec x) { return 1.0f - 2.0f / (vexp(2.0f * x) + 1.0f); }
