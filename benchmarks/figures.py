@@ -92,7 +92,7 @@ def step_table(found: dict[str, Any]) -> str:
 def ratio(r: dict[str, Any]) -> str:
     """The peer's seconds over ours; of more repeats than one, the range too."""
     low, high = r["ratio_range"]
-    return f"**{r['ratio']:.1f}**" + (f" ({low:.1f} to {high:.1f})" if len(r["runs"]["ours"]) > 1 else "")
+    return f"**{r['ratio']:.1f}**" + (f" ({low:.1f} to {high:.1f})" if high > low else "")
 
 
 def generate_table(found: dict[str, Any]) -> str:
