@@ -19,6 +19,7 @@ from trew.estimate.ledger import Ledger
 from trew.estimate.memory import cache, kept, laid_out, optimizer, weights
 from trew.estimate.sizes import sizes_of
 from trew.estimate.times import Rates
+from trew.learner import forward
 from trew.learner.native import NativeBody
 from trew.learner.packing import pack_shared
 from trew.native import build
@@ -158,6 +159,21 @@ def test_what_a_layer_keeps_is_what_the_formula_says(kind, dtype, tmp_path):
 
 
 @native
+def test_micro_batches_are_those_of_all_layers_and_not_of_the_copy(tmp_path, monkeypatch):
+    monkeypatch.setattr(forward, "NATIVE_TOKENS", 1)
+    monkeypatch.setattr(forward, "NATIVE_PROMPTS", 1)
+    folder = saved(tmp_path, num_hidden_layers=6, **WIDE)
+    c = config(folder, rollout={"prompts": 6, "completions": 4, "max_tokens": 10})
+    net, found = models.load_model(folder), {}
+    for size in (1 << 17, 1 << 20):
+        monkeypatch.setattr(forward, "NATIVE_BYTES", size)
+        real = passes.batch(c, net, prompt=12, vocabulary=100)
+        assert (made(c).load.passes, made(c).load.tokens) == (len(real.packs), real.largest.input_ids.size)
+        found[size] = len(real.packs)
+    assert found[1 << 17] > found[1 << 20]
+
+
+@native
 def test_cache_and_laid_out_weights_are_as_large_as_the_formulas_say(tmp_path):
     folder = saved(tmp_path, **WIDE)
     c = config(folder, rollout={"prompts": 40, "completions": 8, "max_tokens": 100, "batch": 256})
@@ -175,7 +191,7 @@ def test_cache_and_laid_out_weights_are_as_large_as_the_formulas_say(tmp_path):
 
 
 def test_phases_add_up_and_knobs_turn_the_right_way(tmp_path):
-    folder = saved(tmp_path, hidden_size=256, intermediate_size=1024, num_hidden_layers=4)
+    folder = saved(tmp_path, hidden_size=256, intermediate_size=1024, num_hidden_layers=1)
     sized = {"max_tokens": 200, "prompts": 8, "batch": 2}
     base = made(config(folder, rollout=sized), beta=0.1)
     m = base.memory

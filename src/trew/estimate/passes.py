@@ -8,7 +8,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -46,8 +46,11 @@ class Line:
     rest: int
 
 
-def batch(config: Config, model: Any, *, prompt: int, vocabulary: int) -> Batch:
-    """As the learner would cut an optimizer step whose prompts and completions all are as long as they may be."""
+def batch(config: Config, model: Any, *, prompt: int, vocabulary: int, layers: int | None = None) -> Batch:
+    """As the learner would cut an optimizer step whose prompts and completions all are as long as they may be.
+
+    ``layers``: of the model that ``model`` is a copy of, where it has fewer: micro-batches depend on what all keep.
+    """
     learner, rollout = config.learner, config.rollout
     one = np.arange(rollout.max_tokens) % vocabulary
     ids = np.arange(prompt) % vocabulary
@@ -61,6 +64,8 @@ def batch(config: Config, model: Any, *, prompt: int, vocabulary: int) -> Batch:
     )  # fmt: skip
     if config.lora.base == "nf4":
         forward._body = None  # its layers are of another kind than those that stand for them here
+    elif layers and (body := forward._body) is not None:
+        body.parts = replace(body.parts, layers=body.parts.layers[:1] * layers)
     forward._proven = True  # it is proven on real samples, where it runs
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of what is slower than it might be: the run will say so

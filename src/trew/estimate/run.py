@@ -81,7 +81,7 @@ def load_of(config: Config, s: Sizes, objective: Objective, machine: Machine, *,
     rows = min(config.rollout.batch, config.rollout.prompts * config.rollout.completions)
     copy = copy_of(config, device=machine.device, layers=1)
     with copy.mode:
-        batch = passes.batch(config, copy.model, prompt=prompt, vocabulary=s.vocabulary)
+        batch = passes.batch(config, copy.model, prompt=prompt, vocabulary=s.vocabulary, layers=s.layers)
         native = (
             config.kernels == "auto"
             and config.lora.base != "nf4"
