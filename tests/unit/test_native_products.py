@@ -136,3 +136,17 @@ def test_a_matrix_sees_the_weight_as_it_is_now_and_a_packed_one_as_it_was():
     weight.data *= 2
     assert product(x, lying)[0, 0] == 32
     assert product(x, packed)[0, 0] == 16
+
+
+def test_what_is_not_as_the_kernels_read_it_is_refused():
+    weight, x = torch.ones(16, 16), torch.ones(4, 16)
+    for wrong in (weight.half(), weight.double()):
+        with pytest.raises(AssertionError):
+            Matrix.of(wrong)
+    packed = Matrix.packed(weight, dtype=torch.bfloat16)
+    wide = torch.ones(4, 32)
+    for given, w in ((x, packed), (wide, Matrix.of(weight)), (wide[:, ::2], Matrix.of(weight))):
+        with pytest.raises(AssertionError):
+            product(given, w)
+    with pytest.raises(AssertionError):
+        product_into(x, Matrix.of(weight), torch.empty(4, 15))

@@ -36,12 +36,15 @@ class _Struct(ctypes.Structure):
 class Matrix:
     """W (n, depth) and a bias (n,) float32 or None: what x (rows, depth) is multiplied with, x W^T + bias."""
 
-    __slots__ = ("_kept", "_struct", "alone", "depth", "n", "pointer")
+    __slots__ = ("_kept", "_struct", "alone", "depth", "n", "packed_for", "pointer")
 
     def __init__(self, weight: Tensor, bias: Tensor | None, *, n: int, depth: int, form: int) -> None:
+        assert weight.dtype in _SUFFIX, weight.dtype
+        assert weight.device.type == "cpu", weight.device
         weight = weight.detach().contiguous()
         bias = None if bias is None else bias.detach().float().contiguous()
         self.n, self.depth = n, depth
+        self.packed_for = weight.dtype if form == _PACKED else None
         self.alone = form == _PACKED and depth <= _SHALLOW  # no scratch memory is needed
         self._kept = (weight, bias)
         self._struct = _Struct(
@@ -85,17 +88,31 @@ def product_into(x: Tensor, w: Matrix, out: Tensor, *, add: bool = False) -> Non
 
 def gated_product(x: Tensor, gate: Matrix, up: Matrix, out: Tensor, *, activation: Activation) -> None:
     """``out`` (rows, n) of T = act(x G^T) (x U^T), of two matrices that are packed and of one shape."""
+    assert gate.n == up.n
+    assert gate.packed_for is not None
+    for w in (gate, up):
+        _check(x, w, out)
     function = _function("gated_product", x.dtype, "ppppii")
     function(x.data_ptr(), gate.pointer, up.pointer, out.data_ptr(), len(x), activation == "gelu_tanh")
 
 
 def _product(x: Tensor, w: Matrix, out: Tensor, mode: int) -> None:
+    _check(x, w, out)
     scratch = None
     if not w.alone:  # torch's memory: where there is none left, that is an error and no crash
         scratch = torch.empty(_function("product_scratch", x.dtype, "pi")(w.pointer, len(x)))
     _function("product", x.dtype, "pppiip")(
         x.data_ptr(), w.pointer, out.data_ptr(), len(x), mode, None if scratch is None else scratch.data_ptr()
     )
+
+
+def _check(x: Tensor, w: Matrix, out: Tensor) -> None:
+    """What the kernels read as bare memory is what they take it for."""
+    assert w.packed_for in (None, x.dtype), (w.packed_for, x.dtype)
+    assert x.shape[1] == w.depth, (x.shape, w.depth)
+    assert out.shape == (len(x), w.n), (out.shape, w.n)
+    assert x.is_contiguous()
+    assert out.is_contiguous()
 
 
 @functools.cache
