@@ -167,7 +167,7 @@ class Config:
     device: str = "auto"
     threads: int = 0  # 0 = torch's choice
     kernels: Kernels = "auto"  # auto = trew's own for models of the Llama kind, plain = the model's own forward pass
-    linear: Linear = "auto"  # matrix products on a CPU: auto = our own where they can be compiled, plain = torch's
+    linear: Linear = "auto"  # products in training and in a model's own forward, on a CPU; plain = torch's
     seed: int = 0
     steps: int = 100
     out: str = ""  # run folder; empty = runs/<recipe name>
