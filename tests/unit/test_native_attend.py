@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import shutil
 from dataclasses import dataclass
 
@@ -9,7 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from trew.native.kernels import PAGE, Kernels, PagedCache, Rows, Sequences
+from trew.native.build import kernel
+from trew.native.layers import DecoderStruct, LayerStruct
+from trew.native.pages import PAGE, PagedCache, Rows, Sequences
 
 pytestmark = pytest.mark.skipif(not any(map(shutil.which, ("gcc", "clang"))), reason="there is no C compiler")
 
@@ -87,7 +90,7 @@ def attended(
     """What the kernel gives and the exact result, of random numbers."""
     heads, kv_heads, dim = case.heads
     generator = torch.Generator().manual_seed(0)
-    cache = PagedCache(layers=2, kv_heads=kv_heads, head_dim=dim, chunk_bytes=1 << 16)
+    cache = PagedCache(layers=2, kv_heads=kv_heads, head_dim=dim, dtype=dtype, chunk_bytes=1 << 16)
     cache.take(3)  # pages of others
     layer, n = 1, len(case.rows)
     q = torch.randn(n, heads, dim, generator=generator) * factor / dim**0.5
@@ -95,14 +98,14 @@ def attended(
     own = [cache.take(-(-max(0, position + 1 - case.prompts[p]) // PAGE)) for p, position in case.rows]
     for chunk in cache.chunks:
         chunk.fill_(dirt)
-    prompts = [torch.randn(2, length, kv_heads, dim, generator=generator) for length in case.prompts]
+    prompts = [torch.randn(2, length, kv_heads, dim, generator=generator).to(dtype) for length in case.prompts]
     if broken:
         prompts[0][0, 0] = float("nan")
     for numbers, kv in zip(shared, prompts, strict=True):
         write(cache, layer, numbers, kv)
     expected = torch.empty(n, heads * dim, dtype=torch.float64)
     for row, (p, position) in enumerate(case.rows):
-        fresh = torch.randn(2, max(0, position + 1 - case.prompts[p]), kv_heads, dim, generator=generator)
+        fresh = torch.randn(2, max(0, position + 1 - case.prompts[p]), kv_heads, dim, generator=generator).to(dtype)
         write(cache, layer, own[row], fresh)
         kv = torch.cat([prompts[p], fresh], 1)[:, : position + 1]
         expected[row] = exact(q[row], kv[:, -case.window :] if case.window else kv, case.cap)
@@ -113,18 +116,19 @@ def attended(
     )
     positions, unused = int32([position for _, position in case.rows]), torch.zeros(n, dtype=torch.int32)
     rows = Rows(sequences, torch.arange(n, dtype=torch.int32), positions, unused, unused)
-    kernels = Kernels.of(dtype)
-    assert isinstance(kernels, Kernels)
     out = torch.full((n, heads * dim), 9.0, dtype=dtype)
-    kernels.attend(q, out=out, kv_heads=kv_heads, cache=cache, layer=layer, rows=rows, window=case.window, cap=case.cap)
+    decoder = DecoderStruct(heads=heads, kv_heads=kv_heads, head_dim=dim, cap=case.cap)
+    given = decoder, LayerStruct(window=case.window or 0), cache.struct(), rows.struct()
+    of_model, of_layer, pages, tokens = map(ctypes.addressof, given)
+    kernel("attend", dtype, "pppippp")(of_model, of_layer, pages, layer, tokens, q.data_ptr(), out.data_ptr())
     return out, expected
 
 
 def write(cache: PagedCache, layer: int, numbers: list[int], kv: Tensor) -> None:
-    """Keys and values (2, T, K, D) into pages, as kernels.c says."""
+    """Keys and values (2, T, K, D) into pages, as layers.h says."""
     _, length, kv_heads, dim = kv.shape
     for at, number in enumerate(numbers):
-        chunk = cache.chunks[number // cache.per_chunk].view(-1, cache.page_floats // cache.layer_floats, kv_heads, 2,
+        chunk = cache.chunks[number // cache.per_chunk].view(-1, cache.page_numbers // cache.layer_numbers, kv_heads, 2,
                                                              PAGE * dim)  # fmt: skip
         page = chunk[number % cache.per_chunk, layer]
         have = kv[:, at * PAGE : min((at + 1) * PAGE, length)]

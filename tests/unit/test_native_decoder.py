@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import shutil
 import subprocess
 import sys
@@ -15,10 +16,12 @@ from torch import nn
 import tiny
 from trew.adapters import attach
 from trew.config import LoraConfig
-from trew.native import build, decoder, describe, kernels
+from trew.native import build, decoder, describe, pages
+from trew.native.build import SUFFIX, library
 from trew.native.decoder import PREFILL_TOKENS, Decoder, unsupported
 from trew.native.family import Transformer
-from trew.native.kernels import PAGE, Kernels, PagedCache
+from trew.native.layers import NormStruct
+from trew.native.pages import PAGE, PagedCache
 from trew.rollout import Renderer
 from trew.rollout.torch_engine import TorchEngine
 from trew.rollout.torch_engine.decode import Schedule
@@ -231,7 +234,7 @@ def test_rows_may_come_and_go_between_any_two_steps():
 
 
 def test_the_cache_grows_without_moving():
-    cache = PagedCache(layers=2, kv_heads=1, head_dim=16, chunk_bytes=1)
+    cache = PagedCache(layers=2, kv_heads=1, head_dim=16, dtype=torch.float32, chunk_bytes=1)
     first = cache.take(1)
     cache.chunks[0].fill_(7)
     address = cache.chunks[0].data_ptr()
@@ -245,8 +248,6 @@ def test_the_cache_grows_without_moving():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_norms_against_torch(dtype):
-    found = Kernels.of(dtype)
-    assert isinstance(found, Kernels)
     generator = torch.Generator().manual_seed(0)
 
     def random(*shape: int) -> torch.Tensor:
@@ -257,10 +258,19 @@ def test_norms_against_torch(dtype):
     one, two = decoder_norm(weight, 1.0), decoder_norm(after, 1.0)
     exact = x.double() + rms(delta.double(), after.double() + 1)
     out, own = torch.empty(7, 48, dtype=dtype), x.clone()
-    found.add_norm(own, delta, after=two, norm=one, out=out)
+    add_norm(own, delta, after=two, norm=one, out=out)
     torch.testing.assert_close(own.double(), exact, atol=1e-5, rtol=1e-5)
     rough = {"atol": 2e-6, "rtol": 1e-5} if dtype == torch.float32 else {"atol": 0.0, "rtol": 2**-8}
     torch.testing.assert_close(out.double(), rms(exact, weight.double() + 1), **rough)
+
+
+def add_norm(x: torch.Tensor, delta: torch.Tensor | None, *, after: Any, norm: Any, out: torch.Tensor) -> None:
+    found = library()
+    assert not isinstance(found, str)
+    function, p, i = getattr(found, f"add_norm_{SUFFIX[out.dtype]}"), ctypes.c_void_p, ctypes.c_int64
+    function.argtypes, function.restype = [p, p, NormStruct, NormStruct, p, i, i], None
+    addresses = x.data_ptr(), delta if delta is None else delta.data_ptr()
+    function(*addresses, NormStruct.of(after), NormStruct.of(norm), out.data_ptr(), *x.shape)
 
 
 def decoder_norm(weight: nn.Parameter, offset: float) -> Any:
@@ -274,16 +284,14 @@ def rms(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 
 def test_bfloat16_is_rounded_to_the_nearest_even():
-    found = Kernels.of(torch.bfloat16)
-    assert isinstance(found, Kernels)
     numbers = torch.tensor([1.0, 1 + 2**-8, 1 + 3 * 2**-8, 1 + 2**-8 + 2**-20, 3.3895e38, float("nan"), 0.0, -2.5] * 2)
     out = torch.empty(1, 16, dtype=torch.bfloat16)
     # A weight that undoes the norm: what is written is the numbers themselves, up to float32's rounding of 1.
     for number in numbers:
         x = torch.full((1, 16), float(number))
-        found.add_norm(x, None, after=None, norm=decoder_norm(nn.Parameter(numbers.clone()), 0.0), out=out)
+        add_norm(x, None, after=None, norm=decoder_norm(nn.Parameter(numbers.clone()), 0.0), out=out)
     ones = torch.ones(1, 16)
-    found.add_norm(ones, None, after=None, norm=_exact(numbers), out=out)
+    add_norm(ones, None, after=None, norm=_exact(numbers), out=out)
     torch.testing.assert_close(out[0], numbers.to(torch.bfloat16), equal_nan=True, rtol=0, atol=0)
 
 
@@ -355,4 +363,4 @@ def test_the_schedule_asks_for_equal_prompts_side_by_side():
     )  # type: ignore[arg-type]  # fmt: skip
     order = [r // 3 for r in schedule.waiting]
     assert order == sorted(order, key=order.index)
-    assert kernels.PAGE == PAGE
+    assert pages.PAGE == PAGE

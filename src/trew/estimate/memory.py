@@ -19,12 +19,12 @@ from dataclasses import dataclass
 from ..config import Config
 from ..learner.fused_head import BLOCK, ELEMENTS, ROWS
 from ..native.decoder import PREFILL_TOKENS
-from ..native.kernels import PAGE
+from ..native.pages import PAGE
 from .passes import Line
 from .sizes import FOUR_BIT, Sizes
 
 CHUNK = 1 << 22
-"""Bytes that the paged cache grows by, as in native.kernels."""
+"""Bytes that the paged cache grows by, as in native.pages."""
 GAPS = 0.3
 """On a CPU, gaps between tensors in the C library's heap, as a share of what is made and released in a training pass:
 0 to 0.5 was seen (`benchmarks/plan.py`). It keeps all of that for later, and what fits is made there."""
@@ -113,7 +113,7 @@ def laid_out(s: Sizes, config: Config, load: Load) -> int:
 
 
 def cache(s: Sizes, config: Config, load: Load) -> int:
-    """2 L K 4 bytes a token: pages of 32 tokens, a prompt's once for its group, up to a whole chunk.
+    """2 L K b bytes a token: pages of 32 tokens, a prompt's once for its group, up to a whole chunk.
 
     The model's own forward: 2 L K b bytes for each row, prompt and completion side by side, and 64 columns.
     """
@@ -122,8 +122,9 @@ def cache(s: Sizes, config: Config, load: Load) -> int:
         return token * _width(config) * load.rows * (load.prompt + load.completion + 64)
     prompts = -(-load.rows // load.group) + 1
     pages = prompts * -(-load.prompt // PAGE) + load.rows * -(-load.completion // PAGE)
-    chunk = max(1, CHUNK // (4 * token * PAGE)) * 4 * token * PAGE
-    return -(-pages * 4 * token * PAGE // chunk) * chunk
+    page = _width(config) * token * PAGE
+    chunk = max(1, CHUNK // page) * page
+    return -(-pages * page // chunk) * chunk
 
 
 def decoding(s: Sizes, config: Config, load: Load) -> int:

@@ -1,5 +1,5 @@
 """Decoder-only transformers of the Llama kind, bound to a Hugging Face model's own parameters (``family``), and the
-loops around their matrix products as compiled C (``kernels``). Rollouts and the learner both stand on it."""
+loops over their rows as compiled C (``kernels.c``). Rollouts and the learner both stand on it."""
 
 from .family import Layer, Norm, Transformer, describe
 

@@ -11,12 +11,15 @@ import shutil
 import subprocess
 import tempfile
 from pathlib import Path
+from typing import Any
+
+import torch
 
 from ..default_model import cache_folder
 
 SOURCES = (
-    "vectors.h", "draw.h", "product.h", "train.h", "outer.h", "attend.h", "train_attention.h",
-    "rows.inc", "attend.inc", "train.inc", "train_attention.inc", "product.inc", "outer.inc", "kernels.c",
+    "vectors.h", "draw.h", "product.h", "layers.h", "train.h", "outer.h", "attend.h", "train_attention.h",
+    "rows.inc", "attend.inc", "train.inc", "train_attention.inc", "product.inc", "layers.inc", "outer.inc", "kernels.c",
 )  # fmt: skip
 # No -ffast-math: NaN and infinity must come through. Sums may be taken in another order.
 FLAGS = ("-O3", "-std=gnu11", "-march=native", "-fPIC", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math")
@@ -43,14 +46,28 @@ def library() -> ctypes.CDLL | str:
         return f"the library could not be built or loaded: {error}"
 
 
+SUFFIX = {torch.float32: "f32", torch.bfloat16: "bf16"}
+"""Types T that there are kernels for."""
+_TYPES = {"p": ctypes.c_void_p, "i": ctypes.c_int64, "f": ctypes.c_float}
+
+
+@functools.cache
+def kernel(name: str, dtype: torch.dtype | None, arguments: str) -> Any:
+    """A function of the library, for T or (None) for all; ``arguments``: pointers, integers and floats, by letter. It
+    gives an integer, if anything."""
+    found = library()
+    assert not isinstance(found, str), found
+    function = getattr(found, name if dtype is None else f"{name}_{SUFFIX[dtype]}")
+    function.argtypes, function.restype = [_TYPES[a] for a in arguments], ctypes.c_int64
+    return function
+
+
 def _compilers() -> tuple[str, ...]:
     return (os.environ["CC"],) if os.environ.get("CC") else ("gcc", "clang", "cc")
 
 
 def _openmp() -> str | None:
     """The file of the OpenMP runtime that torch has loaded; None where there is none to share (macOS, Windows)."""
-    import torch  # noqa: F401  (loads it)
-
     try:
         lines = Path("/proc/self/maps").read_text().splitlines()
     except OSError:

@@ -10,11 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from .family import Layer, Norm, Transformer, weight_of
-from .kernels import PAGE, WIDTH, Kernels, PagedCache, Rows, Sequences
-from .products import Matrix, gated_product, product, product_into
+from .build import SUFFIX, library
+from .family import Transformer
+from .layers import WIDEST, WIDTH, Layers, packed
+from .pages import PAGE, PagedCache, Rows, Sequences
+from .products import product
 
 PREFILL_TOKENS = 2048  # prompt tokens that are computed at once
 
@@ -26,31 +28,17 @@ def unsupported(parts: Transformer | str, *, autocast: torch.dtype | None) -> st
     device = parts.embedding.weight.device
     if device.type != "cpu":
         return f"the kernels are for CPUs and it is on {device}"
-    if isinstance(kernels := Kernels.of(autocast or torch.float32), str):
-        return kernels
+    if isinstance(found := library(), str):
+        return found
+    if autocast not in (None, *SUFFIX):
+        return f"there are none for {autocast}"
     widths = parts.head_dim, parts.embedding.embedding_dim, parts.layers[0].gate.out_features
-    if any(width % WIDTH for width in widths) or parts.head_dim > 1024:
+    if any(width % WIDTH for width in widths) or parts.head_dim > WIDEST:
         return f"its widths (head, hidden, intermediate: {widths}) are not all multiples of {WIDTH}"
     plain = [n.weight for n in parts.norms] + [parts.embedding.weight, parts.head.weight]
     if any(p.dtype != torch.float32 for p in plain):
         return "its norms, embedding or head are not float32"
     return None
-
-
-@dataclass(frozen=True, slots=True)
-class _Matrices:
-    """The weights of one layer, laid out for products in T."""
-
-    qkv: Matrix
-    o: Matrix
-    gate: Matrix
-    up: Matrix
-    down: Matrix
-
-    @staticmethod
-    def of(layer: Layer, dtype: torch.dtype) -> _Matrices:
-        each = ((layer.q, layer.k, layer.v), (layer.o,), (layer.gate,), (layer.up,), (layer.down,))
-        return _Matrices(*(_packed(*modules, dtype=dtype) for modules in each))
 
 
 @dataclass(slots=True)
@@ -90,17 +78,12 @@ class Decoder:
         autocast: torch.dtype | None = None,
     ) -> None:
         self.parts, self.prompt_ids, self.n, self.slots = parts, prompt_ids, n, slots
-        self.dtype = autocast or torch.float32
-        kernels = Kernels.of(self.dtype)
-        assert isinstance(kernels, Kernels)
-        self.kernels = kernels
-        longest = max(map(len, prompt_ids)) + max_tokens
-        device = parts.embedding.weight.device
-        self.tables = {k: t.contiguous() for k, t in parts.rotary(longest, device=device).items()}
-        self.width = sum(-(-length // PAGE) for length in (longest - max_tokens, max_tokens))
-        self.cache = PagedCache(layers=len(parts.layers), kv_heads=parts.kv_heads, head_dim=parts.head_dim)
-        self.matrices = [_Matrices.of(layer, self.dtype) for layer in parts.layers]
-        self.head = _packed(parts.head, dtype=torch.float32)
+        dtype = autocast or torch.float32
+        self.layers = Layers(parts, dtype=dtype, positions=max(map(len, prompt_ids)) + max_tokens)
+        self.cache = PagedCache(
+            layers=len(parts.layers), kv_heads=parts.kv_heads, head_dim=parts.head_dim, dtype=dtype
+        )  # fmt: skip
+        self.head = packed(parts.head, dtype=torch.float32)
         self.prompts: dict[int, _Prompt] = {}
         self.running: list[_Sequence] = []
         self.newest: Rows | None = None  # the last step's, while rows and pages stay (new rows begin a page)
@@ -121,9 +104,7 @@ class Decoder:
     @torch.no_grad()
     def step(self, tokens: Tensor) -> Tensor:
         """Feeds one token per row (rows,); the logits after it."""
-        rows = self._next()
-        hidden = self._forward(tokens, rows)
-        return self._logits(hidden)
+        return self._logits(self._forward(tokens, self._next()))
 
     def keep(self, alive: Sequence[int]) -> list[int]:
         """Drops all other rows; returns the old number of each remaining one, in their new order."""
@@ -204,51 +185,13 @@ class Decoder:
 
     def _forward(self, tokens: Tensor, rows: Rows) -> Tensor:
         """The final norm's output (N, H), in T."""
-        parts, kernels = self.parts, self.kernels
-        x = parts.embed(tokens)
-        qkv = torch.empty(len(x), self.matrices[0].qkv.n)
-        q = torch.empty(len(x), parts.heads, parts.head_dim)
-        mixed = torch.empty(len(x), parts.heads * parts.head_dim, dtype=self.dtype)
-        gated = torch.empty(len(x), self.matrices[0].up.n, dtype=self.dtype)
-        h = torch.empty(x.shape, dtype=self.dtype)
-        kernels.add_norm(x, None, after=None, norm=parts.layers[0].attention_norm, out=h)
-        following = [*(layer.attention_norm for layer in parts.layers[1:]), parts.norm]
-        for number, (layer, w) in enumerate(zip(parts.layers, self.matrices, strict=True)):
-            product_into(h, w.qkv, qkv)
-            kernels.rotate(
-                qkv, q=q, kv_heads=parts.kv_heads, table=self.tables[layer.rope] if layer.rope else None,
-                q_norm=layer.q_norm, k_norm=layer.k_norm, scaling=parts.scaling, cache=self.cache, layer=number,
-                rows=rows,
-            )  # fmt: skip
-            kernels.attend(
-                q, out=mixed, kv_heads=parts.kv_heads, cache=self.cache, layer=number, rows=rows, window=layer.window,
-                cap=parts.attention_cap,
-            )  # fmt: skip
-            self._add(x, mixed, w.o, after=layer.attention_after, norm=layer.mlp_norm, out=h)
-            gated_product(h, w.gate, w.up, gated, activation=parts.activation)
-            self._add(x, gated, w.down, after=layer.mlp_after, norm=following[number], out=h)
-        return h
-
-    def _add(self, x: Tensor, y: Tensor, w: Matrix, *, after: Norm | None, norm: Norm, out: Tensor) -> None:
-        """x += y W^T, or the norm ``after`` of it; out = norm(x)."""
-        delta = None if after is None else torch.empty_like(x)
-        product_into(y, w, x if delta is None else delta, add=delta is None)
-        self.kernels.add_norm(x, delta, after=after, norm=norm, out=out)
+        return self.layers.forward(self.parts.embed(tokens), rows, self.cache)
 
     def _logits(self, hidden: Tensor) -> Tensor:
         """Logits (rows, V) float32 of hidden states (rows, H)."""
         logits = product(hidden.float(), self.head)
         cap = self.parts.logit_cap
         return (logits / cap).tanh_().mul_(cap) if cap else logits
-
-
-def _packed(*modules: nn.Linear, dtype: torch.dtype) -> Matrix:
-    """The weights of ``modules``, whose outputs are to stand side by side."""
-    weights = [w if w.dtype == torch.bfloat16 else w.float() for w in map(weight_of, modules)]
-    bias = None
-    if any(m.bias is not None for m in modules):
-        bias = torch.cat([torch.zeros(m.out_features) if m.bias is None else m.bias.detach().float() for m in modules])
-    return Matrix.packed(torch.cat(weights) if len(weights) > 1 else weights[0].contiguous(), bias, dtype=dtype)
 
 
 def _parts(prompts: Sequence[int], *, lengths: Sequence[int]) -> list[list[int]]:

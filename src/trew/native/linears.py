@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from . import training as kernels
 from .build import library
-from .kernels import WIDTH
+from .layers import WIDTH
 from .products import Matrix, fits, product
 
 

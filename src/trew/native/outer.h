@@ -1,9 +1,6 @@
 /* For the learner: tiles of a weight's gradient. See outer.inc and add_outer in training.py. */
 #pragma once
 #include "train.h"
-#ifndef _OPENMP
-#define omp_get_num_threads() 1
-#endif
 
 /* A tile's sums, a row of b and one number of a fit into registers: 24 + 3 + 1 of 32, or 12 + 2 + 1 of 16. */
 #if defined __AVX512F__ || defined __aarch64__

@@ -2,12 +2,6 @@
    by step of the depth, which one thread reads from its second cache while tiles of the result stay in registers. */
 #pragma once
 #include "vectors.h"
-#ifdef _OPENMP
-#include <omp.h>
-#else
-#define omp_get_max_threads() 1
-#define omp_get_thread_num() 0
-#endif
 
 #define UNROLLED _Pragma("GCC unroll 16")
 
@@ -23,10 +17,11 @@
 /* How a matrix W lies: in strips of T; or as (n, depth); or as (depth, n), to be multiplied as its transpose; the
    latter two in float or bfloat16. */
 enum { PACKED = 0, FLAT = 1, TRANSPOSED = 2 };
-typedef struct {
+typedef struct Matrix {
   const void *weight;
   const float *bias; /* (n,) or none */
   int64_t n, depth, form, half; /* half: FLAT and TRANSPOSED lie in bfloat16 */
+  const struct Matrix *then; /* PACKED: what will be multiplied with after it, where that is known */
 } Matrix;
 
 /* What becomes of a product: it is written in T, in float, or added to what is there in float. */
@@ -39,7 +34,6 @@ static inline int64_t strips_of(const Matrix *w) {
   return strips > 1 && vectors_of(w) > strips ? strips + strips % 2 : strips;
 }
 static inline int64_t strip_start(const Matrix *w, int64_t strip) { return vectors_of(w) * strip / strips_of(w) * W; }
-
 
 /* Of so many steps, how many are done at once: 8 rows of them stay in the first cache, a strip in the second. */
 #define DEEPEST 1024

@@ -7,16 +7,13 @@ product, which costs next to nothing where there are many rows; or laid out once
 from __future__ import annotations
 
 import ctypes
-import functools
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from .build import library
+from .build import SUFFIX, kernel
 from .family import Activation
 
-_SUFFIX = {torch.float32: "f32", torch.bfloat16: "bf16"}
 _PACKED, _FLAT, _TRANSPOSED = range(3)  # as in product.h
 _WRITE, _WRITE_FLOAT, _ADD_FLOAT = range(3)
 _SHALLOW = 1024  # DEEPEST
@@ -30,6 +27,7 @@ class _Struct(ctypes.Structure):
         ("depth", ctypes.c_int64),
         ("form", ctypes.c_int64),
         ("half", ctypes.c_int64),
+        ("then", ctypes.c_void_p),
     )
 
 
@@ -39,7 +37,7 @@ class Matrix:
     __slots__ = ("_kept", "_struct", "alone", "depth", "n", "packed_for", "pointer")
 
     def __init__(self, weight: Tensor, bias: Tensor | None, *, n: int, depth: int, form: int) -> None:
-        assert weight.dtype in _SUFFIX, weight.dtype
+        assert weight.dtype in SUFFIX, weight.dtype
         assert weight.device.type == "cpu", weight.device
         weight = weight.detach().contiguous()
         bias = None if bias is None else bias.detach().float().contiguous()
@@ -51,6 +49,12 @@ class Matrix:
             weight.data_ptr(), None if bias is None else bias.data_ptr(), n, depth, form, weight.dtype == torch.bfloat16
         )
         self.pointer = ctypes.addressof(self._struct)
+
+    def then(self, following: Matrix | None) -> None:
+        """Both are packed, and the caller keeps both: while this one's last columns are multiplied with, those that the
+        other begins with are fetched."""
+        assert following is None or self.packed_for == following.packed_for is not None
+        self._struct.then = following and following.pointer
 
     @staticmethod
     def of(weight: Tensor, bias: Tensor | None = None, *, transposed: bool = False) -> Matrix:
@@ -65,7 +69,7 @@ class Matrix:
         assert fits(depth, dtype)
         out = torch.empty(-(-n // 16) * 16 * depth, dtype=dtype)
         given = Matrix.of(weight)
-        _function("pack", dtype, "pp")(given.pointer, out.data_ptr())
+        kernel("pack", dtype, "pp")(given.pointer, out.data_ptr())
         return Matrix(out, bias, n=n, depth=depth, form=_PACKED)
 
 
@@ -92,7 +96,7 @@ def gated_product(x: Tensor, gate: Matrix, up: Matrix, out: Tensor, *, activatio
     assert gate.packed_for is not None
     for w in (gate, up):
         _check(x, w, out)
-    function = _function("gated_product", x.dtype, "ppppii")
+    function = kernel("gated_product", x.dtype, "ppppii")
     function(x.data_ptr(), gate.pointer, up.pointer, out.data_ptr(), len(x), activation == "gelu_tanh")
 
 
@@ -100,8 +104,8 @@ def _product(x: Tensor, w: Matrix, out: Tensor, mode: int) -> None:
     _check(x, w, out)
     scratch = None
     if not w.alone:  # torch's memory: where there is none left, that is an error and no crash
-        scratch = torch.empty(_function("product_scratch", x.dtype, "pi")(w.pointer, len(x)))
-    _function("product", x.dtype, "pppiip")(
+        scratch = torch.empty(kernel("product_scratch", x.dtype, "pi")(w.pointer, len(x)))
+    kernel("product", x.dtype, "pppiip")(
         x.data_ptr(), w.pointer, out.data_ptr(), len(x), mode, None if scratch is None else scratch.data_ptr()
     )
 
@@ -113,13 +117,3 @@ def _check(x: Tensor, w: Matrix, out: Tensor) -> None:
     assert out.shape == (len(x), w.n), (out.shape, w.n)
     assert x.is_contiguous()
     assert out.is_contiguous()
-
-
-@functools.cache
-def _function(name: str, dtype: torch.dtype, arguments: str) -> Any:
-    found = library()
-    assert not isinstance(found, str), found
-    function = getattr(found, f"{name}_{_SUFFIX[dtype]}")
-    types = {"p": ctypes.c_void_p, "i": ctypes.c_int64}
-    function.argtypes, function.restype = [types[a] for a in arguments], ctypes.c_int64
-    return function

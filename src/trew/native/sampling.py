@@ -5,14 +5,10 @@ What a draw is, and the same by torch: :mod:`trew.rollout.torch_engine.sampler`.
 
 from __future__ import annotations
 
-import ctypes
-import functools
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from .build import library
+from .build import kernel, library
 
 BLOCK = 256
 """Vocabulary entries that are summed before any is looked at singly, as in draw.h."""
@@ -21,7 +17,7 @@ BLOCK = 256
 def accepts(logits: Tensor) -> bool:
     """Whether the kernel can draw from these (B, V)."""
     plain = logits.device.type == "cpu" and logits.dtype == torch.float32 and logits.is_contiguous()
-    return plain and logits.shape[1] > 0 and _function() is not None
+    return plain and logits.shape[1] > 0 and not isinstance(library(), str)
 
 
 def draw(logits: Tensor, *, uniform: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -37,23 +33,10 @@ def draw(logits: Tensor, *, uniform: Tensor, temperature: float) -> tuple[Tensor
     floats = torch.empty(3, rows)
     finite = torch.empty(rows, dtype=torch.bool)
     room = torch.empty(rows, -(-vocabulary // BLOCK), dtype=torch.float64)
-    function = _function()
-    assert function is not None
     assert accepts(logits)
     assert uniform.shape == (rows,)
-    function(
+    kernel("draw", None, "ppfppppii")(
         logits.data_ptr(), uniform.data_ptr(), temperature, tokens.data_ptr(), floats.data_ptr(), finite.data_ptr(),
         room.data_ptr(), rows, vocabulary,
     )  # fmt: skip
     return tokens, floats, finite
-
-
-@functools.cache
-def _function() -> Any:
-    """The kernel; None where there is no library."""
-    found = library()
-    if isinstance(found, str):
-        return None
-    p, i, f = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
-    found.draw.argtypes, found.draw.restype = [p, p, f, p, p, p, p, i, i], None
-    return found.draw

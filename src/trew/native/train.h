@@ -1,12 +1,6 @@
 /* For the learner: the rows of the output head. See training.py. */
 #pragma once
 #include "vectors.h"
-#ifdef _OPENMP
-#include <omp.h>
-#else
-#define omp_get_thread_num() 0
-#define omp_get_max_threads() 1
-#endif
 
 #define WIDEST 256 /* of a head */
 

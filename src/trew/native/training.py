@@ -6,8 +6,6 @@ head's.
 
 from __future__ import annotations
 
-import ctypes
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .build import library
+from .build import kernel
 from .family import Activation, Norm, Transformer
 
 TILE = 32
@@ -28,7 +26,6 @@ WIDEST = 256
 SHARED, OWN = 1 << 20, 1 << 17
 """Numbers packed for a weight's gradient, by all threads and by each: OUTER_RIGHT and OUTER_LEFT of outer.h."""
 
-_SUFFIX = {torch.float32: "f32", torch.bfloat16: "bf16"}
 _ARGUMENTS = {
     "residual_norm": "pppffpffppii",
     "norm_backward": "pppppffppii",
@@ -42,7 +39,6 @@ _ARGUMENTS = {
     "attention_backward": "ppppppppp" "ppiip" "iiff" "iii",
 }  # fmt: skip
 _UNTYPED = {"head_normalise": "pppiiff", "head_differentiate": "pppppiiff"}
-_TYPES = {"p": ctypes.c_void_p, "i": ctypes.c_int64, "f": ctypes.c_float}
 
 
 def unsupported(parts: Transformer) -> str | None:
@@ -59,20 +55,11 @@ def unsupported(parts: Transformer) -> str | None:
     return None
 
 
-@functools.cache
-def _function(name: str, dtype: torch.dtype | None) -> Any:
-    found = library()
-    assert not isinstance(found, str)
-    function = getattr(found, name if dtype is None else f"{name}_{_SUFFIX[dtype]}")
-    arguments = _UNTYPED[name] if dtype is None else _ARGUMENTS[name]
-    function.argtypes, function.restype = [_TYPES[a] for a in arguments], None
-    return function
-
-
 def _call(name: str, dtype: torch.dtype | None, *arguments: Any) -> None:
     for a in arguments:
         assert not isinstance(a, Tensor) or a.is_contiguous()
-    _function(name, dtype)(*(a.data_ptr() if isinstance(a, Tensor) else a for a in arguments))
+    letters = _UNTYPED[name] if dtype is None else _ARGUMENTS[name]
+    kernel(name, dtype, letters)(*(a.data_ptr() if isinstance(a, Tensor) else a for a in arguments))
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +211,7 @@ def add_outer(a: Tensor, b: Tensor, into: Tensor, *, add: bool = True) -> None:
     matrices; K is a multiple of 16."""
     assert a.stride(1) == b.stride(1) == 1
     scratch = torch.empty(SHARED + OWN * torch.get_num_threads())
-    _function("outer", a.dtype)(
+    kernel("outer", a.dtype, _ARGUMENTS["outer"])(
         a.data_ptr(), a.stride(0), b.data_ptr(), b.stride(0), into.data_ptr(), len(a), a.shape[1], b.shape[1], add,
         scratch.data_ptr(),
     )  # fmt: skip
