@@ -87,12 +87,19 @@ def load_base(name: str, config: LoraConfig, *, device: str, dtype: str) -> PreT
         return _load_nf4(name, device=device, dtype=dtype)
     if config.base == "float32":
         return models.load_model(name, device=device)
+    return load_bfloat16(name, device=device)
+
+
+def load_bfloat16(name: str, *, device: str, biases: bool = True) -> PreTrainedModel:
+    """The model with the weights of its linear layers in bfloat16, and all that is not theirs in float32; ``biases``:
+    theirs are in bfloat16 too."""
     # As stored, so that float32 copies never exist all at once; and none is left in the file's pages, all of which
     # would stay in memory for its sake.
     model = models.load_model(name, dtype="auto")
     small = {id(p) for layer in linear_layers(model).values() for p in layer.parameters(recurse=False)}
     for p in model.parameters():
-        p.data = p.data.to(torch.bfloat16 if id(p) in small else torch.float32, copy=True)
+        low = id(p) in small and (biases or p.dim() > 1)
+        p.data = p.data.to(torch.bfloat16 if low else torch.float32, copy=True)
     return model.to(device)  # pyright: ignore[reportArgumentType]
 
 

@@ -96,7 +96,7 @@ def build(plan: Plan, display: Display, interrupts: Interrupts) -> Job:
     model, adapters = setup.load(plan)
     reference = None
     if "ref_logprobs" in plan.objective.needs and adapters is None:
-        reference, _ = setup.load(plan)
+        reference = setup.load_reference(plan)
     linear = config.linear == "auto"
     autocast = torch.bfloat16 if config.learner.dtype == "bfloat16" else None
     native = config.kernels == "auto"

@@ -186,3 +186,12 @@ def load(plan: Plan) -> tuple[Any, Adapters | None]:
     if problems := length_problems(_most_tokens(plan.config), longest=plan.longest, limit=limit):
         raise ModelError("\n".join(problems))  # only where the configuration was not here before: see models.positions
     return model, adapters.attach(model, c.lora, name=c.model, seed=c.seed) if c.lora.rank else None
+
+
+def load_reference(plan: Plan) -> Any:
+    """The model of a plan once more, to be kept as it is: where computation is in bfloat16, which rounds the weights of
+    linear layers in every product, those are kept rounded. One that is updated stays float32."""
+    c = plan.config
+    if c.learner.dtype == "bfloat16" and not c.learner.reference_every:
+        return adapters.load_bfloat16(c.model, device=plan.device, biases=False)
+    return models.load_model(c.model, device=plan.device)

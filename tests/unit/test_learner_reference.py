@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 import learner_help as help
-from trew import fit
+import tiny
+from trew import fit, setup
 from trew.config import parse
 from trew.errors import CheckpointError, ConfigError
 from trew.learner import checkpoint
@@ -46,6 +49,22 @@ def test_a_mix_of_one_is_the_policy_to_the_bit_and_a_copy():
     assert not torch.equal(learner.logprobs(items, reference=True), before)
     fill(learner.model, 0.0)
     assert any(p.any() for p in learner._reference.model.parameters())
+
+
+@pytest.mark.parametrize("kernels", [True, False])
+@pytest.mark.parametrize("kind", tiny.KINDS)
+def test_weights_that_are_kept_rounded_give_the_same_to_the_bit(kind, kernels, tmp_path):
+    help.model(kind, seed=5).save_pretrained(tmp_path)
+    found = {}
+    for every in (0, 1):
+        learning = config(learner={"dtype": "bfloat16", "reference_every": every}).learner
+        plan = SimpleNamespace(config=SimpleNamespace(learner=learning, model=str(tmp_path)), device="cpu")
+        reference = setup.load_reference(plan)
+        own = help.learner(help.model(kind), OBJECTIVE, reference=reference, dtype="bfloat16", kernels=kernels)
+        found[every] = own.logprobs(help.samples(), reference=True), {p.dtype for p in reference.parameters()}
+    assert torch.equal(found[0][0], found[1][0])
+    assert found[0][1] == {torch.float32, torch.bfloat16}
+    assert found[1][1] == {torch.float32}
 
 
 def test_what_is_saved_may_not_change_before_it_was_read():

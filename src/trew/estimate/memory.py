@@ -93,8 +93,12 @@ def optimizer(s: Sizes, config: Config) -> int:
 
 
 def reference(s: Sizes, config: Config, load: Load) -> int:
-    """4 N, where there is a reference and no adapters that could be switched off."""
-    return 4 * s.weights if load.reference and not config.lora.rank else 0
+    """4 N, where there is a reference and no adapters that could be switched off; 4 (N - N_l) + 2 N_l in bfloat16,
+    unless it is updated."""
+    if not load.reference or config.lora.rank:
+        return 0
+    rounded = config.learner.dtype == "bfloat16" and not config.learner.reference_every
+    return 4 * s.weights - (2 * s.linear if rounded else 0)
 
 
 # ---- generating
