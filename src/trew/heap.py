@@ -3,16 +3,33 @@
 A training step allocates and frees the same large tensors in every layer. glibc hands blocks of that size back to the
 operating system, which clears each page anew when it is touched again. What is kept is what the step's next allocation
 takes, so the peak stays as it is; and where a page is 2 MiB and not 4 KiB, there are fewer to clear and to look up.
+
+That holds as long as what is freed grows together again. torch aligns its blocks and leaves slivers between them; a
+small object that takes one and lives on keeps two large blocks apart, and the next that is larger than either is new
+memory. So small objects find room elsewhere, and what stays for a whole run (:func:`zeros`) is not of the heap.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import functools
+import math
+import mmap
 import sys
+from collections.abc import Sequence
 
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
+import torch
+from torch import Tensor
+
+M_MXFAST, M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = 1, -1, -3  # malloc.h
 MADV_HUGEPAGE = 14  # sys/mman.h
 HUGE_PAGE = 1 << 21
+HEADER = 8  # bytes of a chunk that are the C library's
+SMALL = {size: 3000 if size <= 160 else 150 for size in range(32, 1040, 16)} | {
+    size << 10: 96 // size for size in (2, 4, 8, 16, 32)
+}
+"""Sizes of chunks, and how many free ones of each there are to begin with: 9 MiB, more than a step leaves behind."""
 LARGEST = 1 << 30
 """Bytes from which on a block is the operating system's nevertheless: weights, not what passes through a step."""
 
@@ -26,15 +43,60 @@ def keep_freed_memory() -> bool:
         return False
     kept = bool(c.mallopt(M_MMAP_THRESHOLD, LARGEST)) and bool(c.mallopt(M_TRIM_THRESHOLD, -1))
     if kept:
-        _in_huge_pages(c, LARGEST - HUGE_PAGE)
+        _room_for_small()
+        _in_huge_pages(LARGEST - HUGE_PAGE)
     return kept
 
 
-def _in_huge_pages(c: ctypes.CDLL, size: int) -> None:
+def zeros(shapes: Sequence[Sequence[int]]) -> list[Tensor]:
+    """float32 zeros on the CPU that share no storage; on Linux all of them in one mapping of their own, whose pages are
+    taken when they are first written."""
+    if not sys.platform.startswith("linux"):
+        return [torch.zeros(*shape) for shape in shapes]
+    starts, end = [], 0
+    for shape in shapes:
+        starts.append(end)
+        end += -(-4 * math.prod(shape) // 64) * 64
+    try:
+        memory = mmap.mmap(-1, max(end, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError:  # torch says best what there is not enough of
+        return [torch.zeros(*shape) for shape in shapes]
+    with contextlib.suppress(OSError):  # a kernel without
+        memory.madvise(MADV_HUGEPAGE)
+    return [
+        torch.frombuffer(memory, dtype=torch.float32, count=math.prod(shape), offset=start).view(tuple(shape))
+        for shape, start in zip(shapes, starts, strict=True)
+    ]
+
+
+@functools.cache
+def _room_for_small() -> None:
+    """Free chunks of every small size, far from large blocks, each between two that are never freed: what is freed
+    there stays as small as it is. Chunks of a size are taken in the order in which they were freed, so these come
+    first, once slivers join their neighbours at once (M_MXFAST = 0) and do not wait for the next of their size."""
+    c = _c_library()
+    c.mallopt(M_MXFAST, 0)
+    blocks = []
+    for size, count in SMALL.items():
+        for _ in range(count):
+            blocks.append(c.malloc(size - HEADER))
+            c.malloc(HEADER)  # never freed
+    for block in blocks:
+        c.free(block)
+
+
+def _c_library() -> ctypes.CDLL:
+    c = ctypes.CDLL(None)
+    c.malloc.restype, c.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+    c.free.restype, c.free.argtypes = None, [ctypes.c_void_p]
+    c.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    return c
+
+
+def _in_huge_pages(size: int) -> None:
     """What the heap grows by next, up to ``size`` bytes. Addresses alone: no page is touched. Where there are no huge
     pages, or not so many addresses, everything stays as it was."""
-    c.malloc.restype, c.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
-    c.free.argtypes, c.madvise.argtypes = [ctypes.c_void_p], [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    c = _c_library()
     if block := c.malloc(size):
         first = -(-block // HUGE_PAGE) * HUGE_PAGE
         c.madvise(first, (block + size - first) // HUGE_PAGE * HUGE_PAGE, MADV_HUGEPAGE)

@@ -3,6 +3,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from trew import heap
 
@@ -33,6 +34,49 @@ def test_memory_that_was_freed_is_taken_again():
 
     assert faults("plain") > 1000  # 2.5 GiB, in pages of whatever size the machine gives
     assert faults("keep") * 10 < faults("plain")
+
+
+APART = """
+import resource, sys
+from trew import heap
+import numpy as np
+import torch
+if sys.argv[1] == "plain":
+    heap._room_for_small = lambda: None
+assert heap.keep_freed_memory()
+alive = []
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+for i in range(6):
+    large = [torch.ones((1 << 20) + 7) for _ in range(24)]  # 96 MiB
+    alive = [np.ones(size, dtype=bool) for size in (64, 32, 48, 500, 3000) for _ in range(25)]  # outlives them
+    if i == 0:
+        before = peak()
+    del large
+print((peak() - before) // 1024)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's allocator")
+def test_what_was_freed_grows_together_again():
+    def growth(how):
+        return int(
+            subprocess.run([sys.executable, "-c", APART, how], capture_output=True, text=True, check=True).stdout
+        )
+
+    assert growth("plain") > 48
+    assert growth("apart") < 24
+
+
+def test_zeros_of_their_own_mapping_are_zeros_and_do_not_overlap():
+    shapes = [(), (3,), (5, 7), (1000, 999)]
+    made = heap.zeros(shapes)
+    assert [tuple(t.shape) for t in made] == shapes
+    assert all(t.dtype == torch.float32 and t.data_ptr() % 64 == 0 and not t.any() for t in made)
+    for number, t in enumerate(made):
+        t.fill_(number)
+    assert all((t == number).all() for number, t in enumerate(made))
+    assert heap.zeros([]) == []
 
 
 ADVISED = """

@@ -11,7 +11,7 @@ import learner_help as help
 from trew import fit
 from trew.config import Config, LearnerConfig, LoraConfig, validate
 from trew.errors import CheckpointError
-from trew.learner.optimizer import OffloadedAdamW, load_moments, make_optimizer, moments
+from trew.learner.optimizer import OffloadedAdamW, begin, load_moments, make_optimizer, moments
 
 SHAPES = {"matrix": (64, 80), "small": (8, 16), "vector": (80,), "unused": (4, 4)}
 
@@ -146,3 +146,19 @@ def test_settings_that_cannot_work(lora, learner, says):
 def test_settings_that_can():
     lora = LoraConfig(rank=4, base="bfloat16", targets=("q_proj",), alpha=1.0)
     assert validate(Config(model="m", lora=lora, learner=LearnerConfig(dtype="bfloat16"))) == []
+
+
+def test_moments_that_are_made_beforehand_are_those_that_adamw_makes():
+    found = []
+    for prepare in (begin, lambda optimizer: None):
+        own = parameters()
+        optimizer = made("adamw", own)
+        for k in range(3):
+            draw = torch.Generator().manual_seed(k)
+            for name, p in own.items():
+                p.grad = None if name == "unused" else torch.randn(p.shape, generator=draw)
+            prepare(optimizer)
+            optimizer.step()
+        found.append((moments(optimizer, own), {n: p.detach() for n, p in own.items()}))
+    assert equal(found[0][0], found[1][0])
+    assert equal(found[0][1], found[1][1])

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
 
+from .. import heap
 from ..config import LearnerConfig
 from ..errors import CheckpointError, ModelError
 
@@ -54,6 +55,18 @@ def make_optimizer(parameters: Mapping[str, torch.nn.Parameter], config: Learner
     from bitsandbytes.optim import AdamW8bit
 
     return AdamW8bit(groups, **how)
+
+
+def begin(optimizer: torch.optim.Optimizer) -> None:
+    """Before a step: moments for the parameters that have a gradient for the first time, where AdamW would make them on
+    a CPU: the same, but not in the midst of what the step will free."""
+    if type(optimizer) is not torch.optim.AdamW:
+        return
+    own = [p for group in optimizer.param_groups for p in group["params"]]
+    fresh = [p for p in own if p.grad is not None and p.device.type == "cpu" and p not in optimizer.state]
+    made = iter(heap.zeros([p.shape for p in fresh for _ in range(2)]))
+    for p in fresh:
+        optimizer.state[p] = {"step": torch.zeros(()), "exp_avg": next(made), "exp_avg_sq": next(made)}
 
 
 class OffloadedAdamW(torch.optim.AdamW):

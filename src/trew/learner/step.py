@@ -23,7 +23,7 @@ from ..objective.entropy_bonus import EntropyBonus
 from ..types import Metrics, StepOutput
 from . import recompute
 from .forward import Forward
-from .optimizer import Watched, learning_rate, load_moments, make_optimizer, moments, trainable
+from .optimizer import Watched, begin, learning_rate, load_moments, make_optimizer, moments, trainable
 from .packing import Pack, Sample
 
 Progress = Callable[[int], None]
@@ -149,6 +149,7 @@ class Learner:
         for group in self._optimizer.param_groups:
             group["lr"] = rate
         self.before_update()
+        begin(self._optimizer)
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
         self.policy_version += 1
