@@ -12,15 +12,19 @@ import torch
 
 from ...adapters import in_float32
 from ...errors import EngineError
+from ...native import Transformer, describe
 from ...native import decoder as native_decoder
-from ...native import describe
 from ...native.linears import packed_linears
 from ...types import Completion, FinishReason, Group, Prompt, Sampling
 from ..chat import Renderer
+from . import static_model
 from .decode import Finished, Schedule
 from .generic import ForwardDecoder
+from .graphs import Graphs
+from .static import StaticDecoder
+from .static_model import StaticModel
 
-PROBE_TOKENS = 8  # of a prompt, that the native decoder is tried on in every call
+PROBE_TOKENS = 8  # of a prompt, that our decoder is tried on in every call: the last of them as a step
 TOLERANCE = 1e-5
 TOLERANCE_HALF = 0.05
 """Largest KL divergence in nats, of the model's next-token distribution from the native decoder's, that counts as
@@ -36,6 +40,9 @@ class TorchEngine:
     which every ``generate`` proves anew against the model's own forward pass; all others, and with False these too,
     through that. ``linear``: on a CPU, with weights packed for our products there too (faster, the same numbers).
     ``messages`` keeps what the user should know.
+
+    On a GPU that is :class:`.static.StaticDecoder`; its weights, buffers and graphs stay between calls as long as half
+    of the GPU's memory is free. ``_graphs``: for tests, the same on any device, with these graphs.
     """
 
     def __init__(
@@ -47,6 +54,7 @@ class TorchEngine:
         autocast: torch.dtype | None = None,
         linear: bool = True,
         native: bool = True,
+        _graphs: Callable[[torch.device], Graphs] | None = None,
     ) -> None:
         if batch < 1:
             raise EngineError(f"batch: got {batch}, accepts a whole number of at least 1")
@@ -56,6 +64,8 @@ class TorchEngine:
         self.autocast = autocast
         self.linear = linear
         self.native = native
+        self._graphs = _graphs
+        self._static: StaticModel | None = None
         self.messages: list[str] = []
         self.policy_version = 0
 
@@ -104,6 +114,7 @@ class TorchEngine:
         slots = min(self.batch, n * len(prompts))
         with contextlib.ExitStack() as stack:
             stack.enter_context(_generating(self.model, self.autocast))
+            stack.callback(self._settle)
             runner = self._native_runner(prompt_ids, n=n, slots=slots, max_tokens=sampling.max_tokens)
             if runner is None:
                 if self.linear:
@@ -132,32 +143,86 @@ class TorchEngine:
 
     def _native_runner(
         self, prompt_ids: Sequence[Sequence[int]], *, n: int, slots: int, max_tokens: int
-    ) -> native_decoder.Decoder | None:
-        """The native decoder, after it has shown that it computes what the model computes; None where it cannot."""
-        if not self.native:
-            return None
-        parts = describe(self.model, adapters=True)
-        if isinstance(parts, str) or native_decoder.unsupported(parts, autocast=self.autocast):
+    ) -> native_decoder.Decoder | StaticDecoder | None:
+        """Our own decoder, after it has shown that it computes what the model computes; None where it cannot."""
+        parts = describe(self.model, adapters=True) if self.native else "it is switched off"
+        if isinstance(parts, str):
             return None
         probe = list(max(prompt_ids, key=len))[:PROBE_TOKENS]
-        runner = native_decoder.Decoder(
-            parts, [*prompt_ids, probe], n=n, slots=slots, max_tokens=max_tokens, autocast=self.autocast,
-        )  # fmt: skip
-        got = runner.add([len(prompt_ids)])[0].log_softmax(-1)
+        probe = probe if len(probe) > 1 else 2 * probe
+        prompt_ids = [*prompt_ids, probe[:-1]]
+        if self.device.type == "cuda" or self._graphs is not None:
+            runner = self._static_runner(parts, prompt_ids, n=n, slots=slots, max_tokens=max_tokens)
+        elif native_decoder.unsupported(parts, autocast=self.autocast) is None:
+            runner = native_decoder.Decoder(
+                parts, prompt_ids, n=n, slots=slots, max_tokens=max_tokens, autocast=self.autocast,
+            )  # fmt: skip
+        else:
+            runner = None
+        if runner is None or (why := self._disproof(runner, probe)) is None:
+            return runner
+        self.native, self._static = False, None
+        self._warn(
+            f"{type(self.model).__name__}: decodes through its own forward pass, because the native one {why}. "
+            'Set kernels = "plain" to do so without this warning.'
+        )
+        return None
+
+    def _static_runner(
+        self, parts: Transformer, prompt_ids: Sequence[Sequence[int]], *, n: int, slots: int, max_tokens: int
+    ) -> StaticDecoder | None:
+        """In the buffers of the last call where they are large enough, as its graphs are good for them alone."""
+        if static_model.unsupported(parts):
+            return None
+        columns = static_model.rounded(max(map(len, prompt_ids)) + max_tokens, static_model.COLUMNS)
+        dtype = self.autocast or torch.float32
+        kept, self._static = self._static, None
+        if kept is None or not kept.serves(slots=slots, columns=columns, dtype=dtype) or not kept.begin(parts):
+            del kept  # its memory is needed
+            graphs = (self._graphs or Graphs.on)(self.device)
+            kept = StaticModel(parts, slots=slots, columns=columns, dtype=dtype, graphs=graphs)
+            kept.begin(parts)
+        self._static = kept
+        return StaticDecoder(kept, prompt_ids, n=n)
+
+    def _disproof(self, runner: native_decoder.Decoder | StaticDecoder, probe: list[int]) -> str | None:
+        """How the runner, whose last prompt is ``probe`` without its last token, differs from the model's own forward
+        pass: at the prompt's end, and after a step. None where it does not. It is left without rows."""
+        try:
+            got = [runner.add([len(runner.prompt_ids) - 1])[0].clone()]
+            got.append(runner.step(torch.tensor(probe[-1:], device=self.device))[0].clone())
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:  # an operation that this device does not have
+            return f"failed ({str(error).strip().partition(chr(10))[0]})"
+        runner.keep([])
         runner.forget()
         with torch.autocast(self.device.type, enabled=False), in_float32(self.model):
-            wanted = self.model(input_ids=torch.tensor([probe]), use_cache=False).logits[0, -1].float().log_softmax(-1)
-        divergence = float((wanted.exp() * (wanted - got)).nan_to_num().sum())
-        if abs(divergence) <= (TOLERANCE if self.autocast is None else TOLERANCE_HALF) or not wanted.isfinite().any():
-            return runner
-        self.native = False
-        message = (
-            f"{type(self.model).__name__}: decodes through its own forward pass, because the native one differs from "
-            f'it by {divergence:.2g} nats. Set kernels = "plain" to do so without this warning.'
-        )
+            output = self.model(input_ids=torch.tensor([probe], device=self.device), use_cache=False)
+        wanted = output.logits[0, -2:].float().log_softmax(-1)
+        divergences = (wanted.exp() * (wanted - torch.stack(got).log_softmax(-1))).nan_to_num().sum(-1)
+        divergence = float(divergences.abs().max())
+        if divergence <= (TOLERANCE if self.autocast is None else TOLERANCE_HALF) or not wanted.isfinite().any():
+            return None
+        return f"differs from it by {divergence:.2g} nats"
+
+    def _settle(self) -> None:
+        """At a call's end: says what became of the graphs; gives the buffers back where memory is not plenty."""
+        if self._static is None:
+            return
+        if failed := self._static.graphs.failed:
+            self._graphs = lambda device: Graphs(None)
+            self._static.graphs.failed = None
+            self._warn(f"no CUDA graphs, because recording one failed ({failed}): decoding goes on, slower")
+        if self.device.type == "cuda":
+            free, total = torch.cuda.mem_get_info(self.device)
+            unused = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
+            if free + unused < total / 2:
+                self._static = None
+
+    def _warn(self, message: str) -> None:
         self.messages.append(message)
-        warnings.warn(message, stacklevel=3)
-        return None
+        warnings.warn(message, stacklevel=4)
 
     def _completion(self, row: Finished, stop_ids: frozenset[int], strings: Sequence[str]) -> Completion:
         ids = row.token_ids.tolist()

@@ -1,0 +1,153 @@
+"""A model's weights as a decoder's products take them, in tensors that stay where they are.
+
+q, k and v are one matrix, gate and up another; adapters are added; all are in the type of the computation. A matrix
+that is so already, alone and without adapters, is the model's own and no copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ...native import Layer, Norm, Transformer
+from ...native.family import weight_of
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """y = W x + b of several linear layers side by side. ``own``: W is a copy, which :meth:`load` fills."""
+
+    weight: Tensor
+    bias: Tensor | None
+    own: bool
+
+    @classmethod
+    def of(cls, modules: Sequence[nn.Linear], dtype: torch.dtype) -> Matrix:
+        weights = [weight_of(m) for m in modules]
+        shared = len(modules) == 1 and type(modules[0]) is nn.Linear and weights[0].dtype == dtype
+        outputs = sum(map(len, weights))
+        bias = None
+        if any(m.bias is not None for m in modules):
+            bias = weights[0].new_zeros(outputs, dtype=dtype)
+        weight = weights[0] if shared else weights[0].new_empty((outputs, weights[0].shape[1]), dtype=dtype)
+        return cls(weight, bias, not shared)
+
+    def load(self, modules: Sequence[nn.Linear]) -> bool:
+        """Takes the weights as they are now; False where the model's own tensor is another than it was."""
+        begin = 0
+        for module in modules:
+            weight = weight_of(module)
+            part = slice(begin, begin + len(weight))
+            if self.own:
+                self.weight[part].copy_(weight)
+            elif weight.data_ptr() != self.weight.data_ptr() or weight.dtype != self.weight.dtype:
+                return False
+            if self.bias is not None and module.bias is not None:
+                self.bias[part].copy_(module.bias.detach())
+            begin = part.stop
+        return True
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias)
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """An RMS norm over the last dimension, its result in ``dtype``: x w / sqrt(mean(x^2) + eps), x and w float32."""
+
+    weight: Tensor  # (n,), or (heads, n)
+    eps: float
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, norm: Norm | None, dtype: torch.dtype) -> Scale | None:
+        return None if norm is None else cls(torch.empty_like(norm.weight, dtype=torch.float32), norm.eps, dtype)
+
+    @classmethod
+    def of_heads(cls, layer: Layer, heads: int, kv_heads: int, dtype: torch.dtype) -> Scale | None:
+        """The norms of queries and keys, whose heads are side by side."""
+        q, k = layer.q_norm, layer.k_norm
+        if q is None or k is None:
+            return None
+        assert q.eps == k.eps
+        return cls(q.weight.new_empty((heads + kv_heads, len(q.weight)), dtype=torch.float32), q.eps, dtype)
+
+    def load(self, *norms: tuple[slice, Norm]) -> None:
+        for part, norm in norms:
+            self.weight[part] = norm.weight.detach() + norm.offset
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if self.weight.dim() == 1:
+            return F.rms_norm(x, self.weight.shape, self.weight, self.eps).to(self.dtype)
+        return (F.rms_norm(x, self.weight.shape[-1:], None, self.eps) * self.weight).to(self.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class PackedLayer:
+    qkv: Matrix
+    o: Matrix
+    gate_up: Matrix
+    down: Matrix
+    attention_norm: Scale
+    heads_norm: Scale | None
+    attention_after: Scale | None
+    mlp_norm: Scale
+    mlp_after: Scale | None
+
+
+class Packed:
+    """All weights of ``parts`` in ``dtype``; norms in float32. :meth:`load` must have returned True before a use."""
+
+    def __init__(self, parts: Transformer, dtype: torch.dtype) -> None:
+        self.dtype, self.heads = dtype, parts.heads
+        self.embedding = parts.embedding.weight.detach()
+        self.layers = tuple(_layer(layer, parts, dtype) for layer in parts.layers)
+        self.norm = _present(Scale.of(parts.norm, dtype))
+        self.head = Matrix.of([parts.head], dtype)
+
+    def load(self, parts: Transformer) -> bool:
+        """Takes the weights as they are now. False: tensors of the model that are read where they stand were replaced
+        by others, and this object is of no more use."""
+        if parts.embedding.weight.data_ptr() != self.embedding.data_ptr():
+            return False
+        self.norm.load((slice(None), parts.norm))
+        return self.head.load([parts.head]) and all(
+            self._load(packed, layer) for packed, layer in zip(self.layers, parts.layers, strict=True)
+        )
+
+    def _load(self, packed: PackedLayer, layer: Layer) -> bool:
+        for name in ("attention_norm", "attention_after", "mlp_norm", "mlp_after"):
+            if (norm := getattr(layer, name)) is not None:
+                getattr(packed, name).load((slice(None), norm))
+        if packed.heads_norm is not None and layer.q_norm is not None and layer.k_norm is not None:
+            packed.heads_norm.load((slice(self.heads), layer.q_norm), (slice(self.heads, None), layer.k_norm))
+        return all(matrix.load(modules) for matrix, modules in zip(_of(packed), _modules(layer), strict=True))
+
+
+def _layer(layer: Layer, parts: Transformer, dtype: torch.dtype) -> PackedLayer:
+    qkv, o, gate_up, down = (Matrix.of(modules, dtype) for modules in _modules(layer))
+    return PackedLayer(
+        qkv=qkv, o=o, gate_up=gate_up, down=down,
+        attention_norm=_present(Scale.of(layer.attention_norm, dtype)),
+        heads_norm=Scale.of_heads(layer, parts.heads, parts.kv_heads, torch.float32),
+        attention_after=Scale.of(layer.attention_after, torch.float32),
+        mlp_norm=_present(Scale.of(layer.mlp_norm, dtype)),
+        mlp_after=Scale.of(layer.mlp_after, torch.float32),
+    )  # fmt: skip
+
+
+def _of(packed: PackedLayer) -> tuple[Matrix, ...]:
+    return packed.qkv, packed.o, packed.gate_up, packed.down
+
+
+def _modules(layer: Layer) -> tuple[list[nn.Linear], ...]:
+    return [layer.q, layer.k, layer.v], [layer.o], [layer.gate, layer.up], [layer.down]
+
+
+def _present(scale: Scale | None) -> Scale:
+    assert scale is not None
+    return scale

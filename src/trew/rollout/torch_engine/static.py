@@ -1,0 +1,104 @@
+"""Decoding through :mod:`.static_model`: rows of completions in the slots of its buffers, without gaps."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from .static_model import StaticModel
+
+PREFILL_TOKENS = 8192  # prompt tokens, padding included, that are computed at once
+
+
+class StaticDecoder:
+    """Runs rows of completions through a model; see :class:`.decode.Runner`.
+
+    Row r is slot r of ``model``, which has begun, and is this decoder's alone. Each prompt is computed once: its keys
+    and values are copied to all rows that begin with it, and to the slot behind the last one as long as some have not
+    begun. The logits of :meth:`step` are overwritten by the next one.
+    """
+
+    def __init__(self, model: StaticModel, prompt_ids: Sequence[Sequence[int]], *, n: int) -> None:
+        self.model, self.prompt_ids = model, prompt_ids
+        self.missing = [n] * len(prompt_ids)  # completions that each prompt has not started yet
+        self.lengths: list[int] = []  # tokens that each row has in the cache
+        self.held: tuple[int, Tensor] | None = None  # the prompt in the spare slot, and the logits (1, V) after it
+
+    @property
+    def rows(self) -> int:
+        return len(self.lengths)
+
+    @torch.no_grad()
+    def add(self, prompts: Sequence[int]) -> Tensor:
+        places: list[tuple[int, int, int]] = []  # prompt, its first new row, and the one after its last
+        for prompt, equal in itertools.groupby(prompts):
+            begin = places[-1][2] if places else self.rows
+            places.append((prompt, begin, begin + len(list(equal))))
+        known = {} if self.held is None else {self.held[0]: self.held[1]}
+        source = dict.fromkeys(known, self.model.slots) | {p: row for p, row, _ in places if p not in known}
+        for wave in _waves([p for p, _, _ in places if p not in known], lengths=[len(ids) for ids in self.prompt_ids]):
+            ids = [self.prompt_ids[p] for p in wave]
+            piece = max(PREFILL_TOKENS // len(wave), 1)
+            logits = self.model.prefill(ids, [source[p] for p in wave], piece=piece)
+            known |= dict(zip(wave, logits.split(1), strict=True))
+        for prompt, begin, end in places:
+            self._copy(source[prompt], begin + (source[prompt] == begin), end, len(self.prompt_ids[prompt]))
+            self.missing[prompt] -= end - begin
+            self.lengths += [len(self.prompt_ids[prompt])] * (end - begin)
+        last = places[-1][0]
+        if self.missing[last] > 0 and source[last] != self.model.slots:
+            self._copy(source[last], self.model.slots, self.model.slots + 1, len(self.prompt_ids[last]))
+        self.held = (last, known[last].clone()) if self.missing[last] > 0 else None
+        self._write_lengths()
+        return torch.cat([known[p].expand(end - begin, -1) for p, begin, end in places])
+
+    @torch.no_grad()
+    def step(self, tokens: Tensor) -> Tensor:
+        model, rows = self.model, self.rows
+        model.tokens[:rows] = tokens
+        model.step(rows, max(self.lengths))
+        model.lengths[:rows] += 1
+        self.lengths = [length + 1 for length in self.lengths]
+        return model.logits[:rows]
+
+    def keep(self, alive: Sequence[int]) -> list[int]:
+        """As cache.SlotCache.keep: the last rows move into the gaps."""
+        order = list(range(len(alive)))
+        gaps = sorted(set(order) - set(alive))
+        for gap, row in zip(gaps, [row for row in alive if row >= len(alive)], strict=True):
+            self._copy(row, gap, gap + 1, self.lengths[row])
+            order[gap] = row
+        self.lengths = [self.lengths[row] for row in order]
+        self._write_lengths()
+        return order
+
+    def forget(self) -> None:
+        """Drops all rows, and the prompt whose rows had not all begun."""
+        self.lengths, self.held = [], None
+        self._write_lengths()
+
+    def _copy(self, source: int, begin: int, end: int, width: int) -> None:
+        """The first ``width`` columns of slot ``source`` to slots ``begin`` to ``end``, of all layers in one go."""
+        cache = self.model.cache[..., :width, :]
+        cache[:, :, begin:end] = cache[:, :, source : source + 1]
+
+    def _write_lengths(self) -> None:
+        """Rows that nobody has are put back to position 0."""
+        lengths = self.lengths + [0] * (self.model.slots - self.rows)
+        self.model.lengths.copy_(torch.tensor(lengths, dtype=torch.int64))
+
+
+def _waves(prompts: Sequence[int], *, lengths: Sequence[int]) -> list[list[int]]:
+    """Prompts in order, cut so that each wave has at most PREFILL_TOKENS tokens with its padding, or is one prompt."""
+    waves: list[list[int]] = []
+    width = 0
+    for prompt in prompts:
+        width = max(width, lengths[prompt])
+        if not waves or (len(waves[-1]) + 1) * width > PREFILL_TOKENS:
+            waves.append([])
+            width = lengths[prompt]
+        waves[-1].append(prompt)
+    return waves
