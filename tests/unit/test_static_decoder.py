@@ -25,7 +25,9 @@ from trew.rollout import Renderer
 from trew.rollout.torch_engine import TorchEngine, static, static_model
 from trew.rollout.torch_engine.generic import ForwardDecoder
 from trew.rollout.torch_engine.graphs import Graphs
+from trew.rollout.torch_engine.sampler import draw, uniforms
 from trew.rollout.torch_engine.static import StaticDecoder
+from trew.rollout.torch_engine.static_draw import StaticDraw
 from trew.rollout.torch_engine.static_model import COLUMNS, StaticModel
 from trew.types import Group, Prompt, Sampling
 
@@ -351,6 +353,48 @@ def test_a_step_is_the_same_operations_whatever_is_in_the_buffers(kind, dtype):
         torch.testing.assert_close(model.logits, wanted, atol=0, rtol=0)
         torch.testing.assert_close(model.cache, cache, atol=0, rtol=0)
     assert addresses == [t.data_ptr() for t in (model.cache, model.logits, model.tokens, model.lengths)]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0, 0.7])
+def test_a_draw_is_the_same_operations_whatever_is_in_the_buffers(temperature):
+    model = static_of(tiny.model())
+    drawing = StaticDraw(model, Sampling(max_tokens=4, temperature=temperature))
+    keys = torch.tensor([3, -7, 1 << 60])
+    model.logits.normal_()
+    compute = functools.partial(drawing.compute, 4)
+    with torch.no_grad():
+        with Strict():
+            compute()
+        trace = make_fx(lambda: compute())()
+        model.logits.normal_().mul_(3)
+        model.logits[0, 7:] = -torch.inf
+        model.logits[1, 5] = torch.nan
+        drawn = drawing(model.logits[:3], keys, torch.tensor([5, 0, 9]))
+        wanted = draw(
+            model.logits[:3], uniform=uniforms(keys, torch.tensor([5, 0, 9])), sampling=drawing.sampling, native=False
+        )
+        model.drawn.zero_()
+        model.drawn_floats.zero_()
+        model.drawn_finite.zero_()
+        trace()
+    for name in ("tokens", "logprobs", "sampling_logprobs", "entropies", "finite"):
+        torch.testing.assert_close(getattr(drawn, name), getattr(wanted, name), atol=0, rtol=0, equal_nan=True)
+    assert drawn.finite.tolist() == [True, False, True]
+    assert bool(drawn.entropies[0] > 0)
+
+
+@pytest.mark.parametrize(
+    "cut", [{"temperature": 0.0}, {"temperature": 0.7}, {"top_p": 0.8}, {"top_k": 5, "min_p": 0.01}]
+)
+def test_all_ways_of_sampling(cut):
+    m = tiny.model()
+    recorder = Traced()
+    e = engine(m, batch=5, _graphs=lambda device: Graphs(recorder))
+    for sampling in (SAMPLING, Sampling(max_tokens=20, seed=1, **cut)):  # one after the other in the same buffers
+        same(generated(e, sampling=sampling), generated(engine(m, batch=5, native=False), sampling=sampling))
+    assert e._static is not None
+    drawn = {key[2] for key in e._static.graphs.recorded if key[0] == "draw"}
+    assert drawn == {1.0, *([] if "temperature" not in cut else [cut["temperature"]])}
 
 
 def test_the_strict_mode_and_the_trace_would_notice():

@@ -54,6 +54,8 @@ class Schedule:
     """One ``generate`` call: R = prompts x n completions through at most ``slots`` rows of a runner at a time.
 
     Completion number p * n + s is sample s of prompt p. Slots 0 .. rows - 1 of all state tensors are in use.
+    ``drawing``: gives a token for each row of logits (rows, V), by its draw number positions (rows,) of keys (rows,);
+    the runner may bring its own, which must draw the same.
     """
 
     def __init__(
@@ -70,9 +72,11 @@ class Schedule:
         decode: Callable[[list[int]], str],
         device: torch.device,
         native: bool = True,
+        drawing: Callable[[Tensor, Tensor, Tensor], Draw] | None = None,
     ) -> None:
         self.runner, self.slots, self.uids, self.n, self.sampling = runner, slots, uids, n, sampling
         self.native = native
+        self.drawing = drawing or self._draw
         self.stop_strings, self.decode = tuple(stop_strings), decode
         # a stop string is looked for in as many last tokens as it has bytes, and some for tokens without text
         self.tail = max((len(s.encode()) for s in stop_strings), default=0) + 8
@@ -142,7 +146,7 @@ class Schedule:
         """Draws a token for slots ``first`` and up, and records it; returns the slots whose completion has ended."""
         new = slice(first, self.runner.rows)
         keys, position, completion = self.keys[new], self.position[new], self.completion[new]
-        drawn = draw(logits, uniform=uniforms(keys, position), sampling=self.sampling, native=self.native)
+        drawn = self.drawing(logits, keys, position)
         self.tokens_out[completion, position] = drawn.tokens
         self.floats_out[:, completion, position] = torch.stack(
             (drawn.logprobs, drawn.sampling_logprobs, drawn.entropies)
@@ -158,6 +162,9 @@ class Schedule:
         if self.stop_strings:
             ended = sorted({*ended, *self._at_stop_string(first)})
         return ended
+
+    def _draw(self, logits: Tensor, keys: Tensor, positions: Tensor) -> Draw:
+        return draw(logits, uniform=uniforms(keys, positions), sampling=self.sampling, native=self.native)
 
     def _at_stop_string(self, first: int) -> list[int]:
         """Slots whose newest tokens complete a stop string."""

@@ -22,6 +22,7 @@ from .decode import Finished, Schedule
 from .generic import ForwardDecoder
 from .graphs import Graphs
 from .static import StaticDecoder
+from .static_draw import StaticDraw
 from .static_model import StaticModel
 
 PROBE_TOKENS = 8  # of a prompt, that our decoder is tried on in every call: the last of them as a step
@@ -132,6 +133,7 @@ class TorchEngine:
                 decode=self.renderer.decode,
                 device=self.device,
                 native=self.native,
+                drawing=StaticDraw(runner.model, sampling) if isinstance(runner, StaticDecoder) else None,
             )
             groups: dict[int, Group] = {}
             for i in schedule.run(progress or (lambda count: None)):

@@ -80,13 +80,11 @@ def draw(logits: Tensor, *, uniform: Tensor, sampling: Sampling, native: bool = 
         return Draw(tokens, logprobs, sampling_logprobs, entropies, finite)
     x = logits.float()
     x = x - x.amax(-1, keepdim=True)
+    x.clamp_(min=torch.finfo(torch.float32).min)  # tokens that a model masks (-inf) have no part in the entropy: 0 * x
     e = x.exp()
     z = e.sum(-1)
     log_z = z.log()
-    weighted = torch.linalg.vecdot(e, x)
-    if bool(weighted.isnan().any()):  # 0 * -inf, where a model masks tokens: they have no part in the entropy
-        weighted = torch.linalg.vecdot(e, x.clamp(min=torch.finfo(torch.float32).min))
-    entropies = (log_z - weighted / z).clamp(min=0)
+    entropies = (log_z - torch.linalg.vecdot(e, x) / z).clamp(min=0)
 
     if sampling.temperature == 0:
         tokens = x.argmax(-1)

@@ -76,6 +76,12 @@ class StaticModel:
         self.tokens = torch.zeros(slots, dtype=torch.int64, device=device)
         self.lengths = torch.zeros(slots, dtype=torch.int64, device=device)
         self.logits = torch.zeros(slots, len(parts.head.weight), dtype=torch.float32, device=device)
+        # what a draw reads and writes (.static_draw)
+        self.keys = torch.zeros(slots, dtype=torch.int64, device=device)
+        self.positions = torch.zeros(slots, dtype=torch.int64, device=device)
+        self.drawn = torch.zeros(slots, dtype=torch.int64, device=device)
+        self.drawn_floats = torch.zeros(3, slots, dtype=torch.float32, device=device)
+        self.drawn_finite = torch.zeros(slots, dtype=torch.bool, device=device)
         self.row = torch.arange(slots, device=device)[:, None]
         self.kv_head = torch.arange(parts.kv_heads, device=device)[None]
         self.column = torch.arange(columns, device=device)

@@ -1,0 +1,48 @@
+"""Draws that are recorded as a CUDA graph together with the steps whose logits they take."""
+
+from __future__ import annotations
+
+import functools
+
+from torch import Tensor
+
+from ...types import Sampling
+from .sampler import Draw, draw, uniforms
+from .static_model import StaticModel, row_bucket
+
+
+class StaticDraw:
+    """Draws for rows of ``model``, as :func:`.sampler.draw` does. What it returns is overwritten by the next call.
+
+    Logits that :meth:`StaticModel.step` left in the model's buffer are drawn from by a graph, unless top_k, top_p or
+    min_p cut the distribution, which looks at the logits on the way.
+    """
+
+    def __init__(self, model: StaticModel, sampling: Sampling) -> None:
+        self.model, self.sampling = model, sampling
+        self.cuts = sampling.truncates and sampling.temperature != 0
+
+    def __call__(self, logits: Tensor, keys: Tensor, positions: Tensor) -> Draw:
+        """A token for each row of ``logits`` (rows, V), by draw number ``positions`` (rows,) of ``keys`` (rows,)."""
+        model, rows = self.model, len(logits)
+        if self.cuts or logits.data_ptr() != model.logits.data_ptr():
+            return draw(logits, uniform=uniforms(keys, positions), sampling=self.sampling, native=False)
+        model.keys[:rows] = keys
+        model.positions[:rows] = positions
+        bucket = min(row_bucket(rows), model.slots)
+        # All of the sampling that a draw without cuts depends on is in the key.
+        model.graphs.run(("draw", bucket, self.sampling.temperature), functools.partial(self.compute, bucket))
+        one, two, three = model.drawn_floats[:, :rows]
+        return Draw(model.drawn[:rows], one, two, three, model.drawn_finite[:rows])
+
+    def compute(self, rows: int) -> None:
+        """The draw itself: to be recorded, so a function of buffers alone."""
+        model = self.model
+        uniform = uniforms(model.keys[:rows], model.positions[:rows])
+        drawn = draw(model.logits[:rows], uniform=uniform, sampling=self.sampling, native=False)
+        model.drawn[:rows] = drawn.tokens
+        for own, new in zip(
+            model.drawn_floats, (drawn.logprobs, drawn.sampling_logprobs, drawn.entropies), strict=True
+        ):
+            own[:rows] = new
+        model.drawn_finite[:rows] = drawn.finite
