@@ -16,7 +16,7 @@ from trew.config import Config, LearnerConfig, LoraConfig, RolloutConfig
 from trew.estimate import passes
 from trew.estimate import run as estimating
 from trew.estimate.ledger import Ledger
-from trew.estimate.memory import cache, kept, laid_out, optimizer, weights
+from trew.estimate.memory import cache, kept, laid_out, memory, optimizer, weights
 from trew.estimate.sizes import sizes_of
 from trew.estimate.times import Rates
 from trew.learner import forward
@@ -26,6 +26,9 @@ from trew.native import build
 from trew.native.decoder import Decoder
 from trew.native.family import describe
 from trew.objective import preset
+from trew.rollout.torch_engine import static_model
+from trew.rollout.torch_engine.graphs import Graphs
+from trew.rollout.torch_engine.static_model import StaticModel
 
 WIDE = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "head_dim": 16}
 native = pytest.mark.skipif(isinstance(build.library(), str), reason="the kernels cannot be compiled here")
@@ -272,3 +275,31 @@ def test_its_exit_code_says_whether_it_fits(recipe, capsys, monkeypatch):
     call(recipe, code=1)
     assert "DOES NOT FIT" in capsys.readouterr().out
     call(recipe, "--set", "lora.dropout=0.5", code=2)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kind", ["llama", "gemma3"])
+def test_buffers_of_generation_on_a_gpu(kind, dtype, tmp_path, monkeypatch):
+    """As they are made, for a model of more layers than those that are tried; the CPU stands for a GPU."""
+    monkeypatch.setattr(static_model, "runs_on", lambda device: True)
+    layers = {"num_hidden_layers": 6} | ({"layer_types": ["full_attention"] * 6} if kind == "gemma3" else {})
+    folder = saved(tmp_path, kind, **layers)
+    c = config(folder, dtype=dtype, rollout={"max_tokens": 300})
+    e = made(c)
+    parts = describe(models.load_model(folder))
+    assert not isinstance(parts, str)
+    types = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+    real = StaticModel(parts, slots=12, columns=512, dtype=types[dtype], graphs=Graphs(None))
+    generating, training = e.memory.parts["generating"], e.memory.parts["training"]
+    assert generating["laid out"] + generating["cache"] == real.bytes
+    assert generating["cache"] == real.cache.numel() * real.cache.element_size()
+    assert training["cache"] == generating["cache"], "with this much memory they stay"
+    with Ledger() as ledger, torch.no_grad():
+        for _ in range(2):
+            ledger.peak = before = ledger.live
+            real.prefill([[0] * 12] * 3, range(3), piece=100)
+            real.compute(12, 512)
+    assert generating["step"] == pytest.approx(ledger.peak - before, rel=0.02)
+    full = dataclasses.replace(e.load, free=2 * e.memory.total("generating") - 1)
+    assert "cache" not in memory(e.sizes, c, full).parts["training"]
+    assert made(dataclasses.replace(c, kernels="plain")).load.static is None

@@ -20,7 +20,8 @@ from ..config import Config
 from ..learner.fused_head import BLOCK, ELEMENTS, ROWS
 from ..native.decoder import PREFILL_TOKENS
 from ..native.pages import PAGE
-from .passes import Line
+from ..rollout.torch_engine.static_model import COLUMNS, rounded
+from .passes import Line, Static
 from .sizes import FOUR_BIT, Sizes
 
 CHUNK = 1 << 22
@@ -72,6 +73,8 @@ class Load:
     native_decode: bool
     body: Line | None = None
     prefill: Line | None = None
+    static: Static | None = None  # generation on a GPU by our decoder
+    free: int | None = None  # bytes there are for all of it
     stored: int = 0  # bytes of the model's files
     process: int = 0  # Python, torch and all that is loaded before the model
 
@@ -106,8 +109,11 @@ def reference(s: Sizes, config: Config, load: Load) -> int:
 
 def laid_out(s: Sizes, config: Config, load: Load) -> int:
     """b N_l + 4 V H: the weights laid out for products, the head's in float32. The model's own forward: b N_l + b V H,
-    without 4-bit weights."""
+    without 4-bit weights. On a GPU as its buffers are, without keys and values: copies of what is not in float32 and
+    single as it is, and logits."""
     b, lora = _width(config), config.lora.rank
+    if load.static is not None:
+        return load.static.buffers.layer * s.layers + load.static.buffers.rest - cache(s, config, load)
     if load.native_decode:
         return b * s.linear + 4 * s.head
     if not load.packed:
@@ -119,9 +125,12 @@ def laid_out(s: Sizes, config: Config, load: Load) -> int:
 def cache(s: Sizes, config: Config, load: Load) -> int:
     """2 L K b bytes a token: pages of 32 tokens, a prompt's once for its group, up to a whole chunk.
 
-    The model's own forward: 2 L K b bytes for each row, prompt and completion side by side, and 64 columns.
+    The model's own forward: 2 L K b bytes for each row, prompt and completion side by side, and 64 columns. On a GPU
+    one row more, and columns up to the next bucket.
     """
     token = 2 * s.layers * s.kv_heads * s.head_dim
+    if load.static is not None:
+        return token * _width(config) * (load.rows + 1) * rounded(load.prompt + load.completion, COLUMNS)
     if not load.native_decode:
         return token * _width(config) * load.rows * (load.prompt + load.completion + 64)
     prompts = -(-load.rows // load.group) + 1
@@ -137,6 +146,8 @@ def decoding(s: Sizes, config: Config, load: Load) -> int:
     3 b F (gate, up, product), b (A + H) (what products gave)."""
     b, wide = _width(config), s.heads * s.head_dim
     draw = 16 * s.vocabulary * load.rows
+    if load.static is not None:
+        return max(draw, load.static.work.layer * s.layers + load.static.work.rest)
     if load.prefill is not None:
         return max(draw, load.prefill.layer * s.layers + load.prefill.rest)
     tokens = min(PREFILL_TOKENS, load.prompt * (-(-load.rows // load.group)))
@@ -245,6 +256,9 @@ def memory(s: Sizes, config: Config, load: Load) -> Memory:
             "gaps": gaps,
         },
     }
+    # The engine keeps its buffers where that leaves half of the GPU free; it gives them back where not.
+    if load.static is not None and (load.free is None or 2 * sum(parts["generating"].values()) <= load.free):
+        parts["training"] |= {name: made[name] for name in ("laid out", "cache")}
     if load.stored:
         parts = {"loading": always | {"optimizer": 0, "file": load.stored + packing}} | parts
     if config.lora.rank:

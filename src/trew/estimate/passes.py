@@ -19,6 +19,10 @@ from ..learner import Sample, recompute
 from ..learner.forward import Forward
 from ..learner.head import token_logprobs
 from ..learner.packing import Pack
+from ..native import describe
+from ..rollout.torch_engine.graphs import Graphs
+from ..rollout.torch_engine.static import PREFILL_TOKENS
+from ..rollout.torch_engine.static_model import StaticModel
 from .ledger import Ledger
 from .sizes import Copy, Sizes, copy_of
 
@@ -111,6 +115,39 @@ def prefill(config: Config, *, prompts: int, length: int, device: str) -> Line:
         return ledger.peak
 
     return _line(peak, config, device=device)
+
+
+@dataclass(frozen=True, slots=True)
+class Static:
+    """What generation on a GPU needs: buffers, copies of weights among them, and the work of prefill and step."""
+
+    buffers: Line
+    work: Line
+
+
+def static(config: Config, *, rows: int, columns: int, prompts: int, length: int, device: str) -> Static:
+    """For ``rows`` of up to ``columns`` tokens; ``prompts`` of ``length`` tokens are computed side by side."""
+    dtype = torch.bfloat16 if config.learner.dtype == "bfloat16" else torch.float32
+
+    def made(copy: Copy) -> StaticModel:
+        parts = describe(copy.model, adapters=True)
+        assert not isinstance(parts, str)
+        return StaticModel(parts, slots=rows, columns=columns, dtype=dtype, graphs=Graphs(None))
+
+    def buffers(copy: Copy) -> int:
+        with copy.mode:
+            return made(copy).bytes
+
+    def work(copy: Copy) -> int:
+        with copy.mode, torch.no_grad(), Ledger() as ledger:
+            model = made(copy)
+            for _ in range(2):  # what was there before, weights and buffers, is counted in the first round
+                ledger.peak = before = ledger.live
+                model.prefill([[0] * length] * prompts, range(prompts), piece=max(PREFILL_TOKENS // prompts, 1))
+                model.compute(rows, columns)
+            return ledger.peak - before
+
+    return Static(_line(buffers, config, device=device), _line(work, config, device=device))
 
 
 def _line(peak: Callable[[Copy], int], config: Config, *, device: str) -> Line:

@@ -13,7 +13,9 @@ from ..machine import free_bytes, used_bytes
 from ..native import decoder as native_decoder
 from ..native import describe, linears
 from ..objective import Objective
+from ..rollout.torch_engine import static_model
 from ..rollout.torch_engine.generic import PREFILL_TOKENS
+from ..rollout.torch_engine.static_model import COLUMNS, rounded
 from . import passes, times
 from .memory import Load, Memory, memory
 from .sizes import Sizes, copy_of, sizes_of
@@ -82,11 +84,10 @@ def load_of(config: Config, s: Sizes, objective: Objective, machine: Machine, *,
     copy = copy_of(config, device=machine.device, layers=1)
     with copy.mode:
         batch = passes.batch(config, copy.model, prompt=prompt, vocabulary=s.vocabulary, layers=s.layers)
-        native = (
-            config.kernels == "auto"
-            and config.lora.base != "nf4"
-            and native_decoder.unsupported(describe(copy.model, adapters=True), autocast=low) is None
-        )
+        ours = config.kernels == "auto" and config.lora.base != "nf4"
+        parts = describe(copy.model, adapters=True)
+        static = ours and static_model.runs_on(machine.device) and static_model.unsupported(parts) is None
+        native = static or (ours and native_decoder.unsupported(parts, autocast=low) is None)
     pack, way = batch.largest, batch.forward.way
     side_by_side = max(1, min(-(-rows // config.rollout.completions), PREFILL_TOKENS // prompt))
     return Load(
@@ -105,6 +106,17 @@ def load_of(config: Config, s: Sizes, objective: Objective, machine: Machine, *,
         native_decode=native,
         body=None if way.native else passes.training(config, s, prompt=prompt, device=machine.device),
         prefill=None if native else passes.prefill(config, prompts=side_by_side, length=prompt, device=machine.device),
+        static=passes.static(
+            config,
+            rows=rows,
+            columns=rounded(prompt + config.rollout.max_tokens, COLUMNS),
+            prompts=side_by_side,
+            length=prompt,
+            device=machine.device,
+        )
+        if static
+        else None,
+        free=machine.free,
         stored=stored_bytes(config),
         process=machine.process,
     )

@@ -153,7 +153,7 @@ class TorchEngine:
         probe = list(max(prompt_ids, key=len))[:PROBE_TOKENS]
         probe = probe if len(probe) > 1 else 2 * probe
         prompt_ids = [*prompt_ids, probe[:-1]]
-        if self.device.type == "cuda" or self._graphs is not None:
+        if static_model.runs_on(self.device) or self._graphs is not None:
             runner = self._static_runner(parts, prompt_ids, n=n, slots=slots, max_tokens=max_tokens)
         elif native_decoder.unsupported(parts, autocast=self.autocast) is None:
             runner = native_decoder.Decoder(

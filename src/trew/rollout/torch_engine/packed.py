@@ -109,6 +109,12 @@ class Packed:
         self.norm = _present(Scale.of(parts.norm, dtype))
         self.head = Matrix.of([parts.head], dtype)
 
+    @property
+    def copies(self) -> list[Tensor]:
+        """The matrices that are not the model's own."""
+        matrices = [self.head, *(matrix for layer in self.layers for matrix in _of(layer))]
+        return [matrix.weight for matrix in matrices if matrix.own]
+
     def load(self, parts: Transformer) -> bool:
         """Takes the weights as they are now. False: tensors of the model that are read where they stand were replaced
         by others, and this object is of no more use."""

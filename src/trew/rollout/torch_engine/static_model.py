@@ -48,6 +48,11 @@ def row_bucket(rows: int) -> int:
     return 1 << (rows - 1).bit_length() if rows <= ROWS else rounded(rows, ROWS)
 
 
+def runs_on(device: torch.device | str) -> bool:
+    """Whether generation on a device is this module's; on CPUs :mod:`trew.native.decoder` is faster."""
+    return torch.device(device).type == "cuda"
+
+
 def unsupported(parts: Transformer | str) -> str | None:
     """Why these parts cannot be decoded here, in words that complete "because ..."; None where they can."""
     if isinstance(parts, str):
@@ -92,6 +97,12 @@ class StaticModel:
         self.lengths.zero_()
         return self.packed.load(parts)
 
+    @property
+    def bytes(self) -> int:
+        """What its buffers take, copies of weights among them."""
+        buffers = [self.cache, self.logits, *self.tables.values(), *self.packed.copies]
+        return sum(t.numel() * t.element_size() for t in buffers)
+
     def serves(self, *, slots: int, columns: int, dtype: torch.dtype) -> bool:
         """Whether there is room for that."""
         return slots <= self.slots and columns <= self.columns and dtype == self.dtype
@@ -132,14 +143,15 @@ class StaticModel:
         device = self.cache.device
         width = max(map(len, prompts))
         tokens = torch.tensor([[*ids, *[0] * (width - len(ids))] for ids in prompts], device=device)
-        ends = torch.tensor([len(ids) - 1 for ids in prompts], device=device)
         at = torch.tensor(slots, device=device)
         last = torch.empty(len(prompts), self.packed.embedding.shape[1], dtype=torch.float32, device=device)
         with _plainly(device):
             for begin in range(0, width, piece):
                 x = self._piece(tokens[:, begin : begin + piece], at, begin)
-                here = (ends >= begin) & (ends < begin + piece)
-                last[here] = x[here, ends[here] - begin]
+                ends = [(i, len(ids) - 1 - begin) for i, ids in enumerate(prompts) if begin < len(ids) <= begin + piece]
+                if ends:
+                    rows, places = torch.tensor(ends, device=device).t()
+                    last[rows] = x[rows, places]
             return self.head(last)
 
     def _piece(self, tokens: Tensor, at: Tensor, begin: int) -> Tensor:
