@@ -34,7 +34,7 @@ from trew.rollout.torch_engine.generic import ForwardDecoder
 from trew.rollout.torch_engine.graphs import Graphs
 from trew.rollout.torch_engine.static import StaticDecoder
 from trew.rollout.torch_engine.static_draw import StaticDraw
-from trew.rollout.torch_engine.static_model import COLUMNS, StaticModel, rounded
+from trew.rollout.torch_engine.static_model import StaticModel
 from trew.types import Sampling
 from work import Work
 
@@ -105,9 +105,7 @@ class Run:
             self.parts = describe(model, adapters=True)
             assert isinstance(self.parts, Transformer), self.parts
             graphs = Graphs.on(self.device) if name == "graphs" else Graphs(None)
-            self.static = StaticModel(
-                self.parts, slots=len(prompts), columns=rounded(room, COLUMNS), dtype=LOW, graphs=graphs
-            )
+            self.static = StaticModel(self.parts, slots=len(prompts), columns=room, dtype=LOW, graphs=graphs)
 
     def seconds(self, tokens: int) -> float:
         sampling = Sampling(max_tokens=tokens, seed=0)

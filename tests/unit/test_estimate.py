@@ -298,7 +298,7 @@ def test_buffers_of_generation_on_a_gpu(kind, dtype, tmp_path, monkeypatch):
         for _ in range(2):
             ledger.peak = before = ledger.live
             real.prefill([[0] * 12] * 3, range(3), piece=100)
-            real.compute(12, 512)
+            real.compute(16, 512)
     assert generating["step"] == pytest.approx(ledger.peak - before, rel=0.02)
     full = dataclasses.replace(e.load, free=2 * e.memory.total("generating") - 1)
     assert "cache" not in memory(e.sizes, c, full).parts["training"]

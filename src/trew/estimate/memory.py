@@ -20,7 +20,7 @@ from ..config import Config
 from ..learner.fused_head import BLOCK, ELEMENTS, ROWS
 from ..native.decoder import PREFILL_TOKENS
 from ..native.pages import PAGE
-from ..rollout.torch_engine.static_model import COLUMNS, rounded
+from ..rollout.torch_engine.static_model import COLUMNS, rounded, row_bucket
 from .passes import Line, Static
 from .sizes import FOUR_BIT, Sizes
 
@@ -126,11 +126,11 @@ def cache(s: Sizes, config: Config, load: Load) -> int:
     """2 L K b bytes a token: pages of 32 tokens, a prompt's once for its group, up to a whole chunk.
 
     The model's own forward: 2 L K b bytes for each row, prompt and completion side by side, and 64 columns. On a GPU
-    one row more, and columns up to the next bucket.
+    rows and columns up to the next bucket, and one row more.
     """
     token = 2 * s.layers * s.kv_heads * s.head_dim
     if load.static is not None:
-        return token * _width(config) * (load.rows + 1) * rounded(load.prompt + load.completion, COLUMNS)
+        return token * _width(config) * (row_bucket(load.rows) + 1) * rounded(load.prompt + load.completion, COLUMNS)
     if not load.native_decode:
         return token * _width(config) * load.rows * (load.prompt + load.completion + 64)
     prompts = -(-load.rows // load.group) + 1

@@ -144,7 +144,7 @@ def static(config: Config, *, rows: int, columns: int, prompts: int, length: int
             for _ in range(2):  # what was there before, weights and buffers, is counted in the first round
                 ledger.peak = before = ledger.live
                 model.prefill([[0] * length] * prompts, range(prompts), piece=max(PREFILL_TOKENS // prompts, 1))
-                model.compute(rows, columns)
+                model.compute(model.slots, model.columns)
             return ledger.peak - before
 
     return Static(_line(buffers, config, device=device), _line(work, config, device=device))

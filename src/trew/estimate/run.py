@@ -15,7 +15,6 @@ from ..native import describe, linears
 from ..objective import Objective
 from ..rollout.torch_engine import static_model
 from ..rollout.torch_engine.generic import PREFILL_TOKENS
-from ..rollout.torch_engine.static_model import COLUMNS, rounded
 from . import passes, times
 from .memory import Load, Memory, memory
 from .sizes import Sizes, copy_of, sizes_of
@@ -109,7 +108,7 @@ def load_of(config: Config, s: Sizes, objective: Objective, machine: Machine, *,
         static=passes.static(
             config,
             rows=rows,
-            columns=rounded(prompt + config.rollout.max_tokens, COLUMNS),
+            columns=prompt + config.rollout.max_tokens,
             prompts=side_by_side,
             length=prompt,
             device=machine.device,

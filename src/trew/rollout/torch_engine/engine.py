@@ -176,7 +176,7 @@ class TorchEngine:
         """In the buffers of the last call where they are large enough, as its graphs are good for them alone."""
         if static_model.unsupported(parts):
             return None
-        columns = static_model.rounded(max(map(len, prompt_ids)) + max_tokens, static_model.COLUMNS)
+        columns = max(map(len, prompt_ids)) + max_tokens
         dtype = self.autocast or torch.float32
         kept, self._static = self._static, None
         if kept is None or not kept.serves(slots=slots, columns=columns, dtype=dtype) or not kept.begin(parts):

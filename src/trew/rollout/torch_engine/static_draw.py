@@ -29,7 +29,7 @@ class StaticDraw:
             return draw(logits, uniform=uniforms(keys, positions), sampling=self.sampling, native=False)
         model.keys[:rows] = keys
         model.positions[:rows] = positions
-        bucket = min(row_bucket(rows), model.slots)
+        bucket = row_bucket(rows)
         # All of the sampling that a draw without cuts depends on is in the key.
         model.graphs.run(("draw", bucket, self.sampling.temperature), functools.partial(self.compute, bucket))
         one, two, three = model.drawn_floats[:, :rows]

@@ -20,8 +20,8 @@ from ...native import Transformer
 from .graphs import Graphs
 from .packed import Packed, PackedLayer, Scale
 
-ROWS, COLUMNS = 16, 256
-"""Buckets are multiples of these, and a quarter octave apart where that is more; below 16 rows they are powers of 2."""
+ROWS, COLUMNS = 8, 256
+"""Buckets are multiples of these, and a quarter octave apart where that is more; below 8 rows they are powers of 2."""
 
 # cuDNN's attention makes a plan for every shape at its first call, and here shapes are many and small.
 _KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
@@ -43,7 +43,7 @@ def rounded(n: int, unit: int) -> int:
 def row_bucket(rows: int) -> int:
     """
     >>> [row_bucket(n) for n in (1, 3, 8, 9, 17, 50, 65, 129)]
-    [1, 4, 8, 16, 32, 64, 80, 160]
+    [1, 4, 8, 16, 24, 56, 80, 160]
     """
     return 1 << (rows - 1).bit_length() if rows <= ROWS else rounded(rows, ROWS)
 
@@ -67,12 +67,16 @@ class StaticModel:
     """``parts`` with room for ``slots`` rows of ``columns`` tokens, and one row more; products, keys and values in
     ``dtype``; the residual stream, norms and logits in float32.
 
+    Rows and columns are made up to the next bucket, so that those of a step do not depend on the room there is, and the
+    numbers neither.
+
     :meth:`begin` comes before each use. What a caller may touch: ``cache`` (layers, 2, slots + 1, kv_heads, columns,
     D), ``tokens`` and ``lengths`` (slots,) int64, which :meth:`step` reads, and ``logits`` (slots, V), which it writes.
     """
 
     def __init__(self, parts: Transformer, *, slots: int, columns: int, dtype: torch.dtype, graphs: Graphs) -> None:
-        self.parts, self.slots, self.columns, self.dtype, self.graphs = parts, slots, columns, dtype, graphs
+        self.slots, self.columns = slots, columns = row_bucket(slots), rounded(columns, COLUMNS)
+        self.parts, self.dtype, self.graphs = parts, dtype, graphs
         device = parts.embedding.weight.device
         self.packed = Packed(parts, dtype)
         self.tables = parts.rotary(columns, device=device)
@@ -111,7 +115,7 @@ class StaticModel:
     def step(self, rows: int, longest: int) -> None:
         """The logits after ``tokens`` at positions ``lengths`` of the first ``rows`` slots; keys and values are kept.
         ``longest``: the largest of these positions. Slots up to the next bucket must be at position 0."""
-        rows, columns = min(row_bucket(rows), self.slots), min(rounded(longest + 1, COLUMNS), self.columns)
+        rows, columns = row_bucket(rows), rounded(longest + 1, COLUMNS)
         self.graphs.run((rows, columns), functools.partial(self.compute, rows, columns))
 
     def compute(self, rows: int, columns: int) -> None:
