@@ -102,6 +102,7 @@ class _Active:
 _active = _Active()
 
 
+@torch.compiler.disable
 def attend(
     module: torch.nn.Module,
     query: Float[Tensor, "1 H T D"],
@@ -111,7 +112,7 @@ def attend(
     **kwargs: Any,
 ) -> tuple[Float[Tensor, "1 T H D"], None]:
     """Attention of one packed row by the active plan, in the form that transformers calls. The mask is the plan's:
-    ``attention_mask`` is not read."""
+    ``attention_mask`` is not read. Never part of a compiled graph: the number of blocks changes with every pack."""
     plan = _active.plan
     assert plan is not None, "attention of packed rows outside shared_prefix()"
     assert query.shape[0] == 1

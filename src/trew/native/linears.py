@@ -70,22 +70,43 @@ def _exchanged(
             layer.__dict__.pop("forward", None)
 
 
-class _Linear(torch.autograd.Function):
-    """y = x W^T + b;  dx = dy W,  dW = dy^T x,  db = sum of dy."""
+# Operations of torch's own kind, so that compiled graphs (learner.compile) hold them as they are:
+# y = x W^T + b;  dx = dy W,  dW = dy^T x,  db = sum of dy.
 
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        ctx.has_bias = bias is not None
-        return _rows(x, Matrix.of(weight, bias))
 
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        x, weight = ctx.saved_tensors
-        need_x, need_weight, _ = ctx.needs_input_grad
-        dy = grads[0].flatten(0, -2).contiguous()
-        dx = product(dy, Matrix.of(weight, transposed=True)).view(x.shape) if need_x else None
-        return dx, _outer(dy, x.flatten(0, -2)) if need_weight else None, dy.sum(0) if ctx.has_bias else None
+@torch.library.custom_op("trew::linear", mutates_args=())
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return _rows(x, Matrix.of(weight, bias))
+
+
+@torch.library.custom_op("trew::linear_by_input", mutates_args=())
+def _by_input(dy: Tensor, weight: Tensor) -> Tensor:
+    return _rows(dy, Matrix.of(weight, transposed=True))
+
+
+@torch.library.custom_op("trew::linear_by_weight", mutates_args=())
+def _by_weight(dy: Tensor, x: Tensor) -> Tensor:
+    return _outer(dy.flatten(0, -2).contiguous(), x.flatten(0, -2))
+
+
+def _keep(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor | None], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs[:2])
+
+
+def _backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    x, weight = ctx.saved_tensors
+    by_input, by_weight, by_bias = ctx.needs_input_grad
+    return (
+        _by_input(dy, weight) if by_input else None,
+        _by_weight(dy, x) if by_weight else None,
+        dy.flatten(0, -2).sum(0) if by_bias else None,
+    )
+
+
+_linear.register_fake(lambda x, weight, bias: x.new_empty(*x.shape[:-1], len(weight)))
+_by_input.register_fake(lambda dy, weight: dy.new_empty(*dy.shape[:-1], weight.shape[1]))
+_by_weight.register_fake(lambda dy, x: dy.new_empty(dy.shape[-1], x.shape[-1]))
+_linear.register_autograd(_backward, setup_context=_keep)
 
 
 def _outer(dy: Tensor, x: Tensor) -> Tensor:
@@ -103,7 +124,7 @@ def _rows(x: Tensor, w: Matrix) -> Tensor:
 
 
 def _forward(layer: nn.Linear) -> Callable[[Tensor], Tensor]:
-    return lambda x: _Linear.apply(x, layer.weight, layer.bias)
+    return lambda x: _linear(x, layer.weight, layer.bias)
 
 
 def _packed_forward(layer: nn.Linear, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
