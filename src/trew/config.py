@@ -107,6 +107,8 @@ class LearnerConfig:
     dtype: Dtype = "float32"  # of the computation; weights and optimizer state are float32 always
     optimizer: Optimizer = "adamw"  # adamw-8bit: moments in 8 bits; adamw-offload: moments in CPU memory
     gradient_checkpointing: bool = False
+    compile: bool = False  # torch.compile for the layers, where the model's own forward pass runs
+    liger: bool = False  # liger-kernel's norms, gates and rotary embedding there, on a CUDA GPU
     share_prompts: bool = True  # compute a group's prompt once; False = one row per completion
     bad_steps: int = 3  # in a row with numbers that are not finite, after which the run ends; 1 = at once
     reference_every: int = 0  # steps between two updates of the reference of the KL term; 0 = it stays as it was

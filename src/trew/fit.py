@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import shutil
+import sys
 
 import torch
 
@@ -70,7 +73,7 @@ def problems(objective: Objective, config: Config, *, given: frozenset[str] = GI
 
 
 def machine_problems(config: Config, device: str) -> list[str]:
-    """What this machine lacks for ``[lora]`` and ``learner.optimizer``: packages, or a device of another kind."""
+    """What this machine lacks for ``[lora]`` and ``[learner]``: packages, a compiler, or a device of another kind."""
     lora, optimizer = config.lora, config.learner.optimizer
     needs = [
         (lora.rank > 0, f"lora.rank: got {lora.rank}", "peft", "lora"),
@@ -87,6 +90,41 @@ def machine_problems(config: Config, device: str) -> list[str]:
         found.append(
             f"learner.optimizer: got 'adamw-offload', which moves moments from a GPU's memory to the CPU's, but device "
             f"is {device}; set it to 'adamw', or 'adamw-8bit' if memory is short"
+        )
+    if config.learner.compile and (missing := compile_problem(device)):
+        found.append(f"learner.compile: got true, {missing}; or set it to false")
+    return found + (_liger_problems(config, device) if config.learner.liger else [])
+
+
+def compile_problem(device: str) -> str | None:
+    """What torch.compile lacks on a device, with what to do; None where it can run."""
+    if device == "mps":
+        return "which is not supported on mps; use device = 'cpu' or a CUDA GPU"
+    if device.startswith("cuda"):
+        if importlib.util.find_spec("triton") is None:
+            return "which needs the package triton on a GPU; it is not installed: pip install triton"
+        wanted, names = "a C compiler", (os.environ.get("CC"), "gcc", "clang", "cc")
+    else:
+        wanted = "a C++ compiler"
+        names = (os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++"),)  # as torch looks for it
+    if any(name and shutil.which(name) for name in names):
+        return None
+    return f"which needs {wanted}; there is none ({', '.join(filter(None, names))}): install gcc or clang"
+
+
+def _liger_problems(config: Config, device: str) -> list[str]:
+    found = []
+    if not device.startswith("cuda"):
+        found.append(f"learner.liger: got true, which needs a CUDA GPU, but device is {device}; set it to false")
+    elif any(importlib.util.find_spec(package) is None for package in ("liger_kernel", "triton")):
+        found.append(
+            "learner.liger: got true, which needs the package liger-kernel; it is not installed: pip install "
+            "'trew[liger]'"
+        )
+    if config.learner.compile:
+        found.append(
+            "learner.liger: got true with learner.compile = true: both fuse the same operations; set one of them to "
+            "false"
         )
     return found
 

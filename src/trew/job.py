@@ -111,7 +111,7 @@ def build(plan: Plan, display: Display, interrupts: Interrupts) -> Job:
     sampler = PromptSampler(len(plan.train), seed=config.seed, shuffle=config.data.shuffle)
     monitors = Monitors(plan.rewards.rewards, shuffled=config.data.shuffle)
     writer = Writer(display.line, background=config.checkpoint.background)
-    learner.before_update = writer.release
+    learner.before_update, learner.tell = writer.release, display.line
     return Job(
         plan, model, engine, learner, sampler, display, interrupts, adapters=adapters, monitors=monitors, writer=writer,
         health=Health(Facts.of(to_table(config))),

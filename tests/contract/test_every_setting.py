@@ -90,6 +90,8 @@ CASES: dict[str, Case] = {
     "learner.dtype": Case("bfloat16", "weights"),
     "learner.optimizer": Case("adamw-8bit", "weights", {"steps": 2}),
     "learner.gradient_checkpointing": Case(True, same_result("again")),
+    "learner.compile": Case(True, way("faster"), {"kernels": "plain"}),
+    "learner.liger": Case(True, "learner.liger: got true, which needs a CUDA GPU"),
     "learner.share_prompts": Case(False, same_result("tokens")),
     "learner.reference_every": Case(1, "weights", REFERENCE),
     "learner.reference_mix": Case(0.5, "weights", {**REFERENCE, "learner.reference_every": 1}),

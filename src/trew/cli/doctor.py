@@ -57,7 +57,7 @@ def doctor(peer: Annotated[Literal["", "trl", "verl"], tyro.conf.Positional] = "
 def findings() -> Iterator[Finding]:
     """All of them, as they come in; a probe that fails is itself a finding."""
     probes: tuple[Callable[[], Iterator[Finding]], ...] = (
-        _python, _packages, _processor, _kernels, _memory, _devices, _model, _extras, _sandbox, _hub, _disk,
+        _python, _packages, _processor, _kernels, _compile, _memory, _devices, _model, _extras, _sandbox, _hub, _disk,
     )  # fmt: skip
     for probe in probes:
         try:
@@ -187,6 +187,18 @@ def _kernels() -> Iterator[Finding]:
         yield Finding("note", "kernels", f"none, because {found}", todo)
     else:
         yield Finding("ok", "kernels", "compiled for this processor")
+
+
+def _compile() -> Iterator[Finding]:
+    import torch
+
+    from ..fit import compile_problem
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    if (missing := compile_problem(device)) is not None:
+        yield Finding("note", "torch.compile", f"learner.compile cannot be used on this machine's {device}", missing)
+    else:
+        yield Finding("ok", "torch.compile", f"learner.compile can be used (on {device})")
 
 
 def _cgroup_cpus() -> float | None:

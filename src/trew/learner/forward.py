@@ -6,6 +6,9 @@ Three things are computed in a faster way where that is possible, each by itself
 native  the layers by kernels of our own, forward and backward (:mod:`.native`), instead of the model's forward
 shared  a group's prompt once (:func:`.packing.pack_shared`), instead of once per completion
 fused   the head chunk by chunk (:mod:`.fused_head`), instead of logits for all tokens
+
+Where the model's own forward runs, its layers can be run by something faster, if that is asked for: :mod:`.compiled`,
+:mod:`.liger`.
 """
 
 from __future__ import annotations
@@ -13,8 +16,9 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from typing import ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -49,6 +53,26 @@ class Way:
     native: bool = False
     shared: bool = False
     fused: bool = False
+    faster: str = ""  # the key of what runs the layers of the model's own forward
+
+
+@runtime_checkable
+class Faster(Protocol):
+    """Something else than the layers' own code. ``key``: of the configuration; ``what``: it has, in a message.
+    In a ``trial`` its errors are RuntimeErrors; else ModelErrors, with what to do."""
+
+    key: ClassVar[str]
+    what: ClassVar[str]
+    trial: bool
+
+    def layers(self, model: PreTrainedModel, *, again: bool = False) -> AbstractContextManager[None]:
+        """In force inside the block, which must enclose the backward pass; nothing is left of it outside. ``again``:
+        layers compute their activations again in the backward pass."""
+        ...
+
+    def report(self) -> None:
+        """Tells what the user may like to know after an optimizer step."""
+        ...
 
 
 @dataclass
@@ -57,7 +81,8 @@ class Forward:
 
     What is possible is decided by the model's kind *and* by the first samples: their log-probs are computed in the fast
     way and by the model's own forward, one sample at a time, and if they differ, that way is not used from there on,
-    with a warning; ``messages`` keeps what was said. ``kernels``, ``share_prompts``: whether to try at all.
+    with a warning; ``messages`` keeps what was said. ``kernels``, ``share_prompts``, ``faster``: whether to try at
+    all.
     """
 
     model: PreTrainedModel
@@ -68,6 +93,7 @@ class Forward:
     linear: bool = True  # on a CPU, products by our kernels; else torch's
     kernels: bool = True
     gradient_checkpointing: bool = False
+    faster: Faster | None = None
     messages: list[str] = field(default_factory=list)
     _proven: bool = False
 
@@ -79,6 +105,12 @@ class Forward:
             body = NativeBody.of(self.model, dtype=self.autocast or torch.float32, linear=self.linear,
                                  recompute=self.gradient_checkpointing)  # fmt: skip
             self._body = None if isinstance(body, str) else body
+        if self._body is not None and self.faster is not None:
+            self._say(
+                f"learner.{self.faster.key}: got true, which does nothing where {type(self.model).__name__} is trained "
+                "by trew's own kernels. Set it to false; or, to train through the model's own forward, kernels = "
+                "'plain'."
+            )
         if self._body is None and self.share_prompts and (reason := attention.unsupported(self.model)):
             self._say_unshared(reason)
             self.share_prompts = False
@@ -95,7 +127,8 @@ class Forward:
     @property
     def way(self) -> Way:
         """How samples are run, as far as is known."""
-        return Way(native=self._body is not None, shared=self.share_prompts, fused=self._head is not None)
+        return Way(native=self._body is not None, shared=self.share_prompts, fused=self._head is not None,
+                   faster=self.faster.key if self.faster is not None and self._body is None else "")  # fmt: skip
 
     def packs(self, samples: Sequence[Sample], *, among: Sequence[int] | None = None) -> list[Pack]:
         """The forward passes that give the log-probs of all completion tokens of the samples (or those ``among``)."""
@@ -140,8 +173,8 @@ class Forward:
             hidden, tape = self._body.forward(pack, keep=True)
             self._body.backward(tape, self._head.accumulate(hidden, rule, **asked))
             return
-        again = recompute.recomputing(self.model) if self.gradient_checkpointing else nullcontext()
-        with again, self.running(pack) as out:
+        again = self.gradient_checkpointing and self.faster is None
+        with recompute.recomputing(self.model) if again else nullcontext(), self.running(pack) as out:
             if self._head is not None:
                 gradient = self._head.accumulate(out.detach(), rule, **asked)
                 if out.requires_grad:
@@ -173,7 +206,9 @@ class Forward:
             else nullcontext()
         )
         fast = linears(self.model) if self.linear and self.autocast is None else nullcontext()
-        with layout, fast:
+        again = self.gradient_checkpointing
+        faster = self.faster.layers(self.model, again=again) if self.faster is not None else nullcontext()
+        with layout, fast, faster:
             yield self._run(pack)
 
     def _run(self, pack: Pack) -> Tensor:
@@ -273,6 +308,50 @@ class Forward:
                 self.share_prompts = False
                 self._say_unshared(f"packed rows' {wrong}" if "differ" in wrong else f"packed rows {wrong}")
 
+        if self.faster is not None:
+            self._prove_faster(self.faster, samples, few)
+
+    def _prove_faster(self, faster: Faster, samples: Sequence[Sample], few: Sequence[int]) -> None:
+        """Log-probs, and a gradient from the last layer to the first: it is code of others, made for this model."""
+        shared = self.share_prompts and not self._beyond_window(samples, few)
+        plain = replace(self._exact(), kernels=self._head is not None, share_prompts=shared)
+        plain._body = None
+        quick = replace(plain, faster=faster, _proven=True)
+        quick._body = None
+        faster.trial = True
+        try:
+            wrong = self._difference(quick, samples, few, _by(plain, samples, few))
+            wrong = wrong or self._slope_difference(quick, samples, few, plain)
+        finally:
+            faster.trial = False
+        if wrong:
+            self.faster = None
+            self._say(
+                f"{type(self.model).__name__}: its layers run as they are, because {faster.what} {wrong}. Set "
+                f"learner.{faster.key} = false to do so without this warning."
+            )
+
+    def _slope_difference(self, quick: Forward, samples: Sequence[Sample], few: Sequence[int], plain: Forward) -> str:
+        """What is wrong with the gradient by the first weight that is trained; empty if nothing, or none is."""
+        weights = (p for layer in recompute.layers(self.model) for p in layer.parameters())
+        weight = next((p for p in weights if p.requires_grad), None)
+        if weight is None:
+            return ""
+        (pack, *_), found = plain.packs(samples, among=few), []
+        try:
+            for forward in (quick, plain):
+                with torch.enable_grad(), forward.running(pack) as out:
+                    by_out = torch.arange(out.numel(), device=out.device).cos().view_as(out).to(out.dtype)
+                    found += torch.autograd.grad(out, weight, by_out)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            return f"backward pass raises {_kind_and_line(error)}"
+        apart, length = float((found[0] - found[1]).norm()), float(found[1].norm())
+        if apart <= TOLERANCE * length or not np.isfinite(length):
+            return ""
+        return f"gradient differs by {apart:.2g} from the plain one, whose length is {length:.2g}"
+
     def _exact(self) -> Forward:
         """The same in float32, whatever autocast says, and taken as proven."""
         return Forward(
@@ -288,8 +367,7 @@ class Forward:
             raise
         except (RuntimeError, ValueError, TypeError, IndexError, KeyError, AttributeError, AssertionError) as error:
             # Whatever an unknown architecture does, its own forward on plain rows remains.
-            first_line = (str(error).splitlines() or [""])[0]
-            return f"raise {type(error).__name__}: {first_line}"
+            return f"raise {_kind_and_line(error)}"
         return f"log-probs differ by {difference:.2g} nats from the plain ones" if difference > TOLERANCE else ""
 
     def _say_unshared(self, reason: str) -> None:
@@ -303,6 +381,10 @@ class Forward:
         if message not in self.messages:
             self.messages.append(message)
             warnings.warn(message, stacklevel=2)
+
+
+def _kind_and_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
 
 
 def _by(forward: Forward, samples: Sequence[Sample], few: Sequence[int]) -> Tensor:

@@ -15,7 +15,7 @@ from ..errors import ModelError
 
 def check(model: PreTrainedModel) -> None:
     """Raises ModelError where the architecture has no activation checkpointing."""
-    if not model.supports_gradient_checkpointing or not _layers(model):
+    if not model.supports_gradient_checkpointing or not layers(model):
         raise ModelError(
             f"learner.gradient_checkpointing: got true, but {type(model).__name__} does not support it; set it to "
             "false, and learner.microbatch_tokens lower if memory is short"
@@ -30,18 +30,19 @@ def recomputing(model: PreTrainedModel) -> Iterator[None]:
     and not on the modules inside them, where dropout looks. Outside the block nothing has changed: generation, which
     needs the key-value cache that recomputing forbids, is not touched.
     """
-    layers = _layers(model)
-    before = [(layer.training, layer.gradient_checkpointing) for layer in layers]
+    found = layers(model)
+    before = [(layer.training, layer.gradient_checkpointing) for layer in found]
     recompute = partial(checkpoint, use_reentrant=False)
     try:
-        for layer in layers:
+        for layer in found:
             layer.training = layer.gradient_checkpointing = True
             layer._gradient_checkpointing_func = recompute  # pyright: ignore[reportArgumentType]
         yield
     finally:
-        for layer, (training, on) in zip(layers, before, strict=True):
+        for layer, (training, on) in zip(found, before, strict=True):
             layer.training, layer.gradient_checkpointing = training, on
 
 
-def _layers(model: PreTrainedModel) -> list[GradientCheckpointingLayer]:
+def layers(model: PreTrainedModel) -> list[GradientCheckpointingLayer]:
+    """The model's layers, in order."""
     return [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]

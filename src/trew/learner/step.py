@@ -21,8 +21,8 @@ from ..objective import LossOutput, Objective, TokenBatch, token_metrics
 from ..objective.batch import PER_SEQUENCE, PER_TOKEN
 from ..objective.entropy_bonus import EntropyBonus
 from ..types import Metrics, StepOutput
-from . import recompute
-from .forward import Forward
+from . import compiled, liger, recompute
+from .forward import Faster, Forward
 from .optimizer import Watched, begin, learning_rate, load_moments, make_optimizer, moments, trainable
 from .packing import Pack, Sample
 
@@ -59,11 +59,13 @@ class Learner:
         self.policy_version = 0  # of the weights: changes exactly when they do
         self.steps = 0  # optimizer steps taken or found silent: what the schedule counts
         self.before_update: Callable[[], None] = lambda: None  # is called whenever what state() gave is about to change
+        self.tell: Callable[[str], None] = lambda text: None  # is given what the user may like to know
         self._parameters = trainable(model)
         self._optimizer = make_optimizer(self._parameters, config)
         self._adapters = adapters
         if config.gradient_checkpointing:
             recompute.check(model)
+        self._faster = self._make_faster()
         options: dict[str, Any] = {
             "temperature": temperature,
             "budget": config.microbatch_tokens,
@@ -72,6 +74,7 @@ class Learner:
             "linear": linear,
             "kernels": kernels,
             "gradient_checkpointing": config.gradient_checkpointing,
+            "faster": self._faster,
         }
         self._forward = Forward(model, **options)
         self._reference = None
@@ -79,6 +82,16 @@ class Learner:
             self._reference = Forward(reference.eval().requires_grad_(False), **options)
         elif adapters is not None:
             self._reference = Forward(model, **options)
+
+    def _make_faster(self) -> Faster | None:
+        """What runs the model's layers in its own forward, if the configuration has something."""
+        if self.config.compile:
+            compiled.check(self.model)
+            return compiled.Compiler(lambda text: self.tell(text))
+        if self.config.liger:
+            liger.check(self.model)
+            return liger.Liger()
+        return None
 
     @property
     def notes(self) -> list[str]:
@@ -146,6 +159,8 @@ class Learner:
         except BaseException:
             self._optimizer.zero_grad(set_to_none=True)
             raise
+        if self._faster is not None:
+            self._faster.report()
         for group in self._optimizer.param_groups:
             group["lr"] = rate
         self.before_update()
