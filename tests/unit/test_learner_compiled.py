@@ -122,6 +122,16 @@ def test_other_lengths_are_not_compiled_anew(traced):
     assert counters["stats"]["unique_graphs"] == graphs
 
 
+def test_graphs_end_at_attention_over_packed_rows_and_nowhere_else(traced):
+    """Our products, which Python cannot look into, are inside."""
+    torch._dynamo.reset()
+    counters["graph_break"].clear()
+    step(help.model(), compile=True)
+    breaks = counters["graph_break"]
+    assert breaks
+    assert all("attend at" in reason for reason in breaks), breaks
+
+
 def test_outside_the_learner_the_model_is_as_it_was(traced):
     net, items = help.model(**tiny.wide("llama")), help.samples()
     names, ids = list(net.state_dict()), torch.arange(24).view(2, 12)
