@@ -12,7 +12,7 @@ import trew
 from run_help import Watching, configured, rows, save_models
 from trew.display import Silent
 from trew.errors import EngineError
-from trew.native import decoder
+from trew.native import decoder, layers
 from trew.rollout.torch_engine import engine
 
 
@@ -46,14 +46,15 @@ def test_at_another_temperature_too_but_not_where_the_distribution_was_cut(tempe
 
 def hold_native(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Every decoder has the weights that the first decoder laid out."""
-    real, kept, used = decoder._packed, {}, []
+    real, kept, used = layers.packed, {}, []
 
     def packed(*modules: Any, dtype: torch.dtype) -> Any:
         key = tuple(map(id, modules)), dtype
         used.append(key in kept)
         return kept[key] if key in kept else kept.setdefault(key, real(*modules, dtype=dtype))
 
-    monkeypatch.setattr(decoder, "_packed", packed)
+    for module in (layers, decoder):
+        monkeypatch.setattr(module, "packed", packed)
     return used
 
 

@@ -48,9 +48,7 @@ def step(net, **settings):
 @pytest.mark.parametrize("again", [False, True], ids=["kept", "recomputed"])
 def test_the_same_gradients_from_compiled_code(again):
     net = help.model()
-    graphs = counters["stats"]["unique_graphs"]
     got = step(net, compile=True, gradient_checkpointing=again)
-    assert again or counters["stats"]["unique_graphs"] > graphs
     assert 0 < help.relative(got, step(net, gradient_checkpointing=again)) < 1e-5  # 0: nothing was compiled
 
 

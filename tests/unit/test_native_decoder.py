@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import shutil
 import subprocess
 import sys
 from typing import Any
+from weakref import ref
 
 import numpy as np
 import pytest
@@ -231,6 +233,22 @@ def test_rows_may_come_and_go_between_any_two_steps():
         torch.testing.assert_close(got[1:], alone.step(torch.tensor([token])))
     run.keep([1])
     torch.testing.assert_close(run.step(torch.tensor([9])), alone.step(torch.tensor([9])))
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_nothing_of_a_call_is_left_after_it(native, monkeypatch):
+    """Not even until the garbage collector comes: the learner needs the memory of cache and weights."""
+    made = []
+    begin = Schedule.__init__
+    monkeypatch.setattr(
+        Schedule, "__init__", lambda self, runner, *a, **k: made.append(ref(runner)) or begin(self, runner, *a, **k)
+    )
+    gc.disable()
+    try:
+        engine(model(), native=native).generate(PROMPTS, n=2, sampling=SAMPLING)
+        assert [runner() for runner in made] == [None]
+    finally:
+        gc.enable()
 
 
 def test_the_cache_grows_without_moving():

@@ -76,7 +76,7 @@ class Schedule:
     ) -> None:
         self.runner, self.slots, self.uids, self.n, self.sampling = runner, slots, uids, n, sampling
         self.native = native
-        self.drawing = drawing or self._draw
+        self.drawing = drawing  # not its own method: in a circle of references the runner would outlive the call
         self.stop_strings, self.decode = tuple(stop_strings), decode
         # a stop string is looked for in as many last tokens as it has bytes, and some for tokens without text
         self.tail = max((len(s.encode()) for s in stop_strings), default=0) + 8
@@ -146,7 +146,7 @@ class Schedule:
         """Draws a token for slots ``first`` and up, and records it; returns the slots whose completion has ended."""
         new = slice(first, self.runner.rows)
         keys, position, completion = self.keys[new], self.position[new], self.completion[new]
-        drawn = self.drawing(logits, keys, position)
+        drawn = (self.drawing or self._draw)(logits, keys, position)
         self.tokens_out[completion, position] = drawn.tokens
         self.floats_out[:, completion, position] = torch.stack(
             (drawn.logprobs, drawn.sampling_logprobs, drawn.entropies)
