@@ -92,6 +92,7 @@ def main() -> None:
                 rows.append(row(model, setting, args.peer, work, pairs))
                 print(shown(rows[-1]), flush=True)
                 if args.json:
+                    rows.sort(key=lambda r: (list(SHAPES).index(r["model"]), list(SETTINGS).index(r["setting"])))
                     args.json.write_text(json.dumps(head(args) | {"rows": rows}, indent=1) + "\n")
 
 
