@@ -61,6 +61,31 @@ def test_what_was_freed_grows_together_again():
     assert int(run.stdout) < 24
 
 
+INSIDE = """
+import sys
+from trew import heap
+import torch
+if sys.argv[1] == "plain":
+    heap._room_for_small = lambda: None
+assert heap.keep_freed_memory()
+large = [torch.ones((1 << 20) + 7) for _ in range(24)]
+first, last = min(t.data_ptr() for t in large), max(t.data_ptr() for t in large)
+del large
+c = heap._c_library()
+print(sum(first <= c.malloc(size) <= last for size in (24, 40, 56, 120, 500, 1000, 3000) for _ in range(25)))
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's allocator")
+def test_small_objects_do_not_come_to_lie_where_large_blocks_were():
+    def inside(how):
+        run = subprocess.run([sys.executable, "-c", INSIDE, how], capture_output=True, text=True, check=True)
+        return int(run.stdout)
+
+    assert inside("plain") > 0
+    assert inside("apart") == 0
+
+
 def test_zeros_of_their_own_mapping_are_zeros_and_do_not_overlap():
     shapes = [(), (3,), (5, 7), (1000, 999)]
     made = heap.zeros(shapes)
