@@ -57,16 +57,48 @@ def zeros(shapes: Sequence[Sequence[int]]) -> list[Tensor]:
     for shape in shapes:
         starts.append(end)
         end += -(-4 * math.prod(shape) // 64) * 64
-    try:
-        memory = mmap.mmap(-1, max(end, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    except OSError:  # torch says best what there is not enough of
+    memory = _mapping(max(end, 1))
+    if memory is None:  # torch says best what there is not enough of
         return [torch.zeros(*shape) for shape in shapes]
-    with contextlib.suppress(OSError):  # a kernel without
-        memory.madvise(MADV_HUGEPAGE)
     return [
         torch.frombuffer(memory, dtype=torch.float32, count=math.prod(shape), offset=start).view(tuple(shape))
         for shape, start in zip(shapes, starts, strict=True)
     ]
+
+
+class Room:
+    """Memory that is used again and again, by one after the other, outside the heap: where such blocks come from the
+    heap, and each is a little larger or smaller than the one before, what is freed does not fit what comes next."""
+
+    def __init__(self) -> None:
+        self.turn = 0  # whose it is now
+        self._size = 0
+        self._memory: Tensor | None = None
+
+    def take(self, size: int) -> int:
+        """The address of ``size`` bytes, at a multiple of 64, for the next ``turn``; what they held is lost."""
+        self.turn += 1
+        if size > self._size:
+            self._memory, self._size = None, 0  # gone, before there is more
+            self._memory, self._size = _block(size + size // 4), size + size // 4  # pages not written are not there
+        assert self._memory is not None
+        return -(-self._memory.data_ptr() // 64) * 64
+
+
+def _block(size: int) -> Tensor:
+    memory = _mapping(size + 64) if sys.platform.startswith("linux") else None
+    return torch.empty(size + 64, dtype=torch.uint8) if memory is None else torch.frombuffer(memory, dtype=torch.uint8)
+
+
+def _mapping(size: int) -> mmap.mmap | None:
+    """So many bytes of zeros, whose pages are taken when they are first written; None where there are not so many."""
+    try:
+        memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError:
+        return None
+    with contextlib.suppress(OSError):  # a kernel without
+        memory.madvise(MADV_HUGEPAGE)
+    return memory
 
 
 @functools.cache

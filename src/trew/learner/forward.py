@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..adapters import in_float32
+from ..heap import Room
 from ..native import build
 from ..native.linears import linears
 from . import attention, recompute
@@ -90,10 +91,11 @@ class Forward:
     budget: int = 4096
     share_prompts: bool = True
     autocast: torch.dtype | None = None
-    linear: bool = True  # on a CPU, products by our kernels; else torch's
+    linear: bool = True  # on a CPU, products by our kernels, which the layers' own need; else torch's
     kernels: bool = True
     gradient_checkpointing: bool = False
     faster: Faster | None = None
+    room: Room = field(default_factory=Room)  # for one pass at a time
     messages: list[str] = field(default_factory=list)
     _proven: bool = False
 
@@ -101,9 +103,9 @@ class Forward:
         self._accepts = frozenset(inspect.signature(self.model.forward).parameters)
         self._head = self._fused_head() if self.kernels else None
         self._body: NativeBody | None = None
-        if self._head is not None:
-            body = NativeBody.of(self.model, dtype=self.autocast or torch.float32, linear=self.linear,
-                                 recompute=self.gradient_checkpointing)  # fmt: skip
+        if self._head is not None and self.linear:
+            body = NativeBody.of(self.model, dtype=self.autocast or torch.float32,
+                                 recompute=self.gradient_checkpointing, room=self.room)  # fmt: skip
             self._body = None if isinstance(body, str) else body
         if self._body is not None and self.faster is not None:
             self._say(
@@ -356,7 +358,7 @@ class Forward:
         """The same in float32, whatever autocast says, and taken as proven."""
         return Forward(
             self.model, temperature=self.temperature, budget=1 << 30, share_prompts=self.share_prompts,
-            kernels=self.kernels, linear=self.linear, _proven=True,
+            kernels=self.kernels, linear=self.linear, room=self.room, _proven=True,
         )  # fmt: skip
 
     def _difference(self, other: Forward, samples: Sequence[Sample], few: Sequence[int], want: Tensor) -> str:

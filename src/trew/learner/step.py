@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 from ..adapters import Adapters
 from ..config import LearnerConfig
 from ..errors import CheckpointError, NumericsError
+from ..heap import Room
 from ..objective import LossOutput, Objective, TokenBatch, token_metrics
 from ..objective.batch import PER_SEQUENCE, PER_TOKEN
 from ..objective.entropy_bonus import EntropyBonus
@@ -75,6 +76,7 @@ class Learner:
             "kernels": kernels,
             "gradient_checkpointing": config.gradient_checkpointing,
             "faster": self._faster,
+            "room": Room(),
         }
         self._forward = Forward(model, **options)
         self._reference = None

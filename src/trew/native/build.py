@@ -19,7 +19,8 @@ from ..default_model import cache_folder
 
 SOURCES = (
     "vectors.h", "draw.h", "product.h", "layers.h", "train.h", "outer.h", "attend.h", "train_attention.h",
-    "rows.inc", "attend.inc", "train.inc", "train_attention.inc", "product.inc", "layers.inc", "outer.inc", "kernels.c",
+    "stack.h", "rows.inc", "attend.inc", "train.inc", "train_attention.inc", "product.inc", "layers.inc", "outer.inc",
+    "stack.inc", "kernels.c",
 )  # fmt: skip
 # No -ffast-math: NaN and infinity must come through. Sums may be taken in another order.
 FLAGS = ("-O3", "-std=gnu11", "-march=native", "-fPIC", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math")

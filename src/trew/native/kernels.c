@@ -14,6 +14,7 @@ static inline float inverse_rms(const float *x, int64_t n, float eps) {
 #include "outer.h"
 #include "attend.h"
 #include "train_attention.h"
+#include "stack.h"
 
 #define T float
 #define GET load
@@ -31,6 +32,7 @@ static inline float inverse_rms(const float *x, int64_t n, float eps) {
 #include "product.inc"
 #include "layers.inc"
 #include "outer.inc"
+#include "stack.inc"
 #undef HALF
 #undef T
 #undef GET
@@ -64,3 +66,4 @@ static inline float inverse_rms(const float *x, int64_t n, float eps) {
 #include "product.inc"
 #include "layers.inc"
 #include "outer.inc"
+#include "stack.inc"

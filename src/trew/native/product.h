@@ -24,8 +24,8 @@ typedef struct Matrix {
   const struct Matrix *then; /* PACKED: what will be multiplied with after it, where that is known */
 } Matrix;
 
-/* What becomes of a product: it is written in T, in float, or added to what is there in float. */
-enum { WRITE = 0, WRITE_FLOAT = 1, ADD_FLOAT = 2 };
+/* What becomes of a product: it is written in T, in float, or added to what is there in float or in T. */
+enum { WRITE = 0, WRITE_FLOAT = 1, ADD_FLOAT = 2, ADD = 3 };
 
 /* Strips are of even width, and of an even number, as most machines' threads are. */
 static inline int64_t vectors_of(const Matrix *w) { return (w->n + W - 1) / W; }

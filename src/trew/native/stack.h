@@ -1,0 +1,73 @@
+/* For the learner: a decoder's layers with what their gradients need, as stack.py hands them over. See stack.inc. */
+#pragma once
+#include "layers.h"
+#include "outer.h"
+#include "train_attention.h"
+
+/* y = x W^T + bias, and scale (x A^T) B^T where there is an adapter, of a rank above 0. A gradient is wanted where there
+   is room for it; all are added to what is there, but a ``fresh`` one of W, which is written. */
+typedef struct {
+  const void *weight; /* (n, depth) */
+  const float *bias;
+  float *grad, *bias_grad;
+  const float *a, *b; /* (rank, depth), (n, rank) */
+  float *a_grad, *b_grad;
+  int64_t n, depth, half, fresh, rank; /* half: W lies in bfloat16 */
+  float scale;
+} Linear;
+
+typedef struct {
+  Norm norm;
+  float *grad;
+} TrainedNorm;
+
+typedef struct {
+  Linear q, k, v, o, gate, up, down;
+  TrainedNorm attention, q_norm, k_norm, attention_after, mlp, mlp_after;
+  const float *table; /* (2, positions, D), or none */
+  int64_t positions, window;
+} TrainedLayer;
+
+typedef struct {
+  const TrainedLayer *layers;
+  TrainedNorm last;
+  const float *embedding;
+  float *embedding_grad;
+  int64_t count, hidden, wide, heads, kv_heads, head_dim, gelu;
+  float embed_scale, scaling, cap;
+} Stack;
+
+/* A packed row: see Layout in stack.py. */
+typedef struct {
+  const int64_t *ids, *positions; /* of each token */
+  const Segment *segments;
+  const int64_t *units, *read_at; /* read_at: the tokens that the head reads */
+  int64_t tokens, segment_count, unit_count, read, shares;
+} PackedRow;
+
+/* What stays for the way back: nothing; each layer's input, from which the rest is computed again; or all. */
+enum { KEEP_NOTHING = 0, KEEP_INPUTS = 1, KEEP_ALL = 2 };
+
+/* The next ``bytes``, as whole lines of a cache: memory is laid out by the same steps whether it is there yet or not. */
+static inline void *take(uintptr_t *at, int64_t bytes) {
+  uintptr_t found = *at;
+  *at += (uintptr_t)(bytes + 63) / 64 * 64;
+  return (void *)found;
+}
+
+static inline const Linear *linear_of(const TrainedLayer *l, int64_t i) {
+  const Linear *each[] = {&l->q, &l->k, &l->v, &l->o, &l->gate, &l->up, &l->down};
+  return each[i];
+}
+static inline Matrix as_it_is(const Linear *l) {
+  return (Matrix){l->weight, l->bias, l->n, l->depth, FLAT, l->half, 0};
+}
+static inline Matrix turned_round(const Linear *l) {
+  return (Matrix){l->weight, 0, l->depth, l->n, TRANSPOSED, l->half, 0};
+}
+
+/* Each thread's sums (threads, n) go into grad. */
+static inline void sum_threads(const float *partial, int64_t n, float *grad) {
+  for (int64_t thread = 0; thread < omp_get_max_threads(); thread++)
+    for (int64_t i = 0; i < n; i += W) store(grad + i, load(grad + i) + load(partial + thread * n + i));
+}

@@ -1,0 +1,254 @@
+"""The learner's layers by the compiled kernels, all of them in one call forward and one backward: see stack.h.
+
+T is the type of what matrix products take and give, float32 or bfloat16; the residual stream, queries, keys and values
+and all other arithmetic are float32. Little is kept between the two passes: norms, turned queries and keys and gated
+products are computed again, and weight gradients go straight into ``grad``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from .build import kernel
+from .family import Layer, Norm, Transformer
+from .layers import NormStruct
+from .products import fits
+
+TILE = 32
+"""Query rows of one tile, as in train_attention.h: so many queries may share a key."""
+TASKS, MOST_SHARES = 16, 4
+"""The backward pass of attention is divided into about so many tasks, and a prompt's completions into so many at most:
+not by the number of threads, since gradients would depend on it."""
+WIDEST = 256
+"""Numbers of the widest head, as in train.h."""
+NOTHING, INPUTS, ALL = range(3)
+"""What a forward pass keeps for the way back, as in stack.h: nothing; each layer's input, from which the rest is
+computed again; or all."""
+
+
+class LowRank(Protocol):
+    """The adapter of one linear layer: scale B A is added to its weight."""
+
+    @property
+    def a(self) -> nn.Parameter: ...  # (rank, in)
+    @property
+    def b(self) -> nn.Parameter: ...  # (out, rank)
+    @property
+    def scale(self) -> float: ...
+
+
+Split = Callable[[Any], tuple[nn.Linear, LowRank | None]]
+"""Takes a layer of the model apart: what is multiplied with, and its adapter, if it has one that is active."""
+
+
+def _fields(kind: Any, *names: str) -> tuple[tuple[str, Any], ...]:
+    return tuple((name, kind) for name in names)
+
+
+class LinearStruct(ctypes.Structure):
+    _fields_ = (
+        *_fields(ctypes.c_void_p, "weight", "bias", "grad", "bias_grad", "a", "b", "a_grad", "b_grad"),
+        *_fields(ctypes.c_int64, "n", "depth", "half", "fresh", "rank"),
+        ("scale", ctypes.c_float),
+    )
+
+
+class TrainedNormStruct(ctypes.Structure):
+    _fields_ = (("norm", NormStruct), ("grad", ctypes.c_void_p))
+
+
+class LayerStruct(ctypes.Structure):
+    _fields_ = (
+        *_fields(LinearStruct, "q", "k", "v", "o", "gate", "up", "down"),
+        *_fields(TrainedNormStruct, "attention", "q_norm", "k_norm", "attention_after", "mlp", "mlp_after"),
+        ("table", ctypes.c_void_p),
+        *_fields(ctypes.c_int64, "positions", "window"),
+    )
+
+
+class StackStruct(ctypes.Structure):
+    _fields_ = (
+        ("layers", ctypes.c_void_p),
+        ("last", TrainedNormStruct),
+        *_fields(ctypes.c_void_p, "embedding", "embedding_grad"),
+        *_fields(ctypes.c_int64, "count", "hidden", "wide", "heads", "kv_heads", "head_dim", "gelu"),
+        *_fields(ctypes.c_float, "embed_scale", "scaling", "cap"),
+    )
+
+
+class RowStruct(ctypes.Structure):
+    _fields_ = (
+        *_fields(ctypes.c_void_p, "ids", "positions", "segments", "units", "read_at"),
+        *_fields(ctypes.c_int64, "tokens", "segment_count", "unit_count", "read", "shares"),
+    )
+
+
+class Layout:
+    """A packed row of T tokens. ``segments`` (start, length, prefix start, prefix length): who sees whom; one that reads
+    a prefix follows the one that computes it. ``ids``, ``positions`` (T,) and ``read_at`` (K,), the tokens that the
+    head reads: int64."""
+
+    def __init__(
+        self, segments: Sequence[tuple[int, int, int, int]], *, ids: np.ndarray, positions: np.ndarray,
+        read_at: np.ndarray, kv_heads: int,
+    ) -> None:  # fmt: skip
+        bounds = [i for i, (_, _, _, prefix) in enumerate(segments) if prefix == 0]
+        units = len(bounds)
+        shares = min(MOST_SHARES, -(-TASKS // (units * kv_heads)))
+        arrays = (ids, positions, np.array(segments, dtype=np.int64), np.array([*bounds, len(segments)]), read_at)
+        self.arrays = tuple(np.ascontiguousarray(a, dtype=np.int64) for a in arrays)
+        self.tokens, self.read, self.positions = len(ids), len(read_at), int(positions.max()) + 1
+        self.struct = RowStruct(
+            *(a.ctypes.data for a in self.arrays), self.tokens, len(segments), units, self.read, shares
+        )
+
+
+def unsupported(parts: Transformer, dtype: torch.dtype, split: Split) -> str | None:
+    """Why the kernels cannot run this model in ``dtype``, in words that complete "because ..."; else None."""
+    widths = {"hidden size": parts.embedding.weight.shape[1], "head size": parts.head_dim,
+              "intermediate size": parts.layers[0].gate.out_features}  # fmt: skip
+    for name, width in widths.items():
+        if width % 16:
+            return f"its {name} of {width} is not a multiple of 16"
+    if parts.head_dim > WIDEST:
+        return f"its head size of {parts.head_dim} is above {WIDEST}"
+    if parts.heads // parts.kv_heads > TILE:
+        return f"more than {TILE} of its heads share keys"
+    linears = [m for layer in parts.layers for m in _linears(layer)]
+    small = {id(p) for m in linears for p in m.parameters()}
+    for name, p in parts.model.named_parameters():
+        if not p.is_contiguous():
+            return f"its {name} does not lie in one piece"
+        # A frozen linear layer may be kept in the type that it is cast to.
+        if p.dtype != torch.float32 and (p.requires_grad or p.dtype != torch.bfloat16 or id(p) not in small):
+            return f"it has weights of {p.dtype}"
+    for _, low in map(split, linears):
+        if low is not None and not fits(len(low.a), dtype):
+            return f"its adapters' rank of {len(low.a)} is odd"
+    return None
+
+
+def _linears(layer: Layer) -> tuple[Any, ...]:
+    return layer.q, layer.k, layer.v, layer.o, layer.gate, layer.up, layer.down
+
+
+def _norms(layer: Layer) -> tuple[Norm | None, ...]:
+    return (
+        layer.attention_norm, layer.q_norm, layer.k_norm, layer.attention_after, layer.mlp_norm, layer.mlp_after,
+    )  # fmt: skip
+
+
+class Stack:
+    """Embedding, layers and last norm of ``parts``, in T = ``dtype``. Weights are read where they lie at every call."""
+
+    def __init__(self, parts: Transformer, *, dtype: torch.dtype, split: Split) -> None:
+        self.parts, self.dtype, self.split = parts, dtype, split
+        self._tables: dict[str | None, Tensor] = {}
+        self._positions = 0  # of the tables
+        self._layers = (LayerStruct * len(parts.layers))()
+        first = parts.layers[0]
+        self._struct = StackStruct(
+            layers=ctypes.addressof(self._layers), count=len(parts.layers), hidden=parts.embedding.embedding_dim,
+            wide=first.gate.out_features, heads=parts.heads, kv_heads=parts.kv_heads, head_dim=parts.head_dim,
+            gelu=parts.activation == "gelu_tanh", embed_scale=parts.embed_scale, scaling=parts.scaling,
+            cap=parts.attention_cap,
+        )  # fmt: skip
+        self._copies: list[Tensor] = []  # of biases in float32
+
+    def bytes(self, row: Layout, *, keep: int) -> int:
+        """Memory of a forward and, where something is kept, a backward pass over ``row``."""
+        self._point(row.positions)
+        pointers = ctypes.addressof(self._struct), ctypes.addressof(row.struct)
+        return kernel("stack_bytes", self.dtype, "ppi")(*pointers, keep)
+
+    def forward(self, row: Layout, *, keep: int, memory: int) -> tuple[Tensor, Tensor]:
+        """Residuals at the tokens that the head reads, before the last norm, and behind it: (K, H) float32.
+        ``memory``: the address of as many bytes as :meth:`bytes` has just said, at a multiple of 64."""
+        assert memory % 64 == 0
+        last, hidden = torch.empty(2, row.read, self._struct.hidden).unbind(0)
+        kernel("stack_forward", self.dtype, "ppippp")(
+            ctypes.addressof(self._struct), ctypes.addressof(row.struct), keep, memory, last.data_ptr(),
+            hidden.data_ptr(),
+        )  # fmt: skip
+        return last, hidden
+
+    def backward(self, row: Layout, *, keep: int, memory: int, last: Tensor, gradient: Tensor) -> None:
+        """Adds to the ``grad`` of all weights that are trained, from the ``gradient`` (K, H) float32 by what was behind
+        the last norm. Once, with the ``memory`` that the forward pass of the same row left."""
+        gradient = gradient.contiguous()
+        assert keep
+        assert gradient.shape == last.shape
+        assert gradient.dtype == last.dtype == torch.float32
+        self._want_gradients()
+        kernel("stack_backward", self.dtype, "ppippp")(
+            ctypes.addressof(self._struct), ctypes.addressof(row.struct), keep, memory, last.data_ptr(),
+            gradient.data_ptr(),
+        )  # fmt: skip
+
+    def _point(self, positions: int) -> None:
+        """Says where the weights are now. Tables are made for at least so many positions, and kept."""
+        if self._positions < positions:
+            made = self.parts.rotary(positions, device=torch.device("cpu"))
+            self._tables, self._positions = {name: t.contiguous() for name, t in made.items()}, positions
+        self._copies.clear()
+        for layer, struct in zip(self.parts.layers, self._layers, strict=True):
+            for module, field in zip(_linears(layer), _LINEARS, strict=True):
+                self._point_linear(module, getattr(struct, field))
+            for norm, field in zip(_norms(layer), _NORMS, strict=True):
+                getattr(struct, field).norm = NormStruct.of(norm)
+            table = self._tables.get(layer.rope)
+            struct.table = None if table is None else table.data_ptr()
+            struct.positions, struct.window = self._positions, layer.window or 0
+        self._struct.last.norm = NormStruct.of(self.parts.norm)
+        self._struct.embedding = self.parts.embedding.weight.data_ptr()
+
+    def _point_linear(self, module: Any, struct: LinearStruct) -> None:
+        base, low = self.split(module)
+        struct.n, struct.depth = base.weight.shape
+        struct.weight, struct.half = base.weight.data_ptr(), base.weight.dtype == torch.bfloat16
+        bias = base.bias
+        if bias is not None and bias.dtype != torch.float32:
+            bias = bias.detach().float()
+            self._copies.append(bias)
+        struct.bias = None if bias is None else bias.data_ptr()
+        struct.rank = 0 if low is None else len(low.a)
+        if low is not None:
+            struct.a, struct.b, struct.scale = low.a.data_ptr(), low.b.data_ptr(), low.scale
+
+    def _want_gradients(self) -> None:
+        """Room for each in ``grad``. In the order of the way back: a weight that stands in several places is fresh at
+        the first of them."""
+        for layer, struct in zip(reversed(self.parts.layers), reversed(self._layers), strict=True):
+            for module, field in zip(reversed(_linears(layer)), reversed(_LINEARS), strict=True):
+                base, low = self.split(module)
+                own = getattr(struct, field)
+                own.fresh = base.weight.grad is None
+                own.grad = _gradient(base.weight, filled=False)
+                own.bias_grad = None if base.bias is None else _gradient(base.bias)
+                if low is not None:
+                    own.a_grad, own.b_grad = _gradient(low.a), _gradient(low.b)
+            for norm, field in zip(_norms(layer), _NORMS, strict=True):
+                getattr(struct, field).grad = None if norm is None else _gradient(norm.weight)
+        self._struct.last.grad = _gradient(self.parts.norm.weight)
+        self._struct.embedding_grad = _gradient(self.parts.embedding.weight)
+
+
+_LINEARS = ("q", "k", "v", "o", "gate", "up", "down")
+_NORMS = ("attention", "q_norm", "k_norm", "attention_after", "mlp", "mlp_after")
+
+
+def _gradient(weight: nn.Parameter, *, filled: bool = True) -> int | None:
+    """The address of its ``grad``, float32, which is made where there is none; None where none is wanted."""
+    if not weight.requires_grad:
+        return None
+    if weight.grad is None:
+        weight.grad = (torch.zeros_like if filled else torch.empty_like)(weight)
+    assert weight.grad.dtype == torch.float32
+    assert weight.grad.is_contiguous()
+    return weight.grad.data_ptr()
