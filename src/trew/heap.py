@@ -17,7 +17,8 @@ import functools
 import math
 import mmap
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -67,27 +68,53 @@ def zeros(shapes: Sequence[Sequence[int]]) -> list[Tensor]:
 
 
 class Room:
-    """Memory that is used again and again, by one after the other, outside the heap: where such blocks come from the
-    heap, and each is a little larger or smaller than the one before, what is freed does not fit what comes next."""
+    """Memory outside the heap for large things that pass, by turns: what the learner's passes keep, the cache of
+    generation. Each takes a little more or less than the one before: from the heap, what one frees would not fit what
+    the next takes. Layers laid out for generation are of the heap, where gradients were; with the head they would be
+    as large as those, and not fit."""
 
     def __init__(self) -> None:
-        self.turn = 0  # whose it is now
-        self._size = 0
-        self._memory: Tensor | None = None
+        self._lock = threading.Lock()
+        self._blocks: list[Tensor] = []
+        self._taken = 0  # bytes of the last block
 
-    def take(self, size: int) -> int:
-        """The address of ``size`` bytes, at a multiple of 64, for the next ``turn``; what they held is lost."""
-        self.turn += 1
-        if size > self._size:
-            self._memory, self._size = None, 0  # gone, before there is more
-            self._memory, self._size = _block(size + size // 4), size + size // 4  # pages not written are not there
-        assert self._memory is not None
-        return -(-self._memory.data_ptr() // 64) * 64
+    @contextlib.contextmanager
+    def held(self) -> Iterator[Room]:
+        """A turn: what is taken inside the block is lost behind it. Where another one is not at its end, other room."""
+        if not self._lock.acquire(blocking=False):
+            yield Room()
+            return
+        try:
+            self._blocks = self._blocks[-1:]  # where one block was not enough, the last one is as large as all
+            self._taken = 0
+            yield self
+        finally:
+            self._lock.release()
+
+    def take(self, *shape: int, dtype: torch.dtype) -> Tensor:
+        """Numbers, whatever they are; at a multiple of 64 bytes."""
+        size = -(-math.prod(shape) * dtype.itemsize // 64) * 64
+        if not self._blocks or self._taken + size > len(self._blocks[-1]):
+            before = sum(map(len, self._blocks))
+            self._blocks.append(_block(2 * (before + size)))  # pages that nobody writes are not there
+            self._taken = 0
+        found = self._blocks[-1][self._taken : self._taken + math.prod(shape) * dtype.itemsize]
+        self._taken += size
+        return found.view(dtype).view(shape)
+
+    @contextlib.contextmanager
+    def again(self) -> Iterator[None]:
+        """What is taken inside the block may be taken again behind it."""
+        before = len(self._blocks), self._taken
+        yield
+        if len(self._blocks) == before[0]:
+            self._taken = before[1]
 
 
 def _block(size: int) -> Tensor:
     memory = _mapping(size + 64) if sys.platform.startswith("linux") else None
-    return torch.empty(size + 64, dtype=torch.uint8) if memory is None else torch.frombuffer(memory, dtype=torch.uint8)
+    block = torch.empty(size + 64, dtype=torch.uint8) if memory is None else torch.frombuffer(memory, dtype=torch.uint8)
+    return block[-block.data_ptr() % 64 :]
 
 
 def _mapping(size: int) -> mmap.mmap | None:

@@ -100,12 +100,14 @@ def build(plan: Plan, display: Display, interrupts: Interrupts) -> Job:
     linear = config.linear == "auto"
     autocast = torch.bfloat16 if config.learner.dtype == "bfloat16" else None
     native = config.kernels == "auto"
+    room = heap.Room()
     engine = TorchEngine(
-        model, plan.renderer, batch=config.rollout.batch, autocast=autocast, linear=linear, native=native
-    )
+        model, plan.renderer, batch=config.rollout.batch, autocast=autocast, linear=linear, native=native, room=room,
+    )  # fmt: skip
     learner = Learner(
         model, config=config.learner, objective=plan.objective, optimizer_steps=config.optimizer_steps,
         temperature=config.rollout.temperature, reference=reference, adapters=adapters, linear=linear, kernels=native,
+        room=room,
     )  # fmt: skip
     plan.rewards.load(device=plan.device, decode=plan.renderer.decode)
     sampler = PromptSampler(len(plan.train), seed=config.seed, shuffle=config.data.shuffle)

@@ -41,7 +41,7 @@ TOLERANCE = 1e-3
 
 NATIVE_TOKENS = 1024
 """Tokens of a pack that the kernels run: more would take more memory and be no faster ..."""
-NATIVE_BYTES = 64 << 20
+NATIVE_BYTES = 32 << 20
 """... unless they keep less than this for the way back: fewer, larger packs suffer less from busy neighbours ..."""
 NATIVE_PROMPTS = 3
 """... or are not so many times as long as the longest prompt, which a group that is cut computes again in each pack."""
@@ -95,7 +95,7 @@ class Forward:
     kernels: bool = True
     gradient_checkpointing: bool = False
     faster: Faster | None = None
-    room: Room = field(default_factory=Room)  # for one pass at a time
+    room: Room = field(default_factory=Room)
     messages: list[str] = field(default_factory=list)
     _proven: bool = False
 
@@ -105,7 +105,7 @@ class Forward:
         self._body: NativeBody | None = None
         if self._head is not None and self.linear:
             body = NativeBody.of(self.model, dtype=self.autocast or torch.float32,
-                                 recompute=self.gradient_checkpointing, room=self.room)  # fmt: skip
+                                 recompute=self.gradient_checkpointing)  # fmt: skip
             self._body = None if isinstance(body, str) else body
         if self._body is not None and self.faster is not None:
             self._say(
@@ -158,8 +158,9 @@ class Forward:
         if self._body is None:
             with self.running(pack) as hidden:
                 return self._head.values(hidden, rows=rows, tokens=tokens)[0]
-        hidden, _ = self._body.forward(pack, keep=False)
-        return self._head.values(hidden, rows=rows, tokens=tokens)[0]
+        with self.room.held() as room:
+            hidden, _ = self._body.forward(pack, keep=False, room=room)
+            return self._head.values(hidden, rows=rows, tokens=tokens, room=room)[0]
 
     def accumulate(
         self, pack: Pack, rule: Rule, *, entropies: bool = False, lengths: Sequence[int] | None = None
@@ -172,8 +173,9 @@ class Forward:
         given = {"rows": self._tensor(pack.read_rows), "tokens": self._tensor(pack.targets)}
         asked = {**given, "entropies": entropies, "lengths": lengths}
         if self._head is not None and self._body is not None:
-            hidden, tape = self._body.forward(pack, keep=True)
-            self._body.backward(tape, self._head.accumulate(hidden, rule, **asked))
+            with self.room.held() as room:
+                hidden, tape = self._body.forward(pack, keep=True, room=room)
+                self._body.backward(tape, self._head.accumulate(hidden, rule, **asked, room=room))
             return
         again = self.gradient_checkpointing and self.faster is None
         with recompute.recomputing(self.model) if again else nullcontext(), self.running(pack) as out:

@@ -19,6 +19,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from ..heap import Room
 from ..native import training as kernels
 from ..native.products import Matrix, fits, product_into
 from .head import LOWEST
@@ -50,18 +51,26 @@ class FusedHead:
 
     @torch.no_grad()
     def values(
-        self, hidden: Float[Tensor, "K H"], *, rows: Int[Tensor, "n"], tokens: Int[Tensor, "n"], entropies: bool = False
+        self,
+        hidden: Float[Tensor, "K H"],
+        *,
+        rows: Int[Tensor, "n"],
+        tokens: Int[Tensor, "n"],
+        entropies: bool = False,
+        room: Room | None = None,
     ) -> tuple[Float[Tensor, "n"], Float[Tensor, "n"] | None]:
         """Log-probs of tokens and, if asked for, the entropies of their distributions, float32, without gradient."""
+        room = room or Room()
         out = torch.empty(len(tokens), dtype=torch.float32, device=hidden.device)
         entropy = torch.empty_like(out) if entropies else None
         for part in self.chunks(len(tokens)):
-            mine, inverse = _used(rows[part])
-            z = self._products(hidden[mine])
-            normaliser, of_rows = self._normalise(z, entropies)
-            out[part] = z[inverse, tokens[part]] - normaliser[inverse]
-            if entropy is not None and of_rows is not None:
-                entropy[part] = of_rows[inverse]
+            with room.again():
+                mine, inverse = _used(rows[part])
+                z = self._products(hidden[mine], room)
+                normaliser, of_rows = self._normalise(z, entropies)
+                out[part] = z[inverse, tokens[part]] - normaliser[inverse]
+                if entropy is not None and of_rows is not None:
+                    entropy[part] = of_rows[inverse]
         return out, entropy
 
     @torch.no_grad()
@@ -74,21 +83,24 @@ class FusedHead:
         tokens: Int[Tensor, "n"],
         entropies: bool = False,
         lengths: Sequence[int] | None = None,
+        room: Room | None = None,
     ) -> Float[Tensor, "K H"]:
         """The gradient of the loss by ``hidden``; that by weight and bias is added to their ``grad``.
 
         ``rule`` is called once per chunk. ``lengths``: it must see these consecutive runs of tokens (sequences) whole.
         """
+        room = room or Room()
         out = torch.zeros_like(hidden, dtype=torch.float32)
         for part in self.chunks(len(tokens), lengths):
-            mine, inverse = _used(rows[part])
-            h = hidden[mine]
-            z = self._products(h)
-            normaliser, entropy = self._normalise(z, entropies)
-            logprobs = z[inverse, tokens[part]] - normaliser[inverse]
-            c, s = rule(part, logprobs, None if entropy is None else entropy[inverse])
-            self._differentiate(z, (inverse, tokens[part]), c, s, normaliser, entropy)
-            out.index_add_(0, mine, self._back(z, h))
+            with room.again():
+                mine, inverse = _used(rows[part])
+                h = hidden[mine]
+                z = self._products(h, room)
+                normaliser, entropy = self._normalise(z, entropies)
+                logprobs = z[inverse, tokens[part]] - normaliser[inverse]
+                c, s = rule(part, logprobs, None if entropy is None else entropy[inverse])
+                self._differentiate(z, (inverse, tokens[part]), c, s, normaliser, entropy)
+                out.index_add_(0, mine, self._back(z, h, room))
         return out
 
     def chunks(self, count: int, lengths: Sequence[int] | None = None) -> Iterator[slice]:
@@ -110,12 +122,12 @@ class FusedHead:
         """Whether each sequence fits into a few chunks' memory, so that a rule may see it whole."""
         return max(lengths, default=0) <= 4 * max(ROWS, ELEMENTS // len(self.weight))
 
-    def _products(self, h: Tensor) -> Tensor:
+    def _products(self, h: Tensor, room: Room) -> Tensor:
         """h W^T + b, float32."""
         if h.is_cuda and self.low is not None:
             z = torch.mm(h.to(self.low), self.weight.to(self.low).t(), out_dtype=torch.float32)
         elif self._by_kernels():
-            z = torch.empty(len(h), len(self.weight), dtype=torch.float32)
+            z = room.take(len(h), len(self.weight), dtype=torch.float32)
             product_into(h.float(), Matrix.of(self.weight), z)
         else:
             z = h.float() @ self.weight.detach().t()
@@ -167,12 +179,13 @@ class FusedHead:
                 z.mul_(through)
         z.index_put_(at, own, accumulate=True)
 
-    def _back(self, dz: Tensor, h: Tensor) -> Tensor:
+    def _back(self, dz: Tensor, h: Tensor, room: Room) -> Tensor:
         """dz W, float32; adds dz^T h and the sum of dz to the gradients of weight and bias."""
         if self.bias is not None and self.bias.requires_grad:
             add_to_grad(self.bias, dz.sum(0))
         if self.low is not None:
-            dz, h = dz.to(self.low), h.to(self.low)
+            low = room.take(*dz.shape, dtype=self.low) if self._by_kernels() else dz.new_empty(dz.shape, dtype=self.low)
+            dz, h = low.copy_(dz), h.to(self.low)
         if self.weight.requires_grad:
             self._add_outer(dz, h)
         if self._by_kernels() and fits(len(self.weight), dz.dtype):

@@ -1,8 +1,8 @@
-"""A decoder of the Llama kind over packed rows, forward and backward by hand: :mod:`trew.native.stack` for the learner."""
+"""A decoder of the Llama kind over packed rows, forward and backward by hand, with :mod:`trew.native.stack`."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
@@ -18,29 +18,27 @@ from .packing import Pack
 
 @dataclass(frozen=True, slots=True)
 class Tape:
-    """A forward pass that can be gone back, once: until the next one takes its memory."""
+    """A forward pass that can be gone back, once."""
 
     row: Layout
     last: Tensor  # (K, H) at the positions that are read, before the last norm
-    memory: int
-    turn: int
+    memory: Tensor
 
 
 @dataclass
 class NativeBody:
     """Everything below the output head. ``dtype``: of the products, which cast the weights on the way. ``recompute``:
-    only the residual at each layer's beginning is kept. ``room``: for what is kept, and to work in."""
+    only the residual at each layer's beginning is kept."""
 
     parts: Transformer
     dtype: torch.dtype = torch.float32
     recompute: bool = False
-    room: Room = field(default_factory=Room)
 
     def __post_init__(self) -> None:
         self._stack = Stack(self.parts, dtype=self.dtype, split=split)
 
     @staticmethod
-    def of(model: PreTrainedModel, *, dtype: torch.dtype, recompute: bool, room: Room) -> NativeBody | str:
+    def of(model: PreTrainedModel, *, dtype: torch.dtype, recompute: bool) -> NativeBody | str:
         """For this model, or why not, in words that complete "because ..."."""
         if model.device.type != "cpu":
             return "the kernels are for a CPU"
@@ -51,7 +49,7 @@ class NativeBody:
         if reason is not None:
             return reason
         found = build.library()
-        return found if isinstance(found, str) else NativeBody(parts, dtype, recompute, room)
+        return found if isinstance(found, str) else NativeBody(parts, dtype, recompute)
 
     @property
     def kept_bytes(self) -> int:
@@ -67,21 +65,19 @@ class NativeBody:
         return 4 * 2 * hidden * len(self.parts.layers) + size * products
 
     @torch.no_grad()
-    def forward(self, pack: Pack, *, keep: bool) -> tuple[Float[Tensor, "K H"], Tape]:
+    def forward(self, pack: Pack, *, keep: bool, room: Room) -> tuple[Float[Tensor, "K H"], Tape]:
         """Hidden states at ``pack.read_at``, float32, as the head takes them; what :meth:`backward` needs, if it is to
-        be kept."""
+        be kept, as long as ``room`` is held."""
         segments = [(s.start, s.length, s.prefix_start, s.prefix_length) for s in pack.segments]
         row = Layout(segments, ids=pack.input_ids[0], positions=pack.position_ids[0], read_at=pack.read_at,
                      kv_heads=self.parts.kv_heads)  # fmt: skip
         what = self._keeps if keep else NOTHING
-        memory = self.room.take(self._stack.bytes(row, keep=what))
+        memory = room.take(self._stack.bytes(row, keep=what), dtype=torch.uint8)
         last, hidden = self._stack.forward(row, keep=what, memory=memory)
-        return hidden, Tape(row, last, memory, self.room.turn)
+        return hidden, Tape(row, last, memory)
 
     def backward(self, tape: Tape, gradient: Float[Tensor, "K H"]) -> None:
         """Adds to the weights' ``grad``, given the gradient by what :meth:`forward` returned."""
-        assert tape.turn == self.room.turn, "another pass has taken the memory of this one"
-        self.room.turn += 1
         self._stack.backward(tape.row, keep=self._keeps, memory=tape.memory, last=tape.last, gradient=gradient)
 
     @property

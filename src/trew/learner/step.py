@@ -53,6 +53,7 @@ class Learner:
         adapters: Adapters | None = None,
         linear: bool = True,
         kernels: bool = True,
+        room: Room | None = None,
     ):
         assert adapters is None or (adapters.model is model and reference is None)
         self.model, self.config, self.objective = model.eval(), config, objective
@@ -76,7 +77,7 @@ class Learner:
             "kernels": kernels,
             "gradient_checkpointing": config.gradient_checkpointing,
             "faster": self._faster,
-            "room": Room(),
+            "room": room or Room(),
         }
         self._forward = Forward(model, **options)
         self._reference = None

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from ..heap import Room
 from .build import SUFFIX, library
 from .family import Transformer
 from .layers import WIDEST, WIDTH, Layers, packed
@@ -64,7 +65,8 @@ class Decoder:
 
     ``add`` starts rows, ``step`` feeds each row's newest token, ``keep`` drops rows; both of the former return logits
     (rows, V) float32. The logits are those of the model's own forward pass up to rounding. ``n``: completions that
-    will be asked for per prompt.
+    will be asked for per prompt. ``room``: for the cache and the
+    head's weights, held as long as this lives.
     """
 
     def __init__(
@@ -76,14 +78,15 @@ class Decoder:
         slots: int,
         max_tokens: int,
         autocast: torch.dtype | None = None,
+        room: Room | None = None,
     ) -> None:
         self.parts, self.prompt_ids, self.n, self.slots = parts, prompt_ids, n, slots
         dtype = autocast or torch.float32
         self.layers = Layers(parts, dtype=dtype, positions=max(map(len, prompt_ids)) + max_tokens)
         self.cache = PagedCache(
-            layers=len(parts.layers), kv_heads=parts.kv_heads, head_dim=parts.head_dim, dtype=dtype
+            layers=len(parts.layers), kv_heads=parts.kv_heads, head_dim=parts.head_dim, dtype=dtype, room=room
         )  # fmt: skip
-        self.head = packed(parts.head, dtype=torch.float32)
+        self.head = packed(parts.head, dtype=torch.float32, room=self.cache.room)
         self.prompts: dict[int, _Prompt] = {}
         self.running: list[_Sequence] = []
         self.newest: Rows | None = None  # the last step's, while rows and pages stay (new rows begin a page)

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..heap import Room
+
 PAGE = 32
 """Positions of one page, as in layers.h."""
 
@@ -58,12 +60,13 @@ class Rows:
 
 class PagedCache:
     """Keys and values in pages of ``PAGE`` positions, in ``dtype``; a page holds all layers. Memory grows with the
-    pages in use, in chunks, and never moves; what is given back is used again first."""
+    pages in use, in chunks of ``room``, and never moves; what is given back is used again first."""
 
     def __init__(
-        self, *, layers: int, kv_heads: int, head_dim: int, dtype: torch.dtype, chunk_bytes: int = 1 << 22
-    ) -> None:
-        self.dtype = dtype
+        self, *, layers: int, kv_heads: int, head_dim: int, dtype: torch.dtype, chunk_bytes: int = 1 << 22,
+        room: Room | None = None,
+    ) -> None:  # fmt: skip
+        self.dtype, self.room = dtype, room or Room()
         self.layer_numbers = kv_heads * head_dim * PAGE * 2
         self.page_numbers = layers * self.layer_numbers
         self.per_chunk = max(1, chunk_bytes // (dtype.itemsize * self.page_numbers))
@@ -87,7 +90,7 @@ class PagedCache:
 
     def _grow(self) -> None:
         # Zeros: what is masked must be a number, as 0 times NaN is NaN.
-        self.chunks.append(torch.zeros(self.per_chunk * self.page_numbers, dtype=self.dtype))
+        self.chunks.append(self.room.take(self.per_chunk * self.page_numbers, dtype=self.dtype).zero_())
         first = (len(self.chunks) - 1) * self.per_chunk
         self.free += range(first + self.per_chunk - 1, first - 1, -1)
         self._addresses = (ctypes.c_void_p * len(self.chunks))(*(c.data_ptr() for c in self.chunks))

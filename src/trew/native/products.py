@@ -11,6 +11,7 @@ import ctypes
 import torch
 from torch import Tensor
 
+from ..heap import Room
 from .build import SUFFIX, kernel
 from .family import Activation
 
@@ -63,11 +64,13 @@ class Matrix:
         return Matrix(weight, bias, n=n, depth=depth, form=_TRANSPOSED if transposed else _FLAT)
 
     @staticmethod
-    def packed(weight: Tensor, bias: Tensor | None = None, *, dtype: torch.dtype) -> Matrix:
-        """A copy in ``dtype``, laid out for the products; ``depth`` must be even in bfloat16."""
+    def packed(weight: Tensor, bias: Tensor | None = None, *, dtype: torch.dtype, room: Room | None = None) -> Matrix:
+        """A copy in ``dtype``, laid out for the products, in ``room`` or else in the heap; ``depth`` must be even in
+        bfloat16."""
         n, depth = weight.shape
         assert fits(depth, dtype)
-        out = torch.empty(-(-n // 16) * 16 * depth, dtype=dtype)
+        size = -(-n // 16) * 16 * depth
+        out = torch.empty(size, dtype=dtype) if room is None else room.take(size, dtype=dtype)
         given = Matrix.of(weight)
         kernel("pack", dtype, "pp")(given.pointer, out.data_ptr())
         return Matrix(out, bias, n=n, depth=depth, form=_PACKED)

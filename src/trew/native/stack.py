@@ -90,9 +90,9 @@ class RowStruct(ctypes.Structure):
 
 
 class Layout:
-    """A packed row of T tokens. ``segments`` (start, length, prefix start, prefix length): who sees whom; one that reads
-    a prefix follows the one that computes it. ``ids``, ``positions`` (T,) and ``read_at`` (K,), the tokens that the
-    head reads: int64."""
+    """A packed row of T tokens. ``segments`` (start, length, prefix start, prefix length) say who sees whom; one that
+    reads a prefix follows the one that computes it. int64: ``ids`` and ``positions`` (T,), and ``read_at`` (K,), the
+    tokens that the head reads."""
 
     def __init__(
         self, segments: Sequence[tuple[int, int, int, int]], *, ids: np.ndarray, positions: np.ndarray,
@@ -167,18 +167,18 @@ class Stack:
         pointers = ctypes.addressof(self._struct), ctypes.addressof(row.struct)
         return kernel("stack_bytes", self.dtype, "ppi")(*pointers, keep)
 
-    def forward(self, row: Layout, *, keep: int, memory: int) -> tuple[Tensor, Tensor]:
+    def forward(self, row: Layout, *, keep: int, memory: Tensor) -> tuple[Tensor, Tensor]:
         """Residuals at the tokens that the head reads, before the last norm, and behind it: (K, H) float32.
-        ``memory``: the address of as many bytes as :meth:`bytes` has just said, at a multiple of 64."""
-        assert memory % 64 == 0
+        ``memory``: as many bytes as :meth:`bytes` has just said, at a multiple of 64."""
+        assert memory.data_ptr() % 64 == 0
         last, hidden = torch.empty(2, row.read, self._struct.hidden).unbind(0)
         kernel("stack_forward", self.dtype, "ppippp")(
-            ctypes.addressof(self._struct), ctypes.addressof(row.struct), keep, memory, last.data_ptr(),
+            ctypes.addressof(self._struct), ctypes.addressof(row.struct), keep, memory.data_ptr(), last.data_ptr(),
             hidden.data_ptr(),
         )  # fmt: skip
         return last, hidden
 
-    def backward(self, row: Layout, *, keep: int, memory: int, last: Tensor, gradient: Tensor) -> None:
+    def backward(self, row: Layout, *, keep: int, memory: Tensor, last: Tensor, gradient: Tensor) -> None:
         """Adds to the ``grad`` of all weights that are trained, from the ``gradient`` (K, H) float32 by what was behind
         the last norm. Once, with the ``memory`` that the forward pass of the same row left."""
         gradient = gradient.contiguous()
@@ -187,7 +187,7 @@ class Stack:
         assert gradient.dtype == last.dtype == torch.float32
         self._want_gradients()
         kernel("stack_backward", self.dtype, "ppippp")(
-            ctypes.addressof(self._struct), ctypes.addressof(row.struct), keep, memory, last.data_ptr(),
+            ctypes.addressof(self._struct), ctypes.addressof(row.struct), keep, memory.data_ptr(), last.data_ptr(),
             gradient.data_ptr(),
         )  # fmt: skip
 

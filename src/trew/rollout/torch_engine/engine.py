@@ -12,6 +12,7 @@ import torch
 
 from ...adapters import in_float32
 from ...errors import EngineError
+from ...heap import Room
 from ...native import Transformer, describe
 from ...native import decoder as native_decoder
 from ...native.linears import packed_linears
@@ -40,6 +41,7 @@ class TorchEngine:
     are float32 in any case. ``native``: models of the Llama kind go through :mod:`trew.native` where it can be used,
     which every ``generate`` proves anew against the model's own forward pass; all others, and with False these too,
     through that. ``linear``: on a CPU, with weights packed for our products there too (faster, the same numbers).
+    ``room``: for what a call takes on a CPU; a learner may have the same one, since one waits for the other.
     ``messages`` keeps what the user should know.
 
     On a GPU that is :class:`.static.StaticDecoder`; its weights, buffers and graphs stay between calls as long as half
@@ -55,6 +57,7 @@ class TorchEngine:
         autocast: torch.dtype | None = None,
         linear: bool = True,
         native: bool = True,
+        room: Room | None = None,
         _graphs: Callable[[torch.device], Graphs] | None = None,
     ) -> None:
         if batch < 1:
@@ -65,6 +68,7 @@ class TorchEngine:
         self.autocast = autocast
         self.linear = linear
         self.native = native
+        self.room = room or Room()
         self._graphs = _graphs
         self._static: StaticModel | None = None
         self.messages: list[str] = []
@@ -116,7 +120,8 @@ class TorchEngine:
         with contextlib.ExitStack() as stack:
             stack.enter_context(_generating(self.model, self.autocast))
             stack.callback(self._settle)
-            runner = self._native_runner(prompt_ids, n=n, slots=slots, max_tokens=sampling.max_tokens)
+            room = stack.enter_context(self.room.held())
+            runner = self._native_runner(prompt_ids, n=n, slots=slots, max_tokens=sampling.max_tokens, room=room)
             if runner is None:
                 if self.linear:
                     stack.enter_context(packed_linears(self.model, autocast=self.autocast))
@@ -144,7 +149,7 @@ class TorchEngine:
         return [groups[i] for i in range(len(prompts))]
 
     def _native_runner(
-        self, prompt_ids: Sequence[Sequence[int]], *, n: int, slots: int, max_tokens: int
+        self, prompt_ids: Sequence[Sequence[int]], *, n: int, slots: int, max_tokens: int, room: Room
     ) -> native_decoder.Decoder | StaticDecoder | None:
         """Our own decoder, after it has shown that it computes what the model computes; None where it cannot."""
         parts = describe(self.model, adapters=True) if self.native else "it is switched off"
@@ -157,7 +162,7 @@ class TorchEngine:
             runner = self._static_runner(parts, prompt_ids, n=n, slots=slots, max_tokens=max_tokens)
         elif native_decoder.unsupported(parts, autocast=self.autocast) is None:
             runner = native_decoder.Decoder(
-                parts, prompt_ids, n=n, slots=slots, max_tokens=max_tokens, autocast=self.autocast,
+                parts, prompt_ids, n=n, slots=slots, max_tokens=max_tokens, autocast=self.autocast, room=room,
             )  # fmt: skip
         else:
             runner = None
