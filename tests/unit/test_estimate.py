@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -16,15 +17,16 @@ from trew.config import Config, LearnerConfig, LoraConfig, RolloutConfig
 from trew.estimate import passes
 from trew.estimate import run as estimating
 from trew.estimate.ledger import Ledger
-from trew.estimate.memory import cache, kept, laid_out, memory, optimizer, weights
+from trew.estimate.memory import cache, kept, laid_out, memory, optimizer, weights, work
 from trew.estimate.sizes import sizes_of
 from trew.estimate.times import Rates
 from trew.learner import forward
 from trew.learner.native import NativeBody
 from trew.learner.packing import pack_shared
-from trew.native import build
+from trew.native import build, training
 from trew.native.decoder import Decoder
 from trew.native.family import describe
+from trew.native.stack import ALL, Stack
 from trew.objective import preset
 from trew.rollout.torch_engine import static_model
 from trew.rollout.torch_engine.graphs import Graphs
@@ -147,18 +149,18 @@ def test_what_a_layer_keeps_is_what_the_formula_says(kind, dtype, tmp_path):
     folder = saved(tmp_path, kind, **WIDE)
     c = config(folder, dtype=dtype)
     net = models.load_model(folder)
-    body = NativeBody.of(net, dtype=getattr(torch, dtype), linear=False, recompute=False)
+    body = NativeBody.of(net, dtype=getattr(torch, dtype), recompute=False)
     assert isinstance(body, NativeBody)
-    pack = pack_shared(help.samples(), budget=4096)[0]
-    _, tape = body.forward(pack, keep=True)
-    real = {
-        t.untyped_storage()._cdata: t.untyped_storage().nbytes()
-        for layer in tape.layers
-        for f in dataclasses.fields(layer)
-        if isinstance(t := getattr(layer, f.name), torch.Tensor)
-    }
-    sizes = sizes_of(c)
-    assert sum(real.values()) == kept(sizes, c) * sizes.layers * pack.input_ids.size
+    pack, sizes = pack_shared(help.samples(), budget=4096)[0], sizes_of(c)
+    found = []
+    for layers in (1, 3):
+        few = replace(body.parts, layers=body.parts.layers[:1] * layers)
+        row = NativeBody(few, body.dtype).row(pack)
+        found.append(Stack(few, dtype=body.dtype, split=adapters.split).bytes(row, keep=ALL))
+    tokens, (one, three) = pack.input_ids.size, found
+    assert (three - one) / 2 == pytest.approx(kept(sizes, c) * tokens, rel=0.01)
+    rest = one - kept(sizes, c) * tokens - work(sizes, c) * tokens - 4 * training.SHARED
+    assert 0 < rest < torch.get_num_threads() << 20  # what each thread works with
 
 
 @native
@@ -211,7 +213,7 @@ def test_phases_add_up_and_knobs_turn_the_right_way(tmp_path):
     assert lora.memory.parts["training"]["reference"] == 0
     turns = estimate.knobs(base)
     assert all(k.peak < m.peak for k in turns)
-    assert {"learner.microbatch_tokens": 1024} in [k.settings for k in turns]
+    assert {"learner.microbatch_tokens": 512} in [k.settings for k in turns]
     assert any("lora.rank = 16" in str(k) for k in turns)
 
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import dataclass
-from types import SimpleNamespace
-from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from trew.native import training
-from trew.native.training import Layout
+from trew.native.build import kernel
+from trew.native.stack import Layout
 
 pytestmark = pytest.mark.skipif(not any(map(shutil.which, ("gcc", "clang"))), reason="there is no C compiler")
 
@@ -107,13 +106,21 @@ def attended(case: Case, dtype: torch.dtype = torch.float32, broken: int | None 
     if broken is not None:
         k[broken] = float("nan")
     heads, kv_heads, dim = case.heads
-    parts: Any = SimpleNamespace(
-        heads=heads, kv_heads=kv_heads, head_dim=dim, attention_cap=case.cap, scaling=dim**-0.5
-    )
-    layout = Layout.of(segments(case), torch.zeros(len(q), dtype=torch.int64))
-    out, normaliser = training.attention(q, k, v, layout, parts, window=case.window, dtype=dtype)
-    gradients = training.attention_backward(d.to(dtype), out, normaliser, q, k, v, layout, parts, window=case.window)
-    return [out, *gradients]
+    tokens = len(q)
+    ids = np.zeros(tokens, dtype=np.int64)
+    row = Layout(segments(case), ids=ids, positions=ids, read_at=ids, kv_heads=kv_heads).struct
+    out, normaliser = torch.empty(q.shape, dtype=dtype), torch.empty(heads, tokens)
+    sizes = case.window or 0, case.cap, dim**-0.5, heads, kv_heads, dim
+    kernel("attention", dtype, "ppppp" "piii" "ffiii")(
+        *(t.data_ptr() for t in (q, k, v, out, normaliser)), row.segments, row.segment_count, tokens, *sizes
+    )  # fmt: skip
+    d, dq, dk, dv = d.to(dtype), torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
+    shares = torch.empty(row.shares - 1, 2, *k.shape)
+    kernel("attention_backward", dtype, "ppppppppp" "ppiip" "ii" "ffiii")(
+        *(t.data_ptr() for t in (d, out, q, k, v, normaliser, dq, dk, dv)), row.segments, row.units, row.unit_count,
+        row.shares, shares.data_ptr(), tokens, *sizes,
+    )  # fmt: skip
+    return [out, dq, dk, dv]
 
 
 def exact(case: Case) -> list[Tensor]:

@@ -20,6 +20,7 @@ from ..config import Config
 from ..learner.fused_head import BLOCK, ELEMENTS, ROWS
 from ..native.decoder import PREFILL_TOKENS
 from ..native.pages import PAGE
+from ..native.training import SHARED
 from ..rollout.torch_engine.static_model import COLUMNS, rounded, row_bucket
 from .passes import Line, Static
 from .sizes import FOUR_BIT, Sizes
@@ -27,8 +28,9 @@ from .sizes import FOUR_BIT, Sizes
 CHUNK = 1 << 22
 """Bytes that the paged cache grows by, as in native.pages."""
 GAPS = 0.3
-"""On a CPU, gaps between tensors in the C library's heap, as a share of what is made and released in a training pass:
-0 to 0.5 was seen (`benchmarks/plan.py`). It keeps all of that for later, and what fits is made there."""
+"""On a CPU, gaps between tensors in the C library's heap, as a share of what is made and released in a training pass
+through the model's own forward: 0 to 0.5 was seen (`benchmarks/plan.py`). It keeps all of that for later, and what fits
+is made there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,33 +177,34 @@ def kept(s: Sizes, config: Config) -> int:
     return 8 * s.hidden + b * (2 * wide + 2 * s.kv_heads * s.head_dim) + 2 * b * s.intermediate + 4 * s.heads
 
 
-def backward_work(s: Sizes, config: Config) -> int:
-    """Of a token while one layer goes back: 4 H (its gradient), and the larger of b (2 F + 3 H) (the gated product,
-    its gradient, three of the norm's) and 16 A + 28 K (queries, keys and values turned again, transposed, and their
-    gradients)."""
+def work(s: Sizes, config: Config) -> int:
+    """Of a token, whatever the number of layers: 8 H (the last residual, and its gradient), b (F + 5 H + A) (the gated
+    product, a norm and what is added to the residual, three gradients of a norm, that of attention), 8 A + 24 K
+    (queries, keys and values turned, and their gradients, those of a prompt twice)."""
     b, wide, narrow = _width(config), s.heads * s.head_dim, s.kv_heads * s.head_dim
-    return 4 * s.hidden + max(b * (2 * s.intermediate + 3 * s.hidden), 16 * wide + 28 * narrow)
+    return 8 * s.hidden + b * (s.intermediate + 5 * s.hidden + wide) + 8 * wide + 24 * narrow
 
 
 def layers(s: Sizes, config: Config, load: Load) -> Line:
-    """By our kernels: T kept a layer and T work besides; with gradient checkpointing 4 T H a layer, and T (kept + work)
-    besides, since one layer at a time is computed again. The model's own forward: as it was counted, and in 4 bits b
-    bytes for each weight of the largest matrix, which is unpacked for its product."""
+    """By our kernels: T kept a layer, T work and 4 2^20 (numbers packed for a weight's gradient) besides; with gradient
+    checkpointing 4 T H a layer, and T kept besides once, since one layer at a time is computed again. The model's own
+    forward: as it was counted, and in 4 bits b bytes for each weight of the largest matrix, which is unpacked for its
+    product."""
     if load.body is not None:
         four_bit = config.lora.base == "nf4"
         return Line(load.body.layer, load.body.rest + four_bit * _width(config) * s.hidden * s.intermediate)
-    layer, work = load.tokens * kept(s, config), load.tokens * backward_work(s, config)
+    layer, rest = load.tokens * kept(s, config), load.tokens * work(s, config) + 4 * SHARED
     if config.learner.gradient_checkpointing:
-        return Line(4 * load.tokens * s.hidden, layer + work)
-    return Line(layer, work)
+        return Line(4 * load.tokens * s.hidden, layer + rest)
+    return Line(layer, rest)
 
 
 def body(s: Sizes, config: Config, load: Load) -> int:
-    """Beside gradients: all layers and the rest. A single micro-batch's gradients come while its activations go: there
-    the larger of both counts, all layers and the head's 4 V H, or 4 N_t and one layer, less the 4 N_t that are counted
-    as gradients."""
+    """Beside gradients: all layers and the rest. A single micro-batch's gradients come while its activations go, where
+    the model's own forward is run: there the larger of both counts, all layers and the head's 4 V H, or 4 N_t and one
+    layer, less the 4 N_t that are counted as gradients."""
     each = layers(s, config, load)
-    if load.passes > 1:
+    if load.passes > 1 or load.body is None:
         return each.layer * s.layers + each.rest
     grads = gradients(s)
     first = 0 if config.lora.rank else 4 * s.head
@@ -209,13 +212,14 @@ def body(s: Sizes, config: Config, load: Load) -> int:
 
 
 def head(s: Sizes, config: Config, load: Load) -> int:
-    """Chunk by chunk: n = max(256, 2^21 / V) rows of 4 V (with bfloat16 2 V more), 12 H for each of the R rows that
-    are read, and 8,192 rows of the weight's gradient, where it is trained. Logits of all tokens belong to the body."""
+    """Chunk by chunk: n = max(256, 2^21 / V) rows of 4 V (with bfloat16 2 V more, but by the kernels), 12 H for each of
+    the R rows that are read, and without the kernels 8,192 rows of the weight's gradient, where it is trained. Logits
+    of all tokens belong to the body."""
     if not load.fused:
         return 0
     rows = min(max(ROWS, ELEMENTS // s.vocabulary), load.reads)
-    low = 2 if config.learner.dtype == "bfloat16" else 0
-    block = 0 if config.lora.rank else 4 * min(BLOCK, s.vocabulary) * s.hidden
+    low = 2 if config.learner.dtype == "bfloat16" and not load.packed else 0
+    block = 0 if config.lora.rank or load.packed else 4 * min(BLOCK, s.vocabulary) * s.hidden
     return (4 + low) * s.vocabulary * rows + 12 * s.hidden * load.reads + block
 
 
@@ -236,7 +240,6 @@ def memory(s: Sizes, config: Config, load: Load) -> Memory:
         "optimizer": optimizer(s, config),
     }
     passing = max(body(s, config, load), update(s, config)) + head(s, config, load)
-    gaps = int(GAPS * passing) if load.heap else 0
     made = {
         "laid out": laid_out(s, config, load),
         "step": decoding(s, config, load),
@@ -244,18 +247,14 @@ def memory(s: Sizes, config: Config, load: Load) -> Memory:
     }
     # Numbers that are being packed into 4 bits, several tensors at once: what was seen.
     packing = 3 * s.linear if config.lora.base == "nf4" and config.lora.rank else 0
-    small = sum(made.values()) - (made["cache"] if load.native_decode else 0)  # its chunks are not of the heap
-    parts = {
-        "generating": always | made | {"kept heap": max(passing + gaps - small, 0) if load.heap else 0},
-        "training": always
-        | {
-            "gradients": gradients(s),
-            "copies": low_copies(s, config, load),
-            "activations": passing - head(s, config, load),
-            "head": head(s, config, load),
-            "gaps": gaps,
-        },
+    trained = {
+        "gradients": gradients(s),
+        "copies": low_copies(s, config, load),
+        "activations": passing - head(s, config, load),
+        "head": head(s, config, load),
     }
+    generating, training = _kept(s, load, made, trained)
+    parts = {"generating": always | made | generating, "training": always | trained | training}
     # The engine keeps its buffers where that leaves half of the GPU free; it gives them back where not.
     if load.static is not None and (load.free is None or 2 * sum(parts["generating"].values()) <= load.free):
         parts["training"] |= {name: made[name] for name in ("laid out", "cache")}
@@ -265,6 +264,24 @@ def memory(s: Sizes, config: Config, load: Load) -> Memory:
         parts["exporting"] = always | {"merged": 4 * s.linear}
     aside = 8 * s.trained if config.learner.optimizer == "adamw-offload" else 0
     return Memory(parts, aside)
+
+
+def _kept(s: Sizes, load: Load, made: dict[str, int], trained: dict[str, int]) -> tuple[dict[str, int], dict[str, int]]:
+    """What a CPU's process has beside what is made in a phase, generating and training: memory that the other phase
+    took. In the heap that is weights laid out, the work of a step and gradients; in :class:`.heap.Room` the cache, the
+    head laid out, activations and logits. Through the model's own forward all but a native cache is of the heap, with
+    its gaps."""
+    if not load.heap:
+        return {}, {}
+    passing = trained["activations"] + trained["head"]
+    cached = made["cache"] if load.native_decode else 0
+    if load.body is not None:
+        gaps = int(GAPS * passing)
+        return {"kept": max(passing + gaps + cached - sum(made.values()), 0)}, {"gaps": gaps}
+    cached += 4 * s.head if load.native_decode else 0
+    small, large = sum(made.values()) - cached, trained["gradients"]
+    room, heap = max(cached, passing), max(small, large)
+    return {"kept": room - cached + heap - small}, {"kept": room - passing + heap - large}
 
 
 def _width(config: Config) -> int:

@@ -100,7 +100,7 @@ class FusedHead:
                 logprobs = z[inverse, tokens[part]] - normaliser[inverse]
                 c, s = rule(part, logprobs, None if entropy is None else entropy[inverse])
                 self._differentiate(z, (inverse, tokens[part]), c, s, normaliser, entropy)
-                out.index_add_(0, mine, self._back(z, h, room))
+                out.index_add_(0, mine, self._back(z, h))
         return out
 
     def chunks(self, count: int, lengths: Sequence[int] | None = None) -> Iterator[slice]:
@@ -179,13 +179,13 @@ class FusedHead:
                 z.mul_(through)
         z.index_put_(at, own, accumulate=True)
 
-    def _back(self, dz: Tensor, h: Tensor, room: Room) -> Tensor:
-        """dz W, float32; adds dz^T h and the sum of dz to the gradients of weight and bias."""
+    def _back(self, dz: Tensor, h: Tensor) -> Tensor:
+        """dz W, float32, of which dz is used up; adds dz^T h and the sum of dz to the gradients of weight and bias."""
         if self.bias is not None and self.bias.requires_grad:
             add_to_grad(self.bias, dz.sum(0))
         if self.low is not None:
-            low = room.take(*dz.shape, dtype=self.low) if self._by_kernels() else dz.new_empty(dz.shape, dtype=self.low)
-            dz, h = low.copy_(dz), h.to(self.low)
+            in_place = self._by_kernels() and self.low == torch.bfloat16
+            dz, h = kernels.head_round(dz) if in_place else dz.to(self.low), h.to(self.low)
         if self.weight.requires_grad:
             self._add_outer(dz, h)
         if self._by_kernels() and fits(len(self.weight), dz.dtype):

@@ -45,7 +45,7 @@ class NativeBody:
         parts = describe(model, adapters=True)
         if isinstance(parts, str):
             return parts
-        reason = unsupported(parts, dtype, split)
+        reason = unsupported(parts)
         if reason is not None:
             return reason
         found = build.library()
@@ -68,10 +68,7 @@ class NativeBody:
     def forward(self, pack: Pack, *, keep: bool, room: Room) -> tuple[Float[Tensor, "K H"], Tape]:
         """Hidden states at ``pack.read_at``, float32, as the head takes them; what :meth:`backward` needs, if it is to
         be kept, as long as ``room`` is held."""
-        segments = [(s.start, s.length, s.prefix_start, s.prefix_length) for s in pack.segments]
-        row = Layout(segments, ids=pack.input_ids[0], positions=pack.position_ids[0], read_at=pack.read_at,
-                     kv_heads=self.parts.kv_heads)  # fmt: skip
-        what = self._keeps if keep else NOTHING
+        row, what = self.row(pack), self._keeps if keep else NOTHING
         memory = room.take(self._stack.bytes(row, keep=what), dtype=torch.uint8)
         last, hidden = self._stack.forward(row, keep=what, memory=memory)
         return hidden, Tape(row, last, memory)
@@ -79,6 +76,12 @@ class NativeBody:
     def backward(self, tape: Tape, gradient: Float[Tensor, "K H"]) -> None:
         """Adds to the weights' ``grad``, given the gradient by what :meth:`forward` returned."""
         self._stack.backward(tape.row, keep=self._keeps, memory=tape.memory, last=tape.last, gradient=gradient)
+
+    def row(self, pack: Pack) -> Layout:
+        """The pack as the kernels take it."""
+        segments = [(s.start, s.length, s.prefix_start, s.prefix_length) for s in pack.segments]
+        return Layout(segments, ids=pack.input_ids[0], positions=pack.position_ids[0], read_at=pack.read_at,
+                      kv_heads=self.parts.kv_heads)  # fmt: skip
 
     @property
     def _keeps(self) -> int:

@@ -82,7 +82,8 @@ def fits(depth: int, dtype: torch.dtype) -> bool:
 
 
 def product(x: Tensor, w: Matrix) -> Tensor:
-    """x (rows, depth) of T -> x W^T + bias (rows, n) of T."""
+    """x (rows, depth) of T -> x W^T + bias (rows, n) of T. x may be columns of a wider matrix, of even width, where W
+    is not packed."""
     out = torch.empty(len(x), w.n, dtype=x.dtype)
     _product(x, w, out, _WRITE)
     return out
@@ -108,8 +109,9 @@ def _product(x: Tensor, w: Matrix, out: Tensor, mode: int) -> None:
     scratch = None
     if not w.alone:  # torch's memory: where there is none left, that is an error and no crash
         scratch = torch.empty(kernel("product_scratch", x.dtype, "pi")(w.pointer, len(x)))
-    kernel("product", x.dtype, "pppiip")(
-        x.data_ptr(), w.pointer, out.data_ptr(), len(x), mode, None if scratch is None else scratch.data_ptr()
+    apart = w.depth if x.is_contiguous() else x.stride(0)
+    kernel("product_of", x.dtype, "pippiip")(
+        x.data_ptr(), apart, w.pointer, out.data_ptr(), len(x), mode, None if scratch is None else scratch.data_ptr()
     )
 
 
@@ -118,5 +120,5 @@ def _check(x: Tensor, w: Matrix, out: Tensor) -> None:
     assert w.packed_for in (None, x.dtype), (w.packed_for, x.dtype)
     assert x.shape[1] == w.depth, (x.shape, w.depth)
     assert out.shape == (len(x), w.n), (out.shape, w.n)
-    assert x.is_contiguous()
+    assert x.is_contiguous() or (x.stride(1) == 1 and x.stride(0) % 2 == 0 and w.packed_for is None)
     assert out.is_contiguous()

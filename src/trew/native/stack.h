@@ -10,9 +10,9 @@ typedef struct {
   const void *weight; /* (n, depth) */
   const float *bias;
   float *grad, *bias_grad;
-  const float *a, *b; /* (rank, depth), (n, rank) */
-  float *a_grad, *b_grad;
-  int64_t n, depth, half, fresh, rank; /* half: W lies in bfloat16 */
+  const float *a, *b; /* (even, depth), (n, even) */
+  float *a_grad, *b_grad; /* (rank, depth), (n, rank) */
+  int64_t n, depth, half, fresh, rank, even; /* half: W lies in bfloat16; even: the rank, and a row of zeros if needed */
   float scale;
 } Linear;
 

@@ -54,7 +54,7 @@ def _fields(kind: Any, *names: str) -> tuple[tuple[str, Any], ...]:
 class LinearStruct(ctypes.Structure):
     _fields_ = (
         *_fields(ctypes.c_void_p, "weight", "bias", "grad", "bias_grad", "a", "b", "a_grad", "b_grad"),
-        *_fields(ctypes.c_int64, "n", "depth", "half", "fresh", "rank"),
+        *_fields(ctypes.c_int64, "n", "depth", "half", "fresh", "rank", "even"),
         ("scale", ctypes.c_float),
     )
 
@@ -109,8 +109,8 @@ class Layout:
         )
 
 
-def unsupported(parts: Transformer, dtype: torch.dtype, split: Split) -> str | None:
-    """Why the kernels cannot run this model in ``dtype``, in words that complete "because ..."; else None."""
+def unsupported(parts: Transformer) -> str | None:
+    """Why the kernels cannot run this model, in words that complete "because ..."; else None."""
     widths = {"hidden size": parts.embedding.weight.shape[1], "head size": parts.head_dim,
               "intermediate size": parts.layers[0].gate.out_features}  # fmt: skip
     for name, width in widths.items():
@@ -120,17 +120,13 @@ def unsupported(parts: Transformer, dtype: torch.dtype, split: Split) -> str | N
         return f"its head size of {parts.head_dim} is above {WIDEST}"
     if parts.heads // parts.kv_heads > TILE:
         return f"more than {TILE} of its heads share keys"
-    linears = [m for layer in parts.layers for m in _linears(layer)]
-    small = {id(p) for m in linears for p in m.parameters()}
+    small = {id(p) for layer in parts.layers for m in _linears(layer) for p in m.parameters()}
     for name, p in parts.model.named_parameters():
         if not p.is_contiguous():
             return f"its {name} does not lie in one piece"
         # A frozen linear layer may be kept in the type that it is cast to.
         if p.dtype != torch.float32 and (p.requires_grad or p.dtype != torch.bfloat16 or id(p) not in small):
             return f"it has weights of {p.dtype}"
-    for _, low in map(split, linears):
-        if low is not None and not fits(len(low.a), dtype):
-            return f"its adapters' rank of {len(low.a)} is odd"
     return None
 
 
@@ -149,7 +145,7 @@ class Stack:
 
     def __init__(self, parts: Transformer, *, dtype: torch.dtype, split: Split) -> None:
         self.parts, self.dtype, self.split = parts, dtype, split
-        self._tables: dict[str | None, Tensor] = {}
+        self._tables: dict[str, Tensor] = {}
         self._positions = 0  # of the tables
         self._layers = (LayerStruct * len(parts.layers))()
         first = parts.layers[0]
@@ -159,7 +155,7 @@ class Stack:
             gelu=parts.activation == "gelu_tanh", embed_scale=parts.embed_scale, scaling=parts.scaling,
             cap=parts.attention_cap,
         )  # fmt: skip
-        self._copies: list[Tensor] = []  # of biases in float32
+        self._copies: list[Tensor] = []  # of biases in float32, and of adapters of an odd rank
 
     def bytes(self, row: Layout, *, keep: int) -> int:
         """Memory of a forward and, where something is kept, a backward pass over ``row``."""
@@ -202,7 +198,7 @@ class Stack:
                 self._point_linear(module, getattr(struct, field))
             for norm, field in zip(_norms(layer), _NORMS, strict=True):
                 getattr(struct, field).norm = NormStruct.of(norm)
-            table = self._tables.get(layer.rope)
+            table = self._tables.get(layer.rope) if layer.rope else None
             struct.table = None if table is None else table.data_ptr()
             struct.positions, struct.window = self._positions, layer.window or 0
         self._struct.last.norm = NormStruct.of(self.parts.norm)
@@ -218,8 +214,13 @@ class Stack:
             self._copies.append(bias)
         struct.bias = None if bias is None else bias.data_ptr()
         struct.rank = 0 if low is None else len(low.a)
+        struct.even = struct.rank
         if low is not None:
-            struct.a, struct.b, struct.scale = low.a.data_ptr(), low.b.data_ptr(), low.scale
+            a, b = low.a.detach(), low.b.detach()
+            if not fits(len(a), self.dtype):
+                a, b = nn.functional.pad(a, (0, 0, 0, 1)), nn.functional.pad(b, (0, 1))
+                self._copies += [a, b]
+            struct.a, struct.b, struct.even, struct.scale = a.data_ptr(), b.data_ptr(), len(a), low.scale
 
     def _want_gradients(self) -> None:
         """Room for each in ``grad``. In the order of the way back: a weight that stands in several places is fresh at
@@ -243,7 +244,7 @@ _LINEARS = ("q", "k", "v", "o", "gate", "up", "down")
 _NORMS = ("attention", "q_norm", "k_norm", "attention_after", "mlp", "mlp_after")
 
 
-def _gradient(weight: nn.Parameter, *, filled: bool = True) -> int | None:
+def _gradient(weight: Tensor, *, filled: bool = True) -> int | None:
     """The address of its ``grad``, float32, which is made where there is none; None where none is wanted."""
     if not weight.requires_grad:
         return None

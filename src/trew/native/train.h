@@ -39,6 +39,25 @@ void head_normalise(float *z, float *normaliser, float *entropy, int64_t rows, i
   }
 }
 
+/* Rows of n numbers become bfloat16, each where it begins: from one to the next there are 2 n of these. */
+void head_round(float *z, int64_t rows, int64_t n) {
+#pragma omp parallel for schedule(static)
+  for (int64_t row = 0; row < rows; row++) {
+    float *own = z + row * n;
+    bf16 *to = (bf16 *)own;
+    for (int64_t i = 0; i < n; i += W) {
+      int64_t count = n - i < W ? n - i : W;
+      if (count == W) {
+        store_bf16(to + i, load(own + i));
+        continue;
+      }
+      bf16 rounded[W];
+      store_bf16(rounded, load_end(own + i, count, 0.0f));
+      memcpy(to + i, rounded, (size_t)count * sizeof(bf16));
+    }
+  }
+}
+
 /* z becomes - p (weight + slope (log p + entropy)), p = exp(z - normaliser), times the derivative of the cap. */
 void head_differentiate(float *z, const float *normaliser, const float *weight, const float *slope,
                         const float *entropy, int64_t rows, int64_t n, float cap, float tau) {

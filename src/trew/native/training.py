@@ -31,6 +31,13 @@ def head_differentiate(
     kernel("head_differentiate", None, "pppppiiff")(*_at(*given), *z.shape, cap, temperature)
 
 
+def head_round(z: Tensor) -> Tensor:
+    """z (n, V) float32 in bfloat16, in the same memory: rows of 2 V numbers, of which the first V are z."""
+    assert z.is_contiguous()
+    kernel("head_round", None, "pii")(z.data_ptr(), *z.shape)
+    return z.view(torch.bfloat16)[:, : z.shape[1]]
+
+
 def add_outer(a: Tensor, b: Tensor, into: Tensor, *, add: bool = True) -> None:
     """``into`` (N, K) float32 = or += a^T b, where a (T, N) and b (T, K) are of one type and may be columns of wider
     matrices; K is a multiple of 16."""
