@@ -77,7 +77,11 @@ def near(net: Any, items: Sequence[Sample], *, seed: int = 1, spread: float = 0.
 
 def learner(net: Any, objective: Objective | None = None, *, steps: int = 10, **settings: Any) -> Learner:
     """A learner; settings that belong to its configuration go there."""
-    own = {k: settings.pop(k) for k in ("temperature", "reference", "adapters", "kernels", "linear") if k in settings}
+    own = {
+        k: settings.pop(k)
+        for k in ("temperature", "reference", "adapters", "kernels", "linear", "room")
+        if k in settings
+    }
     config = LearnerConfig(**{"lr": 1e-2, "max_grad_norm": 1e9, **settings})
     return Learner(net, config=config, objective=objective or preset("dr-grpo"), optimizer_steps=steps, **own)
 

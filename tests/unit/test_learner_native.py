@@ -12,6 +12,7 @@ import torch
 import learner_help as help
 import tiny
 from trew.errors import NumericsError
+from trew.heap import Room
 from trew.learner import fused_head
 from trew.learner.forward import Forward, Way
 from trew.learner.fused_head import FusedHead
@@ -112,6 +113,71 @@ def test_weights_that_change_are_seen_at_once_also_in_bfloat16():
         net.model.layers[0].mlp.down_proj.weight.mul_(1.5)
     assert (own.logprobs(items) - before).abs().max() > 0.01
     assert own._forward._body is not None
+
+
+@needs_library
+@pytest.mark.parametrize("kind", ["llama", "qwen2"])
+def test_weights_that_move_to_other_memory_are_found_there(kind):
+    net, items = model(kind), help.samples()
+    own = help.learner(net, preset("grpo", beta=0.0))
+    inner = net.model
+    moves = {
+        "a matrix": lambda: setattr(inner.layers[0].mlp.down_proj.weight, "data", other(inner.layers[0].mlp.down_proj)),
+        "a norm": lambda: setattr(
+            inner.layers[1].input_layernorm.weight, "data", other(inner.layers[1].input_layernorm)
+        ),
+        "embeddings": lambda: setattr(inner.embed_tokens.weight, "data", other(inner.embed_tokens)),
+        "another parameter": lambda: setattr(
+            inner.layers[0].mlp.up_proj, "weight", torch.nn.Parameter(other(inner.layers[0].mlp.up_proj))
+        ),
+    }
+
+    def other(module):
+        return (module.weight.detach() * 1.3).clone()
+
+    before = own.logprobs(items)
+    for name, move in moves.items():
+        move()
+        got = own.logprobs(items)
+        assert (got - before).abs().max() > 1e-4, name
+        with torch.no_grad():
+            want = torch.cat([help.plain_logprobs(net, s) for s in items])
+        torch.testing.assert_close(got, want, rtol=0, atol=1e-5)
+        before = got
+
+
+@needs_library
+def test_a_matrix_that_several_layers_share_gets_the_sum_of_their_gradients():
+    net = model("llama")
+    first, second = net.model.layers
+    second.mlp.up_proj.weight = first.mlp.up_proj.weight
+    second.input_layernorm.weight = first.input_layernorm.weight
+    objective, items, data = prepared(net)
+    got = help.gradients(net, objective, items, data, microbatch_tokens=25)
+    want = help.gradients(net, objective, items, data, kernels=False, share_prompts=False)
+    assert help.relative(got, want) < 1e-5
+
+
+@needs_library
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_what_was_there_before_does_not_matter(dtype):
+    """Memory of passes is used again: every number in it is written before it is read."""
+    net = model("qwen3")
+    objective, items, data = prepared(net, beta=0.1)
+    room, found = Room(), []
+    for filled in (0, 255):
+        with room.held() as held:
+            held.take(1 << 24, dtype=torch.uint8).fill_(filled)  # 255: no number
+        own = help.learner(copy.deepcopy(net), objective, dtype=dtype, room=room)
+        own._forward._proven = True
+        caught = {}
+        own._clip = lambda *_, own=own, caught=caught: caught.update(
+            {n: p.grad.clone() for n, p in own.model.named_parameters()}
+        ) or 1.0  # fmt: skip
+        own.step(items, data)
+        found.append(caught)
+    for name, gradient in found[0].items():
+        assert torch.equal(gradient, found[1][name]), name
 
 
 @needs_library

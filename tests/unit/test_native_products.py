@@ -8,6 +8,7 @@ from torch import nn
 
 from trew.native import build
 from trew.native.products import Matrix, fits, gated_product, product, product_into
+from trew.native.training import head_round
 
 pytestmark = pytest.mark.skipif(isinstance(build.library(), str), reason="the kernels cannot be compiled here")
 TYPES = [torch.float32, torch.bfloat16]
@@ -150,3 +151,29 @@ def test_what_is_not_as_the_kernels_read_it_is_refused():
             product(given, w)
     with pytest.raises(AssertionError):
         product_into(x, Matrix.of(weight), torch.empty(4, 15))
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_columns_of_a_wider_matrix(dtype):
+    weight, wide = random(40, 30), random(9, 62, seed=2).to(dtype)
+    for w, exact in (
+        (Matrix.of(weight), weight.t()),
+        (Matrix.of(weight.t().contiguous(), transposed=True), weight.t()),
+    ):
+        x = wide[:, :30]
+        assert not x.is_contiguous()
+        close(product(x, w), x.double() @ exact.to(dtype).double(), 30)
+    with pytest.raises(AssertionError):
+        product(wide[:, :30], Matrix.packed(weight, dtype=dtype))
+    with pytest.raises(AssertionError):
+        product(random(9, 61).to(dtype)[:, :30], Matrix.of(weight))
+
+
+@pytest.mark.parametrize("columns", [1, 15, 16, 37, 4096])
+def test_numbers_are_rounded_where_they_lie_as_torch_rounds_them(columns):
+    z = random(7, columns) * 100
+    z[0, 0], z[-1, -1] = float("nan"), float("inf")
+    want = z.to(torch.bfloat16)
+    got = head_round(z)
+    assert got.data_ptr() == z.data_ptr()
+    torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)

@@ -194,7 +194,7 @@ class Learner:
         coefficients = self._coefficients(objective, samples, batch, done) if across else None
         tokens = _Tokens.of(samples)
         for pack in self._forward.packs(samples, among=active):
-            part, at = batch.select(torch.tensor(pack.samples)), tokens.of_samples(pack.samples)
+            part, at = _part(batch, pack.samples, tokens), tokens.of_samples(pack.samples)
             rule = _Rule(part, pack, samples, objective, bonus if bonus_acts else None, done, at)
             lengths = None
             if coefficients is not None:
@@ -406,13 +406,20 @@ class _Rule:
             )  # fmt: skip
 
 
+def _part(batch: TokenBatch, samples: Sequence[int], tokens: _Tokens) -> TokenBatch:
+    """Of a prepared batch these samples, each of which has tokens."""
+    if list(samples) != list(range(samples[0], samples[-1] + 1)):
+        return batch.select(torch.tensor(samples))
+    return _cut(batch, slice(int(tokens.bounds[samples[0]]), int(tokens.bounds[samples[-1] + 1])))
+
+
 def _cut(batch: TokenBatch, where: slice) -> TokenBatch:
     """These tokens of a prepared batch, and their sequences."""
     ids = batch.sequence_ids[where]
     sequences = slice(int(ids[0]), int(ids[-1]) + 1)
     fields = {k: v[where] for k in PER_TOKEN if (v := getattr(batch, k)) is not None}
     fields |= {k: v[sequences] for k in PER_SEQUENCE if (v := getattr(batch, k)) is not None}
-    return batch.replace(**(fields | {"sequence_ids": ids - ids[0], "step_rewards": None}))
+    return batch.replace(**(fields | {"sequence_ids": ids - ids[0], "step_rewards": None, "padded_mask": None}))
 
 
 @dataclass(frozen=True, slots=True)

@@ -155,7 +155,11 @@ class Stack:
             gelu=parts.activation == "gelu_tanh", embed_scale=parts.embed_scale, scaling=parts.scaling,
             cap=parts.attention_cap,
         )  # fmt: skip
-        self._copies: list[Tensor] = []  # of biases in float32, and of adapters of an odd rank
+        self._places: list[tuple[dict[str, Any], str, Tensor, int]] = []  # of weights, as far as they stay there
+        self._trained: list[
+            tuple[Any, Any, str, bool]
+        ] = []  # weight, where its gradient is said, whether it is written
+        self._copies: list[Tensor] = []
 
     def bytes(self, row: Layout, *, keep: int) -> int:
         """Memory of a forward and, where something is kept, a backward pass over ``row``."""
@@ -192,64 +196,73 @@ class Stack:
         if self._positions < positions:
             made = self.parts.rotary(positions, device=torch.device("cpu"))
             self._tables, self._positions = {name: t.contiguous() for name, t in made.items()}, positions
-        self._copies.clear()
-        for layer, struct in zip(self.parts.layers, self._layers, strict=True):
-            for module, field in zip(_linears(layer), _LINEARS, strict=True):
+        elif self._places and all(of.get(name) is p and p.data_ptr() == at for of, name, p, at in self._places):
+            return
+        self._places, self._trained, self._copies = [], [], []
+        for layer, struct in zip(reversed(self.parts.layers), reversed(self._layers), strict=True):
+            for module, field in zip(reversed(_linears(layer)), reversed(_LINEARS), strict=True):
                 self._point_linear(module, getattr(struct, field))
             for norm, field in zip(_norms(layer), _NORMS, strict=True):
-                getattr(struct, field).norm = NormStruct.of(norm)
+                self._point_norm(norm, getattr(struct, field))
             table = self._tables.get(layer.rope) if layer.rope else None
             struct.table = None if table is None else table.data_ptr()
             struct.positions, struct.window = self._positions, layer.window or 0
-        self._struct.last.norm = NormStruct.of(self.parts.norm)
-        self._struct.embedding = self.parts.embedding.weight.data_ptr()
+        self._point_norm(self.parts.norm, self._struct.last)
+        self._struct.embedding = self._place(self.parts.embedding, "weight")
+        self._trained.append((self.parts.embedding.weight, self._struct, "embedding_grad", False))
+        if any(type(module) is not nn.Linear for layer in self.parts.layers for module in _linears(layer)):
+            self._places = []  # adapters may be switched off: to be looked at each time
+
+    def _place(self, module: nn.Module, name: str) -> int:
+        """The address of a parameter, which is looked at again in every call."""
+        parameter = module._parameters[name]
+        assert parameter is not None
+        self._places.append((module._parameters, name, parameter, parameter.data_ptr()))
+        return parameter.data_ptr()
 
     def _point_linear(self, module: Any, struct: LinearStruct) -> None:
         base, low = self.split(module)
         struct.n, struct.depth = base.weight.shape
-        struct.weight, struct.half = base.weight.data_ptr(), base.weight.dtype == torch.bfloat16
-        bias = base.bias
-        if bias is not None and bias.dtype != torch.float32:
-            bias = bias.detach().float()
-            self._copies.append(bias)
-        struct.bias = None if bias is None else bias.data_ptr()
-        struct.rank = 0 if low is None else len(low.a)
-        struct.even = struct.rank
+        struct.weight, struct.half = self._place(base, "weight"), base.weight.dtype == torch.bfloat16
+        self._trained.append((base.weight, struct, "grad", True))
+        struct.bias = None
+        if base.bias is not None:
+            struct.bias = self._place(base, "bias")
+            self._trained.append((base.bias, struct, "bias_grad", False))
+            if base.bias.dtype != torch.float32:
+                struct.bias = self._copy(base.bias.detach().float())
+        struct.rank = struct.even = 0 if low is None else len(low.a)
         if low is not None:
             a, b = low.a.detach(), low.b.detach()
             if not fits(len(a), self.dtype):
                 a, b = nn.functional.pad(a, (0, 0, 0, 1)), nn.functional.pad(b, (0, 1))
-                self._copies += [a, b]
-            struct.a, struct.b, struct.even, struct.scale = a.data_ptr(), b.data_ptr(), len(a), low.scale
+            struct.a, struct.b, struct.even, struct.scale = self._copy(a), self._copy(b), len(a), low.scale
+            self._trained += [(low.a, struct, "a_grad", False), (low.b, struct, "b_grad", False)]
+
+    def _copy(self, tensor: Tensor) -> int:
+        """The address of what may be a copy, which is kept."""
+        self._copies.append(tensor)
+        return tensor.data_ptr()
+
+    def _point_norm(self, norm: Norm | None, struct: TrainedNormStruct) -> None:
+        struct.norm = NormStruct.of(norm)
+        if norm is not None:
+            self._places.append(({"weight": norm.weight}, "weight", norm.weight, norm.weight.data_ptr()))
+            self._trained.append((norm.weight, struct, "grad", False))
 
     def _want_gradients(self) -> None:
         """Room for each in ``grad``. In the order of the way back: a weight that stands in several places is fresh at
         the first of them."""
-        for layer, struct in zip(reversed(self.parts.layers), reversed(self._layers), strict=True):
-            for module, field in zip(reversed(_linears(layer)), reversed(_LINEARS), strict=True):
-                base, low = self.split(module)
-                own = getattr(struct, field)
-                own.fresh = base.weight.grad is None
-                own.grad = _gradient(base.weight, filled=False)
-                own.bias_grad = None if base.bias is None else _gradient(base.bias)
-                if low is not None:
-                    own.a_grad, own.b_grad = _gradient(low.a), _gradient(low.b)
-            for norm, field in zip(_norms(layer), _NORMS, strict=True):
-                getattr(struct, field).grad = None if norm is None else _gradient(norm.weight)
-        self._struct.last.grad = _gradient(self.parts.norm.weight)
-        self._struct.embedding_grad = _gradient(self.parts.embedding.weight)
+        for parameter, struct, field, written in self._trained:
+            gradient = parameter.grad if parameter.requires_grad else None
+            if written:
+                struct.fresh = gradient is None
+            if gradient is None and parameter.requires_grad:
+                gradient = (torch.empty_like if written else torch.zeros_like)(parameter)
+                parameter.grad = gradient
+            assert gradient is None or (gradient.dtype == torch.float32 and gradient.is_contiguous())
+            setattr(struct, field, None if gradient is None else gradient.data_ptr())
 
 
 _LINEARS = ("q", "k", "v", "o", "gate", "up", "down")
 _NORMS = ("attention", "q_norm", "k_norm", "attention_after", "mlp", "mlp_after")
-
-
-def _gradient(weight: Tensor, *, filled: bool = True) -> int | None:
-    """The address of its ``grad``, float32, which is made where there is none; None where none is wanted."""
-    if not weight.requires_grad:
-        return None
-    if weight.grad is None:
-        weight.grad = (torch.zeros_like if filled else torch.empty_like)(weight)
-    assert weight.grad.dtype == torch.float32
-    assert weight.grad.is_contiguous()
-    return weight.grad.data_ptr()
