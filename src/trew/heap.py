@@ -95,8 +95,7 @@ class Room:
         """Numbers, whatever they are; at a multiple of 64 bytes."""
         size = -(-math.prod(shape) * dtype.itemsize // 64) * 64
         if not self._blocks or self._taken + size > len(self._blocks[-1]):
-            before = sum(map(len, self._blocks))
-            self._blocks.append(_block(2 * (before + size)))  # pages that nobody writes are not there
+            self._blocks.append(_block(sum(map(len, self._blocks)) + size))
             self._taken = 0
         found = self._blocks[-1][self._taken : self._taken + math.prod(shape) * dtype.itemsize]
         self._taken += size
@@ -112,8 +111,11 @@ class Room:
 
 
 def _block(size: int) -> Tensor:
-    memory = _mapping(size + 64) if sys.platform.startswith("linux") else None
-    block = torch.empty(size + 64, dtype=torch.uint8) if memory is None else torch.frombuffer(memory, dtype=torch.uint8)
+    """Bytes at a multiple of 64: twice as many if there are, since pages that nobody writes cost nothing."""
+    memory = (_mapping(2 * size) or _mapping(size)) if sys.platform.startswith("linux") else None
+    if memory is not None:
+        return torch.frombuffer(memory, dtype=torch.uint8)
+    block = torch.empty(size + 64, dtype=torch.uint8)
     return block[-block.data_ptr() % 64 :]
 
 

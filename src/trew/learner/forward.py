@@ -155,12 +155,12 @@ class Forward:
         if self._head is None:
             with self.running(pack) as logits:
                 return token_logprobs(logits, rows=rows, tokens=tokens, temperature=self.temperature)
-        if self._body is None:
-            with self.running(pack) as hidden:
-                return self._head.values(hidden, rows=rows, tokens=tokens)[0]
         with self.room.held() as room:
-            hidden, _ = self._body.forward(pack, keep=False, room=room)
-            return self._head.values(hidden, rows=rows, tokens=tokens, room=room)[0]
+            if self._body is not None:
+                hidden, _ = self._body.forward(pack, keep=False, room=room)
+                return self._head.values(hidden, rows=rows, tokens=tokens, room=room)[0]
+            with self.running(pack) as hidden:
+                return self._head.values(hidden, rows=rows, tokens=tokens, room=room)[0]
 
     def accumulate(
         self, pack: Pack, rule: Rule, *, entropies: bool = False, lengths: Sequence[int] | None = None
@@ -180,7 +180,8 @@ class Forward:
         again = self.gradient_checkpointing and self.faster is None
         with recompute.recomputing(self.model) if again else nullcontext(), self.running(pack) as out:
             if self._head is not None:
-                gradient = self._head.accumulate(out.detach(), rule, **asked)
+                with self.room.held() as room:
+                    gradient = self._head.accumulate(out.detach(), rule, **asked, room=room)
                 if out.requires_grad:
                     out.backward(gradient.to(out.dtype))
                 return
