@@ -48,7 +48,7 @@ def hold_native(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Every decoder has the weights that the first decoder laid out."""
     real, kept, used = layers.packed, {}, []
 
-    def packed(*modules: Any, dtype: torch.dtype) -> Any:
+    def packed(*modules: Any, dtype: torch.dtype, room: Any = None) -> Any:  # in the heap, where they stay
         key = tuple(map(id, modules)), dtype
         used.append(key in kept)
         return kept[key] if key in kept else kept.setdefault(key, real(*modules, dtype=dtype))
