@@ -2,6 +2,7 @@
 
     python benchmarks/linear.py [--runs 5] [--json benchmarks/results/linear.json]
 
+The layers are the model's own in both, as they are for every architecture that trew has no layers of its own for.
 The work is that of one step of ``trew demo``: a SmolLM2-135M shaped model with random weights, 12 prompts of 40 tokens
 with 16 completions of 10 tokens each, float32. Both paths take turns in one process; medians over the runs.
 """
@@ -97,7 +98,7 @@ def step_of(model: LlamaForCausalLM) -> Callable[[bool], None]:
     for fast in (True, False):
         objective = trew.preset("grpo", beta=0.0)
         learners[fast] = Learner(
-            model, config=LearnerConfig(lr=1e-9), objective=objective, optimizer_steps=100, linear=fast
+            model, config=LearnerConfig(lr=1e-9), objective=objective, optimizer_steps=100, linear=fast, kernels=False
         )
     prepared = learners[True].objective.prepare(batch)
     return lambda fast: (learners[fast].step(samples, prepared), None)[1]

@@ -184,6 +184,19 @@ def test_our_kernels_give_the_gradients_of_the_model_s_own_forward(kind, setting
 
 
 @pytest.mark.skipif(isinstance(build.library(), str), reason="the kernels cannot be compiled here")
+@pytest.mark.parametrize("frozen", [("q_proj.lora_A",), ("up_proj.lora_B",), ("down_proj.lora_A", "down_proj.lora_B")])
+def test_adapters_that_are_frozen_in_part_get_no_gradient(frozen):
+    own = moved(adapted("llama", LoraConfig(rank=5), **HEADS))
+    for name, p in own.model.named_parameters():
+        if any(part in name for part in frozen):
+            p.requires_grad_(False)
+    items = help.samples()
+    data = preset("grpo", beta=0.0).prepare(help.batch(items, old_logprobs=help.near(own.model, items)))
+    want = adapter_gradients(own, items, data, kernels=False, share_prompts=False)
+    assert help.relative(adapter_gradients(own, items, data), want) < 1e-5
+
+
+@pytest.mark.skipif(isinstance(build.library(), str), reason="the kernels cannot be compiled here")
 @pytest.mark.parametrize("base", ["float32", "bfloat16"])
 def test_in_bfloat16_they_are_as_near_to_the_exact_ones_as_its_own_forward_is(base, tmp_path):
     tiny.model("llama", **HEADS).save_pretrained(tmp_path)

@@ -69,8 +69,7 @@ class NativeBody:
         """Hidden states at ``pack.read_at``, float32, as the head takes them; what :meth:`backward` needs, if it is to
         be kept, as long as ``room`` is held."""
         row, what = self.row(pack), self._keeps if keep else NOTHING
-        memory = room.take(self._stack.bytes(row, keep=what), dtype=torch.uint8)
-        last, hidden = self._stack.forward(row, keep=what, memory=memory)
+        last, hidden, memory = self._stack.forward(row, keep=what, room=room)
         return hidden, Tape(row, last, memory)
 
     def backward(self, tape: Tape, gradient: Float[Tensor, "K H"]) -> None:

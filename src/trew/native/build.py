@@ -63,6 +63,11 @@ def kernel(name: str, dtype: torch.dtype | None, arguments: str) -> Any:
     return function
 
 
+def fields(kind: Any, *names: str) -> tuple[tuple[str, Any], ...]:
+    """Members of one kind, side by side in a structure that the library reads."""
+    return tuple((name, kind) for name in names)
+
+
 def _compilers() -> tuple[str, ...]:
     return (os.environ["CC"],) if os.environ.get("CC") else ("gcc", "clang", "cc")
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ..heap import Room
-from .build import kernel
+from .build import fields, kernel
 from .family import Layer, Norm, Transformer, weight_of
 from .pages import PagedCache, Rows
 from .products import Matrix
@@ -35,10 +35,10 @@ class NormStruct(ctypes.Structure):
 
 class LayerStruct(ctypes.Structure):
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("qkv", "o", "gate", "up", "down")),
-        *((name, NormStruct) for name in ("attention", "q", "k", "attention_after", "mlp", "mlp_after")),
+        *fields(ctypes.c_void_p, "qkv", "o", "gate", "up", "down"),
+        *fields(NormStruct, "attention", "q", "k", "attention_after", "mlp", "mlp_after"),
         ("table", ctypes.c_void_p),
-        *((name, ctypes.c_int64) for name in ("positions", "window")),
+        *fields(ctypes.c_int64, "positions", "window"),
     )
 
 
@@ -46,13 +46,13 @@ class DecoderStruct(ctypes.Structure):
     _fields_ = (
         ("layers", ctypes.c_void_p),
         ("last", NormStruct),
-        *((name, ctypes.c_int64) for name in ("count", "hidden", "heads", "kv_heads", "head_dim", "gelu")),
-        *((name, ctypes.c_float) for name in ("scaling", "cap")),
+        *fields(ctypes.c_int64, "count", "hidden", "heads", "kv_heads", "head_dim", "gelu"),
+        *fields(ctypes.c_float, "scaling", "cap"),
     )
 
 
 class _Room(ctypes.Structure):
-    _fields_ = tuple((name, ctypes.c_void_p) for name in ("normed", "qkv", "q", "mixed", "gated", "delta", "scratch"))
+    _fields_ = fields(ctypes.c_void_p, "normed", "qkv", "q", "mixed", "gated", "delta", "scratch")
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..heap import Room
+from .build import fields
 
 PAGE = 32
 """Positions of one page, as in layers.h."""
@@ -17,16 +18,16 @@ PAGE = 32
 
 class TokensStruct(ctypes.Structure):
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("table", "prompt_length", "prompt_pages")),
-        *((name, ctypes.c_void_p) for name in ("sequence", "position", "page", "place")),
-        *((name, ctypes.c_int64) for name in ("table_width", "count")),
+        *fields(ctypes.c_void_p, "table", "prompt_length", "prompt_pages"),
+        *fields(ctypes.c_void_p, "sequence", "position", "page", "place"),
+        *fields(ctypes.c_int64, "table_width", "count"),
     )
 
 
 class PagesStruct(ctypes.Structure):
     _fields_ = (
         ("chunks", ctypes.c_void_p),
-        *((name, ctypes.c_int64) for name in ("pages_per_chunk", "page_numbers", "layer_numbers")),
+        *fields(ctypes.c_int64, "pages_per_chunk", "page_numbers", "layer_numbers"),
     )
 
 

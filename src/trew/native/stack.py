@@ -15,7 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from .build import kernel
+from ..heap import Room
+from .build import fields, kernel
 from .family import Layer, Norm, Transformer
 from .layers import NormStruct
 from .products import fits
@@ -47,14 +48,10 @@ Split = Callable[[Any], tuple[nn.Linear, LowRank | None]]
 """Takes a layer of the model apart: what is multiplied with, and its adapter, if it has one that is active."""
 
 
-def _fields(kind: Any, *names: str) -> tuple[tuple[str, Any], ...]:
-    return tuple((name, kind) for name in names)
-
-
 class LinearStruct(ctypes.Structure):
     _fields_ = (
-        *_fields(ctypes.c_void_p, "weight", "bias", "grad", "bias_grad", "a", "b", "a_grad", "b_grad"),
-        *_fields(ctypes.c_int64, "n", "depth", "half", "fresh", "rank", "even"),
+        *fields(ctypes.c_void_p, "weight", "bias", "grad", "bias_grad", "a", "b", "a_grad", "b_grad"),
+        *fields(ctypes.c_int64, "n", "depth", "half", "fresh", "rank", "even"),
         ("scale", ctypes.c_float),
     )
 
@@ -65,10 +62,10 @@ class TrainedNormStruct(ctypes.Structure):
 
 class LayerStruct(ctypes.Structure):
     _fields_ = (
-        *_fields(LinearStruct, "q", "k", "v", "o", "gate", "up", "down"),
-        *_fields(TrainedNormStruct, "attention", "q_norm", "k_norm", "attention_after", "mlp", "mlp_after"),
+        *fields(LinearStruct, "q", "k", "v", "o", "gate", "up", "down"),
+        *fields(TrainedNormStruct, "attention", "q_norm", "k_norm", "attention_after", "mlp", "mlp_after"),
         ("table", ctypes.c_void_p),
-        *_fields(ctypes.c_int64, "positions", "window"),
+        *fields(ctypes.c_int64, "positions", "window"),
     )
 
 
@@ -76,16 +73,16 @@ class StackStruct(ctypes.Structure):
     _fields_ = (
         ("layers", ctypes.c_void_p),
         ("last", TrainedNormStruct),
-        *_fields(ctypes.c_void_p, "embedding", "embedding_grad"),
-        *_fields(ctypes.c_int64, "count", "hidden", "wide", "heads", "kv_heads", "head_dim", "gelu"),
-        *_fields(ctypes.c_float, "embed_scale", "scaling", "cap"),
+        *fields(ctypes.c_void_p, "embedding", "embedding_grad"),
+        *fields(ctypes.c_int64, "count", "hidden", "wide", "heads", "kv_heads", "head_dim", "gelu"),
+        *fields(ctypes.c_float, "embed_scale", "scaling", "cap"),
     )
 
 
 class RowStruct(ctypes.Structure):
     _fields_ = (
-        *_fields(ctypes.c_void_p, "ids", "positions", "segments", "units", "read_at"),
-        *_fields(ctypes.c_int64, "tokens", "segment_count", "unit_count", "read", "shares"),
+        *fields(ctypes.c_void_p, "ids", "positions", "segments", "units", "read_at"),
+        *fields(ctypes.c_int64, "tokens", "segment_count", "unit_count", "read", "shares"),
     )
 
 
@@ -164,19 +161,18 @@ class Stack:
     def bytes(self, row: Layout, *, keep: int) -> int:
         """Memory of a forward and, where something is kept, a backward pass over ``row``."""
         self._point(row.positions)
-        pointers = ctypes.addressof(self._struct), ctypes.addressof(row.struct)
-        return kernel("stack_bytes", self.dtype, "ppi")(*pointers, keep)
+        return self._bytes(row, keep)
 
-    def forward(self, row: Layout, *, keep: int, memory: Tensor) -> tuple[Tensor, Tensor]:
-        """Residuals at the tokens that the head reads, before the last norm, and behind it: (K, H) float32.
-        ``memory``: as many bytes as :meth:`bytes` has just said, at a multiple of 64."""
-        assert memory.data_ptr() % 64 == 0
+    def forward(self, row: Layout, *, keep: int, room: Room) -> tuple[Tensor, Tensor, Tensor]:
+        """Residuals at the tokens that the head reads, before the last norm, and behind it: (K, H) float32; and the
+        memory that :meth:`backward` takes, as long as ``room`` is held."""
+        memory = room.take(self.bytes(row, keep=keep), dtype=torch.uint8)
         last, hidden = torch.empty(2, row.read, self._struct.hidden).unbind(0)
         kernel("stack_forward", self.dtype, "ppippp")(
             ctypes.addressof(self._struct), ctypes.addressof(row.struct), keep, memory.data_ptr(), last.data_ptr(),
             hidden.data_ptr(),
         )  # fmt: skip
-        return last, hidden
+        return last, hidden, memory
 
     def backward(self, row: Layout, *, keep: int, memory: Tensor, last: Tensor, gradient: Tensor) -> None:
         """Adds to the ``grad`` of all weights that are trained, from the ``gradient`` (K, H) float32 by what was behind
@@ -185,10 +181,16 @@ class Stack:
         assert keep
         assert gradient.shape == last.shape
         assert gradient.dtype == last.dtype == torch.float32
+        assert self._bytes(row, keep) <= len(memory), "more threads than in the forward pass"
         self._want_gradients()
         kernel("stack_backward", self.dtype, "ppippp")(
             ctypes.addressof(self._struct), ctypes.addressof(row.struct), keep, memory.data_ptr(), last.data_ptr(),
             gradient.data_ptr(),
+        )  # fmt: skip
+
+    def _bytes(self, row: Layout, keep: int) -> int:
+        return kernel("stack_bytes", self.dtype, "ppi")(
+            ctypes.addressof(self._struct), ctypes.addressof(row.struct), keep
         )  # fmt: skip
 
     def _point(self, positions: int) -> None:
