@@ -22,9 +22,12 @@ def splitmix64(state: int) -> int:
     return z ^ (z >> 31)
 
 
-def test_uniforms_are_splitmix64():
+@pytest.mark.parametrize("native", [True, False])
+def test_uniforms_are_splitmix64(native):
     keys = [row_key(seed, "uid", s) for seed in range(3) for s in range(5)]
-    got = uniforms(torch.tensor(keys)[:, None], torch.arange(7))
+    each, positions = torch.tensor(keys).repeat_interleave(7), torch.arange(7).repeat(len(keys))
+    got = uniforms(each, positions, native=native).view(-1, 7)
+    assert torch.equal(got, uniforms(torch.tensor(keys)[:, None], torch.arange(7)))
     for i, key in enumerate(keys):
         for position in range(7):
             state = (key + position * 0x9E3779B97F4A7C15) % (1 << 64)

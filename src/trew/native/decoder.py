@@ -56,7 +56,7 @@ class _Sequence:
     """One row being decoded."""
 
     prompt: int
-    length: int  # tokens in the cache
+    born: int  # the step before its first
     pages: list[int] = field(default_factory=list)  # after the prompt's
 
 
@@ -89,7 +89,9 @@ class Decoder:
         self.head = packed(parts.head, dtype=torch.float32, room=self.cache.room)
         self.prompts: dict[int, _Prompt] = {}
         self.running: list[_Sequence] = []
-        self.newest: Rows | None = None  # the last step's, while rows and pages stay (new rows begin a page)
+        self.steps = 0
+        self.newest: Rows | None = None  # the last step's, while rows stay
+        self.full = 0  # the step at which a row needs another page
 
     @property
     def rows(self) -> int:
@@ -101,7 +103,8 @@ class Decoder:
         fresh = [p for p in dict.fromkeys(prompts) if p not in self.prompts]
         for part in _parts(fresh, lengths=[len(self.prompt_ids[p]) for p in fresh]):
             self._prefill(part)
-        self.running += [_Sequence(p, len(self.prompt_ids[p])) for p in prompts]
+        self.running += [_Sequence(p, self.steps) for p in prompts]
+        self.newest = None
         return torch.stack([self.prompts[p].logits for p in prompts])
 
     @torch.no_grad()
@@ -134,22 +137,26 @@ class Decoder:
 
     def _next(self) -> Rows:
         """One more token of every row: where it goes, on a new page where the last one is full."""
-        places = [(row.length - len(self.prompt_ids[row.prompt])) % PAGE for row in self.running]
-        for row, place in zip(self.running, places, strict=True):
-            row.length += 1
-            if place == 0:
-                row.pages += self.cache.take(1)
-        if self.newest is not None and 0 not in places:
+        self.steps += 1
+        if self.newest is not None and self.steps < self.full:
             self.newest.positions.add_(1)
             self.newest.places.add_(1)
-        else:
-            self.newest = Rows(
-                sequences=self._sequences([(row.prompt, row.pages) for row in self.running]),
-                sequence=torch.arange(self.rows, dtype=torch.int32),
-                positions=_int32([row.length - 1 for row in self.running]),
-                pages=_int32([row.pages[-1] for row in self.running]),
-                places=_int32(places),
-            )
+            return self.newest
+        ages = [self.steps - row.born - 1 for row in self.running]
+        places = [age % PAGE for age in ages]
+        for row, place in zip(self.running, places, strict=True):
+            if place == 0:
+                row.pages += self.cache.take(1)
+        self.full = self.steps + PAGE - max(places)
+        self.newest = Rows(
+            sequences=self._sequences([(row.prompt, row.pages) for row in self.running]),
+            sequence=torch.arange(self.rows, dtype=torch.int32),
+            positions=_int32(
+                [len(self.prompt_ids[row.prompt]) + age for row, age in zip(self.running, ages, strict=True)]
+            ),
+            pages=_int32([row.pages[-1] for row in self.running]),
+            places=_int32(places),
+        )
         return self.newest
 
     def _prefill(self, prompts: Sequence[int]) -> None:

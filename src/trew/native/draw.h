@@ -69,6 +69,16 @@ static inline int64_t invert(const float *row, int64_t n, float top, float tempe
   return at + first_above(inside, count, target - (block ? running[block - 1] : 0));
 }
 
+/* splitmix64 of key + position x golden ratio, as numbers in [0, 1) of 53 random bits: sampler.py. */
+void uniforms(const int64_t *keys, const int64_t *positions, double *out, int64_t count) {
+  for (int64_t i = 0; i < count; i++) {
+    uint64_t z = (uint64_t)keys[i] + ((uint64_t)positions[i] + 1) * 0x9E3779B97F4A7C15u;
+    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9u;
+    z = (z ^ z >> 27) * 0x94D049BB133111EBu;
+    out[i] = (double)((z ^ z >> 31) >> 11) * 0x1p-53;
+  }
+}
+
 /* One token per row of logits (rows, n). floats (3, rows): log-prob at temperature 1, log-prob of the distribution
    drawn from, entropy. running (rows, blocks) is room to work in. */
 void draw(const float *logits, const double *uniform, float temperature, int64_t *tokens, float *floats, uint8_t *finite,

@@ -1,4 +1,4 @@
-"""Drawing tokens by the compiled kernel: one pass over the logits instead of a dozen.
+"""Drawing tokens by the compiled kernels: one pass over the logits instead of a dozen.
 
 What a draw is, and the same by torch: :mod:`trew.rollout.torch_engine.sampler`.
 """
@@ -18,6 +18,18 @@ def accepts(logits: Tensor) -> bool:
     """Whether the kernel can draw from these (B, V)."""
     plain = logits.device.type == "cpu" and logits.dtype == torch.float32 and logits.is_contiguous()
     return plain and logits.shape[1] > 0 and not isinstance(library(), str)
+
+
+def uniforms(keys: Tensor, positions: Tensor) -> Tensor | None:
+    """Numbers in [0, 1) (B,) float64 from ``keys`` and ``positions`` (B,) int64; None where this is not for the
+    kernel."""
+    if keys.shape != positions.shape or isinstance(library(), str):
+        return None
+    if any(t.device.type != "cpu" or t.dtype != torch.int64 or not t.is_contiguous() for t in (keys, positions)):
+        return None
+    out = torch.empty(keys.shape, dtype=torch.float64)
+    kernel("uniforms", None, "pppi")(keys.data_ptr(), positions.data_ptr(), out.data_ptr(), out.numel())
+    return out
 
 
 def draw(logits: Tensor, *, uniform: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:

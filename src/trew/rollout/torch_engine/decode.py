@@ -148,9 +148,7 @@ class Schedule:
         keys, position, completion = self.keys[new], self.position[new], self.completion[new]
         drawn = (self.drawing or self._draw)(logits, keys, position)
         self.tokens_out[completion, position] = drawn.tokens
-        self.floats_out[:, completion, position] = torch.stack(
-            (drawn.logprobs, drawn.sampling_logprobs, drawn.entropies)
-        )
+        self.floats_out[:, completion, position] = drawn.floats
         self.last[new] = drawn.tokens
         position += 1  # in place: a view of the state
         done = torch.isin(drawn.tokens, self.stop_ids) | (position >= self.sampling.max_tokens)
@@ -164,7 +162,8 @@ class Schedule:
         return ended
 
     def _draw(self, logits: Tensor, keys: Tensor, positions: Tensor) -> Draw:
-        return draw(logits, uniform=uniforms(keys, positions), sampling=self.sampling, native=self.native)
+        uniform = uniforms(keys, positions, native=self.native)
+        return draw(logits, uniform=uniform, sampling=self.sampling, native=self.native)
 
     def _at_stop_string(self, first: int) -> list[int]:
         """Slots whose newest tokens complete a stop string."""

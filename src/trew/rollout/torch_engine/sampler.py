@@ -26,10 +26,23 @@ class Draw:
     """One token for each of B rows. Log-probabilities and entropies in nats, float32."""
 
     tokens: Tensor  # (B,) int64
-    logprobs: Tensor  # (B,) of the policy at temperature 1, nothing cut
-    sampling_logprobs: Tensor  # (B,) of the distribution drawn from
-    entropies: Tensor  # (B,) of the policy at temperature 1
+    floats: Tensor  # (3, B): the three below
     finite: Tensor  # (B,) bool: False where the logits had NaN or +inf, or no finite entry
+
+    @property
+    def logprobs(self) -> Tensor:
+        """(B,) of the policy at temperature 1, nothing cut."""
+        return self.floats[0]
+
+    @property
+    def sampling_logprobs(self) -> Tensor:
+        """(B,) of the distribution drawn from."""
+        return self.floats[1]
+
+    @property
+    def entropies(self) -> Tensor:
+        """(B,) of the policy at temperature 1."""
+        return self.floats[2]
 
 
 def row_key(seed: int, uid: str, sample: int) -> int:
@@ -42,14 +55,17 @@ def row_key(seed: int, uid: str, sample: int) -> int:
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little", signed=True)
 
 
-def uniforms(keys: Tensor, positions: Tensor) -> Tensor:
+def uniforms(keys: Tensor, positions: Tensor, *, native: bool = True) -> Tensor:
     """splitmix64 of key + position x golden ratio, as float64 in [0, 1) with 53 random bits.
 
-    keys, positions: int64, broadcast against each other. int64 products wrap, as the algorithm wants.
+    keys, positions: int64, broadcast against each other. int64 products wrap, as the algorithm wants. ``native``: by a
+    compiled pass where there is one; the same numbers.
 
     >>> (uniforms(torch.tensor([1234567]), torch.tensor([0])) * 2**53).long()  # 6457827717110365317 >> 11
     tensor([3153236189995295])
     """
+    if native and (made := compiled.uniforms(keys, positions)) is not None:
+        return made
     z = keys + (positions + 1) * _signed(_GOLDEN)
     z = (z ^ _shift(z, 30)) * _signed(_MIX1)
     z = (z ^ _shift(z, 27)) * _signed(_MIX2)
@@ -75,9 +91,7 @@ def draw(logits: Tensor, *, uniform: Tensor, sampling: Sampling, native: bool = 
     where there is one, on CPUs and where nothing is cut; the same up to float rounding.
     """
     if native and (sampling.temperature == 0 or not sampling.truncates) and compiled.accepts(logits):
-        tokens, floats, finite = compiled.draw(logits, uniform=uniform, temperature=sampling.temperature)
-        logprobs, sampling_logprobs, entropies = floats
-        return Draw(tokens, logprobs, sampling_logprobs, entropies, finite)
+        return Draw(*compiled.draw(logits, uniform=uniform, temperature=sampling.temperature))
     x = logits.float()
     x = x - x.amax(-1, keepdim=True)
     x.clamp_(min=torch.finfo(torch.float32).min)  # tokens that a model masks (-inf) have no part in the entropy: 0 * x
@@ -89,7 +103,8 @@ def draw(logits: Tensor, *, uniform: Tensor, sampling: Sampling, native: bool = 
     if sampling.temperature == 0:
         tokens = x.argmax(-1)
         chosen = _at(x, tokens)
-        return Draw(tokens, chosen - log_z, torch.zeros_like(chosen), entropies, torch.isfinite(log_z))
+        floats = torch.stack((chosen - log_z, torch.zeros_like(chosen), entropies))
+        return Draw(tokens, floats, torch.isfinite(log_z))
 
     if sampling.temperature != 1:
         e = (x / sampling.temperature).exp()
@@ -102,7 +117,7 @@ def draw(logits: Tensor, *, uniform: Tensor, sampling: Sampling, native: bool = 
         sampling_logprobs = logprobs
     else:
         sampling_logprobs = (chosen / sampling.temperature - total.log()).float()
-    return Draw(tokens, logprobs, sampling_logprobs, entropies, torch.isfinite(log_z))
+    return Draw(tokens, torch.stack((logprobs, sampling_logprobs, entropies)), torch.isfinite(log_z))
 
 
 def _at(x: Tensor, index: Tensor) -> Tensor:

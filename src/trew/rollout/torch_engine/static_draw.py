@@ -26,23 +26,19 @@ class StaticDraw:
         """A token for each row of ``logits`` (rows, V), by draw number ``positions`` (rows,) of ``keys`` (rows,)."""
         model, rows = self.model, len(logits)
         if self.cuts or logits.data_ptr() != model.logits.data_ptr():
-            return draw(logits, uniform=uniforms(keys, positions), sampling=self.sampling, native=False)
+            return draw(logits, uniform=uniforms(keys, positions, native=False), sampling=self.sampling, native=False)
         model.keys[:rows] = keys
         model.positions[:rows] = positions
         bucket = row_bucket(rows)
         # All of the sampling that a draw without cuts depends on is in the key.
         model.graphs.run(("draw", bucket, self.sampling.temperature), functools.partial(self.compute, bucket))
-        one, two, three = model.drawn_floats[:, :rows]
-        return Draw(model.drawn[:rows], one, two, three, model.drawn_finite[:rows])
+        return Draw(model.drawn[:rows], model.drawn_floats[:, :rows], model.drawn_finite[:rows])
 
     def compute(self, rows: int) -> None:
         """The draw itself: to be recorded, so a function of buffers alone."""
         model = self.model
-        uniform = uniforms(model.keys[:rows], model.positions[:rows])
+        uniform = uniforms(model.keys[:rows], model.positions[:rows], native=False)
         drawn = draw(model.logits[:rows], uniform=uniform, sampling=self.sampling, native=False)
         model.drawn[:rows] = drawn.tokens
-        for own, new in zip(
-            model.drawn_floats, (drawn.logprobs, drawn.sampling_logprobs, drawn.entropies), strict=True
-        ):
-            own[:rows] = new
+        model.drawn_floats[:, :rows] = drawn.floats
         model.drawn_finite[:rows] = drawn.finite
