@@ -317,8 +317,9 @@ def test_chunks_keep_sequences_whole():
     lengths = [size - 1, 1, 1, 2 * size, 3]
     bounds = [(c.start, c.stop) for c in head.chunks(sum(lengths), lengths)]
     assert bounds == [(0, size), (size, size + 1), (size + 1, 3 * size + 1), (3 * size + 1, 3 * size + 4)]
-    assert head.holds([4 * size])
-    assert not head.holds([4 * size + 1])
+    assert head.holds([fused_head.WHOLE])
+    assert not head.holds([fused_head.WHOLE + 1])
+    assert FusedHead(torch.nn.Parameter(torch.zeros(1 << 9, 1))).holds([4 << 12])
 
 
 @pytest.mark.parametrize("name", ["gspo", "grpo"])

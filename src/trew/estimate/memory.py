@@ -17,7 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..config import Config
-from ..learner.fused_head import BLOCK, ELEMENTS, ROWS
+from ..learner.fused_head import BLOCK, at_once
 from ..native.decoder import PREFILL_TOKENS
 from ..native.pages import PAGE
 from ..native.training import SHARED
@@ -212,12 +212,12 @@ def body(s: Sizes, config: Config, load: Load) -> int:
 
 
 def head(s: Sizes, config: Config, load: Load) -> int:
-    """Chunk by chunk: n = max(256, 2^21 / V) rows of 4 V (with bfloat16 2 V more, but by the kernels), 12 H for each of
-    the R rows that are read, and without the kernels 8,192 rows of the weight's gradient, where it is trained. Logits
-    of all tokens belong to the body."""
+    """Chunk by chunk: n = max(128, 2^21 / V) rows, on a GPU 256, of 4 V (with bfloat16 2 V more, but by the kernels),
+    12 H for each of the R rows that are read, and without the kernels 8,192 rows of the weight's gradient, where it is
+    trained. Logits of all tokens belong to the body."""
     if not load.fused:
         return 0
-    rows = min(max(ROWS, ELEMENTS // s.vocabulary), load.reads)
+    rows = min(at_once(s.vocabulary, gpu=not load.heap), load.reads)
     low = 2 if config.learner.dtype == "bfloat16" and not load.packed else 0
     block = 0 if config.lora.rank or load.packed else 4 * min(BLOCK, s.vocabulary) * s.hidden
     return (4 + low) * s.vocabulary * rows + 12 * s.hidden * load.reads + block

@@ -26,10 +26,18 @@ from .head import LOWEST
 
 ELEMENTS = 1 << 21
 """Logits that are worked on at once: enough for the products to run at full speed ..."""
-ROWS = 256
+ROWS, GPU_ROWS = 128, 256
 """... and at least so many positions, since each chunk reads and writes the whole gradient of the weight."""
+WHOLE = 1024
+"""Positions of the longest sequence that any head sees whole, if it must."""
 BLOCK = 8192
 """Rows of the weight whose gradient is formed at once."""
+
+
+def at_once(vocabulary: int, *, gpu: bool) -> int:
+    """Positions of one chunk."""
+    return max(GPU_ROWS if gpu else ROWS, ELEMENTS // vocabulary)
+
 
 Rule = Callable[[slice, Tensor, Tensor | None], tuple[Tensor, Tensor | None]]
 """From the log-probs (n,) and entropies (n,) of the tokens in a slice to the derivatives of the loss by them."""
@@ -105,7 +113,7 @@ class FusedHead:
 
     def chunks(self, count: int, lengths: Sequence[int] | None = None) -> Iterator[slice]:
         """Slices of ``count`` tokens; with ``lengths`` each of whole sequences, at least one."""
-        size = max(ROWS, ELEMENTS // len(self.weight))
+        size = self._at_once()
         if lengths is None:
             yield from (slice(i, min(i + size, count)) for i in range(0, count, size))
             return
@@ -120,7 +128,10 @@ class FusedHead:
 
     def holds(self, lengths: Sequence[int]) -> bool:
         """Whether each sequence fits into a few chunks' memory, so that a rule may see it whole."""
-        return max(lengths, default=0) <= 4 * max(ROWS, ELEMENTS // len(self.weight))
+        return max(lengths, default=0) <= max(WHOLE, 4 * self._at_once())
+
+    def _at_once(self) -> int:
+        return at_once(len(self.weight), gpu=self.weight.device.type != "cpu")
 
     def _products(self, h: Tensor, room: Room) -> Tensor:
         """h W^T + b, float32."""
