@@ -52,6 +52,7 @@ performance: $(VENV)/.installed .venv-trl/.installed
 	$(BIN)/python benchmarks/step.py --peer hf --patience 300 --json benchmarks/results/generate.json
 	$(BIN)/python benchmarks/floor.py --patience 300 --json benchmarks/results/floor.json
 	$(BIN)/python benchmarks/scaling.py --patience 300 --json benchmarks/results/scaling.json
+	$(BIN)/python benchmarks/paths.py --patience 300 --json benchmarks/results/paths.json
 	$(BIN)/python benchmarks/figures.py
 
 # The pinned versions against the database of known vulnerabilities. Needs the network.

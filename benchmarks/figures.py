@@ -28,13 +28,14 @@ MIB = 2**20
 
 def files() -> dict[Path, str]:
     """Every generated file with what should be in it."""
-    step, hf, floor, scaling = (load(name) for name in ("step", "generate", "floor", "scaling"))
+    step, hf, floor, scaling, paths = (load(name) for name in ("step", "generate", "floor", "scaling", "paths"))
     tables = {
         "machine": (machine, step),
         "step": (step_table, step),
         "generate": (generate_table, hf),
         "floor": (floor_table, floor),
         "scaling": (scaling_table, scaling),
+        "paths": (paths_table, paths),
     }
     parts = {name: make(found) if found["rows"] else "Not measured yet." for name, (make, found) in tables.items()}
     shown = [row for row in step["rows"] if row["setting"] in ("fixed-fp32", "ragged-fp32", "fixed-default")]
@@ -83,7 +84,7 @@ def step_table(found: dict[str, Any]) -> str:
         rows.append((
             r["model"], r["setting"], seconds(r["seconds"]["ours"]), seconds(r["seconds"]["peer"]),
             ratio(r), f"{memory[0]:,.0f}", f"{memory[1]:,.0f}",
-            f"{r['memory_ratio']:.1f}",
+            f"{r['memory_ratio']:.2f}",
         ))  # fmt: skip
     head = ("model", "setting", "trew, s", "TRL, s", "ratio", "trew, MiB", "TRL, MiB", "ratio")
     return table(head, rows)
@@ -102,6 +103,17 @@ def generate_table(found: dict[str, Any]) -> str:
         for r in found["rows"]
     ]  # fmt: skip
     return table(("model", "setting", "trew, s", "transformers, s", "ratio", "trew, tokens/s"), rows)
+
+
+def paths_table(found: dict[str, Any]) -> str:
+    rows = []
+    for r in found["rows"]:
+        sides = r["plain"], r["fast"]
+        rows.append((
+            f"`{r['path']}`", r["dtype"], *(seconds(side["seconds"]) for side in sides), f"{r['ratio']:.2f}",
+            *(f"{side['peak_bytes'] / MIB:,.0f}" for side in sides),
+        ))  # fmt: skip
+    return table(("setting", "type", "plain, s", "fast, s", "ratio", "plain, MiB", "fast, MiB"), rows)
 
 
 def floor_table(found: dict[str, Any]) -> str:

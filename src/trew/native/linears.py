@@ -1,7 +1,7 @@
 """Linear layers of models that run through their own ``forward``, by the compiled products, on CPUs.
 
 ``packed_linears`` is for generation: weights laid out once for the few rows of many decoding steps. ``linears`` is for
-training: forward and both backward products. ``linear = "plain"`` in a recipe switches both off; `benchmarks/linear.py`
+training: forward and both backward products. ``linear = "plain"`` in a recipe switches both off; `benchmarks/paths.py`
 measures what they gain.
 """
 
