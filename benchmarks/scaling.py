@@ -19,12 +19,12 @@ import step
 from work import SHAPES, Work, save_model
 
 SIZES: dict[str, dict[str, int]] = {
-    "1 M": {"hidden_size": 128, "intermediate_size": 344, "num_hidden_layers": 4, "num_attention_heads": 4,
+    "1 M": {"hidden_size": 128, "intermediate_size": 352, "num_hidden_layers": 4, "num_attention_heads": 4,
             "num_key_value_heads": 2},
     "5 M": {},  # A itself
     "20 M": {"hidden_size": 448, "intermediate_size": 1200, "num_hidden_layers": 8, "num_attention_heads": 7,
              "num_key_value_heads": 7},
-    "60 M": {"hidden_size": 640, "intermediate_size": 1720, "num_hidden_layers": 12, "num_attention_heads": 10,
+    "60 M": {"hidden_size": 640, "intermediate_size": 1728, "num_hidden_layers": 12, "num_attention_heads": 10,
              "num_key_value_heads": 5},
     "135 M": SHAPES["B"],
 }  # fmt: skip
