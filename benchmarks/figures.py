@@ -1,4 +1,4 @@
-"""Writes the tables of docs/performance.md and its pictures from benchmarks/results/*.json.
+"""Writes the tables of docs/performance.md and docs/memory.md and their pictures from benchmarks/results/*.json.
 
 python benchmarks/figures.py            writes what is not current (part of make docs)
 python benchmarks/figures.py --check    only names it; exit code 1 if there is any
@@ -19,7 +19,7 @@ from trew.report.svg import CSS, side_by_side
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-PAGE = ROOT / "docs" / "performance.md"
+PAGE, MEMORY_PAGE = ROOT / "docs" / "performance.md", ROOT / "docs" / "memory.md"
 IMAGES = ROOT / "docs" / "images"
 PHASES = (("generate", ("generate",)), ("old and reference log-probs", ("old", "ref")),
           ("training pass", ("train", "forward", "backward", "optimizer")), ("rest", ("rest",)))  # fmt: skip
@@ -37,13 +37,18 @@ def files() -> dict[Path, str]:
         "scaling": (scaling_table, scaling),
         "paths": (paths_table, paths),
     }
-    parts = {name: make(found) if found["rows"] else "Not measured yet." for name, (make, found) in tables.items()}
+    parts = {name: written(make, found) for name, (make, found) in tables.items()}
     shown = [row for row in step["rows"] if row["setting"] in ("fixed-fp32", "ragged-fp32", "fixed-default")]
     return {
         PAGE: filled(PAGE.read_text(encoding="utf-8"), parts),
+        MEMORY_PAGE: filled(MEMORY_PAGE.read_text(encoding="utf-8"), {"plan": written(plan_table, load("plan"))}),
         IMAGES / "performance-step.svg": stacked(shown),
         IMAGES / "performance-scaling.svg": scaling_picture(scaling),
     }
+
+
+def written(make: Callable[[dict[str, Any]], str], found: dict[str, Any]) -> str:
+    return make(found) if found["rows"] else "Not measured yet."
 
 
 def load(name: str) -> dict[str, Any]:
@@ -114,6 +119,16 @@ def paths_table(found: dict[str, Any]) -> str:
             *(f"{side['peak_bytes'] / MIB:,.0f}" for side in sides),
         ))  # fmt: skip
     return table(("setting", "type", "plain, s", "fast, s", "ratio", "plain, MiB", "fast, MiB"), rows)
+
+
+def plan_table(found: dict[str, Any]) -> str:
+    m = found["machine"]
+    rows = [
+        (r["setting"], f"{r['estimate'] / MIB:,.0f}", f"{r['measured'] / MIB:,.0f}", f"{r['error']:+.0%}")
+        for r in found["rows"]
+    ]
+    said = f"Measured {found['date']}, torch {found['versions']['torch']}, {m['cores']} cores:"
+    return f"{said}\n\n{table(('setting', 'told, MiB', 'measured, MiB', 'error'), rows)}"
 
 
 def floor_table(found: dict[str, Any]) -> str:

@@ -14,7 +14,6 @@ import argparse
 import contextlib
 import datetime
 import json
-import platform
 import subprocess
 import sys
 import tempfile
@@ -28,6 +27,7 @@ import transformers
 
 import trew
 import work as shapes
+from demo import machine
 from trew.config import dumps
 
 HERE = Path(__file__).parent
@@ -191,13 +191,11 @@ def peak(device: str) -> int:
 
 
 def result(rows: list[dict[str, Any]], device: str) -> dict[str, Any]:
-    model = next(x.split(":")[1].strip() for x in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in x)
     return {
         "what": "trew plan against measured peaks, bytes; error = estimate / measured - 1",
-        "date": datetime.date.today().isoformat(), "device": device, "cpu": model,
-        "threads": torch.get_num_threads(), "python": platform.python_version(), "torch": torch.__version__,
-        "transformers": transformers.__version__, "trew": trew.__version__,
-        "largest_error": max(abs(row["error"]) for row in rows), "rows": rows,
+        "date": datetime.date.today().isoformat(), "device": device, "machine": machine(),
+        "versions": {"trew": trew.__version__, "torch": torch.__version__, "transformers": transformers.__version__},
+        "threads": torch.get_num_threads(), "largest_error": max(abs(row["error"]) for row in rows), "rows": rows,
     }  # fmt: skip
 
 
