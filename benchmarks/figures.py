@@ -77,7 +77,8 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def machine(found: dict[str, Any]) -> str:
     m = found["machine"]
     versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
-    runs = "1 run" if found["repeats"] == 1 else f"{found['repeats']} runs"
+    counts = sorted({len(r["runs"]["ours"]) for r in found["rows"]})
+    runs = "1 run" if counts == [1] else f"{' or '.join(map(str, counts))} runs"
     where = f"{m['cpu']}, {found['threads']} threads of {m['cores']} cores"
     return f"Measured {found['date']} on {where}, {runs} of each side; {versions}."
 

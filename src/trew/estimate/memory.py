@@ -239,7 +239,8 @@ def memory(s: Sizes, config: Config, load: Load) -> Memory:
         "reference": reference(s, config, load),
         "optimizer": optimizer(s, config),
     }
-    passing = max(body(s, config, load), update(s, config)) + head(s, config, load)
+    # The optimizer can take what activations took, unless they lay in a room of their own.
+    apart = load.heap and load.body is None and update(s, config) > 0
     made = {
         "laid out": laid_out(s, config, load),
         "step": decoding(s, config, load),
@@ -250,9 +251,9 @@ def memory(s: Sizes, config: Config, load: Load) -> Memory:
     trained = {
         "gradients": gradients(s),
         "copies": low_copies(s, config, load),
-        "activations": passing - head(s, config, load),
+        "activations": body(s, config, load) if apart else max(body(s, config, load), update(s, config)),
         "head": head(s, config, load),
-    }
+    } | ({"update": update(s, config)} if apart else {})
     generating, training = _kept(s, load, made, trained)
     parts = {"generating": always | made | generating, "training": always | trained | training}
     # The engine keeps its buffers where that leaves half of the GPU free; it gives them back where not.
@@ -268,9 +269,9 @@ def memory(s: Sizes, config: Config, load: Load) -> Memory:
 
 def _kept(s: Sizes, load: Load, made: dict[str, int], trained: dict[str, int]) -> tuple[dict[str, int], dict[str, int]]:
     """What a CPU's process has beside what is made in a phase, generating and training: memory that the other phase
-    took. In the heap that is weights laid out, the work of a step and gradients; in :class:`.heap.Room` the cache, the
-    head laid out, activations and logits. Through the model's own forward all but a native cache is of the heap, with
-    its gaps."""
+    took. In the heap that is weights laid out, the work of a step, gradients and what the optimizer makes; in
+    :class:`.heap.Room` the cache, the head laid out, activations and logits. Through the model's own forward all but a
+    native cache is of the heap, with its gaps."""
     if not load.heap:
         return {}, {}
     passing = trained["activations"] + trained["head"]
@@ -279,7 +280,7 @@ def _kept(s: Sizes, load: Load, made: dict[str, int], trained: dict[str, int]) -
         gaps = int(GAPS * passing)
         return {"kept": max(passing + gaps + cached - sum(made.values()), 0)}, {"gaps": gaps}
     cached += 4 * s.head if load.native_decode else 0
-    small, large = sum(made.values()) - cached, trained["gradients"]
+    small, large = sum(made.values()) - cached, trained["gradients"] + trained.get("update", 0)
     room, heap = max(cached, passing), max(small, large)
     return {"kept": room - cached + heap - small}, {"kept": room - passing + heap - large}
 
