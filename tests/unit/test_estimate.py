@@ -119,6 +119,18 @@ def test_a_ledger_counts_what_is_made_until_it_is_released():
         assert ledger.live == 0
 
 
+def test_a_ledger_does_not_count_what_was_there_before():
+    weight, gradient = torch.zeros(1000), torch.zeros(1000)
+    with Ledger() as ledger:
+        out = weight.view(10, 100).t()
+        gradient.add_(1.0)
+        assert ledger.peak == 0
+        kept = out + gradient.view(100, 10)
+        assert (ledger.live, ledger.peak) == (4000, 4000)
+        del kept
+        assert ledger.live == 0
+
+
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("lora", [0, 4])
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "gemma2"])

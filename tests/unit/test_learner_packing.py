@@ -63,6 +63,14 @@ def test_a_group_beyond_the_budget_is_split_and_its_prompt_repeated():
     assert [p.samples for p in packs] == [(0, 1), (2, 3)]
 
 
+def test_groups_join_up_to_fewer_tokens_than_one_may_have():
+    items = [of([1] * 6, [2] * 5, group) for group in (0, 0, 1, 2, 3, 3)]  # 14, 10, 10 and 14 tokens
+    packs = pack_shared(items, budget=14, join=12)
+    assert [p.samples for p in packs] == [(0, 1), (2,), (3,), (4, 5)]
+    assert [p.samples for p in pack_shared(items, budget=40, join=20)] == [(0, 1), (2, 3), (4, 5)]
+    assert [p.samples for p in pack_shared(items, budget=40)] == [(0, 1, 2), (3, 4, 5)]
+
+
 def test_samples_without_tokens_are_left_out():
     assert pack_shared([of([1], [])], budget=10) == []
     assert pack_plain([of([1], [])], budget=10) == []

@@ -23,17 +23,21 @@ class Ledger(TorchDispatchMode):
         self._sizes: dict[int, int] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self._see((args, kwargs), made=False)  # what comes from outside of the block does not count
         out = func(*args, **(kwargs or {}))
-        for leaf in tree_leaves(out):
+        self._see(out, made=True)
+        return out
+
+    def _see(self, values: Any, *, made: bool) -> None:
+        for leaf in tree_leaves(values):
             if isinstance(leaf, torch.Tensor):
                 storage = leaf.untyped_storage()
                 key = storage._cdata
                 if key not in self._sizes:
-                    self._sizes[key] = storage.nbytes()
-                    self.live += storage.nbytes()
+                    self._sizes[key] = storage.nbytes() if made else 0
+                    self.live += self._sizes[key]
                     self.peak = max(self.peak, self.live)
                     weakref.finalize(storage, self._release, key)
-        return out
 
     def _release(self, key: int) -> None:
         self.live -= self._sizes.pop(key, 0)

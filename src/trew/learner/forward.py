@@ -44,7 +44,8 @@ NATIVE_TOKENS = 1024
 NATIVE_BYTES = 32 << 20
 """... unless they keep less than this for the way back: fewer, larger packs suffer less from busy neighbours ..."""
 NATIVE_PROMPTS = 3
-"""... or are not so many times as long as the longest prompt, which a group that is cut computes again in each pack."""
+"""... or are not so many times as long as the longest prompt, which a group that is cut computes again in each pack.
+Several groups share a pack only up to half as many tokens, or twice as many bytes: not cutting one gains more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +145,8 @@ class Forward:
             prompt = max((len(samples[i].prompt_ids) for i in chosen), default=0)
             enough = max(NATIVE_TOKENS, NATIVE_BYTES // self._body.kept_bytes, NATIVE_PROMPTS * prompt)
             budget = min(self.budget, enough)
-            return pack_shared(samples, budget=budget, among=chosen, share=self.share_prompts)
+            join = min(budget, max(NATIVE_TOKENS // 2, 2 * NATIVE_BYTES // self._body.kept_bytes))
+            return pack_shared(samples, budget=budget, join=join, among=chosen, share=self.share_prompts)
         shared = self.share_prompts and not self._beyond_window(samples, chosen)
         return (pack_shared if shared else pack_plain)(samples, budget=self.budget, among=chosen)
 

@@ -77,19 +77,21 @@ def check_samples(samples: Sequence[Sample], *, vocab_size: int) -> None:
 
 
 def pack_shared(
-    samples: Sequence[Sample], *, budget: int, among: Sequence[int] | None = None, share: bool = True
-) -> list[Pack]:
+    samples: Sequence[Sample], *, budget: int, join: int | None = None, among: Sequence[int] | None = None,
+    share: bool = True,
+) -> list[Pack]:  # fmt: skip
     """Packs in which samples with the same group and prompt share the prompt's tokens, one row [1, T] each.
 
     T exceeds ``budget`` only where one prompt with one completion does: a group may be split over packs (the prompt
-    is then repeated), a sequence never. Samples without completion tokens are left out.
+    is then repeated), a sequence never. Several groups share a pack up to T = ``join``, by default the budget. Samples
+    without completion tokens are left out.
     ``among``: positions of the samples to pack; all by default. Without ``share`` each has a prompt of its own.
     """
     units = list(_units(samples, budget=budget, among=range(len(samples)) if among is None else among))
     if not share:
         units = [[i] for unit in units for i in unit]
     costs = [_cost(samples, unit) for unit in units]
-    return [_pack_row(samples, units[part]) for part in _even(costs, budget=budget)]
+    return [_pack_row(samples, units[part]) for part in _even(costs, budget=join or budget)]
 
 
 def _even(costs: Sequence[int], *, budget: int) -> list[slice]:
