@@ -1,6 +1,7 @@
 """The model's own forward and backward pass, run on tensors without memory, to see what it would allocate.
 
-All layers are alike, or nearly so: a pass of 2 layers and one of 4 tell what each layer adds, and what is besides.
+All layers are alike, or nearly so: what the last two add tells what each adds. The last, since the peak of a model of
+few layers may be elsewhere, in the gradient of a large embedding.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from ..rollout.torch_engine.static_model import StaticModel
 from .ledger import Ledger
 from .sizes import Copy, Sizes, copy_of
 
-FEW, MORE = 2, 4
-"""Layers of the two copies that are tried."""
+DEEPEST = 8
+"""Layers of the deepest copy that is tried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +152,8 @@ def static(config: Config, *, rows: int, columns: int, prompts: int, length: int
 
 
 def _line(peak: Callable[[Copy], int], config: Config, *, device: str) -> Line:
-    few, more = (copy_of(config, device=device, layers=layers) for layers in (FEW, MORE))
+    more = copy_of(config, device=device, layers=DEEPEST)
+    few = copy_of(config, device=device, layers=max(more.layers - 2, 1))
     low, high = peak(few), peak(more)
     layer = (high - low) // max(more.layers - few.layers, 1)
     return Line(layer, low - layer * few.layers) if more.layers > few.layers else Line(0, low)
