@@ -60,8 +60,9 @@ audit:
 	@test -x .venv-audit/bin/pip-audit || { $(PYTHON) -m venv .venv-audit && .venv-audit/bin/pip install --quiet pip-audit; }
 	.venv-audit/bin/pip-audit --strict -r constraints.txt --no-deps --disable-pip
 
+# ruff without its cache: there a file that was deleted meanwhile still counts as one of ours.
 check: $(VENV)/.installed-dev
-	$(BIN)/ruff check .
+	$(BIN)/ruff check --no-cache .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 	$(BIN)/lint-imports

@@ -21,7 +21,7 @@ import torch
 
 import trew
 from demo import machine
-from linear import smollm2
+from work import SHAPES, model_of
 
 SEQUENCES, GROUP, TOKENS = 4096, 16, 1 << 20
 FORWARD_TOKENS, LENGTH = 2048, 256
@@ -74,7 +74,7 @@ def median_ms(work: Callable[[], object], runs: int) -> float:
 
 
 def forward_ms(runs: int) -> float:
-    model = smollm2()
+    model = model_of(SHAPES["B"])
     ids = torch.randint(0, 49152, (FORWARD_TOKENS // LENGTH, LENGTH))
     with torch.no_grad():
         return median_ms(lambda: model(ids, use_cache=False), runs) * TOKENS / FORWARD_TOKENS

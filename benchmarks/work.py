@@ -78,14 +78,19 @@ class Work:
 # ------------------------------------------------------------------------------------------------ models and prompts
 
 
+def model_of(shape: dict[str, Any], *, positions: int = 2048) -> LlamaForCausalLM:
+    """A model with random weights, always the same ones."""
+    torch.manual_seed(0)
+    end = shape["vocab_size"] - 1
+    return LlamaForCausalLM(
+        LlamaConfig(**shape, max_position_embeddings=positions, bos_token_id=None, eos_token_id=end)
+    )
+
+
 def save_model(folder: Path, shape: dict[str, Any], *, positions: int = 2048) -> None:
     """A model with random weights and a tokenizer of as many words as it has embeddings, in Hugging Face layout."""
-    torch.manual_seed(0)
     transformers.logging.disable_progress_bar()
-    config = LlamaConfig(
-        **shape, max_position_embeddings=positions, bos_token_id=None, eos_token_id=shape["vocab_size"] - 1
-    )
-    LlamaForCausalLM(config).save_pretrained(folder)
+    model_of(shape, positions=positions).save_pretrained(folder)
     words = [f"w{i}" for i in range(shape["vocab_size"] - 1)]
     inner = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="w0"))
     inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()

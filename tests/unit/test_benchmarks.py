@@ -24,6 +24,14 @@ def module(monkeypatch):
     return importlib.import_module
 
 
+@pytest.mark.parametrize("name", sorted(path.stem for path in (ROOT / "benchmarks").glob("*.py")))
+def test_everything_that_is_imported_is_there(module, name):
+    """Most of these run by hand only: one that has lost what it imports would not be seen."""
+    if name == "work_trl":
+        pytest.importorskip("trl", exc_type=ImportError)
+    module(name)
+
+
 def test_weights_are_those_of_the_model(module):
     from transformers import LlamaConfig, LlamaForCausalLM
 
