@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from . import models
+from . import model_files, models
 from .config import LoraConfig
 from .errors import ModelError, nearest
 
@@ -96,11 +96,22 @@ def load_bfloat16(name: str, *, device: str, biases: bool = True) -> PreTrainedM
     # As stored, so that float32 copies never exist all at once; and none is left in the file's pages, all of which
     # would stay in memory for its sake.
     model = models.load_model(name, dtype="auto")
+    stored = model_files.stored_types(models.folder(name))
+    if not stored <= _HOLDS.get(model.dtype, set()):  # config.json may name another type than the files have
+        model = models.load_model(name)
     small = {id(p) for layer in linear_layers(model).values() for p in layer.parameters(recurse=False)}
     for p in model.parameters():
         low = id(p) in small and (biases or p.dim() > 1)
         p.data = p.data.to(torch.bfloat16 if low else torch.float32, copy=True)
+    made = models.made_buffers(model.config)  # Gemma's factor of embeddings is rounded in a model made in bfloat16
+    for key, b in model.named_buffers():
+        if b.is_floating_point():
+            b.data = made[key] if key in made else b.data.float()
     return model.to(device)  # pyright: ignore[reportArgumentType]
+
+
+_HOLDS = {torch.bfloat16: {"BF16"}, torch.float16: {"F16"}, torch.float32: {"F32", "F16", "BF16"}}
+"""What is stored, as safetensors names it, that a type holds without rounding."""
 
 
 def _load_nf4(name: str, *, device: str, dtype: str) -> PreTrainedModel:
@@ -250,11 +261,14 @@ def split(module: Any) -> tuple[Any, LowRank | None]:
 
 @contextlib.contextmanager
 def in_float32(model: nn.Module) -> Iterator[None]:
-    """Lets linear layers that are kept in 16 bits compute in float32 inside the block, where a float32 comparison is
-    wanted; their weights are converted for each product."""
+    """Lets linear layers that are kept in 16 bits compute in float32 inside the block; their weights are converted for
+    each product."""
     from transformers.pytorch_utils import Conv1D
 
-    low = [m for m in model.modules() if isinstance(m, nn.Linear | Conv1D) and m.weight.dtype == torch.bfloat16]
+    low = [
+        m for m in model.modules()
+        if isinstance(m, nn.Linear | Conv1D) and m.weight.dtype == torch.bfloat16 and "forward" not in m.__dict__
+    ]  # fmt: skip
 
     def product(layer: Any, x: Tensor) -> Tensor:
         weight = layer.weight.float()

@@ -223,6 +223,16 @@ def _weight_problems(folder: Path, name: str) -> list[str]:
     return [problem for file in files if (problem := _safetensors_problem(file))]
 
 
+def stored_types(folder: Path | None) -> set[str]:
+    """Of which types a model's weights are, as safetensors names them ("F32", "BF16"); none where no files are."""
+    found = set()
+    for file in folder.glob("*.safetensors") if folder else ():
+        with file.open("rb") as stream:
+            header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
+        found |= {tensor["dtype"] for name, tensor in header.items() if name != "__metadata__"}
+    return found
+
+
 def _safetensors_problem(file: Path) -> str | None:
     """The file's own header says how long it must be: 8 bytes, the header, and the last tensor's end."""
     size = file.stat().st_size

@@ -21,6 +21,7 @@ from .default_model import DEFAULT_MODEL, cached, fetch_default
 from .errors import CheckpointError, ConfigError, ModelError
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 __all__ = [
@@ -265,14 +266,23 @@ def head(name: str) -> str:
     return model_files.head_of(load_config(name).to_dict())[0]
 
 
-def skeleton(config: PreTrainedConfig) -> PreTrainedModel:
+def made_buffers(config: PreTrainedConfig) -> dict[str, Tensor]:
+    """What the float32 model of a configuration makes by itself and no file holds, by name."""
+    from accelerate import init_empty_weights
+
+    with init_empty_weights(include_buffers=False):
+        model = skeleton(config, device="cpu")
+    return {name: b for name, b in model.named_buffers() if name not in model.state_dict()}
+
+
+def skeleton(config: PreTrainedConfig, *, device: str = "meta") -> PreTrainedModel:
     """The float32 model of a configuration without its weights: parameters have shapes and no memory (device meta)."""
     import torch
     from transformers import AutoModelForCausalLM
 
     config = copy.deepcopy(config)
     config.dtype = torch.float32
-    with quiet(), torch.device("meta"):
+    with quiet(), torch.device(device):
         return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from . import adapters, fit, models
+from . import adapters, fit, model_files, models
 from .adapters import Adapters
 from .config import Config, RewardConfig, validate
 from .config import load as read_recipe
@@ -189,9 +189,11 @@ def load(plan: Plan) -> tuple[Any, Adapters | None]:
 
 
 def load_reference(plan: Plan) -> Any:
-    """The model of a plan once more, to be kept as it is: where computation is in bfloat16, which rounds the weights of
-    linear layers in every product, those are kept rounded. One that is updated stays float32."""
-    c = plan.config
-    if c.learner.dtype == "bfloat16" and not c.learner.reference_every:
+    """The model of a plan once more, to be kept as it is. Weights of linear layers are kept in bfloat16 where they are
+    stored so, or where computation is in bfloat16, which rounds them in every product. One that is updated stays
+    float32, and so does one whose layers something else is to run."""
+    c, learner = plan.config, plan.config.learner
+    stored = model_files.stored_types(models.folder(c.model)) == {"BF16"} and not (learner.compile or learner.liger)
+    if (learner.dtype == "bfloat16" or stored) and not learner.reference_every:
         return adapters.load_bfloat16(c.model, device=plan.device, biases=False)
     return models.load_model(c.model, device=plan.device)

@@ -263,9 +263,11 @@ def test_a_checkpoint_on_another_base_is_refused():
         learner(adapted(config=LoraConfig(rank=2, alpha=8.0))).load_state(*own.state())
 
 
-@pytest.mark.parametrize("kind", ["llama", "gpt2"])
-def test_a_base_in_bfloat16_computes_what_one_in_float32_computes_in_bfloat16(kind, tmp_path):
+@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", ["llama", "gemma", "gpt2"])
+def test_a_base_in_bfloat16_computes_what_one_in_float32_computes_in_bfloat16(kind, stored, tmp_path):
     folder = str(tiny.save(tmp_path / "m", kind))
+    models.load_model(folder).to(stored).save_pretrained(folder)
     out = []
     for base in ("float32", "bfloat16"):
         config = LoraConfig(rank=4, base=base)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from types import SimpleNamespace
 
 import pytest
@@ -65,6 +66,38 @@ def test_weights_that_are_kept_rounded_give_the_same_to_the_bit(kind, kernels, t
     assert torch.equal(found[0][0], found[1][0])
     assert found[0][1] == {torch.float32, torch.bfloat16}
     assert found[1][1] == {torch.float32}
+
+
+@pytest.mark.parametrize("kernels", [True, False])
+@pytest.mark.parametrize("kind", tiny.KINDS)
+def test_weights_that_are_stored_in_bfloat16_stay_so_and_give_the_same_to_the_bit(kind, kernels, tmp_path):
+    help.model(kind, seed=5).to(torch.bfloat16).save_pretrained(tmp_path)
+    found = {}
+    for every in (0, 1):
+        learning = config(learner={"reference_every": every}).learner
+        plan = SimpleNamespace(config=SimpleNamespace(learner=learning, model=str(tmp_path)), device="cpu")
+        reference = setup.load_reference(plan)
+        own = help.learner(help.model(kind), OBJECTIVE, reference=reference, kernels=kernels)
+        first = own.logprobs(help.samples(), reference=True)  # proves its way as well
+        found[every] = first, {p.dtype for p in reference.parameters()}
+        assert torch.equal(own.logprobs(help.samples(), reference=True), first)
+        assert own.notes == help.learner(help.model(kind), OBJECTIVE, kernels=kernels).notes
+    assert torch.equal(found[0][0], found[1][0])
+    assert found[0][1] == {torch.float32, torch.bfloat16}
+    assert found[1][1] == {torch.float32}
+
+
+def test_what_reads_as_bfloat16_in_the_configuration_is_not_rounded_where_the_file_has_more(tmp_path):
+    """transformers loads the type that config.json names; the policy is loaded in float32, whatever it names."""
+    help.model(seed=5).save_pretrained(tmp_path)
+    said = json.loads((tmp_path / "config.json").read_text()) | {"dtype": "bfloat16"}
+    (tmp_path / "config.json").write_text(json.dumps(said))
+    learning = config(learner={"dtype": "bfloat16"}).learner
+    plan = SimpleNamespace(config=SimpleNamespace(learner=learning, model=str(tmp_path)), device="cpu")
+    found = dict(setup.load_reference(plan).named_parameters())
+    exact = dict(help.model(seed=5).named_parameters())
+    assert {p.dtype for p in found.values()} == {torch.float32, torch.bfloat16}
+    assert all(torch.equal(p, exact[name].to(p.dtype)) for name, p in found.items())
 
 
 def test_what_is_saved_may_not_change_before_it_was_read():

@@ -4,7 +4,7 @@ Letters: N weights, of them N_l in linear layers and N_t trained; V vocabulary, 
 A = heads x head size, K = key-value heads x head size; T tokens of a micro-batch, R of them read by the head,
 S rows decoded at once, P longest prompt, C longest completion; b bytes of a number in products, 4 or 2.
 
-What is kept all the time: weights, optimizer state, reference. Beside it, one phase at a time:
+What is kept all the time: weights, optimizer state, and mostly the reference. Beside it, one phase at a time:
 
 loading     the file's pages, where its numbers are converted (float32 is used as it is, page by page)
 generating  weights laid out for products, cache of keys and values, the work of one step
@@ -78,6 +78,7 @@ class Load:
     static: Static | None = None  # generation on a GPU by our decoder
     free: int | None = None  # bytes there are for all of it
     stored: int = 0  # bytes of the model's files
+    types: frozenset[str] = frozenset()  # of what is stored, where that is known
     process: int = 0  # Python, torch and all that is loaded before the model
 
 
@@ -97,13 +98,22 @@ def optimizer(s: Sizes, config: Config) -> int:
     return int({"adamw": 8, "adamw-8bit": 2 + 8 / 256, "adamw-offload": 0}[config.learner.optimizer] * s.trained)
 
 
-def reference(s: Sizes, config: Config, load: Load) -> int:
-    """4 N, where there is a reference and no adapters that could be switched off; 4 (N - N_l) + 2 N_l in bfloat16,
-    unless it is updated."""
+def reference(s: Sizes, config: Config, load: Load) -> tuple[int, int]:
+    """Generating and training: 4 N, where there is a reference and no adapters that could be switched off. Unless it is
+    updated: 4 (N - N_l) + 2 N_l in bfloat16, or stored so; as pages of files, only while they are read, by the kernels
+    layer by layer: 4 (N - N_l) + 4 N_l / L."""
     if not load.reference or config.lora.rank:
-        return 0
-    rounded = config.learner.dtype == "bfloat16" and not config.learner.reference_every
-    return 4 * s.weights - (2 * s.linear if rounded else 0)
+        return 0, 0
+    if config.learner.reference_every:
+        return 4 * s.weights, 4 * s.weights
+    stored = load.types == {"BF16"} and not (config.learner.compile or config.learner.liger)
+    if config.learner.dtype == "bfloat16" or stored:
+        rounded = 4 * s.weights - 2 * s.linear
+        return rounded, rounded
+    if not load.heap or load.types != {"F32"}:
+        return 4 * s.weights, 4 * s.weights
+    by_layer = 4 * (s.weights - s.linear + s.linear // s.layers)
+    return 0, 4 * s.weights if load.body is not None else by_layer
 
 
 # ---- generating
@@ -236,7 +246,6 @@ def memory(s: Sizes, config: Config, load: Load) -> Memory:
     always = {
         "process": load.process,
         "weights": weights(s, config),
-        "reference": reference(s, config, load),
         "optimizer": optimizer(s, config),
     }
     # The optimizer can take what activations took, unless they lay in a room of their own.
@@ -255,12 +264,16 @@ def memory(s: Sizes, config: Config, load: Load) -> Memory:
         "head": head(s, config, load),
     } | ({"update": update(s, config)} if apart else {})
     generating, training = _kept(s, load, made, trained)
-    parts = {"generating": always | made | generating, "training": always | trained | training}
+    kept, read = reference(s, config, load)
+    parts = {
+        "generating": always | {"reference": kept} | made | generating,
+        "training": always | {"reference": read} | trained | training,
+    }
     # The engine keeps its buffers where that leaves half of the GPU free; it gives them back where not.
     if load.static is not None and (load.free is None or 2 * sum(parts["generating"].values()) <= load.free):
         parts["training"] |= {name: made[name] for name in ("laid out", "cache")}
     if load.stored:
-        parts = {"loading": always | {"optimizer": 0, "file": load.stored + packing}} | parts
+        parts = {"loading": always | {"reference": kept, "optimizer": 0, "file": load.stored + packing}} | parts
     if config.lora.rank:
         parts["exporting"] = always | {"merged": 4 * s.linear}
     aside = 8 * s.trained if config.learner.optimizer == "adamw-offload" else 0

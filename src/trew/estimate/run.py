@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 
 import torch
@@ -10,6 +9,7 @@ import torch
 from .. import models
 from ..config import Config
 from ..machine import free_bytes, used_bytes
+from ..model_files import stored_types
 from ..native import decoder as native_decoder
 from ..native import describe, linears
 from ..objective import Objective
@@ -117,6 +117,7 @@ def load_of(config: Config, s: Sizes, objective: Objective, machine: Machine, *,
         else None,
         free=machine.free,
         stored=stored_bytes(config),
+        types=frozenset(stored_types(models.folder(config.model))),
         process=machine.process,
     )
 
@@ -125,10 +126,6 @@ def stored_bytes(config: Config) -> int:
     """Bytes of the model's weight files, where they are not used as they are (float32 is: its pages are the weights).
     0 where the files are not here yet."""
     folder = models.folder(config.model)
-    found = 0
-    for file in folder.glob("*.safetensors") if folder else ():
-        with file.open("rb") as stream:
-            header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
-        if config.lora.base != "float32" or {t["dtype"] for name, t in header.items() if name[:2] != "__"} != {"F32"}:
-            found += file.stat().st_size
-    return found
+    if folder is None or (config.lora.base == "float32" and stored_types(folder) == {"F32"}):
+        return 0
+    return sum(file.stat().st_size for file in folder.glob("*.safetensors"))

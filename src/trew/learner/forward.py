@@ -28,6 +28,7 @@ from transformers import PreTrainedModel
 
 from ..adapters import in_float32
 from ..heap import Room
+from ..mapped import Mapped
 from ..native import build
 from ..native.linears import linears
 from . import attention, recompute
@@ -97,6 +98,7 @@ class Forward:
     gradient_checkpointing: bool = False
     faster: Faster | None = None
     room: Room = field(default_factory=Room)
+    seldom: bool = False  # weights are read once in a step: what lies in files is given back when it has been read
     messages: list[str] = field(default_factory=list)
     _proven: bool = False
 
@@ -108,6 +110,7 @@ class Forward:
             body = NativeBody.of(self.model, dtype=self.autocast or torch.float32,
                                  recompute=self.gradient_checkpointing)  # fmt: skip
             self._body = None if isinstance(body, str) else body
+        self._mapped = self._weights_in_files() if self.seldom else None
         if self._body is not None and self.faster is not None:
             self._say(
                 f"learner.{self.faster.key}: got true, which does nothing where {type(self.model).__name__} is trained "
@@ -159,10 +162,23 @@ class Forward:
                 return token_logprobs(logits, rows=rows, tokens=tokens, temperature=self.temperature)
         with self.room.held() as room:
             if self._body is not None:
-                hidden, _ = self._body.forward(pack, keep=False, room=room)
+                passed = None if self._mapped is None else self._mapped.give_back
+                hidden, _ = self._body.forward(pack, keep=False, room=room, passed=passed)
                 return self._head.values(hidden, rows=rows, tokens=tokens, room=room)[0]
             with self.running(pack) as hidden:
                 return self._head.values(hidden, rows=rows, tokens=tokens, room=room)[0]
+
+    def give_back(self) -> None:
+        """Memory of weights that lie in files and are seldom read: until the next pass nobody needs them."""
+        mapped = self._mapped or Mapped([])
+        for part in range(len(mapped)):
+            mapped.give_back(part)
+
+    def _weights_in_files(self) -> Mapped:
+        """By layer, as far as the kernels read them so, and behind those the rest."""
+        layers = [] if self._body is None else self._body.weights()
+        known = {id(p) for layer in layers for p in layer}
+        return Mapped([*layers, [p for p in self.model.parameters() if id(p) not in known]])
 
     def accumulate(
         self, pack: Pack, rule: Rule, *, entropies: bool = False, lengths: Sequence[int] | None = None

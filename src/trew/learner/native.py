@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..adapters import split
 from ..heap import Room
 from ..native import Transformer, build, describe
-from ..native.stack import ALL, INPUTS, NOTHING, Layout, Stack, unsupported
+from ..native.stack import ALL, INPUTS, NOTHING, Layout, Passed, Stack, unsupported
 from .packing import Pack
 
 
@@ -51,6 +51,13 @@ class NativeBody:
         found = build.library()
         return found if isinstance(found, str) else NativeBody(parts, dtype, recompute)
 
+    def weights(self) -> list[list[Tensor]]:
+        """What products read, layer by layer."""
+        return [
+            [m.weight for m in (x.q, x.k, x.v, x.o, x.gate, x.up, x.down) if type(m) is nn.Linear]
+            for x in self.parts.layers
+        ]
+
     @property
     def kept_bytes(self) -> int:
         """What one token keeps for the way back, in all layers."""
@@ -65,11 +72,13 @@ class NativeBody:
         return 4 * 2 * hidden * len(self.parts.layers) + size * products
 
     @torch.no_grad()
-    def forward(self, pack: Pack, *, keep: bool, room: Room) -> tuple[Float[Tensor, "K H"], Tape]:
+    def forward(
+        self, pack: Pack, *, keep: bool, room: Room, passed: Passed | None = None
+    ) -> tuple[Float[Tensor, "K H"], Tape]:
         """Hidden states at ``pack.read_at``, float32, as the head takes them; what :meth:`backward` needs, if it is to
         be kept, as long as ``room`` is held."""
         row, what = self.row(pack), self._keeps if keep else NOTHING
-        last, hidden, memory = self._stack.forward(row, keep=what, room=room)
+        last, hidden, memory = self._stack.forward(row, keep=what, room=room, passed=passed)
         return hidden, Tape(row, last, memory)
 
     def backward(self, tape: Tape, gradient: Float[Tensor, "K H"]) -> None:

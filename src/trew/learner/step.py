@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ..adapters import Adapters
+from ..adapters import Adapters, in_float32
 from ..config import LearnerConfig
 from ..errors import CheckpointError, NumericsError
 from ..heap import Room
@@ -82,7 +82,7 @@ class Learner:
         self._forward = Forward(model, **options)
         self._reference = None
         if reference is not None:
-            self._reference = Forward(reference.eval().requires_grad_(False), **options)
+            self._reference = Forward(reference.eval().requires_grad_(False), **options, seldom=True)
         elif adapters is not None:
             self._reference = Forward(model, **options)
 
@@ -116,8 +116,7 @@ class Learner:
             raise ValueError("logprobs(reference=True): this learner was made without a reference model")
         out = torch.empty(sum(len(s.completion_ids) for s in samples), dtype=torch.float32)
         tokens = _Tokens.of(samples)
-        base = self._adapters.disabled() if reference and self._adapters is not None else nullcontext()
-        with base:
+        with self._as_reference() if reference else nullcontext():
             for pack in forward.packs(samples):
                 values = forward.logprobs_of(pack).cpu()
                 lengths = torch.tensor([len(samples[i].completion_ids) for i in pack.samples])
@@ -126,7 +125,16 @@ class Learner:
                 out[tokens.of_samples(pack.samples)] = values
                 if progress is not None:
                     progress(len(pack.samples))
+        forward.give_back()
         return out
+
+    def _as_reference(self) -> AbstractContextManager[None]:
+        """Adapters are off, and weights that are kept in bfloat16 compute in the policy's type."""
+        if self._adapters is not None:
+            return self._adapters.disabled()
+        if self._reference is not None and self.config.dtype == "float32":
+            return in_float32(self._reference.model)
+        return nullcontext()
 
     def step(self, samples: Sequence[Sample], batch: TokenBatch, progress: Progress | None = None) -> StepOutput:
         """One optimizer step on ``samples``; ``batch`` is theirs, prepared by the objective (``logprobs`` not read).

@@ -44,6 +44,10 @@ class LowRank(Protocol):
     def scale(self) -> float: ...
 
 
+Passed = Callable[[int], None]
+"""Is told the number of a layer when its weights have been read."""
+_PASSED = ctypes.CFUNCTYPE(None, ctypes.c_int64)
+
 Split = Callable[[Any], tuple[nn.Linear, LowRank | None]]
 """Takes a layer of the model apart: what is multiplied with, and its adapter, if it has one that is active."""
 
@@ -163,14 +167,17 @@ class Stack:
         self._point(row.positions)
         return self._bytes(row, keep)
 
-    def forward(self, row: Layout, *, keep: int, room: Room) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(
+        self, row: Layout, *, keep: int, room: Room, passed: Passed | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Residuals at the tokens that the head reads, before the last norm, and behind it: (K, H) float32; and the
         memory that :meth:`backward` takes, as long as ``room`` is held."""
+        called = None if passed is None else _PASSED(passed)
         memory = room.take(self.bytes(row, keep=keep), dtype=torch.uint8)
         last, hidden = torch.empty(2, row.read, self._struct.hidden).unbind(0)
-        kernel("stack_forward", self.dtype, "ppippp")(
+        kernel("stack_forward", self.dtype, "ppipppp")(
             ctypes.addressof(self._struct), ctypes.addressof(row.struct), keep, memory.data_ptr(), last.data_ptr(),
-            hidden.data_ptr(),
+            hidden.data_ptr(), called and ctypes.cast(called, ctypes.c_void_p),
         )  # fmt: skip
         return last, hidden, memory
 
