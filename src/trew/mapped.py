@@ -3,7 +3,7 @@
 Weights of the type that they are stored in are not copied when a model is loaded: the file is mapped, and a page of it
 becomes memory of the process when it is first read. A reference model is read once in a step, layer by layer; what
 has been read need not stay. It is still in the page cache, unless that has a better use for the room: reading it again
-costs a few per cent of reading it from the process's own memory, and no disk access.
+costs page faults, one for 16 pages or so, and no disk access.
 
 The mapping is private, so a page that somebody wrote is the process's alone, and giving it back would undo that. Which
 pages those are, the kernel tells (proc(5), /proc/pid/pagemap), and where there is one, nothing is given back.

@@ -272,7 +272,8 @@ def made_buffers(config: PreTrainedConfig) -> dict[str, Tensor]:
 
     with init_empty_weights(include_buffers=False):
         model = skeleton(config, device="cpu")
-    return {name: b for name, b in model.named_buffers() if name not in model.state_dict()}
+    stored = model.state_dict()
+    return {name: b for name, b in model.named_buffers() if name not in stored}
 
 
 def skeleton(config: PreTrainedConfig, *, device: str = "meta") -> PreTrainedModel:
