@@ -16,6 +16,7 @@ from .data import Dataset, apply_overlong, load_task
 from .errors import ConfigError, ModelError, Problems
 from .eval import correct_by
 from .eval.evaluate import Correct
+from .learner.reference import in_bfloat16
 from .objective import Objective, preset
 from .rewards import RewardSet
 from .rewards.combine import Bar
@@ -189,11 +190,9 @@ def load(plan: Plan) -> tuple[Any, Adapters | None]:
 
 
 def load_reference(plan: Plan) -> Any:
-    """The model of a plan once more, to be kept as it is. Weights of linear layers are kept in bfloat16 where they are
-    stored so, or where computation is in bfloat16, which rounds them in every product. One that is updated stays
-    float32, and so does one whose layers something else is to run."""
-    c, learner = plan.config, plan.config.learner
-    stored = model_files.stored_types(models.folder(c.model)) == {"BF16"} and not (learner.compile or learner.liger)
-    if (learner.dtype == "bfloat16" or stored) and not learner.reference_every:
+    """The model of a plan once more, to be kept as it is: weights of its linear layers in bfloat16 where that is the
+    same and needs less memory."""
+    c = plan.config
+    if in_bfloat16(c, stored=model_files.stored_types(models.folder(c.model)), device=plan.device):
         return adapters.load_bfloat16(c.model, device=plan.device, biases=False)
     return models.load_model(c.model, device=plan.device)

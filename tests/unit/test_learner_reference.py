@@ -14,9 +14,11 @@ from trew import fit, setup
 from trew.config import parse
 from trew.errors import CheckpointError, ConfigError
 from trew.learner import checkpoint
+from trew.native import build
 from trew.objective import preset
 
 OBJECTIVE = preset("grpo", beta=0.1)
+native = pytest.mark.skipif(isinstance(build.library(), str), reason="no compiler")
 
 
 def own(mix: float, *, seed: int = 0):
@@ -52,15 +54,44 @@ def test_a_mix_of_one_is_the_policy_to_the_bit_and_a_copy():
     assert any(p.any() for p in learner._reference.model.parameters())
 
 
+def loaded(folder, **sections):
+    """The reference of a recipe with the model in this folder."""
+    own = parse({"model": str(folder), "out": "o", **sections})
+    return setup.load_reference(SimpleNamespace(config=own, device="cpu"))
+
+
+LOW, HIGH = {torch.float32, torch.bfloat16}, {torch.float32}
+
+
+@pytest.mark.parametrize(
+    ("kind", "stored", "sections", "kept"),
+    [
+        ("smollm", "float32", {}, HIGH),
+        ("smollm", "bfloat16", {}, LOW),
+        ("smollm", "float16", {}, HIGH),
+        ("smollm", "bfloat16", {"learner": {"reference_every": 2}}, HIGH),
+        ("smollm", "bfloat16", {"learner": {"compile": True}, "kernels": "plain"}, HIGH),
+        ("smollm", "bfloat16", {"learner": {"dtype": "bfloat16"}}, LOW),
+        ("smollm", "float16", {"learner": {"dtype": "bfloat16"}}, LOW),
+        pytest.param("smollm", "float32", {"learner": {"dtype": "bfloat16"}}, HIGH, marks=native),  # layer by layer
+        ("smollm", "float32", {"learner": {"dtype": "bfloat16"}, "kernels": "plain"}, LOW),
+        ("smollm", "float32", {"learner": {"dtype": "bfloat16"}, "linear": "plain"}, LOW),
+        ("gpt2", "float32", {"learner": {"dtype": "bfloat16"}}, LOW),
+    ],
+)
+def test_what_of_a_reference_is_kept_in_bfloat16(kind, stored, sections, kept, tmp_path):
+    help.model(kind, seed=5).to(getattr(torch, stored)).save_pretrained(tmp_path)
+    assert {p.dtype for p in loaded(tmp_path, **sections).parameters()} == kept
+
+
 @pytest.mark.parametrize("kernels", [True, False])
 @pytest.mark.parametrize("kind", tiny.KINDS)
 def test_weights_that_are_kept_rounded_give_the_same_to_the_bit(kind, kernels, tmp_path):
     help.model(kind, seed=5).save_pretrained(tmp_path)
     found = {}
     for every in (0, 1):
-        learning = config(learner={"dtype": "bfloat16", "reference_every": every}).learner
-        plan = SimpleNamespace(config=SimpleNamespace(learner=learning, model=str(tmp_path)), device="cpu")
-        reference = setup.load_reference(plan)
+        learning = {"dtype": "bfloat16", "reference_every": every}
+        reference = loaded(tmp_path, learner=learning, kernels="plain")
         own = help.learner(help.model(kind), OBJECTIVE, reference=reference, dtype="bfloat16", kernels=kernels)
         found[every] = own.logprobs(help.samples(), reference=True), {p.dtype for p in reference.parameters()}
     assert torch.equal(found[0][0], found[1][0])
@@ -74,9 +105,7 @@ def test_weights_that_are_stored_in_bfloat16_stay_so_and_give_the_same_to_the_bi
     help.model(kind, seed=5).to(torch.bfloat16).save_pretrained(tmp_path)
     found = {}
     for every in (0, 1):
-        learning = config(learner={"reference_every": every}).learner
-        plan = SimpleNamespace(config=SimpleNamespace(learner=learning, model=str(tmp_path)), device="cpu")
-        reference = setup.load_reference(plan)
+        reference = loaded(tmp_path, learner={"reference_every": every})
         own = help.learner(help.model(kind), OBJECTIVE, reference=reference, kernels=kernels)
         first = own.logprobs(help.samples(), reference=True)  # proves its way as well
         found[every] = first, {p.dtype for p in reference.parameters()}
@@ -92,9 +121,7 @@ def test_what_reads_as_bfloat16_in_the_configuration_is_not_rounded_where_the_fi
     help.model(seed=5).save_pretrained(tmp_path)
     said = json.loads((tmp_path / "config.json").read_text()) | {"dtype": "bfloat16"}
     (tmp_path / "config.json").write_text(json.dumps(said))
-    learning = config(learner={"dtype": "bfloat16"}).learner
-    plan = SimpleNamespace(config=SimpleNamespace(learner=learning, model=str(tmp_path)), device="cpu")
-    found = dict(setup.load_reference(plan).named_parameters())
+    found = dict(loaded(tmp_path, learner={"dtype": "bfloat16"}, kernels="plain").named_parameters())
     exact = dict(help.model(seed=5).named_parameters())
     assert {p.dtype for p in found.values()} == {torch.float32, torch.bfloat16}
     assert all(torch.equal(p, exact[name].to(p.dtype)) for name, p in found.items())

@@ -95,16 +95,16 @@ def test_where_the_kernel_does_not_say_whose_a_page_is_nothing_is_given_back(pai
 WIDE = {"hidden_size": 64, "intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2}
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("kernels", [True, False])
-def test_a_reference_does_not_stay_in_memory(kernels, tmp_path, monkeypatch):
+def test_a_reference_does_not_stay_in_memory(kernels, dtype, tmp_path, monkeypatch):
     if kernels and isinstance(build.library(), str):
         pytest.skip("no compiler")
     help.model(seed=5, **WIDE).save_pretrained(tmp_path)
     reference = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
     layers = [[p for p in layer.parameters() if p.dim() > 1] for layer in reference.model.layers]
-    learner = help.learner(
-        help.model(**WIDE), preset("grpo", beta=0.1), reference=reference, kernels=kernels, microbatch_tokens=32
-    )
+    options = {"kernels": kernels, "dtype": dtype, "microbatch_tokens": 32}
+    learner = help.learner(help.model(**WIDE), preset("grpo", beta=0.1), reference=reference, **options)
     items, left = help.samples(), []
     give_back = Mapped.give_back
 
@@ -115,8 +115,7 @@ def test_a_reference_does_not_stay_in_memory(kernels, tmp_path, monkeypatch):
     monkeypatch.setattr(Mapped, "give_back", watched)
     found = learner.logprobs(items, reference=True)
     assert sum(there(p) for layer in layers for p in layer) == 0
-    own = help.learner(help.model(**WIDE), preset("grpo", beta=0.1), reference=help.model(seed=5, **WIDE),
-                       kernels=kernels, microbatch_tokens=32)  # fmt: skip
+    own = help.learner(help.model(**WIDE), preset("grpo", beta=0.1), reference=help.model(seed=5, **WIDE), **options)
     assert torch.equal(found, own.logprobs(items, reference=True))
     if kernels:  # layer by layer: the second is read when the first has gone
         assert [part for part, *_ in left[:2]] == [0, 1]

@@ -71,6 +71,7 @@ class Load:
     fused: bool  # the head chunk by chunk
     packed: bool  # products by the compiled kernels
     reference: bool
+    rounded: bool  # its linear layers in bfloat16
     heap: bool  # memory is the C library's, and not a GPU's
     native_decode: bool
     body: Line | None = None
@@ -99,15 +100,14 @@ def optimizer(s: Sizes, config: Config) -> int:
 
 
 def reference(s: Sizes, config: Config, load: Load) -> tuple[int, int]:
-    """Generating and training: 4 N, where there is a reference and no adapters that could be switched off. Unless it is
-    updated: 4 (N - N_l) + 2 N_l in bfloat16, or stored so; as pages of files, only while they are read, by the kernels
-    layer by layer: 4 (N - N_l) + 4 N_l / L."""
+    """Generating and training: 4 N, where there is a reference and no adapters that could be switched off. In bfloat16
+    4 (N - N_l) + 2 N_l. As pages of files, unless it is updated, only while they are read, by the kernels layer by
+    layer: 4 (N - N_l) + 4 N_l / L."""
     if not load.reference or config.lora.rank:
         return 0, 0
     if config.learner.reference_every:
         return 4 * s.weights, 4 * s.weights
-    stored = load.types == {"BF16"} and not (config.learner.compile or config.learner.liger)
-    if config.learner.dtype == "bfloat16" or stored:
+    if load.rounded:
         rounded = 4 * s.weights - 2 * s.linear
         return rounded, rounded
     if not load.heap or load.types != {"F32"}:

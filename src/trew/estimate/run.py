@@ -8,6 +8,7 @@ import torch
 
 from .. import models
 from ..config import Config
+from ..learner.reference import in_bfloat16
 from ..machine import free_bytes, used_bytes
 from ..model_files import stored_types
 from ..native import decoder as native_decoder
@@ -87,6 +88,7 @@ def load_of(config: Config, s: Sizes, objective: Objective, machine: Machine, *,
         parts = describe(copy.model, adapters=True)
         static = ours and static_model.runs_on(machine.device) and static_model.unsupported(parts) is None
         native = static or (ours and native_decoder.unsupported(parts, autocast=low) is None)
+    types = frozenset(stored_types(models.folder(config.model)))
     pack, way = batch.largest, batch.forward.way
     side_by_side = max(1, min(-(-rows // config.rollout.completions), PREFILL_TOKENS // prompt))
     return Load(
@@ -101,6 +103,7 @@ def load_of(config: Config, s: Sizes, objective: Objective, machine: Machine, *,
         fused=way.fused,
         packed=config.linear == "auto" and linears.available(torch.device(machine.device), low or torch.float32),
         reference="ref_logprobs" in objective.needs,
+        rounded=in_bfloat16(config, stored=types, device=machine.device),
         heap=machine.device == "cpu",
         native_decode=native,
         body=None if way.native else passes.training(config, s, prompt=prompt, device=machine.device),
@@ -117,7 +120,7 @@ def load_of(config: Config, s: Sizes, objective: Objective, machine: Machine, *,
         else None,
         free=machine.free,
         stored=stored_bytes(config),
-        types=frozenset(stored_types(models.folder(config.model))),
+        types=types,
         process=machine.process,
     )
 

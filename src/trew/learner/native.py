@@ -25,6 +25,23 @@ class Tape:
     memory: Tensor
 
 
+def reason_against(model: PreTrainedModel) -> str | None:
+    """Why the kernels cannot run such a model, in words that complete "because ..."; its weights need not be there."""
+    parts = _parts(model)
+    return parts if isinstance(parts, str) else None
+
+
+def _parts(model: PreTrainedModel) -> Transformer | str:
+    parts = describe(model, adapters=True)
+    if isinstance(parts, str):
+        return parts
+    reason = unsupported(parts)
+    if reason is not None:
+        return reason
+    found = build.library()
+    return found if isinstance(found, str) else parts
+
+
 @dataclass
 class NativeBody:
     """Everything below the output head. ``dtype``: of the products, which cast the weights on the way. ``recompute``:
@@ -42,14 +59,8 @@ class NativeBody:
         """For this model, or why not, in words that complete "because ..."."""
         if model.device.type != "cpu":
             return "the kernels are for a CPU"
-        parts = describe(model, adapters=True)
-        if isinstance(parts, str):
-            return parts
-        reason = unsupported(parts)
-        if reason is not None:
-            return reason
-        found = build.library()
-        return found if isinstance(found, str) else NativeBody(parts, dtype, recompute)
+        parts = _parts(model)
+        return parts if isinstance(parts, str) else NativeBody(parts, dtype, recompute)
 
     def weights(self) -> list[list[Tensor]]:
         """What products read, layer by layer."""
