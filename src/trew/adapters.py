@@ -103,9 +103,9 @@ def load_bfloat16(name: str, *, device: str, biases: bool = True) -> PreTrainedM
     for p in model.parameters():
         low = id(p) in small and (biases or p.dim() > 1)
         p.data = p.data.to(torch.bfloat16 if low else torch.float32, copy=True)
-    made = models.made_buffers(model.config)  # Gemma's factor of embeddings is rounded in a model made in bfloat16
-    for key, b in model.named_buffers():
-        if b.is_floating_point():
+    if rounded := {key: b for key, b in model.named_buffers() if b.dtype in (torch.bfloat16, torch.float16)}:
+        made = models.made_buffers(model.config)  # Gemma's factor of embeddings, in a model made in bfloat16
+        for key, b in rounded.items():
             b.data = made[key] if key in made else b.data.float()
     return model.to(device)  # pyright: ignore[reportArgumentType]
 
