@@ -263,7 +263,8 @@ def memory(s: Sizes, config: Config, load: Load) -> Memory:
         "activations": body(s, config, load) if apart else max(body(s, config, load), update(s, config)),
         "head": head(s, config, load),
     } | ({"update": update(s, config)} if apart else {})
-    generating, training = _kept(s, load, made, trained)
+    merged = 4 * s.linear
+    generating, training, exporting = _kept(s, load, made, trained, merged)
     kept, read = reference(s, config, load)
     parts = {
         "generating": always | {"reference": kept} | made | generating,
@@ -275,27 +276,34 @@ def memory(s: Sizes, config: Config, load: Load) -> Memory:
     if load.stored:
         parts = {"loading": always | {"reference": kept, "optimizer": 0, "file": load.stored + packing}} | parts
     if config.lora.rank:
-        parts["exporting"] = always | {"merged": 4 * s.linear}
+        parts["exporting"] = always | {"reference": kept, "merged": merged} | exporting
     aside = 8 * s.trained if config.learner.optimizer == "adamw-offload" else 0
     return Memory(parts, aside)
 
 
-def _kept(s: Sizes, load: Load, made: dict[str, int], trained: dict[str, int]) -> tuple[dict[str, int], dict[str, int]]:
-    """What a CPU's process has beside what is made in a phase, generating and training: memory that the other phase
-    took. In the heap that is weights laid out, the work of a step, gradients and what the optimizer makes; in
-    :class:`.heap.Room` the cache, the head laid out, activations and logits. Through the model's own forward all but a
-    native cache is of the heap, with its gaps."""
+def _kept(
+    s: Sizes, load: Load, made: dict[str, int], trained: dict[str, int], merged: int
+) -> tuple[dict[str, int], dict[str, int], dict[str, int]]:
+    """What a CPU's process has beside what is made in a phase, generating, training and exporting: memory that another
+    phase took. In the heap that is weights laid out, the work of a step, gradients and what the optimizer makes, and
+    what is ``merged``; in :class:`.heap.Room` the cache, the head laid out, activations and logits. Through the model's
+    own forward all but a native cache is of the heap, with its gaps."""
     if not load.heap:
-        return {}, {}
+        return {}, {}, {}
     passing = trained["activations"] + trained["head"]
     cached = made["cache"] if load.native_decode else 0
     if load.body is not None:
         gaps = int(GAPS * passing)
-        return {"kept": max(passing + gaps + cached - sum(made.values()), 0)}, {"gaps": gaps}
+        beside = max(passing + gaps + cached - sum(made.values()), 0)
+        heap = sum(made.values()) + beside - cached
+        return {"kept": beside}, {"gaps": gaps}, {"kept": cached + max(heap - merged, 0)}
     cached += 4 * s.head if load.native_decode else 0
     small, large = sum(made.values()) - cached, trained["gradients"] + trained.get("update", 0)
     room, heap = max(cached, passing), max(small, large)
-    return {"kept": room - cached + heap - small}, {"kept": room - passing + heap - large}
+    return (
+        {"kept": room - cached + heap - small}, {"kept": room - passing + heap - large},
+        {"kept": room + max(heap - merged, 0)},
+    )  # fmt: skip
 
 
 def _width(config: Config) -> int:
