@@ -34,14 +34,16 @@ class Mapped:
         files = _files() if sys.platform.startswith("linux") else []
         self._pages = [_whole_pages(part, files) for part in self._tensors]
 
-    def __len__(self) -> int:
-        return len(self._pages)
-
     def give_back(self, part: int) -> None:
         """The pages of a part, unless somebody wrote on one."""
         for start, stop in self._pages[part]:
             if _unwritten(start, stop):
                 ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(stop - start), MADV_DONTNEED)
+
+    def give_back_all(self) -> None:
+        """Those of all parts."""
+        for part in range(len(self._pages)):
+            self.give_back(part)
 
 
 def _files() -> list[tuple[int, int]]:

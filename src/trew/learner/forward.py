@@ -170,9 +170,8 @@ class Forward:
 
     def give_back(self) -> None:
         """Memory of weights that lie in files and are seldom read: until the next pass nobody needs them."""
-        mapped = self._mapped or Mapped([])
-        for part in range(len(mapped)):
-            mapped.give_back(part)
+        if self._mapped is not None:
+            self._mapped.give_back_all()
 
     def _weights_in_files(self) -> Mapped:
         """By layer, as far as the kernels read them so, and behind those the rest."""
