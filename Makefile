@@ -18,7 +18,7 @@ docs: $(VENV)/.installed
 	$(BIN)/python benchmarks/figures.py
 
 fetch: $(VENV)/.installed
-	$(BIN)/python -m trew.models
+	$(BIN)/python -m trew.models.loading
 
 test: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not slow and not gpu"

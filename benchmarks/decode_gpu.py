@@ -25,16 +25,16 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 import step
 from floor import arithmetic, copy_rate, product_rates, weights
+from trew.backends.cpu import Transformer, describe
+from trew.backends.cuda_graphs.graphs import Graphs
+from trew.backends.cuda_graphs.static import StaticDecoder
+from trew.backends.cuda_graphs.static_draw import StaticDraw
+from trew.backends.cuda_graphs.static_model import StaticModel
 from trew.config import LearnerConfig
 from trew.learner import Learner, Sample
-from trew.native import Transformer, describe
 from trew.objective import TokenBatch, preset
 from trew.rollout.torch_engine.decode import Schedule
 from trew.rollout.torch_engine.generic import ForwardDecoder
-from trew.rollout.torch_engine.graphs import Graphs
-from trew.rollout.torch_engine.static import StaticDecoder
-from trew.rollout.torch_engine.static_draw import StaticDraw
-from trew.rollout.torch_engine.static_model import StaticModel
 from trew.types import Sampling
 from work import Work
 

@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from trew.report import Series, line_chart, load_run, running_mean
+from trew.runs.report import Series, line_chart, load_run, running_mean
 
 ROOT = Path(__file__).parents[1]
 

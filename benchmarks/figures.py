@@ -14,8 +14,8 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from trew.report import Series, line_chart
-from trew.report.svg import CSS, side_by_side
+from trew.runs.report import Series, line_chart
+from trew.runs.report.svg import CSS, side_by_side
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 import step
-from trew.native import products
+from trew.backends.cpu import products
 from work import BATCHES, SHAPES, Work, save_model
 
 BYTES = {"float32": 4, "bfloat16": 2}

@@ -136,14 +136,14 @@ def config_of(setting: Setting, folder: Path, device: str) -> Any:
 
 def run(recipe: Path) -> dict[str, Any]:
     """Peaks in bytes by phase, and seconds of the second step."""
-    from trew import job as jobs
-    from trew import loop, setup
     from trew.config import load
-    from trew.display import Silent
-    from trew.interrupt import Interrupts
+    from trew.training import job as jobs
+    from trew.training import loop, planning
+    from trew.utils.console import Silent
+    from trew.utils.signals import Interrupts
     from work_trew import scored
 
-    plan = setup.plan(load(recipe))
+    plan = planning.plan(load(recipe))
     peaks: dict[str, int] = {}
     times: dict[str, float] = {}
 

@@ -33,9 +33,9 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 import trew
 from demo import machine
 from trew.config import RewardConfig, load
-from trew.display import Silent
 from trew.iterate import iterate, load_recipe
-from trew.loop import train
+from trew.training.loop import train
+from trew.utils.console import Silent
 
 DIGITS = 4
 RECIPE = """

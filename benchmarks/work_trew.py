@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from trew import loop, setup
 from trew.config import Config, apply_overrides, parse
-from trew.display import Silent
-from trew.interrupt import Interrupts
-from trew.job import Job, build
+from trew.training import loop, planning
+from trew.training.job import Job, build
 from trew.types import Group, Sampling, Score, ScoredGroup
+from trew.utils.console import Silent
+from trew.utils.signals import Interrupts
 from work import Clock, Load, Watch, Work, end_ids, rewards, texts
 
 
@@ -69,7 +69,7 @@ def config_of(work: Work, model: Path) -> Config:
 
 
 def make(work: Work, model: Path) -> Job:
-    job = build(setup.plan(config_of(work, model)), Silent(), Interrupts())
+    job = build(planning.plan(config_of(work, model)), Silent(), Interrupts())
     # The engine ends a completion at the tokenizer's end token and at those of the model's generation configuration.
     job.plan.renderer.stop_ids = frozenset()
     job.model.generation_config.eos_token_id = end_ids(work) if work.ragged else None

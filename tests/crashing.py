@@ -67,8 +67,8 @@ KINDS: dict[str, dict[str, Any]] = {
 
 def recipe(folder: Path, kind: str, **sections: Any) -> Path:
     """Writes a model, rewards and a recipe of ``KINDS`` into ``folder``; returns the recipe."""
-    from trew.models import quiet
-    from trew.toml import dump_table
+    from trew.models.loading import quiet
+    from trew.utils.toml import dump_table
 
     if not (folder / "model" / "config.json").exists():
         with quiet():
@@ -145,12 +145,12 @@ def watch(control: Path) -> None:
     """From here on the process says in ``control`` where it is."""
     import torch
 
-    from trew import loop
-    from trew.learner import Learner, checkpoint
+    from trew.learner import Learner
     from trew.rewards.grading import Grading
     from trew.rollout.torch_engine import TorchEngine
-    from trew.track import Run
-    from trew.track import run as run_module
+    from trew.runs import Run, checkpoint_files
+    from trew.runs import folder as run_module
+    from trew.training import loop
 
     instants = Instants(control)
     instants.say("loading")
@@ -184,7 +184,7 @@ def watch(control: Path) -> None:
         instants.wrap(owner, name, phase)
     for name, phase in (("save", "checkpoint"), ("_write_tensors", "tensors"), ("_complete", "manifest"),
                         ("_rotate", "rotation")):  # fmt: skip
-        instants.wrap(checkpoint, name, phase, at=WRITER)
+        instants.wrap(checkpoint_files, name, phase, at=WRITER)
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -279,7 +279,7 @@ def newest(run: Path) -> Path:
 
 def _state(run: Path) -> dict[str, Any]:
     """What the newest checkpoint remembers, without what a clock said."""
-    from trew.resume import flatten
+    from trew.training.checkpoints import flatten
 
     meta = json.loads((newest(run) / "state.json").read_text())["meta"]
     table = flatten(meta)

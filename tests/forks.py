@@ -1,8 +1,8 @@
 """Commands of trew as real processes that start in milliseconds: one process imports everything, and forks for each.
 
-A command may be held at a place: ``hold="trew.loop:measure:2"`` stops the second call of that function, in the middle
-of the run, until :meth:`Command.go`; :meth:`Command.held` waits until it is there. So signals arrive where a test wants
-them, and no test depends on how fast the machine is.
+A command may be held at a place: ``hold="trew.training.loop:measure:2"`` stops the second call of that function, in
+the middle of the run, until :meth:`Command.go`; :meth:`Command.held` waits until it is there. So signals arrive where
+a test wants them, and no test depends on how fast the machine is.
 """
 
 from __future__ import annotations
@@ -175,7 +175,13 @@ def gone(pids: set[int]) -> bool:
 def serve() -> None:
     for name in ("trew.cli.main", "trew.cli.train", "trew.cli.eval", "trew.cli.iterate", "trew.cli.train_reward"):
         importlib.import_module(name)
-    for name in ("trew.loop", "trew.iterate", "trew.rewards.trial", "trew.rewards.reward_scorer", "pyarrow.parquet"):
+    for name in (
+        "trew.training.loop",
+        "trew.iterate",
+        "trew.rewards.trial",
+        "trew.rewards.reward_scorer",
+        "pyarrow.parquet",
+    ):
         importlib.import_module(name)
     importlib.import_module("transformers.models.llama.modeling_llama")
     for line in sys.stdin:

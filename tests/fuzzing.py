@@ -36,11 +36,11 @@ from trew.errors import TrewError, path_problem
 from trew.iterate.settings import Iterate, load_recipe
 from trew.objective.options import Options
 from trew.objective.presets import PRESETS, preset, settings
-from trew.report import write_report
 from trew.reward_training import RewardTraining, load_settings, read_pairs
 from trew.rewards import KINDS, RewardSet
-from trew.toml import dump_table, toml_value
-from trew.track.run import decode_row
+from trew.runs.folder import decode_row
+from trew.runs.report import write_report
+from trew.utils.toml import dump_table, toml_value
 
 SECONDS = 20  # in which any input is dealt with
 
@@ -245,14 +245,15 @@ def _model() -> str:
 
 def _plan(made: Mapping[str, Any], folder: Path) -> None:
     """All rooms asked at once, as a run does before it loads weights."""
-    from trew import setup, track
-    from trew.track import trackers
+    from trew import runs
+    from trew.runs import trackers
+    from trew.training import planning
 
     if made.get("model") == "./none":
         made = {**made, "model": _model()}
     _write(made, folder / "r.toml")
-    config = setup.read(folder / "r.toml")
-    setup.plan(config, found=[*track.problems(config.out), *trackers.problems(config.track.to)])
+    config = planning.read(folder / "r.toml")
+    planning.plan(config, found=[*runs.problems(config.out), *trackers.problems(config.track.to)])
 
 
 def _set(made: list[str], folder: Path) -> None:
@@ -328,11 +329,11 @@ def _run_folder(made: tuple[bytes, bytes, bytes], folder: Path) -> None:
 
 
 def _model_folder(made: tuple[bytes, bytes, bytes], folder: Path) -> None:
-    from trew import models
+    from trew.models import loading
 
     for name, content in zip(("config.json", "tokenizer.json", "model.safetensors"), made, strict=True):
         (folder / name).write_bytes(content)
-    found = models.check(str(folder))
+    found = loading.check(str(folder))
     assert all(problem.strip() for problem in found)
 
 

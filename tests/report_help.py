@@ -5,7 +5,7 @@ from html.parser import HTMLParser
 
 import numpy as np
 
-from trew.track import Run
+from trew.runs import Run
 from trew.types import Completion, Group, Prompt, Score, ScoredGroup
 
 HOSTILE = [

@@ -7,8 +7,8 @@ from typing import Any
 
 import tiny
 from trew.config import Config, parse
-from trew.display import Silent
-from trew.track.run import decode_row
+from trew.runs.folder import decode_row
+from trew.utils.console import Silent
 
 REWARD = """
 calls = []

@@ -25,17 +25,17 @@ from safetensors.torch import load_file
 import tiny
 import trew
 from scorer_help import save_scorer
-from trew import loop
 from trew.config import parse
-from trew.display import Display
 from trew.errors import TrewError
-from trew.job import Job
 from trew.learner import recompute
-from trew.learner.background import Writer
 from trew.learner.forward import Forward
 from trew.rollout.torch_engine import TorchEngine
 from trew.rollout.torch_engine import engine as engine_module
 from trew.rollout.torch_engine.decode import Schedule
+from trew.runs.writer import Writer
+from trew.training import loop
+from trew.training.job import Job
+from trew.utils.console import Display
 
 BASE: dict[str, Any] = {
     "model": "lm", "steps": 1, "threads": 1,

@@ -14,11 +14,11 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import tiny
-from trew.native import Transformer, describe
+from trew.backends.cpu import Transformer, describe
+from trew.backends.cuda_graphs.graphs import Graphs
+from trew.backends.cuda_graphs.static_model import COLUMNS, StaticModel
 from trew.rollout import Renderer
 from trew.rollout.torch_engine import TorchEngine
-from trew.rollout.torch_engine.graphs import Graphs
-from trew.rollout.torch_engine.static_model import COLUMNS, StaticModel
 from trew.types import Group, Prompt, Sampling
 
 KINDS = (*(kind for kind in tiny.KINDS if not kind.startswith("gpt")), "mistral", "smollm3")

@@ -20,18 +20,18 @@ if TYPE_CHECKING:
     from . import eval as eval
     from . import learner as learner
     from . import objective as objective
-    from . import report as report
     from . import rewards as rewards
     from . import rollout as rollout
     from . import types as types
     from .config import Config as Config
-    from .loop import train as train
     from .objective import Denominators as Denominators
     from .objective import LossOutput as LossOutput
     from .objective import Objective as Objective
     from .objective import TokenBatch as TokenBatch
     from .objective import preset as preset
     from .objective import presets as presets
+    from .runs import report as report
+    from .training.loop import train as train
 
 __version__ = "0.1.0"
 
@@ -43,9 +43,10 @@ _HOME = {
     "TokenBatch": "objective",
     "preset": "objective",
     "presets": "objective",
-    "train": "loop",
+    "train": "training.loop",
 }
-_ROOMS = ("config", "data", "eval", "learner", "objective", "report", "rewards", "rollout", "types")
+_ROOMS = {name: name for name in ("config", "data", "eval", "learner", "objective", "rewards", "rollout", "types")}
+_ROOMS["report"] = "runs.report"
 
 __all__ = ["Config", "Denominators", "LossOutput", "Objective", "TokenBatch", "config", "data", "eval", "learner",
            "objective", "preset", "presets", "report", "rewards", "rollout", "train", "types"]  # fmt: skip
@@ -55,7 +56,7 @@ def __getattr__(name: str) -> Any:
     if name in _HOME:
         return getattr(importlib.import_module(f".{_HOME[name]}", __name__), name)
     if name in _ROOMS:
-        return importlib.import_module(f".{name}", __name__)
+        return importlib.import_module(f".{_ROOMS[name]}", __name__)
     raise AttributeError(f"module 'trew' has no attribute {name!r}")
 
 

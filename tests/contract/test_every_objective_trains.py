@@ -14,11 +14,11 @@ from safetensors.torch import load_file
 
 import tiny
 import trew
-from trew import loop
 from trew.config import Config, parse
-from trew.display import Silent
 from trew.errors import ConfigError
-from trew.learner import checkpoint
+from trew.runs import checkpoint_files
+from trew.training import loop
+from trew.utils.console import Silent
 
 REWARDS = """
 def odd(completion_ids, **_):
@@ -99,7 +99,7 @@ def check(configured, name: str, objective: dict[str, Any]) -> list[dict]:
     weights, rows = train(config)
     parts = {"microbatch_tokens": 150, "share_prompts": False}
     in_parts, (row, *_) = train(configured(slug(name) + "-parts", objective, steps=1, learner=parts))
-    _, saved, _ = checkpoint.load(Path(config.out) / "checkpoints" / "000001")
+    _, saved, _ = checkpoint_files.load(Path(config.out) / "checkpoints" / "000001")
     for key, weight in in_parts.items():
         torch.testing.assert_close(saved[f"model.{key}"], weight, rtol=0, atol=1e-5, msg=key)
     for metric in ("ratio", "clip_share", "ratio_q01", "ratio_q99", "ess", "weight", "loss", "policy_version"):

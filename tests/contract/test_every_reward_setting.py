@@ -16,16 +16,16 @@ from rich.console import Console
 from scorer_help import group, save_scorer
 from settings_help import Case, Runs, Seen, collect, furnish, holds, keys, same_result, says, watch_work
 from trew.config import RewardConfig
-from trew.display import Display, Silent
 from trew.errors import TrewError
 from trew.iterate import Iterate, iterate, load_recipe
 from trew.iterate.rounds import Rounds
 from trew.iterate.settings import Recipe
 from trew.reward_training import RewardTraining, load_settings, train_reward
 from trew.reward_training import train as reward_training
-from trew.toml import toml_value
-from trew.track.rollouts import write_rollouts
+from trew.runs.rollouts import write_rollouts
 from trew.types import Score, ScoredGroup
+from trew.utils.console import Display, Silent
+from trew.utils.toml import toml_value
 
 PAIRS = {
     "model": "lm", "steps": 2, "threads": 1, "data.pairs": "pairs.jsonl", "data.held_out": 0.3, "learner.lr": 1e-2,

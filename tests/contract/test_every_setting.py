@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from settings_help import BASE, OUTSIDE, Case, Runs, differ, furnish, holds, keys, last, same_result, says, tracker, way
-from trew import health
 from trew.config import Config, RewardConfig
+from trew.diagnostics import health
 
 PROMPTS = {"data.task": "prompts", "data.args": {}, "data.train": "a.jsonl"}
 DYNAMIC = {"objective.preset": "dapo", "objective.beta": 0.0, "eval.correct_at": 99.0}

@@ -18,9 +18,9 @@ from bad_files import FILES, lines, verl
 from safetensors.torch import load_file, save_file
 
 import tiny
-from trew import track
+from trew import runs
 from trew.cli.main import main
-from trew.learner import checkpoint
+from trew.runs import checkpoint_files
 
 
 @pytest.fixture(scope="module")
@@ -339,7 +339,7 @@ def test_what_shows_late_is_one_message_and_leaves_the_folder_free(setting, code
     assert got == code, err
     assert says in err
     assert "Traceback" not in err
-    assert track.problems("runs/r") == []  # nothing there that is worth keeping
+    assert runs.problems("runs/r") == []  # nothing there that is worth keeping
 
 
 def finished(here: Path, capsys, *settings: str) -> Path:
@@ -383,9 +383,9 @@ def test_damaged_checkpoints_are_named_and_the_run_is_not_started_over(here, cap
 
 def test_a_checkpoint_of_another_version_is_refused(here, capsys):
     run = finished(here, capsys)
-    (step, tensors, meta), _ = checkpoint.load_latest(run / "checkpoints")
+    (step, tensors, meta), _ = checkpoint_files.load_latest(run / "checkpoints")
     meta["state"]["of_the_future"] = meta["state"].pop("position")
-    checkpoint.save(run / "checkpoints", step, tensors, meta, keep=1)
+    checkpoint_files.save(run / "checkpoints", step, tensors, meta, keep=1)
     code, err = fails(capsys, "train", "r.toml", "--out", "run", "--resume", "--set", "steps=2")
     assert (code, "not of this version of trew" in err) == (1, True), err
 

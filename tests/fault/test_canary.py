@@ -10,10 +10,10 @@ import torch
 
 import trew
 from run_help import Watching, configured, rows, save_models
-from trew.display import Silent
+from trew.backends.cpu import decoder, layers
 from trew.errors import EngineError
-from trew.native import decoder, layers
 from trew.rollout.torch_engine import engine
+from trew.utils.console import Silent
 
 
 @pytest.fixture(scope="module")

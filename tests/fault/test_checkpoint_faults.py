@@ -16,8 +16,8 @@ import torch
 
 import disk
 from trew.errors import CheckpointError
-from trew.learner import checkpoint
-from trew.learner.background import Writer
+from trew.runs import checkpoint_files
+from trew.runs.writer import Writer
 
 KEEP = 2
 
@@ -31,11 +31,11 @@ def tensors(value: float) -> dict[str, torch.Tensor]:
 
 
 def save(root: Path, step: int, keep: int = KEEP) -> Path:
-    return checkpoint.save(root, step, tensors(float(step)), {"step": step, "note": "é"}, keep=keep)
+    return checkpoint_files.save(root, step, tensors(float(step)), {"step": step, "note": "é"}, keep=keep)
 
 
 def latest(root: Path):
-    loaded, messages = checkpoint.load_latest(root)
+    loaded, messages = checkpoint_files.load_latest(root)
     assert loaded is not None
     step, values, meta = loaded
     assert meta == {"step": step, "note": "é"}
@@ -50,7 +50,7 @@ def names(root: Path) -> list[str]:
 
 def test_a_checkpoint_is_safetensors_and_json_and_old_ones_go(tmp_path):
     root = tmp_path / "run" / "checkpoints"
-    assert checkpoint.load_latest(root) == (None, [])
+    assert checkpoint_files.load_latest(root) == (None, [])
     for step in (5, 10, 15):
         assert save(root, step) == root / f"{step:06d}"
     assert names(root) == ["000010", "000015"]
@@ -74,7 +74,8 @@ def kill_at(call: int, root: Path, step: int) -> int | None:
 
             return wrapper
 
-        for module, name in ((os, "fsync"), (os, "rename"), (checkpoint, "save_file"), (checkpoint, "_write_json"),
+        for module, name in ((os, "fsync"), (os, "rename"), (checkpoint_files, "save_file"),
+                             (checkpoint_files, "_write_json"),
                              (shutil, "rmtree"), (os, "unlink"), (os, "rmdir")):  # fmt: skip
             setattr(module, name, counted(getattr(module, name)))
         try:
@@ -144,7 +145,7 @@ def test_when_all_are_broken_the_run_does_not_start_over(tmp_path):
     for step in (1, 2):
         (save(tmp_path, step) / "manifest.json").unlink()
     with pytest.raises(CheckpointError) as caught:
-        checkpoint.load_latest(tmp_path)
+        checkpoint_files.load_latest(tmp_path)
     message = str(caught.value)
     assert "000001: manifest.json is missing" in message
     assert "000002: manifest.json is missing" in message
@@ -219,11 +220,11 @@ def test_a_place_that_is_a_file_is_refused_with_the_reason(tmp_path):
 def test_another_format_is_refused_and_not_passed_over(tmp_path, offset, age):
     save(tmp_path, 1)
     path = save(tmp_path, 2) / "manifest.json"
-    other = checkpoint.FORMAT + offset
+    other = checkpoint_files.FORMAT + offset
     path.write_text(json.dumps({**json.loads(path.read_text()), "format": other}))
-    said = f"written in format {other} by {age} trew; this one reads format {checkpoint.FORMAT}"
+    said = f"written in format {other} by {age} trew; this one reads format {checkpoint_files.FORMAT}"
     with pytest.raises(CheckpointError, match=said):
-        checkpoint.load_latest(tmp_path)
+        checkpoint_files.load_latest(tmp_path)
 
 
 def test_a_rename_that_is_not_atomic_and_is_cut_off_leaves_no_false_checkpoint(tmp_path):
@@ -244,7 +245,7 @@ def test_a_rename_that_is_not_atomic_and_is_cut_off_leaves_no_false_checkpoint(t
 
 def test_the_best_one_outlives_rotation_until_there_is_a_better_one(tmp_path):
     def with_best(step: int, best: int) -> None:
-        checkpoint.save(tmp_path, step, tensors(float(step)), {"step": step, "note": "é"}, keep=2, best=best)
+        checkpoint_files.save(tmp_path, step, tensors(float(step)), {"step": step, "note": "é"}, keep=2, best=best)
 
     for step, best in ((1, 1), (2, 1), (3, 1), (4, 1)):
         with_best(step, best)
@@ -263,7 +264,7 @@ def test_without_any_checkpoint_what_is_there_is_named(tmp_path, content):
         (tmp_path / ".tmp-000003-77").mkdir()
     elif content == "foreign":
         (tmp_path / "checkpoint-99").mkdir()
-    loaded, messages = checkpoint.load_latest(tmp_path)
+    loaded, messages = checkpoint_files.load_latest(tmp_path)
     assert loaded is None
     assert len(messages) == (content != "empty root")
     assert all("ignored" in m for m in messages)
@@ -274,14 +275,14 @@ def test_without_any_checkpoint_what_is_there_is_named(tmp_path, content):
 
 def test_the_thread_reads_before_the_tensors_may_change(tmp_path, monkeypatch):
     """``release`` comes back only when the tensors have been read: what is stored are the values of the save."""
-    real, about_to_read = checkpoint._write_tensors, threading.Event()
+    real, about_to_read = checkpoint_files._write_tensors, threading.Event()
 
     def slowly(folder, given):
         about_to_read.set()
         time.sleep(0.2)
         real(folder, given)
 
-    monkeypatch.setattr(checkpoint, "_write_tensors", slowly)
+    monkeypatch.setattr(checkpoint_files, "_write_tensors", slowly)
     values, writer = tensors(3.0), Writer()
     writer.save(tmp_path, 3, values, {"step": 3, "note": "é"}, keep=2)
     assert about_to_read.wait(10)

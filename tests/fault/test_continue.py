@@ -101,7 +101,7 @@ def test_a_run_is_never_silently_started_over(server, recipe, cut, how):
 
 def test_a_disk_that_is_full_while_saving_ends_the_run_with_one_message(server, folder, recipe, whole, tmp_path):
     with disk.tmpfs(tmp_path / "small", kilobytes=8192) as root:
-        hold = "trew.learner.checkpoint:save:2"
+        hold = "trew.runs.checkpoint_files:save:2"
         command = server.start("train", recipe, "--out", root / "run", cwd=folder, hold=hold).held()
         ballast = disk.fill(root, leave=300_000)  # enough for rows and completions, not for weights
         command.go()
@@ -120,7 +120,7 @@ def test_a_disk_that_is_full_while_saving_ends_the_run_with_one_message(server, 
 
 def test_a_disk_that_is_full_while_logging_ends_the_run_with_one_message(server, folder, recipe, whole, tmp_path):
     with disk.tmpfs(tmp_path / "small", kilobytes=8192) as root:
-        command = server.start("train", recipe, "--out", root / "run", cwd=folder, hold="trew.track:Run.log:3").held()
+        command = server.start("train", recipe, "--out", root / "run", cwd=folder, hold="trew.runs:Run.log:3").held()
         ballast = disk.fill(root, leave=0)
         rows = root / "run" / "metrics.jsonl"
         with rows.open("ab") as file:  # what is left of its last page

@@ -14,10 +14,10 @@ from safetensors.torch import load_file
 
 import trew
 from run_help import configured, rows, save_models
-from trew.display import Silent
 from trew.errors import EngineError
 from trew.rollout.torch_engine.decode import Schedule
 from trew.rollout.torch_engine.engine import TorchEngine
+from trew.utils.console import Silent
 
 REWARDS = """
 def constant(completions, **columns):

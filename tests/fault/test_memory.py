@@ -14,10 +14,10 @@ from safetensors.torch import load_file
 
 import trew
 from run_help import configured, rows, save_models
-from trew import loop, soundness
 from trew.config import Config, dumps
-from trew.display import Silent
 from trew.errors import MemoryShortage
+from trew.training import guards, loop
+from trew.utils.console import Silent
 
 BIG = {"prompts": 8, "completions": 16, "max_tokens": 48, "overlap": False}
 KNOBS = {
@@ -49,7 +49,7 @@ def test_a_machine_without_memory(model, tmp_path, server):
         config = run_of(tmp_path / where, model, kernels=kernels)
         (tmp_path / where / "recipe.toml").write_text(dumps(config))
         command = server.start("train", "recipe.toml", "--out", config.out, cwd=tmp_path / where,
-                               hold=f"trew.loop:{where}:{at}").held()  # fmt: skip
+                               hold=f"trew.training.loop:{where}:{at}").held()  # fmt: skip
         pages = int(Path(f"/proc/{command.pid}/statm").read_text().split()[0])
         size = pages * resource.getpagesize() + (1 << 18)
         resource.prlimit(command.pid, resource.RLIMIT_AS, (size, size))
@@ -103,6 +103,6 @@ def test_a_gpu_without_memory(where, model, tmp_path, monkeypatch):
 )  # fmt: skip
 def test_only_what_is_about_memory_is_called_so(error, short):
     job: Any = SimpleNamespace(plan=SimpleNamespace(device="cpu"), state=SimpleNamespace(step=4))
-    with pytest.raises(MemoryShortage if short else type(error)) as told, soundness.memory(job, "learning"):
+    with pytest.raises(MemoryShortage if short else type(error)) as told, guards.memory(job, "learning"):
         raise error
     assert ("in step 5" in str(told.value)) == short

@@ -21,14 +21,14 @@ from safetensors.torch import load_file
 
 import trew
 from run_help import PATHS, Watching, configured, rows, save_models
-from trew import loop
 from trew.config import Config
-from trew.display import Silent
 from trew.errors import NumericsError
 from trew.learner.forward import Forward
 from trew.learner.step import Learner
 from trew.objective import Objective
 from trew.rollout.torch_engine.decode import Schedule
+from trew.training import loop
+from trew.utils.console import Silent
 
 
 @pytest.fixture(scope="module")

@@ -15,9 +15,9 @@ import disk
 import tiny
 from forks import gone, wait_for
 from trew.errors import ConfigError
-from trew.track import Run
-from trew.track.files import write_atomic
-from trew.track.lock import Lock
+from trew.runs import Run
+from trew.runs.files import write_atomic
+from trew.runs.lock import Lock
 
 RECIPE = """
 model = "{model}"
@@ -147,7 +147,7 @@ def held_by(path: Path, **holder: object) -> None:
 
 def test_where_locks_are_not_seen_by_others_the_content_decides(tmp_path, monkeypatch):
     """A file system that many hosts see, and each locks for itself."""
-    from trew.track import lock
+    from trew.runs import lock
 
     monkeypatch.setattr(lock, "_of_this_host_only", lambda path: True)
     path = tmp_path / "run.lock"
@@ -174,7 +174,7 @@ def test_where_locks_are_not_seen_by_others_the_content_decides(tmp_path, monkey
     ],
 )  # fmt: skip
 def test_which_file_systems_lock_for_one_host_alone(tmp_path, monkeypatch, mount, local):
-    from trew.track import lock
+    from trew.runs import lock
 
     real = Path.read_text
     lines = f"/dev/x / ext4 rw 0 0\n{mount.format(tmp_path)}\n"
@@ -241,7 +241,7 @@ def test_links_that_appear_later_are_not_followed(tmp_path):
 # -------------------------------------------------------------------------------------------------------- full disks
 
 
-@pytest.mark.parametrize("where", ["trew.track.run:Run.log:3", "trew.track.run:Run.write_rollouts:2"])
+@pytest.mark.parametrize("where", ["trew.runs.folder:Run.log:3", "trew.runs.folder:Run.write_rollouts:2"])
 def test_a_disk_that_fills_up_while_logging(server, place, tmp_path, where):
     (tmp_path / "mount").mkdir()
     if "whole" not in os.listdir(place):

@@ -69,7 +69,7 @@ def test_a_torn_row_is_dropped_and_its_step_is_there_once(server, folder):
 def test_a_kill_while_the_next_step_is_under_way_and_a_checkpoint_too(server, folder):
     """In the background: the run generates, the writer writes, both die."""
     recipe = crashing.recipe(folder, "grpo", steps=STEPS)
-    command = server.start("train", recipe, "--out", "both", cwd=folder, hold="trew.learner.checkpoint:_complete:1")
+    command = server.start("train", recipe, "--out", "both", cwd=folder, hold="trew.runs.checkpoint_files:_complete:1")
     command.held()
     wait_for(lambda: len(list((folder / "both" / "rollouts").glob("*.parquet"))) > 2 or command.ended())  # it goes on
     command.kill(9).wait()

@@ -25,15 +25,14 @@ from safetensors.torch import load_file
 
 import tiny
 from report_help import HOSTILE, Elements, make, scored
-from trew import models
 from trew.cli.main import main
 from trew.config import DataConfig
 from trew.data import load_task
 from trew.errors import CheckpointError, ModelError, TrewError
-from trew.learner import checkpoint
-from trew.report import load_run, render_report
+from trew.models import loading
 from trew.rewards.workers import Pool
-from trew.track import Run
+from trew.runs import Run, checkpoint_files
+from trew.runs.report import load_run, render_report
 
 
 class Canary:
@@ -84,7 +83,7 @@ def test_the_canary_would_sing(poison, canary):
 def test_no_file_of_a_checkpoint_is_unpickled(tmp_path, poison, canary):
     """Whoever can write a file can write its hash too: each file, with a manifest that fits."""
     tensors = {"model.a": torch.ones(2), "optimizer.b": torch.ones(2)}
-    made = checkpoint.save(tmp_path / "made", 1, tensors, {}, keep=1)
+    made = checkpoint_files.save(tmp_path / "made", 1, tensors, {}, keep=1)
     for name in sorted(p.name for p in made.iterdir()):
         shutil.rmtree(tmp_path / "foreign", ignore_errors=True)
         shutil.copytree(made, tmp_path / "foreign" / "000001")
@@ -94,7 +93,7 @@ def test_no_file_of_a_checkpoint_is_unpickled(tmp_path, poison, canary):
             manifest["files"][name] = {"size": len(poison), "sha256": hashlib.sha256(poison).hexdigest()}
             (tmp_path / "foreign" / "000001" / "manifest.json").write_text(json.dumps(manifest))
         with pytest.raises(CheckpointError, match=re.escape(name)):
-            checkpoint.load_latest(tmp_path / "foreign")
+            checkpoint_files.load_latest(tmp_path / "foreign")
     assert not canary.exists()
 
 
@@ -105,7 +104,7 @@ def test_no_weights_of_a_model_are_unpickled(tmp_path, poison, canary, name, cap
     (folder / name).write_bytes(poison)
     refused(capsys, "eval", folder, "--task", "arithmetic")
     with pytest.raises(ModelError):
-        models.load_model(str(folder))
+        loading.load_model(str(folder))
     assert not canary.exists()
 
 
@@ -114,7 +113,7 @@ def test_good_weights_in_a_pickle_are_refused_too(tmp_path):
     torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
     (folder / "model.safetensors").unlink()
     with pytest.raises(ModelError, match="safetensors"):
-        models.load_model(str(folder))
+        loading.load_model(str(folder))
 
 
 @pytest.mark.parametrize("name", ["tokenizer.pkl", "vocab.pkl", "training_args.bin", "optimizer.pt", "rng_state.pth",
@@ -122,8 +121,8 @@ def test_good_weights_in_a_pickle_are_refused_too(tmp_path):
 def test_what_lies_beside_a_model_is_not_unpickled(tmp_path, poison, canary, name):
     folder = tiny.save(tmp_path / "model")
     (folder / name).write_bytes(poison)
-    models.load_tokenizer(str(folder))
-    models.load_model(str(folder))
+    loading.load_tokenizer(str(folder))
+    loading.load_model(str(folder))
     assert not canary.exists()
 
 
@@ -133,9 +132,9 @@ def test_an_adapter_beside_a_model_is_refused(tmp_path, poison, canary):
     settings = {"peft_type": "LORA", "base_model_name_or_path": str(other), "r": 2, "target_modules": ["q_proj"]}
     (folder / "adapter_config.json").write_text(json.dumps(settings))
     (folder / "adapter_model.bin").write_bytes(poison)
-    [problem] = models.check(str(folder))
+    [problem] = loading.check(str(folder))
     assert "adapter_config.json" in problem
-    for load in (models.load_model, models.load_scorer):
+    for load in (loading.load_model, loading.load_scorer):
         with pytest.raises(ModelError, match=r"adapter_config\.json"):
             load(str(folder))
     assert not canary.exists()
@@ -167,9 +166,9 @@ def test_code_beside_a_model_that_is_known_is_not_run(tmp_path, canary):
         path.write_text(json.dumps({**table, "auto_map": own, "custom_generate": "own.py"}))
     (folder / "custom_generate").mkdir()
     shutil.copy(folder / "own.py", folder / "custom_generate" / "generate.py")
-    models.load_tokenizer(str(folder))
-    models.load_model(str(folder))
-    models.load_scorer(str(folder), new_head=True)
+    loading.load_tokenizer(str(folder))
+    loading.load_model(str(folder))
+    loading.load_scorer(str(folder), new_head=True)
     assert not canary.exists()
 
 
@@ -187,7 +186,7 @@ def test_a_configuration_cannot_name_a_kernel_to_download(tmp_path, key, monkeyp
     path.write_text(json.dumps({**json.loads(path.read_text()), key: "evil/kernel:run"}))
     said = implementation = ""
     try:
-        implementation = str(models.load_model(str(folder)).config._attn_implementation)
+        implementation = str(loading.load_model(str(folder)).config._attn_implementation)
     except ModelError as error:
         said = str(error)
     assert "fetched" not in said
@@ -200,7 +199,7 @@ def test_a_chat_template_cannot_reach_python(tmp_path, canary):
         "{% for c in ''.__class__.__mro__[1].__subclasses__() %}{% if c.__name__ == 'Popen' %}"
         f"{{{{ c(['touch', '{canary}']) }}}}{{% endif %}}{{% endfor %}}{{{{ messages }}}}"
     )
-    tokenizer = models.load_tokenizer(str(folder))
+    tokenizer = loading.load_tokenizer(str(folder))
     tokenizer.chat_template = attack
     with pytest.raises(Exception, match="unsafe"):
         tokenizer.apply_chat_template([{"role": "user", "content": "hi"}], tokenize=False)
@@ -297,7 +296,7 @@ def test_an_index_cannot_point_outside_the_model(tmp_path):
     (folder / "model.safetensors").unlink()
     for name in ("../other/model.safetensors", str(other / "model.safetensors")):
         (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": name}}))
-        [problem] = models.check(str(folder))
+        [problem] = loading.check(str(folder))
         assert "outside its own folder" in problem
 
 

@@ -15,7 +15,7 @@ import pytest
 import forks
 import tiny
 from forks import Command, Server, gone, wait_for
-from trew.learner import checkpoint
+from trew.runs import checkpoint_files
 
 RECIPE = """
 model = "{model}"
@@ -85,7 +85,7 @@ def steps(run: Path) -> list[int]:
 
 def saved(run: Path) -> int:
     """The newest checkpoint's step; all of it verified."""
-    loaded, messages = checkpoint.load_latest(run / "checkpoints")
+    loaded, messages = checkpoint_files.load_latest(run / "checkpoints")
     assert messages == []
     assert loaded is not None
     return loaded[0]
@@ -165,21 +165,21 @@ def test_an_update_is_never_left_half_done(server, place, out):
 
 
 def test_an_evaluation_is_left_at_once(server, place, out):
-    command = server.start("train", "r.toml", "--out", out, cwd=place, hold="trew.loop:evaluate:2").held()
+    command = server.start("train", "r.toml", "--out", out, cwd=place, hold="trew.training.loop:evaluate:2").held()
     assert "during an evaluation" in stopped(command.kill(signal.SIGTERM), signal.SIGTERM)
     assert saved(place / out) == 3
     resumed_equals_whole(server, place, out)
 
 
 def test_loading_is_left_at_once_and_the_folder_is_free(server, place, out):
-    command = server.start("train", "r.toml", "--out", out, cwd=place, hold="trew.setup:load:1").held()
+    command = server.start("train", "r.toml", "--out", out, cwd=place, hold="trew.training.planning:load:1").held()
     stopped(command.kill(signal.SIGTERM), signal.SIGTERM)
     server.run("train", "r.toml", "--out", out, "--set", "steps=1", "eval.size=1", cwd=place)
 
 
 def test_a_signal_while_saving_saves_once(server, place, out):
     args = ("train", "r.toml", "--out", out, "--set", "checkpoint.every=2", "checkpoint.best=false")
-    command = server.start(*args, cwd=place, hold="trew.learner.checkpoint:_sync:1").held()
+    command = server.start(*args, cwd=place, hold="trew.runs.checkpoint_files:_sync:1").held()
     stopped(command.kill(signal.SIGTERM).says("stopping").go(), signal.SIGTERM)
     assert saved(place / out) == 2
     assert [p.name for p in (place / out / "checkpoints").iterdir()] == ["000002"]
@@ -240,7 +240,7 @@ COMMANDS = {
     "eval": (["eval", "model", "--recipe", "r.toml", "--size", "2"], "trew.eval:evaluate:1"),
     "rewards test": (["rewards", "test", "reward.py:odd", "--task", "arithmetic"], ""),
     "data golds": (["data", "prepare", "countdown", "--eval-size", "3", "--set", "size=4"],
-                   "trew.display:Bar.advance:1"),
+                   "trew.utils.console:Bar.advance:1"),
     "train-reward": (["train-reward", "--model", "model", "--pairs", "pairs.jsonl", "--out", "OUT"],
                      "trew.reward_training.train:judge:1"),
     "train-reward, a step": (["train-reward", "--model", "model", "--pairs", "pairs.jsonl", "--out", "OUT",

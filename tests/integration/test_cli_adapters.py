@@ -12,7 +12,7 @@ from test_cli_train import RECIPE, REWARD, same_learning, training_rows
 
 import tiny
 from trew.cli.main import main
-from trew.models import load_model
+from trew.models.loading import load_model
 
 LORA = "\n[lora]\nrank = 4\n"
 

@@ -16,11 +16,11 @@ import pytest
 
 import tiny
 from scorer_help import save_scorer
-from trew import models
 from trew.cli.main import main
 from trew.errors import ConfigError
 from trew.iterate import load_recipe
 from trew.iterate.rounds import check
+from trew.models import loading
 from trew.rewards.reward_scorer import Encoder, Scorer
 from trew.types import Prompt
 
@@ -121,7 +121,7 @@ def test_a_policy_is_trained_on_a_reward_model(tmp_path):
     assert [row["score"] for row in table] == pytest.approx([p["learned"] for p in parts])
     # The same scores from the files alone: completions of the parquet, the model of the folder.
     encoder = Encoder.load(str(tmp_path / "rm"))
-    scorer = Scorer(models.load_scorer(str(tmp_path / "rm")), encoder)
+    scorer = Scorer(loading.load_scorer(str(tmp_path / "rm")), encoder)
     ids = [encoder.whole(Prompt("x", messages=tuple(json.loads(r["messages"]))), r["completion"]) for r in table]
     assert scorer.score(ids) == pytest.approx([p["learned"] for p in parts], abs=1e-4)
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())

@@ -21,7 +21,7 @@ import tiny
 import trew
 from trew.cli.main import main
 from trew.config import load
-from trew.display import Silent
+from trew.utils.console import Silent
 
 RECIPE = """
 model = "{model}"

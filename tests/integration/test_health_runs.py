@@ -10,9 +10,9 @@ import pytest
 
 import trew
 from run_help import Watching, configured, rows, save_models
-from trew import loop
-from trew.report.html import render_report
-from trew.report.read import load_run
+from trew.runs.report.html import render_report
+from trew.runs.report.read import load_run
+from trew.training import loop
 
 REWARDS = """
 def constant(completions, **columns):

@@ -10,27 +10,27 @@ from transformers import AutoModelForCausalLM
 
 import learner_help as help
 import tiny
-from trew import adapters, models
-from trew.adapters import Adapters
+from trew.backends.cpu import build
 from trew.config import LoraConfig
 from trew.errors import CheckpointError, ModelError
-from trew.learner import checkpoint
-from trew.native import build
+from trew.models import loading, lora
+from trew.models.lora import Adapters
 from trew.objective import preset
+from trew.runs import checkpoint_files
 
 IDS = torch.arange(40).reshape(2, 20)
 LORA = LoraConfig(rank=4, alpha=8.0)
 
 
 def adapted(kind: str = "llama", config: LoraConfig = LORA, *, seed: int = 0, **overrides) -> Adapters:
-    return adapters.attach(help.model(kind, **overrides), config, name="base", seed=seed)
+    return lora.attach(help.model(kind, **overrides), config, name="base", seed=seed)
 
 
 def moved(own: Adapters) -> Adapters:
     """The same adapters away from 0, so that they change every layer."""
     draw = torch.Generator().manual_seed(5)
     with torch.no_grad():
-        for layer in adapters.lora_layers(own.model).values():
+        for layer in lora.lora_layers(own.model).values():
             layer.lora_B["default"].weight.normal_(std=0.05, generator=draw)
     return own
 
@@ -71,10 +71,10 @@ def test_the_merged_model_is_the_adapted_one_within_rounding_and_leaves_it_as_it
     own.export(tiny.tokenizer(), tmp_path / "final")
     expected = logits(own.model)
     assert all(torch.equal(p, before[n]) for n, p in own.model.named_parameters())
-    loaded = models.load_model(str(tmp_path / "final"))
+    loaded = loading.load_model(str(tmp_path / "final"))
     assert {p.dtype for p in loaded.parameters()} == {torch.float32}
     assert (logits(loaded) - expected).abs().max() < 1e-4 * expected.abs().max()
-    assert not adapters.lora_layers(loaded)
+    assert not lora.lora_layers(loaded)
 
 
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning")  # peft's own
@@ -89,9 +89,9 @@ def test_the_adapter_folder_is_peft_s_own_format(tmp_path):
 
 
 def test_adapters_go_where_they_are_told_and_the_head_stays_free():
-    assert set(adapters.lora_layers(adapted("smollm").model)) == set(adapters.linear_layers(help.model("smollm")))
+    assert set(lora.lora_layers(adapted("smollm").model)) == set(lora.linear_layers(help.model("smollm")))
     own = adapted(config=LoraConfig(rank=2, targets=("q_proj", "v_proj")))
-    assert {name.rpartition(".")[2] for name in adapters.lora_layers(own.model)} == {"q_proj", "v_proj"}
+    assert {name.rpartition(".")[2] for name in lora.lora_layers(own.model)} == {"q_proj", "v_proj"}
     with pytest.raises(ModelError, match=r"lora.targets: got 'q_prj', accepts down_proj, .*did you mean 'q_proj'"):
         adapted(config=LoraConfig(rank=2, targets=("q_prj",)))
     with pytest.raises(ModelError, match=r"lora.targets: got 'lm_head'"):
@@ -125,7 +125,7 @@ def test_only_adapters_learn_and_the_reference_is_the_base():
 def test_gradients_are_those_of_the_product_of_the_two_matrices():
     """dA = s B^T dW, dB = s dW A^T, with dW of the merged model, trained whole."""
     own = moved(adapted())
-    plain = adapters.merged(own).requires_grad_(True)
+    plain = lora.merged(own).requires_grad_(True)
     items = help.samples()
     data = help.batch(items)
     whole = {}
@@ -134,10 +134,10 @@ def test_gradients_are_those_of_the_product_of_the_two_matrices():
             if p.requires_grad:
                 p.register_post_accumulate_grad_hook(lambda p, name=name: whole.__setitem__(name, p.grad.clone()))
     help.learner(own.model, adapters=own).step(items, data)
-    merged_weights = {n: layer.lora_A["default"].weight for n, layer in adapters.lora_layers(own.model).items()}
+    merged_weights = {n: layer.lora_A["default"].weight for n, layer in lora.lora_layers(own.model).items()}
     factors = {
         n: (layer.lora_A["default"].weight.detach().clone(), layer.lora_B["default"].weight.detach().clone())
-        for n, layer in adapters.lora_layers(moved(adapted()).model).items()
+        for n, layer in lora.lora_layers(moved(adapted()).model).items()
     }
     help.learner(plain).step(items, data)
     for name, (a, b) in factors.items():
@@ -208,8 +208,8 @@ def test_in_bfloat16_they_are_as_near_to_the_exact_ones_as_its_own_forward_is(ba
         found = {}
         for name, dtype in (("exact", "float32"), ("own", "bfloat16"), ("ours", "bfloat16")):
             kept = config if dtype == "bfloat16" else LoraConfig(rank=5)
-            model = adapters.load_base(str(tmp_path), kept, device="cpu", dtype=dtype)
-            own = moved(adapters.attach(model, kept, name="m", seed=0))
+            model = lora.load_base(str(tmp_path), kept, device="cpu", dtype=dtype)
+            own = moved(lora.attach(model, kept, name="m", seed=0))
             found[name] = adapter_gradients(own, items, data, dtype=dtype, kernels=name == "ours")
         for name in errors:
             errors[name] += help.relative(found[name], found["exact"]) / 3
@@ -235,8 +235,8 @@ def test_a_checkpoint_holds_adapters_alone_and_continues_to_the_bit(optimizer, t
     first = learner(adapted(config=config, intermediate_size=96), **settings)
     for k in range(2):
         step(first, k)
-    checkpoint.save(tmp_path, 2, *first.state(), keep=1)
-    loaded, _ = checkpoint.load_latest(tmp_path)
+    checkpoint_files.save(tmp_path, 2, *first.state(), keep=1)
+    loaded, _ = checkpoint_files.load_latest(tmp_path)
     assert loaded is not None
     _, tensors, meta = loaded
     assert all("lora_" in name for name in tensors)
@@ -258,7 +258,7 @@ def test_a_checkpoint_on_another_base_is_refused():
     with torch.no_grad():
         other.model.layers[1].mlp.up_proj.weight[3, 4] += 1
     with pytest.raises(CheckpointError, match="base: "):
-        learner(adapters.attach(other, LORA, name="base", seed=0)).load_state(*own.state())
+        learner(lora.attach(other, LORA, name="base", seed=0)).load_state(*own.state())
     with pytest.raises(CheckpointError, match=r"lora_A.default.weight: \(4, 32\) .* in the checkpoint, \(2, 32\)"):
         learner(adapted(config=LoraConfig(rank=2, alpha=8.0))).load_state(*own.state())
 
@@ -267,17 +267,17 @@ def test_a_checkpoint_on_another_base_is_refused():
 @pytest.mark.parametrize("kind", ["llama", "gemma", "gpt2"])
 def test_a_base_in_bfloat16_computes_what_one_in_float32_computes_in_bfloat16(kind, stored, tmp_path):
     folder = str(tiny.save(tmp_path / "m", kind))
-    models.load_model(folder).to(stored).save_pretrained(folder)
+    loading.load_model(folder).to(stored).save_pretrained(folder)
     out = []
     for base in ("float32", "bfloat16"):
         config = LoraConfig(rank=4, base=base)
-        model = adapters.load_base(folder, config, device="cpu", dtype="bfloat16")
-        kinds = {p.dtype for layer in adapters.linear_layers(model).values() for p in layer.parameters()}
+        model = lora.load_base(folder, config, device="cpu", dtype="bfloat16")
+        kinds = {p.dtype for layer in lora.linear_layers(model).values() for p in layer.parameters()}
         assert kinds == {getattr(torch, base)}
-        own = moved(adapters.attach(model, config, name="base", seed=0))
+        own = moved(lora.attach(model, config, name="base", seed=0))
         with torch.autocast("cpu", dtype=torch.bfloat16):
             out.append(logits(own.model))
-        torch.testing.assert_close(logits(adapters.merged(own)), out[-1].float(), rtol=0.1, atol=0.3)
+        torch.testing.assert_close(logits(lora.merged(own)), out[-1].float(), rtol=0.1, atol=0.3)
     assert torch.equal(*out)
 
 
@@ -286,9 +286,9 @@ def test_four_bit_bases(kind, tmp_path):
     """One model in both modes (bitsandbytes would have two on some CPUs), trainable, merged from what it computes."""
     folder = str(tiny.save(tmp_path / "m", kind))
     config = LoraConfig(rank=4, base="nf4")
-    model = adapters.load_base(folder, config, device="cpu", dtype="float32")
-    assert adapters.parameter_count(model) == adapters.parameter_count(tiny.model(kind))
-    own = moved(adapters.attach(model, config, name="base", seed=0))
+    model = lora.load_base(folder, config, device="cpu", dtype="float32")
+    assert lora.parameter_count(model) == lora.parameter_count(tiny.model(kind))
+    own = moved(lora.attach(model, config, name="base", seed=0))
     quiet = logits(own.model)
     loud = own.model(input_ids=IDS).logits
     torch.testing.assert_close(quiet, loud.detach(), rtol=1e-6, atol=1e-6)
@@ -297,6 +297,6 @@ def test_four_bit_bases(kind, tmp_path):
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "final", dtype=torch.float32)
     assert (logits(merged) - quiet).abs().max() < 1e-4 * quiet.abs().max()
     assert "quantization_config" not in json.loads((tmp_path / "final" / "config.json").read_text())
-    layer = next(iter(adapters.linear_layers(merged)))
+    layer = next(iter(lora.linear_layers(merged)))
     plain = tiny.model(kind).get_parameter(f"{layer}.weight")
     assert 0.01 < help.relative(merged.get_parameter(f"{layer}.weight").detach(), plain.detach()) < 0.5

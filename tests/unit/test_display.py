@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from trew.display import COLUMNS, HEADING_EVERY, Bar, Display, Silent, duration
 from trew.types import Completion, Group, Prompt, Score, ScoredGroup
+from trew.utils.console import COLUMNS, HEADING_EVERY, Bar, Display, Silent, duration
 
 HOSTILE = "\x1b[31mred\x1b]0;title\x07 [bold]x[/bold] [/] \u202eabc\u2066 \x9b2J\r\x08 \u200f end"
 

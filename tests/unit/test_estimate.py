@@ -11,7 +11,14 @@ import torch
 
 import learner_help as help
 import tiny
-from trew import adapters, estimate, models
+from trew import estimate
+from trew.backends.cpu import build, training
+from trew.backends.cpu.decoder import Decoder
+from trew.backends.cpu.runner import NativeBody
+from trew.backends.cpu.stack import ALL, Stack
+from trew.backends.cuda_graphs import static_model
+from trew.backends.cuda_graphs.graphs import Graphs
+from trew.backends.cuda_graphs.static_model import StaticModel
 from trew.cli.main import main
 from trew.config import Config, LearnerConfig, LoraConfig, RolloutConfig
 from trew.estimate import passes
@@ -21,16 +28,10 @@ from trew.estimate.memory import cache, kept, laid_out, memory, optimizer, weigh
 from trew.estimate.sizes import sizes_of
 from trew.estimate.times import Rates
 from trew.learner import forward
-from trew.learner.native import NativeBody
 from trew.learner.packing import pack_shared
-from trew.native import build, training
-from trew.native.decoder import Decoder
-from trew.native.family import describe
-from trew.native.stack import ALL, Stack
+from trew.models import loading, lora
+from trew.models.anatomy import describe
 from trew.objective import preset
-from trew.rollout.torch_engine import static_model
-from trew.rollout.torch_engine.graphs import Graphs
-from trew.rollout.torch_engine.static_model import StaticModel
 
 WIDE = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "head_dim": 16}
 native = pytest.mark.skipif(isinstance(build.library(), str), reason="the kernels cannot be compiled here")
@@ -67,12 +68,10 @@ def held(net) -> int:
 @pytest.mark.parametrize("kind", tiny.KINDS)
 def test_counts_are_those_of_the_model(kind, tmp_path):
     folder = saved(tmp_path, kind)
-    net = models.load_model(folder)
+    net = loading.load_model(folder)
     sizes = sizes_of(config(folder))
     assert sizes.weights == sizes.trained == sum(p.numel() for p in net.parameters())
-    assert sizes.linear == sum(
-        p.numel() for m in adapters.linear_layers(net).values() for p in m.parameters(recurse=False)
-    )
+    assert sizes.linear == sum(p.numel() for m in lora.linear_layers(net).values() for p in m.parameters(recurse=False))
     assert sizes.head == net.get_output_embeddings().weight.numel()
     assert weights(sizes, config(folder)) == held(net)
     assert {p.is_meta for p in net.parameters()} == {False}
@@ -82,8 +81,8 @@ def test_counts_are_those_of_the_model(kind, tmp_path):
 def test_bytes_of_adapters_and_their_base(base, dtype, tmp_path):
     folder = saved(tmp_path, **WIDE)
     c = config(folder, lora=LoraConfig(rank=4, base=base), dtype=dtype)
-    net = adapters.load_base(folder, c.lora, device="cpu", dtype=dtype)
-    adapters.attach(net, c.lora, name="m", seed=0)
+    net = lora.load_base(folder, c.lora, device="cpu", dtype=dtype)
+    lora.attach(net, c.lora, name="m", seed=0)
     sizes = sizes_of(c)
     assert sizes.trained == sum(p.numel() for p in net.parameters() if p.requires_grad)
     assert weights(sizes, c) == held(net)
@@ -93,7 +92,7 @@ def test_bytes_of_adapters_and_their_base(base, dtype, tmp_path):
 def test_bytes_of_the_optimizer_s_state(name, tmp_path):
     shape = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 4}
     folder = saved(tmp_path, **shape)
-    own = help.learner(models.load_model(folder), optimizer=name)
+    own = help.learner(loading.load_model(folder), optimizer=name)
     items = help.samples()
     own.step(items, own.objective.prepare(help.batch(items)))
     state = {
@@ -144,9 +143,9 @@ def test_a_pass_without_memory_allocates_what_a_real_one_does(kind, lora, checkp
     line = passes.training(c, sizes, prompt=12, device="cpu")
     told = line.layer * sizes.layers + line.rest
 
-    net = models.load_model(folder)
+    net = loading.load_model(folder)
     if own:
-        adapters.attach(net, own, name="m", seed=0)
+        lora.attach(net, own, name="m", seed=0)
     batch = passes.batch(c, net, prompt=12, vocabulary=sizes.vocabulary)
     for p in net.parameters():
         p.grad = torch.zeros_like(p) if p.requires_grad else None
@@ -160,7 +159,7 @@ def test_a_pass_without_memory_allocates_what_a_real_one_does(kind, lora, checkp
 def test_what_a_layer_keeps_is_what_the_formula_says(kind, dtype, tmp_path):
     folder = saved(tmp_path, kind, **WIDE)
     c = config(folder, dtype=dtype)
-    net = models.load_model(folder)
+    net = loading.load_model(folder)
     body = NativeBody.of(net, dtype=getattr(torch, dtype), recompute=False)
     assert isinstance(body, NativeBody)
     pack, sizes = pack_shared(help.samples(), budget=4096)[0], sizes_of(c)
@@ -168,7 +167,7 @@ def test_what_a_layer_keeps_is_what_the_formula_says(kind, dtype, tmp_path):
     for layers in (1, 3):
         few = replace(body.parts, layers=body.parts.layers[:1] * layers)
         row = NativeBody(few, body.dtype).row(pack)
-        found.append(Stack(few, dtype=body.dtype, split=adapters.split).bytes(row, keep=ALL))
+        found.append(Stack(few, dtype=body.dtype, split=lora.split).bytes(row, keep=ALL))
     tokens, (one, three) = pack.input_ids.size, found
     assert (three - one) / 2 == pytest.approx(kept(sizes, c) * tokens, rel=0.01)
     rest = one - kept(sizes, c) * tokens - work(sizes, c) * tokens - 4 * training.SHARED
@@ -181,7 +180,7 @@ def test_micro_batches_are_those_of_all_layers_and_not_of_the_copy(tmp_path, mon
     monkeypatch.setattr(forward, "NATIVE_PROMPTS", 1)
     folder = saved(tmp_path, num_hidden_layers=6, **WIDE)
     c = config(folder, rollout={"prompts": 6, "completions": 4, "max_tokens": 10})
-    net, found = models.load_model(folder), {}
+    net, found = loading.load_model(folder), {}
     for size in (1 << 17, 1 << 20):
         monkeypatch.setattr(forward, "NATIVE_BYTES", size)
         real = passes.batch(c, net, prompt=12, vocabulary=100)
@@ -195,7 +194,7 @@ def test_cache_and_laid_out_weights_are_as_large_as_the_formulas_say(tmp_path):
     folder = saved(tmp_path, **WIDE)
     c = config(folder, rollout={"prompts": 40, "completions": 8, "max_tokens": 100, "batch": 256})
     found = made(c, prompt=70)
-    parts = describe(models.load_model(folder))
+    parts = describe(loading.load_model(folder))
     decoder = Decoder(parts, [list(range(70))] * 40, n=8, slots=256, max_tokens=100)
     for _ in range(100):
         if not decoder.rows:
@@ -273,7 +272,7 @@ def call(*args: str, code: int = 0) -> None:
 
 
 def test_the_command_says_it_all_and_loads_no_weights(recipe, capsys, monkeypatch):
-    monkeypatch.setattr(models, "load_model", lambda *a, **k: pytest.fail("weights were loaded"))
+    monkeypatch.setattr(loading, "load_model", lambda *a, **k: pytest.fail("weights were loaded"))
     call(recipe)
     text = capsys.readouterr().out
     for word in ("weights", "gradients", "optimizer", "reference", "cache", "activations", "peak about", "s a step"):
@@ -304,7 +303,7 @@ def test_buffers_of_generation_on_a_gpu(kind, dtype, tmp_path, monkeypatch):
     folder = saved(tmp_path, kind, **layers)
     c = config(folder, dtype=dtype, rollout={"max_tokens": 300})
     e = made(c)
-    parts = describe(models.load_model(folder))
+    parts = describe(loading.load_model(folder))
     assert not isinstance(parts, str)
     types = {"float32": torch.float32, "bfloat16": torch.bfloat16}
     real = StaticModel(parts, slots=12, columns=512, dtype=types[dtype], graphs=Graphs(None))

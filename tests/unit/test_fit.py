@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 import trew
-from trew import fit
 from trew.config import Config, parse
+from trew.training import compatibility
 
 ALONE = ("reinforce", "remax", "reinforce-pp")
 """Presets that learn from one completion per prompt."""
@@ -24,11 +24,11 @@ def run(preset: str, *, rollout: dict[str, Any] | None = None, learner: dict[str
 
 
 def problems(*args: Any, **how: Any) -> list[str]:
-    return fit.problems(*run(*args, **how))
+    return compatibility.problems(*run(*args, **how))
 
 
 def notes(*args: Any, **how: Any) -> list[str]:
-    return fit.notes(*run(*args, **how))
+    return compatibility.notes(*run(*args, **how))
 
 
 @pytest.mark.parametrize("name", trew.presets())

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from trew import health
 from trew.config import parse
+from trew.diagnostics import health
+from trew.diagnostics.health import ADVICE, READ, RULES, Facts, Health, HealthConfig, findings
 from trew.errors import ConfigError
-from trew.health import ADVICE, READ, RULES, Facts, Health, HealthConfig, findings
 
 Row = dict[str, Any]
 

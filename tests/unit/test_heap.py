@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from trew import heap
+from trew.backends.cpu import arena
 
 GROWTH = """
 import ctypes, resource, sys
@@ -88,13 +88,13 @@ def test_small_objects_do_not_come_to_lie_where_large_blocks_were():
 
 def test_zeros_of_their_own_mapping_are_zeros_and_do_not_overlap():
     shapes = [(), (3,), (5, 7), (1000, 999)]
-    made = heap.zeros(shapes)
+    made = arena.zeros(shapes)
     assert [tuple(t.shape) for t in made] == shapes
     assert all(t.dtype == torch.float32 and t.data_ptr() % 64 == 0 and not t.any() for t in made)
     for number, t in enumerate(made):
         t.fill_(number)
     assert all((t == number).all() for number, t in enumerate(made))
-    assert heap.zeros([]) == []
+    assert arena.zeros([]) == []
 
 
 ADVISED = """
@@ -118,7 +118,7 @@ def test_what_the_heap_grows_by_may_lie_in_huge_pages():
 
 def test_it_says_so_where_there_is_no_such_setting(monkeypatch):
     monkeypatch.setattr(sys, "platform", "darwin")
-    assert heap.keep_freed_memory() is False
+    assert arena.keep_freed_memory() is False
 
 
 def addresses(room, *sizes):
@@ -127,7 +127,7 @@ def addresses(room, *sizes):
 
 
 def test_a_room_gives_the_same_memory_turn_after_turn():
-    room = heap.Room()
+    room = arena.Room()
     addresses(room, 100, 3000)
     first = addresses(room, 100, 3000, 7)  # what was not enough in the first turn is made once
     assert addresses(room, 100, 3000, 7) == first
@@ -142,7 +142,7 @@ def test_a_room_gives_the_same_memory_turn_after_turn():
 
 
 def test_a_room_gives_what_is_taken_for_a_while_again():
-    with heap.Room().held() as room:
+    with arena.Room().held() as room:
         kept = room.take(10, dtype=torch.float32)
         seen = []
         for _ in range(3):
@@ -153,7 +153,7 @@ def test_a_room_gives_what_is_taken_for_a_while_again():
 
 
 def test_a_room_that_is_held_is_nobody_else_s():
-    room = heap.Room()
+    room = arena.Room()
     with room.held() as mine:
         a = mine.take(100, dtype=torch.float32).fill_(1)
         with room.held() as other:

@@ -10,11 +10,11 @@ import time
 
 import pytest
 
-from trew.interrupt import Interrupted, Interrupts
+from trew.utils.signals import Interrupted, Interrupts
 
 LONG = """
 import sys, time
-from trew.interrupt import Interrupts
+from trew.utils.signals import Interrupts
 import hashlib
 with Interrupts() as i:
     print("ready", flush=True)

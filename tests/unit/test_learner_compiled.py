@@ -12,17 +12,20 @@ from torch._dynamo.utils import counters
 
 import learner_help as help
 import tiny
-from trew import adapters, fit
+from trew.backends.cpu import build, describe
 from trew.config import Config, LearnerConfig, LoraConfig
 from trew.errors import ModelError
 from trew.learner import compiled
 from trew.learner.compiled import Compiler
 from trew.learner.forward import Forward
-from trew.native import build, describe
+from trew.models import lora
 from trew.objective import preset
+from trew.training import compatibility
 
 PLAIN = {"kernels": False}
-needs_compiler = pytest.mark.skipif(fit.compile_problem("cpu") is not None, reason="there is no C++ compiler here")
+needs_compiler = pytest.mark.skipif(
+    compatibility.compile_problem("cpu") is not None, reason="there is no C++ compiler here"
+)
 
 
 @pytest.fixture
@@ -80,7 +83,7 @@ def test_bfloat16_is_as_near_to_float32_as_without(traced):
 
 def test_adapters_get_the_same_gradients_and_the_reference_is_the_model_without_them(traced):
     config = LoraConfig(rank=3, alpha=3.0)
-    own = adapters.attach(help.model(), config, name="m", seed=0)
+    own = lora.attach(help.model(), config, name="m", seed=0)
     with torch.no_grad():
         for name, p in own.model.named_parameters():
             if "lora_B" in name:
@@ -243,15 +246,15 @@ def test_a_model_whose_layers_cannot_be_told_is_refused(monkeypatch):
      ("mps", "not supported on mps")],
 )  # fmt: skip
 def test_without_a_compiler_it_is_refused(device, says, monkeypatch):
-    monkeypatch.setattr(fit.shutil, "which", lambda name: None)
-    monkeypatch.setattr(fit.importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(compatibility.shutil, "which", lambda name: None)
+    monkeypatch.setattr(compatibility.importlib.util, "find_spec", lambda name: object())
     config = Config(model="m", learner=LearnerConfig(compile=True))
-    (problem,) = fit.machine_problems(config, device)
+    (problem,) = compatibility.machine_problems(config, device)
     assert problem.startswith("learner.compile: got true, ")
     assert re.search(says, problem)
-    assert not fit.machine_problems(Config(model="m"), device)
+    assert not compatibility.machine_problems(Config(model="m"), device)
 
 
 def test_on_a_gpu_it_needs_triton(monkeypatch):
-    monkeypatch.setattr(fit.importlib.util, "find_spec", lambda name: None)
-    assert "needs the package triton" in str(fit.compile_problem("cuda:1"))
+    monkeypatch.setattr(compatibility.importlib.util, "find_spec", lambda name: None)
+    assert "needs the package triton" in str(compatibility.compile_problem("cuda:1"))

@@ -11,13 +11,13 @@ import torch
 
 import learner_help as help
 import tiny
+from trew.backends.cpu import build
+from trew.backends.cpu.arena import Room
+from trew.backends.cpu.stack import Stack
 from trew.errors import NumericsError
-from trew.heap import Room
 from trew.learner import fused_head
 from trew.learner.forward import Forward, Way
 from trew.learner.fused_head import FusedHead
-from trew.native import build
-from trew.native.stack import Stack
 from trew.objective import preset
 
 FAMILIES = ("llama", "smollm", "qwen2", "qwen3", "gemma", "gemma2", "gemma3")

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 import learner_help as help
-from trew import fit
 from trew.config import Config, LearnerConfig, LoraConfig, validate
 from trew.errors import CheckpointError
 from trew.learner.optimizer import OffloadedAdamW, begin, load_moments, make_optimizer, moments
+from trew.training import compatibility
 
 SHAPES = {"matrix": (64, 80), "small": (8, 16), "vector": (80,), "unused": (4, 4)}
 
@@ -108,15 +108,15 @@ def asked(*, base: str = "float32", rank: int = 0, optimizer: str = "adamw", **l
 
 
 def test_what_the_machine_does_not_have_is_one_line_each(monkeypatch):
-    assert fit.machine_problems(asked(rank=8, base="nf4", optimizer="adamw-8bit"), "cpu") == []
-    assert fit.machine_problems(asked(optimizer="adamw-offload"), "cuda:0") == []
-    assert fit.machine_problems(asked(optimizer="adamw-offload"), "cpu")[0].startswith(
+    assert compatibility.machine_problems(asked(rank=8, base="nf4", optimizer="adamw-8bit"), "cpu") == []
+    assert compatibility.machine_problems(asked(optimizer="adamw-offload"), "cuda:0") == []
+    assert compatibility.machine_problems(asked(optimizer="adamw-offload"), "cpu")[0].startswith(
         "learner.optimizer: got 'adamw-offload'"
     )
-    assert "mps" in fit.machine_problems(asked(optimizer="adamw-8bit"), "mps")[0]
+    assert "mps" in compatibility.machine_problems(asked(optimizer="adamw-8bit"), "mps")[0]
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert fit.machine_problems(asked(), "cpu") == []
-    lines = fit.machine_problems(asked(rank=8, base="nf4", optimizer="adamw-8bit"), "cpu")
+    assert compatibility.machine_problems(asked(), "cpu") == []
+    lines = compatibility.machine_problems(asked(rank=8, base="nf4", optimizer="adamw-8bit"), "cpu")
     assert lines == [
         "lora.rank: got 8, which needs the package peft; it is not installed: pip install 'trew[lora]'",
         "lora.base: got 'nf4', which needs the package bitsandbytes; it is not installed: pip install 'trew[4bit]'",

@@ -10,12 +10,12 @@ import torch
 
 import learner_help as help
 import tiny
-from trew import fit, setup
+from trew.backends.cpu import build
 from trew.config import parse
 from trew.errors import CheckpointError, ConfigError
-from trew.learner import checkpoint
-from trew.native import build
 from trew.objective import preset
+from trew.runs import checkpoint_files
+from trew.training import compatibility, planning
 
 OBJECTIVE = preset("grpo", beta=0.1)
 native = pytest.mark.skipif(isinstance(build.library(), str), reason="no compiler")
@@ -57,7 +57,7 @@ def test_a_mix_of_one_is_the_policy_to_the_bit_and_a_copy():
 def loaded(folder, **sections):
     """The reference of a recipe with the model in this folder."""
     own = parse({"model": str(folder), "out": "o", **sections})
-    return setup.load_reference(SimpleNamespace(config=own, device="cpu"))
+    return planning.load_reference(SimpleNamespace(config=own, device="cpu"))
 
 
 LOW, HIGH = {torch.float32, torch.bfloat16}, {torch.float32}
@@ -139,8 +139,8 @@ def test_what_is_saved_may_not_change_before_it_was_read():
 def test_the_reference_continues_with_the_run(tmp_path):
     learner = own(0.5)
     learner.update_reference()
-    checkpoint.save(tmp_path, 1, *learner.state(), keep=1)
-    loaded, _ = checkpoint.load_latest(tmp_path)
+    checkpoint_files.save(tmp_path, 1, *learner.state(), keep=1)
+    loaded, _ = checkpoint_files.load_latest(tmp_path)
     assert loaded is not None
     other = own(0.5, seed=9)
     other.load_state(*loaded[1:])
@@ -157,9 +157,9 @@ def config(**sections):
 
 def test_without_a_reference_it_is_refused():
     given = config(learner={"reference_every": 2})
-    (problem,) = fit.problems(preset("grpo", beta=0.0), given)
+    (problem,) = compatibility.problems(preset("grpo", beta=0.0), given)
     assert problem.startswith("learner.reference_every: got 2, but grpo has no reference (beta = 0)")
-    assert fit.problems(OBJECTIVE, given) == []
+    assert compatibility.problems(OBJECTIVE, given) == []
 
 
 @pytest.mark.parametrize(

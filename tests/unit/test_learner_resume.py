@@ -7,8 +7,8 @@ import torch
 
 import learner_help as help
 from trew.errors import CheckpointError
-from trew.learner import checkpoint
 from trew.objective import preset
+from trew.runs import checkpoint_files
 
 
 def steps(own, first: int, last: int) -> None:
@@ -29,8 +29,8 @@ def test_four_steps_equal_two_then_save_load_and_two_more(kind, bonus, tmp_path)
 
     first = help.learner(help.model(kind), **settings)
     steps(first, 0, 2)
-    checkpoint.save(tmp_path, 2, *first.state(), keep=2)
-    loaded, messages = checkpoint.load_latest(tmp_path)
+    checkpoint_files.save(tmp_path, 2, *first.state(), keep=2)
+    loaded, messages = checkpoint_files.load_latest(tmp_path)
     assert loaded is not None
     step, tensors, meta = loaded
     assert (step, messages) == (2, [])
@@ -49,8 +49,8 @@ def test_four_steps_equal_two_then_save_load_and_two_more(kind, bonus, tmp_path)
 
 
 def test_a_state_before_the_first_step_can_be_loaded(tmp_path):
-    checkpoint.save(tmp_path, 0, *help.learner(help.model()).state(), keep=1)
-    loaded, _ = checkpoint.load_latest(tmp_path)
+    checkpoint_files.save(tmp_path, 0, *help.learner(help.model()).state(), keep=1)
+    loaded, _ = checkpoint_files.load_latest(tmp_path)
     assert loaded is not None
     own = help.learner(help.model(seed=1))
     own.load_state(loaded[1], loaded[2])

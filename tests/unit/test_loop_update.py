@@ -11,9 +11,9 @@ import pytest
 import torch
 
 import trew
-from trew import loop
 from trew.config import parse
 from trew.eval import correct_by
+from trew.training import loop
 from trew.types import Completion, Group, Prompt, Score, ScoredGroup, StepOutput
 
 LENGTHS = [[1, 2], [3, 4], [5, 6], [7, 8]]  # four groups of two

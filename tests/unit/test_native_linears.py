@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import tiny
-from trew.native.linears import available, linears, packed_linears
+from trew.backends.cpu.linears import available, linears, packed_linears
 
 
 def layers_of(model: nn.Module) -> list[nn.Linear]:

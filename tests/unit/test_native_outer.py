@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from trew.native import build
-from trew.native import training as kernels
+from trew.backends.cpu import build
+from trew.backends.cpu import training as kernels
 
 pytestmark = pytest.mark.skipif(isinstance(build.library(), str), reason=str(build.library()))
 

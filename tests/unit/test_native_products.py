@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from trew.native import build
-from trew.native.products import Matrix, fits, gated_product, product, product_into
-from trew.native.training import head_round
+from trew.backends.cpu import build
+from trew.backends.cpu.products import Matrix, fits, gated_product, product, product_into
+from trew.backends.cpu.training import head_round
 
 pytestmark = pytest.mark.skipif(isinstance(build.library(), str), reason="the kernels cannot be compiled here")
 TYPES = [torch.float32, torch.bfloat16]

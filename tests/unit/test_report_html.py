@@ -9,9 +9,9 @@ import pytest
 
 from report_help import HOSTILE, Elements, make
 from trew.errors import DataError
-from trew.report import load_run, render_report, write_report
-from trew.report.text import number, shorten, visible
-from trew.track import Run
+from trew.runs import Run
+from trew.runs.report import load_run, render_report, write_report
+from trew.runs.report.text import number, shorten, visible
 
 
 @pytest.mark.parametrize("evals", [True, False])

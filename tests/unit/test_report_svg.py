@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from trew.report.svg import Series, labels, line_chart, running_mean, side_by_side, ticks
+from trew.runs.report.svg import Series, labels, line_chart, running_mean, side_by_side, ticks
 
 NS = "{http://www.w3.org/2000/svg}"
 

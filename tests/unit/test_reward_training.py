@@ -18,10 +18,9 @@ from scipy.stats import mannwhitneyu
 
 import tiny
 from scorer_help import group, save_scorer
-from trew import models
-from trew.display import Silent
 from trew.errors import CheckpointError, ConfigError, DataError, NumericsError
 from trew.iterate import Iterate
+from trew.models import loading
 from trew.reward_training import RewardTraining, bradley_terry, pairs_of_groups, read_pairs, train_reward, write_pairs
 from trew.reward_training.agreement import agreement, auc, pair_accuracy
 from trew.reward_training.data import Encoded
@@ -31,8 +30,9 @@ from trew.reward_training.settings import problems as value_problems
 from trew.reward_training.train import gradient
 from trew.rewards.reward_model import DEFAULTS, ModelReward
 from trew.rewards.reward_scorer import Encoder, Scorer
-from trew.track.rollouts import write_rollouts
+from trew.runs.rollouts import write_rollouts
 from trew.types import Score, ScoredGroup
+from trew.utils.console import Silent
 
 scores = st.floats(-30, 30, allow_nan=False, width=32)
 
@@ -76,7 +76,7 @@ def test_the_gradient_of_a_step_does_not_depend_on_how_it_is_split(tmp_path):
     ]
     found = []
     for budget in (1, 100, 10**6):
-        model = models.load_scorer(str(folder))
+        model = loading.load_scorer(str(folder))
         loss, *_ = gradient(Scorer(model, Encoder.load(str(folder)), budget=budget), pairs, centre=0.01)
         found.append((loss, torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])))
     for loss, grad in found[1:]:
@@ -236,7 +236,7 @@ def test_training_learns_starts_at_chance_and_is_the_same_every_time(tmp_path):
     assert first["after"]["auc"]["low"] > 0.6
     again = train_reward(configured(tmp_path, "again"), display=Silent())
     assert again["after"] == first["after"]
-    model = models.load_scorer(str(tmp_path / "out" / "final"))
+    model = loading.load_scorer(str(tmp_path / "out" / "final"))
     assert type(model).__name__ == "LlamaForSequenceClassification"
     assert model.config.num_labels == 1
     assert model.config.pad_token_id is not None
@@ -259,7 +259,7 @@ def test_a_training_that_was_stopped_continues_to_the_same_weights(tmp_path, mon
     settings = configured(tmp_path)
     settings = load_settings(None, flags={"checkpoint.every": 2, **flags_of(settings)})
     train_reward(settings, display=Silent())
-    whole = models.load_scorer(str(tmp_path / "out" / "final")).state_dict()
+    whole = loading.load_scorer(str(tmp_path / "out" / "final")).state_dict()
     stopped = load_settings(None, flags={"checkpoint.every": 2, **flags_of(settings), "out": str(tmp_path / "cut")})
     real, calls = module._step, []
 
@@ -276,7 +276,7 @@ def test_a_training_that_was_stopped_continues_to_the_same_weights(tmp_path, mon
     with pytest.raises(ConfigError, match="already holds a run"):
         train_reward(stopped, display=Silent())
     train_reward(stopped, resume=True, display=Silent())
-    continued = models.load_scorer(str(tmp_path / "cut" / "final")).state_dict()
+    continued = loading.load_scorer(str(tmp_path / "cut" / "final")).state_dict()
     assert all(torch.equal(continued[name], value) for name, value in whole.items())
     steps = [json.loads(line)["step"] for line in (tmp_path / "cut" / "metrics.jsonl").read_text().splitlines()]
     assert steps == [json.loads(line)["step"] for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]

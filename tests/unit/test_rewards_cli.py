@@ -231,7 +231,7 @@ def test_command_score(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_score_of_a_runs_rollouts(tmp_path: Path) -> None:
-    from trew.track.rollouts import write_rollouts
+    from trew.runs.rollouts import write_rollouts
 
     rewards = RewardSet.from_config([RewardConfig(name="gsm8k")])
     write_rollouts(tmp_path / "000001.parquet", rewards.score([group("#### 72", "#### 7", answer="72")]), step=1)

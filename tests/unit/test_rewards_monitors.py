@@ -9,8 +9,19 @@ from collections.abc import Callable
 import pytest
 from rewards_help import completion
 
-from trew.rewards import monitors
-from trew.rewards.monitors import ADVICE, QUIET, WINDOW, Monitors, answers_in, exits, identical, lengths, order, rows
+from trew.diagnostics import monitors
+from trew.diagnostics.monitors import (
+    ADVICE,
+    QUIET,
+    WINDOW,
+    Monitors,
+    answers_in,
+    exits,
+    identical,
+    lengths,
+    order,
+    rows,
+)
 from trew.rewards.trial import scored_texts
 from trew.rewards.weighing import Reward
 from trew.types import Group, Prompt, Score, ScoredGroup

@@ -7,8 +7,8 @@ import pytest
 import torch
 from scipy import stats
 
-from trew.native import sampling as compiled
-from trew.native.build import library
+from trew.backends.cpu import sampling as compiled
+from trew.backends.cpu.build import library
 from trew.rollout.torch_engine.sampler import draw, row_key, uniforms
 from trew.types import Sampling
 

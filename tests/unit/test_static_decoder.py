@@ -11,14 +11,14 @@ from torch import nn
 
 import tiny
 from static_help import KINDS, SAMPLING, Traced, engine, generated, parts_of, same, static_of
-from trew.adapters import attach
+from trew.backends.cpu import Transformer, describe
+from trew.backends.cuda_graphs import static, static_model
+from trew.backends.cuda_graphs.graphs import Graphs
+from trew.backends.cuda_graphs.static import StaticDecoder
+from trew.backends.cuda_graphs.static_model import COLUMNS, StaticModel
 from trew.config import LoraConfig
-from trew.native import Transformer, describe
-from trew.rollout.torch_engine import static, static_model
+from trew.models.lora import attach
 from trew.rollout.torch_engine.generic import ForwardDecoder
-from trew.rollout.torch_engine.graphs import Graphs
-from trew.rollout.torch_engine.static import StaticDecoder
-from trew.rollout.torch_engine.static_model import COLUMNS, StaticModel
 from trew.types import Sampling
 
 # ------------------------------------------------------------------------------------- the same as the model's forward

@@ -13,11 +13,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import tiny
 from static_help import KINDS, SAMPLING, Traced, engine, generated, parts_of, same, static_of
-from trew.rollout.torch_engine.graphs import Graphs
+from trew.backends.cuda_graphs.graphs import Graphs
+from trew.backends.cuda_graphs.static import StaticDecoder
+from trew.backends.cuda_graphs.static_draw import StaticDraw
+from trew.backends.cuda_graphs.static_model import COLUMNS
 from trew.rollout.torch_engine.sampler import draw, uniforms
-from trew.rollout.torch_engine.static import StaticDecoder
-from trew.rollout.torch_engine.static_draw import StaticDraw
-from trew.rollout.torch_engine.static_model import COLUMNS
 from trew.types import Sampling
 
 

@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from trew.errors import ConfigError, StorageError
-from trew.track import Run, problems
-from trew.track.run import decode_row
+from trew.runs import Run, problems
+from trew.runs.folder import decode_row
 from trew.types import Completion, Group, Prompt, Score, ScoredGroup
 
 
@@ -187,7 +187,7 @@ def test_a_place_that_refuses_even_root_is_named():
 
 CHILD = """
 import os, sys, signal
-from trew.track import Run
+from trew.runs import Run
 run = Run.open(sys.argv[1])
 run.log({"step": 1})
 print("ready", flush=True)
@@ -243,7 +243,7 @@ def test_a_forked_helper_does_not_hold_the_lock(tmp_path):
     """The parent is gone, its helper lives on: the folder must be free."""
     script = """
 import os, sys, time
-from trew.track import Run
+from trew.runs import Run
 run = Run.open(sys.argv[1])
 run.log({"step": 1})
 ready, tell = os.pipe()
@@ -351,7 +351,7 @@ FULL_DISK = """
 import resource, sys
 import numpy as np
 from trew.errors import StorageError
-from trew.track import Run
+from trew.runs import Run
 from trew.types import *
 run = Run.open(sys.argv[1])
 n = 20_000

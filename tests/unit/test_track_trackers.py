@@ -7,8 +7,8 @@ import types
 import pytest
 
 from trew.errors import ConfigError
-from trew.track import trackers
-from trew.track.trackers import Trackers
+from trew.runs import trackers
+from trew.runs.trackers import Trackers
 
 
 @pytest.fixture

@@ -14,12 +14,12 @@ from safetensors.torch import load_file
 import tiny
 import trew
 from trew.config import Config, parse
-from trew.display import Silent
 from trew.errors import RewardError
 from trew.objective import TokenBatch, preset
 from trew.rollout.chat import Renderer
 from trew.rollout.torch_engine import TorchEngine
 from trew.types import Group, Prompt, Sampling
+from trew.utils.console import Silent
 
 REWARDS = """
 import itertools, os, time

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..objective import Objective, TokenBatch
-from ..report.svg import Series, line_chart, side_by_side
+from ..runs.report.svg import Series, line_chart, side_by_side
 
 P_OLD = 0.2
 """Probability of the sampled token under the old policy: the trust regions that look at it (DPPO) need one."""

@@ -224,7 +224,7 @@ def _prepared(task: Task, source: str, *, seed: int, eval_size: int) -> dict[str
     """The prompts of every split that there is, read or made, with a bar while they are made."""
     from ..data import sources
     from ..data.tasks import Puzzles
-    from ..display import Display
+    from ..utils.console import Display
 
     if isinstance(task, Puzzles) and task.makes(source):
         with Display().bar("problems", task.size + eval_size) as bar:
@@ -255,8 +255,8 @@ def _graded(task: Task, prompts: Sequence[Prompt], split: str, *, drop: bool) ->
     from concurrent.futures import ThreadPoolExecutor
 
     from ..data.rows import Problems
-    from ..display import Display
     from ..rewards.builtin import gold_problem
+    from ..utils.console import Display
 
     rewards = task.rewards(prompts)
 

@@ -30,7 +30,7 @@ def demo(
         overwrite: Start over in a run folder that holds a run already.
         resume: Continue an interrupted demo from its newest checkpoint.
     """
-    from ..setup import read
+    from ..training.planning import read
     from .train import run
 
     config = read(RECIPE, [*([f"model={model}"] if model else []), *set])

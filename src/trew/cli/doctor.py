@@ -18,7 +18,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from ..machine import free_bytes
+from ..utils.memory import free_bytes
 
 GIB = 2**30
 MARKS = {"ok": "ok  ", "note": "note", "bad": "BAD "}
@@ -177,7 +177,7 @@ def _processor() -> Iterator[Finding]:
 
 
 def _kernels() -> Iterator[Finding]:
-    from ..native.build import library
+    from ..backends.cpu.build import library
 
     found = library()
     if isinstance(found, str):
@@ -192,7 +192,7 @@ def _kernels() -> Iterator[Finding]:
 def _compile() -> Iterator[Finding]:
     import torch
 
-    from ..fit import compile_problem
+    from ..training.compatibility import compile_problem
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if (missing := compile_problem(device)) is not None:
@@ -250,7 +250,7 @@ def _devices() -> Iterator[Finding]:
 
 
 def _model() -> Iterator[Finding]:
-    from ..default_model import DEFAULT_MODEL, cached
+    from ..models.default import DEFAULT_MODEL, cached
 
     folder = cached()
     if folder:
@@ -310,7 +310,7 @@ def _ask(address: str) -> str:
 
 
 def _disk() -> Iterator[Finding]:
-    from ..default_model import cache_folder
+    from ..models.default import cache_folder
 
     for what, folder in (("disk here", Path.cwd()), ("disk of cache", cache_folder())):
         there = next(p for p in (folder, *folder.absolute().parents) if p.exists())

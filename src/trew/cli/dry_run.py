@@ -13,10 +13,10 @@ from ..config import Config, apply_overrides, dumps, read_table
 from .main import visible
 
 if TYPE_CHECKING:
-    from ..display import Display
     from ..rewards import RewardSet
-    from ..setup import Plan
+    from ..training.planning import Plan
     from ..types import Prompt
+    from ..utils.console import Display
 
 SHOWN = 3  # prompts
 LINES = 40  # of a prompt, before its middle is left out
@@ -78,14 +78,14 @@ def show(
     ``given`` is what :func:`origins` says; ``found`` are problems that are known already; ``resume`` and
     ``allow_changes`` as a run takes them. Writes no file.
     """
-    from .. import setup
     from ..data import PromptSampler
-    from ..display import Display
-    from ..resume import check_changes
-    from ..track import redact
+    from ..runs import redact
+    from ..training import planning
+    from ..training.checkpoints import check_changes
+    from ..utils.console import Display
 
     display = Display()
-    plan = setup.plan(config, found=found, bar=display.bar)
+    plan = planning.plan(config, found=found, bar=display.bar)
     changes = check_changes(Path(plan.config.out), plan.config, allow=allow_changes) if resume else []
     display.line("# The recipe, resolved. What has no remark stands at its default.")
     display.line(redact("\n".join(annotated(plan.config, given, own_rewards=not config.rewards))))
@@ -191,12 +191,12 @@ def _ends(display: Display, plan: Plan) -> None:
 
 def _plan(display: Display, plan: Plan) -> None:
     """Memory and time, and how much will be done."""
-    from .. import models
     from ..estimate import Machine, estimate, knobs, table
+    from ..models import loading
 
     c = plan.config
     _heading(display, "plan")
-    if models.is_here(c.model):
+    if loading.is_here(c.model):
         needs = estimate(c, machine=Machine.of(plan.device), objective=plan.objective, prompt=plan.longest)
         display.line("\n".join(table(needs, () if needs.fits is not False else knobs(needs))))
     else:

@@ -14,13 +14,13 @@ from ..config import Config, apply_overrides, load, parse, validate
 from ..errors import ConfigError, Problems
 
 if TYPE_CHECKING:
-    from ..display import Display
     from ..eval import EvalResult
     from ..eval.evaluate import Correct
     from ..rewards import RewardSet
     from ..rewards.combine import Bar
     from ..rollout import Renderer
     from ..types import Prompt
+    from ..utils.console import Display
 
 
 def eval(
@@ -78,7 +78,7 @@ def eval(
     if task is not None and recipe is not None:
         config = dataclasses.replace(config, rewards=())  # another task is not judged by the recipe's rewards
 
-    from ..display import Display
+    from ..utils.console import Display
 
     display = Display()
     ready = prepare(config, files=(json, completions), bar=display.bar)
@@ -115,9 +115,9 @@ class Ready:
 
 def prepare(config: Config, *, files: tuple[Path | None, ...] = (), bar: Bar | None = None) -> Ready:
     """Checks settings, data, model and output files; raises ConfigError with every problem at once."""
-    from .. import models
     from ..data.load import load_eval
     from ..eval import correct_by
+    from ..models import loading
     from ..rewards import RewardSet
     from ..rollout import Renderer
 
@@ -131,8 +131,8 @@ def prepare(config: Config, *, files: tuple[Path | None, ...] = (), bar: Bar | N
             problems.append(f"{file}: cannot be written: no permission in {file.parent}; choose another file")
 
     c = config
-    device = problems.attempt(lambda: models.resolve_device(c.device))
-    bad_model = models.check(c.model, tokenizer=c.tokenizer, chat_template=c.chat_template)
+    device = problems.attempt(lambda: loading.resolve_device(c.device))
+    bad_model = loading.check(c.model, tokenizer=c.tokenizer, chat_template=c.chat_template)
     problems += bad_model
     data = problems.attempt(lambda: load_eval(c.data, size=c.eval.size, seed=c.seed))
     specs = c.rewards or (data[1] if data else ())
@@ -144,7 +144,7 @@ def prepare(config: Config, *, files: tuple[Path | None, ...] = (), bar: Bar | N
     tokenizer = None
     if not bad_model:
         tokenizer = problems.attempt(
-            lambda: models.load_tokenizer(c.model, tokenizer=c.tokenizer, chat_template=c.chat_template)
+            lambda: loading.load_tokenizer(c.model, tokenizer=c.tokenizer, chat_template=c.chat_template)
         )
     if device is None or data is None or rewards is None or tokenizer is None:
         raise ConfigError(problems)
@@ -163,9 +163,9 @@ def prepare(config: Config, *, files: tuple[Path | None, ...] = (), bar: Bar | N
 def _fit(config: Config, prompts: list[Prompt], renderer: Renderer) -> tuple[list[Prompt], list[str]]:
     """The prompts that a run with this configuration is evaluated on, by its policy for overlong ones, and notes.
     ConfigError where even those and their completions are too long for the model."""
-    from .. import models
     from ..data import apply_overlong
-    from ..setup import length_problems
+    from ..models import loading
+    from ..training.planning import length_problems
 
     kept, notes = apply_overlong(
         prompts,
@@ -177,7 +177,7 @@ def _fit(config: Config, prompts: list[Prompt], renderer: Renderer) -> tuple[lis
     name = "eval.max_tokens" if config.eval.max_tokens else "rollout.max_tokens"
     most = {name: config.eval.max_tokens or config.rollout.max_tokens}
     longest = max(len(renderer.encode(p)) for p in kept)
-    if too_long := length_problems(most, longest=longest, limit=models.positions(config.model)):
+    if too_long := length_problems(most, longest=longest, limit=loading.positions(config.model)):
         raise ConfigError(too_long)
     return kept, notes
 
@@ -186,16 +186,16 @@ def measure(ready: Ready, display: Display) -> EvalResult:
     """Loads the model and evaluates it under a progress bar."""
     import torch
 
-    from .. import models
     from ..eval import evaluate
+    from ..models import loading
     from ..rollout.torch_engine import TorchEngine
     from ..types import Sampling
 
     c = ready.config
     if c.threads:
         torch.set_num_threads(c.threads)
-    model = models.load_model(c.model, device=ready.device)
-    models.check_vocab(model, ready.renderer.tokenizer)
+    model = loading.load_model(c.model, device=ready.device)
+    loading.check_vocab(model, ready.renderer.tokenizer)
     autocast = torch.bfloat16 if c.learner.dtype == "bfloat16" else None  # as a run with this recipe evaluates
     engine = TorchEngine(
         model, ready.renderer, batch=c.rollout.batch, autocast=autocast, linear=c.linear == "auto",
@@ -256,9 +256,9 @@ def _write(ready: Ready, result: EvalResult, *, json: Path | None, completions: 
 
     from ..config import to_table
     from ..errors import output_file
-    from ..track import redact
-    from ..track.files import write_atomic
-    from ..track.rollouts import write_rollouts
+    from ..runs import redact
+    from ..runs.files import write_atomic
+    from ..runs.rollouts import write_rollouts
 
     if json is not None:
         table = to_table(ready.config)

@@ -31,11 +31,11 @@ def iterate(
         resume: Continue where the rounds stopped.
         overwrite: Start over in a folder that holds rounds already.
     """
-    from ..display import Display
     from ..iterate import iterate as run
     from ..iterate import load_recipe
     from ..iterate.rounds import check, folder_problems
     from ..iterate.settings import dumps
+    from ..utils.console import Display
 
     display = Display()
     config = load_recipe(recipe, set, out=out)

@@ -9,8 +9,8 @@ import sys
 from collections.abc import Callable, Sequence
 
 from ..errors import TrewError, nearest, path_problem
-from ..interrupt import Interrupts, leave
-from ..redaction import redact
+from ..utils.secrets import redact
+from ..utils.signals import Interrupts, leave
 
 # command -> (module, function or its several functions, one line of help)
 COMMANDS: dict[str, tuple[str, str | tuple[str, ...], str]] = {

@@ -27,13 +27,13 @@ def plan(
         set: key=value, over what the recipe says: --set lora.rank=16 learner.microbatch_tokens=2048
         json: Print one JSON object: bytes and seconds.
     """
-    from .. import setup
-    from ..display import Display
     from ..estimate import Machine, estimate, knobs, table
     from ..estimate.text import as_json
+    from ..training import planning
+    from ..utils.console import Display
 
     display = Display()
-    made = setup.plan(setup.read(recipe, set), bar=None if json else display.bar)
+    made = planning.plan(planning.read(recipe, set), bar=None if json else display.bar)
     found = estimate(made.config, machine=Machine.of(made.device), objective=made.objective, prompt=made.longest)
     turns = knobs(found)
     if json:

@@ -16,7 +16,7 @@ def report(runs: Annotated[tuple[Path, ...], tyro.conf.Positional], /, *, out: P
         out: The file; default: report.html in the run's folder, or here for several runs.
     """
     from ..errors import ConfigError
-    from ..report import write_report
+    from ..runs.report import write_report
 
     if not runs:
         raise ConfigError("report: give at least one run folder, for example: trew report runs/demo")

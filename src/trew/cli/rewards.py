@@ -105,8 +105,8 @@ def score(
         overwrite: Replace the file if it is there already.
     """
     from ..data.files import read_rows, write_rows
-    from ..display import Display
     from ..errors import ConfigError
+    from ..utils.console import Display
 
     path = Path(out)
     if path.suffix not in (".jsonl", ".parquet"):

@@ -8,10 +8,10 @@ from typing import Annotated
 
 import tyro
 
-from .. import track
+from .. import runs
 from ..config import Config
 from ..errors import ConfigError
-from ..track import trackers
+from ..runs import trackers
 
 
 def train(
@@ -41,7 +41,7 @@ def train(
         allow_changes: With --resume, go on under settings or with data that would make it another run from there on;
             every difference is shown.
     """
-    from ..setup import read
+    from ..training.planning import read
 
     config = read(recipe, set)
     if out is not None:
@@ -51,7 +51,7 @@ def train(
     if dry_run:
         from . import dry_run as dry
 
-        busy = [*track.problems(config.out, resume=resume, overwrite=overwrite), *trackers.problems(config.track.to)]
+        busy = [*runs.problems(config.out, resume=resume, overwrite=overwrite), *trackers.problems(config.track.to)]
         given = dry.origins(recipe, set, out=out is not None)
         dry.show(config, given=given, found=busy, resume=resume, allow_changes=allow_changes)
         return 0
@@ -61,8 +61,8 @@ def train(
 
 def run(config: Config, *, resume: bool = False, overwrite: bool = False, allow_changes: bool = False) -> dict:
     """Trains and says where everything was written."""
-    from ..display import Display
-    from ..loop import train as train_
+    from ..training.loop import train as train_
+    from ..utils.console import Display
 
     display = Display()
     summary = train_(config, resume=resume, overwrite=overwrite, allow_changes=allow_changes, display=display)

@@ -40,9 +40,9 @@ def train_reward(
         resume: Continue from the newest complete checkpoint of the run folder.
         overwrite: Start over in a run folder that holds a run already.
     """
-    from .. import track
     from ..reward_training import load_settings
     from ..reward_training import train_reward as train
+    from ..runs import problems
 
     flags: dict[str, Any] = {"model": model, "data.pairs": pairs, "data.runs": list(runs), "data.reward": reward}
     flags = {key: value for key, value in flags.items() if value}
@@ -50,9 +50,9 @@ def train_reward(
         flags["out"] = str(out)
     settings = load_settings(recipe, set, flags=flags)
     if dry_run:
-        show(settings, found=track.problems(settings.out, resume=resume, overwrite=overwrite))
+        show(settings, found=problems(settings.out, resume=resume, overwrite=overwrite))
         return 0
-    from ..display import Display
+    from ..utils.console import Display
 
     display = Display()
     train(settings, resume=resume, overwrite=overwrite, display=display)
@@ -70,9 +70,9 @@ def train_reward(
 
 def show(settings: Any, *, found: list[str]) -> None:
     """The dry run: what would be trained on what, after the same checks."""
-    from ..display import Display
     from ..reward_training.settings import dumps
     from ..reward_training.train import plan
+    from ..utils.console import Display
 
     display = Display()
     ready = plan(settings, found=found)

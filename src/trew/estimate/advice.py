@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..config import Config, validate
-from ..fit import machine_problems
-from ..toml import toml_value
+from ..training.compatibility import machine_problems
+from ..utils.toml import toml_value
 from .run import Estimate, estimate
 
 WORTH = 0.03

@@ -16,12 +16,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..backends.cpu.decoder import PREFILL_TOKENS
+from ..backends.cpu.pages import PAGE
+from ..backends.cpu.training import SHARED
+from ..backends.cuda_graphs.static_model import COLUMNS, rounded, row_bucket
 from ..config import Config
 from ..learner.fused_head import BLOCK, at_once
-from ..native.decoder import PREFILL_TOKENS
-from ..native.pages import PAGE
-from ..native.training import SHARED
-from ..rollout.torch_engine.static_model import COLUMNS, rounded, row_bucket
 from .passes import Line, Static
 from .sizes import FOUR_BIT, Sizes
 

@@ -15,15 +15,15 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..backends.cpu import describe
+from ..backends.cuda_graphs.graphs import Graphs
+from ..backends.cuda_graphs.static import PREFILL_TOKENS
+from ..backends.cuda_graphs.static_model import StaticModel
 from ..config import Config
 from ..learner import Sample, recompute
 from ..learner.forward import Forward
 from ..learner.head import token_logprobs
 from ..learner.packing import Pack
-from ..native import describe
-from ..rollout.torch_engine.graphs import Graphs
-from ..rollout.torch_engine.static import PREFILL_TOKENS
-from ..rollout.torch_engine.static_model import StaticModel
 from .ledger import Ledger
 from .sizes import Copy, Sizes, copy_of
 

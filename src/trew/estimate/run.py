@@ -6,16 +6,16 @@ from dataclasses import dataclass
 
 import torch
 
-from .. import models
+from ..backends.cpu import decoder as native_decoder
+from ..backends.cpu import describe, linears
+from ..backends.cuda_graphs import static_model
 from ..config import Config
 from ..learner.reference import in_bfloat16
-from ..machine import free_bytes, used_bytes
-from ..model_files import stored_types
-from ..native import decoder as native_decoder
-from ..native import describe, linears
+from ..models import loading
+from ..models.files import stored_types
 from ..objective import Objective
-from ..rollout.torch_engine import static_model
 from ..rollout.torch_engine.generic import PREFILL_TOKENS
+from ..utils.memory import free_bytes, used_bytes
 from . import passes, times
 from .memory import Load, Memory, memory
 from .sizes import Sizes, copy_of, sizes_of
@@ -88,7 +88,7 @@ def load_of(config: Config, s: Sizes, objective: Objective, machine: Machine, *,
         parts = describe(copy.model, adapters=True)
         static = ours and static_model.runs_on(machine.device) and static_model.unsupported(parts) is None
         native = static or (ours and native_decoder.unsupported(parts, autocast=low) is None)
-    types = frozenset(stored_types(models.folder(config.model)))
+    types = frozenset(stored_types(loading.folder(config.model)))
     pack, way = batch.largest, batch.forward.way
     side_by_side = max(1, min(-(-rows // config.rollout.completions), PREFILL_TOKENS // prompt))
     return Load(
@@ -128,7 +128,7 @@ def load_of(config: Config, s: Sizes, objective: Objective, machine: Machine, *,
 def stored_bytes(config: Config) -> int:
     """Bytes of the model's weight files, where they are not used as they are (float32 is: its pages are the weights).
     0 where the files are not here yet."""
-    folder = models.folder(config.model)
+    folder = loading.folder(config.model)
     if folder is None or (config.lora.base == "float32" and stored_types(folder) == {"F32"}):
         return 0
     return sum(file.stat().st_size for file in folder.glob("*.safetensors"))

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from .. import adapters, models
 from ..config import Config, LoraConfig
+from ..models import loading
+from ..models.lora import insert, linear_layers
 
 FOUR_BIT = 0.5 + 4 / 64
 """Bytes of a weight in nf4: 4 bits, and a float32 scale for 64 of them."""
@@ -44,8 +45,8 @@ def sizes_of(config: Config) -> Sizes:
 
 @functools.lru_cache(maxsize=8)
 def _sizes(name: str, lora: LoraConfig) -> Sizes:
-    model: Any = models.skeleton(models.load_config(name))
-    layers = adapters.linear_layers(model)
+    model: Any = loading.skeleton(loading.load_config(name))
+    layers = linear_layers(model)
     matrices = {n: layer.get_parameter("weight").shape for n, layer in layers.items()}
     head: Any = model.get_output_embeddings()
     vocabulary, hidden = head.weight.shape
@@ -83,18 +84,18 @@ class Copy:
 
 def copy_of(config: Config, *, device: str, layers: int) -> Copy:
     """The model that ``config`` names, cut to ``layers``. A 4-bit base stands as one of 16 or 32 bits."""
-    shape = copy.deepcopy(models.load_config(config.model))
+    shape = copy.deepcopy(loading.load_config(config.model))
     text: Any = shape.get_text_config()
     layers = min(layers, text.num_hidden_layers)
     if getattr(text, "layer_types", None):
         text.layer_types = text.layer_types[:layers]
     text.num_hidden_layers = layers
-    model = models.skeleton(shape).eval()
+    model = loading.skeleton(shape).eval()
     if config.lora.rank:
         if config.lora.base != "float32" and config.learner.dtype == "bfloat16":
-            for layer in adapters.linear_layers(model).values():
+            for layer in linear_layers(model).values():
                 layer.to(torch.bfloat16)
-        adapters.insert(model, config.lora, name=config.model)
+        insert(model, config.lora, name=config.model)
     return Copy(_without_memory(model, device), model, layers)
 
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
+from ..backends.cpu import linears, products
+from ..backends.cpu.products import Matrix
 from ..config import Config
-from ..native import linears, products
-from ..native.products import Matrix
 from .memory import Load
 from .sizes import Sizes
 

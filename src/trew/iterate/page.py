@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..report.svg import CSS, Series, line_chart
-from ..track.files import write_atomic
+from ..runs.files import write_atomic
+from ..runs.report.svg import CSS, Series, line_chart
 
 _STYLE = """:root{color-scheme:light dark}body{margin:0 auto;max-width:1180px;padding:24px 20px 60px;
 font:15px/1.5 system-ui,sans-serif}table{border-collapse:collapse;font-variant-numeric:tabular-nums}

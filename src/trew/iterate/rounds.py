@@ -30,13 +30,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from .. import model_files, models, setup
 from ..config import Config, RewardConfig
 from ..data import PromptSampler
-from ..display import Display
 from ..errors import ConfigError, DataError, Problems
-from ..loop import train
-from ..resume import flatten
+from ..models import files, loading
 from ..reward_training import Pair, read_pairs, train_reward, write_pairs
 from ..reward_training.data import encode
 from ..reward_training.pairs import divide, pairs_of_groups
@@ -45,10 +42,14 @@ from ..reward_training.train import judge
 from ..rewards import RewardSet
 from ..rewards.reward_scorer import Encoder, Scorer
 from ..rollout.torch_engine import TorchEngine
-from ..track.files import make_private, storage, write_atomic
-from ..track.lock import Lock
-from ..track.rollouts import write_rollouts
+from ..runs.files import make_private, storage, write_atomic
+from ..runs.lock import Lock
+from ..runs.rollouts import write_rollouts
+from ..training import planning
+from ..training.checkpoints import flatten
+from ..training.loop import train
 from ..types import Sampling
+from ..utils.console import Display
 from .page import write_page
 from .settings import REWARD, Recipe, dumps
 
@@ -92,7 +93,7 @@ class Rounds:
 
 def is_reward_model(name: str) -> bool:
     """Whether a model has one score already, by its configuration."""
-    return bool(name) and models.head(name) == "sequence"
+    return bool(name) and loading.head(name) == "sequence"
 
 
 def iterate(
@@ -142,11 +143,11 @@ def check(recipe: Recipe, *, found: Sequence[str] = ()) -> tuple[RewardConfig, s
     """Everything that can be judged beforehand; returns the verifier and its name in metrics."""
     problems = Problems(found)
     base = recipe.rounds.reward_model or recipe.policy.model
-    problems += models.check(base, kind=model_files.base_problems) if recipe.rounds.reward_model else []
+    problems += loading.check(base, kind=files.base_problems) if recipe.rounds.reward_model else []
     verifier = recipe.rounds.verifier
     named = verifier.name != ""
     rewards = (*((verifier,) if named else ()), *recipe.policy.rewards)
-    plan = problems.attempt(lambda: setup.plan(_without_learned(recipe.policy, rewards)))
+    plan = problems.attempt(lambda: planning.plan(_without_learned(recipe.policy, rewards)))
     if plan is None or problems:
         raise ConfigError(problems)
     if not named:
@@ -289,10 +290,10 @@ def sample_pairs(rounds: Rounds, number: int) -> None:
         policy, model=rounds.policy(number), rewards=(dataclasses.replace(rounds.verifier, weight=1.0),),
         tokenizer=policy.tokenizer if first else "", chat_template=policy.chat_template if first else "",
     )  # fmt: skip
-    plan = setup.plan(config)
+    plan = planning.plan(config)
     if config.threads:
         torch.set_num_threads(config.threads)
-    model, _ = setup.load(plan)
+    model, _ = planning.load(plan)
     autocast = torch.bfloat16 if config.learner.dtype == "bfloat16" else None
     engine = TorchEngine(
         model,
@@ -396,9 +397,9 @@ def train_reward_model(rounds: Rounds, number: int) -> dict[str, Any]:
 def _measure(model: Path, pairs: Sequence[Pair], *, device: str) -> dict[str, Any]:
     encoder = Encoder.load(str(model))
     encoded, _ = encode(
-        pairs, encoder, limit=models.positions(str(model)), config=PairData(overlong="drop"), what="old"
+        pairs, encoder, limit=loading.positions(str(model)), config=PairData(overlong="drop"), what="old"
     )
-    return judge(Scorer(models.load_scorer(str(model), device=models.resolve_device(device)), encoder), encoded)
+    return judge(Scorer(loading.load_scorer(str(model), device=loading.resolve_device(device)), encoder), encoded)
 
 
 # --------------------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from ..config import Config, RewardConfig, build, parse, read_table, to_table
 from ..errors import ConfigError, Problems
 from ..reward_training.settings import PairData, RewardLearner, RewardTraining
 from ..reward_training.settings import problems as training_problems
-from ..toml import dump_table
+from ..utils.toml import dump_table
 
 REWARD = "reward_model"
 """What the learned reward is called in metrics and rollouts."""

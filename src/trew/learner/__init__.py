@@ -1,7 +1,6 @@
-"""From samples and an objective to weight updates: packing, forward passes, the optimizer, checkpoints."""
+"""From samples and an objective to weight updates: packing, forward passes, the optimizer."""
 
-from . import checkpoint
 from .packing import Sample
 from .step import Learner
 
-__all__ = ["Learner", "Sample", "checkpoint"]
+__all__ = ["Learner", "Sample"]

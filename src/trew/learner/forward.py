@@ -26,15 +26,15 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ..adapters import in_float32
-from ..heap import Room
-from ..mapped import Mapped
-from ..native import build
-from ..native.linears import linears
+from ..backends.cpu import build
+from ..backends.cpu.arena import Room
+from ..backends.cpu.file_backed import Mapped
+from ..backends.cpu.linears import linears
+from ..backends.cpu.runner import NativeBody
+from ..models.lora import in_float32
 from . import attention, recompute
 from .fused_head import FusedHead, Rule
 from .head import token_logprobs, token_logprobs_and_entropies
-from .native import NativeBody
 from .packing import Pack, Sample, check_samples, pack_plain, pack_shared
 
 TOLERANCE = 1e-3

@@ -19,9 +19,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ..heap import Room
-from ..native import training as kernels
-from ..native.products import Matrix, fits, product_into
+from ..backends.cpu import training as kernels
+from ..backends.cpu.arena import Room
+from ..backends.cpu.products import Matrix, fits, product_into
 from .head import LOWEST
 
 ELEMENTS = 1 << 21

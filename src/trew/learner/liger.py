@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..errors import ModelError
-from ..native.family import ACTIVATIONS, FAMILIES
+from ..models.anatomy import ACTIVATIONS, FAMILIES
 from . import recompute
 
 ROPE = "apply_rotary_pos_emb"

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
 
-from .. import heap
+from ..backends.cpu import arena
 from ..config import LearnerConfig
 from ..errors import CheckpointError, ModelError
 
@@ -64,7 +64,7 @@ def begin(optimizer: torch.optim.Optimizer) -> None:
         return
     own = [p for group in optimizer.param_groups for p in group["params"]]
     fresh = [p for p in own if p.grad is not None and p.device.type == "cpu" and p not in optimizer.state]
-    made = iter(heap.zeros([p.shape for p in fresh for _ in range(2)]))
+    made = iter(arena.zeros([p.shape for p in fresh for _ in range(2)]))
     for p in fresh:
         optimizer.state[p] = {"step": torch.zeros(()), "exp_avg": next(made), "exp_avg_sq": next(made)}
 

@@ -14,10 +14,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ..adapters import Adapters, in_float32
+from ..backends.cpu.arena import Room
 from ..config import LearnerConfig
 from ..errors import CheckpointError, NumericsError
-from ..heap import Room
+from ..models.lora import Adapters, in_float32
 from ..objective import LossOutput, Objective, TokenBatch, token_metrics
 from ..objective.batch import PER_SEQUENCE, PER_TOKEN
 from ..objective.entropy_bonus import EntropyBonus

@@ -19,7 +19,7 @@ from ..data.files import read_rows
 from ..data.messages import parse_prompt
 from ..data.rows import BadRow, Problems, show
 from ..errors import DataError
-from ..track.files import write_atomic
+from ..runs.files import write_atomic
 from ..types import Message, Prompt, ScoredGroup
 
 COLUMNS = ("prompt", "chosen", "rejected")

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..config import Dtype, LearnerConfig, Overlong, Schedule, build, read_table
 from ..errors import ConfigError
-from ..toml import dump_table
+from ..utils.toml import dump_table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

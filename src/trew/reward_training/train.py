@@ -19,15 +19,16 @@ from typing import Any
 import torch
 import transformers
 
-from .. import __version__, model_files, models, track
+from .. import __version__, runs
 from ..data import PromptSampler
-from ..display import Bar, Display
 from ..errors import CheckpointError, ConfigError, NumericsError, Problems
-from ..interrupt import Interrupted, Interrupts
-from ..learner import checkpoint, recompute
+from ..learner import recompute
 from ..learner.optimizer import learning_rate, load_moments, make_optimizer, moments, trainable
+from ..models import files, loading
 from ..rewards.reward_scorer import Encoder, Scorer, token_batches
-from ..track import Run, read_config
+from ..runs import Run, checkpoint_files, read_config
+from ..utils.console import Bar, Display
+from ..utils.signals import Interrupted, Interrupts
 from .agreement import agreement
 from .data import Encoded, encode, fingerprint, gather
 from .loss import bradley_terry
@@ -59,9 +60,9 @@ def plan(settings: RewardTraining, *, found: Sequence[str] = ()) -> RewardPlan:
     """Checks and gathers everything but the weights. Raises ConfigError with every problem, ``found`` among them."""
     s = settings
     problems = Problems([*found, *value_problems(s)])
-    device = problems.attempt(lambda: models.resolve_device(s.device))
+    device = problems.attempt(lambda: loading.resolve_device(s.device))
     bad = (
-        models.check(s.model, tokenizer=s.tokenizer, chat_template=s.chat_template, kind=model_files.base_problems)
+        loading.check(s.model, tokenizer=s.tokenizer, chat_template=s.chat_template, kind=files.base_problems)
         if s.model
         else [""]
     )
@@ -70,7 +71,7 @@ def plan(settings: RewardTraining, *, found: Sequence[str] = ()) -> RewardPlan:
     if not bad:
         load = {"tokenizer": s.tokenizer, "chat_template": s.chat_template}
         encoder = problems.attempt(lambda: Encoder.load(s.model, **load))
-        limit = problems.attempt(lambda: models.positions(s.model))
+        limit = problems.attempt(lambda: loading.positions(s.model))
     told = any(p.startswith(("data.pairs: none", "data.held_out")) for p in problems)
     pairs = None if told else problems.attempt(lambda: gather(s.data, seed=s.seed))
     train: list[Encoded] = []
@@ -132,7 +133,7 @@ def train_reward(
     from the newest complete checkpoint; ``overwrite`` starts over in a used folder.
     """
     display = display or Display()
-    ready = plan(settings, found=track.problems(settings.out, resume=resume, overwrite=overwrite))
+    ready = plan(settings, found=runs.problems(settings.out, resume=resume, overwrite=overwrite))
     interrupts = Interrupts()
     with Run.open(settings.out, resume=resume, overwrite=overwrite) as run, contextlib.ExitStack() as ending:
         if run.resumed:
@@ -146,7 +147,7 @@ def train_reward(
             _restore(job, run)
         ending.enter_context(interrupts)  # from here on there is something to save
         _steps(job, run)
-        models.export(job.scorer.model, ready.encoder.tokenizer, run.final)
+        loading.export(job.scorer.model, ready.encoder.tokenizer, run.final)
         summary = _summary(job)
         run.write_summary(summary)
         for line in describe(summary):
@@ -159,8 +160,8 @@ def _build(ready: RewardPlan, display: Display, interrupts: Interrupts) -> _Job:
     if s.threads:
         torch.set_num_threads(s.threads)
     torch.manual_seed(s.seed)
-    model: Any = models.load_scorer(s.model, device=ready.device, new_head=True)
-    models.check_vocab(model, ready.encoder.tokenizer)
+    model: Any = loading.load_scorer(s.model, device=ready.device, new_head=True)
+    loading.check_vocab(model, ready.encoder.tokenizer)
     text = model.config.get_text_config()
     if text.pad_token_id is None:  # so that others can score several texts at once
         tokenizer = ready.encoder.tokenizer
@@ -286,11 +287,11 @@ def _save(job: _Job, run: Run) -> None:
     tensors = {f"model.{name}": p.detach() for name, p in job.parameters.items()}
     tensors |= moments(job.optimizer, job.parameters)
     meta = {"state": dataclasses.asdict(state), "data": job.plan.fingerprint}
-    checkpoint.save(run.checkpoints, state.step, tensors, meta, keep=job.plan.settings.checkpoint.keep)
+    checkpoint_files.save(run.checkpoints, state.step, tensors, meta, keep=job.plan.settings.checkpoint.keep)
 
 
 def _restore(job: _Job, run: Run) -> None:
-    loaded, messages = checkpoint.load_latest(run.checkpoints)
+    loaded, messages = checkpoint_files.load_latest(run.checkpoints)
     for message in messages:
         job.display.warn(message)
     if loaded is None:

@@ -25,8 +25,8 @@ from typing import Any, BinaryIO, cast
 import numpy as np
 
 from ..errors import RewardError
-from ..redaction import redact
 from ..types import Prompt
+from ..utils.secrets import redact
 from .builtin import KINDS, graded
 from .functions import Sample, UserFunction
 from .session import Call, Fault, FaultKind, Outcome, Session, Spec, took_too_long

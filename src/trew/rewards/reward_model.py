@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from .. import model_files, models
 from ..errors import ConfigError, DataError, RewardError, TrewError, nearest
+from ..models import files, loading
 from ..types import Group, Prompt
 from .steps import Decode, mean_of_steps, split_steps, token_ends
 from .verdict import Verdict, shown
@@ -85,14 +85,14 @@ class ModelReward:
         if problems:
             raise ConfigError(problems)
         full = {**DEFAULTS, **args}
-        problems += models.check(
-            source, tokenizer=full["tokenizer"], chat_template=full["chat_template"], kind=model_files.scorer_problems
+        problems += loading.check(
+            source, tokenizer=full["tokenizer"], chat_template=full["chat_template"], kind=files.scorer_problems
         )
         if problems:
             raise ConfigError(problems)
         reward = cls(name or default_name(source), source, full)
         if full["device"]:
-            models.resolve_device(full["device"])
+            loading.resolve_device(full["device"])
         if not reward.gives_steps and (head := reward._head()) == "token":
             raise ConfigError(
                 f"model {source} scores tokens ({head} classifier), so it needs args.step_mark, the text that ends a "
@@ -126,9 +126,9 @@ class ModelReward:
 
         self.decode = decode or self.decode
         if self._scorer is None:
-            place = models.resolve_device(self.args["device"] or device or "auto")
-            model = models.load_scorer(self.source, device=place, dtype=self.args["dtype"])
-            models.check_vocab(model, self.encoder.tokenizer)
+            place = loading.resolve_device(self.args["device"] or device or "auto")
+            model = loading.load_scorer(self.source, device=place, dtype=self.args["dtype"])
+            loading.check_vocab(model, self.encoder.tokenizer)
             self._scorer = Scorer(model, self.encoder, budget=self.args["batch_tokens"])
         return self._scorer
 
@@ -150,7 +150,7 @@ class ModelReward:
     def prompt_problems(self, prompts: Iterable[Prompt]) -> list[str]:
         """What keeps it from scoring these prompts: it serves none, its template refuses one, or one fills it."""
         served, columns = 0, set()
-        limit = models.positions(self.source)
+        limit = loading.positions(self.source)
         for prompt in prompts:
             columns.update(prompt.columns)
             if not self.applies(prompt):
@@ -245,7 +245,7 @@ class ModelReward:
     def _head(self) -> str:
         """``sequence`` or ``token``, by the configuration; an error of loading is reported when weights are."""
         try:
-            return models.head(self.source)
+            return loading.head(self.source)
         except TrewError:
             return ""
 

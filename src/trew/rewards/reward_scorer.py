@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import models
 from ..errors import DataError, RewardError
+from ..models import loading
 from ..types import Prompt
 
 _REPLY = "trewreply"  # stands for a completion in a template: plain letters, no template changes them
@@ -51,7 +51,7 @@ class Encoder:
 
     @classmethod
     def load(cls, name: str, *, tokenizer: str = "", chat_template: str = "") -> Encoder:
-        return cls(models.load_tokenizer(name, tokenizer=tokenizer, chat_template=chat_template))
+        return cls(loading.load_tokenizer(name, tokenizer=tokenizer, chat_template=chat_template))
 
     @property
     def size(self) -> int:

@@ -11,8 +11,8 @@ from typing import Any
 
 from ...config import Config, RewardConfig
 from ...data.load import make_task
-from ...default_model import DEFAULT_MODEL
 from ...errors import ConfigError
+from ...models.default import DEFAULT_MODEL
 from ...objective import preset
 from ...objective.correction import Correction, MaskedImportance, TruncatedImportance
 from .offered import offer

@@ -10,21 +10,21 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...adapters import in_float32
+from ...backends.cpu import Transformer, describe
+from ...backends.cpu import decoder as native_decoder
+from ...backends.cpu.arena import Room
+from ...backends.cpu.linears import packed_linears
+from ...backends.cuda_graphs import static_model
+from ...backends.cuda_graphs.graphs import Graphs
+from ...backends.cuda_graphs.static import StaticDecoder
+from ...backends.cuda_graphs.static_draw import StaticDraw
+from ...backends.cuda_graphs.static_model import StaticModel
 from ...errors import EngineError
-from ...heap import Room
-from ...native import Transformer, describe
-from ...native import decoder as native_decoder
-from ...native.linears import packed_linears
+from ...models.lora import in_float32
 from ...types import Completion, FinishReason, Group, Prompt, Sampling
 from ..chat import Renderer
-from . import static_model
 from .decode import Finished, Schedule
 from .generic import ForwardDecoder
-from .graphs import Graphs
-from .static import StaticDecoder
-from .static_draw import StaticDraw
-from .static_model import StaticModel
 
 PROBE_TOKENS = 8  # of a prompt, that our decoder is tried on in every call: the last of them as a step
 TOLERANCE = 1e-5
@@ -38,9 +38,9 @@ class TorchEngine:
 
     ``batch``: most completions decoded at once (memory and speed; the result does not depend on it beyond float
     rounding). ``autocast``: compute in this type, for instance bfloat16; None = as the weights are. Log-probabilities
-    are float32 in any case. ``native``: models of the Llama kind go through :mod:`trew.native` where it can be used,
-    which every ``generate`` proves anew against the model's own forward pass; all others, and with False these too,
-    through that. ``linear``: on a CPU, with weights packed for our products there too (faster, the same numbers).
+    are float32 in any case. ``native``: Llama-family models go through :mod:`trew.backends.cpu` where it can be used,
+    which every ``generate`` proves anew against the model's own forward pass; all others, and with False these
+    too, through that. ``linear``: on a CPU, with weights packed for our products there too (faster, the same numbers).
     ``room``: for what a call takes on a CPU; a learner may have the same one, since one waits for the other.
     ``messages`` keeps what the user should know.
 

@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...native import Layer, Norm, Transformer
-from ...native.family import weight_of
+from ...backends.cpu import Layer, Norm, Transformer
+from ...models.anatomy import weight_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...native import sampling as compiled
+from ...backends.cpu import sampling as compiled
 from ...types import Sampling
 
 _GOLDEN = 0x9E3779B97F4A7C15  # splitmix64's increment and multipliers

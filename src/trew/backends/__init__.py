@@ -1,0 +1,1 @@
+"""Optional fast implementations: compiled CPU kernels and CUDA graphs."""

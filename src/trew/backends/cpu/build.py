@@ -1,0 +1,117 @@
+"""The C files beside this one as a shared library: compiled for this machine when first needed, and kept."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...models.default import cache_folder
+
+SOURCES = (
+    "vectors.h", "draw.h", "product.h", "layers.h", "train.h", "outer.h", "attend.h", "train_attention.h",
+    "stack.h", "rows.inc", "attend.inc", "train.inc", "train_attention.inc", "product.inc", "layers.inc", "outer.inc",
+    "stack.inc", "kernels.c",
+)  # fmt: skip
+# No -ffast-math: NaN and infinity must come through. Sums may be taken in another order.
+FLAGS = ("-O3", "-std=gnu11", "-march=native", "-fPIC", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math")
+
+
+@functools.cache
+def library() -> ctypes.CDLL | str:
+    """The library, or why there is none, in words that complete "because ..."."""
+    if os.environ.get("TREW_NATIVE", "1") == "0":
+        return "TREW_NATIVE=0 switches it off"
+    compiler = next((found for name in _compilers() if (found := shutil.which(name))), None)
+    if compiler is None:
+        return "there is no C compiler (gcc or clang)"
+    openmp = _openmp()
+    try:
+        path = _built(compiler, openmp=openmp is not None)
+        if openmp is not None:  # the threads of torch's own runtime, not a second set that would fight with them
+            ctypes.CDLL(openmp, mode=ctypes.RTLD_GLOBAL)
+        return ctypes.CDLL(str(path))
+    except subprocess.CalledProcessError as error:
+        said = (error.stderr or "").strip().splitlines()
+        return f"{compiler} failed: {said[0] if said else error}"
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"the library could not be built or loaded: {error}"
+
+
+SUFFIX = {torch.float32: "f32", torch.bfloat16: "bf16"}
+"""Types T that there are kernels for."""
+_TYPES = {"p": ctypes.c_void_p, "i": ctypes.c_int64, "f": ctypes.c_float}
+
+
+@functools.cache
+def kernel(name: str, dtype: torch.dtype | None, arguments: str) -> Any:
+    """A function of the library, for T or (None) for all; ``arguments``: pointers, integers and floats, by letter. It
+    gives an integer, if anything."""
+    found = library()
+    assert not isinstance(found, str), found
+    function = getattr(found, name if dtype is None else f"{name}_{SUFFIX[dtype]}")
+    function.argtypes, function.restype = [_TYPES[a] for a in arguments], ctypes.c_int64
+    return function
+
+
+def fields(kind: Any, *names: str) -> tuple[tuple[str, Any], ...]:
+    """Members of one kind, side by side in a structure that the library reads."""
+    return tuple((name, kind) for name in names)
+
+
+def _compilers() -> tuple[str, ...]:
+    return (os.environ["CC"],) if os.environ.get("CC") else ("gcc", "clang", "cc")
+
+
+def _openmp() -> str | None:
+    """The file of the OpenMP runtime that torch has loaded; None where there is none to share (macOS, Windows)."""
+    try:
+        lines = Path("/proc/self/maps").read_text().splitlines()
+    except OSError:
+        return None
+    files = {line.split()[-1] for line in lines if "/" in line}
+    found = sorted(f for f in files if Path(f).name.startswith(("libgomp", "libiomp5", "libomp")))
+    return found[0] if len(found) == 1 else None
+
+
+def _built(compiler: str, *, openmp: bool) -> Path:
+    """The library's file, in the user's cache folder under a name that says what it was made from."""
+    here = Path(__file__).parent
+    flags = [*FLAGS, *(["-fopenmp"] if openmp else [])]
+    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True, timeout=30).stdout
+    digest = hashlib.blake2b(digest_size=12)
+    for part in (*(here.joinpath(name).read_text() for name in SOURCES), version, " ".join(flags), _processor()):
+        digest.update(part.encode() + b"\0")
+    folder = cache_folder()
+    path = folder / f"native-{digest.hexdigest()}.so"
+    if path.is_file():
+        return path
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        made, both = Path(scratch) / "kernels.o", Path(scratch) / "kernels.so"
+        for command in (
+            [compiler, *flags, "-c", str(here / "kernels.c"), "-o", str(made)],
+            # Linked without -fopenmp: its functions are those of the runtime that is loaded already.
+            [compiler, "-shared", str(made), "-o", str(both), "-lm"],
+        ):
+            subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+        both.replace(path)  # at once: several processes may be here
+    return path
+
+
+def _processor() -> str:
+    """What ``-march=native`` depends on: homes are shared between machines."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    return next((line for line in lines if line.startswith(("flags", "Features"))), platform.machine())

@@ -1,0 +1,221 @@
+"""Decoding with a paged cache: every token, of a prompt or of a completion, is a row that attends to pages.
+
+Prompts are computed once and their pages read by all their completions; a row that ends gives its pages back. The
+weights are the model's own, laid out for the products of one ``generate`` call when the decoder is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from ...models.anatomy import Transformer
+from .arena import Room
+from .build import SUFFIX, library
+from .layers import WIDEST, WIDTH, Layers, packed
+from .pages import PAGE, PagedCache, Rows, Sequences
+from .products import product
+
+PREFILL_TOKENS = 2048  # prompt tokens that are computed at once
+
+
+def unsupported(parts: Transformer | str, *, autocast: torch.dtype | None) -> str | None:
+    """Why these parts cannot be decoded here, in words that complete "because ..."; None where they can."""
+    if isinstance(parts, str):
+        return parts
+    device = parts.embedding.weight.device
+    if device.type != "cpu":
+        return f"the kernels are for CPUs and it is on {device}"
+    if isinstance(found := library(), str):
+        return found
+    if autocast not in (None, *SUFFIX):
+        return f"there are none for {autocast}"
+    widths = parts.head_dim, parts.embedding.embedding_dim, parts.layers[0].gate.out_features
+    if any(width % WIDTH for width in widths) or parts.head_dim > WIDEST:
+        return f"its widths (head, hidden, intermediate: {widths}) are not all multiples of {WIDTH}"
+    plain = [n.weight for n in parts.norms] + [parts.embedding.weight, parts.head.weight]
+    if any(p.dtype != torch.float32 for p in plain):
+        return "its norms, embedding or head are not float32"
+    return None
+
+
+@dataclass(slots=True)
+class _Prompt:
+    """A prompt whose pages are in use: by ``left`` completions, running or still to come."""
+
+    pages: list[int]
+    logits: Tensor
+    left: int
+
+
+@dataclass(slots=True)
+class _Sequence:
+    """One row being decoded."""
+
+    prompt: int
+    born: int  # the step before its first
+    pages: list[int] = field(default_factory=list)  # after the prompt's
+
+
+class Decoder:
+    """Runs rows of completions through a model; which row is whose is the caller's to know.
+
+    ``add`` starts rows, ``step`` feeds each row's newest token, ``keep`` drops rows; both of the former return logits
+    (rows, V) float32. The logits are those of the model's own forward pass up to rounding. ``n``: completions that
+    will be asked for per prompt. ``room``: for the cache and the
+    head's weights, held as long as this lives.
+    """
+
+    def __init__(
+        self,
+        parts: Transformer,
+        prompt_ids: Sequence[Sequence[int]],
+        *,
+        n: int,
+        slots: int,
+        max_tokens: int,
+        autocast: torch.dtype | None = None,
+        room: Room | None = None,
+    ) -> None:
+        self.parts, self.prompt_ids, self.n, self.slots = parts, prompt_ids, n, slots
+        dtype = autocast or torch.float32
+        self.layers = Layers(parts, dtype=dtype, positions=max(map(len, prompt_ids)) + max_tokens)
+        self.cache = PagedCache(
+            layers=len(parts.layers), kv_heads=parts.kv_heads, head_dim=parts.head_dim, dtype=dtype, room=room
+        )  # fmt: skip
+        self.head = packed(parts.head, dtype=torch.float32, room=self.cache.room)
+        self.prompts: dict[int, _Prompt] = {}
+        self.running: list[_Sequence] = []
+        self.steps = 0
+        self.newest: Rows | None = None  # the last step's, while rows stay
+        self.full = 0  # the step at which a row needs another page
+
+    @property
+    def rows(self) -> int:
+        return len(self.running)
+
+    @torch.no_grad()
+    def add(self, prompts: Sequence[int]) -> Tensor:
+        """New rows, one completion each of these prompts (numbers in ``prompt_ids``); their first logits."""
+        fresh = [p for p in dict.fromkeys(prompts) if p not in self.prompts]
+        for part in _parts(fresh, lengths=[len(self.prompt_ids[p]) for p in fresh]):
+            self._prefill(part)
+        self.running += [_Sequence(p, self.steps) for p in prompts]
+        self.newest = None
+        return torch.stack([self.prompts[p].logits for p in prompts])
+
+    @torch.no_grad()
+    def step(self, tokens: Tensor) -> Tensor:
+        """Feeds one token per row (rows,); the logits after it."""
+        return self._logits(self._forward(tokens, self._next()))
+
+    def keep(self, alive: Sequence[int]) -> list[int]:
+        """Drops all other rows; returns the old number of each remaining one, in their new order."""
+        kept = set(alive)
+        for number, row in enumerate(self.running):
+            if number not in kept:
+                self.cache.give(row.pages)
+                prompt = self.prompts[row.prompt]
+                prompt.left -= 1
+                if not prompt.left:
+                    self.cache.give(prompt.pages)
+                    del self.prompts[row.prompt]
+        self.newest = None
+        order = sorted(kept)
+        self.running = [self.running[number] for number in order]
+        return order
+
+    def forget(self) -> None:
+        """Drops all rows and prompts, whoever may still have been going to start there."""
+        self.running, self.newest = [], None
+        for prompt in self.prompts.values():
+            self.cache.give(prompt.pages)
+        self.prompts = {}
+
+    def _next(self) -> Rows:
+        """One more token of every row: where it goes, on a new page where the last one is full."""
+        self.steps += 1
+        if self.newest is not None and self.steps < self.full:
+            self.newest.positions.add_(1)
+            self.newest.places.add_(1)
+            return self.newest
+        ages = [self.steps - row.born - 1 for row in self.running]
+        places = [age % PAGE for age in ages]
+        for row, place in zip(self.running, places, strict=True):
+            if place == 0:
+                row.pages += self.cache.take(1)
+        self.full = self.steps + PAGE - max(places)
+        self.newest = Rows(
+            sequences=self._sequences([(row.prompt, row.pages) for row in self.running]),
+            sequence=torch.arange(self.rows, dtype=torch.int32),
+            positions=_int32(
+                [len(self.prompt_ids[row.prompt]) + age for row, age in zip(self.running, ages, strict=True)]
+            ),
+            pages=_int32([row.pages[-1] for row in self.running]),
+            places=_int32(places),
+        )
+        return self.newest
+
+    def _prefill(self, prompts: Sequence[int]) -> None:
+        """Computes prompts side by side, in pieces of PREFILL_TOKENS: keys and values, and the logits after each."""
+        owned = {p: self.cache.take(-(-len(self.prompt_ids[p]) // PAGE)) for p in prompts}
+        sequences = self._sequences([(p, []) for p in prompts], pages=owned)
+        lengths = torch.tensor([len(self.prompt_ids[p]) for p in prompts])
+        tokens = torch.tensor([token for p in prompts for token in self.prompt_ids[p]])
+        sequence = torch.arange(len(prompts), dtype=torch.int32).repeat_interleave(lengths)
+        positions = torch.cat([torch.arange(int(length), dtype=torch.int32) for length in lengths])
+        pages = sequences.table[sequence.long(), (positions // PAGE).long()]
+        ends = lengths.cumsum(0) - 1
+        last = torch.empty(len(prompts), self.parts.embedding.embedding_dim, dtype=torch.float32)
+        for begin in range(0, len(tokens), PREFILL_TOKENS):
+            part = slice(begin, begin + PREFILL_TOKENS)
+            rows = Rows(sequences, *(t[part].contiguous() for t in (sequence, positions, pages, positions % PAGE)))
+            hidden = self._forward(tokens[part], rows)
+            here = (ends >= begin) & (ends < begin + PREFILL_TOKENS)
+            last[here] = hidden[ends[here] - begin].float()
+        for p, logits in zip(prompts, self._logits(last), strict=True):
+            self.prompts[p] = _Prompt(owned[p], logits.clone(), self.n)
+
+    def _sequences(
+        self, of: Sequence[tuple[int, list[int]]], *, pages: dict[int, list[int]] | None = None
+    ) -> Sequences:
+        """(prompt, own pages) of each, as the kernels read them; ``pages``: of prompts that are being computed."""
+        prompts = [pages[p] if pages else self.prompts[p].pages for p, _ in of]
+        width = max(len(shared) + len(own) for shared, (_, own) in zip(prompts, of, strict=True))
+        rows = [
+            [*shared, *own, *[0] * (width - len(shared) - len(own))]
+            for shared, (_, own) in zip(prompts, of, strict=True)
+        ]
+        return Sequences(
+            _int32(rows), _int32([len(self.prompt_ids[p]) for p, _ in of]), _int32([len(shared) for shared in prompts])
+        )
+
+    def _forward(self, tokens: Tensor, rows: Rows) -> Tensor:
+        """The final norm's output (N, H), in T."""
+        return self.layers.forward(self.parts.embed(tokens), rows, self.cache)
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        """Logits (rows, V) float32 of hidden states (rows, H)."""
+        logits = product(hidden.float(), self.head)
+        cap = self.parts.logit_cap
+        return (logits / cap).tanh_().mul_(cap) if cap else logits
+
+
+def _parts(prompts: Sequence[int], *, lengths: Sequence[int]) -> list[list[int]]:
+    """Prompts in order, cut so that each part has at most PREFILL_TOKENS tokens, or is one prompt."""
+    parts: list[list[int]] = []
+    size = 0
+    for prompt, length in zip(prompts, lengths, strict=True):
+        if not parts or size + length > PREFILL_TOKENS:
+            parts.append([])
+            size = 0
+        parts[-1].append(prompt)
+        size += length
+    return parts
+
+
+def _int32(values: list) -> Tensor:
+    return torch.tensor(values, dtype=torch.int32)

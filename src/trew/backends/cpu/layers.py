@@ -1,0 +1,140 @@
+"""All layers of a decoder in one call of the compiled kernels: norms, products, rotary embedding, attention over pages.
+
+T is the type of what matrix products take, and of the cache: float32 or bfloat16. What products give, the residual
+stream and all other arithmetic are float32. All widths are multiples of 16. With a call per product or norm, Python
+would take as long as the arithmetic of a small model.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from ...models.anatomy import Layer, Norm, Transformer, weight_of
+from .arena import Room
+from .build import fields, kernel
+from .pages import PagedCache, Rows
+from .products import Matrix
+
+WIDTH = 16
+"""Every width must be a multiple of it."""
+WIDEST = 1024
+"""Numbers of the widest head, as in layers.h."""
+
+
+class NormStruct(ctypes.Structure):
+    _fields_ = (("weight", ctypes.c_void_p), ("offset", ctypes.c_float), ("eps", ctypes.c_float))
+
+    @classmethod
+    def of(cls, norm: Norm | None) -> NormStruct:
+        return cls(norm.weight.data_ptr(), norm.offset, norm.eps) if norm else cls()
+
+
+class LayerStruct(ctypes.Structure):
+    _fields_ = (
+        *fields(ctypes.c_void_p, "qkv", "o", "gate", "up", "down"),
+        *fields(NormStruct, "attention", "q", "k", "attention_after", "mlp", "mlp_after"),
+        ("table", ctypes.c_void_p),
+        *fields(ctypes.c_int64, "positions", "window"),
+    )
+
+
+class DecoderStruct(ctypes.Structure):
+    _fields_ = (
+        ("layers", ctypes.c_void_p),
+        ("last", NormStruct),
+        *fields(ctypes.c_int64, "count", "hidden", "heads", "kv_heads", "head_dim", "gelu"),
+        *fields(ctypes.c_float, "scaling", "cap"),
+    )
+
+
+class _Room(ctypes.Structure):
+    _fields_ = fields(ctypes.c_void_p, "normed", "qkv", "q", "mixed", "gated", "delta", "scratch")
+
+
+@dataclass(frozen=True, slots=True)
+class _Matrices:
+    """The weights of one layer, laid out for products in T."""
+
+    qkv: Matrix
+    o: Matrix
+    gate: Matrix
+    up: Matrix
+    down: Matrix
+
+    @staticmethod
+    def of(layer: Layer, dtype: torch.dtype) -> _Matrices:
+        each = ((layer.q, layer.k, layer.v), (layer.o,), (layer.gate,), (layer.up,), (layer.down,))
+        return _Matrices(*(packed(*modules, dtype=dtype) for modules in each))
+
+
+class Layers:
+    """The layers of ``parts`` in T = ``dtype``, their weights laid out when it is made: for one ``generate`` call."""
+
+    def __init__(self, parts: Transformer, *, dtype: torch.dtype, positions: int) -> None:
+        self.parts, self.dtype = parts, dtype
+        device = parts.embedding.weight.device
+        self._tables = {k: t.contiguous() for k, t in parts.rotary(positions, device=device).items()}
+        self._matrices = [_Matrices.of(layer, dtype) for layer in parts.layers]
+        self._after = any(layer.attention_after or layer.mlp_after for layer in parts.layers)
+        for m, following in zip(self._matrices, [*self._matrices[1:], None], strict=True):
+            for w, then in ((m.qkv, m.o), (m.o, m.gate), (m.gate, m.down), (m.down, following and following.qkv)):
+                w.then(then)
+        layers = zip(parts.layers, self._matrices, strict=True)
+        self._layers = (LayerStruct * len(parts.layers))(*(self._layer(layer, w) for layer, w in layers))
+        self._struct = DecoderStruct(
+            ctypes.addressof(self._layers), NormStruct.of(parts.norm), len(parts.layers),
+            parts.embedding.embedding_dim, parts.heads, parts.kv_heads, parts.head_dim,
+            parts.activation == "gelu_tanh", parts.scaling, parts.attention_cap,
+        )  # fmt: skip
+
+    def _layer(self, layer: Layer, w: _Matrices) -> LayerStruct:
+        norms = (
+            layer.attention_norm,
+            layer.q_norm,
+            layer.k_norm,
+            layer.attention_after,
+            layer.mlp_norm,
+            layer.mlp_after,
+        )
+        table = self._tables[layer.rope] if layer.rope else None
+        return LayerStruct(
+            *(matrix.pointer for matrix in (w.qkv, w.o, w.gate, w.up, w.down)), *map(NormStruct.of, norms),
+            None if table is None else table.data_ptr(), 0 if table is None else table.shape[1], layer.window or 0,
+        )  # fmt: skip
+
+    def forward(self, x: Tensor, rows: Rows, cache: PagedCache) -> Tensor:
+        """The last norm's output (N, H) of T, from embeddings ``x`` (N, H) float32, which it overwrites. The rows' keys
+        and values go into the cache, whose pages their queries then see up to each row's own position."""
+        assert x.dtype == torch.float32
+        assert x.is_contiguous()
+        assert len(x) == len(rows.sequence)
+        assert cache.dtype == self.dtype
+        parts, w = self.parts, self._matrices[0]
+        n, queries = len(x), parts.heads * parts.head_dim
+        scratch = kernel("layers_scratch", self.dtype, "pi")(ctypes.addressof(self._struct), n)
+        room = (
+            torch.empty(x.shape, dtype=self.dtype), torch.empty(n, w.qkv.n), torch.empty(n, queries),
+            torch.empty(n, queries, dtype=self.dtype), torch.empty(n, w.up.n, dtype=self.dtype),
+            torch.empty(x.shape if self._after else 0), torch.empty(scratch),
+        )  # fmt: skip
+        given = cache.struct(), rows.struct(), _Room(*(t.data_ptr() for t in room))
+        pages, tokens, addresses = map(ctypes.addressof, given)
+        kernel("layers", self.dtype, "ppppp")(
+            ctypes.addressof(self._struct), pages, tokens, x.data_ptr(), addresses
+        )  # fmt: skip
+        return room[0]
+
+
+def packed(*modules: nn.Linear, dtype: torch.dtype, room: Room | None = None) -> Matrix:
+    """The weights of ``modules``, whose outputs are to stand side by side."""
+    weights = [w if w.dtype == torch.bfloat16 else w.float() for w in map(weight_of, modules)]
+    bias = None
+    if any(m.bias is not None for m in modules):
+        bias = torch.cat([torch.zeros(m.out_features) if m.bias is None else m.bias.detach().float() for m in modules])
+    return Matrix.packed(
+        torch.cat(weights) if len(weights) > 1 else weights[0].contiguous(), bias, dtype=dtype, room=room
+    )

@@ -1,0 +1,100 @@
+"""Keys and values of the rows being decoded, in pages, and what a pass is told about its rows: see layers.h."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .arena import Room
+from .build import fields
+
+PAGE = 32
+"""Positions of one page, as in layers.h."""
+
+
+class TokensStruct(ctypes.Structure):
+    _fields_ = (
+        *fields(ctypes.c_void_p, "table", "prompt_length", "prompt_pages"),
+        *fields(ctypes.c_void_p, "sequence", "position", "page", "place"),
+        *fields(ctypes.c_int64, "table_width", "count"),
+    )
+
+
+class PagesStruct(ctypes.Structure):
+    _fields_ = (
+        ("chunks", ctypes.c_void_p),
+        *fields(ctypes.c_int64, "pages_per_chunk", "page_numbers", "layer_numbers"),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Sequences:
+    """S sequences: where their keys and values are. Those of the prompt lie in the first ``prompt_pages`` pages of a
+    row of ``table``, which may be other sequences' too; what follows begins a page of its own. int32 all."""
+
+    table: Tensor  # (S, pages)
+    prompt_lengths: Tensor  # (S,)
+    prompt_pages: Tensor  # (S,)
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """N tokens of a forward pass, int32 (N,): whose they are, where in the sequence, and where in the cache."""
+
+    sequences: Sequences
+    sequence: Tensor
+    positions: Tensor
+    pages: Tensor
+    places: Tensor
+
+    def struct(self) -> TokensStruct:
+        """As the kernels read them: addresses, good as long as the tensors are."""
+        s = self.sequences
+        given = (s.table, s.prompt_lengths, s.prompt_pages, self.sequence, self.positions, self.pages, self.places)
+        assert all(t.is_contiguous() and t.dtype == torch.int32 for t in given)
+        return TokensStruct(*(t.data_ptr() for t in given), s.table.shape[1], len(self.sequence))
+
+
+class PagedCache:
+    """Keys and values in pages of ``PAGE`` positions, in ``dtype``; a page holds all layers. Memory grows with the
+    pages in use, in chunks of ``room``, and never moves; what is given back is used again first."""
+
+    def __init__(
+        self, *, layers: int, kv_heads: int, head_dim: int, dtype: torch.dtype, chunk_bytes: int = 1 << 22,
+        room: Room | None = None,
+    ) -> None:  # fmt: skip
+        self.dtype, self.room = dtype, room or Room()
+        self.layer_numbers = kv_heads * head_dim * PAGE * 2
+        self.page_numbers = layers * self.layer_numbers
+        self.per_chunk = max(1, chunk_bytes // (dtype.itemsize * self.page_numbers))
+        self.chunks: list[Tensor] = []
+        self.free: list[int] = []
+        self._grow()
+
+    def struct(self) -> PagesStruct:
+        """As the kernels read it, until the cache grows."""
+        return self._struct
+
+    def take(self, count: int) -> list[int]:
+        """The numbers of ``count`` pages."""
+        while len(self.free) < count:
+            self._grow()
+        return [self.free.pop() for _ in range(count)]
+
+    def give(self, pages: Sequence[int]) -> None:
+        """Pages that nobody reads any more."""
+        self.free += pages
+
+    def _grow(self) -> None:
+        # Zeros: what is masked must be a number, as 0 times NaN is NaN.
+        self.chunks.append(self.room.take(self.per_chunk * self.page_numbers, dtype=self.dtype).zero_())
+        first = (len(self.chunks) - 1) * self.per_chunk
+        self.free += range(first + self.per_chunk - 1, first - 1, -1)
+        self._addresses = (ctypes.c_void_p * len(self.chunks))(*(c.data_ptr() for c in self.chunks))
+        self._struct = PagesStruct(
+            ctypes.cast(self._addresses, ctypes.c_void_p).value, self.per_chunk, self.page_numbers, self.layer_numbers
+        )

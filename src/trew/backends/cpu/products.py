@@ -1,0 +1,124 @@
+"""Matrix products by the compiled kernels, in T (float32 or bfloat16) with sums in float32.
+
+A :class:`Matrix` says how W lies: as the model has it, float32 or bfloat16, cast to T and laid out anew in every
+product, which costs next to nothing where there are many rows; or laid out once, for the few rows of decoding steps.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+from ...models.anatomy import Activation
+from .arena import Room
+from .build import SUFFIX, kernel
+
+_PACKED, _FLAT, _TRANSPOSED = range(3)  # as in product.h
+_WRITE, _WRITE_FLOAT, _ADD_FLOAT = range(3)
+_SHALLOW = 1024  # DEEPEST
+
+
+class _Struct(ctypes.Structure):
+    _fields_ = (
+        ("weight", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
+        ("n", ctypes.c_int64),
+        ("depth", ctypes.c_int64),
+        ("form", ctypes.c_int64),
+        ("half", ctypes.c_int64),
+        ("then", ctypes.c_void_p),
+    )
+
+
+class Matrix:
+    """W (n, depth) and a bias (n,) float32 or None: what x (rows, depth) is multiplied with, x W^T + bias."""
+
+    __slots__ = ("_kept", "_struct", "alone", "depth", "n", "packed_for", "pointer")
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, *, n: int, depth: int, form: int) -> None:
+        assert weight.dtype in SUFFIX, weight.dtype
+        assert weight.device.type == "cpu", weight.device
+        weight = weight.detach().contiguous()
+        bias = None if bias is None else bias.detach().float().contiguous()
+        self.n, self.depth = n, depth
+        self.packed_for = weight.dtype if form == _PACKED else None
+        self.alone = form == _PACKED and depth <= _SHALLOW  # no scratch memory is needed
+        self._kept = (weight, bias)
+        self._struct = _Struct(
+            weight.data_ptr(), None if bias is None else bias.data_ptr(), n, depth, form, weight.dtype == torch.bfloat16
+        )
+        self.pointer = ctypes.addressof(self._struct)
+
+    def then(self, following: Matrix | None) -> None:
+        """Both are packed, and the caller keeps both: while this one's last columns are multiplied with, those that the
+        other begins with are fetched."""
+        assert following is None or self.packed_for == following.packed_for is not None
+        self._struct.then = following and following.pointer
+
+    @staticmethod
+    def of(weight: Tensor, bias: Tensor | None = None, *, transposed: bool = False) -> Matrix:
+        """A matrix where it lies, float32 or bfloat16; ``transposed``: x is to be multiplied with W, not with W^T."""
+        n, depth = weight.shape[::-1] if transposed else weight.shape
+        return Matrix(weight, bias, n=n, depth=depth, form=_TRANSPOSED if transposed else _FLAT)
+
+    @staticmethod
+    def packed(weight: Tensor, bias: Tensor | None = None, *, dtype: torch.dtype, room: Room | None = None) -> Matrix:
+        """A copy in ``dtype``, laid out for the products, in ``room`` or else in the heap; ``depth`` must be even in
+        bfloat16."""
+        n, depth = weight.shape
+        assert fits(depth, dtype)
+        size = -(-n // 16) * 16 * depth
+        out = torch.empty(size, dtype=dtype) if room is None else room.take(size, dtype=dtype)
+        given = Matrix.of(weight)
+        kernel("pack", dtype, "pp")(given.pointer, out.data_ptr())
+        return Matrix(out, bias, n=n, depth=depth, form=_PACKED)
+
+
+def fits(depth: int, dtype: torch.dtype) -> bool:
+    """Whether matrices of this depth can be multiplied: in bfloat16, two at a time."""
+    return dtype == torch.float32 or depth % 2 == 0
+
+
+def product(x: Tensor, w: Matrix) -> Tensor:
+    """x (rows, depth) of T -> x W^T + bias (rows, n) of T. x may be columns of a wider matrix, of even width, where W
+    is not packed."""
+    out = torch.empty(len(x), w.n, dtype=x.dtype)
+    _product(x, w, out, _WRITE)
+    return out
+
+
+def product_into(x: Tensor, w: Matrix, out: Tensor, *, add: bool = False) -> None:
+    """``out`` (rows, n) float32 = or += x W^T + bias, x (rows, depth) of T."""
+    _product(x, w, out, _ADD_FLOAT if add else _WRITE_FLOAT)
+
+
+def gated_product(x: Tensor, gate: Matrix, up: Matrix, out: Tensor, *, activation: Activation) -> None:
+    """``out`` (rows, n) of T = act(x G^T) (x U^T), of two matrices that are packed and of one shape."""
+    assert gate.n == up.n
+    assert gate.packed_for is not None
+    for w in (gate, up):
+        _check(x, w, out)
+    function = kernel("gated_product", x.dtype, "ppppii")
+    function(x.data_ptr(), gate.pointer, up.pointer, out.data_ptr(), len(x), activation == "gelu_tanh")
+
+
+def _product(x: Tensor, w: Matrix, out: Tensor, mode: int) -> None:
+    _check(x, w, out)
+    scratch = None
+    if not w.alone:  # torch's memory: where there is none left, that is an error and no crash
+        scratch = torch.empty(kernel("product_scratch", x.dtype, "pi")(w.pointer, len(x)))
+    apart = w.depth if x.is_contiguous() else x.stride(0)
+    kernel("product_of", x.dtype, "pippiip")(
+        x.data_ptr(), apart, w.pointer, out.data_ptr(), len(x), mode, None if scratch is None else scratch.data_ptr()
+    )
+
+
+def _check(x: Tensor, w: Matrix, out: Tensor) -> None:
+    """What the kernels read as bare memory is what they take it for."""
+    assert w.packed_for in (None, x.dtype), (w.packed_for, x.dtype)
+    assert x.shape[1] == w.depth, (x.shape, w.depth)
+    assert out.shape == (len(x), w.n), (out.shape, w.n)
+    assert x.is_contiguous() or (x.stride(1) == 1 and x.stride(0) % 2 == 0 and w.packed_for is None)
+    assert out.is_contiguous()

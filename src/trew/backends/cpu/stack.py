@@ -1,0 +1,277 @@
+"""The learner's layers by the compiled kernels, all of them in one call forward and one backward: see stack.h.
+
+T is the type of what matrix products take and give, float32 or bfloat16; the residual stream, queries, keys and values
+and all other arithmetic are float32. Little is kept between the two passes: norms, turned queries and keys and gated
+products are computed again, and weight gradients go straight into ``grad``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ...models.anatomy import Layer, Norm, Transformer
+from .arena import Room
+from .build import fields, kernel
+from .layers import NormStruct
+from .products import fits
+
+TILE = 32
+"""Query rows of one tile, as in train_attention.h: so many queries may share a key."""
+TASKS, MOST_SHARES = 16, 4
+"""The backward pass of attention is divided into about so many tasks, and a prompt's completions into so many at most:
+not by the number of threads, since gradients would depend on it."""
+WIDEST = 256
+"""Numbers of the widest head, as in train.h."""
+NOTHING, INPUTS, ALL = range(3)
+"""What a forward pass keeps for the way back, as in stack.h: nothing; each layer's input, from which the rest is
+computed again; or all."""
+
+
+class LowRank(Protocol):
+    """The adapter of one linear layer: scale B A is added to its weight."""
+
+    @property
+    def a(self) -> nn.Parameter: ...  # (rank, in)
+    @property
+    def b(self) -> nn.Parameter: ...  # (out, rank)
+    @property
+    def scale(self) -> float: ...
+
+
+Passed = Callable[[int], None]
+"""Is told the number of a layer when its weights have been read."""
+_PASSED = ctypes.CFUNCTYPE(None, ctypes.c_int64)
+
+Split = Callable[[Any], tuple[nn.Linear, LowRank | None]]
+"""Takes a layer of the model apart: what is multiplied with, and its adapter, if it has one that is active."""
+
+
+class LinearStruct(ctypes.Structure):
+    _fields_ = (
+        *fields(ctypes.c_void_p, "weight", "bias", "grad", "bias_grad", "a", "b", "a_grad", "b_grad"),
+        *fields(ctypes.c_int64, "n", "depth", "half", "fresh", "rank", "even"),
+        ("scale", ctypes.c_float),
+    )
+
+
+class TrainedNormStruct(ctypes.Structure):
+    _fields_ = (("norm", NormStruct), ("grad", ctypes.c_void_p))
+
+
+class LayerStruct(ctypes.Structure):
+    _fields_ = (
+        *fields(LinearStruct, "q", "k", "v", "o", "gate", "up", "down"),
+        *fields(TrainedNormStruct, "attention", "q_norm", "k_norm", "attention_after", "mlp", "mlp_after"),
+        ("table", ctypes.c_void_p),
+        *fields(ctypes.c_int64, "positions", "window"),
+    )
+
+
+class StackStruct(ctypes.Structure):
+    _fields_ = (
+        ("layers", ctypes.c_void_p),
+        ("last", TrainedNormStruct),
+        *fields(ctypes.c_void_p, "embedding", "embedding_grad"),
+        *fields(ctypes.c_int64, "count", "hidden", "wide", "heads", "kv_heads", "head_dim", "gelu"),
+        *fields(ctypes.c_float, "embed_scale", "scaling", "cap"),
+    )
+
+
+class RowStruct(ctypes.Structure):
+    _fields_ = (
+        *fields(ctypes.c_void_p, "ids", "positions", "segments", "units", "read_at"),
+        *fields(ctypes.c_int64, "tokens", "segment_count", "unit_count", "read", "shares"),
+    )
+
+
+class Layout:
+    """A packed row of T tokens. ``segments`` (start, length, prefix start, prefix length) say who sees whom; one that
+    reads a prefix follows the one that computes it. int64: ``ids`` and ``positions`` (T,), and ``read_at`` (K,), the
+    tokens that the head reads."""
+
+    def __init__(
+        self, segments: Sequence[tuple[int, int, int, int]], *, ids: np.ndarray, positions: np.ndarray,
+        read_at: np.ndarray, kv_heads: int,
+    ) -> None:  # fmt: skip
+        bounds = [i for i, (_, _, _, prefix) in enumerate(segments) if prefix == 0]
+        units = len(bounds)
+        shares = min(MOST_SHARES, -(-TASKS // (units * kv_heads)))
+        arrays = (ids, positions, np.array(segments, dtype=np.int64), np.array([*bounds, len(segments)]), read_at)
+        self.arrays = tuple(np.ascontiguousarray(a, dtype=np.int64) for a in arrays)
+        self.tokens, self.read, self.positions = len(ids), len(read_at), int(positions.max()) + 1
+        self.struct = RowStruct(
+            *(a.ctypes.data for a in self.arrays), self.tokens, len(segments), units, self.read, shares
+        )
+
+
+def unsupported(parts: Transformer) -> str | None:
+    """Why the kernels cannot run this model, in words that complete "because ..."; else None."""
+    widths = {"hidden size": parts.embedding.weight.shape[1], "head size": parts.head_dim,
+              "intermediate size": parts.layers[0].gate.out_features}  # fmt: skip
+    for name, width in widths.items():
+        if width % 16:
+            return f"its {name} of {width} is not a multiple of 16"
+    if parts.head_dim > WIDEST:
+        return f"its head size of {parts.head_dim} is above {WIDEST}"
+    if parts.heads // parts.kv_heads > TILE:
+        return f"more than {TILE} of its heads share keys"
+    small = {id(p) for layer in parts.layers for m in _linears(layer) for p in m.parameters()}
+    for name, p in parts.model.named_parameters():
+        if not p.is_contiguous():
+            return f"its {name} does not lie in one piece"
+        # A frozen linear layer may be kept in the type that it is cast to.
+        if p.dtype != torch.float32 and (p.requires_grad or p.dtype != torch.bfloat16 or id(p) not in small):
+            return f"it has weights of {p.dtype}"
+    return None
+
+
+def _linears(layer: Layer) -> tuple[Any, ...]:
+    return layer.q, layer.k, layer.v, layer.o, layer.gate, layer.up, layer.down
+
+
+def _norms(layer: Layer) -> tuple[Norm | None, ...]:
+    return (
+        layer.attention_norm, layer.q_norm, layer.k_norm, layer.attention_after, layer.mlp_norm, layer.mlp_after,
+    )  # fmt: skip
+
+
+class Stack:
+    """Embedding, layers and last norm of ``parts``, in T = ``dtype``. Weights are read where they lie at every call."""
+
+    def __init__(self, parts: Transformer, *, dtype: torch.dtype, split: Split) -> None:
+        self.parts, self.dtype, self.split = parts, dtype, split
+        self._tables: dict[str, Tensor] = {}
+        self._positions = 0  # of the tables
+        self._layers = (LayerStruct * len(parts.layers))()
+        first = parts.layers[0]
+        self._struct = StackStruct(
+            layers=ctypes.addressof(self._layers), count=len(parts.layers), hidden=parts.embedding.embedding_dim,
+            wide=first.gate.out_features, heads=parts.heads, kv_heads=parts.kv_heads, head_dim=parts.head_dim,
+            gelu=parts.activation == "gelu_tanh", embed_scale=parts.embed_scale, scaling=parts.scaling,
+            cap=parts.attention_cap,
+        )  # fmt: skip
+        self._places: list[tuple[dict[str, Any], str, Tensor, int]] = []  # of weights, as far as they stay there
+        self._trained: list[
+            tuple[Any, Any, str, bool]
+        ] = []  # weight, where its gradient is said, whether it is written
+        self._copies: list[Tensor] = []
+
+    def bytes(self, row: Layout, *, keep: int) -> int:
+        """Memory of a forward and, where something is kept, a backward pass over ``row``."""
+        self._point(row.positions)
+        return self._bytes(row, keep)
+
+    def forward(
+        self, row: Layout, *, keep: int, room: Room, passed: Passed | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Residuals at the tokens that the head reads, before the last norm, and behind it: (K, H) float32; and the
+        memory that :meth:`backward` takes, as long as ``room`` is held."""
+        called = None if passed is None else _PASSED(passed)
+        memory = room.take(self.bytes(row, keep=keep), dtype=torch.uint8)
+        last, hidden = torch.empty(2, row.read, self._struct.hidden).unbind(0)
+        kernel("stack_forward", self.dtype, "ppipppp")(
+            ctypes.addressof(self._struct), ctypes.addressof(row.struct), keep, memory.data_ptr(), last.data_ptr(),
+            hidden.data_ptr(), called and ctypes.cast(called, ctypes.c_void_p),
+        )  # fmt: skip
+        return last, hidden, memory
+
+    def backward(self, row: Layout, *, keep: int, memory: Tensor, last: Tensor, gradient: Tensor) -> None:
+        """Adds to the ``grad`` of all weights that are trained, from the ``gradient`` (K, H) float32 by what was behind
+        the last norm. Once, with the ``memory`` that the forward pass of the same row left."""
+        gradient = gradient.contiguous()
+        assert keep
+        assert gradient.shape == last.shape
+        assert gradient.dtype == last.dtype == torch.float32
+        assert self._bytes(row, keep) <= len(memory), "more threads than in the forward pass"
+        self._want_gradients()
+        kernel("stack_backward", self.dtype, "ppippp")(
+            ctypes.addressof(self._struct), ctypes.addressof(row.struct), keep, memory.data_ptr(), last.data_ptr(),
+            gradient.data_ptr(),
+        )  # fmt: skip
+
+    def _bytes(self, row: Layout, keep: int) -> int:
+        return kernel("stack_bytes", self.dtype, "ppi")(
+            ctypes.addressof(self._struct), ctypes.addressof(row.struct), keep
+        )  # fmt: skip
+
+    def _point(self, positions: int) -> None:
+        """Says where the weights are now. Tables are made for at least so many positions, and kept."""
+        if self._positions < positions:
+            made = self.parts.rotary(positions, device=torch.device("cpu"))
+            self._tables, self._positions = {name: t.contiguous() for name, t in made.items()}, positions
+        elif self._places and all(of.get(name) is p and p.data_ptr() == at for of, name, p, at in self._places):
+            return
+        self._places, self._trained, self._copies = [], [], []
+        for layer, struct in zip(reversed(self.parts.layers), reversed(self._layers), strict=True):
+            for module, field in zip(reversed(_linears(layer)), reversed(_LINEARS), strict=True):
+                self._point_linear(module, getattr(struct, field))
+            for norm, field in zip(_norms(layer), _NORMS, strict=True):
+                self._point_norm(norm, getattr(struct, field))
+            table = self._tables.get(layer.rope) if layer.rope else None
+            struct.table = None if table is None else table.data_ptr()
+            struct.positions, struct.window = self._positions, layer.window or 0
+        self._point_norm(self.parts.norm, self._struct.last)
+        self._struct.embedding = self._place(self.parts.embedding, "weight")
+        self._trained.append((self.parts.embedding.weight, self._struct, "embedding_grad", False))
+        if any(type(module) is not nn.Linear for layer in self.parts.layers for module in _linears(layer)):
+            self._places = []  # adapters may be switched off: to be looked at each time
+
+    def _place(self, module: nn.Module, name: str) -> int:
+        """The address of a parameter, which is looked at again in every call."""
+        parameter = module._parameters[name]
+        assert parameter is not None
+        self._places.append((module._parameters, name, parameter, parameter.data_ptr()))
+        return parameter.data_ptr()
+
+    def _point_linear(self, module: Any, struct: LinearStruct) -> None:
+        base, low = self.split(module)
+        struct.n, struct.depth = base.weight.shape
+        struct.weight, struct.half = self._place(base, "weight"), base.weight.dtype == torch.bfloat16
+        self._trained.append((base.weight, struct, "grad", True))
+        struct.bias = None
+        if base.bias is not None:
+            struct.bias = self._place(base, "bias")
+            self._trained.append((base.bias, struct, "bias_grad", False))
+            if base.bias.dtype != torch.float32:
+                struct.bias = self._copy(base.bias.detach().float())
+        struct.rank = struct.even = 0 if low is None else len(low.a)
+        if low is not None:
+            a, b = low.a.detach(), low.b.detach()
+            if not fits(len(a), self.dtype):
+                a, b = nn.functional.pad(a, (0, 0, 0, 1)), nn.functional.pad(b, (0, 1))
+            struct.a, struct.b, struct.even, struct.scale = self._copy(a), self._copy(b), len(a), low.scale
+            self._trained += [(low.a, struct, "a_grad", False), (low.b, struct, "b_grad", False)]
+
+    def _copy(self, tensor: Tensor) -> int:
+        """The address of what may be a copy, which is kept."""
+        self._copies.append(tensor)
+        return tensor.data_ptr()
+
+    def _point_norm(self, norm: Norm | None, struct: TrainedNormStruct) -> None:
+        struct.norm = NormStruct.of(norm)
+        if norm is not None:
+            self._places.append(({"weight": norm.weight}, "weight", norm.weight, norm.weight.data_ptr()))
+            self._trained.append((norm.weight, struct, "grad", False))
+
+    def _want_gradients(self) -> None:
+        """Room for each in ``grad``. In the order of the way back: a weight that stands in several places is fresh at
+        the first of them."""
+        for parameter, struct, field, written in self._trained:
+            gradient = parameter.grad if parameter.requires_grad else None
+            if written:
+                struct.fresh = gradient is None
+            if gradient is None and parameter.requires_grad:
+                gradient = (torch.empty_like if written else torch.zeros_like)(parameter)
+                parameter.grad = gradient
+            assert gradient is None or (gradient.dtype == torch.float32 and gradient.is_contiguous())
+            setattr(struct, field, None if gradient is None else gradient.data_ptr())
+
+
+_LINEARS = ("q", "k", "v", "o", "gate", "up", "down")
+_NORMS = ("attention", "q_norm", "k_norm", "attention_after", "mlp", "mlp_after")

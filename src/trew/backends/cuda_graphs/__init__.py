@@ -1,0 +1,1 @@
+"""Decoding through CUDA graphs with a static cache."""

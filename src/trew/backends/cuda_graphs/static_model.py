@@ -1,0 +1,252 @@
+"""A decoder of the Llama kind out of torch operations on buffers that stay where they are, so that a decoding step can
+be recorded as a CUDA graph (:mod:`.graphs`). It runs on any device; graphs are for GPUs.
+
+A step is computed for a bucket of rows and a bucket of columns, so that few graphs serve all steps: rows that nobody
+has stand at position 0 of their own slot and harm nobody; columns that a row has not reached are masked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from ...rollout.torch_engine.packed import Packed, PackedLayer, Scale
+from ..cpu import Transformer
+from .graphs import Graphs
+
+ROWS, COLUMNS = 8, 256
+"""Buckets are multiples of these, and a quarter octave apart where that is more; below 8 rows they are powers of 2."""
+
+# cuDNN's attention makes a plan for every shape at its first call, and here shapes are many and small.
+_KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+
+Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+"""(layer number, q (..., heads, D), k and v (..., kv_heads, D)) -> the mixed values (..., heads, D)."""
+
+
+def rounded(n: int, unit: int) -> int:
+    """The smallest bucket of at least ``n``.
+
+    >>> [rounded(n, 256) for n in (1, 256, 257, 1500, 2049, 5000)]
+    [256, 256, 512, 1536, 2560, 5120]
+    """
+    step = max(unit, 1 << max((n - 1).bit_length() - 3, 0))
+    return -(-n // step) * step
+
+
+def row_bucket(rows: int) -> int:
+    """
+    >>> [row_bucket(n) for n in (1, 3, 8, 9, 17, 50, 65, 129)]
+    [1, 4, 8, 16, 24, 56, 80, 160]
+    """
+    return 1 << (rows - 1).bit_length() if rows <= ROWS else rounded(rows, ROWS)
+
+
+def runs_on(device: torch.device | str) -> bool:
+    """Whether generation on a device is this module's; on CPUs :mod:`trew.backends.cpu.decoder` is faster."""
+    return torch.device(device).type == "cuda"
+
+
+def unsupported(parts: Transformer | str) -> str | None:
+    """Why these parts cannot be decoded here, in words that complete "because ..."; None where they can."""
+    if isinstance(parts, str):
+        return parts
+    plain = [n.weight for n in parts.norms] + [parts.embedding.weight, parts.head.weight]
+    if any(p.dtype != torch.float32 for p in plain):
+        return "its norms, embedding or head are not float32"
+    return None
+
+
+class StaticModel:
+    """``parts`` with room for ``slots`` rows of ``columns`` tokens, and one row more; products, keys and values in
+    ``dtype``; the residual stream, norms and logits in float32.
+
+    Rows and columns are made up to the next bucket, so that those of a step do not depend on the room there is, and the
+    numbers neither.
+
+    :meth:`begin` comes before each use. What a caller may touch: ``cache`` (layers, 2, slots + 1, kv_heads, columns,
+    D), ``tokens`` and ``lengths`` (slots,) int64, which :meth:`step` reads, and ``logits`` (slots, V), which it writes.
+    """
+
+    def __init__(self, parts: Transformer, *, slots: int, columns: int, dtype: torch.dtype, graphs: Graphs) -> None:
+        self.slots, self.columns = slots, columns = row_bucket(slots), rounded(columns, COLUMNS)
+        self.parts, self.dtype, self.graphs = parts, dtype, graphs
+        device = parts.embedding.weight.device
+        self.packed = Packed(parts, dtype)
+        self.tables = parts.rotary(columns, device=device)
+        shape = len(parts.layers), 2, slots + 1, parts.kv_heads, columns, parts.head_dim
+        self.cache = torch.empty(shape, dtype=dtype, device=device)
+        self.tokens = torch.zeros(slots, dtype=torch.int64, device=device)
+        self.lengths = torch.zeros(slots, dtype=torch.int64, device=device)
+        self.logits = torch.zeros(slots, len(parts.head.weight), dtype=torch.float32, device=device)
+        # what a draw reads and writes (.static_draw)
+        self.keys = torch.zeros(slots, dtype=torch.int64, device=device)
+        self.positions = torch.zeros(slots, dtype=torch.int64, device=device)
+        self.drawn = torch.zeros(slots, dtype=torch.int64, device=device)
+        self.drawn_floats = torch.zeros(3, slots, dtype=torch.float32, device=device)
+        self.drawn_finite = torch.zeros(slots, dtype=torch.bool, device=device)
+        self.row = torch.arange(slots, device=device)[:, None]
+        self.kv_head = torch.arange(parts.kv_heads, device=device)[None]
+        self.column = torch.arange(columns, device=device)
+
+    def begin(self, parts: Transformer) -> bool:
+        """Takes the model's weights as they are now and forgets all rows. False: make another one."""
+        self.cache.zero_()  # masked columns count 0 times what is there, which must not be NaN
+        self.lengths.zero_()
+        return self.packed.load(parts)
+
+    @property
+    def bytes(self) -> int:
+        """What its buffers take, copies of weights among them."""
+        buffers = [self.cache, self.logits, *self.tables.values(), *self.packed.copies]
+        return sum(t.numel() * t.element_size() for t in buffers)
+
+    def serves(self, *, slots: int, columns: int, dtype: torch.dtype) -> bool:
+        """Whether there is room for that."""
+        return slots <= self.slots and columns <= self.columns and dtype == self.dtype
+
+    @torch.no_grad()
+    def step(self, rows: int, longest: int) -> None:
+        """The logits after ``tokens`` at positions ``lengths`` of the first ``rows`` slots; keys and values are kept.
+        ``longest``: the largest of these positions. Slots up to the next bucket must be at position 0."""
+        rows, columns = row_bucket(rows), rounded(longest + 1, COLUMNS)
+        self.graphs.run((rows, columns), functools.partial(self.compute, rows, columns))
+
+    def compute(self, rows: int, columns: int) -> None:
+        """The step itself: to be recorded, so a function of buffers alone, and repeatable."""
+        lengths = self.lengths[:rows]
+        place = self.row[:rows], self.kv_head, lengths[:, None]
+        shared = self.parts.heads // self.parts.kv_heads
+        masks = {
+            window: self._mask(lengths[:, None], columns, window)[:, None, None] for window in self._windows
+        }  # (rows, 1, 1, columns)
+
+        def attend(number: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            keys, values = self.cache[number]
+            keys.index_put_(place, k)
+            values.index_put_(place, v)
+            # The queries that share a key stand where positions would: no key is repeated.
+            return self._attention(
+                q.unflatten(1, (-1, shared)), keys[:rows, :, :columns], values[:rows, :, :columns],
+                mask=masks[self.parts.layers[number].window],
+            ).flatten(1, 2)  # fmt: skip
+
+        with _plainly(self.cache.device):
+            x = self._layers(self.tokens[:rows], lengths, attend)
+            self.logits[:rows] = self.head(x)
+
+    @torch.no_grad()
+    def prefill(self, prompts: Sequence[Sequence[int]], slots: Sequence[int], *, piece: int) -> Tensor:
+        """Computes prompts into ``slots``, ``piece`` columns at a time; the logits (prompts, V) after each."""
+        device = self.cache.device
+        width = max(map(len, prompts))
+        tokens = torch.tensor([[*ids, *[0] * (width - len(ids))] for ids in prompts], device=device)
+        at = torch.tensor(slots, device=device)
+        last = torch.empty(len(prompts), self.packed.embedding.shape[1], dtype=torch.float32, device=device)
+        with _plainly(device):
+            for begin in range(0, width, piece):
+                x = self._piece(tokens[:, begin : begin + piece], at, begin)
+                ends = [(i, len(ids) - 1 - begin) for i, ids in enumerate(prompts) if begin < len(ids) <= begin + piece]
+                if ends:
+                    rows, places = torch.tensor(ends, device=device).t()
+                    last[rows] = x[rows, places]
+            return self.head(last)
+
+    def _piece(self, tokens: Tensor, at: Tensor, begin: int) -> Tensor:
+        """The residual stream (P, T, H) of tokens (P, T) from column ``begin`` on; what is right of a prompt's end is
+        of no use and comes to nothing."""
+        end = begin + tokens.shape[1]
+        positions = self.column[begin:end]
+        masks: dict[int | None, Tensor | None] = {}
+        for window in self._windows:
+            causal = not begin and (window is None or window >= end) and not self.parts.attention_cap
+            masks[window] = None if causal else self._mask(positions[:, None], end, window)
+
+        def attend(number: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            both = []
+            for buffer, new in zip(self.cache[number], (k, v), strict=True):
+                buffer[at, :, begin:end] = new.transpose(1, 2)
+                whole = buffer[at, :, :end] if begin else new.transpose(1, 2)
+                both.append(whole.repeat_interleave(self.parts.heads // self.parts.kv_heads, dim=1))
+            mixed = self._attention(q.transpose(1, 2), *both, mask=masks[self.parts.layers[number].window])
+            return mixed.transpose(1, 2)
+
+        return self._layers(tokens, positions, attend)
+
+    def head(self, x: Tensor) -> Tensor:
+        """Logits (..., V) float32 of the residual stream (..., H): products in ``dtype``, summed in float32."""
+        h, head = self.packed.norm(x), self.packed.head
+        if self.dtype == torch.float32:
+            logits = head(h)
+        else:
+            if h.is_cuda:
+                logits = torch.mm(h, head.weight.t(), out_dtype=torch.float32)
+            else:
+                logits = h.float() @ head.weight.float().t()
+            logits = logits if head.bias is None else logits.add_(head.bias)
+        cap = self.parts.logit_cap
+        return logits.div_(cap).tanh_().mul_(cap) if cap else logits
+
+    @functools.cached_property
+    def _windows(self) -> list[int | None]:
+        return list(dict.fromkeys(layer.window for layer in self.parts.layers))
+
+    def _layers(self, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """The residual stream after all layers. ``positions``: of the last dimension of ``tokens``."""
+        x = self.parts.embed(tokens)
+        turns = {name: table[:, positions, None] for name, table in self.tables.items()}
+        for number, (layer, packed) in enumerate(zip(self.parts.layers, self.packed.layers, strict=True)):
+            qkv = packed.qkv(packed.attention_norm(x)).unflatten(-1, (-1, self.parts.head_dim))
+            turn = turns[layer.rope] if layer.rope else None
+            mixed = attend(number, *self._heads(qkv, packed, turn))
+            x = _added(x, packed.o(mixed.flatten(-2)), packed.attention_after)
+            gate, up = packed.gate_up(packed.mlp_norm(x)).chunk(2, dim=-1)
+            gated = F.silu(gate) if self.parts.activation == "silu" else F.gelu(gate, approximate="tanh")
+            x = _added(x, packed.down(gated * up), packed.mlp_after)
+        return x
+
+    def _heads(self, qkv: Tensor, packed: PackedLayer, turn: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """q, k and v of what the product gave (..., heads, D): normed and turned, queries and keys at once."""
+        heads, kv_heads = self.parts.heads, self.parts.kv_heads
+        qk, v = qkv.split((heads + kv_heads, kv_heads), dim=-2)
+        if packed.heads_norm is not None:
+            qk = packed.heads_norm(qk.float())
+        if turn is not None:
+            one, two = qk.float().chunk(2, dim=-1)
+            qk = qk * turn[0] + torch.cat((-two, one), dim=-1) * turn[1]
+        q, k = qk.to(self.dtype).split((heads, kv_heads), dim=-2)
+        return q, k, v
+
+    def _attention(self, q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None) -> Tensor:
+        """(B, h, Q, D) of q (B, h, Q, D) and k, v (B, h, K, D). ``mask``: added to scores; None = causal."""
+        cap, scaling = self.parts.attention_cap, self.parts.scaling
+        if not cap:
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, scale=scaling)
+        assert mask is not None
+        scores = (q @ k.mT).float() * (scaling / cap)
+        return torch.softmax(scores.tanh_().mul_(cap) + mask, dim=-1).to(v.dtype) @ v
+
+    def _mask(self, positions: Tensor, columns: int, window: int | None) -> Tensor:
+        """(..., columns) of positions (..., 1): 0 where a query at a position sees a column, else -inf."""
+        column = self.column[:columns]
+        seen = column <= positions
+        if window is not None:
+            seen = seen & (column > positions - window)
+        return torch.zeros(seen.shape, dtype=self.dtype, device=seen.device).masked_fill_(~seen, -torch.inf)
+
+
+def _added(x: Tensor, delta: Tensor, after: Scale | None) -> Tensor:
+    return x + (delta if after is None else after(delta.float()))
+
+
+@contextlib.contextmanager
+def _plainly(device: torch.device) -> Iterator[None]:
+    """Inside the block types are those that are written here, and attention is by kernels that need no plans."""
+    with torch.autocast(device.type, enabled=False), sdpa_kernel(_KERNELS):
+        yield

@@ -1,0 +1,188 @@
+"""Recipes: TOML to a checked :class:`Config`, and back.
+
+Precedence: defaults < recipe < ``--set key=value``. Every key is honoured or refused; ``parse`` collects all unknown
+keys and wrong types, ``rules.validate`` all values and combinations that cannot work.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from ..errors import ConfigError, nearest
+from ..utils.toml import dump_table
+from .rules import validate
+from .schema import Config, RewardConfig
+
+T = typing.TypeVar("T")
+
+
+def load(path: str | Path, overrides: Iterable[str] = ()) -> Config:
+    """Reads a recipe and applies ``key=value`` overrides; raises ConfigError with every problem found."""
+    table = read_table(path, overrides)
+    if "iterate" in table:
+        raise ConfigError(f"{path}: has an [iterate] table, so it is a recipe of rounds; run it with trew iterate")
+    return parse(table, base=Path(path).parent)
+
+
+def read_table(path: str | Path, overrides: Iterable[str] = ()) -> dict[str, Any]:
+    """A recipe as plain values, ``key=value`` overrides applied, ``out`` set; nothing else is checked."""
+    path = Path(path)
+    try:
+        table = tomllib.loads(path.read_bytes().decode("utf-8-sig"))
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such recipe") from None
+    except IsADirectoryError:
+        raise ConfigError(f"{path}: is a folder, not a recipe (.toml)") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: is not UTF-8 text (byte {error.start}); save the recipe as UTF-8") from None
+    except (ValueError, RecursionError) as error:  # TOMLDecodeError, a number of thousands of digits, endless nesting
+        why = "it is nested too deeply" if isinstance(error, RecursionError) else error
+        hint = "; texts are in quotes, and recipes are TOML, not YAML: key = value below [section]"
+        raise ConfigError(f"{path}: is not valid TOML: {why}{hint}") from None
+    apply_overrides(table, overrides)
+    if not table.get("out"):
+        table["out"] = f"runs/{path.stem}"
+    return table
+
+
+def apply_overrides(table: dict[str, Any], overrides: Iterable[str]) -> None:
+    """Writes ``a.b=value`` into the nested ``table``. The value is read as TOML; what is not TOML is a string.
+
+    >>> t = {}; apply_overrides(t, ["learner.lr=1e-5", "model=./m"]); t
+    {'learner': {'lr': 1e-05}, 'model': './m'}
+    """
+    problems = []
+    for text in overrides:
+        key, equals, raw = text.partition("=")
+        if not equals or not all(part for part in key.strip().split(".")):
+            problems.append(f"--set {text!r}: expected key=value, for example --set learner.lr=1e-5")
+            continue
+        *parents, last = key.strip().split(".")
+        node = table
+        for part in parents:
+            node = node.setdefault(part, {})
+            if not isinstance(node, dict):
+                problems.append(f"--set {text!r}: {part!r} is not a table")
+                break
+        else:
+            node[last] = _toml_value(raw)
+    if problems:
+        raise ConfigError(problems)
+
+
+def _toml_value(raw: str) -> Any:
+    try:
+        return tomllib.loads(f"v = {raw}")["v"]
+    except (ValueError, RecursionError):
+        return raw
+
+
+def parse(table: Mapping[str, Any], *, base: Path | None = None) -> Config:
+    """Builds and validates a Config; reward files are taken relative to ``base`` (the recipe's folder)."""
+    problems: list[str] = []
+    table = dict(table)
+    if isinstance(objective := table.get("objective"), Mapping):
+        table["objective"] = {
+            "preset": objective.get("preset", "grpo"),
+            "args": {k: v for k, v in objective.items() if k != "preset"},
+        }
+    config = _build(Config, table, "", problems)
+    config = dataclasses.replace(config, rewards=tuple(_anchor(r, base) for r in config.rewards))
+    # Keys that could not be read stand at their defaults here, so that every other problem is still found.
+    problems += [p for p in validate(config) if p.partition(":")[0] not in {q.partition(":")[0] for q in problems}]
+    if problems:
+        raise ConfigError(problems, config=config)
+    return config
+
+
+def _anchor(reward: RewardConfig, base: Path | None) -> RewardConfig:
+    """Makes a relative reward file absolute: a recipe means a file beside itself, whatever the working folder."""
+    file, colon, function = reward.name.rpartition(":")
+    if not colon or not file.endswith(".py") or Path(file).is_absolute() or "\0" in file:
+        return reward
+    here = (base / file) if base is not None and (base / file).exists() else Path(file)
+    return dataclasses.replace(reward, name=f"{here.resolve()}:{function}")
+
+
+def build(cls: type[T], table: Mapping[str, Any], *, where: str) -> T:
+    """One dataclass from a table, as ``parse`` does it: for a task's or a reward's own arguments, named ``where``."""
+    problems: list[str] = []
+    built = _build(cls, table, f"{where}." if where else "", problems)
+    if problems:
+        raise ConfigError(problems)
+    return built
+
+
+def _build(cls: type, table: Any, where: str, problems: list[str]) -> Any:
+    """One dataclass from one table; what is wrong is told in ``problems`` and stands at its default."""
+    if not isinstance(table, Mapping):
+        problems.append(f"{where.rstrip('.')}: expected a table, got {table!r}")
+        table = {}
+    fields = {f.name: f for f in dataclasses.fields(cls)}
+    hints = typing.get_type_hints(cls)
+    values = {}
+    for key, value in table.items():
+        if key not in fields:
+            accepts = ", ".join(fields)
+            problems.append(f"{where}{key}: unknown key{nearest(key, fields)}; accepts {accepts}")
+            continue
+        before = len(problems)
+        built = _coerce(hints[key], value, f"{where}{key}", problems)
+        if len(problems) == before or any(map(dataclasses.is_dataclass, (hints[key], *typing.get_args(hints[key])))):
+            values[key] = built
+    for name, spec in fields.items():
+        if spec.default is dataclasses.MISSING and spec.default_factory is dataclasses.MISSING and name not in values:
+            if name not in table:
+                problems.append(f"{where}{name}: is required")
+            values[name] = ""
+    return cls(**values)
+
+
+def _coerce(hint: Any, value: Any, where: str, problems: list[str]) -> Any:
+    """``value`` as the annotated type, losslessly, or a problem."""
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if dataclasses.is_dataclass(hint):
+        return _build(typing.cast(type, hint), value, f"{where}.", problems)
+    if origin is Literal:
+        if value not in args:
+            hint_text = nearest(str(value), args)
+            problems.append(f"{where}: got {value!r}, accepts {', '.join(map(repr, args))}{hint_text}")
+        return value
+    if origin is tuple:
+        if not isinstance(value, (list, tuple)):
+            problems.append(f"{where}: expected a list, got {value!r}")
+            return ()
+        return tuple(_coerce(args[0], v, f"{where}[{i}]", problems) for i, v in enumerate(value))
+    if origin in (Mapping, dict) or getattr(origin, "__name__", "") == "Mapping":
+        if not isinstance(value, Mapping):
+            problems.append(f"{where}: expected a table, got {value!r}")
+        return value
+    assert not isinstance(origin, types.UnionType), where
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if hint is not Any and (not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool)):
+        problems.append(f"{where}: expected {_NAMES.get(hint, hint)}, got {value!r} ({type(value).__name__})")
+    return value
+
+
+_NAMES = {int: "a whole number", float: "a number", str: "a string", bool: "true or false"}
+
+
+def to_table(config: Config) -> dict[str, Any]:
+    """The whole configuration as nested plain values, the objective's overrides flat as in a recipe."""
+    table = dataclasses.asdict(config)
+    table["objective"] = {"preset": config.objective.preset, **config.objective.args}
+    return table
+
+
+def dumps(config: Config) -> str:
+    """The resolved configuration as TOML that ``load`` reads back to an equal Config."""
+    return dump_table(to_table(config))

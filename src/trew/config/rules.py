@@ -1,0 +1,186 @@
+"""Every rule about values that can be judged without data, model or torch: one small function per table.
+
+Each returns its problems, one line each: what, what it got, what it accepts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from ..errors import nearest
+from ..utils.toml import toml_value
+from .schema import Config, LoraConfig, RewardConfig
+
+AT_LEAST_ONE = (
+    "rollout.prompts", "rollout.completions", "rollout.max_tokens", "rollout.batch", "learner.inner_updates",
+    "learner.microbatch_tokens", "data.max_prompt_tokens", "eval.size", "eval.samples", "steps", "checkpoint.keep",
+    "learner.bad_steps",
+)  # fmt: skip
+AT_LEAST_ZERO = (
+    "rollout.top_k", "rollout.refills", "learner.minibatch_prompts", "learner.warmup_steps", "learner.reference_every",
+    "eval.every", "eval.max_tokens", "checkpoint.every", "track.samples_every", "track.regrade_every", "threads",
+    "learner.weight_decay", "eval.temperature",
+)  # fmt: skip
+TRACKERS = ("trackio", "wandb", "tensorboard", "mlflow")
+
+
+def validate(config: Config) -> list[str]:
+    """Every problem of values and of their combinations, one line each."""
+    sections = (_counts, _top, _rollout, _learner, _reference, _minibatches, _warmup, _lora, _eval, _rewards, _track)
+    problems = [problem for section in sections for problem in section(config)]
+    return problems + config.stop.problems() + config.health.problems()
+
+
+def _need(config: Config, ok: bool, name: str, accepts: str) -> Iterator[str]:
+    if not ok:
+        yield f"{name}: got {_value(config, name)!r}, accepts {accepts}"
+
+
+def _value(config: Config, name: str) -> Any:
+    section, _, key = name.rpartition(".")
+    return getattr(getattr(config, section) if section else config, key)
+
+
+def _counts(c: Config) -> Iterator[str]:
+    for name in AT_LEAST_ONE:
+        yield from _need(c, _value(c, name) >= 1, name, "a whole number of at least 1")
+    for name in AT_LEAST_ZERO:
+        yield from _need(c, math.isfinite(_value(c, name)) and _value(c, name) >= 0, name, "0 or more")
+
+
+def _top(c: Config) -> Iterator[str]:
+    yield from _need(c, 0 <= c.seed < 2**63, "seed", "a whole number from 0 to 2**63 - 1")
+    yield from _need(c, bool(c.model.strip()), "model", "a folder, a hub id, or 'smollm2-135m-instruct'")
+    known = c.device in ("auto", "cpu", "mps") or c.device.partition(":")[0] == "cuda"
+    yield from _need(c, known, "device", "'auto', 'cpu', 'mps', 'cuda' or 'cuda:N'")
+
+
+def _rollout(c: Config) -> Iterator[str]:
+    r = c.rollout
+    yield from _need(
+        c, math.isfinite(r.temperature) and r.temperature > 0, "rollout.temperature",
+        "a number above 0 (greedy rollouts make every group equal)",
+    )  # fmt: skip
+    yield from _need(c, 0 < r.top_p <= 1, "rollout.top_p", "a number above 0 and at most 1")
+    yield from _need(c, 0 <= r.min_p < 1, "rollout.min_p", "a number from 0 up to, not including, 1")
+    yield from _need(c, all(r.stop), "rollout.stop", "non-empty strings")
+
+
+def _learner(c: Config) -> Iterator[str]:
+    learner, below_one = c.learner, "a number from 0 up to, not including, 1"
+    yield from _need(c, 0 < learner.lr < 1, "learner.lr", "a number above 0 and below 1")
+    yield from _need(c, 0 <= learner.adam_beta1 < 1, "learner.adam_beta1", below_one)
+    yield from _need(c, 0 <= learner.adam_beta2 < 1, "learner.adam_beta2", below_one)
+    yield from _need(c, 0 < learner.adam_eps < math.inf, "learner.adam_eps", "a number above 0")
+    yield from _need(c, 0 < learner.max_grad_norm < math.inf, "learner.max_grad_norm", "above 0")
+
+
+def _reference(c: Config) -> Iterator[str]:
+    mix, every = c.learner.reference_mix, c.learner.reference_every
+    yield from _need(c, 0 < mix <= 1, "learner.reference_mix", "a number above 0 and at most 1")
+    if mix != 1 and not every:
+        yield (
+            f"learner.reference_mix: got {mix}, but the reference is never updated; set learner.reference_every, or "
+            "leave it out"
+        )
+    if every and c.lora.rank:
+        yield (
+            f"learner.reference_every: got {every} with lora.rank = {c.lora.rank}: the reference of adapters is the "
+            "model without them, which stays as it is; set it to 0, or train all weights"
+        )
+
+
+def _minibatches(c: Config) -> Iterator[str]:
+    minibatch, prompts = c.learner.minibatch_prompts, c.rollout.prompts
+    if minibatch > prompts:
+        yield (
+            f"learner.minibatch_prompts: got {minibatch}, which is more than rollout.prompts = {prompts}; accepts 0 "
+            "(all) up to that"
+        )
+    elif minibatch > 0 and prompts % minibatch:
+        yield (
+            f"learner.minibatch_prompts: got {minibatch}, which does not divide rollout.prompts = {prompts}; choose a "
+            "divisor so that all minibatches have equal size"
+        )
+
+
+def _warmup(c: Config) -> Iterator[str]:
+    if c.learner.warmup_steps > c.optimizer_steps >= 1:
+        yield (
+            f"learner.warmup_steps: got {c.learner.warmup_steps}, but the whole run has {c.optimizer_steps} optimizer "
+            "steps; the learning rate would never be reached"
+        )
+
+
+def _lora(c: Config) -> Iterator[str]:
+    lora = c.lora
+    yield from _need(c, lora.rank >= 0, "lora.rank", "0 (off) or more")
+    yield from _need(c, 0 < lora.alpha < math.inf, "lora.alpha", "a number above 0")
+    yield from _need(
+        c, lora.dropout == 0, "lora.dropout",
+        "0 only: with dropout the same weights would give other log-probs each time, and ratios between policies "
+        "would be noise",
+    )  # fmt: skip
+    yield from _need(c, all(lora.targets), "lora.targets", "names of linear layers, like q_proj")
+    for key in ("alpha", "targets", "base") if lora.rank == 0 else ():
+        same = getattr(lora, key) == getattr(LoraConfig(), key)
+        yield from _need(
+            c, same, f"lora.{key}", "nothing else than its default while lora.rank = 0; set lora.rank = 16, say"
+        )
+    if lora.rank > 0 and lora.base == "bfloat16" and c.learner.dtype != "bfloat16":
+        yield (
+            f"lora.base: got 'bfloat16', which needs learner.dtype = 'bfloat16'; it is {c.learner.dtype!r}, and there "
+            "the weights would be rounded for nothing"
+        )
+
+
+def _eval(c: Config) -> Iterator[str]:
+    yield from _need(c, math.isfinite(c.eval.correct_at), "eval.correct_at", "a finite number")
+    if c.eval.samples > 1 and c.eval.temperature == 0:
+        yield (
+            f"eval.samples: got {c.eval.samples} with eval.temperature = 0; greedy samples are all the same: set "
+            "eval.samples = 1 or eval.temperature = 1.0"
+        )
+
+
+def _rewards(c: Config) -> Iterator[str]:
+    for i, reward in enumerate(c.rewards):
+        yield from _reward(reward, f"rewards[{i}]")
+
+
+def _reward(reward: RewardConfig, where: str) -> Iterator[str]:
+    if not reward.name and not reward.model:
+        yield (
+            f'{where}.name: is required: a built-in name or path/to/file.py:function; or model = "folder" for a reward '
+            "model"
+        )
+    if reward.model and reward.name.rpartition(":")[0].endswith(".py"):
+        yield (
+            f"{where}.name: got {reward.name!r} beside model = {reward.model!r}; give one of them: a function and a "
+            "model are two rewards"
+        )
+    if not math.isfinite(reward.weight):
+        yield f"{where}.weight: got {reward.weight!r}, accepts a finite number"
+    if not 0 < reward.timeout_s < math.inf:
+        yield f"{where}.timeout_s: got {reward.timeout_s!r}, accepts a number of seconds above 0"
+    yield from _arguments(reward.args.items(), where)
+
+
+def _arguments(items: Iterable[tuple[str, Any]], where: str) -> Iterator[str]:
+    for key, value in items:
+        try:
+            toml_value(value)
+        except TypeError:
+            yield (
+                f"{where}.args.{key}: got {value!r} ({type(value).__name__}), accepts strings, numbers, true, false, "
+                "and lists and tables of them; write a date as a string"
+            )
+
+
+def _track(c: Config) -> Iterator[str]:
+    yield from _need(c, 0 <= c.track.max_failed <= 1, "track.max_failed", "a share from 0 to 1")
+    for tracker in c.track.to:
+        if tracker not in TRACKERS:
+            yield f"track.to: got {tracker!r}, accepts {', '.join(TRACKERS)}{nearest(tracker, TRACKERS)}"

@@ -1,0 +1,1 @@
+"""Health rules over a run's metrics, and monitors of its rewards."""

@@ -1,0 +1,327 @@
+"""Health of a run: rules over its rows of metrics, the same while it trains, after a resume and in its report.
+
+A rule looks at the last rows, and where it must at the first ones, and says with numbers what is wrong; ``ADVICE`` says
+what to do. Nothing here changes the training. docs/health.md lists the rules.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..config import HealthConfig
+
+Row = Mapping[str, Any]
+
+AGAIN = 3
+"""Rows in a row that must show what one row may show by chance."""
+BETTER = 0.02
+"""By so much must accuracy have risen for a change of length to be taken for learning."""
+SOLVED = 0.9
+"""From this accuracy on a low entropy is no collapse: there is little left to be uncertain about."""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What of a run's configuration the rules need to know."""
+
+    health: HealthConfig = field(default_factory=HealthConfig)
+    completions: int = 2
+    max_grad_norm: float = 1.0
+    max_tokens: int = 0
+    dtype: str = "float32"
+
+    @staticmethod
+    def of(table: Mapping[str, Any]) -> Facts:
+        """From a configuration as nested plain values, in which anything may be missing or broken."""
+
+        def known(section: str, wanted: Any) -> dict[str, Any]:
+            """The settings that ``wanted`` has and that are of its type."""
+            given = table.get(section)
+            given = given if isinstance(given, Mapping) else {}
+            return {
+                k: type(v)(given[k])
+                for k, v in wanted.items()
+                if isinstance(given.get(k), (int, float)) and not isinstance(given.get(k), bool)
+            }
+
+        default = Facts()
+        learner = table.get("learner")
+        half = isinstance(learner, Mapping) and learner.get("dtype") == "bfloat16"
+        health = HealthConfig(**known("health", dataclasses.asdict(default.health)))
+        return Facts(
+            HealthConfig() if health.problems() else health,
+            **known("rollout", {"completions": default.completions, "max_tokens": default.max_tokens}),
+            **known("learner", {"max_grad_norm": default.max_grad_norm}),
+            dtype="bfloat16" if half else default.dtype,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One warning: at which step, by which rule, what was seen and what to do."""
+
+    step: int
+    rule: str
+    text: str
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Rules: (history, facts) -> what is wrong in words and numbers, empty where nothing is
+
+
+class History:
+    """The first and the last ``window`` rows of a run's steps."""
+
+    def __init__(self, config: HealthConfig) -> None:
+        self.first: list[Row] = []
+        self.last: deque[Row] = deque(maxlen=max(config.window, config.no_signal, AGAIN))
+        self.window = config.window
+
+    def add(self, row: Row) -> None:
+        if len(self.first) < self.window:
+            self.first.append(row)
+        self.last.append(row)
+
+    def mean(self, name: str) -> float | None:
+        """Over the last ``window`` rows; None before there are as many, and where fewer than half have a value."""
+        return self._mean(name, list(self.last)[-self.window :])
+
+    def at_first(self, name: str) -> float | None:
+        """Over the first ``window`` rows, in the same way."""
+        return self._mean(name, self.first)
+
+    def newest(self, name: str, count: int = AGAIN) -> list[float]:
+        """The last ``count`` rows' values; empty unless all of them have one."""
+        values = [_finite(row.get(name)) for row in list(self.last)[-count:]]
+        found = [v for v in values if v is not None]
+        return found if len(found) == count else []
+
+    def _mean(self, name: str, rows: Sequence[Row]) -> float | None:
+        values = [v for row in rows if (v := _finite(row.get(name))) is not None]
+        return sum(values) / len(values) if len(rows) >= self.window and 2 * len(values) >= len(rows) else None
+
+
+def _sentence(text: str) -> str:
+    return text[0].upper() + text[1:]
+
+
+def _finite(value: Any) -> float | None:
+    known = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    return float(value) if known else None
+
+
+def entropy(h: History, f: Facts) -> str:
+    before, now, right = h.at_first("entropy"), h.mean("entropy"), h.mean("accuracy")
+    if before is None or now is None or now >= f.health.entropy * before or (right is not None and right >= SOLVED):
+        return ""
+    return f"entropy fell from {before:.3g} to {now:.3g} nats per token"
+
+
+def kl(h: History, f: Facts) -> str:
+    values = h.newest("kl")
+    if not values or min(values) < f.health.kl:
+        return ""
+    return f"the KL is {values[-1]:.3g} nats per token, {AGAIN} steps in a row above {f.health.kl:g}"
+
+
+def kl_old(h: History, f: Facts) -> str:
+    values = h.newest("kl_old")
+    if not values or min(values) < f.health.kl_old:
+        return ""
+    return f"the updates of one step move the policy by {values[-1]:.3g} nats per token"
+
+
+def ratio(h: History, f: Facts) -> str:
+    high, low = h.newest("ratio_q99"), h.newest("ratio_q01")
+    if high and min(high) >= f.health.ratio:
+        return f"1 % of tokens have an importance ratio above {high[-1]:.3g}"
+    if low and max(low) <= 1 / f.health.ratio:
+        return f"1 % of tokens have an importance ratio below {low[-1]:.3g}"
+    return ""
+
+
+def no_signal(h: History, f: Facts) -> str:
+    values = h.newest("advantage_share", f.health.no_signal)
+    if not values or max(values) > 0:
+        return ""
+    return f"{len(values)} steps in a row in which no completion had an advantage: nothing is being learned"
+
+
+def zero_signal(h: History, f: Facts) -> str:
+    now, right = h.mean("zero_signal_share"), h.mean("accuracy")
+    if f.completions < 2 or now is None or now < f.health.zero_signal:
+        return ""
+    most = "" if right is None else f"; accuracy is {right:.2f}"
+    return f"in {now:.0%} of groups all completions score the same{most}"
+
+
+def truncated(h: History, f: Facts) -> str:
+    now = h.mean("truncated_share")
+    if now is None or now < f.health.truncated:
+        return ""
+    limit = f" of rollout.max_tokens = {f.max_tokens}" if f.max_tokens else ""
+    return f"{now:.0%} of completions are cut off at the limit{limit}"
+
+
+def length(h: History, f: Facts) -> str:
+    before, now = h.at_first("completion_length"), h.mean("completion_length")
+    if not before or not now or 1 / f.health.length < now / before < f.health.length:
+        return ""
+    was, right = h.at_first("accuracy"), h.mean("accuracy")
+    if was is None or right is None or right >= was + BETTER:
+        return ""
+    return f"completions went from {before:.3g} to {now:.3g} tokens, accuracy from {was:.2f} to {right:.2f}"
+
+
+def stale(h: History, f: Facts) -> str:
+    values = h.newest("staleness", 1)
+    if not values or values[0] <= 0:
+        return ""
+    return f"completions were made by weights that are {values[0]:g} updates old"
+
+
+def unchanged(h: History, f: Facts) -> str:
+    values, rates = h.newest("changed_share"), h.newest("lr")
+    if not values or 1 - max(values) < f.health.unchanged:
+        return ""
+    rate = f" at a learning rate of {rates[-1]:.3g}" if rates else ""
+    return f"updates leave {1 - values[-1]:.1%} of the weights as they are{rate}: they are lost in rounding"
+
+
+def clipped(h: History, f: Facts) -> str:
+    values = h.newest("grad_norm")
+    if not values or min(values) < f.health.clipped * f.max_grad_norm:
+        return ""
+    return f"the gradient norm is {values[-1]:.3g}, cut down to learner.max_grad_norm = {f.max_grad_norm:g}"
+
+
+def mismatch(h: History, f: Facts) -> str:
+    values = h.newest("canary_gap")
+    if not values or min(values) < f.health.mismatch * (1.0 if f.dtype == "bfloat16" else 0.01):
+        return ""
+    return f"log-probs of sampler and learner at the same weights differ by {values[-1]:.3g} nats, mean over tokens"
+
+
+RULES: dict[str, Callable[[History, Facts], str]] = {
+    "entropy": entropy, "kl": kl, "kl_old": kl_old, "ratio": ratio, "no_signal": no_signal, "zero_signal": zero_signal,
+    "truncated": truncated, "length": length, "stale": stale, "unchanged": unchanged, "clipped": clipped,
+    "mismatch": mismatch,
+}  # fmt: skip
+
+ADVICE = {
+    "entropy": (
+        "the policy may have collapsed onto one text, and what it no longer samples it cannot learn from. Lower "
+        "learner.lr, raise rollout.temperature, or set objective.entropy_bonus or a larger objective.eps_high"
+    ),
+    "kl": (
+        "the policy is far from where it began. Lower learner.lr, raise objective.beta, and look at completions in "
+        "rollouts/: the text may have become unreadable"
+    ),
+    "kl_old": "that is more than a trust region is made for. Lower learner.lr, or learner.inner_updates",
+    "ratio": (
+        "updates move single tokens too far, or sampler and learner are not the same policy (canary_gap in the "
+        "metrics). Lower learner.lr, or learner.inner_updates"
+    ),
+    "no_signal": (
+        "what is compared with each other scores the same, or counts as right (eval.correct_at) throughout. Check the "
+        "reward (trew rewards test), or try easier prompts, more completions per prompt, a higher temperature"
+    ),
+    "zero_signal": (
+        "such groups teach nothing and cost as much. Where accuracy is low take easier prompts, where it is high "
+        "harder ones; or raise rollout.completions, or take an objective with dynamic sampling (dapo)"
+    ),
+    "truncated": (
+        "what is cut off has no answer, and its reward says nothing about what it would have been. Raise "
+        'rollout.max_tokens, check that the model knows its end token, or shape lengths (a "soft_overlong" reward)'
+    ),
+    "length": (
+        "length drifts without being of use. Look at the longest and shortest completions in rollouts/, and at what "
+        "the objective's aggregate and the reward pay for; cosine or soft_overlong hold lengths"
+    ),
+    "stale": "training on them is off-policy by more than the objective knows. The engine must get every update",
+    "unchanged": (
+        "the run computes and learns nothing. Raise learner.lr (1e-6 is common for all weights, 1e-4 for adapters); "
+        "look at learner.max_grad_norm and learner.adam_eps too"
+    ),
+    "clipped": (
+        "gradients are out of proportion. Lower learner.lr, look at the rewards' scale, or at the longest completions; "
+        "raise learner.max_grad_norm if this is how large they are here"
+    ),
+    "mismatch": (
+        "ratios between them are noise of that size. Set learner.dtype = 'float32', or kernels = 'plain', or a "
+        "correction (objective.correction)"
+    ),
+}
+
+
+# --------------------------------------------------------------------------------------------------------------------
+
+
+class Health:
+    """The rules over the steps of a run, row by row: each says once that it begins to hold, and again after
+    ``health.cooldown`` steps if it still does, or does again."""
+
+    def __init__(self, facts: Facts) -> None:
+        self.facts = facts
+        self.found: list[Finding] = []
+        self._history = History(facts.health)
+        self.holding: tuple[str, ...] = ()  # the rules that held after the last row, said or not
+        self._told: dict[str, int] = {}
+
+    def observe(self, row: Row) -> list[Finding]:
+        """The warnings that are due after this row; one of an evaluation is passed over."""
+        if "eval_accuracy" in row:
+            return []
+        self._history.add(_plain(row))
+        config, step = self.facts.health, int(row["step"])
+        on = {name: rule for name, rule in RULES.items() if getattr(config, name, 1)}
+        texts = {name: text for name, rule in on.items() if (text := rule(self._history, self.facts))}
+        self.holding = tuple(texts)
+        due = [name for name in texts if name not in self._told or step - self._told[name] >= config.cooldown]
+        self._told |= dict.fromkeys(due, step)
+        found = [Finding(step, name, f"{texts[name]}. {_sentence(ADVICE[name])}") for name in due]
+        self.found += found
+        return found
+
+    def state(self) -> dict[str, Any]:
+        """What later warnings depend on, as JSON can hold it."""
+        h = self._history
+        found = [dataclasses.asdict(f) for f in self.found]
+        return {"first": list(h.first), "last": list(h.last), "told": dict(self._told), "found": found}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Goes on where :meth:`state` was taken."""
+        self._history.first = list(state["first"])
+        self._history.last.clear()
+        self._history.last.extend(state["last"])
+        self._told, self.found = dict(state["told"]), [Finding(**f) for f in state["found"]]
+
+
+READ = (
+    "entropy", "accuracy", "kl", "kl_old", "ratio_q99", "ratio_q01", "advantage_share", "zero_signal_share",
+    "truncated_share", "completion_length", "staleness", "changed_share", "lr", "grad_norm", "canary_gap",
+)  # fmt: skip
+"""The columns that rules read."""
+
+
+def _plain(row: Row) -> dict[str, float]:
+    """The columns that rules read, where they are numbers."""
+    return {name: value for name in READ if (value := _finite(row.get(name))) is not None}
+
+
+def findings(rows: Iterable[Row], table: Mapping[str, Any]) -> list[Finding]:
+    """All warnings of a run, from its rows and its configuration as nested plain values.
+
+    >>> rows = [{"step": s, "truncated_share": 0.8} for s in range(1, 13)]
+    >>> [(f.step, f.rule, f.text[:42]) for f in findings(rows, {})]
+    [(10, 'truncated', '80% of completions are cut off at the limi')]
+    """
+    health = Health(Facts.of(table))
+    for row in rows:
+        health.observe(row)
+    return health.found

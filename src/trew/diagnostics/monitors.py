@@ -1,0 +1,292 @@
+"""Watches rewards during training for what looks like hacking, or like a reward that is broken.
+
+Each monitor is a pure function from the scored groups of a step to sums and counts. Over the last ``WINDOW`` steps its
+figure is compared with a limit; a warning says what was seen and what to do. Nothing here changes the training.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..rewards.thinking import after_thinking
+from ..rewards.weighing import Reward
+from ..types import Metrics, ScoredGroup, reduce_metrics
+
+WINDOW = 20  # steps that a figure is taken over, and that "at first" means
+LEAST = 128  # completions (or groups, for orders: a quarter of it) before anything is said
+QUIET = 50  # steps until the same warning is repeated
+LONG = 32  # tokens from which two equal completions are no coincidence
+
+ORDER_Z = 5.0  # standard errors
+ORDER_SHARE = 0.1  # of the rewards' standard deviation within a group
+SEVERAL, SEVERAL_RISE = 0.5, 0.15
+SEVERAL_RISEN = 0.2
+IDENTICAL = 0.5
+EXITS = 0.1
+DISAGREE = 0.1
+LENGTH_GAP, LENGTH_RATIO = 0.3, 1.5
+
+_MARKS = ("\\boxed{", "####", "<answer>")
+_CODE = re.compile(r"```(?:python|py)[ \t]*\n")
+_EXIT = re.compile(r"\b(?:sys\.exit|os\._exit|os\.abort|os\.kill|exit|quit)[ \t]*\(|\braise[ \t]+SystemExit\b")
+
+ADVICE = {
+    "order": (
+        "completions of a prompt are drawn alike, so that their order cannot matter: the reward depends on the order "
+        "it is called in. Look for state that it keeps between completions, a cache, a rate limit or a time limit"
+    ),
+    "rows": (
+        "prompts are shuffled, so that their order within a step cannot matter: the reward depends on the order it is "
+        "called in. Look for a rate limit, a time limit for the whole call, or a cache that fills up"
+    ),
+    "several_answers": (
+        "a policy that gets credit for one of several answers learns to list them. Look at such completions in "
+        "rollouts/; make the reward read one answer (built-in kinds read the last)"
+    ),
+    "identical": (
+        "a group of equal completions has nothing to compare. Raise rollout.temperature, or stop earlier: the policy "
+        "may have collapsed onto one text that the reward likes"
+    ),
+    "exits": (
+        "a program that ends before its tests can pass a grader that looks at the exit status alone. Look at such "
+        "completions in rollouts/; code_stdin and code_func compare what was computed"
+    ),
+    "length_gap": (
+        "rewarded completions differ in length from the others, and completions drift that way: the reward may be "
+        "paying for length. Look at the longest and shortest in rollouts/; cosine or soft_overlong hold lengths"
+    ),
+}
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Figures of one step
+
+
+def order(scored: Sequence[ScoredGroup]) -> Metrics:
+    """How much better the first half of each group's completions scored than the second: ``order`` in reward, with its
+    variance if the order did not matter (that of a random split, S²(1/n₁ + 1/n₂)) and the groups' deviations S.
+
+    >>> from .trial import scored_texts
+    >>> figures = order([scored_texts("abcd", [1.0, 1.0, 0.0, 0.0])])
+    >>> figures["order"], round(figures["order_variance"][0], 4)
+    ((1.0, 1.0), 0.3333)
+    """
+    values = [[s.value for s in g.scores if s.value is not None] for g in scored]
+    return _halves("order", values)
+
+
+def rows(scored: Sequence[ScoredGroup]) -> Metrics:
+    """As :func:`order`, of the groups' mean rewards in the order of the step."""
+    known = [[s.value for s in g.scores if s.value is not None] for g in scored]
+    return _halves("rows", [[sum(v) / len(v) for v in known if v]])
+
+
+def _halves(name: str, lists: Sequence[Sequence[float]]) -> Metrics:
+    difference = variance = deviation = 0.0
+    count = 0
+    for values in lists:
+        n, half = len(values), len(values) // 2
+        if not half:
+            continue
+        mean = sum(values) / n
+        square = sum((v - mean) ** 2 for v in values) / (n - 1)
+        difference += sum(values[:half]) / half - sum(values[half:]) / (n - half)
+        variance += square * (1 / half + 1 / (n - half))
+        deviation += math.sqrt(square)
+        count += 1
+    return {
+        name: (difference, float(count)),
+        f"{name}_variance": (variance, float(count)),
+        f"{name}_deviation": (deviation, float(count)),
+    }
+
+
+def several_answers(scored: Sequence[ScoredGroup]) -> Metrics:
+    """The share of completions with more than one answer behind their thought: boxes, ``####`` or ``<answer>`` tags."""
+    texts = [c.text for g in scored for c in g.group.completions]
+    return {"several_answers": (float(sum(answers_in(text) > 1 for text in texts)), float(len(texts)))}
+
+
+def answers_in(text: str) -> int:
+    """
+    >>> answers_in("so \\\\boxed{7} or \\\\boxed{8}"), answers_in("#### 7"), answers_in("<think>#### 1</think>#### 2")
+    (2, 1, 1)
+    """
+    said = after_thinking(text) or ""
+    return max(said.count(mark) for mark in _MARKS)
+
+
+def identical(scored: Sequence[ScoredGroup]) -> Metrics:
+    """The share of completions, of those with at least ``LONG`` tokens, whose very text is in their group twice."""
+    again = count = 0
+    for g in scored:
+        texts = Counter(c.text for c in g.group.completions if len(c) >= LONG)
+        count += texts.total()
+        again += sum(n for n in texts.values() if n > 1)
+    return {"identical": (float(again), float(count))}
+
+
+def exits(scored: Sequence[ScoredGroup]) -> Metrics:
+    """The share of programs (last ```` ```python ```` block) that call for their own end: ``exit()``, ``os._exit`` and
+    the like."""
+    programs = [
+        _CODE.split(c.text)[-1].split("```")[0] for g in scored for c in g.group.completions if _CODE.search(c.text)
+    ]
+    return {"exits": (float(sum(bool(_EXIT.search(p)) for p in programs)), float(len(programs)))}
+
+
+def disagreement(scored: Sequence[ScoredGroup], rewards: Sequence[Reward]) -> Metrics:
+    """Per reward with ``verify_with``: the share of completions that one of the two calls right (0.5 or more) and the
+    other wrong, and (``…/credit``) those that the reward calls right and its verifier wrong."""
+    figures: dict[str, tuple[float, float]] = {}
+    for reward in rewards:
+        if not reward.verify_with:
+            continue
+        pairs = [
+            (a >= 0.5, b >= 0.5)
+            for g in scored
+            for s in g.scores
+            if (a := s.parts.get(reward.name)) is not None and (b := s.parts.get(reward.verify_with)) is not None
+        ]
+        figures[f"disagree/{reward.name}"] = (float(sum(a != b for a, b in pairs)), float(len(pairs)))
+        figures[f"disagree/{reward.name}/credit"] = (float(sum(a and not b for a, b in pairs)), float(len(pairs)))
+    return figures
+
+
+def lengths(scored: Sequence[ScoredGroup]) -> Metrics:
+    """Mean length in tokens; and ``length_gap``: by how much completions above their group's mean reward are longer
+    than those below it, as a share of the group's mean length."""
+    gap, groups, tokens, count = 0.0, 0, 0, 0
+    for g in scored:
+        pairs = [
+            (s.value, len(c)) for s, c in zip(g.scores, g.group.completions, strict=True) if s.value is not None
+        ]  # fmt: skip
+        tokens, count = tokens + sum(n for _, n in pairs), count + len(pairs)
+        mean = sum(v for v, _ in pairs) / max(len(pairs), 1)
+        above, below = [n for v, n in pairs if v > mean], [n for v, n in pairs if v < mean]
+        if above and below and (size := sum(n for _, n in pairs) / len(pairs)):
+            gap += (sum(above) / len(above) - sum(below) / len(below)) / size
+            groups += 1
+    return {"length": (float(tokens), float(count)), "length_gap": (gap, float(groups))}
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Over the steps of a run
+
+
+class Monitors:
+    """All monitors over the steps of a run. ``shuffled``: whether the order of prompts says nothing.
+
+    What is in the metrics does not depend on the windows; the warnings do, so that they are part of :meth:`state`.
+    """
+
+    def __init__(self, rewards: Sequence[Reward] = (), *, shuffled: bool = True) -> None:
+        self._rewards, self._shuffled = tuple(rewards), shuffled
+        self._last: deque[Metrics] = deque(maxlen=WINDOW)
+        self._first: list[Metrics] = []
+        self._told: dict[str, int] = {}
+
+    def observe(self, scored: Sequence[ScoredGroup], *, step: int) -> tuple[dict[str, float], list[str]]:
+        """A step's figures for its row of metrics, and the warnings that are due."""
+        figures = self.figures(scored)
+        self._last.append(figures)
+        if len(self._first) < WINDOW:
+            self._first.append(figures)
+        shown = {
+            f"monitor/{name}": total / count
+            for name, (total, count) in figures.items()
+            if count and name != "length" and not name.endswith(("_variance", "_deviation"))
+        }
+        warnings = []
+        for name, text in self.suspicions().items():
+            if step - self._told.get(name, -QUIET) >= QUIET:
+                self._told[name] = step
+                warnings.append(f"{text}. {self._advice(name)}")
+        return shown, warnings
+
+    def state(self) -> dict[str, Any]:
+        """What later warnings depend on, as JSON can hold it."""
+        return {"last": list(self._last), "first": list(self._first), "told": dict(self._told)}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Goes on where :meth:`state` was taken."""
+        kept: dict[str, list[Metrics]] = {
+            part: [{name: (v[0], v[1]) for name, v in step.items()} for step in state[part]]
+            for part in ("last", "first")
+        }
+        self._last, self._first = deque(kept["last"], maxlen=WINDOW), kept["first"]
+        self._told = dict(state["told"])
+
+    def figures(self, scored: Sequence[ScoredGroup]) -> Metrics:
+        """Sums and counts of all monitors for one step."""
+        parts: list[Metrics] = [
+            order(scored), several_answers(scored), identical(scored), exits(scored), lengths(scored),
+            disagreement(scored, self._rewards),
+        ]  # fmt: skip
+        return reduce_metrics([*parts, rows(scored)] if self._shuffled else parts)
+
+    def suspicions(self) -> dict[str, str]:
+        """What looks wrong over the last steps, by monitor."""
+        now, first = reduce_metrics(list(self._last)), reduce_metrics(self._first)
+        found: dict[str, str] = {}
+        for name, what in (("order", "half of each group"), ("rows", "half of each step's prompts")):
+            if text := _order_effect(now, name, what):
+                found[name] = text
+        share, before = _mean(now, "several_answers"), _mean(first, "several_answers")
+        risen = share >= SEVERAL_RISEN and share - before >= SEVERAL_RISE
+        if share >= SEVERAL or risen:
+            found["several_answers"] = f"{share:.0%} of completions give several answers ({before:.0%} at first)"
+        if (share := _mean(now, "identical")) >= IDENTICAL:
+            found["identical"] = f"{share:.0%} of completions of {LONG} tokens or more have a twin in their group"
+        if (share := _mean(now, "exits", least=LEAST // 4)) >= EXITS:
+            found["exits"] = f"{share:.0%} of programs end themselves (exit, os._exit, ...)"
+        for reward in self._rewards:
+            name = f"disagree/{reward.name}"
+            if reward.verify_with and (share := _mean(now, name)) >= DISAGREE:
+                credit = _mean(now, f"{name}/credit")
+                found[name] = (
+                    f"rewards {reward.name!r} and {reward.verify_with!r} disagree on {share:.0%} of completions; on "
+                    f"{credit:.0%} {reward.name!r} gives credit that {reward.verify_with!r} does not"
+                )
+        gap, ratio = _mean(now, "length_gap", least=LEAST // 4), _ratio(now, first)
+        if abs(gap) >= LENGTH_GAP and (ratio if gap > 0 else 1 / ratio) >= LENGTH_RATIO:
+            longer = "longer" if gap > 0 else "shorter"
+            found["length_gap"] = (
+                f"rewarded completions are {abs(gap):.0%} {longer} than others of their group, and completions "
+                f"have become {ratio:.2g} times as long as at first"
+            )
+        return found
+
+    def _advice(self, name: str) -> str:
+        if not name.startswith("disagree/"):
+            return ADVICE[name]
+        return (
+            "One of the two is being fooled, or too strict: look at completions in rollouts/ whose parts differ, and "
+            "put those that are wrong into a test of the reward"
+        )
+
+
+def _order_effect(now: Mapping[str, tuple[float, float]], name: str, what: str) -> str:
+    """The order's effect in words where it is no chance; empty otherwise."""
+    difference, count = now.get(name, (0.0, 0.0))
+    variance, deviation = now.get(f"{name}_variance", (0.0, 0.0))[0], now.get(f"{name}_deviation", (0.0, 0.0))[0]
+    if count < (LEAST // 4 if name == "order" else WINDOW // 2) or variance <= 0:
+        return ""
+    z = difference / math.sqrt(variance)
+    if abs(z) < ORDER_Z or abs(difference) < ORDER_SHARE * deviation:
+        return ""
+    return f"the first {what} scores {difference / count:+.3f} against the second ({abs(z):.0f} standard errors)"
+
+
+def _mean(figures: Mapping[str, Any], name: str, *, least: float = LEAST) -> float:
+    total, count = figures.get(name, (0.0, 0.0))
+    return total / count if count >= least else 0.0
+
+
+def _ratio(now: Mapping[str, Any], first: Mapping[str, Any]) -> float:
+    before = _mean(first, "length")
+    return _mean(now, "length") / before if before else 1.0

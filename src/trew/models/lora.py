@@ -1,0 +1,346 @@
+"""LoRA adapters: small trainable matrices inside the linear layers of a frozen model, through peft.
+
+    y = W x + (alpha / rank) B A x      W frozen, A (rank, in) random, B (out, rank) 0 at first      arXiv:2106.09685
+
+The model object stays the one that was loaded, with its linear layers replaced by peft's; everything that runs it runs
+the adapters. The same model without them (:meth:`Adapters.disabled`) is the reference policy: no second copy.
+
+The frozen linear layers may be kept in fewer bytes: ``bfloat16`` gives exactly what float32 weights give where the
+computation is in bfloat16 (autocast rounds them in every product anyway); ``nf4`` (4 bits and a float32 scale per 64
+weights, arXiv:2305.14314) is another model, a little worse. Embeddings, norms and the head stay float32.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import hashlib
+import logging
+import math
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from ..config import LoraConfig
+from ..errors import ModelError, nearest
+from . import files, loading
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+NAME = "default"
+"""peft's name of an adapter; there is one."""
+
+_SAMPLED = 4096
+"""Values of each frozen tensor that its fingerprint is made of."""
+
+
+@dataclass(frozen=True, eq=False)
+class Adapters:
+    """The adapters inside ``model``, which :func:`attach` made; ``base`` is a fingerprint of the frozen weights."""
+
+    model: PreTrainedModel
+    base: str
+    _peft: Any  # peft's PeftModel around the same model
+
+    @contextlib.contextmanager
+    def disabled(self) -> Iterator[None]:
+        """Inside the block the model is its frozen base, exactly. Not for a forward pass whose backward comes later."""
+        with self._peft.disable_adapter():
+            yield
+
+    def save(self, folder: Path) -> None:
+        """Writes the adapters alone, in peft's format: adapter_config.json and adapter_model.safetensors."""
+        from peft import get_peft_model_state_dict
+        from safetensors.torch import save_file
+
+        folder.mkdir(parents=True, exist_ok=True)
+        tensors = get_peft_model_state_dict(self._peft, save_embedding_layers=False)
+        tensors = {name: t.detach().cpu().contiguous() for name, t in sorted(tensors.items())}
+        save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+        self.save_config(folder)
+
+    def save_config(self, folder: Path) -> None:
+        """Writes adapter_config.json, which peft needs to load adapters."""
+        config = copy.copy(self._peft.peft_config[NAME])
+        config.inference_mode = True
+        config.save_pretrained(str(folder))
+
+    def export(self, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+        """Writes the merged model and the tokenizer as an ordinary model folder, and in its ``adapter/`` the adapters
+        alone. Both appear, or are replaced, together."""
+        loading.export(merged(self), tokenizer, folder, beside=lambda work: self.save(work / "adapter"))
+
+
+def load_base(name: str, config: LoraConfig, *, device: str, dtype: str) -> PreTrainedModel:
+    """The model that adapters go into, its linear layers kept as ``config.base`` says; ``dtype`` computes.
+
+    Raises ModelError as :func:`.models.load_model` does.
+    """
+    if config.base == "nf4":
+        return _load_nf4(name, device=device, dtype=dtype)
+    if config.base == "float32":
+        return loading.load_model(name, device=device)
+    return load_bfloat16(name, device=device)
+
+
+def load_bfloat16(name: str, *, device: str, biases: bool = True) -> PreTrainedModel:
+    """The model with the weights of its linear layers in bfloat16, and all that is not theirs in float32; ``biases``:
+    theirs are in bfloat16 too."""
+    # As stored, so that float32 copies never exist all at once; and none is left in the file's pages, all of which
+    # would stay in memory for its sake.
+    model = loading.load_model(name, dtype="auto")
+    stored = files.stored_types(loading.folder(name))
+    if not stored <= _HOLDS.get(model.dtype, set()):  # config.json may name another type than the files have
+        model = loading.load_model(name)
+    small = {id(p) for layer in linear_layers(model).values() for p in layer.parameters(recurse=False)}
+    for p in model.parameters():
+        low = id(p) in small and (biases or p.dim() > 1)
+        p.data = p.data.to(torch.bfloat16 if low else torch.float32, copy=True)
+    if rounded := {key: b for key, b in model.named_buffers() if b.dtype in (torch.bfloat16, torch.float16)}:
+        made = loading.made_buffers(model.config)  # Gemma's factor of embeddings, in a model made in bfloat16
+        for key, b in rounded.items():
+            b.data = made[key] if key in made else b.data.float()
+    return model.to(device)  # pyright: ignore[reportArgumentType]
+
+
+_HOLDS = {torch.bfloat16: {"BF16"}, torch.float16: {"F16"}, torch.float32: {"F32", "F16", "BF16"}}
+"""What is stored, as safetensors names it, that a type holds without rounding."""
+
+
+def _load_nf4(name: str, *, device: str, dtype: str) -> PreTrainedModel:
+    from transformers import BitsAndBytesConfig
+
+    with _quiet_import():
+        import bitsandbytes
+    quantization = BitsAndBytesConfig(
+        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=getattr(torch, dtype)
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = loading.load_model(name, device=device, quantization=quantization)
+    for layer in model.modules():
+        if isinstance(layer, bitsandbytes.nn.Linear4bit):
+            # On some CPUs the first pass without gradient would repack the weights, their scales rounded to bfloat16:
+            # generation and training would compute with two different models.
+            layer.support_avx512bf16_for_cpu = False
+    for p in model.parameters():
+        if p.dtype == torch.float32:
+            p.data = p.data.clone()  # out of the file's pages, see above
+    return model
+
+
+@contextlib.contextmanager
+def _quiet_import() -> Iterator[None]:
+    """bitsandbytes, which peft imports too, tells on import that it found no kernels of another package."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Which layers
+
+
+def linear_layers(model: PreTrainedModel) -> dict[str, nn.Module]:
+    """The linear layers of a model by name, its output head left out (also GPT-2's, which are transposed)."""
+    from transformers.pytorch_utils import Conv1D
+
+    head: Any = model.get_output_embeddings()
+    return {
+        name: layer
+        for name, layer in model.named_modules()
+        if isinstance(layer, nn.Linear | Conv1D) and layer is not head
+    }
+
+
+def target_problems(model: PreTrainedModel, targets: Sequence[str]) -> list[str]:
+    """What of ``lora.targets`` is not the last name of a linear layer; ``model`` may be a skeleton without weights."""
+    names = sorted({name.rpartition(".")[2] for name in linear_layers(model)})
+    if not names:
+        return [f"lora.rank: {type(model).__name__} has no linear layers of its own, so LoRA cannot train it"]
+    return [
+        f"lora.targets: got {target!r}, accepts {', '.join(names)}{nearest(target, names)}"
+        for target in targets
+        if target not in names
+    ]
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# In and out
+
+
+def attach(model: PreTrainedModel, config: LoraConfig, *, name: str, seed: int) -> Adapters:
+    """Freezes ``model`` and puts adapters into its linear layers, in place. They change nothing until they are trained.
+
+    ``name`` is what the adapter's own configuration calls its base. ``seed`` decides A: uniform within
+    1 / sqrt(in), drawn on the CPU, so that it does not depend on the device. Raises ModelError where peft cannot.
+    """
+    wrapped = insert(model, config, name=name)
+    draw = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for layer in lora_layers(model).values():
+            a, b = layer.lora_A[NAME].weight, layer.lora_B[NAME].weight
+            assert a.dtype == b.dtype == torch.float32
+            bound = 1 / math.sqrt(a.shape[1])
+            a.copy_(torch.empty(a.shape).uniform_(-bound, bound, generator=draw))
+            b.zero_()
+    return Adapters(model.eval(), fingerprint(model), wrapped)
+
+
+def insert(model: PreTrainedModel, config: LoraConfig, *, name: str) -> Any:
+    """peft's model around ``model``, whose linear layers are peft's from here on; A and B hold any numbers."""
+    from transformers.pytorch_utils import Conv1D
+
+    with _quiet_import():
+        import peft
+    if problems := target_problems(model, config.targets):
+        raise ModelError("\n".join(problems))
+    layers = linear_layers(model)
+    chosen = {n: m for n, m in layers.items() if not config.targets or n.rpartition(".")[2] in config.targets}
+    how = peft.LoraConfig(
+        r=config.rank,
+        lora_alpha=config.alpha,  # pyright: ignore[reportArgumentType]  (annotated int, used as a factor)
+        lora_dropout=config.dropout,
+        target_modules=sorted({n.rpartition(".")[2] for n in chosen}),
+        exclude_modules=sorted({n for n, m in model.named_modules() if m is model.get_output_embeddings()}),
+        fan_in_fan_out=any(isinstance(m, Conv1D) for m in chosen.values()),
+        bias="none",
+        task_type="CAUSAL_LM",
+    )
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about attributes that transformers renamed
+            wrapped = peft.get_peft_model(model, how)  # pyright: ignore[reportArgumentType]
+    except (ValueError, TypeError, NotImplementedError) as error:
+        raise ModelError(f"lora: peft cannot put adapters into {type(model).__name__}: {error}") from error
+    wrapped.peft_config[NAME].base_model_name_or_path = name
+    assert wrapped.get_base_model() is model
+    adapted = lora_layers(model).keys()
+    assert adapted == chosen.keys(), sorted(adapted ^ chosen.keys())[:3]
+    return wrapped
+
+
+def lora_layers(model: nn.Module) -> dict[str, Any]:
+    """peft's layers inside ``model`` by name; empty where there are no adapters."""
+    with _quiet_import():
+        from peft.tuners.lora import LoraLayer
+    return {name: layer for name, layer in model.named_modules() if isinstance(layer, LoraLayer)}
+
+
+@dataclass(frozen=True, slots=True)
+class LowRank:
+    """The adapter of one linear layer: scale B A is added to its weight."""
+
+    a: nn.Parameter  # (rank, in)
+    b: nn.Parameter  # (out, rank)
+    scale: float
+
+
+def split(module: Any) -> tuple[Any, LowRank | None]:
+    """A linear layer's frozen part and its adapter: None without one, or while adapters are disabled."""
+    if type(module) is nn.Linear:
+        return module, None
+    if module.disable_adapters:
+        return module.get_base_layer(), None
+    return module.get_base_layer(), LowRank(
+        module.lora_A[NAME].weight, module.lora_B[NAME].weight, module.scaling[NAME]
+    )
+
+
+@contextlib.contextmanager
+def in_float32(model: nn.Module) -> Iterator[None]:
+    """Lets linear layers that are kept in 16 bits compute in float32 inside the block; their weights are converted for
+    each product."""
+    from transformers.pytorch_utils import Conv1D
+
+    low = [
+        m for m in model.modules()
+        if isinstance(m, nn.Linear | Conv1D) and m.weight.dtype == torch.bfloat16 and "forward" not in m.__dict__
+    ]  # fmt: skip
+
+    def product(layer: Any, x: Tensor) -> Tensor:
+        weight = layer.weight.float()
+        bias = None if layer.bias is None else layer.bias.float()
+        return nn.functional.linear(x, weight if isinstance(layer, nn.Linear) else weight.t(), bias)
+
+    for layer in low:
+        layer.forward = functools.partial(product, layer)  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        for layer in low:
+            layer.__dict__.pop("forward", None)
+
+
+def fingerprint(model: nn.Module) -> str:
+    """Of the weights that are not trained: their names, shapes and types, and up to 4,096 values of each."""
+    digest = hashlib.blake2b(digest_size=16)
+    for name, p in model.named_parameters():
+        if not p.requires_grad:
+            some = p.detach().flatten()[:: max(1, p.numel() // _SAMPLED)].cpu().contiguous()
+            digest.update(f"{name} {tuple(p.shape)} {p.dtype} ".encode())
+            digest.update(some.view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+@torch.no_grad()
+def merged(adapters: Adapters) -> PreTrainedModel:
+    """A plain model on the CPU with W + (alpha / rank) B A in float32, whatever W was kept in: in bfloat16 most of what
+    was learned would be rounded away. Float32 tensors without an adapter are shared with the adapted model."""
+    model = adapters.model
+    config = copy.deepcopy(model.config)
+    config.dtype = torch.float32
+    vars(config).pop("quantization_config", None)
+    plain = loading.skeleton(config)
+    tensors = {}
+    for name in [*dict(plain.named_parameters()), *plain.state_dict()]:
+        if name not in tensors:
+            owner, _, kind = name.rpartition(".")
+            tensors[name] = _merged_tensor(model.get_submodule(owner), kind).cpu()
+    plain.load_state_dict(tensors, assign=True)
+    plain.tie_weights()
+    for name, buffer in list(plain.named_buffers()):  # what no file holds: rotary tables
+        owner, _, kind = name.rpartition(".")
+        if buffer.is_meta:
+            setattr(plain.get_submodule(owner), kind, model.get_buffer(name).cpu())
+    plain.generation_config = model.generation_config
+    left = [name for name, t in [*plain.named_parameters(), *plain.named_buffers()] if t.is_meta]
+    assert not left, left
+    return plain.eval()
+
+
+def _merged_tensor(owner: Any, kind: str) -> Tensor:
+    from peft.tuners.lora import LoraLayer
+
+    if not isinstance(owner, LoraLayer):
+        tensor = getattr(owner, kind).detach()
+        return tensor.float() if tensor.is_floating_point() else tensor
+    value = getattr(owner.get_base_layer(), kind)
+    state = getattr(value, "quant_state", None)
+    if state is not None:
+        from bitsandbytes.functional import dequantize_4bit
+
+        value = dequantize_4bit(value.data, state)
+    weight = value.detach().float()
+    if kind != "weight":
+        return weight
+    layer: Any = owner
+    return weight + layer.get_delta_weight(NAME).float()
+
+
+def parameter_count(model: nn.Module) -> int:
+    """Weights of a model, tied ones once, and 4-bit ones as many as they stand for."""
+    states = ((p, getattr(p, "quant_state", None)) for p in model.parameters())
+    return sum(p.numel() if state is None else state.shape.numel() for p, state in states)

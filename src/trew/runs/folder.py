@@ -1,0 +1,380 @@
+"""A run's folder: complete (a report needs nothing else), append-only, readable by public tools, without secrets.
+
+config.toml  metrics.jsonl  rollouts/000001.parquet  evals/000000.parquet  checkpoints/  final/
+summary.json  report.html  events.log  failed_reward.json  bad_steps/000007.json  run.lock
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from ..errors import ConfigError
+from ..types import ScoredGroup
+from ..utils.secrets import redact
+from .files import ASIDE, make_private, storage, write_atomic
+from .lock import Lock
+from .rollouts import Advantages, Render, plain_prompt, write_rollouts
+
+_FOLDERS = ("rollouts", "evals", "checkpoints", "final", "bad_steps")
+_FILES = ("config.toml", "metrics.jsonl", "summary.json", "report.html", "events.log", "failed_reward.json")
+_OF_TRACKERS = ("wandb", "tensorboard", "mlflow.db")
+_MEMBERS = frozenset({*_FILES, *_FOLDERS, *_OF_TRACKERS})
+_LOCK = "run.lock"
+
+
+def read_config(folder: Path) -> str | None:
+    """The configuration that a run's folder holds, or None."""
+    try:
+        return (folder / "config.toml").read_text("utf-8")
+    except FileNotFoundError:
+        return None
+
+
+def problems(folder: str | os.PathLike[str], *, resume: bool = False, overwrite: bool = False) -> list[str]:
+    """Everything that would keep a run from using ``folder``, without touching it: one line each."""
+    found = []
+    if resume and overwrite:
+        found.append("out: --resume continues a run and --overwrite deletes it; give one of them")
+    if "\0" in os.fspath(folder):
+        return [*found, f"out: got {os.fspath(folder)!r}, which is no path: it has a NUL; choose another name"]
+    if not os.fspath(folder):
+        return [*found, "out: got '', accepts the folder that the run writes to, for example 'runs/first'"]
+    folder = Path(folder)
+    if not folder.exists():
+        return found + _parent_problems(folder)
+    if not folder.is_dir():
+        return [*found, f"out: {folder} is a file, not a folder; choose another folder for the run"]
+    if not os.access(folder, os.W_OK | os.X_OK):
+        return [*found, f"out: {folder} cannot be written; change its permissions or choose another folder"]
+    names = {p.name for p in folder.iterdir()}
+    links = sorted(name for name in names & _MEMBERS if (folder / name).is_symlink())
+    if links and not overwrite:  # which removes it
+        found.append(
+            f"out: {folder / links[0]} is a link; a run writes into its own folder alone: remove the link, or give the "
+            "folder that everything is to go to"
+        )
+    if has_run(folder):
+        if not (resume or overwrite):
+            state = "a finished run" if "summary.json" in names else "a run"
+            found.append(
+                f"out: {folder} already holds {state}; --resume continues it, --overwrite deletes it and starts anew, "
+                "or choose another folder"
+            )
+    elif names and not (_LOCK in names and names <= _MEMBERS | {_LOCK}):
+        some = f"{', '.join(sorted(names)[:3])}{', …' if len(names) > 3 else ''}"
+        found.append(
+            f"out: {folder} is not empty and not a run's folder (it holds {some}); choose a new or an empty folder"
+        )
+    return found
+
+
+def _parent_problems(folder: Path) -> list[str]:
+    """A missing folder is made together with its parent, no more: a longer missing path is a typo or a lost mount."""
+    anchor = folder.absolute().parent
+    if not anchor.exists():
+        anchor = anchor.parent
+    if not anchor.exists():
+        return [f"out: {folder}: the folder {anchor} does not exist; make it (mkdir -p {anchor}) or choose another"]
+    if not anchor.is_dir():
+        return [f"out: {folder}: {anchor} is a file, not a folder; choose another folder for the run"]
+    if not os.access(anchor, os.W_OK | os.X_OK):
+        return [f"out: {folder} cannot be made: {anchor} cannot be written; choose another folder for the run"]
+    return []
+
+
+def has_run(folder: Path) -> bool:
+    """Whether a run has computed something in ``folder``. One that ended before its first result (a model that could
+    not be loaded) leaves nothing to protect, and files of that name that trew did not make are no run.
+    """
+    ours = (folder / _LOCK).exists() or ((folder / "config.toml").exists() and (folder / "metrics.jsonl").exists())
+    results = any((folder / name).exists() for name in ("metrics.jsonl", "summary.json"))
+    return ours and (results or any(any((folder / name).glob("*")) for name in _FOLDERS))
+
+
+class Run:
+    """An opened run folder. Every write either is complete or raises StorageError and changes nothing."""
+
+    def __init__(self, folder: Path, lock: Lock, *, resumed: bool):
+        self.folder = folder
+        self.resumed = resumed  # the folder held a run that is being continued
+        self.messages: tuple[str, ...] = (f"{folder}: {lock.stale}",) if lock.stale else ()
+        self._lock = lock
+
+    @classmethod
+    def open(cls, folder: str | os.PathLike[str], *, resume: bool = False, overwrite: bool = False) -> "Run":
+        """Makes (mode 0700) or opens ``folder`` and locks it; raises ConfigError with every problem found.
+
+        ``resume`` with nothing to continue starts a new run. ``overwrite`` deletes a run's own files, nothing else.
+        Cheap: call it before anything is loaded.
+        """
+        folder = Path(folder)
+        if found := problems(folder, resume=resume, overwrite=overwrite):
+            raise ConfigError(found)
+        try:
+            folder.parent.mkdir(exist_ok=True)
+            make_private(folder)
+            with tempfile.TemporaryFile(dir=folder):  # permissions can lie (root, network); writing does not
+                pass
+            lock = Lock(folder / _LOCK)
+        except OSError as error:
+            raise ConfigError(
+                f"out: {folder} cannot be used: {error.strerror}; choose another folder for the run"
+            ) from None
+        run = cls(folder, lock, resumed=resume and has_run(folder))
+        try:
+            run._prepare(overwrite)
+        except BaseException:
+            lock.release()
+            raise
+        return run
+
+    def _prepare(self, overwrite: bool) -> None:
+        with storage(self.folder):
+            if overwrite:
+                for name in _MEMBERS:
+                    _remove(self.folder / name)
+            for name in ("rollouts", "evals", "checkpoints"):
+                make_private(self.folder / name)
+            for folder in (self.folder, *(self.folder / name for name in ("rollouts", "evals", "bad_steps"))):
+                for left in folder.glob(f".*{ASIDE}"):
+                    left.unlink()
+        for message in self.messages:
+            self.event(message)
+
+    @property
+    def checkpoints(self) -> Path:
+        """Where checkpoints go."""
+        return self.folder / "checkpoints"
+
+    @property
+    def final(self) -> Path:
+        """Where the trained model goes."""
+        return self.folder / "final"
+
+    def write_config(self, text: str) -> None:
+        """Writes the resolved configuration; secrets in it are masked."""
+        write_atomic(self.folder / "config.toml", lambda f: f.write(redact(text).encode("utf-8", "replace")))
+
+    def finished(self) -> dict[str, Any] | None:
+        """What is in summary.json; None while the run is not finished."""
+        try:
+            found = json.loads((self.folder / "summary.json").read_bytes())
+        except (FileNotFoundError, ValueError):
+            return None
+        return found if isinstance(found, dict) else None
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The rows of metrics.jsonl; what is none is left out."""
+        try:
+            lines = (self.folder / "metrics.jsonl").read_bytes().splitlines()
+        except FileNotFoundError:
+            return []
+        return [row for line in lines if (row := decode_row(line)) is not None]
+
+    def log(self, row: Mapping[str, Any]) -> None:
+        """Appends one row with a whole number ``step`` to metrics.jsonl and makes it durable."""
+        if isinstance(row.get("step"), bool) or not isinstance(row.get("step"), int):
+            raise ValueError(f"a metrics row needs a whole number 'step', got {row.get('step')!r}")
+        line = (json.dumps(redact(encode_row({"step": row["step"], **row})), allow_nan=False) + "\n").encode()
+        path = self.folder / "metrics.jsonl"
+        with storage(path):
+            _append(path, line)
+
+    def write_rollouts(
+        self,
+        step: int,
+        groups: Iterable[ScoredGroup],
+        *,
+        advantages: Advantages | None = None,
+        render: Render = plain_prompt,
+    ) -> Path:
+        """Writes a step's completions to rollouts/NNNNNN.parquet."""
+        path = self.folder / "rollouts" / f"{step:06d}.parquet"
+        write_rollouts(path, groups, step=step, advantages=advantages, render=render)
+        return path
+
+    def write_eval(self, step: int, groups: Iterable[ScoredGroup], *, render: Render = plain_prompt) -> Path:
+        """Writes the completions of an evaluation after ``step`` to evals/NNNNNN.parquet."""
+        path = self.folder / "evals" / f"{step:06d}.parquet"
+        write_rollouts(path, groups, step=step, render=render)
+        return path
+
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        """Writes summary.json: the run is finished. Values that are not finite numbers become null."""
+        text = json.dumps(redact(_plain(summary)), indent=2, allow_nan=False) + "\n"
+        write_atomic(self.folder / "summary.json", lambda f: f.write(text.encode()))
+
+    def write_failure(self, evidence: Mapping[str, Any]) -> Path:
+        """Writes failed_reward.json: the completions that a reward failed for, and its traceback."""
+        path = self.folder / "failed_reward.json"
+        plain = json.loads(json.dumps(evidence, default=str))  # columns may hold what parquet has and JSON does not
+        text = json.dumps(redact(plain), indent=2) + "\n"
+        write_atomic(path, lambda f: f.write(text.encode()))
+        return path
+
+    def write_bad_step(self, step: int, evidence: Mapping[str, Any]) -> Path:
+        """Writes bad_steps/NNNNNN.json: what of a step was not finite. Such numbers are texts in it: "nan", "-inf"."""
+        folder = self.folder / "bad_steps"
+        with storage(folder):
+            make_private(folder)
+        path = folder / f"{step:06d}.json"
+        text = json.dumps(redact(_as_text(evidence)), indent=1, allow_nan=False, default=str) + "\n"
+        write_atomic(path, lambda f: f.write(text.encode()))
+        return path
+
+    def event(self, text: str) -> None:
+        """Appends a dated line to events.log. Best effort: a full disk is reported by the next metrics row."""
+        stamp = datetime.now(UTC).isoformat(timespec="seconds")
+        line = " ".join("".join(c if c.isprintable() else " " for c in redact(text)).split())
+        with contextlib.suppress(OSError):
+            _append(self.folder / "events.log", f"{stamp} {line}\n".encode("utf-8", "replace"))
+
+    def rewind(self, step: int, *, evaluated: bool = True) -> list[str]:
+        """Takes everything after ``step`` out of the folder, so that a resumed run leaves no trace of what is done
+        again: metric rows, a partial last line, rollouts, evaluations, the summary. Returns what was dropped.
+
+        ``step`` = -1 empties them. ``evaluated``: whether an evaluation of the weights after ``step`` stays; False
+        where the checkpoint does not know of it, so that it is made again.
+        """
+        messages = self._rewind_metrics(step, evaluated)
+        with storage(self.folder):
+            for kind in ("rollouts", "evals", "bad_steps"):
+                for path in sorted((self.folder / kind).glob("*.json" if kind == "bad_steps" else "*.parquet")):
+                    if path.stem.isdecimal() and int(path.stem) > step - (kind == "evals" and not evaluated):
+                        path.unlink()
+                        messages.append(f"{kind}/{path.name}: dropped, it is from after step {step}")
+            if messages or step < 0:
+                (self.folder / "summary.json").unlink(missing_ok=True)
+        for message in messages:
+            self.event(message)
+        return messages
+
+    def _rewind_metrics(self, step: int, evaluated: bool) -> list[str]:
+        path = self.folder / "metrics.jsonl"
+        try:
+            lines = path.read_bytes().split(b"\n")
+        except FileNotFoundError:
+            return []
+        partial = lines.pop()  # what follows the last newline: empty unless the run was killed while writing
+        messages = ["metrics.jsonl: a partial last line was dropped"] if partial else []
+        kept = []
+        for number, line in enumerate(lines, 1):
+            row = decode_row(line)
+            if row is None:
+                messages.append(f"metrics.jsonl: line {number} is not a metrics row and was dropped")
+            elif row["step"] > step:
+                messages.append(f"metrics.jsonl: a row of step {row['step']} was dropped, it is from after step {step}")
+            elif row["step"] == step and "eval_accuracy" in row and not evaluated:
+                messages.append(f"metrics.jsonl: the evaluation after step {step} was dropped, it is made again")
+            else:
+                kept.append(line + b"\n")
+        if messages:
+            write_atomic(path, lambda f: f.writelines(kept))
+        return messages
+
+    def close(self) -> None:
+        """Gives the folder free."""
+        self._lock.release()
+
+    def __enter__(self) -> "Run":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def encode_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row as valid JSON that keeps columns numeric: what is not finite becomes null and is named in ``not_finite``.
+
+    >>> encode_row({"step": 3, "loss": float("nan"), "kl": 0.5})
+    {'step': 3, 'loss': None, 'kl': 0.5, 'not_finite': {'loss': 'nan'}}
+    """
+    plain = {str(k): _scalar(v) for k, v in row.items()}
+    special = {k: str(v) for k, v in plain.items() if isinstance(v, float) and not math.isfinite(v)}
+    return {**plain, **dict.fromkeys(special), "not_finite": special} if special else plain
+
+
+def decode_row(line: bytes | str) -> dict[str, Any] | None:
+    """The inverse of ``encode_row`` on a line; None for what is not a row with a step.
+
+    >>> decode_row('{"step": 3, "loss": null, "not_finite": {"loss": "-inf"}}')
+    {'step': 3, 'loss': -inf}
+    """
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(row, dict) or isinstance(row.get("step"), bool) or not isinstance(row.get("step"), int):
+        return None
+    special = row.pop("not_finite", {})
+    if isinstance(special, dict):
+        row.update({k: float(v) for k, v in special.items() if v in ("nan", "inf", "-inf")})
+    return row
+
+
+def _plain(value: Any) -> Any:
+    """``value`` as JSON types; numbers that are not finite become None."""
+    if hasattr(value, "_asdict"):
+        value = value._asdict()
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(v) for v in value]
+    if isinstance(value, os.PathLike):
+        return str(value)
+    value = _scalar(value)
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _as_text(value: Any) -> Any:
+    """``value`` with numbers that are not finite as texts.
+
+    >>> _as_text({"a": [1.0, float("nan"), float("-inf")]})
+    {'a': [1.0, 'nan', '-inf']}
+    """
+    if isinstance(value, Mapping):
+        return {str(k): _as_text(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_as_text(v) for v in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _scalar(value: Any) -> bool | int | float | str | None:
+    if hasattr(value, "item") and getattr(value, "ndim", 0) == 0:
+        value = value.item()  # numpy scalar, or a tensor of one number
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    raise TypeError(f"{type(value).__name__} has no place in a metrics row or summary: {value!r}")
+
+
+def _append(path: Path, data: bytes) -> None:
+    """Appends all of ``data`` and fsyncs, or leaves the file as it was."""
+    fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        size = os.fstat(fd).st_size
+        try:
+            rest = memoryview(data)
+            while rest:
+                rest = rest[os.write(fd, rest) :]
+            os.fsync(fd)
+        except OSError:
+            os.ftruncate(fd, size)
+            raise
+    finally:
+        os.close(fd)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)

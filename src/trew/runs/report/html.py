@@ -1,0 +1,340 @@
+"""One HTML file for one or several runs: no script, no outside resource, every foreign text escaped."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import hashlib
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from ...errors import output_file
+from .read import RunData, load_run, load_samples
+from .svg import CSS, Series, line_chart, running_mean
+from .text import number, shorten, visible
+
+_WINDOW = 10
+_SMOOTH_FROM = 30  # steps; a shorter curve is shown as it is
+
+_CHARTS: tuple[tuple[str, str, str, tuple[float, float] | None], ...] = (
+    # metric, title, unit, fixed range
+    ("reward", "Reward", "mean per completion", None),
+    ("accuracy", "Accuracy", "share correct", (0.0, 1.0)),
+    ("entropy", "Entropy", "nats per token", None),
+    ("kl", "KL", "nats per token", None),
+    ("ratio", "Importance ratio", "mean", None),
+    ("clip_share", "Clipped tokens", "share", None),
+    ("ess", "Effective sample size", "share of tokens", (0.0, 1.0)),
+    ("correction", "Mismatch correction", "mean factor", None),
+    ("entropy_coefficient", "Entropy bonus", "coefficient", None),
+    ("completion_length", "Completion length", "tokens", None),
+    ("truncated_share", "Completions cut off at the limit", "share", (0.0, 1.0)),
+    ("zero_signal_share", "Groups without signal", "share", (0.0, 1.0)),
+    ("tokens_per_second", "Speed", "tokens per second", None),
+    ("grad_norm", "Gradient norm", "before clipping", None),
+    ("loss", "Loss", "", None),
+    ("lr", "Learning rate", "", None),
+)
+_BESIDE = {"ratio": {"ratio_q99": "99 % of tokens below", "ratio_q01": "1 % below"}}
+"""Metrics that are drawn with another one where there is one run, and by themselves where there are several."""
+_NOT_DRAWN = frozenset({"eval_accuracy", "eval_low", "eval_high", "eval_n", "seconds", "policy_version"})
+_STYLE = """
+:root{color-scheme:light dark;--ground:#fff;--ink:#1f2328;--muted:#59636e;--line:#d6dbe1;--soft:#f5f7f9}
+@media (prefers-color-scheme:dark){:root{--ground:#14181d;--ink:#e6edf3;--muted:#9aa5b1;--line:#323a44;--soft:#1c2229}}
+*{box-sizing:border-box}
+body{margin:0 auto;max-width:1180px;padding:24px 20px 60px;background:var(--ground);color:var(--ink);
+font:15px/1.5 system-ui,sans-serif}
+h1{font-size:24px;margin:0 0 4px}h2{font-size:18px;margin:36px 0 10px}h3{font-size:15px;margin:20px 0 6px}
+p{margin:6px 0}.muted{color:var(--muted)}.scroll{overflow-x:auto}
+table{border-collapse:collapse;font-variant-numeric:tabular-nums}
+th,td{text-align:left;vertical-align:top;padding:5px 14px 5px 0;border-bottom:1px solid var(--line)}
+th{color:var(--muted);font-weight:500;white-space:nowrap}
+.charts{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,480px),1fr));gap:14px}
+.charts figure{margin:0;border:1px solid var(--line);border-radius:8px;overflow:hidden}
+.charts svg{display:block;width:100%;height:auto}
+.sample{border:1px solid var(--line);border-radius:8px;margin:12px 0;padding:10px 14px}
+.pair{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,420px),1fr));gap:6px 18px}
+pre{margin:4px 0;padding:8px 10px;background:var(--soft);border-radius:6px;white-space:pre-wrap;overflow-wrap:anywhere;
+font:13px/1.45 ui-monospace,monospace}
+.tag{display:inline-block;margin-right:10px;color:var(--muted)}.tag b{color:var(--ink);font-weight:600}
+.note{border-left:3px solid #c2410c;padding:2px 0 2px 10px}
+details{margin:8px 0}summary{cursor:pointer}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """One completion as it is shown."""
+
+    when: str
+    text: str
+    facts: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Sample:
+    prompt: str
+    expected: str
+    answers: tuple[_Answer, ...]
+
+
+def render_report(runs: Sequence[RunData], *, created: str = "") -> str:
+    """The page as text. ``created`` is a date for the foot; empty leaves it out."""
+    import jinja2
+    from markupsafe import Markup
+
+    from ...utils.secrets import redact, secrets
+
+    hidden = secrets()
+    runs = [dataclasses.replace(run, rows=tuple(redact(row, hidden) for row in run.rows)) for run in runs]
+
+    def shown(value: Any) -> Any:
+        return visible(redact(value, hidden)) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=shown,
+    )
+    style = _STYLE + CSS
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    names = _names(runs)
+    charts, more = _charts(names, runs)
+    return environment.get_template("report.html.jinja").render(
+        style=Markup(style),
+        # Only this very style may act: not a script, not an image, not a style that a completion smuggles in.
+        policy=Markup(f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"),
+        title=names[0] if len(runs) == 1 else f"{len(runs)} runs",
+        facts=[(name, _facts(run)) for name, run in zip(names, runs, strict=True)],
+        results=[_result(name, run) for name, run in zip(names, runs, strict=True)],
+        charts=list(map(Markup, charts)),
+        more=list(map(Markup, more)),
+        samples=[(name, _samples(run)) for name, run in zip(names, runs, strict=True)],
+        configs=[(name, run.config_text) for name, run in zip(names, runs, strict=True)],
+        health=[(name, run.health) for name, run in zip(names, runs, strict=True)],
+        notes=[f"{name}: {note}" for name, run in zip(names, runs, strict=True) for note in _notes(run)],
+        created=created,
+    )
+
+
+def write_report(folders: Iterable[Path], out: Path | None = None) -> Path:
+    """Writes the report of the runs in ``folders`` and returns its path: ``out``, or report.html in the only run's
+    folder, or report.html here for several. Raises DataError and StorageError.
+    """
+    from ..files import write_atomic
+
+    folders = list(folders)
+    runs = [load_run(folder) for folder in folders]
+    path = out or (folders[0] / "report.html" if len(folders) == 1 else Path("report.html"))
+    page = render_report(runs, created=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"))
+    write_atomic(path, lambda file: file.write(page.encode("utf-8")), guard=output_file if out else None)
+    return path
+
+
+# ------------------------------------------------------------------------------------------------------------ contents
+
+
+def _names(runs: Sequence[RunData]) -> list[str]:
+    """Folder names, told apart by their parents where two are alike."""
+    names = [run.name for run in runs]
+    return [
+        name if names.count(name) == 1 else "/".join(run.folder.resolve().parts[-2:])
+        for name, run in zip(names, runs, strict=True)
+    ]
+
+
+def _facts(run: RunData) -> list[tuple[str, str]]:
+    """What ran: from the summary, else from the configuration."""
+    s, c = run.summary, run.config
+    objective = s.get("objective") or _get(c, "objective", "preset")
+    steps = s.get("steps", max((row["step"] for row in run.rows), default=0))
+    memory = s.get("peak_memory_bytes")
+    facts = {
+        "task": s.get("task") or _get(c, "data", "task"),
+        "model": s.get("model") or c.get("model"),
+        "objective": objective,
+        "seed": s.get("seed", c.get("seed")),
+        "steps": f"{steps}" + ("" if s else f" of {c.get('steps', '?')}, not finished"),
+        "time": _duration(s.get("seconds")),
+        "speed": f"{number(s['tokens_per_second'])} tokens/s" if s.get("tokens_per_second") else None,
+        "peak memory": f"{memory / 2**30:.2f} GiB" if isinstance(memory, (int, float)) else None,
+        "device": s.get("device"),
+        "versions": _versions(s.get("versions")),
+    }
+    return [(k, str(v)) for k, v in facts.items() if v not in (None, "")]
+
+
+def _get(table: Mapping[str, Any], section: str, key: str) -> Any:
+    inner = table.get(section)
+    return inner.get(key) if isinstance(inner, Mapping) else None
+
+
+def _duration(seconds: Any) -> str | None:
+    if not isinstance(seconds, (int, float)) or not math.isfinite(seconds):
+        return None
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
+
+
+def _versions(versions: Any) -> str | None:
+    if isinstance(versions, Mapping):
+        return ", ".join(f"{k} {v}" for k, v in versions.items())
+    return None if versions is None else str(versions)
+
+
+def _result(name: str, run: RunData) -> dict[str, str]:
+    """Accuracy before and after: from the summary, else the first and the last evaluation so far."""
+    evals = [row for row in run.rows if "eval_accuracy" in row]
+    before = _interval(run.summary.get("accuracy_before")) or _from_row(evals[0] if evals else None)
+    after = _interval(run.summary.get("accuracy_after")) or _from_row(evals[-1] if len(evals) > 1 else None)
+    n = run.summary.get("n_eval") or (evals[-1].get("eval_n") if evals else None)
+    gain = "–"
+    if before and after and None not in (*before.values(), *after.values()):
+        apart = after["low"] > before["high"] or before["low"] > after["high"]
+        gain = f"{100 * (after['mean'] - before['mean']):+.1f} points, intervals {'apart' if apart else 'overlap'}"
+    return {"name": name, "n": number(n), "before": _share(before), "after": _share(after), "gain": gain}
+
+
+def _from_row(row: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    if row is None:
+        return None
+    return _interval({"mean": row["eval_accuracy"], "low": row.get("eval_low"), "high": row.get("eval_high")})
+
+
+def _interval(table: Any) -> dict[str, Any] | None:
+    """mean, low and high, each a number or None; None for what is no interval at all (a summary edited by hand)."""
+    if not isinstance(table, Mapping):
+        return None
+    ends = {key: table.get(key) for key in ("mean", "low", "high")}
+    return {key: value if isinstance(value, (int, float)) else None for key, value in ends.items()}
+
+
+def _share(interval: Mapping[str, Any] | None) -> str:
+    """``12.5 % [9.1, 16.9]``"""
+    if not interval or interval.get("mean") is None:
+        return "–"
+    text = f"{100 * interval['mean']:.1f} %"
+    low, high = interval.get("low"), interval.get("high")
+    return text if low is None or high is None else f"{text} [{100 * low:.1f}, {100 * high:.1f}]"
+
+
+def _notes(run: RunData) -> list[str]:
+    """What a reader must know before believing the curves."""
+    notes = list(run.notes)
+    bad: dict[str, list[int]] = {}
+    for row in run.rows:
+        for key, value in row.items():
+            if isinstance(value, float) and not math.isfinite(value):
+                bad.setdefault(key, []).append(row["step"])
+    for key, steps in bad.items():
+        some = ", ".join(map(str, steps[:5])) + (", …" if len(steps) > 5 else "")
+        notes.append(f"{key} was not a finite number at step {some} (a gap in its curve)")
+    return notes
+
+
+# -------------------------------------------------------------------------------------------------------------- curves
+
+
+def _charts(names: Sequence[str], runs: Sequence[RunData]) -> tuple[list[str], list[str]]:
+    """The curves everybody looks at, and those of all other metrics."""
+    main = [_chart(names, runs, *plan) for plan in _CHARTS]
+    known = {metric for metric, *_ in _CHARTS} | _NOT_DRAWN
+    if len(runs) == 1:
+        known |= {metric for beside in _BESIDE.values() for metric in beside}
+    rest = [m for m in dict.fromkeys(m for run in runs for m in run.metric_names()) if m not in known]
+    # Rewards by name belong to the first sight, diagnostics below.
+    main += [_chart(names, runs, m, m, "", None) for m in rest if m.startswith("reward/")]
+    more = [_chart(names, runs, m, m, "", None) for m in rest if not m.startswith("reward/")]
+    return list(filter(None, main)), list(filter(None, more))
+
+
+def _chart(
+    names: Sequence[str],
+    runs: Sequence[RunData],
+    metric: str,
+    title: str,
+    unit: str,
+    fixed: tuple[float, float] | None,
+) -> str:
+    """One metric of all runs; empty when no run has it."""
+    series = [s for i, run in enumerate(runs) for s in _curve(run, metric, names[i], i, alone=len(runs) == 1)]
+    if series and len(runs) == 1:
+        beside = [(label, *runs[0].column(m)) for m, label in _BESIDE.get(metric, {}).items()]
+        series += [Series(label, x, y, colour=i) for i, (label, x, y) in enumerate(beside, start=2) if x]
+    return line_chart(series, title=title, y_label=unit, y_range=fixed, standalone=False) if series else ""
+
+
+def _curve(run: RunData, metric: str, name: str, colour: int, *, alone: bool) -> list[Series]:
+    """The metric of one run; a long curve faint with its running mean; for accuracy also the evaluations."""
+    steps, values = run.column(metric)
+    label = ("training" if metric == "accuracy" else "") if alone else name
+    series = []
+    if len(steps) >= _SMOOTH_FROM:
+        smooth = running_mean(values, window=_WINDOW)
+        mean = f"mean of the last {_WINDOW} steps" if alone else f"{name}, mean of the last {_WINDOW}"
+        series = [
+            Series("each step" if alone else "", steps, values, style="faint", colour=colour),
+            Series(mean, steps, smooth, colour=colour),
+        ]
+    elif steps:
+        series = [Series(label, steps, values, colour=colour)]
+    if metric == "accuracy":
+        at, accuracy = run.column("eval_accuracy")
+        if at:
+            by_step = {row["step"]: row for row in run.rows if "eval_accuracy" in row}
+            ends = [[by_step[s].get(k) for s in at] for k in ("eval_low", "eval_high")]
+            label = "held-out, 95 % interval" if alone else f"{name}, held-out"
+            other = colour + 1 if alone else colour
+            series.append(Series(label, at, accuracy, *ends, style="points", colour=other))
+    return series
+
+
+# ------------------------------------------------------------------------------------------------------------- samples
+
+
+def _samples(run: RunData, *, most: int = 8) -> list[_Sample]:
+    """The same held-out prompts before and after training where both were kept, else completions of the last step."""
+    steps = sorted(int(p.stem) for p in (run.folder / "evals").glob("*.parquet") if p.stem.isdecimal())
+    if len(steps) >= 2:
+        before, after = (load_samples(run.folder, kind="evals", step=s) for s in (steps[0], steps[-1]))
+        later = {(r["uid"], r["sample"]): r for r in after}
+        pairs = [(r, later[key]) for r in before if (key := (r["uid"], r["sample"])) in later]
+        return [
+            _Sample(_prompt(a), _expected(a), (_answer(a, "before training"), _answer(b, f"after step {b['step']}")))
+            for a, b in pairs[:most]
+        ]
+    rows = load_samples(run.folder, kind="rollouts")
+    # Best and worst of what is there, so that a page of good ones does not hide the bad.
+    rows = sorted(rows, key=lambda r: -math.inf if r["score"] is None else r["score"], reverse=True)
+    chosen = rows if len(rows) <= most else [*rows[: most // 2], *rows[-(most // 2) :]]
+    return [_Sample(_prompt(r), _expected(r), (_answer(r, f"step {r['step']}"),)) for r in chosen]
+
+
+def _prompt(row: Mapping[str, Any]) -> str:
+    return shorten(row["prompt"] or "")
+
+
+def _expected(row: Mapping[str, Any]) -> str:
+    columns = row.get("columns") or ""
+    return "" if columns in ("", "{}") else shorten(columns, 300)
+
+
+def _answer(row: Mapping[str, Any], when: str) -> _Answer:
+    facts = [("score", number(row["score"]))]
+    facts += [(name, number(value)) for name, value in row["parts"].items() if len(row["parts"]) > 1]
+    if row["status"] != "scored":
+        facts.append(("status", row["status"]))
+    if row["extracted"] is not None:
+        facts.append(("read as", shorten(row["extracted"], 80)))
+    facts.append(("tokens", str(len(row["token_ids"] or ()))))
+    if row["finish_reason"] != "stop":
+        facts.append(("ended by", row["finish_reason"]))
+    return _Answer(when, shorten(row["completion"] or ""), tuple(facts))

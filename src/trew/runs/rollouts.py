@@ -1,0 +1,138 @@
+"""Completions as parquet: one row per completion, everything that is needed to judge or replay a step."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..types import Prompt, ScoredGroup
+from ..utils.secrets import redact, secrets
+from .files import write_atomic
+
+Render = Callable[[Prompt], str]
+Advantages = Sequence[Sequence["np.ndarray | float | None"]]
+"""Per group, per completion: one number, one per token, or None where the completion was not trained on."""
+
+
+def schema() -> Any:
+    """The columns; arrays have one entry per token of the completion, log-probabilities and entropies are in nats."""
+    import pyarrow as pa
+
+    floats = pa.list_(pa.float32())
+    return pa.schema(
+        {
+            "step": pa.int64(),
+            "uid": pa.string(),
+            "sample": pa.int32(),
+            "prompt": pa.string(),
+            "messages": pa.string(),  # a chat prompt's messages as JSON; null where the prompt is plain text
+            "completion": pa.string(),
+            "columns": pa.string(),  # the rest of the data row, as JSON
+            "prompt_ids": pa.list_(pa.int32()),
+            "token_ids": pa.list_(pa.int32()),
+            "sampled": pa.list_(pa.bool_()),
+            "logprobs": floats,
+            "sampling_logprobs": floats,
+            "entropies": floats,
+            "advantages": floats,
+            "step_ends": pa.list_(pa.int32()),  # where rewards score steps: tokens up to and with each step's last
+            "step_scores": pa.list_(pa.float64()),
+            "score": pa.float64(),
+            "status": pa.string(),
+            "parts": pa.map_(pa.string(), pa.float64()),
+            "statuses": pa.map_(pa.string(), pa.string()),
+            "extracted": pa.string(),
+            "finish_reason": pa.string(),
+            "policy_version": pa.int64(),
+            "reward_seconds": pa.float64(),
+        }
+    )
+
+
+def plain_prompt(prompt: Prompt) -> str:
+    """A prompt as text for people: as it stands, or one ``role: content`` block per message."""
+    if prompt.text is not None:
+        return prompt.text
+    return "\n\n".join(f"{m.get('role', '')}: {m.get('content', '')}" for m in prompt.messages or ())
+
+
+def write_rollouts(
+    path: Path,
+    groups: Iterable[ScoredGroup],
+    *,
+    step: int,
+    advantages: Advantages | None = None,
+    render: Render = plain_prompt,
+    guard: Callable[[Path], AbstractContextManager[None]] | None = None,
+) -> int:
+    """Writes ``path`` atomically and returns the number of completions. Errors as of ``write_atomic``."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    hidden = secrets()
+    rows = []
+    for g, scored in enumerate(groups):
+        group = scored.group
+        shared = {
+            "step": step,
+            "uid": _text(group.prompt.uid, hidden),
+            "prompt": _text(render(group.prompt), hidden),
+            "messages": _messages(group.prompt, hidden),
+            "columns": _text(json.dumps(group.prompt.columns, default=str, ensure_ascii=False), hidden),
+            "prompt_ids": np.asarray(group.prompt_ids),
+        }
+        for i, (c, s) in enumerate(zip(group.completions, scored.scores, strict=True)):
+            rows.append(
+                {
+                    **shared,
+                    "sample": i,
+                    "completion": _text(c.text, hidden),
+                    "token_ids": c.token_ids,
+                    "sampled": c.sampled,
+                    "logprobs": c.logprobs,
+                    "sampling_logprobs": c.sampling_logprobs,
+                    "entropies": c.entropies,
+                    "advantages": None if advantages is None else _per_token(advantages[g][i], len(c)),
+                    "step_ends": [end for end, _ in s.steps] or None,
+                    "step_scores": [value for _, value in s.steps] or None,
+                    "score": s.value,
+                    "status": s.status,
+                    "parts": [(_text(k, hidden), v) for k, v in s.parts.items()],
+                    "statuses": [(_text(k, hidden), v) for k, v in s.statuses.items()],
+                    "extracted": None if s.extracted is None else _text(s.extracted, hidden),
+                    "finish_reason": c.finish_reason,
+                    "policy_version": c.policy_version,
+                    "reward_seconds": s.seconds,
+                }
+            )
+    table = pa.Table.from_pylist(rows, schema=schema())
+    write_atomic(path, lambda file: pq.write_table(table, file, compression="zstd"), guard=guard)
+    return len(rows)
+
+
+def _messages(prompt: Prompt, hidden: tuple[str, ...]) -> str | None:
+    if prompt.messages is None:
+        return None
+    turns = [{key: _text(value, hidden) for key, value in turn.items()} for turn in prompt.messages]
+    return json.dumps(turns, ensure_ascii=False)
+
+
+def _text(text: str, hidden: tuple[str, ...]) -> str:
+    """Redacted and encodable: a tokenizer can produce a lone surrogate, UTF-8 cannot hold one."""
+    return redact(text, hidden).encode("utf-8", "replace").decode("utf-8")
+
+
+def _per_token(value: np.ndarray | float | None, length: int) -> np.ndarray | None:
+    if value is None:
+        return None
+    array = np.asarray(value, dtype=np.float32)
+    if array.ndim == 0:
+        return np.full(length, array, dtype=np.float32)
+    if array.shape != (length,):
+        raise ValueError(f"advantages of a completion of {length} tokens have shape {array.shape}")
+    return array

@@ -1,0 +1,96 @@
+"""Checkpoints written in a thread of their own, while the run goes on as far as it leaves the weights alone."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from ..errors import CheckpointError, TrewError
+from . import checkpoint_files
+
+
+class Writer:
+    """Writes one checkpoint at a time; ``tell`` gets a line about each.
+
+    Nothing is copied first, so that no memory is needed: the thread reads the tensors themselves. They stay as they are
+    while completions are generated and scored; whoever changes them calls :meth:`release` before. An error of the
+    thread is raised by the next call of any method, as the CheckpointError that it is.
+    """
+
+    def __init__(self, tell: Callable[[str], None] = lambda line: None, *, background: bool = True) -> None:
+        self._tell, self._background = tell, background
+        self._thread: threading.Thread | None = None
+        self._read = threading.Event()
+        self._error: BaseException | None = None
+        self._done = ""  # what was written, until it is told
+        self._held = 0.0  # seconds that the run has waited for the checkpoint under way
+
+    def save(self, root: Path, step: int, tensors: Mapping[str, Tensor], meta: Mapping[str, Any], **how: Any) -> None:
+        """Begins a checkpoint, after the one before is complete; arguments are those of :func:`.checkpoint.save`.
+
+        ``meta`` must not change afterwards.
+        """
+        self.finish()
+        self._read, self._held = threading.Event(), 0.0
+        how = {**how, "read": self._read.set}
+        self._thread = threading.Thread(
+            target=self._write, args=(root, step, tensors, meta, how), name="trew-checkpoint", daemon=True
+        )
+        self._thread.start()
+        if not self._background:
+            self.finish()
+
+    def release(self) -> None:
+        """Waits until the tensors that are being written may change."""
+        if self._thread is not None:
+            start = time.monotonic()
+            self._read.wait()
+            self._held += time.monotonic() - start
+        if self._done or self._error is not None:
+            self.finish()
+
+    def finish(self) -> None:
+        """Waits until nothing is being written."""
+        if self._thread is not None:
+            start = time.monotonic()
+            self._thread.join()
+            self._held += time.monotonic() - start
+            self._thread = None
+        if self._done:
+            self._tell(f"{self._done}, which the run waited {self._held:.2f} s for")
+            self._done = ""
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+
+    def __enter__(self) -> Writer:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        """What was begun is completed, whatever ends the run."""
+        try:
+            self.finish()
+        except TrewError as error:
+            if kind is None:
+                raise
+            self._tell(str(error))  # beside the error that is ending the run
+
+    def _write(
+        self, root: Path, step: int, tensors: Mapping[str, Tensor], meta: Mapping[str, Any], how: dict[str, Any]
+    ) -> None:
+        start = time.monotonic()
+        try:
+            folder = checkpoint_files.save(root, step, tensors, meta, **how)
+            seconds = time.monotonic() - start
+            self._done = f"checkpoint of step {step}: {checkpoint_files.size(folder) / 1e6:,.1f} MB in {seconds:.2f} s"
+        except TrewError as error:
+            self._error = error
+        except BaseException as error:
+            self._error = CheckpointError(f"{root}: the checkpoint of step {step} could not be written: {error!r}")
+        finally:
+            self._read.set()

@@ -1,0 +1,1 @@
+"""A run: its plan, its parts, the loop, its guards and its checkpoints."""

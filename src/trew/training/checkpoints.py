@@ -1,0 +1,215 @@
+"""A run saved and continued: what a checkpoint holds, when it may be continued, and under which settings."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ..config import Config, dumps
+from ..errors import CheckpointError, ConfigError
+from ..models import loading
+from ..runs import Run, checkpoint_files, read_config, redact
+from ..utils.signals import Interrupted
+from .job import Job, State
+
+MODEL, ADAPTERS = "model.", "adapter_model."
+"""How the names of trained tensors begin in a checkpoint: which file they are in."""
+
+FREE = (
+    "steps",
+    "out",
+    "device",
+    "threads",
+    "rollout.batch",
+    "rollout.overlap",
+    "stop.",
+    "learner.microbatch_tokens",
+    "learner.bad_steps",
+    "eval.every",
+    "checkpoint.",
+    "track.",
+)
+"""Keys that may differ between a run's beginning and its continuation: they do not change what is learned, or only from
+there on."""
+
+
+def save(job: Job, run: Run) -> None:
+    """Begins one complete checkpoint: weights, optimizer, and everything that the run must remember. Does nothing where
+    this step has one."""
+    state = job.state
+    if state.saved == state.step:
+        return
+    state.saved = state.step
+    tensors, learner = job.learner.state()
+    beside = functools.partial(loading.save_config, job.model)
+    if job.adapters is not None:
+        tensors = {_for_peft(name): tensor for name, tensor in tensors.items()}
+        beside = job.adapters.save_config
+    meta = {
+        "learner": learner, "state": dataclasses.asdict(state), "data": job.plan.fingerprint,
+        "remembered": {name: part.state() for name, part in job.remembering.items()},
+    }  # fmt: skip
+    job.writer.save(
+        run.checkpoints, state.step, tensors, meta, keep=job.config.checkpoint.keep + state.bad_steps,
+        best=state.best_step if job.config.checkpoint.best else None, beside=beside,
+    )  # fmt: skip
+
+
+@contextlib.contextmanager
+def begin_again(job: Job, run: Run) -> Iterator[None]:
+    """What an interrupt ends inside is as if it had never begun: the run is as before, and saved so."""
+    state, remembered = dataclasses.replace(job.state), {name: part.state() for name, part in job.remembering.items()}
+    try:
+        yield
+    except Interrupted:
+        job.state = state
+        for name, part in job.remembering.items():
+            part.load_state(remembered[name])
+        if state.step:
+            save(job, run)
+            job.writer.finish()
+        raise
+
+
+def restore(job: Job, run: Run, *, allow_changes: bool = False) -> None:
+    """Continues from the newest complete checkpoint; a run that was stopped before its first one starts at step 1, and
+    says so. Raises CheckpointError where that would lose what was done, or where the checkpoint is of something else;
+    ConfigError where it is past the last step."""
+    loaded, messages = checkpoint_files.load_latest(run.checkpoints)
+    for message in messages:
+        job.display.warn(message)
+    if loaded is None:
+        _refuse_lost(run)
+        job.display.line(f"note: {run.folder} has no checkpoint yet; starting at step 1")
+        run.rewind(-1)
+        return
+    step, tensors, meta = loaded
+    known, parts = {f.name for f in dataclasses.fields(State)}, job.remembering
+    if (
+        not {"learner", "state", "data", "remembered"} <= set(meta)
+        or set(meta["state"]) != known
+        or set(meta["remembered"]) != set(parts)
+    ):
+        raise CheckpointError(
+            f"{run.checkpoints}: the checkpoint of step {step} is not of this version of trew; continue with the "
+            "version that wrote it, or start a new run with another out"
+        )
+    if step > job.config.steps:
+        raise ConfigError(f"steps: got {job.config.steps}, but {run.folder} has done {step}; give that many or more")
+    if meta["data"] != job.plan.fingerprint:
+        changed = f"{run.folder}: the data changed since this run began (fingerprint {meta['data']}, now "
+        changed += f"{job.plan.fingerprint})"
+        if not allow_changes:
+            raise CheckpointError(
+                f"{changed}; give the same data, start a new run with another out, or go on with --allow-changes"
+            )
+        job.display.warn(changed)
+    job.learner.load_state({_from_peft(name): tensor for name, tensor in tensors.items()}, meta["learner"])
+    for name, part in parts.items():
+        part.load_state(meta["remembered"][name])
+    job.state = State(**meta["state"])
+    run.rewind(step, evaluated=job.state.evaluated == step)
+    job.display.line(f"note: continuing after step {step}")
+
+
+def _for_peft(name: str) -> str:
+    """``model.x.lora_A.default.weight`` as peft has it in its files, behind the file's name."""
+    if not name.startswith(MODEL):
+        return name
+    return f"{ADAPTERS}base_model.model.{name.removeprefix(MODEL).replace('.default.', '.')}"
+
+
+def _from_peft(name: str) -> str:
+    """
+    >>> _from_peft(_for_peft("model.layers.0.q.lora_A.default.weight"))
+    'model.layers.0.q.lora_A.default.weight'
+    >>> _from_peft("optimizer.step.x")
+    'optimizer.step.x'
+    """
+    if not name.startswith(ADAPTERS):
+        return name
+    inner, _, weight = name.removeprefix(f"{ADAPTERS}base_model.model.").rpartition(".")
+    return f"{MODEL}{inner}.default.{weight}"
+
+
+def _refuse_lost(run: Run) -> None:
+    """Raises where a run without a checkpoint is past the point where it must have had one."""
+    if run.finished() is not None:
+        raise CheckpointError(
+            f"{run.folder}: is a finished run without a checkpoint (checkpoint.every = 0), so that it cannot be "
+            "continued; train on from its final/ as a new run's model, or begin anew with --overwrite"
+        )
+    every = int(flatten(_settings(run.folder) or {}).get("checkpoint.every", 0))
+    done = max((row["step"] for row in run.rows()), default=0)
+    # The first may still have been under way when the second was due.
+    if every and done > 2 * every:
+        raise CheckpointError(
+            f"{run.checkpoints}: holds no checkpoint, but this run has done {done} steps and saved every {every}; it "
+            "is not silently started over. Put a backup of one there, or begin anew with --overwrite"
+        )
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Settings that changed
+
+
+def complete(run: Run, config: Config) -> dict[str, Any] | None:
+    """The summary of a run that has nothing left to do; None where there is something."""
+    summary = run.finished()
+    if summary is None or summary.get("steps") != config.steps or not run.final.is_dir():
+        return None
+    return summary
+
+
+def check_changes(folder: Path, config: Config, *, allow: bool = False) -> list[str]:
+    """Every difference between the settings that the run of a folder has and those that are given, one line each.
+
+    Raises ConfigError with those that would make it another run, unless they are allowed."""
+    table = _settings(folder)
+    if table is None:
+        return []
+    before, now = flatten(table), flatten(tomllib.loads(redact(dumps(config))))
+    lines = {
+        key: f"{key}: the run was started with {before.get(key)!r}, now it is {now.get(key)!r}"
+        for key in sorted({*before, *now})
+        if before.get(key) != now.get(key)
+    }
+    refused = [line for key, line in lines.items() if not key.startswith(FREE)]
+    if refused and not allow:
+        raise ConfigError(
+            [
+                *refused,
+                f"{folder}: continue with the same settings, start a new run elsewhere (out), or go on with "
+                "--allow-changes: it is another run from there on",
+            ]
+        )
+    return list(lines.values())
+
+
+def _settings(folder: Path) -> dict[str, Any] | None:
+    """The configuration that the run of a folder has, as a table; None where there is none."""
+    try:
+        text = read_config(folder)
+        return None if text is None else tomllib.loads(text)
+    except ValueError as error:  # not TOML, or not even UTF-8
+        raise CheckpointError(
+            f"{folder / 'config.toml'}: cannot be read ({error}), so it is not known whether this run has the same "
+            "settings; put a backup of it there, or remove it to go on with the settings given now"
+        ) from None
+
+
+def flatten(table: Any, where: str = "") -> dict[str, Any]:
+    """
+    >>> flatten({"a": {"b": 1}, "c": [{"d": 2}]})
+    {'a.b': 1, 'c.0.d': 2}
+    """
+    if isinstance(table, list) and any(isinstance(v, dict) for v in table):
+        table = {str(i): v for i, v in enumerate(table)}
+    if not isinstance(table, dict):
+        return {where: table}
+    return {k: v for name, value in table.items() for k, v in flatten(value, f"{where}.{name}".lstrip(".")).items()}

@@ -1,0 +1,223 @@
+"""Whether an objective and a run fit: what it needs and a run has not, what would teach nothing, what does nothing."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import sys
+
+import torch
+
+from ..config import Config
+from ..objective import Objective, TokenBatch, preset, presets
+from ..objective.advantage import PassAtK
+from ..objective.batch import Steps
+from ..objective.piece import Piece
+from ..objective.shaping import SoftOverlong
+
+GIVEN = frozenset(
+    {"rewards", "entropies", "truncated", "old_logprobs", "ref_logprobs", "rollout_logprobs", "baselines"}
+)
+"""The optional fields of a batch that a run has; ``rollout_logprobs`` only from an uncut distribution."""
+
+_MISSING = {
+    "advantages": "whose advantages come from outside (a critic)",
+    "step_rewards": "which needs a reward for every step of a completion (a reward model with args.step_mark, or a "
+    "function that returns (end, value) lists)",
+}
+LORA_RATE = 1e-5
+"""Learning rates below this get a note where only adapters are trained."""
+
+_CUTS = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}
+
+
+def problems(objective: Objective, config: Config, *, given: frozenset[str] = GIVEN) -> list[str]:
+    """Why this objective cannot be trained in this run; empty where it can. ``given`` is what the run has."""
+    rollout, name = config.rollout, config.objective.preset
+    found = [
+        f"objective.preset: got {name!r}, {_MISSING.get(need, f'which needs {need}')}; a run has rewards of whole "
+        f"completions only; choose another preset, or call trew.preset({name!r}).loss in a loop of your own"
+        for need in objective.needs
+        if need not in given
+    ]
+    if "rollout_logprobs" in objective.needs:
+        readers = ", ".join(dict.fromkeys(a for a, piece in objective.pieces() if "rollout_logprobs" in piece.needs))
+        found += [
+            f"rollout.{key}: got {getattr(rollout, key)!r}, accepts {off!r} here: {name} reads the sampler's log-probs "
+            f"({readers}), and those of a cut distribution are not the policy's; set rollout.{key} = {off!r}, or take "
+            "an objective that does not read them"
+            for key, off in _CUTS.items()
+            if getattr(rollout, key) != off
+        ]
+    if config.learner.reference_every and "ref_logprobs" not in objective.needs:
+        found.append(
+            f"learner.reference_every: got {config.learner.reference_every}, but {name} has no reference (beta = "
+            f"{objective.beta:g}): set objective.beta above 0, or leave it out"
+        )
+    found += [
+        f"objective.overlong_cache: got {shape.cache}, accepts at most rollout.max_tokens = {rollout.max_tokens}: from "
+        "there on every completion would be punished; lower it"
+        for shape in objective.shape
+        if isinstance(shape, SoftOverlong) and shape.cache > rollout.max_tokens
+    ]
+    advantage = objective.advantage
+    if isinstance(advantage, PassAtK) and advantage.k >= rollout.completions:
+        found.append(
+            f"objective.k: got {advantage.k}, accepts less than rollout.completions = {rollout.completions}: whether "
+            "one of all completions is right says nothing about any single one; lower it, or raise rollout.completions"
+        )
+    elif not found and not teaches(objective, config):
+        found.append(_nothing_to_learn(objective, config))
+    return found
+
+
+def machine_problems(config: Config, device: str) -> list[str]:
+    """What this machine lacks for ``[lora]`` and ``[learner]``: packages, a compiler, or a device of another kind."""
+    lora, optimizer = config.lora, config.learner.optimizer
+    needs = [
+        (lora.rank > 0, f"lora.rank: got {lora.rank}", "peft", "lora"),
+        (lora.base == "nf4", f"lora.base: got {lora.base!r}", "bitsandbytes", "4bit"),
+        (optimizer == "adamw-8bit", f"learner.optimizer: got {optimizer!r}", "bitsandbytes", "4bit"),
+    ]
+    found = []
+    for asked, what, package, extra in needs:
+        if asked and importlib.util.find_spec(package) is None:
+            found.append(f"{what}, which needs the package {package}; it is not installed: pip install 'trew[{extra}]'")
+        elif asked and package == "bitsandbytes" and device == "mps":
+            found.append(f"{what}, which does not run on mps; use device = 'cpu' or a CUDA GPU")
+    if optimizer == "adamw-offload" and not device.startswith("cuda"):
+        found.append(
+            f"learner.optimizer: got 'adamw-offload', which moves moments from a GPU's memory to the CPU's, but device "
+            f"is {device}; set it to 'adamw', or 'adamw-8bit' if memory is short"
+        )
+    if config.learner.compile and (missing := compile_problem(device)):
+        found.append(f"learner.compile: got true, {missing}; or set it to false")
+    return found + (_liger_problems(config, device) if config.learner.liger else [])
+
+
+def compile_problem(device: str) -> str | None:
+    """What torch.compile lacks on a device, with what to do; None where it can run."""
+    if device == "mps":
+        return "which is not supported on mps; use device = 'cpu' or a CUDA GPU"
+    if device.startswith("cuda"):
+        if importlib.util.find_spec("triton") is None:
+            return "which needs the package triton on a GPU; it is not installed: pip install triton"
+        wanted, names = "a C compiler", (os.environ.get("CC"), "gcc", "clang", "cc")
+    else:
+        wanted = "a C++ compiler"
+        names = (os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++"),)  # as torch looks for it
+    if any(name and shutil.which(name) for name in names):
+        return None
+    return f"which needs {wanted}; there is none ({', '.join(filter(None, names))}): install gcc or clang"
+
+
+def _liger_problems(config: Config, device: str) -> list[str]:
+    found = []
+    if not device.startswith("cuda"):
+        found.append(f"learner.liger: got true, which needs a CUDA GPU, but device is {device}; set it to false")
+    elif any(importlib.util.find_spec(package) is None for package in ("liger_kernel", "triton")):
+        found.append(
+            "learner.liger: got true, which needs the package liger-kernel; it is not installed: pip install "
+            "'trew[liger]'"
+        )
+    if config.learner.compile:
+        found.append(
+            "learner.liger: got true with learner.compile = true: both fuse the same operations; set one of them to "
+            "false"
+        )
+    return found
+
+
+def notes(objective: Objective, config: Config) -> list[str]:
+    """Choices that do nothing in this run, or are likely not meant."""
+    said = []
+    if config.lora.rank and config.learner.lr < LORA_RATE:
+        said.append(
+            f"learner.lr: {config.learner.lr:g} is low for LoRA, whose best rate is about ten times that of training "
+            f"all weights: {LORA_RATE:g} to 2e-4 is common"
+        )
+    if config.optimizer_steps == config.steps and (idle := _idle_on_policy(objective, config)):
+        exactly = "exactly 1" if objective.ratio.anchor == "old" else "1 but for rounding"
+        said.append(
+            f"{objective.name}: one optimizer step per set of rollouts, so that the ratio is {exactly} and nothing is "
+            f"done by {' and '.join(idle)}; learner.inner_updates or learner.minibatch_prompts would make more steps"
+        )
+    idle_options = {
+        "kl": objective.beta == 0, "kl_place": objective.beta == 0,
+        "entropy_step": not objective.entropy_bonus.target,
+    }  # fmt: skip
+    for key, idle in idle_options.items():
+        if idle and key in config.objective.args:
+            other = "entropy_target" if key == "entropy_step" else "beta"
+            said.append(f"objective.{key}: does nothing while {other} = 0")
+    return said
+
+
+def teaches(objective: Objective, config: Config) -> bool:
+    """Whether any completion could have an advantage: tried on a step in which each prompt has one right answer."""
+    prompts, completions = config.rollout.prompts, config.rollout.completions
+    batch = objective.prepare(_example(prompts=prompts, completions=completions, max_length=config.rollout.max_tokens))
+    assert batch.advantages is not None
+    return bool(batch.advantages.any())
+
+
+def _nothing_to_learn(objective: Objective, config: Config) -> str:
+    name, completions = objective.name, config.rollout.completions
+    if completions > 1:
+        return (
+            f"objective: got {name} with {dict(config.objective.args)}, which gives every completion the advantage 0: "
+            f"nothing would be learned; change {', '.join(config.objective.args) or 'the preset'}"
+        )
+    others = [n for n in presets() if set((o := preset(n)).needs) <= GIVEN and not isinstance(o.advantage, PassAtK)]
+    others = [n for n in others if teaches(preset(n), config)]
+    return (
+        f"rollout.completions: got 1, accepts at least 2 for {name}: it compares the completions of a prompt with each "
+        f"other, and there nothing would be learned; raise it, or choose {' or '.join(others)} as objective.preset"
+    )
+
+
+def _idle_on_policy(objective: Objective, config: Config) -> list[str]:
+    """The choices that change nothing where the policy is the one that sampled, and something once it has moved."""
+    still = objective.prepare(_example(prompts=8, completions=8, max_length=config.rollout.max_tokens))
+    advantages = still.advantages
+    assert advantages is not None
+    shift = torch.where(still.sequence_ids % 3 == 0, 6.0, -6.0)
+    moved = still.replace(old_logprobs=still.logprobs + shift, rollout_logprobs=still.logprobs + shift)
+    w = [objective.weight(objective.ratio(b), advantages=advantages, batch=b) for b in (still, moved)]
+    idle: list[tuple[str, Piece]] = []
+    # A draw from the whole step cannot be judged by an example.
+    if objective.weight.couples != "batch" and (w[0] == 1).all() and (w[1] != 1).any():
+        idle.append(("its trust region", objective.weight))
+    idle += [("its correction", c) for c in objective.correction if (c(still) == 1).all() and (c(moved) != 1).any()]
+    idle += [
+        ("its pull back", term)
+        for term in objective.divergence
+        if term.active and not term.derivative(still).any() and term.derivative(moved).any()
+    ]
+    return [f"{what} ({piece.equation().partition('      ')[0]})" for what, piece in idle]
+
+
+def _example(*, prompts: int, completions: int, max_length: int) -> TokenBatch:
+    """A step of two-token completions: the first of each prompt is right, or of every second prompt if it is alone."""
+    size = prompts * completions
+    number = torch.arange(size)
+    right = number % (completions if completions > 1 else 2) == 0
+    spread = torch.arange(2 * size) * 0.618034 % 1
+    logprobs = -6 * spread
+    return TokenBatch(
+        logprobs=logprobs,
+        mask=torch.ones(2 * size, dtype=torch.bool),
+        sequence_ids=number.repeat_interleave(2),
+        group_ids=number // completions,
+        rewards=right.to(torch.float32),
+        old_logprobs=logprobs,
+        rollout_logprobs=logprobs,
+        ref_logprobs=logprobs,
+        entropies=0.1 + spread,
+        correct=right,
+        truncated=torch.zeros(size, dtype=torch.bool),
+        baselines=torch.zeros(size),
+        step_rewards=Steps(right.to(torch.float64), number, torch.full((size,), 2)),
+        max_length=max_length,
+    )

@@ -1,0 +1,214 @@
+"""Whether the numbers of a step may be used: finite, of the current weights, in the memory there is; and what is done
+where they may not."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import EngineError, MemoryShortage, NumericsError
+from ..learner import Sample
+from ..objective import TokenBatch
+from ..runs import Run
+from ..runs.rollouts import plain_prompt
+from ..types import ScoredGroup
+from .job import Job
+
+CANARY = {"float32": 1e-3, "bfloat16": 0.25}
+"""Nats by which sampler and learner may differ at the same weights, mean over the tokens looked at, by learner.dtype;
+more than this is another policy, and not rounding."""
+
+CANARY_TOKENS = 32
+"""Tokens of a completion that the canary looks at, where nothing else needs them."""
+
+SHOWN = 32
+"""Most completions in the file of a bad step; rollouts/ has all of them."""
+
+_NO_MEMORY = re.compile(  # as torch's allocators, the C++ library and oneDNN say it
+    r"out of memory|can't allocate memory|not enough memory|bad_alloc|could not create a (memory|primitive)(?! desc)"
+)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Finite
+
+
+def check_given(batch: TokenBatch) -> None:
+    """Raises NumericsError where a reward or a log-prob of the sampler is not finite; a reward that is NaN is none."""
+    for name, values in (("reward", batch.rewards), ("baseline", batch.baselines)):
+        if values is not None and (wrong := values.isinf()).any():
+            where = wrong.reshape(len(wrong), -1).any(1).nonzero().flatten().tolist()
+            raise NumericsError(
+                f"a {name} is larger than float32 can hold", names=_positions(where), quantity=name, samples=where
+            )
+    _check_tokens(batch, batch.rollout_logprobs, "the sampler's log-probs are not finite", "rollout_logprobs")
+    _check_tokens(batch, batch.entropies, "the sampler's entropies are not finite", "entropy")
+
+
+def check_advantages(batch: TokenBatch) -> None:
+    """Raises NumericsError where an advantage of a prepared batch is not finite."""
+    _check_tokens(batch, batch.advantages, "advantages are not finite", "advantages")
+
+
+def _check_tokens(batch: TokenBatch, values: Tensor | None, cause: str, quantity: str) -> None:
+    if values is None or (fine := values.isfinite() | ~batch.mask).all():
+        return
+    where = batch.sequence_ids[~fine].unique().tolist()
+    found = {i: values[batch.sequence_ids == i].tolist() for i in where}
+    raise NumericsError(cause, names=_positions(where), quantity=quantity, samples=where, values=found)
+
+
+def _positions(where: Sequence[int]) -> str:
+    return ", ".join(map(str, where[:8])) + (f" and {len(where) - 8} more" if len(where) > 8 else "")
+
+
+def bad_row(error: NumericsError) -> dict[str, float]:
+    """What a step's row of metrics says that was not applied: no loss, and no average of the numbers that were fine."""
+    return {"loss": math.nan, "grad_norm": math.nan, error.quantity: math.nan}
+
+
+def keep_evidence(
+    job: Job, run: Run, step: int, error: NumericsError, groups: Sequence[ScoredGroup], batch: TokenBatch | None
+) -> str:
+    """Writes what was not finite into the run's folder, says so, and returns the message."""
+    rows = [*error.evidence, *(_evidence(error, groups, batch) if batch is not None else [])]
+    whole = {
+        "step": step,
+        "error": error.cause,
+        "quantity": error.quantity,
+        "policy_version": job.learner.policy_version,
+    }
+    path = run.write_bad_step(step, {**whole, "completions": rows[:SHOWN], "completions_in_all": len(rows)})
+    names = ", ".join(f"{r['uid']!r} sample {r['sample']}" for r in rows[:4]) + (", …" if len(rows) > 4 else "")
+    text = f"{error.cause}{f' (prompt {names})' if error.samples and names else ''}; saved in {path}"
+    count = f"{job.state.bad_steps + 1} of {job.config.learner.bad_steps} in a row that end the run"
+    said = f"step {step} was not applied: {text}. Weights and optimizer are as before; {count}"
+    job.display.warn(said)
+    run.event(said)
+    return text
+
+
+def _evidence(error: NumericsError, groups: Sequence[ScoredGroup], batch: TokenBatch) -> Iterator[dict[str, Any]]:
+    """The completions at fault, with all that is known of their tokens."""
+    completions = [
+        (group.group.prompt, number, completion, score)
+        for group in groups
+        for number, (completion, score) in enumerate(zip(group.group.completions, group.scores, strict=True))
+    ]
+    for i in error.samples:
+        prompt, number, completion, score = completions[i]
+        tokens = batch.sequence_ids == i
+        known = {name: getattr(batch, name) for name in ("advantages", "old_logprobs", "ref_logprobs")}
+        row = {
+            "uid": prompt.uid, "sample": number, "prompt": plain_prompt(prompt), "completion": completion.text,
+            "reward": score.value, "parts": dict(score.parts), "status": score.status,
+            "finish_reason": completion.finish_reason, "policy_version": completion.policy_version,
+            "token_ids": completion.token_ids.tolist(),
+            "sampling_logprobs": completion.sampling_logprobs.tolist(), "entropies": completion.entropies.tolist(),
+        }  # fmt: skip
+        row |= {name: values[tokens].tolist() for name, values in known.items() if values is not None}
+        yield row | ({error.quantity: error.values[i]} if i in error.values else {})
+
+
+def end_if_broken(job: Job, run: Run, error: NumericsError, text: str) -> None:
+    """Ends a run in which ``learner.bad_steps`` steps in a row had numbers that are not finite."""
+    state, limit = job.state, job.config.learner.bad_steps
+    if state.bad_steps < limit:
+        return
+    good = state.step - state.bad_steps
+    kept = sorted(int(p.name) for p in run.checkpoints.glob("*") if p.name.isdecimal() and int(p.name) <= good)
+    where = f"The checkpoint of step {kept[-1]} is from before" if kept else "No checkpoint is from before"
+    steps = "1 step" if limit == 1 else f"{limit} steps in a row"
+    raise NumericsError(
+        f"{steps} with numbers that are not finite (learner.bad_steps = {limit}); the last: {text}. {where}. Lower "
+        "learner.lr, set learner.dtype = 'float32', or look at the completions in that file",
+        quantity=error.quantity,
+    ) from error
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Of the current weights
+
+
+def canary(
+    job: Job, groups: Sequence[ScoredGroup], samples: Sequence[Sample], batch: TokenBatch, *, whole: bool
+) -> Tensor:
+    """Differences (n,) between the learner's log-probs and the sampler's, on the first ``CANARY_TOKENS`` tokens of one
+    completion, of another group in each step; empty where they cannot be compared: completions of other weights, or of
+    a cut distribution.
+
+    ``whole``: on all tokens of the first two completions of the first and the last group, as more depends on it. Raises
+    EngineError where the mean is beyond rounding: the sampler then has weights that the learner has not, and everything
+    it says is of another policy.
+    """
+    learner, own = job.learner, batch.rollout_logprobs
+    versions = {c.policy_version for g in groups for c in g.group.completions}
+    if own is None or versions != {learner.policy_version}:
+        return torch.empty(0)
+    learner.prove(samples)
+    chosen, each, most = sorted({0, len(groups) - 1}), 2, None
+    if not whole:
+        chosen, each, most = [learner.policy_version % len(groups)], 1, CANARY_TOKENS
+    with_tokens = [i for i, s in enumerate(samples) if len(s.completion_ids)]
+    few = [i for g in chosen for i in [j for j in with_tokens if samples[j].group == g][:each]]
+    part = [Sample(s.prompt_ids, s.completion_ids[:most], s.group) for s in (samples[i] for i in few)]
+    try:
+        computed = learner.logprobs(part).split([len(s.completion_ids) for s in part])
+    except NumericsError as error:
+        raise error.among(few) from None
+    differences = []
+    for i, values in zip(few, computed, strict=True):
+        tokens = (batch.sequence_ids == i).nonzero().flatten()[: len(values)]
+        differences.append((values - own[tokens])[batch.mask[tokens]].abs())
+    found = torch.cat(differences)
+    limit = CANARY[job.config.learner.dtype]
+    if len(found) and not float(found.mean()) <= limit:
+        raise EngineError(
+            f"the sampler's log-probs differ from the learner's by {float(found.mean()):.2g} nats on {len(found)} "
+            f"tokens, both at policy version {learner.policy_version}; accepted is {limit:g}. The sampler has other "
+            "weights than the learner, or computes another distribution: nothing of this step was learned. Set "
+            "kernels = 'plain' and linear = 'plain', and report it if that helps"
+        )
+    return found
+
+
+def staleness(job: Job, groups: Sequence[ScoredGroup]) -> int:
+    """By how many updates the oldest completion's weights are behind the learner's."""
+    versions = [c.policy_version for g in groups for c in g.group.completions]
+    return max((job.learner.policy_version - v for v in versions), default=0)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# In the memory there is
+
+_KNOBS = {
+    "generating": "Lower rollout.batch (completions decoded at once), rollout.max_tokens, or data.max_prompt_tokens",
+    "evaluating": "Lower rollout.batch (completions decoded at once), eval.max_tokens, or data.max_prompt_tokens",
+    "learning": (
+        "Lower learner.microbatch_tokens, set learner.gradient_checkpointing = true, or train adapters (lora.rank = 16)"
+    ),
+}
+
+
+@contextlib.contextmanager
+def memory(job: Job, doing: str) -> Iterator[None]:
+    """Memory that runs out inside is told as MemoryShortage, with what takes less; nothing was changed then."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        text = str(error)
+        if not isinstance(error, (MemoryError, torch.OutOfMemoryError)) and not _NO_MEMORY.search(text):
+            raise
+        detail = (text.strip().splitlines() or [type(error).__name__])[0][:200]
+        where = "the GPU" if job.plan.device.startswith("cuda") else "the machine"
+        when = f"after step {job.state.step}" if doing == "evaluating" else f"in step {job.state.step + 1}"
+        raise MemoryShortage(
+            f"{where} ran out of memory while {doing} {when} ({detail}). {_KNOBS[doing]}; trew "
+            "plan says what takes how much. Continue with --resume; the last checkpoint is complete"
+        ) from error

@@ -1,0 +1,199 @@
+"""Everything that can be judged before a model is loaded, in one place: ``plan`` reports all problems at once."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..config import Config, RewardConfig, validate
+from ..config import load as read_recipe
+from ..data import Dataset, apply_overlong, load_task
+from ..errors import ConfigError, ModelError, Problems
+from ..eval import correct_by
+from ..eval.evaluate import Correct
+from ..learner.reference import in_bfloat16
+from ..models import files, loading, lora
+from ..models.lora import Adapters
+from ..objective import Objective, preset
+from ..rewards import RewardSet
+from ..rewards.combine import Bar
+from ..rewards.loading import is_file_spec
+from ..rollout.chat import Renderer
+from ..types import Prompt
+from . import compatibility
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run that can start: checked configuration, objective, data, rewards and tokenizer, but no weights yet."""
+
+    config: Config
+    objective: Objective
+    train: Sequence[Prompt]
+    eval: list[Prompt]
+    rewards: RewardSet
+    renderer: Renderer
+    device: str
+    fingerprint: str  # of the data
+    longest: int  # tokens of the longest prompt
+    notes: tuple[str, ...]
+    correct: Correct  # whether a score counts as correct in accuracies
+
+
+def plan(config: Config, *, found: Sequence[str] = (), bar: Bar | None = None) -> Plan:
+    """Checks and gathers everything but the weights; raises ConfigError with every problem that was found.
+
+    ``found`` are problems that are known already (of the run folder, say): they are reported together with the rest.
+    ``bar`` shows progress where checking takes long.
+    """
+    told = {p.partition(":")[0] for p in found}
+    problems = Problems([*found, *(p for p in validate(config) if p.partition(":")[0] not in told)])
+
+    objective = problems.attempt(lambda: preset(config.objective.preset, **config.objective.args))
+    if objective and min(config.rollout.prompts, config.rollout.completions, config.rollout.max_tokens) >= 1:
+        given = compatibility.GIVEN | step_rewards(config)
+        problems += problems.attempt(lambda: compatibility.problems(objective, config, given=given)) or []
+    known_device = not any(p.startswith("device:") for p in problems)
+    device = problems.attempt(lambda: loading.resolve_device(config.device)) if known_device else None
+    if device:
+        problems += compatibility.machine_problems(config, device)
+    bad_model = problems.attempt(
+        lambda: loading.check(config.model, tokenizer=config.tokenizer, chat_template=config.chat_template)
+    )
+    problems += bad_model if bad_model and config.model else []
+    data = problems.attempt(lambda: load_task(config.data, eval_size=config.eval.size, seed=config.seed))
+    specs: tuple[RewardConfig, ...] = config.rewards or (data.default_rewards if data else ())
+    specs = tuple(spec for spec in specs if spec.name or spec.model)  # one without a name is a known problem
+    if data and not specs:
+        problems.append(
+            "rewards: none given and the data name none of their own; add a [[rewards]] table with a built-in name "
+            "or path/to/file.py:function"
+        )
+    rewards = problems.attempt(lambda: RewardSet.from_config(specs)) if specs else None
+    if rewards and config.eval.correct_reward and config.eval.correct_reward not in rewards.names:
+        problems.append(f"eval.correct_reward: got {config.eval.correct_reward!r}, accepts {', '.join(rewards.names)}")
+    tokenizer = None
+    if bad_model == []:
+        tokenizer = problems.attempt(
+            lambda: loading.load_tokenizer(config.model, tokenizer=config.tokenizer, chat_template=config.chat_template)
+        )
+    if tokenizer is None or data is None or rewards is None or objective is None or device is None:
+        raise ConfigError(problems)
+
+    renderer = Renderer(tokenizer, stop=config.rollout.stop)
+    prompts = [*data.train, *data.eval]
+    problems += renderer.check(prompts)
+    problems += rewards.check_golds(prompts, bar=bar)
+    notes = list(data.notes)
+    train, eval_ = list(data.train), data.eval
+    if not problems:
+        fitted = problems.attempt(lambda: _fit(config, data, renderer))
+        if fitted:
+            train, eval_, more = fitted
+            notes += more
+            if len(train) < config.rollout.prompts:
+                problems.append(
+                    f"rollout.prompts: got {config.rollout.prompts} per step, but only {len(train)} training prompts "
+                    "are there; lower rollout.prompts or give more data"
+                )
+    longest = max((len(renderer.encode(p)) for p in [*train, *eval_]), default=0) if not problems else 0
+    if not problems:
+        limit = problems.attempt(lambda: loading.positions(config.model))
+        problems += length_problems(_most_tokens(config), longest=longest, limit=limit)
+        problems += problems.attempt(lambda: _target_problems(config)) or []
+    if problems:
+        raise ConfigError(problems)
+    notes += [*rewards.code, *compatibility.notes(objective, config)]
+    return Plan(
+        dataclasses.replace(config, rewards=specs), objective, train, eval_, rewards, renderer, device,
+        data.fingerprint, longest, tuple(notes),
+        correct_by(config.eval.correct_reward or first_verifier(rewards), at=config.eval.correct_at),
+    )  # fmt: skip
+
+
+def _target_problems(config: Config) -> list[str]:
+    """What is wrong with ``lora.targets``; the default model's layers are not known before its first use."""
+    if not config.lora.rank or not loading.is_here(config.model):
+        return []
+    return lora.target_problems(loading.skeleton(loading.load_config(config.model)), config.lora.targets)
+
+
+def step_rewards(config: Config) -> frozenset[str]:
+    """``step_rewards``, where a reward may give them: a process reward model, or a function (its values will show)."""
+    may = any(r.args.get("step_mark") if r.model else is_file_spec(r.name) for r in config.rewards)
+    return frozenset({"step_rewards"} if may else ())
+
+
+def first_verifier(rewards: RewardSet) -> str:
+    """The reward that accuracies are read from unless one is named: the first that is no reward model, if there is one.
+    A learned score of 1 means nothing in particular."""
+    return next((r.name for r in rewards.rewards if r.model is None), rewards.names[0])
+
+
+def _fit(config: Config, data: Dataset, renderer: Renderer) -> tuple[list[Prompt], list[Prompt], list[str]]:
+    """Prompts that fit ``data.max_prompt_tokens``, by policy, for training and evaluation alike."""
+    out, notes = [], []
+    for name, prompts in (("training", data.train), ("evaluation", data.eval)):
+        kept, said = apply_overlong(
+            prompts,
+            count=lambda p: len(renderer.encode(p)),
+            limit=config.data.max_prompt_tokens,
+            policy=config.data.overlong,
+            what=name,
+        )
+        out.append(kept)
+        notes += said
+    return out[0], out[1], notes
+
+
+def _most_tokens(config: Config) -> dict[str, int]:
+    return {"rollout.max_tokens": config.rollout.max_tokens, "eval.max_tokens": config.eval.max_tokens}
+
+
+def length_problems(tokens: Mapping[str, int], *, longest: int, limit: int | None) -> list[str]:
+    """Which settings let a prompt of ``longest`` tokens and its completion exceed the model's ``limit`` positions;
+    ``tokens`` has the most tokens of a completion by the setting's name, 0 where it is not set."""
+    return [
+        f"{key}: got {most} after prompts of up to {longest} tokens, accepts at most {max(limit - longest, 0)}: the "
+        f"model has {limit} positions; lower it, or data.max_prompt_tokens"
+        for key, most in tokens.items()
+        if limit and most and longest + most > limit
+    ]
+
+
+def read(recipe: Path, overrides: Sequence[str] = ()) -> Config:
+    """The configuration of a recipe. Where it has problems, those of data, model and rewards are found along with
+    them, so that one ConfigError tells all."""
+    try:
+        return read_recipe(recipe, overrides)
+    except ConfigError as error:
+        if error.config is not None:
+            plan(error.config, found=error.problems)
+        raise
+
+
+def load(plan: Plan) -> tuple[Any, Adapters | None]:
+    """The model of a plan on its device, its vocabulary checked against the tokenizer; and the adapters inside it,
+    where the plan has some."""
+    c = plan.config
+    if c.lora.rank:
+        model = lora.load_base(c.model, c.lora, device=plan.device, dtype=c.learner.dtype)
+    else:
+        model = loading.load_model(c.model, device=plan.device)
+    loading.check_vocab(model, plan.renderer.tokenizer)
+    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    if problems := length_problems(_most_tokens(plan.config), longest=plan.longest, limit=limit):
+        raise ModelError("\n".join(problems))  # only where the configuration was not here before: see loading.positions
+    return model, lora.attach(model, c.lora, name=c.model, seed=c.seed) if c.lora.rank else None
+
+
+def load_reference(plan: Plan) -> Any:
+    """The model of a plan once more, to be kept as it is: weights of its linear layers in bfloat16 where that is the
+    same and needs less memory."""
+    c = plan.config
+    if in_bfloat16(c, stored=files.stored_types(loading.folder(c.model)), device=plan.device):
+        return lora.load_bfloat16(c.model, device=plan.device, biases=False)
+    return loading.load_model(c.model, device=plan.device)

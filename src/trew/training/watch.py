@@ -1,0 +1,69 @@
+"""What a run watches beside learning: rewards that fail, that are not the same twice, or that look hacked."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from ..errors import RewardError
+from ..rewards.weighing import FAILED
+from ..runs import Run
+from ..types import ScoredGroup
+from ..utils.signals import Interrupted
+from .job import Job
+
+UNJUDGED_STEPS = 3
+"""After so many steps in a row in which no completion had a value, or rewards failed for more than the share
+``track.max_failed``, the run ends: it would go on for nothing."""
+
+
+@contextlib.contextmanager
+def failures_saved(run: Run) -> Iterator[None]:
+    """A RewardError inside leaves what it was about in the run's folder, and says where."""
+    try:
+        yield
+    except RewardError as error:
+        if not error.evidence:
+            raise
+        path = run.write_failure(error.evidence)
+        raise RewardError(
+            f'{error}; saved with its traceback in {path}. Repair the function, or set on_failure = "skip" for this '
+            "reward to leave such completions without a value"
+        ) from error
+
+
+def after_scoring(job: Job, run: Run, step: int, seen: Sequence[ScoredGroup]) -> dict[str, Any]:
+    """What rewards and monitors have to say about a step's completions: warnings on screen and in events.log; returned
+    are the monitors' figures. Raises RewardError when nothing, or too little, could be judged for several steps."""
+    rewards, every, state = job.plan.rewards, job.config.track.regrade_every, job.state
+    warnings = []
+    if every and (step == 1 or step % every == 0) and seen:
+        with contextlib.suppress(Interrupted), job.interrupts.after_grace("while judging again"):
+            warnings += rewards.judged_alike(seen[step // every % len(seen)], step=step)
+    row, suspicions = job.monitors.observe(seen, step=step)
+    for text in [*rewards.take_warnings(), *warnings, *suspicions]:
+        job.display.warn(text)
+        run.event(f"step {step}: {text}")
+    scores = [score for group in seen for score in group.scores]
+    lacking = Counter(score.status for score in scores if score.value is None)
+    failed, most = sum(lacking[status] for status in FAILED), job.config.track.max_failed
+    none = lacking.total() == len(scores)
+    state.unjudged = state.unjudged + 1 if scores and (none or failed > most * len(scores)) else 0
+    if state.unjudged >= UNJUDGED_STEPS:
+        what = "no completion" if none else f"only {len(scores) - lacking.total()} of {len(scores)} completions"
+        raise RewardError(
+            f"{state.unjudged} steps in a row in which {what} got a value ({', '.join(sorted(lacking))}): "
+            + ("nothing can be learned. " if none else f"rewards failed for more than track.max_failed = {most:g}. ")
+            + "Look at the warnings above; try the reward by itself (trew rewards test), or raise its timeout_s"
+        )
+    return row
+
+
+def after_step(job: Job, run: Run, row: Mapping[str, Any]) -> int:
+    """Tells what the rules of :mod:`.health` find in the rows so far; returns how many of them hold."""
+    for finding in job.health.observe(row):
+        job.display.warn(f"step {finding.step}: {finding.text}")
+        run.event(f"step {finding.step}: {finding.text}")
+    return len(job.health.holding)

@@ -1,0 +1,1 @@
+"""Helpers that know nothing of training: the console, signals, TOML, secrets, memory."""

@@ -1,0 +1,224 @@
+"""What a person sees while a run goes on: a line on what runs on what, a bar with the time left, a row per step."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import IO, Any, cast
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from ..types import ScoredGroup
+from .secrets import redact
+
+# metric -> (heading, format)
+COLUMNS: dict[str, tuple[str, str]] = {
+    "step": ("step", "{:.0f}"),
+    "reward": ("reward", "{:.3f}"),
+    "accuracy": ("accuracy", "{:.3f}"),
+    "entropy": ("entropy", "{:.3f}"),
+    "kl": ("KL", "{:.4f}"),
+    "ratio": ("ratio", "{:.3f}"),
+    "clip_share": ("clipped", "{:.1%}"),
+    "completion_length": ("length", "{:.1f}"),
+    "tokens_per_second": ("tokens/s", "{:.0f}"),
+    "seconds": ("seconds", "{:.1f}"),
+}
+WIDTH = 9
+HEADING_EVERY = 25
+
+
+class Display:
+    """Prints a run to a terminal or, where there is none, as plain lines."""
+
+    def __init__(self, console: Console | None = None):
+        self.console = console or Console(highlight=False, file=cast(IO[str], _Steady(sys.stdout)))
+        if console is None and not self.console.is_terminal:
+            self.console.width = 160  # piped output has no width to respect; tables stay on one line
+        self.rows = 0
+        self._progress: Progress | None = None
+
+    def line(self, text: str) -> None:
+        """One plain line; markup and control sequences in it are shown, not obeyed."""
+        self.console.print(Text(_clean(text)), soft_wrap=True)
+
+    def warn(self, text: str) -> None:
+        """A line that asks for attention."""
+        self.console.print(Text(f"warning: {_clean(text)}", style="yellow"), soft_wrap=True)
+
+    @contextmanager
+    def bar(self, name: str, total: int, *, done: int = 0) -> Iterator[Bar]:
+        """A progress bar with the time left; one inside another stands below it. Without a terminal, a line."""
+        if not self.console.is_terminal:
+            self.line(f"{name}: {total}")
+            yield Bar(None, total, done)
+            return
+        outermost = self._progress is None
+        progress = self._progress or self._new_progress()
+        self._progress = progress
+        if outermost:
+            progress.start()
+        task = progress.add_task(name, total=total, completed=done, note="", left="")
+        try:
+            yield Bar(progress, total, done, task=task)
+        finally:
+            progress.remove_task(task)
+            if outermost:
+                progress.stop()
+                self._progress = None
+
+    def _new_progress(self) -> Progress:
+        return Progress(
+            TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn(),
+            TextColumn("{task.fields[note]}"), TimeElapsedColumn(), TextColumn("{task.fields[left]}"),
+            console=self.console, transient=True,
+        )  # fmt: skip
+
+    def step(self, row: Mapping[str, Any]) -> None:
+        """One row of numbers."""
+        if self.rows % HEADING_EVERY == 0:
+            self.console.print(
+                Text("".join(f"{h:>{WIDTH}}" for h, _ in COLUMNS.values()), style="bold"), soft_wrap=True
+            )
+        self.rows += 1
+        cells = [form.format(row[k]) if row.get(k) is not None else "-" for k, (_, form) in COLUMNS.items()]
+        self.console.print(Text("".join(f"{c:>{WIDTH}}" for c in cells)), soft_wrap=True)
+
+    def samples(self, groups: list[ScoredGroup], *, limit: int = 2) -> None:
+        """The last prompt and one right and one wrong completion where there are both."""
+        for scored in groups:
+            values = [s.value for s in scored.scores]
+            order = sorted(range(len(values)), key=lambda i: (values[i] is None, -(values[i] or 0.0)))
+            picks = [order[0], order[-1]] if len(order) > 1 else order
+            prompt = scored.group.prompt
+            question = (
+                prompt.text if prompt.text is not None else (prompt.messages or ({"content": ""},))[-1]["content"]
+            )
+            self.console.print(Text(f"  prompt      {_short(question or '')}", style="dim"), soft_wrap=True)
+            for i in picks[:limit]:
+                value = "none" if values[i] is None else f"{values[i]:g}"
+                self.console.print(
+                    Text(f"  reward {value:<5}{_short(scored.group.completions[i].text)}", style="dim"), soft_wrap=True
+                )
+            return
+
+    def before_after(self, before: Mapping[str, Any], after: Mapping[str, Any] | None) -> None:
+        """Accuracy with its 95 % interval, before and after."""
+        table = Table(box=None, pad_edge=False, padding=(0, 3))
+        for heading in ("held-out prompts", "accuracy", "95 % interval", "length", "cut off"):
+            table.add_column(heading, justify="left" if heading == "held-out prompts" else "right")
+        for name, r in (("before training", before), ("after training", after)):
+            if r is None:
+                continue
+            a = r["accuracy"]
+            known = a["mean"] is not None  # not where no completion got a verdict
+            table.add_row(
+                f"{name} (n = {r['n']})",
+                f"{a['mean']:.3f}" if known else "-",
+                f"{a['low']:.3f} to {a['high']:.3f}" if known else "no verdicts",
+                f"{r['mean_length']:.1f}",
+                f"{r['truncated_share']:.1%}",
+            )
+        self.console.print()
+        self.console.print(table)
+
+    def warned(self, texts: Sequence[str]) -> None:
+        """What was warned of while the run went on, once more at its end."""
+        if texts:
+            self.console.print()
+            self.line(f"warnings of this run (docs/health.md): {len(texts)}")
+        for text in texts:
+            self.line(f"  {text}")
+
+    def files(self, files: Mapping[str, str]) -> None:
+        """Where everything was written."""
+        self.console.print()
+        width = max(map(len, files))
+        for name, path in files.items():
+            self.console.print(f"  {escape(name):<{width}}  {escape(path)}", soft_wrap=True)
+
+
+class _Steady:
+    """Standard output that may go away (a closed terminal, a reader that ended): the work goes on without it."""
+
+    def __init__(self, stream: IO[str]):
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        try:
+            return self._stream.write(text)
+        except OSError:
+            self._leave()
+            return len(text)
+
+    def flush(self) -> None:
+        try:
+            self._stream.flush()
+        except OSError:
+            self._leave()
+
+    def _leave(self) -> None:
+        with contextlib.suppress(OSError, ValueError):  # what is still buffered must not raise at exit either
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+class Bar:
+    """Advances one progress bar; estimates the time left from the mean pace so far."""
+
+    def __init__(self, progress: Progress | None, total: int, done: int, *, task: Any = None):
+        self.progress, self.total, self.done, self.task = progress, total, done, task
+        self.start, self.first = time.monotonic(), done
+
+    def advance(self, count: int = 1) -> None:
+        self.done += count
+        if self.progress is not None:
+            pace = (time.monotonic() - self.start) / max(self.done - self.first, 1)
+            left = duration(pace * (self.total - self.done))
+            self.progress.update(self.task, completed=self.done, left=f"{left} left")
+
+    def note(self, text: str) -> None:
+        """What the run is doing right now."""
+        if self.progress is not None:
+            self.progress.update(self.task, note=text)
+
+
+class Silent(Display):
+    """Prints nothing."""
+
+    def __init__(self) -> None:
+        super().__init__(Console(quiet=True))
+
+
+def duration(seconds: float) -> str:
+    """
+    >>> duration(75), duration(3700)
+    ('1:15', '1:01:40')
+    """
+    whole = max(round(seconds), 0)
+    hours, minutes, rest = whole // 3600, whole // 60 % 60, whole % 60
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def _clean(text: str) -> str:
+    """Text from models and data must not steer the terminal: control and bidirectional characters become a mark.
+    Secrets are masked: what a terminal shows ends in logs."""
+    return "".join(c if c == "\n" or (c.isprintable() and c not in _BIDI) else "�" for c in redact(text))
+
+
+_BIDI = {chr(c) for c in (*range(0x202A, 0x202F), *range(0x2066, 0x206A), 0x200E, 0x200F, 0x061C)}
+
+
+def _short(text: str, limit: int = 100) -> str:
+    line = " ⏎ ".join(_clean(text).strip().splitlines())
+    return line if len(line) <= limit else f"{line[: limit - 3]}..."

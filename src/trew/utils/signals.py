@@ -1,0 +1,163 @@
+"""Signals: the first asks for an end at the next place where nothing is lost, the second ends the process at once."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from types import FrameType
+from typing import Any
+
+ALWAYS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+SAME_S = 0.3
+"""Signals that come within so many seconds of the first are the same request: timeout(1) and some launchers send theirs
+to the process and then to its group."""
+
+
+class Interrupted(KeyboardInterrupt):
+    """Something that stopped because it was asked to; exits as a shell expects, with 128 + the signal's number.
+
+    No Exception: code that handles what may go wrong with files, models and other people's functions must not take it
+    for one of these.
+    """
+
+    def __init__(self, message: str, signum: int):
+        super().__init__(message)
+        self.exit_code = 128 + signum
+
+
+class Interrupts:
+    """While open, SIGINT, SIGTERM, SIGHUP and the signals of the names in ``more`` are requests to stop.
+
+    The first is remembered, and met where it costs nothing: at ``stop_if_asked``, anywhere in a block of ``anywhere``,
+    or, once ``grace_s`` seconds have passed, anywhere in a block of ``after_grace``. A second one ends the process at
+    once, which is safe too: everything that a run writes is complete or not there.
+
+    Python runs signal handlers between bytecodes of the main thread, which may be minutes inside one backward pass.
+    So the signals are also counted by a thread, through the wake-up descriptor that the interpreter writes to the
+    moment a signal arrives.
+
+    A SIGHUP that is ignored already (nohup) stays so. Outside the main thread, where Python allows no handlers, none of
+    this does anything.
+    """
+
+    def __init__(self, *, more: Sequence[str] = ("SIGUSR1",), grace_s: float = 20.0) -> None:
+        self.signals = (*ALWAYS, *(signal.Signals[name] for name in more))
+        self.grace_s = grace_s
+        self.asked: int = 0  # the signal's number
+        self._overdue = False
+        self._place = ""  # where the main thread is: "", "anywhere" or "after grace"
+        self._message = ""
+        self._before: dict[int, Any] = {}
+        self._wakeup = -1
+        self._ends: tuple[socket.socket, socket.socket] | None = None
+
+    def __enter__(self) -> Interrupts:
+        if threading.current_thread() is threading.main_thread():
+            self._ends = socket.socketpair()
+            self._ends[1].setblocking(False)
+            self._wakeup = signal.set_wakeup_fd(self._ends[1].fileno(), warn_on_full_buffer=False)
+            ignored = {s for s in self.signals if s == signal.SIGHUP and signal.getsignal(s) == signal.SIG_IGN}
+            self._before = {s: signal.signal(s, self._handle) for s in self.signals if s not in ignored}
+            threading.Thread(target=self._watch, args=(self._ends[0],), daemon=True, name="trew-signals").start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if signal.SIGALRM in self._before:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        for signum, handler in self._before.items():
+            signal.signal(signum, handler)
+        if self._ends is not None:
+            signal.set_wakeup_fd(self._wakeup)
+            self._ends[1].close()  # ends the thread
+
+    # ---- where it may stop
+
+    def stop_if_asked(self, message: str) -> None:
+        """Raises Interrupted at a point where the run can stop."""
+        if self.asked:
+            raise Interrupted(f"interrupted: {message}", self.asked)
+
+    @contextlib.contextmanager
+    def anywhere(self, message: str = "") -> Iterator[None]:
+        """What is done inside can be done again: a request raises Interrupted wherever it is."""
+        with self._at("anywhere", message):
+            if self.asked:
+                self._raise()
+            yield
+
+    @contextlib.contextmanager
+    def after_grace(self, message: str) -> Iterator[None]:
+        """What is done inside can be done again, but is worth some waiting: Interrupted is raised ``grace_s`` seconds
+        after the request, wherever it is then."""
+        with self._at("after grace", message):
+            if self._overdue:
+                self._raise()
+            yield
+
+    @contextlib.contextmanager
+    def _at(self, place: str, message: str) -> Iterator[None]:
+        before = self._place, self._message
+        try:
+            self._message, self._place = message, place
+            yield
+        finally:
+            self._place, self._message = before
+
+    def _raise(self) -> None:
+        raise Interrupted(f"interrupted: {self._message}" if self._message else self._by_name(), self.asked)
+
+    def _by_name(self) -> str:
+        return f"interrupted by {signal.Signals(self.asked).name}"
+
+    # ---- handlers, in the main thread
+
+    def _handle(self, signum: int, frame: FrameType | None) -> None:
+        if self.asked:
+            return
+        self.asked = signum
+        if self._place == "anywhere":
+            self._raise()
+        if self.grace_s <= 0:
+            self._late(signum, frame)
+        else:
+            self._before[signal.SIGALRM] = signal.signal(signal.SIGALRM, self._late)
+            signal.setitimer(signal.ITIMER_REAL, self.grace_s)
+
+    def _late(self, signum: int, frame: FrameType | None) -> None:
+        self._overdue = True
+        if self._place:
+            self._raise()
+
+    # ---- the thread
+
+    def _watch(self, end: socket.socket) -> None:
+        first: float | None = None
+        with end:
+            while numbers := end.recv(16):
+                for signum in set(self.signals).intersection(numbers):
+                    if first is None:
+                        first = time.monotonic()
+                        if self._place != "anywhere":
+                            self._say()
+                    elif time.monotonic() - first >= SAME_S:
+                        leave(128 + signum)
+
+    def _say(self) -> None:
+        after = "after this step" if self.grace_s <= 0 else f"after this step, or in {self.grace_s:g} s without it"
+        with contextlib.suppress(OSError, ValueError):  # a terminal that is gone
+            print(f"\ntrew: stopping {after}; once more stops now", file=sys.stderr, flush=True)
+
+
+def leave(code: int) -> None:
+    """Ends the process at once, the terminal's cursor shown again: progress bars hide it. Children see it by
+    themselves."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            print("\x1b[?25h" if stream.isatty() else "", end="", file=stream, flush=True)
+    os._exit(code)
