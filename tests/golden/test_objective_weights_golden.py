@@ -128,9 +128,12 @@ def test_trw_entropy_boosts_rare_tokens_of_good_answers():
         assert got == pytest.approx([want], **NEAR)
 
 
-def test_ce_gppo_keeps_part_of_what_is_outside():
-    got = w_of("ce-gppo", ratio=[1.3, 1.2, 0.7, 0.7, 1.3], advantage=[1.0, 1.0, -1.0, 1.0, -1.0])
-    assert got == pytest.approx([0.5, 1.0, 0.5, 1.0, 1.0])
+def test_ce_gppo_bounds_the_push_of_clipped_tokens():
+    """beta2 (1 + eps_high) A above and beta1 (1 - eps_low) A below, however far r has gone; the dual clip is 3."""
+    got = g_of("ce-gppo", ratio=[1.1, 1.3, 50.0, 0.7], advantage=1.0)
+    assert got == pytest.approx([1.1, 1.2, 1.2, 0.7])
+    got = g_of("ce-gppo", ratio=[0.9, 0.7, 0.01, 1.3, 2.9, 3.1], advantage=-1.0)
+    assert got == pytest.approx([0.9, 0.6, 0.6, 1.3, 2.9, 0.0])
 
 
 @pytest.mark.parametrize(

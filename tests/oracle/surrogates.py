@@ -115,11 +115,18 @@ def logistic(o, s):
 
 
 def ce_gppo(o, s):
-    def weight(r, a, t):
-        outside = (a > 0 and r > 1 + s["eps_high"]) or (a < 0 and r < 1 - s["eps_low"])
-        return s["w_out"] if outside else 1.0
-
-    return weighted(o, s, weight)
+    """The authors' loss with the stop-gradient written out, as its negative: bound r / sg(r) A, then the dual clip."""
+    low, high = 1 - s["eps_low"], 1 + s["eps_high"]
+    out = []
+    for r, fixed, a in zip(ratios(o, s), fixed_ratios(o, s), o.A, strict=True):
+        if a > 0 and fixed > high:
+            j = s["beta2"] * high * (r / fixed) * a
+        elif a < 0 and fixed < low:
+            j = s["beta1"] * low * (r / fixed) * a
+        else:
+            j = r * a
+        out.append(torch.maximum(j, torch.full_like(j, s["cap"] * a)) if a < 0 else j)
+    return out
 
 
 def dppo(o, s):

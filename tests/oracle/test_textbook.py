@@ -47,7 +47,7 @@ LIVELY = {
     "high-entropy-tokens": {"share": 0.5},
     "entropy-advantage": {"alpha": 0.2, "kappa": 1.5},
     "gmpo": {"eps_low": 0.1, "eps_high": 0.2},
-    "ce-gppo": {"w_out": 0.3, "eps_low": 0.1},
+    "ce-gppo": {"beta1": 0.3, "beta2": 0.6, "eps_low": 0.1, "eps_high": 0.28, "cap": 1.4},
     "sapo": {"tau_pos": 1.1, "tau_neg": 2.3},
     "vespo": {"k_pos": 1.1, "lam_neg": 2.3},
     "kimi": {"tau": 0.5},
@@ -131,7 +131,7 @@ RANGES = {
     "lam_neg": (0.5, 4.0), "anchor": ["old", "rollout"], "penalty": (0.01, 1.5), "level": ["token", "sequence"],
     "pruning": (0.0, 0.9), "share": (0.05, 0.9), "clip-cov share": [0.0, 1.0], "cov_low": (-1.0, 0.2),
     "cov_high": (0.3, 2.0), "kappa": (1.1, 4.0), "k": [1, 2, 3, 5], "tau": (0.0, 1.0), "seed": [0, 1],
-    "baseline": ["none", "group", "batch", "leave-one-out"],
+    "baseline": ["none", "group", "batch", "leave-one-out"], "beta1": (0.0, 1.5), "beta2": (0.0, 1.5),
 }  # fmt: skip
 
 

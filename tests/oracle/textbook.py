@@ -74,7 +74,7 @@ PRESETS: dict[str, dict] = {
                  "has_signal": True} | ROLLOUT,
     "topr": {"surrogate": "topr", "level": "token", "advantage": "group-mean"},
     "aspo": {"surrogate": "aspo", "cap": 3.0, "dynamic_sampling": True},
-    "ce-gppo": {"surrogate": "ce-gppo", "w_out": 0.5} | HIGHER,
+    "ce-gppo": {"surrogate": "ce-gppo", "beta1": 0.75, "beta2": 1.0, "cap": 3.0},
     "gpg": {"surrogate": "reinforce", "advantage": "group-mean", "has_signal": True} | PER_TOKEN_MEAN,
     "opo": {"surrogate": "reinforce", "advantage": "length"},
     "lite-ppo": {"advantage": "batch-std"},
@@ -93,7 +93,7 @@ PRESETS: dict[str, dict] = {
 }  # fmt: skip
 
 # The papers give the surrogate itself, not only its gradient.
-GRADIENT_ONLY = {"aspo", "topr", "ce-gppo"}
+GRADIENT_ONLY = {"aspo", "topr"}
 
 
 @dataclass

@@ -72,9 +72,9 @@ EXACT = {
         of("trw-triangular", w0=1.0, w2=1.0, aggregate="token-mean", dynamic_sampling=True),
         of("dapo"),
     ),
-    "weight outside: the gradient-preserving clip": lambda: (
-        of("trw-triangular", w0=1.0, w2=1.0, w_out=0.5, aggregate="token-mean"),
-        of("ce-gppo"),
+    "the gradient-preserving clip that preserves nothing": lambda: (
+        of("ce-gppo", beta1=0.0, beta2=0.0),
+        of("dual-clip"),
     ),
     "full weight outside: no trust region": lambda: (
         of("trw-triangular", w0=1.0, w2=1.0, w_out=1.0, aggregate="token-mean"),

@@ -82,7 +82,7 @@ PRESETS = {
     "prime-rl": ({"delta": 0.2, "penalty": 1e-3}, "token-mean", 0.0, "k3 loss", "uneven"),
     "topr": ({"level": "token"}, "token-mean", 0.0, "k3 loss"),
     "aspo": (CLIP | {"cap": 3.0} | Z, "token-mean", 0.0, "k3 loss", "mixed"),
-    "ce-gppo": (HIGHER | {"w_out": 0.5} | Z, "token-mean", 0.0, "k3 loss"),
+    "ce-gppo": (CLIP | {"beta1": 0.75, "beta2": 1.0, "cap": 3.0} | Z, "token-mean", 0.0, "k3 loss"),
     "gpg": ({}, "seq-mean-token-mean", 0.0, "k3 loss", "uneven"),
     "opo": ({}, "token-mean", 0.0, "k3 loss"),
     "lite-ppo": (CLIP | Z, "token-mean", 0.0, "k3 loss"),

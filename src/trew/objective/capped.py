@@ -1,4 +1,4 @@
-"""Weights that bound the importance ratio and keep every token's gradient: CISPO, AIPO, TOPR, ASPO."""
+"""Weights that bound the importance ratio and keep a clipped token's gradient: CISPO, AIPO, TOPR, ASPO, CE-GPPO."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .batch import TokenBatch
 from .piece import not_negative, positive
-from .weight import LinearWeight, Weight
+from .weight import DualClip, LinearWeight, Weight
 
 
 def capped_weight(ratio: Float[Tensor, "N"], *, cap: float = 5.0, floor: float = 0.0) -> Float[Tensor, "N"]:
@@ -52,6 +52,31 @@ def flipped_weight(
     up = torch.where(ratio > 1 + eps_high, 0.0, (1 / ratio).clamp(max=cap))
     down = torch.where(ratio < 1 - eps_low, 0.0, ratio.clamp(max=cap))
     return torch.where(advantages > 0, up, torch.where(advantages < 0, down, ratio)) / ratio
+
+
+def preserving_weight(
+    ratio: Float[Tensor, "N"],
+    *,
+    advantages: Float[Tensor, "N"],
+    eps_low: float = 0.2,
+    eps_high: float = 0.2,
+    beta1: float = 0.75,
+    beta2: float = 1.0,
+    cap: float = 3.0,
+) -> Float[Tensor, "N"]:
+    """w r = beta2 (1 + eps_high) where PPO clips for A > 0, beta1 (1 - eps_low) where it clips for A < 0, 0 where dual
+    clip does (A < 0 and r > cap), and r elsewhere: CE-GPPO, arXiv 2509.20712.
+
+    A clipped token is pushed by a bounded amount that does not depend on how far its ratio has gone. With beta1 = beta2
+    = 0 it is dual clip.
+
+    >>> r = torch.tensor([2.0, 0.4, 4.0]); a = torch.tensor([1., -1., -1.])
+    >>> [round(x, 4) for x in (preserving_weight(r, advantages=a) * r).tolist()]
+    [1.2, 0.6, 0.0]
+    """
+    w = torch.where((advantages > 0) & (ratio > 1 + eps_high), beta2 * (1 + eps_high) / ratio, 1.0)
+    w = torch.where((advantages < 0) & (ratio < 1 - eps_low), beta1 * (1 - eps_low) / ratio, w)
+    return torch.where((advantages < 0) & (ratio > cap), 0.0, w)
 
 
 @dataclass(frozen=True)
@@ -107,4 +132,35 @@ class Flipped(Weight):
         return (
             f"w = min(1/r, {self.cap:g}) / r if A > 0, min(1, {self.cap:g} / r) if A < 0; 0 if "
             f"(A > 0 and r > {1 + self.eps_high:g}) or (A < 0 and r < {1 - self.eps_low:g})"
+        )
+
+
+@dataclass(frozen=True)
+class GradientPreservingClip(Weight):
+    """:func:`preserving_weight` as a value."""
+
+    eps_low: float = 0.2
+    eps_high: float = 0.2
+    beta1: float = 0.75
+    beta2: float = 1.0
+    cap: float = 3.0
+
+    def __post_init__(self) -> None:
+        DualClip(self.eps_low, self.eps_high, self.cap)
+        not_negative(beta1=self.beta1, beta2=self.beta2)
+
+    def __call__(self, ratio: Tensor, *, advantages: Tensor, batch: TokenBatch) -> Tensor:
+        return preserving_weight(
+            ratio, advantages=advantages, eps_low=self.eps_low, eps_high=self.eps_high,
+            beta1=self.beta1, beta2=self.beta2, cap=self.cap,
+        )  # fmt: skip
+
+    def surrogate(self, ratio: Tensor, *, advantages: Tensor, batch: TokenBatch) -> Tensor:
+        pushed = super().surrogate(ratio, advantages=advantages, batch=batch)
+        return torch.where((advantages < 0) & (ratio > self.cap), self.cap * advantages, pushed)
+
+    def equation(self) -> str:
+        return (
+            f"w = {self.beta2:g} * {1 + self.eps_high:g} / r if A > 0 and r > {1 + self.eps_high:g}, {self.beta1:g} * "
+            f"{1 - self.eps_low:g} / r if A < 0 and r < {1 - self.eps_low:g}, 0 if A < 0 and r > {self.cap:g}, else 1"
         )

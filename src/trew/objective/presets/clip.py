@@ -5,14 +5,13 @@ from __future__ import annotations
 from ..advantage import Given, Relative, z_score
 from ..aggregate import PromptMeanTokenMean, SequenceMeanTokenMean, TokenMean
 from ..baseline import GroupMean
-from ..capped import Capped, Flipped
+from ..capped import Capped, Flipped, GradientPreservingClip
 from ..divergence import KL
 from ..filter import MixedGroups, UnevenGroups
 from ..objective import Objective
 from ..ratio import TokenRatio
 from ..scale import BatchStd
 from ..smooth import Sech2
-from ..trw import Triangular
 from ..weight import Clip, DualClip
 
 
@@ -71,20 +70,31 @@ def two_sided(
 
 
 def ce_gppo(
-    *, eps_low: float = 0.2, eps_high: float = 0.28, w_out: float = 0.5, ddof: int = 1, std_eps: float = 0.0
+    *,
+    eps_low: float = 0.2,
+    eps_high: float = 0.2,
+    beta1: float = 0.75,
+    beta2: float = 1.0,
+    cap: float = 3.0,
+    ddof: int = 1,
+    std_eps: float = 0.0,
 ) -> Objective:
-    """PPO's clip that keeps a part of the gradient of clipped tokens: CE-GPPO, arXiv 2509.20712.
+    """Dual clip that still pushes clipped tokens, by a bounded amount: CE-GPPO, arXiv 2509.20712.
 
-    w = w_out outside the clip range, 1 inside: the triangular weight with w0 = w2 = 1
+    C = share g A,  g = beta2 (1 + eps_high) if A > 0 and r > 1 + eps_high, beta1 (1 - eps_low) if A < 0 and
+    r < 1 - eps_low, 0 if A < 0 and r > cap, else r
 
-    Use it against entropy collapse or stalling: tokens outside still learn, more slowly.
+    Use it against entropy collapse or explosion: beta2 sets how much rare tokens of good answers go on rising, which
+    keeps entropy up, beta1 how much rare tokens of bad answers go on falling, which brings it down.
 
-    Deviations: the paper bounds the push of clipped tokens, with a factor for each side; here it is w_out r A.
+    Deviations: follows the authors' code, whose README has beta1 = 0.75, beta2 = 1 and a dual clip of 3. Their scripts
+    for 7B set eps_high = 0.2 and a dual clip of 10, drop groups without contrast (dynamic_sampling = true does that)
+    and add 0.1 times a negative log-likelihood on right answers, which is not part of this.
     """
     return Objective(
         name="ce-gppo",
         advantage=z_score(ddof, std_eps),
-        weight=Triangular(eps_low, eps_high, w0=1.0, w2=1.0, w_out=w_out),
+        weight=GradientPreservingClip(eps_low, eps_high, beta1, beta2, cap),
         aggregate=TokenMean(),
     )
 
