@@ -124,7 +124,7 @@ def test_a_model_with_code_of_its_own_is_refused(folder):
     edit(folder / "config.json", auto_map=auto_map, model_type="own", architectures=["OwnForCausalLM"])
     problem = only(loading.check(str(folder)))
     assert "brings its own Python code" in problem
-    with pytest.raises(load.ModelError):
+    with pytest.raises(loading.ModelError):
         loading.load_model(str(folder))
     assert not marker.exists()
 
@@ -159,9 +159,9 @@ def test_a_tokenizer_of_another_model(folder, tmp_path):
     small.save_pretrained(folder)
     problem = only(loading.check(str(folder)))
     assert "the tokenizer has 260 tokens, the model 200" in problem
-    with pytest.raises(load.ModelError, match="the tokenizer has 260 tokens, the model 200"):
+    with pytest.raises(loading.ModelError, match="the tokenizer has 260 tokens, the model 200"):
         loading.check_vocab(small, tiny.tokenizer())
-    with pytest.raises(load.ModelError, match="the model 5000"):
+    with pytest.raises(loading.ModelError, match="the model 5000"):
         loading.check_vocab(tiny.model(vocab_size=5000), tiny.tokenizer())
     loading.check_vocab(tiny.model(vocab_size=320), tiny.tokenizer())  # rounded up, as many models are
 

