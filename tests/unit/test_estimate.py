@@ -131,12 +131,12 @@ def test_a_ledger_does_not_count_what_was_there_before():
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
-@pytest.mark.parametrize("lora", [0, 4])
+@pytest.mark.parametrize("rank", [0, 4])
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "gemma2"])
-def test_a_pass_without_memory_allocates_what_a_real_one_does(kind, lora, checkpointing, tmp_path):
+def test_a_pass_without_memory_allocates_what_a_real_one_does(kind, rank, checkpointing, tmp_path):
     kinds = {"layer_types": ["sliding_attention", "full_attention"] * 3} if kind == "gemma2" else {}
     folder = saved(tmp_path, kind, num_hidden_layers=6, **kinds)
-    own = LoraConfig(rank=lora) if lora else None
+    own = LoraConfig(rank=rank) if rank else None
     c = config(folder, lora=own, gradient_checkpointing=checkpointing)
     c = dataclasses.replace(c, kernels="plain", linear="plain")  # our products' scratch memory is larger than all of it
     sizes = sizes_of(c)
