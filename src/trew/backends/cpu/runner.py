@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ...learner.packing import Pack
 from ...models.lora import split
 from . import Transformer, build, describe
 from .arena import Room
 from .stack import ALL, INPUTS, NOTHING, Layout, Passed, Stack, unsupported
+
+if TYPE_CHECKING:
+    from ...learner.packing import Pack
 
 
 @dataclass(frozen=True, slots=True)
