@@ -159,3 +159,15 @@ def test_every_rule_has_advice_and_reads_what_is_kept():
     read = set(READ)
     source = Path(health.__file__).read_text()
     assert set(re.findall(r'h\.(?:mean|at_first|newest)\("([a-z0-9_]+)"', source)) == read
+
+
+@pytest.mark.parametrize(
+    "huge", [1e308, -1e308, float("inf"), float("nan"), 10**400, -(10**400)], ids=lambda v: str(v)[:6]
+)
+def test_a_metric_or_a_setting_of_any_size_is_no_error(huge):
+    for name in READ:
+        found = findings(changed(1, **{name: huge}), TABLE)
+        assert not any("nan" in f.text for f in found), found
+    tables = [{"rollout": {"max_tokens": huge}}, {"learner": {"max_grad_norm": huge}}, {"health": {"kl": huge}}]
+    for table in tables:
+        assert isinstance(findings(healthy(), table), list)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 from collections.abc import Callable
 
@@ -234,3 +235,32 @@ def test_exits(program: str, found: bool) -> None:
 def test_every_monitor_has_advice() -> None:
     assert set(ADVICE) == {"order", "rows", "several_answers", "identical", "exits", "length_gap"}
     assert monitors.LEAST <= 8 * 8 * WINDOW
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Rewards of any size
+
+
+HUGE = [1e300, -1e300, 1.7e308, float("inf"), float("-inf"), 10**400, -(10**400)]
+
+
+@pytest.mark.parametrize("huge", HUGE, ids=lambda value: str(value)[:6])
+def test_a_huge_reward_is_no_error_and_leaves_figures_that_are_numbers(huge):
+    def draw(generator: random.Random, step: int, sample: int) -> tuple[str, int, dict[str, float | None]]:
+        text, tokens, parts = ordinary(generator, step, sample)
+        return text, tokens, parts | ({"a": huge} if sample == step % 8 else {})
+
+    watching = Monitors(CHECKED, shuffled=True)
+    for step in range(1, 2 * WINDOW):
+        shown, told = watching.observe(step_of(draw, seed=0, step=step), step=step)
+        assert all(math.isfinite(value) for value in shown.values()), shown
+        assert not any("nan" in text or "inf" in text for text in told), told
+    assert json.loads(json.dumps(watching.state())) == json.loads(json.dumps(watching.state(), allow_nan=False))
+
+
+def test_groups_whose_rewards_are_all_huge_still_show_that_order_matters():
+    def draw(generator: random.Random, step: int, sample: int) -> tuple[str, int, dict[str, float | None]]:
+        return "text", 5, {"a": 1e300 if sample < 4 else 0.0, "b": None}
+
+    told = warned(draw, shuffled=False)
+    assert any("the first half of each group scores" in text for texts in told.values() for text in texts), told

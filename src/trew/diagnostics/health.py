@@ -43,11 +43,7 @@ class Facts:
             """The settings that ``wanted`` has and that are of its type."""
             given = table.get(section)
             given = given if isinstance(given, Mapping) else {}
-            return {
-                k: type(v)(given[k])
-                for k, v in wanted.items()
-                if isinstance(given.get(k), (int, float)) and not isinstance(given.get(k), bool)
-            }
+            return {k: type(v)(given[k]) for k, v in wanted.items() if _finite(given.get(k)) is not None}
 
         default = Facts()
         learner = table.get("learner")
@@ -103,7 +99,9 @@ class History:
 
     def _mean(self, name: str, rows: Sequence[Row]) -> float | None:
         values = [v for row in rows if (v := _finite(row.get(name))) is not None]
-        return sum(values) / len(values) if len(rows) >= self.window and 2 * len(values) >= len(rows) else None
+        if len(rows) < self.window or 2 * len(values) < len(rows):
+            return None
+        return sum(value / len(values) for value in values)  # the sum of the values themselves might be no float
 
 
 def _sentence(text: str) -> str:
@@ -111,8 +109,14 @@ def _sentence(text: str) -> str:
 
 
 def _finite(value: Any) -> float | None:
-    known = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-    return float(value) if known else None
+    """The value as a finite float; None where it is no number, or one that no float can hold (10**400)."""
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None
 
 
 def entropy(h: History, f: Facts) -> str:

@@ -20,6 +20,7 @@ WINDOW = 20  # steps that a figure is taken over, and that "at first" means
 LEAST = 128  # completions (or groups, for orders: a quarter of it) before anything is said
 QUIET = 50  # steps until the same warning is repeated
 LONG = 32  # tokens from which two equal completions are no coincidence
+LARGEST = 1e100  # rewards count as at most this: their squares, and sums of those over a run, are finite numbers
 
 ORDER_Z = 5.0  # standard errors
 ORDER_SHARE = 0.1  # of the rewards' standard deviation within a group
@@ -66,22 +67,38 @@ ADVICE = {
 # Figures of one step
 
 
+def bounded(value: float | None) -> float | None:
+    """A reward as sums take it: from -``LARGEST`` to ``LARGEST``; None where it is NaN or missing.
+
+    A reward may be any number of Python: 1e300, whose square is none, an infinity, or an integer of 400 digits.
+
+    >>> bounded(0.5), bounded(10**400), bounded(float("-inf")), bounded(float("nan"))
+    (0.5, 1e+100, -1e+100, None)
+    """
+    if value is None or value != value:
+        return None
+    return float(max(-LARGEST, min(value, LARGEST)))
+
+
+def _values(scored: ScoredGroup) -> list[float]:
+    return [value for score in scored.scores if (value := bounded(score.value)) is not None]
+
+
 def order(scored: Sequence[ScoredGroup]) -> Metrics:
     """How much better the first half of each group's completions scored than the second: ``order`` in reward, with its
     variance if the order did not matter (that of a random split, S²(1/n₁ + 1/n₂)) and the groups' deviations S.
 
-    >>> from .trial import scored_texts
+    >>> from ..rewards.trial import scored_texts
     >>> figures = order([scored_texts("abcd", [1.0, 1.0, 0.0, 0.0])])
     >>> figures["order"], round(figures["order_variance"][0], 4)
     ((1.0, 1.0), 0.3333)
     """
-    values = [[s.value for s in g.scores if s.value is not None] for g in scored]
-    return _halves("order", values)
+    return _halves("order", [_values(g) for g in scored])
 
 
 def rows(scored: Sequence[ScoredGroup]) -> Metrics:
     """As :func:`order`, of the groups' mean rewards in the order of the step."""
-    known = [[s.value for s in g.scores if s.value is not None] for g in scored]
+    known = [_values(g) for g in scored]
     return _halves("rows", [[sum(v) / len(v) for v in known if v]])
 
 
@@ -163,8 +180,10 @@ def lengths(scored: Sequence[ScoredGroup]) -> Metrics:
     gap, groups, tokens, count = 0.0, 0, 0, 0
     for g in scored:
         pairs = [
-            (s.value, len(c)) for s, c in zip(g.scores, g.group.completions, strict=True) if s.value is not None
-        ]  # fmt: skip
+            (value, len(completion))
+            for score, completion in zip(g.scores, g.group.completions, strict=True)
+            if (value := bounded(score.value)) is not None
+        ]
         tokens, count = tokens + sum(n for _, n in pairs), count + len(pairs)
         mean = sum(v for v, _ in pairs) / max(len(pairs), 1)
         above, below = [n for v, n in pairs if v > mean], [n for v, n in pairs if v < mean]
@@ -232,34 +251,20 @@ class Monitors:
     def suspicions(self) -> dict[str, str]:
         """What looks wrong over the last steps, by monitor."""
         now, first = reduce_metrics(list(self._last)), reduce_metrics(self._first)
-        found: dict[str, str] = {}
-        for name, what in (("order", "half of each group"), ("rows", "half of each step's prompts")):
-            if text := _order_effect(now, name, what):
-                found[name] = text
-        share, before = _mean(now, "several_answers"), _mean(first, "several_answers")
-        risen = share >= SEVERAL_RISEN and share - before >= SEVERAL_RISE
-        if share >= SEVERAL or risen:
-            found["several_answers"] = f"{share:.0%} of completions give several answers ({before:.0%} at first)"
-        if (share := _mean(now, "identical")) >= IDENTICAL:
-            found["identical"] = f"{share:.0%} of completions of {LONG} tokens or more have a twin in their group"
-        if (share := _mean(now, "exits", least=LEAST // 4)) >= EXITS:
-            found["exits"] = f"{share:.0%} of programs end themselves (exit, os._exit, ...)"
-        for reward in self._rewards:
-            name = f"disagree/{reward.name}"
-            if reward.verify_with and (share := _mean(now, name)) >= DISAGREE:
-                credit = _mean(now, f"{name}/credit")
-                found[name] = (
-                    f"rewards {reward.name!r} and {reward.verify_with!r} disagree on {share:.0%} of completions; on "
-                    f"{credit:.0%} {reward.name!r} gives credit that {reward.verify_with!r} does not"
-                )
-        gap, ratio = _mean(now, "length_gap", least=LEAST // 4), _ratio(now, first)
-        if abs(gap) >= LENGTH_GAP and (ratio if gap > 0 else 1 / ratio) >= LENGTH_RATIO:
-            longer = "longer" if gap > 0 else "shorter"
-            found["length_gap"] = (
-                f"rewarded completions are {abs(gap):.0%} {longer} than others of their group, and completions "
-                f"have become {ratio:.2g} times as long as at first"
-            )
-        return found
+        found = {
+            "order": _order_effect(now, "order", "half of each group"),
+            "rows": _order_effect(now, "rows", "half of each step's prompts"),
+            "several_answers": _several_answers(now, first),
+            "identical": _share_above(
+                now, "identical", IDENTICAL, f"of completions of {LONG} tokens or more have a twin in their group"
+            ),
+            "exits": _share_above(
+                now, "exits", EXITS, "of programs end themselves (exit, os._exit, ...)", least=LEAST // 4
+            ),
+            **{f"disagree/{r.name}": _disagreement(now, r) for r in self._rewards if r.verify_with},
+            "length_gap": _length_gap(now, first),
+        }
+        return {name: text for name, text in found.items() if text}
 
     def _advice(self, name: str) -> str:
         if not name.startswith("disagree/"):
@@ -280,6 +285,40 @@ def _order_effect(now: Mapping[str, tuple[float, float]], name: str, what: str) 
     if abs(z) < ORDER_Z or abs(difference) < ORDER_SHARE * deviation:
         return ""
     return f"the first {what} scores {difference / count:+.3f} against the second ({abs(z):.0f} standard errors)"
+
+
+def _several_answers(now: Mapping[str, Any], first: Mapping[str, Any]) -> str:
+    share, before = _mean(now, "several_answers"), _mean(first, "several_answers")
+    risen = share >= SEVERAL_RISEN and share - before >= SEVERAL_RISE
+    if share < SEVERAL and not risen:
+        return ""
+    return f"{share:.0%} of completions give several answers ({before:.0%} at first)"
+
+
+def _share_above(now: Mapping[str, Any], name: str, limit: float, what: str, *, least: float = LEAST) -> str:
+    share = _mean(now, name, least=least)
+    return f"{share:.0%} {what}" if share >= limit else ""
+
+
+def _disagreement(now: Mapping[str, Any], reward: Reward) -> str:
+    share, credit = _mean(now, f"disagree/{reward.name}"), _mean(now, f"disagree/{reward.name}/credit")
+    if share < DISAGREE:
+        return ""
+    return (
+        f"rewards {reward.name!r} and {reward.verify_with!r} disagree on {share:.0%} of completions; on {credit:.0%} "
+        f"{reward.name!r} gives credit that {reward.verify_with!r} does not"
+    )
+
+
+def _length_gap(now: Mapping[str, Any], first: Mapping[str, Any]) -> str:
+    gap, ratio = _mean(now, "length_gap", least=LEAST // 4), _ratio(now, first)
+    drift = ratio if gap > 0 else 1 / ratio if ratio else math.inf
+    if abs(gap) < LENGTH_GAP or drift < LENGTH_RATIO:
+        return ""
+    return (
+        f"rewarded completions are {abs(gap):.0%} {'longer' if gap > 0 else 'shorter'} than others of their group, and "
+        f"completions have become {ratio:.2g} times as long as at first"
+    )
 
 
 def _mean(figures: Mapping[str, Any], name: str, *, least: float = LEAST) -> float:
