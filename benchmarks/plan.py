@@ -48,6 +48,8 @@ class Setting:
     beta: float = 0.0
 
 
+LOW_LORA = ("lora.rank=16", "lora.base=bfloat16", "learner.dtype=bfloat16")
+
 SETTINGS = {
     "5 M": Setting("A", 16, 8, 96, 64),
     "5 M, small micro-batches": Setting("A", 16, 8, 96, 64, ("learner.microbatch_tokens=1024",)),
@@ -65,10 +67,13 @@ SETTINGS = {
         "B", 2, 8, 96, 32, ("kernels=plain", "learner.gradient_checkpointing=true")
     ),
     "135 M, LoRA": Setting("B", 2, 8, 96, 32, ("lora.rank=16",), beta=0.04),
-    "135 M, LoRA over bfloat16": Setting(
-        "B", 2, 8, 96, 32, ("lora.rank=16", "lora.base=bfloat16", "learner.dtype=bfloat16")
-    ),
+    "135 M, LoRA over bfloat16": Setting("B", 2, 8, 96, 32, LOW_LORA),
     "135 M, LoRA over 4 bits": Setting("B", 2, 8, 64, 8, ("lora.rank=16", "lora.base=nf4")),
+    "44 M, vocabulary of 151,936": Setting("V", 2, 4, 96, 96),
+    "44 M, vocabulary of 151,936, its own forward": Setting("V", 2, 4, 96, 96, ("kernels=plain",)),
+    "44 M, vocabulary of 151,936, LoRA": Setting("V", 2, 4, 96, 96, ("lora.rank=16",)),
+    "44 M, vocabulary of 151,936, LoRA over bfloat16": Setting("V", 2, 4, 96, 96, LOW_LORA),
+    "0.5 B, vocabulary of 151,936, LoRA over bfloat16": Setting("C", 2, 4, 96, 96, LOW_LORA),
 }
 
 

@@ -30,6 +30,12 @@ SHAPES: dict[str, dict[str, Any]] = {
     # SmolLM2-135M
     "B": {"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "num_attention_heads": 9,
           "num_key_value_heads": 3, "vocab_size": 49152, "tie_word_embeddings": True},
+    # Qwen2.5-0.5B: a large vocabulary on a small body
+    "C": {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14,
+          "num_key_value_heads": 2, "vocab_size": 151936, "tie_word_embeddings": True},
+    # its vocabulary on the body of A
+    "V": {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 6, "num_attention_heads": 8,
+          "num_key_value_heads": 4, "vocab_size": 151936, "tie_word_embeddings": True},
     # for a quick look whether everything runs
     "tiny": {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
              "num_key_value_heads": 2, "vocab_size": 256, "tie_word_embeddings": True},
