@@ -84,6 +84,28 @@ def test_what_is_wrong_is_told_while_it_runs_and_in_everything_that_it_leaves(ca
     assert page.count(f"step {found[0]['step']} (<b>{rule}</b>)") == 1
 
 
+def test_a_short_run_that_learned_nothing_says_so_at_its_end_in_its_report_and_when_asked_again(model, tmp_path):
+    _, warnings, _ = run(tmp_path / "run", model, "constant", steps=2)
+    told = [text for text in warnings if text.startswith("Nothing was learned: none of the 2 steps had a gradient")]
+    assert len(told) == 1, warnings
+    assert "got the same reward (1)" in told[0]
+    assert told[0].split(".")[0] in render_report([load_run(tmp_path / "run" / "run")])
+    config = configured(
+        tmp_path / "run", model, steps=2, rewards=[{"name": f"{tmp_path}/run/rewards.py:constant"}],
+        rollout={"prompts": 4, "completions": 8, "max_tokens": 12, "temperature": 1.0},
+        eval={"size": 2, "correct_at": 0.9}, health={"window": 3, "no_signal": 3},
+    )  # fmt: skip
+    again = Watching()
+    trew.train(config, resume=True, display=again)
+    assert told[0] in again.warnings
+
+
+def test_a_run_that_learned_something_does_not_say_that_it_did_not(model, tmp_path):
+    out, warnings, _ = run(tmp_path / "run", model, "even", steps=2)
+    assert not any("Nothing was learned" in text for text in warnings)
+    assert load_run(out).outcome == []
+
+
 def vars_of(finding: Any) -> dict[str, Any]:
     return {"step": finding.step, "rule": finding.rule, "text": finding.text}
 

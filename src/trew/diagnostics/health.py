@@ -43,7 +43,7 @@ class Facts:
             """The settings that ``wanted`` has and that are of its type."""
             given = table.get(section)
             given = given if isinstance(given, Mapping) else {}
-            return {k: type(v)(given[k]) for k, v in wanted.items() if _finite(given.get(k)) is not None}
+            return {k: type(v)(given[k]) for k, v in wanted.items() if finite(given.get(k)) is not None}
 
         default = Facts()
         learner = table.get("learner")
@@ -93,12 +93,12 @@ class History:
 
     def newest(self, name: str, count: int = AGAIN) -> list[float]:
         """The last ``count`` rows' values; empty unless all of them have one."""
-        values = [_finite(row.get(name)) for row in list(self.last)[-count:]]
+        values = [finite(row.get(name)) for row in list(self.last)[-count:]]
         found = [v for v in values if v is not None]
         return found if len(found) == count else []
 
     def _mean(self, name: str, rows: Sequence[Row]) -> float | None:
-        values = [v for row in rows if (v := _finite(row.get(name))) is not None]
+        values = [v for row in rows if (v := finite(row.get(name))) is not None]
         if len(rows) < self.window or 2 * len(values) < len(rows):
             return None
         return sum(value / len(values) for value in values)  # the sum of the values themselves might be no float
@@ -108,7 +108,7 @@ def _sentence(text: str) -> str:
     return text[0].upper() + text[1:]
 
 
-def _finite(value: Any) -> float | None:
+def finite(value: Any) -> float | None:
     """The value as a finite float; None where it is no number, or one that no float can hold (10**400)."""
     if not isinstance(value, (int, float)) or isinstance(value, bool):
         return None
@@ -190,7 +190,9 @@ def stale(h: History, f: Facts) -> str:
 
 
 def unchanged(h: History, f: Facts) -> str:
-    values, rates = h.newest("changed_share"), h.newest("lr")
+    values, rates, norms = h.newest("changed_share"), h.newest("lr"), h.newest("grad_norm")
+    if norms and min(norms) == 0:
+        return ""  # without a gradient nothing was to change, whatever the learning rate: not rounding
     if not values or 1 - max(values) < f.health.unchanged:
         return ""
     rate = f" at a learning rate of {rates[-1]:.3g}" if rates else ""
@@ -315,7 +317,7 @@ READ = (
 
 def _plain(row: Row) -> dict[str, float]:
     """The columns that rules read, where they are numbers."""
-    return {name: value for name in READ if (value := _finite(row.get(name))) is not None}
+    return {name: value for name in READ if (value := finite(row.get(name))) is not None}
 
 
 def findings(rows: Iterable[Row], table: Mapping[str, Any]) -> list[Finding]:

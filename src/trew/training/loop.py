@@ -76,6 +76,7 @@ def train(
                 display.line(f"note: {change}")
             if (summary := complete(run, config)) is not None:
                 display.line(f"note: {run.folder} is already complete: {config.steps} of {config.steps} steps")
+                watch.at_end(run, display)
                 return summary
         else:
             run.write_config(dumps(config))
@@ -101,6 +102,7 @@ def train(
         write_report([run.folder], run.folder / "report.html")
         display.before_after(job.state.before or {}, after)
         display.warned([f"step {finding.step}: {finding.text}" for finding in job.health.found])
+        watch.at_end(run, display)
         return summary
 
 

@@ -10,7 +10,9 @@ from typing import Any
 from ..errors import RewardError
 from ..rewards.weighing import FAILED
 from ..runs import Run
+from ..runs.report.read import load_run
 from ..types import ScoredGroup
+from ..utils.console import Display
 from ..utils.signals import Interrupted
 from .job import Job
 
@@ -67,3 +69,9 @@ def after_step(job: Job, run: Run, row: Mapping[str, Any]) -> int:
         job.display.warn(f"step {finding.step}: {finding.text}")
         run.event(f"step {finding.step}: {finding.text}")
     return len(job.health.holding)
+
+
+def at_end(run: Run, display: Display) -> None:
+    """Tells what a finished run's rows say of it as a whole: see :mod:`trew.diagnostics.outcome`."""
+    for text in load_run(run.folder).outcome:
+        display.warn(text)

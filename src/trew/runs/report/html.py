@@ -118,6 +118,7 @@ def render_report(runs: Sequence[RunData], *, created: str = "") -> str:
         more=list(map(Markup, more)),
         samples=[(name, _samples(run)) for name, run in zip(names, runs, strict=True)],
         configs=[(name, run.config_text) for name, run in zip(names, runs, strict=True)],
+        outcomes=[(name, text) for name, run in zip(names, runs, strict=True) for text in run.outcome],
         health=[(name, run.health) for name, run in zip(names, runs, strict=True)],
         notes=[f"{name}: {note}" for name, run in zip(names, runs, strict=True) for note in _notes(run)],
         created=created,

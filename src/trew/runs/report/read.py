@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ...diagnostics import health
+from ...diagnostics.outcome import outcome
 from ...errors import DataError
 from ..folder import decode_row
 
@@ -43,6 +44,11 @@ class RunData:
     def health(self) -> list[health.Finding]:
         """The warnings of its metrics, in the order of steps: those that were given while it ran."""
         return health.findings(self.rows, self.config)
+
+    @property
+    def outcome(self) -> list[str]:
+        """What the end of a finished run says of it as a whole: that nothing was learned, and why."""
+        return outcome(self.rows, self.config) if self.summary else []
 
     def metric_names(self) -> list[str]:
         """Every numeric column, in the order of first appearance."""

@@ -1,0 +1,69 @@
+"""Says at the end of a run that it learned nothing, however short it was, and why.
+
+The rules of :mod:`.health` need several rows before they speak; this looks at all rows of a run that has ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .health import Row, finite
+
+
+def outcome(rows: Sequence[Row], table: Mapping[str, Any]) -> list[str]:
+    """The sentences to end a run with; none where any step had a gradient, or where there was no step.
+
+    ``rows`` are the run's rows of metrics, ``table`` its configuration as nested plain values.
+
+    >>> row = {"step": 1, "grad_norm": 0.0, "reward": 0.0, "zero_signal_share": 1.0, "truncated_share": 0.25}
+    >>> print(outcome([row], {})[0][:95])
+    Nothing was learned: the only step had no gradient, so the weights are as they were. All comple
+    """
+    steps = [row for row in rows if "eval_accuracy" not in row]
+    if not steps or any(finite(row.get("grad_norm")) != 0 for row in steps if "grad_norm" in row):
+        return []
+    what = "the only step had no gradient" if len(steps) == 1 else f"none of the {len(steps)} steps had a gradient"
+    return [f"Nothing was learned: {what}, so the weights are as they were. {' '.join(_causes(steps, table))}"]
+
+
+def _causes(steps: Sequence[Row], table: Mapping[str, Any]) -> list[str]:
+    """Everything that the rows show to be behind it, each with what to do."""
+    found = [_cut_off(steps, table), _constant(steps), _unjudged(steps)]
+    return [text for text in found if text] or [
+        "Rewards differed, but the objective made no gradient of them. Look at advantage_share and clip_share in the "
+        "metrics, and at what the objective keeps (trew explain)."
+    ]
+
+
+def _cut_off(steps: Sequence[Row], table: Mapping[str, Any]) -> str:
+    if not _throughout(steps, "truncated_share", 1.0):
+        return ""
+    rollout = table.get("rollout")
+    limit = finite(rollout.get("max_tokens")) if isinstance(rollout, Mapping) else None
+    at = "" if limit is None else f" of rollout.max_tokens = {limit:.0f}"
+    return (
+        f"Every completion was cut off at the limit{at}, before it could give an answer: raise rollout.max_tokens, and "
+        "check that the model knows its end token."
+    )
+
+
+def _constant(steps: Sequence[Row]) -> str:
+    rewards = {value for row in steps if (value := finite(row.get("reward"))) is not None}
+    if not rewards or not _throughout(steps, "zero_signal_share", 1.0):
+        return ""
+    value = f" ({rewards.pop():g})" if len(rewards) == 1 else ""
+    return (
+        f"All completions of a prompt got the same reward{value}, so there was nothing to prefer: check the reward "
+        "(trew rewards test), or try easier prompts, more completions per prompt or a higher temperature."
+    )
+
+
+def _unjudged(steps: Sequence[Row]) -> str:
+    if any(row.get("reward") is not None for row in steps):
+        return ""
+    return "No completion got a reward: look at the warnings of the rewards, and try them alone (trew rewards test)."
+
+
+def _throughout(steps: Sequence[Row], name: str, value: float) -> bool:
+    return all(row.get(name) == value for row in steps)
