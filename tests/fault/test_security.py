@@ -409,10 +409,10 @@ def test_workers_that_read_what_a_model_wrote_have_no_secrets(tmp_path, monkeypa
 
 
 def test_an_error_message_shows_no_secret_and_does_not_act(monkeypatch, capsys):
-    monkeypatch.setenv("MY_TOKEN", "canary-9")
+    monkeypatch.setenv("MY_TOKEN", "canary-9f3K7q")
 
     def fails(args):
-        raise TrewError("about canary-9 \x1b[31m\u202e")
+        raise TrewError("about canary-9f3K7q \x1b[31m\u202e")
 
     monkeypatch.setattr("trew.cli.main.run", fails)
     said = refused(capsys, "doctor", code=1)

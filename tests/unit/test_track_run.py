@@ -406,7 +406,7 @@ def test_no_secret_reaches_the_folder(tmp_path, monkeypatch):
     both = f"{canary} hf_other_canary"
     with Run.open(tmp_path / "r") as run:
         run.write_config(f"key = {json.dumps(both)}\nshuffle = false\n")
-        run.log({"step": 1, "note": both, both: 1.0})
+        run.log({"step": 1, "note": both})
         run.write_rollouts(1, [scored(both, gold=both)], render=lambda p: both)
         run.write_summary({"a": [{"b": both}]})
         run.event(both)

@@ -72,17 +72,17 @@ def test_wandb_without_a_key_is_offline_and_asks_nothing(tmp_path, fake, monkeyp
 def test_wandb_with_a_key_is_online_and_never_sends_it(tmp_path, fake, monkeypatch):
     seen = wandb_module(fake)
     monkeypatch.delenv("WANDB_MODE", raising=False)
-    monkeypatch.setenv("WANDB_API_KEY", "wb-canary-1")
-    Trackers(["wandb"], folder=tmp_path / "r", config={"note": "key wb-canary-1"})
+    monkeypatch.setenv("WANDB_API_KEY", "wb-canary-1f9a7")
+    Trackers(["wandb"], folder=tmp_path / "r", config={"note": "key wb-canary-1f9a7"})
     assert seen["mode"] == "online"
     assert seen["config"] == {"note": "key [redacted]"}
 
 
 def test_a_failing_tracker_costs_one_warning_and_its_neighbours_go_on(tmp_path, fake, monkeypatch):
-    monkeypatch.setenv("WANDB_API_KEY", "wb-canary-2")
+    monkeypatch.setenv("WANDB_API_KEY", "wb-canary-2f9a7")
 
     def broken(values, step):
-        raise ConnectionError("no route; key wb-canary-2 refused")
+        raise ConnectionError("no route; key wb-canary-2f9a7 refused")
 
     wandb_module(fake, log=broken)
     seen = []

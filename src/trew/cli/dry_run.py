@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..config import Config, apply_overrides, dumps, read_table
+from ..runs import redact_config
 from .main import visible
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def _keys(table: Mapping[str, Any], where: str = "") -> Iterator[str]:
 def annotated(config: Config, given: Mapping[str, str], *, own_rewards: bool = False) -> list[str]:
     """The configuration as TOML, a remark behind each value that is given; ``own_rewards``: they are the task's."""
     lines, section, number = [], "", -1
-    for line in dumps(config).rstrip().splitlines():
+    for line in redact_config(dumps(config)).rstrip().splitlines():
         if line == "[[rewards]]":
             number += 1
             section = f"rewards.{number}."
@@ -79,7 +80,6 @@ def show(
     ``allow_changes`` as a run takes them. Writes no file.
     """
     from ..data import PromptSampler
-    from ..runs import redact
     from ..training import planning
     from ..training.checkpoints import check_changes
     from ..utils.console import Display
@@ -88,7 +88,7 @@ def show(
     plan = planning.plan(config, found=found, bar=display.bar)
     changes = check_changes(Path(plan.config.out), plan.config, allow=allow_changes) if resume else []
     display.line("# The recipe, resolved. What has no remark stands at its default.")
-    display.line(redact("\n".join(annotated(plan.config, given, own_rewards=not config.rewards))))
+    display.line("\n".join(annotated(plan.config, given, own_rewards=not config.rewards)))
     if changes:
         _heading(display, "settings that have changed since the run began")
         for change in changes:

@@ -25,6 +25,7 @@ from .schema import (
     Schedule,
     StopConfig,
     TrackConfig,
+    choices,
 )
 
 __all__ = [
@@ -52,6 +53,7 @@ __all__ = [
     "TrackConfig",
     "apply_overrides",
     "build",
+    "choices",
     "dumps",
     "load",
     "parse",

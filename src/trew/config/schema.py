@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -221,3 +222,19 @@ class Config:
         """Optimizer steps of the whole run: steps x minibatches x inner updates."""
         per_pass = -(-self.rollout.prompts // (self.learner.minibatch_prompts or self.rollout.prompts or 1))
         return self.steps * per_pass * self.learner.inner_updates
+
+
+def choices(cls: type = Config) -> frozenset[str]:
+    """Every word that a setting of ``cls`` accepts among a few: values that mean something to trew.
+
+    >>> sorted(choices(StopConfig)), "adamw-8bit" in choices()
+    ([], True)
+    """
+    found: set[str] = set()
+    for hint in typing.get_type_hints(cls).values():
+        for inner in (hint, *typing.get_args(hint)):
+            if dataclasses.is_dataclass(inner):
+                found |= choices(typing.cast(type, inner))
+            elif isinstance(inner, str):
+                found.add(inner)
+    return frozenset(found)

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from ..errors import ConfigError, DataError, EngineError
 from ..types import Group, Prompt, Sampling, Score, ScoredGroup
+from ..utils.secrets import redact_names
 from .statistics import Interval, cluster_interval, pass_at_k
 
 Progress = Callable[[int], None]
@@ -74,7 +75,7 @@ class EvalResult:
             "rewards": {k: _known(v) for k, v in self.rewards.items()},
             "seconds": self.seconds,
             "tokens_per_second": self.tokens_per_second,
-            "prompt_accuracy": dict(self.prompt_accuracy),
+            "prompt_accuracy": redact_names(self.prompt_accuracy),
         }
 
 

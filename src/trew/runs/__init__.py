@@ -2,7 +2,8 @@
 
 from ..utils.secrets import redact
 from . import trackers
-from .folder import Run, problems, read_config
+from .config_file import read_config, redact_config
+from .folder import Run, problems
 from .trackers import Trackers
 
-__all__ = ["Run", "Trackers", "problems", "read_config", "redact", "trackers"]
+__all__ = ["Run", "Trackers", "problems", "read_config", "redact", "redact_config", "trackers"]

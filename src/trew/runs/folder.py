@@ -20,6 +20,7 @@ from typing import Any
 from ..errors import ConfigError
 from ..types import ScoredGroup
 from ..utils.secrets import redact
+from .config_file import redact_config
 from .files import ASIDE, make_private, storage, write_atomic
 from .lock import Lock
 from .rollouts import Advantages, Render, plain_prompt, write_rollouts
@@ -29,14 +30,6 @@ _FILES = ("config.toml", "metrics.jsonl", "summary.json", "report.html", "events
 _OF_TRACKERS = ("wandb", "tensorboard", "mlflow.db")
 _MEMBERS = frozenset({*_FILES, *_FOLDERS, *_OF_TRACKERS})
 _LOCK = "run.lock"
-
-
-def read_config(folder: Path) -> str | None:
-    """The configuration that a run's folder holds, or None."""
-    try:
-        return (folder / "config.toml").read_text("utf-8")
-    except FileNotFoundError:
-        return None
 
 
 def problems(folder: str | os.PathLike[str], *, resume: bool = False, overwrite: bool = False) -> list[str]:
@@ -162,7 +155,7 @@ class Run:
 
     def write_config(self, text: str) -> None:
         """Writes the resolved configuration; secrets in it are masked."""
-        write_atomic(self.folder / "config.toml", lambda f: f.write(redact(text).encode("utf-8", "replace")))
+        write_atomic(self.folder / "config.toml", lambda f: f.write(redact_config(text).encode("utf-8", "replace")))
 
     def finished(self) -> dict[str, Any] | None:
         """What is in summary.json; None while the run is not finished."""

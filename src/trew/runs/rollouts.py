@@ -83,7 +83,7 @@ def write_rollouts(
             "uid": _text(group.prompt.uid, hidden),
             "prompt": _text(render(group.prompt), hidden),
             "messages": _messages(group.prompt, hidden),
-            "columns": _text(json.dumps(group.prompt.columns, default=str, ensure_ascii=False), hidden),
+            "columns": _columns(group.prompt, hidden),
             "prompt_ids": np.asarray(group.prompt_ids),
         }
         for i, (c, s) in enumerate(zip(group.completions, scored.scores, strict=True)):
@@ -102,8 +102,8 @@ def write_rollouts(
                     "step_scores": [value for _, value in s.steps] or None,
                     "score": s.value,
                     "status": s.status,
-                    "parts": [(_text(k, hidden), v) for k, v in s.parts.items()],
-                    "statuses": [(_text(k, hidden), v) for k, v in s.statuses.items()],
+                    "parts": [(_text(k, ()), v) for k, v in s.parts.items()],
+                    "statuses": [(_text(k, ()), v) for k, v in s.statuses.items()],
                     "extracted": None if s.extracted is None else _text(s.extracted, hidden),
                     "finish_reason": c.finish_reason,
                     "policy_version": c.policy_version,
@@ -113,6 +113,12 @@ def write_rollouts(
     table = pa.Table.from_pylist(rows, schema=schema())
     write_atomic(path, lambda file: pq.write_table(table, file, compression="zstd"), guard=guard)
     return len(rows)
+
+
+def _columns(prompt: Prompt, hidden: tuple[str, ...]) -> str:
+    """The rest of the data row as JSON; values are masked before they are written as text, which stays JSON then."""
+    plain = json.loads(json.dumps(prompt.columns, default=str))
+    return _text(json.dumps(redact(plain, hidden), ensure_ascii=False), ())
 
 
 def _messages(prompt: Prompt, hidden: tuple[str, ...]) -> str | None:

@@ -1,41 +1,99 @@
-"""Keeps secrets out of everything that is written: by value, so that it does not matter which way one came in."""
+"""Keeps secrets out of everything that is written: by value, so that it does not matter which way one came in.
+
+A value is taken for a secret where both its variable's name and the value itself look like one. Masking an ordinary
+word would rewrite metrics, settings and completions that have nothing to do with it.
+"""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Mapping
 from typing import Any
 
 MASK = "[redacted]"
-_NAMES = ("KEY", "TOKEN", "SECRET", "PASSWORD", "PASSWD", "CREDENTIAL")
-_SHORTEST = 6  # TOKENIZERS_PARALLELISM=false must not turn every "false" into a mask
-_HARMLESS = frozenset({"default", "disabled", "enabled", "offline", "online", "always", "cuda:0"})
+
+_KEYS = frozenset({"KEY", "KEYS", "APIKEY", "TOKEN", "TOKENS", "CREDENTIAL", "CREDENTIALS", "AUTH"})
+"""Words of names whose values are made by machines: long, and unlike any word."""
+_PASSWORDS = frozenset({"SECRET", "SECRETS", "PASSWORD", "PASSWORDS", "PASSWD", "PASSPHRASE"})
+"""Words of names whose values people may have chosen: almost anything."""
+_SHORTEST, _SHORTEST_PASSWORD = 8, 6
+
+_PREFIXES = (
+    "sk-", "hf_", "ghp_", "gho_", "ghs_", "ghu_", "github_pat_", "glpat-", "xoxb-", "xoxp-", "AKIA", "ASIA", "AIza",
+    "ya29.", "eyJ", "nvapi-", "pypi-", "npm_", "r8_", "dop_v1_", "-----BEGIN",
+)  # fmt: skip
+"""How the keys of well-known services begin."""
+
+_WORD = r"(?:(?:[A-Z]?[a-z]{1,15}|[A-Z]{2,15})(?:[A-Z][a-z]{1,15}){0,2}\d{0,3}|\d{1,6}[A-Za-z]{0,2})"
+_WORDS = re.compile(rf"[~./]*{_WORD}(?:[ _\-./:,@=+]+{_WORD})*[/]?")
+"""Words and short numbers, as in names, paths and lists of them: of too little entropy to be a key."""
+
+
+def can_be_secret(name: str, value: str) -> bool:
+    """Whether an environment variable's name, word by word, and its value both look like a secret's.
+
+    >>> can_be_secret("OPENAI_API_KEY", "sk-3f9a0c"), can_be_secret("WANDB_API_KEY", "9c1f0e77ab3d42")
+    (True, True)
+    >>> can_be_secret("METRIC_KEY", "accuracy"), can_be_secret("MAX_TOKENS", "100000")
+    (False, False)
+    >>> can_be_secret("DB_PASSWORD", "hunter2"), can_be_secret("DB_PASSWORD", "rollout")
+    (True, False)
+    """
+    words = set(re.split(r"[^A-Z0-9]+", name.upper()))
+    if words & _PASSWORDS:
+        # A single word is as likely to be an ordinary one, and masking it would rewrite every text that has it.
+        return len(value) >= _SHORTEST_PASSWORD and not re.fullmatch(r"[A-Za-z]{1,15}|\d{1,7}", value)
+    if not words & _KEYS or len(value) < _SHORTEST:
+        return False
+    return value.startswith(_PREFIXES) or not (_is_number(value) or _WORDS.fullmatch(value))
+
+
+def _is_number(value: str) -> bool:
+    try:
+        float(value)
+    except ValueError:
+        return False
+    return True
 
 
 def secrets() -> tuple[str, ...]:
-    """Values of the environment variables whose name says secret, longest first, also as JSON and TOML would escape
-    them. Values below 6 characters are words like ``true``, not secrets.
-    """
+    """The secrets among the environment variables' values, longest first, also as JSON and TOML would escape them."""
     found = set()
     for name, value in os.environ.items():
         value = value.strip()
-        if any(part in name.upper() for part in _NAMES) and len(value) >= _SHORTEST and value.lower() not in _HARMLESS:
+        if can_be_secret(name, value):
             found |= {value, json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1]}
     return tuple(sorted(found, key=len, reverse=True))  # the longest first: one secret may be the start of another
 
 
-def redact(value: Any, hidden: tuple[str, ...] | None = None) -> Any:
-    """``value`` (text, or lists and mappings of it) with every secret replaced by ``[redacted]``, keys included."""
+def redact(value: Any, hidden: tuple[str, ...] | None = None, *, keep: Collection[str] = ()) -> Any:
+    """``value`` with every secret in its texts replaced by ``[redacted]``. Keys, numbers, and texts that are one of
+    ``keep`` (the words that a setting accepts) stay as they are: readers know them by name."""
     hidden = secrets() if hidden is None else hidden
     if not hidden:
         return value
     if isinstance(value, str):
+        if value in keep:
+            return value
         for secret in hidden:
             value = value.replace(secret, MASK)
         return value
     if isinstance(value, Mapping):
-        return {redact(k, hidden): redact(v, hidden) for k, v in value.items()}
+        return {k: redact(v, hidden, keep=keep) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
-        return [redact(v, hidden) for v in value]
+        return [redact(v, hidden, keep=keep) for v in value]
     return value
+
+
+def redact_names(table: Mapping[str, Any]) -> dict[str, Any]:
+    """``table`` with the secrets in its keys masked: for keys that come from data, such as prompts' uids. Keys that
+    would become equal are numbered, so that no entry is lost."""
+    hidden, out = secrets(), {}
+    for key, value in table.items():
+        masked = name = redact(key, hidden)
+        while name in out:
+            name = f"{masked}~{len(out)}"
+        out[name] = value
+    return out
