@@ -43,7 +43,11 @@ class Facts:
             """The settings that ``wanted`` has and that are of its type."""
             given = table.get(section)
             given = given if isinstance(given, Mapping) else {}
-            return {k: type(v)(given[k]) for k, v in wanted.items() if finite(given.get(k)) is not None}
+            return {
+                k: type(v)(given[k])
+                for k, v in wanted.items()
+                if (number := finite(given.get(k))) is not None and abs(number) < 2**53  # no more can be counted to
+            }
 
         default = Facts()
         learner = table.get("learner")

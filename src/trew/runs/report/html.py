@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import output_file
-from .read import RunData, load_run, load_samples
+from .read import RunData, load_run, load_samples, sample_steps
 from .svg import CSS, Series, line_chart, running_mean
 from .text import number, shorten, visible
 
@@ -303,7 +303,7 @@ def _curve(run: RunData, metric: str, name: str, colour: int, *, alone: bool) ->
 
 def _samples(run: RunData, *, most: int = 8) -> list[_Sample]:
     """The same held-out prompts before and after training where both were kept, else completions of the last step."""
-    steps = sorted(int(p.stem) for p in (run.folder / "evals").glob("*.parquet") if p.stem.isdecimal())
+    steps = sample_steps(run.folder, "evals")
     if len(steps) >= 2:
         before, after = (load_samples(run.folder, kind="evals", step=s) for s in (steps[0], steps[-1]))
         later = {(r["uid"], r["sample"]): r for r in after}

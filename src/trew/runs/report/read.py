@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,7 +15,10 @@ from ...diagnostics import health
 from ...diagnostics.outcome import outcome
 from ...errors import DataError
 from ..folder import decode_row
+from ..rollouts import schema
+from . import safe_files
 
+_STEPS = 2**53  # whole numbers below it are exact in a float
 _IDENTITY = ("step", "uid", "sample", "prompt", "columns")
 _ANSWER = ("completion", "score", "status", "parts", "extracted", "finish_reason", "token_ids")
 
@@ -59,26 +63,28 @@ def load_run(folder: Path) -> RunData:
     """Reads a run's folder; raises DataError where there is none."""
     if not folder.is_dir():
         raise DataError(f"{folder}: no such run folder; give the folder that `trew train` wrote (runs/…)")
-    if not any((folder / name).exists() for name in ("metrics.jsonl", "summary.json", "config.toml")):
+    if not any(safe_files.exists(folder, name) for name in ("metrics.jsonl", "summary.json", "config.toml")):
         raise DataError(f"{folder}: is not a run's folder: it has no metrics.jsonl, summary.json or config.toml")
     notes: list[str] = []
-    config_text = _read(folder / "config.toml", notes)
+    config_text = _read(folder, "config.toml", notes)
+    metrics = _read(folder, "metrics.jsonl", notes, most=safe_files.METRICS_BYTES)
+    summary = _read(folder, "summary.json", notes) if safe_files.exists(folder, "summary.json") else ""
     return RunData(
         folder=folder,
         name=folder.resolve().name,
         config_text=config_text,
         config=_parse(config_text, "config.toml", tomllib.loads, notes),
-        rows=_rows(_read(folder / "metrics.jsonl", notes), notes),
-        summary=_parse(_read(folder / "summary.json", []), "summary.json", json.loads, notes),
+        rows=_rows(metrics, notes),
+        summary=_plain(_parse(summary, "summary.json", json.loads, notes)),
         notes=tuple(notes),
     )
 
 
-def _read(path: Path, notes: list[str]) -> str:
+def _read(folder: Path, name: str, notes: list[str], *, most: int = safe_files.TEXT_BYTES) -> str:
     try:
-        return path.read_text("utf-8", errors="replace")
+        return safe_files.read_text(folder, name, most=most)
     except OSError as error:
-        notes.append(f"{path.name}: {error.strerror}")
+        notes.append(f"{name}: {error.strerror}")
         return ""
 
 
@@ -95,32 +101,73 @@ def _parse(text: str, name: str, loads: Any, notes: list[str]) -> Mapping[str, A
 
 def _rows(text: str, notes: list[str]) -> tuple[Mapping[str, Any], ...]:
     *lines, partial = text.split("\n")
-    rows = [decode_row(line) for line in lines]
-    bad = sum(row is None for row in rows)
-    if bad or partial:
-        notes.append(f"metrics.jsonl: {bad + bool(partial)} lines are incomplete or no metrics rows and were left out")
-    return tuple(row for row in rows if row is not None)
+    rows = [row for row in map(decode_row, lines) if row is not None and 0 <= row["step"] < _STEPS]
+    bad = len(lines) - len(rows) + bool(partial)
+    if bad:
+        notes.append(f"metrics.jsonl: {bad} lines are incomplete or no metrics rows and were left out")
+    left_out: dict[str, int] = {}
+    numeric = [_numeric(row, left_out) for row in rows]
+    notes += [f"metrics.jsonl: {count} values of {name} are no numbers and were left out"
+              for name, count in left_out.items()]  # fmt: skip
+    return tuple(numeric)
+
+
+def _numeric(row: Mapping[str, Any], left_out: dict[str, int]) -> dict[str, Any]:
+    """The row's numbers, each one that a float can hold, and its nulls; what else is in it is counted by name."""
+    kept: dict[str, Any] = {}
+    for name, value in row.items():
+        if value is None or _is_number(value):
+            kept[name] = _plain(value)
+        elif not isinstance(value, bool):
+            left_out[name] = left_out.get(name, 0) + 1
+    return kept
+
+
+def _plain(value: Any) -> Any:
+    """``value`` with every whole number that no float can hold as an infinity, as JSON's own 1e999 is read."""
+    if isinstance(value, dict):
+        return {name: _plain(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_plain(inner) for inner in value]
+    if isinstance(value, int) and abs(value) > sys.float_info.max:
+        return math.inf if value > 0 else -math.inf
+    return value
+
+
+def sample_steps(folder: Path, kind: str) -> list[int]:
+    """Steps that ``rollouts`` or ``evals`` has a file of, in order; none where that folder cannot be read."""
+    try:
+        names = safe_files.file_names(folder, kind)
+    except OSError:
+        return []
+    stems = (name.removesuffix(".parquet") for name in names if name.endswith(".parquet"))
+    return sorted(int(stem) for stem in stems if stem.isascii() and stem.isdecimal())
 
 
 def load_samples(folder: Path, *, kind: str, step: int | None = None, most: int = 64) -> list[dict[str, Any]]:
     """The first ``most`` completions of one parquet file of ``rollouts`` or ``evals``: that of ``step``, else the last
-    one. Nothing where there is no such file or it cannot be read.
+    one. Nothing where there is no such file, or it is none that a run writes.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    files = [p for p in (folder / kind).glob("*.parquet") if p.stem.isdecimal()]
-    if step is not None:
-        files = [p for p in files if int(p.stem) == step]
-    if not files:
+    steps = [at for at in sample_steps(folder, kind) if step is None or at == step]
+    if not steps:
         return []
+    wanted = {name: schema().field(name).type for name in (*_IDENTITY, *_ANSWER)}
     try:
-        with pq.ParquetFile(max(files, key=lambda p: int(p.stem))) as file:
-            columns = [c for c in _IDENTITY + _ANSWER if c in file.schema_arrow.names]
-            batch = next(file.iter_batches(batch_size=most, columns=columns), None)
-    except (OSError, pa.ArrowException):
+        with (
+            safe_files.open_file(folder, f"{kind}/{steps[-1]:06d}.parquet", most=safe_files.TABLE_BYTES) as opened,
+            pq.ParquetFile(opened) as file,
+        ):
+            there = {field.name: field.type for field in file.schema_arrow}
+            if any(there.get(name) != kind for name, kind in wanted.items()):
+                return []
+            batch = next(file.iter_batches(batch_size=most, columns=list(wanted)), None)
+            rows = [] if batch is None else batch.to_pylist()
+    except (OSError, pa.ArrowException, ValueError):  # broken in a part that is only read with the rows
         return []
-    return [] if batch is None else [{**r, "parts": dict(r.get("parts") or ())} for r in batch.to_pylist()]
+    return [{**row, "parts": dict(row["parts"] or ())} for row in rows]
 
 
 def _is_number(value: Any) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -162,12 +163,20 @@ class _Frame:
 
     def x(self, value: float) -> float:
         lo, hi = self.x_ends
-        return self.left + (value - lo) / (hi - lo) * (self.right - self.left)
+        return self.left + _share(value, lo, hi) * (self.right - self.left)
 
     def y(self, value: float) -> float:
         lo, hi = self.y_ends
         value = min(max(value, lo), hi)  # a fixed range cuts what lies outside at its edge
-        return self.bottom - (value - lo) / (hi - lo) * (self.bottom - self.top)
+        return self.bottom - _share(value, lo, hi) * (self.bottom - self.top)
+
+
+def _share(value: float, low: float, high: float) -> float:
+    """How far ``value`` is on the way from ``low`` to ``high``, 0 to 1; in quarters where the range is too wide for a
+    float."""
+    if math.isinf(high - low):
+        value, low, high = value / 4, low / 4, high / 4
+    return (value - low) / (high - low)
 
 
 def _frame(
@@ -198,13 +207,18 @@ def _frame(
 def _ends(values: Sequence[float], *, pad: float) -> tuple[float, float]:
     if not values:
         return 0.0, 1.0
-    low, high = min(values), max(values)
+    low, high = float(min(values)), float(max(values))
     if high - low <= 1e-9 * max(abs(low), abs(high)):  # a constant (up to rounding) gets room in proportion to its size
         room = 0.1 * max(abs(low), abs(high))
-        return (low - room, high + room) if room else (0.0, 1.0)
-    room = (high - low) * pad
+        return (_held(low - room), _held(high + room)) if room else (0.0, 1.0)
+    room = high * pad - low * pad
     # Padding must not suggest that shares and lengths were negative.
-    return (0.0 if low >= 0 > low - room else low - room), high + room
+    return (0.0 if low >= 0 > low - room else _held(low - room)), _held(high + room)
+
+
+def _held(value: float) -> float:
+    """The nearest number that a float can hold."""
+    return min(max(value, -sys.float_info.max), sys.float_info.max)
 
 
 def ticks(low: float, high: float, *, most: int, whole: bool = False) -> tuple[float, ...]:
@@ -213,11 +227,16 @@ def ticks(low: float, high: float, *, most: int, whole: bool = False) -> tuple[f
     >>> ticks(0.0, 1.0, most=5)
     (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
     """
-    step = 10.0 ** math.floor(math.log10((high - low) / most))
-    step *= next(m for m in (1, 2, 5, 10, 20) if (high - low) / (step * m) <= most)
+    gap = high / most - low / most
+    if not sys.float_info.min * 1e14 < gap < math.inf:  # powers of ten this small are no longer exact
+        return low, high
+    step = 10.0 ** math.floor(math.log10(gap))
+    step *= next(m for m in (1, 2, 5, 10, 20) if gap / (step * m) <= 1)
     if whole:
         step = max(1.0, step)
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    if not 0 < last - first <= 2 * most:  # a range that is narrower than the numbers in it are exact
+        return low, high
     return tuple(round(i * step, 12 - math.floor(math.log10(step))) + 0.0 for i in range(first, last + 1))
 
 
@@ -228,7 +247,7 @@ def labels(values: Sequence[float]) -> list[str]:
     (['0.0', '0.5', '1.0'], ['0', '20k', '40k'], ['0', '2e-6'])
     """
     largest = max((abs(v) for v in values), default=0.0)
-    gap = min((b - a for a, b in itertools.pairwise(values)), default=largest or 1.0)
+    gap = _held(min((b - a for a, b in itertools.pairwise(values)), default=largest or 1.0)) or largest
     if largest >= 1e7 or 0 < largest < 1e-3:
         # As many digits as tell neighbours apart.
         digits = max(0, math.floor(math.log10(largest)) - math.floor(math.log10(gap) + 1e-9))
