@@ -141,15 +141,31 @@ def test_convert_ground_truths_of_several_types_become_strings(tmp_path: Path) -
     assert "tools_kwargs" not in str(pq.read_schema(out))  # parquet cannot hold empty objects
 
 
-def test_convert_verl_to_trl_and_back_is_the_same_file(tmp_path: Path) -> None:
+def test_convert_to_verl_and_back_keeps_the_names_of_columns(tmp_path: Path) -> None:
+    source, first, back = tmp_path / "in.jsonl", tmp_path / "verl.parquet", tmp_path / "back.jsonl"
+    rows = [{"prompt": "2 + 2?", "answer": "4", "level": 1}, {"prompt": "3 + 3?", "answer": "6", "level": 2}]
+    write_rows(source, rows)
+    convert(str(source), str(first), to="verl")
+    convert(str(first), str(back), to="trl")
+    assert values(back) == rows
+
+
+def test_convert_verls_own_rows_to_trl_and_back_is_the_same_file(tmp_path: Path) -> None:
     first, trl, second = (tmp_path / name for name in ("a.parquet", "b.parquet", "c.parquet"))
     convert(str(gsm8k(tmp_path / "in")), str(first), to="verl", task="gsm8k")
+    foreign = values(first)
+    for row in foreign:
+        del row["extra_info"]["trew_row"]
+    write_rows(first, foreign)
     convert(str(first), str(trl), to="trl")
     convert(str(trl), str(second), to="verl")
+    back = values(second)
+    for row in back:
+        row["extra_info"].pop("trew_row")
     assert values(trl)[0]["ground_truth"] == "1000"
     assert values(trl)[0]["prompt"] == values(first)[0]["prompt"]
     assert "reward_model" not in values(trl)[0]
-    assert values(first) == values(second)
+    assert values(first) == back
 
 
 @pytest.mark.parametrize("suffix", ["jsonl", "parquet"])

@@ -174,9 +174,18 @@ def test_importing_the_commands_is_light():
     assert done.stdout.strip() == "[]"
 
 
-def test_a_trainer_that_is_not_there(monkeypatch, capsys):
+@pytest.mark.parametrize("peer", ["trl", "verl"])
+def test_a_trainer_that_is_not_there_is_nothing_broken(monkeypatch, capsys, peer):
+    import importlib.util
+
     from trew.integrations.trl import hooks
 
     monkeypatch.setattr(hooks, "installed", lambda: None)
-    assert d.doctor("trl") == 1
-    assert "trl           is not installed  -> pip install 'trew[trl]'" in capsys.readouterr().out
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == "verl" else find_spec(name, *a))
+    assert d.doctor(peer) == 0
+    said = capsys.readouterr().out
+    assert "is not installed" in said
+    assert f"pip install 'trew[{peer}]'" in said
+    assert "BAD" not in said
+    assert "Nothing needed is broken." in said

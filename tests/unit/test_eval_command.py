@@ -97,3 +97,33 @@ def test_report_of_nothing_and_of_no_run(tmp_path):
         report((tmp_path / "missing",))
     with pytest.raises(ConfigError, match="does not exist"):
         report((tmp_path,), out=tmp_path / "no" / "r.html")
+
+
+def test_a_run_and_its_final_weights_are_evaluated_by_its_recipe(tmp_path, capsys):
+    run = tmp_path / "run"
+    final = run / "final"
+    run.mkdir()
+    tiny.save(final, kind="llama")
+    config = (
+        'model = "elsewhere"\nsteps = 1\ndevice = "cpu"\n[data]\ntask = "arithmetic"\n'
+        "[rollout]\nmax_tokens = 3\n[eval]\nsize = 5\n"
+    )
+    (run / "config.toml").write_text(config)
+    (run / "metrics.jsonl").write_text('{"step": 1}\n')
+    for named in (run, final):
+        assert command(str(named)) == 0
+        assert "on arithmetic: 5 prompts" in capsys.readouterr().out
+    assert command(str(run), size=2) == 0
+    assert "on arithmetic: 2 prompts" in capsys.readouterr().out
+    (tmp_path / "outside.toml").write_text(config)
+    (run / "config.toml").unlink()
+    (run / "config.toml").symlink_to(tmp_path / "outside.toml")
+    with pytest.raises(ConfigError, match="is a link"):
+        command(str(run))
+
+
+def test_a_run_without_final_weights_says_so(tmp_path):
+    (tmp_path / "config.toml").write_text('model = "m"\nsteps = 1\n[data]\ntask = "arithmetic"\n')
+    (tmp_path / "metrics.jsonl").write_text("")
+    with pytest.raises(ConfigError, match="no final weights yet"):
+        command(str(tmp_path))

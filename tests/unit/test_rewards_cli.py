@@ -241,10 +241,25 @@ def test_score_of_a_runs_rollouts(tmp_path: Path) -> None:
     assert run(["rewards", "score", "gsm8k", "--data", data, "--out", str(out)]) == 0
     import pyarrow.parquet as pq
 
-    assert pq.read_table(out).column("score").to_pylist() == [1.0, 0.0]
+    table = pq.read_table(out)
+    assert table.column("score").to_pylist() == [1.0, 0.0]
+    keys = pq.read_table(tmp_path / "000001.parquet").select(["uid", "sample", "completion"])
+    assert table.select(["uid", "sample", "completion"]).to_pylist() == keys.to_pylist()
     assert run(["rewards", "score", "soft_overlong", "--data", data, "--out", str(tmp_path / "o.jsonl"), *args]) == 0
     lines = (tmp_path / "o.jsonl").read_text().splitlines()
     assert [json.loads(line)["score"] for line in lines] == [-1.0, -0.5]  # 7 and 6 tokens in these groups
+
+
+def test_scores_of_rows_with_one_completion_each_can_be_joined(tmp_path: Path) -> None:
+    lines: list[dict[str, Any]] = [
+        {"uid": uid, "completion": text, "answer": "1"} for uid, text in (("a", "x"), ("b", "y"), ("a", "z"))
+    ]
+    lines.append({"uid": "a", "completion": ["v", "w"], "answer": "1"})
+    data, out = jsonl(tmp_path / "d.jsonl", *lines), tmp_path / "o.jsonl"
+    assert run(["rewards", "score", "gsm8k", "--data", data, "--out", str(out)]) == 0
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [(row["uid"], row["sample"], row["completion"]) for row in rows] == [
+        ("a", 0, "x"), ("b", 0, "y"), ("a", 1, "z"), ("a", 2, "v"), ("a", 3, "w")]  # fmt: skip
 
 
 def test_score_refuses_what_would_write_nothing(tmp_path: Path) -> None:

@@ -142,7 +142,7 @@ def convert(
         source: A file, a folder or a hub id, in any schema that training reads (TRL's, verl's, or the task's own); or a
             recipe (.toml), for the very prompts that its run trains on (split train) or is evaluated on (test).
         out: The file that is written, .jsonl or .parquet.
-        to: The schema: trl, verl, or trew (TRL's rows; what was made for verl gets its own columns back).
+        to: The schema: trl or verl; trew is trl by another name. What --to verl wrote gets its own columns back.
         task: How the source is read: gsm8k, math, countdown, mbpp, humaneval, reasoning-gym:NAME, or prompts.
         prompt_column: The column that holds the prompt (task prompts only).
         split: train, or test (else validation) of a folder or hub set; verl's rows carry the name.
@@ -179,7 +179,7 @@ def convert(
     else:
         prompts = load_prompts(DataConfig(task=task, train=source, prompt_column=prompt_column), split=split)
     if to != "verl":
-        rows = trl.to_rows(prompts if to == "trl" else [verl.restored(prompt) for prompt in prompts])
+        rows = trl.to_rows([verl.restored(prompt) for prompt in prompts])
     else:
         home = data_source or _VERL_SOURCES.get(task, source)
         rows = verl.to_rows(prompts, split=split, data_source=home, ability=ability, gold_column=gold_column)

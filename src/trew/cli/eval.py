@@ -46,7 +46,7 @@ def eval(
     Everything that is wrong with settings, data and model is reported before the model is loaded (exit code 2).
 
     Args:
-        model: Folder, hub id, or smollm2-135m-instruct.
+        model: Folder, hub id, smollm2-135m-instruct, or a run (runs/x): its final weights, by its own recipe.
         task: gsm8k, math, arithmetic, countdown, mbpp, humaneval, reasoning-gym:NAME, or prompts (rows with a prompt
             column); default: the recipe's, else gsm8k.
         data: File, folder or hub id with the prompts: a file as it is, else the test split. Default: the task's own.
@@ -62,6 +62,9 @@ def eval(
         json: Write the result to this file.
         completions: Write every completion with its score to this parquet file.
     """
+    if (run := run_of(Path(model))) is not None and recipe is None:
+        model, recipe = str(run / "final"), run / "config.toml"
+        _check_run(run)
     config = _config(model, recipe, set)
     k = config.eval.samples if samples is None else samples
     if temperature is None and samples is not None:
@@ -75,7 +78,7 @@ def eval(
         ),
         rollout=dataclasses.replace(config.rollout, **_given(batch=batch)),
     )
-    if task is not None and recipe is not None:
+    if task is not None and recipe is not None:  # also that of a run
         config = dataclasses.replace(config, rewards=())  # another task is not judged by the recipe's rewards
 
     from ..utils.console import Display
@@ -86,6 +89,29 @@ def eval(
     show(display, ready, result)
     _write(ready, result, json=json, completions=completions, display=display)
     return 0
+
+
+def run_of(folder: Path) -> Path | None:
+    """The run that ``folder`` is, or whose final weights it is; None where it is neither."""
+    for run in (folder, *([folder.parent] if folder.name == "final" else [])):
+        # A model has a config.json, a run has its recipe and its metrics.
+        if all((run / name).is_file() for name in ("config.toml", "metrics.jsonl")):
+            return run
+    return None
+
+
+def _check_run(run: Path) -> None:
+    """ConfigError where the run's recipe is no regular file, or it has no final weights."""
+    from ..runs.report.safe_files import TEXT_BYTES, open_file
+
+    try:
+        open_file(run, "config.toml", most=TEXT_BYTES).close()
+    except OSError as error:
+        raise ConfigError(f"{run}/config.toml: {error.strerror}; give a recipe with --recipe FILE") from None
+    if not (run / "final").is_dir():
+        raise ConfigError(
+            f"{run}: has no final weights yet (folder final); let the run finish with --resume, or name a model folder"
+        )
 
 
 def _given(**values: Any) -> dict[str, Any]:

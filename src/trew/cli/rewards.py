@@ -131,7 +131,8 @@ def score(
     rewards.close()
     for warning in rewards.take_warnings():
         print(_printable(f"warning: {warning}"))
-    write_rows(path, [line for group in scored for line in _lines(group)])
+    firsts = _first_samples(rows, groups)
+    write_rows(path, [line for group, first in zip(scored, firsts, strict=True) for line in _lines(group, first)])
     means = [(k, f"{total / n:.4f}", f"{n:g}") for k, (total, n) in rewards.summary(scored).items() if n]
     _table(f"{reward} on {data}", ("", "mean", "completions"), means)
     print(f"{path}: {sum(len(group.scores) for group in scored)} rows")
@@ -217,8 +218,21 @@ def _needs_tokens(rewards: RewardSet) -> str:
     return ""
 
 
-def _lines(scored: ScoredGroup) -> list[dict[str, Any]]:
-    pairs = enumerate(zip(scored.group.completions, scored.scores, strict=True))
+def _first_samples(rows: Sequence[Row], groups: Sequence[Group]) -> list[int]:
+    """The sample number of every row's first completion: its own, as in a run's rollouts, else one more than that of
+    the last row of this prompt; so uid and sample together name a completion."""
+    following: dict[str, int] = {}
+    firsts = []
+    for row, group in zip(rows, groups, strict=True):
+        own, uid = row.values.get("sample"), group.prompt.uid
+        whole = isinstance(own, int) and not isinstance(own, bool)
+        firsts.append(own if whole else following.get(uid, 0))
+        following[uid] = firsts[-1] + len(group.completions)
+    return firsts
+
+
+def _lines(scored: ScoredGroup, first: int) -> list[dict[str, Any]]:
+    pairs = enumerate(zip(scored.group.completions, scored.scores, strict=True), start=first)
     return [
         {
             "uid": scored.group.prompt.uid,

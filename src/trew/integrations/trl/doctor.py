@@ -15,7 +15,7 @@ def found() -> Iterator[Told]:
     version = hooks.installed()
     known = " and ".join(f"{release}.x" for release in hooks.TESTED)
     if version is None:
-        yield "bad", "trl", "is not installed", "pip install 'trew[trl]'"
+        yield "note", "trl", "is not installed, and trew does without it", "to train with TRL: pip install 'trew[trl]'"
         return
     if hooks.tested(version):
         yield "ok", "trl", f"{version}, a release that trew is tested with", ""

@@ -39,7 +39,8 @@ print(json.dumps([*found, why]))
 def found() -> Iterator[Told]:
     """Versions, the entry point, the variables that decide, what verl has registered, and what runs there."""
     if importlib.util.find_spec("verl") is None:
-        yield "bad", "verl", "is not installed", "run this in verl's environment, or pip install 'trew[verl]'"
+        todo = "to train with verl: run this in verl's environment, or pip install 'trew[verl]'"
+        yield "note", "verl", "is not installed here, and trew does without it", todo
         return
     version = importlib.metadata.version("verl")
     if version in TESTED:
