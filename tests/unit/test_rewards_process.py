@@ -24,6 +24,7 @@ from trew.config import RewardConfig
 from trew.errors import ConfigError, RewardError
 from trew.rewards import RewardSet
 from trew.rewards.process import Process
+from trew.rewards.sandbox.host.tree import children
 from trew.rewards.wire import decode, encode
 from trew.types import Group, ScoredGroup
 
@@ -339,6 +340,79 @@ def test_a_killed_run_leaves_no_process(tmp_path: Path, hang: str) -> None:
     run.kill()
     run.wait()
     assert gone(pid)
+
+
+STARTS = """
+    import os, subprocess, sys, time
+
+    def f(completions, **kwargs):
+        deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(999)"
+        sleep = [sys.executable, "-c", deaf]
+        pids = [subprocess.Popen(sleep).pid, subprocess.Popen(sleep, start_new_session=True).pid]
+        if os.fork() == 0:  # a daemon: its parent is gone before anybody looks
+            os.setsid()
+            if os.fork() == 0:
+                os.execv(sleep[0], sleep)
+            os._exit(0)
+        with open({pids!r}, "w") as file:
+            file.write(" ".join(map(str, [os.getpid(), *pids])) + "\\n")
+        {then}
+"""
+
+
+def below(pid: int) -> set[int]:
+    """``pid`` and all its descendants, with those that their guardian inherited."""
+    found = {pid}
+    for _ in range(6):
+        found |= {child for one in found for child in children(one)}
+    return found
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the guardian is of Linux")
+@pytest.mark.parametrize("then", ["time.sleep(1000)", "9 ** 9 ** 9 ** 9", "os.killpg(0, 9)"])
+def test_what_a_function_started_ends_with_a_killed_run(tmp_path: Path, then: str) -> None:
+    path = write(tmp_path, STARTS.format(pids=str(tmp_path / "pids"), then=then))
+    code = (
+        "import sys, time; sys.path.insert(0, sys.argv[2]); from rewards_help import group\n"
+        "from trew.config import RewardConfig; from trew.rewards import RewardSet\n"
+        "RewardSet.from_config([RewardConfig(name=sys.argv[1])]).score([group('a')])\n"
+    )
+    run = subprocess.Popen([sys.executable, "-c", code, f"{path}:f", str(Path(__file__).parent)])
+    end = time.monotonic() + 60
+    while time.monotonic() < end and not ((tmp_path / "pids").exists() and "\n" in (tmp_path / "pids").read_text()):
+        time.sleep(0.02)
+    family = {*map(int, (tmp_path / "pids").read_text().split()), *below(run.pid)} - {run.pid}
+    for pid in children(run.pid):
+        os.kill(pid, signal.SIGTERM)  # a cluster manager asks every process to stop; the guardian has to stay
+    run.kill()
+    run.wait()
+    assert len(family) >= 4
+    assert [pid for pid in family if not gone(pid)] == []
+
+
+def test_closing_ends_processes_with_sessions_of_their_own(tmp_path: Path) -> None:
+    rewards = of(tmp_path, STARTS.format(pids=str(tmp_path / "pids"), then="return [1.0]"))
+    assert seen(rewards.score([group("a")])) == [(1.0, "scored")]
+    family = {*map(int, (tmp_path / "pids").read_text().split()), *below(pid_of(rewards))}
+    family = {pid for pid in family if alive(pid)}  # the daemon's first fork has ended
+    assert len(family) >= 5
+    rewards.close()
+    assert [pid for pid in family if not gone(pid)] == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the guardian is of Linux")
+def test_the_guardian_holds_nothing_open_and_ends_its_worker_when_it_is_killed(tmp_path: Path) -> None:
+    rewards = of(tmp_path, "def f(completions, **kwargs):\n    return [1.0]\n")
+    rewards.score([group("a")])
+    guardian = pid_of(rewards)
+    open_now = [os.readlink(entry) for entry in Path(f"/proc/{guardian}/fd").iterdir()]
+    assert sum(place.startswith("pipe:") for place in open_now) == 3  # from the run, and both ends of its wake-up
+    assert set(open_now) - {place for place in open_now if place.startswith("pipe:")} == {"/dev/null"}
+    worker = set(children(guardian))
+    assert len(worker) == 1
+    os.kill(guardian, signal.SIGKILL)
+    assert all(map(gone, worker))
+    rewards.close()
 
 
 def test_ctrl_c_ends_a_call(tmp_path: Path) -> None:

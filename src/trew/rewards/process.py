@@ -34,7 +34,21 @@ from .wire import receive, send
 
 START_SECONDS = 600.0  # for what the files import: a reward model may be loaded
 GRACE_SECONDS = 5.0  # on top of a limit that the functions' own event loop keeps
-COMMAND = "import sys, json; sys.path[:] = json.loads(sys.argv[1]); from trew.rewards.process import serve; serve()"
+END_SECONDS = 10.0  # for the guardian to end everything; it takes milliseconds
+GUARDIAN = Path(__file__).with_name("guardian.py")
+# The guardian is forked before trew is imported: it stays small, and nothing that it does waits for an import.
+COMMAND = """
+import sys, json
+from importlib.util import module_from_spec, spec_from_file_location
+sys.path[:] = json.loads(sys.argv[1])
+spec = spec_from_file_location("guardian", sys.argv[2])
+guardian = module_from_spec(spec)
+spec.loader.exec_module(guardian)
+channel, life = int(sys.argv[3]), int(sys.argv[4])
+guarded = guardian.stand_guard(life)
+from trew.rewards.process import serve
+serve(channel, None if guarded else life)
+"""
 
 
 class Process:
@@ -185,12 +199,14 @@ class _Died(Exception):
 
 
 class _Child:
-    """A started process, the channel to it, and a pipe that tells it when we are gone."""
+    """A started process (on Linux the functions' guardian), the channel to the functions, and a pipe that tells when we
+    are gone."""
 
     def __init__(self, hash_seed: int) -> None:
         ours, theirs = socket.socketpair()
         life, self._life = os.pipe()
-        command = [sys.executable, "-c", COMMAND, json.dumps(sys.path), str(theirs.fileno()), str(life)]
+        places = [json.dumps(sys.path), str(GUARDIAN), str(theirs.fileno()), str(life)]
+        command = [sys.executable, "-c", COMMAND, *places]
         self.process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -213,8 +229,7 @@ class _Child:
     def kill(self) -> None:
         """Ends it with all its own children, and leaves it to ``end`` to see how it went."""
         if self._finalizer.alive:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.process.pid, signal.SIGKILL)
+            _request_end(self.process, self._life)
 
     def end(self) -> str:
         """Ends it with all its own children; how it ended, in words."""
@@ -233,11 +248,27 @@ class _Child:
 
 
 def _end(process: subprocess.Popen[bytes], channel: socket.socket, life: int) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)  # a session of its own: whatever it started goes with it
-    process.wait()
+    _request_end(process, life)
+    try:
+        process.wait(END_SECONDS)
+    except subprocess.TimeoutExpired:
+        _kill_group(process)  # the functions' process is killed with its guardian
+        process.wait()
     channel.close()
     os.close(life)
+
+
+def _request_end(process: subprocess.Popen[bytes], life: int) -> None:
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):  # it is gone already
+            os.write(life, b"x")
+    else:
+        _kill_group(process)
+
+
+def _kill_group(process: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def _content(file: Path) -> str:
@@ -286,13 +317,15 @@ def _outcome(answer: Mapping[str, Any]) -> Outcome:
 # In the child
 
 
-def serve() -> None:
-    """The child's whole life: answers until nobody asks any more."""
-    channel, life = socket.socket(fileno=int(sys.argv[2])), int(sys.argv[3])
+def serve(descriptor: int, life: int | None) -> None:
+    """The child's whole life: answers until nobody asks any more. ``life`` is the pipe to the run where no guardian
+    has it."""
+    channel = socket.socket(fileno=descriptor)
     sys.argv = [sys.argv[0]]
-    for descriptor in (channel.fileno(), life):
-        os.set_inheritable(descriptor, False)
-    _end_with_parent(life)
+    os.set_inheritable(descriptor, False)
+    if life is not None:
+        os.set_inheritable(life, False)
+        _end_with_parent(life)
     _survive_requests()
     sys.stdout = sys.stderr = _Shown(open(2, "wb", buffering=0, closefd=False))  # noqa: SIM115 (for the whole life)
     random.seed(0)  # what functions draw depends on the call alone, not on when the process was started
