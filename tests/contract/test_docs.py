@@ -323,3 +323,35 @@ def test_every_recipe_says_what_it_shows_needs_and_how_it_is_run(recipe):
 def test_the_table_of_recipes_has_them_all():
     listed = re.findall(r"^\| \[`(\w+\.toml)`\]\(\1\) \|", (ROOT / "recipes" / "README.md").read_text(), re.M)
     assert sorted(listed) == [p.name for p in RECIPES]
+
+
+# ---- rewards.md
+
+
+def documented_functions() -> list[tuple[str, str]]:
+    """(name, source) of the reward functions that docs/rewards.md shows, those that need a server aside."""
+    found = []
+    for source in blocks(ROOT / "docs" / "rewards.md", "python"):
+        found += [(name, source) for name in re.findall(r"^def (\w+)\(prompts, completions", source, re.M)]
+    return found
+
+
+def test_there_are_documented_functions():
+    assert "brevity" in [name for name, _ in documented_functions()]
+
+
+@pytest.mark.parametrize("chat", [False, True], ids=["text", "chat"])
+@pytest.mark.parametrize(
+    ("name", "source"), documented_functions(), ids=lambda value: value if value.isidentifier() else ""
+)
+def test_documented_rewards_tell_answers_apart_on_rows_of_both_kinds(tmp_path, name, source, chat):
+    from trew.rewards import RewardSet
+    from trew.rewards.trial import text_group
+    from trew.types import Prompt
+
+    (tmp_path / "my_rewards.py").write_text(source)
+    rewards = RewardSet.from_config([RewardConfig(name=f"{tmp_path}/my_rewards.py:{name}", args={"target": 10})])
+    prompt = Prompt("q", messages=({"role": "user", "content": "?"},)) if chat else Prompt("q", text="?")
+    [scored] = rewards.score([text_group(prompt, ["", "12345", "1234567890"])])
+    rewards.close()
+    assert [score.value for score in scored.scores] == [1.0, 0.5, 0.0]
