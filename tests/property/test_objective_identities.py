@@ -42,7 +42,7 @@ def make(seed: int, dtype: torch.dtype, *, rows: int = 24, size: int = 6, spread
         "group_ids": torch.arange(rows) // size,
         "old_logprobs": (logprobs - noise(spread)).clamp(max=-1e-3),  # a probability
         "rollout_logprobs": (logprobs - noise(spread)).clamp(max=-1e-3),
-        "ref_logprobs": logprobs - noise(0.3),
+        "ref_logprobs": (logprobs - noise(0.3)).clamp(max=-1e-3),
         "entropies": torch.rand(rows, LENGTH, generator=g, dtype=dtype) * 2,
         "truncated": torch.zeros(rows, dtype=torch.bool),
         "max_length": LENGTH,

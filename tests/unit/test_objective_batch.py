@@ -217,12 +217,42 @@ def test_what_cannot_be_meant_is_refused(name, value, message):
 @pytest.mark.parametrize("name", ["logprobs", "old_logprobs", "rollout_logprobs", "ref_logprobs", "entropies"])
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_streams_are_finite_inside_the_mask(name, value):
-    outside, inside = -L.clone(), -L.clone()
+    outside, inside = (-L.clone(), -L.clone()) if name == "entropies" else (L.clone(), L.clone())
     outside[~MASK] = value
     inside[1, 2] = value
     assert getattr(make(**{name: outside}), name).isfinite().all()
     with pytest.raises(DataError, match=f"^{name}: got {value} in 1 of 5 places inside the mask, accepts finite"):
         make(**{name: inside})
+
+
+LOG_PROBS = ("logprobs", "old_logprobs", "rollout_logprobs", "ref_logprobs")
+
+
+@pytest.mark.parametrize("name", LOG_PROBS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, F64])
+def test_negative_log_likelihoods_are_refused(name, dtype):
+    """With them the loss changed its sign, and every monitor looked well."""
+    wanted = rf"^{name}: got 7 and 5 of 5 above 0 inside the mask, accepts log-probabilities, 0 at most; these look"
+    with pytest.raises(DataError, match=rf"{wanted} like negative log-likelihoods: pass -{name}$"):
+        make(**{name: -L.to(dtype)})
+    outside = L.clone()
+    outside[~MASK] = 5.0
+    make(**{name: outside})
+
+
+@pytest.mark.parametrize("name", LOG_PROBS)
+def test_single_log_probs_above_zero_are_refused_but_for_rounding(name):
+    above = L.clone()
+    above[1, 2] = 2e-3
+    with pytest.raises(DataError, match=rf"^{name}: got 0.002 and 1 of 5 above 0 .*: logits, or rounding"):
+        make(**{name: above})
+    above[1, 2] = 9e-4
+    assert getattr(make(**{name: above}), name).max() == 9e-4
+    above[1, 2] = 0.25  # the distance of two bfloat16 numbers at 60
+    make(**{name: above.to(torch.bfloat16)})
+    above[1, 2] = 0.5
+    with pytest.raises(DataError, match=rf"^{name}: got 0.5 and 1 of 5 above 0"):
+        make(**{name: above.to(torch.bfloat16)})
 
 
 def test_weights_of_rewards():

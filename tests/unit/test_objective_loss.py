@@ -20,7 +20,7 @@ def make(seed: int = 0, groups: int = 3, size: int = 4) -> dict:
     g = torch.Generator().manual_seed(seed)
     rows = groups * size
     lengths = torch.randint(1, LENGTH + 1, (rows,), generator=g)
-    logprobs = -torch.rand(rows, LENGTH, generator=g, dtype=F64) * 3
+    logprobs = -torch.rand(rows, LENGTH, generator=g, dtype=F64) * 3 - 1.5
     rewards = torch.randint(0, 2, (rows,), generator=g).to(F64)
     rewards[::size], rewards[1::size] = 1.0, 0.0
     return {

@@ -50,7 +50,10 @@ def test_effective_sample_size_and_quantiles():
 
 
 def test_one_token_that_decides_everything_shows():
-    metrics = trew.preset("kl-cov", penalty=0.0).loss(make(logprobs=OLD + torch.eye(4, 3) * 18)).metrics
+    low = OLD - 18
+    metrics = (
+        trew.preset("kl-cov", penalty=0.0).loss(make(logprobs=low + torch.eye(4, 3) * 18, old_logprobs=low)).metrics
+    )
     assert value(metrics, "ess") < 0.3
 
 

@@ -152,7 +152,7 @@ def test_options_act_on_the_gradient():
     def noise(scale: float) -> torch.Tensor:
         return scale * torch.randn(rows, width, generator=g, dtype=torch.float64)
 
-    logprobs = -torch.rand(rows, width, generator=g, dtype=torch.float64) - 1
+    logprobs = -torch.rand(rows, width, generator=g, dtype=torch.float64) - 5
     mask = torch.arange(width)[None] < torch.randint(2, width + 1, (rows, 1), generator=g)
     old = logprobs + noise(0.2)
     # Sequences that the sampler sees as the trainer does, and ones that it does not: products above 2 and 3, below 1.

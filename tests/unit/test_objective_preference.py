@@ -19,7 +19,7 @@ def make(z: list[float], groups: list[int], *, width: int = 3, seed: int = 0, ol
     g = torch.Generator().manual_seed(seed)
     rows = len(z)
     mask = torch.arange(width)[None] < torch.randint(1, width + 1, (rows, 1), generator=g)
-    ref = -torch.rand(rows, width, generator=g, dtype=F64) - 1
+    ref = -torch.rand(rows, width, generator=g, dtype=F64) - 5
     noise = torch.randn(rows, width, generator=g, dtype=F64) * mask
     noise -= noise.sum(1, keepdim=True) / mask.sum(1, keepdim=True)
     logprobs = (ref + torch.tensor(z, dtype=F64)[:, None] + noise).requires_grad_()

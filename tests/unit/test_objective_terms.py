@@ -39,13 +39,16 @@ def f(*values: float) -> torch.Tensor:
 
 
 def step(log_ratio, **fields) -> TokenBatch:
-    """Sequences of one group whose tokens have these log-ratios to the old policy, which gives each 1/e."""
+    """Sequences of one group whose tokens have these log-ratios to the old policy, which gives each 1/e, or less where
+    the policy would give more than 1."""
     rows = torch.tensor(log_ratio, dtype=F64)
-    data = {"mask": torch.ones_like(rows), "group_ids": torch.zeros(len(rows), dtype=torch.int64),
-            "old_logprobs": torch.full_like(rows, -1.0)}  # fmt: skip
+    mask = fields.get("mask", torch.ones_like(rows))
+    old = -float(rows[mask.bool()].clamp(min=1.0).max())
+    data = {"mask": mask, "group_ids": torch.zeros(len(rows), dtype=torch.int64),
+            "old_logprobs": torch.full_like(rows, old)}  # fmt: skip
     if not fields.keys() & {"advantages", "rewards"}:
         fields["advantages"] = torch.zeros(len(rows), dtype=F64)
-    return TokenBatch.from_padded(**({"logprobs": (rows - 1).requires_grad_()} | data | fields))
+    return TokenBatch.from_padded(**({"logprobs": (rows + old).requires_grad_()} | data | fields))
 
 
 def test_log_ratios_stop_at_twenty():
@@ -295,7 +298,7 @@ def test_preferences_among_one_completion_and_none():
     loss = trpa_loss(batch, levels=torch.tensor([1]), anchor=0.25)
     assert loss.item() == pytest.approx(math.log(2) + 0.25 * k3)
     for d, bounded in ((30.0, 19.0), (-30.0, math.expm1(20) - 20)):  # log-ratios stop at twenty here, too
-        far = step([[d]], ref_logprobs=f(d - 1)[None])
+        far = step([[d]], ref_logprobs=f(min(d - 1, 0.0))[None])
         assert trpa_loss(far, levels=torch.tensor([1]), anchor=0.25).item() == pytest.approx(
             math.log(2) + 0.25 * bounded
         )

@@ -198,8 +198,8 @@ class TokenBatch:
         be given instead; ``step_rewards`` lists (end, value) for each sequence, ``end`` the number of columns up to and
         with the step's last token. What stands outside ``mask`` is never read. 16-bit tensors are widened to float32;
         all but ``logprobs`` and ``entropies`` are detached. Raises DataError for what cannot be meant: shapes and types
-        that do not fit, a mask of other values than 0 and 1, log-probs or entropies that are not finite, nothing to
-        make advantages from.
+        that do not fit, a mask of other values than 0 and 1, log-probs or entropies that are not finite, log-probs
+        above 0 (negative log-likelihoods, most likely), nothing to make advantages from.
 
         >>> l = torch.tensor([[-1., -2.], [-3., 0.]]); m = torch.tensor([[True, True], [True, False]])
         >>> batch = TokenBatch.from_padded(logprobs=l, mask=m, rewards=torch.tensor([1., 0.]),
@@ -207,20 +207,20 @@ class TokenBatch:
         >>> batch.logprobs.tolist(), batch.sequence_ids.tolist(), batch.lengths.tolist()
         ([-1.0, -2.0, -3.0], [0, 0, 1], [2, 1])
         """
-        logprobs = padded.policy(logprobs)
+        given, logprobs = logprobs, padded.policy(logprobs)
         rows, width = logprobs.shape
         device = logprobs.device
         mask = padded.flags("mask", mask, (rows, width), like=logprobs)
         anchors = {"old_logprobs": old_logprobs, "rollout_logprobs": rollout_logprobs, "ref_logprobs": ref_logprobs}
-        fields: dict[str, Any] = {k: padded.stream(k, v, mask) for k, v in anchors.items() if v is not None}
+        fields: dict[str, Any] = {k: padded.log_probabilities(k, v, mask) for k, v in anchors.items() if v is not None}
         if entropies is not None:
             fields["entropies"] = padded.stream("entropies", entropies, mask, keep_gradient=True)
         if rewards is not None or reward_weights is not None:
             fields |= _rewards(rewards, reward_weights, like=logprobs)
         if advantages is not None:
-            given = padded.numbers("advantages", advantages, (rows,), (rows, width), like=logprobs)
-            given = given if given.dim() == 2 else given[:, None].expand(rows, width)
-            fields["advantages"] = given.to(logprobs.dtype)[mask]
+            final = padded.numbers("advantages", advantages, (rows,), (rows, width), like=logprobs)
+            final = final if final.dim() == 2 else final[:, None].expand(rows, width)
+            fields["advantages"] = final.to(logprobs.dtype)[mask]
         if step_rewards is not None:
             fields["step_rewards"] = Steps.of(step_rewards, mask=mask)
         if rewards is None and advantages is None and step_rewards is None:
@@ -236,7 +236,7 @@ class TokenBatch:
             raise DataError(f"denominators: got {padded.kind(denominators)}, accepts trew.objective.Denominators")
         sequence_ids = torch.arange(rows, device=device)[:, None].expand(rows, width)[mask]
         return cls(
-            logprobs=padded.stream("logprobs", logprobs, mask, keep_gradient=True),
+            logprobs=padded.log_probabilities("logprobs", given, mask, keep_gradient=True),
             mask=torch.ones(len(sequence_ids), dtype=torch.bool, device=device),
             sequence_ids=sequence_ids,
             group_ids=padded.whole("group_ids", group_ids, (rows,), like=logprobs),

@@ -14,6 +14,11 @@ from ..errors import DataError
 
 HALF = (torch.float16, torch.bfloat16)
 
+ABOVE_ZERO = 1e-3
+"""How far above 0 rounding carries a log-probability that was computed in 32 bits or more."""
+
+ABOVE_ZERO_HALF = 0.25
+"""The same in 16 bits, where a logit of 60 is known to 0.25 only."""
 
 Shape = tuple[int | str, ...]
 """A size by its number, or any size of at least 1 by its letter."""
@@ -80,12 +85,34 @@ def stream(name: str, value: Any, mask: Bool[Tensor, "B T"], *, keep_gradient: b
     return finite(name, packed if keep_gradient else packed.detach(), where=" inside the mask")
 
 
+def log_probabilities(name: str, value: Any, mask: Bool[Tensor, "B T"], *, keep_gradient: bool = False) -> Tensor:
+    """A (B, T) tensor's entries at ``mask`` if they can be log-probabilities: finite, and not above 0 but for rounding.
+
+    Negative log-likelihoods would turn every push around: the policy would unlearn what was right.
+    """
+    packed = stream(name, value, mask, keep_gradient=keep_gradient)
+    limit = ABOVE_ZERO_HALF if value.dtype in HALF else ABOVE_ZERO
+    above = packed.detach() > limit
+    if not above.any():
+        return packed
+    got = f"{packed.detach().max().item():g} and {int(above.sum())} of {packed.numel()} above 0 inside the mask"
+    if packed.detach().mean() > 0:
+        raise DataError(
+            f"{name}: got {got}, accepts log-probabilities, 0 at most; these look like negative log-likelihoods: pass "
+            f"-{name}"
+        )
+    raise DataError(
+        f"{name}: got {got}, accepts log-probabilities, 0 at most: logits, or rounding where they were computed in 16 "
+        "bits? Compute them as logits.float().log_softmax(-1), of the sampled token"
+    )
+
+
 def finite(name: str, value: Tensor, *, where: str = "") -> Tensor:
     """``value`` if it holds neither NaN nor inf."""
-    bad = value.detach()[~value.detach().isfinite()]
-    if len(bad):
-        places = f"{len(bad)} of {value.numel()} places{where}"
-        raise DataError(f"{name}: got {bad[0].item()} in {places}, accepts finite numbers")
+    bad = ~value.detach().isfinite()
+    if bad.any():
+        places = f"{int(bad.sum())} of {value.numel()} places{where}"
+        raise DataError(f"{name}: got {value.detach()[bad][0].item()} in {places}, accepts finite numbers")
     return value
 
 
