@@ -133,6 +133,13 @@ def batch_std_raw(step, s):
     return per_group(step, lambda R, _: [c / scale for c in centred(R)])
 
 
+def batch_std_centred(step, s):
+    """Centred within the group, divided by the spread of what all groups then hold."""
+    everything = [c for group in groups_of(step) for c in [o.R - mean([p.R for p in group]) for o in group]]
+    scale = std(everything, s["ddof"]) + s["std_eps"]
+    return per_group(step, lambda R, _: [c / scale if c else 0.0 for c in centred(R)])
+
+
 def length_weighted(step, s):
     def rule(R, group):
         if len(R) < 2 or flat(R) or not any(o.T for o in group):
@@ -278,6 +285,7 @@ ESTIMATORS = {
     "reinforce": reinforce,
     "greedy": greedy,
     "batch-std": batch_std_raw,
+    "batch-std-centred": batch_std_centred,
     "length": length_weighted,
     "beta": beta_normalized,
     "maxrl": maxrl,

@@ -61,7 +61,7 @@ PRESETS: dict[str, dict] = {
     "luspo": {"surrogate": "gspo", "eps_low": 2e-3, "eps_high": 2.5e-3} | TOKEN_SUM,
     "gmpo": {"surrogate": "gmpo", "eps_low": 0.4, "eps_high": 0.4} | PER_TOKEN_MEAN,
     "cispo": {"surrogate": "cispo", "cap": 5.0, "floor": 0.0},
-    "scalerl": {"surrogate": "cispo", "cap": 5.0, "advantage": "batch-std", "has_signal": True,
+    "scalerl": {"surrogate": "cispo", "cap": 5.0, "advantage": "batch-std-centred", "has_signal": True,
                 "aggregate": "prompt-mean-token-mean"},
     "aipo": {"surrogate": "cispo", "cap": 5.0} | ROLLOUT,
     "sapo": {"surrogate": "sapo", "tau_pos": 1.0, "tau_neg": 1.05} | PER_TOKEN_MEAN,

@@ -106,7 +106,7 @@ REFUSED = [
     ("vespo", {"k_neg": float("inf")}, "k_neg: got inf, accepts 1 or more"),
     ("sapo", {"tau_pos": float("inf")}, "tau_pos: got inf, accepts 0 or more"),
     ("cppo", {"pruning": 1.0}, "pruning: got 1.0, accepts 0 or more and less than 1"),
-    ("cispo", {"floor": 6.0}, "floor: got 6.0, accepts at most cap = 5"),
+    ("cispo", {"floor": 6.0}, "floor: got 6.0, accepts 0 to 1"),
     ("clip-cov", {"cov_low": 5.0}, "cov_low: got 5.0, accepts a number below cov_high = 5"),
     ("token-mean-local", {"microbatch": 0}, "microbatch: got 0"),
     ("pass-at-k", {"k": 0}, "k: got 0"),

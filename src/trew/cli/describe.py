@@ -194,6 +194,7 @@ def _facts(d: Description) -> Iterator[tuple[str, str]]:
     yield "Also takes", ", ".join(k for k in OPTIONS if k not in d.options and k not in d.settings)
     yield "Needs", needs(d.objective)
     yield "Couples", COUPLES[d.objective.couples]
+    yield "Note", "; ".join(d.objective.notes)
     yield "Paper", " ".join(d.papers)
     yield "Deviations", d.deviations.replace("``", "")
     yield "Use it", d.use.removeprefix("Use it ").replace("``", "")

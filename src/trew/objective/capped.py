@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from .batch import TokenBatch
-from .piece import not_negative, positive
+from .piece import not_negative, positive, ratio_cap
 from .weight import DualClip, LinearWeight, Weight
 
 
@@ -87,10 +87,9 @@ class Capped(LinearWeight):
     floor: float = 0.0
 
     def __post_init__(self) -> None:
-        positive(cap=self.cap)
-        not_negative(floor=self.floor)
-        if self.floor > self.cap:
-            raise ValueError(f"floor: got {self.floor!r}, accepts at most cap = {self.cap:g}")
+        ratio_cap(cap=self.cap)
+        if not 0 <= self.floor <= 1:
+            raise ValueError(f"floor: got {self.floor!r}, accepts 0 to 1, since it bounds the ratio itself")
 
     def __call__(self, ratio: Tensor, *, advantages: Tensor, batch: TokenBatch) -> Tensor:
         return capped_weight(ratio, cap=self.cap, floor=self.floor)
@@ -123,7 +122,8 @@ class Flipped(Weight):
     cap: float = 3.0
 
     def __post_init__(self) -> None:
-        positive(eps_low=self.eps_low, eps_high=self.eps_high, cap=self.cap)
+        positive(eps_low=self.eps_low, eps_high=self.eps_high)
+        ratio_cap(cap=self.cap)
 
     def __call__(self, ratio: Tensor, *, advantages: Tensor, batch: TokenBatch) -> Tensor:
         return flipped_weight(ratio, advantages=advantages, eps_low=self.eps_low, eps_high=self.eps_high, cap=self.cap)

@@ -156,7 +156,8 @@ class LargestAdvantages(Prune):
     pruning: float = 0.5
 
     def __post_init__(self) -> None:
-        if not 0 <= self.pruning < 1:
+        share_of(pruning=self.pruning)
+        if self.pruning == 1:
             raise ValueError(f"pruning: got {self.pruning!r}, accepts 0 or more and less than 1")
 
     def __call__(self, advantages: Tensor, *, batch: TokenBatch) -> Tensor:

@@ -30,10 +30,12 @@ from .divergence import KL, PLACES, Divergence
 from .entropy_bonus import EntropyBonus
 from .filter import Keep, MixedGroups, Prune, Select
 from .metrics import step_metrics, token_metrics
+from .notes import notes
 from .piece import COUPLINGS, Coupling, Piece
 from .ratio import Ratio, TokenRatio, bounded_exp
 from .segments import segment_mean, segment_sum, to_go
 from .shaping import Shape
+from .typeset import typeset
 from .weight import Weight
 
 AXES = ("keep", "shape", "advantage", "adjust", "prune", "select", "ratio", "weight", "correction", "aggregate")
@@ -83,7 +85,10 @@ class LossOutput:
 
 @dataclass(frozen=True)
 class Objective:
-    """One algorithm of the family; a frozen value. ``replace`` exchanges single choices."""
+    """One algorithm of the family; a frozen value. ``replace`` exchanges single choices.
+
+    Shown in a session, it is its name and its equation with all numbers; in a notebook, the same typeset.
+    """
 
     name: str
     advantage: Advantage
@@ -152,6 +157,11 @@ class Objective:
         """The least set of tokens that ``loss`` must see together once ``prepare`` has seen the whole step."""
         pieces: list[Piece] = [self.ratio, self.weight, *self.correction, *self._in_loss()]
         return COUPLINGS[max(COUPLINGS.index(p.couples) for p in pieces)]
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What its settings lead to that their names do not say."""
+        return notes(ratio=self.ratio, weight=self.weight)
 
     def prepare(self, batch: TokenBatch) -> TokenBatch:
         """Adds advantages, denominators and shares, from the whole step; the policy's ``logprobs`` are not looked at
@@ -239,11 +249,19 @@ class Objective:
         return LossOutput(loss, seen, packed if correction is None else {**packed, "correction": correction}, whole)
 
     def equation(self) -> str:
-        """All choices as text, one line each."""
+        """All choices as text, one line each, and notes on what they lead to."""
         outside = [c for c in self.correction if not (c.mismatch and self.weight.folds_correction)]
         c = " c_t" if outside else ""
         lines = [f"C_t = share_t{c} w(r_t, A_t) r_t A_t{' - share_t d_t' if self._in_loss() else ''}"]
-        return "\n".join(lines + [f"  {axis:<10} {piece.equation()}" for axis, piece in self.pieces()])
+        lines += [f"  {axis:<10} {piece.equation()}" for axis, piece in self.pieces()]
+        return "\n".join(lines + [f"  {'note':<10} {note}" for note in self.notes])
+
+    def __repr__(self) -> str:
+        return f"Objective {self.name!r}\n{self.equation()}"
+
+    def _repr_latex_(self) -> str:
+        """Its equation for a notebook."""
+        return typeset(self.equation())
 
     def replace(self, **choices: Any) -> Objective:
         """A copy with some choices exchanged."""

@@ -44,10 +44,22 @@ def not_negative(**values: float) -> None:
 
 
 def share_of(**values: float) -> None:
-    """Raises ValueError for the first of ``values`` that is not from 0 to 1."""
+    """Raises ValueError for the first of ``values`` that is not from 0 to 1, with the conversion of percentages."""
     for name, value in values.items():
         if not 0 <= value <= 1:
-            raise ValueError(f"{name}: got {value!r}, accepts a number from 0 to 1")
+            percent = f"; if {value:g} % is meant, pass {value / 100:g}" if 1 < value <= 100 else ""
+            raise ValueError(f"{name}: got {value!r}, accepts a number from 0 to 1{percent}")
+
+
+def ratio_cap(**values: float) -> None:
+    """Raises ValueError for the first of ``values`` that would scale down a policy that has not moved: below 1.
+
+    Libraries that write the cap as 1 + eps name eps: their 0.2 is a cap of 1.2 here.
+    """
+    for name, value in values.items():
+        if not value >= 1:
+            counted = f"; where {value:g} counts from 1, as in verl, pass {1 + value:g}" if value > 0 else ""
+            raise ValueError(f"{name}: got {value!r}, accepts 1 or more, since it bounds the ratio itself{counted}")
 
 
 def one_of(choices: tuple[str, ...], **values: str) -> None:

@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from .batch import TokenBatch
-from .piece import Piece, positive
+from .piece import Piece, positive, ratio_cap
 from .weight import Weight
 
 
@@ -80,7 +80,8 @@ class ProbabilityMask(Weight):
     cap: float = float("inf")
 
     def __post_init__(self) -> None:
-        positive(delta=self.delta, cap=self.cap)
+        positive(delta=self.delta)
+        ratio_cap(cap=self.cap)
 
     @property
     def needs(self) -> tuple[str, ...]:

@@ -104,6 +104,25 @@ class BatchStd(_Deviation):
 
 
 @dataclass(frozen=True)
+class AdvantageStd(_Deviation):
+    """scale = std over the step of the rewards centred within their groups, + std_eps: ScaleRL, arXiv 2510.13786.
+
+    It does not count how far prompts lie apart, as :class:`BatchStd` does, so it is the smaller one.
+    """
+
+    couples: ClassVar[Coupling] = "batch"
+
+    def __call__(self, rewards: Tensor, *, batch: TokenBatch) -> Tensor:
+        one = torch.zeros_like(batch.group_ids)
+        centred = rewards - group_mean(rewards, group_ids=batch.group_ids)
+        return group_std(centred, group_ids=one, ddof=self.ddof) + self.std_eps
+
+    def equation(self) -> str:
+        shown = self._shown("std(R - mean(R) of the batch)")
+        return f" / {shown}      std with ddof = {self.ddof}; 0 where all R are equal"
+
+
+@dataclass(frozen=True)
 class MeanReward(Scale):
     """scale = mean(R) of the group, for rewards of 0 and above: MaxRL, arXiv 2602.02710. No signal where it is 0."""
 

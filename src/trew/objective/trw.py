@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from .batch import TokenBatch
-from .piece import not_negative, one_of, positive, share_of
+from .piece import not_negative, one_of, positive, ratio_cap, share_of
 from .weight import Weight
 
 
@@ -62,8 +62,8 @@ def logistic_weight(
 
     As written, w(1, A) = sigma(gamma A) / 2 + eta is not 1 and differs by the sign of A: even on-policy it is another
     objective, in which negative advantages count less. ``normalized``: (4 sigma(-alpha u) sigma(gamma A) + eta) /
-    (1 + eta), which is 1 at r = 1, A = 0. ``directional``: u = max(0, sign(A) log r), so that moves back towards r = 1
-    are not damped.
+    (1 + eta), which is 1 at r = 1, A = 0, and at r = 1 for every A where gamma = 0. ``directional``: u = max(0, sign(A)
+    log r), so that moves back towards r = 1 are not damped.
 
     >>> w = logistic_weight(torch.tensor([1., 1.8]), advantages=torch.tensor([1., 1.]))
     >>> [round(x, 4) for x in w.tolist()]
@@ -117,7 +117,7 @@ class Logistic(Weight):
 
     def __post_init__(self) -> None:
         not_negative(alpha=self.alpha, eta=self.eta)
-        positive(cap=self.cap)
+        ratio_cap(cap=self.cap)
         if not math.isfinite(self.gamma):
             raise ValueError(f"gamma: got {self.gamma!r}, accepts a finite number")
 

@@ -10,7 +10,7 @@ from ..divergence import KL
 from ..filter import MixedGroups, UnevenGroups
 from ..objective import Objective
 from ..ratio import TokenRatio
-from ..scale import BatchStd
+from ..scale import AdvantageStd
 from ..smooth import Sech2
 from ..weight import Clip, DualClip
 
@@ -107,7 +107,7 @@ def cispo(*, cap: float = 5.0, floor: float = 0.0, ddof: int = 1, std_eps: float
     Use it where PPO's clip silences rare but decisive tokens.
 
     Deviations: the paper does not report its upper bound (cap 5 is ScaleRL's and TRL's). Here cap and floor are values
-    of the ratio; verl, slime and NeMo-RL count from 1: their 0.2 is a cap of 1.2.
+    of the ratio, so a cap below 1 is refused; verl, slime and NeMo-RL count from 1: their 0.2 is a cap of 1.2.
     """
     return Objective(
         name="cispo",
@@ -121,17 +121,19 @@ def scalerl(*, cap: float = 5.0, ddof: int = 1, std_eps: float = 0.0) -> Objecti
     """CISPO with the batch's deviation and a mean over prompts: the recipe of ScaleRL, arXiv 2510.13786.
 
     J = mean over prompts of the token mean of sg(min(r_t, cap)) A log pi_t,
-    A = (R - mean of the group) / std of the batch
+    A = (R - mean of the group) / std of all R - mean of the group in the batch
 
     Use it for long runs at scale.
 
-    Deviations: details beyond cap and batch deviation are from memory of the paper; its float32 output head is the
-    learner's matter.
+    Deviations: the deviation is of the centred rewards (the paper's A / A_std), of the prompts that are left once those
+    without signal are dropped: the paper's objective holds no others, though it does not say over which its deviation
+    is taken. TRL's recipe (scale_rewards "batch") takes that of all raw rewards instead: lite-ppo's scale. Dropping
+    prompts that are nearly always solved, and the float32 output head, are not part of the objective.
     """
     return Objective(
         name="scalerl",
         keep=(UnevenGroups(),),
-        advantage=Relative(GroupMean(), BatchStd(ddof, std_eps)),
+        advantage=Relative(GroupMean(), AdvantageStd(ddof, std_eps)),
         weight=Capped(cap),
         aggregate=PromptMeanTokenMean(),
     )

@@ -58,8 +58,11 @@ def grpo_s(
 
     Use it where GTPO's token credit is too noisy; it needs ``entropies``, of the rollout.
 
-    Deviations: as for gtpo; the paper's z-score is over the whole group already. The ratio is the arithmetic mean, not
-    GSPO's geometric one.
+    Deviations: the equations are from reproductions. The z-score is over the whole group, as in the paper;
+    ``normalize`` "separate" is GTPO's. Groups that are all right or all wrong have advantage 0 and are sampled anew.
+    The mean entropy is over loss tokens, with a floor of 1e-8 in place of a small number in the denominator; eps_high =
+    0.28 is DAPO's. The gate is on the arithmetic mean of the ratios (GSPO's is the geometric one); behind it each token
+    keeps its own ratio.
     """
     return Objective(
         name="grpo-s",
@@ -79,8 +82,11 @@ def kl_cov(*, share: float = 2e-3, penalty: float = 1.0, ddof: int = 1, std_eps:
     Use it against entropy collapse with several updates per rollout (at r = 1 the pull is 0). It looks at the whole
     step.
 
-    Deviations: no clip at all, as in the authors' code. share 2e-3 and penalty 1 are its 7B recipe, verl's defaults
-    2e-4 and 0.1. A correction for train-rollout mismatch acts on r_t A alone, in verl on the pull as well.
+    Deviations: no clip at all, as in the authors' code. share 2e-3 and penalty 1 are its 7B recipe (its k_percent = 0.2
+    counts in percent), verl's defaults 2e-4 and 0.1. At least one token is taken. Tokens are ranked over the whole step
+    by the current policy's log-probs; the code ranks each micro-batch. |log r| is the code's; the equation has a KL.
+    Log-ratios within 1e-5 of 0 are not pulled. A correction for train-rollout mismatch acts on r_t A alone, in verl on
+    the pull as well.
     """
     return Objective(
         name="kl-cov",
@@ -151,7 +157,7 @@ def entropy_advantage(
 
     Use it to reward exploratory tokens without a term in the loss; it needs ``entropies``.
 
-    Deviations: alpha = 0.4 is the paper's for GRPO (0.1 for PPO), from memory.
+    Deviations: alpha = 0.4 (for GRPO; 0.1 for PPO) and kappa = 2 are as several reproductions have them.
     """
     return Objective(
         name="entropy-advantage",

@@ -53,8 +53,9 @@ def bnpo_paper(*, eps_low: float = 0.2, eps_high: float = 0.2) -> Objective:
 
     Use it with 0/1 rewards to let the normaliser follow the difficulty of the batch: it lies between Dr. GRPO and GRPO.
 
-    Deviations: not what TRL calls bnpo (that is token-mean-local). Without any variance of p, alpha = beta = 1. The
-    paper's aggregation is not known to us (token mean).
+    Deviations: not what TRL calls bnpo (that is token-mean-local). Without any variance of p, alpha = beta = 1. Clip
+    and aggregation are the host's: the authors' script has eps_high = 0.28, a dual clip of 10 and a sum over tokens
+    (aggregate = "seq-mean-token-sum"), the defaults of their configuration are those here with a dual clip of 3.
     """
     return Objective(
         name="bnpo-paper",
@@ -152,8 +153,10 @@ def cppo(
 
     Use it to save the learner's time with large groups; rollouts cost the same.
 
-    Deviations: ties go to the first come. The paper fills the freed slots with more prompts; take more prompts per
-    step. The estimate is biased by design.
+    Deviations: ranks are within each group, as in the paper (the authors' port to verl ranks the whole batch). Mean and
+    deviation are those of the whole group, before pruning. ceil(G (1 - pruning)) completions stay; of equal |A| the
+    first come, so that with 0/1 rewards and half of them right the order decides. The pruned leave the denominators.
+    The paper fills the freed slots with more prompts; take more prompts per step. The estimate is biased by design.
     """
     return grpo(eps_low=eps_low, eps_high=eps_high, ddof=ddof, std_eps=std_eps).replace(
         name="cppo", prune=(LargestAdvantages(pruning),)

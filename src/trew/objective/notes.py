@@ -1,0 +1,26 @@
+"""What the settings of an objective lead to that their names do not say."""
+
+from __future__ import annotations
+
+from .ratio import GeometricRatio, Ratio
+from .weight import Clip, Weight
+
+WIDE = 0.1
+"""A clip range of this size or more is meant for the ratio of a token."""
+
+
+def notes(*, ratio: Ratio, weight: Weight) -> tuple[str, ...]:
+    """A sentence for each setting that cannot do what it is there for.
+
+    >>> notes(ratio=GeometricRatio(), weight=Clip(3e-4, 4e-4))
+    ()
+    """
+    if not (isinstance(ratio, GeometricRatio) and isinstance(weight, Clip)):
+        return ()
+    wide = [f"{k} = {v:g}" for k in ("eps_low", "eps_high") if (v := getattr(weight, k)) >= WIDE]
+    if not wide:
+        return ()
+    return (
+        f"{' and '.join(wide)}: a clip that never acts, since s_i is a mean over the tokens of a sequence and moves by "
+        "thousandths; GSPO has 0.0003 and 0.0004",
+    )
