@@ -40,11 +40,13 @@ def batch(scale: float, *, scored: bool = True) -> Any:
     logprobs = -3 * torch.rand(ROWS, WIDTH, generator=g, dtype=torch.float64) - 0.05
     mask = torch.arange(WIDTH)[None] < torch.randint(3, WIDTH + 1, (ROWS, 1), generator=g)
     old = logprobs + noise(scale) + torch.randn(ROWS, 1, generator=g, dtype=torch.float64) * scale
+    old = old.clamp(max=-1e-3)  # a probability
     rewards = torch.randint(0, 3, (ROWS,), generator=g).to(torch.float64) / 2
     steps = [[(2, float(r)), (3, 0.5 * float(r))] for r in rewards]
     return trew.TokenBatch.from_padded(
-        logprobs=logprobs, mask=mask, old_logprobs=old, rollout_logprobs=old + noise(0.3),
-        ref_logprobs=logprobs + noise(0.5), entropies=2 * torch.rand(ROWS, WIDTH, generator=g, dtype=torch.float64),
+        logprobs=logprobs, mask=mask, old_logprobs=old, rollout_logprobs=(old + noise(0.3)).clamp(max=-1e-3),
+        ref_logprobs=(logprobs + noise(0.5)).clamp(max=-1e-3),
+        entropies=2 * torch.rand(ROWS, WIDTH, generator=g, dtype=torch.float64),
         group_ids=torch.arange(ROWS) // 6, rewards=rewards if scored else None, correct=rewards == 1,
         truncated=torch.arange(ROWS) % 5 == 0,
         baselines=torch.rand(ROWS // 6, generator=g, dtype=torch.float64).repeat_interleave(6), step_rewards=steps,
