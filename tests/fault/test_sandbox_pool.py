@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -17,9 +18,10 @@ import pytest
 from sandbox_help import supervisors
 from trew.errors import SandboxError
 from trew.rewards import KINDS, grade
-from trew.rewards.sandbox import Job, Limits, boundary, choose, close_pools, pool
+from trew.rewards.sandbox import Job, Limits, boundary, choose, close_pools
 from trew.rewards.sandbox.host import tree
 from trew.rewards.sandbox.host.boxes import Design
+from trew.rewards.sandbox.pool import Pool
 
 RIGHT = "```python\ndef f(x):\n    return x + 1\n```"
 WRONG = "```python\nimport os\ndef f(x):\n    os.fork()\n    os.fork()\n    return x\n```"
@@ -54,7 +56,13 @@ def living(pids: list[int]) -> list[int]:
     return found
 
 
-def gone(pids: list[int], seconds: float = 5.0) -> bool:
+def kill_supervisors() -> None:
+    for supervisor in supervisors():
+        with contextlib.suppress(ProcessLookupError):  # it ended since it was found
+            os.kill(supervisor, signal.SIGKILL)
+
+
+def gone(pids: list[int], seconds: float = 60.0) -> bool:
     until = time.monotonic() + seconds
     while living(pids) and time.monotonic() < until:
         time.sleep(0.02)
@@ -69,12 +77,13 @@ def test_hundreds_of_runs_leave_no_process_no_descriptor_and_no_folder(monkeypat
     close_pools()
     others = set(supervisors())  # of other rewards, which other tests may have left waiting
     together(items[:8])
-    before = descriptors(), len(supervisors())
+    pipes = descriptors() - 2 * len(supervisors())  # two to each; how many there are depends on what came together
     for _ in range(3):
         verdicts = together(items)
         assert [v.score for v in verdicts][::4] == [1.0] * 16
         assert [v.score for v in verdicts][1::4] == [0.0] * 16
-    assert (descriptors(), len(supervisors())) == before
+    assert descriptors() - 2 * len(supervisors()) == pipes
+    assert len(set(supervisors()) - others) <= len(os.sched_getaffinity(0))
     assert os.listdir(tmp_path) == []
     ours = set(supervisors()) - others
     assert ours
@@ -100,37 +109,39 @@ def test_the_same_verdicts_from_many_threads_at_once():
 
 
 def test_a_limit_is_of_cpu_and_not_of_the_clock():
-    """Eight programs of 0.5 s at once take longer than their limit by the clock, and none of them is wrong."""
-    program = "import time\nend = time.process_time() + 0.5\nwhile time.process_time() < end: pass\nprint('end')"
+    """Four programs of 0.4 s on one processor take longer than their limit by the clock, and none of them is wrong."""
+    program = "import time\nend = time.process_time() + 0.4\nwhile time.process_time() < end: pass\nprint('end')"
     design = boundary().design
     job = Job("script", (program.encode(), b""), Limits(seconds=1.2))
-    burners = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(4)]
+    processors = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(processors)})  # what is started from here on inherits it
+    own = Pool(design, size=4)
     try:
         start = time.monotonic()
-        outcomes = pool(design).run_many([job] * 4)
+        outcomes = own.run_many([job] * 4)
         assert time.monotonic() - start > 1.2
     finally:
-        for burner in burners:
-            burner.kill()
-            burner.wait()
+        os.sched_setaffinity(0, processors)
+        own.close()
     assert [outcome.parts[0] for outcome in outcomes] == [b"end\n"] * 4
 
 
 def test_a_supervisor_that_dies_is_replaced_and_its_job_done_again():
     assert grade("code_func", RIGHT, None, **ASSERTS).score == 1
-    started = supervisors()
-    for supervisor in started:
-        os.kill(supervisor, signal.SIGKILL)
+    kill_supervisors()
     assert grade("code_func", RIGHT, None, **ASSERTS).score == 1
     slow = "```python\nimport time\ndef f(x):\n    time.sleep(1.0)\n    return x + 1\n```"
 
     def kill_soon() -> None:
-        time.sleep(0.5)
-        for supervisor in supervisors():
-            os.kill(supervisor, signal.SIGKILL)
+        until = time.monotonic() + 60
+        while not any(tree.children(one) for one in supervisors()) and time.monotonic() < until:
+            time.sleep(0.01)
+        kill_supervisors()
 
-    threading.Thread(target=kill_soon).start()
+    killer = threading.Thread(target=kill_soon)
+    killer.start()
     assert grade("code_func", slow, None, **ASSERTS).score == 1
+    killer.join()
 
 
 def test_two_deaths_are_a_fault_of_the_sandbox_and_no_score():
@@ -139,8 +150,7 @@ def test_two_deaths_are_a_fault_of_the_sandbox_and_no_score():
 
     def kill_all() -> None:
         while not stop.wait(0.1):
-            for supervisor in supervisors():
-                os.kill(supervisor, signal.SIGKILL)
+            kill_supervisors()
 
     killer = threading.Thread(target=kill_all)
     killer.start()
@@ -156,14 +166,18 @@ def test_two_deaths_are_a_fault_of_the_sandbox_and_no_score():
 SLEEPING = """
     import os, threading, time
     from trew.rewards import grade
+    from trew.rewards.sandbox import boundary
     from trew.rewards.sandbox.host import tree
+    boundary()  # its self-test starts and ends processes of its own
     reply = "```python\\nimport time\\ndef f(x): time.sleep(100)\\n```"
     go = lambda: grade("code_func", reply, None, entry_point="f", asserts=["assert f(1) == 2"], timeout_s=60)
     threading.Thread(target=go, daemon=True).start()
-    while len(tree.descendants(os.getpid())) < 3: time.sleep(0.05)
-    time.sleep(1.5)
-    print(*tree.descendants(os.getpid()), flush=True)
-    time.sleep(100)
+    before, now = None, []
+    while now != before or not any(tree.children(pid) for pid in tree.children(os.getpid())):
+        time.sleep(1.0)
+        before, now = now, tree.descendants(os.getpid())
+    print(*now, flush=True)
+    time.sleep(1000)
 """
 
 
@@ -171,8 +185,8 @@ def test_nothing_outlives_a_process_that_is_killed():
     parent = subprocess.Popen([sys.executable, "-c", textwrap.dedent(SLEEPING)], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
     pids = [int(pid) for pid in parent.stdout.readline().split()]
-    assert len(pids) >= 3
-    assert len(living(pids)) >= 3
+    assert len(pids) >= 2  # a supervisor and what it runs
+    assert living(pids) == pids
     parent.kill()
     parent.wait()
     parent.stdout.close()

@@ -121,22 +121,28 @@ class Line:
             put(f'["{"b" if isinstance(value, bytes) else "B"}","{bytes(value).hex()}"]')
         elif isinstance(value, complex):
             put(f'["c","{value.real!r}","{value.imag!r}"]')
-        elif isinstance(value, range):
-            self._items("R", (value.start, value.stop, value.step), put, depth, left)
-        elif isinstance(value, dict):
-            self._items("d", (x for pair in dict.items(value) for x in pair), put, depth, left)
-        elif mark := next((m for t, m in CONTAINERS if isinstance(value, t)), None):
-            self._items(mark, value, put, depth, left)
-        elif isinstance(value, ITERATORS):
-            self._items("g", value, put, depth, left)
+        elif items := self._parts(value):
+            self._items(*items, put, depth, left)
         elif kind is type and getattr(sys.modules["builtins"], type.__getattribute__(value, "__name__"), None) is value:
             put(f'["y",{self.quote(type.__getattribute__(value, "__name__"))}]')
-        elif (name := f"{kind.__module__}.{kind.__qualname__}") == "collections.deque":
-            self._items("q", value, put, depth, left)
-        elif name in ("decimal.Decimal", "fractions.Fraction"):
+        elif f"{kind.__module__}.{kind.__qualname__}" in ("decimal.Decimal", "fractions.Fraction"):
             put(f'["{kind.__name__[0]}",{self.quote(str(value))}]')
         else:
             put(f'["o",{self.quote(str(kind.__name__))}]')
+
+    def _parts(self, value):
+        """The mark of a value that has parts, and the parts; None where it has none."""
+        kind = type(value)
+        if isinstance(value, range):
+            return "R", (value.start, value.stop, value.step)
+        if isinstance(value, dict):
+            return "d", (x for pair in dict.items(value) for x in pair)
+        for container, mark in CONTAINERS:
+            if isinstance(value, container):
+                return mark, value
+        if isinstance(value, ITERATORS):
+            return "g", value
+        return ("q", value) if f"{kind.__module__}.{kind.__qualname__}" == "collections.deque" else None
 
     def _items(self, mark, values, put, depth, left):
         put(f'["{mark}"')

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from . import landlock, runtime, seccomp, stage
+from . import landlock, runtime, seccomp, stage, tree
 
 NOBODY = 65534
 WORK_BYTES = 16 << 20  # of the folder that a program may write in
 _SUBREAPER = 36
+_NEIGHBOURS = 4  # programs of one user at once, for which room is left under its limit of tasks
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,18 @@ class Boxes:
             parts = [str(p) for p in library.iterdir() if str(p) not in self.runtime.hidden]
             files = [real for _, real in self.runtime.files]
             self._rules = landlock.ruleset([*parts, *files], [str(library)], devices=["/dev/null", "/dev/urandom"])
+
+    def task_limit(self, processes: int) -> int:
+        """RLIMIT_NPROC for a program that may have ``processes``.
+
+        Bubblewrap's user namespace counts the program's tasks alone. Behind Landlock the kernel counts everything that
+        the user has, programs beside this one included: what is there is added, with room for neighbours that start
+        later. No process can be made there, and the supervisor counts each program's own threads.
+        """
+        if self.design.kind == "bubblewrap":
+            return processes
+        user = os.geteuid() if self.design.user is None else self.design.user
+        return _NEIGHBOURS * processes + tree.tasks_of_user(user)
 
     def start(self, arguments: Sequence[str], *, stdin: int, stdout: int, stderr: int, keep: Sequence[int]) -> int:
         """Starts the interpreter with ``arguments`` in a box of its own; returns the number of a child process."""

@@ -105,7 +105,7 @@ class Supervisor:
         else:  # what it prints is of no interest
             pipes["stderr"] = os.pipe()
         out, err = pipes["stdout"][1] if mode == "script" else sink, pipes["stderr"][1]
-        limits = (job["cpu"], job["memory"] + _EXTRA, job["processes"], job["file"])
+        limits = (job["cpu"], job["memory"] + _EXTRA, self.boxes.task_limit(job["processes"]), job["file"])
         held.append(os.open(f"/proc/self/fd/{self.inside[mode]}", os.O_RDONLY))  # an offset of its own
         arguments = ["-c", _BOOT, str(held[2]), mode, job.get("entry", "-")]
         arguments += [str(n) for n in (*held[:2], request_read, reply_write, *limits)]

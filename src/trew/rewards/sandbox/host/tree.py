@@ -74,6 +74,21 @@ def _scheduled(process: int, thread: int) -> int:
         return 0
 
 
+def tasks_of_user(user: int) -> int:
+    """How many tasks the user has, as far as /proc shows them: RLIMIT_NPROC counts all of them, not a program's."""
+    found = 0
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                with open(f"/proc/{name}/status", "rb") as file:
+                    lines = dict(line.split(b":", 1) for line in file.read().splitlines() if b":" in line)
+            except OSError:  # it ended since it was listed
+                continue
+            if int(lines.get(b"Uid", b"-1").split()[0]) == user:
+                found += int(lines.get(b"Threads", b"1"))
+    return found
+
+
 def descendants(root: int) -> list[int]:
     """The processes below ``root``, itself left out; at most a few thousand are listed."""
     found, new = [], children(root)
