@@ -203,6 +203,32 @@ def test_command_test_of_a_function(tmp_path: Path, capsys: pytest.CaptureFixtur
         run(["rewards", "test", spec, "--data", data, "--limit", "0"])
 
 
+def test_golds_that_can_never_score_fail_the_test(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(
+        tmp_path,
+        """
+        def f(completions, answer, **kwargs):
+            return [float("," not in a and c == a) for c, a in zip(completions, answer)]
+        """,
+    )
+    data = jsonl(tmp_path / "d.jsonl", *({"prompt": "?", "answer": a} for a in ("7", "1,200", "8", "3,000")))
+    assert run(["rewards", "test", f"{path}:f", "--data", data]) == 1
+    said = capsys.readouterr().out
+    assert "FAILED  the gold can score: the gold scores no higher than a wrong answer in 2 rows of 4" in said
+    assert "1,200" in said
+    assert "3,000" in said
+
+
+def test_a_constant_reward_is_told_what_it_was_given(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(tmp_path, "def f(completions, **kwargs):\n    return [0.0 for c in completions]\n")
+    turns = [{"role": "user", "content": "?"}]
+    data = jsonl(tmp_path / "d.jsonl", {"prompt": turns, "answer": "7", "level": "1"})
+    assert run(["rewards", "test", f"{path}:f", "--data", data]) == 1
+    said = capsys.readouterr().out
+    for words in ("columns there are: answer, level", "as it was found there: '7'", "lists of messages", "boxed"):
+        assert words in said
+
+
 # ------------------------------------------------------------------------------------------------ trew rewards score
 
 

@@ -14,6 +14,7 @@ import tyro
 if TYPE_CHECKING:
     from ..data.rows import Row
     from ..rewards import RewardSet
+    from ..rewards.trial import Check
     from ..types import Group, ScoredGroup
 
 
@@ -46,36 +47,45 @@ def test(
         limit: Rows that answers are made for; golds are checked in all rows.
         prompt_column: The column that holds the prompt (task prompts only).
         seed: For tasks that make their own problems.
-        timeout_s: Seconds that one call of a function of your own may take; 0: as in a recipe without timeout_s.
+        timeout_s: Seconds that one call of a function of your own may take; 0: 20, less than in a recipe.
         json: Print the checks as JSON instead of a table.
     """
     from ..config import DataConfig
     from ..data import load_prompts
     from ..errors import ConfigError
-    from ..rewards.trial import try_reward
+    from ..rewards.trial import HOSTILE_SECONDS, checks
 
     if limit < 1:
         raise ConfigError(f"--limit: got {limit}, accepts a whole number of at least 1")
-    rewards = _load(reward, set, timeout_s=timeout_s)
+    rewards = _load(reward, set, timeout_s=timeout_s or (HOSTILE_SECONDS if ".py:" in reward else 0.0))
     prompts = load_prompts(DataConfig(task=task, train=data, prompt_column=prompt_column), seed=seed)
     rewards.load()
-    checks = try_reward(rewards, prompts, limit=limit)
+    done = []
+    if not json:
+        print(_printable(f"reward {reward}"))
+    for check in checks(rewards, prompts, limit=limit):
+        done.append(check)
+        if not json:
+            _show_check(check)
     rewards.close()
-    holds = all(check.holds for check in checks)
+    holds = all(check.holds for check in done)
     if json:
-        found = [dataclasses.asdict(check) for check in checks]
+        found = [dataclasses.asdict(check) for check in done]
         print(dumps({"reward": reward, "holds": holds, "checks": found, "warnings": rewards.take_warnings()}, indent=2))
         return 0 if holds else 1
     for warning in rewards.take_warnings():
         print(_printable(f"warning: {warning}"))
-    rows = [(check.what, "ok" if check.holds else "FAILED", check.numbers) for check in checks]
-    _table(f"reward {reward}", ("check", "", ""), rows)
-    for check in checks:
-        if not check.holds:
-            print(f"{check.what}: failed", *(f"  {_printable(e)}" for e in check.examples[:10]), sep="\n")
-            if len(check.examples) > 10:
-                print(f"  ... and {len(check.examples) - 10} more")
     return 0 if holds else 1
+
+
+def _show_check(check: Check) -> None:
+    """Prints a check at once, with the first examples of where it does not hold."""
+    print(_printable(f"{'ok' if check.holds else 'FAILED':<7} {check.what}: {check.numbers}"), flush=True)
+    if not check.holds:
+        for example in check.examples[:10]:
+            print(f"          {_printable(example)}")
+        if len(check.examples) > 10:
+            print(f"          ... and {len(check.examples) - 10} more", flush=True)
 
 
 def score(

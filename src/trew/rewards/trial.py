@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,6 +24,7 @@ REPEATS = 3
 ALONE = 20  # prompts that are scored by themselves, in a thread and in another process as well
 HOSTILE_ROWS = 2  # prompts that hostile texts are tried on
 HOSTILE_SECONDS = 20.0  # one of them may take: the limits of the kinds, and some for a busy machine
+SLOW_ENOUGH = 2  # hostile texts that a function may be slow on before the rest is spared
 FAMILIES: dict[Family, str] = {
     "right": "right answers score 1",
     "mutation": "answers with one thing changed score what they must",
@@ -43,7 +44,13 @@ class Check:
 
 
 def try_reward(rewards: RewardSet, prompts: Sequence[Prompt], *, limit: int = 200) -> list[Check]:
-    """All checks of a set of one reward; golds are checked in all ``prompts``, answers made for the first ``limit``.
+    """All checks of :func:`checks`, when the last one is done."""
+    return list(checks(rewards, prompts, limit=limit))
+
+
+def checks(rewards: RewardSet, prompts: Sequence[Prompt], *, limit: int = 200) -> Iterator[Check]:
+    """Every check of a set of one reward, as it is done. Golds are checked in all ``prompts``, answers are made for the
+    first ``limit``.
 
     A built-in must give known answers their known score. Of a user's function nobody but its author knows the right
     values; they must differ between answers, repeat, and not depend on which prompts share the batch.
@@ -52,11 +59,11 @@ def try_reward(rewards: RewardSet, prompts: Sequence[Prompt], *, limit: int = 20
     golds = Check(
         "golds are readable and score 1", not bad, _count(bad, "problem", of=f"{len(prompts)} rows"), tuple(bad)
     )
-    if bad:
-        return [golds]
-    reward = rewards.rewards[0]
-    trial = _try_builtin if reward.function is None and reward.model is None else _try_function
-    return [golds, *trial(rewards, prompts[:limit])]
+    yield golds
+    if not bad:
+        reward = rewards.rewards[0]
+        trial = _try_builtin if reward.function is None and reward.model is None else _try_function
+        yield from trial(rewards, prompts[:limit])
 
 
 def text_group(
@@ -167,10 +174,44 @@ def _equal(what: str, expected: Sequence[float | None], values: Sequence[float |
     return Check(what, not differ, _count(differ, "difference", of=f"{len(expected)} answers"), tuple(differ))
 
 
-def _try_function(rewards: RewardSet, prompts: Sequence[Prompt]) -> list[Check]:
+def _try_function(rewards: RewardSet, prompts: Sequence[Prompt]) -> Iterator[Check]:
     groups = [text_group(prompt, _answers(prompt)) for prompt in prompts]
     got, seconds = _repeat(rewards, groups)
     labels = [f"{g.prompt.uid}: {short(c.text)}" for g in groups for c in g.completions]
+    yield _differing(got, groups)
+    yield (same := _same(got, labels))
+    yield (batch := _batch(rewards, groups, got))
+    if same.holds and batch.holds:  # else the next ones would only say so again
+        for check in (_reachable(rewards, prompts), _credit(rewards, prompts)):
+            if check is not None:
+                yield check
+        some = sum(len(group.completions) for group in groups[:ALONE])
+        yield from _elsewhere(rewards, groups[:ALONE], [values[0] for values in got[:some]], labels[:some])
+    yield _withstands(rewards, prompts[:HOSTILE_ROWS])
+    yield _time(seconds)
+
+
+def _differing(got: Sequence[Sequence[float | None]], groups: Sequence[Group]) -> Check:
+    """Whether there is more than one value; where there is not, what the function was given, so that one sees why."""
+    seen = sorted({values[0] for values in got if values[0] is not None})
+    spread = f"{len(seen)} different, from {seen[0]:g} to {seen[-1]:g}" if seen else "no numbers"
+    why: tuple[str, ...] = ()
+    if len(seen) < 2 and groups:
+        first = groups[0]
+        gold = first_column(first.prompt.columns)
+        chat = first.prompt.messages is not None
+        why = (
+            f"columns there are: {', '.join(first.prompt.columns) or 'none'}",
+            f"the gold, as it was found there: {'none' if gold is None else short(str(gold))}",
+            "completions were lists of messages, as for chat prompts: [{'role': 'assistant', 'content': ...}]"
+            if chat
+            else "completions were strings, as for text prompts",
+            f"answers tried, for instance: {', '.join(short(c.text) for c in first.completions if c.text)}",
+        )
+    return Check("values differ between answers", len(seen) > 1, spread, why)
+
+
+def _batch(rewards: RewardSet, groups: Sequence[Group], got: Sequence[Sequence[float | None]]) -> Check:
     differs, at = [], 0
     for group in groups[:ALONE]:
         alone = values_of(rewards.score([group]))
@@ -178,23 +219,36 @@ def _try_function(rewards: RewardSet, prompts: Sequence[Prompt]) -> list[Check]:
         at += len(alone)
         if alone != together:
             differs.append(f"{group.prompt.uid}: {alone} alone, {together} with the other prompts")
-    seen = sorted({values[0] for values in got if values[0] is not None})
-    spread = f"{len(seen)} different, from {seen[0]:g} to {seen[-1]:g}" if seen else "no numbers"
-    tried = f"{min(len(groups), ALONE)} prompts"
-    checks = [
-        Check("values differ between answers", len(seen) > 1, spread),
-        _same(got, labels),
-        Check(
-            "values do not depend on the batch", not differs, _count(differs, "difference", of=tried), tuple(differs)
-        ),
-    ]
-    some = sum(len(group.completions) for group in groups[:ALONE])
-    if checks[1].holds and not differs:  # else the next two would only say so again
-        if (credit := _credit(rewards, prompts)) is not None:
-            checks.append(credit)
-        expected = [values[0] for values in got[:some]]
-        checks += _elsewhere(rewards, groups[:ALONE], expected, labels[:some])
-    return [*checks, _withstands(rewards, prompts[:HOSTILE_ROWS]), _time(seconds)]
+    numbers = _count(differs, "difference", of=f"{min(len(groups), ALONE)} prompts")
+    return Check("values do not depend on the batch", not differs, numbers, tuple(differs))
+
+
+def _reachable(rewards: RewardSet, prompts: Sequence[Prompt]) -> Check | None:
+    """Whether the gold of every row, as it stands there or as a plain number, scores more than a wrong answer in some
+    form. A row where it does not (a comma that the function cannot read) trains nothing. None where no row's gold
+    does: then the function does not care for it.
+    """
+    rows = [(prompt, gold) for prompt in prompts if (gold := first_column(prompt.columns)) is not None]
+    groups = []
+    for prompt, gold in rows:
+        value = parse_gold(gold)
+        right = [str(gold), str(gold) if value is None else changed(value, form="{}")[0]]
+        wrong = "no idea" if value is None else changed(value, form="{}")[1]
+        groups.append(text_group(prompt, [form.format(text) for form in FORMS for text in (*right, wrong)]))
+    silent = []
+    for (prompt, gold), scored in zip(rows, rewards.score(groups), strict=True):
+        values = iter([score.value for score in scored.scores])
+        if not any(_above(next(values), next(values), next(values)) for _ in FORMS):
+            silent.append(f"{prompt.uid}: the gold is {short(str(gold))}")
+    if len(silent) == len(rows):
+        return None
+    says = f"the gold scores no higher than a wrong answer in {len(silent)} rows" if silent else "in every row"
+    return Check("the gold can score", not silent, f"{says} of {len(rows)}" if silent else says, tuple(silent))
+
+
+def _above(right: float | None, plain: float | None, wrong: float | None) -> bool:
+    known = [value for value in (right, plain) if value is not None]
+    return wrong is not None and bool(known) and max(known) > wrong
 
 
 def _credit(rewards: RewardSet, prompts: Sequence[Prompt]) -> Check | None:
@@ -228,22 +282,27 @@ def _credit(rewards: RewardSet, prompts: Sequence[Prompt]) -> Check | None:
 def _withstands(rewards: RewardSet, prompts: Sequence[Prompt]) -> Check:
     """Whether a function gives numbers (or None) for hostile texts, in bounded time."""
     what = "hostile texts get a number in bounded time"
-    wrong, count, longest = [], 0, 0.0
-    for prompt in prompts:
-        for probe in hostile("format", prompt.columns, {}):
-            count += 1
-            start = time.monotonic()
-            try:
-                rewards.score([text_group(prompt, [probe.text])])
-            except RewardError as error:
-                wrong.append(f"{prompt.uid}: {probe.what}: {short(str(error))}")
-            seconds = time.monotonic() - start
-            longest = max(longest, seconds)
-            if seconds > HOSTILE_SECONDS:
-                wrong.append(f"{prompt.uid}: {probe.what} took {seconds:.1f} s")
-    return Check(
-        what, not wrong, f"{len(wrong) or 'none'} wrong of {count}, at most {longest:.2f} s each", tuple(wrong)
-    )
+    wrong, longest, slow = [], 0.0, 0
+    limit = min(HOSTILE_SECONDS, rewards.rewards[0].timeout_s or HOSTILE_SECONDS)
+    attacks = [(prompt, probe) for prompt in prompts for probe in hostile("format", prompt.columns, {})]
+    count = 0
+    for prompt, probe in attacks:
+        count += 1
+        start = time.monotonic()
+        try:
+            rewards.score([text_group(prompt, [probe.text])])
+        except RewardError as error:
+            wrong.append(f"{prompt.uid}: {probe.what}: {short(str(error))}")
+        seconds = time.monotonic() - start
+        longest, slow = max(longest, seconds), slow + (seconds >= limit)
+        if seconds > HOSTILE_SECONDS:
+            wrong.append(f"{prompt.uid}: {probe.what} took {seconds:.1f} s")
+        if slow == SLOW_ENOUGH:
+            break
+    numbers = f"{len(wrong) or 'none'} wrong of {count}, at most {longest:.2f} s each"
+    if count < len(attacks):
+        numbers += f"; {len(attacks) - count} not tried after {slow} took all of their {limit:g} s"
+    return Check(what, not wrong, numbers, tuple(wrong))
 
 
 def _answers(prompt: Prompt) -> list[str]:
