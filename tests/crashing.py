@@ -282,5 +282,6 @@ def _state(run: Path) -> dict[str, Any]:
     from trew.training.checkpoints import flatten
 
     meta = json.loads((newest(run) / "state.json").read_text())["meta"]
-    table = flatten(meta)
+    record = meta.pop("record")  # sizes and hashes of files that have clocks' numbers in them
+    table = flatten({**meta, "rows": record["rows"]["count"], "files": sorted(record["files"])})
     return {key: value for key, value in table.items() if key.rpartition(".")[2] not in CLOCKS}

@@ -71,6 +71,12 @@ class CheckpointError(TrewError):
     """No usable checkpoint, or one that does not belong to this run."""
 
 
+class ResumeError(CheckpointError):
+    """A run that cannot be continued from what is in its folder. Nothing in the folder was changed."""
+
+    exit_code = 2
+
+
 class StorageError(TrewError):
     """The run folder cannot be written: disk full, read-only, gone. What was complete before stays complete."""
 

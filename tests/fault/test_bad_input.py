@@ -367,7 +367,7 @@ def test_a_damaged_configuration_does_not_continue_a_run_unchecked(content, here
     run = finished(here, capsys)
     (run / "config.toml").write_bytes(content)
     code, err = fails(capsys, "train", "r.toml", "--out", "run", "--resume")
-    assert (code, "config.toml: cannot be read" in err) == (1, True), err
+    assert (code, "config.toml: cannot be read" in err) == (2, True), err
     assert (run / "config.toml").read_bytes() == content
 
 
@@ -377,7 +377,7 @@ def test_damaged_checkpoints_are_named_and_the_run_is_not_started_over(here, cap
     for file in (run / "checkpoints").rglob("*.safetensors"):
         file.write_bytes(b"x")
     code, err = fails(capsys, "train", "r.toml", "--out", "run", "--resume", "--set", "steps=2")
-    assert (code, "no checkpoint is usable" in err) == (1, True), err
+    assert (code, "no checkpoint is usable" in err) == (2, True), err
     assert (run / "metrics.jsonl").read_bytes() == rows
 
 
@@ -387,7 +387,7 @@ def test_a_checkpoint_of_another_version_is_refused(here, capsys):
     meta["state"]["of_the_future"] = meta["state"].pop("position")
     checkpoint_files.save(run / "checkpoints", step, tensors, meta, keep=1)
     code, err = fails(capsys, "train", "r.toml", "--out", "run", "--resume", "--set", "steps=2")
-    assert (code, "not of this version of trew" in err) == (1, True), err
+    assert (code, "not of this version of trew" in err) == (2, True), err
 
 
 def test_a_report_survives_files_that_are_not_what_they_were(here, capsys):

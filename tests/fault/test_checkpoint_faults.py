@@ -150,7 +150,7 @@ def test_when_all_are_broken_the_run_does_not_start_over(tmp_path):
     assert "000001: manifest.json is missing" in message
     assert "000002: manifest.json is missing" in message
     assert "not silently started over" in message
-    assert caught.value.exit_code == 1
+    assert caught.value.exit_code == 2
 
 
 def test_strangers_are_ignored_by_name_and_left_alone(tmp_path):

@@ -89,7 +89,7 @@ def test_a_run_is_never_silently_started_over(server, recipe, cut, how):
             (cut / "checkpoints" / name / "model.safetensors").unlink()
         else:
             shutil.rmtree(cut / "checkpoints" / name)
-    output = resume(server, recipe, cut, code=1)
+    output = resume(server, recipe, cut, code=2)
     assert "not silently started over" in output
     if how == "all broken":
         assert output.count("model.safetensors is missing") == 2
@@ -197,7 +197,7 @@ def test_what_does_not_fit_is_refused_with_the_differences_even_where_changes_ar
     if not (folder / "other").exists():
         tiny.save(folder / "other")
     before = (cut / "config.toml").read_bytes(), (cut / "metrics.jsonl").read_bytes()
-    output = resume(server, recipe, cut, "--set", *settings, "--allow-changes", code=1)
+    output = resume(server, recipe, cut, "--set", *settings, "--allow-changes", code=2)
     assert "the checkpoint is of another model or optimizer" in output
     assert said in output
     assert before == ((cut / "config.toml").read_bytes(), (cut / "metrics.jsonl").read_bytes())
@@ -207,7 +207,7 @@ def test_another_rank_of_adapters_is_refused_with_the_shapes(server, folder):
     path = crashing.recipe(folder, "lora", steps=1, checkpoint={"every": 1}, eval={"every": 0, "size": 2})
     server.run("train", path, "--out", "rank", cwd=folder)
     more = ("--set", "lora.rank=2", "steps=2")
-    output = resume(server, path, folder / "rank", *more, "--allow-changes", code=1)
+    output = resume(server, path, folder / "rank", *more, "--allow-changes", code=2)
     assert "note: lora.rank: the run was started with 4, now it is 2" in output
     assert "(4, 64) torch.float32 in the checkpoint, (2, 64)" in output
 
@@ -216,7 +216,7 @@ def test_a_checkpoint_of_another_version_is_refused(server, recipe, cut):
     path = cut / "checkpoints" / "000002" / "manifest.json"
     manifest = json.loads(path.read_text())
     path.write_text(json.dumps({**manifest, "format": manifest["format"] + 1}))
-    assert "by a newer trew" in resume(server, recipe, cut, code=1)
+    assert "by a newer trew" in resume(server, recipe, cut, code=2)
 
 
 def test_other_data_are_refused_unless_allowed(server, folder, recipe):
@@ -228,7 +228,7 @@ def test_other_data_are_refused_unless_allowed(server, folder, recipe):
     rows[3]["answer"] = "5"
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
     more = (*given[:-1], "steps=2")
-    output = resume(server, recipe, folder / "data", *more, code=1)
+    output = resume(server, recipe, folder / "data", *more, code=2)
     assert "the data changed since this run began" in output
     output = resume(server, recipe, folder / "data", *more, "--allow-changes")
     assert "the data changed since this run began" in output
@@ -252,7 +252,7 @@ def test_a_finished_run_without_checkpoints_is_not_started_over(server, folder, 
     settings = ("--set", "checkpoint.every=0", "steps=1")
     server.run("train", recipe, "--out", "none", *settings, cwd=folder)
     assert "already complete" in resume(server, recipe, folder / "none", *settings)
-    output = resume(server, recipe, folder / "none", "--set", "checkpoint.every=0", "steps=2", code=1)
+    output = resume(server, recipe, folder / "none", "--set", "checkpoint.every=0", "steps=2", code=2)
     assert "is a finished run without a checkpoint" in output
     assert (folder / "none" / "summary.json").exists()
 

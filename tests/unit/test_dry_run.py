@@ -148,7 +148,7 @@ def test_what_changed_since_a_run_began_is_shown_or_refused_as_the_run_would(her
     assert left.value.code == 0
     capsys.readouterr()
     assert "settings that have changed" not in dry(capsys, "--resume", "--set", "steps=1")
-    out = dry(capsys, "--resume", "--set", "rollout.batch=7")
+    out = dry(capsys, "--resume", "--set", "rollout.batch=7", "steps=2")
     assert "steps: the run was started with 1, now it is 2" in out
     assert "rollout.batch: the run was started with" in out
     other = ("--resume", "--set", "learner.lr=0.5")

@@ -24,10 +24,15 @@ LINES = 40  # of a prompt, before its middle is left out
 REMARK = 44  # column of the remarks behind values
 
 
-def origins(recipe: Path, overrides: Sequence[str] = (), *, out: bool = False) -> dict[str, str]:
-    """Where a recipe's keys got their values, by dotted name; what is not in here stands at its default."""
+def origins(
+    recipe: Path, overrides: Sequence[str] = (), *, out: bool = False, own: Mapping[str, Any] | None = None
+) -> dict[str, str]:
+    """Where a recipe's keys got their values, by dotted name; what is not in here stands at its default. ``own``: the
+    settings of a run that is continued."""
     file = read_table(recipe)
     found = dict.fromkeys(_keys(file), recipe.name)
+    if own is not None:
+        found = {key: "the run's config.toml" for key in _keys(own) if key != "out"} | {"out": recipe.name}
     if file["out"] == f"runs/{recipe.stem}":
         found["out"] = "the recipe's name"
     for text in overrides:
@@ -73,11 +78,13 @@ def show(
     found: Sequence[str] = (),
     resume: bool = False,
     allow_changes: bool = False,
+    edited: Sequence[str] = (),
 ) -> None:
     """Checks as a run does, raising the same ConfigError with every problem, and prints what would be run.
 
     ``given`` is what :func:`origins` says; ``found`` are problems that are known already; ``resume`` and
-    ``allow_changes`` as a run takes them. Writes no file.
+    ``allow_changes`` as a run takes them; ``edited`` is what of the recipe a continued run does not follow. Writes no
+    file.
     """
     from ..data import PromptSampler
     from ..training import planning
@@ -89,9 +96,9 @@ def show(
     changes = check_changes(Path(plan.config.out), plan.config, allow=allow_changes) if resume else []
     display.line("# The recipe, resolved. What has no remark stands at its default.")
     display.line("\n".join(annotated(plan.config, given, own_rewards=not config.rewards)))
-    if changes:
+    if changes or edited:
         _heading(display, "settings that have changed since the run began")
-        for change in changes:
+        for change in (*changes, *edited):
             display.line(change)
     _heading(display, f"objective: {plan.objective.name}")
     display.line(f"{plan.objective.equation()}\n(trew explain {config.objective.preset} says more)")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -36,14 +37,20 @@ def train(
         out: Run folder, over what the recipe says.
         dry_run: Check everything, show the resolved configuration and where it comes from, the objective's equation,
             three prompts as the model reads them, golds with their rewards, memory and time; write and train nothing.
-        resume: Continue from the newest complete checkpoint of the run folder.
+        resume: Continue from the newest complete checkpoint of the run folder, under the settings that the run was
+            started with; --set changes them.
         overwrite: Start over in a run folder that holds a run already.
         allow_changes: With --resume, go on under settings or with data that would make it another run from there on;
             every difference is shown.
     """
+    from ..training.continuing import continued, own_settings
     from ..training.planning import read
 
-    config = read(recipe, set)
+    own, notes = own_settings(recipe, out, set) if resume else None, []
+    if own is not None:
+        config, notes = continued(recipe, own, set, out=out)
+    else:
+        config = read(recipe, set)
     if out is not None:
         config = dataclasses.replace(config, out=str(out))
     if allow_changes and not resume:
@@ -52,19 +59,28 @@ def train(
         from . import dry_run as dry
 
         busy = [*runs.problems(config.out, resume=resume, overwrite=overwrite), *trackers.problems(config.track.to)]
-        given = dry.origins(recipe, set, out=out is not None)
-        dry.show(config, given=given, found=busy, resume=resume, allow_changes=allow_changes)
+        given = dry.origins(recipe, set, out=out is not None, own=own)
+        dry.show(config, given=given, found=busy, resume=resume, allow_changes=allow_changes, edited=notes)
         return 0
-    run(config, resume=resume, overwrite=overwrite, allow_changes=allow_changes)
+    run(config, resume=resume, overwrite=overwrite, allow_changes=allow_changes, notes=notes)
     return 0
 
 
-def run(config: Config, *, resume: bool = False, overwrite: bool = False, allow_changes: bool = False) -> dict:
-    """Trains and says where everything was written."""
+def run(
+    config: Config,
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    allow_changes: bool = False,
+    notes: Sequence[str] = (),
+) -> dict:
+    """Trains and says where everything was written, ``notes`` first."""
     from ..training.loop import train as train_
     from ..utils.console import Display
 
     display = Display()
+    for note in notes:
+        display.line(f"note: {note}")
     summary = train_(config, resume=resume, overwrite=overwrite, allow_changes=allow_changes, display=display)
     folder = Path(config.out)
     display.files(

@@ -14,23 +14,56 @@ import json
 import os
 import re
 import shutil
+from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from ..errors import CheckpointError
+from ..errors import CheckpointError, ResumeError
+from ..utils import shapes
+from ..utils.shapes import Count, ShapeError
 
-FORMAT = 2
+T = TypeVar("T")
+
+FORMAT = 3
 """Version of the layout; a checkpoint with another one is refused."""
 
 ASIDE = ".tmp-"
 """How the names of folders begin that are being written or removed."""
 
 _NAME = re.compile(r"(\d{6,})(?:\.(\d+))?")  # step, and a counter where the same step was saved again
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """A file as the manifest knows it."""
+
+    size: Count
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """manifest.json: what belongs together."""
+
+    format: int
+    step: Count
+    files: dict[str, File]
+
+
+@dataclass(frozen=True, slots=True)
+class StateFile:
+    """state.json: what is no tensor, and how many tensors there are by file, so that no file can be missing."""
+
+    format: int
+    step: Count
+    tensors: dict[str, Count]
+    meta: dict[str, object]
 
 
 def save(
@@ -66,7 +99,7 @@ def save(
             read()
         if beside is not None:
             beside(aside)
-        _complete(aside, step, meta)
+        _complete(aside, step, meta, Counter(_file_of(name) for name in tensors))
         target = _free_name(root, step)
         os.rename(aside, target)
         _sync(root)
@@ -114,7 +147,7 @@ def load_latest(root: Path) -> tuple[Loaded | None, list[str]]:
             continue
         return loaded, messages + broken
     if broken:
-        raise CheckpointError(
+        raise ResumeError(
             "\n".join(broken) + f"\n{root}: no checkpoint is usable, and the run is not silently started over. Put a "
             "backup of one there, or begin anew with --overwrite"
         )
@@ -126,38 +159,68 @@ class _BrokenError(Exception):
 
 
 def load(folder: Path) -> Loaded:
-    """One checkpoint, every file verified against the manifest before it is read."""
-    manifest = _read_json(folder / "manifest.json")
-    files = manifest.get("files")
-    version = manifest.get("format")
-    if not isinstance(files, dict) or not isinstance(version, int):
-        raise _BrokenError("manifest.json does not have the expected fields")
-    if version != FORMAT:
+    """One checkpoint, every file verified against the manifest before it is read, and all parts against each other."""
+    manifest = _read_manifest(folder)
+    for name, expected in manifest.files.items():
+        _verify(folder, name, expected)
+    if "state.json" not in manifest.files:
+        raise _BrokenError("state.json is missing")
+    state = _shaped(StateFile, _read_json(folder / "state.json"), "state.json")
+    for where, step in (("manifest.json", manifest.step), ("state.json", state.step)):
+        if step != _order(folder)[0]:
+            raise _BrokenError(f"{where} is of step {step}")
+    tensors: dict[str, Tensor] = {}
+    files = {name for name in manifest.files if name.endswith(".safetensors")}
+    for name in sorted(files | set(state.tensors)):
+        if name not in files:
+            raise _BrokenError(f"manifest.json does not name {name}, which has {state.tensors[name]} tensors")
+        found = _load_tensors(folder / name)
+        if len(found) != state.tensors.get(name, 0):
+            raise _BrokenError(f"{name} has {len(found)} tensors, {state.tensors.get(name, 0)} by state.json")
+        tensors |= found
+    return state.step, tensors, state.meta
+
+
+def _read_manifest(folder: Path) -> Manifest:
+    table = _read_json(folder / "manifest.json")
+    version = table.get("format")
+    if isinstance(version, int) and not isinstance(version, bool) and version != FORMAT and abs(version) < 1 << 31:
         age, advice = ("a newer", "Update trew") if version > FORMAT else ("an older", "Continue with that version")
-        raise CheckpointError(
+        raise ResumeError(
             f"{folder}: was written in format {version} by {age} trew; this one reads format {FORMAT}. {advice}, or "
             "start a new run with another out"
         )
-    for name, expected in files.items():
-        path = folder / name
-        if Path(name).name != name or path.is_symlink() or not path.is_file():
-            raise _BrokenError(f"{name} is missing")
-        if path.stat().st_size != expected.get("size"):
-            raise _BrokenError(f"{name} has {path.stat().st_size} bytes instead of {expected.get('size')}")
-        if _sha256(path) != expected.get("sha256"):
-            raise _BrokenError(f"{name} is damaged (SHA-256 differs)")
-    if "state.json" not in files:
-        raise _BrokenError("state.json is missing")
-    state = _read_json(folder / "state.json")
-    tensors: dict[str, Tensor] = {}
-    for name in files:
-        if name.endswith(".safetensors"):
-            part = name.removesuffix(".safetensors")
-            try:
-                tensors |= {f"{part}.{key}": tensor for key, tensor in load_file(folder / name).items()}
-            except SafetensorError as error:
-                raise _BrokenError(f"{name} is not a safetensors file: {error}") from None
-    return int(state["step"]), tensors, state["meta"]
+    return _shaped(Manifest, table, "manifest.json")
+
+
+def _shaped(shape: type[T], table: dict[str, Any], name: str) -> T:
+    try:
+        return shapes.read(shape, table, name)
+    except ShapeError as error:
+        raise _BrokenError(f"{error}") from None
+
+
+def _verify(folder: Path, name: str, expected: File) -> None:
+    """Raises where a file is not the one that the manifest means."""
+    path = folder / name
+    if Path(name).name != name or "\0" in name or path.is_symlink() or not path.is_file():
+        raise _BrokenError(f"{name} is missing")
+    if path.stat().st_size != expected.size:
+        raise _BrokenError(f"{name} has {path.stat().st_size} bytes instead of {expected.size}")
+    if _sha256(path) != expected.sha256:
+        raise _BrokenError(f"{name} is damaged (SHA-256 differs)")
+
+
+def _load_tensors(path: Path) -> dict[str, Tensor]:
+    try:
+        return {f"{path.stem}.{key}": tensor for key, tensor in load_file(path).items()}
+    except SafetensorError as error:
+        raise _BrokenError(f"{path.name} is not a safetensors file: {error}") from None
+
+
+def _file_of(name: str) -> str:
+    """The file that a tensor is in, by its name."""
+    return f"{name.partition('.')[0]}.safetensors"
 
 
 def _write_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> None:
@@ -169,10 +232,10 @@ def _write_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> None:
         save_file(members, folder / f"{part}.safetensors", metadata={"format": "pt"})
 
 
-def _complete(folder: Path, step: int, meta: Mapping[str, Any]) -> None:
+def _complete(folder: Path, step: int, meta: Mapping[str, Any], tensors: Mapping[str, int]) -> None:
     """Writes what belongs to the tensors; the manifest last: without it nothing in the folder counts, even where a
     rename is not atomic."""
-    _write_json(folder / "state.json", {"format": FORMAT, "step": step, "meta": dict(meta)})
+    _write_json(folder / "state.json", {"format": FORMAT, "step": step, "tensors": dict(tensors), "meta": dict(meta)})
     files = {}
     for path in sorted(folder.iterdir()):
         _sync(path)
@@ -246,11 +309,8 @@ def _write_json(path: Path, value: Any) -> None:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        return shapes.json_object(path.read_bytes(), path.name)
     except FileNotFoundError:
         raise _BrokenError(f"{path.name} is missing") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ShapeError) as error:
         raise _BrokenError(f"{path.name} cannot be read: {error}") from None
-    if not isinstance(value, dict):
-        raise _BrokenError(f"{path.name} does not hold an object")
-    return value

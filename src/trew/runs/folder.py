@@ -23,7 +23,9 @@ from ..utils.secrets import redact
 from .config_file import redact_config
 from .files import ASIDE, make_private, storage, write_atomic
 from .lock import Lock
+from .record import Ledger, step_files
 from .rollouts import Advantages, Render, plain_prompt, write_rollouts
+from .rows import decode_row, encode_row, scalar
 
 _FOLDERS = ("rollouts", "evals", "checkpoints", "final", "bad_steps")
 _FILES = ("config.toml", "metrics.jsonl", "summary.json", "report.html", "events.log", "failed_reward.json")
@@ -42,6 +44,9 @@ def problems(folder: str | os.PathLike[str], *, resume: bool = False, overwrite:
     if not os.fspath(folder):
         return [*found, "out: got '', accepts the folder that the run writes to, for example 'runs/first'"]
     folder = Path(folder)
+    if folder.is_symlink() and not folder.exists():
+        there = folder.resolve()
+        return [*found, f"out: {folder} is a link to {there}, which does not exist; make it, or choose another folder"]
     if not folder.exists():
         return found + _parent_problems(folder)
     if not folder.is_dir():
@@ -100,6 +105,7 @@ class Run:
         self.folder = folder
         self.resumed = resumed  # the folder held a run that is being continued
         self.messages: tuple[str, ...] = (f"{folder}: {lock.stale}",) if lock.stale else ()
+        self.ledger = Ledger(folder)  # what is in it, for checkpoints
         self._lock = lock
 
     @classmethod
@@ -114,7 +120,7 @@ class Run:
             raise ConfigError(found)
         try:
             folder.parent.mkdir(exist_ok=True)
-            make_private(folder)
+            make_private(folder.resolve())  # a link to a folder is followed: whoever gives it means that folder
             with tempfile.TemporaryFile(dir=folder):  # permissions can lie (root, network); writing does not
                 pass
             lock = Lock(folder / _LOCK)
@@ -192,12 +198,14 @@ class Run:
     ) -> Path:
         """Writes a step's completions to rollouts/NNNNNN.parquet."""
         path = self.folder / "rollouts" / f"{step:06d}.parquet"
+        self.ledger.forget(path)
         write_rollouts(path, groups, step=step, advantages=advantages, render=render)
         return path
 
     def write_eval(self, step: int, groups: Iterable[ScoredGroup], *, render: Render = plain_prompt) -> Path:
         """Writes the completions of an evaluation after ``step`` to evals/NNNNNN.parquet."""
         path = self.folder / "evals" / f"{step:06d}.parquet"
+        self.ledger.forget(path)
         write_rollouts(path, groups, step=step, render=render)
         return path
 
@@ -220,6 +228,7 @@ class Run:
         with storage(folder):
             make_private(folder)
         path = folder / f"{step:06d}.json"
+        self.ledger.forget(path)
         text = json.dumps(redact(_as_text(evidence)), indent=1, allow_nan=False, default=str) + "\n"
         write_atomic(path, lambda f: f.write(text.encode()))
         return path
@@ -231,27 +240,28 @@ class Run:
         with contextlib.suppress(OSError):
             _append(self.folder / "events.log", f"{stamp} {line}\n".encode("utf-8", "replace"))
 
-    def rewind(self, step: int, *, evaluated: bool = True) -> list[str]:
+    def rewind(self, step: int, *, evaluated: bool = True, size: int | None = None) -> list[str]:
         """Takes everything after ``step`` out of the folder, so that a resumed run leaves no trace of what is done
         again: metric rows, a partial last line, rollouts, evaluations, the summary. Returns what was dropped.
 
         ``step`` = -1 empties them. ``evaluated``: whether an evaluation of the weights after ``step`` stays; False
-        where the checkpoint does not know of it, so that it is made again.
+        where the checkpoint does not know of it, so that it is made again. ``size``: the first bytes of metrics.jsonl
+        that the checkpoint knows; nothing behind them stays, whatever its step.
         """
-        messages = self._rewind_metrics(step, evaluated)
+        messages = self._rewind_metrics(step, evaluated, size)
         with storage(self.folder):
-            for kind in ("rollouts", "evals", "bad_steps"):
-                for path in sorted((self.folder / kind).glob("*.json" if kind == "bad_steps" else "*.parquet")):
-                    if path.stem.isdecimal() and int(path.stem) > step - (kind == "evals" and not evaluated):
-                        path.unlink()
-                        messages.append(f"{kind}/{path.name}: dropped, it is from after step {step}")
+            for name, path in list(step_files(self.folder)):
+                if int(path.stem) > step - (name.startswith("evals/") and not evaluated):
+                    self.ledger.forget(path)
+                    path.unlink()
+                    messages.append(f"{name}: dropped, it is from after step {step}")
             if messages or step < 0:
                 (self.folder / "summary.json").unlink(missing_ok=True)
         for message in messages:
             self.event(message)
         return messages
 
-    def _rewind_metrics(self, step: int, evaluated: bool) -> list[str]:
+    def _rewind_metrics(self, step: int, evaluated: bool, size: int | None) -> list[str]:
         path = self.folder / "metrics.jsonl"
         try:
             lines = path.read_bytes().split(b"\n")
@@ -259,15 +269,15 @@ class Run:
             return []
         partial = lines.pop()  # what follows the last newline: empty unless the run was killed while writing
         messages = ["metrics.jsonl: a partial last line was dropped"] if partial else []
-        kept = []
+        kept, at = [], 0
         for number, line in enumerate(lines, 1):
-            row = decode_row(line)
-            if row is None:
-                messages.append(f"metrics.jsonl: line {number} is not a metrics row and was dropped")
-            elif row["step"] > step:
-                messages.append(f"metrics.jsonl: a row of step {row['step']} was dropped, it is from after step {step}")
-            elif row["step"] == step and "eval_accuracy" in row and not evaluated:
-                messages.append(f"metrics.jsonl: the evaluation after step {step} was dropped, it is made again")
+            known = size is not None and at < size
+            at += len(line) + 1
+            why = "" if known else _out_of_place(line, number, step, evaluated)
+            if not why and not known and size is not None:
+                why = f"line {number} was dropped, the checkpoint of step {step} does not know of it"
+            if why:
+                messages.append(f"metrics.jsonl: {why}")
             else:
                 kept.append(line + b"\n")
         if messages:
@@ -285,33 +295,16 @@ class Run:
         self.close()
 
 
-def encode_row(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row as valid JSON that keeps columns numeric: what is not finite becomes null and is named in ``not_finite``.
-
-    >>> encode_row({"step": 3, "loss": float("nan"), "kl": 0.5})
-    {'step': 3, 'loss': None, 'kl': 0.5, 'not_finite': {'loss': 'nan'}}
-    """
-    plain = {str(k): _scalar(v) for k, v in row.items()}
-    special = {k: str(v) for k, v in plain.items() if isinstance(v, float) and not math.isfinite(v)}
-    return {**plain, **dict.fromkeys(special), "not_finite": special} if special else plain
-
-
-def decode_row(line: bytes | str) -> dict[str, Any] | None:
-    """The inverse of ``encode_row`` on a line; None for what is not a row with a step.
-
-    >>> decode_row('{"step": 3, "loss": null, "not_finite": {"loss": "-inf"}}')
-    {'step': 3, 'loss': -inf}
-    """
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(row, dict) or isinstance(row.get("step"), bool) or not isinstance(row.get("step"), int):
-        return None
-    special = row.pop("not_finite", {})
-    if isinstance(special, dict):
-        row.update({k: float(v) for k, v in special.items() if v in ("nan", "inf", "-inf")})
-    return row
+def _out_of_place(line: bytes, number: int, step: int, evaluated: bool) -> str:
+    """Why a row does not belong into a run that continues after ``step``; empty where it does."""
+    row = decode_row(line)
+    if row is None:
+        return f"line {number} is not a metrics row and was dropped"
+    if row["step"] > step:
+        return f"a row of step {row['step']} was dropped, it is from after step {step}"
+    if row["step"] == step and "eval_accuracy" in row and not evaluated:
+        return f"the evaluation after step {step} was dropped, it is made again"
+    return ""
 
 
 def _plain(value: Any) -> Any:
@@ -324,7 +317,7 @@ def _plain(value: Any) -> Any:
         return [_plain(v) for v in value]
     if isinstance(value, os.PathLike):
         return str(value)
-    value = _scalar(value)
+    value = scalar(value)
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -339,14 +332,6 @@ def _as_text(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_as_text(v) for v in value]
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _scalar(value: Any) -> bool | int | float | str | None:
-    if hasattr(value, "item") and getattr(value, "ndim", 0) == 0:
-        value = value.item()  # numpy scalar, or a tensor of one number
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    raise TypeError(f"{type(value).__name__} has no place in a metrics row or summary: {value!r}")
 
 
 def _append(path: Path, data: bytes) -> None:

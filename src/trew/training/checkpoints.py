@@ -10,12 +10,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ..config import Config, dumps
-from ..errors import CheckpointError, ConfigError
+from ..config import Config, choices, dumps, to_table
+from ..diagnostics.health import Health
+from ..errors import CheckpointError, ConfigError, ResumeError
 from ..models import loading
-from ..runs import Run, checkpoint_files, read_config, redact
+from ..runs import Run, checkpoint_files, read_config, redact, redact_config
+from ..runs.record import step_files
 from ..utils.signals import Interrupted
-from .job import Job, State
+from . import remembered
+from .job import Job
 
 MODEL, ADAPTERS = "model.", "adapter_model."
 """How the names of trained tensors begin in a checkpoint: which file they are in."""
@@ -33,6 +36,7 @@ FREE = (
     "eval.every",
     "checkpoint.",
     "track.",
+    "health.",
 )
 """Keys that may differ between a run's beginning and its continuation: they do not change what is learned, or only from
 there on."""
@@ -53,7 +57,9 @@ def save(job: Job, run: Run) -> None:
     meta = {
         "learner": learner, "state": dataclasses.asdict(state), "data": job.plan.fingerprint,
         "remembered": {name: part.state() for name, part in job.remembering.items()},
+        "record": dataclasses.asdict(run.ledger.record()),
     }  # fmt: skip
+    meta = redact(meta, keep=choices())  # a warning that waits may quote a completion
     job.writer.save(
         run.checkpoints, state.step, tensors, meta, keep=job.config.checkpoint.keep + state.bad_steps,
         best=state.best_step if job.config.checkpoint.best else None, beside=beside,
@@ -63,13 +69,13 @@ def save(job: Job, run: Run) -> None:
 @contextlib.contextmanager
 def begin_again(job: Job, run: Run) -> Iterator[None]:
     """What an interrupt ends inside is as if it had never begun: the run is as before, and saved so."""
-    state, remembered = dataclasses.replace(job.state), {name: part.state() for name, part in job.remembering.items()}
+    state, parts = dataclasses.replace(job.state), {name: part.state() for name, part in job.remembering.items()}
     try:
         yield
     except Interrupted:
         job.state = state
         for name, part in job.remembering.items():
-            part.load_state(remembered[name])
+            part.load_state(parts[name])
         if state.step:
             save(job, run)
             job.writer.finish()
@@ -78,7 +84,7 @@ def begin_again(job: Job, run: Run) -> Iterator[None]:
 
 def restore(job: Job, run: Run, *, allow_changes: bool = False) -> None:
     """Continues from the newest complete checkpoint; a run that was stopped before its first one starts at step 1, and
-    says so. Raises CheckpointError where that would lose what was done, or where the checkpoint is of something else;
+    says so. Raises ResumeError where that would lose what was done, or where the checkpoint is of something else;
     ConfigError where it is past the last step."""
     loaded, messages = checkpoint_files.load_latest(run.checkpoints)
     for message in messages:
@@ -89,32 +95,57 @@ def restore(job: Job, run: Run, *, allow_changes: bool = False) -> None:
         run.rewind(-1)
         return
     step, tensors, meta = loaded
-    known, parts = {f.name for f in dataclasses.fields(State)}, job.remembering
-    if (
-        not {"learner", "state", "data", "remembered"} <= set(meta)
-        or set(meta["state"]) != known
-        or set(meta["remembered"]) != set(parts)
-    ):
-        raise CheckpointError(
-            f"{run.checkpoints}: the checkpoint of step {step} is not of this version of trew; continue with the "
-            "version that wrote it, or start a new run with another out"
-        )
+    found = remembered.read(meta, step, run.checkpoints)
     if step > job.config.steps:
         raise ConfigError(f"steps: got {job.config.steps}, but {run.folder} has done {step}; give that many or more")
-    if meta["data"] != job.plan.fingerprint:
-        changed = f"{run.folder}: the data changed since this run began (fingerprint {meta['data']}, now "
-        changed += f"{job.plan.fingerprint})"
+    gone = run.ledger.differences(found.record, step)
+    for change in _other_data(job, run, found.data) + _lost(run, gone, step):
         if not allow_changes:
-            raise CheckpointError(
-                f"{changed}; give the same data, start a new run with another out, or go on with --allow-changes"
-            )
-        job.display.warn(changed)
-    job.learner.load_state({_from_peft(name): tensor for name, tensor in tensors.items()}, meta["learner"])
-    for name, part in parts.items():
+            raise ResumeError(f"{change}, start a new run with another out, or go on with --allow-changes")
+        job.display.warn(change.rpartition(";")[0])
+    # From here on everything fits: what follows changes the run, and then its folder.
+    try:
+        job.learner.load_state({_from_peft(name): tensor for name, tensor in tensors.items()}, meta["learner"])
+    except CheckpointError as error:
+        raise ResumeError(f"{run.checkpoints}: {error}") from None
+    for name, part in job.remembering.items():
         part.load_state(meta["remembered"][name])
-    job.state = State(**meta["state"])
-    run.rewind(step, evaluated=job.state.evaluated == step)
+    job.state = found.state
+    _count_health_again(job, run, step)
+    run.rewind(step, evaluated=job.state.evaluated == step, size=None if gone else found.record.rows.size)
     job.display.line(f"note: continuing after step {step}")
+
+
+def _other_data(job: Job, run: Run, fingerprint: str) -> list[str]:
+    """That the prompts are not those of the checkpoint, and what to do; empty where they are."""
+    if fingerprint == job.plan.fingerprint:
+        return []
+    return [
+        f"{run.folder}: the data changed since this run began (fingerprint {fingerprint}, now {job.plan.fingerprint}); "
+        "give the same data"
+    ]
+
+
+def _lost(run: Run, differences: list[str], step: int) -> list[str]:
+    """That the folder lacks what the checkpoint of ``step`` counts on, and what to do; empty where it does not."""
+    if not differences:
+        return []
+    return [
+        f"{run.folder}: is not what it was at the checkpoint of step {step}, so its report would be wrong: "
+        f"{', '.join(differences).replace(';', ',')}; put a backup of it there"
+    ]
+
+
+def _count_health_again(job: Job, run: Run, step: int) -> None:
+    """Applies the rules anew to the rows so far, where their settings are not those that the run had: what they
+    remember would be of other windows."""
+    if (settings(run.folder) or {}).get("health") == to_table(job.config)["health"]:
+        return
+    fresh = Health(job.health.facts)
+    for row in run.rows():
+        if row["step"] <= step:
+            fresh.observe(row)
+    job.health.load_state(fresh.state())
 
 
 def _for_peft(name: str) -> str:
@@ -140,15 +171,16 @@ def _from_peft(name: str) -> str:
 def _refuse_lost(run: Run) -> None:
     """Raises where a run without a checkpoint is past the point where it must have had one."""
     if run.finished() is not None:
-        raise CheckpointError(
+        raise ResumeError(
             f"{run.folder}: is a finished run without a checkpoint (checkpoint.every = 0), so that it cannot be "
             "continued; train on from its final/ as a new run's model, or begin anew with --overwrite"
         )
-    every = int(flatten(_settings(run.folder) or {}).get("checkpoint.every", 0))
-    done = max((row["step"] for row in run.rows()), default=0)
+    every = int(flatten(settings(run.folder) or {}).get("checkpoint.every", 0))
+    steps = [*(row["step"] for row in run.rows()), *(int(path.stem) for _, path in step_files(run.folder))]
+    done = max(steps, default=0)
     # The first may still have been under way when the second was due.
     if every and done > 2 * every:
-        raise CheckpointError(
+        raise ResumeError(
             f"{run.checkpoints}: holds no checkpoint, but this run has done {done} steps and saved every {every}; it "
             "is not silently started over. Put a backup of one there, or begin anew with --overwrite"
         )
@@ -170,10 +202,10 @@ def check_changes(folder: Path, config: Config, *, allow: bool = False) -> list[
     """Every difference between the settings that the run of a folder has and those that are given, one line each.
 
     Raises ConfigError with those that would make it another run, unless they are allowed."""
-    table = _settings(folder)
+    table = settings(folder)
     if table is None:
         return []
-    before, now = flatten(table), flatten(tomllib.loads(redact(dumps(config))))
+    before, now = flatten(table), flatten(tomllib.loads(redact_config(dumps(config))))
     lines = {
         key: f"{key}: the run was started with {before.get(key)!r}, now it is {now.get(key)!r}"
         for key in sorted({*before, *now})
@@ -191,13 +223,13 @@ def check_changes(folder: Path, config: Config, *, allow: bool = False) -> list[
     return list(lines.values())
 
 
-def _settings(folder: Path) -> dict[str, Any] | None:
+def settings(folder: Path) -> dict[str, Any] | None:
     """The configuration that the run of a folder has, as a table; None where there is none."""
     try:
         text = read_config(folder)
         return None if text is None else tomllib.loads(text)
     except ValueError as error:  # not TOML, or not even UTF-8
-        raise CheckpointError(
+        raise ResumeError(
             f"{folder / 'config.toml'}: cannot be read ({error}), so it is not known whether this run has the same "
             "settings; put a backup of it there, or remove it to go on with the settings given now"
         ) from None

@@ -2,9 +2,10 @@
 
     read(Manifest, json_object(text), "manifest.json")
 
-Known are int, float, str, bool, None, Any (whatever JSON can hold), Literal, unions, list, tuple, dict with texts as
-keys, dataclasses (every field is needed unless it has a default, no other is accepted), and Annotated with an
-:class:`AtLeast`. Numbers must be finite, and whole ones must fit 64 bits: nothing that is read can overflow later.
+Known are int, float, str, bool, None, Any (whatever JSON can hold), object (unchecked), Literal, unions, list, tuple,
+dict with texts as keys, dataclasses (every field is needed unless it has a default, no other is accepted), and
+Annotated with an :class:`AtLeast`. Numbers must be finite, and whole ones must fit 64 bits: nothing that is read can
+overflow later. A numbers.Real may be infinite or NaN.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import numbers
 import types
 import typing
 from collections.abc import Mapping
@@ -37,15 +39,9 @@ Share = Annotated[float, AtLeast(0)]
 
 
 def json_object(text: str | bytes, where: str) -> dict[str, Any]:
-    """JSON whose outermost value is an object; NaN and Infinity, which are not JSON, are refused."""
-
-    def refuse(constant: str) -> Any:
-        raise ShapeError(f"{where}: holds {constant}, which is not JSON")
-
+    """JSON whose outermost value is an object."""
     try:
-        value = json.loads(text, parse_constant=refuse)
-    except ShapeError:
-        raise
+        value = json.loads(text)
     except (ValueError, RecursionError) as error:  # a number of thousands of digits is a ValueError too
         why = "it is nested too deeply" if isinstance(error, RecursionError) else error
         raise ShapeError(f"{where}: is not valid JSON: {why}") from None
@@ -138,8 +134,14 @@ _NAMES: dict[Any, str] = {
 
 
 def _scalar(shape: Any, value: Any, where: str) -> Any:
+    if shape is object:
+        return value
     if shape is Any:
         return _plain(value, where)
+    if shape is numbers.Real:
+        if isinstance(value, float) and not math.isfinite(value):
+            return value
+        return _scalar(float, value, where)
     fits = isinstance(value, (int, float) if shape is float else shape)
     if not fits or (isinstance(value, bool) and shape is not bool) or not _bounded(value):
         raise ShapeError(f"{where}: {_got(value)}, accepts {_NAMES[shape]}")

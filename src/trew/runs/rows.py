@@ -1,0 +1,46 @@
+"""Rows of metrics.jsonl: valid JSON that keeps columns numeric."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+
+def encode_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row as valid JSON that keeps columns numeric: what is not finite becomes null and is named in ``not_finite``.
+
+    >>> encode_row({"step": 3, "loss": float("nan"), "kl": 0.5})
+    {'step': 3, 'loss': None, 'kl': 0.5, 'not_finite': {'loss': 'nan'}}
+    """
+    plain = {str(k): scalar(v) for k, v in row.items()}
+    special = {k: str(v) for k, v in plain.items() if isinstance(v, float) and not math.isfinite(v)}
+    return {**plain, **dict.fromkeys(special), "not_finite": special} if special else plain
+
+
+def decode_row(line: bytes | str) -> dict[str, Any] | None:
+    """The inverse of ``encode_row`` on a line; None for what is not a row with a step.
+
+    >>> decode_row('{"step": 3, "loss": null, "not_finite": {"loss": "-inf"}}')
+    {'step': 3, 'loss': -inf}
+    """
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(row, dict) or isinstance(row.get("step"), bool) or not isinstance(row.get("step"), int):
+        return None
+    special = row.pop("not_finite", {})
+    if isinstance(special, dict):
+        row.update({k: float(v) for k, v in special.items() if v in ("nan", "inf", "-inf")})
+    return row
+
+
+def scalar(value: Any) -> bool | int | float | str | None:
+    """A number of any library as a plain one; raises TypeError for what has no place in a row."""
+    if hasattr(value, "item") and getattr(value, "ndim", 0) == 0:
+        value = value.item()  # numpy scalar, or a tensor of one number
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    raise TypeError(f"{type(value).__name__} has no place in a metrics row or summary: {value!r}")

@@ -1,0 +1,70 @@
+"""Which settings a run goes on with: its own, and over them what the command line gives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..config import Config, apply_overrides, parse, read_table
+from ..errors import ConfigError
+from ..runs.folder import has_run
+from ..utils.secrets import MASK
+from .checkpoints import flatten, settings
+
+
+def own_settings(recipe: Path, out: Path | None, overrides: Sequence[str] = ()) -> dict[str, Any] | None:
+    """The settings of the run that ``--resume`` would continue, as a table; None where there is no run yet."""
+    given = str(out) if out is not None else read_table(recipe, overrides)["out"]
+    return settings(Path(given)) if isinstance(given, str) and given and has_run(Path(given)) else None
+
+
+def continued(
+    recipe: Path, own: Mapping[str, Any], overrides: Sequence[str], *, out: Path | None
+) -> tuple[Config, list[str]]:
+    """The configuration that a run with the settings ``own`` goes on with, and a line for each key in which the recipe
+    says something else now: an edit there does not change a run that has begun, and must not pass for one that does.
+
+    Secrets are masked in a run's config.toml; what is masked there is taken from the recipe."""
+    given = read_table(recipe, overrides)
+    table = _unmasked(own, given)
+    apply_overrides(table, overrides)
+    table["out"] = str(out) if out is not None else given["out"]
+    asked = flatten(given)
+    if masked := [k for k, v in flatten(table).items() if isinstance(v, str) and MASK in v and asked.get(k) != v]:
+        raise ConfigError([f"{key}: is masked in the run's config.toml; give it again with --set" for key in masked])
+    return parse(table, base=recipe.parent), list(_edited(recipe, own, overrides))
+
+
+def _unmasked(own: Any, given: Any) -> Any:
+    """``own`` with the values that hold a mask taken from ``given``, where that has them."""
+    if isinstance(own, Mapping):
+        return {k: _unmasked(v, given.get(k) if isinstance(given, Mapping) else None) for k, v in own.items()}
+    if isinstance(own, list):
+        return [
+            _unmasked(v, given[i] if isinstance(given, list) and i < len(given) else None) for i, v in enumerate(own)
+        ]
+    return given if isinstance(own, str) and MASK in own and given is not None else own
+
+
+def _edited(recipe: Path, own: Mapping[str, Any], overrides: Sequence[str]) -> Iterator[str]:
+    """A line for each key of the recipe that differs from the run's own settings and is not given anew."""
+    before, over = flatten(dict(own)), [text.partition("=")[0].strip() for text in overrides]
+    for key, value in flatten(read_table(recipe)).items():
+        mine = before.get(key)
+        again = any(f"{key}.".startswith(f"{name}.") for name in over)
+        masked = isinstance(mine, str) and MASK in mine
+        if key == "out" or again or masked or value in (mine, {}) or _same_file(key, value, mine, recipe.parent):
+            continue
+        yield (
+            f"{key}: the recipe says {value!r} now, and the run goes on with {mine!r}, as it was started; "
+            f"--set {key}=... would change it"
+        )
+
+
+def _same_file(key: str, value: Any, mine: Any, base: Path) -> bool:
+    """Whether a reward's file is named by a recipe as it is known to the run: relative paths are made absolute."""
+    if not (key.startswith("rewards.") and isinstance(value, str) and isinstance(mine, str)):
+        return False
+    file, _, function = value.rpartition(":")
+    return any(f"{place.resolve()}:{function}" == mine for place in (base / file, Path(file)))
