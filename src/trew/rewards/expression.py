@@ -75,11 +75,7 @@ def evaluate(tokens: list[str]) -> Fraction:
             else:
                 raise ExpressionError(f"a number is missing before {token!r}")
         elif token == ")":
-            while pending and pending[-1] != "(":
-                _apply(pending.pop(), values)
-            if not pending:
-                raise ExpressionError("')' without '('")
-            pending.pop()
+            _close_bracket(pending, values)
         elif token in _PRECEDENCE:
             while pending and _PRECEDENCE.get(pending[-1], 0) >= _PRECEDENCE[token]:
                 _apply(pending.pop(), values)
@@ -95,6 +91,15 @@ def evaluate(tokens: list[str]) -> Fraction:
             raise ExpressionError("'(' without ')'")
         _apply(operator, values)
     return values[0]
+
+
+def _close_bracket(pending: list[str], values: list[Fraction]) -> None:
+    """Applies what waits since the last opening bracket, and takes that bracket away."""
+    while pending and pending[-1] != "(":
+        _apply(pending.pop(), values)
+    if not pending:
+        raise ExpressionError("')' without '('")
+    pending.pop()
 
 
 def _apply(operator: str, values: list[Fraction]) -> None:

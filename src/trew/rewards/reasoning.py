@@ -202,6 +202,11 @@ def _here(completion: str, gold: Any, *, puzzle: Any = None, thinking: bool = Fa
         return right_or_wrong(False, extracted=answer, detail=f"the answer is longer than {LONGEST} characters")
     if not gold.strip():  # the right answer is nothing, perhaps in quotes: "there is no real solution"
         return right_or_wrong(not answer.strip("\"' "), extracted=answer)
+    return _by_task(answer, gold, about)
+
+
+def _by_task(answer: str, gold: str, about: Puzzle) -> Verdict | _Open:
+    """The verdict about an answer that is there, by what its task takes for right."""
     if about.task in ROUNDED:
         return right_or_wrong(_close(answer, gold), extracted=answer)
     if about.task in COMPLEX:

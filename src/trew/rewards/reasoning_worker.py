@@ -181,6 +181,22 @@ def equal(answer: ast.expr, gold: ast.expr, *, up_to_constant: bool) -> bool:
     return all(abs(d - base) <= size * mpmath.mpf(10) ** -CLOSE for d in differences)
 
 
+def _operated(operator: ast.operator, left: Any, right: Any) -> Any:
+    import mpmath
+
+    if isinstance(operator, ast.Add):
+        return left + right
+    if isinstance(operator, ast.Sub):
+        return left - right
+    if isinstance(operator, ast.Mult):
+        return left * right
+    if isinstance(operator, ast.Div):
+        return left / right
+    if isinstance(operator, ast.Pow):
+        return mpmath.power(left, right)
+    raise ValueError("unknown operator")
+
+
 def value(tree: ast.expr, at: dict[str, Any]) -> Any:
     """The tree's value in ``mpmath``'s numbers; ``Abs`` is known in a logarithm alone, where it changes a constant."""
     import mpmath
@@ -197,18 +213,7 @@ def value(tree: ast.expr, at: dict[str, Any]) -> Any:
         inner = go(tree.operand)
         return -inner if isinstance(tree.op, ast.USub) else inner
     if isinstance(tree, ast.BinOp):
-        left, right = go(tree.left), go(tree.right)
-        if isinstance(tree.op, ast.Add):
-            return left + right
-        if isinstance(tree.op, ast.Sub):
-            return left - right
-        if isinstance(tree.op, ast.Mult):
-            return left * right
-        if isinstance(tree.op, ast.Div):
-            return left / right
-        if isinstance(tree.op, ast.Pow):
-            return mpmath.power(left, right)
-        raise ValueError("unknown operator")
+        return _operated(tree.op, go(tree.left), go(tree.right))
     if isinstance(tree, ast.Call) and isinstance(tree.func, ast.Name) and len(tree.args) == 1 and not tree.keywords:
         name = NAMES.get(tree.func.id, tree.func.id)
         argument = tree.args[0]
