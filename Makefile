@@ -8,7 +8,7 @@ PEER_trl := trl==1.16.0
 PEER_trl-previous := trl==1.15.0
 PEER_verl := verl==0.9.1 TransferQueue==0.1.11
 
-.PHONY: audit demo docs mutation performance test test-slow test-peers test-trl-previous check format clean fetch
+.PHONY: audit demo docs mutation performance quick test test-nightly test-sandbox test-without-backends test-slow test-peers test-trl-previous check format clean fetch
 
 demo: $(VENV)/.installed fetch
 	$(BIN)/trew demo --seed $(SEED) --out $(OUT) --overwrite
@@ -20,8 +20,30 @@ docs: $(VENV)/.installed
 fetch: $(VENV)/.installed
 	$(BIN)/python -m trew.models.loading
 
+# What every tier leaves out: real models (make test-slow) and graphics cards.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+USUAL := -n 2 -m "not slow and not gpu"
+
+quick: $(VENV)/.installed-dev
+	TREW_TESTS=quick $(PYTEST) $(USUAL) tests/contract/test_objective_contract.py tests/golden \
+	  tests/integration/test_cli_train.py::test_a_run_leaves_everything_that_its_folder_promises
+
 test: $(VENV)/.installed-dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not slow and not gpu"
+	$(PYTEST) $(USUAL)
+
+test-nightly: $(VENV)/.installed-dev
+	TREW_TESTS=nightly $(PYTEST) $(USUAL)
+
+# Every boundary that this machine has, as every user that can be had; those that it has not are skipped by name.
+test-sandbox: $(VENV)/.installed-dev
+	TREW_BOUNDARIES=all $(PYTEST) -rs tests/fault/test_sandbox_attacks.py tests/fault/test_sandbox_pool.py \
+	  tests/unit/test_rewards_code.py
+
+# The plain paths alone: a copy without src/trew/backends, and every test that is not about them.
+test-without-backends: $(VENV)/.installed-dev
+	rm -rf build/without-backends && mkdir -p build/without-backends
+	git ls-files -z | grep -zv '^src/trew/backends/\|^tests/backends/' | xargs -0 cp --parents -t build/without-backends
+	cd build/without-backends && PYTHONPATH=src OMP_NUM_THREADS=1 $(CURDIR)/$(BIN)/python -m pytest $(USUAL)
 
 test-slow: $(VENV)/.installed-dev fetch
 	$(BIN)/python -m pytest -m slow

@@ -1,11 +1,34 @@
-"""Shapes written in the mathematics' annotations are checked in every test."""
+"""Shapes written in the mathematics' annotations are checked in every test; tiers leave tests out (``tiers.py``)."""
 
 from __future__ import annotations
 
 import os
 
+import pytest
 from jaxtyping import install_import_hook
+
+import tiers
 
 os.environ.pop("HF_HUB_OFFLINE", None)  # tests of what is said offline set it themselves
 
 install_import_hook(("trew.objective", "trew.learner"), "beartype.beartype")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves out what the tier leaves out, and draws as many examples as it says."""
+    if tiers.tier() == "nightly":
+        return
+    left = [item for item in items if item.get_closest_marker("nightly")]
+    if left:
+        items[:] = [item for item in items if not item.get_closest_marker("nightly")]
+        config.hook.pytest_deselected(items=left)
+    try:  # the environments of TRL and verl do without it
+        from hypothesis import is_hypothesis_test, settings
+    except ImportError:
+        return
+    drawn = {id(item.obj): item.obj for item in items if isinstance(item, pytest.Function)}
+    for test in drawn.values():
+        if is_hypothesis_test(test):
+            test = getattr(test, "__func__", test)
+            own = getattr(test, "_hypothesis_internal_use_settings", None) or settings()
+            test._hypothesis_internal_use_settings = settings(own, max_examples=tiers.examples(own.max_examples))

@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+import tiers
 import tiny
 import trew
 from trew.config import Config, parse
@@ -112,7 +113,15 @@ def check(configured, name: str, objective: dict[str, Any]) -> list[dict]:
     return rows
 
 
-@pytest.mark.parametrize("name", trew.presets())
+PRESETS_ALWAYS = (
+    "grpo", "dr-grpo", "dapo", "gspo", "remax", "reinforce-pp", "kl-cov", "gdpo", "pass-at-k", "trw-entropy", "rloo",
+    *REFUSED,
+)  # fmt: skip
+"""One of each way that a preset meets the loop; the others train in the nightly tests."""
+OPTIONS_ALWAYS = ("kl in the reward", "tis and opsm", "adaptive bonus")
+
+
+@pytest.mark.parametrize("name", tiers.some(trew.presets(), PRESETS_ALWAYS))
 def test_every_preset_trains_the_same_however_it_is_cut_or_is_refused(configured, name):
     if name in REFUSED:
         with pytest.raises(ConfigError, match=f"objective.preset: got '{name}', {REFUSED[name]}.*choose another"):
@@ -123,7 +132,7 @@ def test_every_preset_trains_the_same_however_it_is_cut_or_is_refused(configured
     assert {"kl_old", "kl_rollout", "ratio_q50", "silent_share"} <= rows[0].keys()
 
 
-@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("name", tiers.some(OPTIONS, OPTIONS_ALWAYS))
 def test_every_option_trains_the_same_however_the_step_is_cut(configured, name):
     rows = check(configured, name, OPTIONS[name])
     correction = "correction" in OPTIONS[name]
@@ -164,7 +173,7 @@ RESUMED = {
 }
 
 
-@pytest.mark.parametrize("name", RESUMED)
+@pytest.mark.parametrize("name", tiers.some(RESUMED, ("remax", "adaptive")))
 def test_a_killed_and_resumed_run_equals_one_that_was_not_to_the_last_bit(configured, monkeypatch, name):
     settings = {"steps": 4, "checkpoint": {"every": 1}}
     whole, rows = train(configured(f"{name}-whole", RESUMED[name], **settings))

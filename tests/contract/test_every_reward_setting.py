@@ -13,6 +13,7 @@ import pytest
 import torch
 from rich.console import Console
 
+import tiers
 from scorer_help import group, save_scorer
 from settings_help import Case, Runs, Seen, collect, furnish, holds, keys, same_result, says, watch_work
 from trew.config import RewardConfig
@@ -135,7 +136,14 @@ def test_every_key_has_a_case_and_nothing_else_has():
     assert sorted(REWARD_CASES) == sorted(keys(RewardTraining))
 
 
-@pytest.mark.parametrize("key", REWARD_CASES)
+ALWAYS = (
+    "model", "tokenizer", "device", "seed", "steps", "data.pairs", "data.runs", "data.reward", "data.max_tokens",
+    "data.held_out", "learner.lr", "learner.batch", "learner.centre", "learner.dtype", "checkpoint.keep", "out",
+)  # fmt: skip
+"""The other keys are those of ``trew train`` under the same names, and run in the nightly tests."""
+
+
+@pytest.mark.parametrize("key", tiers.some(REWARD_CASES, ALWAYS))
 def test_a_key_of_train_reward_does_something(key, runs):
     case = REWARD_CASES[key]
     before, after = runs(case.given), runs({**case.given, key: case.to})

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+import tiers
 from settings_help import BASE, OUTSIDE, Case, Runs, differ, furnish, holds, keys, last, same_result, says, tracker, way
 from trew.config import Config, RewardConfig
 from trew.diagnostics import health
@@ -154,7 +155,16 @@ def test_every_key_has_a_case_and_nothing_else_has():
         assert key.rpartition(".")[2] in (Path(__file__).parents[2] / file).read_text(), key
 
 
-@pytest.mark.parametrize("key", CASES)
+DEAR = {
+    "track.regrade_every", "checkpoint.keep", "lora.rank", "learner.optimizer", "eval.every", "checkpoint.best",
+    "learner.reference_mix", "rewards.gate", "rewards.calls", "rewards.verify_with", "lora.alpha",
+    "rewards.on_failure", "eval.samples", "eval.size", "lora.targets", "data.task", "rollout.refills",
+    "checkpoint.every", "rewards", "learner.share_prompts", "learner.compile",
+}  # fmt: skip
+"""Cases that take the longest, which run in the nightly tests. Each key is also tested where it is read."""
+
+
+@pytest.mark.parametrize("key", tiers.some(CASES, CASES.keys() - DEAR))
 def test_a_key_does_something(key, runs):
     case = CASES[key]
     name = {"objective.args": "objective.eps_high"}.get(key, "rewards" if key.startswith("rewards.") else key)

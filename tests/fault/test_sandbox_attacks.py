@@ -11,31 +11,19 @@ from pathlib import Path
 
 import pytest
 
+import boundaries
 from fault.sandbox_attacks import CONTAINED, STOPPED
 from sandbox_help import supervisors
 from trew.rewards.sandbox import Job, Limits, Outcome, pool
-from trew.rewards.sandbox.choose import self_test
 from trew.rewards.sandbox.host import tree
-from trew.rewards.sandbox.host.boxes import Design, designs
+from trew.rewards.sandbox.host.boxes import Design
 
 LIMITS = Limits(seconds=0.6, memory=160 << 20, processes=24, output=1 << 20)
 
 
-def usable() -> list[Design]:
-    """The best design of each kind that this machine has."""
-    found: dict[str, Design] = {}
-    for design in designs():
-        if design.kind not in found and not self_test(design):
-            found[design.kind] = design
-    return list(found.values())
-
-
-@pytest.fixture(scope="module")
-def boxes() -> list[Design]:
-    found = usable()
-    if not found:
-        pytest.skip("neither bubblewrap nor landlock works on this machine")
-    return found
+@pytest.fixture(scope="module", params=boundaries.asked())
+def boxes(request) -> list[Design]:
+    return boundaries.usable(request.param)
 
 
 @pytest.fixture(scope="module")

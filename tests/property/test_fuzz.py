@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import fuzzing
+import tiers
 from fuzzing import TARGETS, Target
 from trew.errors import DataError
 
@@ -20,7 +21,13 @@ def test_any_input_is_accepted_or_refused(target, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
 
-    @settings(max_examples=60, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    @settings(
+        max_examples=tiers.examples(60),
+        deadline=None,
+        database=None,
+        derandomize=True,
+        suppress_health_check=list(HealthCheck),
+    )
     @given(target.inputs)
     def tried(made: Any) -> None:
         fuzzing.attempt(target, made)
