@@ -14,6 +14,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 from bad_files import FILES, lines, verl
 from safetensors.torch import load_file, save_file
 
@@ -45,6 +46,9 @@ def _models(folder: Path) -> None:
     tiny.save(folder / "m_nochat", chat=False)
     tiny.save(folder / "m_noend", chat=False, eos=False)
     tiny.save(folder / "m_begin", bos=True)
+    large = tiny.tokenizer()
+    large.add_tokens([f"<{i}>" for i in range(261)])
+    large.save_pretrained(folder / "m_large")
 
     def broken(name: str, **config: object) -> Path:
         copy = folder / name
@@ -70,16 +74,26 @@ def _models(folder: Path) -> None:
     (broken("m_pointer") / "model.safetensors").write_bytes(b"version https://git-lfs.github.com/spec/v1\n")
     sharded = broken("m_shards")
     (sharded / "model.safetensors").rename(sharded / "one.safetensors")
-    index = {"weight_map": {"a": "one.safetensors", "b": "two.safetensors"}}
+    index = {"metadata": {}, "weight_map": {"a": "one.safetensors", "b": "two.safetensors"}}
     (sharded / "model.safetensors.index.json").write_text(json.dumps(index))
     pickled = broken("m_pickle")
     (pickled / "model.safetensors").rename(pickled / "pytorch_model.bin")
     adapter = broken("m_adapter")
     (adapter / "config.json").rename(adapter / "adapter_config.json")
-    path = broken("m_nan") / "model.safetensors"
-    tensors = load_file(path)
-    tensors["model.norm.weight"][:] = float("nan")
-    save_file(tensors, path, metadata={"format": "pt"})
+    broken("m_shallow", num_hidden_layers=1)
+    broken("m_deep", num_hidden_layers=10**6)
+    (broken("m_settings") / "generation_config.json").write_text("{")
+    (broken("m_end") / "generation_config.json").write_text('{"eos_token_id": 260}')
+    for name, change in {
+        "m_nan": lambda tensors: tensors["model.norm.weight"].fill_(float("nan")),
+        "m_inf": lambda tensors: tensors["model.embed_tokens.weight"][258].fill_(float("inf")),
+        "m_whole": lambda tensors: tensors.update({k: t.int() for k, t in tensors.items()}),
+        "m_unread": lambda tensors: tensors.update({"model.layers.0.self_attn.q_norm.weight": torch.ones(8)}),
+    }.items():
+        path = broken(name) / "model.safetensors"
+        tensors = load_file(path)
+        change(tensors)
+        save_file(tensors, path, metadata={"format": "pt"})
 
 
 @pytest.fixture
@@ -229,7 +243,8 @@ REFUSED: dict[str, str] = {
     f"{TRAIN} model=m_type": "did you mean 'llama'?",
     f"{TRAIN} model=m_bert": "not a causal language model",
     f"{TRAIN} model=m_code": "which trew never runs",
-    f"{TRAIN} model=m_vocab": "the tokenizer has 260 tokens, the model 100",
+    f"{TRAIN} model=m_vocab": "have the wrong shape for 2 of the weights",
+    f"{TRAIN} tokenizer=m_large": "the tokenizer has 521 tokens, the model 260",
     f"{TRAIN} model=m_word": "expected int, got str",
     f"{TRAIN} model=m_cut": "the download is not complete",
     f"{TRAIN} model=m_weightless": "has no weights",
@@ -237,6 +252,28 @@ REFUSED: dict[str, str] = {
     f"{TRAIN} model=m_shards": "lacks 1 of 2 weight files (two.safetensors)",
     f"{TRAIN} model=m_pickle": "convert it once with save_pretrained",
     f"{TRAIN} model=m_adapter": "holds an adapter without its base model",
+    f"{TRAIN} model=m_shape": "have the wrong shape for 21 of the weights that config.json asks for",
+    f"{TRAIN} model=m_layers": "lack 9 of the weights that config.json asks for",
+    f"{TRAIN} model=m_shallow": "(config.json has 1 layers, the files have 2)",
+    f"{TRAIN} model=m_deep": "config.json has num_hidden_layers = 1000000, accepts at most 10,000",
+    f"{TRAIN} model=m_unread": "hold 1 tensors that a model of this config.json does not read",
+    f"{TRAIN} model=m_nan": "weights hold inf or nan, among them model.norm.weight",
+    f"{TRAIN} model=m_inf": "weights hold inf or nan, among them model.embed_tokens.weight, row 258",
+    f"{TRAIN} model=m_whole": "weights are stored as I32",
+    f"{TRAIN} model=m_settings": "generation_config.json is not valid JSON",
+    f"{TRAIN} model=m_end": "generation_config.json has eos_token_id 260",
+    **{
+        f"{command} --set model={model}" if command.startswith("plan") else f"{command.format(model)}": says
+        for command in ("plan r.toml", "eval {} --task arithmetic")
+        for model, says in {
+            "m_shallow": "(config.json has 1 layers, the files have 2)",
+            "m_unread": "does not read",
+            "m_inf": "row 258",
+            "m_whole": "stored as I32",
+            "m_settings": "is not valid JSON",
+            "m_end": "eos_token_id 260",
+        }.items()
+    },
     # run folders
     "train r.toml --out r.toml": "is a file, not a folder",
     "train r.toml --out r.toml/x": "is a file, not a folder",
@@ -320,9 +357,6 @@ def test_wrong_input_is_refused_and_nothing_is_written(line, here, capsys):
 
 # What only shows once the model or the reward runs: (setting, exit code, message)
 LATE = [
-    ("model=m_shape", 2, "has the wrong shape for 21 of the model's weights"),
-    ("model=m_layers", 2, "lacks 9 of the model's weights"),
-    ("model=m_nan", 1, "the weights are broken"),
     ("rewards=[{name='reward.py:raises'}]", 1, r"raised ValueError: red \x1b[31m and \u202e; for prompt 'arithmetic:"),
     ("rewards=[{name='reward.py:short'}]", 1, "returned 1 values for 4 completions"),
     ("rewards=[{name='reward.py:text'}]", 1, "returned str ('1.0')"),
@@ -401,7 +435,7 @@ def test_a_report_survives_files_that_are_not_what_they_were(here, capsys):
     for file in (run / "rollouts").iterdir():
         file.write_bytes(b"zzz")
     assert fails(capsys, "report", "run") == (0, "")
-    assert "1 lines are incomplete or no metrics rows" in (run / "report.html").read_text()
+    assert "2 lines are incomplete or no metrics rows" in (run / "report.html").read_text()
 
 
 def test_rewards_without_any_verdict_train_nothing_and_say_so(here, capsys):

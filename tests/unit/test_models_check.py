@@ -41,13 +41,14 @@ def test_good_models_have_no_problems(kind, tmp_path):
     assert loading.check(str(tiny.save(tmp_path / kind, kind))) == []
 
 
-def test_checking_does_not_read_the_weights(folder, monkeypatch):
-    import safetensors
+def test_checking_keeps_no_weights(folder, monkeypatch):
     import transformers
 
-    monkeypatch.setattr(safetensors, "safe_open", None)
-    monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", None)
+    auto, made = transformers.AutoModelForCausalLM, []
+    real = auto.from_pretrained
+    monkeypatch.setattr(auto, "from_pretrained", lambda *a, **k: made.append(real(*a, **k)) or made[-1])
     assert loading.check(str(folder)) == []
+    assert [{p.device.type for p in model.parameters()} for model, _ in made] == [{"meta"}]
 
 
 def test_missing_folder_names_the_nearest(folder):
@@ -107,10 +108,10 @@ def test_shards(folder):
     single.rename(folder / "model-00001-of-00002.safetensors")
     weight_map = {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}
     index = folder / "model.safetensors.index.json"
-    index.write_text(json.dumps({"weight_map": weight_map}))
+    index.write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
     problem = only(loading.check(str(folder)))
     assert "lacks 1 of 2 weight files (model-00002-of-00002.safetensors)" in problem
-    index.write_text(json.dumps({"weight_map": {"a": "model-00001-of-00002.safetensors"}}))
+    index.write_text(json.dumps({"metadata": {}, "weight_map": {"a": "model-00001-of-00002.safetensors"}}))
     assert loading.check(str(folder)) == []
     index.write_text("{")
     assert "not a valid index" in only(loading.check(str(folder)))

@@ -158,7 +158,8 @@ def prepare(config: Config, *, files: tuple[Path | None, ...] = (), bar: Bar | N
 
     c = config
     device = problems.attempt(lambda: loading.resolve_device(c.device))
-    bad_model = loading.check(c.model, tokenizer=c.tokenizer, chat_template=c.chat_template)
+    of_model: list[str] = []
+    bad_model = loading.check(c.model, tokenizer=c.tokenizer, chat_template=c.chat_template, notes=of_model)
     problems += bad_model
     data = problems.attempt(lambda: load_eval(c.data, size=c.eval.size, seed=c.seed))
     specs = c.rewards or (data[1] if data else ())
@@ -181,7 +182,7 @@ def prepare(config: Config, *, files: tuple[Path | None, ...] = (), bar: Bar | N
     fitted = None if problems else problems.attempt(lambda: _fit(c, prompts, renderer))
     if problems or fitted is None:
         raise ConfigError(problems)
-    prompts, notes = fitted[0], [*notes, *rewards.code, *fitted[1]]
+    prompts, notes = fitted[0], [*of_model, *notes, *rewards.code, *fitted[1]]
     correct = correct_by(c.eval.correct_reward or rewards.names[0], at=c.eval.correct_at)
     return Ready(c, prompts, rewards, renderer, device, correct, tuple(notes))
 

@@ -11,8 +11,10 @@ from typing import Any
 
 from ..errors import nearest
 from .default import DEFAULT_MODEL
+from .integrity import Stored, tensors_of
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
+_TOKENIZER_SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 ADAPTER_BESIDE = (
     "an adapter beside the model (adapter_config.json), which would be added to it unasked; merge the two and save the "
     "whole model, or take the adapter away"
@@ -119,7 +121,70 @@ def model_problems(folder: Path, name: str, *, weights: bool, kind: Kind | None 
     if not isinstance(config, dict):
         return [f"model: {path} is not a JSON object"]
     found = _unknown_architecture(config, name) or (kind or causal_problems)(config, name)
+    if config.get("quantization_config"):
+        found.append(
+            f"model: {name} is stored quantised (quantization_config in config.json), so that its weights cannot be "
+            "trained; use the model as it was before, with lora.base = 'nf4' to keep it in 4 bits"
+        )
+    found += _size_problems(config, name)
+    found += _table_problems("model", folder / "generation_config.json") + _end_problems(folder, config, name)
     return found + (_weight_problems(folder, name) if weights else [])
+
+
+_COUNTS = re.compile(r"(layers?|heads|experts|blocks)$")
+MOST_PARTS = 10_000
+"""Layers, heads or experts of a model: each costs time and memory when a model is built, before its weights count."""
+
+
+def _size_problems(config: dict[str, Any], name: str) -> list[str]:
+    """Counts in a configuration that no model has: building one would take minutes, or all memory."""
+    inner = config.get("text_config")
+    table = config | (inner if isinstance(inner, dict) else {})
+    return [
+        f"model: {name}: config.json has {key} = {value}, accepts at most {MOST_PARTS:,}; fetch it again"
+        for key, value in table.items()
+        if isinstance(value, int) and _COUNTS.search(key) and value > MOST_PARTS
+    ]
+
+
+def _table_problems(role: str, *files: Path) -> list[str]:
+    """Files of settings that are no JSON objects: transformers goes on without some of them, and end tokens and
+    templates are lost. A file need not be there."""
+    found = []
+    for path in files:
+        if not os.path.lexists(path):
+            continue
+        why = "is not a JSON object"
+        try:
+            sound = path.is_file() and isinstance(json.loads(path.read_bytes()), dict)
+        except (ValueError, RecursionError) as error:
+            sound, why = False, f"is not valid JSON ({error})"
+        if not sound:
+            found.append(f"{role}: {path} {why}: what it says, such as end tokens, would be lost; fetch it again")
+    return found
+
+
+def _end_problems(folder: Path, config: dict[str, Any], name: str) -> list[str]:
+    """End tokens that are no tokens: completions would never end with them."""
+    inner = config.get("text_config")
+    rows = (inner if isinstance(inner, dict) else config).get("vocab_size")
+    if not isinstance(rows, int):
+        return []
+    found = []
+    for file in ("generation_config.json", "config.json"):
+        try:
+            table = json.loads((folder / file).read_bytes())
+            ends = table.get("eos_token_id")
+        except (OSError, ValueError, AttributeError, RecursionError):
+            continue  # not there, or told by others
+        listed = ends if isinstance(ends, list) else [] if ends is None else [ends]
+        odd = [end for end in listed if type(end) is not int or not 0 <= end < rows]
+        if odd:
+            found.append(
+                f"model: {name}: {file} has eos_token_id {ends!r}, of which {odd[0]!r} is no token of the model's "
+                f"{rows}; accepts whole numbers from 0 to {rows - 1}: correct the file, or fetch it again"
+            )
+    return found
 
 
 def _unknown_architecture(config: dict[str, Any], name: str) -> list[str]:
@@ -194,43 +259,55 @@ Kind = Callable[[dict[str, Any], str], list[str]]
 """What keeps a configuration from being that of a kind of model: :func:`causal_problems` and the like."""
 
 
-def _weight_problems(folder: Path, name: str) -> list[str]:
+def weight_files(folder: Path) -> tuple[list[Path], list[Path]]:
+    """The files that a model's weights are in, by its index where it has one: those that are here, and those that are
+    not. ValueError where the index cannot be followed."""
     index = folder / "model.safetensors.index.json"
-    single = folder / "model.safetensors"
-    if index.is_file():
-        try:
-            shards = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            return [f"model: {index} is not a valid index; the download is not complete"]
-        if any(Path(str(shard)).name != shard for shard in shards):
-            return [f"model: {index} names files outside its own folder, which are not read; use another copy"]
-        missing = [shard for shard in shards if not (folder / shard).is_file()]
-        if missing:
-            return [
-                f"model: {name} lacks {len(missing)} of {len(shards)} weight files ({', '.join(missing[:3])}); the "
-                "download is not complete: fetch it again"
-            ]
-        files = [folder / shard for shard in shards]
-    elif single.is_file():
-        files = [single]
-    elif list(folder.glob("*.bin")) or list(folder.glob("*.pt")) or list(folder.glob("*.pth")):
+    if not index.is_file():
+        single = folder / "model.safetensors"
+        return ([single], []) if single.is_file() else ([], [])
+    try:
+        table = json.loads(index.read_bytes())
+        shards = sorted(set(table["weight_map"].values()))
+        _ = table["metadata"]  # transformers asks for it
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise ValueError(f"{index} is not a valid index; the download is not complete") from None
+    if any(Path(str(shard)).name != shard for shard in shards):
+        raise ValueError(f"{index} names files outside its own folder, which are not read; use another copy")
+    here = [shard for shard in shards if (folder / shard).is_file()]
+    return [folder / shard for shard in here], [folder / shard for shard in shards if shard not in here]
+
+
+def stored(folder: Path) -> list[Stored]:
+    """All tensors of a model's weight files; none where files are not here. The files are sound: see model_problems."""
+    here, missing = weight_files(folder)
+    return [] if missing else [tensor for file in here for tensor in tensors_of(file)]
+
+
+def _weight_problems(folder: Path, name: str) -> list[str]:
+    try:
+        here, missing = weight_files(folder)
+    except ValueError as error:
+        return [f"model: {error}"]
+    if missing:
+        names = ", ".join(file.name for file in missing[:3])
+        return [
+            f"model: {name} lacks {len(missing)} of {len(here) + len(missing)} weight files ({names}); the download is "
+            "not complete: fetch it again"
+        ]
+    if not here and any(list(folder.glob(f"*{suffix}")) for suffix in (".bin", ".pt", ".pth")):
         return [
             f"model: {name} has its weights in pickle files (*.bin, *.pt), which can run code when read; trew reads "
             "safetensors only: convert it once with save_pretrained, or use a copy that has model.safetensors"
         ]
-    else:
+    if not here:
         return [f"model: {name} has no weights (model.safetensors or shards with an index); the download is incomplete"]
-    return [problem for file in files if (problem := _safetensors_problem(file))]
+    return [problem for file in here if (problem := _safetensors_problem(file))]
 
 
 def stored_types(folder: Path | None) -> set[str]:
     """Of which types a model's weights are, as safetensors names them ("F32", "BF16"); none where no files are."""
-    found = set()
-    for file in folder.glob("*.safetensors") if folder else ():
-        with file.open("rb") as stream:
-            header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
-        found |= {tensor["dtype"] for name, tensor in header.items() if name != "__metadata__"}
-    return found
+    return {tensor.dtype for file in (folder.glob("*.safetensors") if folder else ()) for tensor in tensors_of(file)}
 
 
 def _safetensors_problem(file: Path) -> str | None:
@@ -239,17 +316,15 @@ def _safetensors_problem(file: Path) -> str | None:
     again = "fetch it again"
     with file.open("rb") as stream:
         start = stream.read(8)
-        if start == b"version " and size < 1024:
-            return f"model: {file} is a Git LFS pointer, not the weights; run `git lfs pull` or {again}"
-        length = int.from_bytes(start, "little")
-        if len(start) < 8 or length > min(size - 8, 100_000_000):
-            return f"model: {file} is cut off or not a safetensors file ({size} bytes); {again}"
-        try:
-            header = json.loads(stream.read(length))
-            ends = [spec["data_offsets"][1] for key, spec in header.items() if key != "__metadata__"]
-        except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError):
-            return f"model: {file} has a broken header; {again}"
-    expected = 8 + length + max(ends, default=0)
+    if start == b"version " and size < 1024:
+        return f"model: {file} is a Git LFS pointer, not the weights; run `git lfs pull` or {again}"
+    length = int.from_bytes(start, "little")
+    if len(start) < 8 or length > min(size - 8, 100_000_000):
+        return f"model: {file} is cut off or not a safetensors file ({size} bytes); {again}"
+    try:
+        expected = max((tensor.stop for tensor in tensors_of(file)), default=8 + length)
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError):
+        return f"model: {file} has a broken header; {again}"
     if size != expected:
         return f"model: {file} has {size} bytes, its header says {expected}: the download is not complete; {again}"
     return None
@@ -260,9 +335,9 @@ def _safetensors_problem(file: Path) -> str | None:
 
 
 def tokenizer_problems(folder: Path, name: str) -> list[str]:
-    """Whether a tokenizer is there at all."""
+    """Whether a tokenizer is there at all, and its settings can be read."""
     if any((folder / file).is_file() for file in _TOKENIZER_FILES):
-        return []
+        return _table_problems("tokenizer", *(folder / file for file in _TOKENIZER_SETTINGS))
     return [
         f"tokenizer: {name} has none of {', '.join(_TOKENIZER_FILES)}; set tokenizer to a folder or hub id with one"
     ]

@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from ..errors import CheckpointError, ConfigError, ModelError
-from . import files
+from . import files, integrity
 from .default import DEFAULT_MODEL, cached, fetch_default
 
 if TYPE_CHECKING:
@@ -53,16 +55,25 @@ PLAIN_TEMPLATE = (
 # Before loading
 
 
-def check(name: str, *, tokenizer: str = "", chat_template: str = "", kind: files.Kind | None = None) -> list[str]:
+def check(
+    name: str,
+    *,
+    tokenizer: str = "",
+    chat_template: str = "",
+    kind: files.Kind | None = None,
+    notes: list[str] | None = None,
+) -> list[str]:
     """Every problem that can be found without loading weights, one line each; an empty list when all is well.
 
-    Looks at folders, configuration, sizes of weight files, tokenizer files and the template. From the hub it fetches
-    the configuration alone. ``kind`` says which models fit, causal language models unless given.
+    Looks at folders, configuration, weight files, tokenizer files and the template. From the hub it fetches the
+    configuration alone. ``kind`` says which models fit, causal language models unless given. ``notes`` gets what is no
+    problem and should be known.
     """
     folder, problems = _locate_for_check(name, "model")
     if folder is not None:
         there = files.is_path(name) or files.offline()
         problems += files.model_problems(folder, name, weights=there, kind=kind)
+        problems += [] if problems else _damage(folder, name, notes if notes is not None else [])
     tokens = folder
     if tokenizer:
         tokens, found = _locate_for_check(tokenizer, "tokenizer")
@@ -81,6 +92,46 @@ def _locate_for_check(name: str, role: str) -> tuple[Path | None, list[str]]:
     if files.is_path(name):
         return files.locate_folder(name, role)
     return files.locate_on_hub(name, role)
+
+
+def _damage(folder: Path, name: str, notes: list[str]) -> list[str]:
+    """What of a model's files does not fit together, or cannot be trained; nothing where its weights are not here."""
+    stored = files.stored(folder)
+    if not stored:
+        return []
+    config = json.loads((folder / "config.json").read_bytes())
+    if problems := integrity.depth_problems(stored, config, name):
+        return problems
+    try:
+        model, info = _outline(folder, name)
+    except ModelError as error:
+        return [str(error)]
+    base = cast(Any, model.base_model)
+    parts = {part for owner in (model, base) for part, _ in owner.named_children()}
+    problems, more = integrity.mismatches(info, stored, config, name, parts=parts)
+    notes += more
+    ignored = {*(info.get("unexpected_keys") or ()), *dict(model.named_buffers())}
+    patterns = list(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ())
+    weights = [t for t in stored if t.name not in ignored and not any(re.search(p, t.name) for p in patterns)]
+    return problems + (integrity.type_problems(weights, name) or integrity.number_problems(weights, name))
+
+
+def _outline(folder: Path, name: str) -> tuple[PreTrainedModel, Mapping[str, Any]]:
+    """A model loaded without its weights, and what transformers tells about loading it. Raises ModelError."""
+    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoModelForTokenClassification
+
+    kinds = {"sequence": AutoModelForSequenceClassification, "token": AutoModelForTokenClassification}
+    with quiet(), _readable(name, "model"):
+        auto: Any = kinds.get(head(str(folder)), AutoModelForCausalLM)
+        return auto.from_pretrained(
+            folder,
+            device_map={"": "meta"},
+            trust_remote_code=False,
+            use_safetensors=True,
+            local_files_only=True,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+        )
 
 
 def check_vocab(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -161,6 +212,7 @@ def load_model(name: str, *, device: str = "cpu", dtype: str = "float32", quanti
         )
     model, info = loaded
     _refuse_incomplete(name, info, want="a complete causal language model")
+    _refuse_damage(name)
     return model.eval() if quantized else model.to(device).eval()
 
 
@@ -201,7 +253,18 @@ def load_scorer(name: str, *, device: str = "cpu", dtype: str = "float32", new_h
                 model.get_parameter(str(key)).zero_()
         info = {**info, "missing_keys": [key for key in info.get("missing_keys") or () if key not in lacking]}
     _refuse_incomplete(name, info, want="a complete one; trew train-reward makes a reward model of a language model")
+    _refuse_damage(name)
     return model.to(device).eval()
+
+
+def _refuse_damage(name: str) -> None:
+    """For a model that was not here when it was to be checked."""
+    place = None if _is_local(name) else folder(name)
+    if place is None:
+        return
+    problems = files.model_problems(place, name, weights=True, kind=lambda *_: [])
+    if problems := problems or _damage(place, name, []):
+        raise ModelError("\n".join(problems))
 
 
 def _refuse_adapter(name: str) -> None:
@@ -218,7 +281,7 @@ def _refuse_adapter(name: str) -> None:
 
 def _refuse_incomplete(name: str, info: Mapping[str, Any], *, want: str) -> None:
     for kind in ("missing_keys", "mismatched_keys"):
-        if keys := sorted(key[0] if isinstance(key, tuple) else str(key) for key in info.get(kind) or ()):
+        if keys := integrity.keys_of(info, kind):
             what = "lacks" if kind == "missing_keys" else "has the wrong shape for"
             raise ModelError(
                 f"model {name!r}: the checkpoint {what} {len(keys)} of the model's weights, among them {keys[0]}; "

@@ -61,8 +61,11 @@ def plan(settings: RewardTraining, *, found: Sequence[str] = ()) -> RewardPlan:
     s = settings
     problems = Problems([*found, *value_problems(s)])
     device = problems.attempt(lambda: loading.resolve_device(s.device))
+    notes: list[str] = []
     bad = (
-        loading.check(s.model, tokenizer=s.tokenizer, chat_template=s.chat_template, kind=files.base_problems)
+        loading.check(
+            s.model, tokenizer=s.tokenizer, chat_template=s.chat_template, kind=files.base_problems, notes=notes
+        )
         if s.model
         else [""]
     )
@@ -76,7 +79,6 @@ def plan(settings: RewardTraining, *, found: Sequence[str] = ()) -> RewardPlan:
     pairs = None if told else problems.attempt(lambda: gather(s.data, seed=s.seed))
     train: list[Encoded] = []
     held: list[Encoded] = []
-    notes: list[str] = []
     if pairs is not None and encoder is not None:
         notes += pairs.notes
         for name, these, into in (("training", pairs.train, train), ("held-out", pairs.held, held)):

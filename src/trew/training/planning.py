@@ -60,8 +60,11 @@ def plan(config: Config, *, found: Sequence[str] = (), bar: Bar | None = None) -
     device = problems.attempt(lambda: loading.resolve_device(config.device)) if known_device else None
     if device:
         problems += compatibility.machine_problems(config, device)
+    of_model: list[str] = []
     bad_model = problems.attempt(
-        lambda: loading.check(config.model, tokenizer=config.tokenizer, chat_template=config.chat_template)
+        lambda: loading.check(
+            config.model, tokenizer=config.tokenizer, chat_template=config.chat_template, notes=of_model
+        )
     )
     problems += bad_model if bad_model and config.model else []
     data = problems.attempt(lambda: load_task(config.data, eval_size=config.eval.size, seed=config.seed))
@@ -87,7 +90,7 @@ def plan(config: Config, *, found: Sequence[str] = (), bar: Bar | None = None) -
     prompts = [*data.train, *data.eval]
     problems += renderer.check(prompts)
     problems += rewards.check_golds(prompts, bar=bar)
-    notes = list(data.notes)
+    notes = [*of_model, *data.notes]
     train, eval_ = list(data.train), data.eval
     if not problems:
         fitted = problems.attempt(lambda: _fit(config, data, renderer))

@@ -1,0 +1,167 @@
+"""Whether a model's files fit each other and can be trained: judged by headers, and by a look at each number.
+
+transformers loads a damaged model all the same: tensors without a place are left out, missing ones are random, whole
+numbers become floats. What it loads trains, and is another model.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_DEPTH = re.compile(r"(?:^|\.)(?:layers?|h|blocks?)\.(\d+)\.")
+_ACCEPTED = {"F64": ("<u8", 11, 64), "F32": ("<u4", 8, 32), "F16": ("<u2", 5, 16), "BF16": ("<u2", 8, 16)}
+"""Types of weights as safetensors names them: how numpy reads their bits, bits of the exponent, bits in all."""
+_CHUNK = 1 << 20  # bytes that are looked at together: they stay in the processor's cache
+_AGAIN = "fetch the model again"
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """One tensor of a safetensors file; its bytes are those from ``start`` up to ``stop``."""
+
+    file: Path
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+
+def tensors_of(file: Path) -> list[Stored]:
+    """The tensors that the header of a safetensors file names; ValueError and the like where it is broken."""
+    with file.open("rb") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        header = json.loads(stream.read(length))
+    first = 8 + length
+    return [
+        Stored(file, name, one["dtype"], tuple(one["shape"]), *(first + at for at in one["data_offsets"]))
+        for name, one in header.items()
+        if name != "__metadata__"
+    ]
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Against the configuration
+
+
+def depth_problems(stored: Iterable[Stored], config: Mapping[str, Any], name: str) -> list[str]:
+    """More layers asked for than there are tensors. Such a model is not even built without its weights, to compare: a
+    million layers take minutes."""
+    asked, count = _layers(config), sum(1 for _ in stored)
+    if asked <= count:
+        return []
+    return [f"model: {name}: config.json asks for {asked} layers, the weight files hold {count} tensors; {_AGAIN}"]
+
+
+def mismatches(
+    info: Mapping[str, Any], stored: Iterable[Stored], config: Mapping[str, Any], name: str, *, parts: Iterable[str]
+) -> tuple[list[str], list[str]]:
+    """What of a model's files and its configuration do not fit: problems, and notes on what is only left out.
+
+    ``info`` is what transformers tells about loading them, ``parts`` are the names of the model's own modules. A tensor
+    that belongs into one of these is of another model; a part beside them (a value head) only stays unread.
+    """
+    own = set(parts)
+    unread = sorted(info.get("unexpected_keys") or ())
+    inside = [key for key in unread if key.partition(".")[0] in own]
+    beside = [key for key in unread if key not in inside]
+    depth = _depth_told(stored, config)
+    found = [
+        _told(name, keys, what, depth)
+        for keys, what in (
+            (keys_of(info, "missing_keys"), "lack {} of the weights that config.json asks for"),
+            (keys_of(info, "mismatched_keys"), "have the wrong shape for {} of the weights that config.json asks for"),
+            (inside, "hold {} tensors that a model of this config.json does not read"),
+        )
+        if keys
+    ]
+    notes = []
+    if beside:
+        notes = [
+            f"model {name}: {len(beside)} tensors of its files are no part of the model, among them {beside[0]}; they "
+            "are not read, and will not be in what is written"
+        ]
+    return found, notes
+
+
+def keys_of(info: Mapping[str, Any], kind: str) -> list[str]:
+    """Names of tensors from what transformers tells; it has shapes beside those of the wrong one."""
+    return sorted(key[0] if isinstance(key, tuple) else str(key) for key in info.get(kind) or ())
+
+
+def _told(name: str, keys: Sequence[str], what: str, depth: str) -> str:
+    return (
+        f"model: {name}: its files {what.format(len(keys))}, among them {keys[0]}{depth}; the two are not of one "
+        f"model: {_AGAIN}, or correct config.json"
+    )
+
+
+def _layers(config: Mapping[str, Any]) -> int:
+    inner = config.get("text_config")
+    table = inner if isinstance(inner, Mapping) else config
+    counts = [table.get(key) for key in ("num_hidden_layers", "n_layer", "num_layers", "n_layers")]
+    return max((n for n in counts if isinstance(n, int)), default=0)
+
+
+def _depth_told(stored: Iterable[Stored], config: Mapping[str, Any]) -> str:
+    """In which number of layers the two differ; empty where they do not."""
+    numbers = [int(match[1]) for tensor in stored if (match := _DEPTH.search(tensor.name))]
+    held, asked = max(numbers, default=-1) + 1, _layers(config)
+    return f" (config.json has {asked} layers, the files have {held})" if held and asked and held != asked else ""
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The numbers themselves
+
+
+def type_problems(stored: Iterable[Stored], name: str) -> list[str]:
+    """Weights that are whole numbers, or floats that are not computed with."""
+    odd = [tensor for tensor in stored if tensor.dtype not in _ACCEPTED]
+    if not odd:
+        return []
+    return [
+        f"model: {name}: {len(odd)} of its weights are stored as {odd[0].dtype}, among them {odd[0].name}; accepts "
+        f"{', '.join(_ACCEPTED)}: use the model as it was before it was quantised or converted"
+    ]
+
+
+def number_problems(stored: Iterable[Stored], name: str) -> list[str]:
+    """Weights that are not finite. One in a row that no text ever reads harms no step, and is written with the rest."""
+    broken = [(tensor, at) for tensor in stored if (at := _first_not_finite(tensor)) is not None]
+    if not broken:
+        return []
+    tensor, at = broken[0]
+    row = f", row {at // math.prod(tensor.shape[1:])}" if tensor.shape else ""
+    return [
+        f"model: {name}: {len(broken)} of its weights hold inf or nan, among them {tensor.name}{row} of {tensor.file}; "
+        f"accepts finite numbers: {_AGAIN}, or use another copy"
+    ]
+
+
+def _first_not_finite(tensor: Stored) -> int | None:
+    """The position of the first inf or nan of a tensor: numbers whose exponent has all its bits set."""
+    import numpy as np
+
+    kind, exponent, bits = _ACCEPTED[tensor.dtype]
+    least = (2**exponent - 1) << (bits - exponent)  # without the sign, which is shifted out
+    size, seen = bits // 8, 0
+    buffer = bytearray(_CHUNK)
+    with tensor.file.open("rb", buffering=0) as stream:
+        stream.seek(tensor.start)
+        while left := tensor.stop - tensor.start - seen:
+            read = stream.readinto(memoryview(buffer)[: min(left, _CHUNK)]) // size * size  # a disk may give less
+            if not read:
+                break  # the file shrinks meanwhile: loading it will say so
+            numbers = np.frombuffer(buffer, kind, count=read // size)
+            np.left_shift(numbers, 1, out=numbers)
+            if int(numbers.max()) >= least:
+                return seen // size + int((numbers >= least).argmax())
+            seen += read
+            stream.seek(tensor.start + seen)
+    return None
