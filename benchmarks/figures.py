@@ -1,4 +1,4 @@
-"""Writes the tables of docs/performance.md and docs/memory.md and their pictures from benchmarks/results/*.json.
+"""Writes the generated tables of docs/*.md and their pictures from benchmarks/results/*.json.
 
 python benchmarks/figures.py            writes what is not current (part of make docs)
 python benchmarks/figures.py --check    only names it; exit code 1 if there is any
@@ -19,7 +19,7 @@ from trew.runs.report.svg import CSS, side_by_side
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-PAGE, MEMORY_PAGE = ROOT / "docs" / "performance.md", ROOT / "docs" / "memory.md"
+PAGE, MEMORY_PAGE, PAIRS_PAGE = (ROOT / "docs" / f"{name}.md" for name in ("performance", "memory", "reward-models"))
 IMAGES = ROOT / "docs" / "images"
 PHASES = (("generate", ("generate",)), ("old and reference log-probs", ("old", "ref")),
           ("training pass", ("train", "forward", "backward", "optimizer")), ("rest", ("rest",)))  # fmt: skip
@@ -42,6 +42,7 @@ def files() -> dict[Path, str]:
     return {
         PAGE: filled(PAGE.read_text(encoding="utf-8"), parts),
         MEMORY_PAGE: filled(MEMORY_PAGE.read_text(encoding="utf-8"), {"plan": written(plan_table, load("plan"))}),
+        PAIRS_PAGE: filled(PAIRS_PAGE.read_text(encoding="utf-8"), {"pairs": written(pairs_table, load("pairs"))}),
         IMAGES / "performance-step.svg": stacked(shown),
         IMAGES / "performance-scaling.svg": scaling_picture(scaling),
     }
@@ -94,6 +95,18 @@ def step_table(found: dict[str, Any]) -> str:
         ))  # fmt: skip
     head = ("model", "setting", "trew, s", "TRL, s", "ratio", "trew, MiB", "TRL, MiB", "ratio")
     return table(head, rows)
+
+
+def pairs_table(found: dict[str, Any]) -> str:
+    head = ("computation", "pairs", "tokens", "plain, s", "packed, s", "ratio")
+    rows = [
+        (r["dtype"], str(r["pairs"]), f"{r['tokens']:,}", seconds(r["seconds"]["plain"]),
+         seconds(r["seconds"]["packed"]), f"**{r['ratio']:.1f}**")
+        for r in found["rows"]
+    ]  # fmt: skip
+    m, versions = found["machine"], ", ".join(f"{name} {version}" for name, version in found["versions"].items())
+    where = f"{m['cpu']}, {found['threads']} threads of {m['cores']} cores, beside other work"
+    return f"Measured {found['date']} on {where}; {versions}.\n\n{table(head, rows)}"
 
 
 def ratio(r: dict[str, Any]) -> str:

@@ -13,11 +13,12 @@ from trew.types import Completion, Group, Prompt
 
 
 def save_scorer(
-    folder: Path, *, labels: int = 1, head: str = "sequence", kind: str = "llama", pad: bool = True, chat: bool = True
-) -> Path:
-    """Writes a random sequence or token classifier with its tokenizer."""
+    folder: Path, *, labels: int = 1, head: str = "sequence", kind: str = "llama", pad: bool = True, chat: bool = True,
+    **overrides: int,
+) -> Path:  # fmt: skip
+    """Writes a random sequence or token classifier with its tokenizer; ``overrides`` of its configuration."""
     auto = {"sequence": AutoModelForSequenceClassification, "token": AutoModelForTokenClassification}[head]
-    config = tiny.config(kind, num_labels=labels, pad_token_id=259 if pad else None)
+    config = tiny.config(kind, num_labels=labels, pad_token_id=259 if pad else None, **overrides)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = auto.from_config(config, dtype=torch.float32)

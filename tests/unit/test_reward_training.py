@@ -24,10 +24,10 @@ from trew.models import loading
 from trew.reward_training import RewardTraining, bradley_terry, pairs_of_groups, read_pairs, train_reward, write_pairs
 from trew.reward_training.agreement import agreement, auc, pair_accuracy
 from trew.reward_training.data import Encoded
+from trew.reward_training.packed import best
 from trew.reward_training.pairs import divide, make_pair, pairs_of_run
 from trew.reward_training.settings import dumps, load_settings
 from trew.reward_training.settings import problems as value_problems
-from trew.reward_training.train import gradient
 from trew.rewards.reward_model import DEFAULTS, ModelReward
 from trew.rewards.reward_scorer import Encoder, Scorer
 from trew.runs.rollouts import write_rollouts
@@ -67,8 +67,9 @@ def test_the_loss_is_finite_for_any_scores():
     assert float(bradley_terry(torch.tensor([1e30]), rejected=torch.tensor([-1e30]))) == 0
 
 
-def test_the_gradient_of_a_step_does_not_depend_on_how_it_is_split(tmp_path):
-    folder = save_scorer(tmp_path)
+@pytest.mark.parametrize("kernels", [False, True])
+def test_the_gradient_of_a_step_does_not_depend_on_how_it_is_split(tmp_path, kernels):
+    folder = save_scorer(tmp_path, **tiny.wide("llama"))
     rng = np.random.default_rng(0)
     pairs = [
         Encoded(str(i), rng.integers(0, 256, rng.integers(1, 30)).tolist(), rng.integers(0, 256, 9).tolist())
@@ -77,7 +78,8 @@ def test_the_gradient_of_a_step_does_not_depend_on_how_it_is_split(tmp_path):
     found = []
     for budget in (1, 100, 10**6):
         model = loading.load_scorer(str(folder))
-        loss, *_ = gradient(Scorer(model, Encoder.load(str(folder)), budget=budget), pairs, centre=0.01)
+        runner, _ = best(Scorer(model, Encoder.load(str(folder)), budget=budget), pairs, kernels=kernels)
+        loss, _ = runner.accumulate(pairs, centre=0.01)
         found.append((loss, torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])))
     for loss, grad in found[1:]:
         assert loss == pytest.approx(found[0][0], rel=1e-5)
@@ -205,15 +207,17 @@ def test_no_prompt_is_on_both_sides(numbers, share, seed):
 # Settings and training
 
 
-def write_task(folder, *, count=40):
-    """Answers that end in '!' are better: learnable by anything that sees the last token."""
+def write_task(folder, *, count=40, wide=True):
+    """Answers that end in '!' are better: learnable by anything that sees the last token. The kernels know a model
+    only if it is ``wide``."""
     rng = np.random.default_rng(0)
     rows = []
     for i in range(count):
         word = "".join(chr(97 + x) for x in rng.integers(0, 26, 3))
         rows.append({"prompt": [{"role": "user", "content": f"{i}"}], "chosen": f"{word}!", "rejected": f"{word}?"})
     (folder / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    tiny.save(folder / "lm", pad=True)
+    tiny.model(**(tiny.wide("llama") if wide else {})).save_pretrained(folder / "lm")
+    tiny.tokenizer(pad=True).save_pretrained(folder / "lm")
 
 
 def configured(folder, out="out", **learner):
@@ -252,10 +256,11 @@ def test_training_learns_starts_at_chance_and_is_the_same_every_time(tmp_path):
     assert more["before"]["accuracy"]["mean"] == 1.0
 
 
-def test_a_training_that_was_stopped_continues_to_the_same_weights(tmp_path, monkeypatch):
+@pytest.mark.parametrize("wide", [False, True])
+def test_a_training_that_was_stopped_continues_to_the_same_weights(tmp_path, monkeypatch, wide):
     from trew.reward_training import train as module
 
-    write_task(tmp_path)
+    write_task(tmp_path, wide=wide)
     settings = configured(tmp_path)
     settings = load_settings(None, flags={"checkpoint.every": 2, **flags_of(settings)})
     train_reward(settings, display=Silent())
@@ -287,6 +292,18 @@ def test_a_training_that_was_stopped_continues_to_the_same_weights(tmp_path, mon
     (tmp_path / "pairs.jsonl").write_text("\n".join(lines[:-1]))
     with pytest.raises(CheckpointError, match="the pairs changed"):
         train_reward(stopped, resume=True, display=Silent())
+
+
+def test_the_kernels_train_to_the_same_weights(tmp_path):
+    write_task(tmp_path)
+    found = []
+    for kernels in ("plain", "auto"):
+        settings = dataclasses.replace(configured(tmp_path, kernels, lr=1e-3), kernels=kernels)
+        summary = train_reward(settings, display=Silent())
+        found.append((summary["after"]["loss"], loading.load_scorer(str(tmp_path / kernels / "final")).state_dict()))
+    assert found[1][0] == pytest.approx(found[0][0], abs=1e-4)
+    for name, t in found[0][1].items():
+        assert torch.allclose(found[1][1][name], t, rtol=0, atol=1e-3), name
 
 
 def flags_of(settings):

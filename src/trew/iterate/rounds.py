@@ -36,6 +36,7 @@ from ..errors import ConfigError, DataError, Problems
 from ..models import files, loading
 from ..reward_training import Pair, read_pairs, train_reward, write_pairs
 from ..reward_training.data import encode
+from ..reward_training.packed import best
 from ..reward_training.pairs import divide, pairs_of_groups
 from ..reward_training.settings import PairData
 from ..reward_training.train import judge
@@ -389,17 +390,20 @@ def train_reward_model(rounds: Rounds, number: int) -> dict[str, Any]:
     row |= {f"reward_{when}": {k: summary[when][k] for k in ("accuracy", "auc")} for when in ("before", "after")}
     if number:  # does it still know what it knew?
         earlier = [p for n in range(number) for p in history(rounds, n, "held.jsonl")]
-        found = _measure(out / "final", earlier, device=recipe.policy.device)
+        found = _measure(out / "final", earlier, recipe=recipe)
         row["reward_on_history"] = {k: found[k] for k in ("accuracy", "auc")}
     return row
 
 
-def _measure(model: Path, pairs: Sequence[Pair], *, device: str) -> dict[str, Any]:
+def _measure(model: Path, pairs: Sequence[Pair], *, recipe: Recipe) -> dict[str, Any]:
+    """How well a reward model agrees with pairs."""
     encoder = Encoder.load(str(model))
     encoded, _ = encode(
         pairs, encoder, limit=loading.positions(str(model)), config=PairData(overlong="drop"), what="old"
     )
-    return judge(Scorer(loading.load_scorer(str(model), device=loading.resolve_device(device)), encoder), encoded)
+    scorer = Scorer(loading.load_scorer(str(model), device=loading.resolve_device(recipe.policy.device)), encoder)
+    runner, _ = best(scorer, encoded, kernels=recipe.kernels == "auto")  # its training has said why not
+    return judge(runner, encoded)
 
 
 # --------------------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..config import Config, RewardConfig, build, parse, read_table, to_table
+from ..config import Config, Kernels, RewardConfig, build, parse, read_table, to_table
 from ..errors import ConfigError, Problems
 from ..reward_training.settings import PairData, RewardLearner, RewardTraining
 from ..reward_training.settings import problems as training_problems
@@ -46,6 +46,11 @@ class Recipe:
     policy: Config
     rounds: Iterate
 
+    @property
+    def kernels(self) -> Kernels:
+        """Of the reward model: plain where the policy learns by the model's own forward or by torch's products."""
+        return "auto" if self.policy.kernels == self.policy.linear == "auto" else "plain"
+
     def reward_training(self, number: int, *, model: str, pairs: Path, held: Path, out: Path) -> RewardTraining:
         """The training of the reward model of round ``number``."""
         r, c = self.rounds, self.policy
@@ -56,7 +61,7 @@ class Recipe:
         first = model == (r.reward_model or c.model) == c.model
         return RewardTraining(
             model=model, tokenizer=c.tokenizer if first else "", chat_template=c.chat_template if first else "",
-            device=c.device, threads=c.threads, seed=c.seed, epochs=epochs, out=str(out),
+            device=c.device, threads=c.threads, kernels=self.kernels, seed=c.seed, epochs=epochs, out=str(out),
             data=PairData(pairs=str(pairs), eval=str(held), overlong="drop"), learner=learner,
         )  # fmt: skip
 

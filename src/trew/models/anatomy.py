@@ -23,6 +23,12 @@ FAMILIES = frozenset({
     "LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "SmolLM3ForCausalLM",
     "GemmaForCausalLM", "Gemma2ForCausalLM", "Gemma3ForCausalLM",
 })  # fmt: skip
+CLASSIFIERS = frozenset({
+    "LlamaForSequenceClassification", "MistralForSequenceClassification", "Qwen2ForSequenceClassification",
+    "Qwen3ForSequenceClassification", "SmolLM3ForSequenceClassification", "GemmaForSequenceClassification",
+    "Gemma2ForSequenceClassification",
+})  # fmt: skip
+"""The same bodies under another head, which gives a text's score: reward models."""
 ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 FIXED_ROPES = frozenset({"default", "linear", "llama3", "yarn"})
 """Rotary embeddings that depend on the position alone, and not on how long the longest sequence is."""
@@ -108,7 +114,7 @@ def describe(model: Any, *, adapters: bool = False) -> Transformer | str:
 
     ``adapters``: linear layers may be peft's LoRA layers too, whose weights :func:`weight_of` puts together.
     """
-    if type(model).__name__ not in FAMILIES or not type(model).__module__.startswith("transformers."):
+    if type(model).__name__ not in FAMILIES | CLASSIFIERS or not type(model).__module__.startswith("transformers."):
         return f"{type(model).__name__} is not one of {', '.join(sorted(FAMILIES))}"
     for name, module in model.named_modules():
         if module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__:
@@ -123,7 +129,7 @@ def describe(model: Any, *, adapters: bool = False) -> Transformer | str:
     if not types <= FIXED_ROPES:
         return f"its rotary embedding ({', '.join(map(str, types - FIXED_ROPES))}) depends on the sequence length"
     cap = getattr(inner.layers[0].self_attn, "attn_logit_softcapping", None) or 0.0
-    if type(model).__name__ != "Gemma2ForCausalLM":
+    if not type(model).__name__.startswith("Gemma2"):
         cap = 0.0  # the others do not hand it on
     elif cap and config._attn_implementation != "eager":
         return f"its attention {config._attn_implementation!r} leaves out the cap of its scores"
@@ -134,7 +140,7 @@ def describe(model: Any, *, adapters: bool = False) -> Transformer | str:
         layers=layers,
         embedding=inner.embed_tokens,
         norm=_norm(inner.norm),
-        head=model.lm_head,
+        head=model.score if type(model).__name__ in CLASSIFIERS else model.lm_head,
         heads=config.num_attention_heads,
         kv_heads=config.num_key_value_heads,
         head_dim=attention.head_dim,

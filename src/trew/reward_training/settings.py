@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..config import Dtype, LearnerConfig, Overlong, Schedule, build, read_table
+from ..config import Dtype, Kernels, LearnerConfig, Overlong, Schedule, build, read_table
 from ..errors import ConfigError
 from ..utils.toml import dump_table
 
@@ -76,6 +76,7 @@ class RewardTraining:
     chat_template: str = ""  # empty = the tokenizer's; "plain", or a .jinja file
     device: str = "auto"
     threads: int = 0  # 0 = torch's choice
+    kernels: Kernels = "auto"  # auto = trew's own for models of the Llama kind, plain = the model's own forward pass
     seed: int = 0
     epochs: int = 1  # passes over the pairs
     steps: int = 0  # instead of epochs; 0 = by epochs

@@ -1,7 +1,7 @@
 """Trains a reward model on preference pairs: the same run folder, checks, checkpoints and resume as ``trew train``.
 
 Dropout is off and pairs are drawn by position, so that seed and data decide everything. Chosen and rejected of a pair
-are in the same forward pass; a step's gradient does not depend on how it is split.
+are in the same forward pass (:mod:`.packed`, :mod:`.plain`); a step's gradient does not depend on how it is split.
 """
 
 from __future__ import annotations
@@ -25,13 +25,15 @@ from ..errors import CheckpointError, ConfigError, NumericsError, Problems
 from ..learner import recompute
 from ..learner.optimizer import learning_rate, load_moments, make_optimizer, moments, trainable
 from ..models import files, loading
-from ..rewards.reward_scorer import Encoder, Scorer, token_batches
+from ..rewards.reward_scorer import Encoder, Scorer
 from ..runs import Run, checkpoint_files, read_config
 from ..utils.console import Bar, Display
 from ..utils.signals import Interrupted, Interrupts
 from .agreement import agreement
 from .data import Encoded, encode, fingerprint, gather
 from .loss import bradley_terry
+from .packed import best
+from .plain import Pairs
 from .settings import RewardTraining, dumps
 from .settings import problems as value_problems
 
@@ -117,7 +119,9 @@ class _State:
 @dataclass
 class _Job:
     plan: RewardPlan
-    scorer: Scorer
+    model: Any
+    pairs: Pairs  # how they run through it
+    notes: tuple[str, ...]
     parameters: dict[str, torch.nn.Parameter]
     optimizer: torch.optim.Optimizer
     sampler: PromptSampler
@@ -143,13 +147,13 @@ def train_reward(
         run.write_config(dumps(settings))
         job = _build(ready, display, interrupts)
         display.line(_headline(job))
-        for note in (*ready.notes, *run.messages):
+        for note in (*ready.notes, *job.notes, *run.messages):
             display.line(f"note: {note}")
         if run.resumed:
             _restore(job, run)
         ending.enter_context(interrupts)  # from here on there is something to save
         _steps(job, run)
-        loading.export(job.scorer.model, ready.encoder.tokenizer, run.final)
+        loading.export(job.model, ready.encoder.tokenizer, run.final)
         summary = _summary(job)
         run.write_summary(summary)
         for line in describe(summary):
@@ -173,10 +177,11 @@ def _build(ready: RewardPlan, display: Display, interrupts: Interrupts) -> _Job:
         recompute.check(model)
     autocast = torch.bfloat16 if s.learner.dtype == "bfloat16" else None
     scorer = Scorer(model, ready.encoder, budget=s.learner.microbatch_tokens, autocast=autocast)
+    pairs, note = best(scorer, ready.train, kernels=s.kernels == "auto", again=s.learner.gradient_checkpointing)
     parameters = trainable(model)
     optimizer = make_optimizer(parameters, s.learner.optimizer())
     sampler = PromptSampler(len(ready.train), seed=s.seed)
-    return _Job(ready, scorer, parameters, optimizer, sampler, display, interrupts)
+    return _Job(ready, model, pairs, (note,) if note else (), parameters, optimizer, sampler, display, interrupts)
 
 
 def _steps(job: _Job, run: Run) -> None:
@@ -206,9 +211,7 @@ def _step(job: _Job, run: Run, bar: Bar) -> None:
     for group in job.optimizer.param_groups:
         group["lr"] = rate
     job.optimizer.zero_grad(set_to_none=True)
-    loss, chosen, rejected = gradient(
-        job.scorer, pairs, centre=s.learner.centre, again=s.learner.gradient_checkpointing
-    )
+    loss, (chosen, rejected) = job.pairs.accumulate(pairs, centre=s.learner.centre)
     parameters = list(job.parameters.values())
     norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
     if not math.isfinite(float(norm)) or not math.isfinite(loss):
@@ -232,32 +235,10 @@ def _step(job: _Job, run: Run, bar: Bar) -> None:
     bar.note(f"loss {loss:.3f}")
 
 
-def gradient(
-    scorer: Scorer, pairs: Sequence[Encoded], *, centre: float, again: bool = False
-) -> tuple[float, list[float], list[float]]:
-    """Adds the gradient of the mean loss of ``pairs``; returns the loss and the scores of both sides, in order.
-    ``again``: activations are not kept but computed again."""
-    total = 0.0
-    chosen, rejected = [0.0] * len(pairs), [0.0] * len(pairs)
-    # Both texts of a pair count with the longer one: that is how wide they are padded.
-    for batch in token_batches([2 * max(len(p.chosen), len(p.rejected)) for p in pairs], budget=scorer.budget):
-        members = [pairs[i] for i in batch]
-        with recompute.recomputing(scorer.model) if again else contextlib.nullcontext():
-            scores = scorer.logits([*(p.chosen for p in members), *(p.rejected for p in members)])
-            good, bad = scores.chunk(2)
-            loss = bradley_terry(good, rejected=bad, centre=centre).sum() / len(pairs)
-            loss.backward()
-        total += float(loss.detach())
-        for i, c, r in zip(batch, good.tolist(), bad.tolist(), strict=True):
-            chosen[i], rejected[i] = c, r
-    return total, chosen, rejected
-
-
-def judge(scorer: Scorer, pairs: Sequence[Encoded], *, seed: int = 0) -> dict[str, Any]:
+def judge(model: Pairs, pairs: Sequence[Encoded], *, seed: int = 0) -> dict[str, Any]:
     """How well the model agrees with pairs: see :func:`agreement`; and the mean loss."""
-    scores = scorer.score([*(p.chosen for p in pairs), *(p.rejected for p in pairs)])
-    good, bad = scores[: len(pairs)], scores[len(pairs) :]
-    if not all(map(math.isfinite, scores)):
+    good, bad = model.scores(pairs)
+    if not all(map(math.isfinite, [*good, *bad])):
         raise NumericsError("the model gives scores that are not finite: its weights are broken")
     loss = bradley_terry(torch.tensor(good), rejected=torch.tensor(bad)).mean()
     found = agreement(good, rejected=bad, clusters=[p.key for p in pairs], seed=seed)
@@ -268,7 +249,7 @@ def _evaluate(job: _Job, run: Run) -> None:
     state = job.state
     try:
         with job.interrupts.anywhere("during an evaluation; continue with --resume"):
-            result = judge(job.scorer, job.plan.held, seed=job.plan.settings.seed)
+            result = judge(job.pairs, job.plan.held, seed=job.plan.settings.seed)
     except Interrupted:
         if state.step and state.saved != state.step:
             _save(job, run)  # the evaluation is made up for when the training is resumed
