@@ -127,7 +127,8 @@ PIECES = [
     "\\log", "|", "\\cup", "\\in", "\\infty", "\\begin{pmatrix}", "\\end{pmatrix}", "&", "\\\\", "\\left",
     "\\right", "999999", "^{", "\\binom", "sqrt", "cm", "%", "$", "\\boxed{", "°", "√", "½", "²", "\x00", "\ud800",
     ":", "\\ne", "\\setminus", "\\R", "\\approx", "ln", "\\lfloor", "even", "\\overline{3}", ".", "answer is",
-    "<think>", "</think>", "٣", "million",
+    "<think>", "</think>", "٣", "million", "\\text{ cm}", "\\text{ miles per hour}", "\\mathrm{i}", "\\text{ is wrong}",
+    "per", "square", "a.m.", "base", "\\$", "\\%", "dollars", "\\text{",
 ]  # fmt: skip
 junk = st.lists(st.one_of(st.sampled_from(PIECES), st.text(max_size=3)), max_size=60).map("".join)
 GOLDS = [

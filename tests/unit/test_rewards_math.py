@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import threading
+from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,11 @@ DATA = Path(__file__).parents[3] / "shared" / "data"
         (r"{ \boxed{1}", "1"),
         (r"\boxed{1\\}", r"1\\"),
         (r"\fbox{1}", "1"),
-        (r"\boxed 1", None),
+        (r"\boxed 1", "1"),
+        (r"\boxed 72.$", "72."),
+        (r"\boxed{1} in \boxed form", "1"),
+        (r"\boxed x", "x"),
+        (r"\boxed\frac12", None),
         (r"\boxed{1", None),
         ("", None),
     ],
@@ -61,15 +66,19 @@ def test_only_the_end_of_a_very_long_completion_is_searched() -> None:
         (r"\dfrac{1}{2}", r"\frac{1}{2}"),
         (r"$\left(1,\,2\right)$", "(1, 2 )"),
         (r"10,\!080", "10080"),
-        (r"\$5", "5"),
-        (r"5\%", "5"),
-        (r"90^{\circ}", "90"),
+        (r"\$5", r"\$5"),
+        ("$5", r"\$5"),
+        ("$5$", "5"),
+        (r"5\%", r"5\%"),
+        (r"90^{\circ}", r"90\degree"),
         (r"\sin 30^\circ", r"\sin 30\degree"),
-        (r"5 \text{ cm}^2", "5"),
-        ("5 km/h", "5"),
-        (r"5 \text{ or } 6", r"5 \or 6"),
+        (r"5 \mbox{ cm}^2", r"5 \text{ cm}^2"),
+        ("5 km/h", "5 km/h"),
+        ("5 €", r"5 \euro"),
+        (r"5 \text{ or } 6", r"5 \text{ or } 6"),
+        (r"3+4\mathrm{i}", "3+4 i"),
         (r"\text{Alice and Bob}", r"\text{Alice and Bob}"),
-        (r"5 \text{ million}", "5 *10^{6}"),
+        (r"5 {\rm million}", r"5 \text{ million}"),
         (r"\text{not } 5", r"\text{not } 5"),
         ("−5", "-5"),
         ("2²", "2^{2}"),
@@ -259,6 +268,9 @@ def test_no_gold_of_math500_is_right_for_another_problem_unless_it_is_the_same()
         ("-2,1", "1,-2"),
         (r"2 \sqrt{5}", r"2\sqrt{5}"),
         (r"\frac14", r"\frac{1}{4}"),
+        *((number, rf"{number}\degree") for number in ("30", "36", "90", "120")),
+        ("36", r"\$36"),
+        ("15", r"15\text{ cm}^2"),
     }
 
 
@@ -317,7 +329,7 @@ def test_a_worker_that_fails_twice_is_no_verdict(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.fixture
-def _no_math_verify(monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_math_verify(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(maths.importlib.util, "find_spec", lambda name: None)
     maths.math_verify_is_there.cache_clear()
     monkeypatch.setattr(maths, "_pools", {})

@@ -27,6 +27,12 @@ _GROUPED = re.compile(r"\d{1,3}(?:,\d{3})+(?:\.\d+)?")
 _MULTIPLIER = re.compile(r"(?:k|\s?(hundred|thousand|million|billion|trillion))(?![A-Za-z])", re.IGNORECASE)
 _TIMES = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 _BOUND = re.compile(r"^(?:[≤≥≠±]|[<>]=?\s*[\d$.])|\b(?:at least|at most|or more|or less|or fewer)\b", re.IGNORECASE)
+_DENYING = "not never neither nor cannot except without wrong incorrect false"
+_INSTEAD = {("instead", "of"), ("rather", "than"), ("other", "than")}
+_UNEQUAL = re.compile(r"≠|!=|\\neq?\b|\\not\b")
+_WEAK = "be is are was equal equals to the a an any exactly just only really actually number answer"
+_DENIALS, _BETWEEN = frozenset(_DENYING.split()), frozenset(_WEAK.split())
+_WORD = re.compile(r"[a-z]+(?:['\u2019]t\b)?")
 _GROUP_SPACE = re.compile(r"(?<=\d)(?:[\u00a0\u2009\u202f]|\\,|\{,\})(?=\d{3}(?!\d))")
 
 _MINUS = dict.fromkeys(map(ord, "\u2212\u2013\uff0d\ufe63\u2010\u2011"), "-")  # minus, en dash, fullwidth, hyphens
@@ -102,6 +108,8 @@ def single_number(text: str) -> Reading:
         return Reading(None, plain, "no number")
     if _BOUND.search(plain):
         return Reading(None, plain, "a bound, not a number")
+    if _UNEQUAL.search(text) or any(map(_denies, _WORD.findall(text.lower()))):
+        return Reading(None, plain, "a denial, not a number")
     if len(found) == 2 and (fraction := _fraction(plain, *found)) is not None:
         return Reading(fraction, plain)
     if any(number.value is None for number in found):
@@ -131,6 +139,8 @@ def last_number(text: str) -> Reading:
     written = plain[last.start : last.end]
     if last.value is None:
         return Reading(None, written, "a number that cannot be read")
+    if _denied(plain, last):
+        return Reading(None, written, "a denial, not a number")
     if len(tail) >= 2 and joined(plain[tail[-2].end : last.start]):
         written = plain[tail[-2].start : last.end]
         alone = len(tail) == 2 or not joined(plain[tail[0].end : tail[1].start])
@@ -213,6 +223,23 @@ def joined(between: str) -> bool:
         return "}{" in between or ")(" in between
     core = core.strip("*").strip() or core  # bold
     return core in JOINERS or core.split()[-1] == "or"
+
+
+def _denies(word: str) -> bool:
+    return word in _DENIALS or word.endswith(("n't", "n\u2019t"))
+
+
+def _denied(text: str, number: Number) -> bool:
+    """Whether the words right before a number or right behind it deny it: "is not 72", "72 is wrong"."""
+    before = re.split(r"[.;:?\n]|!(?!=)", text[max(0, number.start - 48) : number.start].lower())[-1]
+    behind = re.split(r"[.,;:!?\n]", text[number.end : number.end + 32].lower(), maxsplit=1)[0]
+    words = _WORD.findall(before)
+    while words and words[-1] in _BETWEEN:
+        words.pop()
+    if _UNEQUAL.search(before[-8:]) or tuple(words[-2:]) in _INSTEAD or (words and _denies(words[-1])):
+        return True
+    verb, *rest = [*_WORD.findall(behind), ""]
+    return _denies(verb) or (verb in ("is", "was") and bool(rest) and _denies(rest[0]))
 
 
 def _fraction(text: str, above: Number, below: Number) -> Fraction | None:

@@ -1,10 +1,10 @@
 """Exact algebra: quotients of sums of products of named things, with rational numbers in front.
 
-The things (generators) are variables, π, e, i, roots of primes, logarithms of primes, powers with symbolic exponents
-such as 2^n, and functions such as sin(x) as they stand. Products of different roots of primes are linearly
-independent, so that a sum of them is 0 only if it is written as 0; the same holds with variables and π beside them.
-Two values without functions in them are therefore equal exactly when their difference cancels: that is a decision and
-no approximation. Where functions occur (``opaque``), a difference that does not cancel decides nothing.
+The things (generators) are variables, units, words, π, e, i, roots of primes, logarithms of primes, powers with
+symbolic exponents such as 2^n, and functions such as sin(x) as they stand. Products of different roots of primes are
+linearly independent, so that a sum of them is 0 only if it is written as 0; the same holds with variables and π beside
+them. Two values without functions in them are therefore equal exactly when their difference cancels: that is a decision
+and no approximation. Where functions occur (``opaque``), a difference that does not cancel decides nothing.
 
 Everything is bounded: terms, digits, and steps (``allowance``). What is larger raises TooLarge.
 """
@@ -80,7 +80,13 @@ class Value:
     @property
     def variables(self) -> frozenset[str]:
         """The names of the variables in it, those inside functions and exponents included."""
-        return frozenset(n for terms in (self.above, self.below) for mono in terms for g, _ in mono for n in names(g))
+        return self.named("variable")
+
+    def named(self, *kinds: str) -> frozenset[str]:
+        """The names of all things of these kinds in it."""
+        return frozenset(
+            n for terms in (self.above, self.below) for mono in terms for g, _ in mono for n in names(g, kinds)
+        )
 
 
 def number(value: Fraction | int) -> Value:
@@ -257,14 +263,14 @@ def is_opaque(generator: Generator) -> bool:
 
 
 @lru_cache(maxsize=1024)
-def names(generator: Any) -> frozenset[str]:
-    """The variables inside a generator, found by walking through its parts."""
+def names(generator: Any, kinds: tuple[str, ...]) -> frozenset[str]:
+    """The names of the things of some kinds inside a generator, found by walking through its parts."""
     found: set[str] = set()
     stack = [generator]
     while stack:
         part = stack.pop()
         if isinstance(part, tuple):
-            if len(part) == 2 and part[0] == "variable":
+            if len(part) == 2 and part[0] in kinds:
                 found.add(part[1])
             else:
                 stack.extend(part)
@@ -459,7 +465,7 @@ def _generator_power(base: Generator, exponent: Value, times: int) -> Value:
 
 def _is_plain(mono: Monomial) -> bool:
     """Whether a root goes through the monomial whatever its variables stand for: positive constants, one variable."""
-    signed = [e for g, e in mono if g[0] not in ("prime", "pi", "e")]
+    signed = [e for g, e in mono if g[0] not in ("prime", "pi", "e", "unit")]
     return not signed or (len(signed) == 1 and signed[0] == 1 and mono_has_variable(mono))
 
 

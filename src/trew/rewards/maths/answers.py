@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import re
 
-from . import algebra, formula
+from . import algebra, formula, units
 from .algebra import Malformed, NotExact, TooLarge, Undefined, Value
 from .shapes import Answer, Based, Equation, Group, Matrix, Named, Scalar, Shape, Union, Unknown, Words
 from .tokens import SHORT_WORDS, Token, tokenize
@@ -18,8 +18,8 @@ MAX_NESTING = 20
 MAX_ITEMS = 200
 
 
-def read(text: str, *, groups: bool = True) -> Answer:
-    r"""Reads normalised text; ``groups`` as in ``tokenize``.
+def read(text: str, *, groups: bool = True, letters: bool = False) -> Answer:
+    r"""Reads normalised text; ``groups`` and ``letters`` as in ``tokenize``.
 
     >>> read("1/2").shape == read("0.5").shape, read("(1, 2]").shape.ends, read("\\text{East}").shape
     (True, '(]', Words(text='east'))
@@ -27,32 +27,36 @@ def read(text: str, *, groups: bool = True) -> Answer:
     Unknown(why='two numbers side by side', readable=False, too_large=False)
     """
     algebra.allowance()
-    if (based := _based(text)) is not None:
-        return Answer(based, text)
     try:
-        tokens = tokenize(text, groups=groups)
+        tokens = tokenize(text, groups=groups, letters=letters)
         shape = _shape(tokens, 0)
     except NotExact as error:
         shape = _words(text) or _unknown(error, text)
     return Answer(shape, text)
 
 
-def _based(text: str) -> Based | None:
-    r"""Digits with a number system: 52_8, 52_{8}, 52_{\text{eight}}."""
-    found = re.fullmatch(r"([0-9A-Z]+)\s*_\s*\{?\s*(\d{1,2}|(?:\\text\s*\{)?\s*[a-z]+\s*\}?)\s*\}?", text)
-    if found is None:
+def _based(tokens: list[Token]) -> Based | None:
+    r"""Digits with a number system: 52_8, 52_{(8)}, 52_{\text{eight}}, 52\text{ base nine}."""
+    texts = [t.text for t in tokens]
+    cut = next((i for i, text in enumerate(texts) if text == "_" or "base" in text), 0)
+    if not cut:
         return None
-    named = re.sub(r"\\text|[{}\s]", "", found.group(2))
-    base = int(named) if named.isdigit() else _BASES.get(named, 0)
-    digits = found.group(1)
-    if not 2 <= base <= 36 or any(int(digit, 36) >= base for digit in digits) or not re.search(r"\d|..", digits):
+    before = texts[:cut] if texts[cut - 1] != "in" else texts[: cut - 1]
+    if (before[0], before[-1]) == ("(", ")"):
+        before = before[1:-1]
+    said = set(re.findall(r"[a-z]+|[0-9]+", "".join(texts[cut:]).lower())) - {"text", "in", "base"}
+    named = said.pop() if len(said) == 1 else ""
+    base = int(named) if named.isdigit() and len(named) < 3 else _BASES.get(named, 0)
+    digits = "".join(before)
+    if not re.fullmatch(r"[0-9A-Z]*[0-9][0-9A-Z]*|[A-Z]{2,}", digits) or not 2 <= base <= 36:
         return None
-    return Based(digits.lstrip("0") or "0", base)
+    return Based(digits.lstrip("0") or "0", base) if all(int(digit, 36) < base for digit in digits) else None
 
 
-_BASES: dict[str, int] = dict(
-    zip(("two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"), range(2, 11), strict=True)
-)
+_NUMBERS = "two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen"
+_BASES = {word: base for base, word in enumerate(_NUMBERS.split(), 2)} | {
+    "binary": 2, "ternary": 3, "octal": 8, "decimal": 10, "hexadecimal": 16, "hex": 16
+}  # fmt: skip
 
 
 def _unknown(error: NotExact, text: str) -> Unknown:
@@ -90,14 +94,30 @@ def _shape(tokens: list[Token], level: int) -> Shape:
     parts, _ = _split(tokens, ("\\cup",))
     if len(parts) > 1:
         return Union(tuple(_item(part, level) for part in parts))
+    if (named := _labelled(tokens, level)) is not None:
+        return named
     for reader in (_excluded, _approximate, _member, _equality, _inequality, _bracketed, _matrix, _ratio):
         if (found := reader(tokens, level)) is not None:
             return found
-    letters = all(t.kind in ("text", "word") or t.text in ("(", ")") for t in tokens)
-    spelled = letters and (any(t.kind == "text" for t in tokens) or len(tokens) == 3 or _is_word(tokens))
+    letters = all(t.kind in ("text", "unit", "word") or t.text in ("(", ")") for t in tokens)
+    spelled = letters and (any(t.kind != "word" for t in tokens) or _is_word(tokens))
     if spelled and (words := _words(" ".join(t.text for t in tokens))) is not None:
         return words
     return _formula(tokens)
+
+
+def _labelled(tokens: list[Token], level: int) -> Shape | None:
+    r"""\text{Area: } 5 is the area's value; \text{not: } 5 is none."""
+    first = tokens[0]
+    if first.kind != "text" or not first.text[:-1].rstrip().endswith(":") or len(tokens) == 1:
+        return None
+    if _DENIALS.intersection(re.findall("[a-z]+", first.text.lower())):
+        raise Malformed("a denial is no value")
+    return Named(first.text, _item(tokens[1:], level))
+
+
+_OTHER = "not no never neither except least most more less than about wrong incorrect approximately"
+_DENIALS = frozenset(_OTHER.split())
 
 
 def _is_word(tokens: list[Token]) -> bool:
@@ -163,7 +183,10 @@ def _split(tokens: list[Token], marks: tuple[str, ...]) -> tuple[list[list[Token
 
 
 def _list(parts: list[list[Token]], marks: list[str], level: int) -> Shape:
+    marks = [mark for mark, part in zip(marks, parts[1:], strict=True) if part]  # "1, or 2" has one
     items = tuple(item for part in parts if part for item in _plus_minus(part, level))
+    if not items:
+        raise Malformed("nothing beside a joiner")
     if len(items) == 1:
         return items[0].shape
     if set(marks) == {"\\or"} and all(_is_interval(item) for item in items):
@@ -264,7 +287,7 @@ def _name(tokens: list[Token]) -> str:
     written = "".join(texts)
     if len(tokens) > 8 or not tokens:
         return ""
-    if all(t.kind == "text" for t in tokens) or texts[0] in ("\\angle", "\\triangle"):
+    if all(t.kind in ("text", "unit") for t in tokens) or texts[0] in ("\\angle", "\\triangle"):
         return written
     single = r"(?:[A-Za-z]|\\[A-Za-z]+)'?(?:_(?:\{[A-Za-z0-9]+\}|[A-Za-z0-9]+))?"
     if texts[0] in ("\\pi", "\\infty", "\\sqrt", "\\frac", "e", "i") and not re.search("[=(]", written[1:]):
@@ -363,42 +386,53 @@ def _inequality(tokens: list[Token], level: int) -> Shape | None:
 
 def _bracketed(tokens: list[Token], level: int) -> Shape | None:
     """(a, b), [a, b), {a, b}, ]a, b[: one pair of brackets around everything, with commas in it."""
-    first, last = tokens[0].text, tokens[-1].text
     if len(tokens) < 2:
         return None
-    french = first in ("]", "[", "(") and last in ("[", ")", "]") and (first == "]" or last == "[")
-    if not french and not (first in ("(", "[", "\\{", "{") and last in (")", "]", "\\}", "}") and _encloses(tokens)):
-        return None
-    ends = {"\\{": "{", "]": "("}.get(first, first) + {"\\}": "}", "[": ")"}.get(last, last)
-    if ends not in ("()", "[]", "(]", "[)", "{}"):
-        if french:
-            raise Malformed("brackets that do not belong together")
-        return None
-    inside = tokens[1:-1]
-    if not inside:
-        return Group("{}", ()) if first == "\\{" else None
-    condition, _ = _split(inside, ("|", ":"))
-    if first == "\\{" and len(condition) == 2 and _name(_split(condition[0], ("\\in",))[0][0]):
-        return _shape(condition[1], level + 1)  # {x | x > 2}
-    parts, _ = _split(inside, (",", ";"))
+    first, inside = tokens[0].text, tokens[1:-1]
+    ends = _ends(tokens)
+    if not ends or not inside:
+        return Group("{}", ()) if ends and first == "\\{" else None
     if first == "{":  # TeX's own braces group nothing
         return _shape(inside, level + 1)
-    if french and len(parts) != 2:
-        raise Malformed("brackets that do not belong together")
-    if len(parts) == 1:
-        if ends == "{}":
-            return Group(ends, tuple(_plus_minus(inside, level)))
-        if ends in ("()", "[]") and (
-            any(t.kind == "text" for t in inside) or (len(inside) == 1 and inside[0].kind == "word")
-        ):
-            return _words(" ".join(t.text for t in tokens))
-        if ends in ("()", "[]"):
-            return _shape(inside, level + 1)
+    if first == "\\{" and (condition := _condition(inside)):
+        return _shape(condition, level + 1)  # {x | x > 2}
+    parts, _ = _split(inside, (",", ";"))
+    if len(parts) == 1 and ends != "{}":
+        return _single(tokens, ends, level)
+    each = _plus_minus if ends == "{}" else _alone
+    return Group(ends, tuple(item for part in parts for item in each(part, level)))
+
+
+def _ends(tokens: list[Token]) -> str:
+    """The two brackets around all of the tokens, (], {}, …, with ]a, b[ as (a, b); empty where there are none."""
+    first, last = tokens[0].text, tokens[-1].text
+    ends = {"\\{": "{", "]": "("}.get(first, first) + {"\\}": "}", "[": ")"}.get(last, last)
+    known = ends in ("()", "[]", "(]", "[)", "{}")
+    if first in ("]", "[", "(") and last in ("[", ")", "]") and (first == "]" or last == "["):
+        if not known or len(_split(tokens[1:-1], (",", ";"))[0]) != 2:
+            raise Malformed("brackets that do not belong together")
+        return ends
+    return ends if known and _encloses(tokens) else ""
+
+
+def _condition(inside: list[Token]) -> list[Token]:
+    """What holds for the elements of {x | x > 2}; empty for a set of another kind."""
+    parts, _ = _split(inside, ("|", ":"))
+    return parts[1] if len(parts) == 2 and _name(_split(parts[0], ("\\in",))[0][0]) else []
+
+
+def _single(tokens: list[Token], ends: str, level: int) -> Shape | None:
+    """Brackets around one thing: a choice, (C), or nothing but grouping."""
+    inside = tokens[1:-1]
+    if ends not in ("()", "[]"):
         return None
-    items = tuple(
-        item for part in parts for item in (_plus_minus(part, level) if ends == "{}" else [_item(part, level)])
-    )
-    return Group(ends, items)
+    if any(t.kind == "text" for t in inside) or (len(inside) == 1 and inside[0].kind == "word"):
+        return _words(" ".join(t.text for t in tokens))
+    return _shape(inside, level + 1)
+
+
+def _alone(tokens: list[Token], level: int) -> list[Answer]:
+    return [_item(tokens, level)]
 
 
 def _encloses(tokens: list[Token]) -> bool:
@@ -436,13 +470,21 @@ def _ratio(tokens: list[Token], level: int) -> Shape | None:
 
 
 def _formula(tokens: list[Token]) -> Shape:
-    if tokens[0].kind == "number" and len(tokens) > 2 and (based := _based("".join(t.text for t in tokens))):
+    if (based := _based(tokens)) is not None:
         return based
-    if any(t.text in ("\\pm", "\\mp") for t in tokens):
-        both = [Answer(Scalar(formula.value(tokens, sign=sign))) for sign in (1, -1)]
-        return Group("±", tuple(both))
-    if any(t.text == "\\emptyset" for t in tokens) and len(tokens) == 1:
+    texts = [t.text for t in tokens]
+    if texts == ["\\emptyset"]:
         return Group("{}", ())
-    if [t.text for t in tokens] == ["\\R"]:
+    if texts == ["\\R"]:
         return Group("()", (Answer(Scalar(algebra.negative(_INFINITY))), Answer(Scalar(_INFINITY))))
-    return Scalar(formula.value(tokens))
+    if "\\pm" in texts or "\\mp" in texts:
+        return Group("±", (Answer(_scalar(tokens)), Answer(_scalar(tokens, sign=-1))))
+    return _scalar(tokens)
+
+
+def _scalar(tokens: list[Token], *, sign: int = 1) -> Scalar:
+    value, unit = units.measured(formula.value(tokens, sign=sign))
+    if algebra.is_zero(value) and any(t.kind == "unit" for t in tokens):  # 0 cm is in cm
+        ones = [Token("number", "1") if t.kind == "number" and not t.text.strip("0.") else t for t in tokens]
+        unit = units.measured(formula.value(ones, sign=sign))[1]
+    return Scalar(value, unit)

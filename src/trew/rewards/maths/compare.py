@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 
-from . import algebra
+from . import algebra, units
 from .algebra import NotExact, Value
 from .answers import read
-from .shapes import Answer, Based, Equation, Group, Matrix, Named, Scalar, Union, Unknown, Words
+from .shapes import Answer, Based, Equation, Group, Matrix, Named, Scalar, Shape, Union, Unknown, Words
+from .units import Unit
 
 _RELATION = re.compile(r"\\(?:ne|le|ge)(?![A-Za-z])|[<>]")
 _ANY_ORDER = ("{}", ",", "±")
@@ -26,55 +27,57 @@ def same(answer: Answer, gold: Answer) -> bool | None:
     algebra.allowance()
     try:
         verdict = _same(answer, gold)
-        if verdict is False and (other := _ungrouped(answer, gold)) is not None:
+        if verdict is False and (other := _otherwise(answer, gold)) is not None:
             verdict = _same(*other)
     except NotExact:
         return None
     return verdict
 
 
-def _ungrouped(a: Answer, g: Answer) -> tuple[Answer, Answer] | None:
-    """100,200 is a number, unless the other side is a list: then it was meant as one too."""
-    if isinstance(a.shape, Group) and isinstance(g.shape, Scalar) and "," in g.text:
-        return a, read(g.text, groups=False)
-    if isinstance(g.shape, Group) and isinstance(a.shape, Scalar) and "," in a.text:
+def _otherwise(a: Answer, g: Answer) -> tuple[Answer, Answer] | None:
+    """Both sides, where one of them can be read in another way that the other suggests."""
+    left, right = a.shape, g.shape
+    if isinstance(left, Group) and isinstance(right, Scalar) and "," in g.text:
+        return a, read(g.text, groups=False)  # 100,200 is a number, unless the other side is a list
+    if isinstance(right, Group) and isinstance(left, Scalar) and "," in a.text:
         return read(a.text, groups=False), g
+    if isinstance(left, Scalar) and isinstance(right, Scalar) and bool(left.unit) != bool(right.unit):
+        return (a, read(g.text, letters=True)) if left.unit else (read(a.text, letters=True), g)  # 5 m
     return None
 
 
 def _same(a: Answer, g: Answer) -> bool | None:
     left, right = a.shape, g.shape
-    if isinstance(left, Unknown) or isinstance(right, Unknown):
-        if isinstance(right, (Scalar, Words, Based, Matrix)) and _RELATION.search(a.text):
-            return False  # a relation is no number
-        return _unknown(left, right)
-    if isinstance(right, (Scalar, Words)) and isinstance(left, (Union, Named)) and _RELATION.search(a.text):
-        return False
-    if isinstance(left, Named) or isinstance(right, Named):
-        return _named(a, g)
-    if isinstance(left, Words) or isinstance(right, Words):
-        return _words(a, g)
-    if isinstance(left, Based) or isinstance(right, Based):
-        return _based(a, g)
     if isinstance(left, Scalar) and isinstance(right, Scalar):
-        return algebra.same(left.value, right.value)
-    if isinstance(left, Equation) and isinstance(right, Equation):
-        return _proportional(left.difference, right.difference)
-    if isinstance(left, Matrix) or isinstance(right, Matrix):
-        return _matrices(left, right)
-    if isinstance(left, Union) or isinstance(right, Union):
-        return _unions(a, g)
-    if isinstance(left, Group) and isinstance(right, Group):
-        return _groups(left, right)
-    if isinstance(left, Scalar) and isinstance(right, Group):
-        return _alone(a, right)
-    if isinstance(left, Group) and isinstance(right, Scalar):
-        return _alone(g, left)
+        return _scalars(left, right)
+    if _RELATION.search(a.text) and _is_no_relation(left, right):
+        return False
+    for kind, judge in _JUDGES:
+        if isinstance(left, kind) or isinstance(right, kind):
+            return judge(a, g)
     return False
 
 
-def _unknown(left: object, right: object) -> bool | None:
+def _scalars(left: Scalar, right: Scalar) -> bool | None:
+    """Whether two formulas are equal and their units agree; other words beside them must be the same."""
+    if not units.agree(left.unit, right.unit):
+        return False
+    verdict = algebra.same(left.value, right.value)
+    if verdict is None and left.value.named("words", "unit") != right.value.named("words", "unit"):
+        return False
+    return verdict
+
+
+def _is_no_relation(left: Shape, right: Shape) -> bool:
+    """Whether ``right`` is a single thing, while ``left``, an answer with a relation in it, is none."""
+    if isinstance(left, Unknown):
+        return isinstance(right, (Scalar, Words, Based, Matrix))
+    return isinstance(left, (Union, Named)) and isinstance(right, (Scalar, Words))
+
+
+def _unknown(a: Answer, g: Answer) -> bool | None:
     """What cannot be computed on either side: left to others, unless it is no mathematics or too large to be one."""
+    left, right = a.shape, g.shape
     if isinstance(left, Unknown) and (not left.readable or (left.too_large and not isinstance(right, Unknown))):
         return False
     return None if not isinstance(right, Unknown) or right.readable else False
@@ -111,6 +114,12 @@ def _based(a: Answer, g: Answer) -> bool:
     based, other = (left, g) if isinstance(left, Based) else (right, a)
     assert isinstance(based, Based)
     return other.text.replace(" ", "").lstrip("0") == based.digits
+
+
+def _equations(a: Answer, g: Answer) -> bool | None:
+    if isinstance(a.shape, Equation) and isinstance(g.shape, Equation):
+        return _proportional(a.shape.difference, g.shape.difference)
+    return False
 
 
 def _proportional(a: Value, b: Value) -> bool | None:
@@ -168,7 +177,12 @@ def _unlike(items: Sequence[Answer]) -> list[Answer]:
     return found
 
 
-def _groups(left: Group, right: Group) -> bool | None:
+def _groups(a: Answer, g: Answer) -> bool | None:
+    left, right = a.shape, g.shape
+    if not isinstance(left, Group):
+        return _alone(a, right) if isinstance(right, Group) and isinstance(left, Scalar) else False
+    if not isinstance(right, Group):
+        return _alone(g, left) if isinstance(right, Scalar) else False
     if ":" in (left.ends, right.ends):
         return _ratios(left, right) if left.ends == right.ends else False
     if left.ends in _ANY_ORDER and right.ends in _ANY_ORDER:
@@ -180,9 +194,7 @@ def _groups(left: Group, right: Group) -> bool | None:
         return _in_order(left.items, right.items) if bracketed in ("()", "[]") and _is_point(left, right) else False
     if "{}" in (left.ends, right.ends) or "±" in (left.ends, right.ends):
         return False
-    if left.ends != right.ends and (len(left.items) == 2 or {left.ends, right.ends} != {"()", "[]"}):
-        return False
-    return _in_order(left.items, right.items)
+    return _in_order(left.items, right.items) if left.ends == right.ends else False
 
 
 def _is_point(left: Group, right: Group) -> bool:
@@ -193,21 +205,33 @@ def _is_point(left: Group, right: Group) -> bool:
 
 
 def _ratios(left: Group, right: Group) -> bool | None:
-    """3:4 is 6:8; but what looks like a time, 12:05, is compared as written."""
+    """3:4 is 6:8; but what looks like a time, 12:05 or 3:30 p.m., is compared as written."""
     if len(left.items) != len(right.items):
         return False
-    texts = [[item.text for item in group.items] for group in (left, right)]
-    if any(t.startswith("0") and len(t) > 1 for row in texts for t in row):
+    if any(map(_is_of_a_time, (*left.items, *right.items))):
         return _in_order(left.items, right.items)
     values = [[i.shape.value for i in group.items if isinstance(i.shape, Scalar)] for group in (left, right)]
     if len(values[0]) != len(left.items) or len(values[1]) != len(right.items):
         return _in_order(left.items, right.items)
     first, second = values
+    if not units.agree(_unit(left), _unit(right)):
+        return False
     crossed = [
         algebra.same(algebra.multiply(x, second[0]), algebra.multiply(y, first[0]))
         for x, y in zip(first[1:], second[1:], strict=True)
     ]
     return _all(crossed)
+
+
+def _is_of_a_time(item: Answer) -> bool:
+    clock = isinstance(item.shape, Scalar) and units.on_the_clock(item.shape.unit)
+    return clock or (item.text.startswith("0") and len(item.text) > 1)
+
+
+def _unit(group: Group) -> Unit:
+    """The unit of the last of its items that has one."""
+    found = [item.shape.unit for item in group.items if isinstance(item.shape, Scalar) and item.shape.unit]
+    return found[-1] if found else ()
 
 
 def _alone(one: Answer, group: Group) -> bool | None:
@@ -224,8 +248,9 @@ def _alone(one: Answer, group: Group) -> bool | None:
     return False
 
 
-def _matrices(left: object, right: object) -> bool | None:
+def _matrices(a: Answer, g: Answer) -> bool | None:
     """Entry by entry; a single row or column may be written as a tuple."""
+    left, right = a.shape, g.shape
     if isinstance(left, Matrix) and isinstance(right, Matrix):
         if [len(row) for row in left.rows] != [len(row) for row in right.rows]:
             return False
@@ -299,3 +324,10 @@ def _interval(low: Fraction | float, low_in: bool, high: Fraction | float, high_
             infinite = algebra.variable("∞")
             ends.append(Answer(Scalar(infinite if end > 0 else algebra.negative(infinite))))
     return Answer(Group(("[" if low_in else "(") + ("]" if high_in else ")"), tuple(ends)))
+
+
+_JUDGES: tuple[tuple[type, Callable[[Answer, Answer], bool | None]], ...] = (
+    (Unknown, _unknown), (Named, _named), (Words, _words), (Based, _based), (Equation, _equations),
+    (Matrix, _matrices), (Union, _unions), (Group, _groups),
+)  # fmt: skip
+"""Who compares two answers of which one is of a kind; the first that fits."""

@@ -8,8 +8,11 @@ from collections import deque
 MAX_READ = 200_000  # characters at the end of a completion that are searched: an answer stands at the end
 MAX_UNBOXED = 20_000  # the same, where there is no box
 
-_BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
-_PIECE = re.compile(r"\\(?:boxed|fbox)\s*\{|\\.|[{}]", re.DOTALL)
+_BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])")
+# a box with its brace, or around the number or letter that follows; any other command; a brace
+_PIECE = re.compile(
+    r"\\(?:boxed|fbox)\s*(?:\{|(?P<bare>[-+]?\.?\d[^\s{}$\\]*|(?<=\s)[A-Za-z](?=\s*(?:[$.,}]|$))))|\\.|[{}]", re.DOTALL
+)
 _STATED = re.compile(
     r"\b(?:final\s+answer|answer|result|solution)\b\**\s*(?:\bis\b|\bare\b|[:=])\s*:?\**\s*", re.IGNORECASE
 )
@@ -21,7 +24,7 @@ _LIST = re.compile(r"(?:,|;|\bor\b|\band\b|\bto\b|[-–~/*+^=<>])\s*$")
 
 
 def last_box(text: str) -> str | None:
-    r"""What the last complete ``\boxed{…}`` (or ``\fbox{…}``) holds, braces balanced; None without one.
+    r"""What the last complete ``\boxed{…}`` (or ``\fbox{…}``, or ``\boxed 7``) holds, braces balanced, or None.
 
     Of boxes inside each other the outer one counts. A box that is never closed is none. One pass over the text.
 
@@ -43,6 +46,8 @@ def last_box(text: str) -> str | None:
             box = open_at.pop() if open_at else None
             if box is not None:
                 best = (box[1], piece.start())
+        elif piece["bare"]:
+            best = piece.span("bare")
         elif token.endswith("{") and len(token) > 2:
             open_at.append(piece.span())
     return None if best is None else text[best[0] : best[1]]

@@ -6,9 +6,9 @@ import math
 from fractions import Fraction
 
 from ..numbers import read_digits
-from . import algebra, functions
+from . import algebra, functions, units
 from .algebra import Malformed, NotExact, TooLarge, Value
-from .tokens import FUNCTIONS, NAMES, SHORT_WORDS, Token
+from .tokens import FUNCTIONS, NAMES, SHORT_WORDS, Token, is_value
 
 MAX_DEPTH = 40
 MAX_FACTORIAL = 5000
@@ -54,6 +54,7 @@ class _Reader:
         self.sign = sign
         self.depth = 0
         self.bars = 0
+        self.arguments = 0  # of trigonometric functions, around this place: a degree is π/180 in there
 
     def peek(self, ahead: int = 0) -> str:
         return self.tokens[self.at + ahead].text if self.at + ahead < len(self.tokens) else ""
@@ -77,9 +78,16 @@ class _Reader:
 
     def sum(self) -> Value:
         total = self.product(self.signs())
-        while self.peek() in ("+", "-", "\\pm", "\\mp"):
+        while self.peek() in ("+", "-", "\\pm", "\\mp") or self.at_another_quantity():
+            together = self.at_another_quantity()
             total = algebra.add(total, self.product(self.signs()))
+            if together and units.measured(total)[1]:
+                raise Malformed("two numbers side by side")
         return total
+
+    def at_another_quantity(self) -> bool:
+        """Whether a number follows a unit, as in 3 hours 20 minutes: a sum, where the units differ."""
+        return self.kind() in ("number", "repeating") and self.at > 0 and self.tokens[self.at - 1].kind == "unit"
 
     def signs(self) -> int:
         """Any + - ± ∓ in front, as one sign; ``--`` is refused, ``+ -`` is not."""
@@ -102,7 +110,7 @@ class _Reader:
             elif token == "/":
                 self.at += 1
                 total = algebra.divide(total, self.signed_factor())
-            elif self.begins_factor():
+            elif self.begins_factor() and not self.at_another_quantity():
                 if self.kind() in ("number", "repeating"):
                     raise Malformed("two numbers side by side")
                 total = algebra.multiply(total, self.factor())
@@ -116,7 +124,7 @@ class _Reader:
 
     def begins_factor(self) -> bool:
         token, kind = self.peek(), self.kind()
-        if kind in ("number", "repeating", "word"):
+        if kind in ("number", "repeating", "word", "unit", "text"):
             return True
         if kind == "command":
             return token[1:] in FUNCTIONS or token[1:] in NAMES or token in _STARTS
@@ -124,17 +132,24 @@ class _Reader:
 
     def factor(self) -> Value:
         base = self.primary()
-        while (token := self.peek()) in ("^", "!", "\\degree", "'"):
+        while (token := self.peek()) in ("^", "!", "'"):
             if token == "'":
                 raise NotExact("a derivative")
             self.at += 1
             if token == "!":
                 base = _factorial(base)
-            elif token == "\\degree":
-                base = algebra.multiply(base, algebra.divide(algebra.thing(algebra.PI), algebra.number(180)))
+            elif (length := self.ordinal()) > 0:
+                self.at += length
+                base = algebra.multiply(base, algebra.thing(("unit", "th")))
             else:
                 base = functions.power(base, self.exponent())
         return base
+
+    def ordinal(self) -> int:
+        r"""How many tokens of a raised ending come next, as in 5^{\text{th}}."""
+        at = 1 if self.peek() == "{" else 0
+        found = self.kind(at) == "unit" and units.name(self.peek(at)) == "th"
+        return 1 + 2 * at if found and (not at or self.peek(2) == "}") else 0
 
     def exponent(self) -> Value:
         """``^{…}``, ``^(…)``, or one factor with its sign and its own exponents: 2^-3, 2^3^2."""
@@ -152,7 +167,7 @@ class _Reader:
         if self.peek() != "{":
             token = self.peek()
             if self.kind() == "word" and len(token) > 1 and token not in FUNCTIONS and token not in (*NAMES, "pi"):
-                first, rest = Token("word", token[0], False), Token("word", token[1:], False)
+                first, rest = Token("word", token[0]), Token("word", token[1:])
                 self.tokens = [*self.tokens[: self.at], first, rest, *self.tokens[self.at + 1 :]]
             return self.primary(single=True)
         self.take("{")
@@ -173,6 +188,8 @@ class _Reader:
             return self.numeral(single)
         if kind == "word":
             return self.letters(single)
+        if kind in ("unit", "text"):
+            return self.unit() if kind == "unit" else self.words()
         if token in ("(", "[", "{", "\\{"):
             close = {"(": ")", "[": "]", "{": "}", "\\{": "\\}"}[self.take().text]
             bars, self.bars = self.bars, 0
@@ -189,11 +206,7 @@ class _Reader:
             return functions.absolute(found)
         if kind == "command":
             return self.command(token[1:])
-        if (
-            not token
-            or kind in ("text", "newline")
-            or token in ("*", "/", "+", "-", "^", "_", "!", "}", ")", "]", "&", '"')
-        ):
+        if not token or kind == "newline" or token in ("*", "/", "+", "-", "^", "_", "!", "}", ")", "]", "&", '"'):
             raise Malformed(f"{token[:20]!r} is not expected there" if token else "ends in the middle")
         raise NotExact(f"{token[:20]!r} is not expected there")
 
@@ -231,6 +244,29 @@ class _Reader:
         self.at += length
         return Fraction(int(above), int(below))
 
+    def unit(self) -> Value:
+        r"""A unit, with a power in front (square inches), or with its amount where it is a currency: \$5."""
+        behind = is_value(self.tokens[: self.at])
+        word = self.take().text
+        if self.kind() == "unit" and word.lower() in units.POWERS:
+            return functions.power(self.unit(), algebra.number(units.POWERS[word.lower()]))
+        name = units.name(word) or word.lower()
+        if name == "degree" and self.peek() in ("celsius", "fahrenheit"):
+            name = self.take().text
+        elif name in units.ANGLES and self.arguments:
+            turn = algebra.divide(algebra.thing(algebra.PI), algebra.number(180))
+            return turn if name == "degree" else algebra.number(1)
+        found = algebra.thing(("unit", name))
+        if behind or name not in units.CURRENCY or not (self.begins_factor() or self.peek() in ("+", "-")):
+            return found
+        amount = self.product(self.signs())
+        return amount if units.measured(amount)[1] == ((name, 1),) else algebra.multiply(found, amount)  # $5 dollars
+
+    def words(self) -> Value:
+        r"""Words beside a value are equal to themselves only; a single letter in upright type is a name."""
+        text = " ".join(self.take().text[len("\\text{") : -1].split())
+        return self.letter(text) if len(text) == 1 and text.isalpha() else algebra.thing(("words", text.casefold()))
+
     def letters(self, single: bool) -> Value:
         """A run of letters: a function, a constant, or single letters that are multiplied."""
         token = self.take()
@@ -251,7 +287,7 @@ class _Reader:
             else:  # an exponent or index belongs to the last letter alone
                 self.at -= 1
                 self.tokens = [*self.tokens]
-                self.tokens[self.at] = Token("word", letter, token.space)
+                self.tokens[self.at] = Token("word", letter)
                 self.at += 1
                 final = self.named(letter)
                 if self.peek() == "^" and len(word) > 1:
@@ -297,6 +333,8 @@ class _Reader:
             raise NotExact(f"\\{name[:20]} is not computed here")
         self.at += 1
         if name == "frac":
+            if self.at_derivative():
+                raise NotExact("a derivative")
             above = self.group()
             return algebra.divide(above, self.group())
         if name == "sqrt":
@@ -309,6 +347,15 @@ class _Reader:
         found = self.sum()
         self.take("\\rfloor" if name == "lfloor" else "\\rceil")
         return functions.rounded(found, "floor" if name == "lfloor" else "ceil")
+
+    def at_derivative(self) -> bool:
+        r"""Whether the two groups that come next are those of \frac{dy}{dx}."""
+        texts = [self.peek(i) for i in range(9)]
+        if texts[0] != "{" or not texts[1].startswith("d") or "}" not in texts[2:6]:
+            return False
+        close = texts.index("}", 2)
+        d = texts[close + 2 : close + 3] or [""]
+        return texts[close + 1] == "{" and d[0][:1] == "d" and (len(d[0]) == 2 or self.kind(close + 3) == "word")
 
     def root(self) -> Value:
         degree = 2
@@ -335,20 +382,33 @@ class _Reader:
             exponent = self.exponent()
             if algebra.rational(exponent) == -1:
                 name, exponent = "arc" + name, None
-        found = functions.apply(name, self.argument(), base)
+        self.arguments += name in _OF_ANGLES
+        argument = self.argument()
+        self.arguments -= name in _OF_ANGLES
+        found = functions.apply(name, argument, base)
         return found if exponent is None else functions.power(found, exponent)
 
     def argument(self) -> Value:
-        """A bracket, or numbers, names and fractions side by side up to the next sign or function."""
+        """A bracket, or numbers, names and fractions side by side up to the next sign or function; with its angle."""
         if self.peek() in ("(", "[", "{", "|"):
-            return self.factor() if self.peek() != "{" else self.group()
+            total = self.factor() if self.peek() != "{" else self.group()
+            return algebra.multiply(total, self.unit()) if self.at_angle() else total
         sign = self.signs()
         total = self.factor()
-        while self.begins_factor() and self.peek() not in ("(", "[", "|") and not self.at_function():
+        while self.goes_on():
             if self.kind() in ("number", "repeating"):
                 raise Malformed("two numbers side by side")
             total = algebra.multiply(total, self.factor())
         return algebra.negative(total) if sign < 0 else total
+
+    def goes_on(self) -> bool:
+        """Whether what comes next still belongs to an argument without brackets."""
+        if self.kind() in ("unit", "text"):
+            return self.at_angle()
+        return self.begins_factor() and self.peek() not in ("(", "[", "|") and not self.at_function()
+
+    def at_angle(self) -> bool:
+        return self.arguments > 0 and self.kind() == "unit" and units.name(self.peek()) in units.ANGLES
 
     def at_function(self) -> bool:
         name = self.peek().lstrip("\\")
@@ -356,6 +416,9 @@ class _Reader:
 
 
 _STARTS = frozenset({"\\frac", "\\sqrt", "\\binom", "\\pi", "\\infty", "\\lfloor", "\\lceil"})
+
+
+_OF_ANGLES = frozenset({"sin", "cos", "tan", "cot", "sec", "csc"})
 
 
 def _factorial(base: Value) -> Value:

@@ -15,10 +15,11 @@ from ..numbers import MAX_DIGITS, parse_gold
 from ..thinking import after_thinking
 from ..verdict import Verdict, bad_gold, no_answer, right_or_wrong
 from ..workers import Limits, Outcome, Pool
-from . import compare, extract
+from . import compare, extract, units
 from .answers import read
 from .normalise import MAX_ANSWER, normalise
 from .shapes import Answer, Equation, Group, Matrix, Named, Scalar, Union, Unknown
+from .tokens import tokenize
 
 INSTALL = "pip install 'trew[math]'"
 LIMITS = Limits(cpu_s=2.0, memory_mb=512, wall_s=60.0, calls=500, growth_mb=128)
@@ -68,7 +69,7 @@ def grade_many(cases: Sequence[tuple[str, Any, Mapping[str, Any]]]) -> list[Verd
     if not math_verify_is_there():
         missing = Verdict(None, "sandbox_error", None, f"exact algebra cannot decide this; math-verify can: {INSTALL}")
         return [missing if isinstance(case, _Open) else case for case in found]
-    payloads = [{"gold": case.gold.text, "answer": case.answer.text} for case in left]
+    payloads = [{"gold": _formula(case.gold), "answer": _formula(case.answer)} for case in left]
     verdicts = iter([_judged(case, out) for case, out in zip(left, pool().run_many(payloads), strict=True)])
     return [next(verdicts) if isinstance(case, _Open) else case for case in found]
 
@@ -99,6 +100,22 @@ def _exactly(completion: str, gold: Any, *, require_boxed: bool = True, thinking
         return _Open(written, answer, target.answer)
     detail = answer.shape.why if isinstance(answer.shape, Unknown) and not verdict else ""
     return right_or_wrong(verdict, extracted=written, detail=detail)
+
+
+def _formula(answer: Answer) -> str:
+    r"""The text of an answer without the unit behind it, which is compared already.
+
+    >>> _formula(read("\\cot x \\text{ cm}^2")), _formula(read("\\sin 20\\degree"))
+    ('\\cot x', '\\sin 20\\degree')
+    """
+    shape = answer.shape.item.shape if isinstance(answer.shape, Named) else answer.shape
+    if not isinstance(shape, Scalar) or not shape.unit:
+        return answer.text
+    tokens = tokenize(answer.text)
+    names = dict(shape.unit)
+    cut = next((i for i, t in enumerate(tokens) if t.kind == "unit" and units.name(t.text) in names), len(tokens))
+    behind = all(t.kind in ("unit", "number", "mark") for t in tokens[cut:])
+    return " ".join(t.text for t in tokens[:cut]) if behind else answer.text
 
 
 def _judged(case: _Open, outcome: Outcome) -> Verdict:
@@ -170,7 +187,7 @@ def gold_problem(gold: Any) -> str:
         )
     if not isinstance(found.answer.shape, Unknown):
         return ""
-    outcome = pool().run({"gold": found.answer.text, "answer": found.answer.text})
+    outcome = pool().run(dict.fromkeys(("gold", "answer"), _formula(found.answer)))
     if outcome.status != "done":
         return f"math-verify cannot read it: {outcome.detail}"
     return outcome.value.get("error", "")

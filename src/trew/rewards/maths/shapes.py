@@ -6,13 +6,15 @@ import re
 from dataclasses import dataclass, field
 
 from .algebra import Value
+from .units import Unit
 
 
 @dataclass(frozen=True, slots=True)
 class Scalar:
-    """One number or formula."""
+    """One number or formula, and the unit that it is in."""
 
     value: Value
+    unit: Unit = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,5 +93,5 @@ class Answer:
     @property
     def plain(self) -> str:
         """The letters and digits of the text in small letters, to compare words with."""
-        text = re.sub(r"\\(?:text|or|and)\b", "", self.text)
+        text = self.text.replace("\\text", "")
         return re.sub(r"[^\w]|_", "", text.casefold()) if "\\" not in text else ""

@@ -1,10 +1,11 @@
-r"""Normalised LaTeX and plain formulas as tokens."""
+r"""Normalised LaTeX and plain formulas as tokens. Units and words are tokens like all others: nothing is left out."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
 
+from . import units
 from .algebra import Malformed, TooLarge
 
 _FUNCTIONS = "sin cos tan cot sec csc sinh cosh tanh coth arcsin arccos arctan arccot asin acos atan ln log lg exp sqrt"
@@ -17,76 +18,229 @@ _SHORT_WORDS = """
     ann amy bob dan eve jim joe kim leo max mia roy sam sue ted tim tom zoe none nan dne
 """
 FUNCTIONS, NAMES, SHORT_WORDS = (frozenset(words.split()) for words in (_FUNCTIONS, _NAMES, _SHORT_WORDS))
+NO_WORDS = FUNCTIONS | NAMES | {"pi", "infinity", "Infinity", "infty", "base"}
+"""What is written in letters and is no word."""
 MAX_TOKENS = 1000
 MAX_DIGITS = 1000
+MAX_TEXT = 3  # texts in texts
+
+_VALUES = frozenset({"number", "repeating", "unit", "text"})
+_VALUE_ENDS = frozenset({")", "]", "}", "\\}", "!", "\\pi", "\\infty", "e", "i", "pi"})
+_SCALES = {"C": "celsius", "F": "fahrenheit"} | {
+    w: w.lower() for w in ("Celsius", "Fahrenheit", "celsius", "fahrenheit")
+}
+_DEGREES = frozenset({"\\degree", "degree", "degrees", "deg"})
+_JOINERS = {"or": "\\or", "and": "\\and"}
+_MULTIPLES = {"hundred": "2", "thousand": "3", "million": "6", "billion": "9", "trillion": "12"}
+_UNIT_COMMANDS = frozenset({"\\$", "\\%", "\\degree", "\\cent", "\\euro", "\\pounds", "\\yen", "\\rupee"})
 
 _TOKEN = re.compile(
     r"""(?P<repeating>\d*\.\d*\\(?:overline|bar|dot)\s*\{?\d{1,50}\}?)
     |(?P<number>(?:\d+(?:\.\d+)?|\.\d+)(?:[eE][+-]?\d{1,4}(?![\d.]))?)
-    |(?P<text>\\text\{[^{}]*\})
+    |(?P<text>\\text\{(?:[^{}]|\{[^{}]*\})*\})
     |(?P<matrix>\\(?:begin|end)\{[A-Za-z]+\})
     |(?P<command>\\[A-Za-z]+)
     |(?P<newline>\\\\)
-    |(?P<brace>\\[{}])
-    |(?P<word>[A-Za-z]+)
+    |(?P<brace>\\[{}$%])
+    |(?P<clock>[aApP]\.\s?[mM]\b\.?)
+    |(?P<word>o'clock|[A-Za-z]+)
     |(?P<mark>[-+*/^_!=<>,;:&|'"()\[\]{}])""",
     re.VERBOSE,
 )
 _GROUPED = re.compile(r"\d{1,3}(?:,\d{3})+(?:\.\d+)?(?!\d|,\d)")
+_FORMULA = re.compile(r"\d|=|^\s*[A-Z]\s*,[A-Z ,]*$")  # in a text: letters are names there, also in a list of choices
+_ARGUMENT = re.compile(r"\s*[A-Za-z0-9\\({^_]")
+_OPEN, _CLOSE = frozenset({"(", "[", "{", "\\{"}), frozenset({")", "]", "}", "\\}"})
 
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """``kind`` is number, repeating, text, matrix, command, newline, brace, word or mark; ``space``: white space
-    stands before it."""
+    """``kind`` is number, repeating, text, unit, matrix, command, newline, brace, word or mark."""
 
     kind: str
     text: str
-    space: bool
 
 
-def tokenize(text: str, *, groups: bool = True) -> list[Token]:
+class _Prose(Exception):
+    """A text holds a word that is neither a unit nor a number nor a joiner, so it counts as a whole."""
+
+
+def tokenize(text: str, *, groups: bool = True, letters: bool = False) -> list[Token]:
     r"""The tokens of ``text``; raises Malformed for a character that has no meaning here.
 
-    With ``groups`` a number such as 1,234 outside of brackets is one number, else it is two with a comma.
+    With ``groups`` a number such as 1,234 outside of brackets is one number, else it is two with a comma. With
+    ``letters`` a single letter behind a value may be a unit (5 m) also where it is not in upright type.
 
     >>> [t.text for t in tokenize(r"2\frac12 x_1")], [t.text for t in tokenize("1,234, (1,234)")]
     (['2', '\\frac', '1', '2', 'x', '_', '1'], ['1234', ',', '(', '1', ',', '234', ')'])
+    >>> [(t.kind, t.text) for t in tokenize(r"5 \text{ miles per hour}")]
+    [('number', '5'), ('unit', 'miles'), ('mark', '/'), ('unit', 'hour')]
+    >>> [(t.kind, t.text) for t in tokenize(r"5 \text{ is wrong}")]
+    [('number', '5'), ('text', '\\text{ is wrong}')]
     """
-    out: list[Token] = []
-    at = depth = 0
-    while at < len(text):
-        space = text[at].isspace()
-        if space:
-            at += 1
-            continue
-        space = at > 0 and text[at - 1].isspace()
-        if groups and depth == 0 and text[at].isdigit() and (match := _GROUPED.match(text, at)) and text[at] != "0":
-            out.append(Token("number", match.group().replace(",", ""), space))
-            at = match.end()
-            continue
+    return _Scanner(text, [], groups=groups, letters=letters).scan()
+
+
+class _Scanner:
+    """A place in a text, and the tokens before it. ``level`` counts the texts around it: inside one (upright type) all
+    words must be known."""
+
+    def __init__(self, text: str, out: list[Token], *, groups: bool, letters: bool = False, level: int = 0):
+        self.text = text
+        self.out = out
+        self.groups = groups
+        self.letters = letters
+        self.level = level
+        self.at = self.depth = 0
+
+    def scan(self) -> list[Token]:
+        while self.at < len(self.text):
+            if self.text[self.at].isspace():
+                self.at += 1
+            else:
+                self.step()
+                if len(self.out) > MAX_TOKENS:
+                    raise TooLarge("too long")
+        return self.out
+
+    def step(self) -> None:
+        text, at = self.text, self.at
+        if self.groups and self.depth == 0 and "1" <= text[at] <= "9" and (match := _GROUPED.match(text, at)):
+            self.at = match.end()
+            self.put("number", match.group().replace(",", ""))
+            return
         match = _TOKEN.match(text, at)
         if match is None:
-            raise Malformed(f"{text[at]!r} has no meaning here")
+            self.full_stop()
+            return
         kind, token = match.lastgroup or "", match.group()
-        if kind == "number" and _is_single(out, token):
-            token = token[0]
-        if token in ("(", "[", "{", "\\{"):
-            depth += 1
-        elif token in (")", "]", "}", "\\}"):
-            depth -= 1
-        if len(token) > MAX_DIGITS and kind == "number":
-            raise TooLarge("a number of too many digits")
-        out.append(Token(kind, token, space))
-        at += len(token)
-        if len(out) > MAX_TOKENS:
-            raise TooLarge("too long")
-    return out
+        if kind == "number":
+            token = token[0] if _is_argument(self.out) else token
+            if len(token) > MAX_DIGITS:
+                raise TooLarge("a number of too many digits")
+        self.at += len(token)
+        special = _SPECIAL.get(kind)
+        if special is not None:
+            special(self, token)
+        else:
+            self.put(kind, token)
+
+    def put(self, kind: str, token: str) -> None:
+        self.out.append(Token(kind, token))
+
+    def full_stop(self) -> None:
+        """Goes over a point that belongs to what stands before it: ft., and any in upright type."""
+        if self.text[self.at] != "." or not (self.level or (self.out and self.out[-1].kind == "unit")):
+            raise Malformed(f"{self.text[self.at]!r} has no meaning here")
+        self.at += 1
+
+    def mark(self, token: str) -> None:
+        self.depth += (token in _OPEN) - (token in _CLOSE)
+        self.put("mark", token)
+
+    def brace(self, token: str) -> None:
+        self.depth += (token in _OPEN) - (token in _CLOSE)
+        self.put("unit" if token in _UNIT_COMMANDS else "brace", token)
+
+    def command(self, token: str) -> None:
+        self.put("unit" if token in _UNIT_COMMANDS else "command", token)
+
+    def clock(self, token: str) -> None:
+        self.put("unit", f"{token[0].lower()}m")
+
+    def word(self, token: str) -> None:
+        """Puts a word as what it is: a joiner, a part of a quantity, another word behind a value, or letters."""
+        behind = is_value(self.out)
+        spaced = self.text[self.at - len(token) - 1 : self.at - len(token)].isspace()
+        if token in _JOINERS:
+            self.put("command", _JOINERS[token])
+        elif self.quantity(token, behind, spaced):
+            pass
+        elif self.level:
+            self.upright(token)
+        elif behind and spaced and (len(token) > 3 or token in SHORT_WORDS) and token not in NO_WORDS:
+            self.put("text", f"\\text{{{token}}}")
+        else:
+            self.put("word", token)
+
+    def upright(self, token: str) -> None:
+        """Puts a function's name, or a letter of a formula; any other word makes the text around it prose."""
+        if token in FUNCTIONS:
+            self.put("command", f"\\{token}")
+        elif len(token) == 1 and _FORMULA.search(self.text):
+            self.put("word", token)
+        else:
+            raise _Prose
+
+    def quantity(self, token: str, behind: bool, spaced: bool) -> bool:
+        """Puts the tokens of a word that belongs to a quantity, and says whether it does."""
+        low = token.lower()
+        last = self.out[-1].kind if self.out else ""
+        if last in ("number", "repeating") and low in _MULTIPLES:
+            self.out += [
+                Token("mark", "*"),
+                Token("number", "10"),
+                Token("mark", "^"),
+                Token("number", _MULTIPLES[low]),
+            ]
+        elif last == "unit" and low in units.POWERS_BEHIND:
+            self.out += [Token("mark", "^"), Token("number", units.POWERS_BEHIND[low])]
+        elif (low == "per" and (last == "unit" or (self.level and behind))) or (low in ("a", "an") and last == "unit"):
+            self.put("mark", "/")
+        elif last == "unit" and self.out[-1].text in _DEGREES and token in _SCALES:
+            self.put("unit", _SCALES[token])
+        elif token in units.PHRASES and (behind or self.level):
+            _Scanner(units.PHRASES[token], self.out, groups=False, level=self.level + 1).scan()
+        elif self.is_unit(token, behind, spaced):
+            self.put("unit", token)
+        else:
+            return False
+        return True
+
+    def is_unit(self, token: str, behind: bool, spaced: bool) -> bool:
+        r"""Whether a word is a unit here: 5\text{ m}, 5cm, 5 kN; but not in m x, 5m, 5ms, sec x."""
+        if not units.is_part(token) or not (behind or (self.level and len(token) > 1)):
+            return False
+        if token in FUNCTIONS:  # sec
+            return behind and not _ARGUMENT.match(self.text, self.at)
+        if self.level or self.letters or len(token) > 2 or token in units.BARE:
+            return True
+        return spaced if len(token) > 1 else [t.kind for t in self.out[-2:]] == ["unit", "mark"]  # km/h
+
+    def in_text(self, token: str) -> None:
+        r"""Puts the tokens of ``\text{…}``, or all of it as one where it is prose."""
+        if self.level >= MAX_TEXT:
+            raise TooLarge("texts in texts")
+        before = len(self.out)
+        inner = _Scanner(token[len("\\text{") : -1], self.out, groups=self.groups, level=self.level + 1)
+        try:
+            inner.scan()
+        except (_Prose, Malformed):
+            del self.out[before:]
+            self.put("text", token)
 
 
-def _is_single(out: list[Token], token: str) -> bool:
-    """Whether TeX would take one digit only: the arguments of \\frac and \\sqrt without braces."""
-    if not out or len(token) == 1:
+_SPECIAL = {
+    "mark": _Scanner.mark,
+    "brace": _Scanner.brace,
+    "command": _Scanner.command,
+    "clock": _Scanner.clock,
+    "word": _Scanner.word,
+    "text": _Scanner.in_text,
+}
+
+
+def is_value(out: list[Token]) -> bool:
+    r"""Whether the tokens end in a value, so that a unit may follow: 5, x^2), \frac{1}{2}, and also 5/, 5\frac{."""
+    i = len(out) - 1
+    while i >= 0 and out[i].text in ("{", "\\frac", "/", "*"):
+        i -= 1
+    return i >= 0 and (out[i].kind in _VALUES or out[i].text in _VALUE_ENDS)
+
+
+def _is_argument(out: list[Token]) -> bool:
+    """Whether TeX would take one digit only: the arguments of \\frac without braces."""
+    if not out:
         return False
     if out[-1].text == "\\frac":
         return True
