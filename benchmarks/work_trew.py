@@ -46,7 +46,7 @@ def main() -> None:
             phases = clock.take() | {"total": clock.time() - start}
             told = {k: row.get(k) for k in ("loss", "grad_norm")} | {"foreign_cpu": load.foreign()}
             steps.append({"phases": phases, **counted(groups), **told})
-            rollouts.append([[c.token_ids.tolist() for c in group.completions] for group in groups])
+            rollouts.append([[c.token_ids.tolist() for c in group.rollouts] for group in groups])
     out.write_text(json.dumps({"steps": steps, "rollouts": rollouts, **watch.result()}))
 
 
@@ -83,15 +83,15 @@ def sampling(work: Work, config: Config, number: int) -> Sampling:
 
 def scored(groups: list[Group]) -> list[ScoredGroup]:
     return [
-        ScoredGroup(group, tuple(Score(v, parts={"repetition": v}) for v in rewards(len(group.completions))))
+        ScoredGroup(group, tuple(Score(v, parts={"repetition": v}) for v in rewards(len(group.rollouts))))
         for group in groups
     ]
 
 
 def counted(groups: list[Group]) -> dict[str, int]:
     return {
-        "prompt_tokens": sum(len(group.prompt_ids) * len(group.completions) for group in groups),
-        "completion_tokens": int(np.sum([len(c) for group in groups for c in group.completions])),
+        "prompt_tokens": sum(len(group.prompt_ids) * len(group.rollouts) for group in groups),
+        "completion_tokens": int(np.sum([len(c) for group in groups for c in group.rollouts])),
     }
 
 

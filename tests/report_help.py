@@ -3,10 +3,9 @@
 import json
 from html.parser import HTMLParser
 
-import numpy as np
-
+from rollouts_help import answers
 from trew.runs import Run
-from trew.types import Completion, Group, Prompt, Score, ScoredGroup
+from trew.types import Prompt, Score, ScoredGroup
 
 HOSTILE = [
     "<script>alert(1)</script>",
@@ -49,13 +48,8 @@ class Elements(HTMLParser):
 
 
 def scored(i, text, value=1.0, *, gold="4"):
-    n = 2
-    zeros = np.zeros(n, np.float32)
-    c = Completion(np.arange(n), np.ones(n, bool), zeros, zeros, zeros, text, "stop", 0)
     prompt = Prompt(str(i), text=f"question {text}", columns={"gold": gold})
-    return ScoredGroup(
-        Group(prompt, np.arange(2), (c,)), (Score(value, parts={"a": value, "b": None}, extracted=text),)
-    )
+    return ScoredGroup(answers(prompt, text, tokens=2), (Score(value, parts={"a": value, "b": None}, extracted=text),))
 
 
 def make(folder, texts=("hello",) * 16, *, evals=True, finished=True, steps=4):

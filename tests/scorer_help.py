@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import torch
 from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
 
 import tiny
-from trew.types import Completion, Group, Prompt
+from rollouts_help import rollout
+from trew.types import Group, Prompt
 
 
 def save_scorer(
@@ -36,9 +36,4 @@ def group(*texts: str, uid: str = "p", asked: str = "hi", chat: bool = True, **c
     )
     tokenizer = tiny.tokenizer()
 
-    def completion(text: str) -> Completion:
-        ids = np.array([*tokenizer(text)["input_ids"], 258])
-        zeros = np.zeros(len(ids), dtype=np.float32)
-        return Completion(ids, np.ones(len(ids), dtype=bool), zeros, zeros, zeros, text, "stop", 0)
-
-    return Group(prompt, np.array([1]), tuple(map(completion, texts)))
+    return Group(prompt, tuple(rollout([*tokenizer(text)["input_ids"], 258], text=text) for text in texts))

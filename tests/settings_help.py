@@ -186,7 +186,7 @@ def watch_work(patch: pytest.MonkeyPatch, seen: Seen) -> None:
 
     def generated(result: Any, *_: Any, on_group: Any = None, **__: Any) -> None:
         work["early"] = work.get("early", False) or on_group is not None
-        seen.prompt_ids += [group.prompt_ids.tolist() for group in result]
+        seen.prompt_ids += [group.rollouts[0].prompt_ids.tolist() for group in result]
         work["handlers"] = [s.name for s in signal.valid_signals() if callable(signal.getsignal(s))]
 
     count(loop, "build", lambda job, *_, **__: setattr(seen, "job", job))

@@ -1,6 +1,6 @@
 """What flows through a training step: one frozen type per stage, standard library and numpy only.
 
-    Prompt -> Group of Completions -> ScoredGroup -> (objective.TokenBatch) -> StepOutput
+    Prompt -> Group of Rollouts, each of Turns -> ScoredGroup -> (objective.TokenBatch) -> StepOutput
 
 Nothing is filled in later and no field changes its meaning. Everywhere, position t of an array describes token t of
 ``token_ids``. Log-probabilities and entropies are in nats.
@@ -17,8 +17,12 @@ import numpy as np
 Message = Mapping[str, str]
 """One chat turn, ``{"role": ..., "content": ...}``."""
 
-FinishReason = Literal["stop", "length"]
-"""``stop``: the policy ended the completion itself (end token or stop string). ``length``: it was cut off."""
+FinishReason = Literal["stop", "length", "tool_call", "abort"]
+"""Why a turn ended. ``stop``: the policy ended it itself (end token or stop string). ``length``: it was cut off.
+``tool_call``: it called a tool. ``abort``: the engine gave it up."""
+
+RolloutStatus = Literal["finished", "truncated", "failed"]
+"""How an attempt ended: by itself, at a limit, or because something broke (``Rollout.error`` says what)."""
 
 ScoreStatus = Literal["scored", "no_answer", "bad_gold", "timeout", "sandbox_error", "not_applicable"]
 """Why a score is what it is; ``None`` scores come with the last four (see ``rewards``)."""
@@ -65,43 +69,175 @@ class Sampling:
 
 
 @dataclass(frozen=True, slots=True)
-class Completion:
-    """One sampled answer to a prompt, T tokens long (the end token included where the policy chose one).
+class Span:
+    """Tokens ``start`` to ``end`` (exclusive) were sampled from the weights of policy version ``version``."""
 
-    ``sampled[t]`` is False for tokens that the policy did not choose (tool or environment output); only sampled
-    tokens carry loss. ``logprobs`` are log pi(token) at temperature 1, untruncated; ``sampling_logprobs`` are under
-    the distribution that the token was really drawn from (0 for greedy decoding); ``entropies`` are of the policy at
-    temperature 1.
+    version: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """Tokens that were put before the policy since its last turn, and the T tokens that it answered.
+
+    ``logprobs`` are under the distribution that each token was really drawn from (0 for greedy decoding);
+    ``policy_logprobs`` and ``entropies`` are of the policy at temperature 1, untruncated, and None where the engine
+    does not report them. ``versions`` covers all T tokens in order, without gaps.
     """
 
-    token_ids: np.ndarray  # (T,) int64
-    sampled: np.ndarray  # (T,) bool
+    context_ids: np.ndarray  # (C,) int64: the prompt, tool output; never carries loss
+    token_ids: np.ndarray  # (T,) int64: sampled, the end token included where the policy chose one
     logprobs: np.ndarray  # (T,) float32
-    sampling_logprobs: np.ndarray  # (T,) float32
-    entropies: np.ndarray  # (T,) float32
+    policy_logprobs: np.ndarray | None  # (T,) float32
+    entropies: np.ndarray | None  # (T,) float32
+    versions: tuple[Span, ...]
     text: str  # what rewards read: special tokens and the stop string removed
     finish_reason: FinishReason
-    policy_version: int
+
+    def __post_init__(self) -> None:
+        count = len(self.token_ids)
+        for name in ("logprobs", "policy_logprobs", "entropies"):
+            values = getattr(self, name)
+            if values is not None and len(values) != count:
+                raise ValueError(f"turn: {len(values)} {name} for {count} tokens")
+        bounds = [0, *(span.end for span in self.versions)]
+        if [span.start for span in self.versions] != bounds[:-1] or bounds[-1] != count:
+            raise ValueError(f"turn: versions {self.versions} do not cover its {count} tokens in order")
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """One attempt at a prompt: at least one turn. A failed attempt is data, not an exception.
+
+    ``prompt_ids`` is the first turn's context; ``token_ids`` is everything after it, later contexts included, and
+    ``sampled`` says which of these N tokens the policy chose. Per-token values are 0 at the others.
+    The length of a rollout is the number of sampled tokens.
+
+    >>> def turn(context, answer, version):
+    ...     zeros = np.zeros(len(answer), np.float32)
+    ...     spans = (Span(version, 0, len(answer)),)
+    ...     return Turn(np.array(context), np.array(answer), zeros, None, zeros, spans, "", "stop")
+    >>> two = Rollout((turn([1, 2], [3], 0), turn([4], [5, 6], 1)))
+    >>> two.prompt_ids.tolist(), two.token_ids.tolist(), two.sampled.tolist(), len(two)
+    ([1, 2], [3, 4, 5, 6], [True, False, True, True], 3)
+    >>> two.versions
+    (Span(version=0, start=0, end=1), Span(version=1, start=2, end=4))
+    """
+
+    turns: tuple[Turn, ...]
+    status: RolloutStatus = "finished"
+    error: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.turns:
+            raise ValueError("a rollout needs at least one turn")
 
     def __len__(self) -> int:
-        return len(self.token_ids)
+        return sum(len(turn.token_ids) for turn in self.turns)
+
+    @property
+    def prompt_ids(self) -> np.ndarray:
+        """(P,) int64."""
+        return self.turns[0].context_ids
+
+    @property
+    def token_ids(self) -> np.ndarray:
+        """(N,) int64: all tokens after the prompt."""
+        return self._join([(turn.context_ids, turn.token_ids) for turn in self.turns])
+
+    @property
+    def sampled(self) -> np.ndarray:
+        """(N,) bool: which of ``token_ids`` the policy chose; only these carry loss."""
+        return self._join([(np.zeros(len(t.context_ids), bool), np.ones(len(t.token_ids), bool)) for t in self.turns])
+
+    @property
+    def logprobs(self) -> np.ndarray:
+        """(N,) float32, under the distribution that was drawn from."""
+        return self._join([(_zeros(turn), turn.logprobs) for turn in self.turns])
+
+    @property
+    def policy_logprobs(self) -> np.ndarray | None:
+        """(N,) float32, at temperature 1 and untruncated; None where a turn lacks them."""
+        return self._known([(_zeros(turn), turn.policy_logprobs) for turn in self.turns])
+
+    @property
+    def entropies(self) -> np.ndarray | None:
+        """(N,) float32; None where a turn lacks them."""
+        return self._known([(_zeros(turn), turn.entropies) for turn in self.turns])
+
+    @property
+    def versions(self) -> tuple[Span, ...]:
+        """Which weights sampled which of ``token_ids``."""
+        spans: list[Span] = []
+        at = -len(self.prompt_ids)
+        for turn in self.turns:
+            at += len(turn.context_ids)
+            spans += [Span(span.version, at + span.start, at + span.end) for span in turn.versions]
+            at += len(turn.token_ids)
+        return tuple(spans)
+
+    @property
+    def oldest_version(self) -> int | None:
+        """The version of the weights that sampled the oldest token; None where nothing was sampled."""
+        return min((span.version for turn in self.turns for span in turn.versions), default=None)
+
+    @property
+    def text(self) -> str:
+        """The last turn's text: what rewards read."""
+        return self.turns[-1].text
+
+    @property
+    def finish_reason(self) -> FinishReason:
+        """Why the last turn ended."""
+        return self.turns[-1].finish_reason
+
+    def _join(self, parts: list[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
+        """The (context, answer) arrays of all turns, one after the other, without the first context."""
+        if len(parts) == 1:
+            return parts[0][1]
+        return np.concatenate([array for pair in parts for array in pair][1:])
+
+    def _known(self, parts: list[tuple[np.ndarray, np.ndarray | None]]) -> np.ndarray | None:
+        known = [(context, answer) for context, answer in parts if answer is not None]
+        return self._join(known) if len(known) == len(parts) else None
+
+
+def _zeros(turn: Turn) -> np.ndarray:
+    return np.zeros(len(turn.context_ids), np.float32)
+
+
+def single_turn(
+    prompt_ids: np.ndarray,
+    token_ids: np.ndarray,
+    *,
+    logprobs: np.ndarray,
+    policy_logprobs: np.ndarray | None,
+    entropies: np.ndarray | None,
+    version: int,
+    text: str,
+    finish_reason: FinishReason,
+) -> Rollout:
+    """A rollout of one answer, all of it sampled from the weights of ``version``."""
+    spans = (Span(version, 0, len(token_ids)),) if len(token_ids) else ()
+    turn = Turn(prompt_ids, token_ids, logprobs, policy_logprobs, entropies, spans, text, finish_reason)
+    return Rollout((turn,), status="truncated" if finish_reason == "length" else "finished")
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A prompt, its tokens, and its G completions."""
+    """A prompt and its G rollouts."""
 
     prompt: Prompt
-    prompt_ids: np.ndarray  # (P,) int64
-    completions: tuple[Completion, ...]
+    rollouts: tuple[Rollout, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """What the rewards together said about one completion.
+    """What the rewards together said about one rollout.
 
     ``value`` is None when no reward applied or none could judge; None is left out of statistics, never read as 0.
-    ``parts`` has each reward's own value by name, before weights. ``steps`` are rewards of the completion's steps, with
+    ``parts`` has each reward's own value by name, before weights. ``steps`` are rewards of the rollout's steps, with
     their weights, as (end, value): ``end`` counts the tokens up to and with the step's last one. Empty where no reward
     scores steps. ``statuses`` says why each part is what it is, ``part_seconds`` what it took.
     """
@@ -118,14 +254,14 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class ScoredGroup:
-    """A group with one score per completion, in the same order."""
+    """A group with one score per rollout, in the same order."""
 
     group: Group
     scores: tuple[Score, ...]
 
     def __post_init__(self) -> None:
-        if len(self.scores) != len(self.group.completions):
-            raise ValueError(f"{len(self.scores)} scores for {len(self.group.completions)} completions")
+        if len(self.scores) != len(self.group.rollouts):
+            raise ValueError(f"{len(self.scores)} scores for {len(self.group.rollouts)} rollouts")
 
 
 Metrics = Mapping[str, tuple[float, float]]

@@ -73,7 +73,7 @@ def generated(e: TorchEngine, *, n: int = 3, sampling: Sampling = SAMPLING) -> l
 
 def same(one: list[Group], other: list[Group], *, atol: float = 3e-5) -> None:
     for a, b in zip(one, other, strict=True):
-        for x, y in zip(a.completions, b.completions, strict=True):
+        for x, y in zip(a.rollouts, b.rollouts, strict=True):
             assert x.token_ids.tolist() == y.token_ids.tolist()
-            np.testing.assert_allclose(x.logprobs, y.logprobs, atol=atol)
+            np.testing.assert_allclose(x.policy_logprobs, y.policy_logprobs, atol=atol)
             np.testing.assert_allclose(x.entropies, y.entropies, atol=atol)

@@ -71,9 +71,9 @@ def test_tokens_are_the_same_and_log_probs_within_rounding(kind, batch, monkeypa
     calls = []
     monkeypatch.setattr(decoder.Decoder, "step", _counted(decoder.Decoder.step, calls))
     for one, other in zip(*both(model(kind), batch=batch), strict=True):
-        for a, b in zip(one.completions, other.completions, strict=True):
+        for a, b in zip(one.rollouts, other.rollouts, strict=True):
             assert a.token_ids.tolist() == b.token_ids.tolist()
-            np.testing.assert_allclose(a.logprobs, b.logprobs, atol=3e-5)
+            np.testing.assert_allclose(a.policy_logprobs, b.policy_logprobs, atol=3e-5)
             np.testing.assert_allclose(a.entropies, b.entropies, atol=3e-5)
     assert calls
 
@@ -104,17 +104,17 @@ def test_shapes(kind, overrides):
         if name.endswith("bias"):
             nn.init.normal_(p)
     for one, other in zip(*both(m, n=2), strict=True):
-        for a, b in zip(one.completions, other.completions, strict=True):
+        for a, b in zip(one.rollouts, other.rollouts, strict=True):
             assert a.token_ids.tolist() == b.token_ids.tolist()
-            np.testing.assert_allclose(a.logprobs, b.logprobs, atol=3e-5)
+            np.testing.assert_allclose(a.policy_logprobs, b.policy_logprobs, atol=3e-5)
 
 
 def test_prompts_longer_than_one_pass_are_computed_in_pieces(monkeypatch):
     monkeypatch.setattr(decoder, "PREFILL_TOKENS", 24)
     assert PREFILL_TOKENS > 24
     for one, other in zip(*both(model("gemma2")), strict=True):
-        for a, b in zip(one.completions, other.completions, strict=True):
-            np.testing.assert_allclose(a.logprobs, b.logprobs, atol=3e-5)
+        for a, b in zip(one.rollouts, other.rollouts, strict=True):
+            np.testing.assert_allclose(a.policy_logprobs, b.policy_logprobs, atol=3e-5)
 
 
 def test_bfloat16_stays_close_to_float32():
@@ -143,8 +143,8 @@ def test_an_update_of_the_weights_is_seen_at_once():
     assert e.native
     expected = engine(m, native=False).generate(PROMPTS, n=1, sampling=SAMPLING)
     for a, b, c in zip(after, expected, before, strict=True):
-        assert a.completions[0].token_ids.tolist() == b.completions[0].token_ids.tolist()
-        assert a.completions[0].token_ids.tolist() != c.completions[0].token_ids.tolist()
+        assert a.rollouts[0].token_ids.tolist() == b.rollouts[0].token_ids.tolist()
+        assert a.rollouts[0].token_ids.tolist() != c.rollouts[0].token_ids.tolist()
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "gemma3"])
@@ -158,15 +158,13 @@ def test_adapters_decode_as_they_are_now(kind):
             if p.requires_grad:
                 p.add_(0.05 * torch.randn_like(p))
     for one, other in zip(*both(m), strict=True):
-        for a, b in zip(one.completions, other.completions, strict=True):
+        for a, b in zip(one.rollouts, other.rollouts, strict=True):
             assert a.token_ids.tolist() == b.token_ids.tolist()
-            np.testing.assert_allclose(a.logprobs, b.logprobs, atol=1e-4)
+            np.testing.assert_allclose(a.policy_logprobs, b.policy_logprobs, atol=1e-4)
     with adapters.disabled():
         base = engine(m).generate(PROMPTS, n=1, sampling=SAMPLING)
     expected = engine(model(kind)).generate(PROMPTS, n=1, sampling=SAMPLING)
-    assert [g.completions[0].token_ids.tolist() for g in base] == [
-        g.completions[0].token_ids.tolist() for g in expected
-    ]
+    assert [g.rollouts[0].token_ids.tolist() for g in base] == [g.rollouts[0].token_ids.tolist() for g in expected]
     assert "linear layers of another kind" in str(describe(m)), "the learner must not train the frozen weights"
 
 
@@ -183,7 +181,7 @@ def test_a_decoder_that_computes_something_else_is_not_used(monkeypatch):
     assert not e.native
     assert len(e.messages) == 1
     expected = engine(m, native=False).generate(PROMPTS, n=1, sampling=SAMPLING)
-    assert [g.completions[0].token_ids.tolist() for g in got] == [g.completions[0].token_ids.tolist() for g in expected]
+    assert [g.rollouts[0].token_ids.tolist() for g in got] == [g.rollouts[0].token_ids.tolist() for g in expected]
 
 
 def test_each_prompt_is_computed_once_and_each_token_fed_once(monkeypatch):
@@ -192,10 +190,10 @@ def test_each_prompt_is_computed_once_and_each_token_fed_once(monkeypatch):
     monkeypatch.setattr(Decoder, "_forward", lambda self, t, r: rows.append(len(t)) or forward(self, t, r))
     e = TorchEngine(model(), Renderer(tiny.tokenizer()), batch=6)
     groups = e.generate(PROMPTS, n=6, sampling=SAMPLING)
-    lengths = [len(c) for g in groups for c in g.completions]
-    probe = min(8, max(len(g.prompt_ids) for g in groups))
+    lengths = [len(c) for g in groups for c in g.rollouts]
+    probe = min(8, max(len(g.rollouts[0].prompt_ids) for g in groups))
     assert len(set(lengths)) > 3, "the seed must give completions of different lengths"
-    assert sum(rows) == probe + sum(len(g.prompt_ids) for g in groups) + sum(lengths) - len(lengths)
+    assert sum(rows) == probe + sum(len(g.rollouts[0].prompt_ids) for g in groups) + sum(lengths) - len(lengths)
 
 
 def test_pages_are_given_back():

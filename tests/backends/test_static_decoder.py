@@ -65,7 +65,7 @@ def test_completions_that_end_and_come_in_at_different_times():
     e = engine(m, eos=True, batch=5, _graphs=lambda device: Graphs(recorder))
     found = generated(e, n=6, sampling=sampling)
     same(found, generated(engine(m, eos=True, batch=5, native=False), n=6, sampling=sampling))
-    lengths = {len(c) for g in found for c in g.completions}
+    lengths = {len(c) for g in found for c in g.rollouts}
     assert len(lengths) > 5, "the seed must give completions of different lengths"
     assert recorder.replayed > recorder.made > 1
 
@@ -89,7 +89,10 @@ def test_each_prompt_is_computed_once(monkeypatch):
     m = tiny.model()
     found = generated(engine(m, batch=5, _graphs=lambda device: Graphs(None)), n=7)
     same(found, generated(engine(m, batch=5, native=False), n=7))
-    assert sorted(map(len, computed[1:])) == sorted(len(g.prompt_ids) for g in found)  # the first is the probe
+    # The first is the probe.
+    assert sorted(map(len, computed[1:])) == sorted(len(g.rollouts[0].prompt_ids) for g in found)
+        len(g.rollouts[0].prompt_ids) for g in found
+    )  # the first is the probe
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "gemma3"])
@@ -131,11 +134,11 @@ def test_bfloat16_through_the_engine():
     e = engine(m, autocast=torch.bfloat16, _graphs=lambda device: Graphs(Traced()))
     for group in generated(e):
         with torch.no_grad():
-            for c in group.completions:
-                ids = torch.tensor([[*group.prompt_ids.tolist(), *c.token_ids.tolist()]])
-                logits = m(ids).logits[0, len(group.prompt_ids) - 1 : -1]
+            for c in group.rollouts:
+                ids = torch.tensor([[*group.rollouts[0].prompt_ids.tolist(), *c.token_ids.tolist()]])
+                logits = m(ids).logits[0, len(group.rollouts[0].prompt_ids) - 1 : -1]
                 exact = logits.log_softmax(-1).gather(-1, torch.as_tensor(c.token_ids)[:, None])[:, 0]
-                np.testing.assert_allclose(c.logprobs, exact, atol=5e-2)
+                np.testing.assert_allclose(c.policy_logprobs, exact, atol=5e-2)
     assert e.native
 
 
@@ -204,7 +207,7 @@ def test_buffers_and_graphs_serve_later_calls_with_new_weights():
     assert e._static is kept
     assert recorder.made == made, "the graphs of the first call serve the second"
     same(after, generated(engine(m, native=False)))
-    assert before[0].completions[0].token_ids.tolist() != after[0].completions[0].token_ids.tolist()
+    assert before[0].rollouts[0].token_ids.tolist() != after[0].rollouts[0].token_ids.tolist()
 
 
 @pytest.mark.parametrize("change", ["longer", "more", "replaced"])

@@ -196,4 +196,4 @@ def test_graphs_on_a_gpu_see_new_weights(autocast):
     second = generated(e)
     assert e._static is kept
     same(second, generated(engine(m, autocast=autocast, _graphs=lambda device: Graphs(None))))
-    assert first[0].completions[0].token_ids.tolist() != second[0].completions[0].token_ids.tolist()
+    assert first[0].rollouts[0].token_ids.tolist() != second[0].rollouts[0].token_ids.tolist()

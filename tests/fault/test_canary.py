@@ -13,6 +13,7 @@ from run_help import Watching, configured, rows, save_models
 from trew.backends.cpu import decoder, layers
 from trew.errors import EngineError
 from trew.rollout.torch_engine import engine
+from trew.types import single_turn
 from trew.utils.console import Silent
 
 
@@ -110,14 +111,11 @@ def test_the_engine_sees_its_own_stale_pack_and_decodes_without_it(models, tmp_p
 
 def test_completions_of_older_weights_are_counted_and_not_compared(models, tmp_path, monkeypatch):
     config = configured(tmp_path, models["native"], steps=2)
-    real = engine.TorchEngine._completion
 
-    def late(self: Any, *args: Any) -> Any:
-        completion = real(self, *args)
-        object.__setattr__(completion, "policy_version", max(completion.policy_version - 1, 0))
-        return completion
+    def late(*args: Any, version: int, **kwargs: Any) -> Any:
+        return single_turn(*args, version=max(version - 1, 0), **kwargs)
 
-    monkeypatch.setattr(engine.TorchEngine, "_completion", late)
+    monkeypatch.setattr(engine, "single_turn", late)
     summary = trew.train(config, display=Silent())
     assert [rows(config)[s]["staleness"] for s in (1, 2)] == [0, 1]
     assert rows(config)[2]["canary_gap"] is None

@@ -47,12 +47,12 @@ def test_log_probs_of_the_engine_are_those_of_the_plain_forward_pass(temperature
     groups = engine.generate(prompts, n=2, sampling=Sampling(max_tokens=24, temperature=temperature, seed=1))
     assert len(groups) == 3
     for group in groups:
-        for c in group.completions:
-            ids = torch.tensor(np.concatenate([group.prompt_ids, c.token_ids]))[None]
+        for c in group.rollouts:
+            ids = torch.tensor(np.concatenate([group.rollouts[0].prompt_ids, c.token_ids]))[None]
             with torch.no_grad():
-                logits = model(ids).logits[0, len(group.prompt_ids) - 1 : -1].float()
+                logits = model(ids).logits[0, len(group.rollouts[0].prompt_ids) - 1 : -1].float()
             chosen = torch.from_numpy(c.token_ids)[:, None]
-            for scale, recorded in ((1.0, c.logprobs), (temperature, c.sampling_logprobs)):
+            for scale, recorded in ((1.0, c.policy_logprobs), (temperature, c.logprobs)):
                 plain = torch.log_softmax(logits / scale, dim=-1).gather(1, chosen)[:, 0]
                 np.testing.assert_allclose(recorded, plain.numpy(), atol=1e-4)
             entropy = torch.distributions.Categorical(logits=logits).entropy()

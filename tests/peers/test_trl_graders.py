@@ -129,7 +129,7 @@ class TestTogether:
         grade = rewards.together([{"name": "gsm8k"}])
         prompts = [[{"role": "user", "content": text}] for text in "aabb"]
         groups = grade._groups(prompts, ["#### 72"] * 4, None, [{"answer": str(i // 3)} for i in range(4)])
-        assert [len(group.completions) for group in groups] == [2, 1, 1]
+        assert [len(group.rollouts) for group in groups] == [2, 1, 1]
         assert groups[0].prompt.messages == ({"role": "user", "content": "a"},)
         answers = [{"answer": value} for value in ("72", None)]
         assert [grade(prompts=["?"], completions=["#### 72"], answer=[a["answer"]]) for a in answers] == [[1.0], [None]]

@@ -10,15 +10,15 @@ from functools import partial
 from types import FrameType
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rollouts_help import answers
 from trew.config import RewardConfig
 from trew.rewards import RewardSet, builtin, expression, grade, layout, numbers
 from trew.rewards.expression import evaluate, tokenize
-from trew.types import Completion, Group, Prompt
+from trew.types import Prompt
 
 FRAGMENTS = [
     "####", "<answer>", "</answer>", "<think>", "</think>", "\\boxed{", "}", "{", "(", ")", "[", "]", "$", "%", "-",
@@ -233,11 +233,6 @@ def test_patterns_have_no_nested_repetition() -> None:
 # ----------------------------------------------------------------------------------------------------- combination
 
 
-def completions(texts: list[str]) -> tuple[Completion, ...]:
-    none = np.zeros(0, np.float32)
-    return tuple(Completion(np.zeros(0, int), np.zeros(0, bool), none, none, none, text, "stop", 0) for text in texts)
-
-
 TEXTS = ["#### 72", "#### 7", "72", "<think>a</think><answer>#### 72</answer>", ""]
 
 
@@ -253,7 +248,7 @@ def test_scores_do_not_depend_on_the_order(texts: list[str], order: list[int], w
     order = [i for i in order if i < len(texts)]
 
     def score(texts: list[str]) -> list[tuple[float | None, str]]:
-        [scored] = rewards.score([Group(prompt, np.zeros(0, int), completions(texts))])
+        [scored] = rewards.score([answers(prompt, *texts, tokens=0)])
         return [(s.value, s.status) for s in scored.scores]
 
     straight = score(texts)

@@ -5,15 +5,12 @@ from __future__ import annotations
 import textwrap
 from pathlib import Path
 
-import numpy as np
+from rollouts_help import rollout
+from trew.types import Group, Prompt, Rollout
 
-from trew.types import Completion, Group, Prompt
 
-
-def completion(text: str, *, tokens: int | None = None) -> Completion:
-    n = len(text) if tokens is None else tokens
-    zeros = np.zeros(n, np.float32)
-    return Completion(np.arange(n), np.ones(n, bool), zeros, zeros, zeros, text, "stop", 0)
+def completion(text: str, *, tokens: int | None = None) -> Rollout:
+    return rollout(len(text) if tokens is None else tokens, text=text)
 
 
 def group(*texts: str, uid: str = "q1", chat: bool = False, **columns: object) -> Group:
@@ -21,7 +18,7 @@ def group(*texts: str, uid: str = "q1", chat: bool = False, **columns: object) -
         prompt = Prompt(uid, messages=({"role": "user", "content": "question"},), columns=columns)
     else:
         prompt = Prompt(uid, text="question", columns=columns)
-    return Group(prompt, np.arange(3), tuple(map(completion, texts)))
+    return Group(prompt, tuple(map(completion, texts)))
 
 
 def write(folder: Path, source: str, name: str = "my_rewards.py") -> str:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import io
 import time
 
-import numpy as np
 import pytest
 from rich.console import Console
 
-from trew.types import Completion, Group, Prompt, Score, ScoredGroup
+from rollouts_help import answers
+from trew.types import Prompt, Score, ScoredGroup
 from trew.utils.console import COLUMNS, HEADING_EVERY, Bar, Display, Silent, duration
 
 HOSTILE = "\x1b[31mred\x1b]0;title\x07 [bold]x[/bold] [/] \u202eabc\u2066 \x9b2J\r\x08 \u200f end"
@@ -21,11 +21,8 @@ def display(*, terminal: bool = False) -> tuple[Display, io.StringIO]:
 
 
 def scored(*scores: float | None, text: str = "answer", prompt: Prompt | None = None) -> ScoredGroup:
-    one = np.zeros(1, dtype=np.float32)
-    completions = tuple(
-        Completion(np.array([1]), np.array([True]), one, one, one, f"{text} {i}", "stop", 0) for i in range(len(scores))
-    )
-    group = Group(prompt or Prompt("p", text="question"), np.array([1]), completions)
+    texts = [f"{text} {i}" for i in range(len(scores))]
+    group = answers(prompt or Prompt("p", text="question"), *texts, tokens=1)
     return ScoredGroup(group, tuple(Score(s) for s in scores))
 
 

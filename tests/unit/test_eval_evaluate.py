@@ -3,21 +3,19 @@
 import json
 import math
 
-import numpy as np
 import pytest
 
+from rollouts_help import rollout
 from trew.errors import ConfigError, DataError, EngineError
 from trew.eval import correct_by, evaluate, wilson
-from trew.types import Completion, Group, Prompt, Sampling, Score, ScoredGroup
+from trew.types import Group, Prompt, Sampling, Score, ScoredGroup
 
 GREEDY = Sampling(max_tokens=8, temperature=0.0)
 SAMPLED = Sampling(max_tokens=8)
 
 
 def completion(text, finish="stop"):
-    n = len(text)
-    zeros = np.zeros(n, np.float32)
-    return Completion(np.arange(n), np.ones(n, bool), zeros, zeros, zeros, text, finish, 0)
+    return rollout(len(text), text=text, finish=finish)
 
 
 class Engine:
@@ -30,9 +28,7 @@ class Engine:
         groups = []
         for p in prompts:
             texts = self.answers[int(p.uid)][:n]
-            groups.append(
-                Group(p, np.arange(3), tuple(completion(t, "length" if t == "cut" else "stop") for t in texts))
-            )
+            groups.append(Group(p, tuple(completion(t, "length" if t == "cut" else "stop") for t in texts)))
             if progress:
                 progress(len(texts))
         return groups
@@ -45,7 +41,7 @@ class Rewards:
         value = {"right": 1.0, "wrong": 0.0, "cut": 0.0, "half": 0.5, "unknown": None}
         return [
             ScoredGroup(
-                g, tuple(Score(value[c.text], parts={"main": value[c.text], "format": 0.5}) for c in g.completions)
+                g, tuple(Score(value[c.text], parts={"main": value[c.text], "format": 0.5}) for c in g.rollouts)
             )
             for g in groups
         ]

@@ -11,10 +11,11 @@ import pytest
 import torch
 
 import trew
+from rollouts_help import rollout
 from trew.config import parse
 from trew.eval import correct_by
 from trew.training import loop
-from trew.types import Completion, Group, Prompt, Score, ScoredGroup, StepOutput
+from trew.types import Group, Prompt, Rollout, Score, ScoredGroup, StepOutput
 
 LENGTHS = [[1, 2], [3, 4], [5, 6], [7, 8]]  # four groups of two
 
@@ -43,16 +44,14 @@ class Recorder:
         return StepOutput(0.0, {}, 0.0, self.policy_version)
 
 
-def completion(length: int) -> Completion:
-    values = np.full(length, -1.0, dtype=np.float32)
-    ids = np.arange(length)
-    return Completion(ids, np.ones(length, dtype=bool), values, values, -values, "", "stop", 0)
+def completion(length: int, prompt: int = 0) -> Rollout:
+    return rollout(length, logprobs=-1.0, policy_logprobs=-1.0, entropies=1.0, prompt_ids=[prompt])
 
 
 def scored(rewards: list[list[float]]) -> list[ScoredGroup]:
     out = []
     for g, (lengths, values) in enumerate(zip(LENGTHS, rewards, strict=True)):
-        group = Group(Prompt(uid=str(g), text="q"), np.array([g]), tuple(map(completion, lengths)))
+        group = Group(Prompt(uid=str(g), text="q"), tuple(completion(n, g) for n in lengths))
         out.append(ScoredGroup(group, tuple(Score(v, parts={"r": v}) for v in values)))
     return out
 
@@ -61,7 +60,7 @@ def job(objective: trew.Objective | None = None, **learner: Any) -> Any:
     config = parse({"model": "m", "rollout": {"prompts": 4, "completions": 2}, "learner": learner})
     plan = SimpleNamespace(objective=objective or trew.preset("grpo", beta=0.1), correct=correct_by("r"))
     plan.rewards = SimpleNamespace(rewards=[SimpleNamespace(name="r", weight=1.0)])
-    return SimpleNamespace(config=config, plan=plan, learner=Recorder(), engine=SimpleNamespace(policy_version=-1))
+    return SimpleNamespace(config=config, plan=plan, learner=Recorder(), engine=SimpleNamespace(version=-1))
 
 
 def run(j: Any) -> Recorder:
@@ -98,7 +97,7 @@ def test_samples_and_batch_are_of_the_same_groups_in_the_same_order():
 def test_the_engine_is_told_the_version_of_the_weights():
     j = job(minibatch_prompts=2, inner_updates=2)
     run(j)
-    assert j.engine.policy_version == 4
+    assert j.engine.version == 4
 
 
 def test_every_step_refill_and_seed_draws_anew_and_the_same_again():
@@ -224,7 +223,7 @@ class Greedy:
 
     def generate(self, prompts: list[Prompt], *, n: int, sampling: Any) -> list[Group]:
         assert (n, sampling.temperature, sampling.top_p, sampling.max_tokens) == (1, 0.0, 1.0, 256)
-        return [Group(p, np.array([int(p.uid)]), (completion(2),)) for p in prompts]
+        return [Group(p, (completion(2, int(p.uid)),)) for p in prompts]
 
 
 def test_the_baseline_is_the_greedy_answers_reward_or_the_prompt_takes_no_part():

@@ -334,5 +334,5 @@ def test_text_groups_have_lengths_alone() -> None:
     from trew.rewards.trial import text_group
 
     made = text_group(Prompt("q", text="?"), ["a", "b"], lengths=[3, 0])
-    assert [len(c) for c in made.completions] == [3, 0]
-    assert not np.any(made.completions[0].sampled)
+    assert [len(c) for c in made.rollouts] == [3, 0]
+    assert not np.any(made.rollouts[0].sampled)

@@ -90,9 +90,7 @@ def test_arguments_reach_the_kind() -> None:
 
 def test_soft_overlong_counts_tokens() -> None:
     rewards = of(RewardConfig(name="soft_overlong", args={"max_completion_len": 100, "soft_punish_cache": 20}))
-    rows = Group(
-        Prompt("q", text="?"), completion("").token_ids, tuple(completion("x", tokens=n) for n in (80, 90, 101))
-    )
+    rows = Group(Prompt("q", text="?"), tuple(completion("x", tokens=n) for n in (80, 90, 101)))
     assert values(rewards, rows) == [[0.0, -0.5, -1.0]]
 
 

@@ -154,7 +154,7 @@ def test_an_error_names_function_line_and_sample(tmp_path: Path, body: str, says
 def test_the_search_for_the_sample_has_a_limit(tmp_path: Path) -> None:
     session = Session()
     [f] = session.load([(write(tmp_path, "def f(completions):\n    raise ValueError('no')\n") + ":f", {})])
-    samples = [Sample(g.prompt, c.text, ()) for g in TWO for c in g.completions]
+    samples = [Sample(g.prompt, c.text, ()) for g in TWO for c in g.rollouts]
     with pytest.raises(
         RewardError, match="raised ValueError: no; which of its 2 completions it was could not be found"
     ):

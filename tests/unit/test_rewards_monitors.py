@@ -39,7 +39,7 @@ def step_of(draw: Draw, *, seed: int, step: int, groups: int = 8, samples: int =
         drawn = [draw(generator, step, sample) for sample in range(samples)]
         completions = tuple(completion(text, tokens=tokens) for text, tokens, _ in drawn)
         scores = tuple(Score(parts.get("a"), parts=parts) for _, _, parts in drawn)
-        made.append(ScoredGroup(Group(Prompt(f"{g}", text="?"), completion("?").token_ids, completions), scores))
+        made.append(ScoredGroup(Group(Prompt(f"{g}", text="?"), completions), scores))
     return made
 
 

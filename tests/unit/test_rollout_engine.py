@@ -13,7 +13,7 @@ from sampling_reference import cut_distribution
 from trew.errors import EngineError, NumericsError
 from trew.rollout import Renderer
 from trew.rollout.torch_engine import TorchEngine
-from trew.types import Completion, Group, Prompt, Sampling
+from trew.types import Group, Prompt, Rollout, Sampling
 
 TEXTS = ("hi", "a longer prompt than the others, well beyond any window", "how are you?", "x")  # ragged on purpose
 PROMPTS = [Prompt(uid=f"p{i}", text=text) for i, text in enumerate(TEXTS)]
@@ -39,16 +39,16 @@ def engine(
     return TorchEngine(model(kind, seed=seed), Renderer(tiny.tokenizer(**options), stop=stop), batch=batch)
 
 
-def plain_log_probs(model, group: Group, completion: Completion) -> torch.Tensor:
+def plain_log_probs(model, group: Group, completion: Rollout) -> torch.Tensor:
     """(T, V) log-probabilities of each next token, from one forward pass over one row without cache and padding."""
-    ids = torch.tensor([[*group.prompt_ids, *completion.token_ids]])
+    ids = torch.tensor([[*group.rollouts[0].prompt_ids, *completion.token_ids]])
     with torch.no_grad():
         logits = model(input_ids=ids, use_cache=False).logits[0].float()
-    return logits.log_softmax(-1)[len(group.prompt_ids) - 1 : -1]
+    return logits.log_softmax(-1)[len(group.rollouts[0].prompt_ids) - 1 : -1]
 
 
 def tokens(groups: list[Group]) -> list[list[int]]:
-    return [c.token_ids.tolist() for g in groups for c in g.completions]
+    return [c.token_ids.tolist() for g in groups for c in g.rollouts]
 
 
 @pytest.mark.parametrize("batch", [128, 5])
@@ -56,12 +56,12 @@ def tokens(groups: list[Group]) -> list[list[int]]:
 def test_logprobs_and_entropies_agree_with_the_plain_forward(kind, batch):
     e = engine(kind, batch=batch)
     for group in e.generate(PROMPTS, n=3, sampling=SAMPLING):
-        for c in group.completions:
+        for c in group.rollouts:
             reference = plain_log_probs(e.model, group, c)
             chosen = reference.gather(1, torch.tensor(c.token_ids)[:, None])[:, 0].numpy()
             entropies = -(reference.exp() * reference).sum(-1).numpy()
+            np.testing.assert_allclose(c.policy_logprobs, chosen, atol=1e-4)
             np.testing.assert_allclose(c.logprobs, chosen, atol=1e-4)
-            np.testing.assert_allclose(c.sampling_logprobs, chosen, atol=1e-4)
             np.testing.assert_allclose(c.entropies, entropies, atol=1e-4)
             assert c.sampled.all()
             assert 1 <= len(c) <= 20
@@ -72,13 +72,13 @@ def test_greedy_equals_transformers_generate(kind):
     e = engine(kind, eos=False, chat=False)
     for prompt in PROMPTS:
         (group,) = e.generate([prompt], n=1, sampling=Sampling(max_tokens=12, temperature=0))
-        ids = torch.tensor(group.prompt_ids)[None]
+        ids = torch.tensor(group.rollouts[0].prompt_ids)[None]
         with torch.no_grad():
             expected = e.model.generate(
                 ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=12, pad_token_id=0
             )
-        assert group.completions[0].token_ids.tolist() == expected[0, ids.shape[1] :].tolist()
-        assert (group.completions[0].sampling_logprobs == 0).all()
+        assert group.rollouts[0].token_ids.tolist() == expected[0, ids.shape[1] :].tolist()
+        assert (group.rollouts[0].logprobs == 0).all()
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma3", "gpt2"])
@@ -120,9 +120,9 @@ def test_sampling_logprobs_are_those_of_the_cut_distribution(changes):
     sampling = dataclasses.replace(SAMPLING, **changes)
     e = engine("qwen2")
     for group in e.generate(PROMPTS, n=2, sampling=sampling):
-        for c in group.completions:
+        for c in group.rollouts:
             reference = plain_log_probs(e.model, group, c).double().numpy()
-            for row, token, logprob, cut in zip(reference, c.token_ids, c.logprobs, c.sampling_logprobs, strict=True):
+            for row, token, logprob, cut in zip(reference, c.token_ids, c.policy_logprobs, c.logprobs, strict=True):
                 assert logprob == pytest.approx(row[token], abs=1e-4)
                 # Two tokens at the threshold may be equal in one computation and not in the other, by their last bits.
                 ties = [row + tie * np.linspace(0, 1e-5, len(row)) for tie in (0, 1, -1)]
@@ -135,8 +135,8 @@ def test_a_stop_token_ends_the_completion_and_stays_in_it():
     first = e.generate(PROMPTS, n=4, sampling=SAMPLING)
     stop = e.renderer.stop_ids
     assert stop == {258}
-    ended = [c for g in first for c in g.completions if c.finish_reason == "stop"]
-    cut = [c for g in first for c in g.completions if c.finish_reason == "length"]
+    ended = [c for g in first for c in g.rollouts if c.finish_reason == "stop"]
+    cut = [c for g in first for c in g.rollouts if c.finish_reason == "length"]
     assert ended, "the seed must show both ways to end"
     assert cut, "the seed must show both ways to end"
     for c in ended:
@@ -152,10 +152,10 @@ def test_a_stop_token_ends_the_completion_and_stays_in_it():
 def test_end_tokens_of_the_generation_configuration_count():
     e = engine()
     free = e.generate(PROMPTS[:2], n=4, sampling=SAMPLING)
-    token = int(free[0].completions[0].token_ids[3])
+    token = int(free[0].rollouts[0].token_ids[3])
     e.model.generation_config.eos_token_id = [token]
     for before, after in zip(free, e.generate(PROMPTS[:2], n=4, sampling=SAMPLING), strict=True):
-        for b, a in zip(before.completions, after.completions, strict=True):
+        for b, a in zip(before.rollouts, after.rollouts, strict=True):
             expected = b.token_ids.tolist()
             if token in expected:
                 expected = expected[: expected.index(token) + 1]
@@ -167,7 +167,7 @@ def test_end_tokens_of_the_generation_configuration_count():
 def test_a_stop_string_ends_the_completion_and_is_cut(where):
     free = engine(eos=False, chat=False).generate(PROMPTS, n=3, sampling=SAMPLING)
     decode = engine().renderer.decode
-    pairs = ((c.token_ids, i) for g in free for c in g.completions for i in range(4, 12))
+    pairs = ((c.token_ids, i) for g in free for c in g.rollouts for i in range(4, 12))
     ids, i = next((ids, i) for ids, i in pairs if (ids[i : i + 2] < 94).all())  # two printable ASCII bytes
     string = decode(ids[i : i + 2])
     assert len(string) == 2
@@ -175,7 +175,7 @@ def test_a_stop_string_ends_the_completion_and_is_cut(where):
     sampling = SAMPLING if where == "renderer" else dataclasses.replace(SAMPLING, stop=("not in any", string))
     stopped = e.generate(PROMPTS, n=3, sampling=sampling)
     for before, after in zip(free, stopped, strict=True):
-        for b, a in zip(before.completions, after.completions, strict=True):
+        for b, a in zip(before.rollouts, after.rollouts, strict=True):
             text = e.renderer.decode(b.token_ids)
             at = text.find(string)
             assert a.finish_reason == ("stop" if at >= 0 else "length")
@@ -186,16 +186,16 @@ def test_a_stop_string_ends_the_completion_and_is_cut(where):
                 assert string not in decode(a.token_ids[:-1])
             else:
                 assert len(a) == len(b)
-    assert any(c.finish_reason == "stop" for g in stopped for c in g.completions)
-    assert any(c.finish_reason == "length" for g in stopped for c in g.completions)
+    assert any(c.finish_reason == "stop" for g in stopped for c in g.rollouts)
+    assert any(c.finish_reason == "length" for g in stopped for c in g.rollouts)
 
 
 def test_a_special_token_can_be_a_stop_string():
     free = engine(eos=False, chat=False).generate(PROMPTS, n=8, sampling=SAMPLING)
-    token = next(int(t) for g in free for c in g.completions for t in c.token_ids if t >= 256)
+    token = next(int(t) for g in free for c in g.rollouts for t in c.token_ids if t >= 256)
     sampling = dataclasses.replace(SAMPLING, stop=(tiny.SPECIAL[token - 256],))
     e = engine(eos=False, chat=False)
-    ended = [c for g in e.generate(PROMPTS, n=8, sampling=sampling) for c in g.completions if c.finish_reason == "stop"]
+    ended = [c for g in e.generate(PROMPTS, n=8, sampling=sampling) for c in g.rollouts if c.finish_reason == "stop"]
     assert ended
     assert all(c.token_ids[-1] == token for c in ended)
 
@@ -208,12 +208,12 @@ def test_finished_rows_leave_the_batch_and_waiting_ones_come_in():
         lambda module, args, kwargs: seen.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
     )
     groups = e.generate(PROMPTS, n=6, sampling=SAMPLING)
-    lengths = [len(c) for g in groups for c in g.completions]
+    lengths = [len(c) for g in groups for c in g.rollouts]
     assert len(set(lengths)) > 3, "the seed must give completions of different lengths"
     steps = [rows for rows, width in seen if width == 1 and rows > 0]
     assert max(steps) <= 6
     prefills = [shape for shape in seen if shape[1] > 1]
-    singles = sum(len(g.prompt_ids) == 1 for g in groups)
+    singles = sum(len(g.rollouts[0].prompt_ids) == 1 for g in groups)
     assert sum(rows for rows, _ in prefills) == len(PROMPTS) - singles, "each prompt is computed exactly once"
     # a completion of T tokens is fed T - 1 times: no step is spent on a row that has ended
     assert sum(steps) == sum(lengths) - len(lengths) + singles
@@ -228,18 +228,18 @@ def test_progress_counts_completions():
 
 def test_groups_keep_order_and_carry_prompt_and_version():
     e = engine()
-    e.policy_version = 17
+    e.version = 17
     groups = e.generate(PROMPTS, n=2, sampling=SAMPLING)
     assert [g.prompt for g in groups] == PROMPTS
     for g, text in zip(groups, TEXTS, strict=True):
-        assert g.prompt_ids.tolist() == e.renderer.tokenizer(text)["input_ids"]
-        assert [c.policy_version for c in g.completions] == [17, 17]
+        assert g.rollouts[0].prompt_ids.tolist() == e.renderer.tokenizer(text)["input_ids"]
+        assert [c.oldest_version for c in g.rollouts] == [17, 17]
     assert e.generate([], n=2, sampling=SAMPLING) == []
 
 
 def test_one_token_is_enough():
     (group,) = engine().generate(PROMPTS[:1], n=3, sampling=Sampling(max_tokens=1))
-    assert [len(c) for c in group.completions] == [1, 1, 1]
+    assert [len(c) for c in group.rollouts] == [1, 1, 1]
 
 
 def test_weights_are_read_anew_each_time():
@@ -251,9 +251,9 @@ def test_weights_are_read_anew_each_time():
     after = e.generate(PROMPTS, n=2, sampling=SAMPLING)
     assert tokens(after) != before
     for group in after:
-        for c in group.completions:
+        for c in group.rollouts:
             chosen = plain_log_probs(e.model, group, c).gather(1, torch.tensor(c.token_ids)[:, None])[:, 0]
-            np.testing.assert_allclose(c.logprobs, chosen.numpy(), atol=1e-4)
+            np.testing.assert_allclose(c.policy_logprobs, chosen.numpy(), atol=1e-4)
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma2"])
@@ -322,10 +322,10 @@ def test_bfloat16_autocast_stays_close_and_reports_float32():
     cast.autocast = torch.bfloat16
     a = exact.generate(PROMPTS, n=2, sampling=Sampling(max_tokens=1, seed=3))
     b = cast.generate(PROMPTS, n=2, sampling=Sampling(max_tokens=1, seed=3))
-    pairs = [(x, y) for g, h in zip(a, b, strict=True) for x, y in zip(g.completions, h.completions, strict=True)]
+    pairs = [(x, y) for g, h in zip(a, b, strict=True) for x, y in zip(g.rollouts, h.rollouts, strict=True)]
     same = [(x, y) for x, y in pairs if x.token_ids[0] == y.token_ids[0]]
     assert len(same) >= len(pairs) - 2
-    assert any(x.logprobs[0] != y.logprobs[0] for x, y in same), "nothing was computed in bfloat16"
+    assert any(x.policy_logprobs[0] != y.policy_logprobs[0] for x, y in same), "nothing was computed in bfloat16"
     for x, y in same:
-        assert y.logprobs.dtype == np.float32
-        assert x.logprobs[0] == pytest.approx(y.logprobs[0], abs=0.15)
+        assert y.policy_logprobs.dtype == np.float32
+        assert x.policy_logprobs[0] == pytest.approx(y.policy_logprobs[0], abs=0.15)

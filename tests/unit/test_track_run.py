@@ -12,10 +12,11 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from rollouts_help import rollout
 from trew.errors import ConfigError, StorageError
 from trew.runs import Run, problems
 from trew.runs.folder import decode_row
-from trew.types import Completion, Group, Prompt, Score, ScoredGroup
+from trew.types import Group, Prompt, Score, ScoredGroup
 
 
 def rows(folder):
@@ -23,15 +24,9 @@ def rows(folder):
 
 
 def scored(text="four", value=1.0, **columns):
-    n = 3
-    c = Completion(
-        np.array([5, 6, 7]), np.ones(n, bool), np.full(n, -0.5, np.float32), np.full(n, -0.4, np.float32),
-        np.full(n, 0.25, np.float32), text, "stop", 2,
-    )  # fmt: skip
+    c = rollout([5, 6, 7], logprobs=-0.4, policy_logprobs=-0.5, entropies=0.25, text=text, version=2, prompt_ids=[1, 2])
     prompt = Prompt("p/1", messages=({"role": "user", "content": "2+2?"},), columns=columns)
-    return ScoredGroup(
-        Group(prompt, np.array([1, 2]), (c, c)), (Score(value, parts={"a": value}), Score(None, "timeout"))
-    )
+    return ScoredGroup(Group(prompt, (c, c)), (Score(value, parts={"a": value}), Score(None, "timeout")))
 
 
 def test_a_new_folder_is_private_and_complete(tmp_path):
@@ -357,8 +352,9 @@ run = Run.open(sys.argv[1])
 n = 20_000
 rng = np.random.default_rng(0)
 x = rng.normal(size=n).astype(np.float32)
-c = Completion(rng.integers(0, 9999, n), np.ones(n, bool), x, x, x, "t", "length", 0)
-group = ScoredGroup(Group(Prompt("u", text="p"), np.arange(3), (c,)), (Score(1.0),))
+c = single_turn(np.arange(3), rng.integers(0, 9999, n), logprobs=x, policy_logprobs=x, entropies=x, version=0, text="t",
+                finish_reason="length")
+group = ScoredGroup(Group(Prompt("u", text="p"), (c,)), (Score(1.0),))
 run.log({"step": 1, "note": "x" * 3000})
 resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))   # no file may grow past 4 KiB
 for write in (lambda: run.log({"step": 2, "note": "y" * 3000}), lambda: run.write_rollouts(2, [group])):

@@ -122,9 +122,9 @@ def test_groups_come_as_soon_as_they_are_finished(model: Path) -> None:
     assert all(group is groups[number] for number, group in told)
     assert finished[0][1] < 15  # the first group came while completions of others were still missing
     for a, b in zip(plain, groups, strict=True):
-        for x, y in zip(a.completions, b.completions, strict=True):
+        for x, y in zip(a.rollouts, b.rollouts, strict=True):
             assert x.token_ids.tolist() == y.token_ids.tolist()
-            assert x.logprobs.tolist() == y.logprobs.tolist()
+            assert x.policy_logprobs.tolist() == y.policy_logprobs.tolist()
             assert (x.text, x.finish_reason) == (y.text, y.finish_reason)
 
 

@@ -135,7 +135,7 @@ def score(
         raise ConfigError(problems)
     rewards.load()
     scored = []
-    with Display().bar("scoring", sum(len(group.completions) for group in groups)) as bar:
+    with Display().bar("scoring", sum(len(group.rollouts) for group in groups)) as bar:
         for part in _parts(groups):
             scored += rewards.score(part, progress=bar.advance)
     rewards.close()
@@ -171,7 +171,7 @@ def _parts(groups: Sequence[Group], *, completions: int = 256) -> Iterator[list[
     part: list[Group] = []
     for group in groups:
         part.append(group)
-        if sum(len(g.completions) for g in part) >= completions:
+        if sum(len(g.rollouts) for g in part) >= completions:
             yield part
             part = []
     if part:
@@ -237,12 +237,12 @@ def _first_samples(rows: Sequence[Row], groups: Sequence[Group]) -> list[int]:
         own, uid = row.values.get("sample"), group.prompt.uid
         whole = isinstance(own, int) and not isinstance(own, bool)
         firsts.append(own if whole else following.get(uid, 0))
-        following[uid] = firsts[-1] + len(group.completions)
+        following[uid] = firsts[-1] + len(group.rollouts)
     return firsts
 
 
 def _lines(scored: ScoredGroup, first: int) -> list[dict[str, Any]]:
-    pairs = enumerate(zip(scored.group.completions, scored.scores, strict=True), start=first)
+    pairs = enumerate(zip(scored.group.rollouts, scored.scores, strict=True), start=first)
     return [
         {
             "uid": scored.group.prompt.uid,

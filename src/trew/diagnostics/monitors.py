@@ -124,7 +124,7 @@ def _halves(name: str, lists: Sequence[Sequence[float]]) -> Metrics:
 
 def several_answers(scored: Sequence[ScoredGroup]) -> Metrics:
     """The share of completions with more than one answer behind their thought: boxes, ``####`` or ``<answer>`` tags."""
-    texts = [c.text for g in scored for c in g.group.completions]
+    texts = [c.text for g in scored for c in g.group.rollouts]
     return {"several_answers": (float(sum(answers_in(text) > 1 for text in texts)), float(len(texts)))}
 
 
@@ -141,7 +141,7 @@ def identical(scored: Sequence[ScoredGroup]) -> Metrics:
     """The share of completions, of those with at least ``LONG`` tokens, whose very text is in their group twice."""
     again = count = 0
     for g in scored:
-        texts = Counter(c.text for c in g.group.completions if len(c) >= LONG)
+        texts = Counter(c.text for c in g.group.rollouts if len(c) >= LONG)
         count += texts.total()
         again += sum(n for n in texts.values() if n > 1)
     return {"identical": (float(again), float(count))}
@@ -151,7 +151,7 @@ def exits(scored: Sequence[ScoredGroup]) -> Metrics:
     """The share of programs (last ```` ```python ```` block) that call for their own end: ``exit()``, ``os._exit`` and
     the like."""
     programs = [
-        _CODE.split(c.text)[-1].split("```")[0] for g in scored for c in g.group.completions if _CODE.search(c.text)
+        _CODE.split(c.text)[-1].split("```")[0] for g in scored for c in g.group.rollouts if _CODE.search(c.text)
     ]
     return {"exits": (float(sum(bool(_EXIT.search(p)) for p in programs)), float(len(programs)))}
 
@@ -181,7 +181,7 @@ def lengths(scored: Sequence[ScoredGroup]) -> Metrics:
     for g in scored:
         pairs = [
             (value, len(completion))
-            for score, completion in zip(g.scores, g.group.completions, strict=True)
+            for score, completion in zip(g.scores, g.group.rollouts, strict=True)
             if (value := bounded(score.value)) is not None
         ]
         tokens, count = tokens + sum(n for _, n in pairs), count + len(pairs)

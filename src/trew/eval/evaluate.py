@@ -144,7 +144,7 @@ def _count(
         chances = [pass_at_k(len(v), sum(v), k) for v in judged if len(v) >= k]
         if chances:
             pass_at[k] = cluster_interval(chances, samples=samples)
-    completions = [c for g in scored for c in g.group.completions]
+    completions = [c for g in scored for c in g.group.rollouts]
     lengths = [len(c) for c in completions]
     return EvalResult(
         accuracy=cluster_interval([sum(v) / len(v) for v in judged if v], samples=samples),
@@ -177,10 +177,8 @@ def _check(groups: list[Group], prompts: Sequence[Prompt], samples: int) -> None
             f"evaluation: the engine returned {len(groups)} groups that are not the {len(prompts)} asked for"
         )
     for g in groups:
-        if len(g.completions) != samples:
-            raise EngineError(
-                f"evaluation: prompt {g.prompt.uid!r} has {len(g.completions)} completions, not {samples}"
-            )
+        if len(g.rollouts) != samples:
+            raise EngineError(f"evaluation: prompt {g.prompt.uid!r} has {len(g.rollouts)} completions, not {samples}")
 
 
 def _mean(values: Sequence[float | None]) -> float:

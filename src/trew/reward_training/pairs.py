@@ -149,7 +149,7 @@ def pairs_of_groups(groups: Iterable[ScoredGroup], *, reward: str, most: int, se
         prompt = scored.group.prompt
         outcomes = [
             Outcome(completion.text, value)
-            for completion, score in zip(scored.group.completions, scored.scores, strict=True)
+            for completion, score in zip(scored.group.rollouts, scored.scores, strict=True)
             if (value := score.parts.get(reward)) is not None
         ]
         out += rank(prompt.text if prompt.text is not None else prompt.messages or (), outcomes, most=most, rng=rng)

@@ -174,12 +174,12 @@ class RewardSet:
             if not found[g]:
                 waiting.append(g)
             elif progress is not None:
-                progress(len(group.completions))
-            if waiting and (g + 1 == len(groups) or sum(len(groups[w].completions) for w in waiting) >= AT_ONCE):
+                progress(len(group.rollouts))
+            if waiting and (g + 1 == len(groups) or sum(len(groups[w].rollouts) for w in waiting) >= AT_ONCE):
                 for w, verdicts in zip(waiting, self.early([groups[w] for w in waiting], step=step), strict=True):
                     found[w] = verdicts
                     if progress is not None:
-                        progress(len(groups[w].completions))
+                        progress(len(groups[w].rollouts))
                 waiting = []
         self._late(groups, found, step)
         return [
@@ -188,7 +188,7 @@ class RewardSet:
                 combined(
                     self.rewards,
                     [verdicts[name] for name in self.names],
-                    lengths=[len(completion) for completion in group.completions],
+                    lengths=[len(rollout.token_ids) for rollout in group.rollouts],
                 ),
             )
             for group, verdicts in zip(groups, found, strict=True)
@@ -238,7 +238,7 @@ class RewardSet:
             if groups and not served and whole_data and (not self._columns or _lacks(function, columns)):
                 raise RewardError(f"{function.who} {function.missing(columns)}")
             samples = [
-                Sample(g.prompt, c.text, c.token_ids, len(c)) for g in served for c in g.completions
+                Sample(g.prompt, c.text, c.token_ids, len(c)) for g in served for c in g.rollouts
             ]  # fmt: skip
             asks.append((reward, Ask(function, samples, reward.timeout_s, reward.on_failure)))
         asked = [(reward, ask) for reward, ask in asks if ask.samples]
@@ -256,7 +256,7 @@ class RewardSet:
             reward.name: [
                 [
                     next(judged[reward.name]) if ask.function.applies(group.prompt) else NOT_APPLICABLE
-                    for _ in group.completions
+                    for _ in group.rollouts
                 ]
                 for group in groups
             ]
@@ -269,7 +269,7 @@ class RewardSet:
         for group in groups:
             items = arguments(reward, group)
             values += (
-                [score for score, _ in process.grade(reward.kind, items)] if items else [None] * len(group.completions)
+                [score for score, _ in process.grade(reward.kind, items)] if items else [None] * len(group.rollouts)
             )
         return values
 
@@ -295,7 +295,7 @@ class RewardSet:
                 differ = [i for i in differ if third[i].parts[reward.name] != again[i].parts[reward.name]]
             if differ:
                 i = differ[0]
-                sample = Sample(scored.group.prompt, scored.group.completions[i].text, ())
+                sample = Sample(scored.group.prompt, scored.group.rollouts[i].text, ())
                 problems.append(
                     f"reward {reward.name!r} judges the same completion differently from call to call: "
                     f"{scored.scores[i].parts[reward.name]}, then {again[i].parts[reward.name]}, for {sample}. Groups "

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..types import Completion, Group, ScoredGroup
+from ..types import Group, Rollout, ScoredGroup
 from .builtin import KINDS, graded, graded_together
 from .verdict import Verdict
 from .weighing import Reward
@@ -27,7 +27,7 @@ def arguments(reward: Reward, group: Group) -> list[tuple[str, Any, Mapping[str,
     if found is None:
         return []
     gold, row = found
-    return [(c.text, gold, {**reward.args, **row, **_own(kind.from_row, c)}) for c in group.completions]
+    return [(c.text, gold, {**reward.args, **row, **_own(kind.from_row, c)}) for c in group.rollouts]
 
 
 def grade_groups(reward: Reward, groups: Sequence[Group]) -> list[list[Verdict]]:
@@ -37,16 +37,14 @@ def grade_groups(reward: Reward, groups: Sequence[Group]) -> list[list[Verdict]]
     items = [item for row in rows for item in row]
     left = iter(graded_together(kind, items))
     return [
-        [next(left) for _ in row] if row else [NOT_APPLICABLE] * len(group.completions)
+        [next(left) for _ in row] if row else [NOT_APPLICABLE] * len(group.rollouts)
         for group, row in zip(groups, rows, strict=True)
     ]
 
 
-def _own(names: Sequence[str], completion: Completion) -> dict[str, Any]:
-    """Arguments that come from the completion itself."""
-    return {
-        n: len(completion) if n == "length" else completion.token_ids for n in names if n in ("length", "token_ids")
-    }
+def _own(names: Sequence[str], rollout: Rollout) -> dict[str, Any]:
+    """Arguments that come from the rollout itself."""
+    return {n: len(rollout) if n == "length" else rollout.token_ids for n in names if n in ("length", "token_ids")}
 
 
 def grade_after(reward: Reward, group: Group, first: Sequence[Verdict]) -> list[Verdict]:
@@ -56,7 +54,7 @@ def grade_after(reward: Reward, group: Group, first: Sequence[Verdict]) -> list[
     """
     kind = KINDS[reward.kind]
     verdicts = []
-    for completion, of_first in zip(group.completions, first, strict=True):
+    for completion, of_first in zip(group.rollouts, first, strict=True):
         if of_first.score is None:
             verdicts.append(Verdict(None, of_first.status, detail=of_first.detail))
         else:

@@ -178,11 +178,11 @@ class ModelReward:
         start = time.perf_counter()
         scorer = self.load()
         asked = [(g, i) for g, group in enumerate(groups) if self.applies(group.prompt)
-                 for i in range(len(group.completions))]  # fmt: skip
-        out = [[NOT_SERVED] * len(group.completions) for group in groups]
+                 for i in range(len(group.rollouts))]  # fmt: skip
+        out = [[NOT_SERVED] * len(group.rollouts) for group in groups]
         try:
             judge = self._by_step if self.gives_steps else self._whole
-            verdicts = judge([(groups[g].prompt, groups[g].completions[i]) for g, i in asked], scorer)
+            verdicts = judge([(groups[g].prompt, groups[g].rollouts[i]) for g, i in asked], scorer)
         except DataError as error:
             raise RewardError(f"{self.who}: {error}") from None
         each = (time.perf_counter() - start) / max(len(asked), 1)

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..config import RewardConfig
 from ..errors import RewardError
-from ..types import Completion, Group, Prompt, Score, ScoredGroup
+from ..types import Group, Prompt, Score, ScoredGroup, single_turn
 from .builtin import first_column
 from .combine import RewardSet
 from .numbers import parse_gold
@@ -79,8 +79,13 @@ def text_group(
     made = []
     for text, ids in zip(texts, tokens, strict=True):
         none = np.zeros(len(ids), np.float32)
-        made.append(Completion(np.asarray(ids, np.int64), none > 0, none, none, none, text, "stop", 0))
-    return Group(prompt, np.zeros(0, np.int64), tuple(made))
+        made.append(
+            single_turn(
+                np.zeros(0, np.int64), np.asarray(ids, np.int64), logprobs=none, policy_logprobs=None, entropies=None,
+                version=0, text=text, finish_reason="stop",
+            )
+        )  # fmt: skip
+    return Group(prompt, tuple(made))
 
 
 def scored_texts(texts: Sequence[str], values: Sequence[float | None]) -> ScoredGroup:
@@ -177,7 +182,7 @@ def _equal(what: str, expected: Sequence[float | None], values: Sequence[float |
 def _try_function(rewards: RewardSet, prompts: Sequence[Prompt]) -> Iterator[Check]:
     groups = [text_group(prompt, _answers(prompt)) for prompt in prompts]
     got, seconds = _repeat(rewards, groups)
-    labels = [f"{g.prompt.uid}: {short(c.text)}" for g in groups for c in g.completions]
+    labels = [f"{g.prompt.uid}: {short(c.text)}" for g in groups for c in g.rollouts]
     yield _differing(got, groups)
     yield (same := _same(got, labels))
     yield (batch := _batch(rewards, groups, got))
@@ -185,7 +190,7 @@ def _try_function(rewards: RewardSet, prompts: Sequence[Prompt]) -> Iterator[Che
         for check in (_reachable(rewards, prompts), _credit(rewards, prompts)):
             if check is not None:
                 yield check
-        some = sum(len(group.completions) for group in groups[:ALONE])
+        some = sum(len(group.rollouts) for group in groups[:ALONE])
         yield from _elsewhere(rewards, groups[:ALONE], [values[0] for values in got[:some]], labels[:some])
     yield _withstands(rewards, prompts[:HOSTILE_ROWS])
     yield _time(seconds)
@@ -206,7 +211,7 @@ def _differing(got: Sequence[Sequence[float | None]], groups: Sequence[Group]) -
             "completions were lists of messages, as for chat prompts: [{'role': 'assistant', 'content': ...}]"
             if chat
             else "completions were strings, as for text prompts",
-            f"answers tried, for instance: {', '.join(short(c.text) for c in first.completions if c.text)}",
+            f"answers tried, for instance: {', '.join(short(c.text) for c in first.rollouts if c.text)}",
         )
     return Check("values differ between answers", len(seen) > 1, spread, why)
 

@@ -11,11 +11,11 @@ from ..types import Group, Prompt, Sampling
 class Engine(Protocol):
     """Generates completions with the policy's current weights.
 
-    ``policy_version`` is set by the loop after every weight update and is written into each completion, so that
-    stale samples can be told from fresh ones.
+    ``version`` is that of the weights: it is set after every weight update and written into each turn, so that stale
+    tokens can be told from fresh ones.
     """
 
-    policy_version: int
+    version: int
 
     def generate(
         self,
@@ -37,7 +37,7 @@ class Engine(Protocol):
         ...
 
     def state(self) -> dict[str, Any]:
-        """What later completions depend on beside the weights, ``policy_version`` included, as JSON can hold it."""
+        """What later completions depend on beside the weights, ``version`` included, as JSON can hold it."""
         ...
 
     def load_state(self, state: Mapping[str, Any]) -> None:

@@ -84,20 +84,20 @@ def write_rollouts(
             "prompt": _text(render(group.prompt), hidden),
             "messages": _messages(group.prompt, hidden),
             "columns": _columns(group.prompt, hidden),
-            "prompt_ids": np.asarray(group.prompt_ids),
         }
-        for i, (c, s) in enumerate(zip(group.completions, scored.scores, strict=True)):
+        for i, (c, s) in enumerate(zip(group.rollouts, scored.scores, strict=True)):
             rows.append(
                 {
                     **shared,
                     "sample": i,
                     "completion": _text(c.text, hidden),
+                    "prompt_ids": c.prompt_ids,
                     "token_ids": c.token_ids,
                     "sampled": c.sampled,
-                    "logprobs": c.logprobs,
-                    "sampling_logprobs": c.sampling_logprobs,
+                    "logprobs": c.policy_logprobs,
+                    "sampling_logprobs": c.logprobs,
                     "entropies": c.entropies,
-                    "advantages": None if advantages is None else _per_token(advantages[g][i], len(c)),
+                    "advantages": None if advantages is None else _per_token(advantages[g][i], len(c.token_ids)),
                     "step_ends": [end for end, _ in s.steps] or None,
                     "step_scores": [value for _, value in s.steps] or None,
                     "score": s.value,
@@ -106,7 +106,7 @@ def write_rollouts(
                     "statuses": [(_text(k, ()), v) for k, v in s.statuses.items()],
                     "extracted": None if s.extracted is None else _text(s.extracted, hidden),
                     "finish_reason": c.finish_reason,
-                    "policy_version": c.policy_version,
+                    "policy_version": c.oldest_version,
                     "reward_seconds": s.seconds,
                 }
             )

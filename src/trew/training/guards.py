@@ -99,7 +99,7 @@ def _evidence(error: NumericsError, groups: Sequence[ScoredGroup], batch: TokenB
     completions = [
         (group.group.prompt, number, completion, score)
         for group in groups
-        for number, (completion, score) in enumerate(zip(group.group.completions, group.scores, strict=True))
+        for number, (completion, score) in enumerate(zip(group.group.rollouts, group.scores, strict=True))
     ]
     for i in error.samples:
         prompt, number, completion, score = completions[i]
@@ -108,9 +108,10 @@ def _evidence(error: NumericsError, groups: Sequence[ScoredGroup], batch: TokenB
         row = {
             "uid": prompt.uid, "sample": number, "prompt": plain_prompt(prompt), "completion": completion.text,
             "reward": score.value, "parts": dict(score.parts), "status": score.status,
-            "finish_reason": completion.finish_reason, "policy_version": completion.policy_version,
+            "finish_reason": completion.finish_reason, "policy_version": completion.oldest_version,
             "token_ids": completion.token_ids.tolist(),
-            "sampling_logprobs": completion.sampling_logprobs.tolist(), "entropies": completion.entropies.tolist(),
+            "sampling_logprobs": completion.logprobs.tolist(),
+            "entropies": None if completion.entropies is None else completion.entropies.tolist(),
         }  # fmt: skip
         row |= {name: values[tokens].tolist() for name, values in known.items() if values is not None}
         yield row | ({error.quantity: error.values[i]} if i in error.values else {})
@@ -148,7 +149,7 @@ def canary(
     it says is of another policy.
     """
     learner, own = job.learner, batch.rollout_logprobs
-    versions = {c.policy_version for g in groups for c in g.group.completions}
+    versions = {span.version for g in groups for c in g.group.rollouts for span in c.versions}
     if own is None or versions != {learner.policy_version}:
         return torch.empty(0)
     learner.prove(samples)
@@ -180,8 +181,8 @@ def canary(
 
 def staleness(job: Job, groups: Sequence[ScoredGroup]) -> int:
     """By how many updates the oldest completion's weights are behind the learner's."""
-    versions = [c.policy_version for g in groups for c in g.group.completions]
-    return max((job.learner.policy_version - v for v in versions), default=0)
+    oldest = [c.oldest_version for g in groups for c in g.group.rollouts]
+    return max((job.learner.policy_version - v for v in oldest if v is not None), default=0)
 
 
 # --------------------------------------------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ from ..objective import TokenBatch, step_metrics
 from ..objective.batch import Steps
 from ..runs import Run, Trackers, trackers
 from ..runs.report import write_report
-from ..types import Prompt, Sampling, Score, ScoredGroup, StepOutput, reduce_metrics
+from ..types import Prompt, Rollout, Sampling, Score, ScoredGroup, StepOutput, reduce_metrics
 from ..utils.console import Bar, Display
 from ..utils.signals import Interrupts
 from . import guards, planning, watch
@@ -158,7 +158,7 @@ def one_step(job: Job, run: Run, outside: Trackers, bar: Bar) -> None:
             told = guards.keep_evidence(job, run, step, bad, kept, updated.batch)
     if config.learner.reference_every and step % config.learner.reference_every == 0:
         job.learner.update_reference()
-    tokens = sum(len(c) for g in seen for c in g.group.completions)
+    tokens = sum(len(c) for g in seen for c in g.group.rollouts)
     seconds = time.monotonic() - start
     state.step, state.tokens, state.seconds = step, state.tokens + tokens, state.seconds + seconds
     state.bad_steps = state.bad_steps + 1 if bad else 0
@@ -303,28 +303,29 @@ def to_batch(
     it before gets noticed. ``greedy`` is what :func:`baselines` gave."""
     samples, sequences = [], []
     for g, scored in enumerate(groups):
-        for completion, score in zip(scored.group.completions, scored.scores, strict=True):
-            samples.append(Sample(scored.group.prompt_ids, completion.token_ids, g))
+        for completion, score in zip(scored.group.rollouts, scored.scores, strict=True):
+            samples.append(Sample(completion.prompt_ids, completion.token_ids, g))
             sequences.append((g, completion, score))
     completions = [c for _, c, _ in sequences]
 
-    def per_token(name: str) -> torch.Tensor:
-        return torch.from_numpy(np.concatenate([getattr(c, name) for c in completions]))
+    def per_token(name: str) -> torch.Tensor | None:
+        values = [getattr(c, name) for c in completions]
+        return None if any(v is None for v in values) else torch.from_numpy(np.concatenate(values))
 
     config = job.config.rollout
     cut = sampling(job.config, 0, 0).truncates
-    lengths = torch.tensor([len(c) for c in completions])
+    lengths = torch.tensor([len(c.token_ids) for c in completions])
     rewards, weights = rewards_of(job, [s for _, _, s in sequences])
     uids = [groups[g].group.prompt.uid for g, _, _ in sequences]
     batch = TokenBatch(
         logprobs=torch.full((int(lengths.sum()),), float("nan")),
-        mask=per_token("sampled"),
+        mask=torch.from_numpy(np.concatenate([c.sampled for c in completions])),
         sequence_ids=torch.arange(len(completions)).repeat_interleave(lengths),
         group_ids=torch.tensor([g for g, _, _ in sequences]),
         rewards=rewards,
         reward_weights=weights,
         # Under top-p, top-k or min-p these are off by the mass that was cut away: not the policy's, so not comparable.
-        rollout_logprobs=None if cut else per_token("sampling_logprobs"),
+        rollout_logprobs=None if cut else per_token("logprobs"),
         entropies=per_token("entropies"),
         correct=torch.tensor([bool(job.plan.correct(s)) for _, _, s in sequences]),
         truncated=torch.tensor([c.finish_reason == "length" for c in completions]),
@@ -455,7 +456,7 @@ def optimize(job: Job, samples: list[Sample], batch: TokenBatch, outputs: list[S
                 outputs.append(learner.step([samples[i] for i in chosen.tolist()], part))
             except NumericsError as error:
                 raise error.among(chosen.tolist()) from None
-            job.engine.policy_version = learner.policy_version
+            job.engine.version = learner.policy_version
 
 
 def rollout_row(job: Job, seen: list[ScoredGroup]) -> dict[str, Any]:
@@ -465,12 +466,12 @@ def rollout_row(job: Job, seen: list[ScoredGroup]) -> dict[str, Any]:
         return {}
     scores = [s.value for g in seen for s in g.scores if s.value is not None]
     correct = [c for g in seen for s in g.scores if (c := job.plan.correct(s)) is not None]
-    completions = [c for g in seen for c in g.group.completions]
+    completions = [c for g in seen for c in g.group.rollouts]
     tokens = sum(len(c) for c in completions)
     row = {
         "reward": float(np.mean(scores)) if scores else None,
         "accuracy": float(np.mean(correct)) if correct else None,
-        "entropy": sum(float(c.entropies.sum()) for c in completions) / max(tokens, 1),
+        "entropy": mean_entropy(completions),
         "completion_length": tokens / len(completions),
         "truncated_share": float(np.mean([c.finish_reason == "length" for c in completions])),
         "zero_signal_share": float(
@@ -479,6 +480,14 @@ def rollout_row(job: Job, seen: list[ScoredGroup]) -> dict[str, Any]:
         "groups_sampled": len(seen),
     }
     return row | {k: v / n for k, (v, n) in job.plan.rewards.summary(seen).items() if n}
+
+
+def mean_entropy(rollouts: Sequence[Rollout]) -> float | None:
+    """Mean over all sampled tokens (nats); None where the engine does not report entropies."""
+    known = [rollout.entropies for rollout in rollouts]
+    if any(values is None for values in known):
+        return None
+    return sum(float(values.sum()) for values in known if values is not None) / max(sum(map(len, rollouts)), 1)
 
 
 def measure(job: Job, name: str) -> EvalResult:

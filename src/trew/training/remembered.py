@@ -32,7 +32,7 @@ class EngineState:
     """As ``TorchEngine.state`` gives it."""
 
     native: bool
-    policy_version: Count
+    version: Count
 
 
 @dataclass(frozen=True, slots=True)

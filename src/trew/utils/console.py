@@ -106,7 +106,7 @@ class Display:
             for i in picks[:limit]:
                 value = "none" if values[i] is None else f"{values[i]:g}"
                 self.console.print(
-                    Text(f"  reward {value:<5}{_short(scored.group.completions[i].text)}", style="dim"), soft_wrap=True
+                    Text(f"  reward {value:<5}{_short(scored.group.rollouts[i].text)}", style="dim"), soft_wrap=True
                 )
             return
 

@@ -21,7 +21,7 @@ from ...backends.cuda_graphs.static_draw import StaticDraw
 from ...backends.cuda_graphs.static_model import StaticModel
 from ...errors import EngineError
 from ...models.lora import in_float32
-from ...types import Completion, FinishReason, Group, Prompt, Sampling
+from ...types import FinishReason, Group, Prompt, Rollout, Sampling, single_turn
 from ..chat import Renderer
 from .decode import Finished, Schedule
 from .generic import ForwardDecoder
@@ -72,16 +72,16 @@ class TorchEngine:
         self._graphs = _graphs
         self._static: StaticModel | None = None
         self.messages: list[str] = []
-        self.policy_version = 0
+        self.version = 0
 
     def state(self) -> dict[str, Any]:
         """What later completions depend on beside the weights, as JSON can hold it."""
-        return {"native": self.native, "policy_version": self.policy_version}
+        return {"native": self.native, "version": self.version}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Goes on where :meth:`state` was taken: what was given up then stays given up."""
         self.native = bool(state["native"])
-        self.policy_version = int(state["policy_version"])
+        self.version = int(state["version"])
 
     @property
     def device(self) -> torch.device:
@@ -142,8 +142,9 @@ class TorchEngine:
             )
             groups: dict[int, Group] = {}
             for i in schedule.run(progress or (lambda count: None)):
-                rows = [self._completion(row, stop_ids, strings) for row in schedule.finished(i)]
-                groups[i] = Group(prompts[i], np.asarray(prompt_ids[i], dtype=np.int64), tuple(rows))
+                context = np.asarray(prompt_ids[i], dtype=np.int64)
+                rows = [self._rollout(context, row, stop_ids, strings) for row in schedule.finished(i)]
+                groups[i] = Group(prompts[i], tuple(rows))
                 if on_group is not None:
                     on_group(i, groups[i])
         return [groups[i] for i in range(len(prompts))]
@@ -231,21 +232,23 @@ class TorchEngine:
         self.messages.append(message)
         warnings.warn(message, stacklevel=4)
 
-    def _completion(self, row: Finished, stop_ids: frozenset[int], strings: Sequence[str]) -> Completion:
+    def _rollout(
+        self, prompt_ids: np.ndarray, row: Finished, stop_ids: frozenset[int], strings: Sequence[str]
+    ) -> Rollout:
         ids = row.token_ids.tolist()
         ended = ids[-1] in stop_ids
         text = self.renderer.decode(ids[:-1] if ended else ids)
         cuts = [at for string in strings if (at := text.find(string)) >= 0]
         reason: FinishReason = "stop" if ended or cuts else "length"
-        return Completion(
-            token_ids=row.token_ids,
-            sampled=np.ones(len(ids), dtype=bool),
-            logprobs=row.logprobs,
-            sampling_logprobs=row.sampling_logprobs,
+        return single_turn(
+            prompt_ids,
+            row.token_ids,
+            logprobs=row.sampling_logprobs,
+            policy_logprobs=row.logprobs,
             entropies=row.entropies,
+            version=self.version,
             text=text[: min(cuts)] if cuts else text,
             finish_reason=reason,
-            policy_version=self.policy_version,
         )
 
     def _check_lengths(self, prompts: Sequence[Prompt], prompt_ids: list[list[int]], max_tokens: int) -> None:
