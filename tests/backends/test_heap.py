@@ -83,7 +83,8 @@ def test_small_objects_do_not_come_to_lie_where_large_blocks_were():
         run = subprocess.run([sys.executable, "-c", INSIDE, how], capture_output=True, text=True, check=True)
         return int(run.stdout)
 
-    assert inside("plain") > 0
+    if inside("plain") == 0:
+        pytest.skip("here the allocator keeps them apart by itself")
     assert inside("apart") == 0
 
 

@@ -89,8 +89,7 @@ def test_each_prompt_is_computed_once(monkeypatch):
     m = tiny.model()
     found = generated(engine(m, batch=5, _graphs=lambda device: Graphs(None)), n=7)
     same(found, generated(engine(m, batch=5, native=False), n=7))
-    # The first is the probe.
-    assert sorted(map(len, computed[1:])) == sorted(len(g.rollouts[0].prompt_ids) for g in found)
+    assert sorted(map(len, computed[1:])) == sorted(len(g.rollouts[0].prompt_ids) for g in found)  # [0]: the probe
         len(g.rollouts[0].prompt_ids) for g in found
     )  # the first is the probe
 

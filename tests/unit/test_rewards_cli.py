@@ -7,7 +7,6 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from rewards_help import group, write
 
@@ -335,4 +334,5 @@ def test_text_groups_have_lengths_alone() -> None:
 
     made = text_group(Prompt("q", text="?"), ["a", "b"], lengths=[3, 0])
     assert [len(c) for c in made.rollouts] == [3, 0]
-    assert not np.any(made.rollouts[0].sampled)
+    assert made.rollouts[0].token_ids.tolist() == [0, 0, 0]
+    assert made.rollouts[0].entropies is None
