@@ -90,8 +90,6 @@ def test_each_prompt_is_computed_once(monkeypatch):
     found = generated(engine(m, batch=5, _graphs=lambda device: Graphs(None)), n=7)
     same(found, generated(engine(m, batch=5, native=False), n=7))
     assert sorted(map(len, computed[1:])) == sorted(len(g.rollouts[0].prompt_ids) for g in found)  # [0]: the probe
-        len(g.rollouts[0].prompt_ids) for g in found
-    )  # the first is the probe
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "gemma3"])

@@ -30,12 +30,13 @@ from ..objective import TokenBatch, step_metrics
 from ..objective.batch import Steps
 from ..runs import Run, Trackers, trackers
 from ..runs.report import write_report
-from ..types import Prompt, Rollout, Sampling, Score, ScoredGroup, StepOutput, reduce_metrics
+from ..types import Prompt, Sampling, Score, ScoredGroup, StepOutput, reduce_metrics
 from ..utils.console import Bar, Display
 from ..utils.signals import Interrupts
 from . import guards, planning, watch
 from .checkpoints import begin_again, check_changes, complete, restore, save
 from .job import Job, build, export, headline, summarize
+from .record import advantage_share, rollout_row
 
 ROUNDING = 1e-4
 """Nats by which two float32 computations of the same log-prob may differ."""
@@ -177,12 +178,6 @@ def one_step(job: Job, run: Run, outside: Trackers, bar: Bar) -> None:
     if config.track.samples_every and (step % config.track.samples_every == 0 or step == 1):
         job.display.samples(seen[-1:])
     bar.advance()
-
-
-def advantage_share(advantages: Mapping[str, Sequence[np.ndarray]]) -> float:
-    """The share of completions with an advantage, 0 where no group was kept; as :func:`update` returns them."""
-    own = [bool(a.any()) for group in advantages.values() for a in group]
-    return sum(own) / len(own) if own else 0.0
 
 
 def evaluation_due(job: Job) -> bool:
@@ -457,37 +452,6 @@ def optimize(job: Job, samples: list[Sample], batch: TokenBatch, outputs: list[S
             except NumericsError as error:
                 raise error.among(chosen.tolist()) from None
             job.engine.version = learner.policy_version
-
-
-def rollout_row(job: Job, seen: list[ScoredGroup]) -> dict[str, Any]:
-    """What the rollouts of a step say, over everything that was sampled, dropped groups included; nothing where the
-    sampler failed."""
-    if not seen:
-        return {}
-    scores = [s.value for g in seen for s in g.scores if s.value is not None]
-    correct = [c for g in seen for s in g.scores if (c := job.plan.correct(s)) is not None]
-    completions = [c for g in seen for c in g.group.rollouts]
-    tokens = sum(len(c) for c in completions)
-    row = {
-        "reward": float(np.mean(scores)) if scores else None,
-        "accuracy": float(np.mean(correct)) if correct else None,
-        "entropy": mean_entropy(completions),
-        "completion_length": tokens / len(completions),
-        "truncated_share": float(np.mean([c.finish_reason == "length" for c in completions])),
-        "zero_signal_share": float(
-            np.mean([len({s.value for s in g.scores if s.value is not None}) < 2 for g in seen])
-        ),
-        "groups_sampled": len(seen),
-    }
-    return row | {k: v / n for k, (v, n) in job.plan.rewards.summary(seen).items() if n}
-
-
-def mean_entropy(rollouts: Sequence[Rollout]) -> float | None:
-    """Mean over all sampled tokens (nats); None where the engine does not report entropies."""
-    known = [rollout.entropies for rollout in rollouts]
-    if any(values is None for values in known):
-        return None
-    return sum(float(values.sum()) for values in known if values is not None) / max(sum(map(len, rollouts)), 1)
 
 
 def measure(job: Job, name: str) -> EvalResult:
