@@ -95,7 +95,9 @@ x+1 == (x+1)\text{ m}
 5 != 5\text{ hours and } 30\text{ minutes}
 5 != 5\text{ cm} + 3\text{ m}
 8 != 5\text{ cm} + 3\text{ m}
-5 != 5\text{ of the pie}
+5 != 5\text{ of them}
+5 != 5\text{ of}
+5 != 5\text{ of the}
 5 != 5 mod 7
 5 != 5 \pmod 7
 5 != 5\text{ if } x > 0
@@ -160,6 +162,8 @@ x+1 == (x+1)\text{ m}
 90^\circ == 90°
 90^\circ == 90\degree
 90^\circ == 90^{\circ}
+90^\circ == {90^\circ}
+90^\circ == \mathbf{90^\circ}
 90^\circ == 90\text{ deg}
 90^\circ - x == 90-x
 20^\circ\text{C} == 20\text{ degrees Celsius}
@@ -183,7 +187,29 @@ x = 5\text{ cm} == 5\text{ cm}
 \text{Area: } 5\text{ cm}^2 == 5
 \text{The answer is } 5\text{ cm} == 5cm
 \text{The answer is 5 cm} == 5\text{ cm}
+2k\text{ miles per hour} == 2k miles per hour
+\$5 == US\$5
+\$5 == 5\text{ US dollars}
+50\% == 50\text{ per cent}
+\frac{3}{4}\text{ of a mile} == \frac{3}{4}\text{ miles}
+m\angle A = 90^\circ == 90
+3:00\text{ p.m.} == 3\text{ p.m.}
+12\text{ noon} == 12:00\text{ p.m.}
+(1,2)\text{ cm} == (1\text{ cm}, 2\text{ cm})
+(1,2)\text{ cm} == (1,2)
+[0,1]\text{ m} == [0,1]
+\begin{pmatrix}1\\2\end{pmatrix}\text{ cm} == \begin{pmatrix}1\\2\end{pmatrix}
+3 hours 20 minutes == 3\text{ h }20\text{ min}
 # another unit
+(1,2)\text{ cm} != (1,2)\text{ m}
+(1,2) != (1,2)\text{ is wrong}
+[0,1] != [0,1]\text{ or so}
+3:00\text{ p.m.} != 3\text{ a.m.}
+3:30\text{ p.m.} != 3\text{ p.m.}
+11:30\text{ a.m.} != \frac{11}{30}
+3 hours 20 minutes != 3 hours 30 minutes
+3 hours 20 minutes != 23
+\frac{dy}{dx} != \frac{y}{x}
 5\text{ m} != 5\text{ cm}
 5\text{ m} != 500\text{ cm}
 30\text{ g} != 30\text{ kg}
@@ -249,6 +275,12 @@ x = 5\text{ cm} != 5\text{ m}
 \text{square} != \text{cube}
 \text{cube, square} != \text{cube}
 \text{no solution} != \text{solution}
+0 != 0\text{ is wrong}
+0 != 0 dozen
+0\text{ dozen} == 0 dozen
+0\text{ dozen} != 1\text{ dozen}
+x + y = 0 != x + y = 0\text{ is wrong}
+x + y = 5 != x + y = 5\text{ is wrong}
 # upright letters
 3+4\mathrm{i} == 3+4i
 3+4\text{i} == 3+4i
@@ -301,6 +333,8 @@ x = 5\text{ cm} != 5\text{ m}
 52_8 != 52\text{ base nine}
 52_8 != 52_9
 52_8 != 42
+52_8 != 52_8!
+52_8 != 52_8^2
 1101_{(2)} == 1101_2
 1101_{(2)} == 1101_{\text{two}}
 1101_{(2)} != 1101_{(3)}
@@ -316,6 +350,8 @@ x=52_8 == 52_8
 1,\!234 == 1234\text{ feet}
 x=5 == 5
 x=5 != y=5
+\text{Total} = 7 == n = 7
+\text{Total} = 7 != n = 8
 x=5\text{ m} != y=5\text{ m}
 5^2 == 5²
 5x^2 == 5x²
@@ -348,7 +384,7 @@ def test_the_table_is_large_and_most_of_it_is_graded_in_both_directions() -> Non
     unreadable = [
         case for case in CASES if any(builtin.gold_problem("math", {"answer": side}, {}) for side in case[:2])
     ]
-    assert len(unreadable) < 12
+    assert len(unreadable) < 15
     assert min(sum(sign == other for *_, other in CASES) for sign in ("==", "!=")) >= 100
 
 

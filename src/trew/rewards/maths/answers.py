@@ -11,8 +11,10 @@ import re
 
 from . import algebra, formula, units
 from .algebra import Malformed, NotExact, TooLarge, Undefined, Value
-from .shapes import Answer, Based, Equation, Group, Matrix, Named, Scalar, Shape, Union, Unknown, Words
+from .bases import based
+from .shapes import Answer, Equation, Group, Matrix, Named, Scalar, Shape, Union, Unknown, Words
 from .tokens import SHORT_WORDS, Token, tokenize
+from .units import Unit
 
 MAX_NESTING = 20
 MAX_ITEMS = 200
@@ -33,30 +35,6 @@ def read(text: str, *, groups: bool = True, letters: bool = False) -> Answer:
     except NotExact as error:
         shape = _words(text) or _unknown(error, text)
     return Answer(shape, text)
-
-
-def _based(tokens: list[Token]) -> Based | None:
-    r"""Digits with a number system: 52_8, 52_{(8)}, 52_{\text{eight}}, 52\text{ base nine}."""
-    texts = [t.text for t in tokens]
-    cut = next((i for i, text in enumerate(texts) if text == "_" or "base" in text), 0)
-    if not cut:
-        return None
-    before = texts[:cut] if texts[cut - 1] != "in" else texts[: cut - 1]
-    if (before[0], before[-1]) == ("(", ")"):
-        before = before[1:-1]
-    said = set(re.findall(r"[a-z]+|[0-9]+", "".join(texts[cut:]).lower())) - {"text", "in", "base"}
-    named = said.pop() if len(said) == 1 else ""
-    base = int(named) if named.isdigit() and len(named) < 3 else _BASES.get(named, 0)
-    digits = "".join(before)
-    if not re.fullmatch(r"[0-9A-Z]*[0-9][0-9A-Z]*|[A-Z]{2,}", digits) or not 2 <= base <= 36:
-        return None
-    return Based(digits.lstrip("0") or "0", base) if all(int(digit, 36) < base for digit in digits) else None
-
-
-_NUMBERS = "two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen"
-_BASES = {word: base for base, word in enumerate(_NUMBERS.split(), 2)} | {
-    "binary": 2, "ternary": 3, "octal": 8, "decimal": 10, "hexadecimal": 16, "hex": 16
-}  # fmt: skip
 
 
 def _unknown(error: NotExact, text: str) -> Unknown:
@@ -96,7 +74,7 @@ def _shape(tokens: list[Token], level: int) -> Shape:
         return Union(tuple(_item(part, level) for part in parts))
     if (named := _labelled(tokens, level)) is not None:
         return named
-    for reader in (_excluded, _approximate, _member, _equality, _inequality, _bracketed, _matrix, _ratio):
+    for reader in (_excluded, _approximate, _member, _equality, _inequality, _bracketed, _matrix, _ratio, _measured):
         if (found := reader(tokens, level)) is not None:
             return found
     letters = all(t.kind in ("text", "unit", "word") or t.text in ("(", ")") for t in tokens)
@@ -287,6 +265,8 @@ def _name(tokens: list[Token]) -> str:
     written = "".join(texts)
     if len(tokens) > 8 or not tokens:
         return ""
+    if texts[:2] == ["m", "\\angle"]:  # the measure of the angle
+        return written
     if all(t.kind in ("text", "unit") for t in tokens) or texts[0] in ("\\angle", "\\triangle"):
         return written
     single = r"(?:[A-Za-z]|\\[A-Za-z]+)'?(?:_(?:\{[A-Za-z0-9]+\}|[A-Za-z0-9]+))?"
@@ -320,9 +300,10 @@ def _difference(left: list[Token], item: Answer) -> Value | None:
     if not isinstance(item.shape, Scalar):
         return None
     try:
-        return algebra.subtract(formula.value(left), item.shape.value)
+        name = formula.value(left)
     except NotExact:
         return None
+    return None if name.named("words", "unit") else algebra.subtract(name, item.shape.value)
 
 
 def _last(parts: list[list[Token]], level: int) -> Answer:
@@ -469,9 +450,30 @@ def _ratio(tokens: list[Token], level: int) -> Shape | None:
     return Group(":", tuple(_item(part, level) for part in parts))
 
 
+def _measured(tokens: list[Token], level: int) -> Shape | None:
+    """(1, 2) cm: a unit behind the brackets holds for everything in them."""
+    closed = [i for i, t in enumerate(tokens) if t.text in (")", "]", "\\}", "\\end{matrix}")]
+    if not closed or closed[-1] == len(tokens) - 1 or tokens[closed[-1] + 1].kind != "unit":
+        return None
+    inside, behind = tokens[: closed[-1] + 1], tokens[closed[-1] + 1 :]
+    found = _bracketed(inside, level) or _matrix(inside, level)
+    if isinstance(found, Group):
+        unit = _scalar(behind).unit
+        return Group(found.ends, tuple(_in_unit(item, unit) for item in found.items))
+    if isinstance(found, Matrix):
+        unit = _scalar(behind).unit
+        return Matrix(tuple(tuple(_in_unit(item, unit) for item in row) for row in found.rows))
+    return None
+
+
+def _in_unit(item: Answer, unit: Unit) -> Answer:
+    shape = item.shape
+    return Answer(Scalar(shape.value, unit), item.text) if isinstance(shape, Scalar) and not shape.unit else item
+
+
 def _formula(tokens: list[Token]) -> Shape:
-    if (based := _based(tokens)) is not None:
-        return based
+    if (digits := based(tokens)) is not None:
+        return digits
     texts = [t.text for t in tokens]
     if texts == ["\\emptyset"]:
         return Group("{}", ())
@@ -484,7 +486,9 @@ def _formula(tokens: list[Token]) -> Shape:
 
 def _scalar(tokens: list[Token], *, sign: int = 1) -> Scalar:
     value, unit = units.measured(formula.value(tokens, sign=sign))
-    if algebra.is_zero(value) and any(t.kind == "unit" for t in tokens):  # 0 cm is in cm
+    if algebra.is_zero(value) and any(t.kind in ("unit", "text") for t in tokens):  # 0 cm is in cm, 0 dozen is not 0
         ones = [Token("number", "1") if t.kind == "number" and not t.text.strip("0.") else t for t in tokens]
-        unit = units.measured(formula.value(ones, sign=sign))[1]
+        one, unit = units.measured(formula.value(ones, sign=sign))
+        if words := one.named("words"):
+            value = algebra.thing(("words", f"0 {' '.join(sorted(words))}"))
     return Scalar(value, unit)

@@ -238,6 +238,9 @@ def _alone(one: Answer, group: Group) -> bool | None:
     """A single value against a set of one, or a ratio of two."""
     if group.ends == ":" and len(group.items) == 2 and isinstance(one.shape, Scalar):
         parts = [item.shape.value for item in group.items if isinstance(item.shape, Scalar)]
+        if len(parts) == 2 and (units.on_the_clock(one.shape.unit) or units.on_the_clock(_unit(group))):
+            agree = units.agree(one.shape.unit, _unit(group))  # 3:00 p.m. is 3 p.m.
+            return agree and algebra.is_zero(parts[1]) and algebra.same(one.shape.value, parts[0])
         if len(parts) == 2 and not algebra.is_zero(parts[1]):
             return algebra.same(one.shape.value, algebra.divide(*parts))
     if group.ends == "{}" and len(group.items) == 1:

@@ -49,6 +49,7 @@ _TOKEN = re.compile(
 )
 _GROUPED = re.compile(r"\d{1,3}(?:,\d{3})+(?:\.\d+)?(?!\d|,\d)")
 _FORMULA = re.compile(r"\d|=|^\s*[A-Z]\s*,[A-Z ,]*$")  # in a text: letters are names there, also in a list of choices
+_WHOLE = re.compile(r"\s+(?:an?|the)\s+([A-Za-z]+)")  # behind "of": three quarters of a mile
 _ARGUMENT = re.compile(r"\s*[A-Za-z0-9\\({^_]")
 _OPEN, _CLOSE = frozenset({"(", "[", "{", "\\{"}), frozenset({")", "]", "}", "\\}"})
 
@@ -156,6 +157,8 @@ class _Scanner:
             self.put("command", _JOINERS[token])
         elif self.quantity(token, behind, spaced):
             pass
+        elif token == "of" and self.level and (whole := _WHOLE.match(self.text, self.at)) and units.is_part(whole[1]):
+            self.at = whole.start(1)
         elif self.level:
             self.upright(token)
         elif behind and spaced and (len(token) > 3 or token in SHORT_WORDS) and token not in NO_WORDS:
@@ -199,13 +202,17 @@ class _Scanner:
 
     def is_unit(self, token: str, behind: bool, spaced: bool) -> bool:
         r"""Whether a word is a unit here: 5\text{ m}, 5cm, 5 kN; but not in m x, 5m, 5ms, sec x."""
-        if not units.is_part(token) or not (behind or (self.level and len(token) > 1)):
+        if not units.is_part(token) or not (behind or (self.level and len(token) > 1) or self.at_long_word(token)):
             return False
         if token in FUNCTIONS:  # sec
             return behind and not _ARGUMENT.match(self.text, self.at)
         if self.level or self.letters or len(token) > 2 or token in units.BARE:
             return True
         return spaced if len(token) > 1 else [t.kind for t in self.out[-2:]] == ["unit", "mark"]  # km/h
+
+    def at_long_word(self, token: str) -> bool:
+        """Whether a word cannot be letters although a variable stands before it: 2k miles."""
+        return len(token) > 3 and len(self.out) > 1 and self.out[-1].kind == "word" and len(self.out[-1].text) == 1
 
     def in_text(self, token: str) -> None:
         r"""Puts the tokens of ``\text{…}``, or all of it as one where it is prose."""

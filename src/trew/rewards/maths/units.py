@@ -32,7 +32,7 @@ _MEASURES = r"""
     century/centuries calorie/cal kilocalorie/kcal kWh horsepower/hp ohm mole/mol knot
     degree/deg/\degree celsius/Celsius fahrenheit/Fahrenheit kelvin/K radian/rad revolution/rev rotation turn
     percent/pct/\% dollar/USD/buck/\$ cent/\cent/penny/pennies/pence euro/EUR/\euro pound GBP/\pounds nickel dime
-    yen/JPY/\yen rupee/INR/\rupee peso franc yuan am/AM pm/PM o'clock th/st/nd/rd unit
+    yen/JPY/\yen rupee/INR/\rupee peso franc yuan am/AM pm/PM noon midnight o'clock th/st/nd/rd unit
 """
 _COUNTED = """
     time way item point piece pair set group term digit integer number value solution root factor divisor multiple prime
@@ -63,9 +63,17 @@ BARE = frozenset(_BARE.split())
 """Symbols of two letters that are units also right behind a number and without ``\\text``: 5cm, but not 5ms."""
 CURRENCY = frozenset({"dollar", "euro", "GBP", "yen", "rupee"})
 ANGLES = frozenset({"degree", "radian"})
-CLOCK = frozenset({"am", "pm"})
+CLOCK = frozenset({"am", "pm", "noon", "midnight"})
 _ALIKE = frozenset(
-    frozenset(pair) for pair in (("pound", "lb"), ("pound", "GBP"), ("degree", "celsius"), ("degree", "fahrenheit"))
+    frozenset(pair)
+    for pair in (
+        ("pound", "lb"),
+        ("pound", "GBP"),
+        ("degree", "celsius"),
+        ("degree", "fahrenheit"),
+        ("pm", "noon"),
+        ("am", "midnight"),
+    )
 )
 
 
