@@ -300,10 +300,10 @@ def _difference(left: list[Token], item: Answer) -> Value | None:
     if not isinstance(item.shape, Scalar):
         return None
     try:
-        name = formula.value(left)
+        side = formula.value(left)
+        return None if side.named("words", "unit") else algebra.subtract(side, item.shape.value)
     except NotExact:
         return None
-    return None if name.named("words", "unit") else algebra.subtract(name, item.shape.value)
 
 
 def _last(parts: list[list[Token]], level: int) -> Answer:
