@@ -80,7 +80,7 @@ FILES: dict[str, bytes] = {
     "latin.jsonl": b'{"prompt": "a"}\n{"prompt": "caf\xe9"}\n',
     "nul.jsonl": b'{"prompt": "a"}\r\n{"prompt": "b\x00"}\r\n',
     "half.jsonl": b'{"prompt": "a"}\n{"prompt": "b \\ud800"}\n',
-    "huge.jsonl": b'{"prompt": "a"}\n{"prompt": "' + b"x" * 30_000_000 + b"\n",
+    "huge.jsonl": b'{"prompt": "a"}\n{"prompt": "' + b"x" * 70_000_000 + b"\n",
     "ids.jsonl": lines(*({"id": i % 7, "prompt": f"{i}"} for i in range(9))),
     "missing.jsonl": lines({"prompt": "a", "gold": "1"}, {"promt": "b", "gold": "2"}),
     "types.jsonl": lines({"prompt": "a"}, {"prompt": 5}, {"prompt": [1]}, {"prompt": None}),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from ..config import Config, apply_overrides, load, parse, validate
+from ..config import Config, apply_overrides, limits, load, parse, validate
 from ..errors import ConfigError, Problems
 
 if TYPE_CHECKING:
@@ -147,6 +147,7 @@ def prepare(config: Config, *, files: tuple[Path | None, ...] = (), bar: Bar | N
     from ..rewards import RewardSet
     from ..rollout import Renderer
 
+    limits.refuse(config)
     problems = Problems(validate(config))
     for file in files:
         if file is not None and file.is_dir():

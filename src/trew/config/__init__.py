@@ -1,5 +1,7 @@
-"""The configuration of a run: ``schema`` (every key), ``recipe`` (TOML to Config and back), ``rules`` (checks)."""
+"""The configuration of a run: ``schema`` (every key), ``recipe`` (TOML to Config and back), ``rules`` (checks),
+``limits`` (the largest numbers)."""
 
+from . import limits
 from .recipe import apply_overrides, build, dumps, load, parse, read_table, to_table
 from .rules import validate
 from .schema import (
@@ -55,6 +57,7 @@ __all__ = [
     "build",
     "choices",
     "dumps",
+    "limits",
     "load",
     "parse",
     "read_table",

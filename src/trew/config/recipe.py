@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from ..errors import ConfigError, nearest
 from ..utils.toml import dump_table
+from . import limits
 from .rules import validate
 from .schema import Config, RewardConfig
 
@@ -166,6 +167,9 @@ def _coerce(hint: Any, value: Any, where: str, problems: list[str]) -> Any:
             problems.append(f"{where}: expected a table, got {value!r}")
         return value
     assert not isinstance(origin, types.UnionType), where
+    if hint in (int, float) and isinstance(value, int | float) and (large := limits.problem(where, value)):
+        problems.append(large)
+        return value
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if hint is not Any and (not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool)):

@@ -11,6 +11,7 @@ from typing import Any
 
 from ..errors import nearest
 from ..utils.toml import toml_value
+from . import limits
 from .schema import Config, LoraConfig, RewardConfig
 
 AT_LEAST_ONE = (
@@ -27,7 +28,9 @@ TRACKERS = ("trackio", "wandb", "tensorboard", "mlflow")
 
 
 def validate(config: Config) -> list[str]:
-    """Every problem of values and of their combinations, one line each."""
+    """Every problem of values and of their combinations, one line each; numbers that are too large come alone."""
+    if problems := limits.problems(config):
+        return problems
     sections = (_counts, _top, _rollout, _learner, _reference, _minibatches, _warmup, _lora, _eval, _rewards, _track)
     problems = [problem for section in sections for problem in section(config)]
     return problems + config.stop.problems() + config.health.problems()
@@ -63,6 +66,11 @@ def _rollout(c: Config) -> Iterator[str]:
         c, math.isfinite(r.temperature) and r.temperature > 0, "rollout.temperature",
         "a number above 0 (greedy rollouts make every group equal)",
     )  # fmt: skip
+    if (count := r.prompts * r.completions) > limits.COMPLETIONS:
+        yield (
+            f"rollout.prompts: got {r.prompts} with rollout.completions = {r.completions}, {count:,} completions per "
+            f"step, accepts at most {limits.COMPLETIONS:,}"
+        )
     yield from _need(c, 0 < r.top_p <= 1, "rollout.top_p", "a number above 0 and at most 1")
     yield from _need(c, 0 <= r.min_p < 1, "rollout.min_p", "a number from 0 up to, not including, 1")
     yield from _need(c, all(r.stop), "rollout.stop", "non-empty strings")
@@ -73,7 +81,13 @@ def _learner(c: Config) -> Iterator[str]:
     yield from _need(c, 0 < learner.lr < 1, "learner.lr", "a number above 0 and below 1")
     yield from _need(c, 0 <= learner.adam_beta1 < 1, "learner.adam_beta1", below_one)
     yield from _need(c, 0 <= learner.adam_beta2 < 1, "learner.adam_beta2", below_one)
-    yield from _need(c, 0 < learner.adam_eps < math.inf, "learner.adam_eps", "a number above 0")
+    # Below, it is 0 beside the float32 numbers that it is added to, and a weight without gradients is divided by 0.
+    yield from _need(c, 1e-30 <= learner.adam_eps < math.inf, "learner.adam_eps", "a number of at least 1e-30")
+    if 0 < learner.lr < 1 and 1 < learner.lr * learner.weight_decay < math.inf:
+        yield (
+            f"learner.weight_decay: got {learner.weight_decay} with learner.lr = {learner.lr}, accepts at most 1 / "
+            f"learner.lr = {1 / learner.lr:g}: every step multiplies weights by 1 - lr x weight_decay"
+        )
     yield from _need(c, 0 < learner.max_grad_norm < math.inf, "learner.max_grad_norm", "above 0")
 
 

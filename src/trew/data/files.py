@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..config import limits
 from ..errors import DataError, output_file
 from .rows import Problems, Row, show
 
@@ -36,6 +37,8 @@ def read_rows(path: Path) -> list[Row]:
     """All rows of a file. Raises DataError naming the file, and the lines where lines are at fault."""
     if not path.exists():
         raise DataError(f"{path}: no such file")
+    if not path.is_file() and not path.is_dir():  # a FIFO would wait for a writer, a device may have no end
+        raise DataError(f"{path}: is not a regular file; write the rows to one and give that")
     if suffix_of(path) not in SUFFIXES:
         raise DataError(f"{path}: got a file ending in {suffix_of(path)!r}, accepts {', '.join(SUFFIXES)}")
     try:
@@ -61,13 +64,15 @@ def _read_text(path: Path) -> list[Row]:
 
 
 def _unpacked(path: Path) -> bytes:
-    raw = path.read_bytes()
-    if path.suffix != ".gz":
-        return raw
+    opened = gzip.open if path.suffix == ".gz" else open
     try:
-        return gzip.decompress(raw)
+        with opened(path, "rb") as file:
+            raw = file.read(limits.FILE_BYTES + 1)
     except (EOFError, zlib.error, gzip.BadGzipFile):
         raise DataError(f"{path}: is a damaged or incomplete gzip file; download it again") from None
+    if len(raw) > limits.FILE_BYTES:
+        raise DataError(f"{path}: has more than {limits.FILE_BYTES:,} bytes of text; divide it, or use .parquet")
+    return raw
 
 
 def _read_lines(path: Path, raw: bytes) -> list[Row]:
@@ -79,6 +84,9 @@ def _read_lines(path: Path, raw: bytes) -> list[Row]:
         if not line:
             continue
         place = f"line {number}"
+        if len(line) > limits.LINE_BYTES:
+            problems.add(place, f"has {len(line):,} bytes, accepts at most {limits.LINE_BYTES:,}")
+            continue
         try:
             rows.append(Row(f"{path.name} {place}", _object(_parse(line))))
         except ValueError as error:

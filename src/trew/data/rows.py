@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..config import limits
 from ..errors import DataError, nearest
 from ..types import Prompt
 
@@ -121,6 +122,7 @@ def to_prompts(
         try:
             uid = _uid(row, ids, f"{split.stem}:{number}")
             prompt = make(row, uid)
+            _check_length(prompt)
         except BadRow as error:
             problems.add(row.place, str(error))
             continue
@@ -136,6 +138,15 @@ def to_prompts(
             f"{split.source}: none of its {len(split.rows)} rows is left; the task's arguments rule all out"
         )
     return prompts
+
+
+def _check_length(prompt: Prompt | None) -> None:
+    """BadRow where a prompt is so long that even counting its tokens would take minutes."""
+    if prompt is None:
+        return
+    count = len(prompt.text or "") + sum(len(m["content"]) for m in prompt.messages or ())
+    if count > limits.PROMPT_CHARACTERS:
+        raise BadRow(f"is a prompt of {count:,} characters, accepts at most {limits.PROMPT_CHARACTERS:,}")
 
 
 def _uid(row: Row, ids: Sequence[str], default: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -112,8 +113,10 @@ def round_problems(rounds: Iterate, rewards: Sequence[Any] = ()) -> list[str]:
         found.append(f"iterate.replay: got {rounds.replay!r}, accepts a share from 0 up to, not including, 1")
     if not 0 < rounds.held_out < 1:
         found.append(f"iterate.held_out: got {rounds.held_out!r}, accepts a share above 0 and below 1")
-    if not rounds.weight or rounds.weight != rounds.weight:
-        found.append(f"iterate.weight: got {rounds.weight!r}, accepts a number other than 0: the policy learns from it")
+    if not rounds.weight or not math.isfinite(rounds.weight):
+        found.append(
+            f"iterate.weight: got {rounds.weight!r}, accepts a finite number other than 0: the policy learns from it"
+        )
     if rounds.verifier.model:
         found.append("iterate.verifier.model: a reward model cannot be the verifier; give a built-in or a function")
     dummy = RewardTraining(model="m", learner=rounds.learner, data=PairData(pairs="p"))

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ..config.limits import MODEL_PARTS
 from ..errors import nearest
 from .default import DEFAULT_MODEL
 from .integrity import Stored, tensors_of
@@ -132,8 +133,6 @@ def model_problems(folder: Path, name: str, *, weights: bool, kind: Kind | None 
 
 
 _COUNTS = re.compile(r"(layers?|heads|experts|blocks)$")
-MOST_PARTS = 10_000
-"""Layers, heads or experts of a model: each costs time and memory when a model is built, before its weights count."""
 
 
 def _size_problems(config: dict[str, Any], name: str) -> list[str]:
@@ -141,9 +140,9 @@ def _size_problems(config: dict[str, Any], name: str) -> list[str]:
     inner = config.get("text_config")
     table = config | (inner if isinstance(inner, dict) else {})
     return [
-        f"model: {name}: config.json has {key} = {value}, accepts at most {MOST_PARTS:,}; fetch it again"
+        f"model: {name}: config.json has {key} = {value}, accepts at most {MODEL_PARTS:,}; fetch it again"
         for key, value in table.items()
-        if isinstance(value, int) and _COUNTS.search(key) and value > MOST_PARTS
+        if isinstance(value, int) and _COUNTS.search(key) and value > MODEL_PARTS
     ]
 
 

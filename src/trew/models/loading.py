@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from ..errors import CheckpointError, ConfigError, ModelError
+from ..utils.bounds import Overrun, bounded
 from . import files, integrity
 from .default import DEFAULT_MODEL, cached, fetch_default
 
@@ -184,7 +185,25 @@ def load_tokenizer(name: str, *, tokenizer: str = "", chat_template: str = "") -
         result.chat_template = ("{{ bos_token }}" if begins else "") + PLAIN_TEMPLATE
     elif chat_template:
         result.chat_template = Path(os.path.expanduser(chat_template)).read_text(encoding="utf-8-sig")
+    _refuse_endless(result, source)
     return result
+
+
+def _refuse_endless(tokenizer: Any, name: str) -> None:
+    """ModelError for a chat template that does not end, or takes all memory, for a conversation of one word. That it
+    refuses such a one is no fault."""
+    import jinja2
+
+    if not tokenizer.chat_template:
+        return
+    try:
+        with contextlib.suppress(TypeError, ValueError, KeyError, jinja2.TemplateError), bounded():
+            tokenizer.apply_chat_template([{"role": "user", "content": "hi"}], tokenize=False)
+    except Overrun as error:
+        raise ModelError(
+            f"tokenizer {name!r}: its chat template does not come to an end for one short message: {error}; set "
+            "chat_template to 'plain' or a .jinja file of your own"
+        ) from None
 
 
 def load_model(name: str, *, device: str = "cpu", dtype: str = "float32", quantization: Any = None) -> PreTrainedModel:

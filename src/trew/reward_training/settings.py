@@ -140,7 +140,7 @@ def problems(settings: RewardTraining) -> list[str]:
     need("learner.lr", 0 < s.learner.lr < 1, "a number above 0 and below 1")
     need("learner.adam_beta1", 0 <= s.learner.adam_beta1 < 1, "a number from 0 up to, not including, 1")
     need("learner.adam_beta2", 0 <= s.learner.adam_beta2 < 1, "a number from 0 up to, not including, 1")
-    need("learner.adam_eps", 0 < s.learner.adam_eps < float("inf"), "a number above 0")
+    need("learner.adam_eps", 1e-30 <= s.learner.adam_eps < float("inf"), "a number of at least 1e-30")
     need("learner.max_grad_norm", 0 < s.learner.max_grad_norm < float("inf"), "above 0")
     need("data.held_out", 0 < s.data.held_out < 1, "a number above 0 and below 1")
     need("data.overlong", s.data.overlong in ("error", "drop"), "'error' or 'drop': half an answer has no preference")

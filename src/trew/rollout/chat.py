@@ -5,11 +5,13 @@ Prompts are tokenised once, here; completions are token ids from then on and are
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..errors import DataError
 from ..types import Message, Prompt
+from ..utils.bounds import Overrun, bounded
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -29,6 +31,7 @@ class Renderer:
     ) -> None:
         self.tokenizer: Any = tokenizer  # typed loosely: its methods return unions that depend on arguments
         self.stop = tuple(stop)
+        self._guard: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
         self._begin = self._begin_tokens()
         ends: set[int] = {*eos_ids, *self.split_stop(self.stop)[0]}
         for end in (self.tokenizer.eos_token_id, self._end_of_turn()):
@@ -82,9 +85,15 @@ class Renderer:
         shapes: set[tuple[str, ...]] = set()
         for prompt in prompts:
             try:
-                found = self._prompt_problems(prompt, shapes)
+                with self._guarded():
+                    found = self._prompt_problems(prompt, shapes)
             except DataError as error:
                 found = {"render": str(error)}
+            except Overrun as error:
+                problems["endless"] = (
+                    f"prompt {prompt.uid!r}: the chat template does not come to an end: {error}; {_FIX}"
+                )
+                break  # the others would take as long
             for kind, message in found.items():
                 problems.setdefault(kind, message)
         return list(problems.values())
@@ -139,12 +148,24 @@ class Renderer:
 
     def _apply(self, messages: Sequence[Message], *, uid: str, generation_prompt: bool = True) -> str:
         try:
-            return self.tokenizer.apply_chat_template(
-                [dict(message) for message in messages], tokenize=False, add_generation_prompt=generation_prompt
-            )
+            with self._guard():
+                return self.tokenizer.apply_chat_template(
+                    [dict(message) for message in messages], tokenize=False, add_generation_prompt=generation_prompt
+                )
+        except Overrun:
+            raise
         except Exception as error:  # templates raise jinja2's errors, or whatever Python does inside them
             first = next(iter(str(error).splitlines()), type(error).__name__)
             raise DataError(f"prompt {uid!r}: the chat template refuses the messages: {first}") from None
+
+    @contextlib.contextmanager
+    def _guarded(self) -> Iterator[None]:
+        """Inside, rendering is bounded: for prompts that are rendered for the first time, while nothing else runs."""
+        self._guard = bounded
+        try:
+            yield
+        finally:
+            self._guard = contextlib.nullcontext
 
     def _begin_tokens(self) -> list[int]:
         """What the tokenizer puts before a plain text by itself."""
@@ -159,8 +180,9 @@ class Renderer:
             return None
         messages = ({"role": "user", "content": "hi"}, {"role": "assistant", "content": _REPLY})
         try:
-            tail = self._apply(messages, uid="", generation_prompt=False).rpartition(_REPLY)[2].strip()
-        except DataError:
+            with self._guarded():
+                tail = self._apply(messages, uid="", generation_prompt=False).rpartition(_REPLY)[2].strip()
+        except (DataError, Overrun):
             return None  # a template that refuses even this is reported by check, with the user's own messages
         ids = self.tokenizer(tail, add_special_tokens=False)["input_ids"] if tail else []
         return ids[0] if ids and ids[0] in self.tokenizer.get_added_vocab().values() else None

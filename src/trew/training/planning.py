@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..config import Config, RewardConfig, validate
+from ..config import Config, RewardConfig, limits, validate
 from ..config import load as read_recipe
 from ..data import Dataset, apply_overlong, load_task
 from ..errors import ConfigError, ModelError, Problems
@@ -49,6 +49,7 @@ def plan(config: Config, *, found: Sequence[str] = (), bar: Bar | None = None) -
     ``found`` are problems that are known already (of the run folder, say): they are reported together with the rest.
     ``bar`` shows progress where checking takes long.
     """
+    limits.refuse(config, found=found)  # what follows would fill the memory
     told = {p.partition(":")[0] for p in found}
     problems = Problems([*found, *(p for p in validate(config) if p.partition(":")[0] not in told)])
 

@@ -1,0 +1,77 @@
+"""Code of others that may never end, or want all memory, in this process: bounded by the operating system.
+
+For what is quick unless it is broken, such as a chat template; untrusted code runs in processes of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+SECONDS = 5.0
+"""Processor time that one call may take."""
+MEMORY = 1 << 30
+"""Bytes that it may add to those of the process."""
+
+
+class Overrun(Exception):
+    """Something took more than it may."""
+
+
+@contextlib.contextmanager
+def bounded(*, seconds: float = 0.0, memory: int = 0) -> Iterator[None]:
+    """Raises Overrun where the block takes more processor time or memory than it may, SECONDS and MEMORY unless given.
+
+    For a moment in which no other thread allocates much: the limit of memory is the process's. Outside the main thread,
+    where Python allows no handlers, time has no limit.
+    """
+    memory = memory or MEMORY
+    with _memory(memory), _time(seconds or SECONDS):
+        try:
+            yield
+        except MemoryError:
+            raise Overrun(f"it needs more than {memory >> 20} MiB") from None
+
+
+@contextlib.contextmanager
+def _time(seconds: float) -> Iterator[None]:
+    # Processor time: a busy machine, or a process that is stopped for a while, changes nothing.
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(*_: object) -> None:
+        raise Overrun(f"it is not done after {seconds:g} s of processor time")
+
+    before = signal.signal(signal.SIGVTALRM, end)
+    signal.setitimer(
+        signal.ITIMER_VIRTUAL, seconds, seconds / 10
+    )  # again, for code that handles every error and goes on
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
+
+
+@contextlib.contextmanager
+def _memory(more: int) -> Iterator[None]:
+    import resource
+
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+    except OSError:  # a system that does not say how large the process is
+        yield
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    wanted = pages * resource.getpagesize() + more
+    if soft != resource.RLIM_INFINITY:
+        wanted = min(wanted, soft)
+    resource.setrlimit(resource.RLIMIT_AS, (wanted, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
