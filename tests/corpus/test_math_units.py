@@ -163,6 +163,15 @@ x+1 == (x+1)\text{ m}
 90^\circ == 90\degree
 90^\circ == 90^{\circ}
 90^\circ == {90^\circ}
+90^\circ == 90º
+90^\circ == 90{}^{\circ}
+90^\circ == 90\textdegree
+20\,{}^\circ\text{C} == 20°C
+5\text{ cm} == 5\unit{cm}
+5\text{ cm} == \SI{5}{cm}
+5\text{ ft }3\text{ in} == 5 feet 3 inches
+5\text{ ft }3\text{ in} != 8
+5\text{ ft }3\text{ in} != 63\text{ in}
 90^\circ == \mathbf{90^\circ}
 90^\circ == 90\text{ deg}
 90^\circ - x == 90-x
@@ -306,6 +315,10 @@ x + y = 5 != x + y = 5\text{ is wrong}
 \sin 30^\circ == \frac{1}{2}
 \sin(30\text{ degrees}) == 0.5
 \cos(90^\circ - 60^\circ) == \frac{\sqrt{3}}{2}
+3+4\operatorname{i} == 3+4i
+3+4{\rm i} == 3+4i
+3+4\mathrm{j} != 3+4
+\mathrm{d} != 1
 # brackets
 (1,2,3) != [1,2,3]
 [1,2] != (1,2)
@@ -399,6 +412,17 @@ def test_golds_with_a_unit_refuse_another_and_golds_without_one_take_any() -> No
             score(f"{gold}\\text{{ cm}}", f"{gold}\\text{{ m}}") == score(f"{gold}\\mathrm{{i}}", f"{gold}+0i") == 0
             or gold == "0"
         )
+    for gold in dict.fromkeys(golds):
+        for words in (
+            r"\text{ is wrong}",
+            r"\text{ dozen}",
+            r"\text{ over two}",
+            " dozen",
+            r"\text{ or more}",
+            r"\text{ cm} + 3\text{ m}",
+            r"\text{ hours }5\text{ minutes}",
+        ):
+            assert score(gold + words, gold) == 0, gold + words
     assert score("864 m", r"864 \mbox{ inches}^2") == score(r"15\text{ cm}^3", r"15\mbox{ cm}^2") == 0
 
 

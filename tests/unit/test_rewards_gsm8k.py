@@ -47,6 +47,8 @@ NO_NUMBER = [
     "3 hours 20 minutes",
     "\\frac{144}{2}", "\\frac12", "x72", "9" * 1001, "1e1000", "1e999999999", "72 / 73 / 74", "72 x 1", "72 \\times 1",
     "72 = 72 or 73", "\x00", "\ud800", "√5184", "--72", "+-72",
+    "not 72", "72 (not 73)", "It isn't 72", "It isn’t 72.", "72 is wrong", "72 is not the answer", "never 72", "x ≠ 72",
+    "x != 72", "neither 7 nor 72", r"\ne 72", "72, not 73", "anything except 72",
 ]  # fmt: skip
 
 
@@ -113,6 +115,13 @@ def test_strict_extraction(text: str, answer: str | None) -> None:
         ("(3)-5", "-5", 0.0),
         ("It is 7\nor 8", "8", 0.0),
         ("It is 7" + " " * 100 + "or 8", "8", 0.0),
+        ("It is not 72.", "72", 0.0),  # a denied number is no answer
+        ("So 72, not 73.", "73", 0.0),
+        ("So 72 instead of 73", "73", 0.0),
+        ("72 is wrong", "72", 0.0),
+        ("x ≠ 72", "72", 0.0),
+        ("That is not right. So it is 72.", "72", 1.0),
+        ("I did not count 3 of them, so 72", "72", 1.0),
         ("Then 7\n8", "8", 1.0),  # a new line is a new statement
     ],
 )

@@ -457,13 +457,14 @@ def _measured(tokens: list[Token], level: int) -> Shape | None:
         return None
     inside, behind = tokens[: closed[-1] + 1], tokens[closed[-1] + 1 :]
     found = _bracketed(inside, level) or _matrix(inside, level)
+    if not isinstance(found, (Group, Matrix)):
+        return None
+    each = _scalar(behind)
+    if algebra.rational(each.value) != 1:
+        raise Malformed("more than a unit behind brackets")
     if isinstance(found, Group):
-        unit = _scalar(behind).unit
-        return Group(found.ends, tuple(_in_unit(item, unit) for item in found.items))
-    if isinstance(found, Matrix):
-        unit = _scalar(behind).unit
-        return Matrix(tuple(tuple(_in_unit(item, unit) for item in row) for row in found.rows))
-    return None
+        return Group(found.ends, tuple(_in_unit(item, each.unit) for item in found.items))
+    return Matrix(tuple(tuple(_in_unit(item, each.unit) for item in row) for row in found.rows))
 
 
 def _in_unit(item: Answer, unit: Unit) -> Answer:
