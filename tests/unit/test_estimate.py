@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 from dataclasses import replace
 
@@ -204,6 +205,36 @@ def test_cache_and_laid_out_weights_are_as_large_as_the_formulas_say(tmp_path):
     assert cache(found.sizes, c, found.load) == pytest.approx(real, rel=0.05)
     assert found.load.native_decode
     assert laid_out(found.sizes, c, found.load) == 4 * (found.sizes.linear + found.sizes.head)
+
+
+def test_the_proof_makes_the_logits_of_one_sample_at_a_time(tmp_path, monkeypatch):
+    folder = saved(tmp_path, **WIDE)
+    net, seen = loading.load_model(folder), []
+    run = type(net).forward
+
+    @functools.wraps(run)
+    def watched(self, *args, **kwargs):
+        out = run(self, *args, **kwargs)
+        seen.append(len(out.logits.flatten(0, 1)))
+        return out
+
+    monkeypatch.setattr(type(net), "forward", watched)
+    items = help.samples()
+    help.learner(net).logprobs(items)
+    longest = max(len(sample.completion_ids) for sample in items)
+    assert 0 < max(seen) <= longest
+
+
+@native
+def test_the_proof_counts_where_a_vocabulary_is_large(tmp_path):
+    folder = saved(tmp_path, vocab_size=40_000, **WIDE)
+    own = {"prompts": 2, "completions": 4, "max_tokens": 96}
+    parts = made(config(folder, lora=LoraConfig(rank=4), rollout=own), prompt=96).memory.parts
+    logits = 4 * 40_000 * 96
+    assert logits <= parts["training"]["proof"] + parts["training"]["gradients"] < 1.1 * logits
+    assert parts["generating"]["kept"] + parts["generating"]["step"] >= logits
+    plain = dataclasses.replace(config(folder, rollout=own, share_prompts=False), kernels="plain", linear="plain")
+    assert made(plain, prompt=96).memory.parts["training"]["proof"] == 0, "there is nothing to compare"
 
 
 def test_phases_add_up_and_knobs_turn_the_right_way(tmp_path):

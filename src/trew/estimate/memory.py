@@ -155,9 +155,12 @@ def cache(s: Sizes, config: Config, load: Load) -> int:
 def decoding(s: Sizes, config: Config, load: Load) -> int:
     """The larger of: 16 V S, logits and the three copies of their size that a draw makes; and the prefill of up to
     2,048 prompt tokens, each 4 H + b H (residual, norm), b (A + 2 K) + 4 A + b A (queries to attention's result),
-    3 b F (gate, up, product), b (A + H) (what products gave)."""
+    3 b F (gate, up, product), b (A + H) (what products gave). Under adapters not less than 12 H F: a matrix, what is
+    added to it and their sum, while it is laid out."""
     b, wide = _width(config), s.heads * s.head_dim
     draw = 16 * s.vocabulary * load.rows
+    if config.lora.rank and load.native_decode:
+        draw = max(draw, 12 * s.hidden * s.intermediate)
     if load.static is not None:
         return max(draw, load.static.work.layer * s.layers + load.static.work.rest)
     if load.prefill is not None:
@@ -233,6 +236,16 @@ def head(s: Sizes, config: Config, load: Load) -> int:
     return (4 + low) * s.vocabulary * rows + 12 * s.hidden * load.reads + block
 
 
+def proof(s: Sizes, config: Config, load: Load) -> int:
+    """Before the first step, of one sample by the model's own forward, that other ways are compared with: 4 V C (its
+    logits), 4 (P + C) (3 F + 4 H) (the work of a layer), and 4 H F (a matrix) where weights are kept in fewer bytes."""
+    if load.body is not None and not load.fused and not load.shares:
+        return 0
+    layer = 4 * (load.prompt + load.completion) * (3 * s.intermediate + 4 * s.hidden)
+    unpacked = 4 * s.hidden * s.intermediate if config.lora.base != "float32" else 0
+    return 4 * s.vocabulary * load.completion + layer + unpacked
+
+
 def update(s: Sizes, config: Config) -> int:
     """What the optimizer makes for one parameter after another: in 8 bits 20 bytes a number, offloaded 8."""
     return {"adamw": 0, "adamw-8bit": 20, "adamw-offload": 8}[config.learner.optimizer] * s.largest
@@ -263,6 +276,7 @@ def memory(s: Sizes, config: Config, load: Load) -> Memory:
         "activations": body(s, config, load) if apart else max(body(s, config, load), update(s, config)),
         "head": head(s, config, load),
     } | ({"update": update(s, config)} if apart else {})
+    trained["proof"] = _beyond(proof(s, config, load), trained, load)
     merged = 4 * s.linear
     generating, training, exporting = _kept(s, load, made, trained, merged)
     kept, read = reference(s, config, load)
@@ -281,24 +295,34 @@ def memory(s: Sizes, config: Config, load: Load) -> Memory:
     return Memory(parts, aside)
 
 
+def _beyond(proof: int, trained: dict[str, int], load: Load) -> int:
+    """What the proof needs beyond what a step takes in the same memory later: on a CPU, by our kernels, gradients and
+    what the optimizer makes, as the rest lies in :class:`.arena.Room`."""
+    apart = ("activations", "head") if load.heap and load.body is None else ()
+    return max(proof - sum(size for name, size in trained.items() if name not in apart), 0)
+
+
 def _kept(
     s: Sizes, load: Load, made: dict[str, int], trained: dict[str, int], merged: int
 ) -> tuple[dict[str, int], dict[str, int], dict[str, int]]:
     """What a CPU's process has beside what is made in a phase, generating, training and exporting: memory that another
-    phase took. In the heap that is weights laid out, the work of a step, gradients and what the optimizer makes, and
-    what is ``merged``; in :class:`.heap.Room` the cache, the head laid out, activations and logits. Through the model's
-    own forward all but a native cache is of the heap, with its gaps."""
+    phase took. In the heap that is weights laid out, the work of a step, gradients, the proof and what the optimizer
+    makes, and what is ``merged``; in :class:`.arena.Room` the cache, the head laid out, activations and
+    logits. Through the model's own forward all but a native cache is of the heap, with its
+    gaps."""
     if not load.heap:
         return {}, {}, {}
     passing = trained["activations"] + trained["head"]
     cached = made["cache"] if load.native_decode else 0
     if load.body is not None:
-        gaps = int(GAPS * passing)
+        logits = 0 if load.fused else 4 * s.vocabulary * load.reads  # one tensor has no gaps in it
+        gaps, passing = int(GAPS * max(passing - logits, 0)), passing + trained["proof"]
         beside = max(passing + gaps + cached - sum(made.values()), 0)
         heap = sum(made.values()) + beside - cached
         return {"kept": beside}, {"gaps": gaps}, {"kept": cached + max(heap - merged, 0)}
-    cached += 4 * s.head if load.native_decode else 0
-    small, large = sum(made.values()) - cached, trained["gradients"] + trained.get("update", 0)
+    if load.native_decode:
+        cached += 4 * s.head
+    small, large = sum(made.values()) - cached, trained["gradients"] + trained["proof"] + trained.get("update", 0)
     room, heap = max(cached, passing), max(small, large)
     return (
         {"kept": room - cached + heap - small}, {"kept": room - passing + heap - large},

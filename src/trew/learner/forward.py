@@ -296,7 +296,8 @@ class Forward:
         if not few or self.way == Way():
             return
         with in_float32(self.model):
-            want = _by(replace(self._exact(), kernels=False, share_prompts=False), samples, few)
+            # One at a time: logits of all their tokens may be more memory than the whole step takes.
+            want = _by(replace(self._exact(), kernels=False, share_prompts=False, budget=1), samples, few)
         if self._body is not None and (wrong := self._difference(self._exact(), samples, few, want)):
             self._body = None
             self._say(
