@@ -305,6 +305,7 @@ x + y = 5 != x + y = 5\text{ is wrong}
 \mathrm{e}^{\mathrm{i}\pi} == -1
 2\mathrm{\pi} == 2\pi
 2π == 2\pi
+2\text{pi} == 2\pi
 2\text{π} != 2
 (1,2\mathrm{i}) == (1,2i)
 (1,2\mathrm{i}) != (1,2)

@@ -52,7 +52,7 @@ _RULES: list[tuple[re.Pattern[str], str]] = [
         (r"\\(?:math(?:rm|sf|up)|text(?:rm|bf|it|tt|sf|normal|up)?|[mh]box|emph|underline|operatorname|unit|si)\s*\{",
          r"\\text{"),
         (r"\{\s*\\(?:rm|sf|tt|it|bf)(?![A-Za-z])", r"\\text{"),
-        (r"\\text\{\s*(i|e|d[r-z]?|\\pi)\s*\}", r" \1 "),  # upright letters are what they mean
+        (r"\\text\{\s*(i|e|d[r-z]?|\\?pi)\s*\}", r" \1 "),  # upright letters are what they mean
         (r"\\mathbb\s*\{?\s*([RNZQC])\s*\}?", r"\\\1 "),
         (r"\\(?:mathbf|boldsymbol|bm|mathit|mathcal|vec|mathop|ensuremath)\s*(?=\{)", ""),
         (r"\\(?:rm|bf|it|mathit|mathrm)(?![A-Za-z])", " "),
