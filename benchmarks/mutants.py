@@ -122,21 +122,14 @@ def _is_text(parent: ast.AST, field: str, child: ast.AST) -> bool:
     return any(isinstance(t, ast.Name) and t.id in ("__all__", "Coupling") for t in targets)
 
 
-def _changes(node: ast.AST) -> Iterator[tuple[str, ast.AST, Callable[[ast.AST], ast.AST]]]:
-    """(rule, what is shown as before, how a copy of the node is changed)."""
-    if isinstance(node, (ast.BinOp, ast.AugAssign, ast.BoolOp)):
-        for other in OPERATORS.get(type(node.op), ()):
-            yield "operator", node, lambda n, o=other: _set(n, op=o())
-        if isinstance(node, ast.BoolOp):
-            for index in range(len(node.values)):
-                yield "operand", node, lambda n, i=index: _without(n, "values", i)
-    elif isinstance(node, ast.Compare):
-        for other in OPERATORS.get(type(node.ops[0]), ()):
-            yield "comparison", node, lambda n, o=other: _set(n, ops=[o(), *n.ops[1:]])
-        if len(node.ops) > 1:
-            for other in OPERATORS.get(type(node.ops[1]), ()):
-                yield "comparison", node, lambda n, o=other: _set(n, ops=[n.ops[0], o(), *n.ops[2:]])
-    elif isinstance(node, ast.UnaryOp) and not isinstance(node.operand, ast.Constant):
+Changes = Iterator[tuple[str, ast.AST, Callable[[ast.AST], ast.AST]]]
+"""(rule, what is shown as before, how a copy of the node is changed)."""
+
+
+def _changes(node: ast.AST) -> Changes:
+    yield from _operator_changes(node)
+    yield from _statement_changes(node)
+    if isinstance(node, ast.UnaryOp) and not isinstance(node.operand, ast.Constant):
         yield "sign", node, lambda n: n.operand
     elif isinstance(node, ast.Constant):
         if (new := _other_constant(node.value)) is not None:
@@ -145,17 +138,33 @@ def _changes(node: ast.AST) -> Iterator[tuple[str, ast.AST, Callable[[ast.AST], 
         yield from _call_changes(node)
     elif isinstance(node, ast.IfExp):
         yield "branches", node, lambda n: _set(n, body=n.orelse, orelse=n.body)
-    elif isinstance(node, ast.If):
+    elif isinstance(node, ast.comprehension) and node.ifs:
+        yield "filter", node.ifs[0], lambda n: _set(n, ifs=n.ifs[1:])
+
+
+def _operator_changes(node: ast.AST) -> Changes:
+    if isinstance(node, (ast.BinOp, ast.AugAssign, ast.BoolOp)):
+        for other in OPERATORS.get(type(node.op), ()):
+            yield "operator", node, lambda n, o=other: _set(n, op=o())
+    if isinstance(node, ast.BoolOp):
+        for index in range(len(node.values)):
+            yield "operand", node, lambda n, i=index: _without(n, "values", i)
+    if isinstance(node, ast.Compare):
+        for at, operator in enumerate(node.ops[:2]):
+            for other in OPERATORS.get(type(operator), ()):
+                yield "comparison", node, lambda n, i=at, o=other: _set(n, ops=[*n.ops[:i], o(), *n.ops[i + 1 :]])
+
+
+def _statement_changes(node: ast.AST) -> Changes:
+    if isinstance(node, ast.If):
         guard = all(isinstance(s, ast.Raise) for s in node.body)
         test = ast.Constant(False) if guard else None
         yield ("guard" if guard else "condition"), node.test, lambda n: _set(n, test=test or _not(n.test))
     elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
         yield "statement", node, lambda n: ast.Pass()
-    elif isinstance(node, ast.comprehension) and node.ifs:
-        yield "filter", node.ifs[0], lambda n: _set(n, ifs=n.ifs[1:])
 
 
-def _call_changes(node: ast.Call) -> Iterator[tuple[str, ast.AST, Callable[[ast.AST], ast.AST]]]:
+def _call_changes(node: ast.Call) -> Changes:
     name = _name(node.func)
     if name == "where" and len(node.args) == 3:
         yield "branches", node, lambda n: _set(n, args=[n.args[0], n.args[2], n.args[1]])

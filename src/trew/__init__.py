@@ -53,6 +53,11 @@ __all__ = ["Config", "Denominators", "LossOutput", "Objective", "TokenBatch", "c
 
 
 def __getattr__(name: str) -> Any:
+    if name == "train":
+        from .utils import posix
+
+        if lacking := posix.problem():
+            raise ImportError(lacking)
     if name in _HOME:
         return getattr(importlib.import_module(f".{_HOME[name]}", __name__), name)
     if name in _ROOMS:

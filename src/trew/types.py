@@ -32,13 +32,15 @@ ScoreStatus = Literal["scored", "no_answer", "bad_gold", "timeout", "sandbox_err
 class Prompt:
     """One question. Exactly one of ``text`` (used as it stands) and ``messages`` (goes through a chat template) is set.
 
-    ``columns`` holds everything else of the data row (gold answers and the like); rewards receive it.
+    ``columns`` holds everything else of the data row (gold answers and the like); rewards receive it. ``place`` is the
+    row for messages (``train.jsonl line 3``), empty where the prompt was made.
     """
 
     uid: str
     text: str | None = None
     messages: tuple[Message, ...] | None = None
     columns: Mapping[str, Any] = field(default_factory=dict)
+    place: str = field(default="", compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if (self.text is None) == (self.messages is None):

@@ -72,6 +72,15 @@ def test_samples_are_the_best_and_the_worst_and_unscored_ones_come_last():
     assert out.getvalue() == ""
 
 
+@pytest.mark.parametrize("value", [0.069564718, -0.069564718, 1.0, 123456.789, -1.23456e-123, None])
+def test_a_samples_reward_is_short_and_stands_apart_from_its_text(value):
+    shown, out = display()
+    shown.samples([scored(value, text="18 + 19 = 27")])
+    prompt, sample = out.getvalue().splitlines()
+    assert sample.index("18 + 19") == prompt.index("question") == 20
+    assert sample[19] == " "
+
+
 def test_rows_stand_under_their_headings_and_unknown_values_are_dashes():
     shown, out = display()
     row = {"step": 7, "reward": 0.125, "accuracy": None, "clip_share": 0.5, "tokens_per_second": 1234.5}

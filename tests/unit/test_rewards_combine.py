@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -423,3 +424,23 @@ def test_kinds_that_grade_side_by_side_get_all_at_once(monkeypatch: pytest.Monke
     assert calls == [6]
     assert [[s.value for s in g.scores] for g in plain] == [[s.value for s in g.scores] for g in together]
     assert together[0].scores[0].seconds > 0
+
+
+def test_rows_that_no_reward_applies_to_are_named_with_their_place(tmp_path):
+    from trew.config import DataConfig
+    from trew.data.load import load_prompts
+
+    rows = [{"prompt": f"{i}?", "gold": str(i)} for i in range(8)]
+    for at in (2, 5):
+        del rows[at]["gold"]
+    path = tmp_path / "train.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    prompts = load_prompts(DataConfig(task="prompts", train=str(path)))
+    alone = RewardSet.from_config([RewardConfig(name="gsm8k")])
+    (note,) = alone.unserved_notes(prompts)
+    assert note.startswith("2 of 8 prompts have nothing that a reward looks for")
+    assert "train.jsonl line 3, train.jsonl line 6;" in note
+    assert alone.unserved_notes(prompts[:2]) == []
+    form = RewardConfig(name="format")
+    assert RewardSet.from_config([RewardConfig(name="gsm8k"), form]).unserved_notes(prompts) == [note]
+    assert RewardSet.from_config([form]).unserved_notes(prompts) == []

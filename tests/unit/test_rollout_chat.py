@@ -158,3 +158,12 @@ def test_each_kind_of_problem_is_said_once_and_all_are_said():
     tokenizer = tiny.tokenizer(chat=False, eos=False)
     problems = Renderer(tokenizer).check([CHAT, CHAT, Prompt(uid="e", text=""), Prompt(uid="f", text="")])
     assert len(problems) == 3
+
+
+def test_text_prompts_of_a_model_with_a_chat_template_are_named_once():
+    texts = [Prompt("a", text="2 + 2?"), Prompt("b", text="3 + 3?"), CHAT]
+    (note,) = Renderer(tiny.tokenizer()).notes(texts)
+    assert note.startswith("2 of 3 prompts are text, which the model reads as it stands: the chat template is not used")
+    assert "set data.args.chat = true" in note
+    assert Renderer(tiny.tokenizer()).notes([CHAT]) == []
+    assert Renderer(tiny.tokenizer(chat=False)).notes(texts[:2]) == []

@@ -46,7 +46,8 @@ def eval(
     Everything that is wrong with settings, data and model is reported before the model is loaded (exit code 2).
 
     Args:
-        model: Folder, hub id, smollm2-135m-instruct, or a run (runs/x): its final weights, by its own recipe.
+        model: Folder, hub id, smollm2-135m-instruct, or a run (runs/x or runs/x/final): its final weights, by its
+            own recipe.
         task: gsm8k, math, arithmetic, countdown, mbpp, humaneval, reasoning-gym:NAME, or prompts (rows with a prompt
             column); default: the recipe's, else gsm8k.
         data: File, folder or hub id with the prompts: a file as it is, else the test split. Default: the task's own.
@@ -183,7 +184,10 @@ def prepare(config: Config, *, files: tuple[Path | None, ...] = (), bar: Bar | N
     fitted = None if problems else problems.attempt(lambda: _fit(c, prompts, renderer))
     if problems or fitted is None:
         raise ConfigError(problems)
-    prompts, notes = fitted[0], [*of_model, *notes, *rewards.code, *fitted[1]]
+    notes = [
+        *of_model, *notes, *renderer.notes(prompts), *rewards.unserved_notes(prompts), *rewards.code, *fitted[1],
+    ]  # fmt: skip
+    prompts = fitted[0]
     correct = correct_by(c.eval.correct_reward or rewards.names[0], at=c.eval.correct_at)
     return Ready(c, prompts, rewards, renderer, device, correct, tuple(notes))
 

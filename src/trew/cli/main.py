@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from ..errors import TrewError, nearest, path_problem
+from ..utils import posix
 from ..utils.secrets import redact
 from ..utils.signals import Interrupts, leave
 
@@ -44,6 +45,9 @@ COMMANDS: dict[str, tuple[str, str | tuple[str, ...], str]] = {
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point of the ``trew`` command; always leaves through SystemExit."""
     args = list(sys.argv[1:] if argv is None else argv)
+    if lacking := posix.problem():
+        tell(lacking)
+        sys.exit(2)
     try:
         with Interrupts() as interrupts, interrupts.anywhere():
             code = run(args)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..config import limits
@@ -131,7 +131,7 @@ def to_prompts(
         if uid in seen:
             problems.add(row.place, f"id {uid!r} is taken by {seen[uid]}; ids must be unique")
         seen.setdefault(uid, row.place)
-        prompts.append(prompt)
+        prompts.append(replace(prompt, place=row.place))
     problems.raise_if_any(len(split.rows))
     if not prompts:
         raise DataError(

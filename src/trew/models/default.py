@@ -34,8 +34,12 @@ These are 4-bit weights dequantised to float32: results differ a little from the
 
 
 def cache_folder() -> Path:
-    """Where trew keeps what it downloads: ``$TREW_CACHE``, else ``~/.cache/trew``."""
-    return Path(os.environ.get("TREW_CACHE") or "~/.cache/trew").expanduser()
+    """Where trew keeps what it downloads and builds: ``$TREW_CACHE``, else ``trew`` in ``$XDG_CACHE_HOME``, else
+    ``~/.cache/trew``. A relative XDG_CACHE_HOME is as if it were not set, as its specification says."""
+    if own := os.environ.get("TREW_CACHE"):
+        return Path(own).expanduser()
+    shared = Path(os.environ.get("XDG_CACHE_HOME") or "")
+    return (shared if shared.is_absolute() else Path("~/.cache").expanduser()) / "trew"
 
 
 def cached() -> Path | None:

@@ -337,6 +337,25 @@ class RewardSet:
         self._columns = frozenset(columns)
         return problems + self._serving_problems(seen, columns, served)
 
+    def unserved_notes(self, prompts: Sequence[Prompt]) -> list[str]:
+        """One line about the prompts that no reward applies to, such as rows without a gold among rows with one. What
+        needs no gold (format, length) judges no answer, and does not count."""
+
+        def applies(reward: Reward, prompt: Prompt) -> bool:
+            if reward.function is not None:
+                return reward.function.applies(prompt)
+            return reward.model is not None or KINDS[reward.kind].gold(prompt.columns) is not None
+
+        judges = [r for r in self.rewards if r.kind not in KINDS or KINDS[r.kind].looks_for]
+        alone = [p for p in prompts if judges and not any(applies(reward, p) for reward in judges)]
+        if not alone:
+            return []
+        names = ", ".join(p.place or p.uid for p in alone[:5]) + (", ..." if len(alone) > 5 else "")
+        return [
+            f"{len(alone)} of {len(prompts)} prompts have nothing that a reward looks for, so their answers are "
+            f"not judged: {names}; give them a gold, or take them out"
+        ]
+
     def column_problems(self, prompts: Sequence[Prompt]) -> list[str]:
         """Rewards that serve none of ``prompts``; their golds are not looked at. For rows that have completions."""
         served: Counter[str] = Counter()

@@ -98,6 +98,16 @@ class Renderer:
                 problems.setdefault(kind, message)
         return list(problems.values())
 
+    def notes(self, prompts: Sequence[Prompt]) -> list[str]:
+        """One line where prompts are text although there is a chat template, which is not used for them then."""
+        texts = sum(prompt.text is not None for prompt in prompts)
+        if not texts or not self.tokenizer.chat_template:
+            return []
+        return [
+            f"{texts} of {len(prompts)} prompts are text, which the model reads as it stands: the chat template is not "
+            "used; for an instruct model set data.args.chat = true, or write lists of messages (docs/data.md)"
+        ]
+
     def _prompt_problems(self, prompt: Prompt, shapes: set[tuple[str, ...]]) -> dict[str, str]:
         """Problems by kind. The template's structure is probed once per sequence of roles (``shapes``)."""
         found = {}

@@ -14,6 +14,7 @@ import transformers
 
 from .. import __version__
 from ..backends.cpu import arena
+from ..backends.cpu import build as kernels
 from ..config import Config, to_table
 from ..data import PromptSampler
 from ..diagnostics.health import Facts, Health
@@ -141,8 +142,17 @@ def headline(job: Job) -> str:
     device = job.plan.device if job.plan.device != "cpu" else f"{torch.get_num_threads()} CPU threads"
     return (
         f"{c.objective.preset}: {c.model} ({size}, {c.learner.dtype}) on {device}; {c.data.task}, {c.steps} "
-        f"steps of {c.rollout.prompts} x {c.rollout.completions}"
+        f"steps of {c.rollout.prompts} x {c.rollout.completions}{_without_kernels(job)}"
     )
+
+
+def _without_kernels(job: Job) -> str:
+    """Why a run on a CPU takes the plain path although trew's own kernels were asked for; empty where it does not."""
+    found = kernels.library() if job.plan.device == "cpu" and job.config.kernels == "auto" else None
+    if not isinstance(found, str):
+        return ""
+    todo = "" if kernels.switched_off() else "; install gcc or clang (Debian, Ubuntu: apt install gcc) for trew's own"
+    return f"; on the plain path of PyTorch, which is slower, because {found}{todo}"
 
 
 def short(count: int) -> str:

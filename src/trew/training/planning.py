@@ -110,7 +110,12 @@ def plan(config: Config, *, found: Sequence[str] = (), bar: Bar | None = None) -
         problems += problems.attempt(lambda: _target_problems(config)) or []
     if problems:
         raise ConfigError(problems)
-    notes += [*rewards.code, *compatibility.notes(objective, config)]
+    notes += [
+        *renderer.notes(prompts),
+        *rewards.unserved_notes(prompts),
+        *rewards.code,
+        *compatibility.notes(objective, config),
+    ]
     return Plan(
         dataclasses.replace(config, rewards=specs), objective, train, eval_, rewards, renderer, device,
         data.fingerprint, longest, tuple(notes),

@@ -102,11 +102,11 @@ class Display:
             question = (
                 prompt.text if prompt.text is not None else (prompt.messages or ({"content": ""},))[-1]["content"]
             )
-            self.console.print(Text(f"  prompt      {_short(question or '')}", style="dim"), soft_wrap=True)
+            self.console.print(Text(f"  prompt            {_short(question or '')}", style="dim"), soft_wrap=True)
             for i in picks[:limit]:
-                value = "none" if values[i] is None else f"{values[i]:g}"
+                value = "none" if values[i] is None else f"{values[i]:.3g}"  # at most 10 characters
                 self.console.print(
-                    Text(f"  reward {value:<5}{_short(scored.group.rollouts[i].text)}", style="dim"), soft_wrap=True
+                    Text(f"  reward {value:<10} {_short(scored.group.rollouts[i].text)}", style="dim"), soft_wrap=True
                 )
             return
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from types import FrameType
 from typing import Any
 
-ALWAYS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+ALWAYS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 SAME_S = 0.3
 """Signals that come within so many seconds of the first are the same request: timeout(1) and some launchers send theirs
 to the process and then to its group."""

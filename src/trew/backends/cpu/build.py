@@ -29,7 +29,7 @@ FLAGS = ("-O3", "-std=gnu11", "-march=native", "-fPIC", "-ffp-contract=fast", "-
 @functools.cache
 def library() -> ctypes.CDLL | str:
     """The library, or why there is none, in words that complete "because ..."."""
-    if os.environ.get("TREW_NATIVE", "1") == "0":
+    if switched_off():
         return "TREW_NATIVE=0 switches it off"
     compiler = next((found for name in _compilers() if (found := shutil.which(name))), None)
     if compiler is None:
@@ -45,6 +45,11 @@ def library() -> ctypes.CDLL | str:
         return f"{compiler} failed: {said[0] if said else error}"
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"the library could not be built or loaded: {error}"
+
+
+def switched_off() -> bool:
+    """Whether the user wants no library."""
+    return os.environ.get("TREW_NATIVE", "1") == "0"
 
 
 SUFFIX = {torch.float32: "f32", torch.bfloat16: "bf16"}

@@ -1,0 +1,29 @@
+"""What a run needs of a POSIX system: locks on files, limits of processes, signals, forks."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+
+
+def problem() -> str:
+    """One sentence about a system that lacks it; empty where all is there.
+
+    >>> problem()
+    ''
+    """
+    missing = [name for name in ("fcntl", "resource") if not _imports(name)]
+    missing += [f"signal.{name}" for name in ("SIGHUP", "SIGUSR1", "SIGVTALRM") if not hasattr(signal, name)]
+    missing += [] if hasattr(os, "fork") else ["os.fork"]
+    if not missing:
+        return ""
+    return f"trew needs a POSIX system (Linux or macOS; on Windows, WSL): this Python has no {', '.join(missing)}"
+
+
+def _imports(name: str) -> bool:
+    try:
+        importlib.import_module(name)
+    except ImportError:
+        return False
+    return True

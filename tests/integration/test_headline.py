@@ -1,0 +1,54 @@
+"""What a run says first, as a process of its own: whether there is a compiler is looked for once."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+import tiny
+
+RECIPE = """
+model = "model"
+steps = 1
+device = "cpu"
+[data]
+task = "arithmetic"
+[rollout]
+prompts = 2
+completions = 2
+max_tokens = 4
+[eval]
+size = 2
+[checkpoint]
+every = 0
+"""
+
+
+@pytest.mark.parametrize(
+    ("change", "settings", "says"),
+    [
+        (
+            {"CC": "no-such-compiler"},
+            [],
+            "because there is no C compiler (gcc or clang); install gcc or clang (Debian, Ubuntu: apt install gcc)",
+        ),
+        ({"TREW_NATIVE": "0"}, [], "because TREW_NATIVE=0 switches it off\n"),
+        ({"CC": "no-such-compiler"}, ["--set", "kernels=plain"], ""),
+    ],
+    ids=["no compiler", "switched off", "plain was asked for"],
+)
+def test_a_run_says_that_it_takes_the_plain_path(change, settings, says, tmp_path):
+    tiny.save(tmp_path / "model")
+    (tmp_path / "r.toml").write_text(RECIPE)
+    environment = {k: v for k, v in os.environ.items() if k not in ("CC", "TREW_NATIVE")}
+    done = subprocess.run(
+        [sys.executable, "-m", "trew", "train", "r.toml", *settings],
+        cwd=tmp_path, env=environment | change, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    (headline,) = (line for line in done.stdout.splitlines(keepends=True) if line.startswith("grpo: "))
+    assert ("on the plain path of PyTorch" in headline) == bool(says)
+    assert says in headline
