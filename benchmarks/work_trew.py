@@ -90,7 +90,7 @@ def scored(groups: list[Group]) -> list[ScoredGroup]:
 
 def counted(groups: list[Group]) -> dict[str, int]:
     return {
-        "prompt_tokens": sum(len(group.prompt_ids) * len(group.rollouts) for group in groups),
+        "prompt_tokens": sum(len(rollout.prompt_ids) for group in groups for rollout in group.rollouts),
         "completion_tokens": int(np.sum([len(c) for group in groups for c in group.rollouts])),
     }
 
