@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
+from trew.rollout.torch_engine.generic import ForwardDecoder
 
 import step
 from floor import arithmetic, copy_rate, product_rates, weights
@@ -34,7 +35,6 @@ from trew.config import LearnerConfig
 from trew.learner import Learner, Sample
 from trew.objective import TokenBatch, preset
 from trew.rollout.torch_engine.decode import Schedule
-from trew.rollout.torch_engine.generic import ForwardDecoder
 from trew.types import Sampling
 from work import Work
 

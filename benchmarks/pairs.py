@@ -25,6 +25,7 @@ import transformers
 import trew
 import work as shapes
 from demo import machine
+from trew.backends.cpu.backend import CpuBackend
 from trew.config import LearnerConfig
 from trew.learner.optimizer import make_optimizer, trainable
 from trew.models import loading
@@ -103,7 +104,7 @@ def way(folder: Path, name: str, dtype: str) -> tuple[Pairs, Any]:
     scorer = Scorer(model, Encoder.load(str(folder)), budget=8192, autocast=autocast)
     if name == "plain":
         return PlainPairs(scorer), model
-    packed = PackedPairs.of(scorer)
+    packed = PackedPairs.of(scorer, CpuBackend())
     assert not isinstance(packed, str), packed
     return packed, model
 

@@ -13,6 +13,8 @@ from torch import Tensor
 import tiny
 from trew.config import LearnerConfig
 from trew.learner import Learner, Sample
+from trew.learner.autograd import AutogradRunner
+from trew.learner.runner import RunnerSettings
 from trew.objective import Objective, TokenBatch, preset
 
 RAGGED = ((5, (3, 1, 7)), (9, (2, 2)), (1, (4, 0, 6)), (13, (1, 1)))
@@ -77,13 +79,14 @@ def near(net: Any, items: Sequence[Sample], *, seed: int = 1, spread: float = 0.
 
 def learner(net: Any, objective: Objective | None = None, *, steps: int = 10, **settings: Any) -> Learner:
     """A learner; settings that belong to its configuration go there."""
-    own = {
-        k: settings.pop(k)
-        for k in ("temperature", "reference", "adapters", "kernels", "linear", "room")
-        if k in settings
-    }
+    own = {k: settings.pop(k) for k in ("temperature", "reference", "adapters", "fused", "backend") if k in settings}
     config = LearnerConfig(**{"lr": 1e-2, "max_grad_norm": 1e9, **settings})
     return Learner(net, config=config, objective=objective or preset("dr-grpo"), optimizer_steps=steps, **own)
+
+
+def runner(net: Any, **settings: Any) -> AutogradRunner:
+    """The plain runner."""
+    return AutogradRunner(net, RunnerSettings(**settings))
 
 
 def gradients(net: Any, objective: Objective, items: Sequence[Sample], data: TokenBatch, **settings: Any) -> Tensor:

@@ -28,9 +28,9 @@ from scorer_help import save_scorer
 from trew.config import parse
 from trew.errors import TrewError
 from trew.learner import recompute
-from trew.learner.forward import Forward
+from trew.learner.autograd import AutogradRunner
+from trew.learner.choose import VerifiedRunner
 from trew.rollout.torch_engine import TorchEngine
-from trew.rollout.torch_engine import engine as engine_module
 from trew.rollout.torch_engine.decode import Schedule
 from trew.runs.writer import Writer
 from trew.training import loop
@@ -190,10 +190,10 @@ def watch_work(patch: pytest.MonkeyPatch, seen: Seen) -> None:
         work["handlers"] = [s.name for s in signal.valid_signals() if callable(signal.getsignal(s))]
 
     count(loop, "build", lambda job, *_, **__: setattr(seen, "job", job))
-    count(Forward, "packs", packs)
+    for runner in (AutogradRunner, VerifiedRunner):
+        count(runner, "packs", packs)
     count(recompute, "recomputing", lambda *_, **__: work.update(again=True))
     count(TorchEngine, "generate", generated)
-    count(engine_module, "packed_linears", lambda *_, **__: work.update(packed=True))
     count(Schedule, "__init__", lambda *_, slots, **__: work.update(slots=max(slots, work.get("slots", 0))))
     count(Writer, "save", lambda _, writer, *__, **___: work.update(waited=writer._thread is None))
 
@@ -235,9 +235,15 @@ def same_result(*work: str) -> Sees:
     return sees
 
 
-def way(name: str) -> Sees:
+def path(name: str) -> Sees:
     """The learner runs its samples in another way."""
-    return lambda a, b: getattr(a.job.learner._forward.way, name) != getattr(b.job.learner._forward.way, name)
+    return lambda a, b: getattr(a.job.learner._runner.path, name) != getattr(b.job.learner._runner.path, name)
+
+
+def other_products(a: Seen, b: Seen) -> bool:
+    """The backend multiplies matrices in another way; without one there is only one way."""
+    first, second = a.job.engine.backend, b.job.engine.backend
+    return first is None or getattr(first, "products", False) != getattr(second, "products", False)
 
 
 def says(text: str) -> Sees:

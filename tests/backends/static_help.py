@@ -14,9 +14,10 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import tiny
-from trew.backends.cpu import Transformer, describe
+from trew.backends.cuda_graphs.backend import CudaGraphsBackend
 from trew.backends.cuda_graphs.graphs import Graphs
 from trew.backends.cuda_graphs.static_model import COLUMNS, StaticModel
+from trew.models.anatomy import Transformer, describe
 from trew.rollout import Renderer
 from trew.rollout.torch_engine import TorchEngine
 from trew.types import Group, Prompt, Sampling
@@ -63,8 +64,15 @@ def static_of(m: Any, *, slots: int = 5, columns: int = COLUMNS, **options: Any)
     return found
 
 
-def engine(m: Any, *, eos: bool = False, **options: Any) -> TorchEngine:
-    return TorchEngine(m, Renderer(tiny.tokenizer(eos=eos)), **options)
+def engine(m: Any, *, eos: bool = False, graphs: Any = None, native: bool = True, **options: Any) -> TorchEngine:
+    backend = CudaGraphsBackend(graphs) if native else None
+    return TorchEngine(m, Renderer(tiny.tokenizer(eos=eos)), backend=backend, **options)
+
+
+def kept(e: TorchEngine) -> StaticModel | None:
+    """What the backend keeps between calls."""
+    assert isinstance(e.backend, CudaGraphsBackend)
+    return e.backend.kept
 
 
 def generated(e: TorchEngine, *, n: int = 3, sampling: Sampling = SAMPLING) -> list[Group]:

@@ -124,19 +124,19 @@ def test_it_says_so_where_there_is_no_such_setting(monkeypatch):
 
 
 def addresses(room, *sizes):
-    with room.held() as held:
-        return [held.take(size, dtype=torch.float32).data_ptr() for size in sizes]
+    with room.lease() as held:
+        return [held.alloc(size, dtype=torch.float32).data_ptr() for size in sizes]
 
 
 def test_a_room_gives_the_same_memory_turn_after_turn():
-    room = arena.Room()
+    room = arena.Arena()
     addresses(room, 100, 3000)
     first = addresses(room, 100, 3000, 7)  # what was not enough in the first turn is made once
     assert addresses(room, 100, 3000, 7) == first
     assert all(a % 64 == 0 for a in first)
     assert first[1] - first[0] == 7 * 64, "one after the other, as whole lines of a cache"
-    with room.held() as held:
-        parts = [held.take(50, n, dtype=torch.bfloat16) for n in (3, 1000, 40_000)]
+    with room.lease() as held:
+        parts = [held.alloc(50, n, dtype=torch.bfloat16) for n in (3, 1000, 40_000)]
         for i, part in enumerate(parts):
             part.fill_(i)
         assert [part.float().mean().item() for part in parts] == [0, 1, 2], "nobody has another's, across blocks too"
@@ -144,25 +144,25 @@ def test_a_room_gives_the_same_memory_turn_after_turn():
 
 
 def test_a_room_gives_what_is_taken_for_a_while_again():
-    with arena.Room().held() as room:
-        kept = room.take(10, dtype=torch.float32)
+    with arena.Arena().lease() as room:
+        kept = room.alloc(10, dtype=torch.float32)
         seen = []
         for _ in range(3):
             with room.again():
-                seen.append(room.take(1000, dtype=torch.float32).data_ptr())
+                seen.append(room.alloc(1000, dtype=torch.float32).data_ptr())
         assert seen[1] == seen[2]
         assert kept.data_ptr() not in seen
 
 
 def test_a_room_that_is_held_is_nobody_else_s():
-    room = arena.Room()
-    with room.held() as mine:
-        a = mine.take(100, dtype=torch.float32).fill_(1)
-        with room.held() as other:
+    room = arena.Arena()
+    with room.lease() as mine:
+        a = mine.alloc(100, dtype=torch.float32).fill_(1)
+        with room.lease() as other:
             assert other is not room
-            other.take(100, dtype=torch.float32).fill_(2)
+            other.alloc(100, dtype=torch.float32).fill_(2)
         assert (a == 1).all()
-    with pytest.raises(ZeroDivisionError), room.held():
+    with pytest.raises(ZeroDivisionError), room.lease():
         raise ZeroDivisionError
-    with room.held() as again:
+    with room.lease() as again:
         assert again is room

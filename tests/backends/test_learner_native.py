@@ -6,18 +6,24 @@ import copy
 import inspect
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+import cpu_help as cpu
 import learner_help as help
 import tiny
 from trew.backends.cpu import build
-from trew.backends.cpu.arena import Room
+from trew.backends.cpu import runner as runner_module
+from trew.backends.cpu.backend import CpuBackend
+from trew.backends.cpu.head import CompiledHead
+from trew.backends.cpu.runner import KernelRunner
 from trew.backends.cpu.stack import Stack
 from trew.errors import NumericsError
 from trew.learner import fused_head
-from trew.learner.forward import Forward, Way
 from trew.learner.fused_head import FusedHead
+from trew.learner.packing import Sample
+from trew.learner.runner import ExecutionPath
 from trew.objective import preset
 
 FAMILIES = ("llama", "smollm", "qwen2", "qwen3", "gemma", "gemma2", "gemma3")
@@ -59,12 +65,12 @@ def prepared(net, name: str = "grpo", *, seed: int = 0, **options):
 def test_gradients_equal_those_of_the_models_own_forward(kind, settings):
     net = model(kind)
     objective, items, data = prepared(net, beta=0.1, entropy_bonus=0.2)
-    own = help.learner(copy.deepcopy(net), objective, temperature=0.9, **settings)
-    assert own._forward.way.native == settings.get("linear", True)
-    got = help.gradients(net, objective, items, data, temperature=0.9, **settings)
-    want = help.gradients(net, objective, items, data, temperature=0.9, kernels=False, share_prompts=False)
+    own = cpu.learner(copy.deepcopy(net), objective, temperature=0.9, **settings)
+    assert (own._runner.path.layers == "cpu") == settings.get("linear", True)
+    got = cpu.gradients(net, objective, items, data, temperature=0.9, **settings)
+    want = cpu.gradients(net, objective, items, data, temperature=0.9, kernels=False, share_prompts=False)
     assert help.relative(got, want) < 1e-5
-    assert not own._forward.messages
+    assert not own._runner.messages
 
 
 @needs_library
@@ -72,8 +78,8 @@ def test_gradients_equal_those_of_the_models_own_forward(kind, settings):
 def test_windows_shorter_than_the_sequences_need_no_other_way(kind):
     net = model(kind, windowed=True)  # of 8 positions
     objective, items, data = prepared(net)
-    got = help.gradients(net, objective, items, data)
-    want = help.gradients(net, objective, items, data, kernels=False, share_prompts=False)
+    got = cpu.gradients(net, objective, items, data)
+    want = cpu.gradients(net, objective, items, data, kernels=False, share_prompts=False)
     assert help.relative(got, want) < 1e-5
 
 
@@ -84,8 +90,8 @@ def test_attention_over_many_tiles(prompt):
     items = help.samples([(prompt, (1, 70, 130)), (5, (33, 64))])
     objective = preset("grpo", beta=0.0)
     data = objective.prepare(help.batch(items))
-    got = help.gradients(net, objective, items, data)
-    want = help.gradients(net, objective, items, data, kernels=False, share_prompts=False)
+    got = cpu.gradients(net, objective, items, data)
+    want = cpu.gradients(net, objective, items, data, kernels=False, share_prompts=False)
     assert help.relative(got, want) < 1e-5
 
 
@@ -97,9 +103,9 @@ def test_bfloat16_gradients_are_as_near_to_the_exact_ones_as_those_of_autocast(k
     for seed in range(3):
         items = help.samples([(9, (30, 20)), (20, (15, 40))], seed=seed)
         data = objective.prepare(help.batch(items, seed=seed))
-        exact = help.gradients(net, objective, items, data, kernels=False, share_prompts=False)
+        exact = cpu.gradients(net, objective, items, data, kernels=False, share_prompts=False)
         for i, on in enumerate((True, False)):
-            got = help.gradients(net, objective, items, data, dtype="bfloat16", kernels=on)
+            got = cpu.gradients(net, objective, items, data, dtype="bfloat16", kernels=on)
             errors[i] += help.relative(got, exact) / 3
     assert 1e-3 < errors[0] < 1.1 * errors[1]
 
@@ -107,19 +113,19 @@ def test_bfloat16_gradients_are_as_near_to_the_exact_ones_as_those_of_autocast(k
 @needs_library
 def test_weights_that_change_are_seen_at_once_also_in_bfloat16():
     net, items = model("llama"), help.samples()
-    own = help.learner(net, dtype="bfloat16")
+    own = cpu.learner(net, dtype="bfloat16")
     before = own.logprobs(items)
     with torch.no_grad():
         net.model.layers[0].mlp.down_proj.weight.mul_(1.5)
     assert (own.logprobs(items) - before).abs().max() > 0.01
-    assert own._forward._body is not None
+    assert isinstance(own._runner.chosen, KernelRunner)
 
 
 @needs_library
 @pytest.mark.parametrize("kind", ["llama", "qwen2"])
 def test_weights_that_move_to_other_memory_are_found_there(kind):
     net, items = model(kind), help.samples()
-    own = help.learner(net, preset("grpo", beta=0.0))
+    own = cpu.learner(net, preset("grpo", beta=0.0))
     inner = net.model
     moves = {
         "a matrix": lambda: setattr(inner.layers[0].mlp.down_proj.weight, "data", other(inner.layers[0].mlp.down_proj)),
@@ -153,8 +159,8 @@ def test_a_matrix_that_several_layers_share_gets_the_sum_of_their_gradients():
     second.mlp.up_proj.weight = first.mlp.up_proj.weight
     second.input_layernorm.weight = first.input_layernorm.weight
     objective, items, data = prepared(net)
-    got = help.gradients(net, objective, items, data, microbatch_tokens=25)
-    want = help.gradients(net, objective, items, data, kernels=False, share_prompts=False)
+    got = cpu.gradients(net, objective, items, data, microbatch_tokens=25)
+    want = cpu.gradients(net, objective, items, data, kernels=False, share_prompts=False)
     assert help.relative(got, want) < 1e-5
 
 
@@ -164,12 +170,12 @@ def test_what_was_there_before_does_not_matter(dtype):
     """Memory of passes is used again: every number in it is written before it is read."""
     net = model("qwen3")
     objective, items, data = prepared(net, beta=0.1)
-    room, found = Room(), []
+    backend, found = CpuBackend(), []
     for filled in (0, 255):
-        with room.held() as held:
-            held.take(1 << 24, dtype=torch.uint8).fill_(filled)  # 255: no number
-        own = help.learner(copy.deepcopy(net), objective, dtype=dtype, room=room)
-        own._forward._proven = True
+        own = cpu.learner(copy.deepcopy(net), objective, dtype=dtype, backend=backend)
+        own.verify(items)
+        with backend.arena.lease() as arena:
+            arena.alloc(1 << 24, dtype=torch.uint8).fill_(filled)  # 255: no number
         caught = {}
         own._clip = lambda *_, own=own, caught=caught: caught.update(
             {n: p.grad.clone() for n, p in own.model.named_parameters()}
@@ -188,8 +194,8 @@ def test_frozen_parameters_get_no_gradient():
         p.requires_grad_(False)
     objective = preset("grpo", beta=0.0)
     data = objective.prepare(help.batch(items))
-    got = help.gradients(net, objective, items, data)
-    want = help.gradients(net, objective, items, data, kernels=False)
+    got = cpu.gradients(net, objective, items, data)
+    want = cpu.gradients(net, objective, items, data, kernels=False)
     assert help.relative(got, want) < 1e-5
 
 
@@ -205,10 +211,10 @@ def test_kernels_that_come_out_wrong_are_found_on_the_first_samples(monkeypatch)
     net, items = model("llama"), help.samples()
     objective = preset("grpo", beta=0.0)
     data = objective.prepare(help.batch(items))
-    own = help.learner(net, objective)
+    own = cpu.learner(net, objective)
     with pytest.warns(UserWarning, match="trained through its own forward, because the kernels' log-probs differ by"):
         got = own.logprobs(items)
-    assert own._forward.way == Way(native=False, shared=True, fused=True)
+    assert own._runner.path == ExecutionPath(shared=True, fused=True)
     with torch.no_grad():
         want = torch.cat([help.plain_logprobs(net, s) for s in items])
     torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
@@ -226,10 +232,10 @@ def test_a_head_that_does_more_than_a_product_is_found_on_the_first_samples(monk
 
     scaled.__signature__ = inspect.signature(forward)  # pyright: ignore[reportFunctionMemberAccess]
     monkeypatch.setattr(type(net), "forward", scaled)
-    own = Forward(net)
+    own = cpu.runner(net)
     with pytest.warns(UserWarning, match="logits are made for all tokens at once"):
         (pack,) = own.packs(items)
-    assert own.way == Way(shared=True)
+    assert own.path == ExecutionPath(shared=True)
     assert pack.samples[0] == 0
     with torch.no_grad():
         want = help.plain_logprobs(net, items[0])
@@ -245,9 +251,9 @@ def test_the_objective_may_be_asked_chunk_by_chunk(kind, name, rows, monkeypatch
     net = help.model(kind)
     options: dict[str, Any] = {"share": 0.2} if name == "kl-cov" else {}
     objective, items, data = prepared(net, name, **options)
-    want = help.gradients(net, objective, items, data, kernels=False)
-    assert help.relative(help.gradients(net, objective, items, data), want) < 1e-5
-    metrics = [help.learner(copy.deepcopy(net), objective, kernels=on).step(items, data) for on in (True, False)]
+    want = cpu.gradients(net, objective, items, data, kernels=False)
+    assert help.relative(cpu.gradients(net, objective, items, data), want) < 1e-5
+    metrics = [cpu.learner(copy.deepcopy(net), objective, kernels=on).step(items, data) for on in (True, False)]
     assert metrics[0].loss == pytest.approx(metrics[1].loss, abs=1e-5)
     assert metrics[0].metrics.keys() == metrics[1].metrics.keys()
     for key, (total, count) in metrics[1].metrics.items():
@@ -274,8 +280,8 @@ def test_the_fused_head_equals_autograd_in_float64(cap, temperature, compiled, m
     entropies = -(log_p.exp() * log_p).sum(-1)[rows]
     ((c * log_p[rows, tokens]).sum() + (s * entropies).sum()).backward()
 
-    head = FusedHead(torch.nn.Parameter(weight), torch.nn.Parameter(bias), cap=cap, temperature=temperature,
-                     compiled=compiled)  # fmt: skip
+    kind = CompiledHead if compiled else FusedHead
+    head = kind(torch.nn.Parameter(weight), torch.nn.Parameter(bias), cap=cap, temperature=temperature)
     values, got = head.values(hidden, rows=rows, tokens=tokens, entropies=True)
     torch.testing.assert_close(values.double(), log_p[rows, tokens], rtol=0, atol=3e-6)
     assert got is not None
@@ -302,7 +308,7 @@ def test_impossible_tokens_and_extreme_logits_stay_finite(compiled):
     bias = torch.nn.Parameter(torch.tensor([-torch.inf, 0.0, 0.0, 1e4, -1e4]))
     for part in (slice(0, 3), slice(3, 5)):
         own = torch.nn.Parameter(bias.detach()[part].clone())
-        head = FusedHead(torch.nn.Parameter(torch.zeros(len(own), 2)), own, compiled=compiled)
+        head = (CompiledHead if compiled else FusedHead)(torch.nn.Parameter(torch.zeros(len(own), 2)), own)
         first, second = torch.tensor([0]), torch.tensor([1])
         values, entropies = head.values(torch.zeros(1, 2), rows=first, tokens=second, entropies=True)
         assert entropies is not None
@@ -326,11 +332,11 @@ def test_chunks_keep_sequences_whole():
 def test_sequences_too_long_to_be_seen_whole_by_the_head(name, monkeypatch):
     net = help.model("smollm")
     objective, items, data = prepared(net, name)
-    want = help.gradients(net, objective, items, data, kernels=False)
+    want = cpu.gradients(net, objective, items, data, kernels=False)
     monkeypatch.setattr(FusedHead, "holds", lambda self, lengths: False)
     monkeypatch.setattr(fused_head, "ELEMENTS", 1)
     monkeypatch.setattr(fused_head, "ROWS", 2)
-    assert help.relative(help.gradients(net, objective, items, data), want) < 1e-5
+    assert help.relative(cpu.gradients(net, objective, items, data), want) < 1e-5
 
 
 @needs_library
@@ -338,7 +344,7 @@ def test_broken_weights_are_named_and_nothing_is_applied():
     net, items = model("llama"), help.samples()
     objective = preset("grpo", beta=0.0)
     data = objective.prepare(help.batch(items))
-    own = help.learner(net, objective)
+    own = cpu.learner(net, objective)
     own.logprobs(items)
     with torch.no_grad():
         net.model.layers[1].mlp.down_proj.weight[0, 0] = float("nan")
@@ -349,12 +355,35 @@ def test_broken_weights_are_named_and_nothing_is_applied():
 
 @needs_library
 def test_models_that_the_kernels_are_not_for():
-    assert not Forward(help.model("llama")).way.native  # heads of 8
-    assert not Forward(help.model("gpt2")).way.native
+    assert not cpu.runner(help.model("llama")).path.layers  # heads of 8
+    assert not cpu.runner(help.model("gpt2")).path.layers
     hooked = model("llama")
     hooked.model.layers[0].mlp.register_forward_hook(lambda *_: None)
-    assert not Forward(hooked).way.native
-    assert not Forward(model("llama"), kernels=False).way.native
+    assert not cpu.runner(hooked).path.layers
+    assert not cpu.runner(model("llama"), kernels=False).path.layers
     watched = model("llama")
     watched.lm_head.weight.register_hook(lambda gradient: gradient)
-    assert Forward(watched).way == Way(shared=True)
+    assert cpu.runner(watched).path == ExecutionPath(shared=True)
+
+
+@needs_library
+def test_a_group_with_a_long_prompt_is_not_cut_for_the_kernels_sake(monkeypatch):
+    """Cut into packs of the size that kernels like, each of these completions would compute the prompt again."""
+    net = help.model("smollm")
+    prompt = np.arange(40) % 9 + 1
+    items = [Sample(prompt, np.arange(10) % 7 + 1, group=0) for _ in range(6)]
+    monkeypatch.setattr(runner_module, "PACK_TOKENS", 40)
+    monkeypatch.setattr(runner_module, "PACK_BYTES", 1)
+    forward = cpu.runner(net, budget=4096)
+    assert [pack.input_ids.size for pack in forward.packs(items)] == [40 + 6 * 9]
+    assert forward.path.layers
+    assert all(pack.input_ids.size <= 60 for pack in cpu.runner(net, budget=60).packs(items))
+
+
+@needs_library
+def test_it_is_said_where_the_kernels_leave_nothing_to_compile():
+    with pytest.warns(UserWarning, match="learner.compile: got true, which does nothing where LlamaForCausalLM"):
+        own = cpu.learner(model("llama"), compile=True)
+    assert own._runner.path.layers
+    assert own._runner.path.accelerator == ""
+    assert len(own.notes) == 1

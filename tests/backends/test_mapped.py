@@ -11,9 +11,10 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 
+import cpu_help as cpu
 import learner_help as help
 from trew.backends.cpu import build, file_backed
-from trew.backends.cpu.file_backed import Mapped
+from trew.backends.cpu.file_backed import FileBacked
 from trew.objective import preset
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux says which pages are whose")
@@ -47,10 +48,10 @@ def pair(tmp_path):
 
 def test_pages_go_and_come_again(pair):
     a, b, given = pair
-    weights = Mapped([[a], [b]])
+    weights = FileBacked([[a], [b]])
     before = there(b)
     assert there(a) >= 99
-    weights.give_back(0)
+    weights.release_pages(0)
     assert there(a) == 0
     assert there(b) == before >= 99  # not even the page that both have a part of
     assert torch.equal(a, given["a"])
@@ -61,9 +62,9 @@ def test_pages_go_and_come_again(pair):
 @pytest.mark.parametrize("at", [700, -700])
 def test_what_was_written_stays(pair, at):
     a, b, given = pair
-    weights = Mapped([[a, b]])
+    weights = FileBacked([[a, b]])
     a[at] = 0.5
-    weights.give_back(0)
+    weights.release_pages(0)
     assert a[at] == 0.5
     a[at] = given["a"][at]
     assert torch.equal(a, given["a"])
@@ -72,21 +73,21 @@ def test_what_was_written_stays(pair, at):
 
 def test_what_lies_in_no_file_stays():
     tensor = torch.arange(1 << 16, dtype=torch.float32)
-    weights = Mapped([[tensor, torch.zeros(0)], []])
-    weights.give_back_all()
+    weights = FileBacked([[tensor, torch.zeros(0)], []])
+    weights.release_all()
     assert torch.equal(tensor, torch.arange(1 << 16, dtype=torch.float32))
 
 
 def test_where_the_kernel_does_not_say_whose_a_page_is_nothing_is_given_back(pair, monkeypatch):
     a, _, _ = pair
-    weights, before = Mapped([[a]]), there(a)
+    weights, before = FileBacked([[a]]), there(a)
 
     def refused(*_):
         raise PermissionError
 
     with monkeypatch.context() as changed:
         changed.setattr(file_backed.os, "open", refused)
-        weights.give_back(0)
+        weights.release_pages(0)
     assert there(a) == before
 
 
@@ -102,18 +103,18 @@ def test_a_reference_does_not_stay_in_memory(kernels, dtype, tmp_path, monkeypat
     reference = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
     layers = [[p for p in layer.parameters() if p.dim() > 1] for layer in reference.model.layers]
     options = {"kernels": kernels, "dtype": dtype, "microbatch_tokens": 32}
-    learner = help.learner(help.model(**WIDE), preset("grpo", beta=0.1), reference=reference, **options)
+    learner = cpu.learner(help.model(**WIDE), preset("grpo", beta=0.1), reference=reference, **options)
     items, left = help.samples(), []
-    give_back = Mapped.give_back
+    give_back = FileBacked.release_pages
 
     def watched(self, part):
         left.append((part, there(layers[0][0]), sum(map(there, layers[1]))))
         give_back(self, part)
 
-    monkeypatch.setattr(Mapped, "give_back", watched)
+    monkeypatch.setattr(FileBacked, "release_pages", watched)
     found = learner.logprobs(items, reference=True)
     assert sum(there(p) for layer in layers for p in layer) == 0
-    own = help.learner(help.model(**WIDE), preset("grpo", beta=0.1), reference=help.model(seed=5, **WIDE), **options)
+    own = cpu.learner(help.model(**WIDE), preset("grpo", beta=0.1), reference=help.model(seed=5, **WIDE), **options)
     assert torch.equal(found, own.logprobs(items, reference=True))
     if kernels:  # layer by layer: the second is read when the first has gone
         assert [part for part, *_ in left[:2]] == [0, 1]
@@ -126,7 +127,7 @@ def test_a_reference_does_not_stay_in_memory(kernels, dtype, tmp_path, monkeypat
 def test_a_reference_that_is_updated_keeps_what_was_written(tmp_path):
     help.model(seed=5).save_pretrained(tmp_path)
     reference = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
-    learner = help.learner(
+    learner = cpu.learner(
         help.model(), preset("grpo", beta=0.1), reference=reference, reference_every=1, reference_mix=1.0
     )
     items = help.samples()

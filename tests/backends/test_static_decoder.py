@@ -11,14 +11,15 @@ from torch import nn
 
 import tiny
 from static_help import KINDS, SAMPLING, Traced, engine, generated, parts_of, same, static_of
-from trew.backends.cpu import Transformer, describe
+from static_help import kept as held
 from trew.backends.cuda_graphs import static, static_model
 from trew.backends.cuda_graphs.graphs import Graphs
 from trew.backends.cuda_graphs.static import StaticDecoder
 from trew.backends.cuda_graphs.static_model import COLUMNS, StaticModel
 from trew.config import LoraConfig
+from trew.models.anatomy import Transformer, describe
 from trew.models.lora import attach
-from trew.rollout.torch_engine.generic import ForwardDecoder
+from trew.rollout.torch_engine.plain import ForwardDecoder
 from trew.types import Sampling
 
 # ------------------------------------------------------------------------------------- the same as the model's forward
@@ -31,9 +32,9 @@ def test_tokens_are_the_same_and_log_probs_within_rounding(kind, batch, monkeypa
     compute = StaticModel.compute
     monkeypatch.setattr(StaticModel, "compute", lambda self, *args: steps.append(args) or compute(self, *args))
     m = tiny.model(kind)
-    e = engine(m, batch=batch, _graphs=lambda device: Graphs(None))
+    e = engine(m, batch=batch, graphs=lambda device: Graphs(None))
     same(generated(e), generated(engine(m, batch=batch, native=False)))
-    assert e.native
+    assert not e.refused
     assert len(steps) > SAMPLING.max_tokens - 2
 
 
@@ -54,7 +55,7 @@ def test_shapes(kind, overrides):
     for name, p in m.named_parameters():
         if name.endswith("bias"):
             nn.init.normal_(p)
-    same(generated(engine(m, _graphs=lambda device: Graphs(None))), generated(engine(m, native=False)))
+    same(generated(engine(m, graphs=lambda device: Graphs(None))), generated(engine(m, native=False)))
 
 
 def test_completions_that_end_and_come_in_at_different_times():
@@ -62,7 +63,7 @@ def test_completions_that_end_and_come_in_at_different_times():
     m = tiny.model()
     sampling = Sampling(max_tokens=40, seed=3, stop=("e",), temperature=1.2)
     recorder = Traced()
-    e = engine(m, eos=True, batch=5, _graphs=lambda device: Graphs(recorder))
+    e = engine(m, eos=True, batch=5, graphs=lambda device: Graphs(recorder))
     found = generated(e, n=6, sampling=sampling)
     same(found, generated(engine(m, eos=True, batch=5, native=False), n=6, sampling=sampling))
     lengths = {len(c) for g in found for c in g.rollouts}
@@ -74,7 +75,7 @@ def test_completions_that_end_and_come_in_at_different_times():
 def test_prompts_in_pieces_and_in_waves(kind, monkeypatch):
     monkeypatch.setattr(static, "PREFILL_TOKENS", 24)
     m = tiny.model(kind)
-    same(generated(engine(m, _graphs=lambda device: Graphs(None))), generated(engine(m, native=False)))
+    same(generated(engine(m, graphs=lambda device: Graphs(None))), generated(engine(m, native=False)))
 
 
 def test_each_prompt_is_computed_once(monkeypatch):
@@ -87,7 +88,7 @@ def test_each_prompt_is_computed_once(monkeypatch):
 
     monkeypatch.setattr(StaticModel, "prefill", counted)
     m = tiny.model()
-    found = generated(engine(m, batch=5, _graphs=lambda device: Graphs(None)), n=7)
+    found = generated(engine(m, batch=5, graphs=lambda device: Graphs(None)), n=7)
     same(found, generated(engine(m, batch=5, native=False), n=7))
     assert sorted(map(len, computed[1:])) == sorted(len(g.rollouts[0].prompt_ids) for g in found)  # [0]: the probe
 
@@ -97,7 +98,7 @@ def test_adapters_decode_as_they_are_now(kind):
     pytest.importorskip("peft")
     m = tiny.model(kind)
     adapters = attach(m, LoraConfig(rank=4), name="tiny", seed=0)
-    e = engine(m, _graphs=lambda device: Graphs(Traced()))
+    e = engine(m, graphs=lambda device: Graphs(Traced()))
     plain = generated(engine(tiny.model(kind), native=False))
     same(generated(e), plain, atol=1e-4)  # B is 0
     torch.manual_seed(0)
@@ -108,7 +109,7 @@ def test_adapters_decode_as_they_are_now(kind):
     same(generated(e), generated(engine(m, native=False)), atol=1e-4)
     with adapters.disabled():
         same(generated(e), plain, atol=1e-4)
-    assert e.native
+    assert not e.refused
 
 
 def test_bfloat16_stays_close_to_float32():
@@ -128,7 +129,7 @@ def test_bfloat16_stays_close_to_float32():
 
 def test_bfloat16_through_the_engine():
     m = tiny.model(initializer_range=0.05)
-    e = engine(m, autocast=torch.bfloat16, _graphs=lambda device: Graphs(Traced()))
+    e = engine(m, autocast=torch.bfloat16, graphs=lambda device: Graphs(Traced()))
     for group in generated(e):
         with torch.no_grad():
             for c in group.rollouts:
@@ -136,7 +137,7 @@ def test_bfloat16_through_the_engine():
                 logits = m(ids).logits[0, len(group.rollouts[0].prompt_ids) - 1 : -1]
                 exact = logits.log_softmax(-1).gather(-1, torch.as_tensor(c.token_ids)[:, None])[:, 0]
                 np.testing.assert_allclose(c.policy_logprobs, exact, atol=5e-2)
-    assert e.native
+    assert not e.refused
 
 
 # --------------------------------------------------------------------------------------------------------- rows
@@ -180,10 +181,11 @@ def test_rows_that_nobody_has_stay_harmless():
 def test_a_second_call_sees_nothing_of_the_first():
     """Numbers that broke in one call must not reach the next one through masked columns."""
     m = tiny.model()
-    e = engine(m, _graphs=lambda device: Graphs(None))
+    e = engine(m, graphs=lambda device: Graphs(None))
     expected = generated(e)
-    assert e._static is not None
-    e._static.cache.fill_(torch.nan)
+    kept = held(e)
+    assert kept is not None
+    kept.cache.fill_(torch.nan)
     same(generated(e), expected, atol=0)
 
 
@@ -193,15 +195,15 @@ def test_a_second_call_sees_nothing_of_the_first():
 def test_buffers_and_graphs_serve_later_calls_with_new_weights():
     m = tiny.model()
     recorder = Traced()
-    e = engine(m, _graphs=lambda device: Graphs(recorder))
+    e = engine(m, graphs=lambda device: Graphs(recorder))
     before = generated(e)
-    kept, made = e._static, recorder.made
+    kept, made = held(e), recorder.made
     torch.manual_seed(0)
     with torch.no_grad():
         for p in m.parameters():
             p.add_(0.05 * torch.randn_like(p))
     after = generated(e)
-    assert e._static is kept
+    assert held(e) is kept
     assert recorder.made == made, "the graphs of the first call serve the second"
     same(after, generated(engine(m, native=False)))
     assert before[0].rollouts[0].token_ids.tolist() != after[0].rollouts[0].token_ids.tolist()
@@ -210,9 +212,9 @@ def test_buffers_and_graphs_serve_later_calls_with_new_weights():
 @pytest.mark.parametrize("change", ["longer", "more", "replaced"])
 def test_buffers_are_made_anew_where_they_do_not_fit(change):
     m = tiny.model()
-    e = engine(m, _graphs=lambda device: Graphs(Traced()))
+    e = engine(m, graphs=lambda device: Graphs(Traced()))
     generated(e, n=2)
-    kept = e._static
+    kept = held(e)
     n, sampling = 2, SAMPLING
     if change == "longer":
         sampling = Sampling(max_tokens=COLUMNS, seed=3)
@@ -221,21 +223,22 @@ def test_buffers_are_made_anew_where_they_do_not_fit(change):
     else:  # as load_state_dict(assign=True) does
         m.load_state_dict({k: v.clone() for k, v in tiny.model(seed=1).state_dict().items()}, assign=True)
     same(generated(e, n=n, sampling=sampling), generated(engine(m, native=False), n=n, sampling=sampling), atol=1e-4)
-    assert e._static is not kept
-    kept = e._static
+    assert held(e) is not kept
+    kept = held(e)
     generated(e, n=1)
-    assert e._static is kept, "what is larger than needed serves as well"
+    assert held(e) is kept, "what is larger than needed serves as well"
 
 
 def test_the_room_that_an_earlier_call_left_changes_no_bit():
     """A run that is resumed has only the room that its own calls need."""
     m = tiny.model()
-    wide, fresh = (engine(m, _graphs=lambda device: Graphs(None)) for _ in range(2))
+    wide, fresh = (engine(m, graphs=lambda device: Graphs(None)) for _ in range(2))
     generated(wide, n=6, sampling=Sampling(max_tokens=300, seed=3))
     same(generated(wide), generated(fresh), atol=0)
-    assert wide._static is not None
-    assert fresh._static is not None
-    assert wide._static.cache.shape != fresh._static.cache.shape
+    large, small = held(wide), held(fresh)
+    assert large is not None
+    assert small is not None
+    assert large.cache.shape != small.cache.shape
 
 
 def test_weights_in_the_type_of_the_computation_are_not_copied():
@@ -254,12 +257,12 @@ def test_a_decoder_that_computes_something_else_is_not_used(monkeypatch):
     m = tiny.model()
     right = parts_of(m)
     wrong = Transformer(**{**{f: getattr(right, f) for f in Transformer.__slots__}, "scaling": right.scaling * 2})
-    monkeypatch.setattr("trew.rollout.torch_engine.engine.describe", lambda model, **_: wrong)
-    e = engine(m, _graphs=lambda device: Graphs(None))
-    with pytest.warns(UserWarning, match=r"native one differs from it by .* nats\. Set kernels = \"plain\""):
+    monkeypatch.setattr("trew.backends.cuda_graphs.backend.describe", lambda model, **_: wrong)
+    e = engine(m, graphs=lambda device: Graphs(None))
+    with pytest.warns(UserWarning, match="next-token distributions differ by .* nats .*Set kernels = 'plain'"):
         got = generated(e)
-    assert not e.native
-    assert e._static is None
+    assert e.refused
+    assert held(e) is None
     same(got, generated(engine(m, native=False)), atol=0)
 
 
@@ -273,8 +276,10 @@ def test_the_proof_covers_a_step_too(fault, monkeypatch):
 
     monkeypatch.setattr(StaticModel, "compute", compute)
     m = tiny.model()
-    e = engine(m, _graphs=lambda device: Graphs(None))
-    with pytest.warns(UserWarning, match="differs from it" if fault == "stale" else r"failed \(not implemented"):
+    e = engine(m, graphs=lambda device: Graphs(None))
+    with pytest.warns(
+        UserWarning, match="distributions differ by" if fault == "stale" else "raise RuntimeError: not implemented"
+    ):
         got = generated(e)
     same(got, generated(engine(m, native=False)), atol=0)
 
@@ -282,9 +287,9 @@ def test_the_proof_covers_a_step_too(fault, monkeypatch):
 def test_weights_below_float32_are_left_to_the_models_own_forward():
     m = tiny.model().to(torch.bfloat16)
     assert "not float32" in (static_model.unsupported(describe(m)) or "")
-    e = engine(m, _graphs=lambda device: Graphs(None))
+    e = engine(m, graphs=lambda device: Graphs(None))
     generated(e)
-    assert e._static is None
+    assert held(e) is None
     assert e.messages == []
     assert "is not one of" in (static_model.unsupported(describe(tiny.model("gpt2"))) or "")
 
@@ -292,4 +297,4 @@ def test_weights_below_float32_are_left_to_the_models_own_forward():
 def test_a_cpu_never_takes_it_by_itself():
     e = engine(tiny.model())
     generated(e)
-    assert e._static is None
+    assert held(e) is None

@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import tiny
 from static_help import KINDS, SAMPLING, Traced, engine, generated, parts_of, same, static_of
+from static_help import kept as held
 from trew.backends.cuda_graphs.graphs import Graphs
 from trew.backends.cuda_graphs.static import StaticDecoder
 from trew.backends.cuda_graphs.static_draw import StaticDraw
@@ -84,9 +85,7 @@ def test_a_draw_is_the_same_operations_whatever_is_in_the_buffers(temperature):
         model.logits[0, 7:] = -torch.inf
         model.logits[1, 5] = torch.nan
         drawn = drawing(model.logits[:3], keys, torch.tensor([5, 0, 9]))
-        wanted = draw(
-            model.logits[:3], uniform=uniforms(keys, torch.tensor([5, 0, 9])), sampling=drawing.sampling, native=False
-        )
+        wanted = draw(model.logits[:3], uniform=uniforms(keys, torch.tensor([5, 0, 9])), sampling=drawing.sampling)
         model.drawn.zero_()
         model.drawn_floats.zero_()
         model.drawn_finite.zero_()
@@ -103,11 +102,11 @@ def test_a_draw_is_the_same_operations_whatever_is_in_the_buffers(temperature):
 def test_all_ways_of_sampling(cut):
     m = tiny.model()
     recorder = Traced()
-    e = engine(m, batch=5, _graphs=lambda device: Graphs(recorder))
+    e = engine(m, batch=5, graphs=lambda device: Graphs(recorder))
     for sampling in (SAMPLING, Sampling(max_tokens=20, seed=1, **cut)):  # one after the other in the same buffers
         same(generated(e, sampling=sampling), generated(engine(m, batch=5, native=False), sampling=sampling))
-    assert e._static is not None
-    drawn = {key[2] for key in e._static.graphs.recorded if key[0] == "draw"}
+    assert held(e) is not None
+    drawn = {key[2] for key in held(e).graphs.recorded if key[0] == "draw"}
     assert drawn == {1.0, *([] if "temperature" not in cut else [cut["temperature"]])}
 
 
@@ -134,13 +133,13 @@ class Broken(Traced):
 
 def test_a_recording_that_fails_costs_speed_alone():
     m = tiny.model()
-    e = engine(m, _graphs=lambda device: Graphs(Broken()))
+    e = engine(m, graphs=lambda device: Graphs(Broken()))
     with pytest.warns(
         UserWarning, match=r"no CUDA graphs, .*not permitted when stream is capturing\): decoding goes on"
     ):
         found = generated(e)
     same(found, generated(engine(m, native=False)))
-    assert e.native
+    assert not e.refused
     assert len(e.messages) == 1
     same(generated(e), found, atol=0)
     larger = generated(e, n=6)  # in new buffers, for which nothing is recorded any more
@@ -170,12 +169,12 @@ def test_few_graphs_serve_all_steps():
 @pytest.mark.parametrize("kind", KINDS)
 def test_graphs_on_a_gpu_give_what_the_models_forward_gives(kind):
     m = tiny.model(kind).to("cuda")
-    e, eager = engine(m, batch=5), engine(m, batch=5, _graphs=lambda device: Graphs(None))
+    e, eager = engine(m, batch=5), engine(m, batch=5, graphs=lambda device: Graphs(None))
     found = generated(e)
-    assert e._static is not None
-    assert e.native
+    assert held(e) is not None
+    assert not e.refused
     assert e.messages == []
-    assert len(e._static.graphs.recorded) > 2
+    assert len(held(e).graphs.recorded) > 2
     same(found, generated(eager))
     same(found, generated(engine(m, batch=5, native=False)), atol=1e-3)
 
@@ -187,13 +186,13 @@ def test_graphs_on_a_gpu_see_new_weights(autocast):
     m = tiny.model(initializer_range=0.1).to("cuda")
     e = engine(m, autocast=autocast)
     first = generated(e)
-    kept = e._static
+    kept = held(e)
     same(generated(e), first, atol=0)
     torch.manual_seed(0)
     with torch.no_grad():
         for p in m.parameters():
             p.add_(0.05 * torch.randn_like(p))
     second = generated(e)
-    assert e._static is kept
-    same(second, generated(engine(m, autocast=autocast, _graphs=lambda device: Graphs(None))))
+    assert held(e) is kept
+    same(second, generated(engine(m, autocast=autocast, graphs=lambda device: Graphs(None))))
     assert first[0].rollouts[0].token_ids.tolist() != second[0].rollouts[0].token_ids.tolist()

@@ -14,7 +14,22 @@ import pytest
 import torch
 
 import tiers
-from settings_help import BASE, OUTSIDE, Case, Runs, differ, furnish, holds, keys, last, same_result, says, tracker, way
+from settings_help import (
+    BASE,
+    OUTSIDE,
+    Case,
+    Runs,
+    differ,
+    furnish,
+    holds,
+    keys,
+    last,
+    other_products,
+    path,
+    same_result,
+    says,
+    tracker,
+)  # fmt: skip
 from trew.config import Config, RewardConfig
 from trew.diagnostics import health
 
@@ -37,8 +52,8 @@ CASES: dict[str, Case] = {
     "chat_template": Case("plain", "prompt_ids"),
     "device": Case("cuda:7", "device: got 'cuda:7'"),
     "threads": Case(2, says("on 1 CPU threads")),
-    "kernels": Case("plain", way("native"), {"model": "wide"}),
-    "linear": Case("plain", lambda a, b: a.job.engine.linear != b.job.engine.linear),
+    "kernels": Case("plain", path("fused"), {"model": "wide"}),
+    "linear": Case("plain", other_products),
     "seed": Case(7, "tokens"),
     "steps": Case(2, lambda a, b: (len(a.rows), len(b.rows)) == (1, 2)),
     "out": Case("elsewhere", lambda a, b: (a.folder, b.folder) != (a.folder, a.folder) and "summary.json" in b.files),
@@ -91,7 +106,7 @@ CASES: dict[str, Case] = {
     "learner.dtype": Case("bfloat16", "weights"),
     "learner.optimizer": Case("adamw-8bit", "weights", {"steps": 2}),
     "learner.gradient_checkpointing": Case(True, same_result("again")),
-    "learner.compile": Case(True, way("faster"), {"kernels": "plain"}),
+    "learner.compile": Case(True, path("accelerator"), {"kernels": "plain"}),
     "learner.liger": Case(True, "learner.liger: got true, which needs a CUDA GPU"),
     "learner.share_prompts": Case(False, same_result("tokens")),
     "learner.reference_every": Case(1, "weights", REFERENCE),

@@ -15,10 +15,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from bad_files import FILES, lines, verl
 from safetensors.torch import load_file, save_file
 
 import tiny
+from bad_files import FILES, lines, verl
 from trew import runs
 from trew.cli.main import main
 from trew.runs import checkpoint_files

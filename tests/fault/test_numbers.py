@@ -23,7 +23,8 @@ import trew
 from run_help import PATHS, Watching, configured, rows, save_models
 from trew.config import Config
 from trew.errors import NumericsError
-from trew.learner.forward import Forward
+from trew.learner.autograd import AutogradRunner
+from trew.learner.choose import VerifiedRunner
 from trew.learner.step import Learner
 from trew.objective import Objective
 from trew.rollout.torch_engine.decode import Schedule
@@ -63,31 +64,38 @@ def at_call(monkeypatch: pytest.MonkeyPatch, calls: set[int]) -> Callable[[], bo
     return lambda: number[0] in calls
 
 
-def poison_gradient(monkeypatch: pytest.MonkeyPatch, calls: set[int], value: float = math.nan) -> None:
-    now, real = at_call(monkeypatch, calls), Forward.accumulate
+def around_runners(monkeypatch: pytest.MonkeyPatch, name: str, around: Callable[..., Any]) -> None:
+    """``around(real, *args)`` instead of a method of whatever runs samples."""
+    for owner in (AutogradRunner, VerifiedRunner):
+        real = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda *a, real=real, **k: around(real, *a, **k))
 
-    def accumulate(self: Forward, *args: Any, **kwargs: Any) -> None:
+
+def poison_gradient(monkeypatch: pytest.MonkeyPatch, calls: set[int], value: float = math.nan) -> None:
+    now = at_call(monkeypatch, calls)
+
+    def poisoned(real: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> None:
         real(self, *args, **kwargs)
         if now():
             grads = [p.grad for p in self.model.parameters() if p.grad is not None]
             grads[-1].view(-1)[0] = value
 
-    monkeypatch.setattr(Forward, "accumulate", accumulate)
+    around_runners(monkeypatch, "accumulate", poisoned)
 
 
 def poison_logprobs(monkeypatch: pytest.MonkeyPatch, calls: set[int], value: float = math.nan) -> None:
-    now, real = at_call(monkeypatch, calls), Forward.accumulate
+    now = at_call(monkeypatch, calls)
 
-    def accumulate(self: Forward, pack: Any, rule: Any, **kwargs: Any) -> None:
-        def poisoned(where: slice, logprobs: torch.Tensor, entropies: Any) -> Any:
+    def poisoned(real: Callable[..., None], self: Any, pack: Any, rule: Any, **kwargs: Any) -> None:
+        def given(where: slice, logprobs: torch.Tensor, entropies: Any) -> Any:
             if now():
                 logprobs = logprobs.clone()
                 logprobs[0] = value
             return rule(where, logprobs, entropies)
 
-        real(self, pack, poisoned, **kwargs)
+        real(self, pack, given, **kwargs)
 
-    monkeypatch.setattr(Forward, "accumulate", accumulate)
+    around_runners(monkeypatch, "accumulate", poisoned)
 
 
 def poison_loss(monkeypatch: pytest.MonkeyPatch, calls: set[int], value: float = math.inf) -> None:
@@ -112,9 +120,9 @@ def test_a_step_with_broken_numbers_is_left_out_and_shown(path, quantity, models
     POISONS[quantity](monkeypatch, {2})
     seen: list[Any] = []
     real = loop.update
-    monkeypatch.setattr(loop, "update", lambda job, *a: (seen.append(job.learner._forward.way), real(job, *a))[1])
+    monkeypatch.setattr(loop, "update", lambda job, *a: (seen.append(job.learner._runner.path), real(job, *a))[1])
     summary = trew.train(config, display=display)
-    assert (seen[-1].native, seen[-1].fused) == (path == "native", path != "generic")
+    assert seen[-1].fused == (path != "generic")
     assert summary["steps"] == 3
     found = rows(config)
     assert [found[s]["bad_steps"] for s in (1, 2, 3)] == [0, 1, 0]
@@ -169,8 +177,7 @@ def test_numbers_of_other_policies_and_of_rewards_are_looked_at_too(models, tmp_
         calls[reference] += 1
         with monkeypatch.context() as within:
             if calls[reference] == wrong.get(reference):
-                before = Forward.logprobs_of
-                within.setattr(Forward, "logprobs_of", lambda *a: torch.full_like(before(*a), -math.inf))
+                around_runners(within, "logprobs_of", lambda real, *a: torch.full_like(real(*a), -math.inf))
             return real(self, samples, reference=reference, **kwargs)
 
     monkeypatch.setattr(Learner, "logprobs", logprobs)

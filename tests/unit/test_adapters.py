@@ -10,7 +10,6 @@ from transformers import AutoModelForCausalLM
 
 import learner_help as help
 import tiny
-from trew.backends.cpu import build
 from trew.config import LoraConfig
 from trew.errors import CheckpointError, ModelError
 from trew.models import loading, lora
@@ -145,84 +144,6 @@ def test_gradients_are_those_of_the_product_of_the_two_matrices():
         assert help.relative(whole[f"{name}.lora_A.default.weight"], 2.0 * b.T @ full) < 1e-4, name
         assert help.relative(whole[f"{name}.lora_B.default.weight"], 2.0 * full @ a.T) < 1e-4, name
     assert merged_weights.keys() == factors.keys()
-
-
-HEADS = {"hidden_size": 64, "head_dim": 16, "num_attention_heads": 4, "num_key_value_heads": 2}  # as the kernels need
-
-
-def adapter_gradients(own: Adapters, items, data, **settings) -> torch.Tensor:
-    """All gradients of A and B after one step, as one vector; the adapters stay as they are."""
-    before = {n: p.detach().clone() for n, p in own.model.named_parameters() if p.requires_grad}
-    caught = {}
-    one = help.learner(own.model, preset("grpo", beta=0.0), adapters=own, lr=1e-30, **settings)
-    one._clip = lambda *_: caught.update({n: own.model.get_parameter(n).grad.clone() for n in before}) or 1.0
-    one.step(items, data)
-    with torch.no_grad():
-        for n, t in before.items():
-            own.model.get_parameter(n).copy_(t)
-    by_kernels = settings.get("kernels", True) and settings.get("linear", True)
-    assert one._forward.way.native == (by_kernels and not isinstance(build.library(), str))
-    return torch.cat([caught[n].flatten() for n in before])
-
-
-@pytest.mark.skipif(isinstance(build.library(), str), reason="the kernels cannot be compiled here")
-@pytest.mark.parametrize("kind", ["llama", "smollm", "qwen2", "qwen3", "gemma"])
-@pytest.mark.parametrize(
-    "settings",
-    [{}, {"microbatch_tokens": 25}, {"gradient_checkpointing": True}, {"linear": False}],
-    ids=["default", "several packs", "recomputed", "plain products"],
-)
-def test_our_kernels_give_the_gradients_of_the_model_s_own_forward(kind, settings):
-    sizes = (
-        {**HEADS, "hidden_size": 48, "num_attention_heads": 3, "num_key_value_heads": 1} if kind == "smollm" else HEADS
-    )
-    own = moved(adapted(kind, LoraConfig(rank=5, alpha=3.0), **sizes))
-    items = help.samples()
-    data = preset("grpo", beta=0.0).prepare(help.batch(items, old_logprobs=help.near(own.model, items)))
-    want = adapter_gradients(own, items, data, kernels=False, share_prompts=False)
-    assert help.relative(adapter_gradients(own, items, data, **settings), want) < 1e-5
-
-
-@pytest.mark.skipif(isinstance(build.library(), str), reason="the kernels cannot be compiled here")
-@pytest.mark.parametrize("frozen", [("q_proj.lora_A",), ("up_proj.lora_B",), ("down_proj.lora_A", "down_proj.lora_B")])
-def test_adapters_that_are_frozen_in_part_get_no_gradient(frozen):
-    own = moved(adapted("llama", LoraConfig(rank=5), **HEADS))
-    for name, p in own.model.named_parameters():
-        if any(part in name for part in frozen):
-            p.requires_grad_(False)
-    items = help.samples()
-    data = preset("grpo", beta=0.0).prepare(help.batch(items, old_logprobs=help.near(own.model, items)))
-    want = adapter_gradients(own, items, data, kernels=False, share_prompts=False)
-    assert help.relative(adapter_gradients(own, items, data), want) < 1e-5
-
-
-@pytest.mark.skipif(isinstance(build.library(), str), reason="the kernels cannot be compiled here")
-@pytest.mark.parametrize("base", ["float32", "bfloat16"])
-def test_in_bfloat16_they_are_as_near_to_the_exact_ones_as_its_own_forward_is(base, tmp_path):
-    tiny.model("llama", **HEADS).save_pretrained(tmp_path)
-    config = LoraConfig(rank=5, base=base)
-    errors = {"own": 0.0, "ours": 0.0}
-    for seed in range(3):
-        items = help.samples([(9, (30, 20)), (20, (15, 40))], seed=seed)
-        data = preset("grpo", beta=0.0).prepare(help.batch(items, seed=seed))
-        found = {}
-        for name, dtype in (("exact", "float32"), ("own", "bfloat16"), ("ours", "bfloat16")):
-            kept = config if dtype == "bfloat16" else LoraConfig(rank=5)
-            model = lora.load_base(str(tmp_path), kept, device="cpu", dtype=dtype)
-            own = moved(lora.attach(model, kept, name="m", seed=0))
-            found[name] = adapter_gradients(own, items, data, dtype=dtype, kernels=name == "ours")
-        for name in errors:
-            errors[name] += help.relative(found[name], found["exact"]) / 3
-    assert 1e-3 < errors["ours"] < 1.1 * errors["own"]
-
-
-def test_the_reference_goes_through_the_kernels_too():
-    own = moved(adapted(**HEADS))
-    items = help.samples()
-    mine = learner(own, objective=preset("grpo", beta=0.04))
-    plain = help.learner(help.model(**HEADS))
-    torch.testing.assert_close(mine.logprobs(items, reference=True), plain.logprobs(items), rtol=0, atol=0)
-    assert (mine.logprobs(items) - mine.logprobs(items, reference=True)).abs().max() > 1e-2
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "adamw-8bit"])

@@ -14,6 +14,7 @@ import learner_help as help
 import tiny
 from trew import estimate
 from trew.backends.cpu import build, training
+from trew.backends.cpu import runner as forward
 from trew.backends.cpu.decoder import Decoder
 from trew.backends.cpu.runner import NativeBody
 from trew.backends.cpu.stack import ALL, Stack
@@ -28,7 +29,6 @@ from trew.estimate.ledger import Ledger
 from trew.estimate.memory import cache, kept, laid_out, memory, optimizer, weights, work
 from trew.estimate.sizes import sizes_of
 from trew.estimate.times import Rates
-from trew.learner import forward
 from trew.learner.packing import pack_shared
 from trew.models import loading, lora
 from trew.models.anatomy import describe
@@ -177,13 +177,13 @@ def test_what_a_layer_keeps_is_what_the_formula_says(kind, dtype, tmp_path):
 
 @native
 def test_micro_batches_are_those_of_all_layers_and_not_of_the_copy(tmp_path, monkeypatch):
-    monkeypatch.setattr(forward, "NATIVE_TOKENS", 1)
-    monkeypatch.setattr(forward, "NATIVE_PROMPTS", 1)
+    monkeypatch.setattr(forward, "PACK_TOKENS", 1)
+    monkeypatch.setattr(forward, "PACK_PROMPTS", 1)
     folder = saved(tmp_path, num_hidden_layers=6, **WIDE)
     c = config(folder, rollout={"prompts": 6, "completions": 4, "max_tokens": 10})
     net, found = loading.load_model(folder), {}
     for size in (1 << 17, 1 << 20):
-        monkeypatch.setattr(forward, "NATIVE_BYTES", size)
+        monkeypatch.setattr(forward, "PACK_BYTES", size)
         real = passes.batch(c, net, prompt=12, vocabulary=100)
         assert (made(c).load.passes, made(c).load.tokens) == (len(real.packs), real.largest.input_ids.size)
         found[size] = len(real.packs)

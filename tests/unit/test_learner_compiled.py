@@ -12,17 +12,15 @@ from torch._dynamo.utils import counters
 
 import learner_help as help
 import tiny
-from trew.backends.cpu import build, describe
 from trew.config import Config, LearnerConfig, LoraConfig
 from trew.errors import ModelError
 from trew.learner import compiled
 from trew.learner.compiled import Compiler
-from trew.learner.forward import Forward
 from trew.models import lora
 from trew.objective import preset
 from trew.training import compatibility
 
-PLAIN = {"kernels": False}
+PLAIN = {"fused": False}
 needs_compiler = pytest.mark.skipif(
     compatibility.compile_problem("cpu") is not None, reason="there is no C++ compiler here"
 )
@@ -101,7 +99,7 @@ def test_adapters_get_the_same_gradients_and_the_reference_is_the_model_without_
         found[compile] = reference, torch.cat([p.grad.flatten() for p in parameters])
         for p in parameters:
             p.grad = None
-        assert one._forward.way.faster == ("compile" if compile else "")
+        assert one._runner.path.accelerator == ("compile" if compile else "")
     torch.testing.assert_close(found[True][0], found[False][0], rtol=0, atol=1e-5)
     assert help.relative(found[True][1], found[False][1]) < 1e-5
 
@@ -124,7 +122,6 @@ def test_other_lengths_are_not_compiled_anew(traced):
 
 
 def test_graphs_end_at_attention_over_packed_rows_and_nowhere_else(traced):
-    """Our products, which Python cannot look into, are inside."""
     torch._dynamo.reset()
     counters["graph_break"].clear()
     step(help.model(), compile=True)
@@ -136,7 +133,7 @@ def test_graphs_end_at_attention_over_packed_rows_and_nowhere_else(traced):
 def test_outside_the_learner_the_model_is_as_it_was(traced):
     net, items = help.model(**tiny.wide("llama")), help.samples()
     names, ids = list(net.state_dict()), torch.arange(24).view(2, 12)
-    forward = Forward(net, kernels=False, faster=Compiler())
+    forward = help.runner(net, fused=False, accelerator=Compiler())
     (pack,) = forward.packs(items)
     graphs = counters["stats"]["unique_graphs"]
     before = net(ids).logits
@@ -160,7 +157,7 @@ def test_a_layer_that_somebody_else_has_wrapped_stays_wrapped(traced):
     layer, calls = net.model.layers[1], []
     plain = layer.forward
     layer.forward = wrapper = lambda *args, **kwargs: calls.append(1) or plain(*args, **kwargs)
-    forward = Forward(net, kernels=False, faster=Compiler(), gradient_checkpointing=True)
+    forward = help.runner(net, fused=False, accelerator=Compiler(), gradient_checkpointing=True)
     (pack,) = forward.packs(items)
     with forward.running(pack):
         assert calls
@@ -184,23 +181,23 @@ class _WrongBackward(torch.autograd.Function):
 
 @pytest.mark.parametrize(
     ("change", "told"),
-    [(lambda x: x * 1.01, "log-probs differ by"), (_WrongBackward.apply, "gradient differs by"),
+    [(lambda x: x * 1.01, "log-probs differ by"), (_WrongBackward.apply, "gradients differ by"),
      (lambda x: x.view(-1)[:1], "raise ")],
 )  # fmt: skip
 def test_wrong_code_is_found_on_the_first_samples_and_not_used(change, told, monkeypatch):
     spoiled(monkeypatch, change)
     items = help.samples()
-    forward = Forward(help.model("gpt2"), kernels=False, faster=Compiler())
-    with pytest.warns(UserWarning, match=f"as they are, because compiled layers' .*{told}.*learner.compile = false"):
+    forward = help.runner(help.model("gpt2"), fused=False, accelerator=Compiler())
+    with pytest.warns(UserWarning, match=f"as they are, because compiled layers.* {told}.*learner.compile = false"):
         packs = forward.packs(items)
-    assert forward.way.faster == ""
+    assert forward.path.accelerator == ""
     got = torch.cat([forward.logprobs_of(pack) for pack in packs])
-    plain = Forward(help.model("gpt2"), kernels=False)
+    plain = help.runner(help.model("gpt2"), fused=False)
     torch.testing.assert_close(got, torch.cat([plain.logprobs_of(pack) for pack in plain.packs(items)]))
 
 
 def test_what_fails_to_compile_later_ends_with_what_to_do(traced, monkeypatch):
-    forward = Forward(help.model(), kernels=False, faster=Compiler())
+    forward = help.runner(help.model(), fused=False, accelerator=Compiler())
     (pack,) = forward.packs(help.samples())
     monkeypatch.setattr(compiled, "_compiled", lambda forward: _fails)
     with pytest.raises(ModelError, match=r"^learner\.compile: got true, but torch.compile fails on LlamaForCausalLM"):
@@ -223,15 +220,6 @@ def test_what_compiling_took_is_told_once(traced):
     assert len(told) <= 1  # none where an earlier test has left the graphs
     one.step(items, objective.prepare(help.batch(items, old_logprobs=help.near(one.model, items))))
     assert told[-1].startswith("note: learner.compile: passes with something to compile took ")
-
-
-@pytest.mark.skipif(isinstance(build.library(), str), reason="the kernels cannot be compiled here")
-def test_it_is_said_where_our_own_kernels_leave_it_nothing_to_do():
-    with pytest.warns(UserWarning, match="learner.compile: got true, which does nothing where LlamaForCausalLM"):
-        one = help.learner(help.model(**tiny.wide("llama")), compile=True)
-    assert one._forward.way.native
-    assert one._forward.way.faster == ""
-    assert len(one.notes) == 1
 
 
 def test_a_model_whose_layers_cannot_be_told_is_refused(monkeypatch):

@@ -5,19 +5,15 @@ from __future__ import annotations
 import dataclasses
 import warnings
 
-import numpy as np
 import pytest
 import torch
 
 import learner_help as help
 import tiny
 from trew.learner import attention
-from trew.learner import forward as forward_module
-from trew.learner.forward import Forward, Way
-from trew.learner.packing import Sample
 
 
-def by_sample(forward: Forward, items, method) -> dict[int, torch.Tensor]:
+def by_sample(forward: AutogradRunner, items, method) -> dict[int, torch.Tensor]:
     out = {}
     for pack in forward.packs(items):
         lengths = [len(items[i].completion_ids) for i in pack.samples]
@@ -28,13 +24,12 @@ def by_sample(forward: Forward, items, method) -> dict[int, torch.Tensor]:
 @pytest.mark.parametrize("budget", [4096, 20])
 @pytest.mark.parametrize("share", [True, False], ids=["shared", "plain"])
 @pytest.mark.parametrize("kind", tiny.KINDS)
-@pytest.mark.parametrize("kernels", [True, False], ids=["kernels", "plain"])
-def test_logprobs_equal_the_plain_forward(kind, share, budget, kernels):
+@pytest.mark.parametrize("fused", [True, False], ids=["fused", "logits"])
+def test_logprobs_equal_the_plain_forward(kind, share, budget, fused):
     net, items = help.model(kind), help.samples()
-    forward = Forward(net, temperature=0.8, budget=budget, share_prompts=share, kernels=kernels)
+    forward = help.runner(net, temperature=0.8, budget=budget, share_prompts=share, fused=fused)
     logprobs = by_sample(forward, items, "logprobs_of")
-    native = kernels and kind == "smollm"  # the others' heads have 8 numbers
-    assert forward.way == Way(native=native, shared=share, fused=kernels)
+    assert forward.path == ExecutionPath(shared=share, fused=fused)
     assert sorted(logprobs) == [i for i, s in enumerate(items) if len(s.completion_ids)]
     with torch.no_grad():
         for i, got in logprobs.items():
@@ -45,18 +40,18 @@ def test_logprobs_equal_the_plain_forward(kind, share, budget, kernels):
 def test_eager_attention_too(kind):
     net, items = help.model(kind), help.samples()
     net.set_attn_implementation("eager")
-    forward = Forward(net)
+    forward = help.runner(net)
     for i, got in by_sample(forward, items, "logprobs_of").items():
         with torch.no_grad():
             torch.testing.assert_close(got, help.plain_logprobs(net, items[i]), rtol=0, atol=1e-5)
-    assert forward.share_prompts
+    assert forward.path.shared
     assert net.config._attn_implementation == "eager"
 
 
 def test_the_models_own_attention_is_back_afterwards_even_after_an_error():
     net, items = help.model(), help.samples()
     before = net.config._attn_implementation
-    forward = Forward(net)
+    forward = help.runner(net)
     (pack,) = forward.packs(items)
     inside = []
 
@@ -74,7 +69,7 @@ def test_the_models_own_attention_is_back_afterwards_even_after_an_error():
 @pytest.mark.parametrize("kind", ["gemma2", "gemma3"])
 def test_a_window_shorter_than_a_sequence_falls_back_to_plain_rows(kind):
     net, items = tiny.model(kind), help.samples()  # window 8
-    forward = Forward(net)
+    forward = help.runner(net)
     with pytest.warns(UserWarning, match="attention window of 8 tokens is shorter than some sequences"):
         logprobs = by_sample(forward, items, "logprobs_of")
     assert all(pack.mask is not None for pack in forward.packs(items))  # said once
@@ -94,10 +89,10 @@ def test_packed_rows_that_come_out_wrong_are_found_on_the_first_samples(monkeypa
 
     monkeypatch.setattr(attention, "plan", wrong)
     net, items = help.model(), help.samples()
-    forward = Forward(net)
+    forward = help.runner(net)
     with pytest.warns(UserWarning, match="packed rows' log-probs differ by"):
         logprobs = by_sample(forward, items, "logprobs_of")
-    assert not forward.share_prompts
+    assert not forward.path.shared
     for i, got in logprobs.items():
         with torch.no_grad():
             torch.testing.assert_close(got, help.plain_logprobs(net, items[i]), rtol=0, atol=1e-5)
@@ -109,7 +104,7 @@ def test_packed_rows_that_raise_fall_back_too(monkeypatch):
 
     monkeypatch.setattr(attention, "sdpa_attention_forward", broken)
     with pytest.warns(UserWarning, match="packed rows raise ValueError: no such mask. Set learner"):
-        assert by_sample(Forward(help.model()), help.samples(), "logprobs_of")
+        assert by_sample(help.runner(help.model()), help.samples(), "logprobs_of")
 
 
 def test_an_architecture_without_position_ids_is_refused_by_its_signature(monkeypatch):
@@ -120,14 +115,16 @@ def test_an_architecture_without_position_ids_is_refused_by_its_signature(monkey
         return forward(self, input_ids=input_ids, attention_mask=attention_mask, logits_to_keep=logits_to_keep)
 
     monkeypatch.setattr(type(net), "forward", bare)
+    runner = help.runner(net)
     with pytest.warns(UserWarning, match="its forward does not take position_ids"):
-        assert not Forward(net).share_prompts
+        runner.packs(help.samples())
+    assert not runner.path.shared
 
 
 def test_nothing_is_said_where_sharing_was_not_asked_for():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        forward = Forward(tiny.model("gemma2"), share_prompts=False)
+        forward = help.runner(tiny.model("gemma2"), share_prompts=False)
         by_sample(forward, help.samples(), "logprobs_of")
     assert forward.messages == []
 
@@ -135,22 +132,9 @@ def test_nothing_is_said_where_sharing_was_not_asked_for():
 @pytest.mark.parametrize("share", [True, False])
 def test_bfloat16_autocast_is_close_to_float32(share):
     net, items = help.model("qwen3"), help.samples()
-    exact = by_sample(Forward(net, share_prompts=share), items, "logprobs_of")
-    rounded = by_sample(Forward(net, share_prompts=share, autocast=torch.bfloat16), items, "logprobs_of")
+    exact = by_sample(help.runner(net, share_prompts=share), items, "logprobs_of")
+    rounded = by_sample(help.runner(net, share_prompts=share, autocast=torch.bfloat16), items, "logprobs_of")
     difference = torch.cat([exact[i] - rounded[i] for i in exact])
     assert 0 < difference.abs().max() < 0.2
     assert difference.abs().mean() < 0.03
     assert all(p.dtype == torch.float32 for p in net.parameters())
-
-
-def test_a_group_with_a_long_prompt_is_not_cut_for_the_kernels_sake(monkeypatch):
-    """Cut into packs of the size that kernels like, each of these completions would compute the prompt again."""
-    net = help.model("smollm")
-    prompt = np.arange(40) % 9 + 1
-    items = [Sample(prompt, np.arange(10) % 7 + 1, group=0) for _ in range(6)]
-    monkeypatch.setattr(forward_module, "NATIVE_TOKENS", 40)
-    monkeypatch.setattr(forward_module, "NATIVE_BYTES", 1)
-    forward = Forward(net, budget=4096)
-    assert [pack.input_ids.size for pack in forward.packs(items)] == [40 + 6 * 9]
-    assert forward.way.native
-    assert all(pack.input_ids.size <= 60 for pack in Forward(net, budget=60).packs(items))  # the recipe's bound stays

@@ -20,7 +20,6 @@ from transformers.models.llama import modeling_llama
 import learner_help as help
 from trew.config import Config, LearnerConfig
 from trew.errors import ModelError
-from trew.learner.forward import Forward
 from trew.learner.liger import Liger, check
 from trew.objective import preset
 from trew.training import compatibility
@@ -107,7 +106,7 @@ def step(net, **settings):
     data = objective.prepare(help.batch(items, old_logprobs=help.near(net, items)))
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)  # that it was given up
-        return help.gradients(net, objective, items, data, kernels=False, **settings)
+        return help.gradients(net, objective, items, data, fused=False, **settings)
 
 
 def model(kind, **overrides):
@@ -143,7 +142,7 @@ def test_outside_the_learner_nothing_has_changed(kernels):
     net, items, ids = model("llama"), help.samples(), torch.arange(12)[None]
     names, classes = [n for n, _ in net.named_modules()], [type(m).__name__ for m in net.modules()]
     before = net(ids).logits
-    forward = Forward(net, kernels=False, faster=Liger())
+    forward = help.runner(net, fused=False, accelerator=Liger())
     (pack,) = forward.packs(items)
 
     def fail():
@@ -166,14 +165,14 @@ def test_outside_the_learner_nothing_has_changed(kernels):
 def test_kernels_that_are_wrong_are_found_on_the_first_samples(kernels, monkeypatch):
     right = kernels.functional.liger_swiglu
     monkeypatch.setattr(kernels.functional, "liger_swiglu", lambda a, b: 1.01 * right(a, b))
-    forward = Forward(model("llama"), kernels=False, faster=Liger())
+    forward = help.runner(model("llama"), fused=False, accelerator=Liger())
     with pytest.warns(UserWarning, match=r"because liger-kernel's log-probs differ by .*learner\.liger = false"):
         forward.packs(help.samples())
-    assert forward.way.faster == ""
+    assert forward.path.accelerator == ""
 
 
 def test_what_fails_later_ends_with_what_to_do(kernels, monkeypatch):
-    forward = Forward(model("llama"), kernels=False, faster=Liger())
+    forward = help.runner(model("llama"), fused=False, accelerator=Liger())
     (pack,) = forward.packs(help.samples())
 
     def fail(*_):

@@ -10,7 +10,6 @@ import torch
 
 import learner_help as help
 import tiny
-from trew.backends.cpu import build
 from trew.config import parse
 from trew.errors import CheckpointError, ConfigError
 from trew.objective import preset
@@ -18,7 +17,6 @@ from trew.runs import checkpoint_files
 from trew.training import compatibility, planning
 
 OBJECTIVE = preset("grpo", beta=0.1)
-native = pytest.mark.skipif(isinstance(build.library(), str), reason="no compiler")
 
 
 def own(mix: float, *, seed: int = 0):
@@ -73,9 +71,7 @@ LOW, HIGH = {torch.float32, torch.bfloat16}, {torch.float32}
         ("smollm", "bfloat16", {"learner": {"compile": True}, "kernels": "plain"}, HIGH),
         ("smollm", "bfloat16", {"learner": {"dtype": "bfloat16"}}, LOW),
         ("smollm", "float16", {"learner": {"dtype": "bfloat16"}}, LOW),
-        pytest.param("smollm", "float32", {"learner": {"dtype": "bfloat16"}}, HIGH, marks=native),  # layer by layer
-        ("smollm", "float32", {"learner": {"dtype": "bfloat16"}, "kernels": "plain"}, LOW),
-        ("smollm", "float32", {"learner": {"dtype": "bfloat16"}, "linear": "plain"}, LOW),
+        ("smollm", "float32", {"learner": {"dtype": "bfloat16"}}, LOW),
         ("gpt2", "float32", {"learner": {"dtype": "bfloat16"}}, LOW),
     ],
 )
@@ -84,33 +80,33 @@ def test_what_of_a_reference_is_kept_in_bfloat16(kind, stored, sections, kept, t
     assert {p.dtype for p in loaded(tmp_path, **sections).parameters()} == kept
 
 
-@pytest.mark.parametrize("kernels", [True, False])
+@pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize("kind", tiny.KINDS)
-def test_weights_that_are_kept_rounded_give_the_same_to_the_bit(kind, kernels, tmp_path):
+def test_weights_that_are_kept_rounded_give_the_same_to_the_bit(kind, fused, tmp_path):
     help.model(kind, seed=5).save_pretrained(tmp_path)
     found = {}
     for every in (0, 1):
         learning = {"dtype": "bfloat16", "reference_every": every}
-        reference = loaded(tmp_path, learner=learning, kernels="plain")
-        own = help.learner(help.model(kind), OBJECTIVE, reference=reference, dtype="bfloat16", kernels=kernels)
+        reference = loaded(tmp_path, learner=learning)
+        own = help.learner(help.model(kind), OBJECTIVE, reference=reference, dtype="bfloat16", fused=fused)
         found[every] = own.logprobs(help.samples(), reference=True), {p.dtype for p in reference.parameters()}
     assert torch.equal(found[0][0], found[1][0])
     assert found[0][1] == {torch.float32, torch.bfloat16}
     assert found[1][1] == {torch.float32}
 
 
-@pytest.mark.parametrize("kernels", [True, False])
+@pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize("kind", tiny.KINDS)
-def test_weights_that_are_stored_in_bfloat16_stay_so_and_give_the_same_to_the_bit(kind, kernels, tmp_path):
+def test_weights_that_are_stored_in_bfloat16_stay_so_and_give_the_same_to_the_bit(kind, fused, tmp_path):
     help.model(kind, seed=5).to(torch.bfloat16).save_pretrained(tmp_path)
     found = {}
     for every in (0, 1):
         reference = loaded(tmp_path, learner={"reference_every": every})
-        own = help.learner(help.model(kind), OBJECTIVE, reference=reference, kernels=kernels)
+        own = help.learner(help.model(kind), OBJECTIVE, reference=reference, fused=fused)
         first = own.logprobs(help.samples(), reference=True)  # proves its way as well
         found[every] = first, {p.dtype for p in reference.parameters()}
         assert torch.equal(own.logprobs(help.samples(), reference=True), first)
-        assert own.notes == help.learner(help.model(kind), OBJECTIVE, kernels=kernels).notes
+        assert own.notes == help.learner(help.model(kind), OBJECTIVE, fused=fused).notes
     assert torch.equal(found[0][0], found[1][0])
     assert found[0][1] == {torch.float32, torch.bfloat16}
     assert found[1][1] == {torch.float32}
@@ -121,7 +117,7 @@ def test_what_reads_as_bfloat16_in_the_configuration_is_not_rounded_where_the_fi
     help.model(seed=5).save_pretrained(tmp_path)
     said = json.loads((tmp_path / "config.json").read_text()) | {"dtype": "bfloat16"}
     (tmp_path / "config.json").write_text(json.dumps(said))
-    found = dict(loaded(tmp_path, learner={"dtype": "bfloat16"}, kernels="plain").named_parameters())
+    found = dict(loaded(tmp_path, learner={"dtype": "bfloat16"}).named_parameters())
     exact = dict(help.model(seed=5).named_parameters())
     assert {p.dtype for p in found.values()} == {torch.float32, torch.bfloat16}
     assert all(torch.equal(p, exact[name].to(p.dtype)) for name, p in found.items())

@@ -159,7 +159,7 @@ def test_an_entropy_bonus_speaks_for_silent_samples_and_an_adaptive_one_only_bel
 
 def test_a_step_that_failed_does_not_move_the_adaptive_coefficient():
     net, items = help.model(), help.samples()
-    own = help.learner(net, preset("dr-grpo", entropy_target=9.0), kernels=False)
+    own = help.learner(net, preset("dr-grpo", entropy_target=9.0), fused=False)
     data = own.objective.prepare(help.batch(items, entropies=torch.ones(27)))
     net.lm_head.weight.register_hook(lambda gradient: gradient * float("inf"))
     with pytest.raises(NumericsError):
@@ -234,7 +234,7 @@ def test_broken_weights_stop_the_step_and_are_named(share):
 
 def test_a_gradient_that_is_not_finite_is_not_applied():
     net, items = help.model(), help.samples()
-    own = help.learner(net, kernels=False)
+    own = help.learner(net, fused=False)
     before, data = snapshot(net), own.objective.prepare(help.batch(items))
     net.lm_head.weight.register_hook(lambda gradient: gradient * float("inf"))
     with pytest.raises(NumericsError, match=r"the gradient norm is (nan|inf).* in samples"):

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rewards_help import group, write
 
+from rewards_help import group, write
 from trew.cli.main import run
 from trew.config import RewardConfig
 from trew.errors import ConfigError, DataError, SandboxError

@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from rewards_help import completion, group, write
 
+from rewards_help import completion, group, write
 from trew.config import RewardConfig
 from trew.errors import ConfigError, RewardError
 from trew.rewards import KINDS, RewardSet, Verdict, grade

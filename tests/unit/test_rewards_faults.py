@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from rewards_help import group, write
 
+from rewards_help import group, write
 from trew.config import RewardConfig
 from trew.errors import RewardError
 from trew.rewards import RewardSet

@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from rewards_help import group, write
 
+from rewards_help import group, write
 from trew.config import RewardConfig
 from trew.errors import ConfigError, RewardError
 from trew.rewards import RewardSet

@@ -6,8 +6,8 @@ import time
 from pathlib import Path
 
 import pytest
-from rewards_help import group, write
 
+from rewards_help import group, write
 from trew.config import RewardConfig
 from trew.errors import RewardError
 from trew.rewards import RewardSet

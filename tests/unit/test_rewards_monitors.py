@@ -8,8 +8,8 @@ import random
 from collections.abc import Callable
 
 import pytest
-from rewards_help import completion
 
+from rewards_help import completion
 from trew.diagnostics import monitors
 from trew.diagnostics.monitors import (
     ADVICE,

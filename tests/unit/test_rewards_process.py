@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rewards_help import group, write
 
+from rewards_help import group, write
 from trew.config import RewardConfig
 from trew.errors import ConfigError, RewardError
 from trew.rewards import RewardSet

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,23 +21,24 @@ PROMPTS = [Prompt(uid=f"p{i}", text=text) for i, text in enumerate(TEXTS)]
 SAMPLING = Sampling(max_tokens=20, seed=3)
 
 
-WIDTHS: dict[str, bool] = {}
-
-
-@pytest.fixture(autouse=True, params=["through the model's forward", "natively"])
-def _path(request):
-    """All of this holds for both decoders: models with narrow heads are not for the native one."""
-    WIDTHS["wide"] = request.param == "natively"
-
-
 def model(kind: str = "llama", *, seed: int = 0):
-    return tiny.model(kind, seed=seed, **(tiny.wide(kind) if WIDTHS["wide"] else {}))
+    return tiny.model(kind, seed=seed, **WIDTHS(kind))
+
+
+# tests/backends runs all of this with a backend, which needs models of other widths.
+def WIDTHS(kind: str) -> dict[str, Any]:
+    return {}
+
+
+def BACKEND() -> Any:
+    return None
 
 
 def engine(
     kind: str = "llama", *, seed: int = 0, batch: int = 128, stop: tuple[str, ...] = (), **options
 ) -> TorchEngine:
-    return TorchEngine(model(kind, seed=seed), Renderer(tiny.tokenizer(**options), stop=stop), batch=batch)
+    renderer = Renderer(tiny.tokenizer(**options), stop=stop)
+    return TorchEngine(model(kind, seed=seed), renderer, batch=batch, backend=BACKEND())
 
 
 def plain_log_probs(model, group: Group, completion: Rollout) -> torch.Tensor:
@@ -201,7 +203,6 @@ def test_a_special_token_can_be_a_stop_string():
 
 
 def test_finished_rows_leave_the_batch_and_waiting_ones_come_in():
-    WIDTHS["wide"] = False  # the native decoder's are counted in test_native_decoder
     e = engine(batch=6)
     seen: list[tuple[int, int]] = []
     e.model.register_forward_pre_hook(

@@ -7,10 +7,15 @@ import pytest
 import torch
 from scipy import stats
 
-from trew.backends.cpu import sampling as compiled
-from trew.backends.cpu.build import library
-from trew.rollout.torch_engine.sampler import draw, row_key, uniforms
+from trew.rollout.torch_engine import sampler
+from trew.rollout.torch_engine.sampler import row_key, uniforms
 from trew.types import Sampling
+
+
+@pytest.fixture
+def draw():
+    """What is tested; a backend has its own."""
+    return sampler.draw
 
 
 def splitmix64(state: int) -> int:
@@ -22,11 +27,10 @@ def splitmix64(state: int) -> int:
     return z ^ (z >> 31)
 
 
-@pytest.mark.parametrize("native", [True, False])
-def test_uniforms_are_splitmix64(native):
+def test_uniforms_are_splitmix64():
     keys = [row_key(seed, "uid", s) for seed in range(3) for s in range(5)]
     each, positions = torch.tensor(keys).repeat_interleave(7), torch.arange(7).repeat(len(keys))
-    got = uniforms(each, positions, native=native).view(-1, 7)
+    got = uniforms(each, positions).view(-1, 7)
     assert torch.equal(got, uniforms(torch.tensor(keys)[:, None], torch.arange(7)))
     for i, key in enumerate(keys):
         for position in range(7):
@@ -48,7 +52,7 @@ def test_uniforms_are_uniform_and_uncorrelated():
     ("changes", "kept"),
     [({}, 8), ({"temperature": 0.5}, 8), ({"top_k": 3}, 3), ({"top_p": 0.6}, 2), ({"min_p": 0.5}, 3)],
 )
-def test_frequencies_follow_the_distribution(changes, kept):
+def test_frequencies_follow_the_distribution(changes, kept, draw):
     p = np.array([0.02, 0.4, 0.03, 0.22, 0.01, 0.2, 0.07, 0.05])
     sampling = Sampling(max_tokens=1, **changes)
     expected = p ** (1 / sampling.temperature)
@@ -70,12 +74,11 @@ def test_frequencies_follow_the_distribution(changes, kept):
     np.testing.assert_allclose(out.entropies.numpy(), -(p * np.log(p)).sum(), atol=1e-5)
 
 
-@pytest.mark.parametrize("native", [True, False])
 @pytest.mark.parametrize("vocabulary", [3, 255, 256, 257, 1000])
-def test_inverse_of_the_cumulative_distribution(vocabulary, native):
+def test_inverse_of_the_cumulative_distribution(vocabulary, draw):
     logits = torch.randn(50, vocabulary, generator=torch.Generator().manual_seed(vocabulary))
     u = torch.linspace(0, 1 - 1e-9, 50, dtype=torch.float64)
-    got = draw(logits, uniform=u, sampling=Sampling(max_tokens=1), native=native).tokens
+    got = draw(logits, uniform=u, sampling=Sampling(max_tokens=1)).tokens
     cumulative = logits.double().softmax(-1).cumsum(-1)
     low = torch.where(got > 0, cumulative.gather(1, (got - 1).clamp(min=0)[:, None])[:, 0], 0.0)
     high = cumulative.gather(1, got[:, None])[:, 0]
@@ -83,21 +86,20 @@ def test_inverse_of_the_cumulative_distribution(vocabulary, native):
     assert (u <= high + 1e-6).all()
 
 
-@pytest.mark.parametrize("native", [True, False])
 @pytest.mark.parametrize("u", [0.0, 0.5, 1 - 2**-53])
 @pytest.mark.parametrize("changes", [{}, {"top_k": 1}, {"top_p": 1e-6}, {"min_p": 0.9}, {"temperature": 0.01}])
-def test_tokens_of_probability_zero_are_never_drawn(u, changes, native):
+def test_tokens_of_probability_zero_are_never_drawn(u, changes, draw):
     logits = torch.full((1, 700), -torch.inf)
     logits[0, 300], logits[0, 301] = 2.0, 1.0
     sampling = Sampling(max_tokens=1, **changes)
-    out = draw(logits, uniform=torch.tensor([u], dtype=torch.float64), sampling=sampling, native=native)
+    out = draw(logits, uniform=torch.tensor([u], dtype=torch.float64), sampling=sampling)
     assert out.tokens.item() in ((300,) if changes else (300, 301))
     assert out.finite.all()
     p = 1 / (1 + np.exp(-1))
     assert out.entropies.item() == pytest.approx(-(p * np.log(p) + (1 - p) * np.log(1 - p)), abs=1e-5)
 
 
-def test_top_p_needs_many_tokens_when_the_distribution_is_flat():
+def test_top_p_needs_many_tokens_when_the_distribution_is_flat(draw):
     logits = 1e-4 * torch.arange(5000.0).flip(0)[None]
     sampling = Sampling(max_tokens=1, top_p=0.9)
     p = logits.double().softmax(-1)[0]
@@ -112,10 +114,9 @@ def test_top_p_needs_many_tokens_when_the_distribution_is_flat():
 NAN, INF = float("nan"), float("inf")
 
 
-@pytest.mark.parametrize("native", [True, False])
 @pytest.mark.parametrize("changes", [{"temperature": 0.0}, {}, {"temperature": 0.7}, {"top_p": 0.9}])
 @pytest.mark.parametrize("vocabulary", [1, 2, 17, 300])
-def test_rows_that_are_not_finite_are_marked_and_others_are_not(vocabulary, changes, native):
+def test_rows_that_are_not_finite_are_marked_and_others_are_not(vocabulary, changes, draw):
     good = torch.randn(2, vocabulary, generator=torch.Generator().manual_seed(0))
     rows = [good[0], torch.full((vocabulary,), -INF), torch.full((vocabulary,), NAN)]
     for bad in (NAN, INF):
@@ -126,7 +127,7 @@ def test_rows_that_are_not_finite_are_marked_and_others_are_not(vocabulary, chan
 
     def drawn(logits):
         uniform = torch.full((len(logits),), 0.5, dtype=torch.float64)
-        return draw(logits, uniform=uniform, sampling=sampling, native=native)
+        return draw(logits, uniform=uniform, sampling=sampling)
 
     out, alone = drawn(torch.stack(rows)), drawn(good)
     assert out.finite.tolist() == [True, *[False] * (len(rows) - 2), True]
@@ -135,50 +136,3 @@ def test_rows_that_are_not_finite_are_marked_and_others_are_not(vocabulary, chan
     assert out.tokens[[0, -1]].tolist() == alone.tokens.tolist()
     assert out.logprobs[[0, -1]].tolist() == alone.logprobs.tolist()
     assert alone.logprobs.isfinite().all()
-
-
-@pytest.mark.skipif(isinstance(library(), str), reason="there is no C compiler")
-def test_the_compiled_kernel_draws_where_it_can(monkeypatch):
-    calls, kernel = [], compiled.draw
-    monkeypatch.setattr(compiled, "draw", lambda *args, **kwargs: calls.append(args) or kernel(*args, **kwargs))
-    logits = torch.randn(3, 40, generator=torch.Generator().manual_seed(0))
-
-    def used(logits, *, native=True, **changes):
-        calls.clear()
-        uniform = torch.full((3,), 0.5, dtype=torch.float64)
-        assert draw(logits, uniform=uniform, sampling=Sampling(max_tokens=1, **changes), native=native).finite.all()
-        return bool(calls)
-
-    assert used(logits)
-    assert used(logits, temperature=0.0)
-    assert used(logits, temperature=0.0, top_k=3)  # the best one is never cut
-    assert used(logits, temperature=0.7)
-    assert not used(logits, native=False)
-    assert not used(logits, top_k=3)
-    assert not used(logits, top_p=0.9)
-    assert not used(logits, min_p=0.1)
-    assert not used(logits.bfloat16())
-    assert not used(logits[:, ::2])
-    monkeypatch.setattr(compiled, "library", lambda: "there is no C compiler")
-    assert not used(logits)
-
-
-@pytest.mark.skipif(isinstance(library(), str), reason="there is no C compiler")
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_the_kernel_gives_the_same_bits_for_any_batch_and_threads(temperature):
-    logits = torch.randn(9, 3001, generator=torch.Generator().manual_seed(1))
-    u = torch.rand(9, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
-    before, seen = torch.get_num_threads(), []
-    try:
-        for threads, size in ((1, 9), (2, 9), (3, 4), (1, 1)):
-            torch.set_num_threads(threads)
-            parts = [
-                compiled.draw(logits[i : i + size], uniform=u[i : i + size], temperature=temperature)
-                for i in range(0, 9, size)
-            ]
-            seen.append((torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts], dim=1)))
-    finally:
-        torch.set_num_threads(before)
-    for tokens, floats in seen[1:]:
-        assert torch.equal(tokens, seen[0][0])
-        assert torch.equal(floats, seen[0][1])

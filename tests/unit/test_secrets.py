@@ -7,8 +7,8 @@ import tomllib
 
 import pyarrow.parquet as pq
 import pytest
-from test_track_run import scored
 
+from test_track_run import scored
 from trew.config import Config, RewardConfig, choices, dumps, parse
 from trew.config.schema import ObjectiveConfig
 from trew.runs import Run, read_config, redact_config

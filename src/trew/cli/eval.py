@@ -221,6 +221,7 @@ def measure(ready: Ready, display: Display) -> EvalResult:
     from ..eval import evaluate
     from ..models import loading
     from ..rollout.torch_engine import TorchEngine
+    from ..training import backends
     from ..types import Sampling
 
     c = ready.config
@@ -230,9 +231,8 @@ def measure(ready: Ready, display: Display) -> EvalResult:
     loading.check_vocab(model, ready.renderer.tokenizer)
     autocast = torch.bfloat16 if c.learner.dtype == "bfloat16" else None  # as a run with this recipe evaluates
     engine = TorchEngine(
-        model, ready.renderer, batch=c.rollout.batch, autocast=autocast, linear=c.linear == "auto",
-        native=c.kernels == "auto",
-    )  # fmt: skip
+        model, ready.renderer, batch=c.rollout.batch, autocast=autocast, backend=backends.of(c, ready.device)
+    )
     for note in ready.notes:
         display.line(f"note: {note}")
     how = Sampling(

@@ -15,15 +15,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..backends.cpu import describe
 from ..backends.cuda_graphs.graphs import Graphs
 from ..backends.cuda_graphs.static import PREFILL_TOKENS
 from ..backends.cuda_graphs.static_model import StaticModel
 from ..config import Config
 from ..learner import Sample, recompute
-from ..learner.forward import Forward
+from ..learner.autograd import AutogradRunner
 from ..learner.head import token_logprobs
 from ..learner.packing import Pack
+from ..learner.runner import ModelRunner, RunnerSettings
+from ..models.anatomy import describe
+from ..models.backend import Backend
+from ..training import backends
 from .ledger import Ledger
 from .sizes import Copy, Sizes, copy_of
 
@@ -36,7 +39,7 @@ class Batch:
     """The micro-batches of an optimizer step, and which code will run them."""
 
     packs: Sequence[Pack]
-    forward: Forward
+    runner: ModelRunner
 
     @property
     def largest(self) -> Pack:
@@ -61,20 +64,23 @@ def batch(config: Config, model: Any, *, prompt: int, vocabulary: int, layers: i
     ids = np.arange(prompt) % vocabulary
     groups = learner.minibatch_prompts or rollout.prompts
     samples = [Sample(ids, one, group) for group in range(groups) for _ in range(rollout.completions)]
-    low = torch.bfloat16 if learner.dtype == "bfloat16" else None
-    forward = Forward(
-        model, temperature=rollout.temperature, budget=learner.microbatch_tokens, share_prompts=learner.share_prompts,
-        autocast=low, linear=config.linear == "auto", kernels=config.kernels == "auto",
-        gradient_checkpointing=learner.gradient_checkpointing,
+    settings = RunnerSettings(
+        temperature=rollout.temperature, budget=learner.microbatch_tokens, share_prompts=learner.share_prompts,
+        fused=config.kernels == "auto", autocast=torch.bfloat16 if learner.dtype == "bfloat16" else None,
+        gradient_checkpointing=learner.gradient_checkpointing, layers=layers or 0,
     )  # fmt: skip
-    if config.lora.base == "nf4":
-        forward._body = None  # its layers are of another kind than those that stand for them here
-    elif layers and (body := forward._body) is not None:
-        body.parts = replace(body.parts, layers=body.parts.layers[:1] * layers)
-    forward._proven = True  # it is proven on real samples, where it runs
+    plain, backend = AutogradRunner(model, settings), backend_of(config, model.device.type)
+    found = "there is no backend" if backend is None else backend.runner(model, plain=plain)
+    runner: Any = plain if isinstance(found, str) else found
+    runner.verified = True  # it is verified on real samples, where it runs
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of what is slower than it might be: the run will say so
-        return Batch(forward.packs(samples), forward)
+        return Batch(runner.packs(samples), runner)
+
+
+def backend_of(config: Config, device: str) -> Backend | None:
+    """The run's; without code for whole layers where those are of another kind than the ones that stand for them."""
+    return backends.of(replace(config, kernels="plain") if config.lora.base == "nf4" else config, device)
 
 
 def training(config: Config, s: Sizes, *, prompt: int, device: str) -> Line:
@@ -93,10 +99,11 @@ def training(config: Config, s: Sizes, *, prompt: int, device: str) -> Line:
 
 def training_bytes(batch: Batch) -> int:
     """Bytes at the peak of forward and backward pass of the largest micro-batch, beside what is there already."""
-    forward, pack = batch.forward, batch.largest
-    again = recompute.recomputing(forward.model) if forward.gradient_checkpointing else nullcontext()
-    with Ledger() as ledger, again, forward.running(pack) as out:
-        if forward.way.fused:
+    runner, pack = batch.runner, batch.largest
+    assert isinstance(runner, AutogradRunner)
+    again = recompute.recomputing(runner.model) if runner.settings.gradient_checkpointing else nullcontext()
+    with Ledger() as ledger, again, runner.running(pack) as out:
+        if runner.path.fused:
             out.backward(torch.zeros_like(out))
         else:
             rows, tokens = (torch.as_tensor(x, device=out.device) for x in (pack.read_rows, pack.targets))

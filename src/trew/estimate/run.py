@@ -7,14 +7,16 @@ from dataclasses import dataclass
 import torch
 
 from ..backends.cpu import decoder as native_decoder
-from ..backends.cpu import describe, linears
+from ..backends.cpu import linears
 from ..backends.cuda_graphs import static_model
 from ..config import Config
 from ..learner.reference import in_bfloat16
 from ..models import loading
+from ..models.anatomy import describe
 from ..models.files import stored_types
 from ..objective import Objective
-from ..rollout.torch_engine.generic import PREFILL_TOKENS
+from ..rollout.torch_engine.plain import PREFILL_TOKENS
+from ..training import backends
 from ..utils.memory import free_bytes, used_bytes
 from . import passes, times
 from .memory import Load, Memory, memory
@@ -89,7 +91,7 @@ def load_of(config: Config, s: Sizes, objective: Objective, machine: Machine, *,
         static = ours and static_model.runs_on(machine.device) and static_model.unsupported(parts) is None
         native = static or (ours and native_decoder.unsupported(parts, autocast=low) is None)
     types = frozenset(stored_types(loading.folder(config.model)))
-    pack, way = batch.largest, batch.forward.way
+    pack, way = batch.largest, batch.runner.path
     side_by_side = max(1, min(-(-rows // config.rollout.completions), PREFILL_TOKENS // prompt))
     return Load(
         tokens=pack.input_ids.size,
@@ -103,10 +105,10 @@ def load_of(config: Config, s: Sizes, objective: Objective, machine: Machine, *,
         fused=way.fused,
         packed=config.linear == "auto" and linears.available(torch.device(machine.device), low or torch.float32),
         reference="ref_logprobs" in objective.needs,
-        rounded=in_bfloat16(config, stored=types, device=machine.device),
+        rounded=in_bfloat16(config, stored=types, backend=backends.of(config, machine.device)),
         heap=machine.device == "cpu",
         native_decode=native,
-        body=None if way.native else passes.training(config, s, prompt=prompt, device=machine.device),
+        body=None if way.layers else passes.training(config, s, prompt=prompt, device=machine.device),
         prefill=None if native else passes.prefill(config, prompts=side_by_side, length=prompt, device=machine.device),
         static=passes.static(
             config,

@@ -46,7 +46,7 @@ from ..rollout.torch_engine import TorchEngine
 from ..runs.files import make_private, storage, write_atomic
 from ..runs.lock import Lock
 from ..runs.rollouts import write_rollouts
-from ..training import planning
+from ..training import backends, planning
 from ..training.checkpoints import flatten
 from ..training.loop import train
 from ..types import Sampling
@@ -301,8 +301,7 @@ def sample_pairs(rounds: Rounds, number: int) -> None:
         plan.renderer,
         batch=config.rollout.batch,
         autocast=autocast,
-        linear=config.linear == "auto",
-        native=config.kernels == "auto",
+        backend=backends.of(config, plan.device),
     )
     count = r.prompts if number else rounds.first_prompts
     start = rounds.position(number) + policy.steps * policy.rollout.prompts if number else 0
@@ -402,7 +401,8 @@ def _measure(model: Path, pairs: Sequence[Pair], *, recipe: Recipe) -> dict[str,
         pairs, encoder, limit=loading.positions(str(model)), config=PairData(overlong="drop"), what="old"
     )
     scorer = Scorer(loading.load_scorer(str(model), device=loading.resolve_device(recipe.policy.device)), encoder)
-    runner, _ = best(scorer, encoded, kernels=recipe.kernels == "auto")  # its training has said why not
+    backend = backends.find(str(scorer.model.device), layers=recipe.kernels == "auto", products=False)
+    runner, _ = best(scorer, encoded, backend=backend)  # its training has said why not
     return judge(runner, encoded)
 
 

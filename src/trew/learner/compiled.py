@@ -34,10 +34,10 @@ VERSIONS = 64
 
 @dataclass
 class Compiler:
-    """Compiles, and remembers how long that took; see :class:`.forward.Faster`. ``tell`` is told of it."""
+    """Compiles, and remembers how long that took; a :class:`.LayerAccelerator`. ``tell`` is told of it."""
 
     key: ClassVar[str] = "compile"
-    what: ClassVar[str] = "compiled layers'"
+    what: ClassVar[str] = "compiled layers"
     tell: Callable[[str], None] = lambda text: None
     seconds: float = 0.0
     trial: bool = False  # errors come through as they are

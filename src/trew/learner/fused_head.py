@@ -12,17 +12,17 @@ twice or kept.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ..backends.cpu import training as kernels
-from ..backends.cpu.arena import Room
-from ..backends.cpu.products import Matrix, fits, product_into
 from .head import LOWEST
+from .runner import LossCallback
 
 ELEMENTS = 1 << 21
 """Logits that are worked on at once: enough for the products to run at full speed ..."""
@@ -39,23 +39,23 @@ def at_once(vocabulary: int, *, gpu: bool) -> int:
     return max(GPU_ROWS if gpu else ROWS, ELEMENTS // vocabulary)
 
 
-Rule = Callable[[slice, Tensor, Tensor | None], tuple[Tensor, Tensor | None]]
-"""From the log-probs (n,) and entropies (n,) of the tokens in a slice to the derivatives of the loss by them."""
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class FusedHead:
     """z = cap tanh((h W^T + b) / cap) / tau, without the cap where it is 0. ``low``: the type in which the gradient's
-    products are computed, where that is not float32; the logits are float32 always. ``compiled``: the C kernels are at
-    hand, on a CPU; ``linear``: products go through them too, and not through torch."""
+    products are computed, where that is not float32; the logits are float32 always.
+
+    What a backend may do in another way are the methods with an underscore: each is one operation on one chunk.
+    """
 
     weight: Tensor
     bias: Tensor | None = None
     cap: float = 0.0
     temperature: float = 1.0
     low: torch.dtype | None = None
-    linear: bool = True
-    compiled: bool = False
+
+    def working(self) -> AbstractContextManager[FusedHead]:
+        """The head for one pass: inside the block it may hold memory."""
+        return nullcontext(self)
 
     @torch.no_grad()
     def values(
@@ -65,16 +65,14 @@ class FusedHead:
         rows: Int[Tensor, "n"],
         tokens: Int[Tensor, "n"],
         entropies: bool = False,
-        room: Room | None = None,
     ) -> tuple[Float[Tensor, "n"], Float[Tensor, "n"] | None]:
         """Log-probs of tokens and, if asked for, the entropies of their distributions, float32, without gradient."""
-        room = room or Room()
         out = torch.empty(len(tokens), dtype=torch.float32, device=hidden.device)
         entropy = torch.empty_like(out) if entropies else None
         for part in self.chunks(len(tokens)):
-            with room.again():
+            with self._chunk():
                 mine, inverse = _used(rows[part])
-                z = self._products(hidden[mine], room)
+                z = self._products(hidden[mine])
                 normaliser, of_rows = self._normalise(z, entropies)
                 out[part] = z[inverse, tokens[part]] - normaliser[inverse]
                 if entropy is not None and of_rows is not None:
@@ -85,25 +83,23 @@ class FusedHead:
     def accumulate(
         self,
         hidden: Float[Tensor, "K H"],
-        rule: Rule,
+        rule: LossCallback,
         *,
         rows: Int[Tensor, "n"],
         tokens: Int[Tensor, "n"],
         entropies: bool = False,
         lengths: Sequence[int] | None = None,
-        room: Room | None = None,
     ) -> Float[Tensor, "K H"]:
         """The gradient of the loss by ``hidden``; that by weight and bias is added to their ``grad``.
 
         ``rule`` is called once per chunk. ``lengths``: it must see these consecutive runs of tokens (sequences) whole.
         """
-        room = room or Room()
         out = torch.zeros_like(hidden, dtype=torch.float32)
         for part in self.chunks(len(tokens), lengths):
-            with room.again():
+            with self._chunk():
                 mine, inverse = _used(rows[part])
                 h = hidden[mine]
-                z = self._products(h, room)
+                z = self._products(h)
                 normaliser, entropy = self._normalise(z, entropies)
                 logprobs = z[inverse, tokens[part]] - normaliser[inverse]
                 c, s = rule(part, logprobs, None if entropy is None else entropy[inverse])
@@ -133,21 +129,20 @@ class FusedHead:
     def _at_once(self) -> int:
         return at_once(len(self.weight), gpu=self.weight.device.type != "cpu")
 
-    def _products(self, h: Tensor, room: Room) -> Tensor:
+    def _chunk(self) -> AbstractContextManager[Any]:
+        """Encloses the work on one chunk."""
+        return nullcontext()
+
+    def _products(self, h: Tensor) -> Tensor:
         """h W^T + b, float32."""
         if h.is_cuda and self.low is not None:
             z = torch.mm(h.to(self.low), self.weight.to(self.low).t(), out_dtype=torch.float32)
-        elif self._by_kernels():
-            z = room.take(len(h), len(self.weight), dtype=torch.float32)
-            product_into(h.float(), Matrix.of(self.weight), z)
         else:
             z = h.float() @ self.weight.detach().t()
         return z if self.bias is None else z.add_(self.bias.detach())
 
     def _normalise(self, z: Tensor, entropies: bool) -> tuple[Tensor, Tensor | None]:
         """Products become logits, in place; log sum exp of each row, and the entropies."""
-        if self.compiled:
-            return kernels.head_normalise(z, cap=self.cap, temperature=self.temperature, entropies=entropies)
         if self.cap:
             z.div_(self.cap).tanh_().mul_(self.cap)
         if self.temperature != 1:
@@ -172,52 +167,50 @@ class FusedHead:
         own = c * (1 - (z[at] * (self.temperature / self.cap)) ** 2) if self.cap else c
         weight = torch.zeros_like(normaliser).index_add_(0, at[0], c)
         slope = None if s is None else torch.zeros_like(normaliser).index_add_(0, at[0], s / self.temperature)
-        if self.compiled:
-            kernels.head_differentiate(
-                z, normaliser, weight=weight, slope=slope, entropy=entropy, cap=self.cap, temperature=self.temperature
-            )
-        else:
-            through = 1 - (z * (self.temperature / self.cap)) ** 2 if self.cap else None
-            z.sub_(normaliser[:, None])
-            if slope is None:
-                z.exp_().mul_(weight.neg_()[:, None])
-            else:
-                assert entropy is not None
-                z.clamp_(min=LOWEST)
-                p = z.exp()
-                z.mul_(slope[:, None]).add_((weight + slope * entropy)[:, None]).mul_(p.neg_())
-            if through is not None:
-                z.mul_(through)
+        self._slope(z, normaliser, entropy, weight=weight, slope=slope)
         z.index_put_(at, own, accumulate=True)
+
+    def _slope(
+        self, z: Tensor, normaliser: Tensor, entropy: Tensor | None, *, weight: Tensor, slope: Tensor | None
+    ) -> None:
+        """Logits become - p (weight + slope (log p + entropy)), through the cap, in place."""
+        through = 1 - (z * (self.temperature / self.cap)) ** 2 if self.cap else None
+        z.sub_(normaliser[:, None])
+        if slope is None:
+            z.exp_().mul_(weight.neg_()[:, None])
+        else:
+            assert entropy is not None
+            z.clamp_(min=LOWEST)
+            p = z.exp()
+            z.mul_(slope[:, None]).add_((weight + slope * entropy)[:, None]).mul_(p.neg_())
+        if through is not None:
+            z.mul_(through)
 
     def _back(self, dz: Tensor, h: Tensor) -> Tensor:
         """dz W, float32, of which dz is used up; adds dz^T h and the sum of dz to the gradients of weight and bias."""
         if self.bias is not None and self.bias.requires_grad:
             add_to_grad(self.bias, dz.sum(0))
         if self.low is not None:
-            in_place = self._by_kernels() and self.low == torch.bfloat16
-            dz, h = kernels.head_round(dz) if in_place else dz.to(self.low), h.to(self.low)
+            dz, h = self._rounded(dz, self.low), h.to(self.low)
         if self.weight.requires_grad:
-            self._add_outer(dz, h)
-        if self._by_kernels() and fits(len(self.weight), dz.dtype):
-            back = torch.empty(h.shape, dtype=torch.float32)
-            product_into(dz, Matrix.of(self.weight, transposed=True), back)
-            return back
+            if self.weight.grad is None:
+                self.weight.grad = torch.zeros_like(self.weight)
+            self._add_outer(dz, h, self.weight.grad)
+        return self._back_product(dz)
+
+    def _rounded(self, dz: Tensor, low: torch.dtype) -> Tensor:
+        """dz in ``low``, of which dz may be used up."""
+        return dz.to(low)
+
+    def _back_product(self, dz: Tensor) -> Tensor:
+        """dz W, float32."""
         return (dz @ self.weight.detach().to(dz.dtype)).float()
 
-    def _add_outer(self, dz: Tensor, h: Tensor) -> None:
-        """Adds dz^T h to the gradient of the weight."""
-        if self.weight.grad is None:
-            self.weight.grad = torch.zeros_like(self.weight)
-        if self._by_kernels() and h.shape[1] % 16 == 0:
-            kernels.add_outer(dz, h, self.weight.grad)
-            return
+    def _add_outer(self, dz: Tensor, h: Tensor, gradient: Tensor) -> None:
+        """Adds dz^T h to ``gradient``, the weight's."""
         # Part by part: the product of all of it would be as large as the weight, and made and dropped each time.
         for i in range(0, len(self.weight), BLOCK):
-            self.weight.grad[i : i + BLOCK] += dz[:, i : i + BLOCK].t() @ h
-
-    def _by_kernels(self) -> bool:
-        return self.linear and self.compiled
+            gradient[i : i + BLOCK] += dz[:, i : i + BLOCK].t() @ h
 
 
 def add_to_grad(parameter: Tensor, gradient: Tensor) -> None:

@@ -27,10 +27,10 @@ ROPE = "apply_rotary_pos_emb"
 
 @dataclass
 class Liger:
-    """Exchanges norms, gates and rotary embedding; see :class:`.forward.Faster`."""
+    """Exchanges norms, gates and rotary embedding; a :class:`.LayerAccelerator`."""
 
     key: ClassVar[str] = "liger"
-    what: ClassVar[str] = "liger-kernel's"
+    what: ClassVar[str] = "liger-kernel"
     trial: bool = False
 
     @contextmanager

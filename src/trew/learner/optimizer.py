@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
 
-from ..backends.cpu import arena
 from ..config import LearnerConfig
 from ..errors import CheckpointError, ModelError
 
@@ -57,16 +56,24 @@ def make_optimizer(parameters: Mapping[str, torch.nn.Parameter], config: Learner
     return AdamW8bit(groups, **how)
 
 
-def begin(optimizer: torch.optim.Optimizer) -> None:
+Zeros = Callable[[Sequence[Sequence[int]]], "list[Tensor] | None"]
+"""float32 zeros on the CPU of these shapes; None where torch may make them."""
+
+
+def begin(optimizer: torch.optim.Optimizer, zeros: Zeros) -> None:
     """Before a step: moments for the parameters that have a gradient for the first time, where AdamW would make them on
     a CPU: the same, but not in the midst of what the step will free."""
     if type(optimizer) is not torch.optim.AdamW:
         return
     own = [p for group in optimizer.param_groups for p in group["params"]]
-    fresh = [p for p in own if p.grad is not None and p.device.type == "cpu" and p not in optimizer.state]
-    made = iter(arena.zeros([p.shape for p in fresh for _ in range(2)]))
+    own = [p for p in own if type(p) is torch.nn.Parameter and p.device.type == "cpu"]  # sharded ones stay torch's
+    fresh = [p for p in own if p.grad is not None and p not in optimizer.state]
+    made = zeros([p.shape for p in fresh for _ in range(2)]) if fresh else None
+    if made is None:
+        return
+    moments = iter(made)
     for p in fresh:
-        optimizer.state[p] = {"step": torch.zeros(()), "exp_avg": next(made), "exp_avg_sq": next(made)}
+        optimizer.state[p] = {"step": torch.zeros(()), "exp_avg": next(moments), "exp_avg_sq": next(moments)}
 
 
 class OffloadedAdamW(torch.optim.AdamW):

@@ -14,18 +14,20 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ..backends.cpu.arena import Room
 from ..config import LearnerConfig
 from ..errors import CheckpointError, NumericsError
-from ..models.lora import Adapters, in_float32
+from ..models.backend import Backend
+from ..models.lora import Adapters
 from ..objective import LossOutput, Objective, TokenBatch, token_metrics
 from ..objective.batch import PER_SEQUENCE, PER_TOKEN
 from ..objective.entropy_bonus import EntropyBonus
 from ..types import Metrics, StepOutput
 from . import compiled, liger, recompute
-from .forward import Faster, Forward
+from .accelerator import LayerAccelerator
+from .choose import runner_for
 from .optimizer import Watched, begin, learning_rate, load_moments, make_optimizer, moments, trainable
 from .packing import Pack, Sample
+from .runner import RunnerSettings
 
 Progress = Callable[[int], None]
 """Is told how many more samples are done."""
@@ -37,7 +39,8 @@ class Learner:
     Weights and optimizer state are float32; ``config.dtype = "bfloat16"`` concerns the computation alone (autocast).
     Dropout is off throughout: log-probs of the same weights must be the same each time. ``reference`` is a frozen
     model for the KL term; with ``adapters``, which are in the model, it is the model without them, and only they are
-    trained and stored. ``optimizer_steps`` is the length of the whole run, for the learning rate schedule.
+    trained and stored. ``optimizer_steps`` is the length of the whole run, for the learning rate schedule. ``fused``:
+    the output head is computed chunk by chunk. ``backend``: what may run samples instead of the model's own forward.
     ``objective`` changes only where its entropy bonus is adaptive: it is always the next step's.
     """
 
@@ -51,9 +54,8 @@ class Learner:
         temperature: float = 1.0,
         reference: PreTrainedModel | None = None,
         adapters: Adapters | None = None,
-        linear: bool = True,
-        kernels: bool = True,
-        room: Room | None = None,
+        fused: bool = True,
+        backend: Backend | None = None,
     ):
         assert adapters is None or (adapters.model is model and reference is None)
         self.model, self.config, self.objective = model.eval(), config, objective
@@ -67,26 +69,22 @@ class Learner:
         self._adapters = adapters
         if config.gradient_checkpointing:
             recompute.check(model)
-        self._faster = self._make_faster()
-        options: dict[str, Any] = {
-            "temperature": temperature,
-            "budget": config.microbatch_tokens,
-            "share_prompts": config.share_prompts,
-            "autocast": torch.bfloat16 if config.dtype == "bfloat16" else None,
-            "linear": linear,
-            "kernels": kernels,
-            "gradient_checkpointing": config.gradient_checkpointing,
-            "faster": self._faster,
-            "room": room or Room(),
-        }
-        self._forward = Forward(model, **options)
+        self._accelerator = self._make_accelerator()
+        self._backend = backend
+        settings = RunnerSettings(
+            temperature=temperature, budget=config.microbatch_tokens, share_prompts=config.share_prompts, fused=fused,
+            autocast=torch.bfloat16 if config.dtype == "bfloat16" else None,
+            gradient_checkpointing=config.gradient_checkpointing, accelerator=self._accelerator,
+        )  # fmt: skip
+        self._runner = runner_for(model, settings, backend)
         self._reference = None
         if reference is not None:
-            self._reference = Forward(reference.eval().requires_grad_(False), **options, seldom=True)
+            once = dataclasses.replace(settings, release_after_use=True)
+            self._reference = runner_for(reference.eval().requires_grad_(False), once, backend)
         elif adapters is not None:
-            self._reference = Forward(model, **options)
+            self._reference = runner_for(model, settings, backend)
 
-    def _make_faster(self) -> Faster | None:
+    def _make_accelerator(self) -> LayerAccelerator | None:
         """What runs the model's layers in its own forward, if the configuration has something."""
         if self.config.compile:
             compiled.check(self.model)
@@ -99,42 +97,38 @@ class Learner:
     @property
     def notes(self) -> list[str]:
         """What the user should know about how the model is run; also given as warnings when it was found out."""
-        said = [*self._forward.messages, *(self._reference.messages if self._reference else [])]
+        said = [*self._runner.messages, *(self._reference.messages if self._reference else [])]
         return list(dict.fromkeys(said))
 
-    def prove(self, samples: Sequence[Sample]) -> None:
+    def verify(self, samples: Sequence[Sample]) -> None:
         """Decides on whole samples how they are run, where that was not decided yet: before parts of them are."""
-        if not self._forward.proven:
-            self._forward.packs(samples)
+        if not self._runner.verified:
+            self._runner.packs(samples)
 
     def logprobs(
         self, samples: Sequence[Sample], *, reference: bool = False, progress: Progress | None = None
     ) -> Float[Tensor, "N"]:
         """Log-probs of all completion tokens, in sample order, at the temperature; float32 on the CPU, no gradient."""
-        forward = self._reference if reference else self._forward
-        if forward is None:
+        runner = self._reference if reference else self._runner
+        if runner is None:
             raise ValueError("logprobs(reference=True): this learner was made without a reference model")
         out = torch.empty(sum(len(s.completion_ids) for s in samples), dtype=torch.float32)
         tokens = _Tokens.of(samples)
         with self._as_reference() if reference else nullcontext():
-            for pack in forward.packs(samples):
-                values = forward.logprobs_of(pack).cpu()
+            for pack in runner.packs(samples):
+                values = runner.logprobs_of(pack).cpu()
                 lengths = torch.tensor([len(samples[i].completion_ids) for i in pack.samples])
                 ids = torch.arange(len(lengths)).repeat_interleave(lengths)
                 check_finite(values, ids, pack, samples, quantity="ref_logprobs" if reference else "logprobs")
                 out[tokens.of_samples(pack.samples)] = values
                 if progress is not None:
                     progress(len(pack.samples))
-        forward.give_back()
+        runner.release()
         return out
 
     def _as_reference(self) -> AbstractContextManager[None]:
-        """Adapters are off, and weights that are kept in bfloat16 compute in the policy's type."""
-        if self._adapters is not None:
-            return self._adapters.disabled()
-        if self._reference is not None and self.config.dtype == "float32":
-            return in_float32(self._reference.model)
-        return nullcontext()
+        """Adapters are off."""
+        return nullcontext() if self._adapters is None else self._adapters.disabled()
 
     def step(self, samples: Sequence[Sample], batch: TokenBatch, progress: Progress | None = None) -> StepOutput:
         """One optimizer step on ``samples``; ``batch`` is theirs, prepared by the objective (``logprobs`` not read).
@@ -170,12 +164,13 @@ class Learner:
         except BaseException:
             self._optimizer.zero_grad(set_to_none=True)
             raise
-        if self._faster is not None:
-            self._faster.report()
+        if self._accelerator is not None:
+            self._accelerator.report()
         for group in self._optimizer.param_groups:
             group["lr"] = rate
         self.before_update()
-        begin(self._optimizer)
+        if self._backend is not None:
+            begin(self._optimizer, self._backend.zeros)
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
         self.policy_version += 1
@@ -201,7 +196,7 @@ class Learner:
         across = objective.couples in ("group", "batch")
         coefficients = self._coefficients(objective, samples, batch, done) if across else None
         tokens = _Tokens.of(samples)
-        for pack in self._forward.packs(samples, among=active):
+        for pack in self._runner.packs(samples, among=active):
             part, at = _part(batch, pack.samples, tokens), tokens.of_samples(pack.samples)
             rule = _Rule(part, pack, samples, objective, bonus if bonus_acts else None, done, at)
             lengths = None
@@ -211,10 +206,10 @@ class Learner:
                 done.ran += pack.samples
                 if objective.couples == "sequence":
                     lengths = [len(samples[i].completion_ids) for i in pack.samples]
-                    if not self._forward.sees_whole(lengths):
-                        rule.look_at(self._forward.logprobs_of(pack))
+                    if not self._runner.sees_whole(lengths):
+                        rule.look_at(self._runner.logprobs_of(pack))
                         lengths = None
-            self._forward.accumulate(pack, rule, entropies=bonus_acts, lengths=lengths)
+            self._runner.accumulate(pack, rule, entropies=bonus_acts, lengths=lengths)
             done.tokens += pack.input_ids.size
             if progress is not None:
                 progress(len(pack.samples))

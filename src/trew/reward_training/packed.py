@@ -7,13 +7,13 @@ chosen text ``p0 p1 c0`` and the rejected ``p0 p1 r0 r1``:
     read           *       *
 
 The score is the model's head on the hidden state of a text's last token. Forward and backward below the head are those
-of :class:`trew.backends.cpu.runner.NativeBody`; the head itself and the loss are a few numbers, by autograd.
+of a backend's :class:`trew.learner.body.Body`; the head itself and the loss are a few numbers, by autograd.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import takewhile
 
 import numpy as np
@@ -21,10 +21,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from ..backends.cpu.arena import Room
-from ..backends.cpu.runner import NativeBody
-from ..learner.forward import NATIVE_BYTES, NATIVE_TOKENS, TOLERANCE
+from ..learner.autograd import TOLERANCE
+from ..learner.body import Body
 from ..learner.packing import Pack, Sample, pack_shared
+from ..models.backend import Backend
+from ..models.verified import Verified
 from ..rewards.reward_scorer import Scorer
 from .data import Encoded
 from .loss import bradley_terry
@@ -34,42 +35,50 @@ PROOF = 2
 """Pairs on which the packed way is compared with the plain one before it is used."""
 
 
-def best(scorer: Scorer, pairs: Sequence[Encoded], *, kernels: bool, again: bool = False) -> tuple[Pairs, str]:
-    """How pairs run fastest through ``scorer``, and a note where that is not what was asked for with ``kernels``.
+def best(
+    scorer: Scorer, pairs: Sequence[Encoded], *, backend: Backend | None, again: bool = False
+) -> tuple[Pairs, str]:
+    """How pairs run fastest through ``scorer``, and a note where the ``backend`` cannot run them.
 
-    Hidden states of the first of ``pairs`` decide whether the kernels are right for this model: the same pairs and
-    weights give the same choice, which a training that continues depends on. ``again``: activations are computed again.
+    Hidden states of the first of ``pairs`` decide whether its code is right for this model: the same pairs and weights
+    give the same choice, which a training that continues depends on. ``again``: activations are computed again.
     """
     plain = PlainPairs(scorer, again)
-    if not kernels or scorer.model.device.type != "cpu":
+    if backend is None or scorer.model.device.type != "cpu":
         return plain, ""
-    packed = PackedPairs.of(scorer, again=again)
-    reason = packed if isinstance(packed, str) else packed.difference(pairs[:PROOF])
-    if isinstance(packed, str) or reason:
-        return plain, f"pairs go through the model's own forward, because {reason}; kernels = 'plain' does so silently"
-    return packed, ""
+    packed = PackedPairs.of(scorer, backend, again=again)
+    if isinstance(packed, str):
+        return plain, f"pairs go through the model's own forward, because {packed}; kernels = 'plain' does so silently"
+    choice: Verified[Pairs] = Verified(
+        packed, plain, instead="pairs go through the model's own forward", subject="the kernels",
+        remedy="kernels = 'plain'",
+    )  # fmt: skip
+    few = pairs[:PROOF]
+    choice.compare(
+        lambda _: packed.exact_states(few), packed.plain_states(few), tolerance=TOLERANCE, what="hidden states",
+        unit="of them", distance=lambda got, want: (got - want).abs().max() / want.abs().max(),
+    )  # fmt: skip
+    return choice.chosen, ""
 
 
 @dataclass(frozen=True, slots=True)
 class PackedPairs:
-    """By the kernels, in packs of at most ``budget`` tokens, or of one pair."""
+    """By a backend, in packs of at most ``budget`` tokens, or of one pair."""
 
     scorer: Scorer
-    body: NativeBody
+    body: Body
     head: nn.Linear
     budget: int
-    room: Room = field(default_factory=Room)
 
     @staticmethod
-    def of(scorer: Scorer, *, again: bool = False) -> PackedPairs | str:
+    def of(scorer: Scorer, backend: Backend, *, again: bool = False) -> PackedPairs | str:
         """For this model, or why not, in words that complete "because ..."."""
-        body = NativeBody.of(scorer.model, dtype=scorer.autocast or torch.float32, recompute=again)
+        body = backend.body(scorer.model, autocast=scorer.autocast, recompute=again)
         if isinstance(body, str):
             return body
         if scorer.labels != 1:
             return f"its head gives {scorer.labels} numbers"
-        budget = min(scorer.budget, max(NATIVE_TOKENS, NATIVE_BYTES // body.kept_bytes))
-        return PackedPairs(scorer, body, body.parts.head, budget)
+        return PackedPairs(scorer, body, body.parts.head, min(scorer.budget, body.pack_tokens))
 
     @torch.no_grad()
     def scores(self, pairs: Sequence[Encoded]) -> Scores:
@@ -85,14 +94,10 @@ class PackedPairs:
             (pack,) = pack_shared(texts.samples, budget=sum(len(text) + 1 for text in texts.texts))
             row, at = _last_tokens(pack, texts.samples)
             at = at[torch.tensor(pack.samples).argsort()]  # in the order of the texts
-            with self.room.held() as room:
-                hidden, tape = self.body.forward(row, keep=True, room=room)
-                hidden = hidden.detach().requires_grad_()
+            with self.body.differentiable(row) as hidden:
                 good, bad = texts.both(self.head(hidden[at]).squeeze(-1))
                 loss = bradley_terry(good, rejected=bad, centre=centre).sum() / len(pairs)
                 loss.backward()
-                assert hidden.grad is not None
-                self.body.backward(tape, hidden.grad)
             self._without_padding()
             total += float(loss.detach())
             for i, c, r in zip(batch, good.tolist(), bad.tolist(), strict=True):
@@ -106,14 +111,15 @@ class PackedPairs:
             embedding.weight.grad[embedding.padding_idx] = 0
 
     @torch.no_grad()
-    def difference(self, pairs: Sequence[Encoded]) -> str:
-        """What is wrong with the hidden states of ``pairs``, all in float32, in words that complete "because ...";
-        empty where nothing is. Scores would not show it: those of a new head are all 0."""
-        texts = self._texts(pairs)
-        want = torch.cat([self._plain_state(text) for text in texts.texts])
-        exact = replace(self, body=NativeBody(self.body.parts, torch.float32))
-        apart = float((exact._states(texts) - want).abs().max() / want.abs().max())
-        return "" if apart <= TOLERANCE else f"the kernels' hidden states differ from its own by {apart:.2g} of them"
+    def exact_states(self, pairs: Sequence[Encoded]) -> Float[Tensor, "n H"]:
+        """Hidden states behind the last tokens of the pairs' texts, in float32. Scores would not show what is wrong
+        with them: those of a new head are all 0."""
+        return replace(self, body=self.body.exact())._states(self._texts(pairs))
+
+    @torch.no_grad()
+    def plain_states(self, pairs: Sequence[Encoded]) -> Float[Tensor, "n H"]:
+        """The same by the model's own forward."""
+        return torch.cat([self._plain_state(text) for text in self._texts(pairs).texts])
 
     def _plain_state(self, text: Sequence[int]) -> Float[Tensor, "1 H"]:
         out = self.scorer.model.base_model(input_ids=torch.tensor([text]), use_cache=False)
@@ -124,9 +130,7 @@ class PackedPairs:
         found = torch.empty(len(texts.samples), self.head.in_features)
         for pack in pack_shared(texts.samples, budget=self.budget):
             row, at = _last_tokens(pack, texts.samples)
-            with self.room.held() as room:
-                hidden, _ = self.body.forward(row, keep=False, room=room)
-                found[list(pack.samples)] = hidden[at]
+            found[list(pack.samples)] = self.body.states(row)[at]
         return found
 
     def _batches(self, pairs: Sequence[Encoded]) -> Iterator[list[int]]:

@@ -27,6 +27,7 @@ from ..learner.optimizer import learning_rate, load_moments, make_optimizer, mom
 from ..models import files, loading
 from ..rewards.reward_scorer import Encoder, Scorer
 from ..runs import Run, checkpoint_files, read_config
+from ..training import backends
 from ..utils.console import Bar, Display
 from ..utils.signals import Interrupted, Interrupts
 from .agreement import agreement
@@ -177,7 +178,8 @@ def _build(ready: RewardPlan, display: Display, interrupts: Interrupts) -> _Job:
         recompute.check(model)
     autocast = torch.bfloat16 if s.learner.dtype == "bfloat16" else None
     scorer = Scorer(model, ready.encoder, budget=s.learner.microbatch_tokens, autocast=autocast)
-    pairs, note = best(scorer, ready.train, kernels=s.kernels == "auto", again=s.learner.gradient_checkpointing)
+    backend = backends.find(ready.device, layers=s.kernels == "auto", products=False)
+    pairs, note = best(scorer, ready.train, backend=backend, again=s.learner.gradient_checkpointing)
     parameters = trainable(model)
     optimizer = make_optimizer(parameters, s.learner.optimizer())
     sampler = PromptSampler(len(ready.train), seed=s.seed)

@@ -152,7 +152,7 @@ def canary(
     versions = {span.version for g in groups for c in g.group.rollouts for span in c.versions}
     if own is None or versions != {learner.policy_version}:
         return torch.empty(0)
-    learner.prove(samples)
+    learner.verify(samples)
     chosen, each, most = sorted({0, len(groups) - 1}), 2, None
     if not whole:
         chosen, each, most = [learner.policy_version % len(groups)], 1, CANARY_TOKENS

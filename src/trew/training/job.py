@@ -13,8 +13,6 @@ import torch
 import transformers
 
 from .. import __version__
-from ..backends.cpu import arena
-from ..backends.cpu import build as kernels
 from ..config import Config, to_table
 from ..data import PromptSampler
 from ..diagnostics.health import Facts, Health
@@ -28,7 +26,7 @@ from ..runs import Run
 from ..runs.writer import Writer
 from ..utils.console import Display
 from ..utils.signals import Interrupts
-from . import planning
+from . import backends, planning
 from .planning import Plan
 
 
@@ -96,22 +94,19 @@ def build(plan: Plan, display: Display, interrupts: Interrupts) -> Job:
     config = plan.config
     if config.threads:
         torch.set_num_threads(config.threads)
-    arena.keep_freed_memory()
+    backend = backends.of(config, plan.device)
+    if backend is not None:
+        backend.start()
     model, adapters = planning.load(plan)
     reference = None
     if "ref_logprobs" in plan.objective.needs and adapters is None:
-        reference = planning.load_reference(plan)
-    linear = config.linear == "auto"
+        reference = planning.load_reference(plan, backend)
     autocast = torch.bfloat16 if config.learner.dtype == "bfloat16" else None
-    native = config.kernels == "auto"
-    room = arena.Room()
-    engine = TorchEngine(
-        model, plan.renderer, batch=config.rollout.batch, autocast=autocast, linear=linear, native=native, room=room,
-    )  # fmt: skip
+    engine = TorchEngine(model, plan.renderer, batch=config.rollout.batch, autocast=autocast, backend=backend)
     learner = Learner(
         model, config=config.learner, objective=plan.objective, optimizer_steps=config.optimizer_steps,
-        temperature=config.rollout.temperature, reference=reference, adapters=adapters, linear=linear, kernels=native,
-        room=room,
+        temperature=config.rollout.temperature, reference=reference, adapters=adapters,
+        fused=config.kernels == "auto", backend=backend,
     )  # fmt: skip
     plan.rewards.load(device=plan.device, decode=plan.renderer.decode)
     sampler = PromptSampler(len(plan.train), seed=config.seed, shuffle=config.data.shuffle)

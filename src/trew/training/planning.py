@@ -16,6 +16,7 @@ from ..eval import correct_by
 from ..eval.evaluate import Correct
 from ..learner.reference import in_bfloat16
 from ..models import files, loading, lora
+from ..models.backend import Backend
 from ..models.lora import Adapters
 from ..objective import Objective, preset
 from ..rewards import RewardSet
@@ -199,10 +200,10 @@ def load(plan: Plan) -> tuple[Any, Adapters | None]:
     return model, lora.attach(model, c.lora, name=c.model, seed=c.seed) if c.lora.rank else None
 
 
-def load_reference(plan: Plan) -> Any:
+def load_reference(plan: Plan, backend: Backend | None = None) -> Any:
     """The model of a plan once more, to be kept as it is: weights of its linear layers in bfloat16 where that is the
     same and needs less memory."""
     c = plan.config
-    if in_bfloat16(c, stored=files.stored_types(loading.folder(c.model)), device=plan.device):
+    if in_bfloat16(c, stored=files.stored_types(loading.folder(c.model)), backend=backend):
         return lora.load_bfloat16(c.model, device=plan.device, biases=False)
     return loading.load_model(c.model, device=plan.device)

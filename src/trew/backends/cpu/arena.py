@@ -67,7 +67,7 @@ def zeros(shapes: Sequence[Sequence[int]]) -> list[Tensor]:
     ]
 
 
-class Room:
+class Arena:
     """Memory outside the heap for large things that pass, by turns: what the learner's passes keep, the cache of
     generation. Each takes a little more or less than the one before: from the heap, what one frees would not fit what
     the next takes. Layers laid out for generation are of the heap, where gradients were; with the head they would be
@@ -79,10 +79,10 @@ class Room:
         self._taken = 0  # bytes of the last block
 
     @contextlib.contextmanager
-    def held(self) -> Iterator[Room]:
-        """A turn: what is taken inside the block is lost behind it. Where another one is not at its end, other room."""
+    def lease(self) -> Iterator[Arena]:
+        """A turn: what is allocated inside the block is lost behind it. Another arena where a turn has not ended."""
         if not self._lock.acquire(blocking=False):
-            yield Room()
+            yield Arena()
             return
         try:
             self._blocks = self._blocks[-1:]  # where one block was not enough, the last one is as large as all
@@ -91,7 +91,7 @@ class Room:
         finally:
             self._lock.release()
 
-    def take(self, *shape: int, dtype: torch.dtype) -> Tensor:
+    def alloc(self, *shape: int, dtype: torch.dtype) -> Tensor:
         """Numbers, whatever they are; at a multiple of 64 bytes."""
         size = -(-math.prod(shape) * dtype.itemsize // 64) * 64
         if not self._blocks or self._taken + size > len(self._blocks[-1]):
@@ -103,7 +103,7 @@ class Room:
 
     @contextlib.contextmanager
     def again(self) -> Iterator[None]:
-        """What is taken inside the block may be taken again behind it."""
+        """What is allocated inside the block may be allocated again behind it."""
         before = len(self._blocks), self._taken
         yield
         if len(self._blocks) == before[0]:

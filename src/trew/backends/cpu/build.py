@@ -9,6 +9,7 @@ import os
 import platform
 import shutil
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,16 @@ def library() -> ctypes.CDLL | str:
 def switched_off() -> bool:
     """Whether the user wants no library."""
     return os.environ.get("TREW_NATIVE", "1") == "0"
+
+
+def sharded(model: Any) -> str | None:
+    """That the model's parameters are not all in this process, in words that complete "because ..."; else None."""
+    module = sys.modules.get("torch.distributed.tensor")  # loaded wherever there is one
+    kind = getattr(module, "DTensor", None)
+    for name, p in model.named_parameters():
+        if kind is not None and (isinstance(p, kind) or isinstance(p.data, kind)):
+            return f"its {name} is sharded over processes (DTensor), and the kernels read whole tensors"
+    return None
 
 
 SUFFIX = {torch.float32: "f32", torch.bfloat16: "bf16"}

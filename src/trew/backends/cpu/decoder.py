@@ -13,11 +13,14 @@ import torch
 from torch import Tensor
 
 from ...models.anatomy import Transformer
-from .arena import Room
+from ...rollout.torch_engine.sampler import Draw
+from ...types import Sampling
+from .arena import Arena
 from .build import SUFFIX, library
 from .layers import WIDEST, WIDTH, Layers, packed
 from .pages import PAGE, PagedCache, Rows, Sequences
 from .products import product
+from .sampling import drawn
 
 PREFILL_TOKENS = 2048  # prompt tokens that are computed at once
 
@@ -65,8 +68,7 @@ class Decoder:
 
     ``add`` starts rows, ``step`` feeds each row's newest token, ``keep`` drops rows; both of the former return logits
     (rows, V) float32. The logits are those of the model's own forward pass up to rounding. ``n``: completions that
-    will be asked for per prompt. ``room``: for the cache and the
-    head's weights, held as long as this lives.
+    will be asked for per prompt. ``arena``: for the cache and the head's weights, leased as long as this lives.
     """
 
     def __init__(
@@ -78,15 +80,15 @@ class Decoder:
         slots: int,
         max_tokens: int,
         autocast: torch.dtype | None = None,
-        room: Room | None = None,
+        arena: Arena | None = None,
     ) -> None:
         self.parts, self.prompt_ids, self.n, self.slots = parts, prompt_ids, n, slots
         dtype = autocast or torch.float32
         self.layers = Layers(parts, dtype=dtype, positions=max(map(len, prompt_ids)) + max_tokens)
         self.cache = PagedCache(
-            layers=len(parts.layers), kv_heads=parts.kv_heads, head_dim=parts.head_dim, dtype=dtype, room=room
+            layers=len(parts.layers), kv_heads=parts.kv_heads, head_dim=parts.head_dim, dtype=dtype, arena=arena
         )  # fmt: skip
-        self.head = packed(parts.head, dtype=torch.float32, room=self.cache.room)
+        self.head = packed(parts.head, dtype=torch.float32, arena=self.cache.arena)
         self.prompts: dict[int, _Prompt] = {}
         self.running: list[_Sequence] = []
         self.steps = 0
@@ -134,6 +136,9 @@ class Decoder:
         for prompt in self.prompts.values():
             self.cache.give(prompt.pages)
         self.prompts = {}
+
+    def draw(self, logits: Tensor, *, keys: Tensor, positions: Tensor, sampling: Sampling) -> Draw:
+        return drawn(logits, keys=keys, positions=positions, sampling=sampling)
 
     def _next(self) -> Rows:
         """One more token of every row: where it goes, on a new page where the last one is full."""

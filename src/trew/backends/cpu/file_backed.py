@@ -25,8 +25,8 @@ MADV_DONTNEED = 4  # sys/mman.h
 OF_A_FILE, SWAPPED, PRESENT = 1 << 61, 1 << 62, 1 << 63  # bits of a page in pagemap
 
 
-class Mapped:
-    """``parts``: tensors that are read, and given back, together. What lies in no file stays where it is, and so does
+class FileBacked:
+    """``parts``: tensors that are read, and released, together. What lies in no file stays where it is, and so does
     everything on other systems than Linux."""
 
     def __init__(self, parts: Sequence[Iterable[Tensor]]) -> None:
@@ -34,16 +34,16 @@ class Mapped:
         files = _files() if sys.platform.startswith("linux") else []
         self._pages = [_whole_pages(part, files) for part in self._tensors]
 
-    def give_back(self, part: int) -> None:
+    def release_pages(self, part: int) -> None:
         """The pages of a part, unless somebody wrote on one."""
         for start, stop in self._pages[part]:
             if _unwritten(start, stop):
                 ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(stop - start), MADV_DONTNEED)
 
-    def give_back_all(self) -> None:
+    def release_all(self) -> None:
         """Those of all parts."""
         for part in range(len(self._pages)):
-            self.give_back(part)
+            self.release_pages(part)
 
 
 def _files() -> list[tuple[int, int]]:

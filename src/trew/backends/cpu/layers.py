@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ...models.anatomy import Layer, Norm, Transformer, weight_of
-from .arena import Room
+from .arena import Arena
 from .build import fields, kernel
 from .pages import PagedCache, Rows
 from .products import Matrix
@@ -129,12 +129,12 @@ class Layers:
         return room[0]
 
 
-def packed(*modules: nn.Linear, dtype: torch.dtype, room: Room | None = None) -> Matrix:
+def packed(*modules: nn.Linear, dtype: torch.dtype, arena: Arena | None = None) -> Matrix:
     """The weights of ``modules``, whose outputs are to stand side by side."""
     weights = [w if w.dtype == torch.bfloat16 else w.float() for w in map(weight_of, modules)]
     bias = None
     if any(m.bias is not None for m in modules):
         bias = torch.cat([torch.zeros(m.out_features) if m.bias is None else m.bias.detach().float() for m in modules])
     return Matrix.packed(
-        torch.cat(weights) if len(weights) > 1 else weights[0].contiguous(), bias, dtype=dtype, room=room
+        torch.cat(weights) if len(weights) > 1 else weights[0].contiguous(), bias, dtype=dtype, arena=arena
     )

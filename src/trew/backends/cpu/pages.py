@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .arena import Room
+from .arena import Arena
 from .build import fields
 
 PAGE = 32
@@ -61,13 +61,13 @@ class Rows:
 
 class PagedCache:
     """Keys and values in pages of ``PAGE`` positions, in ``dtype``; a page holds all layers. Memory grows with the
-    pages in use, in chunks of ``room``, and never moves; what is given back is used again first."""
+    pages in use, in chunks of ``arena``, and never moves; what is given back is used again first."""
 
     def __init__(
         self, *, layers: int, kv_heads: int, head_dim: int, dtype: torch.dtype, chunk_bytes: int = 1 << 22,
-        room: Room | None = None,
+        arena: Arena | None = None,
     ) -> None:  # fmt: skip
-        self.dtype, self.room = dtype, room or Room()
+        self.dtype, self.arena = dtype, arena or Arena()
         self.layer_numbers = kv_heads * head_dim * PAGE * 2
         self.page_numbers = layers * self.layer_numbers
         self.per_chunk = max(1, chunk_bytes // (dtype.itemsize * self.page_numbers))
@@ -91,7 +91,7 @@ class PagedCache:
 
     def _grow(self) -> None:
         # Zeros: what is masked must be a number, as 0 times NaN is NaN.
-        self.chunks.append(self.room.take(self.per_chunk * self.page_numbers, dtype=self.dtype).zero_())
+        self.chunks.append(self.arena.alloc(self.per_chunk * self.page_numbers, dtype=self.dtype).zero_())
         first = (len(self.chunks) - 1) * self.per_chunk
         self.free += range(first + self.per_chunk - 1, first - 1, -1)
         self._addresses = (ctypes.c_void_p * len(self.chunks))(*(c.data_ptr() for c in self.chunks))

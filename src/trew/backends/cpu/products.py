@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ...models.anatomy import Activation
-from .arena import Room
+from .arena import Arena
 from .build import SUFFIX, kernel
 
 _PACKED, _FLAT, _TRANSPOSED = range(3)  # as in product.h
@@ -64,13 +64,13 @@ class Matrix:
         return Matrix(weight, bias, n=n, depth=depth, form=_TRANSPOSED if transposed else _FLAT)
 
     @staticmethod
-    def packed(weight: Tensor, bias: Tensor | None = None, *, dtype: torch.dtype, room: Room | None = None) -> Matrix:
-        """A copy in ``dtype``, laid out for the products, in ``room`` or else in the heap; ``depth`` must be even in
+    def packed(weight: Tensor, bias: Tensor | None = None, *, dtype: torch.dtype, arena: Arena | None = None) -> Matrix:
+        """A copy in ``dtype``, laid out for the products, in ``arena`` or else in the heap; ``depth`` must be even in
         bfloat16."""
         n, depth = weight.shape
         assert fits(depth, dtype)
         size = -(-n // 16) * 16 * depth
-        out = torch.empty(size, dtype=dtype) if room is None else room.take(size, dtype=dtype)
+        out = torch.empty(size, dtype=dtype) if arena is None else arena.alloc(size, dtype=dtype)
         given = Matrix.of(weight)
         kernel("pack", dtype, "pp")(given.pointer, out.data_ptr())
         return Matrix(out, bias, n=n, depth=depth, form=_PACKED)

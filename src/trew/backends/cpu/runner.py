@@ -1,22 +1,35 @@
-"""A decoder of the Llama kind over packed rows, forward and backward by hand, with :mod:`trew.backends.cpu.stack`."""
+"""Llama-family models over packed rows, forward and backward by hand, with :mod:`trew.backends.cpu.stack`."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from ...learner.autograd import head_of, with_tokens
+from ...learner.packing import Pack, Sample, pack_shared
+from ...learner.runner import ExecutionPath, LossCallback, RunnerSettings
+from ...models.anatomy import Transformer, describe
 from ...models.lora import split
-from . import Transformer, build, describe
-from .arena import Room
+from ...models.verified import say
+from . import build
+from .arena import Arena
+from .file_backed import FileBacked
+from .head import CompiledHead
 from .stack import ALL, INPUTS, NOTHING, Layout, Passed, Stack, unsupported
 
-if TYPE_CHECKING:
-    from ...learner.packing import Pack
+PACK_TOKENS = 1024
+"""Tokens of a pack that the kernels run: more would take more memory and be no faster ..."""
+PACK_BYTES = 32 << 20
+"""... unless they keep less than this for the way back: fewer, larger packs suffer less from busy neighbours ..."""
+PACK_PROMPTS = 3
+"""... or are not so many times as long as the longest prompt, which a group that is cut computes again in each pack.
+Several groups share a pack only up to half as many tokens, or twice as many bytes: not cutting one gains more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,12 +100,12 @@ class NativeBody:
 
     @torch.no_grad()
     def forward(
-        self, pack: Pack, *, keep: bool, room: Room, passed: Passed | None = None
+        self, pack: Pack, *, keep: bool, arena: Arena, passed: Passed | None = None
     ) -> tuple[Float[Tensor, "K H"], Tape]:
         """Hidden states at ``pack.read_at``, float32, as the head takes them; what :meth:`backward` needs, if it is to
-        be kept, as long as ``room`` is held."""
+        be kept, as long as ``arena`` is leased."""
         row, what = self.row(pack), self._keeps if keep else NOTHING
-        last, hidden, memory = self._stack.forward(row, keep=what, room=room, passed=passed)
+        last, hidden, memory = self._stack.forward(row, keep=what, arena=arena, passed=passed)
         return hidden, Tape(row, last, memory)
 
     def backward(self, tape: Tape, gradient: Float[Tensor, "K H"]) -> None:
@@ -108,3 +121,133 @@ class NativeBody:
     @property
     def _keeps(self) -> int:
         return INPUTS if self.recompute else ALL
+
+
+def pack_tokens(kept: int) -> int:
+    """Tokens of a pack where each keeps so many bytes for the way back."""
+    return max(PACK_TOKENS, PACK_BYTES // kept)
+
+
+@dataclass
+class CpuBody:
+    """The layers alone. Implements :class:`trew.learner.body.Body`."""
+
+    layers: NativeBody
+    arena: Arena
+
+    @property
+    def parts(self) -> Transformer:
+        return self.layers.parts
+
+    @property
+    def pack_tokens(self) -> int:
+        return pack_tokens(self.layers.kept_bytes)
+
+    def states(self, pack: Pack) -> Float[Tensor, "K H"]:
+        with self.arena.lease() as arena:
+            return self.layers.forward(pack, keep=False, arena=arena)[0]
+
+    @contextmanager
+    def differentiable(self, pack: Pack) -> Iterator[Float[Tensor, "K H"]]:
+        with self.arena.lease() as arena:
+            hidden, tape = self.layers.forward(pack, keep=True, arena=arena)
+            hidden = hidden.detach().requires_grad_()
+            yield hidden
+            assert hidden.grad is not None
+            self.layers.backward(tape, hidden.grad)
+
+    def exact(self) -> CpuBody:
+        return CpuBody(NativeBody(self.parts), self.arena)
+
+
+class KernelRunner:
+    """Runs samples by the compiled kernels. Implements :class:`trew.learner.runner.ModelRunner`.
+
+    ``files``: the model's weights, whose pages are released after use where the settings say so.
+    """
+
+    verified = True  # its own settings leave nothing open
+
+    def __init__(
+        self, model: PreTrainedModel, settings: RunnerSettings, *, body: NativeBody, head: CompiledHead, arena: Arena
+    ) -> None:
+        self.model, self.settings = model, settings
+        self.body, self._head, self._arena = body, head, arena
+        self.messages: list[str] = []
+        self._files = weights_in_files(model, body) if settings.release_after_use else None
+        if settings.accelerator is not None:
+            say(
+                self.messages,
+                f"learner.{settings.accelerator.key}: got true, which does nothing where {type(model).__name__} is "
+                "trained by trew's own kernels. Set it to false; or, to train through the model's own forward, "
+                "kernels = 'plain'.",
+            )
+
+    @staticmethod
+    def of(model: PreTrainedModel, settings: RunnerSettings, arena: Arena) -> KernelRunner | str:
+        """For this model, or why not, in words that complete "because ..."."""
+        if not settings.fused:
+            return "the head's logits are to be made for all tokens"
+        body = NativeBody.of(
+            model, dtype=settings.autocast or torch.float32, recompute=settings.gradient_checkpointing
+        )  # fmt: skip
+        if isinstance(body, str):
+            return body
+        head = head_of(model, settings, CompiledHead)
+        if head is None:
+            return "its head is not one plain matrix"
+        assert isinstance(head, CompiledHead)
+        return KernelRunner(model, settings, body=body, head=head, arena=arena)
+
+    @property
+    def path(self) -> ExecutionPath:
+        return ExecutionPath(layers="cpu", shared=self.settings.share_prompts, fused=True)
+
+    def packs(self, samples: Sequence[Sample], *, among: Sequence[int] | None = None) -> list[Pack]:
+        chosen = with_tokens(self.model, samples, among)
+        layers = len(self.body.parts.layers)
+        kept = self.body.kept_bytes * (self.settings.layers or layers) // layers
+        prompt = max((len(samples[i].prompt_ids) for i in chosen), default=0)
+        budget = min(self.settings.budget, max(pack_tokens(kept), PACK_PROMPTS * prompt))
+        join = min(budget, max(PACK_TOKENS // 2, 2 * PACK_BYTES // kept))
+        return pack_shared(samples, budget=budget, join=join, among=chosen, share=self.settings.share_prompts)
+
+    @torch.no_grad()
+    def logprobs_of(self, pack: Pack) -> Float[Tensor, "n"]:
+        passed = None if self._files is None else self._files.release_pages
+        rows, tokens = torch.as_tensor(pack.read_rows), torch.as_tensor(pack.targets)
+        with self._arena.lease() as arena:
+            hidden, _ = self.body.forward(pack, keep=False, arena=arena, passed=passed)
+            return replace(self._head, arena=arena).values(hidden, rows=rows, tokens=tokens)[0]
+
+    def accumulate(
+        self, pack: Pack, rule: LossCallback, *, entropies: bool = False, lengths: Sequence[int] | None = None
+    ) -> None:
+        given = {"rows": torch.as_tensor(pack.read_rows), "tokens": torch.as_tensor(pack.targets)}
+        with self._arena.lease() as arena:
+            hidden, tape = self.body.forward(pack, keep=True, arena=arena)
+            head = replace(self._head, arena=arena)
+            self.body.backward(tape, head.accumulate(hidden, rule, **given, entropies=entropies, lengths=lengths))
+
+    def sees_whole(self, lengths: Sequence[int]) -> bool:
+        return self._head.holds(lengths)
+
+    def release(self) -> None:
+        if self._files is not None:
+            self._files.release_all()
+
+    def exact(self) -> KernelRunner:
+        """The same kernels on the same weights, with products in float32."""
+        settings = replace(
+            self.settings, autocast=None, budget=1 << 30, gradient_checkpointing=False, accelerator=None,
+            release_after_use=False,
+        )  # fmt: skip
+        body, head = NativeBody(self.body.parts), replace(self._head, low=None)
+        return KernelRunner(self.model, settings, body=body, head=head, arena=self._arena)
+
+
+def weights_in_files(model: PreTrainedModel, body: NativeBody | None) -> FileBacked:
+    """The model's weights by layer, as far as the kernels read them so, and behind those the rest."""
+    layers = [] if body is None else body.weights()
+    known = {id(p) for layer in layers for p in layer}
+    return FileBacked([*layers, [p for p in model.parameters() if id(p) not in known]])

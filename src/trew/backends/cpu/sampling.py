@@ -8,10 +8,28 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ...rollout.torch_engine import sampler
+from ...rollout.torch_engine.sampler import Draw
+from ...types import Sampling
 from .build import kernel, library
 
 BLOCK = 256
 """Vocabulary entries that are summed before any is looked at singly, as in draw.h."""
+
+
+def drawn(logits: Tensor, *, keys: Tensor, positions: Tensor, sampling: Sampling) -> Draw:
+    """As :meth:`.decoder.Decoder.draw`: the same up to rounding."""
+    uniform = uniforms(keys, positions)
+    if uniform is None:
+        uniform = sampler.uniforms(keys, positions)
+    return take(logits, uniform=uniform, sampling=sampling)
+
+
+def take(logits: Tensor, *, uniform: Tensor, sampling: Sampling) -> Draw:
+    """As :func:`.sampler.draw`: by the kernel on CPUs, where nothing is cut."""
+    if (sampling.temperature == 0 or not sampling.truncates) and accepts(logits):
+        return Draw(*draw(logits, uniform=uniform, temperature=sampling.temperature))
+    return sampler.draw(logits, uniform=uniform, sampling=sampling)
 
 
 def accepts(logits: Tensor) -> bool:

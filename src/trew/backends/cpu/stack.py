@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ...models.anatomy import Layer, Norm, Transformer
-from .arena import Room
+from .arena import Arena
 from .build import fields, kernel
 from .layers import NormStruct
 from .products import fits
@@ -168,12 +168,12 @@ class Stack:
         return self._bytes(row, keep)
 
     def forward(
-        self, row: Layout, *, keep: int, room: Room, passed: Passed | None = None
+        self, row: Layout, *, keep: int, arena: Arena, passed: Passed | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Residuals at the tokens that the head reads, before the last norm, and behind it: (K, H) float32; and the
-        memory that :meth:`backward` takes, as long as ``room`` is held."""
+        memory that :meth:`backward` takes, as long as ``arena`` is held."""
         called = None if passed is None else _PASSED(passed)
-        memory = room.take(self.bytes(row, keep=keep), dtype=torch.uint8)
+        memory = arena.alloc(self.bytes(row, keep=keep), dtype=torch.uint8)
         last, hidden = torch.empty(2, row.read, self._struct.hidden).unbind(0)
         kernel("stack_forward", self.dtype, "ppipppp")(
             ctypes.addressof(self._struct), ctypes.addressof(row.struct), keep, memory.data_ptr(), last.data_ptr(),
@@ -260,7 +260,7 @@ class Stack:
             self._trained.append((norm.weight, struct, "grad", False))
 
     def _want_gradients(self) -> None:
-        """Room for each in ``grad``. In the order of the way back: a weight that stands in several places is fresh at
+        """Memory for each in ``grad``. In the order of the way back: a weight that stands in several places is fresh at
         the first of them."""
         for parameter, struct, field, written in self._trained:
             gradient = parameter.grad if parameter.requires_grad else None

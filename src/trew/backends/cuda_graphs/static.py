@@ -8,13 +8,16 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ...rollout.torch_engine.sampler import Draw
+from ...types import Sampling
+from .static_draw import StaticDraw
 from .static_model import StaticModel
 
 PREFILL_TOKENS = 8192  # prompt tokens, padding included, that are computed at once
 
 
 class StaticDecoder:
-    """Runs rows of completions through a model; see :class:`.decode.Runner`.
+    """Runs rows of completions through a model; see :class:`trew.rollout.torch_engine.decoder.Decoder`.
 
     Row r is slot r of ``model``, which has begun, and is this decoder's alone. Each prompt is computed once: its keys
     and values are copied to all rows that begin with it, and to the slot behind the last one as long as some have not
@@ -80,13 +83,16 @@ class StaticDecoder:
         self.lengths, self.held = [], None
         self._write_lengths()
 
+    def draw(self, logits: Tensor, *, keys: Tensor, positions: Tensor, sampling: Sampling) -> Draw:
+        return StaticDraw(self.model, sampling)(logits, keys, positions)
+
     def _copy(self, source: int, begin: int, end: int, width: int) -> None:
         """The first ``width`` columns of slot ``source`` to slots ``begin`` to ``end``, of all layers in one go."""
         cache = self.model.cache[..., :width, :]
         cache[:, :, begin:end] = cache[:, :, source : source + 1]
 
     def _write_lengths(self) -> None:
-        """Rows that nobody has are put back to position 0."""
+        """Resets unused rows to position 0."""
         lengths = self.lengths + [0] * (self.model.slots - self.rows)
         self.model.lengths.copy_(torch.tensor(lengths, dtype=torch.int64))
 

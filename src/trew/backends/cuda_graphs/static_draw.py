@@ -26,7 +26,7 @@ class StaticDraw:
         """A token for each row of ``logits`` (rows, V), by draw number ``positions`` (rows,) of ``keys`` (rows,)."""
         model, rows = self.model, len(logits)
         if self.cuts or logits.data_ptr() != model.logits.data_ptr():
-            return draw(logits, uniform=uniforms(keys, positions, native=False), sampling=self.sampling, native=False)
+            return draw(logits, uniform=uniforms(keys, positions), sampling=self.sampling)
         model.keys[:rows] = keys
         model.positions[:rows] = positions
         bucket = row_bucket(rows)
@@ -37,8 +37,8 @@ class StaticDraw:
     def compute(self, rows: int) -> None:
         """The draw itself: to be recorded, so a function of buffers alone."""
         model = self.model
-        uniform = uniforms(model.keys[:rows], model.positions[:rows], native=False)
-        drawn = draw(model.logits[:rows], uniform=uniform, sampling=self.sampling, native=False)
+        uniform = uniforms(model.keys[:rows], model.positions[:rows])
+        drawn = draw(model.logits[:rows], uniform=uniform, sampling=self.sampling)
         model.drawn[:rows] = drawn.tokens
         model.drawn_floats[:, :rows] = drawn.floats
         model.drawn_finite[:rows] = drawn.finite

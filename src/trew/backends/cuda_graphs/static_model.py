@@ -16,9 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from ...rollout.torch_engine.packed import Packed, PackedLayer, Scale
-from ..cpu import Transformer
+from ...models.anatomy import Transformer
 from .graphs import Graphs
+from .packed import Packed, PackedLayer, Scale
 
 ROWS, COLUMNS = 8, 256
 """Buckets are multiples of these, and a quarter octave apart where that is more; below 8 rows they are powers of 2."""

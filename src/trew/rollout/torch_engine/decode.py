@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,7 +15,8 @@ from torch import Tensor
 
 from ...errors import NumericsError
 from ...types import Sampling
-from .sampler import Draw, draw, row_key, uniforms
+from .decoder import Decoder
+from .sampler import Draw, row_key
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,39 +29,15 @@ class Finished:
     entropies: np.ndarray
 
 
-class Runner(Protocol):
-    """A model with rows of completions in it: which row is whose is the caller's to know."""
-
-    @property
-    def rows(self) -> int:
-        """Rows that are running: numbers 0 to rows - 1."""
-        ...
-
-    def add(self, prompts: Sequence[int]) -> Tensor:
-        """Starts a row for each of these prompts (numbers, equal ones side by side) after those that run; returns the
-        first logits (len(prompts), V) of the new ones."""
-        ...
-
-    def step(self, tokens: Tensor) -> Tensor:
-        """Feeds one token per row (rows,); the logits (rows, V) after it."""
-        ...
-
-    def keep(self, alive: Sequence[int]) -> list[int]:
-        """Drops all other rows; returns the old number of each remaining one, in their new order."""
-        ...
-
-
 class Schedule:
-    """One ``generate`` call: R = prompts x n completions through at most ``slots`` rows of a runner at a time.
+    """One ``generate`` call: R = prompts x n completions through at most ``slots`` rows of a decoder at a time.
 
     Completion number p * n + s is sample s of prompt p. Slots 0 .. rows - 1 of all state tensors are in use.
-    ``drawing``: gives a token for each row of logits (rows, V), by its draw number positions (rows,) of keys (rows,);
-    the runner may bring its own, which must draw the same.
     """
 
     def __init__(
         self,
-        runner: Runner,
+        decoder: Decoder,
         prompt_ids: Sequence[Sequence[int]],
         *,
         uids: Sequence[str],
@@ -71,13 +48,9 @@ class Schedule:
         stop_strings: Sequence[str],
         decode: Callable[[list[int]], str],
         device: torch.device,
-        native: bool = True,
-        drawing: Callable[[Tensor, Tensor, Tensor], Draw] | None = None,
     ) -> None:
-        self.runner, self.slots, self.uids, self.n, self.sampling = runner, slots, uids, n, sampling
-        self.native = native
-        self.drawing = drawing  # not its own method: in a circle of references the runner would outlive the call
-        self.stop_strings, self.decode = tuple(stop_strings), decode
+        self.decoder, self.slots, self.uids, self.n, self.sampling = decoder, slots, uids, n, sampling
+        self.stop_strings, self.text_of = tuple(stop_strings), decode
         # a stop string is looked for in as many last tokens as it has bytes, and some for tokens without text
         self.tail = max((len(s.encode()) for s in stop_strings), default=0) + 8
         self.device = device
@@ -100,12 +73,12 @@ class Schedule:
         """Decodes everything; yields each prompt's number when its last completion has finished. ``progress`` gets the
         number of completions that have just finished."""
         missing = [self.n] * len(self.uids)
-        while self.waiting or self.runner.rows:
-            before = self.runner.rows
+        while self.waiting or self.decoder.rows:
+            before = self.decoder.rows
             if self._should_admit():
                 logits, first = self._admit(), before
             else:
-                logits, first = self.runner.step(self.last[:before]), 0
+                logits, first = self.decoder.step(self.last[:before]), 0
             ended = self._take(logits, first)
             if ended:
                 progress(len(ended))
@@ -127,15 +100,15 @@ class Schedule:
 
     def _should_admit(self) -> bool:
         """A quarter of the slots at a time, as each admission costs a pass of its own."""
-        free = self.slots - self.runner.rows
-        return bool(self.waiting) and (not self.runner.rows or free >= min(len(self.waiting), -(-self.slots // 4)))
+        free = self.slots - self.decoder.rows
+        return bool(self.waiting) and (not self.decoder.rows or free >= min(len(self.waiting), -(-self.slots // 4)))
 
     def _admit(self) -> Tensor:
         """Fills free slots; returns the new rows' first logits (rows, V)."""
-        first = self.runner.rows
+        first = self.decoder.rows
         taken = [self.waiting.pop() for _ in range(min(self.slots - first, len(self.waiting)))]
-        logits = self.runner.add([r // self.n for r in taken])
-        new = slice(first, self.runner.rows)
+        logits = self.decoder.add([r // self.n for r in taken])
+        new = slice(first, self.decoder.rows)
         self.completion[new] = torch.tensor(taken, device=self.device)
         keys = [row_key(self.sampling.seed, self.uids[r // self.n], r % self.n) for r in taken]
         self.keys[new] = torch.tensor(keys, device=self.device)
@@ -144,9 +117,9 @@ class Schedule:
 
     def _take(self, logits: Tensor, first: int) -> list[int]:
         """Draws a token for slots ``first`` and up, and records it; returns the slots whose completion has ended."""
-        new = slice(first, self.runner.rows)
+        new = slice(first, self.decoder.rows)
         keys, position, completion = self.keys[new], self.position[new], self.completion[new]
-        drawn = (self.drawing or self._draw)(logits, keys, position)
+        drawn = self.decoder.draw(logits, keys=keys, positions=position, sampling=self.sampling)
         self.tokens_out[completion, position] = drawn.tokens
         self.floats_out[:, completion, position] = drawn.floats
         self.last[new] = drawn.tokens
@@ -161,17 +134,13 @@ class Schedule:
             ended = sorted({*ended, *self._at_stop_string(first)})
         return ended
 
-    def _draw(self, logits: Tensor, keys: Tensor, positions: Tensor) -> Draw:
-        uniform = uniforms(keys, positions, native=self.native)
-        return draw(logits, uniform=uniform, sampling=self.sampling, native=self.native)
-
     def _at_stop_string(self, first: int) -> list[int]:
         """Slots whose newest tokens complete a stop string."""
-        completions = self.completion[first : self.runner.rows].tolist()
-        lengths = self.position[first : self.runner.rows].tolist()
+        completions = self.completion[first : self.decoder.rows].tolist()
+        lengths = self.position[first : self.decoder.rows].tolist()
         found = []
         for slot, (row, length) in enumerate(zip(completions, lengths, strict=True), start=first):
-            text = self.decode(self.tokens_out[row, max(0, length - self.tail) : length].tolist())
+            text = self.text_of(self.tokens_out[row, max(0, length - self.tail) : length].tolist())
             if any(string in text for string in self.stop_strings):
                 found.append(slot)
         return found
@@ -194,19 +163,19 @@ class Schedule:
         logprobs, sampling_logprobs, entropies = self.floats_out[:, row, :length].tolist()
         tokens = self.tokens_out[row, :length].tolist()
         return {
-            "uid": self.uids[row // self.n], "sample": row % self.n, "completion": self.decode(tokens),
+            "uid": self.uids[row // self.n], "sample": row % self.n, "completion": self.text_of(tokens),
             "token_ids": tokens, "logprobs": logprobs, "sampling_logprobs": sampling_logprobs, "entropies": entropies,
         }  # fmt: skip
 
     def _drop(self, ended: list[int]) -> list[int]:
         """Takes ended completions out of their slots; returns their numbers."""
-        rows = self.runner.rows
+        rows = self.decoder.rows
         numbers = self.completion[ended].tolist()
         for row, length in zip(numbers, self.position[ended].tolist(), strict=True):
             self.lengths[row] = length
         gone = set(ended)
         order = torch.tensor(
-            self.runner.keep([slot for slot in range(rows) if slot not in gone]), dtype=torch.int64, device=self.device
+            self.decoder.keep([slot for slot in range(rows) if slot not in gone]), dtype=torch.int64, device=self.device
         )
         for state in (self.completion, self.keys, self.position, self.last):
             state[: len(order)] = state[order]

@@ -3,34 +3,28 @@
 from __future__ import annotations
 
 import contextlib
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from ...backends.cpu import Transformer, describe
-from ...backends.cpu import decoder as native_decoder
-from ...backends.cpu.arena import Room
-from ...backends.cpu.linears import packed_linears
-from ...backends.cuda_graphs import static_model
-from ...backends.cuda_graphs.graphs import Graphs
-from ...backends.cuda_graphs.static import StaticDecoder
-from ...backends.cuda_graphs.static_draw import StaticDraw
-from ...backends.cuda_graphs.static_model import StaticModel
 from ...errors import EngineError
+from ...models.backend import Backend
 from ...models.lora import in_float32
+from ...models.verified import Verified, say
 from ...types import FinishReason, Group, Prompt, Rollout, Sampling, single_turn
 from ..chat import Renderer
 from .decode import Finished, Schedule
-from .generic import ForwardDecoder
+from .decoder import Decoder, Decoding
+from .plain import ForwardDecoder
 
-PROBE_TOKENS = 8  # of a prompt, that our decoder is tried on in every call: the last of them as a step
+PROBE_TOKENS = 8  # of a prompt, that a backend's decoder is tried on in every call: the last of them as a step
 TOLERANCE = 1e-5
 TOLERANCE_HALF = 0.05
-"""Largest KL divergence in nats, of the model's next-token distribution from the native decoder's, that counts as
-rounding: in float32, and in bfloat16."""
+"""Largest KL divergence in nats, of the model's next-token distribution from that of a backend's decoder, that counts
+as rounding: in float32, and in bfloat16."""
 
 
 class TorchEngine:
@@ -38,14 +32,9 @@ class TorchEngine:
 
     ``batch``: most completions decoded at once (memory and speed; the result does not depend on it beyond float
     rounding). ``autocast``: compute in this type, for instance bfloat16; None = as the weights are. Log-probabilities
-    are float32 in any case. ``native``: Llama-family models go through :mod:`trew.backends.cpu` where it can be used,
-    which every ``generate`` proves anew against the model's own forward pass; all others, and with False these
-    too, through that. ``linear``: on a CPU, with weights packed for our products there too (faster, the same numbers).
-    ``room``: for what a call takes on a CPU; a learner may have the same one, since one waits for the other.
-    ``messages`` keeps what the user should know.
-
-    On a GPU that is :class:`.static.StaticDecoder`; its weights, buffers and graphs stay between calls as long as half
-    of the GPU's memory is free. ``_graphs``: for tests, the same on any device, with these graphs.
+    are float32 in any case. ``backend``: what may decode instead of the model's own forward pass, which every
+    ``generate`` compares it with anew; from the first difference on it is ``refused``. ``messages`` keeps what the user
+    should know.
     """
 
     def __init__(
@@ -55,10 +44,7 @@ class TorchEngine:
         *,
         batch: int = 128,
         autocast: torch.dtype | None = None,
-        linear: bool = True,
-        native: bool = True,
-        room: Room | None = None,
-        _graphs: Callable[[torch.device], Graphs] | None = None,
+        backend: Backend | None = None,
     ) -> None:
         if batch < 1:
             raise EngineError(f"batch: got {batch}, accepts a whole number of at least 1")
@@ -66,21 +52,18 @@ class TorchEngine:
         self.renderer = renderer
         self.batch = batch
         self.autocast = autocast
-        self.linear = linear
-        self.native = native
-        self.room = room or Room()
-        self._graphs = _graphs
-        self._static: StaticModel | None = None
+        self.backend = backend
+        self.refused = False
         self.messages: list[str] = []
         self.version = 0
 
     def state(self) -> dict[str, Any]:
         """What later completions depend on beside the weights, as JSON can hold it."""
-        return {"native": self.native, "version": self.version}
+        return {"refused": self.refused, "version": self.version}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Goes on where :meth:`state` was taken: what was given up then stays given up."""
-        self.native = bool(state["native"])
+        """Goes on where :meth:`state` was taken: a backend that was refused then stays refused."""
+        self.refused = bool(state["refused"])
         self.version = int(state["version"])
 
     @property
@@ -119,15 +102,8 @@ class TorchEngine:
         slots = min(self.batch, n * len(prompts))
         with contextlib.ExitStack() as stack:
             stack.enter_context(_generating(self.model, self.autocast))
-            stack.callback(self._settle)
-            room = stack.enter_context(self.room.held())
-            runner = self._native_runner(prompt_ids, n=n, slots=slots, max_tokens=sampling.max_tokens, room=room)
-            if runner is None:
-                if self.linear:
-                    stack.enter_context(packed_linears(self.model, autocast=self.autocast))
-                runner = ForwardDecoder(self.model, prompt_ids, n=n, slots=slots, max_tokens=sampling.max_tokens)
             schedule = Schedule(
-                runner,
+                self._decoder(stack, prompt_ids, n=n, slots=slots, max_tokens=sampling.max_tokens),
                 prompt_ids,
                 uids=[prompt.uid for prompt in prompts],
                 n=n,
@@ -137,8 +113,6 @@ class TorchEngine:
                 stop_strings=strings,
                 decode=self.renderer.decode,
                 device=self.device,
-                native=self.native,
-                drawing=StaticDraw(runner.model, sampling) if isinstance(runner, StaticDecoder) else None,
             )
             groups: dict[int, Group] = {}
             for i in schedule.run(progress or (lambda count: None)):
@@ -149,88 +123,52 @@ class TorchEngine:
                     on_group(i, groups[i])
         return [groups[i] for i in range(len(prompts))]
 
-    def _native_runner(
-        self, prompt_ids: Sequence[Sequence[int]], *, n: int, slots: int, max_tokens: int, room: Room
-    ) -> native_decoder.Decoder | StaticDecoder | None:
-        """Our own decoder, after it has shown that it computes what the model computes; None where it cannot."""
-        parts = describe(self.model, adapters=True) if self.native else "it is switched off"
-        if isinstance(parts, str):
-            return None
+    def _decoder(
+        self, stack: contextlib.ExitStack, prompt_ids: Sequence[Sequence[int]], *, n: int, slots: int, max_tokens: int
+    ) -> Decoder:
+        """The backend's, after it has shown that it computes what the model computes, or the plain one."""
+        plain = ForwardDecoder(self.model, prompt_ids, n=n, slots=slots, max_tokens=max_tokens)
+        if self.backend is None or self.refused:
+            return plain
         probe = list(max(prompt_ids, key=len))[:PROBE_TOKENS]
         probe = probe if len(probe) > 1 else 2 * probe
-        prompt_ids = [*prompt_ids, probe[:-1]]
-        if static_model.runs_on(self.device) or self._graphs is not None:
-            runner = self._static_runner(parts, prompt_ids, n=n, slots=slots, max_tokens=max_tokens)
-        elif native_decoder.unsupported(parts, autocast=self.autocast) is None:
-            runner = native_decoder.Decoder(
-                parts, prompt_ids, n=n, slots=slots, max_tokens=max_tokens, autocast=self.autocast, room=room,
-            )  # fmt: skip
-        else:
-            runner = None
-        if runner is None or (why := self._disproof(runner, probe)) is None:
-            return runner
-        self.native, self._static = False, None
-        self._warn(
-            f"{type(self.model).__name__}: decodes through its own forward pass, because the native one {why}. "
-            'Set kernels = "plain" to do so without this warning.'
-        )
-        return None
+        work = Decoding(
+            [*prompt_ids, probe[:-1]], n=n, slots=slots, max_tokens=max_tokens, autocast=self.autocast,
+            tell=lambda text: say(self.messages, text),
+        )  # fmt: skip
+        found = self.backend.decoder(self.model, work)
+        if isinstance(found, str):
+            return plain
+        want = self._plainly_after(probe)  # before the backend may exchange anything in the model
+        inner = stack.enter_context(contextlib.ExitStack())
+        choice: Verified[Decoder] = Verified(
+            inner.enter_context(found), plain, messages=self.messages, subject="the kernels",
+            instead=f"{type(self.model).__name__}: decodes through its own forward pass", remedy="kernels = 'plain'",
+        )  # fmt: skip
+        choice.compare(
+            lambda decoder: self._after(decoder, probe), want, distance=_divergence,
+            tolerance=TOLERANCE if self.autocast is None else TOLERANCE_HALF, what="next-token distributions",
+        )  # fmt: skip
+        if choice.refused:
+            self.refused = True
+            inner.close()
+            self.backend.release()
+        return choice.chosen
 
-    def _static_runner(
-        self, parts: Transformer, prompt_ids: Sequence[Sequence[int]], *, n: int, slots: int, max_tokens: int
-    ) -> StaticDecoder | None:
-        """In the buffers of the last call where they are large enough, as its graphs are good for them alone."""
-        if static_model.unsupported(parts):
-            return None
-        columns = max(map(len, prompt_ids)) + max_tokens
-        dtype = self.autocast or torch.float32
-        kept, self._static = self._static, None
-        if kept is None or not kept.serves(slots=slots, columns=columns, dtype=dtype) or not kept.begin(parts):
-            del kept  # its memory is needed
-            graphs = (self._graphs or Graphs.on)(self.device)
-            kept = StaticModel(parts, slots=slots, columns=columns, dtype=dtype, graphs=graphs)
-            kept.begin(parts)
-        self._static = kept
-        return StaticDecoder(kept, prompt_ids, n=n)
+    def _after(self, decoder: Decoder, probe: list[int]) -> Tensor:
+        """Log-probabilities (2, V) of the next token, by a decoder whose last prompt is ``probe`` without its last
+        token: at the prompt's end, and after a step. It is left without rows."""
+        got = [decoder.add([len(decoder.prompt_ids) - 1])[0].clone()]
+        got.append(decoder.step(torch.tensor(probe[-1:], device=self.device))[0].clone())
+        decoder.keep([])
+        decoder.forget()
+        return torch.stack(got).float().log_softmax(-1)
 
-    def _disproof(self, runner: native_decoder.Decoder | StaticDecoder, probe: list[int]) -> str | None:
-        """How the runner, whose last prompt is ``probe`` without its last token, differs from the model's own forward
-        pass: at the prompt's end, and after a step. None where it does not. It is left without rows."""
-        try:
-            got = [runner.add([len(runner.prompt_ids) - 1])[0].clone()]
-            got.append(runner.step(torch.tensor(probe[-1:], device=self.device))[0].clone())
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError as error:  # an operation that this device does not have
-            return f"failed ({str(error).strip().partition(chr(10))[0]})"
-        runner.keep([])
-        runner.forget()
+    def _plainly_after(self, probe: list[int]) -> Tensor:
+        """The same by the model's own forward pass in float32."""
         with torch.autocast(self.device.type, enabled=False), in_float32(self.model):
             output = self.model(input_ids=torch.tensor([probe], device=self.device), use_cache=False)
-        wanted = output.logits[0, -2:].float().log_softmax(-1)
-        divergences = (wanted.exp() * (wanted - torch.stack(got).log_softmax(-1))).nan_to_num().sum(-1)
-        divergence = float(divergences.abs().max())
-        if divergence <= (TOLERANCE if self.autocast is None else TOLERANCE_HALF) or not wanted.isfinite().any():
-            return None
-        return f"differs from it by {divergence:.2g} nats"
-
-    def _settle(self) -> None:
-        """At a call's end: says what became of the graphs; gives the buffers back where memory is not plenty."""
-        if self._static is None:
-            return
-        if failed := self._static.graphs.failed:
-            self._graphs = lambda device: Graphs(None)
-            self._static.graphs.failed = None
-            self._warn(f"no CUDA graphs, because recording one failed ({failed}): decoding goes on, slower")
-        if self.device.type == "cuda":
-            free, total = torch.cuda.mem_get_info(self.device)
-            unused = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
-            if free + unused < total / 2:
-                self._static = None
-
-    def _warn(self, message: str) -> None:
-        self.messages.append(message)
-        warnings.warn(message, stacklevel=4)
+        return output.logits[0, -2:].float().log_softmax(-1)
 
     def _rollout(
         self, prompt_ids: np.ndarray, row: Finished, stop_ids: frozenset[int], strings: Sequence[str]
@@ -268,6 +206,11 @@ class TorchEngine:
                     f"prompt {prompt.uid!r}: token id {max(ids)} is outside the model's vocabulary of {rows}; use the "
                     "tokenizer that was trained with the model"
                 )
+
+
+def _divergence(got: Tensor, want: Tensor) -> Tensor:
+    """The largest KL divergence in nats of rows of log-probabilities; tokens that ``want`` rules out do not count."""
+    return (want.exp() * (want - got)).where(want.isfinite(), 0.0).sum(-1).abs().max()
 
 
 @contextlib.contextmanager

@@ -13,7 +13,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...backends.cpu import sampling as compiled
 from ...types import Sampling
 
 _GOLDEN = 0x9E3779B97F4A7C15  # splitmix64's increment and multipliers
@@ -55,17 +54,14 @@ def row_key(seed: int, uid: str, sample: int) -> int:
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little", signed=True)
 
 
-def uniforms(keys: Tensor, positions: Tensor, *, native: bool = True) -> Tensor:
+def uniforms(keys: Tensor, positions: Tensor) -> Tensor:
     """splitmix64 of key + position x golden ratio, as float64 in [0, 1) with 53 random bits.
 
-    keys, positions: int64, broadcast against each other. int64 products wrap, as the algorithm wants. ``native``: by a
-    compiled pass where there is one; the same numbers.
+    keys, positions: int64, broadcast against each other. int64 products wrap, as the algorithm wants.
 
     >>> (uniforms(torch.tensor([1234567]), torch.tensor([0])) * 2**53).long()  # 6457827717110365317 >> 11
     tensor([3153236189995295])
     """
-    if native and (made := compiled.uniforms(keys, positions)) is not None:
-        return made
     z = keys + (positions + 1) * _signed(_GOLDEN)
     z = (z ^ _shift(z, 30)) * _signed(_MIX1)
     z = (z ^ _shift(z, 27)) * _signed(_MIX2)
@@ -82,16 +78,13 @@ def _shift(x: Tensor, bits: int) -> Tensor:
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
-def draw(logits: Tensor, *, uniform: Tensor, sampling: Sampling, native: bool = True) -> Draw:
+def draw(logits: Tensor, *, uniform: Tensor, sampling: Sampling) -> Draw:
     """One token per row of ``logits`` (B, V), by ``uniform`` (B,) in [0, 1).
 
     With x = logits - max, e = exp(x), Z = sum e: log pi = x - log Z and entropy = log Z - sum(e x) / Z, at
     temperature 1. Drawn is from e_T = exp(x / temperature), with entries below the threshold of top_k, min_p and
-    top_p set to 0. Where several tokens tie at a threshold, all of them are kept. ``native``: by one compiled pass
-    where there is one, on CPUs and where nothing is cut; the same up to float rounding.
+    top_p set to 0. Where several tokens tie at a threshold, all of them are kept.
     """
-    if native and (sampling.temperature == 0 or not sampling.truncates) and compiled.accepts(logits):
-        return Draw(*compiled.draw(logits, uniform=uniform, temperature=sampling.temperature))
     x = logits.float()
     x = x - x.amax(-1, keepdim=True)
     x.clamp_(min=torch.finfo(torch.float32).min)  # tokens that a model masks (-inf) have no part in the entropy: 0 * x

@@ -13,8 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...backends.cpu import Layer, Norm, Transformer
-from ...models.anatomy import weight_of
+from ...models.anatomy import Layer, Norm, Transformer, weight_of
 
 
 @dataclass(frozen=True, slots=True)

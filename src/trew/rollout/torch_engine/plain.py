@@ -10,20 +10,26 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
+from ...types import Sampling
 from .cache import SlotCache
+from .sampler import Draw, draw, uniforms
 
 PREFILL_TOKENS = 8192  # prompt tokens, padding included, that are computed at once
 
 
 class ForwardDecoder:
-    """Runs rows of completions through a model's ``forward``; see :class:`.decode.Runner`."""
+    """Runs rows of completions through a model's ``forward``; see :class:`.decoder.Decoder`."""
 
     def __init__(self, model: Any, prompt_ids: Sequence[Sequence[int]], *, n: int, slots: int, max_tokens: int) -> None:
         self.model, self.prompt_ids, self.max_tokens = model, prompt_ids, max_tokens
-        self.missing = [n] * len(prompt_ids)  # completions that each prompt has not started yet
+        self.n, self.slots = n, slots
         self.device = next(model.parameters()).device
         self.accepts = inspect.signature(model.forward).parameters
-        self.cache = SlotCache(slots)
+        self.forget()
+
+    def forget(self) -> None:
+        self.missing = [self.n] * len(self.prompt_ids)  # completions that each prompt has not started yet
+        self.cache = SlotCache(self.slots)
         # A prompt with completions that have not started: its cache and logits.
         self.held: tuple[int, DynamicCache, Tensor] | None = None
 
@@ -61,6 +67,9 @@ class ForwardDecoder:
 
     def keep(self, alive: Sequence[int]) -> list[int]:
         return self.cache.keep(list(alive))
+
+    def draw(self, logits: Tensor, *, keys: Tensor, positions: Tensor, sampling: Sampling) -> Draw:
+        return draw(logits, uniform=uniforms(keys, positions), sampling=sampling)
 
     def _waves(self, prompts: list[int]) -> list[list[int]]:
         """Cuts prompts, longest first, into batches of bounded size; a held prompt is a batch of its own."""

@@ -10,7 +10,9 @@ import torch
 
 import tiny
 from scorer_help import save_scorer
+from test_reward_training import test_the_gradient_of_a_step_does_not_depend_on_how_it_is_split  # noqa: F401
 from trew.backends.cpu import build
+from trew.backends.cpu.backend import CpuBackend
 from trew.models import loading
 from trew.reward_training.data import Encoded
 from trew.reward_training.packed import PackedPairs, best
@@ -19,6 +21,11 @@ from trew.rewards.reward_scorer import Encoder, Scorer
 
 compiled = pytest.mark.skipif(isinstance(build.library(), str), reason="there is no compiler")
 PAD = 259
+
+
+@pytest.fixture
+def backend():
+    return CpuBackend()
 
 
 def some_pairs(count: int = 9, *, seed: int = 0) -> list[Encoded]:
@@ -52,7 +59,7 @@ def scorer_of(folder, **options) -> Scorer:
 
 
 def both(folder, *, again: bool = False, **options) -> tuple[PlainPairs, PackedPairs]:
-    packed = PackedPairs.of(scorer_of(folder, **options), again=again)
+    packed = PackedPairs.of(scorer_of(folder, **options), CpuBackend(), again=again)
     assert not isinstance(packed, str), packed
     return PlainPairs(scorer_of(folder, **options), again), packed
 
@@ -128,8 +135,9 @@ def test_equal_texts_and_prompts_are_fed_once(tmp_path):
     prompt = list(range(40))
     pairs = [Encoded("p", [*prompt, 1, 2], [*prompt, 3]), Encoded("p", [*prompt, 1, 2], [*prompt, 4, 4])]
     fed: list[int] = []
-    run = packed.body.forward
-    packed.body.forward = lambda pack, **k: (fed.append(pack.input_ids.size), run(pack, **k))[1]  # type: ignore[method-assign]
+    body = packed.body.layers
+    run = body.forward
+    body.forward = lambda pack, **k: (fed.append(pack.input_ids.size), run(pack, **k))[1]  # type: ignore[method-assign]
     packed.accumulate(pairs, centre=0.0)
     packed.scores(pairs)
     assert fed == [45, 45]
@@ -139,19 +147,21 @@ def test_equal_texts_and_prompts_are_fed_once(tmp_path):
 def test_a_new_head_of_zeros_does_not_hide_wrong_kernels(tmp_path, monkeypatch):
     scorer = scorer_of(wide_scorer(tmp_path))
     torch.nn.init.zeros_(scorer.model.score.weight)
-    assert isinstance(best(scorer, some_pairs(), kernels=True)[0], PackedPairs)
+    assert isinstance(best(scorer, some_pairs(), backend=CpuBackend())[0], PackedPairs)
     real = PackedPairs._states
     monkeypatch.setattr(PackedPairs, "_states", lambda self, texts: real(self, texts) * 1.01)
-    runner, note = best(scorer, some_pairs(), kernels=True)
+    with pytest.warns(UserWarning, match="because the kernels' hidden states differ by"):
+        runner, note = best(scorer, some_pairs(), backend=CpuBackend())
     assert isinstance(runner, PlainPairs)
-    assert "the kernels' hidden states differ" in note
+    assert note == ""
 
 
 def test_what_the_kernels_do_not_know_goes_the_plain_way(tmp_path):
     scorer = scorer_of(save_scorer(tmp_path, kind="llama"))
-    assert isinstance(best(scorer, some_pairs(), kernels=False)[0], PlainPairs)
-    assert best(scorer, some_pairs(), kernels=False)[1] == ""
+    runner, note = best(scorer, some_pairs(), backend=None)
+    assert isinstance(runner, PlainPairs)
+    assert note == ""
     other = scorer_of(save_scorer(tmp_path / "other", kind="gpt2"))
-    runner, note = best(other, some_pairs(), kernels=True)
+    runner, note = best(other, some_pairs(), backend=CpuBackend())
     assert isinstance(runner, PlainPairs)
     assert "pairs go through the model's own forward, because GPT2ForSequenceClassification is not one of" in note

@@ -1,0 +1,120 @@
+"""The compiled CPU kernels as a :class:`trew.models.backend.Backend`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...learner.autograd import AutogradRunner
+from ...learner.body import Body
+from ...learner.fused_head import FusedHead
+from ...learner.runner import ModelRunner
+from ...models.anatomy import Transformer, describe
+from ...rollout.torch_engine.decoder import Decoder, Decoding
+from ...rollout.torch_engine.plain import ForwardDecoder
+from ...rollout.torch_engine.sampler import Draw
+from ...types import Sampling
+from . import arena, build
+from . import decoder as native
+from .arena import Arena
+from .head import CompiledHead
+from .linears import linears, packed_linears
+from .runner import CpuBody, KernelRunner, NativeBody, reason_against, weights_in_files
+from .sampling import drawn
+
+
+@dataclass
+class CpuBackend:
+    """``layers``: whole models of known families, the output head's rows and draws go through the kernels.
+    ``products``: so do products of matrices, also in models that run through their own forward."""
+
+    layers: bool = True
+    products: bool = True
+    name: str = "cpu"
+    arena: Arena = field(default_factory=Arena)
+
+    def start(self) -> None:
+        arena.keep_freed_memory()
+
+    def runner(self, model: Any, *, plain: AutogradRunner) -> ModelRunner | str:
+        if (why := unusable(model)) is not None:
+            return why
+        settings, compiled = plain.settings, not isinstance(build.library(), str)
+        if self.layers and self.products:
+            found = KernelRunner.of(model, settings, self.arena)
+            if not isinstance(found, str):
+                return found
+        head = functools.partial(CompiledHead, products=self.products, arena=self.arena) if compiled else FusedHead
+        files = weights_in_files(model, None) if settings.release_after_use else None
+        return AutogradRunner(
+            model, settings, head=head, products=linears if compiled and self.products else None,
+            release=files.release_all if files is not None else lambda: None,
+        )  # fmt: skip
+
+    def body(self, model: Any, *, autocast: torch.dtype | None, recompute: bool) -> Body | str:
+        if (why := unusable(model)) is not None:
+            return why
+        found = NativeBody.of(model, dtype=autocast or torch.float32, recompute=recompute)
+        return found if isinstance(found, str) else CpuBody(found, self.arena)
+
+    def decoder(self, model: Any, work: Decoding) -> AbstractContextManager[Decoder] | str:
+        if (why := unusable(model)) is not None:
+            return why
+        if isinstance(found := build.library(), str):
+            return found
+        parts = describe(model, adapters=True) if self.layers else "its layers are to run as they are"
+        if not isinstance(parts, str) and native.unsupported(parts, autocast=work.autocast) is None:
+            return self._native(parts, work)
+        return self._through_forward(model, work)
+
+    @contextmanager
+    def _native(self, parts: Transformer, work: Decoding) -> Iterator[Decoder]:
+        with self.arena.lease() as arena:
+            yield native.Decoder(
+                parts, work.prompt_ids, n=work.n, slots=work.slots, max_tokens=work.max_tokens, autocast=work.autocast,
+                arena=arena,
+            )  # fmt: skip
+
+    @contextmanager
+    def _through_forward(self, model: Any, work: Decoding) -> Iterator[Decoder]:
+        kind = CompiledDraws if self.layers else ForwardDecoder
+        made = kind(model, work.prompt_ids, n=work.n, slots=work.slots, max_tokens=work.max_tokens)
+        if not self.products:
+            yield made
+            return
+        with packed_linears(model, autocast=work.autocast):
+            yield made
+
+    def reads_by_layer(self, model: Any) -> bool:
+        return self.layers and self.products and reason_against(model) is None
+
+    def zeros(self, shapes: Sequence[Sequence[int]]) -> list[Tensor] | None:
+        return arena.zeros(shapes)
+
+    def release(self) -> None:
+        """Memory of the arena is the learner's, too."""
+
+
+class CompiledDraws(ForwardDecoder):
+    """The model's own forward pass, and draws by the kernels."""
+
+    def draw(self, logits: Tensor, *, keys: Tensor, positions: Tensor, sampling: Sampling) -> Draw:
+        return drawn(logits, keys=keys, positions=positions, sampling=sampling)
+
+
+def unusable(model: Any) -> str | None:
+    """Why none of the kernels can be used with the model's parameters, which they read as bare memory; else None."""
+    if model.device.type != "cpu":
+        return f"the kernels are for CPUs and it is on {model.device}"
+    return build.sharded(model)
+
+
+def backend(*, layers: bool, products: bool) -> CpuBackend:
+    """The backend, with what a recipe's ``kernels`` and ``linear`` leave of it."""
+    return CpuBackend(layers=layers, products=products)

@@ -1,0 +1,65 @@
+"""The output head by the compiled kernels: :class:`.fused_head.FusedHead` with other code for its operations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from ...learner.fused_head import FusedHead
+from . import training as kernels
+from .arena import Arena
+from .products import Matrix, fits, product_into
+
+
+@dataclass(frozen=True)
+class CompiledHead(FusedHead):
+    """``products``: by the kernels too, and not by torch. ``arena``: for the logits of a chunk."""
+
+    products: bool = True
+    arena: Arena = field(default_factory=Arena)
+
+    @contextmanager
+    def working(self) -> Iterator[CompiledHead]:
+        with self.arena.lease() as arena:
+            yield replace(self, arena=arena)
+
+    def _chunk(self) -> AbstractContextManager[None]:
+        return self.arena.again()
+
+    def _products(self, h: Tensor) -> Tensor:
+        if not self.products:
+            return super()._products(h)
+        z = self.arena.alloc(len(h), len(self.weight), dtype=torch.float32)
+        product_into(h.float(), Matrix.of(self.weight), z)
+        return z if self.bias is None else z.add_(self.bias.detach())
+
+    def _normalise(self, z: Tensor, entropies: bool) -> tuple[Tensor, Tensor | None]:
+        return kernels.head_normalise(z, cap=self.cap, temperature=self.temperature, entropies=entropies)
+
+    def _slope(
+        self, z: Tensor, normaliser: Tensor, entropy: Tensor | None, *, weight: Tensor, slope: Tensor | None
+    ) -> None:
+        kernels.head_differentiate(
+            z, normaliser, weight=weight, slope=slope, entropy=entropy, cap=self.cap, temperature=self.temperature
+        )
+
+    def _rounded(self, dz: Tensor, low: torch.dtype) -> Tensor:
+        in_place = self.products and low == torch.bfloat16
+        return kernels.head_round(dz) if in_place else super()._rounded(dz, low)
+
+    def _back_product(self, dz: Tensor) -> Tensor:
+        if not (self.products and fits(len(self.weight), dz.dtype)):
+            return super()._back_product(dz)
+        back = torch.empty(len(dz), self.weight.shape[1], dtype=torch.float32)
+        product_into(dz, Matrix.of(self.weight, transposed=True), back)
+        return back
+
+    def _add_outer(self, dz: Tensor, h: Tensor, gradient: Tensor) -> None:
+        if self.products and h.shape[1] % 16 == 0:
+            kernels.add_outer(dz, h, gradient)
+        else:
+            super()._add_outer(dz, h, gradient)

@@ -1,0 +1,87 @@
+"""Which runner a model gets: a backend's, once the first samples have shown that it computes the same, or the plain
+one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from jaxtyping import Float
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from ..models.backend import Backend
+from ..models.verified import Verified
+from .autograd import TOLERANCE, AutogradRunner, by_sample, first_samples
+from .packing import Pack, Sample
+from .runner import ExecutionPath, LossCallback, ModelRunner, RunnerSettings
+
+
+def runner_for(model: PreTrainedModel, settings: RunnerSettings, backend: Backend | None) -> ModelRunner:
+    """The plain runner, or the backend's with the plain one behind it."""
+    plain = AutogradRunner(model, settings)
+    found = "there is no backend" if backend is None else backend.runner(model, plain=plain)
+    return plain if isinstance(found, str) else VerifiedRunner(found, plain)
+
+
+class VerifiedRunner:
+    """``candidate`` until its log-probs of the first samples differ from those of the model's own forward; then
+    ``plain``. Implements :class:`.runner.ModelRunner`."""
+
+    def __init__(self, candidate: ModelRunner, plain: AutogradRunner) -> None:
+        self.model, self.settings = candidate.model, candidate.settings
+        self._plain = plain
+        self._choice: Verified[ModelRunner] = Verified(
+            candidate, plain, instead=f"{type(self.model).__name__}: trained through its own forward",
+            subject="the kernels", remedy="kernels = 'plain'",
+        )  # fmt: skip
+        self._compared = False
+
+    @property
+    def chosen(self) -> ModelRunner:
+        """The runner in use."""
+        return self._choice.chosen
+
+    @property
+    def messages(self) -> list[str]:
+        candidates = [self._choice.candidate, *([self._plain] if self._choice.refused else [])]
+        return [*self._choice.messages, *(text for runner in candidates for text in runner.messages)]
+
+    @property
+    def path(self) -> ExecutionPath:
+        return self.chosen.path
+
+    @property
+    def verified(self) -> bool:
+        return self._compared and self.chosen.verified
+
+    def packs(self, samples: Sequence[Sample], *, among: Sequence[int] | None = None) -> list[Pack]:
+        if not self._compared:
+            self._compare(samples, among)
+        return self.chosen.packs(samples, among=among)
+
+    def _compare(self, samples: Sequence[Sample], among: Sequence[int] | None) -> None:
+        """The candidate's own code, and not a copy of it made anew, against the model's own forward."""
+        few = first_samples(self.model, samples, among)
+        if not few:
+            return
+        want = by_sample(self._plain.exact(), samples, few)
+        self._choice.compare(lambda runner: by_sample(runner.exact(), samples, few), want, tolerance=TOLERANCE)
+        # One sample has nothing to share, and with NaN weights nothing is shown (the learner will say so).
+        self._compared = self._choice.refused or (len(few) > 1 and not bool(want.isnan().any()))
+
+    def logprobs_of(self, pack: Pack) -> Float[Tensor, "n"]:
+        return self.chosen.logprobs_of(pack)
+
+    def accumulate(
+        self, pack: Pack, rule: LossCallback, *, entropies: bool = False, lengths: Sequence[int] | None = None
+    ) -> None:
+        self.chosen.accumulate(pack, rule, entropies=entropies, lengths=lengths)
+
+    def sees_whole(self, lengths: Sequence[int]) -> bool:
+        return self.chosen.sees_whole(lengths)
+
+    def release(self) -> None:
+        self.chosen.release()
+
+    def exact(self) -> ModelRunner:
+        return self.chosen.exact()

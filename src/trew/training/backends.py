@@ -1,0 +1,33 @@
+"""Which backend a run uses, found by its name: without the folder ``backends`` there is none."""
+
+from __future__ import annotations
+
+import importlib
+
+import torch
+
+from ..config import Config
+from ..models.backend import Backend
+
+ROOM = "trew.backends"
+BY_DEVICE = {"cpu": "cpu", "cuda": "cuda_graphs"}
+
+
+def of(config: Config, device: str) -> Backend | None:
+    """The backend of a run, with what its ``kernels`` and ``linear`` leave of it."""
+    return find(device, layers=config.kernels == "auto", products=config.linear == "auto")
+
+
+def find(device: str, *, layers: bool, products: bool) -> Backend | None:
+    """The backend for a device, or None. ``layers``: its code may run whole models; ``products``: it may multiply
+    matrices of models that run through their own forward."""
+    name = BY_DEVICE.get(torch.device(device).type)
+    if name is None or not (layers or products):
+        return None
+    try:
+        module = importlib.import_module(f"{ROOM}.{name}.backend")
+    except ModuleNotFoundError as error:
+        if error.name is None or not error.name.startswith(ROOM):
+            raise
+        return None
+    return module.backend(layers=layers, products=products)
