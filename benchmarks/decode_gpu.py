@@ -22,19 +22,19 @@ from typing import Any
 import numpy as np
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
-from trew.rollout.torch_engine.generic import ForwardDecoder
 
 import step
 from floor import arithmetic, copy_rate, product_rates, weights
-from trew.backends.cpu import Transformer, describe
 from trew.backends.cuda_graphs.graphs import Graphs
 from trew.backends.cuda_graphs.static import StaticDecoder
-from trew.backends.cuda_graphs.static_draw import StaticDraw
 from trew.backends.cuda_graphs.static_model import StaticModel
 from trew.config import LearnerConfig
 from trew.learner import Learner, Sample
+from trew.models.anatomy import Transformer, describe
 from trew.objective import TokenBatch, preset
 from trew.rollout.torch_engine.decode import Schedule
+from trew.rollout.torch_engine.decoder import Decoder
+from trew.rollout.torch_engine.plain import ForwardDecoder
 from trew.types import Sampling
 from work import Work
 
@@ -110,16 +110,16 @@ class Run:
     def seconds(self, tokens: int) -> float:
         sampling = Sampling(max_tokens=tokens, seed=0)
         rows = len(self.prompts)
-        drawing, cast = None, contextlib.nullcontext()
+        cast = contextlib.nullcontext()
         if self.static is not None:
             assert self.static.begin(self.parts)
-            runner, drawing = StaticDecoder(self.static, self.prompts, n=1), StaticDraw(self.static, sampling)
+            decoder: Decoder = StaticDecoder(self.static, self.prompts, n=1)
         else:
-            runner = ForwardDecoder(self.model, self.prompts, n=1, slots=rows, max_tokens=tokens)
+            decoder = ForwardDecoder(self.model, self.prompts, n=1, slots=rows, max_tokens=tokens)
             cast = torch.autocast(self.device.type, dtype=LOW)
         schedule = Schedule(
-            runner, self.prompts, uids=[str(i) for i in range(rows)], n=1, sampling=sampling, slots=rows,
-            stop_ids=frozenset(), stop_strings=(), decode=str, device=self.device, drawing=drawing,
+            decoder, self.prompts, uids=[str(i) for i in range(rows)], n=1, sampling=sampling, slots=rows,
+            stop_ids=frozenset(), stop_strings=(), decode=str, device=self.device,
         )  # fmt: skip
         start = self._time()
         with torch.no_grad(), cast:

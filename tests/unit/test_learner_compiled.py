@@ -17,6 +17,7 @@ from trew.errors import ModelError
 from trew.learner import compiled
 from trew.learner.compiled import Compiler
 from trew.models import lora
+from trew.models.anatomy import describe
 from trew.objective import preset
 from trew.training import compatibility
 

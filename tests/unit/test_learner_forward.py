@@ -11,6 +11,8 @@ import torch
 import learner_help as help
 import tiny
 from trew.learner import attention
+from trew.learner.autograd import AutogradRunner
+from trew.learner.runner import ExecutionPath
 
 
 def by_sample(forward: AutogradRunner, items, method) -> dict[int, torch.Tensor]:

@@ -150,14 +150,14 @@ def test_settings_that_can():
 
 def test_moments_that_are_made_beforehand_are_those_that_adamw_makes():
     found = []
-    for prepare in (begin, lambda optimizer: None):
+    for zeros in (lambda shapes: [torch.zeros(*shape) for shape in shapes], lambda shapes: None):
         own = parameters()
         optimizer = made("adamw", own)
         for k in range(3):
             draw = torch.Generator().manual_seed(k)
             for name, p in own.items():
                 p.grad = None if name == "unused" else torch.randn(p.shape, generator=draw)
-            prepare(optimizer)
+            begin(optimizer, zeros)
             optimizer.step()
         found.append((moments(optimizer, own), {n: p.detach() for n, p in own.items()}))
     assert equal(found[0][0], found[1][0])

@@ -29,7 +29,7 @@ class Recorder:
         self.samples: list[list[Any]] = []
         self.asked: list[str] = []
 
-    def prove(self, samples: list[Any]) -> None:
+    def verify(self, samples: list[Any]) -> None:
         pass
 
     def logprobs(self, samples: list[Any], *, reference: bool = False) -> torch.Tensor:

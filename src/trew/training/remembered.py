@@ -31,7 +31,7 @@ class LearnerCounters:
 class EngineState:
     """As ``TorchEngine.state`` gives it."""
 
-    native: bool
+    refused: bool
     version: Count
 
 
