@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bad_files import FILES
 
 import tiny
+from bad_files import FILES
 from settings_help import keys
 from tiers import some
 from trew.config import Config, RewardConfig, apply_overrides, parse

@@ -177,14 +177,13 @@ def _processor() -> Iterator[Finding]:
 
 
 def _kernels() -> Iterator[Finding]:
-    from ..backends.cpu.build import library
+    from ..training import backends
 
-    found = library()
-    if isinstance(found, str):
-        todo = (
-            "install gcc or clang: models of the Llama kind generate and train several times faster on a CPU with them"
-        )
-        yield Finding("note", "kernels", f"none, because {found}", todo)
+    backend = backends.find("cpu", layers=True, products=True)
+    missing = "they are not part of this installation" if backend is None else backend.missing()
+    if missing:
+        todo = "with them, Llama-family models generate and train several times faster on a CPU"
+        yield Finding("note", "kernels", f"none, because {missing}", todo)
     else:
         yield Finding("ok", "kernels", "compiled for this processor")
 

@@ -30,6 +30,10 @@ class Backend(Protocol):
 
     name: str
 
+    def missing(self) -> str:
+        """What this machine lacks for it, and what to do; empty where it lacks nothing."""
+        ...
+
     def start(self) -> None:
         """Prepares the process, before any weights are loaded."""
         ...

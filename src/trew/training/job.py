@@ -142,12 +142,10 @@ def headline(job: Job) -> str:
 
 
 def _without_kernels(job: Job) -> str:
-    """Why a run on a CPU takes the plain path although trew's own kernels were asked for; empty where it does not."""
-    found = kernels.library() if job.plan.device == "cpu" and job.config.kernels == "auto" else None
-    if not isinstance(found, str):
-        return ""
-    todo = "" if kernels.switched_off() else "; install gcc or clang (Debian, Ubuntu: apt install gcc) for trew's own"
-    return f"; on the plain path of PyTorch, which is slower, because {found}{todo}"
+    """Why a run takes the plain path although a backend was asked for; empty where it does not."""
+    backend = backends.of(job.config, job.plan.device)
+    missing = "" if backend is None or job.config.kernels == "plain" else backend.missing()
+    return f"; on the plain path of PyTorch, which is slower, because {missing}" if missing else ""
 
 
 def short(count: int) -> str:

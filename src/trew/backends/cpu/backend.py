@@ -39,6 +39,12 @@ class CpuBackend:
     name: str = "cpu"
     arena: Arena = field(default_factory=Arena)
 
+    def missing(self) -> str:
+        found = build.library()
+        if not isinstance(found, str) or build.switched_off():
+            return found if isinstance(found, str) else ""
+        return f"{found}; install gcc or clang (Debian, Ubuntu: apt install gcc) for trew's own"
+
     def start(self) -> None:
         arena.keep_freed_memory()
 

@@ -32,6 +32,9 @@ class CudaGraphsBackend:
         self._graphs = graphs or Graphs.on
         self.kept: StaticModel | None = None
 
+    def missing(self) -> str:
+        return ""
+
     def start(self) -> None:
         """There is nothing to prepare."""
 
