@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-from dataclasses import replace
 
 import pytest
 import torch
@@ -13,29 +12,18 @@ import torch
 import learner_help as help
 import tiny
 from trew import estimate
-from trew.backends.cpu import build, training
-from trew.backends.cpu import runner as forward
-from trew.backends.cpu.decoder import Decoder
-from trew.backends.cpu.runner import NativeBody
-from trew.backends.cpu.stack import ALL, Stack
-from trew.backends.cuda_graphs import static_model
-from trew.backends.cuda_graphs.graphs import Graphs
-from trew.backends.cuda_graphs.static_model import StaticModel
 from trew.cli.main import main
 from trew.config import Config, LearnerConfig, LoraConfig, RolloutConfig
 from trew.estimate import passes
 from trew.estimate import run as estimating
 from trew.estimate.ledger import Ledger
-from trew.estimate.memory import cache, kept, laid_out, memory, optimizer, weights, work
+from trew.estimate.memory import optimizer, weights
 from trew.estimate.sizes import sizes_of
 from trew.estimate.times import Rates
-from trew.learner.packing import pack_shared
 from trew.models import loading, lora
-from trew.models.anatomy import describe
 from trew.objective import preset
 
 WIDE = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "head_dim": 16}
-native = pytest.mark.skipif(isinstance(build.library(), str), reason="the kernels cannot be compiled here")
 
 
 RATES = Rates(many=1e11, few=1e10)
@@ -154,59 +142,6 @@ def test_a_pass_without_memory_allocates_what_a_real_one_does(kind, rank, checkp
     assert told == pytest.approx(passes.training_bytes(batch), rel=0.02)
 
 
-@native
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("kind", ["llama", "qwen3"])
-def test_what_a_layer_keeps_is_what_the_formula_says(kind, dtype, tmp_path):
-    folder = saved(tmp_path, kind, **WIDE)
-    c = config(folder, dtype=dtype)
-    net = loading.load_model(folder)
-    body = NativeBody.of(net, dtype=getattr(torch, dtype), recompute=False)
-    assert isinstance(body, NativeBody)
-    pack, sizes = pack_shared(help.samples(), budget=4096)[0], sizes_of(c)
-    found = []
-    for layers in (1, 3):
-        few = replace(body.parts, layers=body.parts.layers[:1] * layers)
-        row = NativeBody(few, body.dtype).row(pack)
-        found.append(Stack(few, dtype=body.dtype, split=lora.split).bytes(row, keep=ALL))
-    tokens, (one, three) = pack.input_ids.size, found
-    assert (three - one) / 2 == pytest.approx(kept(sizes, c) * tokens, rel=0.01)
-    rest = one - kept(sizes, c) * tokens - work(sizes, c) * tokens - 4 * training.SHARED
-    assert 0 < rest < torch.get_num_threads() << 20  # what each thread works with
-
-
-@native
-def test_micro_batches_are_those_of_all_layers_and_not_of_the_copy(tmp_path, monkeypatch):
-    monkeypatch.setattr(forward, "PACK_TOKENS", 1)
-    monkeypatch.setattr(forward, "PACK_PROMPTS", 1)
-    folder = saved(tmp_path, num_hidden_layers=6, **WIDE)
-    c = config(folder, rollout={"prompts": 6, "completions": 4, "max_tokens": 10})
-    net, found = loading.load_model(folder), {}
-    for size in (1 << 17, 1 << 20):
-        monkeypatch.setattr(forward, "PACK_BYTES", size)
-        real = passes.batch(c, net, prompt=12, vocabulary=100)
-        assert (made(c).load.passes, made(c).load.tokens) == (len(real.packs), real.largest.input_ids.size)
-        found[size] = len(real.packs)
-    assert found[1 << 17] > found[1 << 20]
-
-
-@native
-def test_cache_and_laid_out_weights_are_as_large_as_the_formulas_say(tmp_path):
-    folder = saved(tmp_path, **WIDE)
-    c = config(folder, rollout={"prompts": 40, "completions": 8, "max_tokens": 100, "batch": 256})
-    found = made(c, prompt=70)
-    parts = describe(loading.load_model(folder))
-    decoder = Decoder(parts, [list(range(70))] * 40, n=8, slots=256, max_tokens=100)
-    for _ in range(100):
-        if not decoder.rows:
-            decoder.add([p for p in range(32) for _ in range(8)])
-        decoder.step(torch.zeros(256, dtype=torch.int64))
-    real = sum(chunk.numel() * 4 for chunk in decoder.cache.chunks)
-    assert cache(found.sizes, c, found.load) == pytest.approx(real, rel=0.05)
-    assert found.load.native_decode
-    assert laid_out(found.sizes, c, found.load) == 4 * (found.sizes.linear + found.sizes.head)
-
-
 def test_the_proof_makes_the_logits_of_one_sample_at_a_time(tmp_path, monkeypatch):
     folder = saved(tmp_path, **WIDE)
     net, seen = loading.load_model(folder), []
@@ -223,18 +158,6 @@ def test_the_proof_makes_the_logits_of_one_sample_at_a_time(tmp_path, monkeypatc
     help.learner(net).logprobs(items)
     longest = max(len(sample.completion_ids) for sample in items)
     assert 0 < max(seen) <= longest
-
-
-@native
-def test_the_proof_counts_where_a_vocabulary_is_large(tmp_path):
-    folder = saved(tmp_path, vocab_size=40_000, **WIDE)
-    own = {"prompts": 2, "completions": 4, "max_tokens": 96}
-    parts = made(config(folder, lora=LoraConfig(rank=4), rollout=own), prompt=96).memory.parts
-    logits = 4 * 40_000 * 96
-    assert logits <= parts["training"]["proof"] + parts["training"]["gradients"] < 1.1 * logits
-    assert parts["generating"]["kept"] + parts["generating"]["step"] >= logits
-    plain = dataclasses.replace(config(folder, rollout=own, share_prompts=False), kernels="plain", linear="plain")
-    assert made(plain, prompt=96).memory.parts["training"]["proof"] == 0, "there is nothing to compare"
 
 
 def test_phases_add_up_and_knobs_turn_the_right_way(tmp_path):
@@ -323,31 +246,3 @@ def test_its_exit_code_says_whether_it_fits(recipe, capsys, monkeypatch):
     call(recipe, code=1)
     assert "DOES NOT FIT" in capsys.readouterr().out
     call(recipe, "--set", "lora.dropout=0.5", code=2)
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("kind", ["llama", "gemma3"])
-def test_buffers_of_generation_on_a_gpu(kind, dtype, tmp_path, monkeypatch):
-    """As they are made, for a model of more layers than those that are tried; the CPU stands for a GPU."""
-    monkeypatch.setattr(static_model, "runs_on", lambda device: True)
-    layers = {"num_hidden_layers": 6} | ({"layer_types": ["full_attention"] * 6} if kind == "gemma3" else {})
-    folder = saved(tmp_path, kind, **layers)
-    c = config(folder, dtype=dtype, rollout={"max_tokens": 300})
-    e = made(c)
-    parts = describe(loading.load_model(folder))
-    assert not isinstance(parts, str)
-    types = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-    real = StaticModel(parts, slots=12, columns=512, dtype=types[dtype], graphs=Graphs(None))
-    generating, training = e.memory.parts["generating"], e.memory.parts["training"]
-    assert generating["laid out"] + generating["cache"] == real.bytes
-    assert generating["cache"] == real.cache.numel() * real.cache.element_size()
-    assert training["cache"] == generating["cache"], "with this much memory they stay"
-    with Ledger() as ledger, torch.no_grad():
-        for _ in range(2):
-            ledger.peak = before = ledger.live
-            real.prefill([[0] * 12] * 3, range(3), piece=100)
-            real.compute(16, 512)
-    assert generating["step"] == pytest.approx(ledger.peak - before, rel=0.02)
-    full = dataclasses.replace(e.load, free=2 * e.memory.total("generating") - 1)
-    assert "cache" not in memory(e.sizes, c, full).parts["training"]
-    assert made(dataclasses.replace(c, kernels="plain")).load.static is None

@@ -16,12 +16,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..backends.cpu.decoder import PREFILL_TOKENS
-from ..backends.cpu.pages import PAGE
-from ..backends.cpu.training import SHARED
-from ..backends.cuda_graphs.static_model import COLUMNS, rounded, row_bucket
 from ..config import Config
 from ..learner.fused_head import BLOCK, at_once
+from ..models.planning import Planning
 from .passes import Line, Static
 from .sizes import FOUR_BIT, Sizes
 
@@ -76,6 +73,7 @@ class Load:
     native_decode: bool
     body: Line | None = None
     prefill: Line | None = None
+    plan: Planning | None = None  # of the backend, where there is one
     static: Static | None = None  # generation on a GPU by our decoder
     free: int | None = None  # bytes there are for all of it
     stored: int = 0  # bytes of the model's files
@@ -142,12 +140,12 @@ def cache(s: Sizes, config: Config, load: Load) -> int:
     """
     token = 2 * s.layers * s.kv_heads * s.head_dim
     if load.static is not None:
-        return token * _width(config) * (row_bucket(load.rows) + 1) * rounded(load.prompt + load.completion, COLUMNS)
-    if not load.native_decode:
+        return load.static.cache.layer * s.layers + load.static.cache.rest
+    if not load.native_decode or load.plan is None:
         return token * _width(config) * load.rows * (load.prompt + load.completion + 64)
     prompts = -(-load.rows // load.group) + 1
-    pages = prompts * -(-load.prompt // PAGE) + load.rows * -(-load.completion // PAGE)
-    page = _width(config) * token * PAGE
+    pages = prompts * -(-load.prompt // load.plan.page) + load.rows * -(-load.completion // load.plan.page)
+    page = _width(config) * token * load.plan.page
     chunk = max(1, CHUNK // page) * page
     return -(-pages * page // chunk) * chunk
 
@@ -165,7 +163,8 @@ def decoding(s: Sizes, config: Config, load: Load) -> int:
         return max(draw, load.static.work.layer * s.layers + load.static.work.rest)
     if load.prefill is not None:
         return max(draw, load.prefill.layer * s.layers + load.prefill.rest)
-    tokens = min(PREFILL_TOKENS, load.prompt * (-(-load.rows // load.group)))
+    assert load.plan is not None
+    tokens = min(load.plan.prefill_tokens, load.prompt * (-(-load.rows // load.group)))
     row = (4 + b) * s.hidden + b * (2 * wide + 2 * s.kv_heads * s.head_dim) + 4 * wide + 3 * b * s.intermediate
     return max(draw, tokens * (row + b * s.hidden))
 
@@ -206,7 +205,10 @@ def layers(s: Sizes, config: Config, load: Load) -> Line:
     if load.body is not None:
         four_bit = config.lora.base == "nf4"
         return Line(load.body.layer, load.body.rest + four_bit * _width(config) * s.hidden * s.intermediate)
-    layer, rest = load.tokens * kept(s, config), load.tokens * work(s, config) + 4 * SHARED
+    layer, rest = (
+        load.tokens * kept(s, config),
+        load.tokens * work(s, config) + (load.plan.scratch if load.plan is not None else 0),
+    )
     if config.learner.gradient_checkpointing:
         return Line(4 * load.tokens * s.hidden, layer + rest)
     return Line(layer, rest)

@@ -15,17 +15,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..backends.cuda_graphs.graphs import Graphs
-from ..backends.cuda_graphs.static import PREFILL_TOKENS
-from ..backends.cuda_graphs.static_model import StaticModel
 from ..config import Config
 from ..learner import Sample, recompute
 from ..learner.autograd import AutogradRunner
 from ..learner.head import token_logprobs
 from ..learner.packing import Pack
 from ..learner.runner import ModelRunner, RunnerSettings
-from ..models.anatomy import describe
 from ..models.backend import Backend
+from ..models.planning import Planning
 from ..training import backends
 from .ledger import Ledger
 from .sizes import Copy, Sizes, copy_of
@@ -130,32 +127,43 @@ class Static:
     """What generation on a GPU needs: buffers, copies of weights among them, and the work of prefill and step."""
 
     buffers: Line
+    cache: Line  # of them, keys and values
     work: Line
 
 
-def static(config: Config, *, rows: int, columns: int, prompts: int, length: int, device: str) -> Static:
-    """For ``rows`` of up to ``columns`` tokens; ``prompts`` of ``length`` tokens are computed side by side."""
+def static(
+    config: Config, plan: Planning, *, rows: int, columns: int, prompts: int, length: int, device: str
+) -> Static | None:
+    """For ``rows`` of up to ``columns`` tokens; ``prompts`` of ``length`` tokens are computed side by side. None where
+    the decoder keeps nothing between calls."""
     dtype = torch.bfloat16 if config.learner.dtype == "bfloat16" else torch.float32
 
-    def made(copy: Copy) -> StaticModel:
-        parts = describe(copy.model, adapters=True)
-        assert not isinstance(parts, str)
-        return StaticModel(parts, slots=rows, columns=columns, dtype=dtype, graphs=Graphs(None))
+    def made(copy: Copy) -> Any:
+        return plan.buffers(copy.model, rows=rows, columns=columns, dtype=dtype)
 
     def buffers(copy: Copy) -> int:
         with copy.mode:
             return made(copy).bytes
+
+    def cache(copy: Copy) -> int:
+        with copy.mode:
+            return made(copy).cache.nbytes
 
     def work(copy: Copy) -> int:
         with copy.mode, torch.no_grad(), Ledger() as ledger:
             model = made(copy)
             for _ in range(2):  # what was there before, weights and buffers, is counted in the first round
                 ledger.peak = before = ledger.live
-                model.prefill([[0] * length] * prompts, range(prompts), piece=max(PREFILL_TOKENS // prompts, 1))
+                piece = max(plan.prefill_tokens // prompts, 1)
+                model.prefill([[0] * length] * prompts, range(prompts), piece=piece)
                 model.compute(model.slots, model.columns)
             return ledger.peak - before
 
-    return Static(_line(buffers, config, device=device), _line(work, config, device=device))
+    one = copy_of(config, device=device, layers=1)
+    with one.mode:
+        if made(one) is None:
+            return None
+    return Static(*(_line(peak, config, device=device) for peak in (buffers, cache, work)))
 
 
 def _line(peak: Callable[[Copy], int], config: Config, *, device: str) -> Line:

@@ -6,13 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
-from ..backends.cpu import decoder as native_decoder
-from ..backends.cpu import linears
-from ..backends.cuda_graphs import static_model
 from ..config import Config
 from ..learner.reference import in_bfloat16
 from ..models import loading
-from ..models.anatomy import describe
 from ..models.files import stored_types
 from ..objective import Objective
 from ..rollout.torch_engine.plain import PREFILL_TOKENS
@@ -86,10 +82,9 @@ def load_of(config: Config, s: Sizes, objective: Objective, machine: Machine, *,
     copy = copy_of(config, device=machine.device, layers=1)
     with copy.mode:
         batch = passes.batch(config, copy.model, prompt=prompt, vocabulary=s.vocabulary, layers=s.layers)
-        ours = config.kernels == "auto" and config.lora.base != "nf4"
-        parts = describe(copy.model, adapters=True)
-        static = ours and static_model.runs_on(machine.device) and static_model.unsupported(parts) is None
-        native = static or (ours and native_decoder.unsupported(parts, autocast=low) is None)
+        backend = passes.backend_of(config, machine.device)
+        plan = None if backend is None else backend.memory()
+        native = plan is not None and plan.decodes(copy.model, autocast=low)
     types = frozenset(stored_types(loading.folder(config.model)))
     pack, way = batch.largest, batch.runner.path
     side_by_side = max(1, min(-(-rows // config.rollout.completions), PREFILL_TOKENS // prompt))
@@ -103,22 +98,24 @@ def load_of(config: Config, s: Sizes, objective: Objective, machine: Machine, *,
         group=config.rollout.completions,
         shares=way.shared,
         fused=way.fused,
-        packed=config.linear == "auto" and linears.available(torch.device(machine.device), low or torch.float32),
+        packed=plan is not None and plan.product(depth=s.hidden, rows=rows, dtype=low or torch.float32) is not None,
         reference="ref_logprobs" in objective.needs,
         rounded=in_bfloat16(config, stored=types, backend=backends.of(config, machine.device)),
         heap=machine.device == "cpu",
         native_decode=native,
         body=None if way.layers else passes.training(config, s, prompt=prompt, device=machine.device),
         prefill=None if native else passes.prefill(config, prompts=side_by_side, length=prompt, device=machine.device),
+        plan=plan,
         static=passes.static(
             config,
+            plan,
             rows=rows,
             columns=prompt + config.rollout.max_tokens,
             prompts=side_by_side,
             length=prompt,
             device=machine.device,
         )
-        if static
+        if native and plan is not None
         else None,
         free=machine.free,
         stored=stored_bytes(config),

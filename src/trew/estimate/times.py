@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from ..backends.cpu import linears, products
-from ..backends.cpu.products import Matrix
 from ..config import Config
+from ..models.planning import Planning
+from ..training import backends
 from .memory import Load
 from .sizes import Sizes
 
@@ -33,21 +33,22 @@ class Rates:
 def rates(s: Sizes, config: Config, *, rows: int, tokens: int, device: str) -> Rates:
     """Measures two products of the model's own widths for a moment each."""
     dtype = torch.bfloat16 if config.learner.dtype == "bfloat16" else torch.float32
-    return Rates(
-        *(_rate(n, s, dtype=dtype, device=device, packed=config.linear == "auto") for n in (min(tokens, 2048), rows))
-    )
+    backend = backends.of(config, device)
+    plan = None if backend is None else backend.memory()
+    return Rates(*(_rate(n, s, dtype=dtype, device=device, plan=plan) for n in (min(tokens, 2048), rows)))
 
 
-def _rate(rows: int, s: Sizes, *, dtype: torch.dtype, device: str, packed: bool) -> float:
+def _rate(rows: int, s: Sizes, *, dtype: torch.dtype, device: str, plan: Planning | None) -> float:
     numbers = s.intermediate * s.hidden
     count = max(1, _BYTES // (numbers * dtype.itemsize))
     weights = [torch.randn(s.intermediate, s.hidden, dtype=dtype, device=device) for _ in range(count)]
     x = torch.randn(rows, s.hidden, dtype=dtype, device=device)
     product: Callable[[torch.Tensor, Any], object] = torch.nn.functional.linear
     matrices: list[Any] = list(weights)
-    if packed and linears.available(torch.device(device), dtype) and products.fits(s.hidden, dtype):
-        product = products.product  # type: ignore[assignment]
-        matrices = [Matrix.packed(w, dtype=dtype) if rows <= 256 else Matrix.of(w) for w in weights]
+    own = None if plan is None else plan.product(depth=s.hidden, rows=rows, dtype=dtype)
+    if own is not None:
+        lay_out, product = own
+        matrices = [lay_out(w) for w in weights]
 
     def once() -> None:
         for w in matrices:

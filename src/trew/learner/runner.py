@@ -19,14 +19,13 @@ LossCallback = Callable[[slice, Tensor, Tensor | None], tuple[Tensor, Tensor | N
 
 @dataclass(frozen=True, slots=True)
 class RunnerSettings:
-    """What is asked of a runner. ``budget``: tokens of a pack, padding included. ``autocast``: the type of
-    products; None = float32."""
+    """What is asked of a runner."""
 
     temperature: float = 1.0
-    budget: int = 4096
+    budget: int = 4096  # tokens of a pack, padding included
     share_prompts: bool = True  # a group's prompt is computed once, and not once per completion
     fused: bool = True  # the head chunk by chunk, and not logits for all tokens
-    autocast: torch.dtype | None = None
+    autocast: torch.dtype | None = None  # the type of products; None = float32
     gradient_checkpointing: bool = False
     accelerator: LayerAccelerator | None = None  # for the layers of the model's own forward
     release_after_use: bool = False  # the weights are read once in a step: memory that files hold may be given back
@@ -40,7 +39,7 @@ class ExecutionPath:
     layers: str = ""  # the backend whose code runs the layers; empty: the model's own forward
     shared: bool = False
     fused: bool = False
-    accelerator: str = ""  # the configuration's key of what runs the layers of the model's own forward
+    accelerator: str = ""  # the configuration's key
 
 
 @runtime_checkable
@@ -53,7 +52,7 @@ class ModelRunner(Protocol):
 
     @property
     def messages(self) -> list[str]:
-        """What the user should know about how samples are run; each was given as a warning too."""
+        """What the user should know; each was given as a warning too."""
         ...
 
     @property
@@ -67,8 +66,7 @@ class ModelRunner(Protocol):
         ...
 
     def packs(self, samples: Sequence[Sample], *, among: Sequence[int] | None = None) -> list[Pack]:
-        """The passes that give the log-probs of all completion tokens of the samples (or those ``among``). Decides the
-        path, where the samples are enough for that."""
+        """The passes for the log-probs of all completion tokens (of ``among``); decides the path, where it can."""
         ...
 
     def logprobs_of(self, pack: Pack) -> Float[Tensor, "n"]:
@@ -78,9 +76,8 @@ class ModelRunner(Protocol):
     def accumulate(
         self, pack: Pack, rule: LossCallback, *, entropies: bool = False, lengths: Sequence[int] | None = None
     ) -> None:
-        """Adds the gradient of a loss of the pack's tokens to the parameters' ``grad``. ``rule`` gives the loss's
-        derivatives by log-probs and, with ``entropies``, by entropies; it may be asked for a few tokens at a time.
-        ``lengths``: of runs of tokens (sequences) that it must see whole."""
+        """Adds the gradient of a loss to the parameters' ``grad``. ``rule`` gives its derivatives by log-probs and,
+        with ``entropies``, by entropies, for a few tokens at a time; sequences of ``lengths`` it must see whole."""
         ...
 
     def sees_whole(self, lengths: Sequence[int]) -> bool:

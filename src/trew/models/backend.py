@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
+from .planning import Planning
+
 if TYPE_CHECKING:
     import torch
 
@@ -55,6 +57,10 @@ class Backend(Protocol):
     def reads_by_layer(self, model: Any) -> bool:
         """Whether the runner reads weights that lie in a file layer by layer, so that not all of them need memory at
         once; the model's weights need not be there."""
+        ...
+
+    def memory(self) -> Planning:
+        """What the estimate of a run needs to know."""
         ...
 
     def zeros(self, shapes: Sequence[Sequence[int]]) -> list[Tensor] | None:

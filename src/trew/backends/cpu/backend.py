@@ -25,6 +25,7 @@ from . import decoder as native
 from .arena import Arena
 from .head import CompiledHead
 from .linears import linears, packed_linears
+from .planning import CpuPlanning
 from .runner import CpuBody, KernelRunner, NativeBody, reason_against, weights_in_files
 from .sampling import drawn
 
@@ -98,7 +99,10 @@ class CpuBackend:
             yield made
 
     def reads_by_layer(self, model: Any) -> bool:
-        return self.layers and self.products and reason_against(model) is None
+        return self.layers and self.products and build.sharded(model) is None and reason_against(model) is None
+
+    def memory(self) -> CpuPlanning:
+        return CpuPlanning(self.layers, self.products)
 
     def zeros(self, shapes: Sequence[Sequence[int]]) -> list[Tensor] | None:
         return arena.zeros(shapes)

@@ -15,6 +15,7 @@ from ...learner.runner import ModelRunner
 from ...models.anatomy import Transformer, describe
 from ...rollout.torch_engine.decoder import Decoder, Decoding
 from .graphs import Graphs
+from .planning import CudaGraphsPlanning
 from .static import StaticDecoder
 from .static_model import StaticModel, unsupported
 
@@ -86,6 +87,9 @@ class CudaGraphsBackend:
 
     def reads_by_layer(self, model: Any) -> bool:
         return False
+
+    def memory(self) -> CudaGraphsPlanning:
+        return CudaGraphsPlanning()
 
     def zeros(self, shapes: Sequence[Sequence[int]]) -> list[Tensor] | None:
         return None

@@ -48,11 +48,6 @@ def row_bucket(rows: int) -> int:
     return 1 << (rows - 1).bit_length() if rows <= ROWS else rounded(rows, ROWS)
 
 
-def runs_on(device: torch.device | str) -> bool:
-    """Whether generation on a device is this module's; on CPUs :mod:`trew.backends.cpu.decoder` is faster."""
-    return torch.device(device).type == "cuda"
-
-
 def unsupported(parts: Transformer | str) -> str | None:
     """Why these parts cannot be decoded here, in words that complete "because ..."; None where they can."""
     if isinstance(parts, str):

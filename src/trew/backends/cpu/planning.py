@@ -1,0 +1,39 @@
+"""What an estimate asks of the compiled kernels: see :class:`trew.models.planning.Planning`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ...models.anatomy import describe
+from ...models.planning import Product
+from . import decoder, pages, training
+from .linears import available
+from .products import Matrix, fits, product
+
+FEW = 256
+"""Rows up to which a matrix is laid out once for many products."""
+
+
+@dataclass(frozen=True)
+class CpuPlanning:
+    """``layers``, ``products``: as of the backend."""
+
+    layers: bool
+    products: bool
+    page: int = pages.PAGE
+    prefill_tokens: int = decoder.PREFILL_TOKENS
+    scratch: int = 4 * training.SHARED
+
+    def decodes(self, model: Any, *, autocast: torch.dtype | None) -> bool:
+        return self.layers and decoder.unsupported(describe(model, adapters=True), autocast=autocast) is None
+
+    def buffers(self, model: Any, *, rows: int, columns: int, dtype: torch.dtype) -> None:
+        return None
+
+    def product(self, *, depth: int, rows: int, dtype: torch.dtype) -> Product | None:
+        if not (self.products and available(torch.device("cpu"), dtype) and fits(depth, dtype)):
+            return None
+        return (lambda w: Matrix.packed(w, dtype=dtype)) if rows <= FEW else Matrix.of, product
