@@ -25,9 +25,6 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 import step
 from floor import arithmetic, copy_rate, product_rates, weights
-from trew.backends.cuda_graphs.graphs import Graphs
-from trew.backends.cuda_graphs.static import StaticDecoder
-from trew.backends.cuda_graphs.static_model import StaticModel
 from trew.config import LearnerConfig
 from trew.learner import Learner, Sample
 from trew.models.anatomy import Transformer, describe
@@ -100,8 +97,11 @@ class Run:
 
     def __init__(self, model: Any, prompts: list[list[int]], name: str, device: str, *, room: int) -> None:
         self.model, self.prompts, self.device = model, prompts, torch.device(device)
-        self.static: StaticModel | None = None
+        self.static: Any = None
         if name != "forward":
+            from trew.backends.cuda_graphs.graphs import Graphs
+            from trew.backends.cuda_graphs.static_model import StaticModel
+
             self.parts = describe(model, adapters=True)
             assert isinstance(self.parts, Transformer), self.parts
             graphs = Graphs.on(self.device) if name == "graphs" else Graphs(None)
@@ -112,6 +112,8 @@ class Run:
         rows = len(self.prompts)
         cast = contextlib.nullcontext()
         if self.static is not None:
+            from trew.backends.cuda_graphs.static import StaticDecoder
+
             assert self.static.begin(self.parts)
             decoder: Decoder = StaticDecoder(self.static, self.prompts, n=1)
         else:

@@ -25,7 +25,6 @@ from typing import Any
 import torch
 
 import step
-from trew.backends.cpu import products
 from work import BATCHES, SHAPES, Work, save_model
 
 BYTES = {"float32": 4, "bfloat16": 2}
@@ -89,6 +88,8 @@ def machine_limits(device: str) -> dict[str, Any]:
 
 def product_rates(dtype: torch.dtype, device: str) -> tuple[float, float]:
     """Of the quickest product at hand, and of torch's own."""
+    from trew.backends.cpu import products
+
     best = own = 0.0
     for size in (1024, 2048) if device == "cpu" else (4096, 8192):
         a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))

@@ -25,7 +25,6 @@ import transformers
 import trew
 import work as shapes
 from demo import machine
-from trew.backends.cpu.backend import CpuBackend
 from trew.config import LearnerConfig
 from trew.learner.optimizer import make_optimizer, trainable
 from trew.models import loading
@@ -33,6 +32,7 @@ from trew.reward_training.data import Encoded
 from trew.reward_training.packed import PackedPairs
 from trew.reward_training.plain import Pairs, PlainPairs
 from trew.rewards.reward_scorer import Encoder, Scorer
+from trew.training import backends
 
 RESULT = Path(__file__).parent / "results" / "pairs.json"
 DTYPES = ("float32", "bfloat16")
@@ -104,7 +104,9 @@ def way(folder: Path, name: str, dtype: str) -> tuple[Pairs, Any]:
     scorer = Scorer(model, Encoder.load(str(folder)), budget=8192, autocast=autocast)
     if name == "plain":
         return PlainPairs(scorer), model
-    packed = PackedPairs.of(scorer, CpuBackend())
+    backend = backends.find("cpu", layers=True, products=False)
+    assert backend is not None
+    packed = PackedPairs.of(scorer, backend)
     assert not isinstance(packed, str), packed
     return packed, model
 

@@ -44,8 +44,7 @@ class ExecutionPath:
 
 @runtime_checkable
 class ModelRunner(Protocol):
-    """Log-probs of completion tokens under a model, at the temperature, and gradients of losses of them. Both are those
-    of the model's own float32 forward pass over one sample at a time, up to rounding."""
+    """Log-probs of completion tokens at the temperature, and gradients: those of the model's own forward pass."""
 
     model: Any
     settings: RunnerSettings
