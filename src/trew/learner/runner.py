@@ -51,7 +51,7 @@ class ModelRunner(Protocol):
 
     @property
     def messages(self) -> list[str]:
-        """What the user should know; each was given as a warning too."""
+        """What the user should know, each given as a warning too."""
         ...
 
     @property
@@ -88,5 +88,5 @@ class ModelRunner(Protocol):
         ...
 
     def exact(self) -> ModelRunner:
-        """The same code in float32, whatever its settings say, and taken as verified: what :mod:`.choose` compares."""
+        """The same code in float32, taken as verified: what :mod:`.choose` compares with the plain way."""
         ...
