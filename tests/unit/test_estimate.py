@@ -182,7 +182,7 @@ def test_phases_add_up_and_knobs_turn_the_right_way(tmp_path):
     assert lora.memory.parts["training"]["reference"] == 0
     turns = estimate.knobs(base)
     assert all(k.peak < m.peak for k in turns)
-    assert {"learner.microbatch_tokens": 512} in [k.settings for k in turns]
+    assert any("learner.microbatch_tokens" in k.settings for k in turns)
     assert any("lora.rank = 16" in str(k) for k in turns)
 
 
