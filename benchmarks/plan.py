@@ -142,11 +142,12 @@ def config_of(setting: Setting, folder: Path, device: str) -> Any:
 def run(recipe: Path) -> dict[str, Any]:
     """Peaks in bytes by phase, and seconds of the second step."""
     from trew.config import load
-    from trew.training import job as jobs
-    from trew.training import loop, planning
+    from trew.rollout.sync import sampling
+    from trew.training import parts as built
+    from trew.training import planning
     from trew.utils.console import Silent
     from trew.utils.signals import Interrupts
-    from work_trew import scored
+    from work_trew import learn
 
     plan = planning.plan(load(recipe))
     peaks: dict[str, int] = {}
@@ -161,21 +162,20 @@ def run(recipe: Path) -> dict[str, Any]:
         peaks[name] = max(peaks.get(name, 0), peak(plan.device))
 
     with phase("loading"):
-        job = jobs.build(plan, Silent(), Interrupts())
-    job.plan.renderer.stop_ids = frozenset()
-    job.model.generation_config.eos_token_id = None
-    with Silent().bar("", 1) as bar:
-        for step in range(3):
-            with phase("generating"):
-                groups = job.engine.generate(
-                    plan.train[: plan.config.rollout.prompts], n=plan.config.rollout.completions,
-                    sampling=loop.sampling(plan.config, step, 0),
-                )  # fmt: skip
-            with phase("training"):
-                loop.update(job, scored(groups), bar)
-    if job.adapters is not None:
+        parts = built.build(plan, Silent(), Interrupts())
+    parts.plan.renderer.stop_ids = frozenset()
+    parts.model.generation_config.eos_token_id = None
+    for step in range(3):
+        with phase("generating"):
+            groups = parts.engine.generate(
+                plan.train[: plan.config.rollout.prompts], n=plan.config.rollout.completions,
+                sampling=sampling(plan.config, step, 0),
+            )  # fmt: skip
+        with phase("training"):
+            learn(parts, groups)
+    if parts.adapters is not None:
         with phase("exporting"):
-            job.adapters.export(plan.renderer.tokenizer, Path(plan.config.out) / "final")
+            parts.adapters.export(plan.renderer.tokenizer, Path(plan.config.out) / "final")
     steps = {name: times[name] for name in ("generating", "training")}
     return {"peaks": peaks, "seconds": sum(steps.values()), "by_phase": steps}
 

@@ -34,7 +34,7 @@ import trew
 from demo import machine
 from trew.config import RewardConfig, load
 from trew.iterate import iterate, load_recipe
-from trew.training.loop import train
+from trew.training.start import train
 from trew.utils.console import Silent
 
 DIGITS = 4

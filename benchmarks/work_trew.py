@@ -1,7 +1,7 @@
 """Our side of step.py, a process of its own: work_trew.py WORK MODEL OUT writes one JSON file.
 
-Everything goes through the parts that ``trew train`` puts together: setup.plan, job.build, the engine's generate and
-loop.update. Only rewards are given (by number, as on the other side), and what they cost is left out.
+Everything goes through the parts that ``trew train`` puts together: planning.plan, parts.build, the engine's generate
+and loop.update. Only rewards are given (by number, as on the other side), and what they cost is left out.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from trew.training.job import build
 
 from trew.config import Config, apply_overrides, parse
 from trew.training import loop, planning
-from trew.training.job import Job, build
 from trew.types import Group, Sampling, Score, ScoredGroup
 from trew.utils.console import Silent
 from trew.utils.signals import Interrupts
@@ -28,25 +28,25 @@ def main() -> None:
     work, model, out = Work.read(Path(sys.argv[1])), Path(sys.argv[2]), Path(sys.argv[3])
     if work.threads:
         torch.set_num_threads(work.threads)
-    job = make(work, model)
+    parts = make(work, model)
     watch, clock = Watch(work.device), Clock(work.device)
-    clock.wrap(job.engine, "generate", "generate")
-    clock.wrap(job.learner, "logprobs", lambda *_, reference=False, **__: "ref" if reference else "old")
-    clock.wrap(job.learner, "step", "train")
+    clock.wrap(parts.engine, "generate", "generate")
+    clock.wrap(parts.policy, "logprobs", lambda *_, reference=False, **__: "ref" if reference else "old")
+    clock.wrap(parts.policy, "accumulate", "train")
+    clock.wrap(parts.policy, "apply", "train")
     steps, rollouts = [], []
-    with Silent().bar("", 1) as bar:
-        for number in range(1 + work.steps):
-            start, load = clock.time(), Load()
-            prompts = job.plan.train[number * work.prompts : (number + 1) * work.prompts]
-            groups = job.engine.generate(prompts, n=work.group, sampling=sampling(work, job.config, number))
-            row: dict[str, Any] = {}
-            if work.train:
-                row = loop.update(job, scored(groups), bar).row
-                assert not row["silent_share"], "a group without signal was skipped: not the same work"
-            phases = clock.take() | {"total": clock.time() - start}
-            told = {k: row.get(k) for k in ("loss", "grad_norm")} | {"foreign_cpu": load.foreign()}
-            steps.append({"phases": phases, **counted(groups), **told})
-            rollouts.append([[c.token_ids.tolist() for c in group.rollouts] for group in groups])
+    for number in range(1 + work.steps):
+        start, load = clock.time(), Load()
+        prompts = parts.plan.train[number * work.prompts : (number + 1) * work.prompts]
+        groups = parts.engine.generate(prompts, n=work.group, sampling=sampling(work, parts.config, number))
+        row: dict[str, Any] = {}
+        if work.train:
+            row = learn(parts, groups)
+            assert not row["silent_share"], "a group without signal was skipped: not the same work"
+        phases = clock.take() | {"total": clock.time() - start}
+        told = {k: row.get(k) for k in ("loss", "grad_norm")} | {"foreign_cpu": load.foreign()}
+        steps.append({"phases": phases, **counted(groups), **told})
+        rollouts.append([[c.token_ids.tolist() for c in group.rollouts] for group in groups])
     out.write_text(json.dumps({"steps": steps, "rollouts": rollouts, **watch.result()}))
 
 
@@ -68,17 +68,37 @@ def config_of(work: Work, model: Path) -> Config:
     return parse(table)
 
 
-def make(work: Work, model: Path) -> Job:
-    job = build(planning.plan(config_of(work, model)), Silent(), Interrupts())
+def make(work: Work, model: Path) -> Parts:
+    parts = build(planning.plan(config_of(work, model)), Silent(), Interrupts())
     # The engine ends a completion at the tokenizer's end token and at those of the model's generation configuration.
-    job.plan.renderer.stop_ids = frozenset()
-    job.model.generation_config.eos_token_id = end_ids(work) if work.ragged else None
-    return job
+    parts.plan.renderer.stop_ids = frozenset()
+    parts.model.generation_config.eos_token_id = end_ids(work) if work.ragged else None
+    return parts
 
 
 def sampling(work: Work, config: Config, number: int) -> Sampling:
-    how = loop.sampling(config, number + 1, 0)
+    how = sampling_of(config, number + 1, 0)
     return dataclasses.replace(how, temperature=0.0) if work.greedy else how
+
+
+class Learning:
+    """What :func:`trew.training.loop.update` reads of a TrainingRun."""
+
+    def __init__(self, parts: Parts) -> None:
+        self.plan, self.config, self.objective = parts.plan, parts.config, parts.plan.objective
+        self.policy = parts.policy
+
+    def note(self, text: str) -> None:
+        """No progress bar."""
+
+
+def learn(parts: Parts, groups: list[Group]) -> dict[str, Any]:
+    """The update of a step on these groups, as the loop takes it; returns its figures."""
+    kept = tuple(scored(groups))
+    attempt = Attempt(1, parts.policy.version, rollouts=StepRollouts(kept, kept))
+    loop.update(Learning(parts), attempt)  # type: ignore[arg-type]
+    parts.weights.publish(parts.policy, parts.engine)
+    return update_row(attempt, parts.policy.version)
 
 
 def scored(groups: list[Group]) -> list[ScoredGroup]:
@@ -90,7 +110,7 @@ def scored(groups: list[Group]) -> list[ScoredGroup]:
 
 def counted(groups: list[Group]) -> dict[str, int]:
     return {
-        "prompt_tokens": sum(len(rollout.prompt_ids) for group in groups for rollout in group.rollouts),
+        "prompt_tokens": sum(len(r.prompt_ids) for group in groups for r in group.rollouts),
         "completion_tokens": int(np.sum([len(c) for group in groups for c in group.rollouts])),
     }
 

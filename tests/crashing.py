@@ -147,10 +147,12 @@ def watch(control: Path) -> None:
 
     from trew.learner import Learner
     from trew.rewards.grading import Grading
+    from trew.rollout.sync import SyncRollouts
     from trew.rollout.torch_engine import TorchEngine
     from trew.runs import Run, checkpoint_files
     from trew.runs import folder as run_module
-    from trew.training import loop
+    from trew.training import evaluation, loop, watch
+    from trew.training import run as run_of_training
 
     instants = Instants(control)
     instants.say("loading")
@@ -175,11 +177,12 @@ def watch(control: Path) -> None:
     run_module._append, torch.optim.AdamW.step, Grading.finish = torn, between, meanwhile
     for owner, name, phase in (
         (TorchEngine, "generate", "generation"), (Grading, "finish", "reward"), (Learner, "logprobs", "log-probs"),
-        (Learner, "step", "inner update"), (loop, "measure", "evaluation"), (Run, "log", "metrics row"),
-        (Run, "write_rollouts", "completions"), (Run, "write_eval", "completions"), (loop, "export", "export"),
-        (Run, "write_summary", "summary"), (loop, "write_report", "report"), (loop, "collect", "collecting"),
-        (loop, "train_steps", "between phases"), (loop, "update", "learning"),
-        (loop.watch, "after_scoring", "watching"),
+        (Learner, "apply", "inner update"), (evaluation, "measure", "evaluation"), (Run, "log", "metrics row"),
+        (Run, "write_rollouts", "completions"), (Run, "write_eval", "completions"),
+        (run_of_training, "export", "export"), (Run, "write_summary", "summary"),
+        (run_of_training, "write_report", "report"), (SyncRollouts, "next", "collecting"),
+        (loop, "train", "between phases"), (loop, "update", "learning"),
+        (watch, "after_scoring", "watching"),
     ):  # fmt: skip
         instants.wrap(owner, name, phase)
     for name, phase in (("save", "checkpoint"), ("_write_tensors", "tensors"), ("_complete", "manifest"),

@@ -176,7 +176,7 @@ def serve() -> None:
     for name in ("trew.cli.main", "trew.cli.train", "trew.cli.eval", "trew.cli.iterate", "trew.cli.train_reward"):
         importlib.import_module(name)
     for name in (
-        "trew.training.loop",
+        "trew.training.start",
         "trew.iterate",
         "trew.rewards.trial",
         "trew.rewards.reward_scorer",

@@ -33,8 +33,8 @@ from trew.learner.choose import VerifiedRunner
 from trew.rollout.torch_engine import TorchEngine
 from trew.rollout.torch_engine.decode import Schedule
 from trew.runs.writer import Writer
-from trew.training import loop
-from trew.training.job import Job
+from trew.training import start
+from trew.training.parts import Parts
 from trew.utils.console import Display
 
 BASE: dict[str, Any] = {
@@ -70,7 +70,7 @@ class Seen:
     work: dict[str, Any] = field(default_factory=dict)
     prompt_ids: list[list[int]] = field(default_factory=list)
     folder: str = ""
-    job: Job | None = None
+    parts: Parts | None = None
 
     @property
     def greedy(self) -> list[Any]:
@@ -189,7 +189,7 @@ def watch_work(patch: pytest.MonkeyPatch, seen: Seen) -> None:
         seen.prompt_ids += [group.rollouts[0].prompt_ids.tolist() for group in result]
         work["handlers"] = [s.name for s in signal.valid_signals() if callable(signal.getsignal(s))]
 
-    count(loop, "build", lambda job, *_, **__: setattr(seen, "job", job))
+    count(start, "build", lambda parts, *_, **__: setattr(seen, "parts", parts))
     for runner in (AutogradRunner, VerifiedRunner):
         count(runner, "packs", packs)
     count(recompute, "recomputing", lambda *_, **__: work.update(again=True))
@@ -237,12 +237,12 @@ def same_result(*work: str) -> Sees:
 
 def path(name: str) -> Sees:
     """The learner runs its samples in another way."""
-    return lambda a, b: getattr(a.job.learner._runner.path, name) != getattr(b.job.learner._runner.path, name)
+    return lambda a, b: getattr(a.parts.policy._runner.path, name) != getattr(b.parts.policy._runner.path, name)
 
 
 def other_products(a: Seen, b: Seen) -> bool:
     """The backend multiplies matrices in another way; without one there is only one way."""
-    first, second = a.job.engine.backend, b.job.engine.backend
+    first, second = a.parts.engine.backend, b.parts.engine.backend
     return first is None or getattr(first, "products", False) != getattr(second, "products", False)
 
 

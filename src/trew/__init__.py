@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from .objective import preset as preset
     from .objective import presets as presets
     from .runs import report as report
-    from .training.loop import train as train
+    from .training.start import train as train
 
 __version__ = "0.1.0"
 
@@ -43,7 +43,7 @@ _HOME = {
     "TokenBatch": "objective",
     "preset": "objective",
     "presets": "objective",
-    "train": "training.loop",
+    "train": "training.start",
 }
 _ROOMS = {name: name for name in ("config", "data", "eval", "learner", "objective", "rewards", "rollout", "types")}
 _ROOMS["report"] = "runs.report"

@@ -16,10 +16,13 @@ import trew
 from run_help import configured, rows, save_models
 from trew.config import Config, dumps
 from trew.errors import MemoryShortage
+from trew.rollout.sync import SyncRollouts
 from trew.training import guards, loop
 from trew.utils.console import Silent
 
 BIG = {"prompts": 8, "completions": 16, "max_tokens": 48, "overlap": False}
+HOLDS = {"collect": "trew.rollout.sync:sampling", "update": "trew.training.loop:update"}
+CALLS: dict[str, tuple[Any, str]] = {"collect": (SyncRollouts, "next"), "update": (loop, "update")}
 KNOBS = {
     "collect": ("generating", "rollout.batch", "rollout.max_tokens"),
     "update": ("learning", "learner.microbatch_tokens", "learner.gradient_checkpointing = true", "lora.rank"),
@@ -49,7 +52,7 @@ def test_a_machine_without_memory(model, tmp_path, server):
         config = run_of(tmp_path / where, model, kernels=kernels)
         (tmp_path / where / "recipe.toml").write_text(dumps(config))
         command = server.start("train", "recipe.toml", "--out", config.out, cwd=tmp_path / where,
-                               hold=f"trew.training.loop:{where}:{at}").held()  # fmt: skip
+                               hold=f"{HOLDS[where]}:{at}").held()  # fmt: skip
         pages = int(Path(f"/proc/{command.pid}/statm").read_text().split()[0])
         size = pages * resource.getpagesize() + (1 << 18)
         resource.prlimit(command.pid, resource.RLIMIT_AS, (size, size))
@@ -73,7 +76,7 @@ def test_a_machine_without_memory(model, tmp_path, server):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("where", KNOBS)
 def test_a_gpu_without_memory(where, model, tmp_path, monkeypatch):
-    config, real, calls = run_of(tmp_path / "run", model, device="cuda"), getattr(loop, where), [0]
+    config, real, calls = run_of(tmp_path / "run", model, device="cuda"), getattr(*CALLS[where]), [0]
 
     def short(*args: Any, **kwargs: Any) -> Any:
         calls[0] += 1
@@ -81,7 +84,7 @@ def test_a_gpu_without_memory(where, model, tmp_path, monkeypatch):
         torch.cuda.set_per_process_memory_fraction(1e-5 if calls[0] == 2 else 1.0)
         return real(*args, **kwargs)
 
-    monkeypatch.setattr(loop, where, short)
+    monkeypatch.setattr(*CALLS[where], short)
     with pytest.raises(MemoryShortage, match="the GPU ran out of memory while") as error:
         trew.train(config, display=Silent())
     assert all(word in str(error.value) for word in KNOBS[where])
@@ -103,6 +106,6 @@ def test_a_gpu_without_memory(where, model, tmp_path, monkeypatch):
 )  # fmt: skip
 def test_only_what_is_about_memory_is_called_so(error, short):
     job: Any = SimpleNamespace(plan=SimpleNamespace(device="cpu"), state=SimpleNamespace(step=4))
-    with pytest.raises(MemoryShortage if short else type(error)) as told, guards.memory(job, "learning"):
+    with pytest.raises(MemoryShortage if short else type(error)) as told, guards.memory(job, lambda: "learning"):
         raise error
     assert ("in step 5" in str(told.value)) == short

@@ -27,8 +27,10 @@ from trew.learner.autograd import AutogradRunner
 from trew.learner.choose import VerifiedRunner
 from trew.learner.step import Learner
 from trew.objective import Objective
+from trew.rollout.sync import SyncRollouts
 from trew.rollout.torch_engine.decode import Schedule
-from trew.training import loop
+from trew.training import frozen, loop
+from trew.training.run import TrainingRun
 from trew.utils.console import Silent
 
 
@@ -120,7 +122,7 @@ def test_a_step_with_broken_numbers_is_left_out_and_shown(path, quantity, models
     POISONS[quantity](monkeypatch, {2})
     seen: list[Any] = []
     real = loop.update
-    monkeypatch.setattr(loop, "update", lambda job, *a: (seen.append(job.learner._runner.path), real(job, *a))[1])
+    monkeypatch.setattr(loop, "update", lambda run, *a: (seen.append(run.policy._runner.path), real(run, *a))[1])
     summary = trew.train(config, display=display)
     assert seen[-1].fused == (path != "generic")
     assert summary["steps"] == 3
@@ -185,7 +187,7 @@ def test_numbers_of_other_policies_and_of_rewards_are_looked_at_too(models, tmp_
     row = check(*run("reference", objective={"preset": "grpo", "beta": 0.1}), "ref_logprobs")
     assert set(row["ref_logprobs"]) == {"-inf"}
     wrong, calls = {False: 4}, {False: 0, True: 0}  # a few of step 1, all; a few of step 2, all
-    monkeypatch.setattr(loop, "ROUNDING", -1.0)  # the sampler's own never serve
+    monkeypatch.setattr(frozen, "ROUNDING", -1.0)  # the sampler's own never serve
     row = check(*run("old", learner={"minibatch_prompts": 2}), "logprobs")
     wrong = {}
     finished, steps = Schedule.finished, [0]
@@ -204,20 +206,20 @@ def test_numbers_of_other_policies_and_of_rewards_are_looked_at_too(models, tmp_
 
 def test_a_model_that_cannot_generate_costs_the_step(models, tmp_path, monkeypatch):
     config, display = configured(tmp_path, models["native"]), Watching()
-    real = loop.collect
+    real = SyncRollouts.next
 
-    def collect(job: Any, step: int, bar: Any) -> Any:
-        head = job.model.get_output_embeddings().weight
+    def poisoned(source: Any, step: int) -> Any:
+        head = source.engine.model.get_output_embeddings().weight
         kept = head.detach().clone()
         with torch.no_grad():
             head[5] = math.nan if step == 2 else head[5]
         try:
-            return real(job, step, bar)
+            return real(source, step)
         finally:
             with torch.no_grad():
                 head.copy_(kept)
 
-    monkeypatch.setattr(loop, "collect", collect)
+    monkeypatch.setattr(SyncRollouts, "next", poisoned)
     trew.train(config, display=display)
     found = rows(config)
     assert [found[s]["bad_steps"] for s in (1, 2, 3)] == [0, 1, 0]
@@ -260,15 +262,15 @@ def test_a_resumed_run_counts_on(models, tmp_path, monkeypatch):
     out = tmp_path / "run"
     config = configured(tmp_path, models["native"], steps=6, checkpoint={"every": 1})
     with monkeypatch.context() as first:
-        real, written = loop.one_step, [0]
+        real, written = TrainingRun.record, [0]
 
-        def one_step(*args: Any) -> None:
+        def record(*args: Any) -> None:
             real(*args)
             written[0] += 1
             if written[0] == 4:
                 raise KeyboardInterrupt
 
-        first.setattr(loop, "one_step", one_step)
+        first.setattr(TrainingRun, "record", record)
         poison_gradient(first, {2, 3})
         with pytest.raises(KeyboardInterrupt):
             trew.train(config, display=Silent())

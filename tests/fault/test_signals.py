@@ -165,7 +165,9 @@ def test_an_update_is_never_left_half_done(server, place, out):
 
 
 def test_an_evaluation_is_left_at_once(server, place, out):
-    command = server.start("train", "r.toml", "--out", out, cwd=place, hold="trew.training.loop:evaluate:2").held()
+    command = server.start(
+        "train", "r.toml", "--out", out, cwd=place, hold="trew.training.evaluation:evaluate:2"
+    ).held()
     assert "during an evaluation" in stopped(command.kill(signal.SIGTERM), signal.SIGTERM)
     assert saved(place / out) == 3
     resumed_equals_whole(server, place, out)

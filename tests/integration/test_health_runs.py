@@ -12,7 +12,7 @@ import trew
 from run_help import Watching, configured, rows, save_models
 from trew.runs.report.html import render_report
 from trew.runs.report.read import load_run
-from trew.training import loop
+from trew.training.run import TrainingRun
 
 REWARDS = """
 def constant(completions, **columns):
@@ -117,15 +117,15 @@ def rows_of(out: Path) -> list[dict[str, Any]]:
 
 def test_a_run_that_is_cut_off_and_continued_says_the_same(model, tmp_path, monkeypatch):
     _, _, whole = run(tmp_path / "whole", model, "constant", steps=8, checkpoint={"every": 2})
-    real, calls = loop.one_step, [0]
+    real, calls = TrainingRun.attempt, [0]
 
-    def one_step(*args: Any) -> None:
+    def attempt(*args: Any) -> Any:
         calls[0] += 1
         if calls[0] == 6:
             raise KeyboardInterrupt
-        real(*args)
+        return real(*args)
 
-    monkeypatch.setattr(loop, "one_step", one_step)
+    monkeypatch.setattr(TrainingRun, "attempt", attempt)
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path / "cut", model, "constant", steps=8, checkpoint={"every": 2})
     config = configured(

@@ -36,7 +36,7 @@ def test_four_steps_equal_two_then_save_load_and_two_more(kind, bonus, tmp_path)
     assert (step, messages) == (2, [])
     second = help.learner(help.model(kind, seed=9), **settings)
     second.load_state(tensors, meta)
-    assert second.policy_version == 2
+    assert second.version == 2
     assert second.objective.entropy_bonus.coefficient == (0.6 if bonus else 0.0)
     steps(second, 2, 4)
 
@@ -56,7 +56,7 @@ def test_a_state_before_the_first_step_can_be_loaded(tmp_path):
     own.load_state(loaded[1], loaded[2])
     assert all(torch.equal(a, b) for a, b in zip(own.model.parameters(), help.model().parameters(), strict=True))
     steps(own, 0, 1)
-    assert own.policy_version == 1
+    assert own.version == 1
 
 
 def test_a_tied_head_is_stored_once():

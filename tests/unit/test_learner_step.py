@@ -229,7 +229,7 @@ def test_broken_weights_stop_the_step_and_are_named(share):
         own.logprobs(items)
     assert all(torch.equal(p, before[name]) or p.isnan().any() for name, p in net.named_parameters())
     assert all(p.grad is None for p in net.parameters())
-    assert (own.policy_version, own.steps) == (0, 0)
+    assert (own.version, own.steps) == (0, 0)
 
 
 def test_a_gradient_that_is_not_finite_is_not_applied():
@@ -249,7 +249,7 @@ def test_a_loss_that_is_not_finite_is_not_applied():
     data = own.objective.prepare(help.batch(items, old_logprobs=torch.full((27,), torch.nan)))
     with pytest.raises(NumericsError, match=r"the loss is (nan|-?inf), in samples"):
         own.step(items, data)
-    assert own.policy_version == 0
+    assert own.version == 0
 
 
 def test_token_ids_outside_the_vocabulary_are_refused():

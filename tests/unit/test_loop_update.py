@@ -14,8 +14,14 @@ import trew
 from rollouts_help import rollout
 from trew.config import parse
 from trew.eval import correct_by
+from trew.rollout import StepRollouts
+from trew.rollout.sync import SyncRollouts, sampling
 from trew.training import loop
-from trew.types import Group, Prompt, Rollout, Score, ScoredGroup, StepOutput
+from trew.training.batch import to_batch
+from trew.training.record import advantages_of, update_row
+from trew.training.run import Attempt
+from trew.types import Group, Prompt, Rollout, Score, ScoredGroup, Span, StepOutput
+from trew.weights import InPlace
 
 LENGTHS = [[1, 2], [3, 4], [5, 6], [7, 8]]  # four groups of two
 
@@ -24,7 +30,7 @@ class Recorder:
     """Stands in for the learner and keeps what it was given; log-probs change with every update, as weights would."""
 
     def __init__(self) -> None:
-        self.policy_version = 0
+        self.version = 0
         self.batches: list[trew.TokenBatch] = []
         self.samples: list[list[Any]] = []
         self.asked: list[str] = []
@@ -35,13 +41,15 @@ class Recorder:
     def logprobs(self, samples: list[Any], *, reference: bool = False) -> torch.Tensor:
         self.asked.append("reference" if reference else "policy")
         count = sum(len(s.completion_ids) for s in samples)
-        return torch.full((count,), -7.0 if reference else -1.0 - self.policy_version)
+        return torch.full((count,), -7.0 if reference else -1.0 - self.version)
 
-    def step(self, samples: list[Any], batch: trew.TokenBatch) -> StepOutput:
-        self.policy_version += 1
+    def accumulate(self, samples: list[Any], batch: trew.TokenBatch) -> None:
         self.batches.append(batch)
         self.samples.append(samples)
-        return StepOutput(0.0, {}, 0.0, self.policy_version)
+
+    def apply(self, done: None) -> StepOutput:
+        self.version += 1
+        return StepOutput(0.0, {}, 0.0, self.version)
 
 
 def completion(length: int, prompt: int = 0) -> Rollout:
@@ -56,26 +64,44 @@ def scored(rewards: list[list[float]]) -> list[ScoredGroup]:
     return out
 
 
-def job(objective: trew.Objective | None = None, **learner: Any) -> Any:
-    config = parse({"model": "m", "rollout": {"prompts": 4, "completions": 2}, "learner": learner})
-    plan = SimpleNamespace(objective=objective or trew.preset("grpo", beta=0.1), correct=correct_by("r"))
-    plan.rewards = SimpleNamespace(rewards=[SimpleNamespace(name="r", weight=1.0)])
-    return SimpleNamespace(config=config, plan=plan, learner=Recorder(), engine=SimpleNamespace(version=-1))
+class Run:
+    """What ``update`` reads of a TrainingRun."""
+
+    def __init__(self, objective: trew.Objective | None = None, **learner: Any) -> None:
+        self.config = parse({"model": "m", "rollout": {"prompts": 4, "completions": 2}, "learner": learner})
+        self.objective = objective or trew.preset("grpo", beta=0.1)
+        self.rewards: Any = SimpleNamespace(rewards=[SimpleNamespace(name="r", weight=1.0)])
+        self.policy = Recorder()
+
+    @property
+    def plan(self) -> Any:
+        return SimpleNamespace(
+            config=self.config, objective=self.objective, rewards=self.rewards, correct=correct_by("r")
+        )
+
+    def note(self, text: str) -> None:
+        pass
 
 
-def run(j: Any) -> Recorder:
-    loop.update(j, scored([[1.0, 0.0]] * 4), SimpleNamespace(note=lambda text: None))  # type: ignore[arg-type]
-    return j.learner
+def updated(j: Run, groups: list[ScoredGroup], baselines: dict[str, float] | None = None) -> Attempt:
+    attempt = Attempt(1, j.policy.version, rollouts=StepRollouts(tuple(groups), tuple(groups), baselines))
+    loop.update(j, attempt)  # type: ignore[arg-type]
+    return attempt
+
+
+def run(j: Run) -> Recorder:
+    updated(j, scored([[1.0, 0.0]] * 4))
+    return j.policy
 
 
 def test_each_optimizer_step_divides_by_its_own_sequences_and_tokens():
-    batches = run(job(minibatch_prompts=2)).batches
+    batches = run(Run(minibatch_prompts=2)).batches
     assert [b.denominators.sequences for b in batches] == [4, 4]
     assert [b.denominators.tokens for b in batches] == [1 + 2 + 3 + 4, 5 + 6 + 7 + 8]
 
 
 def test_the_old_policy_is_frozen_over_all_updates_and_the_reference_is_another():
-    learner = run(job(minibatch_prompts=2, inner_updates=2))
+    learner = run(Run(minibatch_prompts=2, inner_updates=2))
     assert len(learner.batches) == 4
     for batch in learner.batches:
         assert set(batch.old_logprobs.tolist()) == {-1.0}
@@ -83,11 +109,11 @@ def test_the_old_policy_is_frozen_over_all_updates_and_the_reference_is_another(
 
 
 def test_one_update_on_policy_needs_no_old_logprobs():
-    assert [b.old_logprobs for b in run(job()).batches] == [None]
+    assert [b.old_logprobs for b in run(Run()).batches] == [None]
 
 
 def test_samples_and_batch_are_of_the_same_groups_in_the_same_order():
-    learner = run(job(minibatch_prompts=2))
+    learner = run(Run(minibatch_prompts=2))
     for start, samples, batch in zip((0, 2), learner.samples, learner.batches, strict=True):
         assert [s.group for s in samples] == [start, start, start + 1, start + 1] == batch.group_ids.tolist()
         assert [len(s.completion_ids) for s in samples] == batch.lengths.tolist()
@@ -95,30 +121,33 @@ def test_samples_and_batch_are_of_the_same_groups_in_the_same_order():
 
 
 def test_the_engine_is_told_the_version_of_the_weights():
-    j = job(minibatch_prompts=2, inner_updates=2)
+    j = Run(minibatch_prompts=2, inner_updates=2)
     run(j)
-    assert j.engine.version == 4
+    engine: Any = SimpleNamespace(version=-1)
+    InPlace().publish(j.policy, engine)  # type: ignore[arg-type]
+    assert engine.version == 4
 
 
 def test_every_step_refill_and_seed_draws_anew_and_the_same_again():
     seeds = {
-        (seed, step, attempt): loop.sampling(parse({"model": "m", "seed": seed}), step, attempt).seed
+        (seed, step, attempt): sampling(parse({"model": "m", "seed": seed}), step, attempt).seed
         for seed in (0, 1)
         for step in (1, 2, 11)
         for attempt in (0, 1)
     }
     assert len(set(seeds.values())) == len(seeds)
-    assert loop.sampling(parse({"model": "m"}), 2, 1).seed == seeds[0, 2, 1]
+    assert sampling(parse({"model": "m"}), 2, 1).seed == seeds[0, 2, 1]
 
 
 @pytest.mark.parametrize(
-    ("advantages", "share"),
-    [({"a": [[0.0, 0.5]], "b": [[0.0]]}, 0.5), ({"a": [[0.0, 0.0]], "b": [[]]}, 0.0), ({}, 0.0)],
-    ids=["a signal", "all equal", "nothing kept: no score counts as correct"],
+    ("values", "share"), [([[1.0, 0.0]] * 4, 1.0), ([[1.0, 1.0]] * 4, 0.0), ([[1.0, 0.0], *[[0.0, 0.0]] * 3], 0.25)]
 )
-def test_a_step_that_teaches_nothing_is_counted(advantages, share):
-    arrays = {uid: [np.array(a) for a in group] for uid, group in advantages.items()}
-    assert loop.advantage_share(arrays) == share
+def test_a_step_that_teaches_nothing_is_counted(values, share):
+    assert update_row(updated(Run(), scored(values)), 1)["advantage_share"] == share
+
+
+def test_a_step_without_a_group_to_train_on_has_no_advantages():
+    assert update_row(Attempt(1, 0, rollouts=StepRollouts((), ())), 0) == {"advantage_share": 0.0}
 
 
 # ---- what the objective is given before it prepares
@@ -133,29 +162,69 @@ def test_the_samplers_own_log_probs_serve_as_old_ones_where_they_are_the_same_nu
         return torch.full((sum(len(s.completion_ids) for s in samples),), -1.0 + off)
 
     monkeypatch.setattr(Recorder, "logprobs", logprobs)
-    same = run(job(objective, minibatch_prompts=2))
+    same = run(Run(objective, minibatch_prompts=2))
     assert same.asked == ["4"]  # two completions of the first and the last group
     assert {v for b in same.batches for v in b.old_logprobs.tolist()} == {-1.0}
     off = 5e-4
-    assert run(job(objective, minibatch_prompts=2)).asked == ["4", "8"]
+    assert run(Run(objective, minibatch_prompts=2)).asked == ["4", "8"]
     off = 0.0
     for change in ("bfloat16", "plain", "version", "cut"):
-        j = job(objective, minibatch_prompts=2, **({"dtype": "bfloat16"} if change == "bfloat16" else {}))
+        j = Run(objective, minibatch_prompts=2, **({"dtype": "bfloat16"} if change == "bfloat16" else {}))
         if change == "plain":
             j.config = dataclasses.replace(j.config, kernels="plain")
         if change == "cut":
             j.config = dataclasses.replace(j.config, rollout=dataclasses.replace(j.config.rollout, top_k=3))
         if change == "version":
-            j.learner.policy_version = 1
-        assert run(j).asked == (["8"] if change in ("version", "cut") else ["4", "8"]), change  # nothing to compare
+            j.policy.version = 1
+        expected = {"version": [], "cut": ["8"]}  # nothing to compare; the old policy of older weights is the sampler
+        assert run(j).asked == expected.get(change, ["4", "8"]), change
+
+
+def test_rollouts_of_older_weights_have_a_ratio_other_than_1_also_in_a_single_step():
+    j = Run(trew.preset("dr-grpo"))
+    j.policy.version = 3
+    attempt = updated(j, scored([[1.0, 0.0]] * 4))
+    assert {v for b in j.policy.batches for v in b.old_logprobs.tolist()} == {-1.0}  # the sampler's
+    assert attempt.canary is not None
+    assert (attempt.canary.gap, attempt.canary.cut) == (None, False)
+    row = update_row(attempt, j.policy.version)
+    assert (row["staleness"], row["fresh_share"], row["canary_gap"]) == (3, 0.0, None)
+
+
+def test_where_the_objective_corrects_for_the_sampler_old_log_probs_are_the_policys_own():
+    j = Run(trew.preset("grpo", beta=0.0, correction="tis"))
+    j.policy.version = 1
+    run(j)
+    assert {v for b in j.policy.batches for v in b.old_logprobs.tolist()} == {-2.0}
+
+
+def test_a_single_token_of_older_weights_makes_a_step_off_policy():
+    groups = scored([[1.0, 0.0]] * 4)
+    turns = [r.turns[0] for g in groups for r in g.group.rollouts]
+    fresh = [dataclasses.replace(turn, versions=(Span(1, 0, len(turn.token_ids)),)) for turn in turns]
+    count = len(turns[-1].token_ids)
+    fresh[-1] = dataclasses.replace(turns[-1], versions=(Span(0, 0, 1), Span(1, 1, count)))
+    left = iter(fresh)
+    groups = [
+        ScoredGroup(Group(g.group.prompt, tuple(Rollout((next(left),)) for _ in g.group.rollouts)), g.scores)
+        for g in groups
+    ]
+    j = Run(trew.preset("dr-grpo"))
+    j.policy.version = 1
+    j.policy.logprobs = lambda samples, **_: torch.full((sum(len(s.completion_ids) for s in samples),), -1.0)
+    attempt = updated(j, groups)
+    assert all(b.old_logprobs is not None for b in j.policy.batches)
+    assert attempt.canary is not None
+    assert attempt.canary.gap == 0.0  # the other rollouts are compared
+    assert 0.9 < update_row(attempt, 2)["fresh_share"] < 1
 
 
 def test_only_what_is_read_is_computed_and_the_stand_in_for_the_policys_log_probs_is_never_read():
     plain = trew.preset("dr-grpo")
-    assert run(job(plain)).asked == ["policy"]  # a few completions, to compare with the sampler's
-    assert run(job(plain, minibatch_prompts=2)).asked == ["policy"]
-    assert run(job()).asked == ["policy", "reference"]
-    for learner in (run(job()), run(job(plain, minibatch_prompts=2, inner_updates=2))):
+    assert run(Run(plain)).asked == ["policy"]  # a few completions, to compare with the sampler's
+    assert run(Run(plain, minibatch_prompts=2)).asked == ["policy"]
+    assert run(Run()).asked == ["policy", "reference"]
+    for learner in (run(Run()), run(Run(plain, minibatch_prompts=2, inner_updates=2))):
         for batch in learner.batches:
             assert batch.logprobs.isnan().all()
             assert batch.advantages.isfinite().all()
@@ -165,12 +234,12 @@ def test_only_what_is_read_is_computed_and_the_stand_in_for_the_policys_log_prob
 @pytest.mark.parametrize("moving", [{}, {"minibatch_prompts": 2}], ids=["one optimizer step", "two"])
 def test_a_kl_on_the_reward_is_that_of_the_policy_that_sampled(moving):
     """Old log-probs are -1, the reference's -7, so a completion of T tokens has 6 T of it."""
-    learner = run(job(trew.preset("reinforce", beta=0.25), **moving))
+    learner = run(Run(trew.preset("reinforce", beta=0.25), **moving))
     assert learner.asked == ["policy", "reference"]
     advantages = torch.cat([b.advantages for b in learner.batches]).tolist()
     expected = [a for g in LENGTHS for n, r in zip(g, (1, 0), strict=True) for a in [r - 0.25 * 6 * n] * n]
     assert advantages == pytest.approx(expected)
-    to_go = run(job(trew.preset("reinforce", beta=0.25, kl_place="to-go"), **moving)).batches[-1]
+    to_go = run(Run(trew.preset("reinforce", beta=0.25, kl_place="to-go"), **moving)).batches[-1]
     assert to_go.advantages[-3:].tolist() == pytest.approx([-0.25 * 6 * k for k in (3, 2, 1)])
     # With one optimizer step the ratio is exactly 1: the policy's own log-probs, not two that differ by rounding.
     assert all((b.old_logprobs is None) == (not moving) for b in learner.batches)
@@ -178,12 +247,12 @@ def test_a_kl_on_the_reward_is_that_of_the_policy_that_sampled(moving):
 
 def test_shares_belong_to_the_minibatch_and_advantages_to_the_whole_step():
     objective = trew.preset("token-mean-local", microbatch=3)
-    whole, parts = run(job(objective)), run(job(objective, minibatch_prompts=2))
+    whole, parts = run(Run(objective)), run(Run(objective, minibatch_prompts=2))
     assert [float(b.shares.sum()) for b in parts.batches] == pytest.approx([1.0, 1.0])
     assert torch.equal(torch.cat([b.advantages for b in parts.batches]), whole.batches[0].advantages)
     # Blocks of three completions within each minibatch of four: the fourth is a block of its own.
     assert parts.batches[1].shares.tolist() == pytest.approx([1 / (2 * 18)] * 18 + [1 / (2 * 8)] * 8)
-    whitened = run(job(trew.preset("reinforce-pp", beta=0.0), minibatch_prompts=2)).batches
+    whitened = run(Run(trew.preset("reinforce-pp", beta=0.0), minibatch_prompts=2)).batches
     all_of_it = torch.cat([b.advantages for b in whitened])
     assert float(all_of_it.mean()) == pytest.approx(0, abs=1e-6)
     assert abs(float(whitened[0].advantages.mean())) > 1e-3  # not whitened once more
@@ -202,18 +271,18 @@ def two_rewards() -> list[ScoredGroup]:
 
 
 def test_an_objective_that_normalises_each_reward_gets_them_one_by_one():
-    j = job(trew.preset("gdpo"))
-    j.plan.rewards = SimpleNamespace(
+    j = Run(trew.preset("gdpo"))
+    j.rewards = SimpleNamespace(
         rewards=[SimpleNamespace(name="r", weight=2.0), SimpleNamespace(name="s", weight=0.5)],
         each=lambda score: tuple(None if score.value is None else score.parts[name] for name in "rs"),
     )
-    _, batch = loop.to_batch(j, two_rewards())
+    _, batch = to_batch(j.plan, StepRollouts(tuple(two_rewards()), ()))
     assert batch.reward_weights.tolist() == [2.0, 0.5]
     assert batch.rewards[0].tolist() == [1.0, 5.0]
     assert batch.rewards[1].isnan().tolist() == [True, True]  # it has no value: nothing of it is known
     assert batch.rewards[3].isnan().tolist() == [False, True]  # the second reward does not apply
-    j.plan.objective = trew.preset("grpo")
-    _, batch = loop.to_batch(j, two_rewards())
+    j.objective = trew.preset("grpo")
+    _, batch = to_batch(j.plan, StepRollouts(tuple(two_rewards()), ()))
     assert batch.reward_weights is None
     assert batch.rewards.shape == (8,)
 
@@ -231,28 +300,30 @@ def test_the_baseline_is_the_greedy_answers_reward_or_the_prompt_takes_no_part()
     answers = [Score(0.25, parts={"r": 0.25, "s": 1.0}), Score(None, parts={}), Score(0.5, parts={"r": 0.5, "s": None}),
                Score(0.75, parts={"r": 0.75, "s": 1.0})]  # fmt: skip
     groups = two_rewards()
-    j = job(trew.preset("remax"), minibatch_prompts=2)
-    j.engine = Greedy()
+    j = Run(trew.preset("remax"), minibatch_prompts=2)
     weighted = [SimpleNamespace(name="r", weight=1.0), SimpleNamespace(name="s", weight=0.1)]
-    j.plan.rewards = SimpleNamespace(
+    j.rewards = SimpleNamespace(
         rewards=weighted,
         score=lambda given, step: [ScoredGroup(g, (a,)) for g, a in zip(given, answers, strict=True)],
     )
-    bar: Any = SimpleNamespace(note=lambda text: None)
-    found = loop.baselines(j, groups, 3, bar)
+    source: Any = SyncRollouts(
+        Greedy(), config=j.config, objective=j.objective, prompts=[g.group.prompt for g in groups], rewards=j.rewards,
+        correct=correct_by("r"),
+    )  # type: ignore[arg-type]  # fmt: skip
+    found = source._baselines(groups, 3)
     assert found["0"] == 0.25
     assert found["3"] == 0.75
     assert np.isnan([found["1"], found["2"]]).all()
     weighted[1].weight = 0.0  # measured, not trained on
-    assert loop.baselines(j, groups, 3, bar)["2"] == 0.5
+    assert source._baselines(groups, 3)["2"] == 0.5
 
-    updated = loop.update(j, groups, bar, found)
-    row, advantages = updated.row, updated.advantages
+    attempt = updated(j, groups, found)
+    row, advantages = update_row(attempt, 2), advantages_of(attempt)
     assert (row["baseline"], row["baseline/none"]) == (0.5, 0.5)
-    first, second = j.learner.batches
+    first, second = j.policy.batches
     assert first.advantages.tolist() == [1.25, 0, 0, *[0.0] * 7]  # the second of prompt 0 has no reward itself
     assert first.lengths.tolist() == [1, 0, 0, 0]
     assert second.lengths.tolist() == [0, 0, 7, 8]
     assert second.advantages[-8:].tolist() == [-0.75] * 8
     assert (first.denominators.tokens, second.denominators.tokens) == (1, 15)
-    assert [a.any() for a in advantages["1"]] == [False, False]
+    assert [a.any() for a in advantages[1]] == [False, False]

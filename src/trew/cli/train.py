@@ -75,7 +75,7 @@ def run(
     notes: Sequence[str] = (),
 ) -> dict:
     """Trains and says where everything was written, ``notes`` first."""
-    from ..training.loop import train as train_
+    from ..training.start import train as train_
     from ..utils.console import Display
 
     display = Display()

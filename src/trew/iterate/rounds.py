@@ -48,7 +48,7 @@ from ..runs.lock import Lock
 from ..runs.rollouts import write_rollouts
 from ..training import backends, planning
 from ..training.checkpoints import flatten
-from ..training.loop import train
+from ..training.start import train
 from ..types import Sampling
 from ..utils.console import Display
 from .page import write_page

@@ -1,6 +1,8 @@
-"""Rollouts: prompts to tokens (``chat``), tokens to completions (``engine``; ``torch_engine`` is the embedded one)."""
+"""Rollouts: prompts to tokens (``chat``), tokens to rollouts (``engine``; ``torch_engine`` is the embedded one), and
+scored groups for each step (``source``, ``sync``)."""
 
 from .chat import Renderer
 from .engine import Engine
+from .source import RolloutSource, StepRollouts
 
-__all__ = ["Engine", "Renderer"]
+__all__ = ["Engine", "Renderer", "RolloutSource", "StepRollouts"]

@@ -18,7 +18,7 @@ from ..runs import Run, checkpoint_files, read_config, redact, redact_config
 from ..runs.record import step_files
 from ..utils.signals import Interrupted
 from . import remembered
-from .job import Job
+from .parts import Parts
 
 MODEL, ADAPTERS = "model.", "adapter_model."
 """How the names of trained tensors begin in a checkpoint: which file they are in."""
@@ -42,87 +42,87 @@ FREE = (
 there on."""
 
 
-def save(job: Job, run: Run) -> None:
+def save(parts: Parts, run: Run) -> None:
     """Begins one complete checkpoint: weights, optimizer, and everything that the run must remember. Does nothing where
     this step has one."""
-    state = job.state
+    state = parts.state
     if state.saved == state.step:
         return
     state.saved = state.step
-    tensors, learner = job.learner.state()
-    beside = functools.partial(loading.save_config, job.model)
-    if job.adapters is not None:
+    tensors, learner = parts.policy.state()
+    beside = functools.partial(loading.save_config, parts.model)
+    if parts.adapters is not None:
         tensors = {_for_peft(name): tensor for name, tensor in tensors.items()}
-        beside = job.adapters.save_config
+        beside = parts.adapters.save_config
     meta = {
-        "learner": learner, "state": dataclasses.asdict(state), "data": job.plan.fingerprint,
-        "remembered": {name: part.state() for name, part in job.remembering.items()},
+        "learner": learner, "state": dataclasses.asdict(state), "data": parts.plan.fingerprint,
+        "remembered": {name: part.state() for name, part in parts.stateful.items()},
         "record": dataclasses.asdict(run.ledger.record()),
     }  # fmt: skip
     meta = redact(meta, keep=choices())  # a warning that waits may quote a completion
-    job.writer.save(
-        run.checkpoints, state.step, tensors, meta, keep=job.config.checkpoint.keep + state.bad_steps,
-        best=state.best_step if job.config.checkpoint.best else None, beside=beside,
+    parts.writer.save(
+        run.checkpoints, state.step, tensors, meta, keep=parts.config.checkpoint.keep + state.bad_steps,
+        best=state.best_step if parts.config.checkpoint.best else None, beside=beside,
     )  # fmt: skip
 
 
 @contextlib.contextmanager
-def begin_again(job: Job, run: Run) -> Iterator[None]:
+def rollback_on_interrupt(parts: Parts, run: Run) -> Iterator[None]:
     """What an interrupt ends inside is as if it had never begun: the run is as before, and saved so."""
-    state, parts = dataclasses.replace(job.state), {name: part.state() for name, part in job.remembering.items()}
+    before = dataclasses.replace(parts.state), {name: part.state() for name, part in parts.stateful.items()}
     try:
         yield
     except Interrupted:
-        job.state = state
-        for name, part in job.remembering.items():
-            part.load_state(parts[name])
-        if state.step:
-            save(job, run)
-            job.writer.finish()
+        parts.state, states = before
+        for name, part in parts.stateful.items():
+            part.load_state(states[name])
+        if parts.state.step:
+            save(parts, run)
+            parts.writer.finish()
         raise
 
 
-def restore(job: Job, run: Run, *, allow_changes: bool = False) -> None:
+def restore(parts: Parts, run: Run, *, allow_changes: bool = False) -> None:
     """Continues from the newest complete checkpoint; a run that was stopped before its first one starts at step 1, and
     says so. Raises ResumeError where that would lose what was done, or where the checkpoint is of something else;
     ConfigError where it is past the last step."""
     loaded, messages = checkpoint_files.load_latest(run.checkpoints)
     for message in messages:
-        job.display.warn(message)
+        parts.display.warn(message)
     if loaded is None:
         _refuse_lost(run)
-        job.display.line(f"note: {run.folder} has no checkpoint yet; starting at step 1")
+        parts.display.line(f"note: {run.folder} has no checkpoint yet; starting at step 1")
         run.rewind(-1)
         return
     step, tensors, meta = loaded
     found = remembered.read(meta, step, run.checkpoints)
-    if step > job.config.steps:
-        raise ConfigError(f"steps: got {job.config.steps}, but {run.folder} has done {step}; give that many or more")
+    if step > parts.config.steps:
+        raise ConfigError(f"steps: got {parts.config.steps}, but {run.folder} has done {step}; give that many or more")
     gone = run.ledger.differences(found.record, step)
-    for change in _other_data(job, run, found.data) + _lost(run, gone, step):
+    for change in _other_data(parts, run, found.data) + _lost(run, gone, step):
         if not allow_changes:
             raise ResumeError(f"{change}, start a new run with another out, or go on with --allow-changes")
-        job.display.warn(change.rpartition(";")[0])
+        parts.display.warn(change.rpartition(";")[0])
     # From here on everything fits: what follows changes the run, and then its folder.
     try:
-        job.learner.load_state({_from_peft(name): tensor for name, tensor in tensors.items()}, meta["learner"])
+        parts.policy.load_state({_from_peft(name): tensor for name, tensor in tensors.items()}, meta["learner"])
     except CheckpointError as error:
         raise ResumeError(f"{run.checkpoints}: {error}") from None
-    for name, part in job.remembering.items():
+    for name, part in parts.stateful.items():
         part.load_state(meta["remembered"][name])
-    job.state = found.state
-    _count_health_again(job, run, step)
-    run.rewind(step, evaluated=job.state.evaluated == step, size=None if gone else found.record.rows.size)
-    job.display.line(f"note: continuing after step {step}")
+    parts.state = found.state
+    _count_health_again(parts, run, step)
+    run.rewind(step, evaluated=parts.state.evaluated == step, size=None if gone else found.record.rows.size)
+    parts.display.line(f"note: continuing after step {step}")
 
 
-def _other_data(job: Job, run: Run, fingerprint: str) -> list[str]:
+def _other_data(parts: Parts, run: Run, fingerprint: str) -> list[str]:
     """That the prompts are not those of the checkpoint, and what to do; empty where they are."""
-    if fingerprint == job.plan.fingerprint:
+    if fingerprint == parts.plan.fingerprint:
         return []
     return [
-        f"{run.folder}: the data changed since this run began (fingerprint {fingerprint}, now {job.plan.fingerprint}); "
-        "give the same data"
+        f"{run.folder}: the data changed since this run began (fingerprint {fingerprint}, now "
+        f"{parts.plan.fingerprint}); give the same data"
     ]
 
 
@@ -136,16 +136,16 @@ def _lost(run: Run, differences: list[str], step: int) -> list[str]:
     ]
 
 
-def _count_health_again(job: Job, run: Run, step: int) -> None:
+def _count_health_again(parts: Parts, run: Run, step: int) -> None:
     """Applies the rules anew to the rows so far, where their settings are not those that the run had: what they
     remember would be of other windows."""
-    if (settings(run.folder) or {}).get("health") == to_table(job.config)["health"]:
+    if (settings(run.folder) or {}).get("health") == to_table(parts.config)["health"]:
         return
-    fresh = Health(job.health.facts)
+    fresh = Health(parts.health.facts)
     for row in run.rows():
         if row["step"] <= step:
             fresh.observe(row)
-    job.health.load_state(fresh.state())
+    parts.health.load_state(fresh.state())
 
 
 def _for_peft(name: str) -> str:

@@ -1,31 +1,26 @@
-"""Whether the numbers of a step may be used: finite, of the current weights, in the memory there is; and what is done
-where they may not."""
+"""Whether the numbers of a step may be used: finite, and computed in the memory there is; and what is done where they
+may not. Whether they are of the current weights is asked in :mod:`.frozen`."""
 
 from __future__ import annotations
 
 import contextlib
 import math
 import re
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from ..errors import EngineError, MemoryShortage, NumericsError
-from ..learner import Sample
+from ..errors import MemoryShortage, NumericsError
 from ..objective import TokenBatch
 from ..runs import Run
 from ..runs.rollouts import plain_prompt
 from ..types import ScoredGroup
-from .job import Job
+from .parts import Parts
 
-CANARY = {"float32": 1e-3, "bfloat16": 0.25}
-"""Nats by which sampler and learner may differ at the same weights, mean over the tokens looked at, by learner.dtype;
-more than this is another policy, and not rounding."""
-
-CANARY_TOKENS = 32
-"""Tokens of a completion that the canary looks at, where nothing else needs them."""
+if TYPE_CHECKING:
+    from .run import Attempt
 
 SHOWN = 32
 """Most completions in the file of a bad step; rollouts/ has all of them."""
@@ -73,23 +68,18 @@ def bad_row(error: NumericsError) -> dict[str, float]:
     return {"loss": math.nan, "grad_norm": math.nan, error.quantity: math.nan}
 
 
-def keep_evidence(
-    job: Job, run: Run, step: int, error: NumericsError, groups: Sequence[ScoredGroup], batch: TokenBatch | None
-) -> str:
+def keep_evidence(parts: Parts, run: Run, attempt: Attempt, error: NumericsError) -> str:
     """Writes what was not finite into the run's folder, says so, and returns the message."""
-    rows = [*error.evidence, *(_evidence(error, groups, batch) if batch is not None else [])]
-    whole = {
-        "step": step,
-        "error": error.cause,
-        "quantity": error.quantity,
-        "policy_version": job.learner.policy_version,
-    }
+    step, rows = attempt.step, list(error.evidence)
+    if attempt.rollouts is not None and attempt.batch is not None:
+        rows += _evidence(error, attempt.rollouts.kept, attempt.batch)
+    whole = {"step": step, "error": error.cause, "quantity": error.quantity, "policy_version": parts.policy.version}
     path = run.write_bad_step(step, {**whole, "completions": rows[:SHOWN], "completions_in_all": len(rows)})
     names = ", ".join(f"{r['uid']!r} sample {r['sample']}" for r in rows[:4]) + (", …" if len(rows) > 4 else "")
     text = f"{error.cause}{f' (prompt {names})' if error.samples and names else ''}; saved in {path}"
-    count = f"{job.state.bad_steps + 1} of {job.config.learner.bad_steps} in a row that end the run"
+    count = f"{parts.state.bad_steps + 1} of {parts.config.learner.bad_steps} in a row that end the run"
     said = f"step {step} was not applied: {text}. Weights and optimizer are as before; {count}"
-    job.display.warn(said)
+    parts.display.warn(said)
     run.event(said)
     return text
 
@@ -117,9 +107,9 @@ def _evidence(error: NumericsError, groups: Sequence[ScoredGroup], batch: TokenB
         yield row | ({error.quantity: error.values[i]} if i in error.values else {})
 
 
-def end_if_broken(job: Job, run: Run, error: NumericsError, text: str) -> None:
+def end_if_broken(parts: Parts, run: Run, error: NumericsError, text: str) -> None:
     """Ends a run in which ``learner.bad_steps`` steps in a row had numbers that are not finite."""
-    state, limit = job.state, job.config.learner.bad_steps
+    state, limit = parts.state, parts.config.learner.bad_steps
     if state.bad_steps < limit:
         return
     good = state.step - state.bad_steps
@@ -131,58 +121,6 @@ def end_if_broken(job: Job, run: Run, error: NumericsError, text: str) -> None:
         "learner.lr, set learner.dtype = 'float32', or look at the completions in that file",
         quantity=error.quantity,
     ) from error
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# Of the current weights
-
-
-def canary(
-    job: Job, groups: Sequence[ScoredGroup], samples: Sequence[Sample], batch: TokenBatch, *, whole: bool
-) -> Tensor:
-    """Differences (n,) between the learner's log-probs and the sampler's, on the first ``CANARY_TOKENS`` tokens of one
-    completion, of another group in each step; empty where they cannot be compared: completions of other weights, or of
-    a cut distribution.
-
-    ``whole``: on all tokens of the first two completions of the first and the last group, as more depends on it. Raises
-    EngineError where the mean is beyond rounding: the sampler then has weights that the learner has not, and everything
-    it says is of another policy.
-    """
-    learner, own = job.learner, batch.rollout_logprobs
-    versions = {span.version for g in groups for c in g.group.rollouts for span in c.versions}
-    if own is None or versions != {learner.policy_version}:
-        return torch.empty(0)
-    learner.verify(samples)
-    chosen, each, most = sorted({0, len(groups) - 1}), 2, None
-    if not whole:
-        chosen, each, most = [learner.policy_version % len(groups)], 1, CANARY_TOKENS
-    with_tokens = [i for i, s in enumerate(samples) if len(s.completion_ids)]
-    few = [i for g in chosen for i in [j for j in with_tokens if samples[j].group == g][:each]]
-    part = [Sample(s.prompt_ids, s.completion_ids[:most], s.group) for s in (samples[i] for i in few)]
-    try:
-        computed = learner.logprobs(part).split([len(s.completion_ids) for s in part])
-    except NumericsError as error:
-        raise error.among(few) from None
-    differences = []
-    for i, values in zip(few, computed, strict=True):
-        tokens = (batch.sequence_ids == i).nonzero().flatten()[: len(values)]
-        differences.append((values - own[tokens])[batch.mask[tokens]].abs())
-    found = torch.cat(differences)
-    limit = CANARY[job.config.learner.dtype]
-    if len(found) and not float(found.mean()) <= limit:
-        raise EngineError(
-            f"the sampler's log-probs differ from the learner's by {float(found.mean()):.2g} nats on {len(found)} "
-            f"tokens, both at policy version {learner.policy_version}; accepted is {limit:g}. The sampler has other "
-            "weights than the learner, or computes another distribution: nothing of this step was learned. Set "
-            "kernels = 'plain' and linear = 'plain', and report it if that helps"
-        )
-    return found
-
-
-def staleness(job: Job, groups: Sequence[ScoredGroup]) -> int:
-    """By how many updates the oldest completion's weights are behind the learner's."""
-    oldest = [c.oldest_version for g in groups for c in g.group.rollouts]
-    return max((job.learner.policy_version - v for v in oldest if v is not None), default=0)
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -198,8 +136,9 @@ _KNOBS = {
 
 
 @contextlib.contextmanager
-def memory(job: Job, doing: str) -> Iterator[None]:
-    """Memory that runs out inside is told as MemoryShortage, with what takes less; nothing was changed then."""
+def memory(parts: Parts, phase: Callable[[], str]) -> Iterator[None]:
+    """Memory that runs out inside is told as MemoryShortage, with what takes less; nothing was changed then. ``phase``
+    says what was going on: generating, learning or evaluating."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
@@ -207,8 +146,9 @@ def memory(job: Job, doing: str) -> Iterator[None]:
         if not isinstance(error, (MemoryError, torch.OutOfMemoryError)) and not _NO_MEMORY.search(text):
             raise
         detail = (text.strip().splitlines() or [type(error).__name__])[0][:200]
-        where = "the GPU" if job.plan.device.startswith("cuda") else "the machine"
-        when = f"after step {job.state.step}" if doing == "evaluating" else f"in step {job.state.step + 1}"
+        where = "the GPU" if parts.plan.device.startswith("cuda") else "the machine"
+        doing = phase()
+        when = f"after step {parts.state.step}" if doing == "evaluating" else f"in step {parts.state.step + 1}"
         raise MemoryShortage(
             f"{where} ran out of memory while {doing} {when} ({detail}). {_KNOBS[doing]}; trew "
             "plan says what takes how much. Continue with --resume; the last checkpoint is complete"

@@ -1,48 +1,106 @@
-"""What a step says about itself: the figures of its rollouts and of its advantages, for its row of metrics."""
+"""What a step says about itself: the figures of its rollouts, its updates and its advantages."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..types import Rollout, ScoredGroup
-from .job import Job
+from ..objective import step_metrics
+from ..runs.rollouts import Advantages
+from ..types import Rollout, ScoredGroup, reduce_metrics
+from . import guards
+from .batch import advantages_by_uid
+from .frozen import fresh_share, staleness
+from .planning import Plan
+
+if TYPE_CHECKING:
+    from .run import Attempt
 
 
-def advantage_share(advantages: Mapping[str, Sequence[np.ndarray]]) -> float:
-    """The share of completions with an advantage, 0 where no group was kept; as :func:`update` returns them."""
-    own = [bool(a.any()) for group in advantages.values() for a in group]
+def update_row(attempt: Attempt, version: int) -> dict[str, Any]:
+    """The figures of a step's updates, ``version`` that of the policy after them; NaN for what was not finite."""
+    row: dict[str, Any] = {}
+    if attempt.rollouts is not None:
+        row = _learned(attempt, version) if attempt.rollouts.kept else {}
+        row["advantage_share"] = _advantage_share(attempt)
+    return row | (guards.bad_row(attempt.error) if attempt.error else {})
+
+
+def _learned(attempt: Attempt, version: int) -> dict[str, Any]:
+    rollouts, batch, updates = attempt.rollouts, attempt.batch, attempt.updates
+    assert rollouts is not None
+    assert batch is not None
+    canary = attempt.canary
+    row: dict[str, Any] = {
+        "staleness": staleness(rollouts.kept, attempt.version),
+        "canary_gap": canary.gap if canary else None,
+        "fresh_share": fresh_share(rollouts.kept, attempt.version),
+    }
+    sums = reduce_metrics([step_metrics(batch), *(update.metrics for update in updates)])
+    row |= {name: value / count for name, (value, count) in sums.items() if count}
+    row |= {
+        "loss": sum(update.loss for update in updates) / max(len(updates), 1),
+        "grad_norm": sum(update.grad_norm for update in updates) / max(len(updates), 1),
+        "policy_version": version,
+    }
+    if rollouts.baselines is not None:
+        judged = [value for value in rollouts.baselines.values() if value == value]
+        row |= {
+            "baseline": sum(judged) / len(judged) if judged else None,
+            "baseline/none": 1 - len(judged) / len(rollouts.baselines),
+        }
+    # Without a reference model: how far the updates moved, or how far trainer and sampler are apart.
+    row.setdefault("kl", row.get("kl_old", row.get("kl_rollout")))
+    return row
+
+
+def _advantage_share(attempt: Attempt) -> float:
+    """The share of rollouts with an advantage; 0 where no group was kept."""
+    own = [bool(values.any()) for group in _advantages(attempt).values() for values in group]
     return sum(own) / len(own) if own else 0.0
 
 
-def rollout_row(job: Job, seen: list[ScoredGroup]) -> dict[str, Any]:
-    """What the rollouts of a step say, over everything that was sampled, dropped groups included; nothing where the
-    sampler failed."""
-    if not seen:
+def _advantages(attempt: Attempt) -> dict[str, list[np.ndarray]]:
+    """Per-token advantages of each rollout by prompt uid; empty where the step did not come so far."""
+    if attempt.rollouts is None or attempt.batch is None or attempt.batch.advantages is None:
         return {}
-    scores = [s.value for g in seen for s in g.scores if s.value is not None]
-    correct = [c for g in seen for s in g.scores if (c := job.plan.correct(s)) is not None]
-    completions = [c for g in seen for c in g.group.rollouts]
-    tokens = sum(len(c) for c in completions)
+    return advantages_by_uid(attempt.rollouts, attempt.batch)
+
+
+def advantages_of(attempt: Attempt) -> Advantages:
+    """Per-token advantages of all sampled rollouts, group by group; None for those that were not trained on."""
+    known = _advantages(attempt)
+    groups = [scored.group for scored in attempt.rollouts.sampled] if attempt.rollouts else []
+    return [known.get(group.prompt.uid, [None] * len(group.rollouts)) for group in groups]
+
+
+def rollout_row(plan: Plan, sampled: Sequence[ScoredGroup]) -> dict[str, Any]:
+    """The figures of a step's rollouts, over everything that was sampled, dropped groups included; empty where the
+    sampler failed. Lengths and entropies count sampled tokens only."""
+    if not sampled:
+        return {}
+    scores = [s.value for g in sampled for s in g.scores if s.value is not None]
+    correct = [c for g in sampled for s in g.scores if (c := plan.correct(s)) is not None]
+    rollouts = [rollout for g in sampled for rollout in g.group.rollouts]
     row = {
         "reward": float(np.mean(scores)) if scores else None,
         "accuracy": float(np.mean(correct)) if correct else None,
-        "entropy": mean_entropy(completions),
-        "completion_length": tokens / len(completions),
-        "truncated_share": float(np.mean([c.finish_reason == "length" for c in completions])),
+        "entropy": _mean_entropy(rollouts),
+        "completion_length": sum(map(len, rollouts)) / len(rollouts),
+        "truncated_share": float(np.mean([rollout.finish_reason == "length" for rollout in rollouts])),
         "zero_signal_share": float(
-            np.mean([len({s.value for s in g.scores if s.value is not None}) < 2 for g in seen])
+            np.mean([len({s.value for s in g.scores if s.value is not None}) < 2 for g in sampled])
         ),
-        "groups_sampled": len(seen),
+        "groups_sampled": len(sampled),
     }
-    return row | {k: v / n for k, (v, n) in job.plan.rewards.summary(seen).items() if n}
+    return row | {k: v / n for k, (v, n) in plan.rewards.summary(list(sampled)).items() if n}
 
 
-def mean_entropy(rollouts: Sequence[Rollout]) -> float | None:
+def _mean_entropy(rollouts: Sequence[Rollout]) -> float | None:
     """Mean over all sampled tokens (nats); None where the engine does not report entropies."""
-    known = [rollout.entropies for rollout in rollouts]
-    if any(values is None for values in known):
+    known = [values for rollout in rollouts if (values := rollout.entropies) is not None]
+    if len(known) < len(rollouts):
         return None
-    return sum(float(values.sum()) for values in known if values is not None) / max(sum(map(len, rollouts)), 1)
+    return sum(float(values.sum()) for values in known) / max(sum(map(len, rollouts)), 1)

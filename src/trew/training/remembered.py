@@ -13,7 +13,7 @@ from ..errors import ResumeError
 from ..runs.record import Record
 from ..utils import shapes
 from ..utils.shapes import Count, ShapeError
-from .job import State
+from .parts import State
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +33,13 @@ class EngineState:
 
     refused: bool
     version: Count
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutsState:
+    """As ``SyncRollouts.state`` gives it."""
+
+    position: Count
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +70,11 @@ class HealthState:
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
-    """Whatever counts or warns over several steps, by its name in ``Job.remembering``."""
+class StatefulParts:
+    """Whatever counts or warns over several steps, by its name in ``Parts.stateful``."""
 
     engine: EngineState
+    rollouts: RolloutsState
     monitors: MonitorsState
     rewards: RewardsState
     health: HealthState
@@ -79,7 +87,7 @@ class Remembered:
     learner: LearnerCounters
     state: State
     data: str
-    remembered: Parts
+    remembered: StatefulParts
     record: Record
 
 

@@ -14,7 +14,7 @@ from ..runs.report.read import load_run
 from ..types import ScoredGroup
 from ..utils.console import Display
 from ..utils.signals import Interrupted
-from .job import Job
+from .parts import Parts
 
 UNJUDGED_STEPS = 3
 """After so many steps in a row in which no completion had a value, or rewards failed for more than the share
@@ -36,21 +36,21 @@ def failures_saved(run: Run) -> Iterator[None]:
         ) from error
 
 
-def after_scoring(job: Job, run: Run, step: int, seen: Sequence[ScoredGroup]) -> dict[str, Any]:
+def after_scoring(parts: Parts, run: Run, step: int, seen: Sequence[ScoredGroup]) -> dict[str, Any]:
     """What rewards and monitors have to say about a step's completions: warnings on screen and in events.log; returned
     are the monitors' figures. Raises RewardError when nothing, or too little, could be judged for several steps."""
-    rewards, every, state = job.plan.rewards, job.config.track.regrade_every, job.state
+    rewards, every, state = parts.plan.rewards, parts.config.track.regrade_every, parts.state
     warnings = []
     if every and (step == 1 or step % every == 0) and seen:
-        with contextlib.suppress(Interrupted), job.interrupts.after_grace("while judging again"):
+        with contextlib.suppress(Interrupted), parts.interrupts.after_grace("while judging again"):
             warnings += rewards.judged_alike(seen[step // every % len(seen)], step=step)
-    row, suspicions = job.monitors.observe(seen, step=step)
+    row, suspicions = parts.monitors.observe(seen, step=step)
     for text in [*rewards.take_warnings(), *warnings, *suspicions]:
-        job.display.warn(text)
+        parts.display.warn(text)
         run.event(f"step {step}: {text}")
     scores = [score for group in seen for score in group.scores]
     lacking = Counter(score.status for score in scores if score.value is None)
-    failed, most = sum(lacking[status] for status in FAILED), job.config.track.max_failed
+    failed, most = sum(lacking[status] for status in FAILED), parts.config.track.max_failed
     none = lacking.total() == len(scores)
     state.unjudged = state.unjudged + 1 if scores and (none or failed > most * len(scores)) else 0
     if state.unjudged >= UNJUDGED_STEPS:
@@ -63,12 +63,12 @@ def after_scoring(job: Job, run: Run, step: int, seen: Sequence[ScoredGroup]) ->
     return row
 
 
-def after_step(job: Job, run: Run, row: Mapping[str, Any]) -> int:
+def after_step(parts: Parts, run: Run, row: Mapping[str, Any]) -> int:
     """Tells what the rules of :mod:`.health` find in the rows so far; returns how many of them hold."""
-    for finding in job.health.observe(row):
-        job.display.warn(f"step {finding.step}: {finding.text}")
+    for finding in parts.health.observe(row):
+        parts.display.warn(f"step {finding.step}: {finding.text}")
         run.event(f"step {finding.step}: {finding.text}")
-    return len(job.health.holding)
+    return len(parts.health.holding)
 
 
 def at_end(run: Run, display: Display) -> None:

@@ -1,0 +1,163 @@
+"""From the log-probs of one pack to the derivatives of the loss by them, and what all packs of a step give together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from ..errors import NumericsError
+from ..objective import LossOutput, Objective, TokenBatch, token_metrics
+from ..objective.batch import PER_SEQUENCE, PER_TOKEN
+from ..objective.entropy_bonus import EntropyBonus
+from ..types import Metrics
+from .packing import Pack, Sample
+
+
+@dataclass(slots=True)
+class Accumulated:
+    """What the packs of an optimizer step gave, put together; its gradient is in the parameters. Metrics such as
+    quantiles are of all packs together."""
+
+    samples: Sequence[Sample]
+    batch: TokenBatch  # theirs, prepared
+    active: list[int]  # the samples that can have a gradient
+    loss: float = 0.0
+    tokens: int = 0  # fed to the model for a gradient, prompts and padding included
+    values: dict[str, Tensor] = field(default_factory=dict)  # each (size,)
+    ran: list[int] = field(default_factory=list)
+
+    def add(self, out: LossOutput, at: Int[Tensor, "n"]) -> None:
+        """The values per token of ``out`` belong ``at`` these places of the step's."""
+        self.loss += float(out.loss.detach())
+        for name, value in {**out.packed, "logprobs": out.batch.policy}.items():
+            if name not in self.values:
+                self.values[name] = torch.zeros(len(self.batch.mask), dtype=value.dtype, device=value.device)
+            self.values[name][at] = value
+
+    def metrics(self) -> Metrics:
+        """The objective's, over the samples that were run."""
+        ran = sorted(self.ran)
+        at = TokenPositions.of(self.samples).of_samples(ran)
+        values = {name: value[at] for name, value in self.values.items()}
+        seen = self.batch.select(torch.tensor(ran)).replace(logprobs=values["logprobs"])
+        return token_metrics(seen, ratio=values["ratio"], weight=values["weight"], correction=values.get("correction"))
+
+
+@dataclass(slots=True)
+class LossCallback:
+    """The objective on the tokens of a pack, as the head asks for it: from log-probs and entropies to the derivatives
+    of the loss by them. Raises NumericsError where something is not finite."""
+
+    part: TokenBatch  # of the pack, in its order
+    pack: Pack
+    samples: Sequence[Sample]
+    objective: Objective
+    bonus: EntropyBonus | None
+    done: Accumulated
+    at: Int[Tensor, "n"]  # the pack's tokens in those of the step
+    coefficients: Float[Tensor, "n"] | None = None  # where they are known beforehand
+
+    def fix_coefficients(self, logprobs: Float[Tensor, "n"]) -> None:
+        """Fixes all coefficients by the log-probs of the whole pack."""
+        self.coefficients = self._of_objective(slice(0, len(self.at)), logprobs)
+
+    def __call__(
+        self, where: slice, logprobs: Float[Tensor, "m"], entropies: Float[Tensor, "m"] | None
+    ) -> tuple[Float[Tensor, "m"], Float[Tensor, "m"] | None]:
+        device = logprobs.device
+        if self.coefficients is None:
+            coefficients = self._of_objective(where, logprobs)
+        else:
+            self._check(logprobs, where)
+            coefficients = self.coefficients[where]
+        if entropies is None or self.bonus is None:
+            return -coefficients.to(device), None
+        assert self.part.shares is not None
+        with torch.enable_grad():
+            own = entropies.to(self.part.mask.device).requires_grad_()
+            term = self.bonus.loss(own, shares=self.part.shares[where])  # shares are 0 outside the mask
+            (slope,) = torch.autograd.grad(term, own)
+        self._add(float(term.detach()))
+        return -coefficients.to(device), slope.to(device)
+
+    def _of_objective(self, where: slice, logprobs: Float[Tensor, "m"]) -> Float[Tensor, "m"]:
+        self._check(logprobs, where)
+        out = self.objective.loss(_cut(self.part, where).replace(logprobs=logprobs.to(self.part.mask.device)))
+        self.done.add(out, self.at[where])
+        self._add(0.0)
+        return out.packed["coefficients"]
+
+    def _check(self, logprobs: Float[Tensor, "m"], where: slice) -> None:
+        check_finite(logprobs, self.part.sequence_ids[where], self.pack, self.samples)
+
+    def _add(self, value: float) -> None:
+        self.done.loss += value
+        if not np.isfinite(self.done.loss):
+            raise NumericsError(
+                f"the loss is {self.done.loss}",
+                names=sample_names(self.pack.samples, self.samples), quantity="loss", samples=self.pack.samples,
+            )  # fmt: skip
+
+
+def part_of(batch: TokenBatch, samples: Sequence[int], tokens: TokenPositions) -> TokenBatch:
+    """Of a prepared batch these samples, each of which has tokens."""
+    if list(samples) != list(range(samples[0], samples[-1] + 1)):
+        return batch.select(torch.tensor(samples))
+    return _cut(batch, slice(int(tokens.bounds[samples[0]]), int(tokens.bounds[samples[-1] + 1])))
+
+
+def _cut(batch: TokenBatch, where: slice) -> TokenBatch:
+    """These tokens of a prepared batch, and their sequences."""
+    ids = batch.sequence_ids[where]
+    sequences = slice(int(ids[0]), int(ids[-1]) + 1)
+    fields = {k: v[where] for k in PER_TOKEN if (v := getattr(batch, k)) is not None}
+    fields |= {k: v[sequences] for k in PER_SEQUENCE if (v := getattr(batch, k)) is not None}
+    return batch.replace(**(fields | {"sequence_ids": ids - ids[0], "step_rewards": None, "padded_mask": None}))
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPositions:
+    """Where each sample's tokens stand in the stream of all completion tokens."""
+
+    bounds: np.ndarray  # (S + 1,)
+
+    @staticmethod
+    def of(samples: Sequence[Sample]) -> TokenPositions:
+        return TokenPositions(np.concatenate([[0], np.cumsum([len(s.completion_ids) for s in samples])]))
+
+    def of_samples(self, members: Sequence[int]) -> Tensor:
+        return torch.from_numpy(np.concatenate([np.arange(self.bounds[i], self.bounds[i + 1]) for i in members]))
+
+
+def check_finite(
+    logprobs: Float[Tensor, "n"],
+    sequences: Int[Tensor, "n"],
+    pack: Pack,
+    samples: Sequence[Sample],
+    *,
+    quantity: str = "logprobs",
+) -> None:
+    """Raises NumericsError that names the samples of ``pack`` whose log-probs are not finite; the i-th is of its
+    ``sequences[i]``-th sample."""
+    finite = torch.isfinite(logprobs)
+    if finite.all():
+        return
+    found = logprobs.to(sequences.device)
+    broken = sequences[~finite.to(sequences.device)].unique().tolist()
+    whose = "the reference's log-probs" if quantity == "ref_logprobs" else "log-probs"
+    raise NumericsError(
+        f"{whose} are not finite (broken weights, or a token that has probability 0)",
+        names=sample_names([pack.samples[i] for i in broken], samples), quantity=quantity,
+        samples=[pack.samples[i] for i in broken],
+        values={pack.samples[i]: found[sequences == i].tolist() for i in broken},
+    )  # fmt: skip
+
+
+def sample_names(members: Sequence[int], samples: Sequence[Sample]) -> str:
+    shown = [f"{i} (group {samples[i].group})" for i in sorted(members)[:8]]
+    return ", ".join(shown) + (f" and {len(members) - 8} more" if len(members) > 8 else "")

@@ -1,0 +1,55 @@
+"""What the loop needs from whatever is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
+
+from jaxtyping import Float
+from torch import Tensor
+
+from ..objective import TokenBatch
+from ..types import StepOutput
+from .accumulate import Accumulated
+from .packing import Sample
+
+
+class Policy(Protocol):
+    """A model under training. N is the number of tokens after the prompt, over all samples and in their order.
+
+    An optimizer step has two halves, so that gradients can be added up between them: ``accumulate`` computes them,
+    ``apply`` moves the weights. ``version`` counts the changes of the weights: it rises exactly when they change.
+    """
+
+    @property
+    def version(self) -> int: ...
+
+    def logprobs(
+        self, samples: Sequence[Sample], *, reference: bool = False, progress: Callable[[int], None] | None = None
+    ) -> Float[Tensor, "N"]:
+        """Log-probs at the training temperature under the policy, or under the frozen reference; float32 on the CPU,
+        without gradient. Raises NumericsError, naming the samples, where one is not finite."""
+        ...
+
+    def verify(self, samples: Sequence[Sample]) -> None:
+        """Decides on whole samples which execution path they take, where that is not decided yet."""
+        ...
+
+    def accumulate(self, samples: Sequence[Sample], batch: TokenBatch) -> Accumulated:
+        """The gradient of one optimizer step; ``batch`` is that of ``samples``, prepared by the objective. The weights
+        stay as they are. Raises NumericsError, with all gradients cleared, where a log-prob or the loss is not finite.
+        """
+        ...
+
+    def apply(self, done: Accumulated) -> StepOutput:
+        """Clips the gradient and moves the weights. Raises NumericsError, with everything as before, where the gradient
+        is not finite."""
+        ...
+
+    def update_reference(self) -> None:
+        """Moves the reference's weights toward the policy's."""
+        ...
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Names and full tensors, tied weights under both names."""
+        ...

@@ -1,0 +1,84 @@
+"""``trew.train``: from a configuration to a run that has its parts, and from there into the loop."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from typing import Any
+
+from .. import runs
+from ..config import Config, dumps, to_table
+from ..runs import Run, Trackers, trackers
+from ..utils.console import Display
+from ..utils.signals import Interrupts
+from . import loop, planning, watch
+from .checkpoints import check_changes, complete, restore
+from .parts import build
+from .planning import Plan
+from .run import TrainingRun
+from .summary import headline
+
+
+def train(
+    config: Config,
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    allow_changes: bool = False,
+    display: Display | None = None,
+    position: int = 0,
+) -> dict[str, Any]:
+    """Runs the whole job that ``config`` describes; returns what is in summary.json.
+
+    Raises ConfigError with every problem of configuration, data and model before a model is loaded. ``resume``
+    continues from the newest complete checkpoint of ``config.out``, under other settings only with ``allow_changes``;
+    ``overwrite`` starts over in a used folder.
+    ``position`` is how many prompts of the shuffled stream a new run passes over.
+    """
+    display = display or Display()
+    busy = [
+        *runs.problems(config.out, resume=resume, overwrite=overwrite),
+        *trackers.problems(config.track.to),
+    ]
+    plan = planning.plan(config, found=busy, bar=display.bar)
+    with (
+        Run.open(config.out, resume=resume, overwrite=overwrite) as folder,
+        warnings.catch_warnings(),
+        contextlib.ExitStack() as ending,
+    ):
+        warnings.showwarning = lambda message, *_, **__: display.warn(str(message))
+        if folder.resumed:
+            for change in check_changes(folder.folder, plan.config, allow=allow_changes):
+                display.line(f"note: {change}")
+            if (summary := complete(folder, plan.config)) is not None:
+                display.line(f"note: {folder.folder} is already complete: {config.steps} of {config.steps} steps")
+                watch.at_end(folder, display)
+                return summary
+        else:
+            folder.write_config(dumps(plan.config))
+        run = _start(plan, folder, display, ending, allow_changes=allow_changes, position=position)
+        with run:
+            return loop.train(run)
+
+
+def _start(
+    plan: Plan, folder: Run, display: Display, ending: contextlib.ExitStack, *, allow_changes: bool, position: int
+) -> TrainingRun:
+    """Loads the model, puts the parts together and restores the newest checkpoint of a resumed run; ``ending`` gets
+    what has to be closed however the run ends."""
+    config = plan.config
+    outside = Trackers(config.track.to, folder=folder.folder, config=to_table(config), warn=display.warn)
+    ending.callback(outside.close)
+    ending.callback(plan.rewards.close)
+    interrupts = Interrupts(more=config.stop.signals, grace_s=config.stop.grace_s)
+    parts = build(plan, display, interrupts)
+    parts.rollouts.position = position
+    display.line(headline(parts))
+    for note in (*plan.notes, *folder.messages):
+        display.line(f"note: {note}")
+    if folder.resumed:
+        restore(parts, folder, allow_changes=allow_changes)
+        folder.write_config(dumps(config))  # not before: what was refused must not be what the run has
+    ending.enter_context(interrupts)  # from here on there is something to save
+    ending.enter_context(parts.writer)
+    return TrainingRun(parts, folder, outside)

@@ -1,0 +1,86 @@
+"""A run in a few lines: its headline before the first step, its summary and its exported model after the last."""
+
+from __future__ import annotations
+
+import platform
+import resource
+import sys
+from dataclasses import asdict
+from typing import Any
+
+import torch
+import transformers
+
+from .. import __version__
+from ..models import loading
+from ..models.lora import parameter_count
+from ..runs import Run
+from . import backends
+from .parts import Parts
+
+
+def export(parts: Parts, folder: Run) -> None:
+    """The result: an ordinary model folder; beside a merged model, the adapters alone."""
+    tokenizer = parts.plan.renderer.tokenizer
+    if parts.adapters is None:
+        loading.export(parts.model, tokenizer, folder.final)
+    else:
+        parts.adapters.export(tokenizer, folder.final)
+
+
+def headline(parts: Parts) -> str:
+    """What runs on what."""
+    c = parts.config
+    size = f"{short(parameter_count(parts.model))} parameters"
+    if parts.adapters is not None:
+        size += f", {short(sum(p.numel() for p in parts.model.parameters() if p.requires_grad))} of adapters trained"
+    device = parts.plan.device if parts.plan.device != "cpu" else f"{torch.get_num_threads()} CPU threads"
+    return (
+        f"{c.objective.preset}: {c.model} ({size}, {c.learner.dtype}) on {device}; {c.data.task}, {c.steps} "
+        f"steps of {c.rollout.prompts} x {c.rollout.completions}{_without_kernels(parts)}"
+    )
+
+
+def _without_kernels(parts: Parts) -> str:
+    """Why a run takes the plain path although a backend was asked for; empty where it does not."""
+    backend = backends.of(parts.config, parts.plan.device)
+    missing = "" if backend is None or parts.config.kernels == "plain" else backend.missing()
+    return f"; on the plain path of PyTorch, which is slower, because {missing}" if missing else ""
+
+
+def short(count: int) -> str:
+    """
+    >>> short(134515008), short(1234), short(7)
+    ('135 M', '1.23 k', '7')
+    """
+    return next(
+        (f"{count / u:.3g} {name}" for u, name in ((1e9, "B"), (1e6, "M"), (1e3, "k")) if count >= u), str(count)
+    )
+
+
+def peak_memory_bytes(device: str) -> int:
+    """The most memory the run held at once: on the GPU where it ran on one, else of the process."""
+    if device.startswith("cuda"):
+        return torch.cuda.max_memory_allocated(device)
+    unit = 1 if sys.platform == "darwin" else 1024  # getrusage counts bytes on macOS, kibibytes elsewhere
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def summarize(parts: Parts, after: dict[str, Any]) -> dict[str, Any]:
+    """The figures of a finished run."""
+    c, s = parts.config, parts.state
+    assert s.before is not None
+    return {
+        "task": c.data.task, "model": c.model, "objective": c.objective.preset, "seed": c.seed, "steps": s.step,
+        "seconds": s.seconds, "tokens_per_second": s.tokens / max(s.seconds, 1e-9),
+        "peak_memory_bytes": peak_memory_bytes(parts.plan.device), "n_eval": after["n"],
+        "accuracy_before": s.before["accuracy"], "accuracy_after": after["accuracy"],
+        "before": s.before, "after": after,
+        "warnings": [asdict(finding) for finding in parts.health.found],
+        "best": {"step": s.best_step, "accuracy": s.best_accuracy},
+        "versions": {
+            "trew": __version__, "python": platform.python_version(), "torch": torch.__version__,
+            "transformers": transformers.__version__,
+        },
+        "device": parts.plan.device,
+    }  # fmt: skip

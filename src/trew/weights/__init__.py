@@ -1,0 +1,5 @@
+"""Weights on their way from the learner to the engine."""
+
+from .sync import InPlace, WeightSync
+
+__all__ = ["InPlace", "WeightSync"]
