@@ -132,7 +132,7 @@ def test_every_edit_is_one_message_or_a_value_that_fits(cut, name):
 
 @pytest.mark.parametrize(
     ("path", "other"),
-    [(("meta", "state", "position"), ...), (("meta", "state", "step"), 1), (("meta", "learner", "steps"), "x"),
+    [(("meta", "remembered", "rollouts", "position"), ...), (("meta", "state", "step"), 1), (("meta", "learner", "steps"), "x"),
      (("meta", "remembered", "health", "last"), 5), (("meta", "state", "before", "accuracy"), ...), (("meta",), [])],
     ids=["gone", "step", "text", "number", "nested", "list"],
 )  # fmt: skip

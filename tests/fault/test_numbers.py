@@ -45,24 +45,31 @@ def evidence(config: Config, step: int) -> dict[str, Any]:
 
 
 def at_call(monkeypatch: pytest.MonkeyPatch, calls: set[int]) -> Callable[[], bool]:
-    """Whether this is one of the ``calls`` of ``Learner.step``, counted from 1; and it must leave no trace then."""
-    real, number = Learner.step, [0]
+    """Whether this is one of the ``calls`` of ``Learner.accumulate``, counted from 1; neither it nor the ``apply`` after
+    it may leave a trace then."""
+    number = [0]
 
-    def step(self: Learner, *args: Any, **kwargs: Any) -> Any:
-        number[0] += 1
-        before = {name: t.clone() for name, t in self.state()[0].items()}
-        meta = self.state()[1]
-        try:
-            return real(self, *args, **kwargs)
-        except NumericsError:
-            after, now = self.state()
-            assert after.keys() == before.keys()
-            assert all(torch.equal(t, before[name]) for name, t in after.items())
-            assert now == meta
-            assert all(p.grad is None for p in self.model.parameters())
-            raise
+    def traceless(name: str) -> Callable[..., Any]:
+        real = getattr(Learner, name)
 
-    monkeypatch.setattr(Learner, "step", step)
+        def half(self: Learner, *args: Any, **kwargs: Any) -> Any:
+            number[0] += name == "accumulate"
+            before = {name: t.clone() for name, t in self.state()[0].items()}
+            meta = self.state()[1]
+            try:
+                return real(self, *args, **kwargs)
+            except NumericsError:
+                after, now = self.state()
+                assert after.keys() == before.keys()
+                assert all(torch.equal(t, before[name]) for name, t in after.items())
+                assert now == meta
+                assert all(p.grad is None for p in self.model.parameters())
+                raise
+
+        return half
+
+    for name in ("accumulate", "apply"):
+        monkeypatch.setattr(Learner, name, traceless(name))
     return lambda: number[0] in calls
 
 

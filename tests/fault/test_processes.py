@@ -51,7 +51,7 @@ def killed(completions, completion_ids, **columns):
 """
 ROW = {"prompt": "p", "answer": "4", "asserts": ["assert f(1) == 2"], "entry_point": "f",
        "solution": "def f(x): return x + 1"}  # fmt: skip
-LEARN = "trew.learner.step:Learner.step"
+LEARN = "trew.learner.step:Learner.accumulate"
 
 
 @pytest.fixture(scope="module")

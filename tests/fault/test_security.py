@@ -370,7 +370,7 @@ def test_a_run_opens_no_port_and_writes_no_secret(server, tmp_path):
         "[rollout]\nprompts = 1\ncompletions = 2\nmax_tokens = 3\n[eval]\nsize = 1\nmax_tokens = 2\n"
     )
     command = server.start(
-        "train", "r.toml", "--out", "run", cwd=tmp_path, hold="trew.learner.step:Learner.step:1", **SECRETS
+        "train", "r.toml", "--out", "run", cwd=tmp_path, hold="trew.learner.step:Learner.accumulate:1", **SECRETS
     )
     command.held()
     assert listening(command.family()) == []
