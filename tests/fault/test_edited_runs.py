@@ -132,8 +132,9 @@ def test_every_edit_is_one_message_or_a_value_that_fits(cut, name):
 
 @pytest.mark.parametrize(
     ("path", "other"),
-    [(("meta", "remembered", "rollouts", "position"), ...), (("meta", "state", "step"), 1), (("meta", "learner", "steps"), "x"),
-     (("meta", "remembered", "health", "last"), 5), (("meta", "state", "before", "accuracy"), ...), (("meta",), [])],
+    [(("meta", "remembered", "rollouts", "position"), ...), (("meta", "state", "step"), 1),
+     (("meta", "learner", "steps"), "x"), (("meta", "remembered", "health", "last"), 5),
+     (("meta", "state", "before", "accuracy"), ...), (("meta",), [])],
     ids=["gone", "step", "text", "number", "nested", "list"],
 )  # fmt: skip
 def test_an_edited_state_is_refused_by_the_command_and_the_folder_stays(server, recipe, cut, path, other):
