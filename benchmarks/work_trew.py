@@ -14,10 +14,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from trew.training.job import build
 
 from trew.config import Config, apply_overrides, parse
+from trew.rollout import StepRollouts
+from trew.rollout.sync import sampling as sampling_of
 from trew.training import loop, planning
+from trew.training.parts import Parts, build
+from trew.training.record import update_row
+from trew.training.run import Attempt
 from trew.types import Group, Sampling, Score, ScoredGroup
 from trew.utils.console import Silent
 from trew.utils.signals import Interrupts

@@ -45,8 +45,8 @@ def evidence(config: Config, step: int) -> dict[str, Any]:
 
 
 def at_call(monkeypatch: pytest.MonkeyPatch, calls: set[int]) -> Callable[[], bool]:
-    """Whether this is one of the ``calls`` of ``Learner.accumulate``, counted from 1; neither it nor the ``apply`` after
-    it may leave a trace then."""
+    """Whether this is one of the ``calls`` of ``Learner.accumulate``, counted from 1; it and the ``apply`` after it
+    must leave no trace then."""
     number = [0]
 
     def traceless(name: str) -> Callable[..., Any]:
