@@ -247,7 +247,7 @@ COMMANDS = {
                      "trew.reward_training.train:judge:1"),
     "train-reward, a step": (["train-reward", "--model", "model", "--pairs", "pairs.jsonl", "--out", "OUT",
                               "--set", "learner.batch=2"],
-                             "trew.reward_training.train:gradient:2"),
+                             "trew.reward_training.train:_step:2"),
     "iterate": (["iterate", "rounds.toml", "--set", "out=OUT"], f"{GENERATE}:1"),
 }  # fmt: skip
 
