@@ -6,6 +6,8 @@ python docs/generate.py --check    only names it; exit code 1 if there is any
 
 from __future__ import annotations
 
+import ast
+import configparser
 import dataclasses
 import inspect
 import re
@@ -66,6 +68,9 @@ def files() -> dict[Path, str]:
     found[inside_trl] = filled(inside_trl.read_text(encoding="utf-8"), {"presets": trl_table()})
     verl = DOCS / "verl.md"
     found[verl] = filled(verl.read_text(encoding="utf-8"), {"presets": verl_table()})
+    contributing = DOCS.parent / "CONTRIBUTING.md"
+    house = {"rooms": rooms_table(), "layers": layers()}
+    found[contributing] = filled(contributing.read_text(encoding="utf-8"), house)
     return found
 
 
@@ -187,6 +192,31 @@ def anchor(name: str) -> str:
     'deepseek-v32'
     """
     return re.sub(r"[^\w\- ]", "", name.lower())
+
+
+def rooms_table() -> str:
+    """Every room but ``backends``, which may be missing, and the files of ``training``, by the first paragraph of their
+    docstrings."""
+    source = DOCS.parent / "src" / "trew"
+    places = [source / "types.py", source / "errors.py"]
+    places += sorted(path.parent for path in source.glob("*/__init__.py") if path.parent.name != "backends")
+    places += sorted(path for path in (source / "training").glob("*.py") if path.name != "__init__.py")
+    rows = []
+    for place in places:
+        text = (place / "__init__.py" if place.is_dir() else place).read_text(encoding="utf-8")
+        said = " ".join((ast.get_docstring(ast.parse(text)) or "").partition("\n\n")[0].split())
+        said = re.sub(r":\w+:`[.~]*([^`]+)`", r"`\1`", said.replace("``", "`"))
+        name = place.relative_to(DOCS.parent).as_posix() + ("/" if place.is_dir() else "")
+        rows.append([f"`{name}`", said.replace("|", "\\|")])
+    return markdown(["room or file", "what is in it"], rows)
+
+
+def layers() -> str:
+    """The layers of ``.importlinter``, the lowest first."""
+    contract = configparser.ConfigParser()
+    contract.read(DOCS.parent / ".importlinter", encoding="utf-8")
+    names = contract["importlinter:contract:layers"]["layers"].split("\n")
+    return "\n".join(f"    {name.strip()}" for name in reversed(names) if name.strip())
 
 
 def main(args: Sequence[str]) -> int:
