@@ -49,7 +49,7 @@ class Accumulated:
 
 
 @dataclass(slots=True)
-class LossCallback:
+class PackLoss:
     """The objective on the tokens of a pack, as the head asks for it: from log-probs and entropies to the derivatives
     of the loss by them. Raises NumericsError where something is not finite."""
 

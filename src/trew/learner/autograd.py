@@ -27,9 +27,9 @@ from ..models.verified import Verified, say
 from . import attention, recompute
 from .accelerator import LayerAccelerator
 from .fused_head import FusedHead
-from .head import token_logprobs, token_logprobs_and_entropies
+from .head import LossCallback, token_logprobs, token_logprobs_and_entropies
 from .packing import Pack, Sample, check_samples, pack_plain, pack_shared
-from .runner import ExecutionPath, LossCallback, ModelRunner, RunnerSettings
+from .runner import ExecutionPath, ModelRunner, RunnerSettings
 
 TOLERANCE = 1e-3
 """Largest difference in nats between two ways, both computed in float32, that counts as rounding."""

@@ -12,8 +12,9 @@ from transformers import PreTrainedModel
 from ..models.backend import Backend
 from ..models.verified import Verified
 from .autograd import TOLERANCE, AutogradRunner, by_sample, first_samples
+from .head import LossCallback
 from .packing import Pack, Sample
-from .runner import ExecutionPath, LossCallback, ModelRunner, RunnerSettings
+from .runner import ExecutionPath, ModelRunner, RunnerSettings
 
 
 def runner_for(model: PreTrainedModel, settings: RunnerSettings, backend: Backend | None) -> ModelRunner:

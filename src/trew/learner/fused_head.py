@@ -21,8 +21,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from .head import LOWEST
-from .runner import LossCallback
+from .head import LOWEST, LossCallback
 
 ELEMENTS = 1 << 21
 """Logits that are worked on at once: enough for the products to run at full speed ..."""

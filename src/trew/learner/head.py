@@ -7,12 +7,15 @@ themselves, chunk by chunk.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+
+LossCallback = Callable[[slice, Tensor, Tensor | None], tuple[Tensor, Tensor | None]]
+"""From the log-probs (n,) and entropies (n,) of the tokens in a slice to the derivatives of the loss by them."""
 
 CHUNK_ELEMENTS = 1 << 21
 """Logits that are worked on at once: 8 MB of float32, small enough for caches, large enough for all threads."""

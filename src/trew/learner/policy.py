@@ -22,7 +22,9 @@ class Policy(Protocol):
     """
 
     @property
-    def version(self) -> int: ...
+    def version(self) -> int:
+        """How often the weights have changed."""
+        ...
 
     def logprobs(
         self, samples: Sequence[Sample], *, reference: bool = False, progress: Callable[[int], None] | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -11,10 +11,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from .accelerator import LayerAccelerator
+from .head import LossCallback
 from .packing import Pack, Sample
-
-LossCallback = Callable[[slice, Tensor, Tensor | None], tuple[Tensor, Tensor | None]]
-"""From the log-probs (n,) and entropies (n,) of the tokens in a slice to the derivatives of the loss by them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from ..objective.entropy_bonus import EntropyBonus
 from ..types import StepOutput
 from . import compiled, liger, recompute
 from .accelerator import LayerAccelerator
-from .accumulate import Accumulated, LossCallback, TokenPositions, check_finite, part_of, sample_names
+from .accumulate import Accumulated, PackLoss, TokenPositions, check_finite, part_of, sample_names
 from .choose import runner_for
 from .optimizer import Watched, begin, learning_rate, load_moments, make_optimizer, moments, trainable
 from .packing import Sample
@@ -219,7 +219,7 @@ class Learner:
         tokens = TokenPositions.of(samples)
         for pack in self._runner.packs(samples, among=done.active):
             part, at = part_of(batch, pack.samples, tokens), tokens.of_samples(pack.samples)
-            callback = LossCallback(part, pack, samples, objective, bonus if bonus_acts else None, done, at)
+            callback = PackLoss(part, pack, samples, objective, bonus if bonus_acts else None, done, at)
             lengths = None
             if coefficients is not None:
                 callback.coefficients = coefficients[at]

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ...learner.autograd import head_of, with_tokens
+from ...learner.head import LossCallback
 from ...learner.packing import Pack, Sample, pack_shared
-from ...learner.runner import ExecutionPath, LossCallback, RunnerSettings
+from ...learner.runner import ExecutionPath, RunnerSettings
 from ...models.anatomy import Transformer, describe
 from ...models.lora import split
 from ...models.verified import say
