@@ -6,14 +6,16 @@ python docs/generate.py --check    only names it; exit code 1 if there is any
 
 from __future__ import annotations
 
-import ast
-import configparser
 import dataclasses
 import inspect
 import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import house
 
 from trew.cli.curves import figure
 from trew.cli.describe import AXES, COLUMNS, COUPLES, OPTIONS, Description, describe, row, setting, value
@@ -69,8 +71,9 @@ def files() -> dict[Path, str]:
     verl = DOCS / "verl.md"
     found[verl] = filled(verl.read_text(encoding="utf-8"), {"presets": verl_table()})
     contributing = DOCS.parent / "CONTRIBUTING.md"
-    house = {"rooms": rooms_table(), "layers": layers()}
-    found[contributing] = filled(contributing.read_text(encoding="utf-8"), house)
+    parts = {"rooms": rooms_table(), "layers": layers()}
+    found[contributing] = filled(contributing.read_text(encoding="utf-8"), parts)
+    found[DOCS / "images" / "house.svg"] = house.picture()
     return found
 
 
@@ -203,20 +206,14 @@ def rooms_table() -> str:
     places += sorted(path for path in (source / "training").glob("*.py") if path.name != "__init__.py")
     rows = []
     for place in places:
-        text = (place / "__init__.py" if place.is_dir() else place).read_text(encoding="utf-8")
-        said = " ".join((ast.get_docstring(ast.parse(text)) or "").partition("\n\n")[0].split())
-        said = re.sub(r":\w+:`[.~]*([^`]+)`", r"`\1`", said.replace("``", "`"))
         name = place.relative_to(DOCS.parent).as_posix() + ("/" if place.is_dir() else "")
-        rows.append([f"`{name}`", said.replace("|", "\\|")])
+        rows.append([f"`{name}`", house.purpose(place).replace("|", "\\|")])
     return markdown(["room or file", "what is in it"], rows)
 
 
 def layers() -> str:
     """The layers of ``.importlinter``, the lowest first."""
-    contract = configparser.ConfigParser()
-    contract.read(DOCS.parent / ".importlinter", encoding="utf-8")
-    names = contract["importlinter:contract:layers"]["layers"].split("\n")
-    return "\n".join(f"    {name.strip()}" for name in reversed(names) if name.strip())
+    return "\n".join("    " + " | ".join(rooms) for rooms in house.layers())
 
 
 def main(args: Sequence[str]) -> int:
