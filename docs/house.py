@@ -53,10 +53,10 @@ def described(room: str, width: float) -> list[tuple[str, str]]:
     else:
         place = ROOT / "src" / "trew" / room
         place = place if place.is_dir() else place.with_suffix(".py")
-        said, names = re.split(r"[.:;](?: |$)", purpose(place).replace("`", ""))[0], protocols(place)
-    most = int(width / 6.4)
+        said, names = re.split(r"\.(?: |$)", purpose(place).replace("`", ""))[0], protocols(place)
+    most = int(width / 7)
     lines = [(line, TEXT) for line in textwrap.wrap(said, most)]
-    return lines + [(line, PROTOCOL) for line in textwrap.wrap("   ".join(names), most)]
+    return lines + [(line, PROTOCOL) for line in textwrap.wrap(" · ".join(names), most)]
 
 
 def picture() -> str:
