@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM
 import cpu_help as cpu
 import learner_help as help
 from trew.backends.cpu import build, file_backed
+from trew.backends.cpu.backend import CpuBackend
 from trew.backends.cpu.file_backed import FileBacked
 from trew.objective import preset
 
@@ -102,7 +103,7 @@ def test_a_reference_does_not_stay_in_memory(kernels, dtype, tmp_path, monkeypat
     help.model(seed=5, **WIDE).save_pretrained(tmp_path)
     reference = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
     layers = [[p for p in layer.parameters() if p.dim() > 1] for layer in reference.model.layers]
-    options = {"kernels": kernels, "dtype": dtype, "microbatch_tokens": 32}
+    options = {"backend": CpuBackend(layers=kernels), "dtype": dtype, "microbatch_tokens": 32}
     learner = cpu.learner(help.model(**WIDE), preset("grpo", beta=0.1), reference=reference, **options)
     items, left = help.samples(), []
     give_back = FileBacked.release_pages

@@ -21,8 +21,7 @@ from trew.errors import TrewError
 from trew.iterate import Iterate, iterate, load_recipe
 from trew.iterate.rounds import Rounds
 from trew.iterate.settings import Recipe
-from trew.reward_training import RewardTraining, load_settings, train_reward
-from trew.reward_training import train as reward_training
+from trew.reward_training import RewardTraining, load_settings, packed, plain, train_reward
 from trew.runs.rollouts import write_rollouts
 from trew.types import Score, ScoredGroup
 from trew.utils.console import Display, Silent
@@ -66,14 +65,23 @@ class RewardRuns(Runs):
         with pytest.MonkeyPatch.context() as patch:
             patch.chdir(self.place)
             watch_work(patch, seen)
-            real = reward_training.token_batches
+            real = plain.token_batches
 
             def batches(lengths: Any, *, budget: int) -> Any:
                 found = list(real(lengths, budget=budget))
                 seen.work["passes"] = seen.work.get("passes", 0) + len(found)
                 return found
 
-            patch.setattr(reward_training, "token_batches", batches)
+            packs = packed.PackedPairs._batches
+
+            def packed_batches(pairs: Any, given: Any) -> Any:
+                found = list(packs(pairs, given))
+                seen.work["passes"] = seen.work.get("passes", 0) + len(found)
+                seen.work["packed"] = True
+                return iter(found)
+
+            patch.setattr(plain, "token_batches", batches)
+            patch.setattr(packed.PackedPairs, "_batches", packed_batches)
             try:
                 train_reward(load_settings(None, flags={"out": seen.folder, **settings}), display=display)
             except TrewError as error:
@@ -89,6 +97,7 @@ REWARD_CASES: dict[str, Case] = {
     "chat_template": Case("plain", "weights", CHATS),
     "device": Case("cuda:7", "device: got 'cuda:7'"),
     "threads": Case(2, says("on 1 CPU threads")),
+    "kernels": Case("plain", same_result("packed")),
     "seed": Case(7, "weights"),
     "epochs": Case(2, lambda a, b: len(b.rows) == 2 * len(a.rows), {"steps": 0}),
     "steps": Case(3, lambda a, b: (len(a.rows), len(b.rows)) == (2, 3)),

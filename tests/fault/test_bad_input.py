@@ -418,7 +418,7 @@ def test_damaged_checkpoints_are_named_and_the_run_is_not_started_over(here, cap
 def test_a_checkpoint_of_another_version_is_refused(here, capsys):
     run = finished(here, capsys)
     (step, tensors, meta), _ = checkpoint_files.load_latest(run / "checkpoints")
-    meta["state"]["of_the_future"] = meta["state"].pop("position")
+    meta["state"]["of_the_future"] = meta["state"].pop("tokens")
     checkpoint_files.save(run / "checkpoints", step, tensors, meta, keep=1)
     code, err = fails(capsys, "train", "r.toml", "--out", "run", "--resume", "--set", "steps=2")
     assert (code, "not of this version of trew" in err) == (2, True), err

@@ -19,7 +19,7 @@ from trew.errors import ConfigError, TrewError
 from trew.iterate.settings import Iterate, load_recipe
 from trew.reward_training.settings import RewardTraining, load_settings
 from trew.training import planning
-from trew.training.loop import train
+from trew.training.start import train
 from trew.utils.console import Display
 
 WHOLE = (10**9, -(10**9), 2**63, 10**400)

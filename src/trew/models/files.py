@@ -268,11 +268,12 @@ def weight_files(folder: Path) -> tuple[list[Path], list[Path]]:
     try:
         table = json.loads(index.read_bytes())
         shards = sorted(set(table["weight_map"].values()))
-        _ = table["metadata"]  # transformers asks for it
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise ValueError(f"{index} is not a valid index; the download is not complete") from None
     if any(Path(str(shard)).name != shard for shard in shards):
         raise ValueError(f"{index} names files outside its own folder, which are not read; use another copy")
+    if "metadata" not in table:  # transformers asks for it
+        raise ValueError(f"{index} is not a valid index; the download is not complete")
     here = [shard for shard in shards if (folder / shard).is_file()]
     return [folder / shard for shard in here], [folder / shard for shard in shards if shard not in here]
 

@@ -56,9 +56,17 @@ def best(
     few = pairs[:PROOF]
     choice.compare(
         lambda _: packed.exact_states(few), packed.plain_states(few), tolerance=TOLERANCE, what="hidden states",
-        unit="of them", distance=lambda got, want: (got - want).abs().max() / want.abs().max(),
+        unit="of them", distance=_relative,
     )  # fmt: skip
     return choice.chosen, ""
+
+
+def _relative(got: Tensor, want: Tensor) -> Tensor:
+    """The largest difference as a share of the largest value, where ``want`` is finite; 0 where it is so nowhere."""
+    finite = want.isfinite()
+    if not finite.any():
+        return torch.zeros(())
+    return torch.where(finite, got - want, 0.0).abs().max() / want[finite].abs().max()
 
 
 @dataclass(frozen=True, slots=True)
