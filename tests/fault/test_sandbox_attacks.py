@@ -102,6 +102,8 @@ def test_what_it_tries_fails(name, boxes, host):
 @pytest.mark.parametrize("name", STOPPED)
 def test_it_is_stopped_and_nothing_is_left(name, boxes, host):
     program, reasons = STOPPED[name]
+    if name not in ("sleep", "stop-itself", "wait-for-ever"):
+        reasons = (*reasons, "ran")  # on a busy machine processor time may be the first limit that is reached
     for design, outcome in everywhere(boxes, program):
         if "fork" in program and design.kind == "landlock":
             reasons = (*reasons, "status", "ran", "slept")  # no process can be made there: they end otherwise
