@@ -105,13 +105,14 @@ def test_global_batch_info_matters(name):
 @pytest.mark.parametrize("level", ["token", "sequence"])
 def test_importance_weights_of_verl(name, level):
     batch = verl_help.batch()
-    kappa = noise(11, len(LENGTHS), max(LENGTHS), size=0.3)
+    sampled = (batch["old"] - noise(11, len(LENGTHS), max(LENGTHS), size=0.3)).clamp(max=-1e-3)  # log-probs
+    kappa = batch["old"] - sampled
     batch["weights"] = kappa.exp()
     if level == "sequence":
         batch["weights"] = (kappa * batch["mask"]).sum(1, keepdim=True).exp().expand_as(kappa)
     rule = {"correction": {"token": "tis", "sequence": "tis-sequence"}[level], "correction_high": 1e6}
     objective = trew.preset(name, **rule)
-    expected = plugin.through_trew(objective, batch, rollout_logprobs=batch["old"] - kappa)[1]
+    expected = plugin.through_trew(objective, batch, rollout_logprobs=sampled)[1]
     policy = {"loss_mode": f"trew-{name}", "rollout_correction": {"rollout_is": level}}
     gradient = plugin.through_verl(f"trew-{name}", trew.preset(name), batch, parts=SPLITS["micro"], policy=policy)[1]
     assert apart(expected, gradient) <= TOLERANCE
