@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import dataclasses
 import gc
-import hashlib
 import json
 import shutil
 import time
@@ -42,6 +41,7 @@ from ..reward_training.settings import PairData
 from ..reward_training.train import judge
 from ..rewards import RewardSet
 from ..rewards.reward_scorer import Encoder, Scorer
+from ..rollout.sync import keyed_sampling
 from ..rollout.torch_engine import TorchEngine
 from ..runs.files import make_private, storage, write_atomic
 from ..runs.lock import Lock
@@ -49,7 +49,6 @@ from ..runs.rollouts import write_rollouts
 from ..training import backends, planning
 from ..training.checkpoints import flatten
 from ..training.start import train
-from ..types import Sampling
 from ..utils.console import Display
 from .page import write_page
 from .settings import REWARD, Recipe, dumps
@@ -314,7 +313,8 @@ def sample_pairs(rounds: Rounds, number: int) -> None:
         prompts.append(prompt if again == 1 else dataclasses.replace(prompt, uid=f"{prompt.uid}~{again}"))
     completions = r.completions or policy.rollout.completions
     with rounds.display.bar("sampling for pairs", count * completions) as bar:
-        groups = engine.generate(prompts, n=completions, sampling=_sampling(config, number), progress=bar.advance)
+        how = keyed_sampling(config, f"pairs:{number}")
+        groups = engine.generate(prompts, n=completions, sampling=how, progress=bar.advance)
     scored = plan.rewards.score(groups)
     with storage(folder):
         (folder / "fresh" / "rollouts").mkdir(parents=True, exist_ok=True)
@@ -336,15 +336,6 @@ def sample_pairs(rounds: Rounds, number: int) -> None:
     write_pairs(folder / "held.jsonl", held)
     del model, engine
     gc.collect()
-
-
-def _sampling(config: Config, number: int) -> Sampling:
-    digest = hashlib.blake2b(f"{config.seed}:pairs:{number}".encode(), digest_size=8).digest()
-    r = config.rollout
-    return Sampling(
-        max_tokens=r.max_tokens, temperature=r.temperature, top_p=r.top_p, top_k=r.top_k, min_p=r.min_p, stop=r.stop,
-        seed=int.from_bytes(digest, "big") >> 1,
-    )  # fmt: skip
 
 
 def history(rounds: Rounds, number: int, name: str) -> list[Pair]:

@@ -130,8 +130,13 @@ class SyncRollouts:
 
 
 def sampling(config: Config, step: int, attempt: int) -> Sampling:
-    """How the rollouts of a step are drawn; the seed is a function of the run's seed, the step and the refill round."""
-    digest = hashlib.blake2b(f"{config.seed}:{step}:{attempt}".encode(), digest_size=8).digest()
+    """How the rollouts of a step are drawn; every step and refill round has a seed of its own."""
+    return keyed_sampling(config, f"{step}:{attempt}")
+
+
+def keyed_sampling(config: Config, key: str) -> Sampling:
+    """The sampling of a recipe; the seed is a function of the run's seed and ``key``."""
+    digest = hashlib.blake2b(f"{config.seed}:{key}".encode(), digest_size=8).digest()
     r = config.rollout
     return Sampling(
         max_tokens=r.max_tokens, temperature=r.temperature, top_p=r.top_p, top_k=r.top_k, min_p=r.min_p, stop=r.stop,
