@@ -53,16 +53,10 @@ def plan(config: Config, *, found: Sequence[str] = (), bar: Bar | None = None) -
     limits.refuse(config, found=found)  # what follows would fill the memory
     told = {p.partition(":")[0] for p in found}
     problems = Problems([*found, *(p for p in validate(config) if p.partition(":")[0] not in told)])
-
-    objective = problems.attempt(lambda: preset(config.objective.preset, **config.objective.args))
-    if objective and min(config.rollout.prompts, config.rollout.completions, config.rollout.max_tokens) >= 1:
-        given = compatibility.GIVEN | step_rewards(config)
-        problems += problems.attempt(lambda: compatibility.problems(objective, config, given=given)) or []
-    known_device = not any(p.startswith("device:") for p in problems)
-    device = problems.attempt(lambda: loading.resolve_device(config.device)) if known_device else None
-    if device:
-        problems += compatibility.machine_problems(config, device)
     of_model: list[str] = []
+
+    objective = _objective(config, problems)
+    device = _device(config, problems)
     bad_model = problems.attempt(
         lambda: loading.check(
             config.model, tokenizer=config.tokenizer, chat_template=config.chat_template, notes=of_model
@@ -70,16 +64,7 @@ def plan(config: Config, *, found: Sequence[str] = (), bar: Bar | None = None) -
     )
     problems += bad_model if bad_model and config.model else []
     data = problems.attempt(lambda: load_task(config.data, eval_size=config.eval.size, seed=config.seed))
-    specs: tuple[RewardConfig, ...] = config.rewards or (data.default_rewards if data else ())
-    specs = tuple(spec for spec in specs if spec.name or spec.model)  # one without a name is a known problem
-    if data and not specs:
-        problems.append(
-            "rewards: none given and the data name none of their own; add a [[rewards]] table with a built-in name "
-            "or path/to/file.py:function"
-        )
-    rewards = problems.attempt(lambda: RewardSet.from_config(specs)) if specs else None
-    if rewards and config.eval.correct_reward and config.eval.correct_reward not in rewards.names:
-        problems.append(f"eval.correct_reward: got {config.eval.correct_reward!r}, accepts {', '.join(rewards.names)}")
+    specs, rewards = _rewards(config, data, problems)
     tokenizer = None
     if bad_model == []:
         tokenizer = problems.attempt(
@@ -88,30 +73,18 @@ def plan(config: Config, *, found: Sequence[str] = (), bar: Bar | None = None) -
     if tokenizer is None or data is None or rewards is None or objective is None or device is None:
         raise ConfigError(problems)
 
+    # From here on there are prompts, and something that reads and judges them.
     renderer = Renderer(tokenizer, stop=config.rollout.stop)
     prompts = [*data.train, *data.eval]
     problems += renderer.check(prompts)
     problems += rewards.check_golds(prompts, bar=bar)
-    notes = [*of_model, *data.notes]
-    train, eval_ = list(data.train), data.eval
-    if not problems:
-        fitted = problems.attempt(lambda: _fit(config, data, renderer))
-        if fitted:
-            train, eval_, more = fitted
-            notes += more
-            if len(train) < config.rollout.prompts:
-                problems.append(
-                    f"rollout.prompts: got {config.rollout.prompts} per step, but only {len(train)} training prompts "
-                    "are there; lower rollout.prompts or give more data"
-                )
-    longest = max((len(renderer.encode(p)) for p in [*train, *eval_]), default=0) if not problems else 0
-    if not problems:
-        limit = problems.attempt(lambda: loading.positions(config.model))
-        problems += length_problems(_most_tokens(config), longest=longest, limit=limit)
-        problems += problems.attempt(lambda: _target_problems(config)) or []
     if problems:
         raise ConfigError(problems)
-    notes += [
+    train, eval_, of_lengths, longest = _fitting(config, data, renderer)
+    notes = [
+        *of_model,
+        *data.notes,
+        *of_lengths,
         *renderer.notes(prompts),
         *rewards.unserved_notes(prompts),
         *rewards.code,
@@ -122,6 +95,65 @@ def plan(config: Config, *, found: Sequence[str] = (), bar: Bar | None = None) -
         data.fingerprint, longest, tuple(notes),
         correct_by(config.eval.correct_reward or first_verifier(rewards), at=config.eval.correct_at),
     )  # fmt: skip
+
+
+def _objective(config: Config, problems: Problems) -> Objective | None:
+    """The objective of a recipe, and whether it fits the run."""
+    objective = problems.attempt(lambda: preset(config.objective.preset, **config.objective.args))
+    if objective and min(config.rollout.prompts, config.rollout.completions, config.rollout.max_tokens) >= 1:
+        given = compatibility.GIVEN | step_rewards(config)
+        problems += problems.attempt(lambda: compatibility.problems(objective, config, given=given)) or []
+    return objective
+
+
+def _device(config: Config, problems: Problems) -> str | None:
+    """The device of a recipe, and whether it can do what the recipe asks."""
+    if any(p.startswith("device:") for p in problems):
+        return None
+    device = problems.attempt(lambda: loading.resolve_device(config.device))
+    if device:
+        problems += compatibility.machine_problems(config, device)
+    return device
+
+
+def _rewards(
+    config: Config, data: Dataset | None, problems: Problems
+) -> tuple[tuple[RewardConfig, ...], RewardSet | None]:
+    """The recipe's rewards or, without any, those that the data name; and what they are made to."""
+    specs = config.rewards or (data.default_rewards if data else ())
+    specs = tuple(spec for spec in specs if spec.name or spec.model)  # one without a name is a known problem
+    if data and not specs:
+        problems.append(
+            "rewards: none given and the data name none of their own; add a [[rewards]] table with a built-in name "
+            "or path/to/file.py:function"
+        )
+    rewards = problems.attempt(lambda: RewardSet.from_config(specs)) if specs else None
+    if rewards and config.eval.correct_reward and config.eval.correct_reward not in rewards.names:
+        problems.append(f"eval.correct_reward: got {config.eval.correct_reward!r}, accepts {', '.join(rewards.names)}")
+    return specs, rewards
+
+
+def _fitting(config: Config, data: Dataset, renderer: Renderer) -> tuple[list[Prompt], list[Prompt], list[str], int]:
+    """The prompts for training and evaluation that are short enough, what is to be said of the others, and the tokens
+    of the longest. Raises ConfigError where too few are left, or where one has no room for a completion."""
+    problems = Problems()
+    fitted = problems.attempt(lambda: _fit(config, data, renderer))
+    if fitted is None:
+        raise ConfigError(problems)
+    train, eval_, notes = fitted
+    if len(train) < config.rollout.prompts:
+        problems.append(
+            f"rollout.prompts: got {config.rollout.prompts} per step, but only {len(train)} training prompts "
+            "are there; lower rollout.prompts or give more data"
+        )
+        raise ConfigError(problems)
+    longest = max((len(renderer.encode(p)) for p in [*train, *eval_]), default=0)
+    limit = problems.attempt(lambda: loading.positions(config.model))
+    problems += length_problems(_most_tokens(config), longest=longest, limit=limit)
+    problems += problems.attempt(lambda: _target_problems(config)) or []
+    if problems:
+        raise ConfigError(problems)
+    return train, eval_, notes, longest
 
 
 def _target_problems(config: Config) -> list[str]:
