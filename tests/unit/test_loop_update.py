@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from types import SimpleNamespace
 from typing import Any
@@ -92,6 +93,47 @@ def updated(j: Run, groups: list[ScoredGroup], baselines: dict[str, float] | Non
 def run(j: Run) -> Recorder:
     updated(j, scored([[1.0, 0.0]] * 4))
     return j.policy
+
+
+class Calls:
+    """Stands in for a TrainingRun of two steps without a group to train on, and notes what is asked of it."""
+
+    def __init__(self) -> None:
+        self.config = parse({"model": "m", "learner": {"reference_every": 2}})
+        self.said: list[str] = []
+        self.engine: Any = SimpleNamespace(version=0)
+        self.policy: Any = SimpleNamespace(version=5, update_reference=lambda: self.said.append("reference"))
+        self.weights: Any = SimpleNamespace(publish=lambda policy, engine: self.said.append("publish"))
+        self.rollouts: Any = SimpleNamespace(next=self.next, trained=lambda *a: self.said.append(f"trained {a}"))
+
+    def next(self, step: int) -> StepRollouts:
+        self.said.append(f"next {step}")
+        return StepRollouts((), ())
+
+    def steps(self) -> Any:
+        return iter((1, 2))
+
+    @contextlib.contextmanager
+    def attempt(self, step: int) -> Any:
+        self.said.append("begin")
+        yield Attempt(step, 0)
+        self.said.append("end")
+
+    def record(self, attempt: Attempt) -> None:
+        self.said.append(f"record {attempt.step}")
+
+    def finish(self) -> dict[str, Any]:
+        return {"steps": 2}
+
+
+def test_the_loop_tells_each_part_what_it_needs_to_know_in_order():
+    """Also where a step trained on nothing: engine and source must learn the version all the same."""
+    calls = Calls()
+    assert loop.train(calls) == {"steps": 2}  # type: ignore[arg-type]
+    assert calls.said == [
+        "begin", "next 1", "end", "publish", "trained (1, 5)", "record 1",
+        "begin", "next 2", "end", "publish", "trained (2, 5)", "reference", "record 2",
+    ]  # fmt: skip
 
 
 def test_each_optimizer_step_divides_by_its_own_sequences_and_tokens():
@@ -202,8 +244,9 @@ def test_a_single_token_of_older_weights_makes_a_step_off_policy():
     groups = scored([[1.0, 0.0]] * 4)
     turns = [r.turns[0] for g in groups for r in g.group.rollouts]
     fresh = [dataclasses.replace(turn, versions=(Span(1, 0, len(turn.token_ids)),)) for turn in turns]
-    count = len(turns[-1].token_ids)
-    fresh[-1] = dataclasses.replace(turns[-1], versions=(Span(0, 0, 1), Span(1, 1, count)))
+    # The first of the group that the canary would look at: its log-probs are another policy's.
+    count, other = len(turns[2].token_ids), np.full_like(turns[2].logprobs, -3.0)
+    fresh[2] = dataclasses.replace(turns[2], logprobs=other, versions=(Span(0, 0, 1), Span(1, 1, count)))
     left = iter(fresh)
     groups = [
         ScoredGroup(Group(g.group.prompt, tuple(Rollout((next(left),)) for _ in g.group.rollouts)), g.scores)
