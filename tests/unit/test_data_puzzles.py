@@ -60,9 +60,9 @@ def test_the_packages_settings_are_used_and_its_refusal_is_told() -> None:
         made("chain_sum", config={"min_terms": -5})
     with pytest.raises(ConfigError, match=r"cannot make 'chain_sum'.*terms"):
         made("chain_sum", config={"terms": 3})
-    with pytest.raises(ConfigError, match=r"no task 'chan_sum' \(did you mean 'chain_sum'\?\)"):
+    with pytest.raises(ConfigError, match=r"'chan_sum' \(did you mean 'chain_sum'\?\)"):
         made("chan_sum")
-    with pytest.raises(DataError, match="different problems with these settings"):
+    with pytest.raises(DataError, match="different problems"):
         made("chain_sum", n=250, config=small)
 
 
@@ -86,7 +86,7 @@ def test_settings_are_checked(task: str, args: dict[str, Any], says: str) -> Non
 
 def test_without_the_package_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "reasoning_gym", None)
-    with pytest.raises(ConfigError, match=r"needs the reasoning-gym package: pip install 'trew\[reasoning-gym\]'"):
+    with pytest.raises(ConfigError, match=r"pip install 'trew\[reasoning-gym\]'"):
         made("gcd")
     puzzle = json.dumps({"task": "jugs"})
     assert "pip install" in reasoning.row_problem("[]", {"puzzle": puzzle})
@@ -104,7 +104,7 @@ def test_prepared_problems_are_the_same_when_read_again(tmp_path: Path) -> None:
     assert [p.messages for p in data.train] == [p.messages for p in fresh.train]
     assert [dict(p.columns) for p in data.eval] == [{"uid": p.uid, **p.columns} for p in fresh.eval]
     assert RewardSet.from_config(data.default_rewards).check_golds([*data.train, *data.eval]) == []
-    with pytest.raises(DataError, match="is a problem of reasoning-gym's 'graph_color'"):
+    with pytest.raises(DataError, match="reasoning-gym.*'graph_color'"):
         load_task(DataConfig(task="reasoning-gym:gcd", train=str(tmp_path)), eval_size=3, seed=0)
 
 

@@ -61,21 +61,21 @@ def test_shards_are_joined_in_order(tmp_path: Path) -> None:
 def test_a_missing_shard_is_an_error(tmp_path: Path) -> None:
     write_rows(tmp_path / "train-00000-of-00003.parquet", rows("a", 2))
     write_rows(tmp_path / "train-00002-of-00003.parquet", rows("a", 2))
-    with pytest.raises(DataError, match="2 of 3 files are here"):
+    with pytest.raises(DataError, match="2 of 3 files"):
         load(tmp_path)
 
 
 def test_two_candidates_for_one_split_are_an_error(tmp_path: Path) -> None:
     write_rows(tmp_path / "train.parquet", rows("a", 2))
     write_rows(tmp_path / "train.jsonl", rows("a", 2))
-    with pytest.raises(DataError, match=r"train\.jsonl, train\.parquet.*give one file"):
+    with pytest.raises(DataError, match=r"train\.jsonl, train\.parquet"):
         load(tmp_path)
 
 
 def test_a_folder_without_train_says_what_it_has(tmp_path: Path) -> None:
     (tmp_path / "main").mkdir()
     write_rows(tmp_path / "trainer.jsonl", rows("a", 2))
-    with pytest.raises(DataError, match=r"expected train\.jsonl.*found main/, trainer\.jsonl"):
+    with pytest.raises(DataError, match=r"train\.jsonl.* main/, trainer\.jsonl"):
         load(tmp_path)
 
 
@@ -110,7 +110,7 @@ def test_without_a_test_split_rows_are_held_out(tmp_path: Path) -> None:
 def test_holding_out_more_than_half_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "mine.jsonl"
     write_rows(path, rows("q", 20))
-    with pytest.raises(DataError, match=r"only 20 rows; set eval\.size to at most 10"):
+    with pytest.raises(DataError, match=r"20 rows; .*eval\.size .*10"):
         load(path, size=11)
 
 
@@ -222,9 +222,9 @@ def test_a_named_split_has_no_partner(monkeypatch: pytest.MonkeyPatch) -> None:
     sets = {"train_sft": rows("a", 8), "test": rows("b", 4)}
     monkeypatch.setitem(sys.modules, "datasets", fake_hub(sets, []))
     assert {text[0] for text in texts(load("owner/name::train_sft").eval)} == {"a"}
-    with pytest.raises(DataError, match="has no train split, only train_sft, test; name one: owner/name::train_sft"):
+    with pytest.raises(DataError, match="train_sft, test.* owner/name::train_sft"):
         load("owner/name")
-    with pytest.raises(DataError, match=r"has no split 'tset' .did you mean 'test'"):
+    with pytest.raises(DataError, match=r"'tset' .did you mean 'test'"):
         load("owner/name::train_sft", eval="owner/name::tset")
 
 

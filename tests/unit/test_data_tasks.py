@@ -154,7 +154,7 @@ def test_arithmetic_size_and_seed() -> None:
 
 
 def test_arithmetic_too_small_a_universe_says_so() -> None:
-    with pytest.raises(DataError, match=r"too few problems \(16 of '\+'\).*eval.size = 20"):
+    with pytest.raises(DataError, match=r"\(16 of '\+'\).*eval\.size = 20"):
         made("arithmetic", ops=["+"], largest=3)
     with pytest.raises(DataError, match="0 of '/'"):
         made("arithmetic", ops=["+", "/"], ranges={"/": {"b": [0, 0]}})
@@ -258,7 +258,7 @@ def test_countdown_arguments() -> None:
 
 def test_countdown_too_small_a_universe_says_so() -> None:
     assert "only 11 different" in made("countdown", numbers=[2], largest=5, target=[1, 10], ops=["+"], n=4).notes[0]
-    with pytest.raises(DataError, match="only 15 different problems"):
+    with pytest.raises(DataError, match="15 different problems"):
         made("countdown", numbers=[2], largest=5, target=[1, 10], ops=["+"], n=15)
 
 
@@ -274,7 +274,7 @@ def test_countdown_reads_published_rows(tmp_path: Path) -> None:
     data = load_task(DataConfig(task="countdown", train=str(tmp_path)), eval_size=2, seed=0)
     assert {p.columns["target"] for p in [*data.train, *data.eval]} == set(range(6, 12))
     write_rows(tmp_path / "train.parquet", [{"nums": [1.5, 2.0], "target": 3}])
-    with pytest.raises(DataError, match="'nums' must be a list of whole numbers"):
+    with pytest.raises(DataError, match="'nums'.* whole numbers"):
         load_task(DataConfig(task="countdown", train=str(tmp_path)), eval_size=2, seed=0)
 
 
@@ -334,10 +334,10 @@ def test_nested_values_as_json_strings_are_read(tmp_path: Path) -> None:
     ("changes", "says"),
     [
         ({"reward_model": {"style": "rule", "ground_truth": None}}, "no ground_truth"),
-        ({"reward_model": "no json"}, "'reward_model' is a string"),
-        ({"reward_model": 5}, "'reward_model' must be an object"),
+        ({"reward_model": "no json"}, "'reward_model'.* string"),
+        ({"reward_model": 5}, "'reward_model'.* object"),
         ({"images": ["picture"]}, "only text prompts"),
-        ({"extra_info": [1]}, "'extra_info' must be an object"),
+        ({"extra_info": [1]}, "'extra_info'.* object"),
     ],
 )
 def test_verl_rows_that_cannot_be_used(changes: dict[str, Any], says: str, tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ def test_every_kind_has_probes_of_both_outcomes() -> None:
         made = [probe for row in rows for probe in probes(kind, row, args)]
         assert len({probe.score for probe in made}) >= 2, kind
     assert {kind for kind, _, _ in [*CASES, *SLOWER]} == set(KINDS)
-    with pytest.raises(ConfigError, match="asks whether the answer is right, so a reward that says so must come first"):
+    with pytest.raises(ConfigError, match="whether the answer is right"):
         RewardSet.from_config([RewardConfig(name="cosine", args={"max_len": 9})])
 
 
@@ -213,7 +213,8 @@ def test_golds_that_can_never_score_fail_the_test(tmp_path: Path, capsys: pytest
     data = jsonl(tmp_path / "d.jsonl", *({"prompt": "?", "answer": a} for a in ("7", "1,200", "8", "3,000")))
     assert run(["rewards", "test", f"{path}:f", "--data", data]) == 1
     said = capsys.readouterr().out
-    assert "FAILED  the gold can score: the gold scores no higher than a wrong answer in 2 rows of 4" in said
+    assert "FAILED  the gold can score" in said
+    assert "2 rows of 4" in said
     assert "1,200" in said
     assert "3,000" in said
 
@@ -293,7 +294,7 @@ def test_score_refuses_what_would_write_nothing(tmp_path: Path) -> None:
     with pytest.raises((ConfigError, DataError), match="no rows"):
         run(["rewards", "score", "gsm8k", "--data", str(tmp_path / "empty.jsonl"), "--out", str(out)])
     data = jsonl(tmp_path / "d.jsonl", {"completion": "#### 5", "question": "?"})
-    with pytest.raises(ConfigError, match="reward 'gsm8k' applies to none of the 1 rows"):
+    with pytest.raises(ConfigError, match="reward 'gsm8k'.* none of the 1 rows"):
         run(["rewards", "score", "gsm8k", "--data", data, "--out", str(out)])
     assert not out.exists()
 
@@ -316,14 +317,14 @@ def test_score_calls_functions_with_about_a_steps_completions(tmp_path: Path) ->
 def test_score_says_what_is_wrong(tmp_path: Path) -> None:
     data = jsonl(tmp_path / "d.jsonl", {"prompt": "?", "completions": "x"}, {"prompt": "?", "completions": 3})
     out = str(tmp_path / "out.jsonl")
-    with pytest.raises(DataError, match=r"line 1: has no column 'completion' \(did you mean 'completions'\?\)"):
+    with pytest.raises(DataError, match=r"line 1: .*'completion' \(did you mean 'completions'\?\)"):
         run(["rewards", "score", "gsm8k", "--data", data, "--out", out])
-    with pytest.raises(DataError, match="line 2: column 'completions' must be text, messages, or a list of texts"):
+    with pytest.raises(DataError, match="line 2: .*'completions'.* text"):
         run(["rewards", "score", "gsm8k", "--data", data, "--out", out, "--completion-column", "completions"])
-    with pytest.raises(ConfigError, match=r"accepts a file ending in \.jsonl or \.parquet"):
+    with pytest.raises(ConfigError, match=r"\.jsonl or \.parquet"):
         run(["rewards", "score", "gsm8k", "--data", data, "--out", "x.csv"])
     data = jsonl(tmp_path / "e.jsonl", {"completion": "x"})
-    with pytest.raises(ConfigError, match="reward 'soft_overlong' reads tokens"):
+    with pytest.raises(ConfigError, match="reward 'soft_overlong'.* tokens"):
         run(["rewards", "score", "soft_overlong", "--data", data, "--out", out,
              "--set", "max_completion_len=9", "soft_punish_cache=1"])  # fmt: skip
     assert not Path(out).exists()

@@ -198,7 +198,7 @@ def test_all_problems_at_once(tmp_path: Path) -> None:
 
 
 def test_nothing_to_learn_from_is_refused() -> None:
-    with pytest.raises(ConfigError, match="none given; built in are gsm8k"):
+    with pytest.raises(ConfigError, match="rewards: .*built in are gsm8k"):
         RewardSet.from_config([])
     with pytest.raises(ConfigError, match="every weight is 0"):
         of(RewardConfig(name="gsm8k", weight=0.0))
@@ -264,14 +264,14 @@ def test_a_batch_without_a_column_that_other_rows_have(tmp_path: Path) -> None:
     path = write(tmp_path, "def f(completions, solution):\n    return [1.0 for _ in completions]\n")
     rewards = of(f"{path}:f")
     without = group("x", other="?")
-    with pytest.raises(RewardError, match="needs column 'solution', which no row has; columns: other"):
+    with pytest.raises(RewardError, match="column 'solution'.* columns: other"):
         rewards.score([without])
     assert rewards.check_golds([prompt("a", solution=1), prompt("b")]) == []
     [scored] = rewards.score([without])
     assert scored.scores[0].status == "not_applicable"
     assert values(rewards, without, group("x", solution=1)) == [[None], [1.0]]
     assert len(rewards.check_golds([without.prompt])) == 1  # of data that have it nowhere: refused again
-    with pytest.raises(RewardError, match="needs column 'solution'"):
+    with pytest.raises(RewardError, match="column 'solution'"):
         rewards.score([without])
 
 
@@ -395,7 +395,7 @@ def test_settings_that_would_do_nothing_are_refused(tmp_path: Path) -> None:
         assert part in str(error.value)
     with pytest.raises(ConfigError, match="every reward is a gate"):
         of(RewardConfig(name="format", gate=True), RewardConfig(name="gsm8k", gate=True))
-    with pytest.raises(ConfigError, match="there is none; add one, with weight = 0"):
+    with pytest.raises(ConfigError, match="weight = 0"):
         of(RewardConfig(name="gsm8k", verify_with="gsm8k"))
 
 

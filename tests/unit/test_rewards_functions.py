@@ -94,12 +94,12 @@ def test_arguments_of_the_recipe(tmp_path: Path) -> None:
     source = "def f(completions, scale, bonus=0.0):\n    return [scale * len(c) + bonus for c in completions]\n"
     assert values(loaded(tmp_path, source, scale=2.0, bonus=1.0), group("abc")) == [7.0]
     with pytest.raises(
-        ConfigError, match=r"args.scal: f\(\) has no such parameter \(did you mean 'scale'\?\); it takes scale, bonus"
+        ConfigError, match=r"args\.scal: f\(\) .*\(did you mean 'scale'\?\).* scale, bonus"
     ):
         loaded(tmp_path, source, scal=2.0)
-    with pytest.raises(ConfigError, match=r"args.completions: is given by trew in every call"):
+    with pytest.raises(ConfigError, match=r"args\.completions: "):
         loaded(tmp_path, source, completions=2.0)
-    with pytest.raises(RewardError, match="needs column 'scale', which no row has"):
+    with pytest.raises(RewardError, match="column 'scale'"):
         loaded(tmp_path, source).score([group("a")])
 
 
@@ -126,7 +126,7 @@ def test_objects_and_partials(tmp_path: Path) -> None:
     """
     assert values(loaded(tmp_path, source, "scorer"), group("a")) == [1.0]
     assert values(loaded(tmp_path, source, "halves"), group("a")) == [0.5]
-    with pytest.raises(ConfigError, match="Scorer is a class; make an object of it"):
+    with pytest.raises(ConfigError, match="Scorer is a class"):
         loaded(tmp_path, source, "Scorer")
 
 
@@ -152,14 +152,14 @@ def test_verl_call(tmp_path: Path, header: str) -> None:
 
 def test_verl_problems(tmp_path: Path) -> None:
     source = "def f(solution_str, ground_truth, other):\n    return {'acc': 1}\n"
-    with pytest.raises(ConfigError, match=r"needs 'other', which verl's form does not have; give it under args"):
+    with pytest.raises(ConfigError, match=r"'other'.* verl.* args"):
         loaded(tmp_path, source)
     rewards = loaded(tmp_path, source, other=1)
     with pytest.raises(
-        RewardError, match="returned a dict without 'score' for prompt 'q1', completion '72'; it has acc"
+        RewardError, match="dict without 'score' for prompt 'q1', completion '72'.* acc"
     ):
         rewards.score([group("72", answer="72")])
-    with pytest.raises(RewardError, match="needs a gold answer, which no row has; columns: question"):
+    with pytest.raises(RewardError, match="gold answer.* columns: question"):
         rewards.score([group("72", question="?")])
     assert rewards.check_golds([group(question="?").prompt])[0].endswith("no row has; columns: question")
 
@@ -212,7 +212,7 @@ def test_a_sync_function_that_hands_out_a_coroutine(tmp_path: Path) -> None:
             return [inner(c) for c in completions]
     """
     assert values(loaded(tmp_path, source), group("a")) == [1.0]
-    with pytest.raises(RewardError, match="returned a coroutine for prompt 'q1', completion 'a'; await it"):
+    with pytest.raises(RewardError, match="coroutine for prompt 'q1', completion 'a'"):
         loaded(tmp_path, source, "g").score([group("a", "b")])
 
 
@@ -257,12 +257,12 @@ def test_a_sync_error_leaves_no_coroutine_behind(tmp_path: Path) -> None:
     [
         ("absent.py:f", "no such file"),
         ("absent.py", "no such file"),
-        ("my_rewards.py", r"which function\? write my_rewards.py:FUNCTION; it defines f$"),
+        ("my_rewards.py", r"my_rewards\.py:FUNCTION; .* f$"),
         ("my_rewards.py:", "which function"),
-        ("my_rewards.py:x", r"x is not a function but int; it defines f$"),
-        ("my_rewards.py:ff", r"has no function 'ff' \(did you mean 'f'\?\)|has no function 'ff'"),
-        ("my_rewards:f", "is not of the form path/to/file.py:function"),
-        ("package.module:f", "is not of the form path/to/file.py:function"),
+        ("my_rewards.py:x", r"x is not a function but int; .* f$"),
+        ("my_rewards.py:ff", "function 'ff'"),
+        ("my_rewards:f", "path/to/file.py:function"),
+        ("package.module:f", "path/to/file.py:function"),
         ("folder.py:f", "is not a file"),
     ],
 )
@@ -279,9 +279,9 @@ def test_what_cannot_be_loaded(tmp_path: Path, spec: str, says: str) -> None:
         ("def f(completions)\n    pass\n", r"my_rewards.py:1: cannot be imported: SyntaxError"),
         ("x = 1\n\nraise KeyError('k')\n", r"my_rewards.py:3: cannot be imported: KeyError: 'k'"),
         ("import sys\nsys.exit(0)\n", r"my_rewards.py:2: cannot be imported: SystemExit: 0"),
-        ("def f(text, gold):\n    return 1\n", r"f\(text, gold\) takes neither `completions` .* nor `solution_str`"),
-        ("def f(completions, log_metric):\n    return 1\n", "needs 'log_metric', which only TRL's trainer has"),
-        ("f = 'text'", "f is not a function but str; it defines no function"),
+        ("def f(text, gold):\n    return 1\n", r"f\(text, gold\) .*`completions` .* `solution_str`"),
+        ("def f(completions, log_metric):\n    return 1\n", "'log_metric'.* TRL"),
+        ("f = 'text'", "f is not a function but str"),
     ],
 )
 def test_files_that_do_not_fit(tmp_path: Path, source: str, says: str) -> None:

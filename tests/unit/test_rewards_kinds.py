@@ -162,7 +162,7 @@ def test_soft_overlong_has_no_defaults() -> None:
     with pytest.raises(ConfigError) as error:
         grade("soft_overlong", "text")
     assert len(error.value.problems) == 3
-    with pytest.raises(ConfigError, match="accepts at most max_completion_len = 10"):
+    with pytest.raises(ConfigError, match="at most max_completion_len = 10"):
         grade("soft_overlong", "text", length=1, max_completion_len=10, soft_punish_cache=11)
     with pytest.raises(ConfigError, match="at least 1"):
         grade("soft_overlong", "text", length=1, max_completion_len=10, soft_punish_cache=0)
@@ -172,10 +172,10 @@ def test_soft_overlong_has_no_defaults() -> None:
 
 
 def test_unknown_kinds_and_arguments_are_refused_with_the_nearest() -> None:
-    with pytest.raises(ConfigError, match=r"unknown reward 'gsm8' \(did you mean 'gsm8k'\?\); built in are gsm8k, "):
+    with pytest.raises(ConfigError, match=r"'gsm8' \(did you mean 'gsm8k'\?\).* gsm8k, "):
         grade("gsm8", "", "")
     with pytest.raises(
-        ConfigError, match=r"args.mod: unknown argument \(did you mean 'mode'\?\); accepts mode, thinking"
+        ConfigError, match=r"args\.mod: .*\(did you mean 'mode'\?\).* mode, thinking"
     ):
         grade("gsm8k", "", "", mod="strict")
     with pytest.raises(ConfigError, match=r"got 'lenient', accepts 'strict', 'flexible'"):
@@ -208,7 +208,7 @@ def test_cosine_and_repetition_check_what_they_are_given() -> None:
 
 
 def test_a_completion_is_text() -> None:
-    with pytest.raises(RewardError, match="must be text, got list"):
+    with pytest.raises(RewardError, match="text, got list"):
         grade("gsm8k", [{"role": "assistant", "content": "72"}], "72")  # type: ignore[arg-type]
 
 

@@ -209,7 +209,7 @@ def test_skip_covers_values_but_not_lists_of_another_length(tmp_path: Path) -> N
     rows = group("a", "bad")
     rewards = of(tmp_path, source, "nan", on_failure="skip")
     assert seen(rewards.score([rows])) == [(1, "scored"), (None, "sandbox_error")]
-    with pytest.raises(RewardError, match="returned 1 values for 2 completions"):
+    with pytest.raises(RewardError, match="1 values for 2 completions"):
         of(tmp_path, source, "short", on_failure="skip").score([rows])
 
 
@@ -286,14 +286,14 @@ def test_a_file_that_changed_is_not_mixed_into_a_run(tmp_path: Path) -> None:
 def test_a_file_that_ends_its_process_while_it_is_loaded(tmp_path: Path) -> None:
     bad = write(tmp_path, "import os\nos._exit(7)\n", name="bad.py")
     good = write(tmp_path, "def f(completions):\n    return [1.0] * len(completions)\n")
-    with pytest.raises(ConfigError, match=r"bad\.py:f: its process exited with code 7 during the call") as error:
+    with pytest.raises(ConfigError, match=r"bad\.py:f: .*exited with code 7") as error:
         RewardSet.from_config([RewardConfig(name=f"{p}:f") for p in (good, bad, good)])
     assert len(error.value.problems) == 1
 
 
 def test_columns_that_do_not_travel_are_refused(tmp_path: Path) -> None:
     rewards = of(tmp_path, "def f(completions, thing):\n    return [1.0] * len(completions)\n")
-    with pytest.raises(RewardError, match="a value of type object cannot be handed to a reward function"):
+    with pytest.raises(RewardError, match="type object"):
         rewards.score([group("a", thing=object())])
     assert seen(rewards.score([group("a", thing=b"\x00")])) == [(1.0, "scored")]
 
