@@ -104,7 +104,7 @@ def test_prepared_problems_are_the_same_when_read_again(tmp_path: Path) -> None:
     assert [p.messages for p in data.train] == [p.messages for p in fresh.train]
     assert [dict(p.columns) for p in data.eval] == [{"uid": p.uid, **p.columns} for p in fresh.eval]
     assert RewardSet.from_config(data.default_rewards).check_golds([*data.train, *data.eval]) == []
-    with pytest.raises(DataError, match="reasoning-gym.*'graph_color'"):
+    with pytest.raises(DataError, match=r"reasoning-gym.*'graph_color'"):
         load_task(DataConfig(task="reasoning-gym:gcd", train=str(tmp_path)), eval_size=3, seed=0)
 
 

@@ -222,7 +222,7 @@ def test_a_named_split_has_no_partner(monkeypatch: pytest.MonkeyPatch) -> None:
     sets = {"train_sft": rows("a", 8), "test": rows("b", 4)}
     monkeypatch.setitem(sys.modules, "datasets", fake_hub(sets, []))
     assert {text[0] for text in texts(load("owner/name::train_sft").eval)} == {"a"}
-    with pytest.raises(DataError, match="train_sft, test.* owner/name::train_sft"):
+    with pytest.raises(DataError, match=r"train_sft, test.* owner/name::train_sft"):
         load("owner/name")
     with pytest.raises(DataError, match=r"'tset' .did you mean 'test'"):
         load("owner/name::train_sft", eval="owner/name::tset")

@@ -274,7 +274,7 @@ def test_countdown_reads_published_rows(tmp_path: Path) -> None:
     data = load_task(DataConfig(task="countdown", train=str(tmp_path)), eval_size=2, seed=0)
     assert {p.columns["target"] for p in [*data.train, *data.eval]} == set(range(6, 12))
     write_rows(tmp_path / "train.parquet", [{"nums": [1.5, 2.0], "target": 3}])
-    with pytest.raises(DataError, match="'nums'.* whole numbers"):
+    with pytest.raises(DataError, match=r"'nums'.* whole numbers"):
         load_task(DataConfig(task="countdown", train=str(tmp_path)), eval_size=2, seed=0)
 
 

@@ -294,7 +294,7 @@ def test_score_refuses_what_would_write_nothing(tmp_path: Path) -> None:
     with pytest.raises((ConfigError, DataError), match="no rows"):
         run(["rewards", "score", "gsm8k", "--data", str(tmp_path / "empty.jsonl"), "--out", str(out)])
     data = jsonl(tmp_path / "d.jsonl", {"completion": "#### 5", "question": "?"})
-    with pytest.raises(ConfigError, match="reward 'gsm8k'.* none of the 1 rows"):
+    with pytest.raises(ConfigError, match=r"reward 'gsm8k'.* none of the 1 rows"):
         run(["rewards", "score", "gsm8k", "--data", data, "--out", str(out)])
     assert not out.exists()
 
@@ -319,12 +319,12 @@ def test_score_says_what_is_wrong(tmp_path: Path) -> None:
     out = str(tmp_path / "out.jsonl")
     with pytest.raises(DataError, match=r"line 1: .*'completion' \(did you mean 'completions'\?\)"):
         run(["rewards", "score", "gsm8k", "--data", data, "--out", out])
-    with pytest.raises(DataError, match="line 2: .*'completions'.* text"):
+    with pytest.raises(DataError, match=r"line 2: .*'completions'.* text"):
         run(["rewards", "score", "gsm8k", "--data", data, "--out", out, "--completion-column", "completions"])
     with pytest.raises(ConfigError, match=r"\.jsonl or \.parquet"):
         run(["rewards", "score", "gsm8k", "--data", data, "--out", "x.csv"])
     data = jsonl(tmp_path / "e.jsonl", {"completion": "x"})
-    with pytest.raises(ConfigError, match="reward 'soft_overlong'.* tokens"):
+    with pytest.raises(ConfigError, match=r"reward 'soft_overlong'.* tokens"):
         run(["rewards", "score", "soft_overlong", "--data", data, "--out", out,
              "--set", "max_completion_len=9", "soft_punish_cache=1"])  # fmt: skip
     assert not Path(out).exists()

@@ -198,7 +198,7 @@ def test_all_problems_at_once(tmp_path: Path) -> None:
 
 
 def test_nothing_to_learn_from_is_refused() -> None:
-    with pytest.raises(ConfigError, match="rewards: .*built in are gsm8k"):
+    with pytest.raises(ConfigError, match=r"rewards: .*built in are gsm8k"):
         RewardSet.from_config([])
     with pytest.raises(ConfigError, match="every weight is 0"):
         of(RewardConfig(name="gsm8k", weight=0.0))
@@ -264,7 +264,7 @@ def test_a_batch_without_a_column_that_other_rows_have(tmp_path: Path) -> None:
     path = write(tmp_path, "def f(completions, solution):\n    return [1.0 for _ in completions]\n")
     rewards = of(f"{path}:f")
     without = group("x", other="?")
-    with pytest.raises(RewardError, match="column 'solution'.* columns: other"):
+    with pytest.raises(RewardError, match=r"column 'solution'.* columns: other"):
         rewards.score([without])
     assert rewards.check_golds([prompt("a", solution=1), prompt("b")]) == []
     [scored] = rewards.score([without])

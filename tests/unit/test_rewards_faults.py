@@ -155,9 +155,7 @@ def test_the_search_for_the_sample_has_a_limit(tmp_path: Path) -> None:
     session = Session()
     [f] = session.load([(write(tmp_path, "def f(completions):\n    raise ValueError('no')\n") + ":f", {})])
     samples = [Sample(g.prompt, c.text, ()) for g in TWO for c in g.rollouts]
-    with pytest.raises(
-        RewardError, match="ValueError: no; .*2 completions.* could not be found"
-    ):
+    with pytest.raises(RewardError, match=r"ValueError: no; .*2 completions.* could not be found"):
         judge(session, [Ask(f, samples, 60.0)], search_seconds=-1.0)
 
 

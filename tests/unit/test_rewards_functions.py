@@ -93,9 +93,7 @@ def test_kwargs_alone(tmp_path: Path) -> None:
 def test_arguments_of_the_recipe(tmp_path: Path) -> None:
     source = "def f(completions, scale, bonus=0.0):\n    return [scale * len(c) + bonus for c in completions]\n"
     assert values(loaded(tmp_path, source, scale=2.0, bonus=1.0), group("abc")) == [7.0]
-    with pytest.raises(
-        ConfigError, match=r"args\.scal: f\(\) .*\(did you mean 'scale'\?\).* scale, bonus"
-    ):
+    with pytest.raises(ConfigError, match=r"args\.scal: f\(\) .*\(did you mean 'scale'\?\).* scale, bonus"):
         loaded(tmp_path, source, scal=2.0)
     with pytest.raises(ConfigError, match=r"args\.completions: "):
         loaded(tmp_path, source, completions=2.0)
@@ -155,11 +153,9 @@ def test_verl_problems(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"'other'.* verl.* args"):
         loaded(tmp_path, source)
     rewards = loaded(tmp_path, source, other=1)
-    with pytest.raises(
-        RewardError, match="dict without 'score' for prompt 'q1', completion '72'.* acc"
-    ):
+    with pytest.raises(RewardError, match=r"dict without 'score' for prompt 'q1', completion '72'.* acc"):
         rewards.score([group("72", answer="72")])
-    with pytest.raises(RewardError, match="gold answer.* columns: question"):
+    with pytest.raises(RewardError, match=r"gold answer.* columns: question"):
         rewards.score([group("72", question="?")])
     assert rewards.check_golds([group(question="?").prompt])[0].endswith("no row has; columns: question")
 

@@ -174,9 +174,7 @@ def test_soft_overlong_has_no_defaults() -> None:
 def test_unknown_kinds_and_arguments_are_refused_with_the_nearest() -> None:
     with pytest.raises(ConfigError, match=r"'gsm8' \(did you mean 'gsm8k'\?\).* gsm8k, "):
         grade("gsm8", "", "")
-    with pytest.raises(
-        ConfigError, match=r"args\.mod: .*\(did you mean 'mode'\?\).* mode, thinking"
-    ):
+    with pytest.raises(ConfigError, match=r"args\.mod: .*\(did you mean 'mode'\?\).* mode, thinking"):
         grade("gsm8k", "", "", mod="strict")
     with pytest.raises(ConfigError, match=r"got 'lenient', accepts 'strict', 'flexible'"):
         grade("gsm8k", "", "", mode="lenient")
