@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import house
 
 from trew.cli.curves import figure
-from trew.cli.describe import AXES, COLUMNS, COUPLES, OPTIONS, Description, describe, row, setting, value
+from trew.cli.describe import AXES, COLUMNS, OPTIONS, SCOPES, Description, describe, row, setting, value
 from trew.integrations.trl.refusals import table as trl_table
 from trew.integrations.verl.offered import table
 from trew.objective import preset
@@ -102,7 +102,7 @@ def section(d: Description) -> str:
     options = ", ".join(f"`{setting(k, *v)}`" for k, v in d.options.items())
     lines = [f"Defaults: {settings or 'no settings of its own'}.", f"Options: {options}." if options else ""]
     needs = ", ".join(f"`{name}`" for name in d.objective.needs)
-    lines.append(f"Needs: {needs}. Looks at {COUPLES[d.objective.couples].partition(';')[0]}.")
+    lines.append(f"Needs: {needs}. Looks at {SCOPES[d.objective.scope].partition(';')[0]}.")
     parts.append("<br>\n".join(line for line in lines if line))
     parts += [f"**Use it** {prose(d.use.removeprefix('Use it '))}"] if d.use else []
     parts += [f"**Deviations:** {prose(d.deviations)}"] if d.deviations else []

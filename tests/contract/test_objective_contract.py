@@ -156,10 +156,10 @@ def test_the_gradient_does_not_depend_on_the_split(name, choice, cut):
 
 
 @pytest.mark.parametrize("name", BATCH_COUPLED)
-def test_objectives_that_couple_the_batch_refuse_parts(name):
+def test_objectives_whose_scope_is_the_batch_refuse_parts(name):
     data = step_for(name, 0)
     objective = objective_for(name, share=0.3)
-    assert objective.couples == "batch"
+    assert objective.scope == "batch"
     prepared = objective.prepare(TokenBatch.from_padded(**data))
     whole = objective.loss(TokenBatch.from_padded(**data))
     assert torch.equal(objective.loss(prepared).coefficients, whole.coefficients)
@@ -168,8 +168,8 @@ def test_objectives_that_couple_the_batch_refuse_parts(name):
 
 
 @pytest.mark.parametrize("name", without(BATCH_COUPLED))
-def test_the_others_couple_tokens_or_completions(name):
-    assert objective_for(name).couples in ("token", "sequence")
+def test_the_scope_of_the_others_is_tokens_or_completions(name):
+    assert objective_for(name).scope in ("token", "sequence")
 
 
 @each(6, without(ORDERED))

@@ -60,7 +60,7 @@ def test_the_gradient_does_not_depend_on_the_split(name, shape, budget, seed, sh
 class RatioToTheMean(TokenRatio):
     """A rule that looks across sequences: every ratio over the mean ratio of the step."""
 
-    couples = "batch"
+    scope = "batch"
 
     def __call__(self, batch) -> Tensor:
         ratio = super().__call__(batch)
@@ -71,7 +71,7 @@ class RatioToTheMean(TokenRatio):
 @pytest.mark.parametrize("share", [True, False])
 def test_a_rule_that_looks_across_sequences_is_not_approximated(budget, share):
     objective = preset("dr-grpo").replace(ratio=RatioToTheMean())
-    assert objective.couples == "batch"
+    assert objective.scope == "batch"
     items = help.samples([(5, (4, 3, 6)), (7, (2, 5))])
     data = prepared(objective, items, seed=3)
     whole = help.gradients(NET, objective, items, data)

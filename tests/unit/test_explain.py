@@ -38,8 +38,8 @@ def test_it_says_everything_about_a_preset_within_a_terminal(name, capsys):
     flat = " ".join(out.split())
     for said in (d.summary, d.equation, d.deviations, d.use.removeprefix("Use it "), *d.papers):
         assert " ".join(said.replace("``", "").split()) in flat
-    for _, piece in d.objective.pieces():
-        assert " ".join(piece.equation().split()) in flat
+    for _, component in d.objective.components():
+        assert " ".join(component.equation().split()) in flat
     for key, (value, _) in d.settings.items():
         assert f"{key} = {describe.value(value)}" in flat
     for name in d.objective.needs:
@@ -48,15 +48,15 @@ def test_it_says_everything_about_a_preset_within_a_terminal(name, capsys):
     assert not too_long
 
 
-def test_every_axis_field_option_and_coupling_has_words():
+def test_every_axis_field_option_and_scope_has_words():
     objectives = [trew.preset(name) for name in NAMES]
     everything = trew.preset(
         "dapo", overlong_cache=1, overlong_filtering=True, entropy_bonus=0.1, correction="tis+opsm", beta=0.1
     )
     for o in (*objectives, everything):
-        assert {axis for axis, _ in o.pieces()} <= set(describe.AXES)
+        assert {axis for axis, _ in o.components()} <= set(describe.AXES)
         assert set(o.needs) <= set(describe.FIELDS)
-        assert o.couples in describe.COUPLES
+        assert o.scope in describe.SCOPES
     assert list(describe.OPTIONS) == [f.name for f in dataclasses.fields(Options)]
 
 

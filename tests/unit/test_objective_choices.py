@@ -98,7 +98,7 @@ def test_the_reference_is_the_kl_to_it_and_no_other():
     assert grpo.replace(divergence=(CovariancePenalty(),)).reference == KL()
     assert grpo.replace(divergence=(KL(0.5, anchor="rollout"),)).beta == 0
     assert grpo.replace(divergence=(KL(0.5, anchor="rollout"), KL(0.25))).beta == 0.25
-    assert [axis for axis, _ in grpo.pieces()] == ["advantage", "ratio", "weight", "aggregate", "divergence"]
+    assert [axis for axis, _ in grpo.components()] == ["advantage", "ratio", "weight", "aggregate", "divergence"]
 
 
 @dataclass(frozen=True)
@@ -162,10 +162,10 @@ def test_trpa_s_trust_region_by_default_and_in_full():
 
 
 def test_a_boost_sees_as_much_as_its_base():
-    assert RareTokenBoost(MeanRatioClip()).couples == "sequence"
-    assert trew.preset("trw-entropy").weight.couples == "token"
+    assert RareTokenBoost(MeanRatioClip()).scope == "sequence"
+    assert trew.preset("trw-entropy").weight.scope == "token"
     coupled = trew.preset("trw-entropy").replace(weight=RareTokenBoost(trew.preset("clip-cov").weight))
-    assert coupled.couples == "batch"
+    assert coupled.scope == "batch"
     with pytest.raises(DataError, match=r"looks at the whole step at once"):
         coupled.loss(coupled.prepare(make()).select(torch.tensor([0])))
 

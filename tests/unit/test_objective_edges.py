@@ -9,13 +9,13 @@ from trew.objective.adjust import EntropyAdvantage
 from trew.objective.advantage import PassAtK, PerReward
 from trew.objective.aggregate import LocalTokenMean
 from trew.objective.capped import Capped, Flipped, flipped_weight
+from trew.objective.component import not_negative, one_of, positive, share_of
 from trew.objective.correction import GeometricMask, MaskedImportance, OffPolicySequenceMask, TruncatedImportance
 from trew.objective.covariance import ClipCov, CovariancePenalty
 from trew.objective.divergence import KL, SequenceSquare
 from trew.objective.entropy_bonus import EntropyBonus
 from trew.objective.entropy_shares import EntropySequenceShares, EntropyTokenShares
 from trew.objective.filter import HighEntropyTokens, LargestAdvantages
-from trew.objective.piece import not_negative, one_of, positive, share_of
 from trew.objective.probability import ProbabilityMask
 from trew.objective.process import StepRewards
 from trew.objective.ratio import ClippedGeometricRatio, TokenRatio

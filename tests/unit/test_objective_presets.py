@@ -147,7 +147,12 @@ def test_settings_and_common_options(name):
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_choice_says_what_it_must_see_together(name):
-    assert {piece.couples for _, piece in trew.preset(name).pieces()} <= {"token", "sequence", "group", "batch"}
+    assert {component.scope for _, component in trew.preset(name).components()} <= {
+        "token",
+        "sequence",
+        "group",
+        "batch",
+    }
 
 
 @pytest.mark.parametrize(("name", "key"), EACH)
@@ -193,7 +198,7 @@ def test_ratios_are_measured_against_the_sampler(name):
     assert trew.preset(name).ratio.anchor == "rollout"
 
 
-# A piece by itself has the numbers of the preset it was written for.
+# A component by itself has the numbers of the preset it was written for.
 BY_ITSELF = [
     ("grpo", "weight", Clip()), ("grpo", "advantage", z_score()), ("dual-clip", "weight", DualClip()),
     ("aspo", "weight", Flipped()), ("cispo", "weight", Capped()), ("sapo", "weight", Sech2()),
@@ -211,7 +216,7 @@ BY_ITSELF = [
     ("dr-grpo", "advantage", Relative()), ("lite-ppo", "advantage", Relative(scale=BatchStd())),
     ("deepseek-v3.2", "correction", (OffPolicySequenceMask(),)), ("dapo", "entropy_bonus", EntropyBonus()),
 ]  # fmt: skip
-# A function and its piece have the same defaults.
+# A function and its component have the same defaults.
 ALIKE = [
     (clip_weight, Clip()), (dual_clip_weight, DualClip()), (triangular_weight, Triangular()),
     (flipped_weight, Flipped()), (logistic_weight, Logistic()), (capped_weight, Capped()),
@@ -223,15 +228,15 @@ ALIKE = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "axis", "piece"), BY_ITSELF)
-def test_a_piece_by_itself_is_the_preset_s(name, axis, piece):
-    assert getattr(trew.preset(name), axis) == piece
+@pytest.mark.parametrize(("name", "axis", "component"), BY_ITSELF)
+def test_a_component_by_itself_is_the_preset_s(name, axis, component):
+    assert getattr(trew.preset(name), axis) == component
 
 
-@pytest.mark.parametrize(("function", "piece"), ALIKE, ids=lambda x: getattr(x, "__name__", ""))
-def test_a_function_has_the_defaults_of_its_piece(function, piece):
+@pytest.mark.parametrize(("function", "component"), ALIKE, ids=lambda x: getattr(x, "__name__", ""))
+def test_a_function_has_the_defaults_of_its_component(function, component):
     given = {p.name: p.default for p in inspect.signature(function).parameters.values() if p.default is not p.empty}
-    assert given == {name: getattr(piece, name) for name in given}
+    assert given == {name: getattr(component, name) for name in given}
 
 
 def test_numbers_that_no_preset_has():

@@ -145,8 +145,8 @@ def test_what_baselines_and_scales_look_at():
         (BatchMean(),),
     )
     batch = (BatchMean(), BatchStd(), BetaDensity(), WhitenTokens())
-    for pieces, coupling in ((alone, "sequence"), (group, "group"), (batch, "batch")):
-        assert {piece.couples for piece in pieces} == {coupling}
+    for components, scope in ((alone, "sequence"), (group, "group"), (batch, "batch")):
+        assert {component.scope for component in components} == {scope}
 
 
 def batch_of(rewards: torch.Tensor | None, group_ids: torch.Tensor, **fields) -> TokenBatch:

@@ -152,8 +152,8 @@ def test_rare_tokens_are_boosted_up_to_a_limit():
     batch = step([[0.0, 0.0]], entropies=f(4, 1)[None])
     boost = RareTokenBoost(Unclipped(), lam=0.5, a_max=2.0, rarity="entropy", h_max=2.0)
 
-    def w(piece: RareTokenBoost, a: float) -> list[float]:
-        return piece(f(1, 1), advantages=f(a, a), batch=batch).tolist()
+    def w(component: RareTokenBoost, a: float) -> list[float]:
+        return component(f(1, 1), advantages=f(a, a), batch=batch).tolist()
 
     assert [w(boost, a) for a in (9, 2, 1, 0, -1)] == [[1.5, 1.25], [1.5, 1.25], [1.25, 1.125], [1, 1], [1, 1]]
     rare = 1 - math.exp(-1)  # both have probability 1/e under the old policy
@@ -316,15 +316,15 @@ def test_given_advantages_need_nothing_that_leads_to_advantages(name):
 
 @dataclass(frozen=True)
 class GroupWeight(Unclipped):
-    couples: ClassVar = "group"
+    scope: ClassVar = "group"
 
 
-@pytest.mark.parametrize("coupling", ["group", "batch"])
-def test_what_looks_at_more_than_a_sequence_is_not_shown_a_part(coupling):
+@pytest.mark.parametrize("scope", ["group", "batch"])
+def test_what_looks_at_more_than_a_sequence_is_not_shown_a_part(scope):
     objective = trew.preset("clip-cov")
-    if coupling == "group":
+    if scope == "group":
         objective = trew.preset("lite-ppo").replace(weight=GroupWeight())
-    assert objective.couples == coupling
+    assert objective.scope == scope
     prepared = objective.prepare(step([[0.0, 0.0], [0.0, 0.0]], rewards=f(0, 1)))
     objective.loss(prepared)
     with pytest.raises(DataError, match=r"looks at the whole step at once: got 2 of its 4 loss tokens"):

@@ -36,7 +36,7 @@ AXES = {
 }
 """What each line of ``Objective.equation`` decides."""
 
-COUPLES = {
+SCOPES = {
     "token": "each token alone; a prepared step may be cut into micro-batches of whole completions",
     "sequence": "whole completions; a prepared step may be cut into micro-batches of them",
     "group": "the whole step at once; a part of it is refused",
@@ -103,7 +103,7 @@ class Description:
 
     def axes(self) -> list[tuple[str, str]]:
         """(axis, equation) of each choice."""
-        return [(axis, piece.equation()) for axis, piece in self.objective.pieces()]
+        return [(axis, component.equation()) for axis, component in self.objective.components()]
 
 
 def describe(name: str, **overrides: Any) -> Description:
@@ -193,7 +193,7 @@ def _facts(d: Description) -> Iterator[tuple[str, str]]:
     yield "Options", ", ".join(setting(k, *v) for k, v in d.options.items())
     yield "Also takes", ", ".join(k for k in OPTIONS if k not in d.options and k not in d.settings)
     yield "Needs", needs(d.objective)
-    yield "Couples", COUPLES[d.objective.couples]
+    yield "Scope", SCOPES[d.objective.scope]
     yield "Note", "; ".join(d.objective.notes)
     yield "Paper", " ".join(d.papers)
     yield "Deviations", d.deviations.replace("``", "")
@@ -259,7 +259,7 @@ def _plain(text: str) -> str:
 
 
 def _all_of(d: Description, *axes: str) -> str:
-    return ", ".join(short(piece) for axis, piece in d.objective.pieces() if axis in axes) or NONE
+    return ", ".join(short(component) for axis, component in d.objective.components() if axis in axes) or NONE
 
 
 def _average(d: Description) -> str:
@@ -267,7 +267,7 @@ def _average(d: Description) -> str:
     return _all_of(d, "aggregate") if option == "own" else option
 
 
-def short(piece: Any) -> str:
+def short(component: Any) -> str:
     """A choice in a few words: its class, its numbers, and the choices that it is made of.
 
     >>> from trew.objective.advantage import GroupMean, GroupStd, Relative
@@ -276,12 +276,12 @@ def short(piece: Any) -> str:
     ('clip 0.2 0.28', 'group mean, group std')
     """
     inner: list[str] = []
-    name = re.sub("^No(?=Ratio)|Ratio$", "", type(piece).__name__).removesuffix("Ratio") or "none"
+    name = re.sub("^No(?=Ratio)|Ratio$", "", type(component).__name__).removesuffix("Ratio") or "none"
     words = [re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", " ", name).lower()]
-    for f in dataclasses.fields(piece):
+    for f in dataclasses.fields(component):
         if f.name == "behaviour":  # follows from the ratio's anchor
             continue
-        x = getattr(piece, f.name)
+        x = getattr(component, f.name)
         if dataclasses.is_dataclass(x):
             inner += [] if short(x) == "unit" else [short(x)]
         elif (f.name in UNSAID and x == f.default) or x is False or x in (math.inf, "ref", "old", "loss"):

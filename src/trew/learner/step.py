@@ -214,7 +214,7 @@ class Learner:
         # The bonus is taken from the policy's distributions here; batch.entropies are those of the rollouts.
         bonus, objective = self.objective.entropy_bonus, self.objective.replace(entropy_bonus=EntropyBonus())
         bonus_acts = batch.mean_entropy is not None and bonus.applies(batch.mean_entropy)
-        across = objective.couples in ("group", "batch")
+        across = objective.scope in ("group", "batch")
         coefficients = self._coefficients(objective, done) if across else None
         tokens = TokenPositions.of(samples)
         for pack in self._runner.packs(samples, among=done.active):
@@ -225,7 +225,7 @@ class Learner:
                 callback.coefficients = coefficients[at]
             else:
                 done.ran += pack.samples
-                if objective.couples == "sequence":
+                if objective.scope == "sequence":
                     lengths = [len(samples[i].completion_ids) for i in pack.samples]
                     if not self._runner.sees_whole(lengths):
                         callback.fix_coefficients(self._runner.logprobs_of(pack))

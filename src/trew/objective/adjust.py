@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from .batch import TokenBatch
-from .piece import Coupling, Piece, not_negative, positive
+from .component import Component, Scope, not_negative, positive
 from .segments import standardize
 
 
 @runtime_checkable
-class Adjust(Piece, Protocol):
+class Adjust(Component, Protocol):
     """Advantages (N,) in, advantages (N,) out, in float64; what stands outside the mask is not looked at."""
 
     def __call__(self, advantages: Tensor, *, batch: TokenBatch) -> Tensor: ...
@@ -28,7 +28,7 @@ class WhitenTokens(Adjust):
     """
 
     ddof: int = 1
-    couples: ClassVar[Coupling] = "batch"
+    scope: ClassVar[Scope] = "batch"
 
     def __call__(self, advantages: Tensor, *, batch: TokenBatch) -> Tensor:
         return standardize(advantages, where=batch.mask, ddof=self.ddof)

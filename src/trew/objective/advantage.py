@@ -18,7 +18,7 @@ from torch import Tensor
 from ..errors import DataError
 from .baseline import Baseline, GroupMean
 from .batch import TokenBatch
-from .piece import Coupling, Piece
+from .component import Component, Scope
 from .scale import GroupStd, Scale, Unit
 from .segments import dense_ids, has_signal, segment_count, standardize
 
@@ -57,10 +57,10 @@ def pass_at_k(rewards: Float[Tensor, "S"], *, group_ids: Int[Tensor, "S"], k: in
 
 
 @runtime_checkable
-class Advantage(Piece, Protocol):
+class Advantage(Component, Protocol):
     """Advantages, one per sequence or one per token, from rewards (S,): 0 for sequences whose reward is NaN."""
 
-    couples: ClassVar[Coupling] = "group"
+    scope: ClassVar[Scope] = "group"
     reads_rewards: ClassVar[bool] = True  # False: nothing that is added to the reward can have an effect
     per_token: ClassVar[bool] = False  # True: returns (N,)
     per_reward: ClassVar[bool] = False  # True: is given the rewards (S, K) one by one, unweighted
@@ -78,7 +78,7 @@ class Relative(Advantage):
 
     baseline: Baseline = field(default_factory=GroupMean)
     scale: Scale = field(default_factory=Unit)
-    couples: ClassVar[Coupling] = "batch"
+    scope: ClassVar[Scope] = "batch"
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -86,8 +86,8 @@ class Relative(Advantage):
 
     def __call__(self, rewards: Tensor, *, batch: TokenBatch) -> Tensor:
         centred = rewards - self.baseline(rewards, batch=batch)
-        if self.baseline.couples in ("group", "batch"):
-            ids = batch.group_ids if self.baseline.couples == "group" else torch.zeros_like(batch.group_ids)
+        if self.baseline.scope in ("group", "batch"):
+            ids = batch.group_ids if self.baseline.scope == "group" else torch.zeros_like(batch.group_ids)
             centred = torch.where(has_signal(rewards, group_ids=ids), centred, 0.0)
         return (centred / self.scale(rewards, batch=batch)).nan_to_num(0.0, 0.0, 0.0)
 
@@ -132,7 +132,7 @@ class PassAtK(Advantage):
 class Given(Advantage):
     """Advantages come from outside, from a critic for instance; there is no rule that makes them from rewards."""
 
-    couples: ClassVar[Coupling] = "token"
+    scope: ClassVar[Scope] = "token"
     reads_rewards: ClassVar[bool] = False
 
     @property
@@ -157,7 +157,7 @@ class PerReward(Advantage):
 
     ddof: int = 1
     std_eps: float = 0.0
-    couples: ClassVar[Coupling] = "batch"
+    scope: ClassVar[Scope] = "batch"
     per_reward: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

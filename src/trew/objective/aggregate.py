@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..errors import ConfigError
 from .batch import Denominators, TokenBatch
-from .piece import Coupling, Piece
+from .component import Component, Scope
 from .segments import dense_ids, segment_sum
 
 
@@ -31,7 +31,7 @@ def sequence_mean_token_mean(
 
 
 @runtime_checkable
-class Aggregate(Piece, Protocol):
+class Aggregate(Component, Protocol):
     """One share per token, from a whole step or whole groups of it."""
 
     def __call__(self, batch: TokenBatch, *, denominators: Denominators) -> Tensor: ...
@@ -45,7 +45,7 @@ def _everywhere(batch: TokenBatch, share: float) -> Tensor:
 class SequenceMeanTokenMean(Aggregate):
     """:func:`sequence_mean_token_mean` as a value."""
 
-    couples: ClassVar[Coupling] = "sequence"
+    scope: ClassVar[Scope] = "sequence"
 
     def __call__(self, batch: TokenBatch, *, denominators: Denominators) -> Tensor:
         return sequence_mean_token_mean(
@@ -88,7 +88,7 @@ class LocalTokenMean(Aggregate):
     """
 
     microbatch: int = 8
-    couples: ClassVar[Coupling] = "batch"
+    scope: ClassVar[Scope] = "batch"
 
     def __post_init__(self) -> None:
         if self.microbatch < 1:
@@ -114,7 +114,7 @@ class PromptMeanTokenMean(Aggregate):
     """share_t = 1 / (P N_g): the mean over the P prompts of the token mean of each one's completions: ScaleRL,
     arXiv 2510.13786; the formula of the DAPO paper read literally."""
 
-    couples: ClassVar[Coupling] = "group"
+    scope: ClassVar[Scope] = "group"
 
     def __call__(self, batch: TokenBatch, *, denominators: Denominators) -> Tensor:
         ids, size = dense_ids(batch.group_ids)

@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from .batch import TokenBatch
-from .piece import Coupling, Piece
+from .component import Component, Scope
 from .segments import dense_ids, group_mean, segment_count, segment_sum
 
 
@@ -44,10 +44,10 @@ def length_weighted_mean(
 
 
 @runtime_checkable
-class Baseline(Piece, Protocol):
+class Baseline(Component, Protocol):
     """What a reward is compared with: (S,) from (S,)."""
 
-    couples: ClassVar[Coupling] = "group"
+    scope: ClassVar[Scope] = "group"
 
     def __call__(self, rewards: Tensor, *, batch: TokenBatch) -> Tensor: ...
 
@@ -56,7 +56,7 @@ class Baseline(Piece, Protocol):
 class NoBaseline(Baseline):
     """b = 0."""
 
-    couples: ClassVar[Coupling] = "sequence"
+    scope: ClassVar[Scope] = "sequence"
 
     def __call__(self, rewards: Tensor, *, batch: TokenBatch) -> Tensor:
         return torch.zeros_like(rewards)
@@ -91,7 +91,7 @@ class LeaveOneOut(Baseline):
 class BatchMean(Baseline):
     """b = mean(R) of the whole step."""
 
-    couples: ClassVar[Coupling] = "batch"
+    scope: ClassVar[Scope] = "batch"
 
     def __call__(self, rewards: Tensor, *, batch: TokenBatch) -> Tensor:
         return rewards.nanmean().expand_as(rewards)
@@ -104,7 +104,7 @@ class BatchMean(Baseline):
 class Greedy(Baseline):
     """b = the reward of the greedy answer to the same prompt: ReMax, arXiv 2310.10505."""
 
-    couples: ClassVar[Coupling] = "sequence"
+    scope: ClassVar[Scope] = "sequence"
 
     @property
     def needs(self) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from .batch import TokenBatch
-from .piece import not_negative, positive, ratio_cap
+from .component import not_negative, positive, ratio_cap
 from .weight import DualClip, LinearWeight, Weight
 
 

@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from .batch import TokenBatch
-from .piece import Coupling, Piece, one_of, positive
+from .component import Component, Scope, one_of, positive
 from .ratio import bounded_exp, geometric_ratio, product_ratio, token_ratio
 from .segments import segment_mean, segment_sum
 
@@ -52,7 +52,7 @@ def off_policy_sequences(
 
 
 @runtime_checkable
-class Correction(Piece, Protocol):
+class Correction(Component, Protocol):
     """One detached factor per token."""
 
     def __call__(self, batch: TokenBatch) -> Tensor: ...
@@ -83,7 +83,7 @@ class _Bounded(Correction):
     low: float = 0.0
     high: float = 2.0
     level: str = "token"
-    couples: ClassVar[Coupling] = "sequence"
+    scope: ClassVar[Scope] = "sequence"
 
     def __post_init__(self) -> None:
         one_of(("token", "sequence"), level=self.level)
@@ -160,7 +160,7 @@ class OffPolicySequenceMask(Correction):
     """:func:`off_policy_sequences` as a value: against the sampler's log-probs where given, else the old policy's."""
 
     delta: float = 0.5
-    couples: ClassVar[Coupling] = "sequence"
+    scope: ClassVar[Scope] = "sequence"
 
     def __post_init__(self) -> None:
         positive(delta=self.delta)

@@ -13,8 +13,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from .batch import TokenBatch
+from .component import Scope, not_negative, share_of
 from .divergence import Divergence
-from .piece import Coupling, not_negative, share_of
 from .ratio import LOG_RATIO_LIMIT, log_ratio
 from .weight import Clip, Weight
 
@@ -56,7 +56,7 @@ class ClipCov(Weight):
     cov_low: float = 1.0
     cov_high: float = 5.0
     seed: int = 0
-    couples: ClassVar[Coupling] = "batch"
+    scope: ClassVar[Scope] = "batch"
 
     def __post_init__(self) -> None:
         Clip(self.eps_low, self.eps_high)
@@ -99,7 +99,7 @@ class CovariancePenalty(Divergence):
 
     penalty: float = 1.0
     share: float = 2e-3
-    couples: ClassVar[Coupling] = "batch"
+    scope: ClassVar[Scope] = "batch"
 
     def __post_init__(self) -> None:
         not_negative(penalty=self.penalty)

@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from .batch import TokenBatch
-from .piece import Coupling, Piece, not_negative, one_of
+from .component import Component, Scope, not_negative, one_of
 from .ratio import LOG_RATIO_LIMIT, bounded_exp, log_ratio
 from .segments import segment_sum
 
@@ -65,7 +65,7 @@ def kl_derivative(
 
 
 @runtime_checkable
-class Divergence(Piece, Protocol):
+class Divergence(Component, Protocol):
     """A term of the loss beside the surrogate: share_t value_t, with its derivative by log pi_t."""
 
     @property
@@ -164,7 +164,7 @@ class SequenceSquare(Divergence):
     eq. 3. Its derivative by each log pi_t is tau Z_i, Z_i = sum_t log(pi / pi_old)."""
 
     tau: float = 0.1
-    couples: ClassVar[Coupling] = "sequence"
+    scope: ClassVar[Scope] = "sequence"
 
     def __post_init__(self) -> None:
         not_negative(tau=self.tau)

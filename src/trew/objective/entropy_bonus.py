@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from jaxtyping import Float
 from torch import Tensor
 
-from .piece import Piece, not_negative
+from .component import Component, not_negative
 
 HIGHEST = 1.0
 """An adaptive coefficient never grows beyond this."""
 
 
 @dataclass(frozen=True)
-class EntropyBonus(Piece):
+class EntropyBonus(Component):
     """- coefficient sum_t share_t H_t in the loss, differentiated through ``TokenBatch.entropies``.
 
     With a ``target`` above 0 (nats per token) it is adaptive: applied only while the rollouts' mean entropy is at most

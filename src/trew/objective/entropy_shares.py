@@ -15,7 +15,7 @@ from torch import Tensor
 
 from .advantage import Advantage
 from .batch import TokenBatch
-from .piece import Coupling, not_negative, one_of
+from .component import Scope, not_negative, one_of
 from .scale import GroupStd
 from .segments import dense_ids, group_mean, group_std, has_signal, positions, segment_count, segment_mean, segment_sum
 
@@ -67,7 +67,7 @@ class _Shares(Advantage):
     shared: float = 0.1
     normalize: str = "joint"
     ddof: int = 1
-    couples: ClassVar[Coupling] = "group"
+    scope: ClassVar[Scope] = "group"
     reads_rewards: ClassVar[bool] = False
 
     def __post_init__(self) -> None:

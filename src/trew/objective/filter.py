@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from .batch import TokenBatch
-from .piece import Coupling, Piece, share_of
+from .component import Component, Scope, share_of
 from .segments import dense_ids, has_signal, segment_count, segment_starts
 
 
@@ -82,27 +82,27 @@ def high_entropy(entropies: Float[Tensor, "N"], *, mask: Bool[Tensor, "N"], shar
 
 
 @runtime_checkable
-class Keep(Piece, Protocol):
+class Keep(Component, Protocol):
     """True (S,) for the sequences that stay. The others leave statistics, mask and denominators."""
 
-    couples: ClassVar[Coupling] = "group"
+    scope: ClassVar[Scope] = "group"
 
     def __call__(self, batch: TokenBatch) -> Tensor: ...
 
 
 @runtime_checkable
-class Prune(Piece, Protocol):
+class Prune(Component, Protocol):
     """True (S,) for the sequences that carry loss. The others have taken part in the advantages, and leave the mask and
     the denominators; ``advantages`` (S,) are the largest magnitudes of each one's tokens, NaN for those that take no
     part."""
 
-    couples: ClassVar[Coupling] = "group"
+    scope: ClassVar[Scope] = "group"
 
     def __call__(self, advantages: Tensor, *, batch: TokenBatch) -> Tensor: ...
 
 
 @runtime_checkable
-class Select(Piece, Protocol):
+class Select(Component, Protocol):
     """True (N,) for the tokens that are pushed. The others have advantage 0, given or not, and stay in the denominators
     and under the divergence."""
 
@@ -135,7 +135,7 @@ class UnevenGroups(Keep):
 class Finished(Prune):
     """Completions that were cut off at the length limit carry no loss: DAPO's overlong filtering."""
 
-    couples: ClassVar[Coupling] = "sequence"
+    scope: ClassVar[Scope] = "sequence"
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -172,7 +172,7 @@ class HighEntropyTokens(Select):
     """:func:`high_entropy` as a value; ``TokenBatch.entropies`` are the rollout policy's."""
 
     share: float = 0.2
-    couples: ClassVar[Coupling] = "batch"
+    scope: ClassVar[Scope] = "batch"
 
     def __post_init__(self) -> None:
         share_of(share=self.share)

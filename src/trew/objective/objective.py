@@ -13,7 +13,7 @@ import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Bool, Float
@@ -25,14 +25,15 @@ from .adjust import Adjust
 from .advantage import Advantage, Given
 from .aggregate import Aggregate
 from .batch import Denominators, TokenBatch
+from .component import SCOPES, Component, Scope
 from .correction import Correction
 from .divergence import KL, PLACES, Divergence
 from .entropy_bonus import EntropyBonus
 from .filter import Keep, MixedGroups, Prune, Select
 from .metrics import step_metrics, token_metrics
 from .notes import notes
-from .piece import COUPLINGS, Coupling, Piece
 from .ratio import Ratio, TokenRatio, bounded_exp
+from .renamed import message
 from .segments import segment_mean, segment_sum, to_go
 from .shaping import Shape
 from .typeset import typeset
@@ -40,6 +41,10 @@ from .weight import Weight
 
 AXES = ("keep", "shape", "advantage", "adjust", "prune", "select", "ratio", "weight", "correction", "aggregate")
 """An objective's choices in the order in which they act; ``divergence`` and ``entropy_bonus`` stand beside them."""
+
+
+RENAMED = {"pieces": "components", "couples": "scope"}
+"""Members of ``Objective`` by the names that they had."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,11 +128,11 @@ class Objective:
                 f"{' or '.join(repr(place) for place in PLACES if place not in unread)} here"
             )
 
-    def pieces(self) -> Iterator[tuple[str, Piece]]:
+    def components(self) -> Iterator[tuple[str, Component]]:
         """(axis, choice) of all that act, in the order in which they do."""
         for axis in AXES:
             chosen = getattr(self, axis)
-            yield from ((axis, piece) for piece in (chosen if isinstance(chosen, tuple) else (chosen,)))
+            yield from ((axis, component) for component in (chosen if isinstance(chosen, tuple) else (chosen,)))
         yield from (("divergence", term) for term in self.divergence if term.active)
         if self.entropy_bonus.active:
             yield "entropy", self.entropy_bonus
@@ -150,13 +155,13 @@ class Objective:
     @property
     def needs(self) -> tuple[str, ...]:
         """The optional fields of ``TokenBatch`` that it cannot do without, each once."""
-        return tuple(dict.fromkeys(name for _, piece in self.pieces() for name in piece.needs))
+        return tuple(dict.fromkeys(name for _, component in self.components() for name in component.needs))
 
     @property
-    def couples(self) -> Coupling:
-        """The least set of tokens that ``loss`` must see together once ``prepare`` has seen the whole step."""
-        pieces: list[Piece] = [self.ratio, self.weight, *self.correction, *self._in_loss()]
-        return COUPLINGS[max(COUPLINGS.index(p.couples) for p in pieces)]
+    def scope(self) -> Scope:
+        """The smallest set of tokens that ``loss`` must see together once ``prepare`` has seen the whole step."""
+        components: list[Component] = [self.ratio, self.weight, *self.correction, *self._in_loss()]
+        return SCOPES[max(SCOPES.index(p.scope) for p in components)]
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -253,7 +258,7 @@ class Objective:
         outside = [c for c in self.correction if not (c.mismatch and self.weight.folds_correction)]
         c = " c_t" if outside else ""
         lines = [f"C_t = share_t{c} w(r_t, A_t) r_t A_t{' - share_t d_t' if self._in_loss() else ''}"]
-        lines += [f"  {axis:<10} {piece.equation()}" for axis, piece in self.pieces()]
+        lines += [f"  {axis:<10} {component.equation()}" for axis, component in self.components()]
         return "\n".join(lines + [f"  {'note':<10} {note}" for note in self.notes])
 
     def __repr__(self) -> str:
@@ -266,6 +271,11 @@ class Objective:
     def replace(self, **choices: Any) -> Objective:
         """A copy with some choices exchanged."""
         return dataclasses.replace(self, **choices)
+
+    if not TYPE_CHECKING:  # a type checker would take every misspelled name for a known one
+
+        def __getattr__(self, name: str) -> Any:
+            raise AttributeError(message("Objective", name, RENAMED))
 
     def _in_loss(self) -> list[Divergence]:
         return [t for t in self.divergence if t.active and not (isinstance(t, KL) and t.place != "loss")]
@@ -280,13 +290,13 @@ class Objective:
         given = batch.advantages is not None  # then what leads to them is not run
         if batch.advantages is not None and not torch.where(batch.mask, batch.advantages, 0.0).isfinite().all():
             raise DataError("advantages: got nan or inf; accepts finite numbers, and 0 for what is not judged")
-        for axis, piece in self.pieces():
-            acts_before = axis in ("shape", "advantage", "adjust") or piece in self._in_advantage("reward", "to-go")
+        for axis, component in self.components():
+            acts_before = axis in ("shape", "advantage", "adjust") or component in self._in_advantage("reward", "to-go")
             if given and acts_before:
                 continue
-            for name in piece.needs:
+            for name in component.needs:
                 if getattr(batch, name) is None:
-                    raise DataError(f"{name}: got None; {self.name} needs it for its {axis}: {piece.equation()}")
+                    raise DataError(f"{name}: got None; {self.name} needs it for its {axis}: {component.equation()}")
 
     def _advantages(self, batch: TokenBatch, stays: Bool[Tensor, "S"]) -> Float[Tensor, "N"]:
         """Rewards -> shaped rewards -> advantages -> adjusted ones, per token, in float64."""
@@ -320,7 +330,7 @@ class Objective:
     def _refuse_part(self, batch: TokenBatch) -> None:
         """Raises DataError where a rule that looks at the whole batch is shown a part of it."""
         assert batch.denominators is not None
-        if self.couples in ("group", "batch") and int(batch.mask.sum()) != batch.denominators.tokens:
+        if self.scope in ("group", "batch") and int(batch.mask.sum()) != batch.denominators.tokens:
             raise DataError(
                 f"{self.name} looks at the whole step at once: got {int(batch.mask.sum())} of its "
                 f"{batch.denominators.tokens} loss tokens. Call loss on the whole step (log-probs without gradient "

@@ -15,12 +15,12 @@ from .aggregate import (
     SequenceMeanTokenSum,
     TokenMean,
 )
+from .component import one_of
 from .correction import Correction, GeometricMask, MaskedImportance, OffPolicySequenceMask, TruncatedImportance
 from .divergence import KL, Divergence
 from .entropy_bonus import EntropyBonus
 from .filter import Finished, MixedGroups
 from .objective import Objective
-from .piece import one_of
 from .shaping import SoftOverlong
 
 AGGREGATES: dict[str, type[Aggregate]] = {

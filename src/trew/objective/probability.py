@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from .batch import TokenBatch
-from .piece import Piece, positive, ratio_cap
+from .component import Component, positive, ratio_cap
 from .weight import Weight
 
 
@@ -42,7 +42,7 @@ def binary_kl(logprobs: Float[Tensor, "N"], *, anchor_logprobs: Float[Tensor, "N
 
 
 @runtime_checkable
-class Distance(Piece, Protocol):
+class Distance(Component, Protocol):
     """How far a token's probability has moved."""
 
     def __call__(self, logprobs: Tensor, *, anchor_logprobs: Tensor) -> Tensor: ...

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .advantage import Advantage
 from .batch import TokenBatch
-from .piece import Coupling
+from .component import Scope
 from .scale import GroupStd
 from .segments import group_mean, group_std, has_signal, segment_starts, to_go
 
@@ -54,7 +54,7 @@ class StepRewards(Advantage):
 
     ddof: int = 1
     std_eps: float = 0.0
-    couples: ClassVar[Coupling] = "group"
+    scope: ClassVar[Scope] = "group"
     per_token: ClassVar[bool] = True
     reads_rewards: ClassVar[bool] = False
 

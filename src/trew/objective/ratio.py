@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from .batch import TokenBatch
-from .piece import Coupling, Piece, one_of, positive
+from .component import Component, Scope, one_of, positive
 from .segments import segment_mean, segment_sum
 
 LOG_RATIO_LIMIT = 20.0
@@ -56,7 +56,7 @@ def product_ratio(
 
 
 @runtime_checkable
-class Ratio(Piece, Protocol):
+class Ratio(Component, Protocol):
     """One ratio per token. ``anchor`` is the policy that it is measured against: "old" (trainer-side, when the rollout
     was made) or "rollout" (the sampler's own numbers).
 
@@ -120,7 +120,7 @@ class TokenRatio(_Anchored):
 class GeometricRatio(_Anchored):
     """:func:`geometric_ratio` as a value."""
 
-    couples: ClassVar[Coupling] = "sequence"
+    scope: ClassVar[Scope] = "sequence"
 
     def __call__(self, batch: TokenBatch) -> Tensor:
         log_r = log_ratio(batch, anchor=self.anchor)
@@ -134,7 +134,7 @@ class GeometricRatio(_Anchored):
 class ProductRatio(_Anchored):
     """:func:`product_ratio` as a value."""
 
-    couples: ClassVar[Coupling] = "sequence"
+    scope: ClassVar[Scope] = "sequence"
     per_sequence: ClassVar[bool] = True
 
     def __call__(self, batch: TokenBatch) -> Tensor:
@@ -154,7 +154,7 @@ class ClippedGeometricRatio(Ratio):
 
     eps_low: float = 0.4
     eps_high: float = 0.4
-    couples: ClassVar[Coupling] = "sequence"
+    scope: ClassVar[Scope] = "sequence"
 
     def __post_init__(self) -> None:
         positive(eps_low=self.eps_low, eps_high=self.eps_high)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..errors import DataError
 from .batch import TokenBatch
-from .piece import Coupling, Piece, not_negative
+from .component import Component, Scope, not_negative
 from .segments import dense_ids, group_mean, group_std
 
 
@@ -42,10 +42,10 @@ def beta_density(rewards: Float[Tensor, "S"], *, group_ids: Int[Tensor, "S"]) ->
 
 
 @runtime_checkable
-class Scale(Piece, Protocol):
+class Scale(Component, Protocol):
     """The unit of an advantage: (S,) from (S,)."""
 
-    couples: ClassVar[Coupling] = "group"
+    scope: ClassVar[Scope] = "group"
 
     def __call__(self, rewards: Tensor, *, batch: TokenBatch) -> Tensor: ...
 
@@ -54,7 +54,7 @@ class Scale(Piece, Protocol):
 class Unit(Scale):
     """scale = 1."""
 
-    couples: ClassVar[Coupling] = "sequence"
+    scope: ClassVar[Scope] = "sequence"
 
     def __call__(self, rewards: Tensor, *, batch: TokenBatch) -> Tensor:
         return torch.ones_like(rewards)
@@ -93,7 +93,7 @@ class GroupStd(_Deviation):
 class BatchStd(_Deviation):
     """scale = std of all rewards of the step, as they are (not centred), + std_eps: Lite-PPO, arXiv 2508.08221."""
 
-    couples: ClassVar[Coupling] = "batch"
+    scope: ClassVar[Scope] = "batch"
 
     def __call__(self, rewards: Tensor, *, batch: TokenBatch) -> Tensor:
         one = torch.zeros_like(batch.group_ids)
@@ -110,7 +110,7 @@ class AdvantageStd(_Deviation):
     It does not count how far prompts lie apart, as :class:`BatchStd` does, so it is the smaller one.
     """
 
-    couples: ClassVar[Coupling] = "batch"
+    scope: ClassVar[Scope] = "batch"
 
     def __call__(self, rewards: Tensor, *, batch: TokenBatch) -> Tensor:
         one = torch.zeros_like(batch.group_ids)
@@ -140,7 +140,7 @@ class MeanReward(Scale):
 class BetaDensity(Scale):
     """:func:`beta_density` as a value, for rewards from 0 to 1."""
 
-    couples: ClassVar[Coupling] = "batch"
+    scope: ClassVar[Scope] = "batch"
 
     def __call__(self, rewards: Tensor, *, batch: TokenBatch) -> Tensor:
         known = rewards[~rewards.isnan()]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..errors import ConfigError
 from .batch import TokenBatch
-from .piece import Coupling, Piece
+from .component import Component, Scope
 
 
 def soft_overlong(lengths: Int[Tensor, "S"], *, max_length: int, cache: int) -> Float[Tensor, "S"]:
@@ -24,10 +24,10 @@ def soft_overlong(lengths: Int[Tensor, "S"], *, max_length: int, cache: int) -> 
 
 
 @runtime_checkable
-class Shape(Piece, Protocol):
+class Shape(Component, Protocol):
     """A term (S,) that is added to the reward; where rewards are normalised one by one, a reward of its own."""
 
-    couples: ClassVar[Coupling] = "sequence"
+    scope: ClassVar[Scope] = "sequence"
 
     def __call__(self, batch: TokenBatch) -> Tensor: ...
 

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from .batch import TokenBatch
-from .piece import not_negative, positive
+from .component import not_negative, positive
 from .weight import LinearWeight, Weight
 
 

@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from .batch import TokenBatch
-from .piece import not_negative, one_of, positive, ratio_cap, share_of
+from .component import not_negative, one_of, positive, ratio_cap, share_of
 from .weight import Weight
 
 
@@ -153,7 +153,7 @@ class RareTokenBoost(Weight):
         not_negative(lam=self.lam)
         positive(a_max=self.a_max, h_max=self.h_max)
         one_of(("probability", "entropy"), rarity=self.rarity)
-        object.__setattr__(self, "couples", self.base.couples)
+        object.__setattr__(self, "scope", self.base.scope)
 
     @property
     def needs(self) -> tuple[str, ...]:

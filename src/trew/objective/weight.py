@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from .batch import TokenBatch
-from .piece import Coupling, Piece, positive
+from .component import Component, Scope, positive
 from .ratio import log_ratio
 from .segments import segment_mean
 
@@ -58,7 +58,7 @@ def dual_clip_weight(
 
 
 @runtime_checkable
-class Weight(Piece, Protocol):
+class Weight(Component, Protocol):
     """w(r, A) per token. ``surrogate`` is the value per token that the loss reports; it has no gradient. ``linear``
     says that it is linear in log pi: then it counts for each token, even where all share one ratio.
     ``folds_correction``: a mismatch correction is multiplied into the ratio, over the sequence, not into C_t."""
@@ -164,7 +164,7 @@ class MeanRatioClip(Weight):
 
     eps_low: float = 0.2
     eps_high: float = 0.2
-    couples: ClassVar[Coupling] = "sequence"
+    scope: ClassVar[Scope] = "sequence"
 
     def __post_init__(self) -> None:
         positive(eps_low=self.eps_low, eps_high=self.eps_high)

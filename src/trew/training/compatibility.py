@@ -13,7 +13,7 @@ from ..config import Config
 from ..objective import Objective, TokenBatch, preset, presets
 from ..objective.advantage import PassAtK
 from ..objective.batch import Steps
-from ..objective.piece import Piece
+from ..objective.component import Component
 from ..objective.shaping import SoftOverlong
 
 GIVEN = frozenset(
@@ -42,7 +42,9 @@ def problems(objective: Objective, config: Config, *, given: frozenset[str] = GI
         if need not in given
     ]
     if "rollout_logprobs" in objective.needs:
-        readers = ", ".join(dict.fromkeys(a for a, piece in objective.pieces() if "rollout_logprobs" in piece.needs))
+        readers = ", ".join(
+            dict.fromkeys(a for a, component in objective.components() if "rollout_logprobs" in component.needs)
+        )
         found += [
             f"rollout.{key}: got {getattr(rollout, key)!r}, accepts {off!r} here: {name} reads the sampler's log-probs "
             f"({readers}), and those of a cut distribution are not the policy's; set rollout.{key} = {off!r}, or take "
@@ -185,9 +187,9 @@ def _idle_on_policy(objective: Objective, config: Config) -> list[str]:
     shift = torch.where(still.sequence_ids % 3 == 0, 6.0, -6.0)
     moved = still.replace(old_logprobs=still.logprobs + shift, rollout_logprobs=still.logprobs + shift)
     w = [objective.weight(objective.ratio(b), advantages=advantages, batch=b) for b in (still, moved)]
-    idle: list[tuple[str, Piece]] = []
+    idle: list[tuple[str, Component]] = []
     # A draw from the whole step cannot be judged by an example.
-    if objective.weight.couples != "batch" and (w[0] == 1).all() and (w[1] != 1).any():
+    if objective.weight.scope != "batch" and (w[0] == 1).all() and (w[1] != 1).any():
         idle.append(("its trust region", objective.weight))
     idle += [("its correction", c) for c in objective.correction if (c(still) == 1).all() and (c(moved) != 1).any()]
     idle += [
@@ -195,7 +197,7 @@ def _idle_on_policy(objective: Objective, config: Config) -> list[str]:
         for term in objective.divergence
         if term.active and not term.derivative(still).any() and term.derivative(moved).any()
     ]
-    return [f"{what} ({piece.equation().partition('      ')[0]})" for what, piece in idle]
+    return [f"{what} ({component.equation().partition('      ')[0]})" for what, component in idle]
 
 
 def _example(*, prompts: int, completions: int, max_length: int) -> TokenBatch:

@@ -124,9 +124,9 @@ class GRPOTrainer(trl.GRPOTrainer):
     @property
     def _looks_at_rollout(self) -> bool:
         """Whether advantages depend on the policy that sampled: on its entropies, or on a KL from it."""
-        pieces = [piece for axis, piece in self.objective.pieces() if axis != "entropy"]
-        shaped = any(getattr(piece, "place", "loss") != "loss" for piece in pieces)
-        return shaped or any("entropies" in piece.needs for piece in pieces)
+        components = [component for axis, component in self.objective.components() if axis != "entropy"]
+        shaped = any(getattr(component, "place", "loss") != "loss" for component in components)
+        return shaped or any("entropies" in component.needs for component in components)
 
     def _reads(self, function: Any) -> bool:
         """Whether what a reward function says counts; where steps alone do, others are there to be logged."""
@@ -180,7 +180,7 @@ class GRPOTrainer(trl.GRPOTrainer):
 
     def _coupled(self, parts: list[Inputs]) -> list[Inputs]:
         """Coefficients of an optimizer step whose tokens must be seen together; all others are left as they are."""
-        if self.objective.couples not in ("group", "batch"):
+        if self.objective.scope not in ("group", "batch"):
             return parts
         rows = {
             name: torch.cat([part[name] for part in parts]) if value.dim() else value

@@ -20,12 +20,12 @@ from ...objective import Objective, TokenBatch
 from ...objective.advantage import Advantage, Given
 from ...objective.aggregate import Constant, TokenMean
 from ...objective.batch import Denominators
+from ...objective.component import Scope
 from ...objective.correction import Correction
 from ...objective.divergence import KL
 from ...objective.entropy_bonus import EntropyBonus
 from ...objective.metrics import QUANTILES
 from ...objective.objective import LossOutput
-from ...objective.piece import Coupling
 from ...objective.ratio import NoRatio
 from ...objective.weight import PolicyGradient
 from .offered import AGGREGATES, KL_TYPES, bypasses, in_loss, verl_s_kl
@@ -64,7 +64,7 @@ class GivenReturns(Advantage):
 
     returns: Tensor
     per_token: ClassVar[bool] = True
-    couples: ClassVar[Coupling] = "sequence"
+    scope: ClassVar[Scope] = "sequence"
 
     def __call__(self, rewards: Tensor, *, batch: TokenBatch) -> Tensor:
         return self.returns

@@ -1,4 +1,4 @@
-"""Which presets can run inside verl, and why others cannot: read off the objective's own pieces, nothing is listed."""
+"""Which presets can run inside verl, and why others cannot: read off the objective's components, nothing is listed."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from ...objective import Objective, preset, presets
 from ...objective.advantage import Given, Relative
 from ...objective.aggregate import Constant, SequenceMeanTokenMean, SequenceMeanTokenSum, TokenMean
 from ...objective.baseline import NoBaseline
+from ...objective.component import SCOPES, Component
 from ...objective.divergence import KL, Divergence
 from ...objective.filter import MixedGroups, UnevenGroups
-from ...objective.piece import COUPLINGS, Piece
 from ...objective.scale import Unit
 
 AGGREGATES = {
@@ -91,8 +91,16 @@ def in_loss(objective: Objective) -> tuple[Divergence, ...]:
 
 def _no_loss(objective: Objective) -> str:
     terms = in_loss(objective)
-    pieces: list[Piece] = [objective.ratio, objective.weight, *objective.correction, objective.aggregate, *terms]
-    needed = [n for piece in pieces for n in piece.needs if not (n == "rollout_logprobs" and bypasses(objective))]
+    components: list[Component] = [
+        objective.ratio,
+        objective.weight,
+        *objective.correction,
+        objective.aggregate,
+        *terms,
+    ]
+    needed = [
+        n for component in components for n in component.needs if not (n == "rollout_logprobs" and bypasses(objective))
+    ]
     missing = [NOT_GIVEN[n] for n in needed if n in NOT_GIVEN]
     kl = verl_s_kl(objective)
     checks = {
@@ -100,7 +108,7 @@ def _no_loss(objective: Objective) -> str:
         "the entropy bonus is verl's own: actor.entropy_coeff": objective.entropy_bonus.active,
         PRUNED: bool(objective.prune),
         "it looks at the whole step at once, and verl shows a loss one micro-batch at a time": any(
-            COUPLINGS.index(p.couples) > COUPLINGS.index("sequence") for p in pieces
+            SCOPES.index(p.scope) > SCOPES.index("sequence") for p in components
         ),
         f"verl's KL term has no estimator {kl.estimator if kl else ''}": kl is not None
         and kl.estimator not in KL_TYPES,
@@ -121,8 +129,8 @@ def _no_advantage(objective: Objective) -> str:
         return "verl hands an estimator the sum of the rewards, not each: use adv_estimator=gdpo"
     if objective.prune:
         return PRUNED
-    pieces: list[Piece] = [rule, *objective.keep, *objective.adjust, *objective.select]
-    for name in (name for piece in pieces for name in piece.needs):
+    components: list[Component] = [rule, *objective.keep, *objective.adjust, *objective.select]
+    for name in (name for component in components for name in component.needs):
         if name in NOT_GIVEN:
             return NOT_GIVEN[name]
     kl = objective.reference

@@ -7,10 +7,10 @@ from ..advantage import Relative
 from ..aggregate import SequenceMeanTokenMean, SequenceMeanTokenSum, TokenMean
 from ..baseline import Baseline, BatchMean, Greedy, GroupMean, LeaveOneOut, LengthWeighted, NoBaseline
 from ..capped import Tapered
+from ..component import one_of
 from ..divergence import KL, SequenceSquare
 from ..filter import UnevenGroups
 from ..objective import Objective
-from ..piece import one_of
 from ..ratio import NoRatio, ProductRatio, TokenRatio
 from ..weight import Clip, PolicyGradient
 

@@ -1,24 +1,32 @@
-"""What every choice of an objective has in common."""
+"""``Component``: what all choices of an objective have in common, and the checks of their numbers."""
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, Protocol, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
-Coupling = Literal["token", "sequence", "group", "batch"]
-"""The least set of tokens that must be seen together for a piece to be exact."""
+Scope = Literal["token", "sequence", "group", "batch"]
+"""The smallest set of tokens that must be seen together for a component to be exact."""
 
-COUPLINGS: tuple[Coupling, ...] = ("token", "sequence", "group", "batch")
+SCOPES: tuple[Scope, ...] = ("token", "sequence", "group", "batch")
+"""All scopes, the smallest first."""
 
 
 @runtime_checkable
-class Piece(Protocol):
-    """One choice: a frozen value that says what it looks at. Subclasses are frozen dataclasses.
+class Component(Protocol):
+    """One choice: a frozen value that declares what it reads. Subclasses are frozen dataclasses.
 
-    ``needs`` names the optional fields of ``TokenBatch`` without which it cannot be computed; ``couples`` the least set
-    of tokens that it must see together.
+    ``needs`` names the optional fields of ``TokenBatch`` without which it cannot be computed; ``scope`` is the smallest
+    set of tokens that it must see together.
     """
 
-    couples: ClassVar[Coupling] = "token"
+    scope: ClassVar[Scope] = "token"
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        # A component that still declares the old name would pass for one that needs no company: cut into parts, it
+        # would train with a wrong gradient and nobody would be told.
+        if "couples" in cls.__dict__:
+            raise TypeError(f"{cls.__name__}: couples was renamed scope; declare scope = {cls.__dict__['couples']!r}")
 
     @property
     def needs(self) -> tuple[str, ...]:

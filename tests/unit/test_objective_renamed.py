@@ -1,0 +1,37 @@
+"""Names that objectives used to have are refused with the new ones."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+
+import trew
+from trew.objective.weight import Clip
+
+
+@pytest.mark.parametrize(("old", "new"), [("pieces", "components"), ("couples", "scope")])
+def test_an_old_member_of_an_objective_is_refused_with_its_new_name(old, new):
+    objective = trew.preset("grpo")
+    with pytest.raises(AttributeError, match=f"{old} was renamed {new}"):
+        getattr(objective, old)
+    assert hasattr(objective, new)
+
+
+def test_a_name_that_never_was_is_refused_and_copies_work():
+    objective = trew.preset("grpo")
+    with pytest.raises(AttributeError, match="'nothing'"):
+        _ = objective.nothing
+    assert copy.deepcopy(objective) == pickle.loads(pickle.dumps(objective)) == objective  # noqa: S301
+
+
+def test_a_component_that_declares_its_scope_by_the_old_name_is_refused():
+    """Ignored, its scope would be "token": it would be computed in parts, with a wrong gradient."""
+    with pytest.raises(TypeError, match="couples was renamed scope"):
+
+        @dataclass(frozen=True)
+        class Own(Clip):
+            couples: ClassVar = "batch"
