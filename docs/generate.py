@@ -28,7 +28,7 @@ from trew.objective.aggregate import Aggregate
 from trew.objective.correction import Correction
 from trew.objective.divergence import Divergence
 from trew.objective.entropy_bonus import EntropyBonus
-from trew.objective.filter import Keep, Prune, Select
+from trew.objective.filter import GroupFilter, LossMask, TokenMask
 from trew.objective.options import Options
 from trew.objective.presets import PRESETS
 from trew.objective.ratio import Ratio
@@ -121,9 +121,10 @@ def prose(text: str) -> str:
 
 
 KINDS = {
-    "keep": Keep, "shape": Shape, "advantage": Advantage, "advantage.baseline": Baseline, "advantage.scale": Scale,
-    "adjust": Adjust, "prune": Prune, "select": Select, "ratio": Ratio, "weight": Weight, "correction": Correction,
-    "aggregate": Aggregate, "divergence": Divergence, "entropy": EntropyBonus,
+    "keep": GroupFilter, "shape": Shape, "advantage": Advantage, "advantage.baseline": Baseline,
+    "advantage.scale": Scale, "adjust": Adjust, "prune": LossMask, "select": TokenMask, "ratio": Ratio,
+    "weight": Weight, "correction": Correction, "aggregate": Aggregate, "divergence": Divergence,
+    "entropy": EntropyBonus,
 }  # fmt: skip
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import importlib
+import inspect
 import pickle
 from dataclasses import dataclass
 from typing import ClassVar
@@ -19,6 +21,18 @@ def test_an_old_member_of_an_objective_is_refused_with_its_new_name(old, new):
     with pytest.raises(AttributeError, match=f"{old} was renamed {new}"):
         getattr(objective, old)
     assert hasattr(objective, new)
+
+
+@pytest.mark.parametrize(
+    ("room", "old", "new"),
+    [("filter", "Keep", "GroupFilter"), ("filter", "Prune", "LossMask"), ("filter", "Select", "TokenMask")],
+)
+def test_an_old_class_is_refused_with_its_new_name(room, old, new):
+    with pytest.raises(ImportError, match=f"{old} was renamed {new}"):
+        exec(f"from trew.objective.{room} import {old}")  # noqa: S102
+    module = importlib.import_module(f"trew.objective.{room}")
+    assert inspect.isclass(getattr(module, new))
+    assert not hasattr(module, "nothing")
 
 
 def test_a_name_that_never_was_is_refused_and_copies_work():

@@ -1,9 +1,10 @@
-"""What carries loss: ``Keep`` picks sequences before the advantages, ``Prune`` after them, ``Select`` picks tokens."""
+"""What carries loss: a ``GroupFilter`` chooses sequences before advantages are computed, a ``LossMask`` after, a
+``TokenMask`` chooses tokens."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from .batch import TokenBatch
 from .component import Component, Scope, share_of
+from .renamed import refuse
 from .segments import dense_ids, has_signal, segment_count, segment_starts
 
 
@@ -82,8 +84,8 @@ def high_entropy(entropies: Float[Tensor, "N"], *, mask: Bool[Tensor, "N"], shar
 
 
 @runtime_checkable
-class Keep(Component, Protocol):
-    """True (S,) for the sequences that stay. The others leave statistics, mask and denominators."""
+class GroupFilter(Component, Protocol):
+    """True (S,) for the sequences that stay; the others leave the group's statistics, the mask and the denominators."""
 
     scope: ClassVar[Scope] = "group"
 
@@ -91,10 +93,12 @@ class Keep(Component, Protocol):
 
 
 @runtime_checkable
-class Prune(Component, Protocol):
-    """True (S,) for the sequences that carry loss. The others have taken part in the advantages, and leave the mask and
-    the denominators; ``advantages`` (S,) are the largest magnitudes of each one's tokens, NaN for those that take no
-    part."""
+class LossMask(Component, Protocol):
+    """True (S,) for the sequences that carry loss. The others have been counted in the advantages; they leave the mask
+    and the denominators.
+
+    ``advantages`` (S,) holds the largest magnitude among each sequence's tokens, NaN for sequences that take no part.
+    """
 
     scope: ClassVar[Scope] = "group"
 
@@ -102,15 +106,15 @@ class Prune(Component, Protocol):
 
 
 @runtime_checkable
-class Select(Component, Protocol):
-    """True (N,) for the tokens that are pushed. The others have advantage 0, given or not, and stay in the denominators
-    and under the divergence."""
+class TokenMask(Component, Protocol):
+    """True (N,) for the tokens that keep their advantage. The others get advantage 0, given or computed; they stay in
+    the denominators and under the divergence."""
 
     def __call__(self, batch: TokenBatch) -> Tensor: ...
 
 
 @dataclass(frozen=True)
-class MixedGroups(Keep):
+class MixedGroups(GroupFilter):
     """:func:`mixed_groups` as a value; in training, groups that it drops are replaced by freshly sampled ones."""
 
     def __call__(self, batch: TokenBatch) -> Tensor:
@@ -121,7 +125,7 @@ class MixedGroups(Keep):
 
 
 @dataclass(frozen=True)
-class UnevenGroups(Keep):
+class UnevenGroups(GroupFilter):
     """:func:`uneven_groups` as a value; the step is smaller by what it drops."""
 
     def __call__(self, batch: TokenBatch) -> Tensor:
@@ -132,7 +136,7 @@ class UnevenGroups(Keep):
 
 
 @dataclass(frozen=True)
-class Finished(Prune):
+class Finished(LossMask):
     """Completions that were cut off at the length limit carry no loss: DAPO's overlong filtering."""
 
     scope: ClassVar[Scope] = "sequence"
@@ -150,7 +154,7 @@ class Finished(Prune):
 
 
 @dataclass(frozen=True)
-class LargestAdvantages(Prune):
+class LargestAdvantages(LossMask):
     """Only the G (1 - pruning) completions of a group with the largest |A| carry loss: CPPO, arXiv 2503.22342."""
 
     pruning: float = 0.5
@@ -168,7 +172,7 @@ class LargestAdvantages(Prune):
 
 
 @dataclass(frozen=True)
-class HighEntropyTokens(Select):
+class HighEntropyTokens(TokenMask):
     """:func:`high_entropy` as a value; ``TokenBatch.entropies`` are the rollout policy's."""
 
     share: float = 0.2
@@ -187,3 +191,7 @@ class HighEntropyTokens(Select):
 
     def equation(self) -> str:
         return f"A_t <- 0 but for the {self.share:.4g} of the step's tokens with the highest entropy"
+
+
+if not TYPE_CHECKING:
+    __getattr__ = refuse(__name__, {"Keep": "GroupFilter", "Prune": "LossMask", "Select": "TokenMask"})

@@ -29,7 +29,7 @@ from .component import SCOPES, Component, Scope
 from .correction import Correction
 from .divergence import KL, PLACES, Divergence
 from .entropy_bonus import EntropyBonus
-from .filter import Keep, MixedGroups, Prune, Select
+from .filter import GroupFilter, LossMask, MixedGroups, TokenMask
 from .metrics import step_metrics, token_metrics
 from .notes import notes
 from .ratio import Ratio, TokenRatio, bounded_exp
@@ -100,11 +100,11 @@ class Objective:
     weight: Weight
     aggregate: Aggregate
     ratio: Ratio = field(default_factory=TokenRatio)
-    keep: tuple[Keep, ...] = ()
+    keep: tuple[GroupFilter, ...] = ()
     shape: tuple[Shape, ...] = ()
     adjust: tuple[Adjust, ...] = ()
-    prune: tuple[Prune, ...] = ()
-    select: tuple[Select, ...] = ()
+    prune: tuple[LossMask, ...] = ()
+    select: tuple[TokenMask, ...] = ()
     correction: tuple[Correction, ...] = ()
     divergence: tuple[Divergence, ...] = (KL(),)
     entropy_bonus: EntropyBonus = field(default_factory=EntropyBonus)
