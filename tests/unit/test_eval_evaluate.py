@@ -124,7 +124,7 @@ def test_an_engine_that_loses_a_group_or_a_completion_is_an_error():
             return super().generate(prompts, **kw)[1:]
 
     prompts = [Prompt("0", text="?"), Prompt("1", text="?")]
-    with pytest.raises(EngineError, match="not the 2 asked for"):
+    with pytest.raises(EngineError, match="not those of the 2 prompts"):
         evaluate(Lossy([["right"]] * 2), prompts, Rewards(), samples=1, sampling=GREEDY, correct=correct_by("main"))
     with pytest.raises(EngineError, match="has 1 completions, not 2"):
         run([["right"]], samples=2, sampling=SAMPLED)

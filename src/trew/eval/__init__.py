@@ -1,4 +1,4 @@
-"""How good a policy is, and how sure one can be of it."""
+"""Measures a policy's accuracy on held-out prompts, with confidence intervals."""
 
 from .evaluate import EvalResult, correct_by, evaluate
 from .statistics import Interval, PairedDifference, mean_interval, paired_difference, pass_at_k, wilson

@@ -1,4 +1,4 @@
-"""Accuracy of a policy on held-out prompts: generate, score, count, with an interval that is honest about prompts."""
+"""Measures accuracy on held-out prompts: generates, scores, and counts, with confidence intervals over prompts."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from ..utils.secrets import redact_names
 from .statistics import Interval, cluster_interval, pass_at_k
 
 Progress = Callable[[int], None]
-"""Called with the number of completions that were finished since the last call."""
+"""Called with the number of completions finished since the last call."""
 
 Correct = Callable[[Score], "bool | None"]
-"""Whether a score counts as correct; None = nobody could judge it, leave it out."""
+"""Whether a score counts as correct; None = no reward could judge it, so it is left out."""
 
 
 class Generates(Protocol):
@@ -39,18 +39,18 @@ class Scores(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EvalResult:
-    """What a policy did on ``n`` prompts with ``samples`` completions each.
+    """The result of an evaluation: ``n`` prompts with ``samples`` completions each.
 
-    ``accuracy`` is avg@k: the mean over prompts of the share of correct completions, with its 95 % interval over
-    prompts. ``pass_at[k]`` is the unbiased estimate of one correct among k. ``rewards`` are means over the
-    completions that got the reward. Lengths are in tokens.
+    ``accuracy`` is avg@k: the mean over prompts of the share of correct completions, with its 95 % confidence interval
+    over prompts. ``pass_at[k]`` is the unbiased estimate that at least one of k completions is correct. ``rewards``
+    holds each reward's mean over the completions it scored. Lengths are in tokens.
     """
 
     accuracy: Interval
     n: int  # prompts counted
-    samples: int  # completions per prompt that were asked for
-    left_out: int  # prompts with no completion that anything could judge
-    left_out_samples: int  # completions without a verdict, those of left-out prompts included
+    samples: int  # completions requested per prompt
+    left_out: int  # prompts without a single judged completion
+    left_out_samples: int  # completions without a verdict, including those of left-out prompts
     pass_at: dict[int, float]
     pass_at_intervals: dict[int, Interval]
     mean_length: float
@@ -62,7 +62,7 @@ class EvalResult:
     groups: tuple[ScoredGroup, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """Everything but the completions as plain values; what is unknown (nan) is None."""
+        """Returns everything but the completions as plain values; nan becomes None."""
         return {
             "accuracy": _interval_json(self.accuracy),
             "n": self.n,
@@ -80,7 +80,7 @@ class EvalResult:
 
 
 def correct_by(name: str, *, at: float = 1.0) -> Correct:
-    """Correct = the reward called ``name`` is at least ``at``; a reward that is None stays None.
+    """Counts a completion as correct where the reward called ``name`` is at least ``at``; None stays None.
 
     >>> correct_by("gsm8k")(Score(1.5, parts={"gsm8k": 1.0, "format": 0.5}))
     True
@@ -88,7 +88,7 @@ def correct_by(name: str, *, at: float = 1.0) -> Correct:
 
     def correct(score: Score) -> bool | None:
         if name not in score.parts:
-            raise ConfigError(f"eval.correct_reward: no reward is called {name!r}; accepts {', '.join(score.parts)}")
+            raise ConfigError(f"eval.correct_reward: got {name!r}, accepts {', '.join(score.parts)}")
         value = score.parts[name]
         return None if value is None else value >= at
 
@@ -105,19 +105,22 @@ def evaluate(
     correct: Correct,
     progress: Progress | None = None,
 ) -> EvalResult:
-    """Generates ``samples`` completions per prompt, scores them, and counts.
+    """Generates ``samples`` completions per prompt, scores them, and counts the correct ones.
 
-    A completion without a verdict (``correct`` says None) is left out, a prompt without any is left out, and both are
-    counted: they are never read as wrong. pass@k is given for k = 1, 2, 4, … and ``samples``, each over the prompts
-    that have at least k verdicts.
+    Leaves out completions without a verdict (``correct`` returns None) and prompts without any verdict, and reports
+    how many: they never count as wrong. Computes pass@k for k = 1, 2, 4, … and ``samples``, each over the prompts with
+    at least k verdicts.
+
+    Raises ConfigError for settings that cannot be evaluated, DataError without prompts, and EngineError where the
+    engine returns other groups than requested.
     """
     if not prompts:
-        raise DataError("evaluation: there are no prompts; give a held-out set (data.eval) or raise eval.size")
+        raise DataError("evaluation: got no prompts; give a held-out set (data.eval) or raise eval.size")
     if samples < 1:
         raise ConfigError(f"eval.samples: got {samples}, accepts a whole number of at least 1")
     if samples > 1 and sampling.temperature == 0:
         raise ConfigError(
-            f"eval.samples: got {samples} at temperature 0, where all samples are the same; "
+            f"eval.samples: got {samples} at temperature 0, where all samples of a prompt are identical; "
             "set samples to 1, or a temperature above 0"
         )
     start = time.perf_counter()
@@ -138,51 +141,59 @@ def _count(
     seconds: float,
 ) -> EvalResult:
     judged = [[v for v in row if v is not None] for row in verdicts]
-    counted = {g.group.prompt.uid: sum(v) / len(v) for g, v in zip(scored, judged, strict=True) if v}
-    pass_at = {}
-    for k in _ks(samples):
-        chances = [pass_at_k(len(v), sum(v), k) for v in judged if len(v) >= k]
-        if chances:
-            pass_at[k] = cluster_interval(chances, samples=samples)
+    # Pairs, not a dict: two prompts of equal text have one uid and still count as two.
+    accuracies = [(g.group.prompt.uid, sum(v) / len(v)) for g, v in zip(scored, judged, strict=True) if v]
+    pass_at = _pass_at(judged, samples)
     completions = [c for g in scored for c in g.group.rollouts]
-    lengths = [len(c) for c in completions]
+    tokens = sum(map(len, completions))
     return EvalResult(
-        accuracy=cluster_interval([sum(v) / len(v) for v in judged if v], samples=samples),
-        n=sum(bool(v) for v in judged),
+        accuracy=cluster_interval([accuracy for _, accuracy in accuracies], samples=samples),
+        n=len(accuracies),
         samples=samples,
-        left_out=sum(not v for v in judged),
-        left_out_samples=sum(v is None for row in verdicts for v in row),
+        left_out=len(judged) - len(accuracies),
+        left_out_samples=sum(row.count(None) for row in verdicts),
         pass_at={k: v.mean for k, v in pass_at.items()},
         pass_at_intervals=pass_at,
-        mean_length=sum(lengths) / len(lengths),
+        mean_length=tokens / len(completions),
         truncated_share=sum(c.finish_reason == "length" for c in completions) / len(completions),
-        rewards={name: _mean([s.parts.get(name) for g in scored for s in g.scores]) for name in names},
+        rewards={name: _mean_reward(scored, name) for name in names},
         seconds=seconds,
-        tokens_per_second=sum(lengths) / seconds if seconds > 0 else 0.0,
-        prompt_accuracy=counted,
+        tokens_per_second=tokens / seconds if seconds > 0 else 0.0,
+        prompt_accuracy=dict(accuracies),
         groups=tuple(scored),
     )
 
 
+def _pass_at(judged: list[list[bool]], samples: int) -> dict[int, Interval]:
+    """pass@k over the prompts with at least k verdicts; no entry where there is no such prompt."""
+    found = {}
+    for k in _ks(samples):
+        if chances := [pass_at_k(len(v), sum(v), k) for v in judged if len(v) >= k]:
+            found[k] = cluster_interval(chances, samples=samples)
+    return found
+
+
 def _ks(samples: int) -> list[int]:
-    """1, 2, 4, … below ``samples``, and ``samples``."""
+    """The powers of two below ``samples``, and ``samples``."""
     ks = [2**i for i in range(samples.bit_length()) if 2**i < samples]
     return [*ks, samples]
 
 
 def _check(groups: list[Group], prompts: Sequence[Prompt], samples: int) -> None:
-    """An engine that lost, swapped or shortened a group must not become an accuracy."""
+    """Raises EngineError where the engine lost, swapped or shortened a group: an accuracy would hide it."""
     if [g.prompt.uid for g in groups] != [p.uid for p in prompts]:
         raise EngineError(
-            f"evaluation: the engine returned {len(groups)} groups that are not the {len(prompts)} asked for"
+            f"evaluation: the engine returned {len(groups)} groups, which are not those of the {len(prompts)} prompts"
         )
     for g in groups:
         if len(g.rollouts) != samples:
             raise EngineError(f"evaluation: prompt {g.prompt.uid!r} has {len(g.rollouts)} completions, not {samples}")
 
 
-def _mean(values: Sequence[float | None]) -> float:
-    known = [v for v in values if v is not None]
+def _mean_reward(scored: list[ScoredGroup], name: str) -> float:
+    """The mean of one reward over the completions it scored; nan where it scored none."""
+    parts = (score.parts.get(name) for group in scored for score in group.scores)
+    known = [v for v in parts if v is not None]
     return sum(known) / len(known) if known else math.nan
 
 

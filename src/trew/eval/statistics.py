@@ -1,9 +1,12 @@
-"""Intervals and tests for accuracies that come from a few hundred prompts: no torch, deterministic, never of width 0
-by accident.
+"""Intervals and tests for accuracies measured on a few hundred prompts: no torch, deterministic.
 
-One idea carries the file. Samples of one prompt are not independent, prompts are: so every interval is over prompts.
-The mean of a value in [0, 1] gets the *score* (Wilson) interval with the number of independent observations that the
-spread between prompts implies, which is the ordinary Wilson interval where every prompt has one sample.
+Samples of one prompt are not independent, but prompts are, so every interval is over prompts. The mean of a value in
+[0, 1] gets the *score* (Wilson) interval, with the effective number of observations that the spread between prompts
+implies. With one sample per prompt that is the ordinary Wilson interval. Unlike a normal interval, it has a width
+above 0 even where every prompt has the same value.
+
+scipy.stats does the tests. It is imported where it is used: it takes half a second to load, and most commands never
+need it.
 """
 
 from __future__ import annotations
@@ -36,8 +39,8 @@ def wilson(correct: float, n: float, *, level: float = LEVEL) -> Interval:
 
         (p + z²/2n ± z √(p(1-p)/n + z²/4n²)) / (1 + z²/n),   p = correct / n
 
-    ``n`` may be a fraction (an effective number of observations). Of nothing, nothing is known: n = 0 gives
-    (nan, 0, 1).
+    ``n`` may be a fraction (an effective number of observations), which scipy's binomtest does not accept.
+    n = 0 gives (nan, 0, 1).
 
     >>> print(wilson(0, 10))
     0.000 [0.000, 0.278]
@@ -45,7 +48,7 @@ def wilson(correct: float, n: float, *, level: float = LEVEL) -> Interval:
     0.308 [0.255, 0.366]
     """
     if not 0 <= correct <= n:
-        raise ValueError(f"correct = {correct} is not between 0 and n = {n}")
+        raise ValueError(f"correct: got {correct}, which is not between 0 and n = {n}")
     if n == 0:
         return Interval(math.nan, 0.0, 1.0)
     z, p = _z(level), correct / n
@@ -58,12 +61,12 @@ def wilson(correct: float, n: float, *, level: float = LEVEL) -> Interval:
 def cluster_interval(prompt_means: ArrayLike, *, samples: int, level: float = LEVEL) -> Interval:
     """The interval of avg@k (or pass@k): a mean over prompts of values in [0, 1], each from ``samples`` completions.
 
-    The score interval with the effective number of observations (Korn and Graubard 1998 use the same device)
+    Uses the score interval with the effective number of observations (as do Korn and Graubard 1998)
 
         n_eff = m(1-m) / (s²/n),   m = mean, s² = sample variance between prompts, n = prompts,
 
-    kept within [n, n·samples]: correlated samples count for less than independent ones, never for less than one per
-    prompt. With one sample per prompt it is ``wilson``. n = 0 gives (nan, 0, 1).
+    clamped to [n, n·samples]: correlated samples count for less than independent ones, but a prompt counts for at
+    least one. With one sample per prompt this is ``wilson``. n = 0 gives (nan, 0, 1).
 
     >>> print(cluster_interval([0.0, 1.0, 1.0, 0.0], samples=1) == wilson(2, 4))
     True
@@ -72,9 +75,9 @@ def cluster_interval(prompt_means: ArrayLike, *, samples: int, level: float = LE
     """
     means = np.asarray(prompt_means, dtype=np.float64)
     if means.ndim != 1 or np.any(~np.isfinite(means)) or np.any((means < 0) | (means > 1)):
-        raise ValueError("prompt_means is a list of numbers from 0 to 1")
+        raise ValueError("prompt_means: accepts a list of finite numbers from 0 to 1")
     if samples < 1:
-        raise ValueError(f"samples = {samples} is not at least 1")
+        raise ValueError(f"samples: got {samples}, accepts a whole number of at least 1")
     n = len(means)
     if n == 0:
         return wilson(0, 0, level=level)
@@ -82,7 +85,7 @@ def cluster_interval(prompt_means: ArrayLike, *, samples: int, level: float = LE
     variance_of_mean = float(means.var(ddof=1)) / n if n > 1 else math.inf
     binomial = mean * (1 - mean)
     if binomial == 0:
-        effective = float(n)  # all prompts at 0, or all at 1: the spread says nothing, so count prompts
+        effective = float(n)  # every prompt at 0, or every one at 1: the spread is no evidence, so count prompts
     else:
         effective = binomial / variance_of_mean if variance_of_mean > 0 else math.inf
         effective = min(max(effective, float(n)), float(n * samples))
@@ -93,7 +96,7 @@ def cluster_interval(prompt_means: ArrayLike, *, samples: int, level: float = LE
 def mean_interval(values: ArrayLike, *, level: float = LEVEL) -> Interval:
     """Student's t interval of the mean of independent numbers of any size: mean ± t_{n-1} s/√n.
 
-    One value has a mean and no interval, (x, nan, nan); none at all gives (nan, nan, nan).
+    One value x has no interval, (x, nan, nan); no value gives (nan, nan, nan).
 
     >>> print(mean_interval([1.0, 2.0, 3.0]))
     2.000 [-0.484, 4.484]
@@ -111,35 +114,37 @@ def mean_interval(values: ArrayLike, *, level: float = LEVEL) -> Interval:
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
-    """The chance that k of n completions, drawn without replacement, hold one of the c correct ones: unbiased for
-    pass@k (Chen et al. 2021, arXiv 2107.03374, eq. 1).
+    """The chance that k of n completions, drawn without replacement, include one of the c correct ones: the unbiased
+    estimate of pass@k (Chen et al. 2021, arXiv 2107.03374, eq. 1).
 
         1 - C(n-c, k) / C(n, k)  =  1 - Π_{i=n-c+1..n} (1 - k/i)
 
-    The product never leaves [0, 1], so nothing overflows. k > n has no unbiased estimate and is refused.
+    Uses the product, which stays within [0, 1] where the binomial coefficients overflow. Raises ValueError for k > n,
+    which has no unbiased estimate.
 
     >>> round(pass_at_k(4, 1, 2), 3), pass_at_k(4, 0, 4), pass_at_k(4, 3, 2)
     (0.5, 0.0, 1.0)
     """
     if not 0 <= c <= n:
-        raise ValueError(f"c = {c} is not between 0 and n = {n}")
+        raise ValueError(f"c: got {c}, which is not between 0 and n = {n}")
     if not 1 <= k <= n:
-        raise ValueError(f"k = {k} is not between 1 and n = {n}: pass@k needs at least k completions")
+        raise ValueError(f"k: got {k}, which is not between 1 and n = {n}: pass@k needs at least k completions")
     if n - c < k:
         return 1.0
     return 1.0 - math.prod(1.0 - k / i for i in range(n - c + 1, n + 1))
 
 
 def iqm(values: ArrayLike) -> float:
-    """The interquartile mean: the mean after the lowest and highest ⌊n/4⌋ values are left out (Agarwal et al. 2021,
-    arXiv 2108.13264). Robust like the median, and uses half of the data. nan for no values.
+    """The interquartile mean: the mean without the ⌊n/4⌋ lowest and highest values (Agarwal et al. 2021,
+    arXiv 2108.13264). As robust to outliers as the median, but uses half of the data. nan for no values.
 
     >>> iqm([0.0, 1.0, 2.0, 100.0])
     1.5
     """
-    x = np.sort(np.asarray(values, dtype=np.float64), axis=None)
-    cut = x.size // 4
-    return float(x[cut : x.size - cut].mean()) if x.size else math.nan
+    from scipy.stats import trim_mean
+
+    x = np.asarray(values, dtype=np.float64).ravel()
+    return float(trim_mean(x, 0.25)) if x.size else math.nan
 
 
 def stratified_bootstrap(
@@ -150,14 +155,15 @@ def stratified_bootstrap(
     seed: int = 0,
     level: float = LEVEL,
 ) -> Interval:
-    """The percentile bootstrap interval of ``statistic`` over all values, resampled within each stratum (one stratum
-    per task, its values the seeds' scores). The same ``seed`` gives the same interval.
+    """The percentile bootstrap interval of ``statistic`` over all values, resampled within each stratum.
 
-    Few values per stratum make it too narrow; below five seeds read it as a lower bound of the uncertainty.
+    A stratum is a task; its values are the scores of the seeds. The same ``seed`` gives the same interval. With few
+    values per stratum the interval is too narrow: below five seeds, read it as a lower bound of the uncertainty.
     """
     groups = [np.asarray(s, dtype=np.float64).ravel() for s in strata]
     if not groups or any(g.size == 0 for g in groups):
-        raise ValueError("stratified_bootstrap needs at least one stratum, and one value in each")
+        raise ValueError("stratified_bootstrap: needs at least one stratum, and one value in each")
+    # scipy.stats.bootstrap refuses strata of one value; a task with one seed is allowed here.
     rng = np.random.default_rng(seed)
     draws = [statistic(np.concatenate([g[rng.integers(0, g.size, g.size)] for g in groups])) for _ in range(resamples)]
     low, high = np.quantile(draws, [(1 - level) / 2, (1 + level) / 2])
@@ -166,13 +172,13 @@ def stratified_bootstrap(
 
 @dataclass(frozen=True, slots=True)
 class PairedDifference:
-    """After minus before on the same prompts, and the chance of so large a difference if nothing had changed."""
+    """After minus before on the same prompts, and its p-value under the hypothesis of no change."""
 
     difference: Interval
     p_value: float
     n: int
-    better: int  # prompts that rose
-    worse: int  # prompts that fell
+    better: int  # prompts whose value rose
+    worse: int  # prompts whose value fell
 
 
 def paired_difference(
@@ -191,8 +197,9 @@ def paired_difference(
 
         low  = d - √((a-l_a)² - 2ρ(a-l_a)(u_b-b) + (u_b-b)²),   high likewise with the other ends.
 
-    p-value: the sign-flip permutation test of the mean difference; on 0/1 values that is McNemar's exact test and is
-    computed as such, else with ``resamples`` random flips from ``seed``.
+    p-value: the two-sided sign-flip permutation test of the mean difference. On 0/1 values this equals McNemar's exact
+    test, which is computed in its place. Other values: all sign flips where there are at most ``resamples`` of them,
+    otherwise ``resamples`` random ones from ``seed``.
 
     >>> r = paired_difference([0, 0, 0, 0, 0, 1], [1, 1, 1, 1, 1, 1])
     >>> r.better, r.worse, round(r.p_value, 4)
@@ -200,7 +207,7 @@ def paired_difference(
     """
     x, y = np.asarray(before, dtype=np.float64), np.asarray(after, dtype=np.float64)
     if x.shape != y.shape or x.ndim != 1 or x.size == 0:
-        raise ValueError(f"before and after are two lists of one length, at least 1; got {x.shape} and {y.shape}")
+        raise ValueError(f"before, after: got shapes {x.shape} and {y.shape}, accepts two lists of one length above 0")
     b, a = (cluster_interval(v, samples=samples, level=level) for v in (x, y))
     rho = float(np.corrcoef(x, y)[0, 1]) if x.std() > 0 and y.std() > 0 else 0.0
     d = a.mean - b.mean
@@ -215,8 +222,9 @@ def paired_difference(
 
 
 def _z(level: float) -> float:
+    """How many standard deviations around the mean of a normal distribution hold ``level`` of it."""
     if not 0 < level < 1:
-        raise ValueError(f"level = {level} is not between 0 and 1")
+        raise ValueError(f"level: got {level}, which is not between 0 and 1")
     return NormalDist().inv_cdf((1 + level) / 2)
 
 
@@ -225,20 +233,26 @@ def _square_and_add(x: float, y: float, rho: float) -> float:
 
 
 def _mcnemar(b: int, c: int) -> float:
-    """Two-sided exact binomial test that a changed prompt is as likely to rise (b) as to fall (c)."""
-    tail = sum(math.comb(b + c, i) for i in range(min(b, c) + 1))
-    return min(1.0, float(2 * tail / 2 ** (b + c)))  # whole numbers until the last division: no under- or overflow
+    """The two-sided exact binomial test that a changed prompt is as likely to rise (b) as to fall (c)."""
+    from scipy.stats import binomtest
+
+    return float(binomtest(b, b + c).pvalue) if b + c else 1.0
 
 
 def _sign_flip(differences: np.ndarray, resamples: int, seed: int) -> float:
+    """The p-value of the sign-flip permutation test; 1 where nothing changed."""
+    from scipy.stats import permutation_test
+
     changed = differences[differences != 0]
     if changed.size == 0:
         return 1.0
     rng = np.random.default_rng(seed)
-    observed = abs(changed.sum())
-    hits = 0
-    for start in range(0, resamples, 256):  # blocks: never resamples x prompts numbers at once
-        rows = min(256, resamples - start)
-        signs = rng.integers(0, 2, (rows, changed.size)) * 2 - 1
-        hits += int((np.abs(signs @ changed) >= observed - 1e-12).sum())
-    return (hits + 1) / (resamples + 1)
+    result = permutation_test(
+        (changed,),
+        np.mean,
+        permutation_type="samples",
+        n_resamples=resamples,
+        batch=256,  # not resamples x prompts numbers at once
+        rng=rng,
+    )
+    return float(result.pvalue)

@@ -1,55 +1,60 @@
-"""One run per folder: an advisory lock that the kernel drops when its process dies."""
+"""One run per folder: an advisory lock (filelock) that the kernel frees when its process dies."""
 
 from __future__ import annotations
 
-import fcntl
+import errno
 import json
 import os
 import socket
-import weakref
 from pathlib import Path
 
 from ..errors import ConfigError
 
-_held: "weakref.WeakSet[Lock]" = weakref.WeakSet()
+_NO_FLOCK = {errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
 
 
 class Lock:
-    """Holds ``run.lock``, which says who (pid and host) for the message of the second comer.
+    """Holds ``run.lock``. The file's content (pid and host) names the holder in the message for whoever comes second.
 
-    The lock itself is flock: it needs no clock and no cleaning up after kill -9. On a file system without flock, or
-    where it is not seen by other hosts, the content decides too: a live process of this host, or any process of another
-    host, is taken at its word.
+    The lock itself is flock: it needs no clock, and no cleanup after kill -9. Where the file system has no flock, or
+    does not show it to other hosts, the content decides: a live process of this host, or any process of another host,
+    counts as holding the lock.
     """
 
     def __init__(self, path: Path):
         """Takes the lock, or raises ConfigError naming the holder. ``stale`` describes a holder that died."""
+        from filelock import FileLock, Timeout  # not for `trew --help`
+
         self.path = path
         self.stale: str | None = None
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        # Not per thread: a run may be closed by another thread than the one that opened it. No fallback to a lock file
+        # that merely exists: after kill -9 it would stay.
+        self._lock = FileLock(path, mode=0o600, thread_local=False, fallback_to_soft=False)
         try:
-            self._take()
-        except BaseException:
-            os.close(self._fd)
-            raise
-        _held.add(self)
-
-    def _take(self) -> None:
-        holder = _read(self._fd)
-        try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ConfigError(self._refusal(holder)) from None
-        except OSError:  # no flock here: ENOLCK, ENOTSUP
+            self._lock.acquire(blocking=False)
+            decisive = not _of_this_host_only(path)
+        except Timeout:
+            raise ConfigError(self._refusal(_read(path))) from None
+        except OSError as error:
+            if error.errno not in _NO_FLOCK:
+                raise
             decisive = False
-        else:
-            decisive = not _of_this_host_only(self.path)
+        try:
+            self._sign(decisive)
+        except BaseException:
+            self._lock.release()
+            raise
+
+    def _sign(self, decisive: bool) -> None:
+        """Writes this process into the file; refuses where the last holder may still be there and flock cannot tell."""
+        holder = _read(self.path)
         if holder and not decisive and (holder.get("host") != socket.gethostname() or _alive(holder)):
             raise ConfigError(self._refusal(holder))
         if holder:
             self.stale = f"took over the lock of a run that ended without closing it ({_who(holder)})"
         own = os.getpid()
-        _write(self._fd, json.dumps({"pid": own, "host": socket.gethostname(), "started": _started(own)}))
+        _write(self.path, json.dumps({"pid": own, "host": socket.gethostname(), "started": _started(own)}))
+        self._signed = True
 
     def _refusal(self, holder: dict) -> str:
         return (
@@ -58,41 +63,30 @@ class Lock:
         )
 
     def release(self) -> None:
-        """Gives the folder free; the file stays, empty (removing it would let two newcomers lock two files)."""
-        if self._fd < 0:
-            return
-        _write(self._fd, "")
-        self._drop()
-
-    def _drop(self) -> None:
-        os.close(self._fd)
-        self._fd = -1
-        _held.discard(self)
+        """Frees the folder. The file stays, but empty: if it were removed, two newcomers could lock two files."""
+        if self._signed:
+            self._signed = False
+            _write(self.path, "")
+            self._lock.release()
 
 
-def _forget_in_child() -> None:
-    """A forked helper must not keep its parent's lock alive after the parent was killed."""
-    for lock in list(_held):
-        lock._drop()
-
-
-os.register_at_fork(after_in_child=_forget_in_child)
-
-
-def _read(fd: int) -> dict:
+def _read(path: Path) -> dict:
+    """The holder that the file names; an empty dict where it names none."""
     try:
-        holder = json.loads(os.pread(fd, 4096, 0) or b"{}")
-    except ValueError:
+        holder = json.loads(path.read_bytes()[:4096] or b"{}")
+    except (ValueError, OSError):
         return {"pid": "unknown", "host": "unknown"}
     return holder if isinstance(holder, dict) else {}
 
 
-def _write(fd: int, text: str) -> None:
+def _write(path: Path, text: str) -> None:
+    """Replaces the file's content. On a full disk the lock still holds; only its message is poorer."""
     try:
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, text.encode(), 0)
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        with open(fd, "w") as file:
+            file.write(text)
     except OSError:
-        pass  # a full disk: the lock holds all the same, only its message is poorer
+        pass
 
 
 def _who(holder: dict) -> str:
@@ -100,7 +94,7 @@ def _who(holder: dict) -> str:
 
 
 def _alive(holder: dict) -> bool:
-    """Whether the holder's process is there; one that got its number later is another."""
+    """Whether the holder's process still runs; a later process that got the same pid is another one."""
     pid = holder.get("pid")
     if not isinstance(pid, int) or pid <= 0:
         return False
@@ -114,7 +108,7 @@ def _alive(holder: dict) -> bool:
 
 
 def _started(pid: int) -> str | None:
-    """When a process began, by the kernel's clock and boot; None where there is no /proc."""
+    """When a process started, as boot id and kernel clock; None where there is no /proc."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
         return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()}:{int(fields[19])}"
@@ -122,11 +116,11 @@ def _started(pid: int) -> str | None:
         return None
 
 
-_LOCAL = {"nolock", "localflock", "local_lock=all", "local_lock=flock"}  # of NFS and Lustre
+_LOCAL = {"nolock", "localflock", "local_lock=all", "local_lock=flock"}  # mount options of NFS and Lustre
 
 
 def _of_this_host_only(path: Path) -> bool:
-    """Whether locks on ``path`` are not seen by other hosts that may see the file, by the mount's kind and options."""
+    """Whether other hosts may see the file but not its locks, judged by the mount's type and options."""
     try:
         mounts = [line.split() for line in Path("/proc/self/mounts").read_text("utf-8", "replace").splitlines()]
     except OSError:
