@@ -4,7 +4,7 @@ import json
 from html.parser import HTMLParser
 
 from rollouts_help import answers
-from trew.runs import Run
+from trew.runs import RunFolder
 from trew.types import Prompt, Score, ScoredGroup
 
 HOSTILE = [
@@ -53,7 +53,7 @@ def scored(i, text, value=1.0, *, gold="4"):
 
 
 def make(folder, texts=("hello",) * 16, *, evals=True, finished=True, steps=4):
-    with Run.open(folder, overwrite=True) as run:
+    with RunFolder.open(folder, overwrite=True) as run:
         run.write_config(f"model = {json.dumps(texts[0])}\nsteps = {steps}\n[data]\ntask = 'arithmetic'\n")
         run.log({"step": 0, "eval_accuracy": 0.1, "eval_low": 0.05, "eval_high": 0.2, "eval_n": 200})
         for step in range(1, steps + 1):

@@ -120,7 +120,9 @@ def test_a_disk_that_is_full_while_saving_ends_the_run_with_one_message(server, 
 
 def test_a_disk_that_is_full_while_logging_ends_the_run_with_one_message(server, folder, recipe, whole, tmp_path):
     with disk.tmpfs(tmp_path / "small", kilobytes=8192) as root:
-        command = server.start("train", recipe, "--out", root / "run", cwd=folder, hold="trew.runs:Run.log:3").held()
+        command = server.start(
+            "train", recipe, "--out", root / "run", cwd=folder, hold="trew.runs:RunFolder.log:3"
+        ).held()
         ballast = disk.fill(root, leave=0)
         rows = root / "run" / "metrics.jsonl"
         with rows.open("ab") as file:  # what is left of its last page

@@ -15,7 +15,7 @@ import disk
 import tiny
 from forks import gone, wait_for
 from trew.errors import ConfigError
-from trew.runs import Run
+from trew.runs import RunFolder
 from trew.runs.files import write_atomic
 from trew.runs.lock import Lock
 
@@ -88,7 +88,7 @@ def test_kill_9_leaves_no_process_and_no_lock(server, place):
     refused = server.run("train", "odd.toml", "--out", "killed", cwd=place, code=2)
     assert "--resume" in refused
     assert "--overwrite" in refused
-    with Run.open(place / "killed", resume=True) as run:
+    with RunFolder.open(place / "killed", resume=True) as run:
         assert (
             f"took over the lock of a run that ended without closing it (process {command.pid} on " in run.messages[0]
         )
@@ -196,7 +196,7 @@ def umask(request):
 
 @pytest.mark.parametrize("umask", [0o000, 0o022, 0o077, 0o177], indirect=True, ids=oct)
 def test_a_run_is_private_whatever_the_umask(tmp_path, umask):
-    with Run.open(tmp_path / "r") as run:
+    with RunFolder.open(tmp_path / "r") as run:
         run.log({"step": 1})
         run.write_config("a = 1\n")
         run.write_summary({"a": 1})
@@ -208,7 +208,7 @@ def test_a_run_is_private_whatever_the_umask(tmp_path, umask):
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "rollouts", "checkpoints", "config.toml", "events.log", "final"])
 def test_a_planted_link_is_refused(tmp_path, name):
-    with Run.open(tmp_path / "r") as run:
+    with RunFolder.open(tmp_path / "r") as run:
         run.log({"step": 1})
     target = tmp_path / "target"
     target.mkdir() if name in ("rollouts", "checkpoints", "final") else target.write_text("keep")
@@ -219,15 +219,15 @@ def test_a_planted_link_is_refused(tmp_path, name):
         planted.unlink(missing_ok=True)
     planted.symlink_to(target)
     with pytest.raises(ConfigError, match=f"{name} is a link"):
-        Run.open(tmp_path / "r", resume=True)
-    Run.open(tmp_path / "r", overwrite=True).close()  # removes the link, and not what it points to
+        RunFolder.open(tmp_path / "r", resume=True)
+    RunFolder.open(tmp_path / "r", overwrite=True).close()  # removes the link, and not what it points to
     assert target.exists()
 
 
 def test_links_that_appear_later_are_not_followed(tmp_path):
     target = tmp_path / "target"
     target.write_text("keep")
-    with Run.open(tmp_path / "r") as run:
+    with RunFolder.open(tmp_path / "r") as run:
         (tmp_path / "r" / ".summary.json.partial").symlink_to(target)
         run.write_summary({"a": 1})
         (tmp_path / "r" / "metrics.jsonl").symlink_to(target)
@@ -241,7 +241,7 @@ def test_links_that_appear_later_are_not_followed(tmp_path):
 # -------------------------------------------------------------------------------------------------------- full disks
 
 
-@pytest.mark.parametrize("where", ["trew.runs.folder:Run.log:3", "trew.runs.folder:Run.write_rollouts:2"])
+@pytest.mark.parametrize("where", ["trew.runs.folder:RunFolder.log:3", "trew.runs.folder:RunFolder.write_rollouts:2"])
 def test_a_disk_that_fills_up_while_logging(server, place, tmp_path, where):
     (tmp_path / "mount").mkdir()
     if "whole" not in os.listdir(place):

@@ -31,7 +31,7 @@ from trew.data import load_task
 from trew.errors import CheckpointError, ModelError, TrewError
 from trew.models import loading
 from trew.rewards.workers import Pool
-from trew.runs import Run, checkpoint_files
+from trew.runs import RunFolder, checkpoint_files
 from trew.runs.report import load_run, render_report
 
 
@@ -279,7 +279,7 @@ HOSTILE_IDS = ["../../escape", "/etc/escape", "a\0b", "x" * 300, "..", "con:aux"
 
 
 def test_no_identifier_of_data_becomes_a_path(tmp_path):
-    with Run.open(tmp_path / "runs" / "r") as run:
+    with RunFolder.open(tmp_path / "runs" / "r") as run:
         before = set(tmp_path.rglob("*"))
         groups = [scored(i, f"text {i}") for i in range(len(HOSTILE_IDS))]
         for group, uid in zip(groups, HOSTILE_IDS, strict=True):

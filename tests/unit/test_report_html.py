@@ -9,7 +9,7 @@ import pytest
 
 from report_help import HOSTILE, Elements, make
 from trew.errors import DataError
-from trew.runs import Run
+from trew.runs import RunFolder
 from trew.runs.report import load_run, render_report, write_report
 from trew.runs.report.text import number, shorten, visible
 
@@ -91,7 +91,7 @@ def test_quantiles_of_the_ratio_stand_beside_its_mean_and_apart_where_there_are_
 
 def test_steps_that_were_not_finite_are_named(tmp_path):
     folder = make(tmp_path / "a")
-    with Run.open(folder, resume=True) as run:
+    with RunFolder.open(folder, resume=True) as run:
         run.log({"step": 5, "loss": math.nan})
     assert "loss was not a finite number at step 5" in render_report([load_run(folder)])
 

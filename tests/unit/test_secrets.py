@@ -11,7 +11,7 @@ import pytest
 from test_track_run import scored
 from trew.config import Config, RewardConfig, choices, dumps, parse
 from trew.config.schema import ObjectiveConfig
-from trew.runs import Run, read_config, redact_config
+from trew.runs import RunFolder, read_config, redact_config
 from trew.runs.folder import decode_row
 from trew.utils.secrets import MASK, can_be_secret, redact, redact_names
 
@@ -46,7 +46,7 @@ def test_what_looks_like_a_secret_is_one(name):
 
 def test_the_words_of_a_run_stay_what_they_are(ordinary, tmp_path):
     config = Config(model="m", steps=100000, rewards=(RewardConfig(name="/odd.py:odd"),))
-    with Run.open(tmp_path / "r") as run:
+    with RunFolder.open(tmp_path / "r") as run:
         run.write_config(dumps(config))
         run.log({"step": 1, "accuracy": 0.5, "eval_accuracy": 0.5, "rollout": "accuracy"})
         run.write_summary({"accuracy": {"mean": 1.0}, "rollout": 100000})
@@ -75,7 +75,7 @@ def test_keys_numbers_and_choices_stay_and_values_of_texts_go(monkeypatch):
 
 def test_a_column_of_data_is_still_json_with_a_secret_in_it(monkeypatch, tmp_path):
     monkeypatch.setenv("A_PASSWORD", "20240101")
-    with Run.open(tmp_path / "r") as run:
+    with RunFolder.open(tmp_path / "r") as run:
         path = run.write_rollouts(1, [scored("it is 20240101", gold=20240101, note="20240101")])
     row = pq.read_table(path).to_pylist()[0]
     assert json.loads(row["columns"]) == {"gold": 20240101, "note": MASK}

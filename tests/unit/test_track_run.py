@@ -14,7 +14,7 @@ import pytest
 
 from rollouts_help import rollout
 from trew.errors import ConfigError, StorageError
-from trew.runs import Run, problems
+from trew.runs import RunFolder, problems
 from trew.runs.folder import decode_row
 from trew.types import Group, Prompt, Score, ScoredGroup
 
@@ -31,7 +31,7 @@ def scored(text="four", value=1.0, **columns):
 
 def test_a_new_folder_is_private_and_complete(tmp_path):
     folder = tmp_path / "runs" / "first"
-    with Run.open(folder) as run:
+    with RunFolder.open(folder) as run:
         run.write_config('model = "m"\n')
         run.log({"step": 0, "eval_accuracy": 0.1})
         run.log({"step": 1, "reward": np.float32(0.5), "note": "x"})
@@ -46,7 +46,7 @@ def test_a_new_folder_is_private_and_complete(tmp_path):
 
 
 def test_numbers_that_are_not_finite_stay_readable_json(tmp_path):
-    with Run.open(tmp_path / "r") as run:
+    with RunFolder.open(tmp_path / "r") as run:
         run.log({"step": 1, "loss": math.nan, "kl": -math.inf, "lr": 0.5})
     line = json.loads((tmp_path / "r/metrics.jsonl").read_text())
     assert line["loss"] is None
@@ -58,12 +58,12 @@ def test_numbers_that_are_not_finite_stay_readable_json(tmp_path):
 
 @pytest.mark.parametrize("row", [{}, {"step": "1"}, {"step": 1.0}, {"step": True}])
 def test_a_row_without_a_step_is_refused(tmp_path, row):
-    with Run.open(tmp_path / "r") as run, pytest.raises(ValueError, match="whole number 'step'"):
+    with RunFolder.open(tmp_path / "r") as run, pytest.raises(ValueError, match="whole number 'step'"):
         run.log(row)
 
 
 def test_rollouts_are_read_back_by_a_public_tool(tmp_path):
-    with Run.open(tmp_path / "r") as run:
+    with RunFolder.open(tmp_path / "r") as run:
         path = run.write_rollouts(3, [scored(gold=4)], advantages=[[np.array([1.0, 2.0, 3.0]), None]])
         run.write_rollouts(4, [scored()], advantages=[[0.5, -0.5]])
     assert path.name == "000003.parquet"
@@ -81,12 +81,12 @@ def test_rollouts_are_read_back_by_a_public_tool(tmp_path):
 
 
 def test_advantages_of_the_wrong_length_are_refused(tmp_path):
-    with Run.open(tmp_path / "r") as run, pytest.raises(ValueError, match="3 tokens"):
+    with RunFolder.open(tmp_path / "r") as run, pytest.raises(ValueError, match="3 tokens"):
         run.write_rollouts(3, [scored()], advantages=[[np.zeros(2), None]])
 
 
 def test_a_lone_surrogate_does_not_stop_a_run(tmp_path):
-    with Run.open(tmp_path / "r") as run:
+    with RunFolder.open(tmp_path / "r") as run:
         path = run.write_rollouts(1, [scored("bad \ud800 text")])
     assert pq.read_table(path).to_pylist()[0]["completion"] == "bad ? text"
 
@@ -95,35 +95,35 @@ def test_a_lone_surrogate_does_not_stop_a_run(tmp_path):
 
 
 def test_a_folder_with_a_run_is_refused_without_a_word(tmp_path):
-    with Run.open(tmp_path / "r") as run:
+    with RunFolder.open(tmp_path / "r") as run:
         run.log({"step": 1})
     with pytest.raises(ConfigError, match=r"already holds a run; --resume .* --overwrite"):
-        Run.open(tmp_path / "r")
-    with Run.open(tmp_path / "r", resume=True) as run:
+        RunFolder.open(tmp_path / "r")
+    with RunFolder.open(tmp_path / "r", resume=True) as run:
         assert run.resumed
         run.write_summary({})
     with pytest.raises(ConfigError, match="already holds a finished run"):
-        Run.open(tmp_path / "r")
+        RunFolder.open(tmp_path / "r")
     with pytest.raises(ConfigError, match="give one of them"):
-        Run.open(tmp_path / "r", resume=True, overwrite=True)
+        RunFolder.open(tmp_path / "r", resume=True, overwrite=True)
     assert rows(tmp_path / "r") == [{"step": 1}]
 
 
 def test_a_run_that_computed_nothing_is_not_in_the_way(tmp_path):
-    with Run.open(tmp_path / "r") as run:
+    with RunFolder.open(tmp_path / "r") as run:
         run.write_config("steps = 1\n")
-    with Run.open(tmp_path / "r") as run:
+    with RunFolder.open(tmp_path / "r") as run:
         assert not run.resumed
 
 
 def test_resume_with_nothing_to_continue_starts(tmp_path):
-    with Run.open(tmp_path / "r", resume=True) as run:
+    with RunFolder.open(tmp_path / "r", resume=True) as run:
         assert not run.resumed
 
 
 def test_overwrite_deletes_the_run_and_nothing_else(tmp_path):
     folder = tmp_path / "r"
-    with Run.open(folder) as run:
+    with RunFolder.open(folder) as run:
         run.log({"step": 1})
         run.write_rollouts(1, [scored()])
     (folder / "notes.txt").write_text("mine")
@@ -132,7 +132,7 @@ def test_overwrite_deletes_the_run_and_nothing_else(tmp_path):
     (outside / "precious").write_text("x")
     (folder / "checkpoints").rmdir()
     (folder / "checkpoints").symlink_to(outside)
-    with Run.open(folder, overwrite=True) as run:
+    with RunFolder.open(folder, overwrite=True) as run:
         assert not run.resumed
         assert not (folder / "metrics.jsonl").exists()
         assert list((folder / "rollouts").iterdir()) == []
@@ -145,7 +145,7 @@ def test_a_folder_of_somebody_else_is_refused_and_kept(tmp_path, flags):
     (tmp_path / "config.toml").write_text("other = 1")
     (tmp_path / "thesis.tex").write_text("x")
     with pytest.raises(ConfigError, match=r"not a run's folder \(it holds config.toml, thesis.tex\)"):
-        Run.open(tmp_path, **flags)
+        RunFolder.open(tmp_path, **flags)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["config.toml", "thesis.tex"]
 
 
@@ -159,7 +159,7 @@ def test_unusable_places_are_named_before_anything_is_made(tmp_path):
         (problem,) = problems(folder)
         assert message in problem
         with pytest.raises(ConfigError, match=message):
-            Run.open(folder)
+            RunFolder.open(folder)
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
 
 
@@ -177,13 +177,13 @@ def test_a_read_only_folder_is_named(tmp_path):
 @pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="needs a file system that refuses even root")
 def test_a_place_that_refuses_even_root_is_named():
     with pytest.raises(ConfigError, match=r"out: /proc/trew-run"):
-        Run.open("/proc/trew-run")
+        RunFolder.open("/proc/trew-run")
 
 
 CHILD = """
 import os, sys, signal
-from trew.runs import Run
-run = Run.open(sys.argv[1])
+from trew.runs import RunFolder
+run = RunFolder.open(sys.argv[1])
 run.log({"step": 1})
 print("ready", flush=True)
 signal.pause()
@@ -201,14 +201,14 @@ def test_a_second_run_is_refused_and_a_killed_one_is_not_in_the_way(tmp_path):
     child = start_child(folder)
     try:
         with pytest.raises(ConfigError, match=f"in use by another run \\(process {child.pid} on "):
-            Run.open(folder, resume=True)
+            RunFolder.open(folder, resume=True)
     finally:
         child.send_signal(signal.SIGKILL)
         child.communicate()
-    with Run.open(folder, resume=True) as run:
+    with RunFolder.open(folder, resume=True) as run:
         assert f"process {child.pid}" in run.messages[0]
         assert run.resumed
-    with Run.open(folder, resume=True) as run:  # closed in order: nothing stale
+    with RunFolder.open(folder, resume=True) as run:  # closed in order: nothing stale
         assert run.messages == ()
 
 
@@ -221,16 +221,16 @@ def test_without_flock_the_content_of_the_lock_decides(tmp_path, monkeypatch):
 
     monkeypatch.setattr(fcntl, "flock", no_flock)
     folder = tmp_path / "r"
-    with Run.open(folder) as run:
+    with RunFolder.open(folder) as run:
         run.log({"step": 1})
         with pytest.raises(ConfigError, match="in use"):
-            Run.open(folder, resume=True)
+            RunFolder.open(folder, resume=True)
     lock = folder / "run.lock"
     lock.write_text(json.dumps({"pid": 1, "host": "elsewhere"}))
     with pytest.raises(ConfigError, match="process 1 on elsewhere"):
-        Run.open(folder, resume=True)
+        RunFolder.open(folder, resume=True)
     lock.write_text(json.dumps({"pid": 2**22 + 1, "host": socket.gethostname()}))  # no such process
-    with Run.open(folder, resume=True) as run:
+    with RunFolder.open(folder, resume=True) as run:
         assert "took over" in run.messages[0]
 
 
@@ -238,8 +238,8 @@ def test_a_forked_helper_does_not_hold_the_lock(tmp_path):
     """The parent is gone, its helper lives on: the folder must be free."""
     script = """
 import os, sys, time
-from trew.runs import Run
-run = Run.open(sys.argv[1])
+from trew.runs import RunFolder
+run = RunFolder.open(sys.argv[1])
 run.log({"step": 1})
 ready, tell = os.pipe()
 helper = os.fork()
@@ -255,7 +255,7 @@ os._exit(0)
     helper = int(out.stdout.readline())
     out.wait()
     try:
-        Run.open(tmp_path / "r", resume=True).close()
+        RunFolder.open(tmp_path / "r", resume=True).close()
     finally:
         os.kill(helper, signal.SIGKILL)
         out.stdout.close()
@@ -268,7 +268,7 @@ def test_a_planted_lock_link_is_not_followed(tmp_path):
     target.write_text("keep")
     (folder / "run.lock").symlink_to(target)
     with pytest.raises(ConfigError, match="cannot be used"):
-        Run.open(folder)
+        RunFolder.open(folder)
     assert target.read_text() == "keep"
 
 
@@ -277,7 +277,7 @@ def test_a_planted_lock_link_is_not_followed(tmp_path):
 
 def test_rewind_leaves_no_trace_of_what_is_done_again(tmp_path):
     folder = tmp_path / "r"
-    with Run.open(folder) as run:
+    with RunFolder.open(folder) as run:
         for step in range(5):
             run.log({"step": step, "reward": step})
             run.write_rollouts(step, [scored()])
@@ -288,7 +288,7 @@ def test_rewind_leaves_no_trace_of_what_is_done_again(tmp_path):
         file.write('{"step": 5, "rew')  # killed here
     (folder / "rollouts" / ".000005.parquet.partial").write_bytes(b"PAR1")
     (folder / "rollouts" / "notes.parquet").write_bytes(b"mine")
-    with Run.open(folder, resume=True) as run:
+    with RunFolder.open(folder, resume=True) as run:
         dropped = run.rewind(2)
         run.log({"step": 3, "reward": 30})
     assert [r["step"] for r in rows(folder)] == [0, 1, 2, 3]
@@ -302,7 +302,7 @@ def test_rewind_leaves_no_trace_of_what_is_done_again(tmp_path):
 
 
 def test_an_evaluation_that_the_checkpoint_does_not_know_of_is_taken_out_too(tmp_path):
-    with Run.open(tmp_path / "r") as run:
+    with RunFolder.open(tmp_path / "r") as run:
         for row in ({"step": 2, "reward": 1}, {"step": 2, "eval_accuracy": 0.5}, {"step": 0, "eval_accuracy": 0.1}):
             run.log(row)
         run.write_rollouts(2, [scored()])
@@ -315,7 +315,7 @@ def test_an_evaluation_that_the_checkpoint_does_not_know_of_is_taken_out_too(tmp
 
 
 def test_rewind_of_a_complete_run_changes_nothing(tmp_path):
-    with Run.open(tmp_path / "r") as run:
+    with RunFolder.open(tmp_path / "r") as run:
         run.log({"step": 1})
         run.write_summary({"steps": 1})
         before = (tmp_path / "r/metrics.jsonl").stat()
@@ -325,7 +325,7 @@ def test_rewind_of_a_complete_run_changes_nothing(tmp_path):
 
 
 def test_rewind_to_the_start_and_rewind_of_nothing(tmp_path):
-    with Run.open(tmp_path / "r") as run:
+    with RunFolder.open(tmp_path / "r") as run:
         assert run.rewind(-1) == []
         run.log({"step": 0})
         assert len(run.rewind(-1)) == 1
@@ -334,7 +334,7 @@ def test_rewind_to_the_start_and_rewind_of_nothing(tmp_path):
 
 def test_a_row_whose_clock_lies_is_as_good_as_any(tmp_path):
     """Only steps order rows: a timestamp from the future neither hides nor drops one."""
-    with Run.open(tmp_path / "r") as run:
+    with RunFolder.open(tmp_path / "r") as run:
         run.log({"step": 1, "seconds": 9e15})
         run.log({"step": 2, "seconds": -5.0})
         os.utime(tmp_path / "r/metrics.jsonl", (9e9, 9e9))
@@ -346,9 +346,9 @@ FULL_DISK = """
 import resource, sys
 import numpy as np
 from trew.errors import StorageError
-from trew.runs import Run
+from trew.runs import RunFolder
 from trew.types import *
-run = Run.open(sys.argv[1])
+run = RunFolder.open(sys.argv[1])
 n = 20_000
 rng = np.random.default_rng(0)
 x = rng.normal(size=n).astype(np.float32)
@@ -381,7 +381,7 @@ def test_a_full_disk_leaves_whole_files_and_one_clear_message(tmp_path):
 
 
 def test_a_failed_replacement_keeps_the_old_file(tmp_path, monkeypatch):
-    with Run.open(tmp_path / "r") as run:
+    with RunFolder.open(tmp_path / "r") as run:
         run.write_summary({"steps": 1})
         monkeypatch.setattr(os, "replace", lambda *a: (_ for _ in ()).throw(OSError(28, "No space left on device")))
         with pytest.raises(StorageError, match="No space left on device"):
@@ -400,7 +400,7 @@ def test_no_secret_reaches_the_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_other_canary")
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
     both = f"{canary} hf_other_canary"
-    with Run.open(tmp_path / "r") as run:
+    with RunFolder.open(tmp_path / "r") as run:
         run.write_config(f"key = {json.dumps(both)}\nshuffle = false\n")
         run.log({"step": 1, "note": both})
         run.write_rollouts(1, [scored(both, gold=both)], render=lambda p: both)

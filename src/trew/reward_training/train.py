@@ -26,7 +26,7 @@ from ..learner import recompute
 from ..learner.optimizer import learning_rate, load_moments, make_optimizer, moments, trainable
 from ..models import files, loading
 from ..rewards.reward_scorer import Encoder, Scorer
-from ..runs import Run, checkpoint_files, read_config
+from ..runs import RunFolder, checkpoint_files, read_config
 from ..training import backends
 from ..utils.console import Bar, Display
 from ..utils.signals import Interrupted, Interrupts
@@ -142,7 +142,7 @@ def train_reward(
     display = display or Display()
     ready = plan(settings, found=runs.problems(settings.out, resume=resume, overwrite=overwrite))
     interrupts = Interrupts()
-    with Run.open(settings.out, resume=resume, overwrite=overwrite) as run, contextlib.ExitStack() as ending:
+    with RunFolder.open(settings.out, resume=resume, overwrite=overwrite) as run, contextlib.ExitStack() as ending:
         if run.resumed:
             _refuse_changes(run, settings)
         run.write_config(dumps(settings))
@@ -186,7 +186,7 @@ def _build(ready: RewardPlan, display: Display, interrupts: Interrupts) -> _Job:
     return _Job(ready, model, pairs, (note,) if note else (), parameters, optimizer, sampler, display, interrupts)
 
 
-def _steps(job: _Job, run: Run) -> None:
+def _steps(job: _Job, run: RunFolder) -> None:
     """All steps from the current one on, and the evaluations and checkpoints that are due."""
     s, state, last = job.plan.settings, job.state, job.plan.steps
     with job.display.bar("training", last, done=state.step) as bar:
@@ -204,7 +204,7 @@ def _steps(job: _Job, run: Run) -> None:
             _step(job, run, bar)
 
 
-def _step(job: _Job, run: Run, bar: Bar) -> None:
+def _step(job: _Job, run: RunFolder, bar: Bar) -> None:
     start = time.monotonic()
     s, state = job.plan.settings, job.state
     config = s.learner.optimizer()
@@ -247,7 +247,7 @@ def judge(model: Pairs, pairs: Sequence[Encoded], *, seed: int = 0) -> dict[str,
     return {**found, "loss": float(loss)}
 
 
-def _evaluate(job: _Job, run: Run) -> None:
+def _evaluate(job: _Job, run: RunFolder) -> None:
     state = job.state
     try:
         with job.interrupts.anywhere("during an evaluation; continue with --resume"):
@@ -266,7 +266,7 @@ def _evaluate(job: _Job, run: Run) -> None:
     job.display.line(f"step {state.step}: {_figures(result)}")
 
 
-def _save(job: _Job, run: Run) -> None:
+def _save(job: _Job, run: RunFolder) -> None:
     state = job.state
     state.saved = state.step
     tensors = {f"model.{name}": p.detach() for name, p in job.parameters.items()}
@@ -275,7 +275,7 @@ def _save(job: _Job, run: Run) -> None:
     checkpoint_files.save(run.checkpoints, state.step, tensors, meta, keep=job.plan.settings.checkpoint.keep)
 
 
-def _restore(job: _Job, run: Run) -> None:
+def _restore(job: _Job, run: RunFolder) -> None:
     loaded, messages = checkpoint_files.load_latest(run.checkpoints)
     for message in messages:
         job.display.warn(message)
@@ -306,7 +306,7 @@ def _restore(job: _Job, run: Run) -> None:
 _FREE = ("out", "device", "threads", "learner.microbatch_tokens", "eval.every", "checkpoint.")
 
 
-def _refuse_changes(run: Run, settings: RewardTraining) -> None:
+def _refuse_changes(run: RunFolder, settings: RewardTraining) -> None:
     """Refuses to continue under settings that would make it another training."""
     text = read_config(run.folder)
     if text is None:

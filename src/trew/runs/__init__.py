@@ -3,7 +3,7 @@
 from ..utils.secrets import redact
 from . import trackers
 from .config_file import read_config, redact_config
-from .folder import Run, problems
+from .folder import RunFolder, problems
 from .trackers import Trackers
 
-__all__ = ["Run", "Trackers", "problems", "read_config", "redact", "redact_config", "trackers"]
+__all__ = ["RunFolder", "Trackers", "problems", "read_config", "redact", "redact_config", "trackers"]

@@ -98,7 +98,7 @@ def has_run(folder: Path) -> bool:
     return ours and (results or any(any((folder / name).glob("*")) for name in _FOLDERS))
 
 
-class Run:
+class RunFolder:
     """An opened run folder. Every write either is complete or raises StorageError and changes nothing."""
 
     def __init__(self, folder: Path, lock: Lock, *, resumed: bool):
@@ -109,7 +109,7 @@ class Run:
         self._lock = lock
 
     @classmethod
-    def open(cls, folder: str | os.PathLike[str], *, resume: bool = False, overwrite: bool = False) -> "Run":
+    def open(cls, folder: str | os.PathLike[str], *, resume: bool = False, overwrite: bool = False) -> "RunFolder":
         """Makes (mode 0700) or opens ``folder`` and locks it; raises ConfigError with every problem found.
 
         ``resume`` with nothing to continue starts a new run. ``overwrite`` deletes a run's own files, nothing else.
@@ -288,7 +288,7 @@ class Run:
         """Gives the folder free."""
         self._lock.release()
 
-    def __enter__(self) -> "Run":
+    def __enter__(self) -> "RunFolder":
         return self
 
     def __exit__(self, *exc: object) -> None:

@@ -14,7 +14,7 @@ from ..config import Config, choices, dumps, to_table
 from ..diagnostics.health import Health
 from ..errors import CheckpointError, ConfigError, ResumeError
 from ..models import loading
-from ..runs import Run, checkpoint_files, read_config, redact, redact_config
+from ..runs import RunFolder, checkpoint_files, read_config, redact, redact_config
 from ..runs.record import step_files
 from ..utils.signals import Interrupted
 from . import remembered
@@ -42,7 +42,7 @@ FREE = (
 there on."""
 
 
-def save(parts: Parts, run: Run) -> None:
+def save(parts: Parts, run: RunFolder) -> None:
     """Begins one complete checkpoint: weights, optimizer, and everything that the run must remember. Does nothing where
     this step has one."""
     state = parts.state
@@ -67,7 +67,7 @@ def save(parts: Parts, run: Run) -> None:
 
 
 @contextlib.contextmanager
-def rollback_on_interrupt(parts: Parts, run: Run) -> Iterator[None]:
+def rollback_on_interrupt(parts: Parts, run: RunFolder) -> Iterator[None]:
     """What an interrupt ends inside is as if it had never begun: the run is as before, and saved so."""
     before = dataclasses.replace(parts.state), {name: part.state() for name, part in parts.stateful.items()}
     try:
@@ -82,7 +82,7 @@ def rollback_on_interrupt(parts: Parts, run: Run) -> Iterator[None]:
         raise
 
 
-def restore(parts: Parts, run: Run, *, allow_changes: bool = False) -> None:
+def restore(parts: Parts, run: RunFolder, *, allow_changes: bool = False) -> None:
     """Continues from the newest complete checkpoint; a run that was stopped before its first one starts at step 1, and
     says so. Raises ResumeError where that would lose what was done, or where the checkpoint is of something else;
     ConfigError where it is past the last step."""
@@ -116,7 +116,7 @@ def restore(parts: Parts, run: Run, *, allow_changes: bool = False) -> None:
     parts.display.line(f"note: continuing after step {step}")
 
 
-def _other_data(parts: Parts, run: Run, fingerprint: str) -> list[str]:
+def _other_data(parts: Parts, run: RunFolder, fingerprint: str) -> list[str]:
     """That the prompts are not those of the checkpoint, and what to do; empty where they are."""
     if fingerprint == parts.plan.fingerprint:
         return []
@@ -126,7 +126,7 @@ def _other_data(parts: Parts, run: Run, fingerprint: str) -> list[str]:
     ]
 
 
-def _lost(run: Run, differences: list[str], step: int) -> list[str]:
+def _lost(run: RunFolder, differences: list[str], step: int) -> list[str]:
     """That the folder lacks what the checkpoint of ``step`` counts on, and what to do; empty where it does not."""
     if not differences:
         return []
@@ -136,7 +136,7 @@ def _lost(run: Run, differences: list[str], step: int) -> list[str]:
     ]
 
 
-def _count_health_again(parts: Parts, run: Run, step: int) -> None:
+def _count_health_again(parts: Parts, run: RunFolder, step: int) -> None:
     """Applies the rules anew to the rows so far, where their settings are not those that the run had: what they
     remember would be of other windows."""
     if (settings(run.folder) or {}).get("health") == to_table(parts.config)["health"]:
@@ -168,7 +168,7 @@ def _from_peft(name: str) -> str:
     return f"{MODEL}{inner}.default.{weight}"
 
 
-def _refuse_lost(run: Run) -> None:
+def _refuse_lost(run: RunFolder) -> None:
     """Raises where a run without a checkpoint is past the point where it must have had one."""
     if run.finished() is not None:
         raise ResumeError(
@@ -190,7 +190,7 @@ def _refuse_lost(run: Run) -> None:
 # Settings that changed
 
 
-def complete(run: Run, config: Config) -> dict[str, Any] | None:
+def complete(run: RunFolder, config: Config) -> dict[str, Any] | None:
     """The summary of a run that has nothing left to do; None where there is something."""
     summary = run.finished()
     if summary is None or summary.get("steps") != config.steps or not run.final.is_dir():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..eval import EvalResult, evaluate
-from ..runs import Run, Trackers
+from ..runs import RunFolder, Trackers
 from ..types import Sampling
 from . import guards
 from .checkpoints import rollback_on_interrupt
@@ -19,7 +19,7 @@ def due(parts: Parts) -> bool:
     return now and state.evaluated != state.step
 
 
-def evaluate_weights(parts: Parts, folder: Run, trackers: Trackers) -> dict[str, Any]:
+def evaluate_weights(parts: Parts, folder: RunFolder, trackers: Trackers) -> dict[str, Any]:
     """Evaluates the current weights; writes a row of its own and the rollouts."""
     state = parts.state
     with rollback_on_interrupt(parts, folder):  # the evaluation is made up for when the run is resumed

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..errors import MemoryShortage, NumericsError
 from ..objective import TokenBatch
-from ..runs import Run
+from ..runs import RunFolder
 from ..runs.rollouts import plain_prompt
 from ..types import ScoredGroup
 from .parts import Parts
@@ -68,7 +68,7 @@ def bad_row(error: NumericsError) -> dict[str, float]:
     return {"loss": math.nan, "grad_norm": math.nan, error.quantity: math.nan}
 
 
-def keep_evidence(parts: Parts, run: Run, attempt: Attempt, error: NumericsError) -> str:
+def keep_evidence(parts: Parts, run: RunFolder, attempt: Attempt, error: NumericsError) -> str:
     """Writes what was not finite into the run's folder, says so, and returns the message."""
     step, rows = attempt.step, list(error.evidence)
     if attempt.rollouts is not None and attempt.batch is not None:
@@ -107,7 +107,7 @@ def _evidence(error: NumericsError, groups: Sequence[ScoredGroup], batch: TokenB
         yield row | ({error.quantity: error.values[i]} if i in error.values else {})
 
 
-def end_if_broken(parts: Parts, run: Run, error: NumericsError, text: str) -> None:
+def end_if_broken(parts: Parts, run: RunFolder, error: NumericsError, text: str) -> None:
     """Ends a run in which ``learner.bad_steps`` steps in a row had numbers that are not finite."""
     state, limit = parts.state, parts.config.learner.bad_steps
     if state.bad_steps < limit:

@@ -11,7 +11,7 @@ from typing import Any
 from ..errors import NumericsError
 from ..objective import TokenBatch
 from ..rollout import StepRollouts
-from ..runs import Run, Trackers
+from ..runs import RunFolder, Trackers
 from ..runs.report import write_report
 from ..types import StepOutput
 from . import evaluation, guards, watch
@@ -44,7 +44,7 @@ class TrainingRun:
     (``with run:``) around the loop: that shows the progress bar, and saves what a failed reward was about.
     """
 
-    def __init__(self, parts: Parts, folder: Run, trackers: Trackers) -> None:
+    def __init__(self, parts: Parts, folder: RunFolder, trackers: Trackers) -> None:
         self.plan, self.config, self.objective = parts.plan, parts.config, parts.plan.objective
         self.policy, self.engine = parts.policy, parts.engine
         self.rollouts, self.weights = parts.rollouts, parts.weights

@@ -8,7 +8,7 @@ from typing import Any
 
 from .. import runs
 from ..config import Config, dumps, to_table
-from ..runs import Run, Trackers, trackers
+from ..runs import RunFolder, Trackers, trackers
 from ..utils.console import Display
 from ..utils.signals import Interrupts
 from . import loop, planning, watch
@@ -42,7 +42,7 @@ def train(
     ]
     plan = planning.plan(config, found=busy, bar=display.bar)
     with (
-        Run.open(config.out, resume=resume, overwrite=overwrite) as folder,
+        RunFolder.open(config.out, resume=resume, overwrite=overwrite) as folder,
         warnings.catch_warnings(),
         contextlib.ExitStack() as ending,
     ):
@@ -62,7 +62,7 @@ def train(
 
 
 def _start(
-    plan: Plan, folder: Run, display: Display, ending: contextlib.ExitStack, *, allow_changes: bool, position: int
+    plan: Plan, folder: RunFolder, display: Display, ending: contextlib.ExitStack, *, allow_changes: bool, position: int
 ) -> TrainingRun:
     """Loads the model, puts the parts together and restores the newest checkpoint of a resumed run; ``ending`` gets
     what has to be closed however the run ends."""

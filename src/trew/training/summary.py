@@ -14,12 +14,12 @@ import transformers
 from .. import __version__
 from ..models import loading
 from ..models.lora import parameter_count
-from ..runs import Run
+from ..runs import RunFolder
 from . import backends
 from .parts import Parts
 
 
-def export(parts: Parts, folder: Run) -> None:
+def export(parts: Parts, folder: RunFolder) -> None:
     """The result: an ordinary model folder; beside a merged model, the adapters alone."""
     tokenizer = parts.plan.renderer.tokenizer
     if parts.adapters is None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..errors import RewardError
 from ..rewards.weighing import FAILED
-from ..runs import Run
+from ..runs import RunFolder
 from ..runs.report.read import load_run
 from ..types import ScoredGroup
 from ..utils.console import Display
@@ -22,7 +22,7 @@ UNJUDGED_STEPS = 3
 
 
 @contextlib.contextmanager
-def failures_saved(run: Run) -> Iterator[None]:
+def failures_saved(run: RunFolder) -> Iterator[None]:
     """A RewardError inside leaves what it was about in the run's folder, and says where."""
     try:
         yield
@@ -36,7 +36,7 @@ def failures_saved(run: Run) -> Iterator[None]:
         ) from error
 
 
-def after_scoring(parts: Parts, run: Run, step: int, seen: Sequence[ScoredGroup]) -> dict[str, Any]:
+def after_scoring(parts: Parts, run: RunFolder, step: int, seen: Sequence[ScoredGroup]) -> dict[str, Any]:
     """What rewards and monitors have to say about a step's completions: warnings on screen and in events.log; returned
     are the monitors' figures. Raises RewardError when nothing, or too little, could be judged for several steps."""
     rewards, every, state = parts.plan.rewards, parts.config.track.regrade_every, parts.state
@@ -63,7 +63,7 @@ def after_scoring(parts: Parts, run: Run, step: int, seen: Sequence[ScoredGroup]
     return row
 
 
-def after_step(parts: Parts, run: Run, row: Mapping[str, Any]) -> int:
+def after_step(parts: Parts, run: RunFolder, row: Mapping[str, Any]) -> int:
     """Tells what the rules of :mod:`.health` find in the rows so far; returns how many of them hold."""
     for finding in parts.health.observe(row):
         parts.display.warn(f"step {finding.step}: {finding.text}")
@@ -71,7 +71,7 @@ def after_step(parts: Parts, run: Run, row: Mapping[str, Any]) -> int:
     return len(parts.health.holding)
 
 
-def at_end(run: Run, display: Display) -> None:
+def at_end(run: RunFolder, display: Display) -> None:
     """Tells what a finished run's rows say of it as a whole: see :mod:`trew.diagnostics.outcome`."""
     for text in load_run(run.folder).outcome:
         display.warn(text)
