@@ -131,7 +131,10 @@ KINDS = {
 def axes_table() -> str:
     """Every kind of choice: what it decides, and all that there is of it."""
     rows = []
-    within = {"advantage.baseline": "of `Relative`: what is taken off", "advantage.scale": "of `Relative`: the unit"}
+    within = {
+        "advantage.baseline": "of `BaselineAdvantage`: what is subtracted from the reward",
+        "advantage.scale": "of `BaselineAdvantage`: what the difference is divided by",
+    }
     says = AXES | within
     assert set(says) == set(KINDS)
     for axis in KINDS:

@@ -10,7 +10,7 @@ import pytest
 
 import trew
 from trew.objective.adjust import EntropyAdvantage, WhitenTokens
-from trew.objective.advantage import PassAtK, PerReward, Relative, z_score
+from trew.objective.advantage import BaselineAdvantage, PassAtK, PerReward, z_score
 from trew.objective.aggregate import LocalTokenMean
 from trew.objective.capped import Capped, Flipped, capped_weight, flipped_weight
 from trew.objective.correction import (
@@ -213,7 +213,7 @@ BY_ITSELF = [
     ("pass-at-k", "advantage", PassAtK()), ("gtpo", "advantage", EntropyTokenShares()),
     ("grpo-s", "advantage", EntropySequenceShares()), ("gdpo", "advantage", PerReward()),
     ("grpo-process", "advantage", StepRewards()), ("token-mean-local", "aggregate", LocalTokenMean()),
-    ("dr-grpo", "advantage", Relative()), ("lite-ppo", "advantage", Relative(scale=BatchStd())),
+    ("dr-grpo", "advantage", BaselineAdvantage()), ("lite-ppo", "advantage", BaselineAdvantage(scale=BatchStd())),
     ("deepseek-v3.2", "correction", (OffPolicySequenceMask(),)), ("dapo", "entropy_bonus", EntropyBonus()),
 ]  # fmt: skip
 # A function and its component have the same defaults.

@@ -25,7 +25,14 @@ def test_an_old_member_of_an_objective_is_refused_with_its_new_name(old, new):
 
 @pytest.mark.parametrize(
     ("room", "old", "new"),
-    [("filter", "Keep", "GroupFilter"), ("filter", "Prune", "LossMask"), ("filter", "Select", "TokenMask")],
+    [
+        ("filter", "Keep", "GroupFilter"),
+        ("filter", "Prune", "LossMask"),
+        ("filter", "Select", "TokenMask"),
+        ("advantage", "Relative", "BaselineAdvantage"),
+        ("advantage", "Given", "ExternalAdvantages"),
+        ("scale", "Unit", "NoScaling"),
+    ],
 )
 def test_an_old_class_is_refused_with_its_new_name(room, old, new):
     with pytest.raises(ImportError, match=f"{old} was renamed {new}"):

@@ -11,7 +11,7 @@ import trew
 from trew import TokenBatch
 from trew.errors import DataError
 from trew.objective.adjust import WhitenTokens
-from trew.objective.advantage import PerReward, Relative, pass_at_k
+from trew.objective.advantage import BaselineAdvantage, PerReward, pass_at_k
 from trew.objective.baseline import (
     BatchMean,
     Greedy,
@@ -24,7 +24,7 @@ from trew.objective.baseline import (
 from trew.objective.entropy_shares import shares_of_peers
 from trew.objective.filter import Finished, high_entropy, largest_in_group, mixed_groups, uneven_groups
 from trew.objective.process import process_advantages
-from trew.objective.scale import BatchStd, BetaDensity, GroupStd, MeanReward, Unit, beta_density
+from trew.objective.scale import BatchStd, BetaDensity, GroupStd, MeanReward, NoScaling, beta_density
 from trew.objective.segments import (
     dense_ids,
     group_mean,
@@ -127,20 +127,20 @@ def test_a_signal_is_looked_for_where_the_baseline_is_taken():
     rewards, groups = f(0.1, 0.1, 0.1, 1), i(3, 3, 3, 5)
     batch = batch_of(rewards, groups)
     assert rewards[0] != rewards[:3].mean()  # rounding
-    assert Relative(GroupMean())(rewards, batch=batch).tolist() == [0, 0, 0, 0]
+    assert BaselineAdvantage(GroupMean())(rewards, batch=batch).tolist() == [0, 0, 0, 0]
     even, groups = f(1, 1, 0, 0), i(3, 3, 5, 5)
-    assert Relative(BatchMean())(even, batch=batch_of(even, groups)).tolist() == [0.5, 0.5, -0.5, -0.5]
-    assert Relative(NoBaseline())(even, batch=batch_of(even, groups)).tolist() == [1, 1, 0, 0]
-    assert Relative(NoBaseline())(f(1, NAN, 0, 0), batch=batch_of(even, groups)).tolist() == [1, 0, 0, 0]
+    assert BaselineAdvantage(BatchMean())(even, batch=batch_of(even, groups)).tolist() == [0.5, 0.5, -0.5, -0.5]
+    assert BaselineAdvantage(NoBaseline())(even, batch=batch_of(even, groups)).tolist() == [1, 1, 0, 0]
+    assert BaselineAdvantage(NoBaseline())(f(1, NAN, 0, 0), batch=batch_of(even, groups)).tolist() == [1, 0, 0, 0]
     for all_equal in (f(1, 1, 1, 1), f(-1, -1, -1, -1)):  # a difference over a deviation of 0
-        assert Relative(NoBaseline(), BatchStd())(all_equal, batch=batch).tolist() == [0, 0, 0, 0]
+        assert BaselineAdvantage(NoBaseline(), BatchStd())(all_equal, batch=batch).tolist() == [0, 0, 0, 0]
     nothing = f(0.1, 0.1, 0.1)
-    assert Relative(BatchMean())(nothing, batch=batch_of(nothing, i(0, 1, 2))).tolist() == [0, 0, 0]
+    assert BaselineAdvantage(BatchMean())(nothing, batch=batch_of(nothing, i(0, 1, 2))).tolist() == [0, 0, 0]
 
 
 def test_what_baselines_and_scales_look_at():
     alone, group, batch = (
-        (NoBaseline(), Greedy(), Unit(), Finished(), SoftOverlong(4)),
+        (NoBaseline(), Greedy(), NoScaling(), Finished(), SoftOverlong(4)),
         (GroupMean(), LeaveOneOut(), GroupStd()),
         (BatchMean(),),
     )

@@ -17,13 +17,15 @@ from typing import Any
 
 from ..errors import ConfigError, nearest
 from ..objective import Objective
+from ..objective.advantage import BaselineAdvantage
 from ..objective.options import Options
 from ..objective.presets import PRESETS, preset, settings
+from ..objective.scale import NoScaling
 
 AXES = {
     "keep": "which completions count at all",
     "shape": "changes to the reward before completions are compared",
-    "advantage": "A: what a reward is compared with, and in which unit",
+    "advantage": "A: what a reward is compared with, and what the difference is divided by",
     "adjust": "changes to A after the comparison",
     "prune": "which completions carry loss after the comparison",
     "select": "which tokens are pushed",
@@ -270,9 +272,9 @@ def _average(d: Description) -> str:
 def short(component: Any) -> str:
     """A choice in a few words: its class, its numbers, and the choices that it is made of.
 
-    >>> from trew.objective.advantage import GroupMean, GroupStd, Relative
+    >>> from trew.objective.advantage import GroupMean, GroupStd, BaselineAdvantage
     >>> from trew.objective.weight import Clip
-    >>> short(Clip(0.2, 0.28)), short(Relative(GroupMean(), GroupStd()))
+    >>> short(Clip(0.2, 0.28)), short(BaselineAdvantage(GroupMean(), GroupStd()))
     ('clip 0.2 0.28', 'group mean, group std')
     """
     inner: list[str] = []
@@ -283,14 +285,14 @@ def short(component: Any) -> str:
             continue
         x = getattr(component, f.name)
         if dataclasses.is_dataclass(x):
-            inner += [] if short(x) == "unit" else [short(x)]
+            inner += [] if isinstance(x, NoScaling) else [short(x)]
         elif (f.name in UNSAID and x == f.default) or x is False or x in (math.inf, "ref", "old", "loss"):
             continue
         elif x is True:
             words.append(f.name)
         else:
             words.append(f"{x:g}" if isinstance(x, (int, float)) else "/ mu" if f.name == "anchor" else str(x))
-    own = [] if words == ["relative"] else [" ".join(words)]
+    own = [] if isinstance(component, BaselineAdvantage) else [" ".join(words)]
     return ", ".join(own + inner)
 
 

@@ -9,7 +9,7 @@ float64 here; NaN marks a sequence that takes no part, its advantage is 0.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -19,7 +19,8 @@ from ..errors import DataError
 from .baseline import Baseline, GroupMean
 from .batch import TokenBatch
 from .component import Component, Scope
-from .scale import GroupStd, Scale, Unit
+from .renamed import refuse
+from .scale import GroupStd, NoScaling, Scale
 from .segments import dense_ids, has_signal, segment_count, standardize
 
 
@@ -69,7 +70,7 @@ class Advantage(Component, Protocol):
 
 
 @dataclass(frozen=True)
-class Relative(Advantage):
+class BaselineAdvantage(Advantage):
     """A_i = (R_i - baseline_i) / scale_i.
 
     With a baseline taken from the group, groups whose rewards are all equal (and groups of one) have advantage exactly
@@ -77,7 +78,7 @@ class Relative(Advantage):
     """
 
     baseline: Baseline = field(default_factory=GroupMean)
-    scale: Scale = field(default_factory=Unit)
+    scale: Scale = field(default_factory=NoScaling)
     scope: ClassVar[Scope] = "batch"
 
     @property
@@ -97,9 +98,9 @@ class Relative(Advantage):
         return f"A_i = ({difference}){scale}" if scale and " " in difference else f"A_i = {difference}{scale}"
 
 
-def z_score(ddof: int = 1, std_eps: float = 0.0) -> Relative:
+def z_score(ddof: int = 1, std_eps: float = 0.0) -> BaselineAdvantage:
     """GRPO's advantage: A_i = (R_i - mean R) / (std R + std_eps) within the group."""
-    return Relative(GroupMean(), GroupStd(ddof, std_eps))
+    return BaselineAdvantage(GroupMean(), GroupStd(ddof, std_eps))
 
 
 @dataclass(frozen=True)
@@ -129,8 +130,8 @@ class PassAtK(Advantage):
 
 
 @dataclass(frozen=True)
-class Given(Advantage):
-    """Advantages come from outside, from a critic for instance; there is no rule that makes them from rewards."""
+class ExternalAdvantages(Advantage):
+    """Takes ``TokenBatch.advantages`` as they are, a critic's for instance; nothing is computed from rewards."""
 
     scope: ClassVar[Scope] = "token"
     reads_rewards: ClassVar[bool] = False
@@ -140,7 +141,7 @@ class Given(Advantage):
         return ("advantages",)
 
     def __call__(self, rewards: Tensor, *, batch: TokenBatch) -> Tensor:
-        raise DataError("advantages: got None; this objective takes them from outside (a critic): pass advantages")
+        raise DataError("advantages: got None; this objective takes them from outside, from a critic: pass advantages")
 
     def equation(self) -> str:
         return "A_t given"
@@ -184,3 +185,7 @@ class PerReward(Advantage):
             f"A_i = z(sum_k weight_k (R_ik - mean(R_k)) / (std(R_k){eps}))      std with ddof = {self.ddof} in the "
             "group, z over the batch"
         )
+
+
+if not TYPE_CHECKING:
+    __getattr__ = refuse(__name__, {"Relative": "BaselineAdvantage", "Given": "ExternalAdvantages"})

@@ -22,7 +22,7 @@ from torch import Tensor
 from ..errors import DataError
 from ..types import Metrics
 from .adjust import Adjust
-from .advantage import Advantage, Given
+from .advantage import Advantage, ExternalAdvantages
 from .aggregate import Aggregate
 from .batch import Denominators, TokenBatch
 from .component import SCOPES, Component, Scope
@@ -121,7 +121,7 @@ class Objective:
                 f"added to it; accepts 0 here (got {shape.equation()})"
             )
         unread = ("reward",) if not self.advantage.reads_rewards else ()
-        unread = ("reward", "to-go") if isinstance(self.advantage, Given) else unread
+        unread = ("reward", "to-go") if isinstance(self.advantage, ExternalAdvantages) else unread
         for kl in self._in_advantage(*unread):
             raise ValueError(
                 f"kl_place: got {kl.place!r}, but {self.name}'s advantages do not look at it; accepts "

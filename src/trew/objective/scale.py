@@ -1,9 +1,9 @@
-"""The unit of an advantage: what the difference of reward and baseline is divided by."""
+"""What the difference of reward and baseline is divided by."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -12,6 +12,7 @@ from torch import Tensor
 from ..errors import DataError
 from .batch import TokenBatch
 from .component import Component, Scope, not_negative
+from .renamed import refuse
 from .segments import dense_ids, group_mean, group_std
 
 
@@ -43,7 +44,7 @@ def beta_density(rewards: Float[Tensor, "S"], *, group_ids: Int[Tensor, "S"]) ->
 
 @runtime_checkable
 class Scale(Component, Protocol):
-    """The unit of an advantage: (S,) from (S,)."""
+    """The divisor of each advantage, (S,), from rewards (S,)."""
 
     scope: ClassVar[Scope] = "group"
 
@@ -51,7 +52,7 @@ class Scale(Component, Protocol):
 
 
 @dataclass(frozen=True)
-class Unit(Scale):
+class NoScaling(Scale):
     """scale = 1."""
 
     scope: ClassVar[Scope] = "sequence"
@@ -153,3 +154,7 @@ class BetaDensity(Scale):
 
     def equation(self) -> str:
         return " / Beta(mean(R); alpha, beta)      alpha, beta fitted to the group means of the batch"
+
+
+if not TYPE_CHECKING:
+    __getattr__ = refuse(__name__, {"Unit": "NoScaling"})

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ...errors import ConfigError, DataError
 from ...objective import Objective, TokenBatch
-from ...objective.advantage import Advantage, Given
+from ...objective.advantage import Advantage, ExternalAdvantages
 from ...objective.aggregate import Constant, TokenMean
 from ...objective.batch import Denominators
 from ...objective.component import Scope
@@ -130,7 +130,7 @@ class PolicyLoss:
     def _here(self, correction: tuple[Correction, ...]) -> Objective:
         """The objective without what verl has done already: filters, advantages, the KL to the reference."""
         return self.objective.replace(
-            keep=(), shape=(), adjust=(), select=(), prune=(), advantage=Given(), correction=correction,
+            keep=(), shape=(), adjust=(), select=(), prune=(), advantage=ExternalAdvantages(), correction=correction,
             divergence=in_loss(self.objective) or (KL(),),
         )  # fmt: skip
 

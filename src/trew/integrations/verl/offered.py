@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...objective import Objective, preset, presets
-from ...objective.advantage import Given, Relative
+from ...objective.advantage import BaselineAdvantage, ExternalAdvantages
 from ...objective.aggregate import Constant, SequenceMeanTokenMean, SequenceMeanTokenSum, TokenMean
 from ...objective.baseline import NoBaseline
 from ...objective.component import SCOPES, Component
 from ...objective.divergence import KL, Divergence
 from ...objective.filter import MixedGroups, UnevenGroups
-from ...objective.scale import Unit
+from ...objective.scale import NoScaling
 
 AGGREGATES = {
     TokenMean: "token-mean",
@@ -121,7 +121,7 @@ def _no_loss(objective: Objective) -> str:
 
 def _no_advantage(objective: Objective) -> str:
     rule = objective.advantage
-    if isinstance(rule, Given):
+    if isinstance(rule, ExternalAdvantages):
         return "its advantages come from a critic: use verl's own, adv_estimator=gae"
     if objective.shape:
         return "the soft overlong punishment is verl's own: reward.reward_manager.name=dapo"
@@ -143,7 +143,11 @@ def _no_advantage(objective: Objective) -> str:
 
 def _is_plain(objective: Objective) -> bool:
     rule = objective.advantage
-    return isinstance(rule, Relative) and isinstance(rule.baseline, NoBaseline) and isinstance(rule.scale, Unit)
+    return (
+        isinstance(rule, BaselineAdvantage)
+        and isinstance(rule.baseline, NoBaseline)
+        and isinstance(rule.scale, NoScaling)
+    )
 
 
 def _settings(objective: Objective, *, loss: bool, advantage: bool) -> list[tuple[str, str]]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from ...errors import ConfigError
 from ...objective import Objective
-from ...objective.advantage import Relative
+from ...objective.advantage import BaselineAdvantage
 from ...objective.scale import BatchStd, GroupStd
 from .offered import AGGREGATES, BYPASS, bypasses
 
@@ -85,7 +85,7 @@ def refuse_for_estimator(name: str, objective: Objective, *, config: Any) -> Non
         for key, default in ESTIMATOR.items()
         if (got := setting(config, key)) is not None and got != default
     ]
-    scale = objective.advantage.scale if isinstance(objective.advantage, Relative) else None
+    scale = objective.advantage.scale if isinstance(objective.advantage, BaselineAdvantage) else None
     if setting(config, "norm_adv_by_std_in_grpo") is False and isinstance(scale, GroupStd | BatchStd):
         problems.append(
             f"{name}: got algorithm.norm_adv_by_std_in_grpo=False, but divides by a standard deviation; leave it at "

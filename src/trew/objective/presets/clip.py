@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..advantage import Given, Relative, z_score
+from ..advantage import BaselineAdvantage, ExternalAdvantages, z_score
 from ..aggregate import PromptMeanTokenMean, SequenceMeanTokenMean, TokenMean
 from ..baseline import GroupMean
 from ..capped import Capped, Flipped, GradientPreservingClip
@@ -24,7 +24,9 @@ def ppo_clip(*, eps_low: float = 0.2, eps_high: float = 0.2) -> Objective:
 
     Deviations: critic, GAE and value loss are not part of it.
     """
-    return Objective(name="ppo-clip", advantage=Given(), weight=Clip(eps_low, eps_high), aggregate=TokenMean())
+    return Objective(
+        name="ppo-clip", advantage=ExternalAdvantages(), weight=Clip(eps_low, eps_high), aggregate=TokenMean()
+    )
 
 
 def dual_clip(
@@ -133,7 +135,7 @@ def scalerl(*, cap: float = 5.0, ddof: int = 1, std_eps: float = 0.0) -> Objecti
     return Objective(
         name="scalerl",
         keep=(UnevenGroups(),),
-        advantage=Relative(GroupMean(), AdvantageStd(ddof, std_eps)),
+        advantage=BaselineAdvantage(GroupMean(), AdvantageStd(ddof, std_eps)),
         weight=Capped(cap),
         aggregate=PromptMeanTokenMean(),
     )

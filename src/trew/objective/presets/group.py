@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..advantage import PassAtK, PerReward, Relative, z_score
+from ..advantage import BaselineAdvantage, PassAtK, PerReward, z_score
 from ..aggregate import Constant, LocalTokenMean, SequenceMeanTokenMean, TokenMean
 from ..baseline import GroupMean
 from ..divergence import KL
@@ -59,7 +59,7 @@ def bnpo_paper(*, eps_low: float = 0.2, eps_high: float = 0.2) -> Objective:
     """
     return Objective(
         name="bnpo-paper",
-        advantage=Relative(GroupMean(), BetaDensity()),
+        advantage=BaselineAdvantage(GroupMean(), BetaDensity()),
         weight=Clip(eps_low, eps_high),
         aggregate=TokenMean(),
     )
@@ -121,7 +121,7 @@ def dr_grpo(*, eps_low: float = 0.2, eps_high: float = 0.2) -> Objective:
     """
     return Objective(
         name="dr-grpo",
-        advantage=Relative(GroupMean()),
+        advantage=BaselineAdvantage(GroupMean()),
         weight=Clip(eps_low, eps_high),
         aggregate=Constant(),
     )
@@ -138,7 +138,7 @@ def lite_ppo(*, eps_low: float = 0.2, eps_high: float = 0.2, ddof: int = 1, std_
     """
     return Objective(
         name="lite-ppo",
-        advantage=Relative(GroupMean(), BatchStd(ddof, std_eps)),
+        advantage=BaselineAdvantage(GroupMean(), BatchStd(ddof, std_eps)),
         weight=Clip(eps_low, eps_high),
         aggregate=TokenMean(),
     )
@@ -178,7 +178,7 @@ def maxrl(*, eps_low: float = 0.2, eps_high: float = 0.2) -> Objective:
     """
     return Objective(
         name="maxrl",
-        advantage=Relative(GroupMean(), MeanReward()),
+        advantage=BaselineAdvantage(GroupMean(), MeanReward()),
         weight=Clip(eps_low, eps_high),
         aggregate=TokenMean(),
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..adjust import WhitenTokens
-from ..advantage import Relative
+from ..advantage import BaselineAdvantage
 from ..aggregate import SequenceMeanTokenMean, SequenceMeanTokenSum, TokenMean
 from ..baseline import Baseline, BatchMean, Greedy, GroupMean, LeaveOneOut, LengthWeighted, NoBaseline
 from ..capped import Tapered
@@ -36,7 +36,7 @@ def reinforce(*, baseline: str = "none") -> Objective:
     one_of(tuple(BASELINES), baseline=baseline)
     return Objective(
         name="reinforce",
-        advantage=Relative(BASELINES[baseline]),
+        advantage=BaselineAdvantage(BASELINES[baseline]),
         ratio=NoRatio(),
         weight=PolicyGradient(),
         aggregate=SequenceMeanTokenSum(),
@@ -55,7 +55,7 @@ def remax() -> Objective:
     """
     return Objective(
         name="remax",
-        advantage=Relative(Greedy()),
+        advantage=BaselineAdvantage(Greedy()),
         ratio=NoRatio(),
         weight=PolicyGradient(),
         aggregate=TokenMean(),
@@ -76,7 +76,7 @@ def rloo(*, eps_low: float = 0.2, eps_high: float = 0.2) -> Objective:
     """
     return Objective(
         name="rloo",
-        advantage=Relative(LeaveOneOut()),
+        advantage=BaselineAdvantage(LeaveOneOut()),
         ratio=ProductRatio(),
         weight=Clip(eps_low, eps_high),
         aggregate=SequenceMeanTokenSum(),
@@ -95,7 +95,7 @@ def reinforce_pp(*, eps_low: float = 0.2, eps_high: float = 0.2) -> Objective:
     """
     return Objective(
         name="reinforce-pp",
-        advantage=Relative(NoBaseline()),
+        advantage=BaselineAdvantage(NoBaseline()),
         adjust=(WhitenTokens(),),
         weight=Clip(eps_low, eps_high),
         aggregate=TokenMean(),
@@ -115,7 +115,7 @@ def reinforce_pp_baseline(*, eps_low: float = 0.2, eps_high: float = 0.2) -> Obj
     """
     return Objective(
         name="reinforce-pp-baseline",
-        advantage=Relative(GroupMean()),
+        advantage=BaselineAdvantage(GroupMean()),
         adjust=(WhitenTokens(),),
         weight=Clip(eps_low, eps_high),
         aggregate=TokenMean(),
@@ -136,7 +136,7 @@ def gpg() -> Objective:
     return Objective(
         name="gpg",
         keep=(UnevenGroups(),),
-        advantage=Relative(GroupMean()),
+        advantage=BaselineAdvantage(GroupMean()),
         ratio=NoRatio(),
         weight=PolicyGradient(),
         aggregate=SequenceMeanTokenMean(),
@@ -154,7 +154,7 @@ def opo() -> Objective:
     """
     return Objective(
         name="opo",
-        advantage=Relative(LengthWeighted()),
+        advantage=BaselineAdvantage(LengthWeighted()),
         ratio=NoRatio(),
         weight=PolicyGradient(),
         aggregate=TokenMean(),
@@ -176,7 +176,7 @@ def topr(*, level: str = "token") -> Objective:
     one_of(("token", "sequence"), level=level)
     return Objective(
         name="topr",
-        advantage=Relative(GroupMean()),
+        advantage=BaselineAdvantage(GroupMean()),
         ratio=TokenRatio() if level == "token" else ProductRatio(),
         weight=Tapered(),
         aggregate=TokenMean() if level == "token" else SequenceMeanTokenSum(),
@@ -194,7 +194,7 @@ def kimi(*, tau: float = 0.1) -> Objective:
     """
     return Objective(
         name="kimi",
-        advantage=Relative(GroupMean()),
+        advantage=BaselineAdvantage(GroupMean()),
         ratio=NoRatio(),
         weight=PolicyGradient(),
         aggregate=SequenceMeanTokenSum(),

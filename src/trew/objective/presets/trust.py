@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..advantage import Relative, z_score
+from ..advantage import BaselineAdvantage, z_score
 from ..aggregate import SequenceMeanTokenMean, TokenMean
 from ..baseline import GroupMean
 from ..correction import OffPolicySequenceMask
@@ -117,7 +117,7 @@ def dppo_tv(*, delta: float = 0.15, cap: float = float("inf")) -> Objective:
     """
     return Objective(
         name="dppo-tv",
-        advantage=Relative(GroupMean()),
+        advantage=BaselineAdvantage(GroupMean()),
         ratio=TokenRatio("rollout"),
         weight=ProbabilityMask(BinaryTV(), delta, cap),
         aggregate=TokenMean(),
@@ -148,7 +148,7 @@ def prime_rl(*, delta: float = 0.2, penalty: float = 1e-3) -> Objective:
     return Objective(
         name="prime-rl",
         keep=(UnevenGroups(),),
-        advantage=Relative(GroupMean()),
+        advantage=BaselineAdvantage(GroupMean()),
         ratio=TokenRatio("rollout"),
         weight=ProbabilityMask(BinaryTV(), delta),
         aggregate=TokenMean(),
