@@ -2,8 +2,8 @@
 
     python benchmarks/objective.py [--runs 5] [--presets grpo,dapo] [--json benchmarks/results/objective.json]
 
-``prepare`` makes advantages, denominators and shares from rewards, ``loss`` the coefficients and the loss, ``metrics``
-what a run logs. The forward pass is that of a 135 M parameter model (random weights, float32), measured
+``prepare`` makes advantages, denominators and token weights from rewards, ``loss`` the coefficients and the loss,
+``metrics`` what a run logs. The forward pass is that of a 135 M parameter model (random weights, float32), measured
 on 2,048 tokens in sequences of 256 and scaled. All in one process; medians over the runs.
 """
 

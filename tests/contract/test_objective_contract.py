@@ -230,12 +230,12 @@ def test_the_gradient_is_the_coefficient_and_nothing_else_carries_one(name, choi
 @each(6, without(BATCH_COUPLED))
 @given(choice=steps(), shuffle=st.randoms(use_true_random=False))
 def test_a_part_can_be_a_step_of_its_own(name, choice, shuffle):
-    """``as_step``: the advantages of the whole step, the shares of the part."""
+    """``renormalised_for``: the advantages of the whole step, the token weights of the part."""
     data = step_for(name, **choice)
     objective = objective_for(name)
     prepared = objective.prepare(TokenBatch.from_padded(**data))
     rows = sorted(shuffle.sample(range(len(data["mask"])), shuffle.randint(1, len(data["mask"]))))
-    part = objective.as_step(prepared.select(torch.tensor(rows)))
+    part = objective.renormalised_for(prepared.select(torch.tensor(rows)))
     got = objective.loss(part)
     one_by_one = torch.zeros((), dtype=F64)
     for i in range(len(rows)):

@@ -78,7 +78,7 @@ def test_only_sampled_tokens_are_trained_on_and_counted(preset, model, tmp_path,
     assert int(batch.mask.sum()) == sampled == sum(len(row["sampled"]) for row in table) - 3 * len(table)
     assert batch.denominators.tokens == sampled
     assert batch.denominators.max_length == config.rollout.max_tokens
-    assert not batch.shares[~batch.mask].any()
+    assert not batch.token_weights[~batch.mask].any()
     rows = [json.loads(line) for line in (Path(config.out) / "metrics.jsonl").read_text().splitlines()]
     [row] = [row for row in rows if "loss" in row]
     assert row["completion_length"] == pytest.approx(sampled / len(table))

@@ -145,7 +145,7 @@ def ours(chosen: trew.Objective, made: Any, number: int, rows: Tensor) -> tuple[
         step_rewards=STEPS if "step_rewards" in chosen.needs else None, max_length=MAX_LENGTH,
     )  # fmt: skip
     prepared = chosen.prepare(batch)
-    loss = chosen.loss(chosen.as_step(prepared.select(rows)) if len(rows) < ROWS else prepared).loss
+    loss = chosen.loss(chosen.renormalised_for(prepared.select(rows)) if len(rows) < ROWS else prepared).loss
     loss.backward()
     return loss.detach(), trl_help.gradient(policy)
 
@@ -211,7 +211,7 @@ class TestWhatMustDiffer:
         made = trainer(chosen, SPLITS["accumulated"])
         inner = made._compute_loss
         made._compute_loss = lambda model, inputs: inner(
-            model, inputs | step.as_step(chosen, inputs, max_length=MAX_LENGTH)
+            model, inputs | step.renormalised_for(chosen, inputs, max_length=MAX_LENGTH)
         )
         assert distance(chosen, made, theirs(made))[1] >= WRONG
 
@@ -311,7 +311,7 @@ class TestRefusals:
             inputs = made._generate_and_score_completions([{"prompt": trl_help.PROMPTS[g]} for g in GROUPS])
             found.append(inputs)
         assert not found[0][step.MASK][0].any()
-        for name in ("advantages", step.SHARES, step.MASK):
+        for name in ("advantages", step.TOKEN_WEIGHTS, step.MASK):
             assert found[0][name].equal(found[1][name])
         assert made._metrics["train"]["rewards/constant/mean"] == [1.0]
 

@@ -121,7 +121,7 @@ def autograd(net, objective, items, data, *, temperature: float = 1.0, bonus: fl
     ]
     entropies = torch.cat([-(p.exp() * p).sum(-1) for p in log_p])
     loss = objective.loss(data.replace(logprobs=torch.cat(logprobs))).loss
-    (loss - bonus * (data.shares * data.mask * entropies).sum()).backward()
+    (loss - bonus * (data.token_weights * data.mask * entropies).sum()).backward()
     return torch.cat([p.grad.flatten() for p in net.parameters()])
 
 
@@ -178,7 +178,7 @@ def test_silent_samples_take_part_in_a_rule_that_looks_across_sequences(budget):
     got = help.gradients(net, objective, items, data, microbatch_tokens=budget)
     assert help.relative(got, autograd(net, objective, items, data)) < 1e-5
     heard = torch.tensor([0, 1])
-    alone = objective.prepare(data.select(heard).replace(denominators=None, shares=None))
+    alone = objective.prepare(data.select(heard).replace(denominators=None, token_weights=None))
     ignorant = help.gradients(net, objective, items[:2], alone) / 10  # as if nobody else were there
     assert help.relative(ignorant * 7, got) > 1e-2
     out = help.learner(net, objective, microbatch_tokens=budget).step(items, data)

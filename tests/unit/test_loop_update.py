@@ -271,7 +271,7 @@ def test_only_what_is_read_is_computed_and_the_stand_in_for_the_policys_log_prob
         for batch in learner.batches:
             assert batch.logprobs.isnan().all()
             assert batch.advantages.isfinite().all()
-            assert batch.shares.isfinite().all()
+            assert batch.token_weights.isfinite().all()
 
 
 @pytest.mark.parametrize("moving", [{}, {"minibatch_prompts": 2}], ids=["one optimizer step", "two"])
@@ -291,10 +291,10 @@ def test_a_kl_on_the_reward_is_that_of_the_policy_that_sampled(moving):
 def test_shares_belong_to_the_minibatch_and_advantages_to_the_whole_step():
     objective = trew.preset("token-mean-local", microbatch=3)
     whole, parts = run(Run(objective)), run(Run(objective, minibatch_prompts=2))
-    assert [float(b.shares.sum()) for b in parts.batches] == pytest.approx([1.0, 1.0])
+    assert [float(b.token_weights.sum()) for b in parts.batches] == pytest.approx([1.0, 1.0])
     assert torch.equal(torch.cat([b.advantages for b in parts.batches]), whole.batches[0].advantages)
     # Blocks of three completions within each minibatch of four: the fourth is a block of its own.
-    assert parts.batches[1].shares.tolist() == pytest.approx([1 / (2 * 18)] * 18 + [1 / (2 * 8)] * 8)
+    assert parts.batches[1].token_weights.tolist() == pytest.approx([1 / (2 * 18)] * 18 + [1 / (2 * 8)] * 8)
     whitened = run(Run(trew.preset("reinforce-pp", beta=0.0), minibatch_prompts=2)).batches
     all_of_it = torch.cat([b.advantages for b in whitened])
     assert float(all_of_it.mean()) == pytest.approx(0, abs=1e-6)

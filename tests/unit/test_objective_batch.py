@@ -111,7 +111,7 @@ def test_steps_that_cannot_be(steps, message):
 
 def test_selected_sequences_in_another_order():
     batch = make(advantages=torch.tensor([1.0, 2.0, 3.0, 4.0])).replace(
-        denominators=Denominators(3, 5), shares=torch.tensor([0.1, 0.2, 0.3, 0.4, 0.5], dtype=F64)
+        denominators=Denominators(3, 5), token_weights=torch.tensor([0.1, 0.2, 0.3, 0.4, 0.5], dtype=F64)
     )
     part = batch.select(torch.tensor([2, 0]))
     assert part.size == 2
@@ -119,7 +119,7 @@ def test_selected_sequences_in_another_order():
     assert part.sequence_ids.tolist() == [0, 1, 1]
     assert part.mask.tolist() == [True] * 3
     assert part.advantages.tolist() == [3, 1, 1]
-    assert part.shares.tolist() == [0.5, 0.1, 0.2]
+    assert part.token_weights.tolist() == [0.5, 0.1, 0.2]
     assert (part.old - part.logprobs).tolist() == [-0.5] * 3
     assert (part.rollout_logprobs - part.logprobs).tolist() == [-0.25] * 3
     assert (part.ref_logprobs - part.logprobs).tolist() == [0.5] * 3

@@ -88,9 +88,9 @@ def test_given_denominators_are_kept():
 def test_a_part_as_a_step_of_its_own_has_its_own_denominators():
     objective = trew.preset("dapo")
     prepared = objective.prepare(make(denominators=Denominators(sequences=5, tokens=16)))
-    part = objective.as_step(prepared.select(torch.tensor([0])))
+    part = objective.renormalised_for(prepared.select(torch.tensor([0])))
     assert part.denominators == Denominators(sequences=1, tokens=2, groups=1)
-    assert part.shares.tolist() == [0.5, 0.5]
+    assert part.token_weights.tolist() == [0.5, 0.5]
 
 
 def test_the_reference_is_the_kl_to_it_and_no_other():

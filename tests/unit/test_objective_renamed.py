@@ -10,12 +10,15 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import pytest
+import torch
 
 import trew
 from trew.objective.weight import Clip
 
 
-@pytest.mark.parametrize(("old", "new"), [("pieces", "components"), ("couples", "scope")])
+@pytest.mark.parametrize(
+    ("old", "new"), [("pieces", "components"), ("couples", "scope"), ("as_step", "renormalised_for")]
+)
 def test_an_old_member_of_an_objective_is_refused_with_its_new_name(old, new):
     objective = trew.preset("grpo")
     with pytest.raises(AttributeError, match=f"{old} was renamed {new}"):
@@ -40,6 +43,16 @@ def test_an_old_class_is_refused_with_its_new_name(room, old, new):
     module = importlib.import_module(f"trew.objective.{room}")
     assert inspect.isclass(getattr(module, new))
     assert not hasattr(module, "nothing")
+
+
+def test_an_old_field_of_a_batch_is_refused_with_its_new_name():
+    batch = trew.TokenBatch.from_padded(
+        logprobs=-torch.ones(1, 1), mask=torch.ones(1, 1), advantages=torch.ones(1), group_ids=torch.zeros(1).long()
+    )
+    for use in (lambda: batch.shares, lambda: batch.replace(shares=None)):
+        with pytest.raises((AttributeError, TypeError), match="shares was renamed token_weights"):
+            use()
+    assert pickle.loads(pickle.dumps(batch)).size == copy.copy(batch).size == 1  # noqa: S301
 
 
 def test_a_name_that_never_was_is_refused_and_copies_work():

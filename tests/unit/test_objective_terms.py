@@ -137,7 +137,7 @@ def test_entropy_bonus_at_its_target():
     assert [adaptive.after(h).coefficient for h in (0.5, 0.6)] == [0.35, 0.0]
     assert EntropyBonus(0.9, target=0.5, step=0.25).after(0.1) == EntropyBonus(1.0, target=0.5, step=0.25)
     assert fixed.after(0.0) is fixed
-    assert EntropyBonus(0.5).loss(f(1, 3), shares=f(0.25, 0.75)).item() == -1.25
+    assert EntropyBonus(0.5).loss(f(1, 3), token_weights=f(0.25, 0.75)).item() == -1.25
     assert fixed.needs == ("entropies",)
 
 
@@ -336,7 +336,7 @@ def test_unscored_sequences_leave_the_step_whatever_filters_there_are():
     out = trew.preset("lite-ppo").loss(batch)
     assert out.batch.denominators == dataclasses.replace(out.batch.denominators, sequences=2, tokens=4, groups=1)
     assert out.advantages.tolist()[2] == [0, 0]
-    assert out.batch.shares.tolist() == [0.25] * 4 + [0] * 2
+    assert out.batch.token_weights.tolist() == [0.25] * 4 + [0] * 2
     assert out.coefficients[0].tolist() == pytest.approx([-math.sqrt(0.5) / 4] * 2)
 
 

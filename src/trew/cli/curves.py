@@ -66,10 +66,12 @@ def evaluate(objective: Objective, ratio: Tensor, *, p_old: float = P_OLD) -> Cu
     )
     prepared = objective.prepare(batch)
     out = objective.loss(prepared)
-    assert prepared.shares is not None
-    share = prepared.unpack(prepared.shares)[:, 0]
+    assert prepared.token_weights is not None
+    token_weight = prepared.unpack(prepared.token_weights)[:, 0]
     # Rounded, so that a picture does not depend on the last bits of a machine's exponential.
-    coefficient, weight = (x[: 2 * n].round(decimals=9) for x in (out.coefficients[:, 0] / share, out.weights[:, 0]))
+    coefficient, weight = (
+        x[: 2 * n].round(decimals=9) for x in (out.coefficients[:, 0] / token_weight, out.weights[:, 0])
+    )
     return Curves(ratio, (weight[:n], weight[n:]), (coefficient[:n], coefficient[n:]))
 
 

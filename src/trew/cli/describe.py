@@ -32,7 +32,7 @@ AXES = {
     "ratio": "r: how far the policy has moved since it sampled",
     "weight": "w(r, A), the trust region: how much of a push is let through",
     "correction": "c, for a sampler that disagrees with the trainer about the same weights",
-    "aggregate": "share: how tokens are averaged into one loss",
+    "aggregate": "share_t, the token weight: how tokens are averaged into one loss",
     "divergence": "d, the pull towards another policy",
     "entropy": "a push towards more entropy, beside C_t",
 }

@@ -77,10 +77,10 @@ class PackLoss:
             coefficients = self.coefficients[where]
         if entropies is None or self.bonus is None:
             return -coefficients.to(device), None
-        assert self.part.shares is not None
+        assert self.part.token_weights is not None
         with torch.enable_grad():
             own = entropies.to(self.part.mask.device).requires_grad_()
-            term = self.bonus.loss(own, shares=self.part.shares[where])  # shares are 0 outside the mask
+            term = self.bonus.loss(own, token_weights=self.part.token_weights[where])  # 0 outside the mask
             (slope,) = torch.autograd.grad(term, own)
         self._add(float(term.detach()))
         return -coefficients.to(device), slope.to(device)

@@ -144,7 +144,7 @@ class Learner:
         """
         assert len(samples) == len(batch.group_ids)
         assert sum(len(s.completion_ids) for s in samples) == len(batch.mask)
-        if batch.shares is None:
+        if batch.token_weights is None:
             batch = self.objective.prepare(batch)
         done = Accumulated(samples, batch, _members(samples, batch, self.objective.has_gradient(batch)))
         if progress is not None:

@@ -1,7 +1,8 @@
-"""How tokens are averaged into one loss: each token's share.
+"""Averages tokens into one loss: each token's weight, share_t in equations.
 
-The divisors come from ``Denominators``: values of the whole optimizer step, so that a share does not depend on how the
-step is cut into micro-batches.
+The divisors come from ``Denominators``, values of the whole optimizer step, so a token's weight does not depend on how
+the step is cut into micro-batches. Every divisor has a floor of 1: in a step without loss tokens the weights stay
+finite, and the mask sets them to 0 (0 * inf would be NaN).
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ def sequence_mean_token_mean(
 
 @runtime_checkable
 class Aggregate(Component, Protocol):
-    """One share per token, from a whole step or whole groups of it."""
+    """One weight per token, (N,) float64, from a whole step or whole groups of it."""
 
     def __call__(self, batch: TokenBatch, *, denominators: Denominators) -> Tensor: ...
 
 
-def _everywhere(batch: TokenBatch, share: float) -> Tensor:
-    return torch.full(batch.mask.shape, share, dtype=torch.float64, device=batch.mask.device)
+def _everywhere(batch: TokenBatch, token_weight: float) -> Tensor:
+    return torch.full(batch.mask.shape, token_weight, dtype=torch.float64, device=batch.mask.device)
 
 
 @dataclass(frozen=True)
@@ -80,11 +81,11 @@ class TokenMean(Aggregate):
 
 @dataclass(frozen=True)
 class LocalTokenMean(Aggregate):
-    """The mean over micro-batches of each one's token mean, share_t = 1 / (B N_b): what TRL calls "bnpo".
+    """share_t = 1 / (B N_b): the mean over micro-batches of each one's token mean, which TRL calls "bnpo".
 
     The B micro-batches are a part of the objective here: blocks of ``microbatch`` consecutive sequences (those without
-    loss tokens do not count), however the step is really computed. One per block is the sequence mean of token means,
-    all in one block the token mean.
+    loss tokens do not count), whatever the micro-batches in which the step is computed. One sequence per block gives
+    the sequence mean of token means, all sequences in one block the token mean.
     """
 
     microbatch: int = 8
@@ -96,10 +97,11 @@ class LocalTokenMean(Aggregate):
 
     def __call__(self, batch: TokenBatch, *, denominators: Denominators) -> Tensor:
         lengths = batch.lengths
+        # Counts sequences with loss tokens only. Those before the first of them would have rank -1, a negative index.
         rank = ((lengths > 0).cumsum(0) - 1).clamp(min=0)
         block = torch.div(rank, self.microbatch, rounding_mode="floor")
         tokens = segment_sum(lengths.to(torch.float64), ids=block, size=batch.size)[block]
-        blocks = -(-max(denominators.sequences, 1) // self.microbatch)
+        blocks = -(-max(denominators.sequences, 1) // self.microbatch)  # rounded up: the last block may be short
         return (1.0 / (blocks * tokens.clamp(min=1)))[batch.sequence_ids]
 
     def equation(self) -> str:
@@ -111,8 +113,8 @@ class LocalTokenMean(Aggregate):
 
 @dataclass(frozen=True)
 class PromptMeanTokenMean(Aggregate):
-    """share_t = 1 / (P N_g): the mean over the P prompts of the token mean of each one's completions: ScaleRL,
-    arXiv 2510.13786; the formula of the DAPO paper read literally."""
+    """share_t = 1 / (P N_g): the mean over P prompts of the token mean over each one's completions: ScaleRL,
+    arXiv 2510.13786; the DAPO paper's formula, read literally, is the same."""
 
     scope: ClassVar[Scope] = "group"
 

@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -14,10 +14,12 @@ from torch import Tensor
 
 from ..errors import DataError
 from . import padded
+from .renamed import message
 from .segments import segment_count
 
 PER_TOKEN = ("logprobs", "mask", "sequence_ids", "advantages", "old_logprobs", "rollout_logprobs", "ref_logprobs",
-             "entropies", "shares")  # fmt: skip
+             "entropies", "token_weights")  # fmt: skip
+RENAMED = {"shares": "token_weights"}
 PER_SEQUENCE = ("group_ids", "rewards", "correct", "truncated", "baselines")
 
 
@@ -87,7 +89,8 @@ class TokenBatch:
     given, and else by whether the rewards of a group differ). ``baselines`` is the reward of the greedy answer to each
     sequence's prompt.
 
-    ``advantages``, ``denominators``, ``shares`` and ``mean_entropy`` (of the step) are what ``Objective.prepare`` adds.
+    ``Objective.prepare`` adds ``advantages``, ``denominators``, ``token_weights`` (each token's weight in the loss's
+    average, share_t in equations) and ``mean_entropy`` (of the step, in nats).
     """
 
     logprobs: Float[Tensor, "N"]
@@ -107,7 +110,7 @@ class TokenBatch:
     reward_weights: Float[Tensor, "K"] | None = None
     max_length: int | None = None
     denominators: Denominators | None = None
-    shares: Float[Tensor, "N"] | None = None
+    token_weights: Float[Tensor, "N"] | None = None
     mean_entropy: float | None = None
     padded_mask: Bool[Tensor, "B T"] | None = None
 
@@ -146,8 +149,15 @@ class TokenBatch:
         """``correct``, or else whether the total reward is above 0."""
         return self.total_rewards > 0 if self.correct is None else self.correct
 
+    if not TYPE_CHECKING:  # a type checker would take every misspelled name for a known one
+
+        def __getattr__(self, name: str) -> Any:
+            raise AttributeError(message("TokenBatch", name, RENAMED))
+
     def replace(self, **fields: Any) -> TokenBatch:
-        """A copy with some fields exchanged."""
+        """A copy with some fields exchanged. Raises TypeError for a field that does not exist."""
+        for name in RENAMED.keys() & fields.keys():
+            raise TypeError(message("TokenBatch", name, RENAMED))
         return dataclasses.replace(self, **fields)
 
     def select(self, sequences: Int[Tensor, "M"]) -> TokenBatch:

@@ -54,9 +54,9 @@ class EntropyBonus(Component):
         moved = self.coefficient + (self.step if mean_entropy <= self.target else -self.step)
         return dataclasses.replace(self, coefficient=min(max(round(moved, 12), 0.0), HIGHEST))
 
-    def loss(self, entropies: Float[Tensor, "N"], *, shares: Float[Tensor, "N"]) -> Float[Tensor, ""]:
-        """- coefficient sum_t share_t H_t."""
-        return -self.coefficient * (shares * entropies).sum()
+    def loss(self, entropies: Float[Tensor, "N"], *, token_weights: Float[Tensor, "N"]) -> Float[Tensor, ""]:
+        """- coefficient sum_t share_t H_t, share_t the token weights."""
+        return -self.coefficient * (token_weights * entropies).sum()
 
     def equation(self) -> str:
         until = f" while the mean entropy is at most {self.target:g}" if self.target else ""

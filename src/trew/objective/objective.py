@@ -3,8 +3,10 @@
     C_t = share_t c_t w(r_t, A_t) r_t A_t  -  share_t d_t
     gradient of the loss = - sum_t C_t grad log pi_t
 
-Everything but log pi_t is detached. ``prepare`` looks at the whole optimizer step (rewards -> advantages, denominators
-and shares); ``loss`` may then be called on any split of it into whole sequences: the gradients add up to the same.
+share_t is the token's weight in the average (``TokenBatch.token_weights``), c_t the mismatch correction, w the trust
+region, r_t the importance ratio, A_t the advantage, d_t the divergence's derivative. Everything but log pi_t is
+detached. ``prepare`` sees the whole optimizer step (rewards -> advantages, denominators, token weights); ``loss`` may
+then be called on any split of it into whole sequences: the gradients add up to the same.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ AXES = ("keep", "shape", "advantage", "adjust", "prune", "select", "ratio", "wei
 """An objective's choices in the order in which they act; ``divergence`` and ``entropy_bonus`` stand beside them."""
 
 
-RENAMED = {"pieces": "components", "couples": "scope"}
+RENAMED = {"pieces": "components", "couples": "scope", "as_step": "renormalised_for"}
 """Members of ``Objective`` by the names that they had."""
 
 
@@ -51,9 +53,9 @@ RENAMED = {"pieces": "components", "couples": "scope"}
 class LossOutput:
     """What ``Objective.loss`` returns. Per-token values have the layout that the batch was made from, (B, T) or (N,).
 
-    ``loss`` has the surrogate's value (to be looked at) and the gradient ``-sum_t C_t grad log pi_t``, and an entropy
-    bonus's where the objective has one. ``coefficients`` is C_t with the share in it. ``ratios`` and ``weights`` are
-    r_t and w_t.
+    ``loss`` has the surrogate's value (for logs) and the gradient ``-sum_t C_t grad log pi_t``, plus that of the
+    entropy bonus where the objective has one. ``coefficients`` is C_t, the token weight included. ``ratios`` and
+    ``weights`` are r_t and w_t.
     """
 
     loss: Float[Tensor, ""]
@@ -169,11 +171,13 @@ class Objective:
         return notes(ratio=self.ratio, weight=self.weight)
 
     def prepare(self, batch: TokenBatch) -> TokenBatch:
-        """Adds advantages, denominators and shares, from the whole step; the policy's ``logprobs`` are not looked at
-        (but where an objective asks for the old policy's, and ``old_logprobs`` is not given).
+        """Adds advantages, denominators and token weights, computed from the whole step. The policy's ``logprobs`` are
+        not read, unless the objective reads the old policy's and ``old_logprobs`` is None.
 
         Sequences that a filter drops, or whose reward (or baseline, where one is needed) is NaN, lose their mask and
-        leave the denominators. Given advantages are final: neither shaped nor adjusted. Given denominators are kept.
+        leave the denominators. Advantages that the batch already has are final: neither shaped nor adjusted.
+        Denominators that it already has are kept. Raises DataError for a missing field and for numbers that are not
+        finite.
         """
         self._check(batch)
         stays = torch.ones(batch.size, dtype=torch.bool, device=batch.mask.device)
@@ -203,12 +207,13 @@ class Objective:
         if batch.entropies is not None:
             one = torch.zeros_like(batch.sequence_ids)
             mean_entropy = float(segment_mean(batch.entropies.detach(), mask=batch.mask, ids=one, size=1))
-        return self._share(batch.replace(advantages=advantages, mean_entropy=mean_entropy))
+        return self._with_token_weights(batch.replace(advantages=advantages, mean_entropy=mean_entropy))
 
-    def as_step(self, batch: TokenBatch) -> TokenBatch:
-        """Some sequences of a prepared batch as an optimizer step of their own: new denominators and shares."""
-        assert batch.advantages is not None
-        return self._share(batch.replace(denominators=None))
+    def renormalised_for(self, minibatch: TokenBatch) -> TokenBatch:
+        """Some sequences of a prepared batch as an optimizer step of their own: new denominators and token weights,
+        the same advantages."""
+        assert minibatch.advantages is not None
+        return self._with_token_weights(minibatch.replace(denominators=None))
 
     def has_gradient(self, batch: TokenBatch) -> Bool[Tensor, "N"]:
         """Of a prepared batch, the tokens that may have a gradient: False where none is possible, whatever the policy,
@@ -218,14 +223,14 @@ class Objective:
 
     def loss(self, batch: TokenBatch) -> LossOutput:
         """Loss, coefficients and metrics of a batch: of a whole step, or of some sequences of a prepared one."""
-        whole = batch.shares is None
+        whole = batch.token_weights is None
         batch = self.prepare(batch) if whole else batch
         self._refuse_part(batch)
-        advantages, share, mask = batch.advantages, batch.shares, batch.mask
+        advantages, token_weights, mask = batch.advantages, batch.token_weights, batch.mask
         assert advantages is not None
-        assert share is not None
+        assert token_weights is not None
 
-        ratio, scale, correction = self.ratio(batch), share, None
+        ratio, scale, correction = self.ratio(batch), token_weights, None
         for rule in self.correction:
             c = rule(batch)
             correction = c if correction is None else correction * c
@@ -240,8 +245,8 @@ class Objective:
         coefficients = scale * weight * ratio * advantages
         value = -scale * surrogate
         for term in self._in_loss():
-            coefficients = coefficients - share * term.derivative(batch)
-            value = value + share * term.value(batch)
+            coefficients = coefficients - token_weights * term.derivative(batch)
+            value = value + token_weights * term.value(batch)
 
         # Where the mask is off nothing may leak, not even 0 * nan.
         coefficients = torch.where(mask, coefficients, 0.0).to(batch.logprobs.dtype)
@@ -322,10 +327,10 @@ class Objective:
             advantages = adjust(advantages, batch=batch)
         return advantages
 
-    def _share(self, batch: TokenBatch) -> TokenBatch:
+    def _with_token_weights(self, batch: TokenBatch) -> TokenBatch:
         denominators = batch.denominators or Denominators.of(batch)
-        shares = self.aggregate(batch, denominators=denominators).to(batch.logprobs.dtype) * batch.mask
-        return batch.replace(denominators=denominators, shares=shares)
+        token_weights = self.aggregate(batch, denominators=denominators).to(batch.logprobs.dtype) * batch.mask
+        return batch.replace(denominators=denominators, token_weights=token_weights)
 
     def _refuse_part(self, batch: TokenBatch) -> None:
         """Raises DataError where a rule that looks at the whole batch is shown a part of it."""
@@ -342,11 +347,11 @@ class Objective:
 
     def _bonus(self, batch: TokenBatch) -> Tensor:
         assert batch.entropies is not None
-        assert batch.shares is not None
+        assert batch.token_weights is not None
         if batch.logprobs.requires_grad and not batch.entropies.requires_grad:
             raise DataError(
                 "entropies: got values without a gradient; an entropy bonus trains them: give those of the policy, "
                 "computed with a gradient from the same logits as logprobs"
             )
         entropies = torch.where(batch.mask, batch.entropies, 0.0)
-        return self.entropy_bonus.loss(entropies, shares=batch.shares)
+        return self.entropy_bonus.loss(entropies, token_weights=batch.token_weights)

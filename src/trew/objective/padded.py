@@ -56,7 +56,7 @@ def policy(value: Any) -> Tensor:
 
 
 def wide(value: Tensor) -> Tensor:
-    """In float32 at least: ratios, shares and sums do not fit into 16 bits."""
+    """In float32 at least: ratios, token weights and sums do not fit into 16 bits."""
     return value.to(torch.float32) if value.dtype in HALF or not value.is_floating_point() else value
 
 

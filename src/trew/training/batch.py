@@ -118,7 +118,7 @@ def minibatches(
     for _ in range(config.inner_updates):
         for start in range(0, groups, size):
             chosen = ((batch.group_ids >= start) & (batch.group_ids < start + size)).nonzero().squeeze(1)
-            part = objective.as_step(batch.select(chosen))
+            part = objective.renormalised_for(batch.select(chosen))
             yield Minibatch([samples[i] for i in chosen.tolist()], part, chosen.tolist())
 
 

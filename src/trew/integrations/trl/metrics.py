@@ -12,7 +12,7 @@ CLIP = {
     "clip_ratio/high_mean": ("clip_high_positive",),
     "clip_ratio/region_mean": ("clip_low_negative", "clip_high_positive"),
 }
-"""TRL's clip ratios, as sums of our shares: tokens whose push is cut off below 1 for A < 0, and above 1 for A > 0."""
+"""TRL's clip ratios, as sums of our metrics: tokens whose push is cut off below 1 for A < 0, and above 1 for A > 0."""
 
 RAW = "raw/"
 """Marks names that are logged as they are, without ``trew/`` before them."""

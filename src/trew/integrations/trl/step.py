@@ -1,7 +1,7 @@
 """From TRL's padded batch to ours and back. All functions see whole tensors of (B, C) and know nothing of a trainer.
 
-What ``plan`` and ``shares`` find travels in TRL's own dictionary under the names below, one row per completion, so that
-TRL's shuffling and splitting carry it along.
+What ``plan`` and ``renormalised_for`` compute travels in TRL's own dictionary under the names below, one row per
+completion, so that TRL's shuffling and splitting carry it along.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from ...errors import DataError
 from ...objective import Denominators, Objective, TokenBatch
 from ...objective.entropy_bonus import EntropyBonus
 
-MASK, GROUPS, SHARES, TOKENS = "trew_mask", "trew_group_ids", "trew_shares", "trew_tokens"
+MASK, GROUPS, TOKEN_WEIGHTS, TOKENS = "trew_mask", "trew_group_ids", "trew_token_weights", "trew_tokens"
 REWARDS, CORRECT, TRUNCATED = "trew_rewards", "trew_correct", "trew_truncated"
 COEFFICIENTS, VALUE = "trew_coefficients", "trew_value"
 OF_ROWS = {GROUPS: "group_ids", REWARDS: "rewards", CORRECT: "correct", TRUNCATED: "truncated"}
 """What is carried of each completion, (B,), and its field in our batch."""
-READ = ("advantages", MASK, SHARES, TOKENS, *OF_ROWS, "old_per_token_logps", "sampling_per_token_logps",
+READ = ("advantages", MASK, TOKEN_WEIGHTS, TOKENS, *OF_ROWS, "old_per_token_logps", "sampling_per_token_logps",
         "ref_per_token_logps")  # fmt: skip
 """What the loss of a planned batch reads beside log-probs and entropies."""
 
@@ -33,7 +33,7 @@ def loss_mask(inputs: Mapping[str, Tensor]) -> Tensor:
 
 
 def plan(objective: Objective, *, logprobs: Tensor, **fields: Any) -> TokenBatch:
-    """The whole generation batch with advantages, mask and shares. An entropy bonus acts in the loss, not here."""
+    """The whole generation batch with advantages, mask and token weights. An entropy bonus acts in the loss alone."""
     batch = TokenBatch.from_padded(logprobs=logprobs, **fields)
     return objective.replace(entropy_bonus=EntropyBonus()).prepare(batch)
 
@@ -41,16 +41,16 @@ def plan(objective: Objective, *, logprobs: Tensor, **fields: Any) -> TokenBatch
 def carried(batch: TokenBatch) -> dict[str, Tensor]:
     """What the loss needs of a prepared batch, (B, C), (B,) and ()."""
     assert batch.advantages is not None
-    assert batch.shares is not None
+    assert batch.token_weights is not None
     assert batch.denominators is not None
     out = {
         "advantages": batch.unpack(batch.advantages),
-        MASK: batch.unpack(batch.mask.to(batch.shares.dtype)).bool(),
-        SHARES: batch.unpack(batch.shares),
+        MASK: batch.unpack(batch.mask.to(batch.token_weights.dtype)).bool(),
+        TOKEN_WEIGHTS: batch.unpack(batch.token_weights),
         TOKENS: torch.tensor(batch.denominators.tokens, device=batch.mask.device),
     }
     if batch.rewards is not None:
-        out |= {REWARDS: batch.total_rewards.to(batch.shares.dtype), CORRECT: batch.is_correct}
+        out |= {REWARDS: batch.total_rewards.to(batch.token_weights.dtype), CORRECT: batch.is_correct}
     return out | {
         name: value for name, f in OF_ROWS.items() if name not in out and (value := getattr(batch, f)) is not None
     }
@@ -60,13 +60,13 @@ def _of_rows(rows: Mapping[str, Tensor]) -> dict[str, Any]:
     return {field: rows[name] for name, field in OF_ROWS.items() if name in rows}
 
 
-def as_step(objective: Objective, rows: Mapping[str, Tensor], *, max_length: int) -> dict[str, Tensor]:
+def renormalised_for(objective: Objective, rows: Mapping[str, Tensor], *, max_length: int) -> dict[str, Tensor]:
     """:func:`carried` of some rows of a generation batch that are an optimizer step of their own."""
     batch = TokenBatch.from_padded(
         logprobs=torch.zeros_like(rows["advantages"]), mask=rows[MASK], advantages=rows["advantages"],
         max_length=max_length, **_of_rows(rows),
     )  # fmt: skip
-    return carried(objective.as_step(batch))
+    return carried(objective.renormalised_for(batch))
 
 
 def part(
@@ -92,7 +92,7 @@ def part(
     if not planned:
         return batch
     return batch.replace(
-        shares=inputs[SHARES][batch.padded_mask].to(logprobs.dtype),
+        token_weights=inputs[TOKEN_WEIGHTS][batch.padded_mask].to(logprobs.dtype),
         denominators=Denominators(0, int(inputs[TOKENS]), max_length),
         mean_entropy=0.0,  # a bonus that is not adaptive acts whatever the entropy is
     )
@@ -100,12 +100,12 @@ def part(
 
 def carrier(objective: Objective, inputs: Mapping[str, Tensor], *, batch: TokenBatch) -> Tensor:
     """The loss of rows whose coefficients have been computed on the whole step: the step's value is spread evenly."""
-    assert batch.shares is not None
+    assert batch.token_weights is not None
     assert batch.entropies is not None
     pushed = -(inputs[COEFFICIENTS][batch.padded_mask].to(batch.logprobs.dtype) * batch.logprobs).sum()
     loss = inputs[VALUE].to(pushed.dtype) + (pushed - pushed.detach())
     if objective.entropy_bonus.active:
-        loss = loss + objective.entropy_bonus.loss(batch.entropies, shares=batch.shares)
+        loss = loss + objective.entropy_bonus.loss(batch.entropies, token_weights=batch.token_weights)
     return loss
 
 

@@ -167,10 +167,10 @@ class GRPOTrainer(trl.GRPOTrainer):
         return parts[place]
 
     def _own_denominators(self, parts: Sequence[Inputs]) -> None:
-        """Denominators and shares of the optimizer step that these micro-batches are."""
+        """Denominators and token weights of the optimizer step that these micro-batches are."""
         names = ("advantages", step.MASK, *step.OF_ROWS)
         rows = {name: self._of_all(torch.cat([part[name] for part in parts])) for name in names if name in parts[0]}
-        found = step.as_step(self.objective, rows, max_length=self.max_completion_length)
+        found = step.renormalised_for(self.objective, rows, max_length=self.max_completion_length)
         mine = self._own_rows(found, like=torch.cat([part[step.MASK] for part in parts]))
         start = 0
         for part in parts:
@@ -222,7 +222,7 @@ class GRPOTrainer(trl.GRPOTrainer):
             out = self.objective.loss(batch)
             loss = out.loss
             self._count({**out.metrics, **trl_metrics(self, out)}, micro_batches=accumulated)
-        # Gradients are averaged over processes, and the shares are those of all of them together.
+        # Gradients are averaged over processes, and the token weights are those of all of them together.
         loss = loss * self._processes
         if self.aux_loss_enabled:
             assert auxiliary is not None
