@@ -26,13 +26,13 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 import step
 from floor import arithmetic, copy_rate, product_rates, weights
 from trew.config import LearnerConfig
-from trew.learner import Learner, Sample
+from trew.learner import Learner
 from trew.models.anatomy import Transformer, describe
 from trew.objective import TokenBatch, preset
 from trew.rollout.torch_engine.decode import Schedule
 from trew.rollout.torch_engine.decoder import Decoder
 from trew.rollout.torch_engine.plain import ForwardDecoder
-from trew.types import Sampling
+from trew.types import Sampling, TrainingSample
 from work import Work
 
 SHAPE = {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14,
@@ -142,7 +142,7 @@ def training(
     total = groups * (prompt + size * completion)
     rng = np.random.default_rng(0)
     samples = [
-        Sample(ids, rng.integers(0, shape["vocab_size"], completion), group)
+        TrainingSample(ids, rng.integers(0, shape["vocab_size"], completion), group)
         for group, ids in enumerate(rng.integers(0, shape["vocab_size"], (groups, prompt)))
         for _ in range(size)
     ]

@@ -99,7 +99,7 @@ class NumericsError(TrewError):
         values: Mapping[int, Sequence[float]] | None = None,
         evidence: Sequence[Mapping[str, Any]] = (),
     ):
-        self.cause, self.quantity = cause, quantity
+        self.cause, self.names, self.quantity = cause, names, quantity
         self.samples, self.values, self.evidence = tuple(samples), dict(values or {}), tuple(evidence)
         super().__init__(f"{cause}, in samples {names}; the step was not applied" if names else cause)
 
@@ -108,6 +108,24 @@ class NumericsError(TrewError):
         self.samples = tuple(positions[i] for i in self.samples)
         self.values = {positions[i]: v for i, v in self.values.items()}
         return self
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON can hold it, for other processes; without ``evidence``."""
+        values = [[position, list(numbers)] for position, numbers in self.values.items()]
+        return {
+            "cause": self.cause, "names": self.names, "quantity": self.quantity, "samples": list(self.samples),
+            "values": values,
+        }  # fmt: skip
+
+    @staticmethod
+    def from_json(found: Mapping[str, Any]) -> NumericsError:
+        """What :meth:`to_json` gave.
+
+        >>> error = NumericsError("no number", names="3", samples=[3], values={3: [1.0]})
+        >>> NumericsError.from_json(error.to_json()).values
+        {3: [1.0]}
+        """
+        return NumericsError(**{**found, "values": dict(found["values"])})
 
 
 class MemoryShortage(TrewError):

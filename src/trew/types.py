@@ -1,6 +1,7 @@
 """What flows through a training step: one frozen type per stage, standard library and numpy only.
 
-    Prompt -> Group of Rollouts, each of Turns -> ScoredGroup -> (objective.TokenBatch) -> StepOutput
+    Prompt -> Group of Rollouts, each of Turns -> ScoredGroup
+           -> TrainingSamples (with objective.TokenBatch) -> StepOutput
 
 Nothing is filled in later and no field changes its meaning. Everywhere, position t of an array describes token t of
 ``token_ids``. Log-probabilities and entropies are in nats.
@@ -264,6 +265,19 @@ class ScoredGroup:
     def __post_init__(self) -> None:
         if len(self.scores) != len(self.group.rollouts):
             raise ValueError(f"{len(self.scores)} scores for {len(self.group.rollouts)} rollouts")
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingSample:
+    """A rollout as the learner reads it: what the model is fed, without scores.
+
+    ``token_ids`` are all tokens after the prompt, later contexts included; which of them carry loss is in the mask of
+    the batch that comes with the samples. Samples of one ``group`` with equal prompts may share its computation.
+    """
+
+    prompt_ids: np.ndarray  # (P,) int64, P >= 1
+    token_ids: np.ndarray  # (N,) int64, N >= 0
+    group: int
 
 
 Metrics = Mapping[str, tuple[float, float]]

@@ -22,9 +22,9 @@ from trew.backends.cpu.stack import Stack
 from trew.errors import NumericsError
 from trew.learner import fused_head
 from trew.learner.fused_head import FusedHead
-from trew.learner.packing import Sample
 from trew.learner.runner import ExecutionPath
 from trew.objective import preset
+from trew.types import TrainingSample
 
 FAMILIES = ("llama", "smollm", "qwen2", "qwen3", "gemma", "gemma2", "gemma3")
 needs_library = pytest.mark.skipif(isinstance(build.library(), str), reason=str(build.library()))
@@ -50,7 +50,7 @@ def model(kind: str, *, windowed: bool = False) -> Any:
 def prepared(net, name: str = "grpo", *, seed: int = 0, **options):
     items = help.samples(seed=seed)
     objective = preset(name, **options)
-    count = sum(len(s.completion_ids) for s in items)
+    count = sum(len(s.token_ids) for s in items)
     data = help.batch(items, old_logprobs=help.near(net, items), ref_logprobs=help.near(net, items, seed=2),
                       entropies=torch.ones(count))  # fmt: skip
     return objective, items, objective.prepare(data)
@@ -371,7 +371,7 @@ def test_a_group_with_a_long_prompt_is_not_cut_for_the_kernels_sake(monkeypatch)
     """Cut into packs of the size that kernels like, each of these completions would compute the prompt again."""
     net = help.model("smollm")
     prompt = np.arange(40) % 9 + 1
-    items = [Sample(prompt, np.arange(10) % 7 + 1, group=0) for _ in range(6)]
+    items = [TrainingSample(prompt, np.arange(10) % 7 + 1, group=0) for _ in range(6)]
     monkeypatch.setattr(runner_module, "PACK_TOKENS", 40)
     monkeypatch.setattr(runner_module, "PACK_BYTES", 1)
     forward = cpu.runner(net, budget=4096)

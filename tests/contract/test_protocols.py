@@ -24,8 +24,10 @@ from trew.types import Group, Prompt, Sampling
 from trew.weights import InPlace, WeightSync
 
 SOURCE = Path(__file__).parents[2] / "src" / "trew"
-FILES = ("learner/policy.py", "learner/runner.py", "models/backend.py", "rollout/engine.py", "rollout/source.py",
-         "rollout/torch_engine/decoder.py", "weights/sync.py")  # fmt: skip
+FILES = (
+    "learner/parallel.py", "learner/policy.py", "learner/runner.py", "models/backend.py", "rollout/engine.py",
+    "rollout/source.py", "rollout/torch_engine/decoder.py", "weights/sync.py",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -19,7 +19,8 @@ from torch import Tensor
 import tiny
 import trew
 from trew.config import LearnerConfig
-from trew.learner import Learner, Sample
+from trew.learner import Learner
+from trew.types import TrainingSample
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "one_file.py"
 EPS = 0.2
@@ -152,7 +153,7 @@ def test_weights_after_one_adamw_step_are_those_of_the_learner(script, case, bet
 
     objective = trew.preset("grpo", eps_low=EPS, eps_high=EPS, beta=beta)
     learner = Learner(theirs, config=config, objective=objective, optimizer_steps=1)
-    samples = [Sample(p.numpy(), c.numpy(), i // 4) for i, (p, c) in enumerate(case.samples)]
+    samples = [TrainingSample(p.numpy(), c.numpy(), i // 4) for i, (p, c) in enumerate(case.samples)]
     batch = objective.prepare(token_batch(case, logprobs=padded(case.olds)))
     out = learner.step(samples, batch)
 

@@ -69,7 +69,7 @@ def test_only_sampled_tokens_are_trained_on_and_counted(preset, model, tmp_path,
     [(samples, batch)] = batches
     table = pq.read_table(Path(config.out) / "rollouts" / "000001.parquet").to_pylist()
     for row, sample in zip(table, samples, strict=True):
-        assert row["token_ids"] == sample.completion_ids.tolist()
+        assert row["token_ids"] == sample.token_ids.tolist()
         at = [i for i, sampled in enumerate(row["sampled"]) if not sampled]
         assert [row["token_ids"][i] for i in at] == OBSERVATION.tolist()
         assert not any(row["advantages"][i] for i in at)

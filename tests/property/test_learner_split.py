@@ -20,24 +20,7 @@ SHAPES = st.lists(
 NET = help.model()
 
 
-def prepared(objective, items, *, seed: int, mask_share: float = 0.2):
-    """A prepared batch: other policies' log-probs nearby, holes in the mask, the first sample without any loss."""
-    total, size = sum(len(s.completion_ids) for s in items), len(items)
-    g = torch.Generator().manual_seed(seed)
-    mask = torch.rand(total, generator=g) > mask_share
-    mask[: len(items[0].completion_ids)] = False
-    data = help.batch(
-        items, seed=seed, mask=mask, old_logprobs=help.near(NET, items, seed=seed), ref_logprobs=help.near(NET, items),
-        rollout_logprobs=help.near(NET, items, seed=seed + 1), entropies=3 * torch.rand(total, generator=g),
-        baselines=torch.rand(size, generator=g), truncated=torch.rand(size, generator=g) < 0.2,
-    )  # fmt: skip
-    if objective.name in ("ppo-clip", "grpo-process"):  # what a run cannot give
-        data = data.replace(rewards=None, advantages=torch.randn(total, generator=g))
-    return objective.prepare(data.replace(logprobs=torch.full_like(data.logprobs, torch.nan)))
-
-
 WITH_BONUS = {"grpo": 0.05, "kl-cov": 0.05, "gspo": 0.05}
-OVERRIDES = {"kl-cov": {"share": 0.2}, "clip-cov": {"share": 0.2, "cov_low": -1.0}, "pass-at-k": {"k": 2}}
 
 
 @settings(max_examples=4, deadline=None, derandomize=True)
@@ -45,11 +28,11 @@ OVERRIDES = {"kl-cov": {"share": 0.2}, "clip-cov": {"share": 0.2, "cov_low": -1.
 @example(shape=[(1, [1, 1]), (12, [9, 0, 1])], budget=1, seed=0, share=True)
 @pytest.mark.parametrize("name", presets())
 def test_the_gradient_does_not_depend_on_the_split(name, shape, budget, seed, share):
-    objective = preset(name, entropy_bonus=WITH_BONUS.get(name, 0.0), **OVERRIDES.get(name, {}))
+    objective = preset(name, entropy_bonus=WITH_BONUS.get(name, 0.0), **help.OVERRIDES.get(name, {}))
     items = help.samples(shape, seed=seed)
-    if not any(len(s.completion_ids) for s in items):
+    if not any(len(s.token_ids) for s in items):
         return
-    data = prepared(objective, items, seed=seed)
+    data = help.prepared(NET, objective, items, seed=seed)
     whole = help.gradients(NET, objective, items, data, share_prompts=False)
     split = help.gradients(NET, objective, items, data, microbatch_tokens=budget, share_prompts=share)
     assert torch.isfinite(split).all()
@@ -73,7 +56,7 @@ def test_a_rule_that_looks_across_sequences_is_not_approximated(budget, share):
     objective = preset("dr-grpo").replace(ratio=RatioToTheMean())
     assert objective.scope == "batch"
     items = help.samples([(5, (4, 3, 6)), (7, (2, 5))])
-    data = prepared(objective, items, seed=3)
+    data = help.prepared(NET, objective, items, seed=3)
     whole = help.gradients(NET, objective, items, data)
     assert help.relative(help.gradients(NET, preset("dr-grpo"), items, data), whole) > 1e-2  # it does matter
     split = help.gradients(NET, objective, items, data, microbatch_tokens=budget, share_prompts=share)
@@ -83,7 +66,7 @@ def test_a_rule_that_looks_across_sequences_is_not_approximated(budget, share):
 @pytest.mark.parametrize("name", ["grpo", "deepseek-v3.2", "kl-cov", "token-mean-local"])
 def test_loss_and_metrics_are_of_the_whole_step_however_it_is_split(name):
     objective, items = preset(name, entropy_bonus=0.05), help.samples()
-    data = prepared(objective, items, seed=0)
+    data = help.prepared(NET, objective, items, seed=0)
     outs = [help.learner(help.model(), objective, microbatch_tokens=b).step(items, data) for b in (4096, 20, 1)]
     assert {"ess", "ratio_q01", "ratio_q99", "clip_high_positive", "clip_low_negative"} <= outs[0].metrics.keys()
     for out in outs[1:]:

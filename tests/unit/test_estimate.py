@@ -156,7 +156,7 @@ def test_the_proof_makes_the_logits_of_one_sample_at_a_time(tmp_path, monkeypatc
     monkeypatch.setattr(type(net), "forward", watched)
     items = help.samples()
     help.learner(net).logprobs(items)
-    longest = max(len(sample.completion_ids) for sample in items)
+    longest = max(len(sample.token_ids) for sample in items)
     assert 0 < max(seen) <= longest
 
 

@@ -18,7 +18,7 @@ from trew.learner.runner import ExecutionPath
 def by_sample(forward: AutogradRunner, items, method) -> dict[int, torch.Tensor]:
     out = {}
     for pack in forward.packs(items):
-        lengths = [len(items[i].completion_ids) for i in pack.samples]
+        lengths = [len(items[i].token_ids) for i in pack.samples]
         out |= dict(zip(pack.samples, getattr(forward, method)(pack).split(lengths), strict=True))
     return out
 
@@ -32,7 +32,7 @@ def test_logprobs_equal_the_plain_forward(kind, share, budget, fused):
     forward = help.runner(net, temperature=0.8, budget=budget, share_prompts=share, fused=fused)
     logprobs = by_sample(forward, items, "logprobs_of")
     assert forward.path == ExecutionPath(shared=share, fused=fused)
-    assert sorted(logprobs) == [i for i, s in enumerate(items) if len(s.completion_ids)]
+    assert sorted(logprobs) == [i for i, s in enumerate(items) if len(s.token_ids)]
     with torch.no_grad():
         for i, got in logprobs.items():
             torch.testing.assert_close(got, help.plain_logprobs(net, items[i], temperature=0.8), rtol=0, atol=1e-5)

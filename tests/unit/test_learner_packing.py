@@ -8,11 +8,12 @@ import pytest
 import learner_help as help
 from trew.errors import EngineError
 from trew.learner.attention import plan
-from trew.learner.packing import Sample, check_samples, pack_plain, pack_shared
+from trew.learner.packing import check_samples, pack_plain, pack_shared
+from trew.types import TrainingSample
 
 
-def of(prompt: list[int], completion: list[int], group: int = 0) -> Sample:
-    return Sample(np.array(prompt, dtype=np.int64), np.array(completion, dtype=np.int64), group)
+def of(prompt: list[int], completion: list[int], group: int = 0) -> TrainingSample:
+    return TrainingSample(np.array(prompt, dtype=np.int64), np.array(completion, dtype=np.int64), group)
 
 
 def test_a_shared_pack_by_hand():
@@ -49,11 +50,11 @@ def test_every_sample_is_packed_once_and_the_budget_holds(pack, budget):
     items = help.samples()
     packs = pack(items, budget=budget)
     packed = [i for p in packs for i in p.samples]
-    assert sorted(packed) == [i for i, s in enumerate(items) if len(s.completion_ids)]
+    assert sorted(packed) == [i for i, s in enumerate(items) if len(s.token_ids)]
     for p in packs:
         assert p.input_ids.size <= budget or len(p.samples) == 1
-        assert len(p.targets) == len(p.read_rows) == sum(len(items[i].completion_ids) for i in p.samples)
-        assert p.targets.tolist() == [t for i in p.samples for t in items[i].completion_ids]
+        assert len(p.targets) == len(p.read_rows) == sum(len(items[i].token_ids) for i in p.samples)
+        assert p.targets.tolist() == [t for i in p.samples for t in items[i].token_ids]
 
 
 def test_a_group_beyond_the_budget_is_split_and_its_prompt_repeated():

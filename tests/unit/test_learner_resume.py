@@ -14,7 +14,7 @@ from trew.runs import checkpoint_files
 def steps(own, first: int, last: int) -> None:
     for k in range(first, last):
         items = help.samples(seed=k)
-        total = sum(len(s.completion_ids) for s in items)
+        total = sum(len(s.token_ids) for s in items)
         entropies = torch.full((total,), 1.0 + k % 3)
         own.step(items, own.objective.prepare(help.batch(items, seed=k, entropies=entropies)))
 

@@ -12,9 +12,9 @@ import learner_help as help
 import tiny
 from trew.config import LearnerConfig
 from trew.errors import EngineError, ModelError, NumericsError
-from trew.learner import Sample
 from trew.learner.optimizer import learning_rate, make_optimizer, trainable
 from trew.objective import preset
+from trew.types import TrainingSample
 
 
 def snapshot(net) -> dict[str, torch.Tensor]:
@@ -25,7 +25,7 @@ def textbook_grpo(net, items, data, *, temperature: float, eps: float = 0.2, bet
     """GRPO as in the paper, float64, one unpadded sequence at a time, differentiated by autograd."""
     net = copy.deepcopy(net).double()
     rewards, groups = data.rewards.double(), data.group_ids
-    lengths = [len(s.completion_ids) for s in items]
+    lengths = [len(s.token_ids) for s in items]
     old, ref = data.old_logprobs.double().split(lengths), data.ref_logprobs.double().split(lengths)
     counted = [i for i, n in enumerate(lengths) if n]
     total = torch.zeros((), dtype=torch.float64)
@@ -63,7 +63,7 @@ def test_logprobs_come_in_sample_order_and_the_reference_has_its_own():
         expected = [torch.cat([help.plain_logprobs(m, s) for s in items]) for m in (net, other)]
     torch.testing.assert_close(own.logprobs(items, progress=done.append), expected[0], rtol=0, atol=1e-5)
     torch.testing.assert_close(own.logprobs(items, reference=True), expected[1], rtol=0, atol=1e-5)
-    assert sum(done) == sum(len(s.completion_ids) > 0 for s in items)
+    assert sum(done) == sum(len(s.token_ids) > 0 for s in items)
     assert not any(p.requires_grad for p in other.parameters())
     with pytest.raises(ValueError, match="without a reference model"):
         help.learner(net).logprobs(items, reference=True)
@@ -107,7 +107,7 @@ def test_with_a_kl_term_no_sample_is_silent():
     data = help.batch(items, rewards=torch.ones(len(items)), ref_logprobs=own.logprobs(items, reference=True))
     out = own.step(items, own.objective.prepare(data))
     assert out.grad_norm > 0
-    assert out.metrics["silent_share"][0] == sum(len(s.completion_ids) == 0 for s in items)
+    assert out.metrics["silent_share"][0] == sum(len(s.token_ids) == 0 for s in items)
 
 
 def autograd(net, objective, items, data, *, temperature: float = 1.0, bonus: float = 0.0) -> torch.Tensor:
@@ -116,9 +116,7 @@ def autograd(net, objective, items, data, *, temperature: float = 1.0, bonus: fl
     net = copy.deepcopy(net).double()
     logits = [help.plain_logits(net, s) / temperature for s in items]
     log_p = [z.log_softmax(-1) for z in logits]
-    logprobs = [
-        p.gather(1, torch.from_numpy(s.completion_ids)[:, None])[:, 0] for p, s in zip(log_p, items, strict=True)
-    ]
+    logprobs = [p.gather(1, torch.from_numpy(s.token_ids)[:, None])[:, 0] for p, s in zip(log_p, items, strict=True)]
     entropies = torch.cat([-(p.exp() * p).sum(-1) for p in log_p])
     loss = objective.loss(data.replace(logprobs=torch.cat(logprobs))).loss
     (loss - bonus * (data.token_weights * data.mask * entropies).sum()).backward()
@@ -254,7 +252,7 @@ def test_a_loss_that_is_not_finite_is_not_applied():
 
 def test_token_ids_outside_the_vocabulary_are_refused():
     own = help.learner(help.model())
-    items = [Sample(np.array([1]), np.array([tiny.VOCAB]), 0), Sample(np.array([1]), np.array([2]), 0)]
+    items = [TrainingSample(np.array([1]), np.array([tiny.VOCAB]), 0), TrainingSample(np.array([1]), np.array([2]), 0)]
     with pytest.raises(EngineError, match=f"sample 0: the completion holds token id {tiny.VOCAB}"):
         own.logprobs(items)
 

@@ -41,7 +41,7 @@ class Recorder:
 
     def logprobs(self, samples: list[Any], *, reference: bool = False) -> torch.Tensor:
         self.asked.append("reference" if reference else "policy")
-        count = sum(len(s.completion_ids) for s in samples)
+        count = sum(len(s.token_ids) for s in samples)
         return torch.full((count,), -7.0 if reference else -1.0 - self.version)
 
     def accumulate(self, samples: list[Any], batch: trew.TokenBatch) -> None:
@@ -158,7 +158,7 @@ def test_samples_and_batch_are_of_the_same_groups_in_the_same_order():
     learner = run(Run(minibatch_prompts=2))
     for start, samples, batch in zip((0, 2), learner.samples, learner.batches, strict=True):
         assert [s.group for s in samples] == [start, start, start + 1, start + 1] == batch.group_ids.tolist()
-        assert [len(s.completion_ids) for s in samples] == batch.lengths.tolist()
+        assert [len(s.token_ids) for s in samples] == batch.lengths.tolist()
         assert batch.rewards.tolist() == [1.0, 0.0, 1.0, 0.0]
 
 
@@ -201,7 +201,7 @@ def test_the_samplers_own_log_probs_serve_as_old_ones_where_they_are_the_same_nu
 
     def logprobs(self, samples):
         self.asked.append(str(len(samples)))
-        return torch.full((sum(len(s.completion_ids) for s in samples),), -1.0 + off)
+        return torch.full((sum(len(s.token_ids) for s in samples),), -1.0 + off)
 
     monkeypatch.setattr(Recorder, "logprobs", logprobs)
     same = run(Run(objective, minibatch_prompts=2))
@@ -254,7 +254,7 @@ def test_a_single_token_of_older_weights_makes_a_step_off_policy():
     ]
     j = Run(trew.preset("dr-grpo"))
     j.policy.version = 1
-    j.policy.logprobs = lambda samples, **_: torch.full((sum(len(s.completion_ids) for s in samples),), -1.0)
+    j.policy.logprobs = lambda samples, **_: torch.full((sum(len(s.token_ids) for s in samples),), -1.0)
     attempt = updated(j, groups)
     assert all(b.old_logprobs is not None for b in j.policy.batches)
     assert attempt.canary is not None

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from ..config import Config
-from ..learner import Sample, recompute
+from ..learner import recompute
 from ..learner.autograd import AutogradRunner
 from ..learner.head import token_logprobs
 from ..learner.packing import Pack
@@ -24,6 +24,7 @@ from ..learner.runner import ModelRunner, RunnerSettings
 from ..models.backend import Backend
 from ..models.planning import Planning
 from ..training import backends
+from ..types import TrainingSample
 from .ledger import Ledger
 from .sizes import Copy, Sizes, copy_of
 
@@ -60,7 +61,7 @@ def batch(config: Config, model: Any, *, prompt: int, vocabulary: int, layers: i
     one = np.arange(rollout.max_tokens) % vocabulary
     ids = np.arange(prompt) % vocabulary
     groups = learner.minibatch_prompts or rollout.prompts
-    samples = [Sample(ids, one, group) for group in range(groups) for _ in range(rollout.completions)]
+    samples = [TrainingSample(ids, one, group) for group in range(groups) for _ in range(rollout.completions)]
     settings = RunnerSettings(
         temperature=rollout.temperature, budget=learner.microbatch_tokens, share_prompts=learner.share_prompts,
         fused=config.kernels == "auto", autocast=torch.bfloat16 if learner.dtype == "bfloat16" else None,

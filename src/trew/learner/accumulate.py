@@ -14,8 +14,9 @@ from ..errors import NumericsError
 from ..objective import LossOutput, Objective, TokenBatch, token_metrics
 from ..objective.batch import PER_SEQUENCE, PER_TOKEN
 from ..objective.entropy_bonus import EntropyBonus
-from ..types import Metrics
-from .packing import Pack, Sample
+from ..types import Metrics, TrainingSample
+from .packing import Pack
+from .parallel import Parallel
 
 
 @dataclass(slots=True)
@@ -23,7 +24,7 @@ class Accumulated:
     """What the packs of an optimizer step gave, put together; its gradient is in the parameters. Metrics such as
     quantiles are of all packs together."""
 
-    samples: Sequence[Sample]
+    samples: Sequence[TrainingSample]
     batch: TokenBatch  # theirs, prepared
     active: list[int]  # the samples that can have a gradient
     loss: float = 0.0
@@ -38,6 +39,20 @@ class Accumulated:
             if name not in self.values:
                 self.values[name] = torch.zeros(len(self.batch.mask), dtype=value.dtype, device=value.device)
             self.values[name][at] = value
+
+    def reduce(self, parallel: Parallel) -> None:
+        """Adds up what the ranks gave. Each token's values are of one rank and zero on the others."""
+        if parallel.size == 1:
+            return
+        dtypes = {name: str(value.dtype).removeprefix("torch.") for name, value in self.values.items()}
+        found = parallel.gather({"dtypes": dtypes, "loss": self.loss, "tokens": self.tokens, "ran": self.ran})
+        self.loss = sum(one["loss"] for one in found)
+        self.tokens = sum(one["tokens"] for one in found)
+        self.ran = [i for one in found for i in one["ran"]]
+        for name, dtype in sorted({item for one in found for item in one["dtypes"].items()}):
+            if name not in self.values:  # this rank had no pack
+                self.values[name] = torch.zeros(len(self.batch.mask), dtype=getattr(torch, dtype))
+        parallel.sum_([self.values[name] for name in sorted(self.values)])
 
     def metrics(self) -> Metrics:
         """The objective's, over the samples that were run."""
@@ -55,7 +70,7 @@ class PackLoss:
 
     part: TokenBatch  # of the pack, in its order
     pack: Pack
-    samples: Sequence[Sample]
+    samples: Sequence[TrainingSample]
     objective: Objective
     bonus: EntropyBonus | None
     done: Accumulated
@@ -127,8 +142,8 @@ class TokenPositions:
     bounds: np.ndarray  # (S + 1,)
 
     @staticmethod
-    def of(samples: Sequence[Sample]) -> TokenPositions:
-        return TokenPositions(np.concatenate([[0], np.cumsum([len(s.completion_ids) for s in samples])]))
+    def of(samples: Sequence[TrainingSample]) -> TokenPositions:
+        return TokenPositions(np.concatenate([[0], np.cumsum([len(s.token_ids) for s in samples])]))
 
     def of_samples(self, members: Sequence[int]) -> Tensor:
         return torch.from_numpy(np.concatenate([np.arange(self.bounds[i], self.bounds[i + 1]) for i in members]))
@@ -138,7 +153,7 @@ def check_finite(
     logprobs: Float[Tensor, "n"],
     sequences: Int[Tensor, "n"],
     pack: Pack,
-    samples: Sequence[Sample],
+    samples: Sequence[TrainingSample],
     *,
     quantity: str = "logprobs",
 ) -> None:
@@ -158,6 +173,6 @@ def check_finite(
     )  # fmt: skip
 
 
-def sample_names(members: Sequence[int], samples: Sequence[Sample]) -> str:
+def sample_names(members: Sequence[int], samples: Sequence[TrainingSample]) -> str:
     shown = [f"{i} (group {samples[i].group})" for i in sorted(members)[:8]]
     return ", ".join(shown) + (f" and {len(members) - 8} more" if len(members) > 8 else "")

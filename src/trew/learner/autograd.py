@@ -24,11 +24,12 @@ from transformers import PreTrainedModel
 
 from ..models.lora import in_float32
 from ..models.verified import Verified, say
+from ..types import TrainingSample
 from . import attention, recompute
 from .accelerator import LayerAccelerator
 from .fused_head import FusedHead
 from .head import LossCallback, token_logprobs, token_logprobs_and_entropies
-from .packing import Pack, Sample, check_samples, pack_plain, pack_shared
+from .packing import Pack, check_samples, pack_plain, pack_shared
 from .runner import ExecutionPath, ModelRunner, RunnerSettings
 
 TOLERANCE = 1e-3
@@ -73,7 +74,7 @@ class AutogradRunner:
         key = self._accelerator.key if self._accelerator is not None else ""
         return ExecutionPath(shared=self._shares, fused=self._head is not None, accelerator=key)
 
-    def packs(self, samples: Sequence[Sample], *, among: Sequence[int] | None = None) -> list[Pack]:
+    def packs(self, samples: Sequence[TrainingSample], *, among: Sequence[int] | None = None) -> list[Pack]:
         chosen = with_tokens(self.model, samples, among)
         if not self.verified:
             self._verify(samples, chosen)
@@ -176,12 +177,12 @@ class AutogradRunner:
     def _tensor(self, array: np.ndarray) -> Tensor:
         return torch.as_tensor(array, device=self.device)
 
-    def _beyond_window(self, samples: Sequence[Sample], chosen: Sequence[int]) -> bool:
+    def _beyond_window(self, samples: Sequence[TrainingSample], chosen: Sequence[int]) -> bool:
         """Whether a sequence is longer than a sliding window of the model, which the model's own layers know nothing of
         on packed rows. A matter of these samples alone: what came before must not decide how they are run, or a resumed
         run would differ."""
         window = attention.window(self.model)
-        longest = max((len(samples[i].prompt_ids) + len(samples[i].completion_ids) for i in chosen), default=0)
+        longest = max((len(samples[i].prompt_ids) + len(samples[i].token_ids) for i in chosen), default=0)
         if window is None or longest <= window:
             return False
         self._say_unshared(f"its attention window of {window} tokens is shorter than some sequences")
@@ -189,7 +190,7 @@ class AutogradRunner:
 
     # -------------------------------------------------------------------------------------------------- verification
 
-    def _verify(self, samples: Sequence[Sample], chosen: Sequence[int]) -> None:
+    def _verify(self, samples: Sequence[TrainingSample], chosen: Sequence[int]) -> None:
         """Compares what is not the model's own forward on plain rows with that; what differs is given up."""
         if self._unshared is not None:
             self._say_unshared(self._unshared)
@@ -217,7 +218,7 @@ class AutogradRunner:
         self.verified = len(few) > 1 and not bool(want.isnan().any())
 
     def _verify_accelerator(
-        self, accelerator: LayerAccelerator, samples: Sequence[Sample], few: Sequence[int]
+        self, accelerator: LayerAccelerator, samples: Sequence[TrainingSample], few: Sequence[int]
     ) -> None:  # fmt: skip
         """Log-probs, and a gradient from the last layer to the first: it is code of others, made for this model."""
         shared = self._shares and not self._beyond_window(samples, few)
@@ -290,30 +291,30 @@ def head_of(model: PreTrainedModel, settings: RunnerSettings, kind: Callable[...
     )  # fmt: skip
 
 
-def with_tokens(model: PreTrainedModel, samples: Sequence[Sample], among: Sequence[int] | None) -> list[int]:
+def with_tokens(model: PreTrainedModel, samples: Sequence[TrainingSample], among: Sequence[int] | None) -> list[int]:
     """The samples (of those ``among``) that have completion tokens. Raises ValueError where one has tokens that the
     model does not know."""
     embeddings = model.get_input_embeddings().weight
     assert isinstance(embeddings, Tensor)
     check_samples(samples, vocab_size=len(embeddings))
-    return [i for i in (range(len(samples)) if among is None else among) if len(samples[i].completion_ids)]
+    return [i for i in (range(len(samples)) if among is None else among) if len(samples[i].token_ids)]
 
 
-def first_samples(model: PreTrainedModel, samples: Sequence[Sample], among: Sequence[int] | None) -> list[int]:
+def first_samples(model: PreTrainedModel, samples: Sequence[TrainingSample], among: Sequence[int] | None) -> list[int]:
     """The first completions of two groups, the worst that packing can do to them: what is compared."""
     return _first(samples, with_tokens(model, samples, among))
 
 
-def _first(samples: Sequence[Sample], chosen: Sequence[int]) -> list[int]:
+def _first(samples: Sequence[TrainingSample], chosen: Sequence[int]) -> list[int]:
     groups = list(dict.fromkeys(samples[i].group for i in chosen))[:2]
     return [i for group in groups for i in [j for j in chosen if samples[j].group == group][:2]]
 
 
-def by_sample(runner: ModelRunner, samples: Sequence[Sample], few: Sequence[int]) -> Tensor:
+def by_sample(runner: ModelRunner, samples: Sequence[TrainingSample], few: Sequence[int]) -> Tensor:
     """Log-probs of the samples ``few`` in their order."""
     parts = {}
     for pack in runner.packs(samples, among=few):
-        lengths = [len(samples[i].completion_ids) for i in pack.samples]
+        lengths = [len(samples[i].token_ids) for i in pack.samples]
         parts |= dict(zip(pack.samples, runner.logprobs_of(pack).split(lengths), strict=True))
     return torch.cat([parts[i] for i in few])
 

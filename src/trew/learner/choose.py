@@ -11,9 +11,10 @@ from transformers import PreTrainedModel
 
 from ..models.backend import Backend
 from ..models.verified import Verified
+from ..types import TrainingSample
 from .autograd import TOLERANCE, AutogradRunner, by_sample, first_samples
 from .head import LossCallback
-from .packing import Pack, Sample
+from .packing import Pack
 from .runner import ExecutionPath, ModelRunner, RunnerSettings
 
 
@@ -55,12 +56,12 @@ class VerifiedRunner:
     def verified(self) -> bool:
         return self._compared and self.chosen.verified
 
-    def packs(self, samples: Sequence[Sample], *, among: Sequence[int] | None = None) -> list[Pack]:
+    def packs(self, samples: Sequence[TrainingSample], *, among: Sequence[int] | None = None) -> list[Pack]:
         if not self._compared:
             self._compare(samples, among)
         return self.chosen.packs(samples, among=among)
 
-    def _compare(self, samples: Sequence[Sample], among: Sequence[int] | None) -> None:
+    def _compare(self, samples: Sequence[TrainingSample], among: Sequence[int] | None) -> None:
         """The candidate's own code, and not a copy of it made anew, against the model's own forward."""
         few = first_samples(self.model, samples, among)
         if not few:

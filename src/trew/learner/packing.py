@@ -20,15 +20,7 @@ from itertools import pairwise
 import numpy as np
 
 from ..errors import EngineError
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """A prompt and one completion as token ids. Samples of one ``group`` with equal prompts may share its work."""
-
-    prompt_ids: np.ndarray  # (P,) P >= 1
-    completion_ids: np.ndarray  # (C,) C >= 0
-    group: int
+from ..types import TrainingSample
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +54,12 @@ class Pack:
     mask: np.ndarray | None = None  # (R, T) bool
 
 
-def check_samples(samples: Sequence[Sample], *, vocab_size: int) -> None:
+def check_samples(samples: Sequence[TrainingSample], *, vocab_size: int) -> None:
     """Raises EngineError where a sample has no prompt, or a token id that the model has no embedding for."""
     for index, sample in enumerate(samples):
         if len(sample.prompt_ids) == 0:
             raise EngineError(f"sample {index}: the prompt has no tokens; the first token of a completion needs one")
-        for name, ids in (("prompt", sample.prompt_ids), ("completion", sample.completion_ids)):
+        for name, ids in (("prompt", sample.prompt_ids), ("completion", sample.token_ids)):
             if len(ids) and not (ids.min() >= 0 and ids.max() < vocab_size):
                 wrong = int(ids[(ids < 0) | (ids >= vocab_size)][0])
                 raise EngineError(
@@ -77,7 +69,7 @@ def check_samples(samples: Sequence[Sample], *, vocab_size: int) -> None:
 
 
 def pack_shared(
-    samples: Sequence[Sample], *, budget: int, join: int | None = None, among: Sequence[int] | None = None,
+    samples: Sequence[TrainingSample], *, budget: int, join: int | None = None, among: Sequence[int] | None = None,
     share: bool = True,
 ) -> list[Pack]:  # fmt: skip
     """Packs in which samples with the same group and prompt share the prompt's tokens, one row [1, T] each.
@@ -123,23 +115,23 @@ def _runs(costs: Sequence[int], budget: int) -> list[slice]:
     return [slice(start, end) for start, end in pairwise([*starts, len(costs)])]
 
 
-def _cost(samples: Sequence[Sample], unit: Sequence[int]) -> int:
+def _cost(samples: Sequence[TrainingSample], unit: Sequence[int]) -> int:
     """Tokens of a row that holds one prompt and these completions."""
-    return len(samples[unit[0]].prompt_ids) + sum(len(samples[i].completion_ids) - 1 for i in unit)
+    return len(samples[unit[0]].prompt_ids) + sum(len(samples[i].token_ids) - 1 for i in unit)
 
 
-def _units(samples: Sequence[Sample], *, budget: int, among: Sequence[int]) -> Iterator[list[int]]:
-    """Sample positions that share a prompt, cut so that prompt and completions fit ``budget``."""
+def _units(samples: Sequence[TrainingSample], *, budget: int, among: Sequence[int]) -> Iterator[list[int]]:
+    """TrainingSample positions that share a prompt, cut so that prompt and completions fit ``budget``."""
     by_prompt: dict[tuple[int, bytes], list[int]] = {}
     for i in among:
-        if len(samples[i].completion_ids):
+        if len(samples[i].token_ids):
             key = (samples[i].group, np.ascontiguousarray(samples[i].prompt_ids, dtype=np.int64).tobytes())
             by_prompt.setdefault(key, []).append(i)
     for members in by_prompt.values():
         unit: list[int] = []
         size = prompt = len(samples[members[0]].prompt_ids)
         for i in members:
-            fed = len(samples[i].completion_ids) - 1
+            fed = len(samples[i].token_ids) - 1
             if unit and size + fed > budget:
                 yield unit
                 unit, size = [], prompt
@@ -148,7 +140,7 @@ def _units(samples: Sequence[Sample], *, budget: int, among: Sequence[int]) -> I
         yield unit
 
 
-def _pack_row(samples: Sequence[Sample], units: Sequence[Sequence[int]]) -> Pack:
+def _pack_row(samples: Sequence[TrainingSample], units: Sequence[Sequence[int]]) -> Pack:
     tokens: list[np.ndarray] = []
     positions: list[np.ndarray] = []
     read_at: list[np.ndarray] = []
@@ -166,9 +158,9 @@ def _pack_row(samples: Sequence[Sample], units: Sequence[Sequence[int]]) -> Pack
         read_at.append(np.array([end - 1]))
         reads += 1
         for i in unit:
-            fed = len(samples[i].completion_ids) - 1
+            fed = len(samples[i].token_ids) - 1
             if fed:
-                tokens.append(samples[i].completion_ids[:-1])
+                tokens.append(samples[i].token_ids[:-1])
                 positions.append(length + np.arange(fed))
                 segments.append(Segment(end, fed, start, length))
                 read_at.append(end + np.arange(fed))
@@ -182,19 +174,19 @@ def _pack_row(samples: Sequence[Sample], units: Sequence[Sequence[int]]) -> Pack
         position_ids=np.concatenate(positions)[None].astype(np.int64),
         read_at=np.concatenate(read_at).astype(np.int64),
         read_rows=np.concatenate(read_rows).astype(np.int64),
-        targets=np.concatenate([samples[i].completion_ids for i in members]).astype(np.int64),
+        targets=np.concatenate([samples[i].token_ids for i in members]).astype(np.int64),
         segments=tuple(segments),
     )
 
 
-def pack_plain(samples: Sequence[Sample], *, budget: int, among: Sequence[int] | None = None) -> list[Pack]:
+def pack_plain(samples: Sequence[TrainingSample], *, budget: int, among: Sequence[int] | None = None) -> list[Pack]:
     """Packs of one padded row per sample: prompts padded on the left, completions on the right.
 
     Works for every architecture. Samples are sorted by length, so that little is padded; rows x columns stays within
     ``budget`` unless a single sample is longer. Samples without completion tokens are left out.
     """
-    chosen = [i for i in (range(len(samples)) if among is None else among) if len(samples[i].completion_ids)]
-    chosen.sort(key=lambda i: (len(samples[i].completion_ids), len(samples[i].prompt_ids)))
+    chosen = [i for i in (range(len(samples)) if among is None else among) if len(samples[i].token_ids)]
+    chosen.sort(key=lambda i: (len(samples[i].token_ids), len(samples[i].prompt_ids)))
     packs, pending = [], []
     for i in chosen:
         if pending and _padded_size(samples, [*pending, i]) > budget:
@@ -204,29 +196,29 @@ def pack_plain(samples: Sequence[Sample], *, budget: int, among: Sequence[int] |
     return [*packs, _pack_padded(samples, pending)] if pending else packs
 
 
-def _padded_size(samples: Sequence[Sample], members: Sequence[int]) -> int:
+def _padded_size(samples: Sequence[TrainingSample], members: Sequence[int]) -> int:
     prompt = max(len(samples[i].prompt_ids) for i in members)
-    return len(members) * (prompt + max(len(samples[i].completion_ids) for i in members) - 1)
+    return len(members) * (prompt + max(len(samples[i].token_ids) for i in members) - 1)
 
 
-def _pack_padded(samples: Sequence[Sample], members: Sequence[int]) -> Pack:
+def _pack_padded(samples: Sequence[TrainingSample], members: Sequence[int]) -> Pack:
     prompt = max(len(samples[i].prompt_ids) for i in members)
-    reads = max(len(samples[i].completion_ids) for i in members)
+    reads = max(len(samples[i].token_ids) for i in members)
     shape = (len(members), prompt + reads - 1)
     ids, mask = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=bool)
     read_rows = []
     for row, i in enumerate(members):
-        fed = np.concatenate([samples[i].prompt_ids, samples[i].completion_ids[:-1]])
+        fed = np.concatenate([samples[i].prompt_ids, samples[i].token_ids[:-1]])
         start = prompt - len(samples[i].prompt_ids)
         ids[row, start : start + len(fed)] = fed
         mask[row, start : start + len(fed)] = True
-        read_rows.append(row * reads + np.arange(len(samples[i].completion_ids)))
+        read_rows.append(row * reads + np.arange(len(samples[i].token_ids)))
     return Pack(
         samples=tuple(members),
         input_ids=ids,
         position_ids=np.maximum(mask.cumsum(axis=1) - 1, 0),
         read_at=np.arange(prompt - 1, prompt - 1 + reads),
         read_rows=np.concatenate(read_rows).astype(np.int64),
-        targets=np.concatenate([samples[i].completion_ids for i in members]).astype(np.int64),
+        targets=np.concatenate([samples[i].token_ids for i in members]).astype(np.int64),
         mask=mask,
     )

@@ -9,9 +9,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..objective import TokenBatch
-from ..types import StepOutput
+from ..types import StepOutput, TrainingSample
 from .accumulate import Accumulated
-from .packing import Sample
 
 
 class Policy(Protocol):
@@ -27,17 +26,21 @@ class Policy(Protocol):
         ...
 
     def logprobs(
-        self, samples: Sequence[Sample], *, reference: bool = False, progress: Callable[[int], None] | None = None
+        self,
+        samples: Sequence[TrainingSample],
+        *,
+        reference: bool = False,
+        progress: Callable[[int], None] | None = None,
     ) -> Float[Tensor, "N"]:
         """Log-probs at the training temperature under the policy, or under the frozen reference; float32 on the CPU,
         without gradient. Raises NumericsError, naming the samples, where one is not finite."""
         ...
 
-    def verify(self, samples: Sequence[Sample]) -> None:
+    def verify(self, samples: Sequence[TrainingSample]) -> None:
         """Decides on whole samples which execution path they take, where that is not decided yet."""
         ...
 
-    def accumulate(self, samples: Sequence[Sample], batch: TokenBatch) -> Accumulated:
+    def accumulate(self, samples: Sequence[TrainingSample], batch: TokenBatch) -> Accumulated:
         """The gradient of one optimizer step; ``batch`` is that of ``samples``, prepared by the objective. The weights
         stay as they are. Raises NumericsError, with all gradients cleared, where a log-prob or the loss is not finite.
         """

@@ -18,13 +18,14 @@ from ..models.backend import Backend
 from ..models.lora import Adapters
 from ..objective import Objective, TokenBatch
 from ..objective.entropy_bonus import EntropyBonus
-from ..types import StepOutput
+from ..types import StepOutput, TrainingSample
 from . import compiled, liger, recompute
 from .accelerator import LayerAccelerator
 from .accumulate import Accumulated, PackLoss, TokenPositions, check_finite, part_of, sample_names
 from .choose import runner_for
 from .optimizer import Watched, begin, learning_rate, load_moments, make_optimizer, moments, trainable
-from .packing import Sample
+from .packing import Pack
+from .parallel import Parallel, Solo, failing_together
 from .runner import RunnerSettings
 
 Progress = Callable[[int], None]
@@ -39,6 +40,7 @@ class Learner:
     model for the KL term; with ``adapters``, which are in the model, it is the model without them, and only they are
     trained and stored. ``optimizer_steps`` is the length of the whole run, for the learning rate schedule. ``fused``:
     the output head is computed chunk by chunk. ``backend``: what may run samples instead of the model's own forward.
+    ``parallel``: the ranks that share the packs of a step; a single process by default.
     ``objective`` changes only where its entropy bonus is adaptive: it is always the next step's.
     """
 
@@ -54,6 +56,7 @@ class Learner:
         adapters: Adapters | None = None,
         fused: bool = True,
         backend: Backend | None = None,
+        parallel: Parallel | None = None,
     ):
         assert adapters is None or (adapters.model is model and reference is None)
         self.model, self.config, self.objective = model.eval(), config, objective
@@ -69,6 +72,7 @@ class Learner:
             recompute.check(model)
         self._accelerator = self._make_accelerator()
         self._backend = backend
+        self._parallel = parallel or Solo()
         settings = RunnerSettings(
             temperature=temperature, budget=config.microbatch_tokens, share_prompts=config.share_prompts, fused=fused,
             autocast=torch.bfloat16 if config.dtype == "bfloat16" else None,
@@ -98,41 +102,51 @@ class Learner:
         said = [*self._runner.messages, *(self._reference.messages if self._reference else [])]
         return list(dict.fromkeys(said))
 
-    def verify(self, samples: Sequence[Sample]) -> None:
+    def verify(self, samples: Sequence[TrainingSample]) -> None:
         """Decides on whole samples how they are run, where that was not decided yet: before parts of them are."""
         if not self._runner.verified:
             self._runner.packs(samples)
 
     def logprobs(
-        self, samples: Sequence[Sample], *, reference: bool = False, progress: Progress | None = None
+        self, samples: Sequence[TrainingSample], *, reference: bool = False, progress: Progress | None = None
     ) -> Float[Tensor, "N"]:
         """Log-probs of all completion tokens, in sample order, at the temperature; float32 on the CPU, no gradient."""
         runner = self._reference if reference else self._runner
         if runner is None:
             raise ValueError("logprobs(reference=True): this learner was made without a reference model")
-        out = torch.empty(sum(len(s.completion_ids) for s in samples), dtype=torch.float32)
+        # Zeros: where another rank computes a value, the sum over ranks puts it in place.
+        out = torch.zeros(sum(len(s.token_ids) for s in samples), dtype=torch.float32)
         tokens = TokenPositions.of(samples)
-        with self._as_reference() if reference else nullcontext():
-            for pack in runner.packs(samples):
+        with self._as_reference() if reference else nullcontext(), failing_together(self._parallel):
+            for pack in self._mine(runner.packs(samples)):
                 values = runner.logprobs_of(pack).cpu()
-                lengths = torch.tensor([len(samples[i].completion_ids) for i in pack.samples])
+                lengths = torch.tensor([len(samples[i].token_ids) for i in pack.samples])
                 ids = torch.arange(len(lengths)).repeat_interleave(lengths)
                 check_finite(values, ids, pack, samples, quantity="ref_logprobs" if reference else "logprobs")
                 out[tokens.of_samples(pack.samples)] = values
                 if progress is not None:
                     progress(len(pack.samples))
         runner.release()
+        self._parallel.sum_([out])
         return out
+
+    def _mine(self, packs: Sequence[Pack]) -> list[Pack]:
+        """The packs that this rank computes."""
+        return [packs[i] for i in self._parallel.mine([pack.input_ids.size for pack in packs])]
 
     def _as_reference(self) -> AbstractContextManager[None]:
         """Adapters are off."""
         return nullcontext() if self._adapters is None else self._adapters.disabled()
 
-    def step(self, samples: Sequence[Sample], batch: TokenBatch, progress: Progress | None = None) -> StepOutput:
+    def step(
+        self, samples: Sequence[TrainingSample], batch: TokenBatch, progress: Progress | None = None
+    ) -> StepOutput:
         """One optimizer step: :meth:`accumulate`, then :meth:`apply`."""
         return self.apply(self.accumulate(samples, batch, progress))
 
-    def accumulate(self, samples: Sequence[Sample], batch: TokenBatch, progress: Progress | None = None) -> Accumulated:
+    def accumulate(
+        self, samples: Sequence[TrainingSample], batch: TokenBatch, progress: Progress | None = None
+    ) -> Accumulated:
         """The gradient of one optimizer step on ``samples``, left in the parameters; ``batch`` is theirs, prepared by
         the objective (``logprobs`` not read).
 
@@ -143,15 +157,16 @@ class Learner:
         before, and gradients are cleared.
         """
         assert len(samples) == len(batch.group_ids)
-        assert sum(len(s.completion_ids) for s in samples) == len(batch.mask)
+        assert sum(len(s.token_ids) for s in samples) == len(batch.mask)
         if batch.token_weights is None:
             batch = self.objective.prepare(batch)
         done = Accumulated(samples, batch, _members(samples, batch, self.objective.has_gradient(batch)))
         if progress is not None:
             progress(len(samples) - len(done.active))
         if done.active:
-            with self._cleared_on_failure():
+            with self._cleared_on_failure(), failing_together(self._parallel):
                 self._accumulate(done, progress)
+            done.reduce(self._parallel)
         return done
 
     def apply(self, done: Accumulated) -> StepOutput:
@@ -173,6 +188,7 @@ class Learner:
             self._after(done.batch)
             return StepOutput(0.0, metrics, 0.0, self.version)
         with self._cleared_on_failure():
+            self._sum_gradients()
             norm = self._clip(done.samples, active)
             watched = Watched.before(self._parameters.values())
         if self._accelerator is not None:
@@ -217,7 +233,7 @@ class Learner:
         across = objective.scope in ("group", "batch")
         coefficients = self._coefficients(objective, done) if across else None
         tokens = TokenPositions.of(samples)
-        for pack in self._runner.packs(samples, among=done.active):
+        for pack in self._mine(self._runner.packs(samples, among=done.active)):
             part, at = part_of(batch, pack.samples, tokens), tokens.of_samples(pack.samples)
             callback = PackLoss(part, pack, samples, objective, bonus if bonus_acts else None, done, at)
             lengths = None
@@ -226,7 +242,7 @@ class Learner:
             else:
                 done.ran += pack.samples
                 if objective.scope == "sequence":
-                    lengths = [len(samples[i].completion_ids) for i in pack.samples]
+                    lengths = [len(samples[i].token_ids) for i in pack.samples]
                     if not self._runner.sees_whole(lengths):
                         callback.fix_coefficients(self._runner.logprobs_of(pack))
                         lengths = None
@@ -244,11 +260,21 @@ class Learner:
         logprobs = torch.zeros(len(batch.mask), dtype=torch.float32)
         logprobs[at] = self.logprobs([samples[i] for i in counted])
         out = objective.loss(batch.replace(logprobs=logprobs.to(batch.mask.device)))
-        done.add(out, torch.arange(len(batch.mask)))
-        done.ran += counted
+        if self._parallel.rank == 0:  # equal on all ranks, and summed over them later
+            done.add(out, torch.arange(len(batch.mask)))
+            done.ran += counted
         return out.packed["coefficients"]
 
-    def _clip(self, samples: Sequence[Sample], active: Sequence[int]) -> float:
+    def _sum_gradients(self) -> None:
+        """The gradient of the whole step on every rank; one that had no pack adds zeros."""
+        if self._parallel.size == 1:
+            return  # a parameter that got no gradient keeps None
+        for p in self._parameters.values():
+            if p.grad is None:
+                p.grad = torch.zeros_like(p)
+        self._parallel.sum_([p.grad for p in self._parameters.values() if p.grad is not None])
+
+    def _clip(self, samples: Sequence[TrainingSample], active: Sequence[int]) -> float:
         """Gradient norm before clipping to ``max_grad_norm``."""
         parameters = [p for p in self._parameters.values() if p.grad is not None]
         norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
@@ -339,7 +365,7 @@ class Learner:
         return {**dict(self.model.named_parameters()), **buffers}
 
 
-def _members(samples: Sequence[Sample], batch: TokenBatch, tokens: Bool[Tensor, "N"]) -> list[int]:
+def _members(samples: Sequence[TrainingSample], batch: TokenBatch, tokens: Bool[Tensor, "N"]) -> list[int]:
     """The samples that have at least one of ``tokens``."""
     found = set(batch.sequence_ids[tokens].tolist())
     return [i for i in range(len(samples)) if i in found]

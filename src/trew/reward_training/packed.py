@@ -23,10 +23,11 @@ from torch import Tensor, nn
 
 from ..learner.autograd import TOLERANCE
 from ..learner.body import Body
-from ..learner.packing import Pack, Sample, pack_shared
+from ..learner.packing import Pack, pack_shared
 from ..models.backend import Backend
 from ..models.verified import Verified
 from ..rewards.reward_scorer import Scorer
+from ..types import TrainingSample
 from .data import Encoded
 from .loss import bradley_terry
 from .plain import Pairs, PlainPairs, Scores
@@ -164,7 +165,7 @@ class _Texts:
     """The different texts of some pairs, as far as their scores depend on them."""
 
     texts: list[Sequence[int]]
-    samples: list[Sample]  # as the learner packs them: a prompt is what all texts of one key begin with
+    samples: list[TrainingSample]  # as the learner packs them: a prompt is what all texts of one key begin with
     chosen: Int[Tensor, "n"]  # which text is a pair's chosen one
     rejected: Int[Tensor, "n"]
 
@@ -204,14 +205,14 @@ def _common(texts: Sequence[Sequence[int]]) -> int:
     return sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, zip(*texts, strict=False)))
 
 
-def _sample(text: Sequence[int], *, prompt: int, group: int) -> Sample:
+def _sample(text: Sequence[int], *, prompt: int, group: int) -> TrainingSample:
     """A text whose last token is fed too: packs leave out a completion's last, so one more stands behind it."""
     ids = np.array([*text, text[-1]], dtype=np.int64)
-    return Sample(ids[:prompt], ids[prompt:], group)
+    return TrainingSample(ids[:prompt], ids[prompt:], group)
 
 
-def _last_tokens(pack: Pack, samples: Sequence[Sample]) -> tuple[Pack, Int[Tensor, "n"]]:
+def _last_tokens(pack: Pack, samples: Sequence[TrainingSample]) -> tuple[Pack, Int[Tensor, "n"]]:
     """The pack read only where its samples' texts end, and which of these places is each sample's, in its order."""
-    ends = np.cumsum([len(samples[i].completion_ids) for i in pack.samples]) - 1
+    ends = np.cumsum([len(samples[i].token_ids) for i in pack.samples]) - 1
     places, at = np.unique(pack.read_at[pack.read_rows[ends]], return_inverse=True)
     return replace(pack, read_at=places), torch.from_numpy(at)

@@ -12,16 +12,15 @@ from torch import Tensor
 
 from ..config import Config, LearnerConfig
 from ..errors import NumericsError, RewardError
-from ..learner import Sample
 from ..objective import Objective, TokenBatch
 from ..objective.batch import Steps
 from ..rollout import StepRollouts
 from ..rollout.sync import sampling
-from ..types import Rollout, Score
+from ..types import Rollout, Score, TrainingSample
 from .planning import Plan
 
 
-def to_batch(plan: Plan, rollouts: StepRollouts) -> tuple[list[Sample], TokenBatch]:
+def to_batch(plan: Plan, rollouts: StepRollouts) -> tuple[list[TrainingSample], TokenBatch]:
     """The kept rollouts as samples for the policy and one packed batch for the objective, in the same order.
 
     Tokens that the policy did not choose stay in the stream and are masked. ``logprobs`` is NaN until the policy
@@ -34,8 +33,8 @@ def to_batch(plan: Plan, rollouts: StepRollouts) -> tuple[list[Sample], TokenBat
         for rollout, score in zip(scored.group.rollouts, scored.scores, strict=True)
     ]
     made, scores = [rollout for _, rollout, _ in flat], [score for _, _, score in flat]
-    samples = [Sample(rollout.prompt_ids, rollout.token_ids, g) for g, rollout, _ in flat]
-    lengths = torch.tensor([len(sample.completion_ids) for sample in samples])
+    samples = [TrainingSample(rollout.prompt_ids, rollout.token_ids, g) for g, rollout, _ in flat]
+    lengths = torch.tensor([len(sample.token_ids) for sample in samples])
     rewards, weights = _rewards(plan, scores)
     cut = sampling(plan.config, 0, 0).truncates
     return samples, TokenBatch(
@@ -96,7 +95,7 @@ def _rewards(plan: Plan, scores: Sequence[Score]) -> tuple[Tensor, Tensor | None
 class Minibatch:
     """What one optimizer step is taken on: whole groups, with denominators and token weights of their own."""
 
-    samples: list[Sample]
+    samples: list[TrainingSample]
     batch: TokenBatch
     positions: list[int]  # of the samples in the whole step
 
@@ -110,7 +109,7 @@ class Minibatch:
 
 
 def minibatches(
-    samples: Sequence[Sample], batch: TokenBatch, objective: Objective, config: LearnerConfig
+    samples: Sequence[TrainingSample], batch: TokenBatch, objective: Objective, config: LearnerConfig
 ) -> Iterator[Minibatch]:
     """The optimizer steps on a prepared batch: ``inner_updates`` passes over minibatches of whole groups."""
     groups = int(batch.group_ids.max()) + 1

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from ..errors import EngineError, NumericsError
-from ..learner import Policy, Sample
+from ..learner import Policy
 from ..objective import TokenBatch
-from ..types import ScoredGroup
+from ..types import ScoredGroup, TrainingSample
 from .batch import optimizer_steps
 from .planning import Plan
 
@@ -63,7 +63,7 @@ class Frozen:
 
 
 def with_frozen_logprobs(
-    plan: Plan, policy: Policy, groups: Sequence[ScoredGroup], samples: Sequence[Sample], batch: TokenBatch
+    plan: Plan, policy: Policy, groups: Sequence[ScoredGroup], samples: Sequence[TrainingSample], batch: TokenBatch
 ) -> Frozen:
     """The batch with ``old_logprobs`` and ``ref_logprobs`` where they are needed."""
     config, objective = plan.config, plan.objective
@@ -80,7 +80,7 @@ def with_frozen_logprobs(
 
 
 def _old_logprobs(
-    plan: Plan, policy: Policy, samples: Sequence[Sample], batch: TokenBatch, canary: Canary, *, stale: bool
+    plan: Plan, policy: Policy, samples: Sequence[TrainingSample], batch: TokenBatch, canary: Canary, *, stale: bool
 ) -> Tensor:
     """(N,) of the policy that the ratio compares with."""
     own = batch.rollout_logprobs
@@ -95,7 +95,7 @@ def _old_logprobs(
 
 
 def compare(
-    plan: Plan, policy: Policy, groups: Sequence[ScoredGroup], samples: Sequence[Sample], batch: TokenBatch, *,
+    plan: Plan, policy: Policy, groups: Sequence[ScoredGroup], samples: Sequence[TrainingSample], batch: TokenBatch, *,
     whole: bool,
 ) -> Canary:  # fmt: skip
     """Compares the sampler's log-probs with the policy's on the first ``CANARY_TOKENS`` tokens of one rollout, of
@@ -110,9 +110,9 @@ def compare(
         return Canary(torch.empty(0), cut=own is None)
     policy.verify(samples)
     few, most = _chosen(samples, fresh, policy.version, whole=whole)
-    part = [Sample(s.prompt_ids, s.completion_ids[:most], s.group) for s in (samples[i] for i in few)]
+    part = [TrainingSample(s.prompt_ids, s.token_ids[:most], s.group) for s in (samples[i] for i in few)]
     try:
-        computed = policy.logprobs(part).split([len(s.completion_ids) for s in part])
+        computed = policy.logprobs(part).split([len(s.token_ids) for s in part])
     except NumericsError as error:
         raise error.among(few) from None
     differences = []
@@ -132,10 +132,10 @@ def compare(
 
 
 def _chosen(
-    samples: Sequence[Sample], fresh: Sequence[bool], version: int, *, whole: bool
+    samples: Sequence[TrainingSample], fresh: Sequence[bool], version: int, *, whole: bool
 ) -> tuple[list[int], int | None]:
     """Which samples the canary compares, and at most how many tokens of each; only fresh ones that have tokens."""
-    usable = [i for i, sample in enumerate(samples) if fresh[i] and len(sample.completion_ids)]
+    usable = [i for i, sample in enumerate(samples) if fresh[i] and len(sample.token_ids)]
     groups = sorted({samples[i].group for i, ok in enumerate(fresh) if ok})
     chosen, each, most = sorted({groups[0], groups[-1]}), 2, None
     if not whole:

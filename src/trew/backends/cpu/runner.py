@@ -13,11 +13,12 @@ from transformers import PreTrainedModel
 
 from ...learner.autograd import head_of, with_tokens
 from ...learner.head import LossCallback
-from ...learner.packing import Pack, Sample, pack_shared
+from ...learner.packing import Pack, pack_shared
 from ...learner.runner import ExecutionPath, RunnerSettings
 from ...models.anatomy import Transformer, describe
 from ...models.lora import split
 from ...models.verified import say
+from ...types import TrainingSample
 from . import build
 from .arena import Arena
 from .file_backed import FileBacked
@@ -204,7 +205,7 @@ class KernelRunner:
     def path(self) -> ExecutionPath:
         return ExecutionPath(layers="cpu", shared=self.settings.share_prompts, fused=True)
 
-    def packs(self, samples: Sequence[Sample], *, among: Sequence[int] | None = None) -> list[Pack]:
+    def packs(self, samples: Sequence[TrainingSample], *, among: Sequence[int] | None = None) -> list[Pack]:
         chosen = with_tokens(self.model, samples, among)
         layers = len(self.body.parts.layers)
         kept = self.body.kept_bytes * (self.settings.layers or layers) // layers
