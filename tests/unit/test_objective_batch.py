@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import math
 
@@ -11,6 +12,7 @@ import torch
 import trew
 from trew import TokenBatch
 from trew.errors import DataError
+from trew.objective import batch as objective_batch
 from trew.objective.batch import Denominators, Steps
 
 F64 = torch.float64
@@ -134,6 +136,46 @@ def test_selected_sequences_in_another_order():
     assert part.step_rewards.values.tolist() == [0.5, 1.0, 4.0]
     assert part.step_rewards.sequence_ids.tolist() == [1, 1, 0]
     assert part.step_rewards.ends.tolist() == [1, 2, 1]
+
+
+def same(one: TokenBatch, other: TokenBatch) -> None:
+    """Every field of the two is equal."""
+    for field in dataclasses.fields(TokenBatch):
+        a, b = getattr(one, field.name), getattr(other, field.name)
+        if field.name == "step_rewards" and a is not None:
+            a, b = (torch.cat([s.values, s.sequence_ids, s.ends]) for s in (a, b))
+        assert torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b, field.name
+
+
+@pytest.mark.parametrize("first", range(4))
+def test_consecutive_sequences_are_views_and_what_any_selection_gives(first):
+    batch = make()
+    backwards = torch.arange(3, -1, -1)
+    for end in range(first + 1, 5):
+        chosen = torch.arange(first, end)
+        part = batch.select(chosen)
+        same(part, batch.select(backwards).select(3 - chosen))
+        assert part.mask.untyped_storage().data_ptr() == batch.mask.untyped_storage().data_ptr()
+
+
+def test_selected_tokens_cut_sequences_and_keep_what_belongs_to_them():
+    batch = make(advantages=torch.tensor([1.0, 2.0, 3.0, 4.0]))
+    part = batch.select_tokens(slice(1, 3))
+    ids = batch.sequence_ids[1:3]
+    assert part.sequence_ids.tolist() == (ids - ids[0]).tolist()
+    assert part.logprobs.tolist() == batch.logprobs[1:3].tolist()
+    assert part.advantages.tolist() == batch.advantages[1:3].tolist()
+    assert part.rewards.tolist() == batch.rewards[int(ids[0]) : int(ids[-1]) + 1].tolist()
+    assert part.step_rewards is None
+    assert part.padded_mask is None
+    whole = batch.select_tokens(slice(0, len(batch.mask)))
+    same(whole, batch.select(torch.arange(int(batch.sequence_ids[-1]) + 1)).replace(step_rewards=None))
+
+
+def test_every_field_of_a_batch_is_cut_with_its_tokens_or_its_sequences_or_belongs_to_the_step():
+    of_the_step = {"step_rewards", "reward_weights", "max_length", "denominators", "mean_entropy", "padded_mask"}
+    cut = {*objective_batch._PER_TOKEN, *objective_batch._PER_SEQUENCE}
+    assert cut | of_the_step == {field.name for field in dataclasses.fields(TokenBatch)}
 
 
 def test_selection_without_optional_fields():

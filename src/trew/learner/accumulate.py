@@ -12,7 +12,6 @@ from torch import Tensor
 
 from ..errors import NumericsError
 from ..objective import LossOutput, Objective, TokenBatch, token_metrics
-from ..objective.batch import PER_SEQUENCE, PER_TOKEN
 from ..objective.entropy_bonus import EntropyBonus
 from ..types import Metrics, TrainingSample
 from .packing import Pack
@@ -59,8 +58,8 @@ class Accumulated:
         ran = sorted(self.ran)
         at = TokenPositions.of(self.samples).of_samples(ran)
         values = {name: value[at] for name, value in self.values.items()}
-        seen = self.batch.select(torch.tensor(ran)).replace(logprobs=values["logprobs"])
-        return token_metrics(seen, ratio=values["ratio"], weight=values["weight"], correction=values.get("correction"))
+        batch = self.batch.select(torch.tensor(ran)).replace(logprobs=values["logprobs"])
+        return token_metrics(batch, ratio=values["ratio"], weight=values["weight"], correction=values.get("correction"))
 
 
 @dataclass(slots=True)
@@ -102,7 +101,7 @@ class PackLoss:
 
     def _of_objective(self, where: slice, logprobs: Float[Tensor, "m"]) -> Float[Tensor, "m"]:
         self._check(logprobs, where)
-        out = self.objective.loss(_cut(self.part, where).replace(logprobs=logprobs.to(self.part.mask.device)))
+        out = self.objective.loss(self.part.select_tokens(where).replace(logprobs=logprobs.to(self.part.mask.device)))
         self.done.add(out, self.at[where])
         self._add(0.0)
         return out.packed["coefficients"]
@@ -117,22 +116,6 @@ class PackLoss:
                 f"the loss is {self.done.loss}",
                 names=sample_names(self.pack.samples, self.samples), quantity="loss", samples=self.pack.samples,
             )  # fmt: skip
-
-
-def part_of(batch: TokenBatch, samples: Sequence[int], tokens: TokenPositions) -> TokenBatch:
-    """Of a prepared batch these samples, each of which has tokens."""
-    if list(samples) != list(range(samples[0], samples[-1] + 1)):
-        return batch.select(torch.tensor(samples))
-    return _cut(batch, slice(int(tokens.bounds[samples[0]]), int(tokens.bounds[samples[-1] + 1])))
-
-
-def _cut(batch: TokenBatch, where: slice) -> TokenBatch:
-    """These tokens of a prepared batch, and their sequences."""
-    ids = batch.sequence_ids[where]
-    sequences = slice(int(ids[0]), int(ids[-1]) + 1)
-    fields = {k: v[where] for k in PER_TOKEN if (v := getattr(batch, k)) is not None}
-    fields |= {k: v[sequences] for k in PER_SEQUENCE if (v := getattr(batch, k)) is not None}
-    return batch.replace(**(fields | {"sequence_ids": ids - ids[0], "step_rewards": None, "padded_mask": None}))
 
 
 @dataclass(frozen=True, slots=True)

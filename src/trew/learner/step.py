@@ -21,7 +21,7 @@ from ..objective.entropy_bonus import EntropyBonus
 from ..types import StepOutput, TrainingSample
 from . import compiled, liger, recompute
 from .accelerator import LayerAccelerator
-from .accumulate import Accumulated, PackLoss, TokenPositions, check_finite, part_of, sample_names
+from .accumulate import Accumulated, PackLoss, TokenPositions, check_finite, sample_names
 from .choose import runner_for
 from .optimizer import Watched, begin, learning_rate, load_moments, make_optimizer, moments, trainable
 from .packing import Pack
@@ -234,7 +234,7 @@ class Learner:
         coefficients = self._coefficients(objective, done) if across else None
         tokens = TokenPositions.of(samples)
         for pack in self._mine(self._runner.packs(samples, among=done.active)):
-            part, at = part_of(batch, pack.samples, tokens), tokens.of_samples(pack.samples)
+            part, at = batch.select(torch.tensor(pack.samples)), tokens.of_samples(pack.samples)
             callback = PackLoss(part, pack, samples, objective, bonus if bonus_acts else None, done, at)
             lengths = None
             if coefficients is not None:

@@ -15,12 +15,12 @@ from torch import Tensor
 from ..errors import DataError
 from . import padded
 from .renamed import message
-from .segments import segment_count
+from .segments import segment_count, segment_starts
 
-PER_TOKEN = ("logprobs", "mask", "sequence_ids", "advantages", "old_logprobs", "rollout_logprobs", "ref_logprobs",
+_PER_TOKEN = ("logprobs", "mask", "sequence_ids", "advantages", "old_logprobs", "rollout_logprobs", "ref_logprobs",
              "entropies", "token_weights")  # fmt: skip
 RENAMED = {"shares": "token_weights"}
-PER_SEQUENCE = ("group_ids", "rewards", "correct", "truncated", "baselines")
+_PER_SEQUENCE = ("group_ids", "rewards", "correct", "truncated", "baselines")
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,17 +161,38 @@ class TokenBatch:
         return dataclasses.replace(self, **fields)
 
     def select(self, sequences: Int[Tensor, "M"]) -> TokenBatch:
-        """The batch of these whole sequences only, renumbered in the given order; denominators stay the step's."""
+        """The batch of these whole sequences, renumbered in the given order; denominators stay the step's.
+
+        Consecutive sequences become views of this batch, others copies: packs of a step are mostly consecutive.
+        """
         position = torch.full((self.size,), -1, dtype=torch.int64, device=self.mask.device)
         position[sequences] = torch.arange(len(sequences), device=self.mask.device)
+        steps = None if self.step_rewards is None else self.step_rewards.select(position)
+        first, count = (int(sequences[0]), len(sequences)) if len(sequences) else (0, 0)
+        if count and torch.equal(sequences, torch.arange(first, first + count, device=sequences.device)):
+            start, end = segment_starts(self.sequence_ids, size=self.size + 1)[[first, first + count]].tolist()
+            ids = self.sequence_ids[start:end] - first
+            return self._cut(slice(start, end), slice(first, first + count), ids).replace(step_rewards=steps)
         new_ids = position[self.sequence_ids]
-        keep = (new_ids >= 0).nonzero().squeeze(1)
-        order = keep[torch.argsort(new_ids[keep], stable=True)]
-        fields = {k: v[order] for k in PER_TOKEN if (v := getattr(self, k)) is not None}
-        fields |= {k: v[sequences] for k in PER_SEQUENCE if (v := getattr(self, k)) is not None}
-        if self.step_rewards is not None:
-            fields["step_rewards"] = self.step_rewards.select(position)
-        return self.replace(**(fields | {"sequence_ids": new_ids[order], "padded_mask": None}))
+        chosen = (new_ids >= 0).nonzero().squeeze(1)
+        order = chosen[torch.argsort(new_ids[chosen], stable=True)]
+        return self._cut(order, sequences, new_ids[order]).replace(step_rewards=steps)
+
+    def select_tokens(self, tokens: slice) -> TokenBatch:
+        """The batch of these consecutive tokens, at least one, as views; denominators stay the step's.
+
+        It may cut sequences, so that ``lengths`` counts what is left of them: what a component computes from it is that
+        of the whole batch only where its scope is "token" or no sequence was cut. Step rewards are left out, since
+        their ends count the tokens of whole sequences.
+        """
+        ids = self.sequence_ids[tokens]
+        first, last = int(ids[0]), int(ids[-1])
+        return self._cut(tokens, slice(first, last + 1), ids - first).replace(step_rewards=None)
+
+    def _cut(self, tokens: slice | Tensor, sequences: slice | Tensor, sequence_ids: Int[Tensor, "M"]) -> TokenBatch:
+        fields = {k: v[tokens] for k in _PER_TOKEN if (v := getattr(self, k)) is not None}
+        fields |= {k: v[sequences] for k in _PER_SEQUENCE if (v := getattr(self, k)) is not None}
+        return self.replace(**(fields | {"sequence_ids": sequence_ids, "padded_mask": None}))
 
     def unpack(self, values: Float[Tensor, "N"]) -> Float[Tensor, "..."]:
         """Values per token in the shape the batch was made from: (B, T) with zeros outside the mask, or (N,)."""
