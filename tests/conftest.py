@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 import pytest
 from jaxtyping import install_import_hook
 
 import tiers
+from forks import Server
 
 os.environ.pop("HF_HUB_OFFLINE", None)  # tests of what is said offline set it themselves
 
 install_import_hook(("trew.objective", "trew.learner"), "beartype.beartype")
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[Server]:
+    """Starts commands as real processes in milliseconds: what they import takes seconds, once."""
+    with Server() as started:
+        yield started
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 
 import trew
 from run_help import Watching, configured, rows, save_models
-from test_canary import stale_weights_end_the_run
+from test_canary import train_with_stale_weights
 from trew.backends.cpu import build, decoder, layers
 
 pytestmark = pytest.mark.skipif(isinstance(build.library(), str), reason="no compiler")
@@ -37,7 +38,10 @@ def hold_native(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.mark.parametrize("learner", [{}, {"minibatch_prompts": 2}], ids=["one update", "several"])
 def test_stale_weights_end_the_run_before_anything_is_learned_from_them(learner, models, tmp_path, monkeypatch):
-    stale_weights_end_the_run(hold_native, models["native"], learner, tmp_path, monkeypatch)
+    config, said = train_with_stale_weights(hold_native, models["native"], learner, tmp_path, monkeypatch)
+    assert re.search(r"differ from the learner's by .* nats on \d+ tokens", said)
+    assert list(rows(config)) == [1]
+    assert (Path(config.out) / "checkpoints" / "000001").is_dir()
 
 
 @pytest.mark.filterwarnings("default")

@@ -1,10 +1,6 @@
-"""What a run says first, as a process of its own: whether there is a compiler is looked for once."""
+"""What a run says first, in processes of their own: whether there is a compiler is looked for once."""
 
 from __future__ import annotations
-
-import os
-import subprocess
-import sys
 
 import pytest
 
@@ -14,16 +10,10 @@ RECIPE = """
 model = "model"
 steps = 1
 device = "cpu"
-[data]
-task = "arithmetic"
-[rollout]
-prompts = 2
-completions = 2
-max_tokens = 4
-[eval]
-size = 2
-[checkpoint]
-every = 0
+data.task = "arithmetic"
+rollout = { prompts = 2, completions = 2, max_tokens = 4 }
+eval.size = 2
+checkpoint.every = 0
 """
 
 
@@ -40,15 +30,10 @@ every = 0
     ],
     ids=["no compiler", "switched off", "plain was asked for"],
 )
-def test_a_run_says_that_it_takes_the_plain_path(change, settings, says, tmp_path):
+def test_a_run_says_that_it_takes_the_plain_path(change, settings, says, tmp_path, server):
     tiny.save(tmp_path / "model")
     (tmp_path / "r.toml").write_text(RECIPE)
-    environment = {k: v for k, v in os.environ.items() if k not in ("CC", "TREW_NATIVE")}
-    done = subprocess.run(
-        [sys.executable, "-m", "trew", "train", "r.toml", *settings],
-        cwd=tmp_path, env=environment | change, capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    (headline,) = (line for line in done.stdout.splitlines(keepends=True) if line.startswith("grpo: "))
+    said = server.run("train", "r.toml", *settings, cwd=tmp_path, **change)
+    (headline,) = (line for line in said.splitlines(keepends=True) if line.startswith("grpo: "))
     assert ("on the plain path of PyTorch" in headline) == bool(says)
     assert says in headline

@@ -55,7 +55,9 @@ def test_shapes(kind, overrides):
     for name, p in m.named_parameters():
         if name.endswith("bias"):
             nn.init.normal_(p)
-    same(generated(engine(m, graphs=lambda device: Graphs(None))), generated(engine(m, native=False)))
+    e = engine(m, graphs=lambda device: Graphs(None))
+    same(generated(e), generated(engine(m, native=False)))
+    assert not e.refused
 
 
 def test_completions_that_end_and_come_in_at_different_times():

@@ -6,7 +6,7 @@ import ast
 import copy
 import importlib.util
 import re
-import subprocess
+import runpy
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -165,14 +165,12 @@ def test_weights_after_one_adamw_step_are_those_of_the_learner(script, case, bet
         assert not torch.equal(a, before[name]), name
 
 
-def test_the_script_runs_and_prints_a_reward_per_step(tmp_path):
+def test_the_script_runs_and_prints_a_reward_per_step(tmp_path, monkeypatch, capsys):
     folder = tiny.save(tmp_path / "model")
     sizes = ("--steps", "3", "--prompts", "2", "--completions", "3", "--max-tokens", "4", "--beta", "0.01")
-    done = subprocess.run(
-        [sys.executable, SCRIPT, "--model", folder, *sizes], capture_output=True, text=True, cwd=tmp_path, timeout=120
-    )
-    assert done.returncode == 0, done.stderr
-    lines = re.findall(r"^step (\d+)  reward ([01]\.\d{3})  loss [+-]\d+\.\d{4}", done.stdout, re.M)
+    monkeypatch.setattr(sys, "argv", ["one_file.py", "--model", str(folder), *sizes])
+    runpy.run_path(str(SCRIPT), run_name="__main__")
+    lines = re.findall(r"^step (\d+)  reward ([01]\.\d{3})  loss [+-]\d+\.\d{4}", capsys.readouterr().out, re.M)
     assert [int(step) for step, _ in lines] == [1, 2, 3]
     assert all(0 <= float(value) <= 1 for _, value in lines)
 

@@ -7,8 +7,6 @@ import io
 import json
 import math
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -81,14 +79,6 @@ def trew(*args: object, cwd: Path, code: int = 0) -> str:
         main([*map(str, args)])
     assert end.value.code == code, said.getvalue()
     return said.getvalue()
-
-
-def shell(*args: object, cwd: Path, code: int = 0) -> str:
-    """The command line as people call it."""
-    command = [sys.executable, "-m", "trew", *map(str, args)]
-    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=300)
-    assert done.returncode == code, done.stdout + done.stderr
-    return done.stdout + done.stderr
 
 
 def recipe(folder: Path, rewards: str, *, preset: str = "grpo", more: str = "") -> Path:
@@ -192,14 +182,14 @@ def write_pairs(folder: Path) -> None:
     tiny.save(folder / "lm")
 
 
-def test_train_reward(tmp_path):
+def test_train_reward(tmp_path, server):
     write_pairs(tmp_path)
     common = ("train-reward", "--model", "lm", "--pairs", "pairs.jsonl", "--out", "rm")
     options = ("--set", "epochs=4", "learner.lr=1e-2", "learner.batch=8", "data.held_out=0.3", "device=cpu")
     said = trew(*common, *options, "--dry-run", cwd=tmp_path)
     assert "Nothing was trained" in said
     assert not (tmp_path / "rm").exists()
-    said = shell(*common, *options, cwd=tmp_path)
+    said = server.run(*common, *options, cwd=tmp_path)
     assert "after:  held-out accuracy 1.000" in said
     assert "AUC" in said
     assert "already holds a finished run" in trew(*common, *options, cwd=tmp_path, code=2)

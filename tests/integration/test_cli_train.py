@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
-import time
 import warnings
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -19,6 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import tiny
 import trew
+from forks import wait_for
 from trew.cli.main import main
 from trew.config import load
 from trew.utils.console import Silent
@@ -69,6 +68,9 @@ def shorter(prompts, completions, completion_ids, answer, **columns):
 """
 
 
+IN_STEP_3 = "trew.learner.step:Learner.accumulate:9"  # two minibatches a step, each learned from twice
+
+
 @pytest.fixture(scope="module")
 def model(tmp_path_factory) -> Path:
     return tiny.save(tmp_path_factory.mktemp("model"), "llama")
@@ -82,18 +84,10 @@ def recipe(tmp_path, model) -> Path:
     return path
 
 
-def start(*args: str | Path, cwd: Path) -> subprocess.Popen[str]:
-    env = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    command = [sys.executable, "-m", "trew", *map(str, args)]
-    return subprocess.Popen(command, cwd=cwd, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-def cli(*args: str | Path, cwd: Path, code: int = 0) -> str:
-    process = start(*args, cwd=cwd)
-    out, err = process.communicate(timeout=300)
-    assert process.returncode == code, (out, err)
-    assert "Traceback" not in err
-    return out + err
+@pytest.fixture
+def cli(server, tmp_path) -> Callable[..., str]:
+    """The command line, in a process of its own; what it printed."""
+    return partial(server.run, cwd=tmp_path)
 
 
 def rows(run: Path) -> list[dict]:
@@ -120,8 +114,8 @@ def same_learning(a: Path, b: Path) -> None:
         assert tables[0].equals(tables[1])
 
 
-def test_a_run_leaves_everything_that_its_folder_promises(recipe, tmp_path):
-    out = cli("train", recipe, cwd=tmp_path)
+def test_a_run_leaves_everything_that_its_folder_promises(recipe, tmp_path, cli):
+    out = cli("train", recipe)
     run = tmp_path / "runs" / "tiny"
     assert "before training (n = 10)" in out
     assert "tokens/s" in out
@@ -162,87 +156,75 @@ def test_a_run_leaves_everything_that_its_folder_promises(recipe, tmp_path):
     assert sorted(p.name for p in (run / "checkpoints").iterdir()) == ["000002", "000003"]
 
 
-def test_the_same_command_twice_gives_the_same_bits_and_another_seed_others(recipe, tmp_path):
+def test_the_same_command_twice_gives_the_same_bits_and_another_seed_others(recipe, tmp_path, cli):
     for name, seed in (("a", 3), ("b", 3), ("c", 4)):
-        cli("train", recipe, "--out", name, "--set", f"seed={seed}", cwd=tmp_path)
+        cli("train", recipe, "--out", name, "--set", f"seed={seed}")
     same_learning(tmp_path / "a", tmp_path / "b")
     first, other = (load_file(tmp_path / name / "final" / "model.safetensors") for name in ("a", "c"))
     assert any(not torch.equal(first[name], other[name]) for name in first)
 
 
 @pytest.mark.parametrize("share", ["true", "false"])
-def test_how_the_step_is_cut_for_memory_does_not_change_what_is_learned(recipe, tmp_path, share):
-    cli("train", recipe, "--out", "a", cwd=tmp_path)
+def test_how_the_step_is_cut_for_memory_does_not_change_what_is_learned(recipe, tmp_path, share, cli):
+    cli("train", recipe, "--out", "a")
     settings = ("learner.microbatch_tokens=40", f"learner.share_prompts={share}", "rollout.batch=5")
-    cli("train", recipe, "--out", "b", "--set", *settings, cwd=tmp_path)
+    cli("train", recipe, "--out", "b", "--set", *settings)
     first, second = (load_file(tmp_path / name / "final" / "model.safetensors") for name in ("a", "b"))
     for name, tensor in first.items():
         torch.testing.assert_close(tensor, second[name], rtol=0, atol=2e-4)
 
 
-def test_interrupt_then_resume_equals_never_interrupted(recipe, tmp_path):
+def test_interrupt_then_resume_equals_never_interrupted(recipe, tmp_path, cli, server):
     settings = ("--set", "steps=6")
-    cli("train", recipe, "--out", "whole", *settings, cwd=tmp_path)
-    process = start("train", recipe, "--out", "cut", *settings, cwd=tmp_path)
-    metrics = tmp_path / "cut" / "metrics.jsonl"
-    deadline = time.monotonic() + 120
-    while not (metrics.exists() and metrics.read_text().count("\n") >= 3):
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=120)
-    assert process.returncode == 130, err
-    assert "--resume" in err
-    assert "Traceback" not in err
+    cli("train", recipe, "--out", "whole", *settings)
+    command = server.start("train", recipe, "--out", "cut", *settings, cwd=tmp_path, hold=IN_STEP_3).held()
+    command.kill(signal.SIGINT).says("stopping after this step").go()
+    assert command.wait() == 130, command.text()
+    assert "--resume" in command.text()
+    assert "Traceback" not in command.text()
 
-    refused = cli("train", recipe, "--out", "cut", *settings, cwd=tmp_path, code=2)
+    refused = cli("train", recipe, "--out", "cut", *settings, code=2)
     assert "--resume" in refused
-    out = cli("train", recipe, "--out", "cut", *settings, "--resume", cwd=tmp_path)
-    assert "continuing after step" in out
+    out = cli("train", recipe, "--out", "cut", *settings, "--resume")
+    assert "continuing after step 3" in out
     same_learning(tmp_path / "whole", tmp_path / "cut")
 
 
-def test_kill_9_then_resume_equals_never_killed(recipe, tmp_path):
-    cli("train", recipe, "--out", "whole", "--set", "steps=6", cwd=tmp_path)
-    process = start("train", recipe, "--out", "cut", "--set", "steps=6", cwd=tmp_path)
-    deadline = time.monotonic() + 120
-    while not (tmp_path / "cut" / "checkpoints" / "000002").exists():
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    process.kill()
-    process.communicate()
-    cli("train", recipe, "--out", "cut", "--set", "steps=6", "--resume", cwd=tmp_path)
+def test_kill_9_then_resume_equals_never_killed(recipe, tmp_path, cli, server):
+    cli("train", recipe, "--out", "whole", "--set", "steps=6")
+    command = server.start("train", recipe, "--out", "cut", "--set", "steps=6", cwd=tmp_path, hold=IN_STEP_3).held()
+    wait_for(lambda: (tmp_path / "cut" / "checkpoints" / "000002").exists(), command.text)
+    assert command.kill(signal.SIGKILL).wait() == -signal.SIGKILL
+    cli("train", recipe, "--out", "cut", "--set", "steps=6", "--resume")
     same_learning(tmp_path / "whole", tmp_path / "cut")
 
 
-def test_resuming_another_run_is_refused_with_the_differences(recipe, tmp_path):
-    cli("train", recipe, "--out", "a", "--set", "steps=1", cwd=tmp_path)
-    out = cli("train", recipe, "--out", "a", "--resume", "--set", "learner.lr=1e-4", "steps=2", cwd=tmp_path, code=2)
+def test_resuming_another_run_is_refused_with_the_differences(recipe, tmp_path, cli):
+    cli("train", recipe, "--out", "a", "--set", "steps=1")
+    out = cli("train", recipe, "--out", "a", "--resume", "--set", "learner.lr=1e-4", "steps=2", code=2)
     assert "learner.lr: the run was started with 0.001, now it is 0.0001" in out
-    out = cli("train", recipe, "--out", "a", "--resume", "--set", "eval.temperature=1.0", cwd=tmp_path, code=2)
+    out = cli("train", recipe, "--out", "a", "--resume", "--set", "eval.temperature=1.0", code=2)
     assert "eval.temperature: the run was started with 0.0, now it is 1.0" in out
-    more = cli("train", recipe, "--out", "a", "--resume", "--set", "steps=2", cwd=tmp_path)
+    more = cli("train", recipe, "--out", "a", "--resume", "--set", "steps=2")
     assert "continuing after step 1" in more
     assert [r["step"] for r in training_rows(tmp_path / "a")] == [1, 2]
 
 
-def test_dry_run_shows_everything_and_trains_nothing(recipe, tmp_path):
-    out = cli("train", recipe, "--dry-run", cwd=tmp_path)
+def test_dry_run_shows_everything_and_trains_nothing(recipe, tmp_path, cli):
+    out = cli("train", recipe, "--dry-run")
     for expected in ("[rollout]", "A_i = (R_i - mean(R)) / std(R)", "── prompt", "tokens", "Nothing was trained"):
         assert expected in out
     assert not (tmp_path / "runs").exists()
 
 
-def test_dapo_replaces_groups_without_signal(recipe, tmp_path):
+def test_dapo_replaces_groups_without_signal(recipe, tmp_path, cli):
     """A reward that only some prompts can earn: the others' groups are all equal and must be replaced."""
     (tmp_path / "reward.py").write_text(
         "def shorter(completions, completion_ids, answer, **_):\n"
         "    return [float(ids[0] % 2) if int(a) % 2 else 0.0 for ids, a in zip(completion_ids, answer)]\n"
     )
     settings = ("--set", "objective.preset=dapo", "objective.beta=0", "steps=2", "rollout.refills=20")
-    cli("train", recipe, "--out", "a", *settings, cwd=tmp_path)
+    cli("train", recipe, "--out", "a", *settings)
     for row in training_rows(tmp_path / "a"):
         assert row["groups_sampled"] > 4
         assert row["zero_signal_share"] > 0
@@ -278,21 +260,21 @@ def test_bad_settings_are_refused_before_anything_is_written(recipe, tmp_path, m
     assert not (tmp_path / "runs").exists()
 
 
-def test_problems_of_different_rooms_are_told_together(recipe, tmp_path):
+def test_problems_of_different_rooms_are_told_together(recipe, cli):
     settings = ("model=./nowhere", "objective.preset=grop", "rewards=[{name='gsm9k'}]", "learner.lr=-1")
-    out = cli("train", recipe, "--set", *settings, cwd=tmp_path, code=2)
+    out = cli("train", recipe, "--set", *settings, code=2)
     for expected in ("nowhere", "grop", "gsm9k", "learner.lr"):
         assert expected in out
 
 
-def test_eval_and_report_commands(recipe, model, tmp_path):
-    cli("train", recipe, "--out", "a", "--set", "steps=1", cwd=tmp_path)
-    out = cli("eval", model, "--task", "arithmetic", "--size", "8", "--max-tokens", "4", cwd=tmp_path)
+def test_eval_and_report_commands(recipe, model, tmp_path, cli):
+    cli("train", recipe, "--out", "a", "--set", "steps=1")
+    out = cli("eval", model, "--task", "arithmetic", "--size", "8", "--max-tokens", "4")
     assert "n = 8" in out or "8" in out
     sampled = ("--samples", "4", "--temperature", "1.0")
-    out = cli("eval", "a/final", "--task", "arithmetic", "--size", "8", "--max-tokens", "4", *sampled, cwd=tmp_path)
+    out = cli("eval", "a/final", "--task", "arithmetic", "--size", "8", "--max-tokens", "4", *sampled)
     assert "pass@4" in out
-    cli("report", "a", "--out", "both.html", cwd=tmp_path)
+    cli("report", "a", "--out", "both.html")
     assert "<html" in (tmp_path / "both.html").read_text()
 
 

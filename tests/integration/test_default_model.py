@@ -16,7 +16,7 @@ import torch
 from trew.config import DataConfig
 from trew.data import load_task
 from trew.models import loading
-from trew.models.default import cached
+from trew.models.default import DEFAULT_MODEL, cached
 from trew.rollout import Renderer
 from trew.rollout.torch_engine import TorchEngine
 from trew.types import Sampling
@@ -40,8 +40,8 @@ def trew(*args: str | Path, cwd: Path, timeout: float) -> str:
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_log_probs_of_the_engine_are_those_of_the_plain_forward_pass(temperature):
-    model = loading.load_model(load.DEFAULT_MODEL)
-    tokenizer = loading.load_tokenizer(load.DEFAULT_MODEL)
+    model = loading.load_model(DEFAULT_MODEL)
+    tokenizer = loading.load_tokenizer(DEFAULT_MODEL)
     prompts = load_task(DataConfig(task="arithmetic"), eval_size=3, seed=0).eval
     engine = TorchEngine(model, Renderer(tokenizer), batch=4)
     groups = engine.generate(prompts, n=2, sampling=Sampling(max_tokens=24, temperature=temperature, seed=1))
@@ -75,7 +75,7 @@ def test_a_short_demo_learns_and_leaves_all_its_files(tmp_path):
 @pytest.mark.skipif(not GSM8K.exists(), reason="GSM8K is not here")
 def test_the_gsm8k_recipe_runs_on_a_local_model_and_local_data(tmp_path):
     recipe = ROOT / "recipes" / "gsm8k.toml"
-    here = (f"model={load.DEFAULT_MODEL}", f"data.train={GSM8K}")
+    here = (f"model={DEFAULT_MODEL}", f"data.train={GSM8K}")
     out = trew("train", recipe, "--dry-run", "--set", *here, cwd=tmp_path, timeout=300)
     count = re.search(r"^data: (\d+) training and \d+ held-out prompts", out, re.M)
     assert count is not None
