@@ -25,8 +25,8 @@ from typing import Any
 
 from demo import machine
 from trew.rewards import KINDS, grade
+from trew.rewards.isolation import tree
 from trew.rewards.sandbox import Job, boundary, close_pools, describe, pool
-from trew.rewards.sandbox.host import tree
 from trew.rewards.sandbox.host.boxes import designs
 
 ROOT = Path(__file__).parents[1]

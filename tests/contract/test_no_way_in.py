@@ -27,13 +27,13 @@ MAY = {
         "__init__.py",
         "cli/main.py",
         "data/hub.py",
+        "rewards/isolation/boot.py",
         "training/backends.py",
         "utils/posix.py",
-    },  # names of our own commands, backends and extras, and of the standard library
+    },  # names of our own commands, workers, backends and extras, and of the standard library
     "file import": {
-        "rewards/guardian.py",
-        "rewards/loading.py",
-        "rewards/worker_process.py",
+        "rewards/isolation/task_process.py",
+        "rewards/user/loading.py",
         "rewards/sandbox/inside.py",
     },
     "temporary place": {"rewards/sandbox/host/boxes.py", "rewards/sandbox/host/stage.py"},  # inside a box

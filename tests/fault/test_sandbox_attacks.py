@@ -14,8 +14,8 @@ import pytest
 import boundaries
 from fault.sandbox_attacks import CONTAINED, STOPPED
 from sandbox_help import supervisors
+from trew.rewards.isolation import tree
 from trew.rewards.sandbox import Job, Limits, Outcome, pool
-from trew.rewards.sandbox.host import tree
 from trew.rewards.sandbox.host.boxes import Design
 
 LIMITS = Limits(seconds=0.6, memory=160 << 20, processes=24, output=1 << 20)

@@ -18,10 +18,10 @@ import pytest
 from sandbox_help import supervisors
 from trew.errors import SandboxError
 from trew.rewards import KINDS, grade
+from trew.rewards.isolation import tree
 from trew.rewards.sandbox import Job, Limits, boundary, choose, close_pools
-from trew.rewards.sandbox.host import tree
 from trew.rewards.sandbox.host.boxes import Design
-from trew.rewards.sandbox.pool import Pool
+from trew.rewards.sandbox.pool import SandboxPool
 
 RIGHT = "```python\ndef f(x):\n    return x + 1\n```"
 WRONG = "```python\nimport os\ndef f(x):\n    os.fork()\n    os.fork()\n    return x\n```"
@@ -115,7 +115,7 @@ def test_a_limit_is_of_cpu_and_not_of_the_clock():
     job = Job("script", (program.encode(), b""), Limits(seconds=1.2))
     processors = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(processors)})  # what is started from here on inherits it
-    own = Pool(design, size=4)
+    own = SandboxPool(design, size=4)
     try:
         start = time.monotonic()
         outcomes = own.run_many([job] * 4)
@@ -167,7 +167,7 @@ SLEEPING = """
     import os, threading, time
     from trew.rewards import grade
     from trew.rewards.sandbox import boundary
-    from trew.rewards.sandbox.host import tree
+    from trew.rewards.isolation import tree
     boundary()  # its self-test starts and ends processes of its own
     reply = "```python\\nimport time\\ndef f(x): time.sleep(100)\\n```"
     go = lambda: grade("code_func", reply, None, entry_point="f", asserts=["assert f(1) == 2"], timeout_s=60)

@@ -30,7 +30,7 @@ from trew.config import DataConfig
 from trew.data import load_task
 from trew.errors import CheckpointError, ModelError, TrewError
 from trew.models import loading
-from trew.rewards.workers import Pool
+from trew.rewards.isolation.tasks import TaskPool
 from trew.runs import RunFolder, checkpoint_files
 from trew.runs.report import load_run, render_report
 
@@ -400,7 +400,7 @@ def test_workers_that_read_what_a_model_wrote_have_no_secrets(tmp_path, monkeypa
     for name, value in SECRETS.items():
         monkeypatch.setenv(name, value)
     (tmp_path / "task.py").write_text("import os\ndef prepare(): pass\ndef run(payload): return dict(os.environ)\n")
-    pool = Pool(tmp_path / "task.py", size=1)
+    pool = TaskPool(tmp_path / "task.py", size=1)
     environment = pool.run(None).value
     pool.close()
     assert "PATH" in environment

@@ -15,9 +15,9 @@ from rewards_help import group, write
 from trew.config import RewardConfig
 from trew.errors import RewardError
 from trew.rewards import RewardSet
-from trew.rewards.functions import Sample
-from trew.rewards.judging import Ask, judge
-from trew.rewards.session import Session
+from trew.rewards.user.functions import Sample
+from trew.rewards.user.judging import Ask, judge
+from trew.rewards.user.session import Session
 from trew.types import Group
 
 

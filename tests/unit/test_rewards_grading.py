@@ -11,7 +11,7 @@ from rewards_help import group, write
 from trew.config import RewardConfig
 from trew.errors import RewardError
 from trew.rewards import RewardSet
-from trew.rewards.session import Session
+from trew.rewards.user.session import Session
 
 NUMBERS = """
     def half(completions, **kwargs):

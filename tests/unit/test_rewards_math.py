@@ -318,8 +318,8 @@ def test_a_completion_that_runs_past_its_limit_scores_0_and_says_so() -> None:
 def test_a_worker_that_fails_twice_is_no_verdict(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     task = tmp_path / "task.py"
     task.write_text("import os\ndef prepare(): pass\ndef run(payload): os.abort()\n")
-    broken = maths.Pool(task, size=1)
-    monkeypatch.setitem(maths._pools, "math", broken)
+    broken = maths.TaskPool(task, size=1)
+    monkeypatch.setattr(maths, "POOL", broken)
     verdict = grade("math", r"\boxed{\frac{\cos x}{\sin x}}", r"\cot x")
     broken.close()
     assert (verdict.score, verdict.status) == (None, "timeout")
@@ -332,7 +332,6 @@ def test_a_worker_that_fails_twice_is_no_verdict(monkeypatch: pytest.MonkeyPatch
 def _no_math_verify(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(maths.importlib.util, "find_spec", lambda name: None)
     maths.math_verify_is_there.cache_clear()
-    monkeypatch.setattr(maths, "_pools", {})
     yield
     maths.math_verify_is_there.cache_clear()
 

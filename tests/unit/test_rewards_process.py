@@ -23,9 +23,9 @@ from rewards_help import group, write
 from trew.config import RewardConfig
 from trew.errors import ConfigError, RewardError
 from trew.rewards import RewardSet
-from trew.rewards.process import Process
-from trew.rewards.sandbox.host.tree import children
-from trew.rewards.wire import decode, encode
+from trew.rewards.isolation.tree import children
+from trew.rewards.user.process import Process
+from trew.rewards.user.wire import decode, encode
 from trew.types import Group, ScoredGroup
 
 
@@ -56,8 +56,7 @@ def gone(pid: int, seconds: float = 10.0) -> bool:
 def pid_of(rewards: RewardSet) -> int:
     runner = rewards._runner
     assert isinstance(runner, Process)
-    assert runner._child is not None
-    return runner._child.process.pid
+    return runner._pool._idle[0].process.pid
 
 
 FIVE = (group("a", "hang", "ccc", uid="p"), group("dddd", "ee", uid="q"))
@@ -416,6 +415,22 @@ def test_the_guardian_holds_nothing_open_and_ends_its_worker_when_it_is_killed(t
     assert len(worker) == 1
     os.kill(guardian, signal.SIGKILL)
     assert all(map(gone, worker))
+    rewards.close()
+
+
+def test_a_forked_process_has_functions_of_its_own_and_leaves_those_of_its_parent(tmp_path: Path) -> None:
+    rewards = of(tmp_path, "import os\ndef f(completions):\n    return [float(os.getpid())] * len(completions)\n")
+    [(before, _)] = seen(rewards.score([group("a")]))
+    if (child := os.fork()) == 0:
+        code = 1
+        try:
+            [(own, _)] = seen(rewards.score([group("a")]))
+            rewards.close()
+            code = 0 if own != before else 2
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert seen(rewards.score([group("a")])) == [(before, "scored")]
     rewards.close()
 
 

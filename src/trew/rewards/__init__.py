@@ -2,6 +2,7 @@
 
 from .builtin import KINDS, grade
 from .combine import RewardSet
+from .user import session
 from .verdict import Verdict
 
-__all__ = ["KINDS", "RewardSet", "Verdict", "grade"]
+__all__ = ["KINDS", "RewardSet", "Verdict", "grade", "session"]

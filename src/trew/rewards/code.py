@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import code_asserts, code_block
+from .isolation.pool import run_together
 from .sandbox import Job, Limits, Outcome, boundary, pool
-from .sandbox.pool import run_together
 from .thinking import after_thinking
 from .verdict import Verdict, bad_gold, no_answer, right_or_wrong
 

@@ -11,14 +11,14 @@ from typing import Any
 from ..config import FUNCTION_SECONDS, RewardConfig
 from ..errors import ConfigError, RewardError
 from ..types import Group, Metrics, Prompt, Score, ScoredGroup
-from . import judging
 from .builtin import KINDS, argument_problems, gold_problems, unknown_kind
-from .functions import Sample, UserFunction
 from .grading import NOT_APPLICABLE, Grading, Verdicts, arguments, grade_after, grade_groups
-from .judging import Ask
-from .loading import is_file_spec
-from .process import Process
-from .session import Runner, Spec
+from .user import judging
+from .user.functions import Sample, UserFunction
+from .user.judging import Ask
+from .user.loading import is_file_spec
+from .user.process import Process
+from .user.session import Runner, Spec
 from .verdict import Verdict
 from .weighing import FAILED, Reward, combined, one_by_one
 

@@ -16,7 +16,6 @@ import functools
 import importlib.util
 import json
 import re
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -24,10 +23,10 @@ from pathlib import Path
 from typing import Any
 
 from . import countdown
+from .isolation.tasks import Limits, Outcome, TaskPool
 from .numbers import read_digits
 from .thinking import after_thinking
 from .verdict import Verdict, bad_gold, no_answer, right_or_wrong
-from .workers import Limits, Outcome, Pool
 
 INSTALL = "pip install 'trew[reasoning-gym]'"
 LONGEST = 20_000  # characters of an answer that is read
@@ -125,7 +124,7 @@ def grade_many(cases: Sequence[tuple[str, Any, Mapping[str, Any]]]) -> list[Verd
     if not package_is_there():
         missing = Verdict(None, "sandbox_error", None, f"this task is judged by the reasoning-gym package: {INSTALL}")
         return [missing if isinstance(case, _Open) else case for case in found]
-    outcomes = pool().run_many([case.payload for case in left])
+    outcomes = POOL.run_many([case.payload for case in left])
     verdicts = iter([_judged(case, outcome) for case, outcome in zip(left, outcomes, strict=True)])
     return [next(verdicts) if isinstance(case, _Open) else case for case in found]
 
@@ -349,19 +348,11 @@ def _plain(text: str) -> str:
 
 # ------------------------------------------------------------------------------------------------------------ workers
 
-_pool: Pool | None = None
-_lock = threading.Lock()
+
+POOL = TaskPool(Path(__file__).with_name("reasoning_worker.py"), limits=LIMITS, size=2)
+"""The grading processes, started when they are first needed."""
 
 
 def package_is_there() -> bool:
     """Whether reasoning-gym can be imported; it is not imported here."""
     return importlib.util.find_spec("reasoning_gym") is not None
-
-
-def pool() -> Pool:
-    """The grading processes, started when they are first needed."""
-    global _pool
-    with _lock:
-        if _pool is None:
-            _pool = Pool(Path(__file__).with_name("reasoning_worker.py"), limits=LIMITS, size=2)
-        return _pool

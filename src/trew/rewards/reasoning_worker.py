@@ -1,4 +1,4 @@
-"""What the grading processes of ``reasoning`` run (``workers``): imports nothing of trew.
+"""What the grading processes of ``reasoning`` run (``isolation.tasks``): imports nothing of trew.
 
 ``formula``: two formulas are compared by their values at points of the complex plane, in 50 digits. Their text is read
 with Python's own parser and walked by hand: nothing is executed. ``package``: reasoning-gym's grader for the task, of

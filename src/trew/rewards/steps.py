@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..errors import RewardError
-from .returned import as_number, short
+from .user.returned import as_number, short
 
 Decode = Callable[[Sequence[int]], str]
 """Token ids as the text that rewards read (special tokens left out)."""

@@ -17,8 +17,8 @@ from .builtin import first_column
 from .combine import RewardSet
 from .numbers import parse_gold
 from .probes import FORMS, Family, Probe, changed, hostile, probes
-from .process import Process
-from .returned import short
+from .user.process import Process
+from .user.returned import short
 
 REPEATS = 3
 ALONE = 20  # prompts that are scored by themselves, in a thread and in another process as well

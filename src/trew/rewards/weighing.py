@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..config import FUNCTION_SECONDS, Calls, OnFailure
 from ..types import Score, ScoreStatus
-from .functions import UserFunction
 from .steps import combined_steps
+from .user.functions import UserFunction
 from .verdict import Verdict
 
 if TYPE_CHECKING:

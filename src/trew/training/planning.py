@@ -21,7 +21,7 @@ from ..models.lora import Adapters
 from ..objective import Objective, preset
 from ..rewards import RewardSet
 from ..rewards.combine import Bar
-from ..rewards.loading import is_file_spec
+from ..rewards.user.loading import is_file_spec
 from ..rollout.chat import Renderer
 from ..types import Prompt
 from . import compatibility

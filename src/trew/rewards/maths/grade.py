@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ...errors import ConfigError
+from ..isolation.tasks import Limits, Outcome, TaskPool
 from ..numbers import MAX_DIGITS, parse_gold
 from ..thinking import after_thinking
 from ..verdict import Verdict, bad_gold, no_answer, right_or_wrong
-from ..workers import Limits, Outcome, Pool
 from . import compare, extract, units
 from .answers import read
 from .normalise import MAX_ANSWER, normalise
@@ -23,6 +22,8 @@ from .tokens import tokenize
 
 INSTALL = "pip install 'trew[math]'"
 LIMITS = Limits(cpu_s=2.0, memory_mb=512, wall_s=60.0, calls=500, growth_mb=128)
+POOL = TaskPool(Path(__file__).with_name("symbolic.py"), limits=LIMITS)
+"""The processes that math-verify runs in, started when they are first needed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,7 @@ def grade_many(cases: Sequence[tuple[str, Any, Mapping[str, Any]]]) -> list[Verd
         missing = Verdict(None, "sandbox_error", None, f"exact algebra cannot decide this; math-verify can: {INSTALL}")
         return [missing if isinstance(case, _Open) else case for case in found]
     payloads = [{"gold": _formula(case.gold), "answer": _formula(case.answer)} for case in left]
-    verdicts = iter([_judged(case, out) for case, out in zip(left, pool().run_many(payloads), strict=True)])
+    verdicts = iter([_judged(case, out) for case, out in zip(left, POOL.run_many(payloads), strict=True)])
     return [next(verdicts) if isinstance(case, _Open) else case for case in found]
 
 
@@ -187,7 +188,7 @@ def gold_problem(gold: Any) -> str:
         )
     if not isinstance(found.answer.shape, Unknown):
         return ""
-    outcome = pool().run(dict.fromkeys(("gold", "answer"), _formula(found.answer)))
+    outcome = POOL.run(dict.fromkeys(("gold", "answer"), _formula(found.answer)))
     if outcome.status != "done":
         return f"math-verify cannot read it: {outcome.detail}"
     return outcome.value.get("error", "")
@@ -217,15 +218,3 @@ def needs_math_verify(answer: Answer) -> bool:
 def math_verify_is_there() -> bool:
     """Whether math-verify is installed (looked up, not imported)."""
     return all(importlib.util.find_spec(name) is not None for name in ("math_verify", "latex2sympy2_extended"))
-
-
-_pools: dict[str, Pool] = {}
-_starting = threading.Lock()
-
-
-def pool() -> Pool:
-    """The grading processes of this process, made when first needed."""
-    with _starting:
-        if "math" not in _pools:
-            _pools["math"] = Pool(Path(__file__).with_name("symbolic.py"), limits=LIMITS)
-        return _pools["math"]

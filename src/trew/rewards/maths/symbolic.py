@@ -1,4 +1,4 @@
-r"""What exact algebra cannot decide, through math-verify. Loaded by a worker process (``rewards/workers.py``).
+r"""What exact algebra cannot decide, through math-verify. Loaded by a worker (``isolation.tasks``).
 
 It imports nothing of trew, and no text is ever handed to ``sympify``: math-verify's LaTeX grammar alone reads it.
 

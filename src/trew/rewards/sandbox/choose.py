@@ -12,8 +12,9 @@ import threading
 from dataclasses import dataclass
 
 from ...errors import SandboxError
+from ..isolation.pool import run_together
 from .host.boxes import Design, designs
-from .pool import Job, Limits, Outcome, Pool, drop, pool, run_together
+from .pool import Job, Limits, Outcome, SandboxPool, drop, pool
 
 INSTALL = (
     "install bubblewrap (apt-get install bubblewrap, dnf install bubblewrap) and allow user namespaces to it (in a "
@@ -146,7 +147,7 @@ def self_test(design: Design) -> str:
     return wrong
 
 
-def _self_test(trial: Pool) -> str:
+def _self_test(trial: SandboxPool) -> str:
     limits = Limits(seconds=2.0, memory=128 << 20, processes=16)
     word = secrets.token_hex(8)
     outcome = trial.run(Job("script", (f"print(input()[::-1] + {word!r})".encode(), b"olleh"), limits))

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from . import landlock, runtime, seccomp, stage, tree
+from ...isolation import tree
+from . import landlock, runtime, seccomp, stage
 
 NOBODY = 65534
 WORK_BYTES = 16 << 20  # of the folder that a program may write in

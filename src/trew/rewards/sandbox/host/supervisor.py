@@ -7,9 +7,9 @@ the process that started it is gone it ends whatever runs, and itself.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import py_compile
-import select
 import selectors
 import signal
 import tempfile
@@ -17,7 +17,9 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from . import frames, tree
+from ...isolation import tree
+from ...isolation.frames import Channel, Closed
+from ...isolation.guardian import REQUESTS
 from .boxes import Boxes, Design, sealed
 
 FIRST_LOOK, BETWEEN = 0.05, 0.02  # seconds: most programs are done before anybody looks
@@ -316,30 +318,23 @@ def _death_of(pid: int) -> int:
         return -1
 
 
-def main(design: Design, *, parent: int) -> None:
-    """Serves jobs on standard input and output until the other side hangs up."""
-    for request in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU):
-        # For the run, which ends this process when it is done. Not ignored: what it starts would inherit that.
-        signal.signal(request, lambda *_: None)
-    channel = frames.Channel(os.dup(0), os.dup(1))
-    null = os.open("/dev/null", os.O_RDWR)
-    for number in (0, 1):
-        os.dup2(null, number)
+def main(source: int, target: int, *, parent: int, design: dict[str, Any]) -> None:
+    """Serves jobs until the other side hangs up: a message is a JSON object and the bytes that come with it."""
+    for request in REQUESTS:
+        signal.signal(request, lambda *_: None)  # not ignored: what it starts would inherit that
+    channel = Channel(source, target, parent=parent)
     try:
         inside = inside_of_boxes()  # first: a stage may cover the folders that this reads and writes
-        supervisor = Supervisor(Boxes(design), inside, parent=parent)
+        supervisor = Supervisor(Boxes(Design(**design)), inside, parent=parent)
     except (OSError, py_compile.PyCompileError) as error:
-        channel.send({"ready": False, "why": str(error)}, [])
+        channel.send(json.dumps({"ready": False, "why": str(error)}).encode())
         return
-    channel.send({"ready": True}, [])
-    with contextlib.suppress(frames.Closed):
+    with contextlib.suppress(Closed):
+        channel.send(json.dumps({"ready": True}).encode())
         while True:
-            while not select.select([channel.source], [], [], 2.0)[0]:
-                if os.getppid() != parent:  # somebody who was forked may still hold the pipe open
-                    return
-            job, parts = channel.receive()
+            job, *parts = channel.receive()
             try:
-                reply = supervisor.run(job, parts)
+                reply, made = supervisor.run(json.loads(job), parts)
             except OSError as error:
-                reply = {"ended": "failed", "why": f"{type(error).__name__}: {error}"}, []
-            channel.send(*reply)
+                reply, made = {"ended": "failed", "why": f"{type(error).__name__}: {error}"}, []
+            channel.send(json.dumps(reply).encode(), *made)

@@ -18,13 +18,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal, Protocol
 
-from ..errors import ConfigError, RewardError
+from ...errors import ConfigError, RewardError
+from ..steps import are_steps, mean_of_steps, parse_steps
 from . import functions
 from .functions import Sample, UserFunction
-from .isolation import importable, preserved_state
 from .loading import describe, where
+from .preserved import importable, preserved_state
 from .returned import as_list, as_number, discard, verl_score
-from .steps import are_steps, mean_of_steps, parse_steps
 
 Spec = tuple[str, Mapping[str, Any]]
 """``path/to/file.py:function`` and its arguments."""

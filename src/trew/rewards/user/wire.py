@@ -1,4 +1,4 @@
-"""Messages between a run and the process that its reward functions live in: JSON with a length before it.
+"""What is said between a run and the process that its reward functions live in, as JSON.
 
 Columns of data rows are mostly JSON already; what parquet adds (bytes, dates, decimals, arrays) travels tagged. Nothing
 that is read is ever executed.
@@ -8,9 +8,6 @@ from __future__ import annotations
 
 import base64
 import json
-import socket
-import struct
-import time
 from collections.abc import Mapping
 from datetime import date, datetime, timedelta
 from datetime import time as clock
@@ -20,10 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import RewardError
+from ...errors import RewardError
 
 TAG = "\0"  # no column of a data file has this name
-_HEAD = struct.Struct(">Q")
 
 
 def encode(value: Any) -> bytes:
@@ -94,37 +90,3 @@ def _restored(table: dict[str, Any]) -> Any:
 
 def _key(key: Any) -> Any:
     return tuple(key) if isinstance(key, list) else key
-
-
-def send(channel: socket.socket, value: Any) -> None:
-    """Writes one message; errors of the socket come through."""
-    data = encode(value)
-    channel.sendall(_HEAD.pack(len(data)) + data)
-
-
-def receive(channel: socket.socket, *, deadline: float | None = None) -> Any:
-    """Reads one message; TimeoutError once ``deadline`` (of time.monotonic) has passed, EOFError when nobody writes
-    any more."""
-    (size,) = _HEAD.unpack(_exactly(channel, _HEAD.size, deadline))
-    return decode(_exactly(channel, size, deadline))
-
-
-def _exactly(channel: socket.socket, count: int, deadline: float | None) -> bytes:
-    parts, missing = [], count
-    left = 0.0
-    while missing:
-        if deadline is not None:
-            left = deadline - time.monotonic()
-            if left <= 0:
-                raise TimeoutError
-        # Not in one go: Python deals with a signal (Ctrl-C) between two calls, whichever thread it was delivered to.
-        channel.settimeout(1.0 if deadline is None else min(left, 1.0))
-        try:
-            part = channel.recv(min(missing, 1 << 20))
-        except TimeoutError:
-            continue
-        if not part:
-            raise EOFError
-        parts.append(part)
-        missing -= len(part)
-    return b"".join(parts)

@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..config import OnFailure
-from ..errors import RewardError
+from ...config import OnFailure
+from ...errors import RewardError
+from ..verdict import Verdict
 from .functions import Sample, UserFunction
 from .session import Call, Fault, Outcome, Runner
-from .verdict import Verdict
 
 SEARCH_SECONDS = 10.0  # spent on finding the completion that made a function fail
 SHARE_SECONDS = 1.0  # the least time a completion gets by itself after the call with all of them hung

@@ -12,8 +12,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ..errors import ConfigError, nearest
-from .isolation import importable, preserved_state
+from ...errors import ConfigError, nearest
+from .preserved import importable, preserved_state
 
 
 def is_file_spec(name: str) -> bool:

@@ -15,13 +15,14 @@ import resource
 import select
 import signal
 import sys
-from importlib.util import module_from_spec, spec_from_file_location
-from typing import Any, NoReturn
+from typing import NoReturn
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 LOOK_SECONDS = 2.0  # between two looks for the run, should something else hold the pipe that it left
 REQUESTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
+"""Requests to stop, which cluster managers send to every process: they are for the run, which ends its workers when it
+is done."""
 
 
 def stand_guard(life: int) -> bool:
@@ -56,7 +57,8 @@ def _watch(worker: int, life: int, run: int) -> NoReturn:
         os.set_blocking(wake, False)
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)  # so that the wake-up is written
-        tree = _tree()
+        from . import tree  # here, in the guardian alone: the worker need not wait for it
+
         while (status := _reaped(worker)) is None and os.getppid() == run:
             ready, _, _ = select.select([life, woken], [], [], LOOK_SECONDS)
             if life in ready:
@@ -77,9 +79,7 @@ def _let_go(life: int) -> None:
         if int(name) > 2 and int(name) != life:
             with contextlib.suppress(OSError):  # the one that listed them
                 os.close(int(name))
-    resource.setrlimit(
-        resource.RLIMIT_CORE, (0, 0)
-    )  # it dies of the signal that its worker died of; one core is enough
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # it dies of its worker's signal; one core is enough
 
 
 def _reaped(worker: int) -> int | None:
@@ -100,14 +100,3 @@ def _exit_like(status: int | None) -> NoReturn:
             signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
     os._exit(0 if status is None else os.waitstatus_to_exitcode(status) & 0xFF)
-
-
-def _tree() -> Any:
-    """The sandbox's module about trees of processes, by its path: an import would bring all of trew."""
-    path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "sandbox", "host", "tree.py")
-    spec = spec_from_file_location("tree", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules["tree"] = module_from_spec(spec)  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any
 
-from ..errors import RewardError
+from ...errors import RewardError
 
 WANTED = "a list with one number or None per completion"
 

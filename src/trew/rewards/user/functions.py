@@ -15,11 +15,11 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from ..errors import ConfigError, nearest
-from ..types import Prompt
-from .builtin import first_column
+from ...errors import ConfigError, nearest
+from ...types import Prompt
+from ..builtin import first_column
+from ..verdict import shown
 from .loading import load_function
-from .verdict import shown
 
 OFFERED = ("prompts", "completions", "completion_ids", "trainer_state")  # by us, in TRL's form
 NOT_OFFERED = ("log_extra", "log_metric", "environments")  # TRL's trainer has them; here they must have defaults

@@ -1,0 +1,86 @@
+"""Messages between a process and its worker over pipes: a few byte strings each, with their lengths before them.
+
+Imports nothing of trew: both sides use it.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import struct
+import time
+
+LOOK_S = 1.0
+"""The longest wait at a time. A signal (Ctrl-C) wakes one thread of the process, not always the one that has to act on
+it; and a worker whose parent was killed may have a pipe that somebody else, forked from that parent, still holds."""
+_PIECE = 1 << 20
+
+
+class Lost(Exception):
+    """An answer that will not come: nothing more can be sent to this worker."""
+
+
+class Closed(Lost):
+    """The other side is gone. ``ended`` says how its process did, where that is known."""
+
+    ended = ""
+
+
+class Late(Lost):
+    """The message did not come in time."""
+
+
+class Channel:
+    """Whole messages over two descriptors, in both directions; raises Closed, and Late after ``deadline``, which is a
+    time of ``time.monotonic()``. Where ``parent`` is given, the channel is closed once this process has another one."""
+
+    def __init__(self, source: int, target: int, *, parent: int | None = None):
+        self.source, self.target, self.parent = source, target, parent
+        os.set_blocking(source, False)
+        os.set_blocking(target, False)
+
+    def send(self, *parts: bytes, deadline: float | None = None) -> None:
+        sizes = struct.pack(f">I{len(parts)}Q", len(parts), *map(len, parts))
+        left = memoryview(b"".join((sizes, *parts)))
+        while left:
+            try:
+                left = left[os.write(self.target, left[:_PIECE]) :]
+            except BlockingIOError:
+                self._wait(self.target, select.POLLOUT, deadline)
+            except OSError as error:
+                raise Closed(str(error)) from None
+
+    def receive(self, *, deadline: float | None = None) -> list[bytes]:
+        (count,) = struct.unpack(">I", self._exactly(4, deadline))
+        sizes = struct.unpack(f">{count}Q", self._exactly(8 * count, deadline))
+        return [self._exactly(size, deadline) for size in sizes]
+
+    def close(self) -> None:
+        os.close(self.source)
+        os.close(self.target)
+
+    def _exactly(self, size: int, deadline: float | None) -> bytes:
+        parts, left = [], size
+        while left:
+            try:
+                part = os.read(self.source, min(left, _PIECE))
+            except BlockingIOError:
+                self._wait(self.source, select.POLLIN, deadline)
+                continue
+            except OSError as error:
+                raise Closed(str(error)) from None
+            if not part:
+                raise Closed("its pipe closed")
+            parts.append(part)
+            left -= len(part)
+        return b"".join(parts)
+
+    def _wait(self, descriptor: int, event: int, deadline: float | None) -> None:
+        left = LOOK_S if deadline is None else deadline - time.monotonic()
+        if left <= 0:
+            raise Late("no answer in time")
+        poll = select.poll()
+        poll.register(descriptor, event)
+        poll.poll(min(left, LOOK_S) * 1000)
+        if self.parent is not None and os.getppid() != self.parent:
+            raise Closed("the process that it worked for is gone")

@@ -1,0 +1,155 @@
+"""The worker behind ``tasks.TaskPool``: imports nothing of trew but what is beside it.
+
+One message comes in, ``[status, value]`` goes out. The task file has ``prepare()``, called once, and ``run(payload)``,
+called in a forked runner under the limits. The worker itself never computes, so that it always notices when its parent
+goes away.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib.util
+import json
+import os
+import resource
+import signal
+import sys
+import time
+from typing import Any
+
+from .frames import Channel, Closed, Late
+from .guardian import PR_SET_PDEATHSIG, REQUESTS
+
+
+class Runner:
+    """A forked process that runs the task, and the channel to it. ``spent`` once another one must do the next call."""
+
+    def __init__(self, task: Any, limits: dict[str, Any], ours: Channel):
+        down_read, down_write = os.pipe()
+        up_read, up_write = os.pipe()
+        worker = os.getpid()
+        # Loaded before the fork: the runner dies with the worker, also when that is killed.
+        libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+        self._limits, self._base = limits, bytes_used(1)
+        self.calls, self.spent = 0, False
+        self.pid = os.fork()
+        if self.pid == 0:
+            try:
+                if libc is not None:
+                    libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+                if os.getppid() != worker:
+                    os._exit(1)
+                for descriptor in (down_write, up_read, ours.source, ours.target):
+                    os.close(descriptor)
+                _work(task, limits, Channel(down_read, up_write, parent=worker))
+            finally:
+                os._exit(1)
+        os.close(down_read)
+        os.close(up_write)
+        # Also closed when the run is gone, so that nothing is computed for nobody.
+        self._channel = Channel(up_read, down_write, parent=ours.parent)
+
+    def ask(self, payload: bytes) -> list[Any]:
+        """[status, value] of one call."""
+        self.calls += 1
+        deadline = time.monotonic() + self._limits["wall_s"]
+        try:
+            self._channel.send(payload, deadline=deadline)
+            [answer] = self._channel.receive(deadline=deadline)
+        except Late:
+            self.spent = True
+            return ["wall", f"no answer in {self._limits['wall_s']:g} s"]
+        except Closed:
+            self.spent = True
+            is_alone = os.getppid() != self._channel.parent  # then the runner may be at work still
+            return _reason(self._collect(kill=is_alone), self._limits)
+        status, value, memory = json.loads(answer)
+        grown = memory - self._base > self._limits["growth_mb"] * 2**20
+        self.spent = status == "memory" or self.calls >= self._limits["calls"] or grown
+        return [status, value]
+
+    def end(self) -> None:
+        """Kills it if it still runs, and closes the pipes."""
+        self._collect(kill=True)
+        self._channel.close()
+
+    def _collect(self, *, kill: bool = False) -> int:
+        """Its wait status, once it has ended."""
+        if self.pid == 0:
+            return 0
+        if kill:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+        pid, self.pid = self.pid, 0
+        return os.waitpid(pid, 0)[1]
+
+
+def bytes_used(field: int) -> int:
+    """Bytes of this process: 0 all addresses, 1 what is resident; 0 where there is no /proc. (ru_maxrss would count
+    the parent's before exec.)"""
+    if not os.path.exists("/proc/self/statm"):
+        return 0
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[field]) * resource.getpagesize()
+
+
+def _work(task: Any, limits: dict[str, Any], channel: Channel) -> None:
+    """The runner's life: a payload, a CPU timer, the task, an answer. The timer kills: nothing can catch it."""
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    if used := bytes_used(0):
+        most = used + limits["memory_mb"] * 2**20
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    while True:
+        [request] = channel.receive()
+        payload = json.loads(request)
+        signal.setitimer(signal.ITIMER_PROF, limits["cpu_s"])
+        try:
+            answer = ["done", task.run(payload)]
+        except MemoryError:
+            answer = ["memory", f"more than {limits['memory_mb']} MiB"]
+        except RecursionError:
+            answer = ["done", {"error": "nested too deeply"}]
+        except Exception as error:
+            answer = ["done", {"error": f"{type(error).__name__}: {error!s:.200}"}]
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        channel.send(json.dumps([*answer, bytes_used(1)]).encode())
+
+
+def _reason(status: int, limits: dict[str, Any]) -> list[Any]:
+    if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGPROF:
+        return ["cpu", f"more than {limits['cpu_s']:g} s of CPU time"]
+    return ["died", f"wait status {status}"]
+
+
+def _loaded(path: str) -> Any:
+    spec = importlib.util.spec_from_file_location("task", path)
+    assert spec is not None
+    assert spec.loader is not None
+    task = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(task)
+    return task
+
+
+def main(source: int, target: int, *, parent: int, task: str, limits: dict[str, Any]) -> None:
+    """Answers until nobody asks any more."""
+    for request in REQUESTS:
+        signal.signal(request, signal.SIG_IGN)  # they are for the run, which ends this process when it is done
+    channel = Channel(source, target, parent=parent)
+    loaded = _loaded(task)
+    loaded.prepare()
+    runner: Runner | None = None
+    with contextlib.suppress(Closed):
+        channel.send(b"ready")
+        while True:
+            [request] = channel.receive()
+            runner = runner or Runner(loaded, limits, channel)
+            answer = runner.ask(request)
+            if runner.spent:
+                runner.end()
+                runner = None
+            channel.send(json.dumps(answer).encode())
+    if runner is not None:
+        runner.end()

@@ -1,0 +1,216 @@
+"""Users' functions in a process of their own, which can be ended: a function that hangs, exits or crashes costs its
+completions, not the run, and what it changes (working folder, environment, generators, threads) stays there."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ...errors import RewardError
+from ..isolation.frames import Closed, Late, Lost
+from ..isolation.pool import Pool
+from ..isolation.worker import Worker
+from .functions import UserFunction
+from .session import Call, Fault, FaultKind, Outcome, Spec, took_too_long
+from .wire import decode, encode
+
+LOAD_SECONDS = 600.0  # for what the files import: a reward model may be loaded
+GRACE_SECONDS = 5.0  # on top of a limit that the functions' own event loop keeps
+
+
+class _FunctionPool(Pool[tuple[bytes, float | None], Any]):
+    """The one process of the functions. Every new one gets all that were ``loaded`` before; their files must be those
+    that the run began with, so ``files`` has their contents' hashes."""
+
+    tries = 1  # a call may have done something already, such as a request to a server
+
+    def __init__(self, hash_seed: int) -> None:
+        super().__init__(size=1)
+        self.hash_seed = hash_seed
+        self.loaded: list[Spec] = []
+        self.files: dict[Path, str] = {}
+
+    def start(self) -> Worker:
+        for file, content in self.files.items():
+            if _content(file) != content:
+                raise RewardError(
+                    f"{file}: was changed since it was loaded, and its process had to be started again; put the file "
+                    "back as it was, or start a new run"
+                )
+        environment = {**os.environ, "PYTHONHASHSEED": str(self.hash_seed)}
+        serving = "trew.rewards.user.serving"
+        return Worker(serving, {}, path=sys.path, environment=environment, stderr=None, guarded=True)
+
+    def greet(self, worker: Worker) -> None:
+        for spec in self.loaded:
+            again = f"{spec[0]}: could be loaded once, but not again"
+            try:
+                [found] = self.ask(worker, (encode(["load", [spec]]), LOAD_SECONDS))
+            except Late:
+                raise RewardError(f"{again}: {_too_slow_to_load()}") from None
+            except Closed:
+                raise RewardError(f"{again}: {worker.how_it_ended()}") from None
+            if "problems" in found:
+                raise RewardError(f"{again}: {'; '.join(found['problems'])}")
+
+    def ask(self, worker: Worker, request: tuple[bytes, float | None]) -> Any:
+        message, limit = request
+        [answer] = worker.ask(message, limit=limit)
+        return decode(answer)
+
+
+def _too_slow_to_load() -> str:
+    return f"was not imported within {LOAD_SECONDS:g} s"
+
+
+def _death(error: Closed) -> str:
+    """How the process of the functions ended, in words."""
+    return f"{error.ended} during the call" + ("; memory may have run out" if "SIGKILL" in error.ended else "")
+
+
+class Process:
+    """A Runner whose functions live in a child process, started when first needed and again after it was ended.
+
+    The functions' own state (module variables, caches) lives as long as the process. ``hash_seed`` is the seed of
+    Python's hashes in it: the order of a set of strings depends on it, and it is the same for every start. Standard
+    output of the functions goes to standard error. Safe to use from several threads, one call at a time.
+    """
+
+    def __init__(self, *, hash_seed: int = 0) -> None:
+        self._pool = _FunctionPool(hash_seed)
+        self._lock = threading.RLock()
+        self._closing = False
+
+    def load(self, specs: Sequence[Spec]) -> list[UserFunction | tuple[str, ...]]:
+        """As Runner.load; a file that hangs or ends its process while it is run is one of the problems."""
+        with self._lock:
+            loaded: list[UserFunction | tuple[str, ...]] = []
+            for spec in specs:
+                try:
+                    [found] = self._ask("load", [spec], limit=LOAD_SECONDS)
+                except Lost as error:
+                    why = _death(error) if isinstance(error, Closed) else _too_slow_to_load()
+                    loaded.append((f"{spec[0]}: {why}",))
+                    continue
+                if "problems" in found:
+                    loaded.append(tuple(found["problems"]))
+                    continue
+                function = _function(found)
+                self._pool.loaded.append(spec)
+                self._pool.files[function.file] = _content(function.file)
+                loaded.append(function)
+            return loaded
+
+    def call(self, calls: Sequence[Call], *, step: int = 0) -> list[Outcome]:
+        """As Runner.call; a limit ends any function."""
+        with self._lock:
+            outcomes: dict[int, Outcome] = {}
+            together = [i for i, call in enumerate(calls) if call.function.is_async]
+            for i, call in enumerate(calls):
+                if i in together:
+                    continue
+                outcomes[i] = self._one_by_one(call, step) if call.function.verl else self._call([call], step)[0]
+            if together:
+                outcomes |= zip(together, self._call([calls[i] for i in together], step), strict=True)
+            return [outcomes[i] for i in range(len(calls))]
+
+    def grade(self, kind: str, items: Sequence[tuple[str, Any, Mapping[str, Any]]]) -> list[tuple[float | None, str]]:
+        """Scores and statuses of (completion, gold, arguments) by a built-in, in that other process."""
+        with self._lock:
+            return [(score, status) for score, status in self._ask("grade", kind, list(items), limit=LOAD_SECONDS)]
+
+    def close(self) -> None:
+        """Ends the process, and with it a call of another thread; the next call starts another."""
+        self._closing = True
+        self._pool.stop()  # before the lock: a call that is under way may have minutes left
+        with self._lock:
+            self._closing = False
+            self._pool.stop()
+
+    def _one_by_one(self, call: Call, step: int) -> Outcome:
+        """verl's form: a call per completion, each with the limit to itself."""
+        values: list[float | None] = []
+        faults: dict[int, Fault] = {}
+        steps = {}
+        seconds = 0.0
+        for i, sample in enumerate(call.samples):
+            [one] = self._call([dataclasses.replace(call, samples=[sample])], step)
+            seconds += one.seconds
+            values.append(one.values[0] if one.values else None)
+            fault = one.whole or one.faults.get(0)
+            if fault:
+                faults[i] = fault
+            if 0 in one.steps:
+                steps[i] = one.steps[0]
+        return Outcome(values, faults, seconds=seconds, steps=steps)
+
+    def _call(self, calls: Sequence[Call], step: int) -> list[Outcome]:
+        start = time.perf_counter()
+        limits = [call.limit for call in calls]
+        grace = GRACE_SECONDS if calls[0].function.is_async else 0.0
+        limit = None if None in limits else max(limits) + grace  # type: ignore[type-var]
+        try:
+            answers = self._ask("call", *_packed(calls), step, limit=limit)
+        except Late:
+            fault = [Fault("hung", took_too_long(call.function, call.limit), blocked=True) for call in calls]
+        except Closed as error:
+            kind: FaultKind = "killed" if "SIGKILL" in error.ended else "died"
+            fault = [Fault(kind, f"{call.function.who}: {_death(error)}") for call in calls]
+        else:
+            return [_outcome(answer) for answer in answers]
+        return [Outcome([], whole=each, seconds=time.perf_counter() - start) for each in fault]
+
+    def _ask(self, *message: Any, limit: float | None) -> Any:
+        """The process's answer. Whatever keeps it from coming ends the process: nothing follows half a message."""
+        if self._closing:
+            raise RewardError("the process of reward functions is being ended")
+        return self._pool.run((encode(message), limit))
+
+
+def _content(file: Path) -> str:
+    try:
+        return hashlib.sha256(file.read_bytes()).hexdigest()
+    except OSError:
+        return "absent"
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# What travels
+
+
+def _packed(calls: Sequence[Call]) -> tuple[list[Any], list[Any]]:
+    """Prompts, each once, and calls that refer to them by number."""
+    numbers: dict[int, int] = {}
+    prompts, packed = [], []
+    for call in calls:
+        rows = []
+        for sample in call.samples:
+            if id(sample.prompt) not in numbers:
+                numbers[id(sample.prompt)] = len(prompts)
+                p = sample.prompt
+                prompts.append([p.uid, p.text, p.messages, dict(p.columns)])
+            ids = [int(t) for t in sample.token_ids] if call.function.reads_tokens else []
+            rows.append([numbers[id(sample.prompt)], sample.text, ids, sample.length])
+        packed.append([call.function.index, rows, call.limit])
+    return prompts, packed
+
+
+def _function(found: Mapping[str, Any]) -> UserFunction:
+    return UserFunction(**{**found, "file": Path(found["file"]), "accepts": _set(found["accepts"])})
+
+
+def _set(names: Any) -> frozenset[str] | None:
+    return None if names is None else frozenset(names)
+
+
+def _outcome(answer: Mapping[str, Any]) -> Outcome:
+    faults = {i: Fault(*fault) for i, fault in answer["faults"]}
+    whole = Fault(*answer["whole"]) if answer["whole"] else None
+    return Outcome(answer["values"], faults, whole, answer["seconds"], answer["steps"])
