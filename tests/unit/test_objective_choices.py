@@ -166,7 +166,7 @@ def test_a_boost_sees_as_much_as_its_base():
     assert trew.preset("trw-entropy").weight.scope == "token"
     coupled = trew.preset("trw-entropy").replace(weight=RareTokenBoost(trew.preset("clip-cov").weight))
     assert coupled.scope == "batch"
-    with pytest.raises(DataError, match=r"looks at the whole step at once"):
+    with pytest.raises(DataError, match=r"must see the whole step at once"):
         coupled.loss(coupled.prepare(make()).select(torch.tensor([0])))
 
 
@@ -178,7 +178,7 @@ def test_a_boost_sees_as_much_as_its_base():
      ("dapo", {"dynamic_sampling": 1}, r"dynamic_sampling: got 1 \(int\), accepts True or False$"),
      ("trw-logistic", {"gamma": math.nan}, r"gamma: got nan \(float\), accepts a number like the default 1.0$"),
      ("trw-logistic", {"gamma": math.inf}, "gamma: got inf, accepts a finite number$"),
-     ("ppo-clip", {"overlong_cache": 8}, "overlong_cache: ppo-clip's advantages do not look at the reward's value"),
+     ("ppo-clip", {"overlong_cache": 8}, "overlong_cache: ppo-clip's advantages do not read the reward's value"),
      ("ppo-clip", {"beta": 0.1, "kl_place": "reward"}, "kl_place: got 'reward', but ppo-clip's .* accepts 'loss' here"),
      ("dapo", {"kl": 3}, r"kl: got 3 \(int\), accepts a text$")],
 )  # fmt: skip

@@ -327,7 +327,7 @@ def test_what_looks_at_more_than_a_sequence_is_not_shown_a_part(scope):
     assert objective.scope == scope
     prepared = objective.prepare(step([[0.0, 0.0], [0.0, 0.0]], rewards=f(0, 1)))
     objective.loss(prepared)
-    with pytest.raises(DataError, match=r"looks at the whole step at once: got 2 of its 4 loss tokens"):
+    with pytest.raises(DataError, match=r"must see the whole step at once: got 2 of its 4 loss tokens"):
         objective.loss(prepared.select(torch.tensor([0])))
 
 

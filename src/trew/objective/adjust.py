@@ -1,4 +1,4 @@
-"""What happens to advantages after baseline and scale, token by token."""
+"""Changes advantages after baseline and scale, token by token."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .segments import standardize
 
 @runtime_checkable
 class Adjust(Component, Protocol):
-    """Advantages (N,) in, advantages (N,) out, in float64; what stands outside the mask is not looked at."""
+    """Advantages (N,) from advantages (N,), in float64; values outside the mask are not read."""
 
     def __call__(self, advantages: Tensor, *, batch: TokenBatch) -> Tensor: ...
 
@@ -24,7 +24,8 @@ class Adjust(Component, Protocol):
 class WhitenTokens(Adjust):
     """A <- (A - mean A) / std A over all loss tokens of the step: REINFORCE++, arXiv 2501.03262.
 
-    Long completions weigh more in both, and a group's advantages no longer sum to 0. Exactly 0 where all are equal.
+    Long completions weigh more in mean and deviation, and a group's advantages no longer sum to 0. Exactly 0 where all
+    are equal.
     """
 
     ddof: int = 1

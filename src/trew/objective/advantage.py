@@ -1,9 +1,9 @@
-"""Reward -> advantage.
+"""Computes advantages from rewards.
 
     A_i = (R_i - baseline_i) / scale_i
 
-Baselines and scales are values of their own, since RLOO, Lite-PPO, MaxRL and others differ in nothing else. Rewards are
-float64 here; NaN marks a sequence that takes no part, its advantage is 0.
+Baselines and scales are components of their own, since RLOO, Lite-PPO, MaxRL and others differ in nothing else. Rewards
+are float64 here; NaN marks a sequence that takes no part, and its advantage is 0.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .segments import dense_ids, has_signal, segment_count, standardize
 
 
 def pass_at_k(rewards: Float[Tensor, "S"], *, group_ids: Int[Tensor, "S"], k: int) -> Float[Tensor, "S"]:
-    """Advantages of 0/1 ``rewards`` whose expected gradient raises the chance that one of k answers is right.
+    """Advantages of 0/1 ``rewards`` whose expected gradient raises the chance that at least one of k answers is right.
 
         Rbar = 1 - C(N-, k) / C(N, k),   s = sqrt(Rbar (1 - Rbar)),
         A+ = (1 - Rbar) / s,   A- = (1 - Rbar - C(N- - 1, k - 1) / C(N - 1, k - 1)) / s
@@ -43,28 +43,30 @@ def pass_at_k(rewards: Float[Tensor, "S"], *, group_ids: Int[Tensor, "S"], k: in
     wrong = segment_count(known & (rewards <= 0), ids=ids, size=size).to(torch.float64)
 
     def all_wrong(wrong: Tensor, n: Tensor, k: int) -> Tensor:
-        """C(wrong, k) / C(n, k): the chance that k of n answers, drawn without putting back, are all wrong."""
+        """C(wrong, k) / C(n, k): the chance that k answers, drawn without replacement, are wrong."""
+        # A product of k factors: binomial coefficients of large groups overflow. Where wrong < k, one factor is 0.
         chance = torch.ones_like(n)
         for j in range(k):
             chance = chance * ((wrong - j) / (n - j))
         return chance
 
-    miss = all_wrong(wrong, n, k)
+    miss = all_wrong(wrong, n, k)  # 1 - Rbar
     s = (miss * (1 - miss)).sqrt()
     right = miss / s
     bad = (miss - all_wrong(wrong - 1, n - 1, k - 1)) / s
     advantage = torch.where(rewards > 0, right[ids], bad[ids])
+    # s = 0 divides by 0 above, n < k by n - j = 0: torch.where drops what comes of it.
     return torch.where(known & (s > 0)[ids] & (n >= k)[ids], advantage, 0.0)
 
 
 @runtime_checkable
 class Advantage(Component, Protocol):
-    """Advantages, one per sequence or one per token, from rewards (S,): 0 for sequences whose reward is NaN."""
+    """Advantages, (S,) or (N,), from rewards (S,): 0 for sequences whose reward is NaN."""
 
     scope: ClassVar[Scope] = "group"
-    reads_rewards: ClassVar[bool] = True  # False: nothing that is added to the reward can have an effect
+    reads_rewards: ClassVar[bool] = True  # False: terms added to the reward have no effect, so they are refused
     per_token: ClassVar[bool] = False  # True: returns (N,)
-    per_reward: ClassVar[bool] = False  # True: is given the rewards (S, K) one by one, unweighted
+    per_reward: ClassVar[bool] = False  # True: receives the rewards (S, K) one by one, unweighted
 
     def __call__(self, rewards: Tensor, *, batch: TokenBatch) -> Tensor: ...
 
@@ -73,8 +75,8 @@ class Advantage(Component, Protocol):
 class BaselineAdvantage(Advantage):
     """A_i = (R_i - baseline_i) / scale_i.
 
-    With a baseline taken from the group, groups whose rewards are all equal (and groups of one) have advantage exactly
-    0, whatever rounding leaves.
+    With a baseline computed from the group, groups whose rewards are all equal (and groups of one) have advantage
+    exactly 0, whatever rounding leaves.
     """
 
     baseline: Baseline = field(default_factory=GroupMean)
@@ -87,9 +89,11 @@ class BaselineAdvantage(Advantage):
 
     def __call__(self, rewards: Tensor, *, batch: TokenBatch) -> Tensor:
         centred = rewards - self.baseline(rewards, batch=batch)
+        # 0.7 - mean(0.7, 0.7, 0.7) can be 1e-16, and so can the deviation: their quotient would be a signal.
         if self.baseline.scope in ("group", "batch"):
             ids = batch.group_ids if self.baseline.scope == "group" else torch.zeros_like(batch.group_ids)
             centred = torch.where(has_signal(rewards, group_ids=ids), centred, 0.0)
+        # NaN: the sequence takes no part, or the scale does not exist; inf: the scale is 0. No signal in any of them.
         return (centred / self.scale(rewards, batch=batch)).nan_to_num(0.0, 0.0, 0.0)
 
     def equation(self) -> str:
@@ -105,7 +109,7 @@ def z_score(ddof: int = 1, std_eps: float = 0.0) -> BaselineAdvantage:
 
 @dataclass(frozen=True)
 class PassAtK(Advantage):
-    """:func:`pass_at_k` as a value, on which answers are correct."""
+    """:func:`pass_at_k` as a component, of which answers are correct."""
 
     k: int = 4
     reads_rewards: ClassVar[bool] = False
@@ -151,8 +155,8 @@ class ExternalAdvantages(Advantage):
 class PerReward(Advantage):
     """A_i = z( sum_k weight_k (R_ik - mean_k) / (std_k + std_eps) ): GDPO, arXiv 2601.05242.
 
-    Each reward is normalised in its own group, over the completions to which it applies; z is the z-score over all
-    sequences of the step. Equal rewards everywhere give exactly 0; but z re-centres: one group without signal among
+    Each reward is normalised within its group, over the completions to which it applies; z is the z-score over all
+    sequences of the step. Equal rewards everywhere give exactly 0. But z centres again: a group without signal among
     others gets minus the batch's mean.
     """
 
@@ -172,7 +176,8 @@ class PerReward(Advantage):
         each = z_score(self.ddof, self.std_eps)
         columns = torch.stack([each(column, batch=batch) for column in rewards.unbind(1)], dim=1)
         if batch.reward_weights is not None:
-            extra = rewards.shape[1] - len(batch.reward_weights)  # shaping terms count as rewards of weight 1
+            # The objective appends its shaping terms (a length penalty) as columns: rewards of weight 1.
+            extra = rewards.shape[1] - len(batch.reward_weights)
             weights = torch.cat([batch.reward_weights.to(columns), columns.new_ones(extra)])
             columns = columns * weights
         known = ~rewards.isnan().all(dim=1)

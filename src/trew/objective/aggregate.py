@@ -44,7 +44,7 @@ def _everywhere(batch: TokenBatch, token_weight: float) -> Tensor:
 
 @dataclass(frozen=True)
 class SequenceMeanTokenMean(Aggregate):
-    """:func:`sequence_mean_token_mean` as a value."""
+    """:func:`sequence_mean_token_mean` as a component."""
 
     scope: ClassVar[Scope] = "sequence"
 

@@ -1,4 +1,4 @@
-"""What a reward is compared with. Rewards are float64 here; NaN marks a sequence that takes no part."""
+"""Baselines, subtracted from rewards. Rewards are float64 here; NaN marks a sequence that takes no part."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .segments import dense_ids, group_mean, segment_count, segment_sum
 def leave_one_out_mean(rewards: Float[Tensor, "S"], *, group_ids: Int[Tensor, "S"]) -> Float[Tensor, "S"]:
     """b_i = mean of the other rewards of i's group: RLOO, arXiv 2402.14740. R_i - b_i = G/(G-1) (R_i - mean R).
 
-    A group of one has no others: its own reward, so that nothing is left.
+    A group of one has no others: b_i is then its own reward, so that the difference is 0.
 
     >>> leave_one_out_mean(torch.tensor([1., 0., 0.]), group_ids=torch.tensor([0, 0, 0])).tolist()
     [0.0, 0.5, 0.5]
@@ -45,7 +45,7 @@ def length_weighted_mean(
 
 @runtime_checkable
 class Baseline(Component, Protocol):
-    """What a reward is compared with: (S,) from (S,)."""
+    """The baseline of each reward, (S,), from rewards (S,)."""
 
     scope: ClassVar[Scope] = "group"
 
@@ -67,7 +67,7 @@ class NoBaseline(Baseline):
 
 @dataclass(frozen=True)
 class GroupMean(Baseline):
-    """b = mean(R) of the group."""
+    """b = mean(R) over the group."""
 
     def __call__(self, rewards: Tensor, *, batch: TokenBatch) -> Tensor:
         return group_mean(rewards, group_ids=batch.group_ids)
@@ -78,7 +78,7 @@ class GroupMean(Baseline):
 
 @dataclass(frozen=True)
 class LeaveOneOut(Baseline):
-    """:func:`leave_one_out_mean` as a value."""
+    """:func:`leave_one_out_mean` as a component."""
 
     def __call__(self, rewards: Tensor, *, batch: TokenBatch) -> Tensor:
         return leave_one_out_mean(rewards, group_ids=batch.group_ids)
@@ -89,7 +89,7 @@ class LeaveOneOut(Baseline):
 
 @dataclass(frozen=True)
 class BatchMean(Baseline):
-    """b = mean(R) of the whole step."""
+    """b = mean(R) over the whole step."""
 
     scope: ClassVar[Scope] = "batch"
 
@@ -120,7 +120,7 @@ class Greedy(Baseline):
 
 @dataclass(frozen=True)
 class LengthWeighted(Baseline):
-    """:func:`length_weighted_mean` as a value."""
+    """:func:`length_weighted_mean` as a component."""
 
     def __call__(self, rewards: Tensor, *, batch: TokenBatch) -> Tensor:
         return length_weighted_mean(rewards, lengths=batch.lengths, group_ids=batch.group_ids)

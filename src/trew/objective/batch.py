@@ -1,4 +1,4 @@
-"""``TokenBatch``: what an objective looks at, as packed one-dimensional streams; and the denominators of a step."""
+"""``TokenBatch``: what an objective reads, as packed one-dimensional streams; and the denominators of a step."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _PER_SEQUENCE = ("group_ids", "rewards", "correct", "truncated", "baselines")
 
 @dataclass(frozen=True, slots=True)
 class Denominators:
-    """What a whole optimizer step divides by: fixed once, over all its micro-batches and ranks.
+    """Counts that a whole optimizer step divides by: fixed once, over all its micro-batches and ranks.
 
-    Sequences and groups count if they have at least one loss token: one without any carries no gradient, and would
-    only shrink everybody else's.
+    Sequences and groups count if they have at least one loss token: one without any has no gradient, and counting it
+    would only shrink the gradient of the others.
     """
 
     sequences: int
@@ -46,8 +46,8 @@ class Denominators:
 
 @dataclass(frozen=True, eq=False)
 class Steps:
-    """Rewards of M steps: step m belongs to a sequence and ends with the ``ends[m]``-th of its tokens in the stream
-    (0: before the first)."""
+    """Rewards of M steps of reasoning: step m belongs to a sequence and ends with the ``ends[m]``-th of its tokens in
+    the stream (0: before the first)."""
 
     values: Float[Tensor, "M"]
     sequence_ids: Int[Tensor, "M"]
@@ -55,7 +55,7 @@ class Steps:
 
     @staticmethod
     def of(steps: Sequence[Sequence[tuple[int, float]]], *, mask: Bool[Tensor, "B T"]) -> Steps:
-        """From (end, value) lists, ``end`` a number of columns; tokens outside the mask are not in the stream."""
+        """Packs (end, value) lists, ``end`` in columns. Raises DataError for ends and values out of range."""
         rows, width = mask.shape
         if len(steps) != rows:
             raise DataError(f"step_rewards: got {len(steps)} lists, accepts {rows}, one per sequence")
@@ -69,25 +69,25 @@ class Steps:
         sequences = torch.tensor([row for row, _, _ in flat], dtype=torch.int64, device=device)
         columns = torch.tensor([end for _, end, _ in flat], dtype=torch.int64, device=device)
         values = torch.tensor([value for _, _, value in flat], dtype=torch.float64, device=device)
+        # Columns outside the mask are not in the stream, so an end is the number of tokens inside up to its column.
         return Steps(values, sequences, mask.cumsum(dim=1)[sequences, columns - 1])
 
     def select(self, position: Int[Tensor, "S"]) -> Steps:
-        """The steps of the sequences whose new number in ``position`` is not negative."""
+        """Steps of the sequences that stay; ``position`` (S,) has each one's new number, -1 where it is left out."""
         new = position[self.sequence_ids]
         return Steps(self.values[new >= 0], new[new >= 0], self.ends[new >= 0])
 
 
 @dataclass(frozen=True, eq=False)
 class TokenBatch:
-    """N completion tokens of S sequences, in sequence order, and what is known about them.
+    """N completion tokens of S sequences, in sequence order, with everything that an objective may read.
 
-    Only ``logprobs`` (the policy being trained) carries a gradient. ``entropies`` are those of the rollout's policy,
-    without one; for an entropy bonus they are the policy's, with a gradient. All log-probabilities are of the sampled
-    token, in nats. ``mask`` is True where a token carries loss. ``rewards`` may hold NaN (does not apply): such a
-    sequence takes no part in its group's statistics and carries no loss. ``old_logprobs`` defaults to
-    ``logprobs.detach()``, ``correct`` to a total reward above 0 (but dynamic sampling judges by it only where it is
-    given, and else by whether the rewards of a group differ). ``baselines`` is the reward of the greedy answer to each
-    sequence's prompt.
+    Only ``logprobs`` (of the policy being trained) has a gradient. ``entropies`` are those of the rollout's policy,
+    without gradient; for an entropy bonus they are the policy's, with one. All log-probs are of the sampled token, in
+    nats. ``mask`` is True where a token carries loss. ``rewards`` may hold NaN (does not apply): such a sequence takes
+    no part in its group's statistics and carries no loss. ``old_logprobs`` defaults to ``logprobs.detach()``,
+    ``correct`` to a total reward above 0 (dynamic sampling reads it only where it is given, and otherwise whether the
+    rewards of a group differ). ``baselines`` is the reward of the greedy answer to each sequence's prompt.
 
     ``Objective.prepare`` adds ``advantages``, ``denominators``, ``token_weights`` (each token's weight in the loss's
     average, share_t in equations) and ``mean_entropy`` (of the step, in nats).
@@ -116,7 +116,7 @@ class TokenBatch:
 
     @property
     def size(self) -> int:
-        """How many sequences there are, S."""
+        """Number of sequences, S."""
         return len(self.group_ids)
 
     @property
@@ -131,7 +131,7 @@ class TokenBatch:
 
     @property
     def old(self) -> Float[Tensor, "N"]:
-        """log pi_old; the policy's own where it has not moved since the rollout."""
+        """log pi_old; the policy's own log-probs where it has not moved since the rollout."""
         return self.policy if self.old_logprobs is None else self.old_logprobs
 
     @property
@@ -142,11 +142,12 @@ class TokenBatch:
         if rewards.dim() == 1:
             return rewards
         weighted = rewards if self.reward_weights is None else rewards * self.reward_weights.to(rewards)
+        # nansum of no numbers is 0, which would be a reward.
         return torch.where(rewards.isnan().all(dim=1), torch.nan, weighted.nansum(dim=1))
 
     @property
     def is_correct(self) -> Bool[Tensor, "S"]:
-        """``correct``, or else whether the total reward is above 0."""
+        """``correct`` where given, otherwise whether the total reward is above 0."""
         return self.total_rewards > 0 if self.correct is None else self.correct
 
     if not TYPE_CHECKING:  # a type checker would take every misspelled name for a known one
@@ -223,14 +224,16 @@ class TokenBatch:
         max_length: int | None = None,
         denominators: Denominators | None = None,
     ) -> TokenBatch:
-        """Packs ordinary padded (B, T) tensors: the way in from any other trainer.
+        """Packs padded (B, T) tensors, the layout of most trainers.
 
-        ``rewards`` is (B,) or (B, K), NaN where a reward does not apply; ``advantages`` (B,) or (B, T), final ones, may
+        ``rewards`` is (B,) or (B, K), NaN where a reward does not apply; ``advantages``, (B,) or (B, T) and final, may
         be given instead; ``step_rewards`` lists (end, value) for each sequence, ``end`` the number of columns up to and
-        with the step's last token. What stands outside ``mask`` is never read. 16-bit tensors are widened to float32;
-        all but ``logprobs`` and ``entropies`` are detached. Raises DataError for what cannot be meant: shapes and types
-        that do not fit, a mask of other values than 0 and 1, log-probs or entropies that are not finite, log-probs
-        above 0 (negative log-likelihoods, most likely), nothing to make advantages from.
+        including the step's last token. Values outside ``mask`` are never read. 16-bit tensors are widened to float32;
+        all but ``logprobs`` and ``entropies`` are detached.
+
+        Raises DataError for shapes and types that do not fit, a mask with values other than 0 and 1, log-probs or
+        entropies that are not finite, log-probs above 0 (most likely negative log-likelihoods), and a batch without
+        rewards, step rewards or advantages.
 
         >>> l = torch.tensor([[-1., -2.], [-3., 0.]]); m = torch.tensor([[True, True], [True, False]])
         >>> batch = TokenBatch.from_padded(logprobs=l, mask=m, rewards=torch.tensor([1., 0.]),
@@ -246,23 +249,8 @@ class TokenBatch:
         fields: dict[str, Any] = {k: padded.log_probabilities(k, v, mask) for k, v in anchors.items() if v is not None}
         if entropies is not None:
             fields["entropies"] = padded.stream("entropies", entropies, mask, keep_gradient=True)
-        if rewards is not None or reward_weights is not None:
-            fields |= _rewards(rewards, reward_weights, like=logprobs)
-        if advantages is not None:
-            final = padded.numbers("advantages", advantages, (rows,), (rows, width), like=logprobs)
-            final = final if final.dim() == 2 else final[:, None].expand(rows, width)
-            fields["advantages"] = final.to(logprobs.dtype)[mask]
-        if step_rewards is not None:
-            fields["step_rewards"] = Steps.of(step_rewards, mask=mask)
-        if rewards is None and advantages is None and step_rewards is None:
-            raise DataError(
-                "rewards: got None; give rewards (B,) or (B, K), or advantages (B,) or (B, T), or step_rewards"
-            )
-        for name, value in (("correct", correct), ("truncated", truncated)):
-            if value is not None:
-                fields[name] = padded.flags(name, value, (rows,), like=logprobs)
-        if baselines is not None:
-            fields["baselines"] = padded.numbers("baselines", baselines, (rows,), like=logprobs)
+        fields |= _signal(rewards, reward_weights, advantages, step_rewards, mask=mask, like=logprobs)
+        fields |= _per_sequence(correct, truncated, baselines, like=logprobs)
         if not isinstance(denominators, Denominators | None):
             raise DataError(f"denominators: got {padded.kind(denominators)}, accepts trew.objective.Denominators")
         sequence_ids = torch.arange(rows, device=device)[:, None].expand(rows, width)[mask]
@@ -276,6 +264,36 @@ class TokenBatch:
             padded_mask=mask,
             **fields,
         )
+
+
+def _signal(
+    rewards: Any, reward_weights: Any, advantages: Any, step_rewards: Any, *, mask: Bool[Tensor, "B T"], like: Tensor
+) -> dict[str, Any]:
+    """Fields of what advantages are computed from, or of the advantages themselves; DataError where there are none."""
+    if rewards is None and advantages is None and step_rewards is None and reward_weights is None:
+        raise DataError("rewards: got None; give rewards (B,) or (B, K), or advantages (B,) or (B, T), or step_rewards")
+    fields: dict[str, Any] = {}
+    if rewards is not None or reward_weights is not None:
+        fields |= _rewards(rewards, reward_weights, like=like)
+    if advantages is not None:
+        rows, width = mask.shape
+        final = padded.numbers("advantages", advantages, (rows,), (rows, width), like=like)
+        final = final if final.dim() == 2 else final[:, None].expand(rows, width)
+        fields["advantages"] = final.to(like.dtype)[mask]
+    if step_rewards is not None:
+        fields["step_rewards"] = Steps.of(step_rewards, mask=mask)
+    return fields
+
+
+def _per_sequence(correct: Any, truncated: Any, baselines: Any, *, like: Tensor) -> dict[str, Tensor]:
+    fields = {
+        name: padded.flags(name, value, (len(like),), like=like)
+        for name, value in (("correct", correct), ("truncated", truncated))
+        if value is not None
+    }
+    if baselines is not None:
+        fields["baselines"] = padded.numbers("baselines", baselines, (len(like),), like=like)
+    return fields
 
 
 def _rewards(rewards: Any, weights: Any, *, like: Tensor) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""Weights that bound the importance ratio and keep a clipped token's gradient: CISPO, AIPO, TOPR, ASPO, CE-GPPO."""
+"""Weights that bound the importance ratio and keep the gradient of clipped tokens: CISPO, AIPO, TOPR, ASPO, CE-GPPO."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def flipped_weight(
 ) -> Float[Tensor, "N"]:
     """w r = min(1/r, cap) for A > 0 and min(r, cap) for A < 0, both 0 where PPO clips: ASPO, arXiv 2510.06062.
 
-    For A > 0 the ratio is turned over: tokens that have fallen behind are pushed harder, not less.
+    For A > 0 the ratio is inverted: tokens whose probability has fallen are pushed harder, not less.
 
     >>> r = torch.tensor([0.2, 0.5, 1.3])
     >>> [round(x, 4) for x in (flipped_weight(r, advantages=torch.ones(3)) * r).tolist()]
@@ -67,8 +67,8 @@ def preserving_weight(
     """w r = beta2 (1 + eps_high) where PPO clips for A > 0, beta1 (1 - eps_low) where it clips for A < 0, 0 where dual
     clip does (A < 0 and r > cap), and r elsewhere: CE-GPPO, arXiv 2509.20712.
 
-    A clipped token is pushed by a bounded amount that does not depend on how far its ratio has gone. With beta1 = beta2
-    = 0 it is dual clip.
+    A clipped token is pushed by an amount that does not depend on how far its ratio has moved. With beta1 = beta2 = 0
+    it is dual clip.
 
     >>> r = torch.tensor([2.0, 0.4, 4.0]); a = torch.tensor([1., -1., -1.])
     >>> [round(x, 4) for x in (preserving_weight(r, advantages=a) * r).tolist()]
@@ -81,7 +81,7 @@ def preserving_weight(
 
 @dataclass(frozen=True)
 class Capped(LinearWeight):
-    """:func:`capped_weight` as a value."""
+    """:func:`capped_weight` as a component."""
 
     cap: float = 5.0
     floor: float = 0.0
@@ -102,7 +102,7 @@ class Capped(LinearWeight):
 
 @dataclass(frozen=True)
 class Tapered(LinearWeight):
-    """:func:`tapered_weight` as a value; where no correctness is known, by the sign of the advantage."""
+    """:func:`tapered_weight` as a component; where correctness is unknown, by the sign of the advantage."""
 
     def __call__(self, ratio: Tensor, *, advantages: Tensor, batch: TokenBatch) -> Tensor:
         if batch.correct is None and batch.rewards is None:
@@ -115,7 +115,7 @@ class Tapered(LinearWeight):
 
 @dataclass(frozen=True)
 class Flipped(Weight):
-    """:func:`flipped_weight` as a value."""
+    """:func:`flipped_weight` as a component."""
 
     eps_low: float = 0.2
     eps_high: float = 0.2
@@ -137,7 +137,7 @@ class Flipped(Weight):
 
 @dataclass(frozen=True)
 class GradientPreservingClip(Weight):
-    """:func:`preserving_weight` as a value."""
+    """:func:`preserving_weight` as a component."""
 
     eps_low: float = 0.2
     eps_high: float = 0.2

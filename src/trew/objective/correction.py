@@ -1,6 +1,6 @@
-"""Train-rollout mismatch: a factor c for tokens whose sampler disagrees with the trainer.
+"""Corrects for train-rollout mismatch: a factor c for tokens whose sampler and trainer disagree.
 
-With kappa_t = pi_old(y_t) / mu(y_t), mu the sampler's own numbers for the same weights, or for older ones.
+With kappa_t = pi_old(y_t) / mu(y_t), mu the sampler's own probabilities at the same weights, or at older ones.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def off_policy_sequences(
     delta: float = 0.5,
 ) -> Bool[Tensor, "N"]:
     """False where A < 0 and mean_t log(behaviour / pi) > delta in nats: the off-policy sequence mask of DeepSeek-V3.2,
-    arXiv 2512.02556. Wrong answers that the policy has already left behind teach nothing any more.
+    arXiv 2512.02556. Wrong answers that the policy has already moved away from teach it nothing.
 
     >>> l, b = torch.tensor([-3., -3., -3.]), torch.tensor([-1., -1., -1.])
     >>> off_policy_sequences(l, behaviour_logprobs=b, advantages=torch.tensor([-1., -1., 1.]), size=2,
@@ -53,18 +53,17 @@ def off_policy_sequences(
 
 @runtime_checkable
 class Correction(Component, Protocol):
-    """One detached factor per token."""
+    """One factor per token, (N,), without gradient."""
 
     def __call__(self, batch: TokenBatch) -> Tensor: ...
 
     @property
     def mismatch(self) -> bool:
-        """Whether it corrects for kappa, which a ratio anchored on the sampler has in it already."""
+        """Whether it corrects for kappa, which a ratio against the sampler already contains."""
         return True
 
     def log_of_sequence(self, factor: Tensor, *, batch: TokenBatch) -> Tensor:
-        """(N,) log of what it says about each token's sequence as a whole: of the product of its tokens' factors. A
-        factor of 0 counts as 1e-8."""
+        """(N,) log of the factor of each token's sequence: of the product of its tokens' factors, 0 counted as 1e-8."""
         log_c = torch.where(batch.mask, factor.clamp(min=1e-8).log(), 0.0)
         return segment_sum(log_c, ids=batch.sequence_ids, size=batch.size)[batch.sequence_ids]
 
@@ -99,7 +98,7 @@ class _Bounded(Correction):
     def log_of_sequence(self, factor: Tensor, *, batch: TokenBatch) -> Tensor:
         if self.level == "token":
             return super().log_of_sequence(factor, batch=batch)
-        return factor.clamp(min=1e-8).log()  # the sequence's already
+        return factor.clamp(min=1e-8).log()  # one factor for the whole sequence already: not to be multiplied T times
 
     @property
     def _shown(self) -> str:
@@ -157,7 +156,8 @@ class GeometricMask(_Bounded):
 
 @dataclass(frozen=True)
 class OffPolicySequenceMask(Correction):
-    """:func:`off_policy_sequences` as a value: against the sampler's log-probs where given, else the old policy's."""
+    """:func:`off_policy_sequences` as a component: against the sampler's log-probs where given, otherwise against the
+    old policy's."""
 
     delta: float = 0.5
     scope: ClassVar[Scope] = "sequence"
@@ -171,13 +171,13 @@ class OffPolicySequenceMask(Correction):
 
     def __call__(self, batch: TokenBatch) -> Tensor:
         assert batch.advantages is not None
-        kept = off_policy_sequences(
+        trained_on = off_policy_sequences(
             batch.logprobs,
             behaviour_logprobs=batch.old if batch.rollout_logprobs is None else batch.rollout_logprobs,
             advantages=batch.advantages, mask=batch.mask, sequence_ids=batch.sequence_ids, size=batch.size,
             delta=self.delta,
         )  # fmt: skip
-        return kept.to(batch.policy.dtype)
+        return trained_on.to(batch.policy.dtype)
 
     def equation(self) -> str:
         return f"c_t = 0 if A < 0 and mean_t log(mu / pi) > {self.delta:g}, else 1"

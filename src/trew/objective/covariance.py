@@ -1,6 +1,6 @@
-"""Tokens whose log-probability and advantage go together: what drives entropy down. Clip-Cov and KL-Cov.
+"""Clip-Cov and KL-Cov: hold back tokens whose log-probability and advantage rise together, which drives entropy down.
 
-Both look at the whole batch: which token they pick depends on all the others.
+Both need the whole batch: which tokens they choose depends on all others.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .ratio import LOG_RATIO_LIMIT, log_ratio
 from .weight import Clip, Weight
 
 ROUNDING = 1e-5
-"""Log-ratios within this have no sign: two computations of one log-probability differ by as much."""
+"""Log-ratios within this count as 0: two computations of the same log-probability differ by as much."""
 
 
 def covariance(
@@ -38,7 +38,7 @@ def covariance(
 
 
 def tokens_of(share: float, mask: Tensor) -> int:
-    """max(1, floor(share N)) of the N tokens of ``mask``, as the authors' code counts."""
+    """max(1, floor(share N)), N the tokens of ``mask``, as in the authors' code."""
     return max(1, int(share * int(mask.sum())))
 
 
@@ -70,7 +70,7 @@ class ClipCov(Weight):
             return w
         cov = covariance(batch.logprobs, advantages=advantages, mask=batch.mask)
         candidates = ((w > 0) & batch.mask & (cov > self.cov_low) & (cov < self.cov_high)).nonzero().squeeze(1)
-        # Ranked by value before the draw: which tokens are drawn must not depend on how sequences are ordered.
+        # Ranked by value before the draw, so that the order of sequences does not change which tokens are drawn.
         ranked = candidates[torch.argsort(cov[candidates], stable=True)]
         generator = torch.Generator().manual_seed(self.seed)
         drawn = torch.randperm(len(ranked), generator=generator)[: tokens_of(self.share, batch.mask)]
@@ -79,10 +79,10 @@ class ClipCov(Weight):
 
     def surrogate(self, ratio: Tensor, *, advantages: Tensor, batch: TokenBatch) -> Tensor:
         clip = Clip(self.eps_low, self.eps_high)
-        kept = (self(ratio, advantages=advantages, batch=batch) > 0) | (
+        not_drawn = (self(ratio, advantages=advantages, batch=batch) > 0) | (
             clip(ratio, advantages=advantages, batch=batch) == 0
         )
-        return torch.where(kept, clip.surrogate(ratio, advantages=advantages, batch=batch), 0.0)
+        return torch.where(not_drawn, clip.surrogate(ratio, advantages=advantages, batch=batch), 0.0)
 
     def equation(self) -> str:
         clip = Clip(self.eps_low, self.eps_high).equation()
@@ -112,7 +112,7 @@ class CovariancePenalty(Divergence):
     def _picked(self, batch: TokenBatch) -> Tensor:
         assert batch.advantages is not None
         cov = covariance(batch.logprobs, advantages=batch.advantages, mask=batch.mask)
-        cov = torch.where(batch.mask, cov, -torch.inf)
+        cov = torch.where(batch.mask, cov, -torch.inf)  # never among the highest
         count = min(tokens_of(self.share, batch.mask), int(batch.mask.sum()))
         picked = torch.zeros_like(batch.mask)
         picked[cov.topk(count).indices] = True
@@ -124,7 +124,7 @@ class CovariancePenalty(Divergence):
 
     def derivative(self, batch: TokenBatch) -> Tensor:
         log_r = log_ratio(batch)
-        moved = log_r.abs() > ROUNDING  # before its first update a policy has not moved, whatever rounding leaves
+        moved = log_r.abs() > ROUNDING  # the sign of a rounding error would be a full penalty before the first update
         return torch.where(self._picked(batch) & moved, self.penalty * log_r.sign(), 0.0)
 
     def equation(self) -> str:

@@ -1,6 +1,6 @@
-"""Divergence from another policy, from the sampled token alone: the reference's KL, and pulls towards the rollout's.
+"""Divergences from another policy, estimated from the sampled token: KL to the reference, pulls towards the sampler.
 
-With d = log pi - log pi_ref at the sampled token. As a term of the loss, what counts is its derivative by log pi.
+With d = log pi - log pi_ref at the sampled token. In the loss only the derivative by log pi matters.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def _difference(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
 def kl_value(
     logprobs: Float[Tensor, "N"], *, ref_logprobs: Float[Tensor, "N"], estimator: str = "k3"
 ) -> Float[Tensor, "N"]:
-    """k1 = d; k2 = d^2 / 2; k3 = exp(-d) - 1 + d (Schulman 2020). No gradient.
+    """k1 = d; k2 = d^2 / 2; k3 = exp(-d) - 1 + d (Schulman 2020, joschu.net/blog/kl-approx.html). No gradient.
 
     Over samples of pi, k1 and k3 are unbiased for KL(pi || pi_ref); k2 is not, but close where d is small.
 
@@ -41,7 +41,7 @@ def kl_value(
         return d
     if estimator == "k2":
         return d**2 / 2
-    return torch.expm1(-d) + d
+    return torch.expm1(-d) + d  # exp(-d) - 1 would lose all digits near d = 0, and k3 could come out below 0
 
 
 def kl_derivative(
@@ -66,7 +66,7 @@ def kl_derivative(
 
 @runtime_checkable
 class Divergence(Component, Protocol):
-    """A term of the loss beside the surrogate: share_t value_t, with its derivative by log pi_t."""
+    """A term of the loss beside the surrogate, share_t value_t, and its derivative by log pi_t; both (N,)."""
 
     @property
     def active(self) -> bool:
@@ -84,7 +84,7 @@ class KL(Divergence):
     ``place`` says where it acts:
       "loss"    + beta share_t kl_t, differentiated;
       "reward"  R_i - beta sum_t kl_t before the baseline, under the policy that sampled, not differentiated;
-      "to-go"   A_t - beta sum_(s >= t) kl_s after baseline and scale: each token answers for what follows it.
+      "to-go"   A_t - beta sum_(s >= t) kl_s after baseline and scale: a token accounts for itself and all later ones.
     ``k3-corrected`` is r k3 with r = pi / pi_behaviour differentiated: derivative r d, the gradient of KL(pi || pi_ref)
     also off-policy (DeepSeek-V3.2, arXiv 2512.02556). ``behaviour`` is the policy that sampled, "old" or "rollout".
     """
@@ -116,7 +116,6 @@ class KL(Divergence):
     def needs(self) -> tuple[str, ...]:
         anchor = "ref_logprobs" if self.anchor == "ref" else "rollout_logprobs"
         corrected = self.estimator == "k3-corrected" and self.behaviour == "rollout"
-        # What acts on the reward is the KL of the policy that sampled: trainer-side, before any update.
         return (anchor, *(("rollout_logprobs",) if corrected else ()))
 
     def _anchor(self, batch: TokenBatch) -> Tensor:
@@ -134,12 +133,14 @@ class KL(Divergence):
         return self.beta * self._correction(batch) * k
 
     def derivative(self, batch: TokenBatch) -> Tensor:
+        # d(r k3) = r (k3 + k3') = r ((exp(-d) - 1 + d) + (1 - exp(-d))) = r d, r times the derivative of k2.
         estimator = "k2" if self.estimator == "k3-corrected" else self.estimator
         d = kl_derivative(batch.logprobs, ref_logprobs=self._anchor(batch), estimator=estimator)
         return self.beta * self._correction(batch) * d
 
     def of_rollout(self, batch: TokenBatch) -> Tensor:
-        """beta kl_t of the policy that sampled: what the places "reward" and "to-go" take off."""
+        """beta kl_t of the policy that sampled, before any update: what "reward" and "to-go" subtract. The current
+        policy's would change with every optimizer step, and the advantages with it."""
         k = kl_value(batch.old, ref_logprobs=self._anchor(batch), estimator=self.estimator)
         return self.beta * torch.where(batch.mask, k, 0.0)
 

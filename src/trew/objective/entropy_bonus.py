@@ -1,4 +1,4 @@
-"""A bonus for the policy's entropy: the one term whose gradient goes through the full distribution."""
+"""A bonus for the policy's entropy: the only term whose gradient goes through the full distribution."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from torch import Tensor
 from .component import Component, not_negative
 
 HIGHEST = 1.0
-"""An adaptive coefficient never grows beyond this."""
+"""The largest value of an adaptive coefficient."""
 
 
 @dataclass(frozen=True)
 class EntropyBonus(Component):
     """- coefficient sum_t share_t H_t in the loss, differentiated through ``TokenBatch.entropies``.
 
-    With a ``target`` above 0 (nats per token) it is adaptive: applied only while the rollouts' mean entropy is at most
-    the target, and the coefficient rises by ``step`` after each such optimizer step and falls by it after any other,
-    within [0, 1]: Skywork-OR1, arXiv 2505.22312 §4.
+    With a ``target`` above 0 (nats per token) it is adaptive: it acts only while the rollouts' mean entropy is at most
+    the target; the coefficient rises by ``step`` after each such optimizer step and falls by it after any other, within
+    [0, 1]: Skywork-OR1, arXiv 2505.22312 §4.
     """
 
     coefficient: float = 0.0
@@ -32,7 +32,7 @@ class EntropyBonus(Component):
 
     @property
     def active(self) -> bool:
-        """Whether it can ever act: then entropies with a gradient are needed."""
+        """Whether it can ever act, so that entropies with a gradient are needed."""
         return self.coefficient > 0 or self.target > 0
 
     @property
@@ -52,6 +52,7 @@ class EntropyBonus(Component):
         if not self.target:
             return self
         moved = self.coefficient + (self.step if mean_entropy <= self.target else -self.step)
+        # Rounded, so that going up and down again by the same steps ends at the same number, and at 0 exactly.
         return dataclasses.replace(self, coefficient=min(max(round(moved, 12), 0.0), HIGHEST))
 
     def loss(self, entropies: Float[Tensor, "N"], *, token_weights: Float[Tensor, "N"]) -> Float[Tensor, ""]:

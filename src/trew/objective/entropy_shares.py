@@ -1,7 +1,7 @@
-"""GTPO and GRPO-S: the outcome's reward, and a part of it dealt out by entropy among the right and the wrong answers.
+"""GTPO and GRPO-S: the outcome's reward plus a part that is shared out by entropy among right and among wrong answers.
 
-A correct answer earns more where the policy was unsure, a wrong one is punished more where it was sure. Entropies are
-the rollout policy's, without gradient.
+A correct answer earns more where the policy was uncertain, a wrong one is punished more where it was certain. Entropies
+are the rollout policy's, without gradient.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from .scale import GroupStd
 from .segments import dense_ids, group_mean, group_std, has_signal, positions, segment_count, segment_mean, segment_sum
 
 ENTROPY_FLOOR = 1e-8
-"""Entropies in nats are raised to this: the wrong ones share by 1 / H."""
+"""The smallest entropy that is used, in nats: wrong answers share by 1 / H."""
 
 
 def shares_of_peers(
     entropies: Float[Tensor, "M"], *, correct: Bool[Tensor, "M"], peers: Int[Tensor, "M"], size: int
 ) -> Float[Tensor, "M"]:
-    """Count of an entry's peers times its share among them: n H_i / sum H if correct, m H_i^-1 / sum H^-1 if wrong.
+    """An entry's share among its peers times their number: n H_i / sum H if correct, m H_i^-1 / sum H^-1 if wrong.
 
-    Peers have the same number in ``peers`` and are equally correct. The mean share is 1.
+    Entries are peers if they have the same number in ``peers`` and are both correct or both wrong. The mean is 1.
 
     >>> h, ok = torch.tensor([.6, .2, .5, .25]), torch.tensor([True, True, False, False])
     >>> [round(x, 4) for x in shares_of_peers(h, correct=ok, peers=torch.tensor([0, 0, 0, 0]), size=1).tolist()]
@@ -54,7 +54,7 @@ def _normalised(
 
 
 def _contrast(correct: Tensor, *, group_ids: Tensor, known: Tensor) -> Tensor:
-    """(S,) whether a sequence takes part and its group holds both right and wrong ones."""
+    """True (S,) for sequences that take part and whose group has both right and wrong answers."""
     ids, size = dense_ids(group_ids)
     right = segment_count(known & correct, ids=ids, size=size)
     wrong = segment_count(known & ~correct, ids=ids, size=size)
@@ -93,8 +93,8 @@ class EntropyTokenShares(_Shares):
 
         right:  outcome + shared d_t H_it / sum_k H_kt,   wrong:  -outcome - shared h_t H_it^-1 / sum_k H_kt^-1
 
-    over the d_t right (h_t wrong) completions of the group that still have a token at position t; then a z-score over
-    the group's tokens. ``separate`` normalises right and wrong tokens apart, as the paper's equation 6 does: each set
+    over the d_t right (h_t wrong) completions of the group that have a token at position t; then a z-score over the
+    group's tokens. ``separate`` normalises right and wrong tokens apart, as the paper's equation 6 does: each set
     then sums to 0 and the contrast between right and wrong is gone. Groups without contrast have advantage 0.
     """
 

@@ -17,10 +17,10 @@ from .segments import dense_ids, has_signal, segment_count, segment_starts
 
 
 def mixed_groups(batch: TokenBatch) -> Bool[Tensor, "S"]:
-    """True for sequences of groups that hold both right and wrong completions: 0 < correct < G.
+    """True for sequences of groups with both right and wrong completions: 0 < correct < G.
 
-    Judged by ``correct`` and not by the shaped reward: a length penalty would give an all-correct group a spread.
-    Without ``correct``, by whether the rewards differ.
+    Judged by ``correct`` and not by the shaped reward, since a length penalty would make the rewards of an all-correct
+    group differ. Without ``correct``, judged by whether the rewards differ.
     """
     if batch.correct is None:
         return uneven_groups(batch)
@@ -32,7 +32,7 @@ def mixed_groups(batch: TokenBatch) -> Bool[Tensor, "S"]:
 
 
 def uneven_groups(batch: TokenBatch) -> Bool[Tensor, "S"]:
-    """True for sequences of groups whose rewards differ; without rewards, whose given advantages are not all 0."""
+    """True for sequences of groups whose rewards differ or, without rewards, whose advantages are not all 0."""
     if batch.rewards is not None:
         return has_signal(batch.total_rewards, group_ids=batch.group_ids)
     assert batch.advantages is not None
@@ -42,8 +42,8 @@ def uneven_groups(batch: TokenBatch) -> Bool[Tensor, "S"]:
 
 
 def largest_in_group(values: Float[Tensor, "S"], *, group_ids: Int[Tensor, "S"], keep: float) -> Bool[Tensor, "S"]:
-    """True for the ceil(keep G) largest ``values`` of each group; the first come first where they are equal but for
-    rounding. NaN values are not of the group.
+    """True for the ceil(keep G) largest ``values`` of each group; of values that are equal up to rounding, the first
+    ones. NaN values do not belong to the group.
 
     >>> v, ids = torch.tensor([.1, .9, .5, .5]), torch.tensor([0, 0, 0, 0])
     >>> largest_in_group(v, group_ids=ids, keep=0.5).tolist()
@@ -53,14 +53,14 @@ def largest_in_group(values: Float[Tensor, "S"], *, group_ids: Int[Tensor, "S"],
     known = ~values.isnan()
     if not len(values):
         return known
-    # The two of a group of two are alike, +A and -A: which is the larger one is not for the last bit to say.
+    # A group of two has advantages +A and -A. Their magnitudes are equal, and rounding must not choose between them.
     unit = torch.where(known, values.abs(), 0.0).max().clamp(min=1e-20) * 1e-9
     order = torch.argsort(torch.where(known, (values / unit).round(), -torch.inf), descending=True, stable=True)
     order = order[torch.argsort(ids[order], stable=True)]  # by group, and within one by value
     rank = torch.empty_like(ids)
     rank[order] = torch.arange(len(ids), device=ids.device) - segment_starts(ids[order], size=size)[ids[order]]
     count = segment_count(known, ids=ids, size=size)
-    # Shares are not exact: 1 - 0.7 is a little more than 0.3, and 10 times that must stay 3.
+    # In floating point 1 - 0.7 is a little more than 0.3, and its ceil for 10 sequences must still be 3.
     return known & (rank < torch.ceil(keep * count.to(torch.float64) - 1e-9)[ids])
 
 
@@ -115,7 +115,7 @@ class TokenMask(Component, Protocol):
 
 @dataclass(frozen=True)
 class MixedGroups(GroupFilter):
-    """:func:`mixed_groups` as a value; in training, groups that it drops are replaced by freshly sampled ones."""
+    """:func:`mixed_groups` as a component; in training, groups that it drops are replaced by freshly sampled ones."""
 
     def __call__(self, batch: TokenBatch) -> Tensor:
         return mixed_groups(batch)
@@ -126,7 +126,7 @@ class MixedGroups(GroupFilter):
 
 @dataclass(frozen=True)
 class UnevenGroups(GroupFilter):
-    """:func:`uneven_groups` as a value; the step is smaller by what it drops."""
+    """:func:`uneven_groups` as a component; the step is smaller by what it drops."""
 
     def __call__(self, batch: TokenBatch) -> Tensor:
         return uneven_groups(batch)
@@ -173,7 +173,7 @@ class LargestAdvantages(LossMask):
 
 @dataclass(frozen=True)
 class HighEntropyTokens(TokenMask):
-    """:func:`high_entropy` as a value; ``TokenBatch.entropies`` are the rollout policy's."""
+    """:func:`high_entropy` as a component; ``TokenBatch.entropies`` are the rollout policy's."""
 
     share: float = 0.2
     scope: ClassVar[Scope] = "batch"

@@ -1,4 +1,4 @@
-"""What a user must see to notice that an objective misbehaves: (sum, count) pairs by name."""
+"""Metrics that show when an objective misbehaves: (sum, count) pairs by name."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ QUANTILES = {"ratio_q01": 0.01, "ratio_q50": 0.5, "ratio_q99": 0.99}
 def token_metrics(
     batch: TokenBatch, *, ratio: Float[Tensor, "N"], weight: Float[Tensor, "N"], correction: Float[Tensor, "N"] | None
 ) -> Metrics:
-    """Over the loss tokens of a prepared batch.
+    """Metrics over the loss tokens of a prepared batch.
 
     ``clip_share`` is the share of tokens whose push is cut off altogether (w = 0 though A is not), and its four parts
     say on which side of r = 1 and for which sign of A. ``weight`` is the mean of w where A is not 0. ``ess`` is the
@@ -28,52 +28,70 @@ def token_metrics(
     """
     mask, advantages = batch.mask, batch.advantages
     assert advantages is not None
-    moved = (advantages != 0) & mask
-    count, active = float(mask.sum()), float(moved.sum())
-
-    def total(values: Tensor, where: Tensor = mask) -> float:
-        return float(torch.where(where, values, 0.0).sum(dtype=torch.float64))
-
-    def share(where: Tensor) -> tuple[float, float]:
-        return float(where.sum()), count
-
-    cut = (weight == 0) & moved
-    high, low, positive, negative = ratio > 1, ratio < 1, advantages > 0, advantages < 0
-    out = {
-        "ratio": (total(ratio), count),
-        "weight": (total(weight, moved), active),
-        "clip_share": share(cut),
-        "clip_high_positive": share(cut & high & positive),
-        "clip_high_negative": share(cut & high & negative),
-        "clip_low_positive": share(cut & low & positive),
-        "clip_low_negative": share(cut & low & negative),
-    }
+    pushed = (advantages != 0) & mask
+    count, active = float(mask.sum()), float(pushed.sum())
     importance = weight * ratio if correction is None else weight * ratio * correction
-    out["ess"] = (_effective(importance, where=moved), 1.0 if active else 0.0)
+    out = {
+        "ratio": (_total(ratio, where=mask), count),
+        "weight": (_total(weight, where=pushed), active),
+        **_clipped(ratio, advantages, where=(weight == 0) & pushed, count=count),
+        "ess": (_effective(importance, where=pushed), 1.0 if active else 0.0),
+    }
     if correction is not None:
-        out["correction"] = (total(correction), count)
-        out["correction_zero_share"] = share((correction == 0) & mask)
-    known = ratio[mask].sort().values
-    for name, q in QUANTILES.items() if len(known) else ():
-        out[name] = (float(known[round(q * (len(known) - 1))]), 1.0)
-    anchors = {"kl_old": batch.old_logprobs, "kl": batch.ref_logprobs, "kl_rollout": batch.rollout_logprobs}
-    for name, anchor in anchors.items():
-        if anchor is not None:
-            first, second = (batch.policy, anchor) if name == "kl" else (anchor, batch.policy)
-            out[name] = (total(kl_value(first, ref_logprobs=second)), count)
+        out["correction"] = (_total(correction, where=mask), count)
+        out["correction_zero_share"] = (float(((correction == 0) & mask).sum()), count)
+    out |= _quantiles(ratio[mask])
+    out |= {name: (_total(k3, where=mask), count) for name, k3 in _divergences(batch).items()}
     if batch.entropies is not None:
-        out["entropy"] = (total(batch.entropies.detach()), count)
+        out["entropy"] = (_total(batch.entropies.detach(), where=mask), count)
     return out
 
 
+def _total(values: Tensor, *, where: Tensor) -> float:
+    return float(torch.where(where, values, 0.0).sum(dtype=torch.float64))
+
+
+def _clipped(ratio: Tensor, advantages: Tensor, *, where: Tensor, count: float) -> Metrics:
+    """Shares of ``count`` tokens that are clipped, in all and by side and sign."""
+    high, low, positive, negative = ratio > 1, ratio < 1, advantages > 0, advantages < 0
+    parts = {
+        "clip_share": where,
+        "clip_high_positive": where & high & positive,
+        "clip_high_negative": where & high & negative,
+        "clip_low_positive": where & low & positive,
+        "clip_low_negative": where & low & negative,
+    }
+    return {name: (float(part.sum()), count) for name, part in parts.items()}
+
+
+def _quantiles(ratios: Tensor) -> Metrics:
+    if not len(ratios):
+        return {}
+    known = ratios.sort().values  # torch.quantile refuses more than 2^24 values
+    return {name: (float(known[round(q * (len(known) - 1))]), 1.0) for name, q in QUANTILES.items()}
+
+
+def _divergences(batch: TokenBatch) -> dict[str, Tensor]:
+    """k3 per token by metric, for the anchors that the batch has. k3 is unbiased over samples of its first policy."""
+    policy, found = batch.policy, {}
+    if batch.old_logprobs is not None:
+        found["kl_old"] = kl_value(batch.old_logprobs, ref_logprobs=policy)
+    if batch.ref_logprobs is not None:
+        found["kl"] = kl_value(policy, ref_logprobs=batch.ref_logprobs)
+    if batch.rollout_logprobs is not None:
+        found["kl_rollout"] = kl_value(batch.rollout_logprobs, ref_logprobs=policy)
+    return found
+
+
 def _effective(importance: Float[Tensor, "N"], *, where: Bool[Tensor, "N"]) -> float:
+    """Effective sample size as a share of the tokens; 0 where all importance weights are 0."""
     g = torch.where(where, importance, 0.0).to(torch.float64)
-    squares = float((g**2).sum())
+    squares = float((g**2).sum())  # in float64: beside the square of a ratio of 5e8, float32 drops all others
     return float(g.sum()) ** 2 / (float(where.sum()) * squares) if squares else 0.0
 
 
 def step_metrics(batch: TokenBatch) -> Metrics:
-    """What needs whole groups: computed once, on the whole step."""
+    """Metrics that need whole groups: computed once, on the whole step."""
     out: dict[str, tuple[float, float]] = {}
     if batch.rewards is not None:
         rewards = batch.total_rewards

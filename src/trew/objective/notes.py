@@ -1,4 +1,4 @@
-"""What the settings of an objective lead to that their names do not say."""
+"""Notes on settings of an objective whose effect their names do not say."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from .ratio import GeometricRatio, Ratio
 from .weight import Clip, Weight
 
 WIDE = 0.1
-"""A clip range of this size or more is meant for the ratio of a token."""
+"""A clip range of this size or more is meant for the ratio of a token, not of a sequence."""
 
 
 def notes(*, ratio: Ratio, weight: Weight) -> tuple[str, ...]:
-    """A sentence for each setting that cannot do what it is there for.
+    """A sentence for each setting that cannot have the effect it is there for.
 
     >>> notes(ratio=GeometricRatio(), weight=Clip(3e-4, 4e-4))
     ()

@@ -92,9 +92,10 @@ class LossOutput:
 
 @dataclass(frozen=True)
 class Objective:
-    """One algorithm of the family; a frozen value. ``replace`` exchanges single choices.
+    """One algorithm of the family: a frozen value made of components. ``replace`` exchanges some of them.
 
-    Shown in a session, it is its name and its equation with all numbers; in a notebook, the same typeset.
+    Its repr is its name and its equation with all numbers; a notebook shows the same as LaTeX. Raises ValueError for
+    components that contradict each other.
     """
 
     name: str
@@ -117,21 +118,30 @@ class Objective:
                 f"correction: {self.name}'s ratio is measured against the sampler already, and a correction for the "
                 "same mismatch would count it twice; accepts 'none' or 'opsm' here"
             )
-        for shape in self.shape if not self.advantage.reads_rewards else ():
+        if not self.advantage.reads_rewards:
+            self._refuse_unread_shape()
+        self._refuse_unread_kl()
+
+    def _refuse_unread_shape(self) -> None:
+        for shape in self.shape:
             raise ValueError(
-                f"overlong_cache: {self.name}'s advantages do not look at the reward's value, so that nothing can be "
-                f"added to it; accepts 0 here (got {shape.equation()})"
+                f"overlong_cache: {self.name}'s advantages do not read the reward's value, so nothing can be added to "
+                f"it; accepts 0 here (got {shape.equation()})"
             )
+
+    def _refuse_unread_kl(self) -> None:
+        """Raises ValueError for a KL term in a place that the advantages do not read: it would have no effect."""
         unread = ("reward",) if not self.advantage.reads_rewards else ()
-        unread = ("reward", "to-go") if isinstance(self.advantage, ExternalAdvantages) else unread
+        if isinstance(self.advantage, ExternalAdvantages):  # final as given, so nothing is subtracted from them either
+            unread = ("reward", "to-go")
         for kl in self._in_advantage(*unread):
             raise ValueError(
-                f"kl_place: got {kl.place!r}, but {self.name}'s advantages do not look at it; accepts "
+                f"kl_place: got {kl.place!r}, but {self.name}'s advantages do not read it; accepts "
                 f"{' or '.join(repr(place) for place in PLACES if place not in unread)} here"
             )
 
     def components(self) -> Iterator[tuple[str, Component]]:
-        """(axis, choice) of all that act, in the order in which they do."""
+        """(axis, component) of all that act, in the order in which they act."""
         for axis in AXES:
             chosen = getattr(self, axis)
             yield from ((axis, component) for component in (chosen if isinstance(chosen, tuple) else (chosen,)))
@@ -141,7 +151,7 @@ class Objective:
 
     @property
     def reference(self) -> KL:
-        """The KL term against the reference policy; one with beta = 0 where there is none."""
+        """The KL term against the reference policy; a term with beta = 0 where there is none."""
         return next((t for t in self.divergence if isinstance(t, KL) and t.anchor == "ref"), KL())
 
     @property
@@ -151,12 +161,12 @@ class Objective:
 
     @property
     def dynamic_sampling(self) -> bool:
-        """Whether groups without signal are to be replaced by freshly sampled ones."""
+        """Whether groups without signal are replaced by freshly sampled ones."""
         return any(isinstance(k, MixedGroups) for k in self.keep)
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """The optional fields of ``TokenBatch`` that it cannot do without, each once."""
+        """The optional fields of ``TokenBatch`` that it requires, each once."""
         return tuple(dict.fromkeys(name for _, component in self.components() for name in component.needs))
 
     @property
@@ -167,7 +177,7 @@ class Objective:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What its settings lead to that their names do not say."""
+        """Sentences on settings whose effect their names do not say."""
         return notes(ratio=self.ratio, weight=self.weight)
 
     def prepare(self, batch: TokenBatch) -> TokenBatch:
@@ -179,29 +189,20 @@ class Objective:
         Denominators that it already has are kept. Raises DataError for a missing field and for numbers that are not
         finite.
         """
-        self._check(batch)
-        stays = torch.ones(batch.size, dtype=torch.bool, device=batch.mask.device)
-        if batch.rewards is not None:
-            stays &= ~batch.total_rewards.isnan()
-        if batch.baselines is not None and "baselines" in self.needs:
-            stays &= ~batch.baselines.isnan()
-        for keep in self.keep:
-            stays &= keep(batch)
+        self._refuse_infinite(batch)
+        self._refuse_missing(batch)
+        stays = self._filtered(batch)
         batch = batch.replace(mask=batch.mask & stays[batch.sequence_ids])
         advantages = batch.advantages
         if advantages is None:
             advantages = self._advantages(batch, stays).to(batch.logprobs.dtype)
         advantages = torch.where(batch.mask, advantages, 0.0)
         if self.prune:
-            largest = torch.zeros(batch.size, dtype=advantages.dtype, device=advantages.device)
-            largest = largest.scatter_reduce(0, batch.sequence_ids, advantages.abs(), "amax")
-            largest = torch.where(stays, largest, torch.nan)
-            for prune in self.prune:
-                stays = stays & prune(largest, batch=batch)
-            mask = batch.mask & stays[batch.sequence_ids]
-            batch = batch.replace(mask=mask)
-            advantages = torch.where(mask, advantages, 0.0)
+            mask = batch.mask & self._unpruned(batch, advantages, stays)[batch.sequence_ids]
+            batch, advantages = batch.replace(mask=mask), torch.where(mask, advantages, 0.0)
         for select in self.select:
+            # Only the advantage becomes 0: the token stays in the denominators, so that a selection of 20 % of the
+            # tokens does not make each of them count five times as much.
             advantages = torch.where(select(batch), advantages, 0.0)
         mean_entropy = None
         if batch.entropies is not None:
@@ -216,13 +217,16 @@ class Objective:
         return self._with_token_weights(minibatch.replace(denominators=None))
 
     def has_gradient(self, batch: TokenBatch) -> Bool[Tensor, "N"]:
-        """Of a prepared batch, the tokens that may have a gradient: False where none is possible, whatever the policy,
-        for want of an advantage, of a divergence in the loss, and of an entropy bonus that acts on this step."""
+        """(N,) of a prepared batch: False for tokens that have no gradient whatever the policy is, since there is no
+        advantage, no divergence in the loss and no entropy bonus that acts on this step."""
         assert batch.advantages is not None
         return batch.mask if self._in_loss() or self._bonus_acts(batch) else batch.mask & (batch.advantages != 0)
 
     def loss(self, batch: TokenBatch) -> LossOutput:
-        """Loss, coefficients and metrics of a batch: of a whole step, or of some sequences of a prepared one."""
+        """Loss, coefficients and metrics of a whole step, or of some sequences of a prepared step.
+
+        Raises DataError where the objective must see the whole step at once and is given a part of it.
+        """
         whole = batch.token_weights is None
         batch = self.prepare(batch) if whole else batch
         self._refuse_part(batch)
@@ -230,17 +234,12 @@ class Objective:
         assert advantages is not None
         assert token_weights is not None
 
-        ratio, scale, correction = self.ratio(batch), token_weights, None
-        for rule in self.correction:
-            c = rule(batch)
-            correction = c if correction is None else correction * c
-            if rule.mismatch and self.weight.folds_correction:
-                ratio = bounded_exp(ratio.log() + rule.log_of_sequence(c, batch=batch))
-            else:
-                scale = scale * c
+        ratio, scale, correction = self._corrected(batch)
         weight = self.weight(ratio, advantages=advantages, batch=batch)
         surrogate = self.weight.surrogate(ratio, advantages=advantages, batch=batch)
         if self.ratio.per_sequence and not self.weight.linear:
+            # S_i A_i is one term of the loss, but stands at each of the T_i tokens: each counts 1 / T_i of it. Its
+            # gradient is not divided, since the derivative of S_i by every single log pi_t is S_i itself.
             surrogate = surrogate / batch.lengths[batch.sequence_ids].clamp(min=1)
         coefficients = scale * weight * ratio * advantages
         value = -scale * surrogate
@@ -248,18 +247,34 @@ class Objective:
             coefficients = coefficients - token_weights * term.derivative(batch)
             value = value + token_weights * term.value(batch)
 
-        # Where the mask is off nothing may leak, not even 0 * nan.
+        # torch.where and no product with the mask: where the mask is off, 0 * nan would be nan.
         coefficients = torch.where(mask, coefficients, 0.0).to(batch.logprobs.dtype)
         carrier = -(coefficients * torch.where(mask, batch.logprobs, 0.0)).sum()
+        # The carrier has the gradient and, minus itself, the value 0: the value is the surrogate's, whose own gradient
+        # would go through ratio and weight.
         loss = torch.where(mask, value, 0.0).sum().to(carrier.dtype) + (carrier - carrier.detach())
         if self._bonus_acts(batch):
             loss = loss + self._bonus(batch)
-        seen = batch.replace(logprobs=batch.policy)  # does not keep the graph
+        detached = batch.replace(logprobs=batch.policy)  # a LossOutput that is kept does not keep the graph
         packed = {"ratio": ratio, "weight": weight, "coefficients": coefficients}
-        return LossOutput(loss, seen, packed if correction is None else {**packed, "correction": correction}, whole)
+        return LossOutput(loss, detached, packed if correction is None else {**packed, "correction": correction}, whole)
+
+    def _corrected(self, batch: TokenBatch) -> tuple[Tensor, Tensor, Tensor | None]:
+        """(ratio, factor of the coefficients, product of all corrections): each correction multiplies either the
+        token's weight, or the ratio where the trust region takes it in."""
+        assert batch.token_weights is not None
+        ratio, scale, correction = self.ratio(batch), batch.token_weights, None
+        for rule in self.correction:
+            c = rule(batch)
+            correction = c if correction is None else correction * c
+            if rule.mismatch and self.weight.folds_correction:
+                ratio = bounded_exp(ratio.log() + rule.log_of_sequence(c, batch=batch))
+            else:
+                scale = scale * c
+        return ratio, scale, correction
 
     def equation(self) -> str:
-        """All choices as text, one line each, and notes on what they lead to."""
+        """All components as text, one line each, and the notes."""
         outside = [c for c in self.correction if not (c.mismatch and self.weight.folds_correction)]
         c = " c_t" if outside else ""
         lines = [f"C_t = share_t{c} w(r_t, A_t) r_t A_t{' - share_t d_t' if self._in_loss() else ''}"]
@@ -274,7 +289,7 @@ class Objective:
         return typeset(self.equation())
 
     def replace(self, **choices: Any) -> Objective:
-        """A copy with some choices exchanged."""
+        """A copy with some components exchanged."""
         return dataclasses.replace(self, **choices)
 
     if not TYPE_CHECKING:  # a type checker would take every misspelled name for a known one
@@ -288,23 +303,47 @@ class Objective:
     def _in_advantage(self, *places: str) -> list[KL]:
         return [t for t in self.divergence if isinstance(t, KL) and t.active and t.place in places]
 
-    def _check(self, batch: TokenBatch) -> None:
-        """Raises DataError for what is missing or infinite."""
+    def _refuse_infinite(self, batch: TokenBatch) -> None:
         if batch.rewards is not None and batch.rewards.isinf().any():
             raise DataError("rewards: got inf; accepts finite numbers, and NaN for 'does not apply'")
-        given = batch.advantages is not None  # then what leads to them is not run
         if batch.advantages is not None and not torch.where(batch.mask, batch.advantages, 0.0).isfinite().all():
-            raise DataError("advantages: got nan or inf; accepts finite numbers, and 0 for what is not judged")
+            raise DataError("advantages: got nan or inf; accepts finite numbers, and 0 for sequences without a score")
+
+    def _refuse_missing(self, batch: TokenBatch) -> None:
+        """Raises DataError for the first field that a component needs and the batch lacks."""
+        in_advantage = self._in_advantage("reward", "to-go")
         for axis, component in self.components():
-            acts_before = axis in ("shape", "advantage", "adjust") or component in self._in_advantage("reward", "to-go")
-            if given and acts_before:
+            # Advantages that the batch has already are final, so nothing that leads to advantages is computed.
+            if batch.advantages is not None and (axis in ("shape", "advantage", "adjust") or component in in_advantage):
                 continue
             for name in component.needs:
                 if getattr(batch, name) is None:
                     raise DataError(f"{name}: got None; {self.name} needs it for its {axis}: {component.equation()}")
 
-    def _advantages(self, batch: TokenBatch, stays: Bool[Tensor, "S"]) -> Float[Tensor, "N"]:
-        """Rewards -> shaped rewards -> advantages -> adjusted ones, per token, in float64."""
+    def _filtered(self, batch: TokenBatch) -> Bool[Tensor, "S"]:
+        """True for the sequences that take part in the step: they have what they are judged by, and no filter drops
+        them."""
+        stays = torch.ones(batch.size, dtype=torch.bool, device=batch.mask.device)
+        if batch.rewards is not None:
+            stays &= ~batch.total_rewards.isnan()
+        if batch.baselines is not None and "baselines" in self.needs:
+            stays &= ~batch.baselines.isnan()
+        for keep in self.keep:
+            stays &= keep(batch)
+        return stays
+
+    def _unpruned(self, batch: TokenBatch, advantages: Float[Tensor, "N"], stays: Bool[Tensor, "S"]) -> Tensor:
+        """True (S,) for the sequences of ``stays`` that carry loss by every ``LossMask``."""
+        largest = torch.zeros(batch.size, dtype=advantages.dtype, device=advantages.device)
+        largest = largest.scatter_reduce(0, batch.sequence_ids, advantages.abs(), "amax")
+        largest = torch.where(stays, largest, torch.nan)
+        for prune in self.prune:
+            stays = stays & prune(largest, batch=batch)
+        return stays
+
+    def _shaped_rewards(self, batch: TokenBatch, stays: Bool[Tensor, "S"]) -> Tensor:
+        """(S,) total rewards with all shaping terms added, or (S, K + terms) where rewards are normalised one by one;
+        float64, NaN for sequences that do not take part."""
         rewards = torch.zeros(batch.size, dtype=torch.float64, device=batch.mask.device)
         if batch.rewards is not None:
             rewards = batch.rewards.to(torch.float64) if self.advantage.per_reward else batch.total_rewards
@@ -312,13 +351,14 @@ class Objective:
         for kl in self._in_advantage("reward"):
             per_token = kl.of_rollout(batch).to(torch.float64)
             terms.append(-segment_sum(per_token, ids=batch.sequence_ids, size=batch.size))
-        if self.advantage.per_reward:
-            columns = rewards[:, None] if rewards.dim() == 1 else rewards
-            rewards = torch.stack([*columns.unbind(1), *terms], dim=1)
-            rewards = torch.where(stays[:, None], rewards, torch.nan)
-        else:
-            rewards = torch.where(stays, sum(terms, rewards), torch.nan)
-        advantages = self.advantage(rewards, batch=batch)
+        if not self.advantage.per_reward:
+            return torch.where(stays, sum(terms, rewards), torch.nan)
+        columns = rewards[:, None] if rewards.dim() == 1 else rewards
+        return torch.where(stays[:, None], torch.stack([*columns.unbind(1), *terms], dim=1), torch.nan)
+
+    def _advantages(self, batch: TokenBatch, stays: Bool[Tensor, "S"]) -> Float[Tensor, "N"]:
+        """Rewards -> shaped rewards -> advantages -> adjusted ones, per token, in float64."""
+        advantages = self.advantage(self._shaped_rewards(batch, stays), batch=batch)
         advantages = advantages if self.advantage.per_token else advantages[batch.sequence_ids]
         advantages = torch.where(batch.mask, advantages, 0.0)
         for kl in self._in_advantage("to-go"):
@@ -333,11 +373,11 @@ class Objective:
         return batch.replace(denominators=denominators, token_weights=token_weights)
 
     def _refuse_part(self, batch: TokenBatch) -> None:
-        """Raises DataError where a rule that looks at the whole batch is shown a part of it."""
+        """Raises DataError where a component whose scope is the group or the batch is given a part of the step."""
         assert batch.denominators is not None
         if self.scope in ("group", "batch") and int(batch.mask.sum()) != batch.denominators.tokens:
             raise DataError(
-                f"{self.name} looks at the whole step at once: got {int(batch.mask.sum())} of its "
+                f"{self.name} must see the whole step at once: got {int(batch.mask.sum())} of its "
                 f"{batch.denominators.tokens} loss tokens. Call loss on the whole step (log-probs without gradient "
                 "will do), and give each micro-batch the gradient of -(coefficients * logprobs).sum()"
             )

@@ -1,4 +1,4 @@
-"""Settings that every preset takes beside its own: KL, aggregation, corrections, sampling, entropy bonus."""
+"""Options that every preset takes beside its own settings: KL, aggregation, corrections, filters, entropy bonus."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ CORRECTIONS: dict[str, Correction] = {
 
 @dataclass(frozen=True)
 class Options:
-    """What every preset can be told; :meth:`of` reads it off an objective, :meth:`apply` changes one."""
+    """The options of every preset; :meth:`of` reads them off an objective, :func:`apply` changes some of them."""
 
     beta: float = 0.0  # coefficient of the KL to the reference policy; 0 needs no reference model
     kl: str = "k3"  # its estimator: k1, k2, k3, or k3-corrected
@@ -63,23 +63,15 @@ class Options:
 
     @staticmethod
     def of(objective: Objective) -> Options:
-        """The options that an objective has."""
+        """The options that describe an objective."""
         kl, bonus = objective.reference, objective.entropy_bonus
-        known = [name for name, kind in AGGREGATES.items() if type(objective.aggregate) is kind]
-        corrections = {name: c for name in CORRECTIONS for c in objective.correction if _same_rule(c, name)}
-        bounded = [c for c in corrections.values() if not isinstance(c, OffPolicySequenceMask)]
-        masks = [c.delta for c in corrections.values() if isinstance(c, OffPolicySequenceMask)]
-        cache = [s.cache for s in objective.shape if isinstance(s, SoftOverlong)]
         return Options(
             beta=kl.beta, kl=kl.estimator, kl_place=kl.place,
-            aggregate=known[0] if known else "own",
-            correction="+".join(corrections) or "none",
-            correction_low=getattr(bounded[0], "low", None) if bounded else None,
-            correction_high=getattr(bounded[0], "high", None) if bounded else None,
-            opsm_delta=masks[0] if masks else None,
+            aggregate=_aggregate_name(objective.aggregate),
+            **_correction_options(objective.correction),
             dynamic_sampling=objective.dynamic_sampling,
             overlong_filtering=any(isinstance(p, Finished) for p in objective.prune),
-            overlong_cache=cache[0] if cache else 0,
+            overlong_cache=next((s.cache for s in objective.shape if isinstance(s, SoftOverlong)), 0),
             entropy_bonus=bonus.coefficient, entropy_target=bonus.target, entropy_step=bonus.step,
         )  # fmt: skip
 
@@ -87,7 +79,7 @@ class Options:
 def apply(objective: Objective, **changes: Any) -> Objective:
     """``objective`` with the given options changed and all others as they are. Raises ValueError, ``name: got ...``."""
     before = Options.of(objective)
-    if "correction" in changes:  # another rule has other bounds
+    if "correction" in changes:  # bounds belong to one correction: another starts from its own defaults
         before = dataclasses.replace(before, correction_low=None, correction_high=None, opsm_delta=None)
     options = dataclasses.replace(before, **changes)
     for names, change in _CHANGES.items():
@@ -96,12 +88,30 @@ def apply(objective: Objective, **changes: Any) -> Objective:
     return objective
 
 
-def _same_rule(correction: Correction, name: str) -> bool:
+def _aggregate_name(aggregate: Aggregate) -> str:
+    """Its name as an option; "own" where only presets of its own have it."""
+    return next((name for name, kind in AGGREGATES.items() if type(aggregate) is kind), "own")
+
+
+def _correction_options(corrections: tuple[Correction, ...]) -> dict[str, Any]:
+    named = {name: c for name in CORRECTIONS for c in corrections if _is_called(c, name)}
+    found: dict[str, Any] = {"correction": "+".join(named) or "none"}
+    for correction in named.values():  # at most one with bounds, at most one off-policy mask
+        if isinstance(correction, OffPolicySequenceMask):
+            found["opsm_delta"] = correction.delta
+        else:
+            found["correction_low"] = getattr(correction, "low", None)
+            found["correction_high"] = getattr(correction, "high", None)
+    return found
+
+
+def _is_called(correction: Correction, name: str) -> bool:
+    """Whether the option ``name`` stands for this correction, whatever its bounds are."""
     known = CORRECTIONS[name]
-    level = getattr(correction, "level", None) == getattr(known, "level", None)
-    if name in ("mis-token", "icepop") and type(correction) is MaskedImportance and level:
-        return (correction.low > 0) == (name == "icepop")
-    return type(correction) is type(known) and level
+    same = type(correction) is type(known) and getattr(correction, "level", None) == getattr(known, "level", None)
+    if same and name in ("mis-token", "icepop"):  # one rule with two names: icepop has a lower bound
+        return (getattr(correction, "low", 0.0) > 0) == (name == "icepop")
+    return same
 
 
 def _kl(objective: Objective, options: Options) -> Objective:
@@ -118,25 +128,33 @@ def _aggregate(objective: Objective, options: Options) -> Objective:
 
 
 def _correction(objective: Objective, options: Options) -> Objective:
-    names = [] if options.correction == "none" else options.correction.split("+")
+    names = _correction_names(options.correction)
+    _refuse_bounds_without_rule(names, options)
+    return objective.replace(correction=tuple(_bounded(CORRECTIONS[name], options) for name in names))
+
+
+def _correction_names(text: str) -> list[str]:
+    """Names joined by "+"; ValueError for unknown and repeated ones, and for two that correct for the same."""
+    names = [] if text == "none" else text.split("+")
     for name in names:
         one_of(("none", *CORRECTIONS), correction=name)
     if len(set(names)) < len(names):
-        raise ValueError(f"correction: got {options.correction!r}, accepts each one once")
+        raise ValueError(f"correction: got {text!r}, accepts each name once")
     mismatch = [name for name in names if CORRECTIONS[name].mismatch]
     if len(mismatch) > 1:
         raise ValueError(
-            f"correction: got {options.correction!r}, accepts one of {', '.join(mismatch)}: each corrects for the "
-            "whole mismatch; opsm may stand beside it"
+            f"correction: got {text!r}, accepts one of {', '.join(mismatch)}: each corrects for the whole mismatch; "
+            "opsm may be joined to it"
         )
-    for name, value, rules in (
-        ("correction_low", options.correction_low, mismatch),
-        ("correction_high", options.correction_high, mismatch),
-        ("opsm_delta", options.opsm_delta, [n for n in names if n == "opsm"]),
-    ):
-        if value is not None and not rules:
+    return names
+
+
+def _refuse_bounds_without_rule(names: list[str], options: Options) -> None:
+    bounded = any(CORRECTIONS[name].mismatch for name in names)
+    for name, has_rule in (("correction_low", bounded), ("correction_high", bounded), ("opsm_delta", "opsm" in names)):
+        value = getattr(options, name)
+        if value is not None and not has_rule:
             raise ValueError(f"{name}: got {value!r}, but correction = {options.correction!r} has no such bound")
-    return objective.replace(correction=tuple(_bounded(CORRECTIONS[name], options) for name in names))
 
 
 def _bounded(correction: Correction, options: Options) -> Correction:

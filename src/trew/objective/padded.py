@@ -1,4 +1,4 @@
-"""What ``TokenBatch.from_padded`` accepts: tensors of other programs, checked, detached and widened, or refused."""
+"""Checks, detaches and widens what ``TokenBatch.from_padded`` is given, or refuses it with a DataError."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from ..errors import DataError
 HALF = (torch.float16, torch.bfloat16)
 
 ABOVE_ZERO = 1e-3
-"""How far above 0 rounding carries a log-probability that was computed in 32 bits or more."""
+"""The most by which rounding raises a log-probability above 0 that was computed in 32 bits or more."""
 
 ABOVE_ZERO_HALF = 0.25
-"""The same in 16 bits, where a logit of 60 is known to 0.25 only."""
+"""The same in 16 bits: neighbouring bfloat16 numbers near a logit of 60 differ by 0.25."""
 
 Shape = tuple[int | str, ...]
-"""A size by its number, or any size of at least 1 by its letter."""
+"""Sizes: a number stands for itself, a letter for any size of at least 1."""
 
 
 def expect(name: str, value: Any, *shapes: Shape, like: Tensor) -> Tensor:
-    """``value`` if it is a tensor of one of the shapes, on the device of ``like``; else DataError."""
+    """``value``, if it is a tensor of one of the shapes on the device of ``like``; otherwise raises DataError."""
     accepts = " or ".join(f"({', '.join(map(str, shape))}{',' * (len(shape) == 1)})" for shape in shapes)
     if not isinstance(value, Tensor):
         raise DataError(f"{name}: got {kind(value)}, accepts a tensor {accepts}")
@@ -43,12 +43,12 @@ def _fits(got: Sequence[int], shape: Shape) -> bool:
 
 
 def kind(value: Any) -> str:
-    """What an argument is, in words."""
+    """An argument's type in words, for messages."""
     return "None" if value is None else f"a {type(value).__name__}"
 
 
 def policy(value: Any) -> Tensor:
-    """``logprobs``, the one tensor that keeps its gradient."""
+    """``logprobs`` in float32 at least, with its gradient."""
     if not isinstance(value, Tensor) or value.dim() != 2 or not value.is_floating_point():
         got = f"{value.dtype} of shape {tuple(value.shape)}" if isinstance(value, Tensor) else kind(value)
         raise DataError(f"logprobs: got {got}, accepts a floating-point tensor (B, T)")
@@ -56,12 +56,12 @@ def policy(value: Any) -> Tensor:
 
 
 def wide(value: Tensor) -> Tensor:
-    """In float32 at least: ratios, token weights and sums do not fit into 16 bits."""
+    """``value`` in float32 at least: bfloat16 has 8 bits of precision, too few for ratios near 1, weights and sums."""
     return value.to(torch.float32) if value.dtype in HALF or not value.is_floating_point() else value
 
 
 def flags(name: str, value: Any, shape: Shape, *, like: Tensor) -> Bool[Tensor, "..."]:
-    """True and False, in whatever type; nothing but 0 and 1, so that no additive or weighted mask is misread."""
+    """A mask as bool. Refuses all but 0 and 1: an additive mask (0 and -inf) or a weighted one would be misread."""
     value = expect(name, value, shape, like=like)
     if value.dtype == torch.bool:
         return value
@@ -72,7 +72,7 @@ def flags(name: str, value: Any, shape: Shape, *, like: Tensor) -> Bool[Tensor, 
 
 
 def whole(name: str, value: Any, shape: Shape, *, like: Tensor) -> Tensor:
-    """Whole numbers, as int64; float ids are refused rather than cut."""
+    """Whole numbers as int64. Refuses floats instead of truncating them."""
     value = expect(name, value, shape, like=like)
     if value.is_floating_point():
         raise DataError(f"{name}: got {value.dtype}, accepts whole numbers: pass {name}.long() if they are")
@@ -80,15 +80,16 @@ def whole(name: str, value: Any, shape: Shape, *, like: Tensor) -> Tensor:
 
 
 def stream(name: str, value: Any, mask: Bool[Tensor, "B T"], *, keep_gradient: bool = False) -> Tensor:
-    """A (B, T) tensor's entries at ``mask``, all of which must be finite."""
+    """The entries of a (B, T) tensor at ``mask``. Refuses entries that are not finite."""
     packed = wide(expect(name, value, tuple(mask.shape), like=mask))[mask]
     return finite(name, packed if keep_gradient else packed.detach(), where=" inside the mask")
 
 
 def log_probabilities(name: str, value: Any, mask: Bool[Tensor, "B T"], *, keep_gradient: bool = False) -> Tensor:
-    """A (B, T) tensor's entries at ``mask`` if they can be log-probabilities: finite, and not above 0 but for rounding.
+    """The entries of a (B, T) tensor at ``mask``. Refuses what cannot be log-probs: not finite, or above 0 by more than
+    rounding.
 
-    Negative log-likelihoods would turn every push around: the policy would unlearn what was right.
+    Negative log-likelihoods would turn every push around, and the policy would unlearn what was right.
     """
     packed = stream(name, value, mask, keep_gradient=keep_gradient)
     limit = ABOVE_ZERO_HALF if value.dtype in HALF else ABOVE_ZERO
@@ -108,7 +109,7 @@ def log_probabilities(name: str, value: Any, mask: Bool[Tensor, "B T"], *, keep_
 
 
 def finite(name: str, value: Tensor, *, where: str = "") -> Tensor:
-    """``value`` if it holds neither NaN nor inf."""
+    """``value``, if it has neither NaN nor inf."""
     bad = ~value.detach().isfinite()
     if bad.any():
         places = f"{int(bad.sum())} of {value.numel()} places{where}"
@@ -117,12 +118,12 @@ def finite(name: str, value: Tensor, *, where: str = "") -> Tensor:
 
 
 def numbers(name: str, value: Any, *shapes: Shape, like: Tensor) -> Tensor:
-    """Detached numbers in which NaN may have a meaning."""
+    """Detached numbers, in float32 at least; NaN is allowed."""
     return wide(expect(name, value, *shapes, like=like).detach())
 
 
 def limit(name: str, value: Any) -> int | None:
-    """A number of tokens, 1 or more."""
+    """A number of tokens, at least 1, or None."""
     if value is not None and not (isinstance(value, Integral) and int(value) >= 1):
         raise DataError(f"{name}: got {value!r}, accepts a whole number of at least 1")
     return None if value is None else int(value)

@@ -1,5 +1,5 @@
-"""TRPA: a loss over pairs of completions. Not a row of ``Objective``: a token's coefficient depends on the current
-log-ratios of the other completions, through no importance ratio at all."""
+"""TRPA: a loss over pairs of completions. It is no ``Objective``, since a token's coefficient depends on the current
+log-ratios of other completions."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def trpa_loss(
         L = - mean_(i better than j) log sigma(h_ij) + anchor mean_t k3(pi ; pi_old)
         h_ij = c_i beta (z_i - z_j),   z_i = mean_t log(pi / pi_ref),   c_i = best_factor if level_i = 1, else 1
 
-    ``levels`` (S,) says how good a completion is, 1 best; pairs are formed within groups. In a group of one level only
-    each completion stands for itself: h_i = c_i beta z_i at level 1, -beta z_i below. Sequences without loss tokens
-    take no part. Differentiable through ``batch.logprobs``, which must be those of whole groups; the trust region is
+    ``levels`` (S,) ranks completions, 1 the best; pairs are formed within groups. In a group with a single level each
+    completion counts by itself: h_i = c_i beta z_i at level 1, -beta z_i below. Sequences without loss tokens take no
+    part. Differentiable through ``batch.logprobs``, which must be those of whole groups; the trust region is
     the k3 term, whose samples are the old policy's. Raises DataError without ``ref_logprobs``.
 
     >>> log_ratio = torch.tensor([[0.2], [-0.1]])

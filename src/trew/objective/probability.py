@@ -36,7 +36,7 @@ def binary_kl(logprobs: Float[Tensor, "N"], *, anchor_logprobs: Float[Tensor, "N
     [0.0095, 0.181]
     """
     mu = anchor_logprobs.exp()
-    # log(1 - p) from log p; at p = 1 the tiny number keeps it finite.
+    # log(1 - p) = log(-expm1(log p)): 1 - exp(log p) would lose all digits near p = 1. The bound keeps it finite there.
     other, anchor_other = (torch.log(-torch.expm1(x).clamp(max=-1e-12)) for x in (logprobs.detach(), anchor_logprobs))
     return mu * (anchor_logprobs - logprobs.detach()) + (1 - mu) * (anchor_other - other)
 
@@ -50,7 +50,7 @@ class Distance(Component, Protocol):
 
 @dataclass(frozen=True)
 class BinaryTV(Distance):
-    """:func:`binary_tv` as a value."""
+    """:func:`binary_tv` as a component."""
 
     def __call__(self, logprobs: Tensor, *, anchor_logprobs: Tensor) -> Tensor:
         return binary_tv(logprobs, anchor_logprobs=anchor_logprobs)
@@ -61,7 +61,7 @@ class BinaryTV(Distance):
 
 @dataclass(frozen=True)
 class BinaryKL(Distance):
-    """:func:`binary_kl` as a value."""
+    """:func:`binary_kl` as a component."""
 
     def __call__(self, logprobs: Tensor, *, anchor_logprobs: Tensor) -> Tensor:
         return binary_kl(logprobs, anchor_logprobs=anchor_logprobs)
@@ -72,8 +72,8 @@ class BinaryKL(Distance):
 
 @dataclass(frozen=True)
 class ProbabilityMask(Weight):
-    """w = 0 if D > delta and r has moved on in the direction of A (A > 0 and r > 1, or A < 0 and r < 1), else 1: DPPO,
-    arXiv 2602.04879. Ratios above ``cap`` get w = cap / r. D = |r - 1| would be PPO's clip."""
+    """w = 0 if D > delta and r has moved in the direction of A (A > 0 and r > 1, or A < 0 and r < 1), else 1: DPPO,
+    arXiv 2602.04879. Ratios above ``cap`` get w = cap / r. With D = |r - 1| it would be PPO's clip."""
 
     distance: Distance = field(default_factory=BinaryTV)
     delta: float = 0.15

@@ -1,4 +1,4 @@
-"""Step rewards -> advantages: process supervision."""
+"""Computes advantages from step rewards: process supervision."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def process_advantages(
     ddof: int = 1,
     std_eps: float = 0.0,
 ) -> Float[Tensor, "N"]:
-    """A_t = sum of the normalised step rewards that end at t or later: DeepSeekMath, arXiv 2402.03300 §4.1.3.
+    """A_t = sum of the normalised rewards of steps that end at t or later: DeepSeekMath, arXiv 2402.03300 §4.1.3.
 
-    Every step reward is normalised with the mean and deviation over all steps of all completions of its group, so a
-    completion with more steps weighs more in them. Steps with a NaN value take no part. A group whose step rewards are
+    Every step reward is normalised with the mean and deviation over all steps of all completions of its group, so
+    completions with more steps weigh more in them. Steps with a NaN value take no part. A group whose step rewards are
     all equal has advantage exactly 0.
 
     >>> a = process_advantages(torch.tensor([.2, .8, .4], dtype=torch.float64), step_sequences=torch.tensor([0, 0, 1]),
@@ -42,7 +42,7 @@ def process_advantages(
     normalised = (values - group_mean(values, group_ids=groups)) / deviation
     normalised = torch.where(has_signal(values, group_ids=groups), normalised, 0.0).nan_to_num(0.0)
     placed = torch.zeros(len(sequence_ids), dtype=values.dtype, device=values.device)
-    inside = ends > 0
+    inside = ends > 0  # a step that ends before the first loss token pushes nothing, but counts in the statistics
     at = segment_starts(sequence_ids, size=len(group_ids))[step_sequences] + ends - 1
     placed.index_add_(0, at[inside], normalised[inside])
     return to_go(placed, ids=sequence_ids, size=len(group_ids))
@@ -50,7 +50,7 @@ def process_advantages(
 
 @dataclass(frozen=True)
 class StepRewards(Advantage):
-    """:func:`process_advantages` as a value."""
+    """:func:`process_advantages` as a component."""
 
     ddof: int = 1
     std_eps: float = 0.0

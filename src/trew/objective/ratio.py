@@ -1,4 +1,4 @@
-"""How far the policy has moved: the importance ratio, always without gradient."""
+"""The importance ratio: how far the policy has moved. It never has a gradient."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from .component import Component, Scope, one_of, positive
 from .segments import segment_mean, segment_sum
 
 LOG_RATIO_LIMIT = 20.0
-"""exp is taken of log-ratios within ± this: beyond it a ratio is 5e8, and no trust region distinguishes further."""
+"""Log-ratios are clamped to ± this before exp: a ratio is 5e8 there, and no trust region tells larger ones apart.
+Unclamped, float32 would overflow at 88, and a clipped token would have inf * 0 = NaN."""
 
 
 def bounded_exp(log_ratio: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """exp of a log-ratio, limited to ± ``LOG_RATIO_LIMIT``."""
+    """exp of a log-ratio clamped to ± ``LOG_RATIO_LIMIT``."""
     return log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
 
 
@@ -57,11 +58,11 @@ def product_ratio(
 
 @runtime_checkable
 class Ratio(Component, Protocol):
-    """One ratio per token. ``anchor`` is the policy that it is measured against: "old" (trainer-side, when the rollout
-    was made) or "rollout" (the sampler's own numbers).
+    """One ratio per token. ``anchor`` is the policy that it is measured against: "old" (the trainer's log-probs of when
+    the rollout was made) or "rollout" (the sampler's own log-probs).
 
-    ``per_sequence``: the ratio is one number of the sequence, whose derivative by each log pi_t is the whole number; so
-    the surrogate's value counts once per sequence and not once per token.
+    ``per_sequence``: the ratio is one number for the sequence, and its derivative by each log pi_t is that number; the
+    surrogate's value then counts once per sequence and not once per token.
     """
 
     anchor: str = "old"
@@ -71,7 +72,7 @@ class Ratio(Component, Protocol):
 
 
 def log_ratio(batch: TokenBatch, *, anchor: str = "old") -> Float[Tensor, "N"]:
-    """log pi - log pi_anchor; exactly 0 against the old policy where ``old_logprobs`` is not given."""
+    """log pi - log pi_anchor; exactly 0 against the old policy if the batch has no ``old_logprobs``."""
     if anchor == "old":
         return batch.policy - batch.old
     assert batch.rollout_logprobs is not None
@@ -80,7 +81,7 @@ def log_ratio(batch: TokenBatch, *, anchor: str = "old") -> Float[Tensor, "N"]:
 
 @dataclass(frozen=True)
 class NoRatio(Ratio):
-    """r = 1: the plain policy gradient, exact as long as the policy is the one that sampled."""
+    """r = 1: the plain policy gradient, exact as long as the current policy is the one that sampled."""
 
     def __call__(self, batch: TokenBatch) -> Tensor:
         return torch.ones_like(batch.policy)
@@ -107,7 +108,7 @@ class _Anchored(Ratio):
 
 @dataclass(frozen=True)
 class TokenRatio(_Anchored):
-    """:func:`token_ratio` as a value; exactly 1 where ``old_logprobs`` is not given."""
+    """:func:`token_ratio` as a component; exactly 1 if the batch has no ``old_logprobs``."""
 
     def __call__(self, batch: TokenBatch) -> Tensor:
         return bounded_exp(log_ratio(batch, anchor=self.anchor))
@@ -118,7 +119,7 @@ class TokenRatio(_Anchored):
 
 @dataclass(frozen=True)
 class GeometricRatio(_Anchored):
-    """:func:`geometric_ratio` as a value."""
+    """:func:`geometric_ratio` as a component."""
 
     scope: ClassVar[Scope] = "sequence"
 
@@ -132,7 +133,7 @@ class GeometricRatio(_Anchored):
 
 @dataclass(frozen=True)
 class ProductRatio(_Anchored):
-    """:func:`product_ratio` as a value."""
+    """:func:`product_ratio` as a component."""
 
     scope: ClassVar[Scope] = "sequence"
     per_sequence: ClassVar[bool] = True
@@ -149,7 +150,7 @@ class ProductRatio(_Anchored):
 class ClippedGeometricRatio(Ratio):
     """exp(mean_t of clipped log r_t) of the sequence: GMPO, arXiv 2507.20673, eq. 4.
 
-    log r_t is cut at eps_high where A > 0 and at -eps_low where A < 0, before the mean is taken.
+    log r_t is clipped at eps_high where A > 0 and at -eps_low where A < 0, before the mean is taken.
     """
 
     eps_low: float = 0.4

@@ -21,8 +21,8 @@ def beta_density(rewards: Float[Tensor, "S"], *, group_ids: Int[Tensor, "S"]) ->
 
         k = m (1 - m) / v - 1,   a = k m,   b = k (1 - m),   alpha = max(1 + a/3, 1),   beta = max(1 + b/3, 1)
 
-    with m and v the mean and sample variance of p over the batch's groups. Where these have no variance there is no
-    Beta distribution to be fitted: alpha = beta = 1, density 1. Bounded from below so that 1 / f_N <= 1e6.
+    with m and v the mean and sample variance of p over the batch's groups. Without variance no Beta distribution can be
+    fitted: alpha = beta = 1, density 1. The density is at least 1e-6, so that 1 / f_N <= 1e6.
 
     >>> r = torch.tensor([1., 0, 0, 0, 1, 1, 0, 0, 1, 1, 1, 0], dtype=torch.float64)
     >>> [round(f, 6) for f in beta_density(r, group_ids=torch.arange(3).repeat_interleave(4))[::4].tolist()]
@@ -33,11 +33,12 @@ def beta_density(rewards: Float[Tensor, "S"], *, group_ids: Int[Tensor, "S"]) ->
     per_group = torch.full((size,), torch.nan, dtype=p.dtype, device=p.device).scatter(0, ids, p)
     known = per_group[~per_group.isnan()]
     mean, variance = known.mean(), known.var() if len(known) > 1 else known.new_zeros(())
-    k = mean * (1 - mean) / variance - 1
+    k = mean * (1 - mean) / variance - 1  # method of moments; inf without variance, and then not used
     fitted = variance > 1e-12
     alpha = torch.where(fitted, 1 + k * mean / 3, 1.0).clamp(min=1.0)
     beta = torch.where(fitted, 1 + k * (1 - mean) / 3, 1.0).clamp(min=1.0)
     norm = torch.lgamma(alpha) + torch.lgamma(beta) - torch.lgamma(alpha + beta)
+    # xlogy(0, 0) = 0: at p = 0 and p = 1 a plain product would be 0 * -inf = NaN.
     log_density = torch.xlogy(alpha - 1, p) + torch.xlogy(beta - 1, 1 - p) - norm
     return log_density.exp().clamp(min=1e-6)
 
@@ -80,8 +81,8 @@ class _Deviation(Scale):
 
 @dataclass(frozen=True)
 class GroupStd(_Deviation):
-    """scale = std(R) of the group + std_eps. ``ddof = 1`` is the sample deviation, which the public implementations
-    use; the papers do not say."""
+    """scale = std(R) over the group + std_eps. ``ddof = 1`` is the sample deviation, which public implementations use;
+    the papers do not say which."""
 
     def __call__(self, rewards: Tensor, *, batch: TokenBatch) -> Tensor:
         return group_std(rewards, group_ids=batch.group_ids, ddof=self.ddof) + self.std_eps
@@ -92,7 +93,7 @@ class GroupStd(_Deviation):
 
 @dataclass(frozen=True)
 class BatchStd(_Deviation):
-    """scale = std of all rewards of the step, as they are (not centred), + std_eps: Lite-PPO, arXiv 2508.08221."""
+    """scale = std over all rewards of the step, not centred within groups, + std_eps: Lite-PPO, arXiv 2508.08221."""
 
     scope: ClassVar[Scope] = "batch"
 
@@ -108,7 +109,7 @@ class BatchStd(_Deviation):
 class AdvantageStd(_Deviation):
     """scale = std over the step of the rewards centred within their groups, + std_eps: ScaleRL, arXiv 2510.13786.
 
-    It does not count how far prompts lie apart, as :class:`BatchStd` does, so it is the smaller one.
+    Unlike :class:`BatchStd` it leaves out the spread between prompts, so it is never the larger one.
     """
 
     scope: ClassVar[Scope] = "batch"
@@ -125,13 +126,13 @@ class AdvantageStd(_Deviation):
 
 @dataclass(frozen=True)
 class MeanReward(Scale):
-    """scale = mean(R) of the group, for rewards of 0 and above: MaxRL, arXiv 2602.02710. No signal where it is 0."""
+    """scale = mean(R) over the group, for rewards of at least 0: MaxRL, arXiv 2602.02710. No signal where it is 0."""
 
     def __call__(self, rewards: Tensor, *, batch: TokenBatch) -> Tensor:
         mean = group_mean(rewards, group_ids=batch.group_ids)
-        # What rounding leaves of rewards that cancel is no mean to divide by.
+        # Rewards of both signs can cancel: the rounding error that is left is no mean to divide by.
         above = mean > 1e-6 * group_mean(rewards.abs(), group_ids=batch.group_ids)
-        return torch.where(above, mean, torch.inf)
+        return torch.where(above, mean, torch.inf)  # x / inf = 0: no advantage
 
     def equation(self) -> str:
         return " / mean(R)      0 where mean(R) <= 0"
@@ -139,7 +140,7 @@ class MeanReward(Scale):
 
 @dataclass(frozen=True)
 class BetaDensity(Scale):
-    """:func:`beta_density` as a value, for rewards from 0 to 1."""
+    """:func:`beta_density` as a component, for rewards from 0 to 1."""
 
     scope: ClassVar[Scope] = "batch"
 

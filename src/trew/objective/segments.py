@@ -1,4 +1,4 @@
-"""Sums and statistics over sequences and groups; NaN-aware where rewards may be missing."""
+"""Sums and statistics over sequences and groups. Where values are rewards, NaN means missing and is left out."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def segment_sum(values: Float[Tensor, "N"], *, ids: Int[Tensor, "N"], size: int)
 
 
 def segment_count(mask: Bool[Tensor, "N"], *, ids: Int[Tensor, "N"], size: int) -> Int[Tensor, "size"]:
-    """How many of ``mask`` are True per id."""
+    """The number of True entries of ``mask`` by id."""
     zero = torch.zeros(size, dtype=torch.int64, device=mask.device)
     return zero.index_add_(0, ids, mask.to(torch.int64))
 
@@ -36,7 +36,7 @@ def segment_mean(
 
 
 def segment_starts(ids: Int[Tensor, "N"], *, size: int) -> Int[Tensor, "size"]:
-    """Where each id's run begins in a stream that is sorted by id (N for ids without any token).
+    """The position at which each id's run begins in a stream sorted by id; for an id without tokens, of the next id.
 
     >>> segment_starts(torch.tensor([0, 0, 2]), size=3).tolist()
     [0, 2, 2]
@@ -45,7 +45,7 @@ def segment_starts(ids: Int[Tensor, "N"], *, size: int) -> Int[Tensor, "size"]:
 
 
 def positions(mask: Bool[Tensor, "N"], *, ids: Int[Tensor, "N"], size: int) -> Int[Tensor, "N"]:
-    """How many tokens of ``mask`` stand before each token in its own run.
+    """The number of tokens of ``mask`` before each token in its own run.
 
     >>> positions(torch.tensor([True, False, True, True]), ids=torch.tensor([0, 0, 0, 1]), size=2).tolist()
     [0, 1, 1, 0]
@@ -57,12 +57,12 @@ def positions(mask: Bool[Tensor, "N"], *, ids: Int[Tensor, "N"], size: int) -> I
 
 
 def to_go(values: Float[Tensor, "N"], *, ids: Int[Tensor, "N"], size: int) -> Float[Tensor, "N"]:
-    """Sum of each token's value and all that follow it in its own run, in float64.
+    """The sum of each token's value and of all later ones in its own run, in float64.
 
     >>> to_go(torch.tensor([1., 2., 4.]), ids=torch.tensor([0, 0, 1]), size=2).tolist()
     [3.0, 2.0, 4.0]
     """
-    wide = values.to(torch.float64)
+    wide = values.to(torch.float64)  # the sum of a run is a difference of sums over the whole stream
     total = segment_sum(wide, ids=ids, size=size)
     before = wide.cumsum(0) - wide
     start = segment_starts(ids, size=size).clamp(max=max(len(ids) - 1, 0))
@@ -70,7 +70,7 @@ def to_go(values: Float[Tensor, "N"], *, ids: Int[Tensor, "N"], size: int) -> Fl
 
 
 def dense_ids(ids: Int[Tensor, "S"]) -> tuple[Int[Tensor, "S"], int]:
-    """Renumbers arbitrary ids to 0 .. K-1; returns them and K.
+    """Renumbers ids to 0 .. K-1; returns the new ids and K.
 
     >>> dense_ids(torch.tensor([7, 7, 3]))
     (tensor([1, 1, 0]), 2)
@@ -80,7 +80,7 @@ def dense_ids(ids: Int[Tensor, "S"]) -> tuple[Int[Tensor, "S"], int]:
 
 
 def group_mean(rewards: Float[Tensor, "S"], *, group_ids: Int[Tensor, "S"]) -> Float[Tensor, "S"]:
-    """Mean reward of each one's group, over the rewards that are not NaN (NaN where a group has none).
+    """The mean reward of each sequence's group, over rewards that are not NaN; NaN where a group has none.
 
     >>> group_mean(torch.tensor([1., 0., float("nan")]), group_ids=torch.tensor([5, 5, 5])).tolist()
     [0.5, 0.5, 0.5]
@@ -91,9 +91,9 @@ def group_mean(rewards: Float[Tensor, "S"], *, group_ids: Int[Tensor, "S"]) -> F
 
 
 def group_std(rewards: Float[Tensor, "S"], *, group_ids: Int[Tensor, "S"], ddof: int = 1) -> Float[Tensor, "S"]:
-    """Standard deviation of each one's group with ``ddof`` degrees of freedom taken off; NaN rewards are left out.
+    """The standard deviation of each sequence's group with the divisor n - ``ddof``, over rewards that are not NaN.
 
-    A group of no more than ``ddof`` known rewards has no such number: NaN.
+    NaN for a group of no more than ``ddof`` known rewards, which has no such deviation.
 
     >>> group_std(torch.tensor([1., 0., 0., 0.]), group_ids=torch.zeros(4, dtype=torch.int64)).tolist()
     [0.5, 0.5, 0.5, 0.5]
@@ -107,10 +107,10 @@ def group_std(rewards: Float[Tensor, "S"], *, group_ids: Int[Tensor, "S"], ddof:
 
 
 def has_signal(rewards: Float[Tensor, "S"], *, group_ids: Int[Tensor, "S"]) -> Bool[Tensor, "S"]:
-    """Whether the rewards of each one's group differ: max - min above rounding error.
+    """Whether the rewards of each sequence's group differ: max - min above rounding error.
 
-    Decided on the spread and not on the standard deviation, which float rounding can leave above 0 for equal rewards;
-    dividing by it would then manufacture a signal.
+    Judged by the spread and not by the standard deviation: rounding can leave the latter above 0 for equal rewards, and
+    dividing by it would create a signal.
 
     >>> has_signal(torch.tensor([.7, .7, 1., 0.]), group_ids=torch.tensor([0, 0, 1, 1])).tolist()
     [False, False, True, True]
@@ -121,6 +121,7 @@ def has_signal(rewards: Float[Tensor, "S"], *, group_ids: Int[Tensor, "S"]) -> B
     low = low.scatter_reduce(0, ids, torch.where(known, rewards, torch.inf), "amin")
     high = torch.full((size,), -torch.inf, dtype=rewards.dtype, device=rewards.device)
     high = high.scatter_reduce(0, ids, torch.where(known, rewards, -torch.inf), "amax")
+    # Relative to the largest magnitude, which counts as at least 1e-6. A group without rewards has -inf - inf < it.
     tolerance = 1e-6 * torch.maximum(-low, high).clamp(min=1e-6)
     return (high - low > tolerance)[ids]
 
@@ -128,7 +129,7 @@ def has_signal(rewards: Float[Tensor, "S"], *, group_ids: Int[Tensor, "S"]) -> B
 def standardize(
     values: Float[Tensor, "M"], *, where: Bool[Tensor, "M"], ddof: int = 1, std_eps: float = 0.0
 ) -> Float[Tensor, "M"]:
-    """(x - mean) / (std + std_eps) over the values at ``where``, one set; exactly 0 elsewhere and without spread.
+    """(x - mean) / (std + std_eps) over all values at ``where``; exactly 0 elsewhere and where all are equal.
 
     >>> standardize(torch.tensor([1., 3., 9.]), where=torch.tensor([True, True, False]), ddof=0).tolist()
     [-1.0, 1.0, 0.0]

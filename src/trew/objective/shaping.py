@@ -1,4 +1,4 @@
-"""What is added to the reward before it is compared with others."""
+"""Terms that are added to the reward before advantages are computed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def soft_overlong(lengths: Int[Tensor, "S"], *, max_length: int, cache: int) -> 
 
 @runtime_checkable
 class Shape(Component, Protocol):
-    """A term (S,) that is added to the reward; where rewards are normalised one by one, a reward of its own."""
+    """A term (S,) added to the reward; if rewards are normalised one by one, it counts as one more reward."""
 
     scope: ClassVar[Scope] = "sequence"
 
@@ -34,7 +34,7 @@ class Shape(Component, Protocol):
 
 @dataclass(frozen=True)
 class SoftOverlong(Shape):
-    """:func:`soft_overlong` as a value; needs ``max_length``."""
+    """:func:`soft_overlong` as a component; needs ``max_length``."""
 
     cache: int = 4096
 

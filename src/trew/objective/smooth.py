@@ -1,4 +1,4 @@
-"""Weights that fall off smoothly, without any cliff: SAPO and VESPO."""
+"""Weights that fall off smoothly instead of clipping: SAPO and VESPO."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ def sech2_weight(
 ) -> Float[Tensor, "N"]:
     """w = sech^2(tau (r - 1) / 2), tau = tau_pos if A > 0 else tau_neg: SAPO, arXiv 2511.20347.
 
-    The derivative of its surrogate f(r) A, f = (4 / tau) sigma(tau (r - 1)). Symmetric around r = 1, so it damps moves
-    back towards 1 as well.
+    It is f'(r) of the surrogate f(r) A, f = (4 / tau) sigma(tau (r - 1)). It is symmetric around r = 1, so it damps
+    moves back towards 1 as well.
 
     >>> r = torch.tensor([1.0, 1.8]); round(sech2_weight(r, advantages=torch.ones(2))[1].item(), 6)
     0.855639
     """
     tau = _by_sign(advantages > 0, tau_pos, tau_neg, like=ratio)
     p = torch.sigmoid(tau * (ratio - 1))
-    return 4 * p * (1 - p)
+    return 4 * p * (1 - p)  # = sech^2(tau (r - 1) / 2)
 
 
 def gamma_kernel(
@@ -46,7 +46,7 @@ def gamma_kernel(
 ) -> Float[Tensor, "N"]:
     """phi(W) = W^k exp(lam (1 - W)), (k, lam) by the sign of A (0 counts as positive): VESPO, arXiv 2602.10693.
 
-    phi(1) = 1, highest at W = k / lam, and 0 at both ends. It takes the ratio's place: w = phi(W) / W.
+    phi(1) = 1, the maximum is at W = k / lam, and phi is 0 at both ends. It replaces the ratio: w = phi(W) / W.
 
     >>> round(gamma_kernel(torch.tensor([0.5]), advantages=torch.ones(1)).item(), 6)
     1.120422
@@ -58,7 +58,7 @@ def gamma_kernel(
 
 @dataclass(frozen=True)
 class Sech2(Weight):
-    """:func:`sech2_weight` as a value."""
+    """:func:`sech2_weight` as a component."""
 
     tau_pos: float = 1.0
     tau_neg: float = 1.05
@@ -80,7 +80,7 @@ class Sech2(Weight):
 
 @dataclass(frozen=True)
 class GammaKernel(LinearWeight):
-    """:func:`gamma_kernel` over the ratio, as a value. A mismatch correction becomes a part of the ratio,
+    """:func:`gamma_kernel` over the ratio, as a component. A mismatch correction is multiplied into the ratio,
     as its product over the sequence."""
 
     folds_correction: ClassVar[bool] = True
@@ -97,7 +97,7 @@ class GammaKernel(LinearWeight):
         not_negative(lam_pos=self.lam_pos, lam_neg=self.lam_neg)
 
     def __call__(self, ratio: Tensor, *, advantages: Tensor, batch: TokenBatch) -> Tensor:
-        # phi / W with one exponential: the quotient of two that underflow would be 0 / 0.
+        # phi(W) / W is the kernel with k - 1. As a quotient it would be 0 / 0 where both underflow.
         return gamma_kernel(
             ratio, advantages=advantages, k_pos=self.k_pos - 1, lam_pos=self.lam_pos,
             k_neg=self.k_neg - 1, lam_neg=self.lam_neg,

@@ -1,6 +1,6 @@
-"""Trust-region weights in the narrower sense: slopes and smooth curves instead of a cliff.
+"""Trust-region weights (TRW-GRPO): slopes and smooth curves instead of a hard clip.
 
-Every weight here is a function of the token's ratio and advantage, and PPO's clip is a special case.
+Every weight here is a function of the token's ratio and advantage. PPO's clip is a special case of the triangular one.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ def triangular_weight(
 ) -> Float[Tensor, "N"]:
     """A tent over the trust region (TRW-GRPO).
 
-    up(r), for A > 0:    1 below 1, falls linearly to w2 at 1 + eps_high, then w_out;
-    down(r), for A < 0:  1 above 1, falls linearly to w0 at 1 - eps_low, then w_out.
+    up(r), for A > 0:    1 below r = 1, falls linearly to w2 at 1 + eps_high, then w_out;
+    down(r), for A < 0:  1 above r = 1, falls linearly to w0 at 1 - eps_low, then w_out.
     ``symmetric`` applies both sides whatever the sign of A, which also damps moves back towards r = 1.
-    w0 = w2 = 1 with w_out = 0 is PPO's clip to the last bit.
+    w0 = w2 = 1 with w_out = 0 equals PPO's clip to the last bit.
 
     >>> r = torch.tensor([1.14, 1.3, 0.7]); a = torch.ones(3)
     >>> [round(w, 4) for w in triangular_weight(r, advantages=a).tolist()]
@@ -60,8 +60,8 @@ def logistic_weight(
 ) -> Float[Tensor, "N"]:
     """w = sigma(-alpha u) sigma(gamma A) + eta, with u = |log r| (TRW-GRPO).
 
-    As written, w(1, A) = sigma(gamma A) / 2 + eta is not 1 and differs by the sign of A: even on-policy it is another
-    objective, in which negative advantages count less. ``normalized``: (4 sigma(-alpha u) sigma(gamma A) + eta) /
+    w(1, A) = sigma(gamma A) / 2 + eta is not 1 and depends on the sign of A: even on-policy this is another objective,
+    in which negative advantages count less. ``normalized``: (4 sigma(-alpha u) sigma(gamma A) + eta) /
     (1 + eta), which is 1 at r = 1, A = 0, and at r = 1 for every A where gamma = 0. ``directional``: u = max(0, sign(A)
     log r), so that moves back towards r = 1 are not damped.
 
@@ -77,7 +77,7 @@ def logistic_weight(
 
 @dataclass(frozen=True)
 class Triangular(Weight):
-    """:func:`triangular_weight` as a value."""
+    """:func:`triangular_weight` as a component."""
 
     eps_low: float = 0.2
     eps_high: float = 0.28
@@ -106,7 +106,7 @@ class Triangular(Weight):
 
 @dataclass(frozen=True)
 class Logistic(Weight):
-    """:func:`logistic_weight` as a value; ratios above ``cap`` get w scaled by cap / r, so that w r stays bounded."""
+    """:func:`logistic_weight` as a component; w is scaled by cap / r above ``cap``, which bounds w r."""
 
     alpha: float = 2.0
     gamma: float = 1.0
@@ -137,10 +137,10 @@ class Logistic(Weight):
 
 @dataclass(frozen=True)
 class RareTokenBoost(Weight):
-    """w_base (1 + lam [A > 0] rare min(A / a_max, 1)): more push for tokens that the policy seldom chose.
+    """w_base (1 + lam [A > 0] rare min(A / a_max, 1)): a harder push for tokens that were unlikely.
 
-    ``rarity`` "probability": rare = 1 - pi_old(y_t), of the policy that sampled; a token that has just become likely
-    was still rare. "entropy": rare = min(H_t / h_max, 1), with H in nats.
+    ``rarity`` "probability": rare = 1 - pi_old(y_t), under the policy that sampled, so that a token does not stop being
+    rare while it is learned. "entropy": rare = min(H_t / h_max, 1), with H in nats.
     """
 
     base: Weight

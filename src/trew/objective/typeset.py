@@ -1,4 +1,4 @@
-"""Equations as text -> LaTeX, for notebooks."""
+"""Turns equations from text into LaTeX, for notebooks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TOKEN = re.compile(r"[_^]\([^()]*\)|[_^]-?\w+|[A-Za-z]+(?:'[a-z]+)?|\d[\d.e]*(?:
 
 
 def typeset(equation: str) -> str:
-    r"""``Objective.equation``'s lines as one LaTeX display: what is computed, then each choice by its axis.
+    r"""The lines of ``Objective.equation`` as one LaTeX display: the coefficient, then each component by its axis.
 
     >>> print(typeset("C_t = w(r_t, A_t) r_t\n  ratio      r_t = pi(y_t) / pi_old(y_t)"))
     $$\begin{aligned}
@@ -23,16 +23,21 @@ def typeset(equation: str) -> str:
     \text{ratio}\quad & r_{t} = \pi (y_{t}) / \pi _{\text{old}}(y_{t})
     \end{aligned}$$
     """
-    rows = []
-    for line in equation.splitlines():
-        axis, said = (line[2:12].strip(), line[13:]) if line.startswith("  ") else ("", line)
-        said = f"\\text{{{_plain(said)}}}" if axis == "note" else formula(said)
-        rows.append(f"\\text{{{axis}}}\\quad & {said}" if axis else f"& {said}")
-    return "$$\\begin{aligned}\n" + " \\\\\n".join(rows) + "\n\\end{aligned}$$"
+    rows = " \\\\\n".join(_row(line) for line in equation.splitlines())
+    return "$$\\begin{aligned}\n" + rows + "\n\\end{aligned}$$"
+
+
+def _row(line: str) -> str:
+    """One aligned row; an indented line is an axis, padded to 10 characters, and its formula."""
+    if not line.startswith("  "):
+        return f"& {formula(line)}"
+    axis, text = line[2:12].strip(), line[13:]
+    said = f"\\text{{{_plain(text)}}}" if axis == "note" else formula(text)
+    return f"\\text{{{axis}}}\\quad & {said}"
 
 
 def formula(text: str) -> str:
-    r"""One formula; words of several letters that are no symbol stay words.
+    r"""One formula in LaTeX; words of several letters that are not symbols are set as text.
 
     >>> formula("0 if A < 0 and sum_(s >= t) kl_s > 2")
     '0\\ \\text{if}\\ A < 0\\ \\text{and}\\ \\sum _{s \\ge  t}\\ \\text{kl}_{s} > 2'
@@ -41,13 +46,19 @@ def formula(text: str) -> str:
     out = ""
     for before, token, after in zip(["", *tokens], tokens, [*tokens[1:], ""], strict=False):
         if token.isspace():
-            beside_word = _is_word(before) or _is_word(after)
-            out += "\\qquad " if len(token) > 2 else "\\ " if beside_word else " "
+            out += _space(token, beside_word=_is_word(before) or _is_word(after))
         elif token[0] in "_^" and len(token) > 1:
             out += f"{token[0]}{{{_index(token[1:])}}}"
         else:
             out += _symbol(token)
     return out
+
+
+def _space(token: str, *, beside_word: bool) -> str:
+    """Three blanks and more set notes apart; a blank beside a word is written out, since LaTeX ignores blanks."""
+    if len(token) > 2:
+        return "\\qquad "
+    return "\\ " if beside_word else " "
 
 
 def _is_word(token: str) -> bool:
@@ -56,14 +67,14 @@ def _is_word(token: str) -> bool:
 
 
 def _index(text: str) -> str:
-    """What stands in a sub- or superscript; two letters are two indices."""
+    """A sub- or superscript; two letters are two indices."""
     if text.startswith("("):
         return formula(text[1:-1])
     return text if len(text) == 2 and text not in GREEK else formula(text)
 
 
 def _symbol(token: str) -> str:
-    """A token that stands by itself."""
+    """A token on the line, neither space nor script."""
     if _is_word(token):
         return f"\\text{{{token}}}"
     if token in OPERATORS:
@@ -72,5 +83,5 @@ def _symbol(token: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """Text whose underscores are no subscripts."""
+    """Text with words instead of the characters that LaTeX reserves."""
     return text.replace("_", " ").replace("#", "number of ").replace("%", " percent")

@@ -1,8 +1,8 @@
-"""The trust region: which part of a token's push is let through, as a weight w(r, A). The clip family.
+"""The trust region as a weight w(r, A): how much of a token's push is let through. The clip family.
 
-The coefficient of a token is ``w(r, A) r A``. w = 1 is plain importance-weighted policy gradient, w = 0 a clipped
-token. w is never differentiated: with a gradient through it the coefficient would be r A (w + r dw/dr), which has the
-wrong sign right where training starts, at r = 1.
+The coefficient of a token is ``w(r, A) r A``. w = 1 is the plain importance-weighted policy gradient, w = 0 a clipped
+token. w is never differentiated: with a gradient through it the coefficient would be r A (w + r dw/dr), which for a
+tent has the wrong sign where training starts, at r = 1.
 """
 
 from __future__ import annotations
@@ -59,9 +59,11 @@ def dual_clip_weight(
 
 @runtime_checkable
 class Weight(Component, Protocol):
-    """w(r, A) per token. ``surrogate`` is the value per token that the loss reports; it has no gradient. ``linear``
-    says that it is linear in log pi: then it counts for each token, even where all share one ratio.
-    ``folds_correction``: a mismatch correction is multiplied into the ratio, over the sequence, not into C_t."""
+    """w(r, A) per token, (N,), without gradient. ``surrogate`` is the value per token that the loss reports.
+
+    ``linear``: the surrogate is linear in log pi, so it counts for each token even if the sequence has one ratio.
+    ``folds_correction``: a mismatch correction is multiplied into the ratio, over the sequence, and not into C_t.
+    """
 
     linear: ClassVar[bool] = False
     folds_correction: ClassVar[bool] = False
@@ -74,7 +76,7 @@ class Weight(Component, Protocol):
 
 @runtime_checkable
 class LinearWeight(Weight, Protocol):
-    """A weight whose surrogate is sg(w r) A log pi: linear in the log-probability, as its paper writes it."""
+    """A weight whose surrogate is sg(w r) A log pi, linear in the log-probability, as the papers write it."""
 
     linear: ClassVar[bool] = True
 
@@ -106,7 +108,7 @@ class Unclipped(Weight):
 
 @dataclass(frozen=True)
 class Clip(Weight):
-    """:func:`clip_weight` as a value."""
+    """:func:`clip_weight` as a component."""
 
     eps_low: float = 0.2
     eps_high: float = 0.2
@@ -119,6 +121,7 @@ class Clip(Weight):
 
     def surrogate(self, ratio: Tensor, *, advantages: Tensor, batch: TokenBatch) -> Tensor:
         clipped = ratio.clamp(1 - self.eps_low, 1 + self.eps_high)
+        # The minimum, not w r A: PPO reports a clipped token's value at the edge of the range, and not as 0.
         return torch.minimum(ratio * advantages, clipped * advantages)
 
     def equation(self) -> str:
@@ -127,7 +130,7 @@ class Clip(Weight):
 
 @dataclass(frozen=True)
 class DualClip(Weight):
-    """:func:`dual_clip_weight` as a value."""
+    """:func:`dual_clip_weight` as a component."""
 
     eps_low: float = 0.2
     eps_high: float = 0.2
@@ -158,8 +161,8 @@ class DualClip(Weight):
 class MeanRatioClip(Weight):
     """:func:`clip_weight` of the arithmetic mean of the sequence's token ratios: GRPO-S, arXiv 2508.04349 eq. 11.
 
-    The surrogate is min(m A, clip(m) A) with m = mean_t r_t, whose gradient lets each token through with its own r_t,
-    or the whole sequence not at all.
+    The surrogate is min(m A, clip(m) A) with m = mean_t r_t. Its gradient lets every token through with its own r_t, or
+    none of the sequence.
     """
 
     eps_low: float = 0.2

@@ -107,7 +107,7 @@ def _no_loss(objective: Objective) -> str:
         "corrections of the mismatch are verl's own: algorithm.rollout_correction": bool(objective.correction),
         "the entropy bonus is verl's own: actor.entropy_coeff": objective.entropy_bonus.active,
         PRUNED: bool(objective.prune),
-        "it looks at the whole step at once, and verl shows a loss one micro-batch at a time": any(
+        "it must see the whole step at once, and verl calls a loss with one micro-batch at a time": any(
             SCOPES.index(p.scope) > SCOPES.index("sequence") for p in components
         ),
         f"verl's KL term has no estimator {kl.estimator if kl else ''}": kl is not None

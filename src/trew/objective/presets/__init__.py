@@ -1,4 +1,4 @@
-"""The algorithms by name: each a function of its own settings, and one plain table for the command line."""
+"""Algorithms by name: a function each, whose parameters are its settings, and one table that lists them."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ PRESETS: dict[str, Callable[..., Objective]] = {
 
 
 def presets() -> tuple[str, ...]:
-    """Names of all algorithms.
+    """The names of all algorithms.
 
     >>> "dapo" in presets(), "trw-logistic" in presets()
     (True, True)
@@ -82,9 +82,9 @@ def settings(name: str) -> dict[str, Any]:
 
 
 def preset(name: str, **overrides: Any) -> Objective:
-    """The algorithm ``name`` with some of its settings changed, or some of the options that all of them have.
+    """The algorithm ``name`` with some of its settings changed, or some of the options that all algorithms have.
 
-    Raises ConfigError with everything that is wrong.
+    Raises ConfigError that lists everything wrong with the overrides.
 
     >>> preset("dapo", eps_high=0.3, correction="tis").weight
     Clip(eps_low=0.2, eps_high=0.3)
@@ -93,24 +93,12 @@ def preset(name: str, **overrides: Any) -> Objective:
         meant = nearest(str(name).lower().replace("_", "-"), PRESETS)
         raise ConfigError(f"objective.preset: got {name!r}{meant}, accepts {', '.join(PRESETS)}")
     own = settings(name)
-    for_all = {f.name: f for f in dataclasses.fields(common.Options)}
-    problems = []
-    for key, value in overrides.items():
-        if key in own:
-            problems += _mismatch(key, value, type(own[key]), f" like the default {own[key]!r}")
-        elif key in for_all:
-            problems += _mismatch(key, value, _KINDS[str(for_all[key].type)], "")
-        else:
-            problems.append(
-                f"objective.{key}: {name} has no such setting{nearest(key, [*own, *for_all])}; accepts "
-                f"{', '.join(own) or 'none of its own'}; and as every objective {', '.join(for_all)}"
-            )
-    if problems:
+    if problems := [p for key, value in overrides.items() for p in _problems(name, own, key, value)]:
         raise ConfigError(problems)
     try:
         objective = PRESETS[name](**_as_declared(overrides, {k: type(v) for k, v in own.items()}))
-        kinds = {k: _KINDS[str(f.type)] for k, f in for_all.items() if k not in own}
-        return common.apply(objective, **_as_declared(overrides, kinds))
+        options = {k: kind for k, kind in _OPTIONS.items() if k not in own}  # a preset's own setting goes first
+        return common.apply(objective, **_as_declared(overrides, options))
     except ValueError as error:
         raise ConfigError(f"objective.{error}") from None
 
@@ -119,16 +107,35 @@ _KINDS: Mapping[str, type] = {"float": float, "float | None": float, "int": int,
 _SHOWN = {float: "a number", int: "a whole number", str: "a text", bool: "True or False"}
 
 
+_OPTIONS = {f.name: _KINDS[str(f.type)] for f in dataclasses.fields(common.Options)}
+
+
+def _problems(name: str, own: Mapping[str, Any], key: str, value: Any) -> list[str]:
+    """What is wrong with one override of the preset ``name``, whose own settings have the defaults ``own``."""
+    if key in own:
+        return _mismatch(key, value, type(own[key]), f" like the default {own[key]!r}")
+    if key in _OPTIONS:
+        return _mismatch(key, value, _OPTIONS[key], "")
+    return [
+        f"objective.{key}: {name} has no such setting{nearest(key, [*own, *_OPTIONS])}; accepts "
+        f"{', '.join(own) or 'none of its own'}; and as every objective {', '.join(_OPTIONS)}"
+    ]
+
+
 def _as_declared(overrides: Mapping[str, Any], kinds: Mapping[str, type]) -> dict[str, Any]:
-    """The overrides of these names; 0 and 1 are numbers too, which TOML reads as whole ones."""
+    """The overrides of these names; TOML reads 1 as a whole number, so where a float is declared it becomes one."""
     return {k: float(v) if kinds[k] is float else v for k, v in overrides.items() if k in kinds}
 
 
 def _mismatch(key: str, value: Any, kind: type, like: str) -> list[str]:
-    if kind is float:
-        fits = isinstance(value, (int, float)) and not isinstance(value, bool) and value == value
-    else:
-        fits = isinstance(value, kind) and isinstance(value, bool) == (kind is bool)
-    if fits:
+    if _fits(value, kind):
         return []
     return [f"objective.{key}: got {value!r} ({type(value).__name__}), accepts {_SHOWN[kind]}{like}"]
+
+
+def _fits(value: Any, kind: type) -> bool:
+    if isinstance(value, bool) or kind is bool:  # bool is a subclass of int: True would pass for 1
+        return isinstance(value, bool) and kind is bool
+    if kind is float:
+        return isinstance(value, (int, float)) and value == value  # NaN is the one number that is not itself
+    return isinstance(value, kind)
