@@ -31,7 +31,7 @@ from trew.models import loading
 from trew.reward_training.data import Encoded
 from trew.reward_training.packed import PackedPairs
 from trew.reward_training.plain import Pairs, PlainPairs
-from trew.rewards.reward_scorer import Encoder, Scorer
+from trew.rewards.model.scorer import Encoder, Scorer
 from trew.training import backends
 
 RESULT = Path(__file__).parent / "results" / "pairs.json"

@@ -178,8 +178,8 @@ def serve() -> None:
     for name in (
         "trew.training.start",
         "trew.iterate",
-        "trew.rewards.trial",
-        "trew.rewards.reward_scorer",
+        "trew.rewards.reward_checks",
+        "trew.rewards.model.scorer",
         "pyarrow.parquet",
     ):
         importlib.import_module(name)

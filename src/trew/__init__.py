@@ -15,22 +15,15 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from . import config as config
-    from . import data as data
-    from . import eval as eval
-    from . import learner as learner
-    from . import objective as objective
-    from . import rewards as rewards
-    from . import rollout as rollout
-    from . import types as types
+    from . import config, data, eval, learner, objective, rewards, rollout, types
     from .config import Config as Config
     from .objective import Denominators as Denominators
     from .objective import LossOutput as LossOutput
     from .objective import Objective as Objective
     from .objective import TokenBatch as TokenBatch
     from .objective import preset as preset
-    from .objective import presets as presets
-    from .runs import report as report
+    from .objective import presets
+    from .runs import report
     from .training.start import train as train
 
 __version__ = "0.1.0"

@@ -17,7 +17,7 @@ from trew.models import loading
 from trew.reward_training.data import Encoded
 from trew.reward_training.packed import PackedPairs, best
 from trew.reward_training.plain import PlainPairs
-from trew.rewards.reward_scorer import Encoder, Scorer
+from trew.rewards.model.scorer import Encoder, Scorer
 
 compiled = pytest.mark.skipif(isinstance(build.library(), str), reason="there is no compiler")
 PAD = 259

@@ -350,7 +350,7 @@ def test_there_are_documented_functions():
 )
 def test_documented_rewards_tell_answers_apart_on_rows_of_both_kinds(tmp_path, name, source, chat):
     from trew.rewards import RewardSet
-    from trew.rewards.trial import text_group
+    from trew.rewards.reward_checks import text_group
     from trew.types import Prompt
 
     (tmp_path / "my_rewards.py").write_text(source)

@@ -19,7 +19,7 @@ from trew.errors import ConfigError
 from trew.iterate import load_recipe
 from trew.iterate.rounds import check
 from trew.models import loading
-from trew.rewards.reward_scorer import Encoder, Scorer
+from trew.rewards.model.scorer import Encoder, Scorer
 from trew.types import Prompt
 
 RECIPE = """

@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 
 from rollouts_help import answers
 from trew.config import RewardConfig
-from trew.rewards import RewardSet, builtin, expression, grade, layout, numbers
-from trew.rewards.expression import evaluate, tokenize
+from trew.rewards import RewardSet, builtin, grade, numbers
+from trew.rewards.builtin import expression, layout
+from trew.rewards.builtin.expression import evaluate, tokenize
 from trew.types import Prompt
 
 FRAGMENTS = [

@@ -17,10 +17,11 @@ from trew.config import DataConfig, RewardConfig
 from trew.data import Dataset, load_task, make_task
 from trew.data.files import read_rows
 from trew.errors import ConfigError, DataError
-from trew.rewards import RewardSet, grade, reasoning
-from trew.rewards.probes import probes
-from trew.rewards.reasoning import CASELESS, EXPRESSION, FORMULA, OURS, PACKAGE, same
-from trew.rewards.reasoning_worker import NoFormula, is_expanded, read, untagged
+from trew.rewards import RewardSet, grade
+from trew.rewards.builtin import reasoning
+from trew.rewards.builtin.reasoning import CASELESS, EXPRESSION, FORMULA, OURS, PACKAGE, same
+from trew.rewards.builtin.reasoning_worker import NoFormula, is_expanded, read, untagged
+from trew.rewards.known_answers import probes
 
 needs_package = pytest.mark.skipif(
     importlib.util.find_spec("reasoning_gym") is None, reason="the reasoning-gym package is not installed"
@@ -370,7 +371,7 @@ def test_same_is_symmetric_and_linear_in_time() -> None:
 
 def test_tags_keep_what_json_has_no_word_for() -> None:
     spec = importlib.util.spec_from_file_location(
-        "child", Path(reasoning.__file__).parents[1] / "data" / "tasks" / "puzzles_child.py"
+        "child", Path(reasoning.__file__).parents[2] / "data" / "tasks" / "puzzles_child.py"
     )
     assert spec is not None
     assert spec.loader is not None

@@ -17,8 +17,8 @@ from scorer_help import group, save_scorer
 from trew.config import RewardConfig
 from trew.errors import ConfigError, RewardError
 from trew.rewards import RewardSet
-from trew.rewards.reward_model import ModelReward
-from trew.rewards.reward_scorer import Encoder, Scorer, token_batches
+from trew.rewards.model.reward_model import ModelReward
+from trew.rewards.model.scorer import Encoder, Scorer, token_batches
 from trew.rewards.steps import combined_steps, parse_steps, split_steps, token_ends
 
 
@@ -186,7 +186,8 @@ def test_a_head_without_weights_is_refused(tmp_path):
 
 
 def test_rewards_with_models_are_described_without_torch():
-    code = "import sys, trew.rewards, trew.rewards.reward_model, trew.rewards.steps; assert 'torch' not in sys.modules"
+    modules = "trew.rewards, trew.rewards.model.reward_model, trew.rewards.steps"
+    code = f"import sys, {modules}; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

@@ -28,8 +28,8 @@ from trew.reward_training.packed import best
 from trew.reward_training.pairs import divide, make_pair, pairs_of_run
 from trew.reward_training.settings import dumps, load_settings
 from trew.reward_training.settings import problems as value_problems
-from trew.rewards.reward_model import DEFAULTS, ModelReward
-from trew.rewards.reward_scorer import Encoder, Scorer
+from trew.rewards.model.reward_model import DEFAULTS, ModelReward
+from trew.rewards.model.scorer import Encoder, Scorer
 from trew.runs.rollouts import write_rollouts
 from trew.types import Score, ScoredGroup
 from trew.utils.console import Silent

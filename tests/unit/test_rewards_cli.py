@@ -15,8 +15,8 @@ from trew.config import RewardConfig
 from trew.errors import ConfigError, DataError, SandboxError
 from trew.rewards import RewardSet, grade
 from trew.rewards.builtin import KINDS
-from trew.rewards.probes import probes, solve
-from trew.rewards.trial import try_reward
+from trew.rewards.known_answers import probes, solve
+from trew.rewards.reward_checks import try_reward
 from trew.types import Prompt
 
 NUMBERS = [{"answer": "72"}, {"answer": "-3.5"}, {"answer": 0}, {"answer": "1,200"}, {"answer": "a + b\n#### 0.25"}]
@@ -331,7 +331,7 @@ def test_score_says_what_is_wrong(tmp_path: Path) -> None:
 
 
 def test_text_groups_have_lengths_alone() -> None:
-    from trew.rewards.trial import text_group
+    from trew.rewards.reward_checks import text_group
 
     made = text_group(Prompt("q", text="?"), ["a", "b"], lengths=[3, 0])
     assert [len(c) for c in made.rollouts] == [3, 0]

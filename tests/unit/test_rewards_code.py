@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trew.errors import ConfigError, SandboxError
-from trew.rewards import KINDS, code_asserts, code_block, code_rows, code_values, grade
-from trew.rewards.builtin import gold_problem
-from trew.rewards.probes import probes
+from trew.rewards import KINDS, grade
+from trew.rewards.builtin import code_asserts, code_block, code_rows, code_values, gold_problem
+from trew.rewards.known_answers import probes
 from trew.rewards.sandbox import Job, Limits, boundary, pool
 
 RIGHT = "```python\ndef f(x):\n    return x + 1\n```"

@@ -12,7 +12,7 @@ from rewards_help import completion, group, write
 from trew.config import RewardConfig
 from trew.errors import ConfigError, RewardError
 from trew.rewards import KINDS, RewardSet, Verdict, grade
-from trew.rewards.weighing import Reward, combined, one_by_one
+from trew.rewards.combine import Reward, combined, one_by_one
 from trew.types import Group, Prompt
 
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from trew.rewards import grade
-from trew.rewards.countdown import extract, parse_puzzle
-from trew.rewards.expression import ExpressionError, evaluate, operands, tokenize
+from trew.rewards.builtin.countdown import extract, parse_puzzle
+from trew.rewards.builtin.expression import ExpressionError, evaluate, operands, tokenize
 
 
 def score(expression: str, numbers: object = (4, 8, 2, 1), target: object = 15, **args: object) -> float | None:

@@ -16,8 +16,8 @@ from trew.config import RewardConfig
 from trew.errors import RewardError
 from trew.rewards import RewardSet
 from trew.rewards.user.functions import Sample
-from trew.rewards.user.judging import Ask, judge
 from trew.rewards.user.session import Session
+from trew.rewards.user.verdicts import Ask, judge
 from trew.types import Group
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from trew.rewards import grade
-from trew.rewards.gsm8k import extract_strict
+from trew.rewards.builtin.gsm8k import extract_strict
 from trew.rewards.numbers import find_numbers, joined, last_number, normalise, parse_gold, read_digits, single_number
 
 DATA = Path(__file__).parents[2].parent / "shared" / "data" / "gsm8k"

@@ -7,8 +7,8 @@ import pytest
 
 from trew.errors import ConfigError, RewardError
 from trew.rewards import Verdict, grade
-from trew.rewards.layout import THINK_ANSWER, mismatch, parse_template
-from trew.rewards.length import soft_overlong
+from trew.rewards.builtin.layout import THINK_ANSWER, mismatch, parse_template
+from trew.rewards.builtin.length import soft_overlong
 from trew.rewards.thinking import after_thinking
 from trew.rewards.verdict import shown
 

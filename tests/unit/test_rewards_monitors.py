@@ -23,8 +23,8 @@ from trew.diagnostics.monitors import (
     order,
     rows,
 )
-from trew.rewards.trial import scored_texts
-from trew.rewards.weighing import Reward
+from trew.rewards.combine import Reward
+from trew.rewards.reward_checks import scored_texts
 from trew.types import Group, Prompt, Score, ScoredGroup
 
 CHECKED = (Reward("a", "gsm8k", 1.0, verify_with="b"), Reward("b", "gsm8k", 0.0))

@@ -65,7 +65,7 @@ def test_rewards_that_need_tokens_are_refused() -> None:
 
 def test_a_judge_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     from trew.rewards import RewardSet
-    from trew.rewards.trial import scored_texts
+    from trew.rewards.reward_checks import scored_texts
 
     monkeypatch.setattr(RewardSet, "score", lambda self, groups: [scored_texts(["4"], [None])])
     with pytest.raises(RewardError, match="failed_score"):

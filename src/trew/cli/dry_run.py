@@ -170,7 +170,7 @@ def _prompt(display: Display, plan: Plan, number: int, prompt: Prompt) -> None:
 def gold_lines(rewards: RewardSet, prompt: Prompt) -> list[str]:
     """For each built-in reward an answer to this prompt that is known to be right, and the score that it gets."""
     from ..rewards.builtin import KINDS, graded
-    from ..rewards.probes import probes
+    from ..rewards.known_answers import probes
 
     lines = []
     for reward in rewards.rewards:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ..eval import EvalResult
     from ..eval.evaluate import Correct
     from ..rewards import RewardSet
-    from ..rewards.combine import Bar
+    from ..rewards.reward_set import Bar
     from ..rollout import Renderer
     from ..types import Prompt
     from ..utils.console import Display

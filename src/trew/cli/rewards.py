@@ -14,7 +14,7 @@ import tyro
 if TYPE_CHECKING:
     from ..data.rows import Row
     from ..rewards import RewardSet
-    from ..rewards.trial import Check
+    from ..rewards.reward_checks import Check
     from ..types import Group, ScoredGroup
 
 
@@ -53,7 +53,7 @@ def test(
     from ..config import DataConfig
     from ..data import load_prompts
     from ..errors import ConfigError
-    from ..rewards.trial import HOSTILE_SECONDS, checks
+    from ..rewards.reward_checks import HOSTILE_SECONDS, checks
 
     if limit < 1:
         raise ConfigError(f"--limit: got {limit}, accepts a whole number of at least 1")
@@ -181,7 +181,7 @@ def _parts(groups: Sequence[Group], *, completions: int = 256) -> Iterator[list[
 def _row_group(number: int, row: Row, completion_column: str, prompt_column: str) -> Group:
     """One data row as a group: every completion of it, and its columns as the rewards will see them."""
     from ..errors import DataError, nearest
-    from ..rewards.trial import text_group
+    from ..rewards.reward_checks import text_group
     from ..types import Prompt
 
     columns = dict(row.values)

@@ -12,8 +12,8 @@ from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..rewards.combine import Reward
 from ..rewards.thinking import after_thinking
-from ..rewards.weighing import Reward
 from ..types import Metrics, ScoredGroup, reduce_metrics
 
 WINDOW = 20  # steps that a figure is taken over, and that "at first" means
@@ -88,7 +88,7 @@ def order(scored: Sequence[ScoredGroup]) -> Metrics:
     """How much better the first half of each group's completions scored than the second: ``order`` in reward, with its
     variance if the order did not matter (that of a random split, S²(1/n₁ + 1/n₂)) and the groups' deviations S.
 
-    >>> from ..rewards.trial import scored_texts
+    >>> from ..rewards.reward_checks import scored_texts
     >>> figures = order([scored_texts("abcd", [1.0, 1.0, 0.0, 0.0])])
     >>> figures["order"], round(figures["order_variance"][0], 4)
     ((1.0, 1.0), 0.3333)

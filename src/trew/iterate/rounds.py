@@ -40,7 +40,7 @@ from ..reward_training.pairs import divide, pairs_of_groups
 from ..reward_training.settings import PairData
 from ..reward_training.train import judge
 from ..rewards import RewardSet
-from ..rewards.reward_scorer import Encoder, Scorer
+from ..rewards.model.scorer import Encoder, Scorer
 from ..rollout.sync import keyed_sampling
 from ..rollout.torch_engine import TorchEngine
 from ..runs.files import make_private, storage, write_atomic

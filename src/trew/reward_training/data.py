@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import DataError, Problems
-from ..rewards.reward_scorer import Encoder
+from ..rewards.model.scorer import Encoder
 from .pairs import Pair, divide, pairs_of_run, read_pairs
 from .settings import PairData
 

@@ -26,7 +26,7 @@ from ..learner.body import Body
 from ..learner.packing import Pack, pack_shared
 from ..models.backend import Backend
 from ..models.verified import Verified
-from ..rewards.reward_scorer import Scorer
+from ..rewards.model.scorer import Scorer
 from ..types import TrainingSample
 from .data import Encoded
 from .loss import bradley_terry

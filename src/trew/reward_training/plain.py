@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ..learner import recompute
-from ..rewards.reward_scorer import Scorer, token_batches
+from ..rewards.model.scorer import Scorer, token_batches
 from .data import Encoded
 from .loss import bradley_terry
 

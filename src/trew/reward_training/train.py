@@ -25,7 +25,7 @@ from ..errors import CheckpointError, ConfigError, NumericsError, Problems
 from ..learner import recompute
 from ..learner.optimizer import learning_rate, load_moments, make_optimizer, moments, trainable
 from ..models import files, loading
-from ..rewards.reward_scorer import Encoder, Scorer
+from ..rewards.model.scorer import Encoder, Scorer
 from ..runs import RunFolder, checkpoint_files, read_config
 from ..training import backends
 from ..utils.console import Bar, Display

@@ -1,7 +1,7 @@
 """Rewards: what a completion is worth. ``grade`` judges one with a built-in kind, ``RewardSet`` scores whole groups."""
 
 from .builtin import KINDS, grade
-from .combine import RewardSet
+from .reward_set import RewardSet
 from .user import session
 from .verdict import Verdict
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from ..types import Group, Rollout, ScoredGroup
 from .builtin import KINDS, graded, graded_together
+from .combine import Reward
 from .verdict import Verdict
-from .weighing import Reward
 
 if TYPE_CHECKING:
-    from .combine import RewardSet
+    from .reward_set import RewardSet
 
 NOT_APPLICABLE = Verdict(None, "not_applicable")
 Verdicts = dict[str, list[Verdict]]

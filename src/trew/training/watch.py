@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ..errors import RewardError
-from ..rewards.weighing import FAILED
+from ..rewards.combine import FAILED
 from ..runs import RunFolder
 from ..runs.report.read import load_run
 from ..types import ScoredGroup

@@ -13,7 +13,7 @@ from ...config import RewardConfig, build
 from ...errors import ConfigError, DataError
 from ...rewards import RewardSet
 from ...rewards.builtin import KINDS, argument_problems, graded_together, unknown_kind
-from ...rewards.trial import text_group
+from ...rewards.reward_checks import text_group
 from ...types import Group, Prompt
 
 Completion = str | Sequence[Mapping[str, Any]]

@@ -17,7 +17,7 @@ from typing import Any
 from trew.config import RewardConfig, build
 from trew.errors import ConfigError, DataError, RewardError
 from trew.rewards import KINDS, RewardSet
-from trew.rewards.trial import text_group
+from trew.rewards.reward_checks import text_group
 from trew.types import Prompt
 
 BY_SOURCE = {"openai/gsm8k": "gsm8k", "DigitalLearningGmbH/MATH-lighteval": "math"}

@@ -14,9 +14,9 @@ from ..config import RewardConfig
 from ..errors import RewardError
 from ..types import Group, Prompt, Score, ScoredGroup, single_turn
 from .builtin import first_column
-from .combine import RewardSet
+from .known_answers import FORMS, Family, Probe, changed, hostile, probes
 from .numbers import parse_gold
-from .probes import FORMS, Family, Probe, changed, hostile, probes
+from .reward_set import RewardSet
 from .user.process import Process
 from .user.returned import short
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from .verdict import Verdict
+from ..verdict import Verdict
 
 
 def soft_overlong(length: int, *, max_completion_len: int, soft_punish_cache: int) -> float:

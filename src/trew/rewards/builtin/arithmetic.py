@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import numbers
-from .thinking import after_thinking
-from .verdict import Verdict, bad_gold, no_answer, right_or_wrong
+from .. import numbers
+from ..thinking import after_thinking
+from ..verdict import Verdict, bad_gold, no_answer, right_or_wrong
 
 
 def grade(completion: str, gold: Any, *, thinking: bool = False) -> Verdict:

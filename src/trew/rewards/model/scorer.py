@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import DataError, RewardError
-from ..models import loading
-from ..types import Prompt
+from ...errors import DataError, RewardError
+from ...models import loading
+from ...types import Prompt
 
 _REPLY = "trewreply"  # stands for a completion in a template: plain letters, no template changes them
 

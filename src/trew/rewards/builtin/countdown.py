@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
 
+from ..numbers import parse_gold
+from ..thinking import after_thinking
+from ..verdict import Verdict, bad_gold, no_answer, right_or_wrong
 from . import expression
-from .numbers import parse_gold
-from .thinking import after_thinking
-from .verdict import Verdict, bad_gold, no_answer, right_or_wrong
 
 OPEN, CLOSE = "<answer>", "</answer>"
 

@@ -22,11 +22,11 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+from ..isolation.tasks import Limits, Outcome, TaskPool
+from ..numbers import read_digits
+from ..thinking import after_thinking
+from ..verdict import Verdict, bad_gold, no_answer, right_or_wrong
 from . import countdown
-from .isolation.tasks import Limits, Outcome, TaskPool
-from .numbers import read_digits
-from .thinking import after_thinking
-from .verdict import Verdict, bad_gold, no_answer, right_or_wrong
 
 INSTALL = "pip install 'trew[reasoning-gym]'"
 LONGEST = 20_000  # characters of an answer that is read

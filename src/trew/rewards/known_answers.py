@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, Literal
 
-from . import arithmetic, code_rows, countdown, gsm8k, layout, length, reasoning
-from .builtin import KINDS
+from .builtin import KINDS, arithmetic, code_rows, countdown, gsm8k, layout, length, reasoning
 from .maths.grade import self_answer as boxed
 from .numbers import parse_gold
 

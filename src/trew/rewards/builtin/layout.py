@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from .verdict import Verdict
+from ..verdict import Verdict
 
 THINK_ANSWER = "<think>…</think>\n<answer>…</answer>"
 _PIECE = re.compile(r"(<[^<>\s]+>)|(…|\.\.\.)|(\s+)")

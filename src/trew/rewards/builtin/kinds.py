@@ -10,11 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..errors import ConfigError, RewardError, nearest
+from ...errors import ConfigError, RewardError, nearest
+from ..maths import extract as math_extract
+from ..maths import grade as maths
+from ..verdict import Verdict
 from . import arithmetic, code, code_rows, countdown, gsm8k, layout, length, reasoning
-from .maths import extract as math_extract
-from .maths import grade as maths
-from .verdict import Verdict
 
 GOLD_COLUMNS = ("gold", "ground_truth", "answer")  # the first that a row has; then reward_model.ground_truth (verl)
 

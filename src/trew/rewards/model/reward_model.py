@@ -13,14 +13,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ConfigError, DataError, RewardError, TrewError, nearest
-from ..models import files, loading
-from ..types import Group, Prompt
-from .steps import Decode, mean_of_steps, split_steps, token_ends
-from .verdict import Verdict, shown
+from ...errors import ConfigError, DataError, RewardError, TrewError, nearest
+from ...models import files, loading
+from ...types import Group, Prompt
+from ..steps import Decode, mean_of_steps, split_steps, token_ends
+from ..verdict import Verdict, shown
 
 if TYPE_CHECKING:
-    from .reward_scorer import Encoder, Scorer
+    from .scorer import Encoder, Scorer
 
 DEFAULTS: dict[str, Any] = {
     "tokenizer": "",  # empty = the model's
@@ -113,7 +113,7 @@ class ModelReward:
     @property
     def encoder(self) -> Encoder:
         if self._encoder is None:
-            from .reward_scorer import Encoder
+            from .scorer import Encoder
 
             self._encoder = Encoder.load(
                 self.source, tokenizer=self.args["tokenizer"], chat_template=self.args["chat_template"]
@@ -122,7 +122,7 @@ class ModelReward:
 
     def load(self, *, device: str = "", decode: Decode | None = None) -> Scorer:
         """Loads the weights, once: on ``args.device``, or ``device``, or the best there is. Raises ModelError."""
-        from .reward_scorer import Scorer
+        from .scorer import Scorer
 
         self.decode = decode or self.decode
         if self._scorer is None:

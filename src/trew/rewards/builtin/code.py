@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..isolation.pool import run_together
+from ..sandbox import Job, Limits, Outcome, boundary, pool
+from ..thinking import after_thinking
+from ..verdict import Verdict, bad_gold, no_answer, right_or_wrong
 from . import code_asserts, code_block
-from .isolation.pool import run_together
-from .sandbox import Job, Limits, Outcome, boundary, pool
-from .thinking import after_thinking
-from .verdict import Verdict, bad_gold, no_answer, right_or_wrong
 
 TIMEOUT_S, MEMORY_MB = 10.0, 512
 LONGEST = 16 << 20  # characters of a program
