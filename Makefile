@@ -8,7 +8,7 @@ PEER_trl := trl==1.16.0
 PEER_trl-previous := trl==1.15.0
 PEER_verl := verl==0.9.1 TransferQueue==0.1.11
 
-.PHONY: audit demo docs mutation performance quick test test-nightly test-sandbox test-without-backends test-slow test-peers test-trl-previous check format clean fetch
+.PHONY: audit demo docs mutation performance quick test test-nightly test-sandbox test-without-backends test-slow test-peers test-trl test-verl test-trl-previous check format clean fetch
 
 demo: $(VENV)/.installed fetch
 	$(BIN)/trew demo --seed $(SEED) --out $(OUT) --overwrite
@@ -36,7 +36,7 @@ test-nightly: $(VENV)/.installed-dev
 
 # Every boundary that this machine has, as every user that can be had; those that it has not are skipped by name.
 test-sandbox: $(VENV)/.installed-dev
-	TREW_BOUNDARIES=all $(PYTEST) -rs tests/fault/test_sandbox_attacks.py tests/fault/test_sandbox_pool.py \
+	TREW_BOUNDARIES=all $(PYTEST) -n 2 -rs tests/fault/test_sandbox_attacks.py tests/fault/test_sandbox_pool.py \
 	  tests/unit/test_rewards_code.py
 
 # The plain paths alone: a copy without src/trew/backends, and every test that is not about them.
@@ -49,8 +49,14 @@ test-slow: $(VENV)/.installed-dev fetch
 	$(BIN)/python -m pytest -m slow
 
 # Our numbers against those of the real TRL and verl. Each gets an environment of its own: their dependencies clash.
-test-peers: .venv-trl/.installed .venv-verl/.installed
+# Side by side, as each uses one core; what one says comes as a whole, when it is done.
+test-peers:
+	$(MAKE) --no-print-directory -j2 --output-sync=target test-trl test-verl
+
+test-trl: .venv-trl/.installed
 	PYTHONPATH=src OMP_NUM_THREADS=1 .venv-trl/bin/python -m pytest -W ignore tests/peers/test_trl_*.py
+
+test-verl: .venv-verl/.installed
 	PYTHONPATH=src OMP_NUM_THREADS=1 .venv-verl/bin/python -m pytest -W ignore tests/peers/test_verl_*.py
 
 # The release of TRL before, by the same tests; it needs Triton, which its interpreter runs on a CPU. Five minutes.
