@@ -29,10 +29,11 @@ from trew.config import LearnerConfig
 from trew.learner import Learner
 from trew.models.anatomy import Transformer, describe
 from trew.objective import TokenBatch, preset
+from trew.rollout.engine import Request
 from trew.rollout.torch_engine.decode import Schedule
 from trew.rollout.torch_engine.decoder import Decoder
 from trew.rollout.torch_engine.plain import ForwardDecoder
-from trew.types import Sampling, TrainingSample
+from trew.types import Prompt, Sampling, TrainingSample
 from work import Work
 
 SHAPE = {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14,
@@ -115,17 +116,22 @@ class Run:
             from trew.backends.cuda_graphs.static import StaticDecoder
 
             assert self.static.begin(self.parts)
-            decoder: Decoder = StaticDecoder(self.static, self.prompts, n=1)
+            decoder: Decoder = StaticDecoder(self.static)
         else:
-            decoder = ForwardDecoder(self.model, self.prompts, n=1, slots=rows, max_tokens=tokens)
+            decoder = ForwardDecoder(self.model, slots=rows, max_tokens=tokens)
             cast = torch.autocast(self.device.type, dtype=LOW)
         schedule = Schedule(
-            decoder, self.prompts, uids=[str(i) for i in range(rows)], n=1, sampling=sampling, slots=rows,
-            stop_ids=frozenset(), stop_strings=(), decode=str, device=self.device,
+            decoder, sampling=sampling, slots=rows, stop_ids=frozenset(), stop_strings=(), decode=str,
+            device=self.device,
         )  # fmt: skip
+        requests = [Request(str(i), Prompt(str(i), text=""), 0, sampling) for i in range(rows)]
+        schedule.add((np.array(ids), [request]) for ids, request in zip(self.prompts, requests, strict=True))
         start = self._time()
         with torch.no_grad(), cast:
-            assert len(list(schedule.run(lambda count: None))) == rows
+            finished = 0
+            while schedule.unfinished:
+                finished += len(schedule.advance())
+            assert finished == rows
         assert self.static is None or self.static.graphs.failed is None, self.static.graphs.failed
         return self._time() - start
 

@@ -142,6 +142,7 @@ def config_of(setting: Setting, folder: Path, device: str) -> Any:
 def run(recipe: Path) -> dict[str, Any]:
     """Peaks in bytes by phase, and seconds of the second step."""
     from trew.config import load
+    from trew.rollout.generate import generate
     from trew.rollout.sync import sampling
     from trew.training import parts as built
     from trew.training import planning
@@ -167,8 +168,8 @@ def run(recipe: Path) -> dict[str, Any]:
     parts.model.generation_config.eos_token_id = None
     for step in range(3):
         with phase("generating"):
-            groups = parts.engine.generate(
-                plan.train[: plan.config.rollout.prompts], n=plan.config.rollout.completions,
+            groups = generate(
+                parts.engine, plan.train[: plan.config.rollout.prompts], n=plan.config.rollout.completions,
                 sampling=sampling(plan.config, step, 0),
             )  # fmt: skip
         with phase("training"):

@@ -17,6 +17,7 @@ import torch
 
 from trew.config import Config, apply_overrides, parse
 from trew.rollout import StepRollouts
+from trew.rollout.generate import generate
 from trew.rollout.sync import sampling as sampling_of
 from trew.training import loop, planning
 from trew.training.parts import Parts, build
@@ -34,7 +35,8 @@ def main() -> None:
         torch.set_num_threads(work.threads)
     parts = make(work, model)
     watch, clock = Watch(work.device), Clock(work.device)
-    clock.wrap(parts.engine, "generate", "generate")
+    clock.wrap(parts.engine, "submit", "generate")
+    clock.wrap(parts.engine, "poll", "generate")
     clock.wrap(parts.policy, "logprobs", lambda *_, reference=False, **__: "ref" if reference else "old")
     clock.wrap(parts.policy, "accumulate", "train")
     clock.wrap(parts.policy, "apply", "train")
@@ -42,7 +44,7 @@ def main() -> None:
     for number in range(1 + work.steps):
         start, load = clock.time(), Load()
         prompts = parts.plan.train[number * work.prompts : (number + 1) * work.prompts]
-        groups = parts.engine.generate(prompts, n=work.group, sampling=sampling(work, parts.config, number))
+        groups = generate(parts.engine, prompts, n=work.group, sampling=sampling(work, parts.config, number))
         row: dict[str, Any] = {}
         if work.train:
             row = learn(parts, groups)

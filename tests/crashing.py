@@ -147,8 +147,7 @@ def watch(control: Path) -> None:
 
     from trew.learner import Learner
     from trew.rewards.grading import Grading
-    from trew.rollout.sync import SyncRollouts
-    from trew.rollout.torch_engine import TorchEngine
+    from trew.rollout import sync
     from trew.runs import RunFolder, checkpoint_files
     from trew.runs import folder as run_module
     from trew.training import evaluation, loop, watch
@@ -176,11 +175,12 @@ def watch(control: Path) -> None:
 
     run_module._append, torch.optim.AdamW.step, Grading.finish = torn, between, meanwhile
     for owner, name, phase in (
-        (TorchEngine, "generate", "generation"), (Grading, "finish", "reward"), (Learner, "logprobs", "log-probs"),
+        (sync, "generate", "generation"), (evaluation, "generate", "generation"), (Grading, "finish", "reward"),
+        (Learner, "logprobs", "log-probs"),
         (Learner, "apply", "inner update"), (evaluation, "measure", "evaluation"), (RunFolder, "log", "metrics row"),
         (RunFolder, "write_rollouts", "completions"), (RunFolder, "write_eval", "completions"),
         (run_of_training, "export", "export"), (RunFolder, "write_summary", "summary"),
-        (run_of_training, "write_report", "report"), (SyncRollouts, "next", "collecting"),
+        (run_of_training, "write_report", "report"), (sync.SyncRollouts, "next", "collecting"),
         (loop, "train", "between phases"), (loop, "update", "learning"),
         (watch, "after_scoring", "watching"),
     ):  # fmt: skip

@@ -30,10 +30,10 @@ from trew.errors import TrewError
 from trew.learner import recompute
 from trew.learner.autograd import AutogradRunner
 from trew.learner.choose import VerifiedRunner
-from trew.rollout.torch_engine import TorchEngine
+from trew.rollout import sync
 from trew.rollout.torch_engine.decode import Schedule
 from trew.runs.writer import Writer
-from trew.training import start
+from trew.training import evaluation, start
 from trew.training.parts import Parts
 from trew.utils.console import Display
 
@@ -193,7 +193,8 @@ def watch_work(patch: pytest.MonkeyPatch, seen: Seen) -> None:
     for runner in (AutogradRunner, VerifiedRunner):
         count(runner, "packs", packs)
     count(recompute, "recomputing", lambda *_, **__: work.update(again=True))
-    count(TorchEngine, "generate", generated)
+    for caller in (sync, evaluation):
+        count(caller, "generate", generated)
     count(Schedule, "__init__", lambda *_, slots, **__: work.update(slots=max(slots, work.get("slots", 0))))
     count(Writer, "save", lambda _, writer, *__, **___: work.update(waited=writer._thread is None))
 

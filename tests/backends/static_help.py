@@ -19,6 +19,7 @@ from trew.backends.cuda_graphs.graphs import Graphs
 from trew.backends.cuda_graphs.static_model import COLUMNS, StaticModel
 from trew.models.anatomy import Transformer, describe
 from trew.rollout import Renderer
+from trew.rollout.generate import generate
 from trew.rollout.torch_engine import TorchEngine
 from trew.types import Group, Prompt, Sampling
 
@@ -76,7 +77,7 @@ def kept(e: TorchEngine) -> StaticModel | None:
 
 
 def generated(e: TorchEngine, *, n: int = 3, sampling: Sampling = SAMPLING) -> list[Group]:
-    return e.generate(PROMPTS, n=n, sampling=sampling)
+    return generate(e, PROMPTS, n=n, sampling=sampling)
 
 
 def same(one: list[Group], other: list[Group], *, atol: float = 3e-5) -> None:

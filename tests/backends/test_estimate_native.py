@@ -72,10 +72,11 @@ def test_cache_and_laid_out_weights_are_as_large_as_the_formulas_say(tmp_path):
     c = config(folder, rollout={"prompts": 40, "completions": 8, "max_tokens": 100, "batch": 256})
     found = made(c, prompt=70)
     parts = describe(loading.load_model(folder))
-    decoder = Decoder(parts, [list(range(70))] * 40, n=8, slots=256, max_tokens=100)
+    decoder = Decoder(parts, positions=170)
+    prompts = [decoder.open(list(range(70)), 8) for _ in range(40)]
     for _ in range(100):
         if not decoder.rows:
-            decoder.add([p for p in range(32) for _ in range(8)])
+            decoder.add([p for p in prompts[:32] for _ in range(8)])
         decoder.step(torch.zeros(256, dtype=torch.int64))
     real = sum(chunk.numel() * 4 for chunk in decoder.cache.chunks)
     assert cache(found.sizes, c, found.load) == pytest.approx(real, rel=0.05)

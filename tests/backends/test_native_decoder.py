@@ -24,6 +24,8 @@ from trew.config import LoraConfig
 from trew.models.anatomy import Norm, Transformer, describe
 from trew.models.lora import attach
 from trew.rollout import Renderer
+from trew.rollout.engine import Request
+from trew.rollout.generate import generate
 from trew.rollout.torch_engine import TorchEngine
 from trew.rollout.torch_engine.decode import Schedule
 from trew.types import Group, Prompt, Sampling
@@ -55,7 +57,7 @@ def both(m: Any, *, prompts: list[Prompt] = PROMPTS, n: int = 3, **options: Any)
     found = []
     for native in (True, False):
         e = engine(m, native=native, **options)
-        found.append(e.generate(prompts, n=n, sampling=SAMPLING))
+        found.append(generate(e, prompts, n=n, sampling=SAMPLING))
         assert not e.refused
     return found[0], found[1]
 
@@ -123,8 +125,8 @@ def test_bfloat16_stays_close_to_float32():
     with torch.no_grad():
         exact = m(torch.tensor([ids])).logits[0].double().log_softmax(-1)
     for dtype, most in ((None, 1e-5), (torch.bfloat16, 3e-2)):
-        run = Decoder(parts_of(m), [ids[:30]], n=1, slots=1, max_tokens=30, autocast=dtype)
-        logits = [run.add([0])[0], *(run.step(torch.tensor([token]))[0] for token in ids[30:])]
+        run = Decoder(parts_of(m), positions=60, autocast=dtype)
+        logits = [run.add([run.open(ids[:30], 1)])[0], *(run.step(torch.tensor([token]))[0] for token in ids[30:])]
         assert all(row.dtype == torch.float32 for row in logits)
         error = (torch.stack(logits).double().log_softmax(-1) - exact[29:]).abs().max()
         assert 0 < error < most
@@ -133,14 +135,14 @@ def test_bfloat16_stays_close_to_float32():
 def test_an_update_of_the_weights_is_seen_at_once():
     m = model()
     e = engine(m)
-    before = e.generate(PROMPTS, n=1, sampling=SAMPLING)
+    before = generate(e, PROMPTS, n=1, sampling=SAMPLING)
     torch.manual_seed(0)
     with torch.no_grad():
         for p in m.parameters():
             p.add_(0.05 * torch.randn_like(p))
-    after = e.generate(PROMPTS, n=1, sampling=SAMPLING)
+    after = generate(e, PROMPTS, n=1, sampling=SAMPLING)
     assert not e.refused
-    expected = engine(m, native=False).generate(PROMPTS, n=1, sampling=SAMPLING)
+    expected = generate(engine(m, native=False), PROMPTS, n=1, sampling=SAMPLING)
     for a, b, c in zip(after, expected, before, strict=True):
         assert a.rollouts[0].token_ids.tolist() == b.rollouts[0].token_ids.tolist()
         assert a.rollouts[0].token_ids.tolist() != c.rollouts[0].token_ids.tolist()
@@ -161,8 +163,8 @@ def test_adapters_decode_as_they_are_now(kind):
             assert a.token_ids.tolist() == b.token_ids.tolist()
             np.testing.assert_allclose(a.policy_logprobs, b.policy_logprobs, atol=1e-4)
     with adapters.disabled():
-        base = engine(m).generate(PROMPTS, n=1, sampling=SAMPLING)
-    expected = engine(model(kind)).generate(PROMPTS, n=1, sampling=SAMPLING)
+        base = generate(engine(m), PROMPTS, n=1, sampling=SAMPLING)
+    expected = generate(engine(model(kind)), PROMPTS, n=1, sampling=SAMPLING)
     assert [g.rollouts[0].token_ids.tolist() for g in base] == [g.rollouts[0].token_ids.tolist() for g in expected]
     assert "linear layers of another kind" in str(describe(m)), "the learner must not train the frozen weights"
 
@@ -176,10 +178,10 @@ def test_a_decoder_that_computes_something_else_is_not_used(monkeypatch):
     monkeypatch.setattr("trew.backends.cpu.backend.describe", lambda model, **_: wrong)
     e = engine(m)
     with pytest.warns(UserWarning, match="next-token distributions differ by .* nats .*Set kernels = 'plain'"):
-        got = e.generate(PROMPTS, n=1, sampling=SAMPLING)
+        got = generate(e, PROMPTS, n=1, sampling=SAMPLING)
     assert e.refused
     assert len(e.messages) == 1
-    expected = engine(m, native=False).generate(PROMPTS, n=1, sampling=SAMPLING)
+    expected = generate(engine(m, native=False), PROMPTS, n=1, sampling=SAMPLING)
     assert [g.rollouts[0].token_ids.tolist() for g in got] == [g.rollouts[0].token_ids.tolist() for g in expected]
 
 
@@ -188,7 +190,7 @@ def test_each_prompt_is_computed_once_and_each_token_fed_once(monkeypatch):
     forward = Decoder._forward
     monkeypatch.setattr(Decoder, "_forward", lambda self, t, r: rows.append(len(t)) or forward(self, t, r))
     e = engine(model(), eos=True, batch=6)
-    groups = e.generate(PROMPTS, n=6, sampling=SAMPLING)
+    groups = generate(e, PROMPTS, n=6, sampling=SAMPLING)
     lengths = [len(c) for g in groups for c in g.rollouts]
     probe = min(8, max(len(g.rollouts[0].prompt_ids) for g in groups))
     assert len(set(lengths)) > 3, "the seed must give completions of different lengths"
@@ -197,7 +199,8 @@ def test_each_prompt_is_computed_once_and_each_token_fed_once(monkeypatch):
 
 def test_pages_are_given_back():
     m = model()
-    run = Decoder(parts_of(m), [[5] * (PAGE + 1), [6] * 3], n=2, slots=4, max_tokens=2 * PAGE)
+    run = Decoder(parts_of(m), positions=4 * PAGE)
+    assert [run.open([5] * (PAGE + 1), 2), run.open([6] * 3, 2)] == [0, 1]
     total = len(run.cache.free)
     assert run.cache.per_chunk >= 12, "of one chunk, or the count below is not the whole"
     run.add([0, 0, 1])
@@ -217,7 +220,9 @@ def test_rows_may_come_and_go_between_any_two_steps():
     parts, prompts = parts_of(model()), [[5] * (PAGE + 1), [6] * 3]
 
     def decoder() -> Decoder:
-        return Decoder(parts, prompts, n=2, slots=4, max_tokens=2 * PAGE)
+        made = Decoder(parts, positions=4 * PAGE)
+        assert [made.open(ids, 2) for ids in prompts] == [0, 1]
+        return made
 
     run, alone = decoder(), decoder()
     run.add([0])
@@ -242,7 +247,7 @@ def test_nothing_of_a_call_is_left_after_it(native, monkeypatch):
     )
     gc.disable()
     try:
-        engine(model(), native=native).generate(PROMPTS, n=2, sampling=SAMPLING)
+        generate(engine(model(), native=native), PROMPTS, n=2, sampling=SAMPLING)
         assert [runner() for runner in made] == [None]
     finally:
         gc.enable()
@@ -362,11 +367,16 @@ def test_without_kernels_the_reason_is_said(change, expected, tmp_path, monkeypa
 
 def test_the_schedule_asks_for_equal_prompts_side_by_side():
     """A contract of Decoder.add that the plain decoder relies on."""
-    ids = [[1, 2], [3], [4, 5]]
     schedule = Schedule(
-        None, ids, uids=["a", "b", "c"], n=3, sampling=SAMPLING, slots=4, stop_ids=frozenset(), stop_strings=(),
+        Decoder(parts_of(model()), positions=9), sampling=SAMPLING, slots=4, stop_ids=frozenset(), stop_strings=(),
         decode=str, device=torch.device("cpu"),
-    )  # type: ignore[arg-type]  # fmt: skip
-    order = [r // 3 for r in schedule.waiting]
-    assert order == sorted(order, key=order.index)
+    )  # fmt: skip
+    for ids in ([[1, 2], [3], [4, 5]], [[6], [7, 8]]):  # those that come later begin later
+        prompts = [Prompt(str(row), text="?") for row in ids]
+        schedule.add(
+            (np.array(row), [Request(f"{prompt.uid}{i}", prompt, i, SAMPLING) for i in range(3)])
+            for row, prompt in zip(ids, prompts, strict=True)
+        )
+    order = [(len(row.prompt_ids), row.prompt) for row in reversed(schedule.waiting)]
+    assert order == [(2, 0)] * 3 + [(2, 2)] * 3 + [(1, 1)] * 3 + [(2, 4)] * 3 + [(1, 3)] * 3
     assert pages.PAGE == PAGE

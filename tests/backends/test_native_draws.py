@@ -108,14 +108,14 @@ def test_the_compiled_draw_is_that_of_torch(seed, vocabulary, scale, whole, mask
         assert out.finite.all()
         torch.testing.assert_close(out.entropies.double(), entropies, atol=1e-5, rtol=1e-5)
         chosen = exact.gather(1, out.tokens[:, None])[:, 0]
-        torch.testing.assert_close(out.logprobs.double(), chosen, atol=1e-5, rtol=1e-6)
+        torch.testing.assert_close(out.policy_logprobs.double(), chosen, atol=1e-5, rtol=1e-6)
         if temperature == 0:
             assert out.tokens.tolist() == [row.tolist().index(max(row)) for row in logits]
-            assert out.sampling_logprobs.tolist() == [0, 0, 0]
+            assert out.logprobs.tolist() == [0, 0, 0]
             continue
         drawn_from = (logits.double() / temperature).log_softmax(-1)
         chosen = drawn_from.gather(1, out.tokens[:, None])[:, 0]
-        torch.testing.assert_close(out.sampling_logprobs.double(), chosen, atol=1e-5, rtol=1e-6)
+        torch.testing.assert_close(out.logprobs.double(), chosen, atol=1e-5, rtol=1e-6)
         assert chosen.min() > -110  # the least that float32 holds: none of weight 0
         for row, token in enumerate(out.tokens.tolist()):
             low, high = uniforms_that_draw(token, logits[row].double().numpy(), temperature)

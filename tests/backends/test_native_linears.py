@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import tiny
-from trew.backends.cpu.linears import available, linears, packed_linears
+from trew.backends.cpu.linears import available, exchanged, linears, packed_forwards
 
 
 def layers_of(model: nn.Module) -> list[nn.Linear]:
@@ -25,7 +25,7 @@ needs_packing = pytest.mark.skipif(
 def test_the_same_products_from_packed_weights(kind):
     model, ids = tiny.model(kind), torch.arange(30).view(3, 10)
     plain = model(ids).logits
-    with packed_linears(model, autocast=None):
+    with exchanged(packed_forwards(model, autocast=None)):
         assert all("forward" in layer.__dict__ for layer in layers_of(model))
         torch.testing.assert_close(model(ids).logits, plain, atol=1e-5, rtol=1e-4)
         for layer in layers_of(model):
@@ -41,7 +41,7 @@ def test_a_layer_that_somebody_else_wrapped_is_left_alone():
     model = tiny.model()
     layer = layers_of(model)[0]
     layer.forward = wrapper = lambda x: nn.functional.linear(x, layer.weight) + 1  # type: ignore[method-assign]
-    with packed_linears(model, autocast=None):
+    with exchanged(packed_forwards(model, autocast=None)):
         assert layer.forward is wrapper
         assert "forward" in layers_of(model)[1].__dict__
     assert layer.forward is wrapper
@@ -51,7 +51,7 @@ def test_nothing_happens_where_there_is_no_such_product():
     assert not available(torch.device("cuda"), torch.float32)
     assert not available(torch.device("cpu"), torch.float16)
     model = tiny.model().double()
-    with packed_linears(model, autocast=None):
+    with exchanged(packed_forwards(model, autocast=None)):
         assert not any("forward" in layer.__dict__ for layer in layers_of(model))
 
 

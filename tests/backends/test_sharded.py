@@ -38,7 +38,7 @@ def test_sharded_parameters_are_refused_by_name(mesh):
     found = (
         backend.runner(net, plain=help.runner(net)),
         backend.body(net, autocast=None, recompute=False),
-        backend.decoder(net, Decoding([[1, 2]], n=1, slots=1, max_tokens=2)),
+        backend.decoder(net, Decoding(slots=1, longest_prompt=2, max_tokens=2)),
     )
     for why in found:
         assert isinstance(why, str)

@@ -122,8 +122,11 @@ def test_bfloat16_stays_close_to_float32():
         with torch.no_grad():
             exact = m(torch.tensor([ids])).logits[0].double().log_softmax(-1)
         for dtype, most in ((torch.float32, 1e-5), (torch.bfloat16, 3e-2)):
-            run = StaticDecoder(static_of(m, dtype=dtype), [ids[:30]], n=1)
-            logits = [run.add([0])[0], *(run.step(torch.tensor([token]))[0].clone() for token in ids[30:])]
+            run = StaticDecoder(static_of(m, dtype=dtype))
+            logits = [
+                run.add([run.open(ids[:30], 1)])[0],
+                *(run.step(torch.tensor([token]))[0].clone() for token in ids[30:]),
+            ]
             assert all(row.dtype == torch.float32 for row in logits)
             error = (torch.stack(logits).double().log_softmax(-1) - exact[29:]).abs().max()
             assert 0 < error < most
@@ -149,8 +152,10 @@ def test_rows_may_come_and_go_between_any_two_steps():
     """Against the model's forward, with moves, refills and a prompt whose completions begin at different times."""
     m = tiny.model("gemma3")
     prompts = [list(range(5, 40)), [7, 8, 9], [1]]
-    run = StaticDecoder(static_of(m), prompts, n=4)
-    plain = ForwardDecoder(m, prompts, n=4, slots=5, max_tokens=40)
+    run = StaticDecoder(static_of(m))
+    plain = ForwardDecoder(m, slots=5, max_tokens=40)
+    for decoder in (run, plain):
+        assert [decoder.open(ids, 4) for ids in prompts] == [0, 1, 2]
     draws = torch.Generator().manual_seed(0)
 
     def step() -> None:
@@ -171,8 +176,9 @@ def test_rows_that_nobody_has_stay_harmless():
     """Three rows of a bucket of four: the fourth, whose place a longer row had, computes something finite."""
     m = tiny.model()
     model = static_of(m)
-    run = StaticDecoder(model, [[5, 6, 7], [8]], n=4)
-    run.add([0, 0, 1, 1])
+    run = StaticDecoder(model)
+    one, two = run.open([5, 6, 7], 4), run.open([8], 4)
+    run.add([one, one, two, two])
     run.step(torch.tensor([1, 2, 3, 4]))
     run.keep([0, 1, 2])
     run.step(torch.tensor([1, 2, 3]))

@@ -40,7 +40,8 @@ def test_a_step_is_the_same_operations_whatever_is_in_the_buffers(kind, dtype):
     """Recorded on some rows, replayed on others: all that a step depends on is in its buffers."""
     m = tiny.model(kind)
     model = static_of(m, dtype=dtype)
-    run = StaticDecoder(model, [list(range(9)), [3, 4]], n=2)
+    run = StaticDecoder(model)
+    assert [run.open(list(range(9)), 2), run.open([3, 4], 2)] == [0, 1]
     run.add([0, 1, 1])
     compute = functools.partial(model.compute, 4, COLUMNS)
     with torch.no_grad():
@@ -90,7 +91,7 @@ def test_a_draw_is_the_same_operations_whatever_is_in_the_buffers(temperature):
         model.drawn_floats.zero_()
         model.drawn_finite.zero_()
         trace()
-    for name in ("tokens", "logprobs", "sampling_logprobs", "entropies", "finite"):
+    for name in ("tokens", "policy_logprobs", "logprobs", "entropies", "finite"):
         torch.testing.assert_close(getattr(drawn, name), getattr(wanted, name), atol=0, rtol=0, equal_nan=True)
     assert drawn.finite.tolist() == [True, False, True]
     assert bool(drawn.entropies[0] > 0)
@@ -150,7 +151,8 @@ def test_a_recording_that_fails_costs_speed_alone():
 def test_few_graphs_serve_all_steps():
     recorder = Traced()
     model = static_of(tiny.model(), slots=40, columns=3 * COLUMNS, graphs=Graphs(recorder))
-    run = StaticDecoder(model, [[5] * 230], n=40)
+    run = StaticDecoder(model)
+    run.open([5] * 230, 40)
     run.add([0] * 40)
     seen = set()
     for _ in range(100):

@@ -13,7 +13,7 @@ import trew
 from run_help import configured, rows, save_models
 from trew.config import Config
 from trew.errors import EngineError
-from trew.rollout.torch_engine import engine
+from trew.rollout.torch_engine import choice, engine
 from trew.types import single_turn
 from trew.utils.console import Silent
 
@@ -50,9 +50,9 @@ def hold_forward(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The model generates with the weights it began with, as one that was never told of an update."""
     begun: dict[str, torch.Tensor] = {}
     used: list[int] = []
-    real = engine.TorchEngine.generate
+    real = engine.TorchEngine.poll
 
-    def generate(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def poll(self: Any, *args: Any, **kwargs: Any) -> Any:
         live = {k: v.clone() for k, v in self.model.state_dict().items()}
         begun.update({k: v for k, v in live.items() if k not in begun})
         used.append(1)
@@ -62,7 +62,7 @@ def hold_forward(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         finally:
             self.model.load_state_dict(live)
 
-    monkeypatch.setattr(engine.TorchEngine, "generate", generate)
+    monkeypatch.setattr(engine.TorchEngine, "poll", poll)
     return used
 
 
@@ -70,7 +70,7 @@ def train_with_stale_weights(
     hold: Any, model: Path, learner: dict[str, Any], folder: Path, monkeypatch: Any
 ) -> tuple[Config, str]:
     """A run whose sampler keeps the weights that it began with, and the words that it ended with."""
-    monkeypatch.setattr(engine, "TOLERANCE", 1e9)  # the engine's own comparison would see it first, and repair it
+    monkeypatch.setattr(choice, "TOLERANCE", 1e9)  # the engine's own comparison would see it first, and repair it
     used = hold(monkeypatch)
     config = configured(folder, model, learner={"lr": 3e-4, **learner}, checkpoint={"every": 1})
     with pytest.raises(EngineError) as error:

@@ -100,13 +100,14 @@ def test_completions_of_nothing_but_an_end_token_are_learned_from(model, tmp_pat
 
 
 def test_a_token_outside_the_vocabulary_ends_the_run(model, tmp_path, monkeypatch):
-    real = Schedule.finished
+    real = Schedule.advance
 
-    def finished(self: Schedule, prompt: int) -> Any:
-        completions = real(self, prompt)
-        completions[0].token_ids[-1] = 260
+    def advance(self: Schedule) -> Any:
+        completions = real(self)
+        if completions:
+            completions[0].token_ids[-1] = 260
         return completions
 
-    monkeypatch.setattr(Schedule, "finished", finished)
+    monkeypatch.setattr(Schedule, "advance", advance)
     with pytest.raises(EngineError, match="the completion holds token id 260, but the model knows 0 to 259"):
         run(tmp_path, model, "odd")

@@ -27,8 +27,8 @@ from trew.learner.autograd import AutogradRunner
 from trew.learner.choose import VerifiedRunner
 from trew.learner.step import Learner
 from trew.objective import Objective
+from trew.rollout import sync
 from trew.rollout.sync import SyncRollouts
-from trew.rollout.torch_engine.decode import Schedule
 from trew.training import frozen, loop
 from trew.training.run import TrainingRun
 from trew.utils.console import Silent
@@ -197,16 +197,16 @@ def test_numbers_of_other_policies_and_of_rewards_are_looked_at_too(models, tmp_
     monkeypatch.setattr(frozen, "ROUNDING", -1.0)  # the sampler's own never serve
     row = check(*run("old", learner={"minibatch_prompts": 2}), "logprobs")
     wrong = {}
-    finished, steps = Schedule.finished, [0]
+    generate, steps = sync.generate, [0]
 
-    def unlikely(self: Schedule, prompt: int) -> Any:
+    def unlikely(*args: Any, **kwargs: Any) -> Any:
         steps[0] += 1
-        completions = finished(self, prompt)
-        if steps[0] == 4 + 4 + 1:  # of the evaluation, of step 1, of step 2
-            completions[1].sampling_logprobs[0] = -np.inf
-        return completions
+        groups = generate(*args, **kwargs)
+        if steps[0] == 2:
+            groups[0].rollouts[1].logprobs[0] = -np.inf
+        return groups
 
-    monkeypatch.setattr(Schedule, "finished", unlikely)
+    monkeypatch.setattr(sync, "generate", unlikely)
     row = check(*run("sampler"), "rollout_logprobs")
     assert (row["sample"], row["sampling_logprobs"][0]) == (1, "-inf")
 

@@ -54,7 +54,7 @@ def odd(completions, completion_ids, **columns):
         time.sleep(0.005)
     return [sum(i % 2 for i in ids) / len(ids) for ids in completion_ids]
 """
-GENERATE = "trew.rollout.torch_engine.engine:TorchEngine.generate"  # call 1 is the evaluation before training
+GENERATE = "trew.rollout.torch_engine.engine:TorchEngine.submit"  # call 1 is the evaluation before training
 LEARN = "trew.learner.step:Learner.accumulate"
 
 

@@ -18,6 +18,7 @@ from trew.data import load_task
 from trew.models import loading
 from trew.models.default import DEFAULT_MODEL, cached
 from trew.rollout import Renderer
+from trew.rollout.generate import generate
 from trew.rollout.torch_engine import TorchEngine
 from trew.types import Sampling
 
@@ -44,7 +45,7 @@ def test_log_probs_of_the_engine_are_those_of_the_plain_forward_pass(temperature
     tokenizer = loading.load_tokenizer(DEFAULT_MODEL)
     prompts = load_task(DataConfig(task="arithmetic"), eval_size=3, seed=0).eval
     engine = TorchEngine(model, Renderer(tokenizer), batch=4)
-    groups = engine.generate(prompts, n=2, sampling=Sampling(max_tokens=24, temperature=temperature, seed=1))
+    groups = generate(engine, prompts, n=2, sampling=Sampling(max_tokens=24, temperature=temperature, seed=1))
     assert len(groups) == 3
     for group in groups:
         for c in group.rollouts:

@@ -16,7 +16,7 @@ import pytest
 import trew
 from run_help import configured, save_models
 from trew.learner import Learner
-from trew.rollout.torch_engine import TorchEngine
+from trew.rollout import Engine, sync
 from trew.types import Group, Prompt, Rollout, Sampling, Span, Turn
 from trew.utils.console import Silent
 
@@ -46,18 +46,14 @@ def in_two_turns(rollout: Rollout) -> Rollout:
 
 @pytest.mark.parametrize("preset", ["grpo", "dr-grpo", "gspo"])
 def test_only_sampled_tokens_are_trained_on_and_counted(preset, model, tmp_path, monkeypatch):
-    real, batches = TorchEngine.generate, []
+    real, batches = sync.generate, []
 
-    def generate(
-        self: TorchEngine, prompts: Sequence[Prompt], *, n: int, sampling: Sampling, **how: Any
-    ) -> list[Group]:
-        groups = real(self, prompts, n=n, sampling=sampling)
-        if sampling.temperature == 0:
-            return groups  # the evaluation's
+    def generate(engine: Engine, prompts: Sequence[Prompt], *, n: int, sampling: Sampling, **how: Any) -> list[Group]:
+        groups = real(engine, prompts, n=n, sampling=sampling)
         return [Group(group.prompt, tuple(map(in_two_turns, group.rollouts))) for group in groups]
 
     accumulate = Learner.accumulate
-    monkeypatch.setattr(TorchEngine, "generate", generate)
+    monkeypatch.setattr(sync, "generate", generate)
     monkeypatch.setattr(
         Learner, "accumulate", lambda self, s, b, *a: (batches.append((s, b)), accumulate(self, s, b))[1]
     )

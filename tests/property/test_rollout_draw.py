@@ -40,8 +40,8 @@ def test_a_draw_inverts_the_cut_distribution(seed, vocabulary, scale, sampling, 
             cut_distribution(log_probs, _moved(sampling, f))[token] for f in (1 - 1e-5, 1.0, 1 + 1e-5)
         ]  # fmt: skip
         assert max(nearby) > 0
-        assert any(abs(np.log(q) - float(out.sampling_logprobs[row])) < 1e-3 for q in nearby if q > 0)
-        assert abs(float(out.logprobs[row]) - log_probs[token]) < 1e-4
+        assert any(abs(np.log(q) - float(out.logprobs[row])) < 1e-3 for q in nearby if q > 0)
+        assert abs(float(out.policy_logprobs[row]) - log_probs[token]) < 1e-4
         assert abs(float(out.entropies[row]) + float((np.exp(log_probs) * log_probs).sum())) < 1e-4
         if nearby[0] == nearby[1] == nearby[2]:
             cumulative = np.cumsum(p)

@@ -1,4 +1,4 @@
-"""evaluate() with an engine and rewards that do exactly what each case needs."""
+"""evaluate() with completions and rewards that do exactly what each case needs."""
 
 import json
 import math
@@ -18,20 +18,19 @@ def completion(text, finish="stop"):
     return rollout(len(text), text=text, finish=finish)
 
 
-class Engine:
+def answering(answers):
     """Answers prompt i with the texts in ``answers[i]``."""
 
-    def __init__(self, answers):
-        self.answers = answers
-
-    def generate(self, prompts, *, n, sampling, progress=None):
+    def generate(prompts, *, n, sampling, progress=None):
         groups = []
         for p in prompts:
-            texts = self.answers[int(p.uid)][:n]
+            texts = answers[int(p.uid)][:n]
             groups.append(Group(p, tuple(completion(t, "length" if t == "cut" else "stop") for t in texts)))
             if progress:
                 progress(len(texts))
         return groups
+
+    return generate
 
 
 class Rewards:
@@ -50,8 +49,9 @@ class Rewards:
 def run(answers, *, samples=1, sampling=GREEDY, at=1.0, **kw):
     prompts = [Prompt(str(i), text="?") for i in range(len(answers))]
     return evaluate(
-        Engine(answers), prompts, Rewards(), samples=samples, sampling=sampling, correct=correct_by("main", at=at), **kw
-    )
+        answering(answers), prompts, Rewards(), samples=samples, sampling=sampling, correct=correct_by("main", at=at),
+        **kw,
+    )  # fmt: skip
 
 
 def test_one_sample_per_prompt():
@@ -119,12 +119,11 @@ def test_greedy_samples_are_refused():
 
 
 def test_an_engine_that_loses_a_group_or_a_completion_is_an_error():
-    class Lossy(Engine):
-        def generate(self, prompts, **kw):
-            return super().generate(prompts, **kw)[1:]
+    def lossy(prompts, **kw):
+        return answering([["right"]] * 2)(prompts, **kw)[1:]
 
     prompts = [Prompt("0", text="?"), Prompt("1", text="?")]
     with pytest.raises(EngineError, match="not those of the 2 prompts"):
-        evaluate(Lossy([["right"]] * 2), prompts, Rewards(), samples=1, sampling=GREEDY, correct=correct_by("main"))
+        evaluate(lossy, prompts, Rewards(), samples=1, sampling=GREEDY, correct=correct_by("main"))
     with pytest.raises(EngineError, match="has 1 completions, not 2"):
         run([["right"]], samples=2, sampling=SAMPLED)

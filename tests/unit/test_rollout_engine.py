@@ -13,6 +13,7 @@ import tiny
 from sampling_reference import cut_distribution
 from trew.errors import EngineError, NumericsError
 from trew.rollout import Renderer
+from trew.rollout.generate import generate
 from trew.rollout.torch_engine import TorchEngine
 from trew.types import Group, Prompt, Rollout, Sampling
 
@@ -57,7 +58,7 @@ def tokens(groups: list[Group]) -> list[list[int]]:
 @pytest.mark.parametrize("kind", tiny.KINDS)
 def test_logprobs_and_entropies_agree_with_the_plain_forward(kind, batch):
     e = engine(kind, batch=batch)
-    for group in e.generate(PROMPTS, n=3, sampling=SAMPLING):
+    for group in generate(e, PROMPTS, n=3, sampling=SAMPLING):
         for c in group.rollouts:
             reference = plain_log_probs(e.model, group, c)
             chosen = reference.gather(1, torch.tensor(c.token_ids)[:, None])[:, 0].numpy()
@@ -73,7 +74,7 @@ def test_logprobs_and_entropies_agree_with_the_plain_forward(kind, batch):
 def test_greedy_equals_transformers_generate(kind):
     e = engine(kind, eos=False, chat=False)
     for prompt in PROMPTS:
-        (group,) = e.generate([prompt], n=1, sampling=Sampling(max_tokens=12, temperature=0))
+        (group,) = generate(e, [prompt], n=1, sampling=Sampling(max_tokens=12, temperature=0))
         ids = torch.tensor(group.rollouts[0].prompt_ids)[None]
         with torch.no_grad():
             expected = e.model.generate(
@@ -89,28 +90,28 @@ def test_greedy_equals_transformers_generate(kind):
 )
 def test_draws_do_not_depend_on_the_batch(kind, changes):
     sampling = dataclasses.replace(SAMPLING, **changes)
-    together = tokens(engine(kind).generate(PROMPTS, n=3, sampling=sampling))
+    together = tokens(generate(engine(kind), PROMPTS, n=3, sampling=sampling))
     for batch in (1, 2, 3, 7):
-        assert tokens(engine(kind, batch=batch).generate(PROMPTS, n=3, sampling=sampling)) == together
-    alone = [t for p in PROMPTS for t in tokens(engine(kind).generate([p], n=3, sampling=sampling))]
+        assert tokens(generate(engine(kind, batch=batch), PROMPTS, n=3, sampling=sampling)) == together
+    alone = [t for p in PROMPTS for t in tokens(generate(engine(kind), [p], n=3, sampling=sampling))]
     assert alone == together
-    backwards = engine(kind).generate(PROMPTS[::-1], n=3, sampling=sampling)
+    backwards = generate(engine(kind), PROMPTS[::-1], n=3, sampling=sampling)
     assert tokens(backwards[::-1]) == together
 
 
 def test_more_samples_extend_the_group():
-    assert tokens(engine().generate(PROMPTS[:1], n=5, sampling=SAMPLING))[:2] == tokens(
-        engine().generate(PROMPTS[:1], n=2, sampling=SAMPLING)
+    assert tokens(generate(engine(), PROMPTS[:1], n=5, sampling=SAMPLING))[:2] == tokens(
+        generate(engine(), PROMPTS[:1], n=2, sampling=SAMPLING)
     )
 
 
 def test_seed_uid_and_sample_number_all_change_the_draws():
-    base = tokens(engine().generate(PROMPTS[:1], n=2, sampling=SAMPLING))
+    base = tokens(generate(engine(), PROMPTS[:1], n=2, sampling=SAMPLING))
     assert base[0] != base[1]
-    assert base != tokens(engine().generate(PROMPTS[:1], n=2, sampling=dataclasses.replace(SAMPLING, seed=4)))
+    assert base != tokens(generate(engine(), PROMPTS[:1], n=2, sampling=dataclasses.replace(SAMPLING, seed=4)))
     renamed = dataclasses.replace(PROMPTS[0], uid="other")
-    assert base != tokens(engine().generate([renamed], n=2, sampling=SAMPLING))
-    assert base == tokens(engine().generate(PROMPTS[:1], n=2, sampling=SAMPLING))
+    assert base != tokens(generate(engine(), [renamed], n=2, sampling=SAMPLING))
+    assert base == tokens(generate(engine(), PROMPTS[:1], n=2, sampling=SAMPLING))
 
 
 @pytest.mark.parametrize(
@@ -121,7 +122,7 @@ def test_seed_uid_and_sample_number_all_change_the_draws():
 def test_sampling_logprobs_are_those_of_the_cut_distribution(changes):
     sampling = dataclasses.replace(SAMPLING, **changes)
     e = engine("qwen2")
-    for group in e.generate(PROMPTS, n=2, sampling=sampling):
+    for group in generate(e, PROMPTS, n=2, sampling=sampling):
         for c in group.rollouts:
             reference = plain_log_probs(e.model, group, c).double().numpy()
             for row, token, logprob, cut in zip(reference, c.token_ids, c.policy_logprobs, c.logprobs, strict=True):
@@ -134,7 +135,7 @@ def test_sampling_logprobs_are_those_of_the_cut_distribution(changes):
 
 def test_a_stop_token_ends_the_completion_and_stays_in_it():
     e = engine()
-    first = e.generate(PROMPTS, n=4, sampling=SAMPLING)
+    first = generate(e, PROMPTS, n=4, sampling=SAMPLING)
     stop = e.renderer.stop_ids
     assert stop == {258}
     ended = [c for g in first for c in g.rollouts if c.finish_reason == "stop"]
@@ -153,10 +154,10 @@ def test_a_stop_token_ends_the_completion_and_stays_in_it():
 
 def test_end_tokens_of_the_generation_configuration_count():
     e = engine()
-    free = e.generate(PROMPTS[:2], n=4, sampling=SAMPLING)
+    free = generate(e, PROMPTS[:2], n=4, sampling=SAMPLING)
     token = int(free[0].rollouts[0].token_ids[3])
     e.model.generation_config.eos_token_id = [token]
-    for before, after in zip(free, e.generate(PROMPTS[:2], n=4, sampling=SAMPLING), strict=True):
+    for before, after in zip(free, generate(e, PROMPTS[:2], n=4, sampling=SAMPLING), strict=True):
         for b, a in zip(before.rollouts, after.rollouts, strict=True):
             expected = b.token_ids.tolist()
             if token in expected:
@@ -167,7 +168,7 @@ def test_end_tokens_of_the_generation_configuration_count():
 
 @pytest.mark.parametrize("where", ["sampling", "renderer"])
 def test_a_stop_string_ends_the_completion_and_is_cut(where):
-    free = engine(eos=False, chat=False).generate(PROMPTS, n=3, sampling=SAMPLING)
+    free = generate(engine(eos=False, chat=False), PROMPTS, n=3, sampling=SAMPLING)
     decode = engine().renderer.decode
     pairs = ((c.token_ids, i) for g in free for c in g.rollouts for i in range(4, 12))
     ids, i = next((ids, i) for ids, i in pairs if (ids[i : i + 2] < 94).all())  # two printable ASCII bytes
@@ -175,7 +176,7 @@ def test_a_stop_string_ends_the_completion_and_is_cut(where):
     assert len(string) == 2
     e = engine(eos=False, chat=False, stop=(string,) if where == "renderer" else ())
     sampling = SAMPLING if where == "renderer" else dataclasses.replace(SAMPLING, stop=("not in any", string))
-    stopped = e.generate(PROMPTS, n=3, sampling=sampling)
+    stopped = generate(e, PROMPTS, n=3, sampling=sampling)
     for before, after in zip(free, stopped, strict=True):
         for b, a in zip(before.rollouts, after.rollouts, strict=True):
             text = e.renderer.decode(b.token_ids)
@@ -193,11 +194,11 @@ def test_a_stop_string_ends_the_completion_and_is_cut(where):
 
 
 def test_a_special_token_can_be_a_stop_string():
-    free = engine(eos=False, chat=False).generate(PROMPTS, n=8, sampling=SAMPLING)
+    free = generate(engine(eos=False, chat=False), PROMPTS, n=8, sampling=SAMPLING)
     token = next(int(t) for g in free for c in g.rollouts for t in c.token_ids if t >= 256)
     sampling = dataclasses.replace(SAMPLING, stop=(tiny.SPECIAL[token - 256],))
     e = engine(eos=False, chat=False)
-    ended = [c for g in e.generate(PROMPTS, n=8, sampling=sampling) for c in g.rollouts if c.finish_reason == "stop"]
+    ended = [c for g in generate(e, PROMPTS, n=8, sampling=sampling) for c in g.rollouts if c.finish_reason == "stop"]
     assert ended
     assert all(c.token_ids[-1] == token for c in ended)
 
@@ -208,7 +209,7 @@ def test_finished_rows_leave_the_batch_and_waiting_ones_come_in():
     e.model.register_forward_pre_hook(
         lambda module, args, kwargs: seen.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
     )
-    groups = e.generate(PROMPTS, n=6, sampling=SAMPLING)
+    groups = generate(e, PROMPTS, n=6, sampling=SAMPLING)
     lengths = [len(c) for g in groups for c in g.rollouts]
     assert len(set(lengths)) > 3, "the seed must give completions of different lengths"
     steps = [rows for rows, width in seen if width == 1 and rows > 0]
@@ -222,7 +223,7 @@ def test_finished_rows_leave_the_batch_and_waiting_ones_come_in():
 
 def test_progress_counts_completions():
     counts: list[int] = []
-    engine(batch=4).generate(PROMPTS, n=3, sampling=SAMPLING, progress=counts.append)
+    generate(engine(batch=4), PROMPTS, n=3, sampling=SAMPLING, progress=counts.append)
     assert sum(counts) == 12
     assert min(counts) >= 1
 
@@ -230,26 +231,26 @@ def test_progress_counts_completions():
 def test_groups_keep_order_and_carry_prompt_and_version():
     e = engine()
     e.version = 17
-    groups = e.generate(PROMPTS, n=2, sampling=SAMPLING)
+    groups = generate(e, PROMPTS, n=2, sampling=SAMPLING)
     assert [g.prompt for g in groups] == PROMPTS
     for g, text in zip(groups, TEXTS, strict=True):
         assert g.rollouts[0].prompt_ids.tolist() == e.renderer.tokenizer(text)["input_ids"]
         assert [c.oldest_version for c in g.rollouts] == [17, 17]
-    assert e.generate([], n=2, sampling=SAMPLING) == []
+    assert generate(e, [], n=2, sampling=SAMPLING) == []
 
 
 def test_one_token_is_enough():
-    (group,) = engine().generate(PROMPTS[:1], n=3, sampling=Sampling(max_tokens=1))
+    (group,) = generate(engine(), PROMPTS[:1], n=3, sampling=Sampling(max_tokens=1))
     assert [len(c) for c in group.rollouts] == [1, 1, 1]
 
 
 def test_weights_are_read_anew_each_time():
     e = engine(eos=False)
-    before = tokens(e.generate(PROMPTS, n=2, sampling=SAMPLING))
+    before = tokens(generate(e, PROMPTS, n=2, sampling=SAMPLING))
     with torch.no_grad():
         for parameter in e.model.parameters():
             parameter.data.mul_(1.1)  # through .data: torch does not count this as a change
-    after = e.generate(PROMPTS, n=2, sampling=SAMPLING)
+    after = generate(e, PROMPTS, n=2, sampling=SAMPLING)
     assert tokens(after) != before
     for group in after:
         for c in group.rollouts:
@@ -264,7 +265,7 @@ def test_training_goes_on_as_if_nothing_had_been_generated(kind):
     used.model.get_submodule("model").layers[0].eval()  # a mode of its own
     fresh.train()
     fresh.get_submodule("model").layers[0].eval()
-    used.generate(PROMPTS, n=2, sampling=SAMPLING)
+    generate(used, PROMPTS, n=2, sampling=SAMPLING)
     assert [m.training for m in used.model.modules()] == [m.training for m in fresh.modules()]
     assert not any("forward" in m.__dict__ for m in used.model.modules())
     ids = torch.arange(12)[None]
@@ -282,7 +283,7 @@ def test_modes_come_back_after_an_error():
     with torch.no_grad():
         e.model.get_output_embeddings().weight[5] = float("nan")
     with pytest.raises(NumericsError):
-        e.generate(PROMPTS, n=1, sampling=SAMPLING)
+        generate(e, PROMPTS, n=1, sampling=SAMPLING)
     assert e.model.training
     assert not any("forward" in m.__dict__ for m in e.model.modules())
     assert torch.is_grad_enabled()
@@ -295,25 +296,25 @@ def test_output_that_is_not_finite_names_the_prompt(value, temperature):
     with torch.no_grad():
         e.model.get_input_embeddings().weight[e.renderer.tokenizer("?")["input_ids"]] = value
     with pytest.raises(NumericsError, match=r"prompt 'p2', sample 0: .* not finite"):
-        e.generate(PROMPTS, n=2, sampling=Sampling(max_tokens=3, temperature=temperature, seed=1, top_k=2))
+        generate(e, PROMPTS, n=2, sampling=Sampling(max_tokens=3, temperature=temperature, seed=1, top_k=2))
 
 
 def test_too_long_for_the_model_is_said_before_generating():
     e = engine()
     e.model.forward = None  # must not be called
     with pytest.raises(EngineError, match=r"'p1': 55 prompt tokens \+ max_tokens = 500 .* 512 positions"):
-        e.generate(PROMPTS, n=2, sampling=Sampling(max_tokens=500))
+        generate(e, PROMPTS, n=2, sampling=Sampling(max_tokens=500))
 
 
 def test_prompts_that_cannot_be_computed_are_refused():
     e = engine()
     with pytest.raises(EngineError, match="'empty': has no tokens"):
-        e.generate([Prompt(uid="empty", text="")], n=1, sampling=SAMPLING)
+        generate(e, [Prompt(uid="empty", text="")], n=1, sampling=SAMPLING)
     foreign = TorchEngine(tiny.model(vocab_size=256), e.renderer)
     with pytest.raises(EngineError, match="token id 258 is outside the model's vocabulary of 256"):
-        foreign.generate([Prompt(uid="a", text="<|im_end|>")], n=1, sampling=SAMPLING)
+        generate(foreign, [Prompt(uid="a", text="<|im_end|>")], n=1, sampling=SAMPLING)
     with pytest.raises(EngineError, match="at least 1"):
-        e.generate(PROMPTS, n=0, sampling=SAMPLING)
+        generate(e, PROMPTS, n=0, sampling=SAMPLING)
     with pytest.raises(EngineError, match="at least 1"):
         TorchEngine(e.model, e.renderer, batch=0)
 
@@ -321,8 +322,8 @@ def test_prompts_that_cannot_be_computed_are_refused():
 def test_bfloat16_autocast_stays_close_and_reports_float32():
     exact, cast = engine(), engine()
     cast.autocast = torch.bfloat16
-    a = exact.generate(PROMPTS, n=2, sampling=Sampling(max_tokens=1, seed=3))
-    b = cast.generate(PROMPTS, n=2, sampling=Sampling(max_tokens=1, seed=3))
+    a = generate(exact, PROMPTS, n=2, sampling=Sampling(max_tokens=1, seed=3))
+    b = generate(cast, PROMPTS, n=2, sampling=Sampling(max_tokens=1, seed=3))
     pairs = [(x, y) for g, h in zip(a, b, strict=True) for x, y in zip(g.rollouts, h.rollouts, strict=True)]
     same = [(x, y) for x, y in pairs if x.token_ids[0] == y.token_ids[0]]
     assert len(same) >= len(pairs) - 2

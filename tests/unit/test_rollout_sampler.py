@@ -69,8 +69,8 @@ def test_frequencies_follow_the_distribution(changes, kept, draw):
     assert (seen[expected == 0] == 0).all()
     alive = expected > 0
     assert stats.chisquare(seen[alive], expected[alive] * count).pvalue > 0.001
-    np.testing.assert_allclose(out.sampling_logprobs.numpy(), np.log(expected[out.tokens]), atol=1e-5)
-    np.testing.assert_allclose(out.logprobs.numpy(), np.log(p[out.tokens]), atol=1e-5)
+    np.testing.assert_allclose(out.logprobs.numpy(), np.log(expected[out.tokens]), atol=1e-5)
+    np.testing.assert_allclose(out.policy_logprobs.numpy(), np.log(p[out.tokens]), atol=1e-5)
     np.testing.assert_allclose(out.entropies.numpy(), -(p * np.log(p)).sum(), atol=1e-5)
 
 
@@ -108,7 +108,7 @@ def test_top_p_needs_many_tokens_when_the_distribution_is_flat(draw):
     for u, token in ((0.0, 0), (1 - 2**-53, kept - 1)):
         out = draw(logits, uniform=torch.tensor([u], dtype=torch.float64), sampling=sampling)
         assert abs(out.tokens.item() - token) <= 1
-        assert out.sampling_logprobs.item() == pytest.approx(float((p[token] / p[:kept].sum()).log()), abs=1e-4)
+        assert out.logprobs.item() == pytest.approx(float((p[token] / p[:kept].sum()).log()), abs=1e-4)
 
 
 NAN, INF = float("nan"), float("inf")
@@ -134,5 +134,5 @@ def test_rows_that_are_not_finite_are_marked_and_others_are_not(vocabulary, chan
     assert out.tokens.min() >= 0
     assert out.tokens.max() < vocabulary
     assert out.tokens[[0, -1]].tolist() == alone.tokens.tolist()
-    assert out.logprobs[[0, -1]].tolist() == alone.logprobs.tolist()
-    assert alone.logprobs.isfinite().all()
+    assert out.policy_logprobs[[0, -1]].tolist() == alone.policy_logprobs.tolist()
+    assert alone.policy_logprobs.isfinite().all()

@@ -17,6 +17,7 @@ from trew.config import Config, parse
 from trew.errors import RewardError
 from trew.objective import TokenBatch, preset
 from trew.rollout.chat import Renderer
+from trew.rollout.generate import generate
 from trew.rollout.torch_engine import TorchEngine
 from trew.types import Group, Prompt, Sampling
 from trew.utils.console import Silent
@@ -105,7 +106,7 @@ def test_groups_come_as_soon_as_they_are_finished(model: Path) -> None:
     engine = TorchEngine(tiny.model(), Renderer(tokenizer), batch=4)
     prompts = [Prompt(f"{i}", text="ab" * (i + 1)) for i in range(5)]
     how = Sampling(max_tokens=12, seed=1)
-    plain = engine.generate(prompts, n=3, sampling=how)
+    plain = generate(engine, prompts, n=3, sampling=how)
     told: list[tuple[int, Group]] = []
     finished: list[tuple[int, int]] = []
     done = [0]
@@ -117,7 +118,7 @@ def test_groups_come_as_soon_as_they_are_finished(model: Path) -> None:
         told.append((number, group))
         finished.append((number, done[0]))
 
-    groups = engine.generate(prompts, n=3, sampling=how, progress=progress, on_group=on_group)
+    groups = generate(engine, prompts, n=3, sampling=how, progress=progress, on_group=on_group)
     assert sorted(number for number, _ in told) == list(range(5))
     assert all(group is groups[number] for number, group in told)
     assert finished[0][1] < 15  # the first group came while completions of others were still missing

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -220,6 +221,7 @@ def measure(ready: Ready, display: Display) -> EvalResult:
 
     from ..eval import evaluate
     from ..models import loading
+    from ..rollout.generate import generate
     from ..rollout.torch_engine import TorchEngine
     from ..training import backends
     from ..types import Sampling
@@ -243,7 +245,7 @@ def measure(ready: Ready, display: Display) -> EvalResult:
     )
     with display.bar(f"evaluating {c.data.task}", len(ready.prompts) * c.eval.samples) as bar:
         return evaluate(
-            engine,
+            functools.partial(generate, engine),
             ready.prompts,
             ready.rewards,
             samples=c.eval.samples,

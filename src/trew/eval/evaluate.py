@@ -20,10 +20,10 @@ Correct = Callable[[Score], "bool | None"]
 """Whether a score counts as correct; None = no reward could judge it, so it is left out."""
 
 
-class Generates(Protocol):
-    """The part of an engine that evaluation needs."""
+class Generate(Protocol):
+    """``trew.rollout.generate.generate`` with an engine: ``n`` completions for each prompt, in their order."""
 
-    def generate(
+    def __call__(
         self, prompts: Sequence[Prompt], *, n: int, sampling: Sampling, progress: Progress | None = None
     ) -> list[Group]: ...
 
@@ -96,7 +96,7 @@ def correct_by(name: str, *, at: float = 1.0) -> Correct:
 
 
 def evaluate(
-    engine: Generates,
+    generate: Generate,
     prompts: Sequence[Prompt],
     rewards: Scores,
     *,
@@ -124,7 +124,7 @@ def evaluate(
             "set samples to 1, or a temperature above 0"
         )
     start = time.perf_counter()
-    groups = engine.generate(prompts, n=samples, sampling=sampling, progress=progress)
+    groups = generate(prompts, n=samples, sampling=sampling, progress=progress)
     seconds = time.perf_counter() - start
     _check(groups, prompts, samples)
     scored = rewards.score(groups)

@@ -41,6 +41,7 @@ from ..reward_training.settings import PairData
 from ..reward_training.train import judge
 from ..rewards import RewardSet
 from ..rewards.model.scorer import Encoder, Scorer
+from ..rollout.generate import generate
 from ..rollout.sync import keyed_sampling
 from ..rollout.torch_engine import TorchEngine
 from ..runs.files import make_private, storage, write_atomic
@@ -314,7 +315,7 @@ def sample_pairs(rounds: Rounds, number: int) -> None:
     completions = r.completions or policy.rollout.completions
     with rounds.display.bar("sampling for pairs", count * completions) as bar:
         how = keyed_sampling(config, f"pairs:{number}")
-        groups = engine.generate(prompts, n=completions, sampling=how, progress=bar.advance)
+        groups = generate(engine, prompts, n=completions, sampling=how, progress=bar.advance)
     scored = plan.rewards.score(groups)
     with storage(folder):
         (folder / "fresh" / "rollouts").mkdir(parents=True, exist_ok=True)

@@ -16,6 +16,7 @@ from ..objective import Objective
 from ..rewards import RewardSet
 from ..types import Prompt, Sampling, ScoredGroup
 from .engine import Engine
+from .generate import generate
 from .source import StepRollouts
 
 
@@ -86,7 +87,7 @@ class SyncRollouts:
         with self.rewards.grading(step=step) as grading:
             on_group = grading.add if settings.overlap else None
             how = sampling(self.config, step, attempt)
-            groups = self.engine.generate(prompts, n=settings.completions, sampling=how, on_group=on_group)
+            groups = generate(self.engine, prompts, n=settings.completions, sampling=how, on_group=on_group)
             self.note("scoring")
             return grading.finish(groups)
 
@@ -115,7 +116,7 @@ class SyncRollouts:
         """
         self.note("generating")
         greedy = dataclasses.replace(sampling(self.config, step, 0), temperature=0.0, top_p=1.0, top_k=0, min_p=0.0)
-        answers = self.engine.generate([g.group.prompt for g in groups], n=1, sampling=greedy)
+        answers = generate(self.engine, [g.group.prompt for g in groups], n=1, sampling=greedy)
         self.note("scoring")
         counted = [r.name for r in self.rewards.rewards if r.weight != 0]
         found = {}

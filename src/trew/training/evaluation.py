@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from ..eval import EvalResult, evaluate
+from ..rollout.generate import generate
 from ..runs import RunFolder, Trackers
 from ..types import Sampling
 from . import guards
@@ -48,6 +50,6 @@ def measure(parts: Parts, name: str) -> EvalResult:
     bar = parts.display.bar(name, len(plan.eval) * e.samples)
     with stoppable, guards.memory(parts, lambda: "evaluating"), bar as shown:
         return evaluate(
-            parts.engine, plan.eval, plan.rewards, samples=e.samples, sampling=how, correct=plan.correct,
-            progress=shown.advance,
+            functools.partial(generate, parts.engine), plan.eval, plan.rewards, samples=e.samples, sampling=how,
+            correct=plan.correct, progress=shown.advance,
         )  # fmt: skip

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...learner.autograd import AutogradRunner
 from ...learner.body import Body
@@ -24,7 +24,7 @@ from . import arena, build
 from . import decoder as native
 from .arena import Arena
 from .head import CompiledHead
-from .linears import linears, packed_linears
+from .linears import Forward, exchanged, linears, packed_forwards
 from .planning import CpuPlanning
 from .runner import CpuBody, KernelRunner, NativeBody, reason_against, weights_in_files
 from .sampling import drawn
@@ -83,20 +83,12 @@ class CpuBackend:
     @contextmanager
     def _native(self, parts: Transformer, work: Decoding) -> Iterator[Decoder]:
         with self.arena.lease() as arena:
-            yield native.Decoder(
-                parts, work.prompt_ids, n=work.n, slots=work.slots, max_tokens=work.max_tokens, autocast=work.autocast,
-                arena=arena,
-            )  # fmt: skip
+            yield native.Decoder(parts, positions=work.columns, autocast=work.autocast, arena=arena)
 
     @contextmanager
     def _through_forward(self, model: Any, work: Decoding) -> Iterator[Decoder]:
-        kind = CompiledDraws if self.layers else ForwardDecoder
-        made = kind(model, work.prompt_ids, n=work.n, slots=work.slots, max_tokens=work.max_tokens)
-        if not self.products:
-            yield made
-            return
-        with packed_linears(model, autocast=work.autocast):
-            yield made
+        packed = packed_forwards(model, autocast=work.autocast) if self.products else {}
+        yield CompiledForward(model, slots=work.slots, max_tokens=work.max_tokens, packed=packed, draws=self.layers)
 
     def reads_by_layer(self, model: Any) -> bool:
         return self.layers and self.products and build.sharded(model) is None and reason_against(model) is None
@@ -111,10 +103,21 @@ class CpuBackend:
         """Memory of the arena is the learner's, too."""
 
 
-class CompiledDraws(ForwardDecoder):
-    """The model's own forward pass, and draws by the kernels."""
+class CompiledForward(ForwardDecoder):
+    """The model's own forward pass with ``packed`` linear layers; ``draws``: drawn from by the kernels."""
+
+    def __init__(
+        self, model: Any, *, slots: int, max_tokens: int, packed: Mapping[nn.Linear, Forward], draws: bool
+    ) -> None:
+        super().__init__(model, slots=slots, max_tokens=max_tokens)
+        self.packed, self.draws = packed, draws
+
+    def active(self) -> AbstractContextManager[object]:
+        return exchanged(self.packed)
 
     def draw(self, logits: Tensor, *, keys: Tensor, positions: Tensor, sampling: Sampling) -> Draw:
+        if not self.draws:
+            return super().draw(logits, keys=keys, positions=positions, sampling=sampling)
         return drawn(logits, keys=keys, positions=positions, sampling=sampling)
 
 

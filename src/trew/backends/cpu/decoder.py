@@ -1,12 +1,15 @@
 """Decoding with a paged cache: every token, of a prompt or of a completion, is a row that attends to pages.
 
 Prompts are computed once and their pages read by all their completions; a row that ends gives its pages back. The
-weights are the model's own, laid out for the products of one ``generate`` call when the decoder is made.
+weights are the model's own, laid out for the products when the decoder is made: they must not change in its life.
 """
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 import torch
@@ -47,11 +50,13 @@ def unsupported(parts: Transformer | str, *, autocast: torch.dtype | None) -> st
 
 @dataclass(slots=True)
 class _Prompt:
-    """A prompt whose pages are in use: by ``left`` completions, running or still to come."""
+    """A prompt of ``left`` completions, running or still to come; its first logits, once it is computed, and where its
+    keys and values lie."""
 
-    pages: list[int]
-    logits: Tensor
+    ids: Sequence[int]
     left: int
+    logits: Tensor | None = None
+    pages: list[int] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -64,31 +69,27 @@ class _Sequence:
 
 
 class Decoder:
-    """Runs rows of completions through a model; which row is whose is the caller's to know.
-
-    ``add`` starts rows, ``step`` feeds each row's newest token, ``keep`` drops rows; both of the former return logits
-    (rows, V) float32. The logits are those of the model's own forward pass up to rounding. ``n``: completions that
-    will be asked for per prompt. ``arena``: for the cache and the head's weights, leased as long as this lives.
+    """Runs rows of completions through a model; see :class:`trew.rollout.torch_engine.decoder.Decoder`. Logits are
+    float32. ``positions``: the most tokens of a row. ``arena``: for the cache and the head's weights, leased as long as
+    this lives.
     """
 
     def __init__(
         self,
         parts: Transformer,
-        prompt_ids: Sequence[Sequence[int]],
         *,
-        n: int,
-        slots: int,
-        max_tokens: int,
+        positions: int,
         autocast: torch.dtype | None = None,
         arena: Arena | None = None,
     ) -> None:
-        self.parts, self.prompt_ids, self.n, self.slots = parts, prompt_ids, n, slots
+        self.parts = parts
         dtype = autocast or torch.float32
-        self.layers = Layers(parts, dtype=dtype, positions=max(map(len, prompt_ids)) + max_tokens)
+        self.layers = Layers(parts, dtype=dtype, positions=positions)
         self.cache = PagedCache(
             layers=len(parts.layers), kv_heads=parts.kv_heads, head_dim=parts.head_dim, dtype=dtype, arena=arena
         )  # fmt: skip
         self.head = packed(parts.head, dtype=torch.float32, arena=self.cache.arena)
+        self.numbers = itertools.count()  # of prompts
         self.prompts: dict[int, _Prompt] = {}
         self.running: list[_Sequence] = []
         self.steps = 0
@@ -99,15 +100,28 @@ class Decoder:
     def rows(self) -> int:
         return len(self.running)
 
+    def active(self) -> AbstractContextManager[object]:
+        return contextlib.nullcontext()
+
+    def open(self, prompt_ids: Sequence[int], count: int) -> int:
+        number = next(self.numbers)
+        self.prompts[number] = _Prompt(prompt_ids, count)
+        return number
+
+    def withdraw(self, prompt: int, count: int) -> None:
+        self.prompts[prompt].left -= count
+        if not self.prompts[prompt].left:
+            self.cache.give(self.prompts.pop(prompt).pages)
+
     @torch.no_grad()
     def add(self, prompts: Sequence[int]) -> Tensor:
-        """New rows, one completion each of these prompts (numbers in ``prompt_ids``); their first logits."""
-        fresh = [p for p in dict.fromkeys(prompts) if p not in self.prompts]
-        for part in _parts(fresh, lengths=[len(self.prompt_ids[p]) for p in fresh]):
+        fresh = [p for p in dict.fromkeys(prompts) if self.prompts[p].logits is None]
+        for part in _parts(fresh, lengths=[len(self.prompts[p].ids) for p in fresh]):
             self._prefill(part)
         self.running += [_Sequence(p, self.steps) for p in prompts]
         self.newest = None
-        return torch.stack([self.prompts[p].logits for p in prompts])
+        first = [self.prompts[p].logits for p in prompts]
+        return torch.stack([logits for logits in first if logits is not None])
 
     @torch.no_grad()
     def step(self, tokens: Tensor) -> Tensor:
@@ -120,22 +134,16 @@ class Decoder:
         for number, row in enumerate(self.running):
             if number not in kept:
                 self.cache.give(row.pages)
-                prompt = self.prompts[row.prompt]
-                prompt.left -= 1
-                if not prompt.left:
-                    self.cache.give(prompt.pages)
-                    del self.prompts[row.prompt]
+                self.withdraw(row.prompt, 1)
         self.newest = None
         order = sorted(kept)
         self.running = [self.running[number] for number in order]
         return order
 
     def forget(self) -> None:
-        """Drops all rows and prompts, whoever may still have been going to start there."""
-        self.running, self.newest = [], None
-        for prompt in self.prompts.values():
-            self.cache.give(prompt.pages)
-        self.prompts = {}
+        for pages in [row.pages for row in self.running] + [prompt.pages for prompt in self.prompts.values()]:
+            self.cache.give(pages)
+        self.running, self.newest, self.prompts = [], None, {}
 
     def draw(self, logits: Tensor, *, keys: Tensor, positions: Tensor, sampling: Sampling) -> Draw:
         return drawn(logits, keys=keys, positions=positions, sampling=sampling)
@@ -157,7 +165,7 @@ class Decoder:
             sequences=self._sequences([(row.prompt, row.pages) for row in self.running]),
             sequence=torch.arange(self.rows, dtype=torch.int32),
             positions=_int32(
-                [len(self.prompt_ids[row.prompt]) + age for row, age in zip(self.running, ages, strict=True)]
+                [len(self.prompts[row.prompt].ids) + age for row, age in zip(self.running, ages, strict=True)]
             ),
             pages=_int32([row.pages[-1] for row in self.running]),
             places=_int32(places),
@@ -166,10 +174,12 @@ class Decoder:
 
     def _prefill(self, prompts: Sequence[int]) -> None:
         """Computes prompts side by side, in pieces of PREFILL_TOKENS: keys and values, and the logits after each."""
-        owned = {p: self.cache.take(-(-len(self.prompt_ids[p]) // PAGE)) for p in prompts}
-        sequences = self._sequences([(p, []) for p in prompts], pages=owned)
-        lengths = torch.tensor([len(self.prompt_ids[p]) for p in prompts])
-        tokens = torch.tensor([token for p in prompts for token in self.prompt_ids[p]])
+        ids = [self.prompts[p].ids for p in prompts]
+        for p in prompts:
+            self.prompts[p].pages = self.cache.take(-(-len(self.prompts[p].ids) // PAGE))
+        sequences = self._sequences([(p, []) for p in prompts])
+        lengths = torch.tensor([len(row) for row in ids])
+        tokens = torch.tensor([token for row in ids for token in row])
         sequence = torch.arange(len(prompts), dtype=torch.int32).repeat_interleave(lengths)
         positions = torch.cat([torch.arange(int(length), dtype=torch.int32) for length in lengths])
         pages = sequences.table[sequence.long(), (positions // PAGE).long()]
@@ -182,20 +192,17 @@ class Decoder:
             here = (ends >= begin) & (ends < begin + PREFILL_TOKENS)
             last[here] = hidden[ends[here] - begin].float()
         for p, logits in zip(prompts, self._logits(last), strict=True):
-            self.prompts[p] = _Prompt(owned[p], logits.clone(), self.n)
+            self.prompts[p].logits = logits.clone()
 
-    def _sequences(
-        self, of: Sequence[tuple[int, list[int]]], *, pages: dict[int, list[int]] | None = None
-    ) -> Sequences:
-        """(prompt, own pages) of each, as the kernels read them; ``pages``: of prompts that are being computed."""
-        prompts = [pages[p] if pages else self.prompts[p].pages for p, _ in of]
-        width = max(len(shared) + len(own) for shared, (_, own) in zip(prompts, of, strict=True))
-        rows = [
-            [*shared, *own, *[0] * (width - len(shared) - len(own))]
-            for shared, (_, own) in zip(prompts, of, strict=True)
-        ]
+    def _sequences(self, of: Sequence[tuple[int, list[int]]]) -> Sequences:
+        """(prompt, own pages) of each, as the kernels read them."""
+        prompts = [self.prompts[p] for p, _ in of]
+        pages = [[*prompt.pages, *own] for prompt, (_, own) in zip(prompts, of, strict=True)]
+        width = max(map(len, pages))
         return Sequences(
-            _int32(rows), _int32([len(self.prompt_ids[p]) for p, _ in of]), _int32([len(shared) for shared in prompts])
+            _int32([[*row, *[0] * (width - len(row))] for row in pages]),
+            _int32([len(prompt.ids) for prompt in prompts]),
+            _int32([len(prompt.pages) for prompt in prompts]),
         )
 
     def _forward(self, tokens: Tensor, rows: Rows) -> Tensor:

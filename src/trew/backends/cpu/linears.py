@@ -1,14 +1,14 @@
 """Linear layers of models that run through their own ``forward``, by the compiled products, on CPUs.
 
-``packed_linears`` is for generation: weights laid out once for the few rows of many decoding steps. ``linears`` is for
-training: forward and both backward products. ``linear = "plain"`` in a recipe switches both off; `benchmarks/paths.py`
-measures what they gain.
+``packed_forwards`` are for generation: weights laid out once for the few rows of many decoding steps. ``linears`` is
+for training: forward and both backward products. ``linear = "plain"`` in a recipe switches both off;
+`benchmarks/paths.py` measures what they gain.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -27,15 +27,17 @@ def available(device: torch.device, dtype: torch.dtype) -> bool:
     return plain and not isinstance(library(), str)
 
 
-@contextlib.contextmanager
-def packed_linears(model: nn.Module, *, autocast: torch.dtype | None) -> Iterator[None]:
-    """Lets every plain float32 ``nn.Linear`` of ``model`` compute with packed weights, in ``autocast``'s precision if
-    given. They are packed anew each time, as an optimizer may change them without a trace; the copies are freed at the
-    end. Does nothing where ``available`` says no. Only for use without gradients.
+Forward = Callable[[Tensor], Tensor]
+"""The ``forward`` of a linear layer."""
+
+
+def packed_forwards(model: nn.Module, *, autocast: torch.dtype | None) -> dict[nn.Linear, Forward]:
+    """For every plain float32 ``nn.Linear`` of ``model``, a forward pass with packed weights, in ``autocast``'s
+    precision if given. The weights are packed as they are now, as an optimizer may change them without a trace. Empty
+    where ``available`` says no. Only for use without gradients.
     """
     dtype = autocast or torch.float32
-    with _exchanged(_layers(model, dtype), lambda layer: _packed_forward(layer, dtype)):
-        yield
+    return {layer: _packed_forward(layer, dtype) for layer in _layers(model, dtype)}
 
 
 @contextlib.contextmanager
@@ -44,29 +46,27 @@ def linears(model: nn.Module) -> Iterator[None]:
 
     The backward pass may come after the block. Does nothing where ``available`` says no.
     """
-    with _exchanged(_layers(model, torch.float32), _forward):
+    with exchanged({layer: _forward(layer) for layer in _layers(model, torch.float32)}):
         yield
 
 
 def _layers(model: nn.Module, dtype: torch.dtype) -> list[nn.Linear]:
-    """The layers to exchange; not those without memory, on which passes are only planned."""
+    """The layers to exchange; not those without memory, on which passes are only planned, nor those that somebody else
+    has wrapped."""
     found = [m for m in model.modules() if type(m) is nn.Linear and m.weight.dtype == torch.float32]
     found = [m for m in found if available(m.weight.device, dtype) and fits(m.in_features, dtype)]
-    return [m for m in found if not isinstance(m.weight, FakeTensor)]
+    return [m for m in found if not isinstance(m.weight, FakeTensor) and "forward" not in m.__dict__]
 
 
 @contextlib.contextmanager
-def _exchanged(
-    layers: Sequence[nn.Linear], forward: Callable[[nn.Linear], Callable[[Tensor], Tensor]]
-) -> Iterator[None]:
-    """``layer.forward`` exchanged inside the block; a layer that somebody else has wrapped stays as it is."""
-    free = [layer for layer in layers if "forward" not in layer.__dict__]
+def exchanged(forwards: Mapping[nn.Linear, Forward]) -> Iterator[None]:
+    """Exchanges the layers' ``forward`` inside the block."""
     try:
-        for layer in free:
-            layer.forward = forward(layer)  # type: ignore[method-assign]
+        for layer, forward in forwards.items():
+            layer.forward = forward  # type: ignore[method-assign]
         yield
     finally:
-        for layer in free:
+        for layer in forwards:
             layer.__dict__.pop("forward", None)
 
 
@@ -137,7 +137,7 @@ def _rows(x: Tensor, w: Matrix) -> Tensor:
     return product(x.reshape(-1, w.depth).contiguous(), w).view(*x.shape[:-1], w.n)
 
 
-def _forward(layer: nn.Linear) -> Callable[[Tensor], Tensor]:
+def _forward(layer: nn.Linear) -> Forward:
     def forward(x: Tensor) -> Tensor:
         run = _linear_op if torch.compiler.is_compiling() else _Linear.apply
         return run(x, layer.weight, layer.bias)
@@ -145,6 +145,6 @@ def _forward(layer: nn.Linear) -> Callable[[Tensor], Tensor]:
     return forward
 
 
-def _packed_forward(layer: nn.Linear, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
+def _packed_forward(layer: nn.Linear, dtype: torch.dtype) -> Forward:
     packed = Matrix.packed(layer.weight.detach(), layer.bias, dtype=dtype)
     return lambda x: _rows(x.to(dtype), packed)

@@ -21,7 +21,7 @@ from .static_model import StaticModel, unsupported
 
 
 class CudaGraphsBackend:
-    """Its weights, buffers and graphs stay between calls as long as half of the GPU's memory is free.
+    """Its weights, buffers and graphs stay between schedules as long as half of the GPU's memory is free.
 
     ``graphs``: makes those of a device; the backend then serves any device, and not GPUs alone.
     """
@@ -56,8 +56,8 @@ class CudaGraphsBackend:
 
     @contextmanager
     def _static(self, parts: Transformer, work: Decoding, device: torch.device) -> Iterator[Decoder]:
-        """In the buffers of the last call where they are large enough, as its graphs are good for them alone."""
-        columns = max(map(len, work.prompt_ids)) + work.max_tokens
+        """In the buffers of the last schedule where they are large enough, as its graphs are good for them alone."""
+        columns = work.columns
         dtype = work.autocast or torch.float32
         kept, self.kept = self.kept, None
         if kept is None or not kept.serves(slots=work.slots, columns=columns, dtype=dtype) or not kept.begin(parts):
@@ -66,13 +66,13 @@ class CudaGraphsBackend:
             kept.begin(parts)
         self.kept = kept
         try:
-            yield StaticDecoder(kept, work.prompt_ids, n=work.n)
+            yield StaticDecoder(kept)
         finally:
             del kept
             self._settle(work, device)
 
     def _settle(self, work: Decoding, device: torch.device) -> None:
-        """At a call's end: says what became of the graphs; gives the buffers back where memory is not plenty."""
+        """At a schedule's end: says what became of the graphs; gives the buffers back where memory is not plenty."""
         if self.kept is None:
             return
         if failed := self.kept.graphs.failed:

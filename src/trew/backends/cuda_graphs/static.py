@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor
@@ -21,18 +23,35 @@ class StaticDecoder:
 
     Row r is slot r of ``model``, which has begun, and is this decoder's alone. Each prompt is computed once: its keys
     and values are copied to all rows that begin with it, and to the slot behind the last one as long as some have not
-    begun. The logits of :meth:`step` are overwritten by the next one.
+    begun (of one prompt: rows begin prompt by prompt). The logits of :meth:`step` are overwritten by the next one.
     """
 
-    def __init__(self, model: StaticModel, prompt_ids: Sequence[Sequence[int]], *, n: int) -> None:
-        self.model, self.prompt_ids = model, prompt_ids
-        self.missing = [n] * len(prompt_ids)  # completions that each prompt has not started yet
+    def __init__(self, model: StaticModel) -> None:
+        self.model = model
+        self.numbers = itertools.count()  # of prompts
+        self.prompt_ids: dict[int, Sequence[int]] = {}  # of prompts with rows that have not begun
+        self.missing: dict[int, int] = {}  # how many of each
         self.lengths: list[int] = []  # tokens that each row has in the cache
         self.held: tuple[int, Tensor] | None = None  # the prompt in the spare slot, and the logits (1, V) after it
 
     @property
     def rows(self) -> int:
         return len(self.lengths)
+
+    def active(self) -> AbstractContextManager[object]:
+        return contextlib.nullcontext()
+
+    def open(self, prompt_ids: Sequence[int], count: int) -> int:
+        number = next(self.numbers)
+        self.prompt_ids[number], self.missing[number] = prompt_ids, count
+        return number
+
+    def withdraw(self, prompt: int, count: int) -> None:
+        self.missing[prompt] -= count
+        if not self.missing[prompt]:
+            del self.missing[prompt], self.prompt_ids[prompt]
+            if self.held is not None and self.held[0] == prompt:
+                self.held = None
 
     @torch.no_grad()
     def add(self, prompts: Sequence[int]) -> Tensor:
@@ -42,19 +61,20 @@ class StaticDecoder:
             places.append((prompt, begin, begin + len(list(equal))))
         known = {} if self.held is None else {self.held[0]: self.held[1]}
         source = dict.fromkeys(known, self.model.slots) | {p: row for p, row, _ in places if p not in known}
-        for wave in _waves([p for p, _, _ in places if p not in known], lengths=[len(ids) for ids in self.prompt_ids]):
+        lengths = {p: len(self.prompt_ids[p]) for p, _, _ in places}
+        for wave in _waves([p for p in lengths if p not in known], lengths=lengths):
             ids = [self.prompt_ids[p] for p in wave]
             piece = max(PREFILL_TOKENS // len(wave), 1)
             logits = self.model.prefill(ids, [source[p] for p in wave], piece=piece)
             known |= dict(zip(wave, logits.split(1), strict=True))
         for prompt, begin, end in places:
-            self._copy(source[prompt], begin + (source[prompt] == begin), end, len(self.prompt_ids[prompt]))
-            self.missing[prompt] -= end - begin
-            self.lengths += [len(self.prompt_ids[prompt])] * (end - begin)
+            self._copy(source[prompt], begin + (source[prompt] == begin), end, lengths[prompt])
+            self.lengths += [lengths[prompt]] * (end - begin)
+            self.withdraw(prompt, end - begin)
         last = places[-1][0]
-        if self.missing[last] > 0 and source[last] != self.model.slots:
-            self._copy(source[last], self.model.slots, self.model.slots + 1, len(self.prompt_ids[last]))
-        self.held = (last, known[last].clone()) if self.missing[last] > 0 else None
+        if last in self.missing and source[last] != self.model.slots:
+            self._copy(source[last], self.model.slots, self.model.slots + 1, lengths[last])
+        self.held = (last, known[last].clone()) if last in self.missing else None
         self._write_lengths()
         return torch.cat([known[p].expand(end - begin, -1) for p, begin, end in places])
 
@@ -79,8 +99,7 @@ class StaticDecoder:
         return order
 
     def forget(self) -> None:
-        """Drops all rows, and the prompt whose rows had not all begun."""
-        self.lengths, self.held = [], None
+        self.lengths, self.held, self.prompt_ids, self.missing = [], None, {}, {}
         self._write_lengths()
 
     def draw(self, logits: Tensor, *, keys: Tensor, positions: Tensor, sampling: Sampling) -> Draw:
@@ -97,7 +116,7 @@ class StaticDecoder:
         self.model.lengths.copy_(torch.tensor(lengths, dtype=torch.int64))
 
 
-def _waves(prompts: Sequence[int], *, lengths: Sequence[int]) -> list[list[int]]:
+def _waves(prompts: Sequence[int], *, lengths: Mapping[int, int]) -> list[list[int]]:
     """Prompts in order, cut so that each wave has at most PREFILL_TOKENS tokens with its padding, or is one prompt."""
     waves: list[list[int]] = []
     width = 0

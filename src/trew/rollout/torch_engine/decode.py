@@ -5,7 +5,7 @@ Everything per token is a tensor over rows; Python looks at single rows when the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,33 +15,45 @@ from torch import Tensor
 
 from ...errors import NumericsError
 from ...types import Sampling
+from ..engine import Request
 from .decoder import Decoder
 from .sampler import Draw, row_key
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
-    """One completion, T tokens, as arrays (T,)."""
+class Completion:
+    """One finished completion of T tokens: arrays (T,), log-probs and entropies as in :class:`trew.types.Turn`."""
 
+    request: Request
+    prompt_ids: np.ndarray  # (P,)
     token_ids: np.ndarray
     logprobs: np.ndarray
-    sampling_logprobs: np.ndarray
+    policy_logprobs: np.ndarray
     entropies: np.ndarray
 
 
-class Schedule:
-    """One ``generate`` call: R = prompts x n completions through at most ``slots`` rows of a decoder at a time.
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A request on its way through the schedule; ``prompt`` is the decoder's number."""
 
-    Completion number p * n + s is sample s of prompt p. Slots 0 .. rows - 1 of all state tensors are in use.
+    request: Request
+    prompt_ids: np.ndarray
+    prompt: int
+    call: int  # of Schedule.add
+    order: int  # among all
+
+
+class Schedule:
+    """Completions through at most ``slots`` rows of a decoder at a time; more may be added while some are running.
+
+    Slots 0 .. rows - 1 of all state tensors are in use. As a row moves to another slot when others leave, what it has
+    drawn so far lies apart, in a place of ``tokens_out`` and ``floats_out`` that it keeps.
     """
 
     def __init__(
         self,
         decoder: Decoder,
-        prompt_ids: Sequence[Sequence[int]],
         *,
-        uids: Sequence[str],
-        n: int,
         sampling: Sampling,
         slots: int,
         stop_ids: frozenset[int],
@@ -49,54 +61,65 @@ class Schedule:
         decode: Callable[[list[int]], str],
         device: torch.device,
     ) -> None:
-        self.decoder, self.slots, self.uids, self.n, self.sampling = decoder, slots, uids, n, sampling
+        self.decoder, self.slots, self.sampling = decoder, slots, sampling
         self.stop_strings, self.text_of = tuple(stop_strings), decode
         # a stop string is looked for in as many last tokens as it has bytes, and some for tokens without text
         self.tail = max((len(s.encode()) for s in stop_strings), default=0) + 8
         self.device = device
         self.stop_ids = torch.tensor(sorted(stop_ids), dtype=torch.int64, device=self.device)
-        # Taken from the end: the longest prompts first, as shorter ones then fit beside them without moving anything,
-        # and as what needs most memory should fail at once if it must.
-        self.waiting = sorted(range(len(prompt_ids) * n), key=lambda r: (len(prompt_ids[r // n]), -r))
+        self.calls = self.added = 0
+        self.waiting: list[_Row] = []
 
-        total, longest = len(self.waiting), sampling.max_tokens
-        self.tokens_out = torch.zeros((total, longest), dtype=torch.int64, device=self.device)
-        self.floats_out = torch.zeros((3, total, longest), dtype=torch.float32, device=self.device)
-        self.lengths = [0] * total
+        self.row_at: dict[int, _Row] = {}  # by place
+        self.free = list(range(slots))  # places
+        self.tokens_out = torch.zeros((slots, sampling.max_tokens), dtype=torch.int64, device=self.device)
+        self.floats_out = torch.zeros((3, slots, sampling.max_tokens), dtype=torch.float32, device=self.device)
 
-        self.completion = torch.zeros(slots, dtype=torch.int64, device=self.device)  # which one sits in the slot
+        self.place = torch.zeros(slots, dtype=torch.int64, device=self.device)  # of the row in the slot
         self.keys = torch.zeros(slots, dtype=torch.int64, device=self.device)  # of its draws
         self.position = torch.zeros(slots, dtype=torch.int64, device=self.device)  # tokens it has
         self.last = torch.zeros(slots, dtype=torch.int64, device=self.device)  # its newest token
 
-    def run(self, progress: Callable[[int], None]) -> Iterator[int]:
-        """Decodes everything; yields each prompt's number when its last completion has finished. ``progress`` gets the
-        number of completions that have just finished."""
-        missing = [self.n] * len(self.uids)
-        while self.waiting or self.decoder.rows:
-            before = self.decoder.rows
-            if self._should_admit():
-                logits, first = self._admit(), before
-            else:
-                logits, first = self.decoder.step(self.last[:before]), 0
-            ended = self._take(logits, first)
-            if ended:
-                progress(len(ended))
-                for row in self._drop(ended):
-                    missing[row // self.n] -= 1
-                    if not missing[row // self.n]:
-                        yield row // self.n
+    @property
+    def unfinished(self) -> int:
+        """Completions that are waiting or running."""
+        return len(self.waiting) + self.decoder.rows
 
-    def finished(self, prompt: int) -> list[Finished]:
-        """The completions of a prompt that has been yielded."""
-        rows = slice(prompt * self.n, (prompt + 1) * self.n)
-        longest = max(self.lengths[rows])
-        tokens = self.tokens_out[rows, :longest].cpu().numpy()
-        floats = self.floats_out[:, rows, :longest].cpu().numpy()
-        return [
-            Finished(tokens[i, :k].copy(), *(floats[j, i, :k].copy() for j in range(3)))
-            for i, k in enumerate(self.lengths[rows])
-        ]
+    def add(self, prompts: Iterable[tuple[np.ndarray, Sequence[Request]]]) -> None:
+        """Completions of prompts: the tokens of each, computed once for all its requests."""
+        self.calls += 1
+        for prompt_ids, requests in prompts:
+            prompt = self.decoder.open(prompt_ids.tolist(), len(requests))
+            for request in requests:
+                self.added += 1
+                self.waiting.append(_Row(request, prompt_ids, prompt, self.calls, self.added))
+        # Taken from the end. Of one call the longest prompts come first, as shorter ones then fit beside them without
+        # moving anything, and as what needs most memory should fail at once if it must. Rows of one prompt stay
+        # together.
+        self.waiting.sort(key=lambda row: (-row.call, len(row.prompt_ids), -row.order))
+
+    def cancel(self, ids: Collection[str]) -> None:
+        """Drops completions, waiting and running ones."""
+        for row in self.waiting:
+            if row.request.id in ids:
+                self.decoder.withdraw(row.prompt, 1)
+        self.waiting = [row for row in self.waiting if row.request.id not in ids]
+        places = self.place[: self.decoder.rows].tolist()
+        if gone := [slot for slot, place in enumerate(places) if self.row_at[place].request.id in ids]:
+            self._drop(gone)
+
+    def advance(self) -> list[Completion]:
+        """One pass of the model: rows come in, or every row gets a token. Returns the completions that have ended."""
+        before = self.decoder.rows
+        if self._should_admit():
+            logits, first = self._admit(), before
+        else:
+            logits, first = self.decoder.step(self.last[:before]), 0
+        ended = self._take(logits, first)
+        found = self._completions(ended) if ended else []
+        if ended:
+            self._drop(ended)
+        return found
 
     def _should_admit(self) -> bool:
         """A quarter of the slots at a time, as each admission costs a pass of its own."""
@@ -107,10 +130,13 @@ class Schedule:
         """Fills free slots; returns the new rows' first logits (rows, V)."""
         first = self.decoder.rows
         taken = [self.waiting.pop() for _ in range(min(self.slots - first, len(self.waiting)))]
-        logits = self.decoder.add([r // self.n for r in taken])
+        logits = self.decoder.add([row.prompt for row in taken])
         new = slice(first, self.decoder.rows)
-        self.completion[new] = torch.tensor(taken, device=self.device)
-        keys = [row_key(self.sampling.seed, self.uids[r // self.n], r % self.n) for r in taken]
+        places = [self.free.pop() for _ in taken]
+        self.row_at |= zip(places, taken, strict=True)
+        self.place[new] = torch.tensor(places, device=self.device)
+        asked = [row.request for row in taken]
+        keys = [row_key(r.sampling.seed, r.prompt.uid, r.sample) for r in asked]
         self.keys[new] = torch.tensor(keys, device=self.device)
         self.position[new] = 0
         return logits
@@ -118,10 +144,10 @@ class Schedule:
     def _take(self, logits: Tensor, first: int) -> list[int]:
         """Draws a token for slots ``first`` and up, and records it; returns the slots whose completion has ended."""
         new = slice(first, self.decoder.rows)
-        keys, position, completion = self.keys[new], self.position[new], self.completion[new]
+        keys, position, place = self.keys[new], self.position[new], self.place[new]
         drawn = self.decoder.draw(logits, keys=keys, positions=position, sampling=self.sampling)
-        self.tokens_out[completion, position] = drawn.tokens
-        self.floats_out[:, completion, position] = drawn.floats
+        self.tokens_out[place, position] = drawn.tokens
+        self.floats_out[:, place, position] = drawn.floats
         self.last[new] = drawn.tokens
         position += 1  # in place: a view of the state
         done = torch.isin(drawn.tokens, self.stop_ids) | (position >= self.sampling.max_tokens)
@@ -136,11 +162,11 @@ class Schedule:
 
     def _at_stop_string(self, first: int) -> list[int]:
         """Slots whose newest tokens complete a stop string."""
-        completions = self.completion[first : self.decoder.rows].tolist()
+        places = self.place[first : self.decoder.rows].tolist()
         lengths = self.position[first : self.decoder.rows].tolist()
         found = []
-        for slot, (row, length) in enumerate(zip(completions, lengths, strict=True), start=first):
-            text = self.text_of(self.tokens_out[row, max(0, length - self.tail) : length].tolist())
+        for slot, (place, length) in enumerate(zip(places, lengths, strict=True), start=first):
+            text = self.text_of(self.tokens_out[place, max(0, length - self.tail) : length].tolist())
             if any(string in text for string in self.stop_strings):
                 found.append(slot)
         return found
@@ -148,35 +174,47 @@ class Schedule:
     def _require_finite(self, drawn: Draw, first: int) -> None:
         bad = (~drawn.finite).nonzero().flatten().tolist()
         if bad:
-            row, length = int(self.completion[first + bad[0]]), int(self.position[first + bad[0]])
-            prompt, sample = self.uids[row // self.n], row % self.n
+            place, length = int(self.place[first + bad[0]]), int(self.position[first + bad[0]])
+            request = self.row_at[place].request
             raise NumericsError(
-                f"prompt {prompt!r}, sample {sample}: the model's output after {length - 1} tokens is not finite; the "
-                "weights are broken, or the precision is too low for them: try learner.dtype = 'float32' or an earlier "
-                "checkpoint",
+                f"prompt {request.prompt.uid!r}, sample {request.sample}: the model's output after {length - 1} tokens "
+                "is not finite; the weights are broken, or the precision is too low for them: try learner.dtype = "
+                "'float32' or an earlier checkpoint",
                 quantity="rollout_logprobs",
-                evidence=[self._so_far(row, length)],
+                evidence=[self._so_far(place, length)],
             )
 
-    def _so_far(self, row: int, length: int) -> dict[str, Any]:
-        """A completion that is being decoded, as plain values."""
-        logprobs, sampling_logprobs, entropies = self.floats_out[:, row, :length].tolist()
-        tokens = self.tokens_out[row, :length].tolist()
+    def _so_far(self, place: int, length: int) -> dict[str, Any]:
+        """A completion that is being decoded, as plain values under the names that rollouts are written with."""
+        policy_logprobs, logprobs, entropies = self.floats_out[:, place, :length].tolist()
+        tokens, request = self.tokens_out[place, :length].tolist(), self.row_at[place].request
         return {
-            "uid": self.uids[row // self.n], "sample": row % self.n, "completion": self.text_of(tokens),
-            "token_ids": tokens, "logprobs": logprobs, "sampling_logprobs": sampling_logprobs, "entropies": entropies,
+            "uid": request.prompt.uid, "sample": request.sample, "completion": self.text_of(tokens),
+            "token_ids": tokens, "logprobs": policy_logprobs, "sampling_logprobs": logprobs, "entropies": entropies,
         }  # fmt: skip
 
-    def _drop(self, ended: list[int]) -> list[int]:
-        """Takes ended completions out of their slots; returns their numbers."""
-        rows = self.decoder.rows
-        numbers = self.completion[ended].tolist()
-        for row, length in zip(numbers, self.position[ended].tolist(), strict=True):
-            self.lengths[row] = length
-        gone = set(ended)
+    def _completions(self, slots: list[int]) -> list[Completion]:
+        """What the rows in these slots have drawn, copied."""
+        places, lengths = self.place[slots].tolist(), self.position[slots].tolist()
+        tokens = self.tokens_out[places, : max(lengths)].cpu().numpy()
+        policy_logprobs, logprobs, entropies = self.floats_out[:, places, : max(lengths)].cpu().numpy()
+        return [
+            Completion(
+                self.row_at[place].request, self.row_at[place].prompt_ids,
+                *(values[i, :length].copy() for values in (tokens, logprobs, policy_logprobs, entropies)),
+            )
+            for i, (place, length) in enumerate(zip(places, lengths, strict=True))
+        ]  # fmt: skip
+
+    def _drop(self, slots: list[int]) -> None:
+        """Takes rows out of their slots; others move there."""
+        for place in self.place[slots].tolist():
+            del self.row_at[place]
+            self.free.append(place)
+        gone = set(slots)
         order = torch.tensor(
-            self.decoder.keep([slot for slot in range(rows) if slot not in gone]), dtype=torch.int64, device=self.device
-        )
-        for state in (self.completion, self.keys, self.position, self.last):
+            self.decoder.keep([slot for slot in range(self.decoder.rows) if slot not in gone]),
+            dtype=torch.int64, device=self.device,
+        )  # fmt: skip
+        for state in (self.place, self.keys, self.position, self.last):
             state[: len(order)] = state[order]
-        return numbers

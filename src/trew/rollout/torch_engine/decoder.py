@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -15,27 +16,42 @@ from .sampler import Draw
 
 @dataclass(frozen=True, slots=True)
 class Decoding:
-    """What one ``generate`` call asks of a decoder. ``autocast``: the type that products compute in; None = float32.
-    ``tell`` is given what the user should know."""
+    """What a schedule asks of a decoder. ``autocast``: the type that products compute in; None = float32. ``tell`` is
+    given what the user should know."""
 
-    prompt_ids: Sequence[Sequence[int]]
-    n: int  # completions of each prompt
     slots: int  # most rows at a time
+    longest_prompt: int  # tokens
     max_tokens: int  # of a completion
     autocast: torch.dtype | None = None
     tell: Callable[[str], None] = lambda text: None
 
+    @property
+    def columns(self) -> int:
+        """The most tokens of a row, its prompt's among them."""
+        return self.longest_prompt + self.max_tokens
+
 
 @runtime_checkable
 class Decoder(Protocol):
-    """Rows of completions of ``prompt_ids``, numbered 0 to rows - 1; which row is whose is the caller's to know. Logits
-    are those of the model's own forward pass over a row, up to rounding; float32, or what the model computes in."""
-
-    prompt_ids: Sequence[Sequence[int]]
+    """Rows of completions, numbered 0 to rows - 1; which row is whose is the caller's to know. Logits are those of the
+    model's own forward pass over a row, up to rounding; float32, or what the model computes in."""
 
     @property
     def rows(self) -> int:
         """Rows that are running."""
+        ...
+
+    def active(self) -> AbstractContextManager[object]:
+        """Entered around :meth:`add`, :meth:`step` and :meth:`draw`, as often as they are used: whatever a decoder
+        changes in the model for them is changed inside the block alone."""
+        ...
+
+    def open(self, prompt_ids: Sequence[int], count: int) -> int:
+        """Takes a prompt that ``count`` rows will begin with; the number that :meth:`add` knows it by."""
+        ...
+
+    def withdraw(self, prompt: int, count: int) -> None:
+        """Fewer rows will begin with a prompt: ``count`` of those that have not begun."""
         ...
 
     def add(self, prompts: Sequence[int]) -> Tensor:
@@ -52,7 +68,7 @@ class Decoder(Protocol):
         ...
 
     def forget(self) -> None:
-        """Drops all rows, and prompts whose rows have not all begun: as before the first :meth:`add`."""
+        """Drops all rows and all prompts."""
         ...
 
     def draw(self, logits: Tensor, *, keys: Tensor, positions: Tensor, sampling: Sampling) -> Draw:

@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import dataclasses
+import itertools
+import math
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from ...errors import EngineError
 from ...models.backend import Backend
-from ...models.lora import in_float32
-from ...models.verified import Verified, say
-from ...types import FinishReason, Group, Prompt, Rollout, Sampling, single_turn
+from ...models.verified import say
+from ...types import FinishReason, Prompt, Sampling, Span, Turn
 from ..chat import Renderer
-from .decode import Finished, Schedule
-from .decoder import Decoder, Decoding
-from .plain import ForwardDecoder
+from ..engine import Capabilities, Finished, Lost, Request
+from .choice import choose
+from .decode import Completion, Schedule
+from .decoder import Decoding
 
-PROBE_TOKENS = 8  # of a prompt, that a backend's decoder is tried on in every call: the last of them as a step
-TOLERANCE = 1e-5
-TOLERANCE_HALF = 0.05
-"""Largest KL divergence in nats, of the model's next-token distribution from that of a backend's decoder, that counts
-as rounding: in float32, and in bfloat16."""
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Queued:
+    """A request that no schedule has taken yet; neighbours of one prompt have the same array (C,) of its tokens."""
+
+    request: Request
+    prompt_ids: np.ndarray
 
 
 class TorchEngine:
@@ -32,10 +37,17 @@ class TorchEngine:
 
     ``batch``: most completions decoded at once (memory and speed; the result does not depend on it beyond float
     rounding). ``autocast``: compute in this type, for instance bfloat16; None = as the weights are. Log-probabilities
-    are float32 in any case. ``backend``: what may decode instead of the model's own forward pass, which every
-    ``generate`` compares it with anew; from the first difference on it is ``refused``. ``messages`` keeps what the user
+    are float32 in any case. ``backend``: what may decode instead of the model's own forward pass, which it is compared
+    with whenever decoding begins; from the first difference on it is ``refused``. ``messages`` keeps what the user
     should know.
+
+    A completion ends with the first stop token, which it includes, with the token that completes a stop string, or at
+    ``sampling.max_tokens``. Requests of one prompt that are submitted side by side share its computation. Requests
+    join those that are running where they are drawn alike and fit; otherwise, and then all behind them, they wait until
+    the running ones are finished. The weights must not change meanwhile: a backend lays them out when decoding begins.
     """
+
+    capabilities = Capabilities(reproducible=True, entropies=True, untruncated_logprobs=True, in_flight_updates=False)
 
     def __init__(
         self,
@@ -55,16 +67,34 @@ class TorchEngine:
         self.backend = backend
         self.refused = False
         self.messages: list[str] = []
-        self.version = 0
+        self._version = 0
+        self._unfinished: set[str] = set()
+        self._queue: list[_Queued] = []
+        self._schedule: Schedule | None = None
+        self._longest = 0  # tokens of a prompt that the schedule's decoder has room for
+        self._stop: tuple[frozenset[int], tuple[str, ...]] = frozenset(), ()  # tokens and strings that end its rows
+        self._held = contextlib.ExitStack()  # what the schedule's decoder holds: packed weights, leased memory
+
+    @property
+    def version(self) -> int:
+        return self._version
+
+    @version.setter
+    def version(self, version: int) -> None:
+        if version != self._version and self._unfinished:
+            raise EngineError(
+                f"version: got {version} while {len(self._unfinished)} requests of version {self._version} are "
+                "unfinished, whose tokens would be of both; poll until they are finished, or cancel them"
+            )
+        self._version = version
 
     def state(self) -> dict[str, Any]:
-        """What later completions depend on beside the weights, as JSON can hold it."""
         return {"refused": self.refused, "version": self.version}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Goes on where :meth:`state` was taken: a backend that was refused then stays refused."""
-        self.refused = bool(state["refused"])
         self.version = int(state["version"])
+        self.refused = bool(state["refused"])
 
     @property
     def device(self) -> torch.device:
@@ -77,140 +107,150 @@ class TorchEngine:
         own = ends if isinstance(ends, (list, tuple)) else [] if ends is None else [ends]
         return self.renderer.stop_ids | frozenset(int(i) for i in own)
 
-    def generate(
-        self,
-        prompts: Sequence[Prompt],
-        *,
-        n: int,
-        sampling: Sampling,
-        progress: Callable[[int], None] | None = None,
-        on_group: Callable[[int, Group], None] | None = None,
-    ) -> list[Group]:
-        """``n`` completions for each of ``prompts``, in their order; see Engine.generate.
+    # ---- the protocol
 
-        A completion ends with the first stop token, which it includes, with the token that completes a stop string,
-        or at ``sampling.max_tokens``. Equal uids draw the same numbers, so they should not occur twice.
-        """
-        if n < 1 or sampling.max_tokens < 1:
-            raise EngineError(f"n = {n}, max_tokens = {sampling.max_tokens}: both must be at least 1")
-        prompt_ids = [self.renderer.encode(prompt) for prompt in prompts]
-        self._check_lengths(prompts, prompt_ids, sampling.max_tokens)
-        if not prompts:
+    def submit(self, requests: Sequence[Request]) -> None:
+        taken: set[str] = set()
+        for request in requests:
+            if request.id in self._unfinished or request.id in taken:
+                raise EngineError(f"request {request.id!r}: another one with this id is unfinished; ids must differ")
+            taken.add(request.id)
+        queued: list[_Queued] = []
+        for _, side_by_side in itertools.groupby(requests, key=lambda request: id(request.prompt)):
+            same = list(side_by_side)
+            ids = self.renderer.encode(same[0].prompt)
+            self._check(same[0].prompt, ids, max(request.sampling.max_tokens for request in same))
+            array = np.asarray(ids, dtype=np.int64)
+            queued += [_Queued(request, array) for request in same]
+        self._queue += queued
+        self._unfinished |= taken
+
+    def poll(self, timeout_s: float | None = None) -> list[Finished | Lost]:
+        if not self._unfinished:
             return []
+        until = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        try:
+            with _generating(self.model, self.autocast):
+                schedule = self._filled()
+                with schedule.decoder.active():
+                    ended = schedule.advance()
+                    while not ended and time.monotonic() < until:
+                        ended = schedule.advance()
+                reports = [Finished(done.request.id, self._turn(done)) for done in ended]
+            self._unfinished -= {report.id for report in reports}
+            if not schedule.unfinished:
+                self._end()
+        except BaseException:
+            self._queue, self._unfinished = [], set()
+            self._end()
+            raise
+        return list(reports)
+
+    def cancel(self, ids: Sequence[str]) -> None:
+        gone = self._unfinished.intersection(ids)
+        if not gone:
+            return
+        self._unfinished -= gone
+        self._queue = [queued for queued in self._queue if queued.request.id not in gone]
+        if self._schedule is not None:
+            self._schedule.cancel(gone)
+            if not self._schedule.unfinished:
+                self._end()
+
+    # ---- the schedule
+
+    def _filled(self) -> Schedule:
+        """The schedule, with all requests of the queue that may join it; a new one where there is none."""
+        schedule = self._schedule or self._begin()
+        # A schedule of few slots takes what it has slots for: the others are better off together, in the next one.
+        room = len(self._queue) if schedule.slots == self.batch else schedule.slots - schedule.unfinished
+        joining = list(itertools.takewhile(self._fits, self._queue[:room]))
+        del self._queue[: len(joining)]
+        if joining:
+            schedule.add(list(_by_prompt(joining)))
+        return schedule
+
+    def _fits(self, queued: _Queued) -> bool:
+        assert self._schedule is not None
+        alike = _drawn_alike(queued.request.sampling, self._schedule.sampling)
+        return alike and len(queued.prompt_ids) <= self._longest
+
+    def _begin(self) -> Schedule:
+        """A schedule for the requests at the queue's front that are drawn alike, without any of them yet."""
+        sampling = self._queue[0].request.sampling
+        first = list(itertools.takewhile(lambda queued: _drawn_alike(queued.request.sampling, sampling), self._queue))
+        longest = max((queued.prompt_ids for queued in first), key=len)
         more_ids, strings = self.renderer.split_stop((*sampling.stop, *self.renderer.stop))
-        stop_ids = self.stop_ids | more_ids
-        slots = min(self.batch, n * len(prompts))
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(_generating(self.model, self.autocast))
-            schedule = Schedule(
-                self._decoder(stack, prompt_ids, n=n, slots=slots, max_tokens=sampling.max_tokens),
-                prompt_ids,
-                uids=[prompt.uid for prompt in prompts],
-                n=n,
-                sampling=sampling,
-                slots=slots,
-                stop_ids=stop_ids,
-                stop_strings=strings,
-                decode=self.renderer.decode,
-                device=self.device,
-            )
-            groups: dict[int, Group] = {}
-            for i in schedule.run(progress or (lambda count: None)):
-                context = np.asarray(prompt_ids[i], dtype=np.int64)
-                rows = [self._rollout(context, row, stop_ids, strings) for row in schedule.finished(i)]
-                groups[i] = Group(prompts[i], tuple(rows))
-                if on_group is not None:
-                    on_group(i, groups[i])
-        return [groups[i] for i in range(len(prompts))]
-
-    def _decoder(
-        self, stack: contextlib.ExitStack, prompt_ids: Sequence[Sequence[int]], *, n: int, slots: int, max_tokens: int
-    ) -> Decoder:
-        """The backend's, after it has shown that it computes what the model computes, or the plain one."""
-        plain = ForwardDecoder(self.model, prompt_ids, n=n, slots=slots, max_tokens=max_tokens)
-        if self.backend is None or self.refused:
-            return plain
-        probe = list(max(prompt_ids, key=len))[:PROBE_TOKENS]
-        probe = probe if len(probe) > 1 else 2 * probe
+        self._stop = self.stop_ids | more_ids, strings
+        self._longest = len(longest)
         work = Decoding(
-            [*prompt_ids, probe[:-1]], n=n, slots=slots, max_tokens=max_tokens, autocast=self.autocast,
-            tell=lambda text: say(self.messages, text),
+            slots=min(self.batch, len(first)), longest_prompt=len(longest), max_tokens=sampling.max_tokens,
+            autocast=self.autocast, tell=lambda text: say(self.messages, text),
         )  # fmt: skip
-        found = self.backend.decoder(self.model, work)
-        if isinstance(found, str):
-            return plain
-        want = self._plainly_after(probe)  # before the backend may exchange anything in the model
-        inner = stack.enter_context(contextlib.ExitStack())
-        choice: Verified[Decoder] = Verified(
-            inner.enter_context(found), plain, messages=self.messages, subject="the kernels",
-            instead=f"{type(self.model).__name__}: decodes through its own forward pass", remedy="kernels = 'plain'",
+        decoder, refused = choose(
+            self._held, self.model, None if self.refused else self.backend, work, probe=longest.tolist(),
+            messages=self.messages,
         )  # fmt: skip
-        choice.compare(
-            lambda decoder: self._after(decoder, probe), want, distance=_divergence,
-            tolerance=TOLERANCE if self.autocast is None else TOLERANCE_HALF, what="next-token distributions",
+        self.refused |= refused
+        self._schedule = Schedule(
+            decoder, sampling=sampling, slots=work.slots, stop_ids=self._stop[0], stop_strings=strings,
+            decode=self.renderer.decode, device=self.device,
         )  # fmt: skip
-        if choice.refused:
-            self.refused = True
-            inner.close()
-            self.backend.release()
-        return choice.chosen
+        return self._schedule
 
-    def _after(self, decoder: Decoder, probe: list[int]) -> Tensor:
-        """Log-probabilities (2, V) of the next token, by a decoder whose last prompt is ``probe`` without its last
-        token: at the prompt's end, and after a step. It is left without rows."""
-        got = [decoder.add([len(decoder.prompt_ids) - 1])[0].clone()]
-        got.append(decoder.step(torch.tensor(probe[-1:], device=self.device))[0].clone())
-        decoder.keep([])
-        decoder.forget()
-        return torch.stack(got).float().log_softmax(-1)
+    def _end(self) -> None:
+        """Lets go of the schedule and of what its decoder holds: the learner needs the memory."""
+        self._schedule = None
+        self._held.close()
 
-    def _plainly_after(self, probe: list[int]) -> Tensor:
-        """The same by the model's own forward pass in float32."""
-        with torch.autocast(self.device.type, enabled=False), in_float32(self.model):
-            output = self.model(input_ids=torch.tensor([probe], device=self.device), use_cache=False)
-        return output.logits[0, -2:].float().log_softmax(-1)
-
-    def _rollout(
-        self, prompt_ids: np.ndarray, row: Finished, stop_ids: frozenset[int], strings: Sequence[str]
-    ) -> Rollout:
-        ids = row.token_ids.tolist()
+    def _turn(self, done: Completion) -> Turn:
+        stop_ids, strings = self._stop
+        ids = done.token_ids.tolist()
         ended = ids[-1] in stop_ids
         text = self.renderer.decode(ids[:-1] if ended else ids)
         cuts = [at for string in strings if (at := text.find(string)) >= 0]
         reason: FinishReason = "stop" if ended or cuts else "length"
-        return single_turn(
-            prompt_ids,
-            row.token_ids,
-            logprobs=row.sampling_logprobs,
-            policy_logprobs=row.logprobs,
-            entropies=row.entropies,
-            version=self.version,
+        return Turn(
+            context_ids=done.prompt_ids,
+            token_ids=done.token_ids,
+            logprobs=done.logprobs,
+            policy_logprobs=done.policy_logprobs,
+            entropies=done.entropies,
+            versions=(Span(self.version, 0, len(ids)),),
             text=text[: min(cuts)] if cuts else text,
             finish_reason=reason,
         )
 
-    def _check_lengths(self, prompts: Sequence[Prompt], prompt_ids: list[list[int]], max_tokens: int) -> None:
-        config = self.model.config.get_text_config()
-        limit = getattr(config, "max_position_embeddings", None)
+    def _check(self, prompt: Prompt, ids: list[int], max_tokens: int) -> None:
+        """Raises EngineError where the model cannot answer this prompt."""
+        if max_tokens < 1:
+            raise EngineError(f"prompt {prompt.uid!r}: max_tokens: got {max_tokens}, accepts at least 1")
+        if not ids:
+            raise EngineError(f"prompt {prompt.uid!r}: has no tokens; remove it or give it text")
+        limit = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
+        if limit and len(ids) + max_tokens > limit:
+            raise EngineError(
+                f"prompt {prompt.uid!r}: {len(ids)} prompt tokens + max_tokens = {max_tokens} is more than the "
+                f"model's {limit} positions; lower rollout.max_tokens or data.max_prompt_tokens"
+            )
         rows = self.model.get_input_embeddings().weight.shape[0]
-        for prompt, ids in zip(prompts, prompt_ids, strict=True):
-            if not ids:
-                raise EngineError(f"prompt {prompt.uid!r}: has no tokens; remove it or give it text")
-            if limit and len(ids) + max_tokens > limit:
-                raise EngineError(
-                    f"prompt {prompt.uid!r}: {len(ids)} prompt tokens + max_tokens = {max_tokens} is more than the "
-                    f"model's {limit} positions; lower rollout.max_tokens or data.max_prompt_tokens"
-                )
-            if max(ids) >= rows:
-                raise EngineError(
-                    f"prompt {prompt.uid!r}: token id {max(ids)} is outside the model's vocabulary of {rows}; use the "
-                    "tokenizer that was trained with the model"
-                )
+        if max(ids) >= rows:
+            raise EngineError(
+                f"prompt {prompt.uid!r}: token id {max(ids)} is outside the model's vocabulary of {rows}; use the "
+                "tokenizer that was trained with the model"
+            )
 
 
-def _divergence(got: Tensor, want: Tensor) -> Tensor:
-    """The largest KL divergence in nats of rows of log-probabilities; tokens that ``want`` rules out do not count."""
-    return (want.exp() * (want - got)).where(want.isfinite(), 0.0).sum(-1).abs().max()
+def _drawn_alike(a: Sampling, b: Sampling) -> bool:
+    """Whether rows of both can be drawn in one pass: keys, and so seeds, may differ from row to row."""
+    return a is b or dataclasses.replace(a, seed=0) == dataclasses.replace(b, seed=0)
+
+
+def _by_prompt(queue: Iterable[_Queued]) -> Iterator[tuple[np.ndarray, list[Request]]]:
+    """The tokens of each prompt, and its requests that are side by side."""
+    for _, side_by_side in itertools.groupby(queue, key=lambda queued: id(queued.prompt_ids)):
+        same = list(side_by_side)
+        yield same[0].prompt_ids, [queued.request for queued in same]
 
 
 @contextlib.contextmanager
@@ -220,13 +260,14 @@ def _generating(model: Any, autocast: torch.dtype | None) -> Iterator[None]:
     no_grad and not inference_mode: models that keep something from a forward pass (rotary tables that grow with the
     longest input) would keep inference tensors, which fail in the next training pass.
     """
-    modes = [(module, module.training) for module in model.modules()]
+    training = [module for module in model.modules() if module.training]
     device = next(model.parameters()).device
     cast = torch.autocast(device.type, dtype=autocast) if autocast is not None else contextlib.nullcontext()
-    model.eval()
     try:
+        for module in training:  # not model.eval(), which would write to every module in every poll
+            module.training = False
         with torch.no_grad(), cast:
             yield
     finally:
-        for module, training in modes:
-            module.training = training
+        for module in training:
+            module.training = True

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import itertools
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -18,24 +21,44 @@ PREFILL_TOKENS = 8192  # prompt tokens, padding included, that are computed at o
 
 
 class ForwardDecoder:
-    """Runs rows of completions through a model's ``forward``; see :class:`.decoder.Decoder`."""
+    """Runs rows of completions through a model's ``forward``; see :class:`.decoder.Decoder`.
 
-    def __init__(self, model: Any, prompt_ids: Sequence[Sequence[int]], *, n: int, slots: int, max_tokens: int) -> None:
-        self.model, self.prompt_ids, self.max_tokens = model, prompt_ids, max_tokens
-        self.n, self.slots = n, slots
+    Each prompt is computed once for all rows that begin with it. Where they do not begin at the same time, what they
+    share is held; as rows begin prompt by prompt, that of one prompt is enough. (If another comes in between, the first
+    one is computed again.)
+    """
+
+    def __init__(self, model: Any, *, slots: int, max_tokens: int) -> None:
+        self.model, self.slots, self.max_tokens = model, slots, max_tokens
         self.device = next(model.parameters()).device
         self.accepts = inspect.signature(model.forward).parameters
+        self.numbers = itertools.count()  # of prompts
         self.forget()
 
     def forget(self) -> None:
-        self.missing = [self.n] * len(self.prompt_ids)  # completions that each prompt has not started yet
         self.cache = SlotCache(self.slots)
-        # A prompt with completions that have not started: its cache and logits.
-        self.held: tuple[int, DynamicCache, Tensor] | None = None
+        self.prompt_ids: dict[int, Sequence[int]] = {}  # of prompts with rows that have not begun
+        self.missing: dict[int, int] = {}  # how many of each
+        self.held: tuple[int, DynamicCache, Tensor] | None = None  # a prompt, its cache and the logits after it
 
     @property
     def rows(self) -> int:
         return self.cache.rows
+
+    def active(self) -> AbstractContextManager[object]:
+        return contextlib.nullcontext()
+
+    def open(self, prompt_ids: Sequence[int], count: int) -> int:
+        number = next(self.numbers)
+        self.prompt_ids[number], self.missing[number] = prompt_ids, count
+        return number
+
+    def withdraw(self, prompt: int, count: int) -> None:
+        self.missing[prompt] -= count
+        if not self.missing[prompt]:
+            del self.missing[prompt], self.prompt_ids[prompt]
+            if self.held is not None and self.held[0] == prompt:
+                self.held = None
 
     def add(self, prompts: Sequence[int]) -> Tensor:
         logits = []
@@ -47,10 +70,11 @@ class ForwardDecoder:
             lengths = [len(self.prompt_ids[p]) for p in members]
             self.cache.add(cache, source=source, lengths=lengths, room=self.max_tokens)
             logits.append(scores[source])
-            for p in members:
-                self.missing[p] -= 1
-            if self.missing[wave[-1]]:
-                self.held = wave[-1], _one_row(cache, len(wave) - 1), scores[-1:].clone()
+            last = wave[-1]
+            if self.missing[last] > members.count(last):
+                self.held = last, _one_row(cache, len(wave) - 1), scores[-1:].clone()
+            for prompt in wave:
+                self.withdraw(prompt, members.count(prompt))
         return torch.cat(logits) if len(logits) > 1 else logits[0]
 
     def step(self, tokens: Tensor) -> Tensor:

@@ -25,17 +25,17 @@ class Draw:
     """One token for each of B rows. Log-probabilities and entropies in nats, float32."""
 
     tokens: Tensor  # (B,) int64
-    floats: Tensor  # (3, B): the three below
+    floats: Tensor  # (3, B): the three below, in one tensor so that a schedule records them with one copy
     finite: Tensor  # (B,) bool: False where the logits had NaN or +inf, or no finite entry
 
     @property
-    def logprobs(self) -> Tensor:
-        """(B,) of the policy at temperature 1, nothing cut."""
+    def policy_logprobs(self) -> Tensor:
+        """(B,) of the policy at temperature 1, untruncated."""
         return self.floats[0]
 
     @property
-    def sampling_logprobs(self) -> Tensor:
-        """(B,) of the distribution drawn from."""
+    def logprobs(self) -> Tensor:
+        """(B,) under the distribution that was really drawn from; 0 for greedy decoding."""
         return self.floats[1]
 
     @property
@@ -105,12 +105,12 @@ def draw(logits: Tensor, *, uniform: Tensor, sampling: Sampling) -> Draw:
         e = e.where(e >= _threshold(e, sampling), 0.0)
     tokens, total = _invert(e, uniform)
     chosen = _at(x, tokens)
-    logprobs = chosen - log_z
+    policy_logprobs = chosen - log_z
     if sampling.temperature == 1 and not sampling.truncates:
-        sampling_logprobs = logprobs
+        logprobs = policy_logprobs  # one distribution: equal to the bit, not up to the rounding of another sum
     else:
-        sampling_logprobs = (chosen / sampling.temperature - total.log()).float()
-    return Draw(tokens, torch.stack((logprobs, sampling_logprobs, entropies)), torch.isfinite(log_z))
+        logprobs = (chosen / sampling.temperature - total.log()).float()
+    return Draw(tokens, torch.stack((policy_logprobs, logprobs, entropies)), torch.isfinite(log_z))
 
 
 def _at(x: Tensor, index: Tensor) -> Tensor:
