@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import copy
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 import torch
 
 import learner_help as help
-from rollouts_help import rollout
+from engine_help import ScriptedEngine
 from trew.config import parse
 from trew.eval import correct_by
 from trew.learner import Learner, Policy
@@ -20,7 +19,7 @@ from trew.objective import preset
 from trew.rewards import RewardSet
 from trew.rollout import Engine, RolloutSource
 from trew.rollout.sync import SyncRollouts
-from trew.types import Group, Prompt, Sampling
+from trew.types import Prompt
 from trew.weights import InPlace, WeightSync
 
 SOURCE = Path(__file__).parents[2] / "src" / "trew"
@@ -100,26 +99,6 @@ def test_log_probs_are_those_of_the_weights_that_are_published(name):
 # ---- RolloutSource and WeightSync
 
 
-class Echo:
-    """An engine whose tokens are a function of prompt, seed and sample number."""
-
-    def __init__(self) -> None:
-        self.version = 0
-
-    def generate(self, prompts: Sequence[Prompt], *, n: int, sampling: Sampling, **_: Any) -> list[Group]:
-        def answer(prompt: Prompt, sample: int) -> Any:
-            ids = [(sampling.seed + sample + len(prompt.uid)) % 97, sample % 7]
-            return rollout(ids, text=f"#### {sample % 2}", version=self.version)
-
-        return [Group(prompt, tuple(answer(prompt, i) for i in range(n))) for prompt in prompts]
-
-    def state(self) -> dict[str, Any]:
-        return {"version": self.version}
-
-    def load_state(self, state: Any) -> None:
-        self.version = int(state["version"])
-
-
 def sources(engine: Engine) -> dict[str, RolloutSource]:
     """Every implementation, over seven prompts."""
     config = parse({"model": "m", "rollout": {"prompts": 3, "completions": 4}})
@@ -143,23 +122,23 @@ def seen(source: RolloutSource, step: int) -> list[Any]:
     ]
 
 
-@pytest.mark.parametrize("name", sources(Echo()))
+@pytest.mark.parametrize("name", sources(ScriptedEngine()))
 def test_a_resumed_source_goes_on_as_one_that_was_never_stopped(name):
-    source = sources(Echo())[name]
+    source = sources(ScriptedEngine())[name]
     whole, states = [], []
     for step in (1, 2, 3):
         states.append(source.state())
         whole.append(seen(source, step))
         source.trained(step, step)
     assert len({uid for step in whole[:2] for uid, _, _ in step}) == 6  # no prompt twice within an epoch
-    again = sources(Echo())[name]
+    again = sources(ScriptedEngine())[name]
     again.load_state(states[1])
     assert [seen(again, step) for step in (2, 3)] == whole[1:]
 
 
 @pytest.mark.parametrize("sync", [InPlace()], ids=["in place"])
 def test_what_is_sampled_after_publishing_says_the_new_version(sync: WeightSync):
-    policy, engine, items = policies()["learner"], Echo(), help.samples()
+    policy, engine, items = policies()["learner"], ScriptedEngine(), help.samples()
     source = sources(engine)["sync"]
     policy.apply(policy.accumulate(items, preset("dr-grpo").prepare(help.batch(items))))
     for _ in range(2):  # publishing a version twice changes nothing

@@ -14,7 +14,7 @@ from run_help import configured, rows, save_models
 from trew.config import Config
 from trew.errors import EngineError
 from trew.rollout.torch_engine import choice, engine
-from trew.types import single_turn
+from trew.types import Span
 from trew.utils.console import Silent
 
 
@@ -91,10 +91,7 @@ def test_stale_weights_end_the_run_before_anything_is_learned_from_them(learner,
 def test_completions_of_older_weights_are_counted_and_not_compared(models, tmp_path, monkeypatch):
     config = configured(tmp_path, models["native"], steps=2)
 
-    def late(*args: Any, version: int, **kwargs: Any) -> Any:
-        return single_turn(*args, version=max(version - 1, 0), **kwargs)
-
-    monkeypatch.setattr(engine, "single_turn", late)
+    monkeypatch.setattr(engine, "Span", lambda version, start, end: Span(max(version - 1, 0), start, end))
     summary = trew.train(config, display=Silent())
     assert [rows(config)[s]["staleness"] for s in (1, 2)] == [0, 1]
     assert rows(config)[2]["canary_gap"] is None
