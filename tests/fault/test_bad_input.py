@@ -131,7 +131,7 @@ REFUSED: dict[str, str] = {
     "train syntax.toml": "is not valid TOML",
     "train twice.toml": "is not valid TOML",
     "train r.yaml": "is not valid TOML: Expected '=' after a key in a key/value pair (at line 1, column 6)",
-    "train no.toml": "is not valid TOML: Invalid value (at line 4, column 11); texts are in quotes",
+    "train no.toml": "is not valid TOML: Invalid value (at line 4, column 11); strings need quotes",
     "train digits.toml": "digits.toml: is not valid TOML: Exceeds the limit",
     "train deep.toml": "deep.toml: is not valid TOML: it is nested too deeply",
     "train string.toml": "data: expected a table, got 'x'",
@@ -201,9 +201,9 @@ REFUSED: dict[str, str] = {
     f"{ROWS} data.train=same.jsonl": "only 1 different prompts",
     f"{ROWS} data.train=nothing.jsonl": "has no rows",
     f"{ROWS} data.train=folder": "found x.txt",
-    f"{ROWS} data.train=d.csv": "got a file ending in '.csv', accepts .jsonl",
+    f"{ROWS} data.train=d.csv": "got the suffix '.csv', accepts .jsonl",
     f"{ROWS} data.train=comma.jsonl": "line 2: is not valid JSON",
-    f"{ROWS} data.train=latin.jsonl": "line 2: is not UTF-8 (byte 15 of it is 0xe9)",
+    f"{ROWS} data.train=latin.jsonl": "line 2: is not UTF-8 (its byte 15 is 0xe9)",
     f"{ROWS} data.train=nul.jsonl": "line 2: holds a NUL byte",
     f"{ROWS} data.train=half.jsonl": "line 2: holds a lone surrogate",
     f"{ROWS} data.train=huge.jsonl": "line 2: has 70,000,012 bytes, accepts at most 67,108,864",
@@ -278,8 +278,8 @@ REFUSED: dict[str, str] = {
     "train r.toml --out r.toml": "is a file, not a folder",
     "train r.toml --out r.toml/x": "is a file, not a folder",
     "train r.toml --out a/b/c/d": "does not exist",
-    "train r.toml --out taken": "is not empty and not a run's folder",
-    "train r.toml --out taken --overwrite": "is not empty and not a run's folder",
+    "train r.toml --out taken": "is not empty and not a run folder",
+    "train r.toml --out taken --overwrite": "is not empty and not a run folder",
     # other commands
     "trian": "did you mean 'train'?",
     "plan none.toml": "none.toml: no such recipe",
@@ -306,7 +306,7 @@ REFUSED: dict[str, str] = {
     "eval model --task arithmetik": "did you mean 'arithmetic'?",
     "eval model --task arithmetic --size 0": "eval.size: got 0",
     "eval model --task arithmetic --size many": "--size",
-    "eval model --task arithmetic --samples 3 --temperature 0": "greedy samples are all the same",
+    "eval model --task arithmetic --samples 3 --temperature 0": "where all samples are identical",
     "eval model --task arithmetic --temperature nan": "eval.temperature: got nan",
     "eval model --task arithmetic --max-tokens 4000": "the model has 512 positions",
     "eval model --task arithmetic --json taken": "is a folder",
@@ -316,13 +316,13 @@ REFUSED: dict[str, str] = {
     "eval model --data g.jsonl --set data.max_prompt_tokens=3": "data.max_prompt_tokens to at least",
     "eval model --recipe none.toml": "no such recipe",
     "data prepar": "did you mean 'prepare'?",
-    "data prepare math": "there is no such file here",
+    "data prepare math": "no such file, and reading it from the hub",
     "data prepare gsm8k --source one.jsonl": "no row has a column 'question'",
     "data prepare gsm8k --source g.jsonl --out r.toml": "r.toml/train.jsonl: cannot be written",
     "data show": "data.train: is empty",
     "data show good.jsonl --n 0": "--n: got 0",
     "data convert good.jsonl o.csv": "accepts a file ending in .jsonl or .parquet",
-    "data convert good.jsonl good.jsonl": "is there already",
+    "data convert good.jsonl good.jsonl": "already exists",
     "data convert good.jsonl r.toml/y.jsonl": "cannot be written",
     "data convert one.jsonl o.parquet --to verl": "--gold-column",
     "rewards test gsm9k --data g.jsonl": "did you mean 'gsm8k'?",
@@ -335,10 +335,10 @@ REFUSED: dict[str, str] = {
     "rewards score gsm8k --data s_ids.jsonl --out o.jsonl": "column 'token_ids' must be a list",
     "report": "give at least one run folder",
     "report none": "no such run folder",
-    "report taken": "is not a run's folder",
+    "report taken": "is not a run folder",
     "explain dap": "did you mean 'dapo'?",
     "explain dapo --plot taken": "taken: cannot be written: Is a directory",
-    "explain --plot x.svg": "which objective?",
+    "explain --plot x.svg": "needs an objective",
     "doctor --all": "--all",
     "demo --model model --set stepz=3": "did you mean 'steps'?",
     "demo --model model --seed -1": "seed: got -1",
@@ -435,7 +435,7 @@ def test_a_report_survives_files_that_are_not_what_they_were(here, capsys):
     for file in (run / "rollouts").iterdir():
         file.write_bytes(b"zzz")
     assert fails(capsys, "report", "run") == (0, "")
-    assert "2 lines are incomplete or no metrics rows" in (run / "report.html").read_text()
+    assert "2 lines that are incomplete or not metrics rows" in (run / "report.html").read_text()
 
 
 def test_rewards_without_any_verdict_train_nothing_and_say_so(here, capsys):

@@ -149,7 +149,7 @@ def test_when_all_are_broken_the_run_does_not_start_over(tmp_path):
     message = str(caught.value)
     assert "000001: manifest.json is missing" in message
     assert "000002: manifest.json is missing" in message
-    assert "not silently started over" in message
+    assert "does not silently start over" in message
     assert caught.value.exit_code == 2
 
 
@@ -222,7 +222,7 @@ def test_another_format_is_refused_and_not_passed_over(tmp_path, offset, age):
     path = save(tmp_path, 2) / "manifest.json"
     other = checkpoint_files.FORMAT + offset
     path.write_text(json.dumps({**json.loads(path.read_text()), "format": other}))
-    said = f"written in format {other} by {age} trew; this one reads format {checkpoint_files.FORMAT}"
+    said = f"has format {other}, written by {age} trew; this version reads format {checkpoint_files.FORMAT}"
     with pytest.raises(CheckpointError, match=said):
         checkpoint_files.load_latest(tmp_path)
 
@@ -321,7 +321,7 @@ def test_time_and_size_are_told_and_the_next_waits_for_the_one_before(tmp_path):
         for step in (1, 2, 3):
             writer.save(tmp_path, step, tensors(float(step)), {"step": step, "note": "é"}, keep=1)
     assert [line.split(":")[0] for line in told] == [f"checkpoint of step {step}" for step in (1, 2, 3)]
-    assert all(re.search(r": 0\.0 MB in \d+\.\d\d s, which the run waited \d+\.\d\d s for$", line) for line in told)
+    assert all(re.search(r": 0\.0 MB in \d+\.\d\d s; the run waited \d+\.\d\d s for it$", line) for line in told)
     assert names(tmp_path) == ["000003"]
 
 

@@ -155,7 +155,7 @@ def test_the_format_before_is_refused_by_name(server, recipe, cut):
     checkpoint = cut / "checkpoints" / "000002"
     manifest = json.loads((checkpoint / "manifest.json").read_text())
     rewrite(checkpoint, "manifest.json", {**manifest, "format": 2})
-    assert "was written in format 2 by an older trew" in refused(server, recipe, cut)
+    assert "has format 2, written by an older trew" in refused(server, recipe, cut)
 
 
 # ---- rows and files before the checkpoint

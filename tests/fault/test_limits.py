@@ -82,7 +82,7 @@ REWARDS = numbers(RewardConfig)
 def test_a_number_of_a_recipe_is_named_or_taken(key, value):
     said = refused((key, value))
     taken = value == 10**9 and not said
-    assert taken or said.startswith((f"{key}: got", "data.args: the ranges make too few")), said
+    assert taken or said.startswith((f"{key}: got", "data.args: the ranges give too few")), said
 
 
 @pytest.mark.parametrize(("key", "value"), REWARDS, ids=ids(REWARDS))

@@ -68,7 +68,7 @@ def test_sizes_are_bounded_and_names_stay_below_the_folder(tmp_path: Path):
     (tmp_path / "above").write_text("x")
     (tmp_path / "run" / "long").write_text("x" * 11)
     assert read_text(tmp_path / "run", "long", most=11) == "x" * 11
-    with pytest.raises(UnsafeFile, match="11 bytes, more than the 10"):
+    with pytest.raises(UnsafeFile, match="11 bytes, accepts at most 10"):
         read_text(tmp_path / "run", "long", most=10)
     for name in ("../above", "/etc/hostname", "a//b", ".", ""):
         with pytest.raises(UnsafeFile, match="plain name"):
@@ -92,8 +92,8 @@ def test_values_of_any_size_and_type(tmp_path: Path, name: str):
     (run / "metrics.jsonl").write_text("\n".join(rows) + "\n")
     loaded = load_run(run)
     assert len(loaded.rows) == len(VALUES)
-    assert "4 lines are incomplete or no metrics rows" in " ".join(loaded.notes)
-    assert f"3 values of {name} are no numbers" in " ".join(loaded.notes)
+    assert "4 lines that are incomplete or not metrics rows" in " ".join(loaded.notes)
+    assert f"3 values of {name} that are not numbers" in " ".join(loaded.notes)
     page = render_report([loaded])
     assert "nan" not in page.partition("<svg")[2].partition("</svg>")[0]
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trew.config import DataConfig
-from trew.data import PromptSampler, load_task, truncate_left
+from trew.data import PromptStream, load_task, truncate_left
 from trew.data.draws import Draws, Permutation
 from trew.data.files import read_rows, write_rows
 from trew.data.rows import Split
@@ -145,27 +145,27 @@ def test_draws_are_even() -> None:
 @given(st.integers(1, 40), st.integers(0, 2**63 - 1), st.integers(0, 5), st.booleans())
 @settings(max_examples=60, deadline=None)
 def test_every_epoch_covers_everything_once(size: int, seed: int, epoch: int, shuffle: bool) -> None:
-    sampler = PromptSampler(size, seed=seed, shuffle=shuffle)
+    sampler = PromptStream(size, seed=seed, shuffle=shuffle)
     assert sorted(sampler.take(epoch * size, size)) == list(range(size))
 
 
 @given(st.integers(1, 30), st.integers(0, 100), st.lists(st.integers(0, 50), max_size=5))
 @settings(max_examples=60, deadline=None)
 def test_sampler_depends_on_the_position_alone(size: int, start: int, cuts: list[int]) -> None:
-    whole = PromptSampler(size, seed=9).take(start, sum(cuts))
+    whole = PromptStream(size, seed=9).take(start, sum(cuts))
     pieces: list[int] = []
     for k in cuts:
-        pieces += PromptSampler(size, seed=9).take(start + len(pieces), k)
+        pieces += PromptStream(size, seed=9).take(start + len(pieces), k)
     assert pieces == whole
 
 
 def test_epochs_and_seeds_have_orders_of_their_own() -> None:
-    sampler, other = PromptSampler(50, seed=1), PromptSampler(50, seed=2)
+    sampler, other = PromptStream(50, seed=1), PromptStream(50, seed=2)
     orders = [tuple(s.take(epoch * 50, 50)) for s in (sampler, other) for epoch in range(3)]
     assert len(set(orders)) == 6
-    assert PromptSampler(50, seed=1, shuffle=False).take(45, 10) == [45, 46, 47, 48, 49, 0, 1, 2, 3, 4]
+    assert PromptStream(50, seed=1, shuffle=False).take(45, 10) == [45, 46, 47, 48, 49, 0, 1, 2, 3, 4]
     with pytest.raises(DataError, match="no prompts"):
-        PromptSampler(0, seed=1)
+        PromptStream(0, seed=1)
 
 
 @given(st.integers(0, 200), st.lists(st.integers(0, 60), min_size=1, max_size=6))

@@ -125,7 +125,7 @@ def test_convert_what_a_recipe_trains_and_is_evaluated_on(tmp_path: Path) -> Non
 
 
 def test_convert_a_recipe_says_its_own_task(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="says so itself"):
+    with pytest.raises(ConfigError, match="sets them itself"):
         convert("r.toml", str(tmp_path / "o.jsonl"), task="gsm8k")
     with pytest.raises(ConfigError, match=r"--set: .*'rows\.jsonl'"):
         convert("rows.jsonl", str(tmp_path / "o.jsonl"), set=("seed=1",))
@@ -213,7 +213,7 @@ def test_convert_problems(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"no gold answer.*label"):
         convert(str(path), str(tmp_path / "o.jsonl"), to="verl")
     convert(str(path), str(tmp_path / "o.jsonl"), to="verl", gold_column="label")
-    with pytest.raises(ConfigError, match="is there already"):
+    with pytest.raises(ConfigError, match="already exists"):
         convert(str(path), str(tmp_path / "o.jsonl"), to="verl", gold_column="label")
 
 

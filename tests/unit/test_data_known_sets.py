@@ -76,7 +76,7 @@ def test_math_keeps_levels_and_subjects_in_training_and_leaves_evaluation_whole(
     data = load(tmp_path, "math", n=3, levels=[4, 5], subjects=["counting and probability"])
     assert len(data.train) == 2
     assert len(data.eval) == 3
-    assert any("7 of 9 rows are of other levels or subjects" in note for note in data.notes)
+    assert any("7 of 9 rows have other levels or subjects" in note for note in data.notes)
     kept, _, notes = load_eval(DataConfig(task="math", train=str(tmp_path), args={"levels": [1]}), size=3, seed=0)
     assert len(kept) == 3
     assert not any("other levels" in note for note in notes)

@@ -72,7 +72,7 @@ def test_the_packages_settings_are_used_and_its_refusal_is_told() -> None:
     [
         ("reasoning-gym", {}, "without a name"),
         ("reasoning-gym:composite", {}, "not supported"),
-        ("reasoning-gym:boxnet", {}, "no answer that its grader could be checked with"),
+        ("reasoning-gym:boxnet", {}, "no reference answers to check its grader with"),
         ("reasoning-gym:gcd", {"size": 0}, "data.args.size"),
         ("reasoning-gym:gcd", {"config": {"seed": 1}}, "data.args.config.seed"),
         ("reasoning-gym:gcd", {"puzzle": "lcm"}, "data.task says 'gcd'"),

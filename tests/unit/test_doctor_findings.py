@@ -40,7 +40,7 @@ def test_this_machine_is_described_and_nothing_needed_is_broken(monkeypatch, cap
         )
     assert f"torch         {importlib.metadata.version('torch')}" in text
     assert "not asked: HF_HUB_OFFLINE is set" in text
-    assert "Nothing needed is broken" in text
+    assert "Nothing required is broken" in text
 
 
 def test_whatever_is_not_ok_says_what_to_do(monkeypatch, tmp_path):
@@ -188,4 +188,4 @@ def test_a_trainer_that_is_not_there_is_nothing_broken(monkeypatch, capsys, peer
     assert "is not installed" in said
     assert f"pip install 'trew[{peer}]'" in said
     assert "BAD" not in said
-    assert "Nothing needed is broken." in said
+    assert "Nothing required is broken." in said

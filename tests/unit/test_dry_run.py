@@ -139,7 +139,7 @@ def test_it_refuses_what_a_run_refuses_with_the_same_words(here, capsys, setting
 def test_a_used_folder_is_refused_as_by_a_run(here, capsys):
     (here / "used").mkdir()
     (here / "used" / "mine.txt").write_text("x")
-    assert "is not empty and not a run's folder" in dry(capsys, "--out", "used", code=2)
+    assert "is not empty and not a run folder" in dry(capsys, "--out", "used", code=2)
 
 
 def test_what_changed_since_a_run_began_is_shown_or_refused_as_the_run_would(here, capsys):
@@ -154,4 +154,4 @@ def test_what_changed_since_a_run_began_is_shown_or_refused_as_the_run_would(her
     other = ("--resume", "--set", "learner.lr=0.5")
     assert "learner.lr: the run was started with" in dry(capsys, *other, code=2)
     assert "learner.lr: the run was started with" in dry(capsys, *other, "--allow-changes")
-    assert "give --resume too" in dry(capsys, "--allow-changes", code=2)
+    assert "add --resume" in dry(capsys, "--allow-changes", code=2)

@@ -83,7 +83,7 @@ def test_everything_wrong_is_said_at_once_before_a_model_is_loaded(tmp_path):
         "no such folder",
         "did you mean 'arithmetic'",
         "eval.size: got 0",
-        "greedy samples",
+        "all samples are identical",
         "its folder is missing",
     ):
         assert part in text, part

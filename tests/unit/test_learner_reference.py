@@ -161,7 +161,7 @@ def test_without_a_reference_it_is_refused():
 @pytest.mark.parametrize(
     ("sections", "said"),
     [
-        ({"learner": {"reference_every": 1}, "lora": {"rank": 4}}, "the reference of adapters is the model without"),
+        ({"learner": {"reference_every": 1}, "lora": {"rank": 4}}, "the reference is the model without adapters"),
         ({"learner": {"reference_mix": 0.5}}, "the reference is never updated"),
         ({"learner": {"reference_every": 1, "reference_mix": 0.0}}, "accepts a number above 0 and at most 1"),
         ({"learner": {"reference_every": -1}}, "learner.reference_every: got -1"),

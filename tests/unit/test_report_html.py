@@ -61,7 +61,7 @@ def test_a_run_that_is_not_finished(tmp_path):
     text = " ".join(" ".join(Elements(render_report([load_run(folder)])).text).split())
     assert "4 of 4, not finished" in text
     assert "10.0 % [5.0, 20.0] 80.0 % [70.0, 90.0]" in text  # from the metric rows
-    assert "1 lines are incomplete" in text
+    assert "1 lines that are incomplete" in text
 
 
 def test_several_runs_share_their_charts_and_keep_their_names(tmp_path):

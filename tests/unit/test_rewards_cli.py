@@ -251,7 +251,7 @@ def test_command_score(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     ]
     assert rows[0]["extracted"] == "2"
     assert "0.3333" in capsys.readouterr().out
-    with pytest.raises(ConfigError, match="is there already"):
+    with pytest.raises(ConfigError, match="already exists"):
         run(["rewards", "score", "gsm8k", "--data", data, "--out", str(out)])
     assert run(["rewards", "score", "gsm8k", "--data", data, "--out", str(out), "--overwrite"]) == 0
 

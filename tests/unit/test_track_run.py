@@ -144,7 +144,7 @@ def test_overwrite_deletes_the_run_and_nothing_else(tmp_path):
 def test_a_folder_of_somebody_else_is_refused_and_kept(tmp_path, flags):
     (tmp_path / "config.toml").write_text("other = 1")
     (tmp_path / "thesis.tex").write_text("x")
-    with pytest.raises(ConfigError, match=r"not a run's folder \(it holds config.toml, thesis.tex\)"):
+    with pytest.raises(ConfigError, match=r"not a run folder \(it holds config.toml, thesis.tex\)"):
         RunFolder.open(tmp_path, **flags)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["config.toml", "thesis.tex"]
 
@@ -154,7 +154,7 @@ def test_unusable_places_are_named_before_anything_is_made(tmp_path):
     for folder, message in [
         (tmp_path / "file", "is a file"),
         (tmp_path / "file" / "run", "is a file"),
-        (tmp_path / "missing" / "too" / "run", "does not exist; make it"),
+        (tmp_path / "missing" / "too" / "run", "does not exist; create it"),
     ]:
         (problem,) = problems(folder)
         assert message in problem
@@ -169,7 +169,7 @@ def test_a_read_only_folder_is_named(tmp_path):
     try:
         for folder in (tmp_path, tmp_path / "run"):
             (problem,) = problems(folder)
-            assert "cannot be written" in problem
+            assert "writable" in problem
     finally:
         tmp_path.chmod(0o700)
 

@@ -28,7 +28,7 @@ def fake(monkeypatch):
 def test_a_missing_package_names_the_extra(monkeypatch):
     monkeypatch.setattr(trackers.importlib.util, "find_spec", lambda name: None)
     assert trackers.problems(["wandb", "mlflwo"]) == [
-        "track.to: 'wandb' needs a package that is not installed; pip install 'trew[wandb]'",
+        "track.to: got 'wandb', whose package is not installed; pip install 'trew[wandb]'",
         "track.to: got 'mlflwo', accepts trackio, wandb, tensorboard, mlflow (did you mean 'mlflow'?)",
     ]
     with pytest.raises(ConfigError, match="pip install 'trew"):
@@ -94,7 +94,7 @@ def test_a_failing_tracker_costs_one_warning_and_its_neighbours_go_on(tmp_path, 
     t.close()
     assert seen == [0, 1, 2]
     (text,) = said
-    assert "wandb failed and is left out" in text
+    assert "wandb failed and is no longer used" in text
     assert "canary" not in text
 
 

@@ -56,7 +56,7 @@ def test_export_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "python3 -m verl.trainer.main_ppo" in capsys.readouterr().out
     assert run(["export", "verl", recipe, "--out", str(out), "--set", "rollout.completions=16"]) == 0
     assert "actor_rollout_ref.rollout.n=16" in out.read_text()
-    with pytest.raises(ConfigError, match="is there already"):
+    with pytest.raises(ConfigError, match="already exists"):
         run(["export", "verl", recipe, "--out", str(out)])
 
 

@@ -1,1 +1,1 @@
-"""The command line: one file per command; heavy imports are inside functions, so that ``trew --help`` stays quick."""
+"""The command line: one file per command. Heavy imports are inside functions, so that ``trew --help`` is fast."""

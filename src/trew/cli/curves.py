@@ -1,7 +1,7 @@
-"""Curves of an objective over the ratio: w(r, A) and the coefficient w r A for A = +1 and A = -1.
+"""Plots an objective over the ratio: w(r, A) and the coefficient w r A for A = +1 and A = -1.
 
-Every value is asked of the objective itself, through ``Objective.loss`` on completions of one token, so that a picture
-shows what is trained with, whatever the choices are.
+Every value comes from the objective itself, through ``Objective.loss`` on completions of one token, so that a plot
+always shows what training uses.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from ..objective import Objective, TokenBatch
 from ..runs.report.svg import Series, line_chart, side_by_side
 
 P_OLD = 0.2
-"""Probability of the sampled token under the old policy: the trust regions that look at it (DPPO) need one."""
+"""The sampled token's probability under the old policy: some trust regions (DPPO) depend on it."""
 
 HIGHEST_WEIGHT = 3.0
-"""Weights are drawn up to here: 1/r, say, has no end near r = 0."""
+"""The largest weight drawn: 1/r, for example, is unbounded near r = 0."""
 
 _PANEL = (372, 250)
 _MARKS = {"A > 0": "", "A < 0": "6 4"}  # solid and dashed
@@ -39,10 +39,10 @@ class Curves:
 def evaluate(objective: Objective, ratio: Tensor, *, p_old: float = P_OLD) -> Curves:
     """w and C_t / share_t of a token at each ratio, for A = +1 and A = -1; float64.
 
-    Each completion is one token, so a sequence's ratio is the token's. Old policy and sampler are the same, the
-    reference policy is the current one: neither a correction nor a pull towards the reference is in the picture. The
-    batch holds twice as many bystanders as tokens to be drawn, with smaller advantages and more extreme covariance
-    with log pi: rules that pick some tokens of a batch (cppo, kl-cov) find them there.
+    Each completion is one token, so a sequence's ratio is the token's. The sampler is the old policy and the reference
+    is the current policy, so that the plot shows neither a correction nor a pull towards the reference. The batch also
+    has twice as many bystanders as plotted tokens, with smaller advantages and a more extreme covariance with log pi:
+    rules that pick some tokens of a batch (cppo, kl-cov) pick from those.
     """
     n = len(ratio)
     r = torch.cat([ratio, ratio, torch.ones(4 * n)]).to(torch.float64)
@@ -68,7 +68,7 @@ def evaluate(objective: Objective, ratio: Tensor, *, p_old: float = P_OLD) -> Cu
     out = objective.loss(prepared)
     assert prepared.token_weights is not None
     token_weight = prepared.unpack(prepared.token_weights)[:, 0]
-    # Rounded, so that a picture does not depend on the last bits of a machine's exponential.
+    # Rounded, so that a plot does not depend on the last bits of a machine's exponential.
     coefficient, weight = (
         x[: 2 * n].round(decimals=9) for x in (out.coefficients[:, 0] / token_weight, out.weights[:, 0])
     )
@@ -76,7 +76,7 @@ def evaluate(objective: Objective, ratio: Tensor, *, p_old: float = P_OLD) -> Cu
 
 
 def probability(high: float) -> float:
-    """The old policy's probability of the token in a picture up to ratio ``high``: the new one stays below 1.
+    """The token's probability under the old policy in a plot up to ratio ``high``: keeps the new one below 1.
 
     >>> probability(2.0), probability(10.0)
     (0.2, 0.09)
@@ -88,8 +88,8 @@ def probability(high: float) -> float:
 
 
 def ratio_range(objective: Objective) -> tuple[float, float]:
-    """The ratios that show this objective's region: [0, 2], wider where w changes beyond, narrow around 1 where the
-    region is narrow (sequence ratios have bounds of 1e-4).
+    """The range of ratios that shows this objective's trust region: [0, 2], wider where w changes beyond it, and narrow
+    around 1 where the region is narrow (sequence ratios have bounds of 1e-4).
     """
     distance = torch.logspace(-5, 0, 301, dtype=torch.float64)[:-1]
     above = 1 + torch.cat([distance, torch.linspace(1.0, 3.9, 117, dtype=torch.float64)])
@@ -107,7 +107,7 @@ def ratio_range(objective: Objective) -> tuple[float, float]:
 
 
 def nice(x: float) -> float:
-    """The next round number.
+    """Rounds up to a round number.
 
     >>> nice(0.00101), nice(4.5), nice(6.0)
     (0.0015, 5.0, 6.0)
@@ -130,9 +130,7 @@ def _changes(curves: Curves, *, around: int) -> list[float]:
 
 
 def trace(objective: Objective, low: float, high: float) -> Curves:
-    """The curves on [low, high] with points where something happens: steps are found by bisection, to 1e-7 of the
-    range, and drawn as what they are.
-    """
+    """Samples the curves on [low, high] where they change. Finds steps by bisection, to 1e-7 of the range."""
     width, p_old = high - low, probability(high)
     ratio = torch.linspace(low, high, 161, dtype=torch.float64).round(decimals=12).clamp(min=width * 1e-3)
     curves = evaluate(objective, ratio, p_old=p_old)
@@ -156,8 +154,9 @@ def _merged(a: Curves, b: Curves) -> Curves:
 
 
 def simplified(x: Sequence[float], y: Sequence[float], *, tolerance: tuple[float, float]) -> list[int]:
-    """Indices of the points that a polygon needs to pass all points within ``tolerance`` in x and y (Douglas and
-    Peucker, 1973): a clip is six points, however finely it was sampled.
+    """The points that a polygon needs to pass within ``tolerance`` of all others (Douglas and Peucker, 1973).
+
+    A clipped weight needs six points, however finely it was sampled.
 
     >>> simplified([0, 1, 2, 3], [0, 0, 0, 1], tolerance=(0.01, 0.01))
     [0, 2, 3]
@@ -185,7 +184,7 @@ def simplified(x: Sequence[float], y: Sequence[float], *, tolerance: tuple[float
 def figure(objectives: Sequence[Objective], *, ratios: tuple[float, float] | None = None) -> str:
     """One SVG: w(r, A) on the left, the coefficient w r A on the right, all ``objectives`` overlaid.
 
-    ``ratios`` is the range of r; by default the widest that one of the objectives asks for.
+    ``ratios`` is the range of r; by default the widest range of the objectives.
     """
     if ratios is None:
         ranges = [ratio_range(o) for o in objectives]

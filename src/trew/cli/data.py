@@ -1,4 +1,4 @@
-"""``trew data``: prepare a known set, look at prompts as a run would see them, convert between trainers' schemas."""
+"""``trew data``: prepare a known data set, show prompts as a run sees them, convert between trainers' schemas."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 PREPARED = ("gsm8k", "math", "countdown", "mbpp", "humaneval", "reasoning-gym")
 _VERL_SOURCES = {"gsm8k": "openai/gsm8k", "math": "DigitalLearningGmbH/MATH-lighteval"}
-_SHOWN = 10  # overlapping rows that are spelled out before the rest is only counted
+_SHOWN = 10  # overlapping rows that are printed; the others are counted
 
 
 def prepare(
@@ -38,25 +38,25 @@ def prepare(
     unchecked: bool = False,
     overwrite: bool = False,
 ) -> None:
-    """Writes a known data set as train and test files that recipes can name, every gold answer tried with its reward.
+    """Writes a known data set as train and test files for recipes, and tries every gold answer with its reward.
 
-    Nothing is written before everything is read and checked.
+    Reads and checks everything before it writes anything.
 
     Args:
         name: gsm8k, math, countdown, mbpp, humaneval, or reasoning-gym:NAME (a task of the reasoning-gym package).
-        source: Where it is read from: a file, a folder or a hub id; default: its home on the hub, or made by seed.
-        out: The folder that is written; by default data/NAME.
-        format: Of the files.
+        source: A file, a folder or a hub id to read from; default: the set's place on the hub, or generated problems.
+        out: The folder to write; default: data/NAME.
+        format: Format of the files.
         set: key=value, arguments of the task: --set levels=[4,5]
-        seed: Of problems that are made.
-        eval_size: How many problems that are made go into the test file.
-        against: Evaluation sets (file, folder or hub id, its test split) that training rows are compared with: reports
-            the rows that share a run of words with one of theirs. Give it once per set.
+        seed: Seed of generated problems.
+        eval_size: How many generated problems go into the test file.
+        against: Evaluation set (file, folder or hub id; its test split) to compare training rows with. Reports the rows
+            that share a run of words with it. Repeat the option for more sets.
         ngram: How many words a shared run has.
-        remove_overlap: Leave training rows with such an overlap out.
-        drop_bad: Leave rows out whose gold does not score 1 with the task's own reward; else they are an error.
+        remove_overlap: Leave out training rows with such an overlap.
+        drop_bad: Leave out rows whose gold does not score 1 with the task's reward; without it they are an error.
         unchecked: Write the rows without trying their golds.
-        overwrite: Replace files that are there already.
+        overwrite: Replace existing files.
     """
     from ..data.files import write_rows
     from ..errors import ConfigError
@@ -65,9 +65,9 @@ def prepare(
     if eval_size < 1 or ngram < 1:
         raise ConfigError(f"--eval-size and --ngram: got {eval_size} and {ngram}, accept whole numbers of at least 1")
     if remove_overlap and not against:
-        raise ConfigError("--remove-overlap: needs evaluation sets to compare with: --against FILE")
+        raise ConfigError("--remove-overlap: needs evaluation sets to compare with; add --against FILE")
     folder = Path(out or f"data/{name.replace(':', '-')}")
-    if task.makes(source or ""):  # said before the long work
+    if task.makes(source or ""):  # checked before the problems are generated, which may take long
         _refuse_existing([folder / f"{key}.{format}" for key in ("train", "test")], overwrite)
     prompts = _prepared(task, source or "", seed=seed, eval_size=eval_size)
     targets = {key: folder / f"{key}.{format}" for key in prompts}
@@ -83,7 +83,7 @@ def prepare(
             write_rows(targets[key], part)
             _say(f"{targets[key]}: {len(part)} rows, sha256 {_sha256(targets[key])}")
     if "test" not in rows:
-        _say(f"{source} has no test split beside it: only the training rows were written")
+        _say(f"{source} has no test split next to it: wrote only the training rows")
 
 
 def show(
@@ -94,14 +94,14 @@ def show(
     prompt_column: str = "prompt",
     seed: int = 0,
 ) -> None:
-    """Prints a few prompts of a source or procedural task, with the columns that rewards will receive.
+    """Prints a few prompts of a source or procedural task, with the columns that rewards receive.
 
     Args:
-        source: A file, a folder or a hub id; empty for tasks that make their own problems.
+        source: A file, a folder or a hub id; empty for tasks that generate their problems.
         task: gsm8k, math, arithmetic, countdown, mbpp, humaneval, reasoning-gym:NAME or prompts.
         n: How many prompts.
         prompt_column: The column that holds the prompt (task prompts only).
-        seed: For tasks that make their own problems.
+        seed: Seed of generated problems.
     """
     from ..config import DataConfig
     from ..data import load_prompts
@@ -109,7 +109,7 @@ def show(
 
     if n < 1:
         raise ConfigError(f"--n: got {n}, accepts a whole number of at least 1")
-    # Some of the package's problems take a second each to make: no more than are shown.
+    # Some of the package's problems take a second each to generate, so generate only those shown.
     args = {"size": n} if task.startswith("reasoning-gym:") and not source else {}
     prompts = load_prompts(DataConfig(task=task, train=source, prompt_column=prompt_column, args=args), seed=seed)
     for prompt in prompts[:n]:
@@ -136,21 +136,21 @@ def convert(
     set: tuple[str, ...] = (),
     overwrite: bool = False,
 ) -> None:
-    """Writes a source's prompts for another trainer: TRL's rows (prompt and columns), or verl's schema; and back.
+    """Converts a source's prompts to TRL's rows (prompt and columns) or verl's schema, and back.
 
     Args:
         source: A file, a folder or a hub id, in any schema that training reads (TRL's, verl's, or the task's own); or a
-            recipe (.toml), for the very prompts that its run trains on (split train) or is evaluated on (test).
-        out: The file that is written, .jsonl or .parquet.
-        to: The schema: trl or verl; trew is trl by another name. What --to verl wrote gets its own columns back.
-        task: How the source is read: gsm8k, math, countdown, mbpp, humaneval, reasoning-gym:NAME, or prompts.
+            recipe (.toml), for the prompts that its run trains on (split train) or evaluates on (test).
+        out: The file to write, .jsonl or .parquet.
+        to: The schema: trl or verl; trew is another name for trl. Restores the columns of rows that --to verl wrote.
+        task: How to read the source: gsm8k, math, countdown, mbpp, humaneval, reasoning-gym:NAME, or prompts.
         prompt_column: The column that holds the prompt (task prompts only).
-        split: train, or test (else validation) of a folder or hub set; verl's rows carry the name.
-        data_source: verl's name for the set, by which it picks a reward; by default the source.
+        split: train, or test (or validation) of a folder or hub set; verl's rows carry the name.
+        data_source: verl's name for the set, by which it picks a reward; default: the source.
         ability: verl's name for the kind of task.
-        gold_column: Where verl's ground truth comes from; by default ground_truth, gold, answer or solution.
+        gold_column: The column of verl's ground truth; default: ground_truth, gold, answer or solution.
         set: key=value, changes to the recipe.
-        overwrite: Replace the file if it is there already.
+        overwrite: Replace an existing file.
     """
     from ..config import DataConfig
     from ..data import load_prompts, trl, verl
@@ -167,9 +167,9 @@ def convert(
         problems.append(f"--to: got {to!r}, accepts 'trl', 'verl' or 'trew'")
     of_recipe = source.endswith(".toml")
     if of_recipe and (task, prompt_column) != ("prompts", "prompt"):
-        problems.append(f"--task, --prompt-column: {source} says so itself; change it with --set data.task=...")
+        problems.append(f"--task, --prompt-column: {source} sets them itself; change them with --set data.task=...")
     if set and not of_recipe:
-        problems.append(f"--set: changes a recipe, and {source!r} is none; accepts it with a .toml file")
+        problems.append(f"--set: got {source!r}, which is not a recipe; --set applies only to a .toml file")
     if problems:
         raise ConfigError(problems)
     _refuse_existing([path], overwrite)
@@ -184,7 +184,7 @@ def convert(
         home = data_source or _VERL_SOURCES.get(task, source)
         rows = verl.to_rows(prompts, split=split, data_source=home, ability=ability, gold_column=gold_column)
         if any(prompt.text is not None for prompt in prompts):
-            _say("string prompts became one user message each: verl applies the chat template to all prompts")
+            _say("converted each string prompt to one user message: verl applies the chat template to all prompts")
     write_rows(path, rows)
     _say(f"{path}: {len(rows)} rows in {to}'s schema, sha256 {_sha256(path)}")
 
@@ -193,7 +193,7 @@ def convert(
 
 
 def _of_recipe(path: str, changes: Sequence[str], split: str) -> tuple[DataConfig, Sequence[Prompt]]:
-    """The [data] table of a recipe, and the prompts that its run trains or is evaluated on."""
+    """The [data] table of a recipe, and the prompts that its run trains or evaluates on."""
     from ..config import load
     from ..data import load_task
 
@@ -204,7 +204,7 @@ def _of_recipe(path: str, changes: Sequence[str], split: str) -> tuple[DataConfi
 
 
 def _known_task(name: str, source: str, pairs: Sequence[str]) -> Task:
-    """The task with its arguments; ConfigError for one that has no files to write."""
+    """The task with its arguments; raises ConfigError for one without files to write."""
     from ..config import DataConfig, apply_overrides
     from ..data import make_task
     from ..data.tasks import TASKS
@@ -221,7 +221,7 @@ def _known_task(name: str, source: str, pairs: Sequence[str]) -> Task:
 
 
 def _prepared(task: Task, source: str, *, seed: int, eval_size: int) -> dict[str, list[Prompt]]:
-    """The prompts of every split that there is, read or made, with a bar while they are made."""
+    """The prompts of every existing split, read or generated; shows a progress bar while generating."""
     from ..data import sources
     from ..data.tasks import Puzzles
     from ..utils.console import Display
@@ -251,7 +251,7 @@ def _prepared(task: Task, source: str, *, seed: int, eval_size: int) -> dict[str
 
 
 def _graded(task: Task, prompts: Sequence[Prompt], split: str, *, drop: bool) -> list[Prompt]:
-    """The prompts whose gold scores 1 with each of the task's own rewards; DataError where others are there."""
+    """The prompts whose gold scores 1 with each of the task's rewards; raises DataError for others unless ``drop``."""
     from concurrent.futures import ThreadPoolExecutor
 
     from ..data.rows import Problems
@@ -279,12 +279,12 @@ def _graded(task: Task, prompts: Sequence[Prompt], split: str, *, drop: bool) ->
     if not drop:
         bad.raise_if_any(len(prompts))
     elif len(good) < len(prompts):
-        _say(f"{split}: {len(prompts) - len(good)} of {len(prompts)} rows left out: their gold does not score 1")
+        _say(f"{split}: left out {len(prompts) - len(good)} of {len(prompts)} rows whose gold does not score 1")
     return good
 
 
 def _compared(rows: list[dict[str, Any]], place: str, *, ngram: int, remove: bool) -> list[dict[str, Any]]:
-    """Says which training rows share runs of words with an evaluation set; the rows, or those without."""
+    """Prints which training rows overlap with an evaluation set; returns the rows, or with ``remove`` those without."""
     from ..data import contamination, sources
 
     other = sources.read_eval(place)
@@ -294,7 +294,7 @@ def _compared(rows: list[dict[str, Any]], place: str, *, ngram: int, remove: boo
     met = len({o.other for o in found})
     _say(
         f"against {other.source} ({len(other.rows)} rows): {len(found)} of {len(rows)} training rows share a run of "
-        f"{ngram} words with one of them, {copies} every run they have; at least {met} evaluation rows are met"
+        f"{ngram} words with it, {copies} of them entirely; at least {met} evaluation rows are affected"
     )
     for overlap in found[:_SHOWN]:
         _say(f"  row {overlap.row + 1}: {overlap.share:.0%} with {other.rows[overlap.other].place}: {overlap.words}")
@@ -303,7 +303,7 @@ def _compared(rows: list[dict[str, Any]], place: str, *, ngram: int, remove: boo
     if not remove or not found:
         return rows
     gone = {overlap.row for overlap in found}
-    _say(f"train: {len(gone)} rows left out for it")
+    _say(f"train: left out {len(gone)} overlapping rows")
     return [row for number, row in enumerate(rows) if number not in gone]
 
 
@@ -324,7 +324,7 @@ def _short(value: Any, most: int = 200) -> str:
 
 
 def _say(text: str, *, style: str = "") -> None:
-    """Prints text as it is: data never acts on the terminal, be it markup, escape codes or direction marks."""
+    """Prints text literally: markup, escape codes and direction marks in data must not affect the terminal."""
     from rich.console import Console
     from rich.text import Text
 
@@ -332,7 +332,7 @@ def _say(text: str, *, style: str = "") -> None:
 
 
 def _visible(text: str) -> str:
-    """Control and formatting characters as escapes; new lines and tabs stay.
+    """Shows control and formatting characters as escapes; newlines and tabs stay.
 
     >>> _visible("a\\x1b[31mb")
     'a\\\\x1b[31mb'
@@ -349,17 +349,19 @@ def _refuse_existing(paths: Iterable[Path], overwrite: bool) -> None:
 
     there = [str(path) for path in paths if path.exists()]
     if there and not overwrite:
-        raise ConfigError(f"{', '.join(there)}: is there already; choose another --out, or add --overwrite")
+        raise ConfigError(f"{', '.join(there)}: already exists; choose another --out, or add --overwrite")
 
 
 def _refuse_other_formats(paths: Iterable[Path]) -> None:
-    """train.jsonl beside train.parquet would leave it open which of them the folder means."""
+    """Refuses to write train.jsonl next to train.parquet: the folder's train split would be ambiguous."""
     from ..data.files import SUFFIXES
     from ..errors import ConfigError
 
     others = [path.with_suffix(suffix) for path in paths for suffix in SUFFIXES if suffix != path.suffix]
     if there := [str(path) for path in others if path.exists()]:
-        raise ConfigError(f"{', '.join(there)}: the same split in another format; remove it or choose another --out")
+        raise ConfigError(
+            f"{', '.join(there)}: holds the same split in another format; remove it or choose another --out"
+        )
 
 
 def _sha256(path: Path) -> str:

@@ -1,4 +1,4 @@
-"""``trew demo``: the whole way once, from a model that cannot do a task to one that can, in minutes."""
+"""``trew demo``: one complete run in minutes, from a model that cannot do a task to one that can."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def demo(
     once); --model takes a local folder or a hub id instead.
 
     Args:
-        seed: Of the problems, the sampling and the order of everything; default 0.
+        seed: Seed of the problems, the sampling and the order of prompts; default 0.
         out: Run folder; default runs/demo.
         model: Folder or hub id of another causal language model.
-        set: key=value, over what the demo's recipe says: --set steps=60 objective.preset=dapo
-        overwrite: Start over in a run folder that holds a run already.
+        set: key=value, overrides the demo's recipe: --set steps=60 objective.preset=dapo
+        overwrite: Start over in a folder that already holds a run.
         resume: Continue an interrupted demo from its newest checkpoint.
     """
     from ..training.planning import read
@@ -42,13 +42,13 @@ def demo(
     summary = run(config, resume=resume, overwrite=overwrite)
     before, after = summary["accuracy_before"], summary["accuracy_after"]
     if None in (before["mean"], after["mean"]):
-        print("\nNo completion got a verdict: before and after cannot be compared.")
+        print("\nNo completion got a verdict, so before and after cannot be compared.")
     else:
-        verdict = "it learned" if after["low"] > before["high"] else "the intervals overlap: no clear gain this time"
+        verdict = "it learned" if after["low"] > before["high"] else "the intervals overlap, so there is no clear gain"
         print(f"\n{before['mean']:.2f} before, {after['mean']:.2f} after: {verdict}.")
     tries = {
-        f"trew report {out}": "look at the run, in a browser",
-        f"trew eval {out / 'final'} --task arithmetic": "the trained model on problems of other kinds",
+        f"trew report {out}": "view the run in a browser",
+        f"trew eval {out / 'final'} --task arithmetic": "the trained model on other kinds of problems",
         "trew demo --set objective.preset=dapo --out runs/dapo": "another objective; trew explain lists them",
         "trew train recipes/countdown.toml --dry-run": "a harder task, from a recipe to change",
     }

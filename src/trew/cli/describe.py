@@ -1,7 +1,7 @@
-"""What ``trew explain`` and the pages of the documentation say about a preset, gathered from the code itself.
+"""Describes presets for ``trew explain`` and the documentation, from the code itself.
 
-The docstring of a preset has paragraphs: a line that ends with the paper; an equation; what else there is to say;
-``Use it ...``; ``Deviations: ...``. Numbers come from signatures, ``Options`` and ``equation()``.
+A preset's docstring consists of paragraphs: a line that ends with the paper; an equation; explanations; ``Use it ...``;
+``Deviations: ...``. Numbers come from signatures, ``Options`` and ``equation()``.
 """
 
 from __future__ import annotations
@@ -78,11 +78,11 @@ OPTIONS = {
     "entropy_target": "the bonus acts, and grows, while the mean entropy (nats per token) is at most this; 0: always",
     "entropy_step": "by how much an adaptive bonus grows or shrinks after each optimizer step",
 }
-"""What every preset takes beside its own settings."""
+"""Options that every preset accepts in addition to its own settings."""
 
 NONE = "–"
 UNSAID = ("ddof", "std_eps", "seed", "normalize", "rarity", "h_max")
-"""Fields that a table leaves out where they are at their defaults."""
+"""Fields that a table leaves out where they have their defaults."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ class Description:
 
 
 def describe(name: str, **overrides: Any) -> Description:
-    """The description of ``preset(name, **overrides)``; ConfigError as from ``preset``."""
+    """Describes ``preset(name, **overrides)``; raises the ConfigError of ``preset``."""
     objective = preset(name, **overrides)
     build = PRESETS[name]
     summary, equation, paragraphs = parse(build.__doc__ or "")
@@ -117,7 +117,7 @@ def describe(name: str, **overrides: Any) -> Description:
     deviations = [p for p in paragraphs if p.startswith("Deviations:")]
     own = settings(name)
     plain, usual, chosen = (dataclasses.asdict(o) for o in (Options(), Options.of(preset(name)), Options.of(objective)))
-    plain["aggregate"] = "own"  # an average of the preset's own, told with the other choices
+    plain["aggregate"] = "own"  # a preset's own average is listed with its other choices
     return Description(
         objective=objective,
         summary=summary,
@@ -132,8 +132,8 @@ def describe(name: str, **overrides: Any) -> Description:
 
 
 def parse(doc: str) -> tuple[str, str, list[str]]:
-    r"""Summary, equation and other paragraphs of a docstring. The equation is the paragraph after the summary, if it
-    begins like one.
+    r"""Splits a docstring into summary, equation and other paragraphs. The equation is the paragraph after the summary
+    if it starts like one.
 
     >>> parse("First, arXiv 1.\n\nJ = r A,\nr = 1\n\nAbout\nit.\n\nDeviations: none.")
     ('First, arXiv 1.', 'J = r A, r = 1', ['About it.', 'Deviations: none.'])
@@ -144,7 +144,7 @@ def parse(doc: str) -> tuple[str, str, list[str]]:
 
 
 def links(text: str) -> tuple[str, ...]:
-    """Addresses of the papers named in ``text``, in order, each once.
+    """The addresses of the papers named in ``text``, in order, without repeats.
 
     >>> links("GRPO, arXiv 2402.03300; cf. arXiv 2402.03300 and https://example.org/x.")
     ('https://arxiv.org/abs/2402.03300', 'https://example.org/x')
@@ -167,7 +167,7 @@ def value(x: Any) -> str:
 
 
 def setting(name: str, x: Any, default: Any) -> str:
-    """``name = x``, and the default where it is another."""
+    """``name = x``, with the default where it differs."""
     return f"{name} = {value(x)}" + ("" if x == default else f" (default {value(default)})")
 
 
@@ -203,17 +203,17 @@ def _facts(d: Description) -> Iterator[tuple[str, str]]:
 
 
 def needs(objective: Objective) -> str:
-    """The fields of a batch that the objective reads beside log-probs, mask and group ids."""
+    """The fields of a batch that the objective reads in addition to log-probs, mask and group ids."""
     return ", ".join(f"{name} ({FIELDS[name]})" for name in objective.needs)
 
 
 def _hanging(label: str, said: str, width: int) -> str:
-    """``label`` and then ``said``, wrapped and indented by the label's width; notes after six blanks stay notes."""
+    """``label``, then ``said`` wrapped and indented by the label's width; notes after six spaces stay notes."""
     return "\n".join(_wrapped(said, width, label=label))
 
 
 def _wrapped(said: str, width: int, *, label: str = "") -> list[str]:
-    """Lines of at most ``width``; words stay whole, hyphens and all, so that they can be found and copied."""
+    """Wraps to lines of at most ``width``; never splits words, so that they can be searched and copied."""
     return textwrap.wrap(
         said, width, initial_indent=label, subsequent_indent=" " * len(label), break_long_words=False,
         break_on_hyphens=False,
@@ -227,7 +227,7 @@ BRIEF = ("preset", "advantage", "ratio", "weight", "average", "terms", "paper")
 
 
 def row(d: Description) -> tuple[str, ...]:
-    """All choices of a preset in a word or two each, by ``COLUMNS``."""
+    """All choices of a preset in a word or two each, in the order of ``COLUMNS``."""
     return (
         d.name,
         _all_of(d, "keep", "shape", "prune", "select"),
@@ -241,7 +241,7 @@ def row(d: Description) -> tuple[str, ...]:
 
 
 def brief(d: Description) -> tuple[str, ...]:
-    """The same without numbers and filters, by ``BRIEF``: for a terminal."""
+    """The same without numbers and filters, in the order of ``BRIEF``: for a terminal."""
     axes = (("advantage", "adjust"), ("ratio",), ("weight",), ("aggregate",), ("divergence", "entropy"))
     advantage, ratio, weight, average, terms = (_plain(_all_of(d, *names)) for names in axes)
     correction = Options.of(d.objective).correction
@@ -270,7 +270,7 @@ def _average(d: Description) -> str:
 
 
 def short(component: Any) -> str:
-    """A choice in a few words: its class, its numbers, and the choices that it is made of.
+    """Describes a choice in a few words: its class, its numbers, and the choices that it consists of.
 
     >>> from trew.objective.advantage import GroupMean, GroupStd, BaselineAdvantage
     >>> from trew.objective.weight import Clip
@@ -297,7 +297,7 @@ def short(component: Any) -> str:
 
 
 def table(rows: Sequence[Sequence[str]], *, width: int | None = None) -> str:
-    """Aligned columns. With ``width``, the widest ones but the first are cut until the lines fit.
+    """Aligns columns. With ``width``, cuts the widest columns except the first until the lines fit.
 
     >>> print(table([("a", "bbbbbb"), ("aa", "b")], width=8))
     a   bbb…
@@ -311,12 +311,12 @@ def table(rows: Sequence[Sequence[str]], *, width: int | None = None) -> str:
 
 
 def listed(names: Sequence[str] | None = None, *, width: int | None = None) -> str:
-    """The table of all presets, or of ``names``."""
+    """The table of ``names``, by default of all presets."""
     return table([BRIEF, *(brief(describe(n)) for n in names or PRESETS)], width=width)
 
 
 def known(names: Sequence[str]) -> list[str]:
-    """``names`` if they are all presets; ConfigError with every one that is not."""
+    """Returns ``names`` if all are presets; raises ConfigError naming those that are not."""
     wrong = [n for n in names if n not in PRESETS]
     if wrong:
         hint = "trew explain --list shows all"

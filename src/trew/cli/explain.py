@@ -1,4 +1,4 @@
-"""``trew explain``: an objective, in words, numbers and a picture."""
+"""``trew explain``: describes objectives in words, numbers and a plot."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def explain(
     For example: trew explain dapo, trew explain grpo gspo sapo --plot w.svg, trew explain dapo --set eps_high=0.3
 
     Args:
-        names: Presets; several are explained one after the other and drawn into one picture.
+        names: Presets; several are explained one after the other and drawn into one plot.
         list: One line each: advantage, ratio, weight, average, KL, paper.
         plot: Draw the weight w(r, A) and the coefficient over the ratio r, for A > 0 and A < 0, into this SVG file.
-        ratios: From which to which r, for example 0.9 1.1; by default as the objectives' regions ask for.
+        ratios: The range of r, for example 0.9 1.1; default: what shows the objectives' trust regions.
         set: key=value, a setting of the objective over its default: --set eps_high=0.3 beta=0.01
     """
     from .describe import describe, known, listed, text
@@ -69,15 +69,17 @@ def _check(
     ratios: tuple[float, float] | None,
     overrides: dict[str, object],
 ) -> None:
-    """Every option is honoured or refused."""
+    """Refuses options that would have no effect."""
     problems = []
     for option, given in (("--plot", plot is not None), ("--ratios", ratios is not None), ("--set", bool(overrides))):
         if given and not names:
-            problems.append(f"{option}: which objective? trew explain NAME {option} ...; trew explain --list shows all")
+            problems.append(
+                f"{option}: needs an objective: trew explain NAME {option} ...; trew explain --list shows all"
+            )
         elif given and list:
-            problems.append(f"{option}: has no meaning with --list, which shows defaults; leave out one of them")
+            problems.append(f"{option}: has no effect with --list, which shows defaults; remove one of them")
     if ratios is not None and plot is None:
-        problems.append("--ratios: is about the picture; add --plot FILE.svg")
+        problems.append("--ratios: has no effect without a plot; add --plot FILE.svg")
     if ratios is not None and not 0 <= ratios[0] < ratios[1] <= 1e4:
         problems.append(
             f"--ratios: got {ratios[0]:g} {ratios[1]:g}, accepts two numbers from 0 to 10000, the lower first"

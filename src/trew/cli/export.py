@@ -1,4 +1,4 @@
-"""``trew export``: a recipe as another trainer's command."""
+"""``trew export``: converts a recipe to another trainer's command."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def verl(
 
     Args:
         recipe: The recipe (.toml).
-        out: The shell script that is written; printed if empty.
+        out: The shell script to write; empty = print it.
         set: key=value, changes to the recipe.
         train_files: The converted training rows.
         val_files: The converted evaluation rows.
@@ -34,6 +34,6 @@ def verl(
         print(script, end="")
         return
     if Path(out).exists():
-        raise ConfigError(f"--out: {out} is there already; choose another name or remove it")
+        raise ConfigError(f"--out: {out} already exists; choose another name or remove it")
     Path(out).write_text(script)
     print(f"{out}: written; its comments say what does not carry over")

@@ -1,4 +1,4 @@
-"""``trew iterate``: policy and reward model in turn, from a recipe with an ``[iterate]`` table."""
+"""``trew iterate``: trains policy and reward model in turns, from a recipe with an ``[iterate]`` table."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ def iterate(
 ) -> int:
     """Train a policy on a learned reward, and the reward model on the policy's completions, round after round.
 
-    Each round sets the reference to the current policy, trains it, and trains the reward model on with pairs that a
-    verifier ranks. Everything that is wrong is reported before a model is loaded (exit code 2).
+    Each round sets the reference to the current policy, trains the policy, and continues training the reward model on
+    pairs ranked by a verifier. Reports everything wrong before it loads a model (exit code 2).
 
     Args:
         recipe: A recipe of trew train with an [iterate] table; docs/reward-models.md lists its keys.
-        set: key=value, over what the recipe says: --set iterate.rounds=2 steps=20
-        out: The folder of all rounds, over what the recipe says.
+        set: key=value, overrides the recipe: --set iterate.rounds=2 steps=20
+        out: The folder of all rounds, overrides the recipe.
         dry_run: Check everything and show the resolved recipe; train nothing.
         resume: Continue where the rounds stopped.
-        overwrite: Start over in a folder that holds rounds already.
+        overwrite: Start over in a folder that already holds rounds.
     """
     from ..iterate import iterate as run
     from ..iterate import load_recipe

@@ -1,4 +1,4 @@
-"""``trew``: finds the command, imports only its module, turns our errors into one message and an exit code."""
+"""``trew``: finds the command, imports only its module, and turns trew's errors into one message and an exit code."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ COMMANDS: dict[str, tuple[str, str | tuple[str, ...], str]] = {
         "train",
         "train from a recipe; --set key=value changes it, --dry-run checks it, --resume continues",
     ),
-    "plan": ("plan", "plan", "the memory and time that a recipe needs, and what to turn; --json for programs"),
+    "plan": ("plan", "plan", "the memory and time that a recipe needs, and what to change; --json for programs"),
     "eval": ("eval", "eval", "accuracy, pass@k and avg@k of a model with 95 % intervals"),
     "train-reward": (
         "train_reward",
         "train_reward",
         "train a reward model on preference pairs; --dry-run checks it, --resume continues",
     ),
-    "iterate": ("iterate", "iterate", "rounds of policy and reward model in turn, each trained with the other"),
+    "iterate": ("iterate", "iterate", "train policy and reward model in turns, round after round"),
     "report": ("report", "report", "one HTML file about one or several runs"),
     "explain": ("explain", "explain", "an objective: its equation, defaults and source; --plot draws its weight"),
     "data": (
@@ -43,7 +43,7 @@ COMMANDS: dict[str, tuple[str, str | tuple[str, ...], str]] = {
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Entry point of the ``trew`` command; always leaves through SystemExit."""
+    """The entry point of the ``trew`` command; always ends with SystemExit."""
     args = list(sys.argv[1:] if argv is None else argv)
     if lacking := posix.problem():
         tell(lacking)
@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         code = error.exit_code
     except OSError as error:  # BrokenPipeError has no path
         if isinstance(error, BrokenPipeError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is still buffered goes there
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # discards what is still buffered
             code = 141
         elif said := path_problem(error):
             tell(said)
@@ -72,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def tell(message: object) -> None:
-    """A message on standard error, secrets masked; where that is a terminal that is gone, nowhere."""
+    """Prints a message on standard error with secrets masked; ignores a terminal that is gone."""
     with contextlib.suppress(OSError, ValueError):
         for line in redact(str(message)).splitlines():
             print(f"trew: {brief(visible(line))}", file=sys.stderr)
@@ -80,7 +80,7 @@ def tell(message: object) -> None:
 
 
 def visible(text: str) -> str:
-    r"""Text that may quote models, data and user code, for a terminal: what is not printable becomes an escape.
+    r"""Escapes unprintable characters: a message may quote models, data and user code.
 
     >>> visible("caf\u00e9 \x1b[31m")
     'café \\x1b[31m'
@@ -89,7 +89,7 @@ def visible(text: str) -> str:
 
 
 def brief(line: str, most: int = 2000) -> str:
-    """A line without its middle where it is endless: an error shows the value it got, whatever its length.
+    """Cuts the middle out of a very long line: an error message shows the value it got, whatever its length.
 
     >>> brief("model: got 'aaaaaaaaaaaaaaaaaaaa', accepts a folder", 30)
     "model: got 'aaa...pts a folder"
@@ -130,7 +130,7 @@ def run(args: list[str]) -> int:
 
 
 def call(function: Callable[..., int | None], args: list[str], *, prog: str) -> int:
-    """Parses ``args`` by the function's signature and calls it."""
+    """Parses ``args`` according to the function's signature and calls it."""
     import tyro
 
     flat = tyro.conf.configure(tyro.conf.FlagCreatePairsOff, tyro.conf.UseAppendAction)(function)
@@ -138,7 +138,7 @@ def call(function: Callable[..., int | None], args: list[str], *, prog: str) -> 
 
 
 def expand_set(args: list[str]) -> list[str]:
-    """``--set a=1 b=2`` as ``--set a=1 --set b=2``: one flag takes as many key=value as follow it.
+    """Expands ``--set a=1 b=2`` to ``--set a=1 --set b=2``: one flag takes every key=value that follows it.
 
     >>> expand_set(["r.toml", "--set", "a=1", "b=2", "--resume"])
     ['r.toml', '--set', 'a=1', '--set', 'b=2', '--resume']

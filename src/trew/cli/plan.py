@@ -1,4 +1,4 @@
-"""``trew plan``: what a run needs, before anything of it is loaded."""
+"""``trew plan``: estimates what a run needs, without loading any weights."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ def plan(
     set: tuple[str, ...] = (),
     json: bool = False,
 ) -> int:
-    """Say what memory and time a recipe needs, by part, and what to turn if it does not fit.
+    """Estimate the memory and time that a recipe needs, by part, and what to change if it does not fit.
 
-    Checks the recipe as `trew train --dry-run` does and loads no weights. For prompts and completions that are all as
-    long as they may be. docs/memory.md says how near memory comes; time is a rough figure. Exit code 1 where it does
+    Checks the recipe as `trew train --dry-run` does and loads no weights. Assumes prompts and completions of the
+    maximum length. docs/memory.md gives the accuracy of memory estimates; times are rough. Exit code 1 if the run does
     not fit this machine.
 
     Args:
         recipe: The recipe, a TOML file; docs/configuration.md lists its keys.
-        set: key=value, over what the recipe says: --set lora.rank=16 learner.microbatch_tokens=2048
+        set: key=value, overrides the recipe: --set lora.rank=16 learner.microbatch_tokens=2048
         json: Print one JSON object: bytes and seconds.
     """
     from ..estimate import Machine, estimate, knobs, table

@@ -1,4 +1,4 @@
-"""``trew report``: one HTML file about one or several runs."""
+"""``trew report``: writes one HTML file about one or several runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def report(runs: Annotated[tuple[Path, ...], tyro.conf.Positional], /, *, out: P
 
     Args:
         runs: Run folders; several are drawn into the same charts.
-        out: The file; default: report.html in the run's folder, or here for several runs.
+        out: The file; default: report.html in the run folder, or in the working directory for several runs.
     """
     from ..errors import ConfigError
     from ..runs.report import write_report

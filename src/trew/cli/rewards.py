@@ -1,4 +1,4 @@
-"""``trew rewards``: try a reward on data before a GPU hour is spent, and score completions that are there already."""
+"""``trew rewards``: tests a reward on data before GPU hours are spent on it, and scores existing completions."""
 
 # ruff: noqa: PT028 (a command named test is no test)
 from __future__ import annotations
@@ -31,23 +31,23 @@ def test(
     timeout_s: float = 0.0,
     json: bool = False,
 ) -> int:
-    """Tries a reward on data before a GPU hour is spent: known answers, hostile texts, repeats, threads, time.
+    """Test a reward on data before GPU hours are spent on it: known answers, hostile texts, repeats, threads, time.
 
-    Golds are answered with themselves; answers with one thing changed must fail (sign, digit, order, ends of an
-    interval), wrappings must not matter (white space, dollars, trailing zeros), texts made to hang must cost no more
-    than their limit; three repeats, another thread and another process must judge alike. A function of your own is
-    called with made answers: whether its values are right only you can say, but they must be numbers, the same every
-    time, and not depend on the batch. Exit code 0 when every check holds, 1 otherwise.
+    Gold answers must pass. Answers with one thing changed (sign, digit, order, ends of an interval) must fail.
+    Formatting (white space, dollar signs, trailing zeros) must not matter. Texts built to hang must not exceed their
+    time limit. Three repeats, another thread and another process must give the same scores. A function of your own is
+    called with generated answers: only you can judge its values, but they must be numbers, the same every time, and
+    independent of the batch. Exit code 0 if every check passes, 1 otherwise.
 
     Args:
         reward: A built-in name, path/to/file.py:function, or the folder of a reward model.
-        data: The rows: a file, a folder or a hub id; empty for tasks that make their own problems.
-        task: How the rows are read: gsm8k, math, arithmetic, countdown, mbpp, humaneval, reasoning-gym:NAME or prompts.
+        data: The rows: a file, a folder or a hub id; empty for tasks that generate their problems.
+        task: How to read the rows: gsm8k, math, arithmetic, countdown, mbpp, humaneval, reasoning-gym:NAME or prompts.
         set: key=value, an argument of the reward: --set mode=flexible thinking=true
-        limit: Rows that answers are made for; golds are checked in all rows.
+        limit: How many rows to generate answers for; golds are checked in all rows.
         prompt_column: The column that holds the prompt (task prompts only).
-        seed: For tasks that make their own problems.
-        timeout_s: Seconds that one call of a function of your own may take; 0: 20, less than in a recipe.
+        seed: Seed of generated problems.
+        timeout_s: Seconds that one call of a function of your own may take; 0 = 20, less than in a recipe.
         json: Print the checks as JSON instead of a table.
     """
     from ..config import DataConfig
@@ -79,7 +79,7 @@ def test(
 
 
 def _show_check(check: Check) -> None:
-    """Prints a check at once, with the first examples of where it does not hold."""
+    """Prints a check as soon as it is done, with the first examples where it fails."""
     print(_printable(f"{'ok' if check.holds else 'FAILED':<7} {check.what}: {check.numbers}"), flush=True)
     if not check.holds:
         for example in check.examples[:10]:
@@ -100,19 +100,19 @@ def score(
     timeout_s: float = 0.0,
     overwrite: bool = False,
 ) -> int:
-    """Scores completions that are there already: rows with a completion (or a list of them) and the reward's columns.
+    """Score existing completions: rows with a completion (or a list of them) and the reward's columns.
 
-    The rollouts of a run (rollouts/NNNNNN.parquet) are such rows. Written is one row per completion.
+    The rollouts of a run (rollouts/NNNNNN.parquet) are such rows. Writes one row per completion.
 
     Args:
         reward: A built-in name, path/to/file.py:function, or the folder of a reward model.
         data: The rows, .jsonl or .parquet.
-        out: The file that is written, .jsonl or .parquet.
+        out: The file to write, .jsonl or .parquet.
         set: key=value, an argument of the reward: --set mode=flexible thinking=true
         completion_column: The column with the completion: text, messages, or a list of texts.
         prompt_column: The column with the prompt, text or messages; it may be missing.
-        timeout_s: Seconds that one call of a function of your own may take; 0: as in a recipe without timeout_s.
-        overwrite: Replace the file if it is there already.
+        timeout_s: Seconds that one call of a function of your own may take; 0 = the default of a recipe.
+        overwrite: Replace an existing file.
     """
     from ..data.files import read_rows, write_rows
     from ..errors import ConfigError
@@ -122,14 +122,14 @@ def score(
     if path.suffix not in (".jsonl", ".parquet"):
         raise ConfigError(f"--out: got {out!r}, accepts a file ending in .jsonl or .parquet")
     if path.exists() and not overwrite:
-        raise ConfigError(f"--out: {out} is there already; name another file, or add --overwrite")
+        raise ConfigError(f"--out: {out} already exists; name another file, or add --overwrite")
     rewards = _load(reward, set, timeout_s=timeout_s)
     rows = read_rows(Path(data))
     if not rows:
         raise ConfigError(f"--data: {data} has no rows, so there is nothing to score; name a file with completions")
     groups = [_row_group(n, row, completion_column, prompt_column) for n, row in enumerate(rows)]
     if any("token_ids" not in row.values for row in rows) and (needs := _needs_tokens(rewards)):
-        raise ConfigError(f"{data}: reward {needs!r} reads tokens, and not every row has a column token_ids")
+        raise ConfigError(f"{data}: reward {needs!r} reads tokens, but not every row has a column token_ids")
     problems = rewards.column_problems([group.prompt for group in groups])
     if problems:
         raise ConfigError(problems)
@@ -167,7 +167,7 @@ def _load(reward: str, pairs: Sequence[str], *, timeout_s: float = 0.0) -> Rewar
 
 
 def _parts(groups: Sequence[Group], *, completions: int = 256) -> Iterator[list[Group]]:
-    """Groups in pieces of about so many completions: as many as a step has, so that a call's limit means the same."""
+    """Yields the groups in parts of about ``completions``: the size of a step, so that time limits mean the same."""
     part: list[Group] = []
     for group in groups:
         part.append(group)
@@ -179,7 +179,7 @@ def _parts(groups: Sequence[Group], *, completions: int = 256) -> Iterator[list[
 
 
 def _row_group(number: int, row: Row, completion_column: str, prompt_column: str) -> Group:
-    """One data row as a group: every completion of it, and its columns as the rewards will see them."""
+    """Turns one data row into a group: its completions, and its columns as the rewards receive them."""
     from ..errors import DataError, nearest
     from ..rewards.reward_checks import text_group
     from ..types import Prompt
@@ -191,13 +191,7 @@ def _row_group(number: int, row: Row, completion_column: str, prompt_column: str
     given, prompt, ids = columns.pop(completion_column), columns.pop(prompt_column, ""), columns.pop("token_ids", None)
     uid = str(columns.get("uid", number))
     if isinstance(columns.get("columns"), str):  # a run's rollouts keep the data row as JSON in one column
-        try:
-            columns = loads(columns["columns"])
-        except ValueError as error:
-            message = f"{row.place}: column 'columns' is not JSON ({error}), as a run's rollouts have it"
-            raise DataError(message) from None
-        if not isinstance(columns, dict):
-            raise DataError(f"{row.place}: column 'columns' must hold a JSON object, as a run's rollouts have it")
+        columns = _nested_columns(columns["columns"], row.place)
     if ids is not None and not isinstance(ids, list):
         raise DataError(f"{row.place}: column 'token_ids' must be a list of numbers, got {ids!r}")
     many = isinstance(given, list) and not (given and isinstance(given[0], dict))
@@ -210,8 +204,20 @@ def _row_group(number: int, row: Row, completion_column: str, prompt_column: str
     return text_group(Prompt(uid, text=str(prompt), columns=columns), texts, token_ids=tokens)
 
 
+def _nested_columns(text: str, place: str) -> dict[str, Any]:
+    from ..errors import DataError
+
+    try:
+        columns = loads(text)
+    except ValueError as error:
+        raise DataError(f"{place}: column 'columns' is not JSON, as in a run's rollouts: {error}") from None
+    if not isinstance(columns, dict):
+        raise DataError(f"{place}: column 'columns' must hold a JSON object, as in a run's rollouts")
+    return columns
+
+
 def _text(completion: Any) -> Any:
-    """The text of a completion: itself, or of messages the last one's content."""
+    """The text of a completion; for messages, the content of the last one."""
     if isinstance(completion, list) and completion and isinstance(completion[-1], dict):
         return completion[-1].get("content")
     return completion
@@ -229,8 +235,10 @@ def _needs_tokens(rewards: RewardSet) -> str:
 
 
 def _first_samples(rows: Sequence[Row], groups: Sequence[Group]) -> list[int]:
-    """The sample number of every row's first completion: its own, as in a run's rollouts, else one more than that of
-    the last row of this prompt; so uid and sample together name a completion."""
+    """The sample number of every row's first completion, so that uid and sample together identify a completion.
+
+    A run's rollouts have the number in the row; other rows of a prompt are numbered on.
+    """
     following: dict[str, int] = {}
     firsts = []
     for row, group in zip(rows, groups, strict=True):
@@ -269,5 +277,5 @@ def _table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> 
 
 
 def _printable(text: str) -> str:
-    """Text of others on a terminal: no control sequences, no reordering marks."""
+    """Makes untrusted text safe for a terminal: no control sequences, no reordering marks."""
     return "".join(ch if ch.isprintable() else repr(ch)[1:-1] for ch in text)

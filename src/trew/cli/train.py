@@ -1,4 +1,4 @@
-"""``trew train``: a run from a recipe."""
+"""``trew train``: runs a recipe."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ def train(
     overwrite: bool = False,
     allow_changes: bool = False,
 ) -> int:
-    """Train a model as a recipe says.
+    """Train a model according to a recipe.
 
-    Everything that is wrong with configuration, data and model is reported before a model is loaded (exit code 2).
+    Reports everything wrong with configuration, data and model before it loads a model (exit code 2).
     Ctrl-C finishes the step and saves; the same command with --resume continues.
 
     Args:
         recipe: The recipe, a TOML file; docs/configuration.md lists its keys.
-        set: key=value, over what the recipe says: --set learner.lr=1e-5 rollout.prompts=16
-        out: Run folder, over what the recipe says.
+        set: key=value, overrides the recipe: --set learner.lr=1e-5 rollout.prompts=16
+        out: Run folder, overrides the recipe.
         dry_run: Check everything, show the resolved configuration and where it comes from, the objective's equation,
             three prompts as the model reads them, golds with their rewards, memory and time; write and train nothing.
-        resume: Continue from the newest complete checkpoint of the run folder, under the settings that the run was
+        resume: Continue from the newest complete checkpoint of the run folder, with the settings that the run was
             started with; --set changes them.
-        overwrite: Start over in a run folder that holds a run already.
-        allow_changes: With --resume, go on under settings or with data that would make it another run from there on;
-            every difference is shown.
+        overwrite: Start over in a folder that already holds a run.
+        allow_changes: With --resume, continue with changed settings or data that would change the results; shows every
+            difference.
     """
     from ..training.continuing import continued, own_settings
     from ..training.planning import read
@@ -54,7 +54,7 @@ def train(
     if out is not None:
         config = dataclasses.replace(config, out=str(out))
     if allow_changes and not resume:
-        raise ConfigError("--allow-changes: is about a run that is continued; give --resume too, or leave it out")
+        raise ConfigError("--allow-changes: has no effect without --resume; add --resume, or remove it")
     if dry_run:
         from . import dry_run as dry
 
@@ -74,7 +74,7 @@ def run(
     allow_changes: bool = False,
     notes: Sequence[str] = (),
 ) -> dict:
-    """Trains and says where everything was written, ``notes`` first."""
+    """Prints ``notes``, trains, and prints where everything was written."""
     from ..training.start import train as train_
     from ..utils.console import Display
 

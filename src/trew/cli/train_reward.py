@@ -1,4 +1,4 @@
-"""``trew train-reward``: a reward model from preference pairs."""
+"""``trew train-reward``: trains a reward model on preference pairs."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ def train_reward(
 ) -> int:
     """Train a reward model on preference pairs, with the loss of Bradley and Terry.
 
-    The pairs come from a file, or from the rollouts of a run whose completions a verifier has judged. Everything that
-    is wrong with settings, data and model is reported before a model is loaded (exit code 2). The trained model is in
-    OUT/final and goes into a recipe as a reward: model = "OUT/final" in a [[rewards]] table.
+    The pairs come from a file, or from the rollouts of a run whose completions a verifier has judged. Reports
+    everything wrong with settings, data and model before it loads a model (exit code 2). Writes the trained model to
+    OUT/final; use it as a reward in a recipe with model = "OUT/final" in a [[rewards]] table.
 
     Args:
-        recipe: A TOML file with these settings and all others; docs/reward-models.md lists its keys. Flags win over it.
+        recipe: A TOML file with these settings and all others; docs/reward-models.md lists its keys. Flags override it.
         model: A causal language model, or a reward model to train on: a folder or hub id.
         pairs: A .jsonl, .json or .parquet file with the columns prompt, chosen, rejected.
-        runs: A folder of trew train to make pairs of; may be given several times.
-        reward: The reward of those runs that ranks their completions; their total unless given.
+        runs: A run folder of trew train to make pairs from; may be given several times.
+        reward: The reward of those runs that ranks their completions; default: their total.
         out: Run folder.
-        set: key=value, over what the recipe says: --set learner.lr=1e-5 epochs=2
-        dry_run: Check everything, show the resolved settings, the numbers of pairs and one of them; do not train.
+        set: key=value, overrides the recipe: --set learner.lr=1e-5 epochs=2
+        dry_run: Check everything, show the resolved settings, the number of pairs and one pair; do not train.
         resume: Continue from the newest complete checkpoint of the run folder.
-        overwrite: Start over in a run folder that holds a run already.
+        overwrite: Start over in a folder that already holds a run.
     """
     from ..reward_training import load_settings
     from ..reward_training import train_reward as train
@@ -69,7 +69,7 @@ def train_reward(
 
 
 def show(settings: Any, *, found: list[str]) -> None:
-    """The dry run: what would be trained on what, after the same checks."""
+    """The dry run: makes the same checks and prints what would be trained on what."""
     from ..reward_training.settings import dumps
     from ..reward_training.train import plan
     from ..utils.console import Display

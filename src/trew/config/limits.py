@@ -1,7 +1,6 @@
-"""The largest numbers that settings accept: beyond them, memory or threads run out before anything can be said.
+"""The largest numbers that settings accept: larger ones would exhaust memory or threads before any check could run.
 
-They are far above what anybody needs; a setting that means something only below a smaller number says so by a rule of
-its own (see ``rules``).
+They are far above any practical need. A setting with a tighter limit has its own rule in ``rules``.
 """
 
 from __future__ import annotations
@@ -14,20 +13,20 @@ from typing import Any
 from ..errors import ConfigError
 
 WHOLE = 2**31 - 1
-"""Whole numbers that have no limit of their own."""
+"""For whole numbers without a limit of their own."""
 NUMBER = 1e9
-"""Other numbers, in size."""
+"""For the absolute value of other numbers."""
 COMPLETIONS = 1_000_000
-"""Completions of a step, which are in memory together."""
+"""Completions per step, all in memory at once."""
 LINE_BYTES = 64 << 20
-"""One line of a data file, which is one row."""
+"""The length of one line (one row) of a data file."""
 FILE_BYTES = 8 << 30
-"""A data file of text, unpacked."""
+"""The size of a text data file, uncompressed."""
 PROMPT_CHARACTERS = 4_000_000
-"""A prompt, before it is tokenised."""
+"""The length of a prompt before tokenization."""
 MODEL_PARTS = 10_000
-"""Layers, heads or experts of a model: each costs time and memory when it is built, before any weight."""
-_DAYS_12 = 1e6  # seconds; timers of the operating system take no more than some years
+"""Layers, heads or experts of a model: building each costs time and memory, even before its weights are loaded."""
+_DAYS_12 = 1e6  # seconds; operating system timers overflow after a few years
 
 MOST: dict[str, float] = {
     "threads": 1024,
@@ -57,13 +56,13 @@ MOST: dict[str, float] = {
     "iterate.epochs": 10_000,
     "iterate.first_epochs": 10_000,
 }
-"""By the setting's name in a recipe."""
+"""Limits by the setting's name in a recipe."""
 
 
 def problem(name: str, value: int | float) -> str:
-    """What is wrong with a number's size, or nothing; ``name`` is dotted, with positions in lists: rewards[0].weight.
+    """Describes a number that is too large; empty for others. ``name`` is dotted, with list indices: rewards[0].weight.
 
-    inf and nan are left to the rules, which say what the setting is about.
+    Accepts inf and nan: the rules refuse them, and say what the setting is for.
 
     >>> problem("threads", 100_000)
     'threads: got 100000, accepts at most 1,024'
@@ -78,12 +77,12 @@ def problem(name: str, value: int | float) -> str:
 
 
 def problems(settings: Any, where: str = "") -> list[str]:
-    """Every number of a dataclass of settings, and of those inside it, that is too large."""
+    """Describes every number that is too large in a dataclass of settings, including nested ones."""
     return [found for name, value in _numbers(settings, where) if (found := problem(name, value))]
 
 
 def refuse(settings: Any, *, found: Sequence[str] = ()) -> None:
-    """ConfigError where a number is too large, with the problems ``found`` before."""
+    """Raises ConfigError if a number is too large, with the problems ``found`` before it."""
     if too_large := problems(settings):
         raise ConfigError([*found, *too_large])
 

@@ -1,7 +1,7 @@
-"""Recipes: TOML to a checked :class:`Config`, and back.
+"""Reads recipes: TOML to a checked :class:`Config`, and back.
 
-Precedence: defaults < recipe < ``--set key=value``. Every key is honoured or refused; ``parse`` collects all unknown
-keys and wrong types, ``rules.validate`` all values and combinations that cannot work.
+Precedence: defaults < recipe < ``--set key=value``. Every key is used or refused: ``parse`` collects all unknown keys
+and wrong types, ``rules.validate`` all invalid values and combinations.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ def load(path: str | Path, overrides: Iterable[str] = ()) -> Config:
     """Reads a recipe and applies ``key=value`` overrides; raises ConfigError with every problem found."""
     table = read_table(path, overrides)
     if "iterate" in table:
-        raise ConfigError(f"{path}: has an [iterate] table, so it is a recipe of rounds; run it with trew iterate")
+        raise ConfigError(f"{path}: is a recipe for rounds (it has an [iterate] table); run it with trew iterate")
     return parse(table, base=Path(path).parent)
 
 
 def read_table(path: str | Path, overrides: Iterable[str] = ()) -> dict[str, Any]:
-    """A recipe as plain values, ``key=value`` overrides applied, ``out`` set; nothing else is checked."""
+    """Reads a recipe as plain values, applies ``key=value`` overrides and sets ``out``; checks nothing else."""
     path = Path(path)
     try:
         table = tomllib.loads(path.read_bytes().decode("utf-8-sig"))
@@ -46,7 +46,7 @@ def read_table(path: str | Path, overrides: Iterable[str] = ()) -> dict[str, Any
         raise ConfigError(f"{path}: is not UTF-8 text (byte {error.start}); save the recipe as UTF-8") from None
     except (ValueError, RecursionError) as error:  # TOMLDecodeError, a number of thousands of digits, endless nesting
         why = "it is nested too deeply" if isinstance(error, RecursionError) else error
-        hint = "; texts are in quotes, and recipes are TOML, not YAML: key = value below [section]"
+        hint = "; strings need quotes, and recipes are TOML, not YAML: key = value below [section]"
         raise ConfigError(f"{path}: is not valid TOML: {why}{hint}") from None
     apply_overrides(table, overrides)
     if not table.get("out"):
@@ -55,7 +55,7 @@ def read_table(path: str | Path, overrides: Iterable[str] = ()) -> dict[str, Any
 
 
 def apply_overrides(table: dict[str, Any], overrides: Iterable[str]) -> None:
-    """Writes ``a.b=value`` into the nested ``table``. The value is read as TOML; what is not TOML is a string.
+    """Writes ``a.b=value`` into the nested ``table``. Reads the value as TOML, or as a string where it is not TOML.
 
     >>> t = {}; apply_overrides(t, ["learner.lr=1e-5", "model=./m"]); t
     {'learner': {'lr': 1e-05}, 'model': './m'}
@@ -87,7 +87,7 @@ def _toml_value(raw: str) -> Any:
 
 
 def parse(table: Mapping[str, Any], *, base: Path | None = None) -> Config:
-    """Builds and validates a Config; reward files are taken relative to ``base`` (the recipe's folder)."""
+    """Builds and validates a Config. Reward files are relative to ``base`` (the recipe's folder)."""
     problems: list[str] = []
     table = dict(table)
     if isinstance(objective := table.get("objective"), Mapping):
@@ -97,7 +97,7 @@ def parse(table: Mapping[str, Any], *, base: Path | None = None) -> Config:
         }
     config = _build(Config, table, "", problems)
     config = dataclasses.replace(config, rewards=tuple(_anchor(r, base) for r in config.rewards))
-    # Keys that could not be read stand at their defaults here, so that every other problem is still found.
+    # Keys that could not be read have their defaults here, so that validation still finds every other problem.
     problems += [p for p in validate(config) if p.partition(":")[0] not in {q.partition(":")[0] for q in problems}]
     if problems:
         raise ConfigError(problems, config=config)
@@ -105,7 +105,7 @@ def parse(table: Mapping[str, Any], *, base: Path | None = None) -> Config:
 
 
 def _anchor(reward: RewardConfig, base: Path | None) -> RewardConfig:
-    """Makes a relative reward file absolute: a recipe means a file beside itself, whatever the working folder."""
+    """Makes a relative reward file absolute: it is relative to the recipe, whatever the working directory."""
     file, colon, function = reward.name.rpartition(":")
     if not colon or not file.endswith(".py") or Path(file).is_absolute() or "\0" in file:
         return reward
@@ -114,7 +114,7 @@ def _anchor(reward: RewardConfig, base: Path | None) -> RewardConfig:
 
 
 def build(cls: type[T], table: Mapping[str, Any], *, where: str) -> T:
-    """One dataclass from a table, as ``parse`` does it: for a task's or a reward's own arguments, named ``where``."""
+    """Builds one dataclass from a table, as ``parse`` does: for the arguments of a task or reward, named ``where``."""
     problems: list[str] = []
     built = _build(cls, table, f"{where}." if where else "", problems)
     if problems:
@@ -123,7 +123,7 @@ def build(cls: type[T], table: Mapping[str, Any], *, where: str) -> T:
 
 
 def _build(cls: type, table: Any, where: str, problems: list[str]) -> Any:
-    """One dataclass from one table; what is wrong is told in ``problems`` and stands at its default."""
+    """Builds one dataclass from one table. Appends what is wrong to ``problems`` and keeps its default."""
     if not isinstance(table, Mapping):
         problems.append(f"{where.rstrip('.')}: expected a table, got {table!r}")
         table = {}
@@ -148,7 +148,7 @@ def _build(cls: type, table: Any, where: str, problems: list[str]) -> Any:
 
 
 def _coerce(hint: Any, value: Any, where: str, problems: list[str]) -> Any:
-    """``value`` as the annotated type, losslessly, or a problem."""
+    """Converts ``value`` to the annotated type without loss, or appends a problem."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if dataclasses.is_dataclass(hint):
         return _build(typing.cast(type, hint), value, f"{where}.", problems)
@@ -167,12 +167,19 @@ def _coerce(hint: Any, value: Any, where: str, problems: list[str]) -> Any:
             problems.append(f"{where}: expected a table, got {value!r}")
         return value
     assert not isinstance(origin, types.UnionType), where
+    return _coerce_plain(hint, value, where, problems)
+
+
+def _coerce_plain(hint: Any, value: Any, where: str, problems: list[str]) -> Any:
+    """Converts to int, float, str or bool. A bool is not a number here, although Python says so."""
+    if hint is Any:
+        return value
+    a_bool_for_another = isinstance(value, bool) and hint is not bool
     if hint in (int, float) and isinstance(value, int | float) and (large := limits.problem(where, value)):
         problems.append(large)
-        return value
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+    elif hint is float and isinstance(value, int) and not a_bool_for_another:
         return float(value)
-    if hint is not Any and (not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool)):
+    elif a_bool_for_another or not isinstance(value, hint):
         problems.append(f"{where}: expected {_NAMES.get(hint, hint)}, got {value!r} ({type(value).__name__})")
     return value
 
@@ -181,7 +188,7 @@ _NAMES = {int: "a whole number", float: "a number", str: "a string", bool: "true
 
 
 def to_table(config: Config) -> dict[str, Any]:
-    """The whole configuration as nested plain values, the objective's overrides flat as in a recipe."""
+    """The whole configuration as nested plain values, with the objective's overrides flat as in a recipe."""
     table = dataclasses.asdict(config)
     table["objective"] = {"preset": config.objective.preset, **config.objective.args}
     return table

@@ -1,6 +1,6 @@
-"""Every rule about values that can be judged without data, model or torch: one small function per table.
+"""Checks values that can be judged without data, model or torch: one small function per table.
 
-Each returns its problems, one line each: what, what it got, what it accepts.
+Each yields its problems, one line each: the setting, what it got, what it accepts.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ TRACKERS = ("trackio", "wandb", "tensorboard", "mlflow")
 
 
 def validate(config: Config) -> list[str]:
-    """Every problem of values and of their combinations, one line each; numbers that are too large come alone."""
+    """Returns every problem with values and their combinations, one line each.
+
+    Numbers that are too large are reported alone: the other rules may not be able to compute with them.
+    """
     if problems := limits.problems(config):
         return problems
     sections = (_counts, _top, _rollout, _learner, _reference, _minibatches, _warmup, _lora, _eval, _rewards, _track)
@@ -81,7 +84,7 @@ def _learner(c: Config) -> Iterator[str]:
     yield from _need(c, 0 < learner.lr < 1, "learner.lr", "a number above 0 and below 1")
     yield from _need(c, 0 <= learner.adam_beta1 < 1, "learner.adam_beta1", below_one)
     yield from _need(c, 0 <= learner.adam_beta2 < 1, "learner.adam_beta2", below_one)
-    # Below, it is 0 beside the float32 numbers that it is added to, and a weight without gradients is divided by 0.
+    # A smaller eps vanishes in float32 next to the root it is added to, and a weight without gradients divides 0 by 0.
     yield from _need(c, 1e-30 <= learner.adam_eps < math.inf, "learner.adam_eps", "a number of at least 1e-30")
     if 0 < learner.lr < 1 and 1 < learner.lr * learner.weight_decay < math.inf:
         yield (
@@ -97,12 +100,12 @@ def _reference(c: Config) -> Iterator[str]:
     if mix != 1 and not every:
         yield (
             f"learner.reference_mix: got {mix}, but the reference is never updated; set learner.reference_every, or "
-            "leave it out"
+            "remove it"
         )
     if every and c.lora.rank:
         yield (
-            f"learner.reference_every: got {every} with lora.rank = {c.lora.rank}: the reference of adapters is the "
-            "model without them, which stays as it is; set it to 0, or train all weights"
+            f"learner.reference_every: got {every} with lora.rank = {c.lora.rank}, where the reference is the model "
+            "without adapters, which never changes; set it to 0, or train all weights"
         )
 
 
@@ -134,19 +137,19 @@ def _lora(c: Config) -> Iterator[str]:
     yield from _need(c, 0 < lora.alpha < math.inf, "lora.alpha", "a number above 0")
     yield from _need(
         c, lora.dropout == 0, "lora.dropout",
-        "0 only: with dropout the same weights would give other log-probs each time, and ratios between policies "
+        "0 only: with dropout the same weights give different log-probs each time, and ratios between policies "
         "would be noise",
     )  # fmt: skip
     yield from _need(c, all(lora.targets), "lora.targets", "names of linear layers, like q_proj")
     for key in ("alpha", "targets", "base") if lora.rank == 0 else ():
         same = getattr(lora, key) == getattr(LoraConfig(), key)
         yield from _need(
-            c, same, f"lora.{key}", "nothing else than its default while lora.rank = 0; set lora.rank = 16, say"
+            c, same, f"lora.{key}", "only its default while lora.rank = 0; set lora.rank, to 16 for example"
         )
     if lora.rank > 0 and lora.base == "bfloat16" and c.learner.dtype != "bfloat16":
         yield (
-            f"lora.base: got 'bfloat16', which needs learner.dtype = 'bfloat16'; it is {c.learner.dtype!r}, and there "
-            "the weights would be rounded for nothing"
+            f"lora.base: got 'bfloat16', which needs learner.dtype = 'bfloat16'; with {c.learner.dtype!r}, rounding "
+            "the weights would gain nothing"
         )
 
 
@@ -154,7 +157,7 @@ def _eval(c: Config) -> Iterator[str]:
     yield from _need(c, math.isfinite(c.eval.correct_at), "eval.correct_at", "a finite number")
     if c.eval.samples > 1 and c.eval.temperature == 0:
         yield (
-            f"eval.samples: got {c.eval.samples} with eval.temperature = 0; greedy samples are all the same: set "
+            f"eval.samples: got {c.eval.samples} with eval.temperature = 0, where all samples are identical; set "
             "eval.samples = 1 or eval.temperature = 1.0"
         )
 
@@ -172,8 +175,8 @@ def _reward(reward: RewardConfig, where: str) -> Iterator[str]:
         )
     if reward.model and reward.name.rpartition(":")[0].endswith(".py"):
         yield (
-            f"{where}.name: got {reward.name!r} beside model = {reward.model!r}; give one of them: a function and a "
-            "model are two rewards"
+            f"{where}.name: got {reward.name!r} together with model = {reward.model!r}; a function and a model are two "
+            "rewards: write one [[rewards]] table for each"
         )
     if not math.isfinite(reward.weight):
         yield f"{where}.weight: got {reward.weight!r}, accepts a finite number"

@@ -25,12 +25,12 @@ FUNCTION_SECONDS = 300.0
 class DataConfig:
     """Where prompts come from."""
 
-    # gsm8k, math, arithmetic, countdown, mbpp, humaneval, reasoning-gym:NAME, or prompts: rows with a prompt column
+    # gsm8k, math, arithmetic, countdown, mbpp, humaneval, reasoning-gym:NAME, or prompts (rows with a prompt column)
     task: str = "prompts"
     train: str = ""  # file, folder or hub id; empty for procedural tasks
-    eval: str = "auto"  # the same; auto = the test split beside train, else rows held out of train
+    eval: str = "auto"  # likewise; auto = the test split next to train, or rows held out of train
     prompt_column: str = "prompt"
-    args: Mapping[str, Any] = field(default_factory=dict)  # of the task: operators, largest number, ...
+    args: Mapping[str, Any] = field(default_factory=dict)  # the task's arguments: operators, largest number, ...
     max_prompt_tokens: int = 1024
     overlong: Overlong = "error"  # what to do with longer prompts
     shuffle: bool = True
@@ -40,33 +40,33 @@ class DataConfig:
 class RewardConfig:
     """One reward: a built-in name, ``path/to/file.py:function``, or a reward model."""
 
-    name: str = ""  # of a reward model: what it is called in metrics, its folder's name unless given
+    name: str = ""  # for a reward model: its name in metrics; empty = its folder's name
     model: str = ""  # a reward model: folder or hub id
     weight: float = 1.0
     args: Mapping[str, Any] = field(default_factory=dict)
-    gate: bool = False  # the rewards that are no gates count only where this one is above 0
-    verify_with: str = ""  # another reward's name: how often the two disagree is watched
-    # Of functions in files alone; built-in kinds have limits of their own.
+    gate: bool = False  # rewards that are not gates count only where this one is above 0
+    verify_with: str = ""  # the name of another reward; the run monitors how often the two disagree
+    # The next three apply to functions in files only; built-in rewards have their own limits.
     calls: Calls = "step"  # one call with all completions of a step, or one per group as soon as it is finished
-    timeout_s: float = FUNCTION_SECONDS  # of one call, after which the function is ended
-    on_failure: OnFailure = "abort"  # the run, or skip: the completions that it fails for have no value
+    timeout_s: float = FUNCTION_SECONDS  # seconds per call, after which the function is stopped
+    on_failure: OnFailure = "abort"  # abort the run; skip = leave the failed completions without a value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutConfig:
-    """How completions are made in training."""
+    """How completions are generated in training."""
 
     prompts: int = 8  # per step
-    completions: int = 8  # per prompt: the group size G; 1 only for objectives that do not compare within a group
+    completions: int = 8  # per prompt: the group size G; 1 only for objectives that do not compare within groups
     max_tokens: int = 256
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0  # 0 = off
     min_p: float = 0.0
     stop: tuple[str, ...] = ()
-    batch: int = 128  # most completions that are decoded at once
-    refills: int = 8  # dynamic sampling: most extra rounds of prompts per step
-    overlap: bool = True  # grade finished groups while others are generated; the result is the same
+    batch: int = 128  # the most completions decoded at once
+    refills: int = 8  # dynamic sampling: the most extra rounds of prompts per step
+    overlap: bool = True  # grade finished groups while others are generated; results do not change
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,29 +89,29 @@ class LearnerConfig:
     adam_beta2: float = 0.999
     adam_eps: float = 1e-8
     max_grad_norm: float = 1.0
-    minibatch_prompts: int = 0  # prompts per optimizer step; 0 = all of the step's
+    minibatch_prompts: int = 0  # prompts per optimizer step; 0 = all prompts of the step
     inner_updates: int = 1  # passes over the step's rollouts (mu)
-    microbatch_tokens: int = 4096  # memory only: the result does not depend on it
-    dtype: Dtype = "float32"  # of the computation; weights and optimizer state are float32 always
+    microbatch_tokens: int = 4096  # affects memory only; results do not change
+    dtype: Dtype = "float32"  # of the computation; weights and optimizer state are always float32
     optimizer: Optimizer = "adamw"  # adamw-8bit: moments in 8 bits; adamw-offload: moments in CPU memory
     gradient_checkpointing: bool = False
-    compile: bool = False  # torch.compile for the layers, where the model's own forward pass runs
-    liger: bool = False  # liger-kernel's norms, gates and rotary embedding there, on a CUDA GPU
+    compile: bool = False  # torch.compile the layers, where the model's own forward pass runs
+    liger: bool = False  # use liger-kernel's norms, gates and rotary embedding there, on a CUDA GPU
     share_prompts: bool = True  # compute a group's prompt once; False = one row per completion
-    bad_steps: int = 3  # in a row with numbers that are not finite, after which the run ends; 1 = at once
-    reference_every: int = 0  # steps between two updates of the reference of the KL term; 0 = it stays as it was
-    reference_mix: float = 1.0  # share of the policy in an updated reference
+    bad_steps: int = 3  # consecutive steps with non-finite numbers after which the run ends; 1 = at once
+    reference_every: int = 0  # steps between updates of the KL term's reference; 0 = never updated
+    reference_mix: float = 1.0  # the policy's share in an updated reference
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoraConfig:
-    """Low-rank adapters: W + (alpha / rank) B A in every linear layer, of which only A and B are trained."""
+    """Low-rank adapters: W + (alpha / rank) B A in every linear layer; only A and B are trained."""
 
     rank: int = 0  # 0 = off: all weights are trained
     alpha: float = 32.0
-    dropout: float = 0.0  # 0 only: the log-probs of the same weights must be the same each time
-    targets: tuple[str, ...] = ()  # last names of linear layers, like q_proj; empty = all but the output head
-    base: Base = "float32"  # how the frozen linear layers are kept
+    dropout: float = 0.0  # 0 only: the same weights must give the same log-probs every time
+    targets: tuple[str, ...] = ()  # last parts of linear layers' names, like q_proj; empty = all but the output head
+    base: Base = "float32"  # how the frozen linear layers are stored
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,8 +123,8 @@ class EvalConfig:
     samples: int = 1  # completions per prompt when temperature > 0 (avg@k, pass@k)
     temperature: float = 0.0  # 0 = greedy
     max_tokens: int = 0  # 0 = as in rollout
-    correct_reward: str = ""  # which reward accuracy is read from; empty = the first
-    correct_at: float = 1.0  # its value from which a completion counts as correct
+    correct_reward: str = ""  # the reward that decides accuracy; empty = the first
+    correct_at: float = 1.0  # a completion is correct if that reward is at least this
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,29 +133,29 @@ class CheckpointConfig:
 
     every: int = 20  # steps; 0 = never
     keep: int = 2
-    best: bool = True  # also keep that of the best evaluation so far, which is saved when it is made
-    background: bool = True  # write while the next completions are generated; the result is the same
+    best: bool = True  # also save and keep a checkpoint at the best evaluation so far
+    background: bool = True  # write while the next completions are generated; results do not change
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrackConfig:
-    """Where metrics go besides the run folder, and how often completions are shown."""
+    """Where metrics go in addition to the run folder, and how often completions are shown."""
 
     to: tuple[str, ...] = ()  # trackio, wandb, tensorboard, mlflow
-    samples_every: int = 10  # steps between two sample completions on screen; 0 = never
-    regrade_every: int = 20  # steps between two checks that rewards judge the same completions alike; 0 = never
-    max_failed: float = 0.5  # share of completions that rewards may fail for; more in 3 steps in a row ends the run
+    samples_every: int = 10  # steps between sample completions on screen; 0 = never
+    regrade_every: int = 20  # steps between checks that rewards are deterministic; 0 = never
+    max_failed: float = 0.5  # share of completions whose rewards may fail; more in 3 consecutive steps ends the run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopConfig:
-    """How a run ends when it is asked to."""
+    """How a run ends when a signal asks it to."""
 
-    signals: tuple[str, ...] = ("SIGUSR1",)  # that ask for it, besides SIGINT, SIGTERM and SIGHUP
-    grace_s: float = 20.0  # how long the step may still take; after that it is left out
+    signals: tuple[str, ...] = ("SIGUSR1",)  # signals that end the run, besides SIGINT, SIGTERM and SIGHUP
+    grace_s: float = 20.0  # seconds the current step may still take; after that it is discarded
 
     def problems(self) -> list[str]:
-        """What cannot be, one line each."""
+        """Returns the problems with these settings, one line each."""
         known = ("SIGUSR1", "SIGUSR2", "SIGXCPU", "SIGQUIT")
         found = [f"stop.signals: got {s!r}, accepts {', '.join(known)}" for s in self.signals if s not in known]
         if not 0 <= self.grace_s < float("inf"):
@@ -167,22 +167,22 @@ class StopConfig:
 class HealthConfig:
     """When to warn; 0 switches a rule off."""
 
-    window: int = 10  # steps that are averaged, and that "at first" means
-    cooldown: int = 50  # steps until the same warning is given again
-    entropy: float = 0.1  # of its value at first, or less
+    window: int = 10  # steps to average over; "initial" below means the first this many
+    cooldown: int = 50  # steps until the same warning may repeat
+    entropy: float = 0.1  # at or below this share of its initial value
     kl: float = 1.0  # nats per token to the reference
-    kl_old: float = 0.2  # nats per token that one step's updates move the policy
-    ratio: float = 5.0  # for 1 % of tokens; or as much below 1
-    no_signal: int = 5  # steps in a row in which no completion has an advantage
+    kl_old: float = 0.2  # nats per token that the updates of one step move the policy
+    ratio: float = 5.0  # at or above this for 1 % of tokens, or at or below its inverse
+    no_signal: int = 5  # consecutive steps without any advantage
     zero_signal: float = 0.9  # share of groups without signal
-    truncated: float = 0.5  # share of completions that are cut off
-    length: float = 2.0  # times as long as at first, or that many times shorter, without being better
-    unchanged: float = 0.9  # share of weights that an update leaves as they are
-    clipped: float = 100.0  # gradient norm over learner.max_grad_norm
-    mismatch: float = 0.05  # nats between the sampler's and the learner's log-probs; a hundredth of it in float32
+    truncated: float = 0.5  # share of truncated completions
+    length: float = 2.0  # this many times longer or shorter than initially, without a better reward
+    unchanged: float = 0.9  # share of weights that an update does not change
+    clipped: float = 100.0  # gradient norm divided by learner.max_grad_norm
+    mismatch: float = 0.05  # nats between the engine's and the learner's log-probs; a hundredth of this in float32
 
     def problems(self) -> list[str]:
-        """What cannot be, one line each."""
+        """Returns the problems with these settings, one line each."""
         found = []
         for setting in dataclasses.fields(self):
             value, least = getattr(self, setting.name), {"window": 2, "cooldown": 1}.get(setting.name, 0)
@@ -200,13 +200,13 @@ class Config:
     chat_template: str = ""  # empty = the tokenizer's; "plain", or a .jinja file
     device: str = "auto"
     threads: int = 0  # 0 = torch's choice
-    kernels: Kernels = "auto"  # auto = trew's own for models of the Llama kind, plain = the model's own forward pass
-    linear: Linear = "auto"  # products in training and in a model's own forward, on a CPU; plain = torch's
+    kernels: Kernels = "auto"  # auto = trew's kernels for Llama-family models; plain = the model's own forward pass
+    linear: Linear = "auto"  # matrix products in training and in a model's own forward pass on a CPU; plain = torch's
     seed: int = 0
     steps: int = 100
     out: str = ""  # run folder; empty = runs/<recipe name>
     data: DataConfig = field(default_factory=DataConfig)
-    rewards: tuple[RewardConfig, ...] = ()  # empty = the task's own
+    rewards: tuple[RewardConfig, ...] = ()  # empty = the task's default rewards
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
     learner: LearnerConfig = field(default_factory=LearnerConfig)
@@ -219,13 +219,13 @@ class Config:
 
     @property
     def optimizer_steps(self) -> int:
-        """Optimizer steps of the whole run: steps x minibatches x inner updates."""
+        """Number of optimizer steps in the whole run: steps x minibatches x inner updates."""
         per_pass = -(-self.rollout.prompts // (self.learner.minibatch_prompts or self.rollout.prompts or 1))
         return self.steps * per_pass * self.learner.inner_updates
 
 
 def choices(cls: type = Config) -> frozenset[str]:
-    """Every word that a setting of ``cls`` accepts among a few: values that mean something to trew.
+    """Every word that a setting of ``cls`` lists among the values it accepts.
 
     >>> sorted(choices(StopConfig)), "adamw-8bit" in choices()
     ([], True)

@@ -1,12 +1,12 @@
-"""Prompts: where they come from, which of them a step takes, and what happens to those that are too long."""
+"""Prompts: reading or generating them, choosing the prompts of each step, and handling prompts that are too long."""
 
 from .load import Dataset, load_eval, load_prompts, load_task, make_task
 from .overlong import apply_overlong, truncate_left
-from .sampler import PromptSampler
+from .prompt_stream import PromptStream
 
 __all__ = [
     "Dataset",
-    "PromptSampler",
+    "PromptStream",
     "apply_overlong",
     "load_eval",
     "load_prompts",

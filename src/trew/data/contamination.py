@@ -1,4 +1,4 @@
-"""Whether training problems are also evaluation problems: runs of words that both have (n-grams)."""
+"""Finds training problems that overlap with evaluation problems: word n-grams that both contain."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from .rows import Split, columns_of
 
 NGRAM = 13  # words; as in the GPT-3 report
 TEXT_COLUMNS = ("question", "problem", "prompt", "text", "nums")
-"""Where a row's problem stands, the first that it has. Countdown problems are the same if numbers and target are."""
+"""Columns that may hold a row's problem; the first one present counts. Countdown problems are compared by numbers and
+target."""
 
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
-    """One training row that shares runs of words with evaluation rows.
+    """One training row that shares n-grams with evaluation rows.
 
-    ``share`` is the part of its own runs that they have, 1 for a copy; ``other`` is the evaluation row (from 0) that
-    has most of them, ``words`` the first shared run.
+    ``share`` is the share of its n-grams that evaluation rows contain, 1 for a copy. ``other`` is the evaluation row
+    (from 0) that contains most of them, ``words`` the first shared n-gram.
     """
 
     row: int
@@ -31,10 +32,10 @@ class Overlap:
 
 
 def overlaps(train: Sequence[str], evaluation: Sequence[str], *, n: int = NGRAM) -> list[Overlap]:
-    """The training texts that share at least one run of ``n`` words with an evaluation text, the closest first.
+    """Finds the training texts that share a run of ``n`` words with an evaluation text, largest overlap first.
 
-    Case, punctuation and white space do not count. A text of fewer than ``n`` words is one run, as a whole. Takes time
-    and memory in proportion to the texts.
+    Ignores case, punctuation and white space. A text of fewer than ``n`` words counts as one run. Time and memory are
+    linear in the length of the texts.
 
     >>> found = overlaps(["Add two and three, please.", "Something else"], ["add TWO and three"], n=3)
     >>> [(o.row, round(o.share, 2), o.other, o.words) for o in found]
@@ -68,7 +69,7 @@ def _runs(text: str, n: int) -> Iterator[tuple[str, ...]]:
 
 
 def problem_text(row: Mapping[str, Any]) -> str | None:
-    """The problem that a row asks, without any instruction that a task adds; None where no column has one.
+    """The problem of a row, without the instruction that a task adds; None where no column has one.
 
     >>> problem_text({"prompt": [{"role": "user", "content": "2 + 2?"}], "gold": "4"})
     '2 + 2?'
@@ -79,21 +80,24 @@ def problem_text(row: Mapping[str, Any]) -> str | None:
     value = None if name is None else row[name]
     if name == "nums" and isinstance(value, list):
         return f"nums {' '.join(map(str, sorted(value, key=str)))} target {row.get('target')}"
-    if isinstance(value, str):
-        return value
     if isinstance(value, list):
-        turns = [turn for turn in value if isinstance(turn, Mapping) and turn.get("role") != "system"]
-        return "\n".join(str(turn.get("content", "")) for turn in turns) or None
-    return None
+        return _chat_text(value)
+    return value if isinstance(value, str) else None
+
+
+def _chat_text(turns: Sequence[Any]) -> str | None:
+    """The messages' contents, without the system message: a task may add one to problems that are the same."""
+    spoken = [turn for turn in turns if isinstance(turn, Mapping) and turn.get("role") != "system"]
+    return "\n".join(str(turn.get("content", "")) for turn in spoken) or None
 
 
 def problem_texts(split: Split) -> list[str]:
-    """Every row's problem; DataError where rows have none."""
+    """The problem of every row; raises DataError for a row without one."""
     texts = [problem_text(row.values) for row in split.rows]
     for row, text in zip(split.rows, texts, strict=True):
         if text is None:
             raise DataError(
-                f"{split.source}: {row.place} has no problem to compare with; looked for {', '.join(TEXT_COLUMNS)}, "
+                f"{split.source}: {row.place} has no problem to compare; looked for {', '.join(TEXT_COLUMNS)}, "
                 f"the columns are {', '.join(columns_of(split.rows)) or 'none'}"
             )
     return [text for text in texts if text is not None]

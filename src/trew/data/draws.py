@@ -1,6 +1,7 @@
-"""Random numbers as pure functions of a key: plain integers, the same on every machine and library version.
+"""Random numbers as pure functions of a key, in plain integers.
 
-Procedural tasks draw from here, so that a seed means the same problems everywhere and for good.
+Procedural tasks draw from here, so that a seed gives the same problems on every machine and with every version of
+every library.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 _MASK = 2**64 - 1
-_ROUNDS = 6  # of the Feistel network: enough for an even spread on domains of a few dozen values
+_ROUNDS = 6  # of the Feistel network: enough to mix domains of only a few dozen values
 
 
 def mix(x: int) -> int:
@@ -28,7 +29,7 @@ def mix(x: int) -> int:
 
 
 def key_of(*parts: int | str) -> int:
-    """A 64-bit key of any integers and strings; different parts give unrelated keys."""
+    """A 64-bit key from integers and strings; different parts give unrelated keys."""
     text = "\x1f".join(f"{type(p).__name__}:{p}" for p in parts)
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
 
@@ -45,7 +46,7 @@ class Draws:
         self._state = key_of(*key)
 
     def below(self, n: int) -> int:
-        """A uniform integer from 0 to n - 1, for 1 <= n <= 2**63 (rejection: no modulo bias)."""
+        """A uniform integer from 0 to n - 1, for 1 <= n <= 2**63. Rejection sampling avoids modulo bias."""
         limit = (2**64 // n) * n
         while True:
             self._state = (self._state + 0x9E3779B97F4A7C15) & _MASK
@@ -54,7 +55,7 @@ class Draws:
                 return value % n
 
     def between(self, low: int, high: int) -> int:
-        """A uniform integer from low to high, both included."""
+        """A uniform integer from low to high, inclusive."""
         return low + self.below(high - low + 1)
 
     def choice(self, items: Sequence[T]) -> T:
@@ -62,8 +63,10 @@ class Draws:
 
 
 class Permutation:
-    """A pseudo-random permutation of 0 .. size - 1 that is never written out: a Feistel network on the next power of
-    four, walked until it lands inside the domain. Works for universes of any size in constant memory.
+    """A pseudo-random permutation of 0 .. size - 1 in constant memory.
+
+    A Feistel network permutes the next power of four; indices are mapped again until they land in the domain (cycle
+    walking).
 
     >>> sorted(Permutation(10, "any key")(i) for i in range(10)) == list(range(10))
     True
@@ -78,7 +81,7 @@ class Permutation:
         if not 0 <= index < self.size:
             raise IndexError(f"{index} is not in 0 .. {self.size - 1}")
         low = (1 << self._half) - 1
-        while True:  # ends: following a permutation from inside the domain comes back into it
+        while True:  # terminates: a permutation's cycle through the domain returns to the domain
             left, right = index >> self._half, index & low
             for key in self._keys:
                 left, right = right, left ^ (mix(right + key) & low)

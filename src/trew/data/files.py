@@ -1,6 +1,6 @@
-"""Reading and writing .jsonl, .json and .parquet files: every fault in them becomes a message with the place.
+"""Reads and writes .jsonl, .json and .parquet files; reports every fault with its file and line.
 
-JSON may be compressed with gzip (.jsonl.gz, .json.gz), as some public sets are published; it is only read.
+Also reads gzipped JSON (.jsonl.gz, .json.gz), which some public data sets use.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from .rows import Problems, Row, show
 
 WRITTEN = (".jsonl", ".parquet")
 SUFFIXES = (".jsonl", ".json", ".parquet", ".jsonl.gz", ".json.gz")
-_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # cheap first look; pairs are fine, only lone ones are refused
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # a cheap first check; pairs are fine, lone surrogates are refused
 
 
 def suffix_of(path: Path) -> str:
-    """The ending that says how a file is read, ``.gz`` with what stands before it; "" for none.
+    """The suffix that decides how a file is read, including what precedes ``.gz``; "" for none.
 
     >>> suffix_of(Path("a.b/HumanEval.jsonl.gz")), suffix_of(Path("train-00000.parquet")), suffix_of(Path("train"))
     ('.jsonl.gz', '.parquet', '')
@@ -34,13 +34,13 @@ def suffix_of(path: Path) -> str:
 
 
 def read_rows(path: Path) -> list[Row]:
-    """All rows of a file. Raises DataError naming the file, and the lines where lines are at fault."""
+    """Reads all rows of a file. Raises DataError with the file, and with the lines that are at fault."""
     if not path.exists():
         raise DataError(f"{path}: no such file")
-    if not path.is_file() and not path.is_dir():  # a FIFO would wait for a writer, a device may have no end
-        raise DataError(f"{path}: is not a regular file; write the rows to one and give that")
+    if not path.is_file() and not path.is_dir():  # opening a FIFO would wait for a writer, a device may be endless
+        raise DataError(f"{path}: is not a regular file; write the rows to a file and give that")
     if suffix_of(path) not in SUFFIXES:
-        raise DataError(f"{path}: got a file ending in {suffix_of(path)!r}, accepts {', '.join(SUFFIXES)}")
+        raise DataError(f"{path}: got the suffix {suffix_of(path)!r}, accepts {', '.join(SUFFIXES)}")
     try:
         rows = _read_parquet(path) if path.suffix == ".parquet" else _read_text(path)
     except OSError as error:
@@ -71,14 +71,14 @@ def _unpacked(path: Path) -> bytes:
     except (EOFError, zlib.error, gzip.BadGzipFile):
         raise DataError(f"{path}: is a damaged or incomplete gzip file; download it again") from None
     if len(raw) > limits.FILE_BYTES:
-        raise DataError(f"{path}: has more than {limits.FILE_BYTES:,} bytes of text; divide it, or use .parquet")
+        raise DataError(f"{path}: has more than {limits.FILE_BYTES:,} bytes of text; split it, or use .parquet")
     return raw
 
 
 def _read_lines(path: Path, raw: bytes) -> list[Row]:
     rows: list[Row] = []
     problems = Problems(str(path))
-    # Split at \n alone: str.splitlines would also split at U+2028 and the like, which JSON strings may hold.
+    # Split only at \n: str.splitlines would also split at U+2028 and the like, which JSON strings may contain.
     for number, line in enumerate(raw.split(b"\n"), start=1):
         line = line.strip(b" \t\r")
         if not line:
@@ -112,13 +112,13 @@ def _read_array(path: Path, raw: bytes) -> list[Row]:
 
 
 def _parse(raw: bytes) -> Any:
-    """Strict JSON: no NaN, no repeated keys, no lone surrogates. Raises ValueError saying what is wrong."""
+    """Parses strict JSON: no NaN, no repeated keys, no lone surrogates. Raises ValueError with what is wrong."""
     if b"\x00" in raw:
-        raise ValueError("holds a NUL byte; the file is damaged or not text")
+        raise ValueError("contains a NUL byte; the file is damaged or not text")
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise ValueError(f"is not UTF-8 (byte {error.start} of it is 0x{raw[error.start]:02x})") from None
+        raise ValueError(f"is not UTF-8 (its byte {error.start} is 0x{raw[error.start]:02x})") from None
     try:
         value = json.loads(text, parse_constant=_no_constant, object_pairs_hook=_no_repeats)
     except json.JSONDecodeError as error:
@@ -152,7 +152,7 @@ def _no_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _no_surrogates(value: Any) -> None:
-    """Half of a surrogate pair is no character: it can be neither tokenised nor written to a file."""
+    """Refuses half of a surrogate pair: it is not a character, so it can be neither tokenized nor written to a file."""
     stack = [value]
     while stack:
         item = stack.pop()
@@ -164,7 +164,7 @@ def _no_surrogates(value: Any) -> None:
             for position, character in enumerate(item):
                 if "\ud800" <= character <= "\udfff":
                     raise ValueError(
-                        f"holds a lone surrogate \\u{ord(character):04x} (character {position} of a string)"
+                        f"contains a lone surrogate \\u{ord(character):04x} (character {position} of a string)"
                     )
 
 
@@ -199,10 +199,11 @@ def _read_parquet(path: Path) -> list[Row]:
 
 
 def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Writes rows as the suffix says, aside first and renamed when complete: a reader never sees half a file.
+    """Writes rows in the format of the suffix, to a temporary file that is renamed when complete: a reader never sees
+    half a file.
 
-    Parquet wants one type per column and no empty structs: empty objects are written as null, and DataError says
-    which column mixes types. A place that cannot be written is a ConfigError, a full disk a StorageError.
+    Parquet needs one type per column and has no empty structs: empty objects are written as null, and a column of mixed
+    types raises DataError. Raises ConfigError for a path that is not writable, StorageError for a full disk.
     """
     with output_file(path):
         _write_aside(path, rows)
@@ -219,7 +220,7 @@ def _write_aside(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
                 file.writelines(_json_line(row) for row in rows)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(name, 0o644)  # mkstemp makes files that only their owner can read
+        os.chmod(name, 0o644)  # mkstemp creates files that only their owner can read
         os.replace(name, path)
     except BaseException:
         Path(name).unlink(missing_ok=True)
@@ -227,7 +228,7 @@ def _write_aside(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _json_line(row: Mapping[str, Any]) -> bytes:
-    """One strict JSON line; what JSON cannot hold (dates, bytes, NaN) is refused, not turned into something else."""
+    """One line of strict JSON. Refuses what JSON cannot hold (dates, bytes, NaN) rather than converting it."""
     try:
         return json.dumps(row, ensure_ascii=False, allow_nan=False).encode() + b"\n"
     except (TypeError, ValueError) as error:

@@ -1,7 +1,7 @@
 """Data sets from the Hugging Face hub, through the optional ``datasets`` package.
 
 A hub set is named ``owner/name``, ``owner/name:config`` or ``owner/name:config:split`` (``owner/name::split`` for the
-only or default config). ``trust_remote_code`` is never passed: sets that are code are refused.
+only or default config). ``trust_remote_code`` is never passed: data sets that consist of code are refused.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _ID = re.compile(r"(?P<path>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(:(?P<config>[
 
 @dataclass(frozen=True, slots=True)
 class HubId:
-    """A parsed hub source; empty ``config`` and ``split`` mean not given."""
+    """A parsed hub source; ``config`` and ``split`` are empty where not given."""
 
     path: str
     config: str = ""
@@ -31,7 +31,7 @@ class HubId:
 
 
 def parse_id(source: str) -> HubId | None:
-    """The parts of a hub source, or None when it does not have that form.
+    """Parses a hub source; None for text of another form.
 
     >>> parse_id("openai/gsm8k:main:test")
     HubId(path='openai/gsm8k', config='main', split='test')
@@ -43,13 +43,13 @@ def parse_id(source: str) -> HubId | None:
 
 
 def split_names(hub: HubId) -> list[str]:
-    """The splits that the set has."""
+    """The names of the set's splits."""
     datasets = _package(hub)
     return list(_ask(hub, lambda: datasets.get_dataset_split_names(hub.path, hub.config or None)))
 
 
 def read_split(hub: HubId, split: str) -> Split:
-    """One split as rows. Raises DataError (package missing, no network, no such set or split) in one line."""
+    """Reads one split. Raises a one-line DataError (package missing, no network, no such set or split)."""
     datasets = _package(hub)
     names = split_names(hub)
     if split not in names:
@@ -64,13 +64,13 @@ def _package(hub: HubId) -> ModuleType:
         return importlib.import_module("datasets")
     except ImportError:
         raise DataError(
-            f"{hub.path}: there is no such file here, and reading it from the hub needs the datasets package: "
+            f"{hub.path}: no such file, and reading it from the hub needs the datasets package: "
             "pip install 'trew[data]', or download the files and give their path"
         ) from None
 
 
 def _ask(hub: HubId, call: Any) -> Any:
-    """Runs a hub call; whatever it raises (dozens of classes of four packages) becomes one line."""
+    """Runs a hub call; turns whatever it raises (dozens of classes from four packages) into one line."""
     try:
         return call()
     except Exception as error:

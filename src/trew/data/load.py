@@ -1,4 +1,4 @@
-"""From the ``[data]`` table of a recipe to training and evaluation prompts. Nothing here needs a model."""
+"""Turns the ``[data]`` table of a recipe into training and evaluation prompts, without loading a model."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from .tasks.puzzles import PREFIX
 
 @dataclass(frozen=True, slots=True)
 class Dataset:
-    """What a run trains and is evaluated on."""
+    """The prompts that a run trains on and evaluates."""
 
     train: Sequence[Prompt]
     eval: list[Prompt]
     default_rewards: tuple[RewardConfig, ...]  # empty: the recipe must name its rewards
-    notes: list[str]  # what the user should know: held-out rows, repeats, overlap
-    fingerprint: str  # of train and eval together
+    notes: list[str]  # for the user: held-out rows, repeats, overlap
+    fingerprint: str  # a hash of train and eval together
 
 
 def load_task(config: DataConfig, *, eval_size: int, seed: int) -> Dataset:
-    """Reads or makes the prompts that ``config`` asks for. No training row is left out without a note.
+    """Reads or generates the prompts that ``config`` asks for, and notes every training row it leaves out.
 
-    Evaluation is the first ``eval_size`` rows of the test split. ConfigError lists everything wrong in the table;
-    DataError names the file, its rows and columns.
+    Evaluates on the first ``eval_size`` rows of the test split. Raises ConfigError with every problem of the table, and
+    DataError with the file, rows and columns at fault.
     """
     task = make_task(config)
     if task.makes(config.train):
@@ -43,14 +43,14 @@ def load_task(config: DataConfig, *, eval_size: int, seed: int) -> Dataset:
 
 
 def load_eval(config: DataConfig, *, size: int, seed: int) -> tuple[list[Prompt], tuple[RewardConfig, ...], list[str]]:
-    """Evaluation prompts alone, with the task's own rewards and notes: the very prompts that ``load_task`` holds out.
+    """Loads only the evaluation prompts, with the task's rewards and notes: those that ``load_task`` holds out.
 
-    A file that is to be evaluated as it is belongs in ``config.eval``: under "auto", a training file without a test
-    split beside it gives the rows that training with this seed does not see.
+    To evaluate on a whole file, name it in ``config.eval``: with "auto", a training file without a test split next to
+    it gives only the rows that training with this seed does not see.
     """
     task = make_task(config)
     if task.makes(config.train):
-        made, evaluation, _ = task.generate(eval_size=size, seed=seed)  # its notes are about training
+        made, evaluation, _ = task.generate(eval_size=size, seed=seed)  # its notes concern training only
         return evaluation, task.rewards(made), []
     source = task.source(config.train)
     if config.eval != "auto":
@@ -71,7 +71,10 @@ def load_eval(config: DataConfig, *, size: int, seed: int) -> tuple[list[Prompt]
 
 
 def load_prompts(config: DataConfig, *, split: str = "train", seed: int = 0) -> list[Prompt]:
-    """All prompts of one split (train; or test, else validation), nothing held out; of made problems, all of them."""
+    """Loads all prompts of one split ("train", or "test" with validation as the fallback) and holds out none.
+
+    A procedural task gives all its training problems.
+    """
     task = make_task(config)
     if task.makes(config.train):
         return list(task.generate(eval_size=1, seed=seed)[0])
@@ -80,34 +83,40 @@ def load_prompts(config: DataConfig, *, split: str = "train", seed: int = 0) -> 
 
 
 def make_task(config: DataConfig) -> Task:
-    """The task with its arguments, checked; ConfigError with every problem of the table at once."""
+    """Builds the task and checks its arguments; raises ConfigError with every problem of the table at once."""
     kind, named, name = config.task.partition(":")
     if kind not in TASKS or (named and kind != PREFIX):
         accepts = ", ".join(repr(f"{t}:NAME" if t == PREFIX else t) for t in TASKS)
         raise ConfigError(f"data.task: got {config.task!r}{nearest(config.task, TASKS)}, accepts {accepts}")
-    problems: list[str] = []
-    if config.task == "prompts" and not config.train:
-        problems.append("data.train: is empty; task 'prompts' needs a file, a folder or a hub id (owner/name)")
-    if config.task != "prompts" and config.prompt_column != "prompt":
-        problems.append(f"data.prompt_column: got {config.prompt_column!r}, but only task 'prompts' reads it")
-    if config.task == "arithmetic" and config.train:
-        problems.append(f"data.train: got {config.train!r}, but task 'arithmetic' makes its problems; leave it empty")
-    if not config.eval:
-        problems.append("data.eval: is empty, accepts 'auto', a file, a folder or a hub id")
-    elif config.eval != "auto" and TASKS[kind]().makes(config.train):
-        problems.append(f"data.eval: got {config.eval!r}, but made problems hold out their own; leave it at 'auto'")
+    problems = _source_problems(config, generates=TASKS[kind]().makes(config.train))
     try:
         task = build(TASKS[kind], config.args, where="data.args")
     except ConfigError as error:
         raise ConfigError([*problems, *error.problems]) from None
     if isinstance(task, Puzzles) and name:
         if task.puzzle not in ("", name):
-            problems.append(f"data.args.puzzle: got {task.puzzle!r}, and data.task says {name!r}; leave it out")
+            problems.append(f"data.args.puzzle: got {task.puzzle!r}, but data.task says {name!r}; remove it")
         task = replace(task, puzzle=name)
     problems += task.problems()
     if problems:
         raise ConfigError(problems)
     return task
+
+
+def _source_problems(config: DataConfig, *, generates: bool) -> list[str]:
+    """What is wrong with data.train, data.eval and data.prompt_column for this kind of task."""
+    found = []
+    if config.task == "prompts" and not config.train:
+        found.append("data.train: is empty; task 'prompts' needs a file, a folder or a hub id (owner/name)")
+    if config.task != "prompts" and config.prompt_column != "prompt":
+        found.append(f"data.prompt_column: got {config.prompt_column!r}, but only task 'prompts' reads it")
+    if config.task == "arithmetic" and config.train:
+        found.append(f"data.train: got {config.train!r}, but task 'arithmetic' makes its problems; leave it empty")
+    if not config.eval:
+        found.append("data.eval: is empty, accepts 'auto', a file, a folder or a hub id")
+    elif config.eval != "auto" and generates:
+        found.append(f"data.eval: got {config.eval!r}, but made problems hold out their own; leave it at 'auto'")
+    return found
 
 
 def _from_rows(
@@ -133,21 +142,21 @@ def _from_rows(
             test = split.source, prompts
             skipped += said
     if faults:
-        raise DataError("\n".join(dict.fromkeys(faults)))  # a hub that is down says the same for both
+        raise DataError("\n".join(dict.fromkeys(faults)))  # a hub that is down reports the same fault for both splits
     if test is None:
         train, evaluation, note = hold_out(train, size=eval_size, seed=seed, source=source)
     else:
         evaluation, note = test[1][:eval_size], _eval_note(*test, eval_size)
     if parts:
         counts = ", ".join(f"{name} {len(part.rows)}" for name, part in parts.items())
-        skipped.insert(0, f"{source}: one file with the published splits ({counts} rows); training takes its own alone")
+        skipped.insert(0, f"{source}: one file with the published splits ({counts} rows); training uses only its own")
     repeats = repeat_note(train, "training") + repeat_note(evaluation, "evaluation")
     notes = [note, *skipped, *repeats, *overlap_note(train, evaluation)]
     return train, evaluation, task.rewards(train), notes
 
 
 def _prompts(task: Task, split: Split, config: DataConfig) -> tuple[list[Prompt], list[str]]:
-    """A split's prompts, and a note where the task left rows out."""
+    """A split's prompts, with a note where the task leaves rows out."""
     if isinstance(task, Prompts):
         return task.prompts(split, prompt_column=config.prompt_column), []
     prompts = task.prompts(split)
@@ -162,7 +171,7 @@ def _eval_note(source: str, prompts: Sequence[Prompt], size: int) -> str:
 
 @contextmanager
 def _collected(faults: list[str]) -> Iterator[None]:
-    """Data errors inside are kept for later, so that both splits' are reported at once."""
+    """Collects data errors, so that those of both splits are reported at once."""
     try:
         yield
     except DataError as error:

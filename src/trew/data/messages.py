@@ -1,4 +1,4 @@
-"""Prompt values as rows bring them: a string, a list of chat messages, or such a list as a JSON string."""
+"""Parses the prompts of rows: a string, a list of chat messages, or such a list as a JSON string."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
 def user_turn(text: str, *, system: str = "") -> tuple[Message, ...]:
-    """One user message, after a system message where one is given."""
+    """One user message, preceded by a system message if one is given."""
     head = ({"role": "system", "content": system},) if system else ()
     return (*head, {"role": "user", "content": text})
 
 
 def parse_prompt(value: Any, name: str) -> str | tuple[Message, ...]:
-    """A prompt column's value as text or messages; BadRow says what is wrong with it."""
+    """Parses a prompt column's value into text or messages; raises BadRow with what is wrong."""
     if isinstance(value, str):
         if not value.strip():
             raise BadRow(f"column {name!r} is empty")
@@ -31,7 +31,7 @@ def parse_prompt(value: Any, name: str) -> str | tuple[Message, ...]:
 
 
 def parse_messages(value: Any, name: str) -> tuple[Message, ...]:
-    """Checks a chat: known roles, string contents, the last turn not the assistant's."""
+    """Checks a chat: known roles, string contents, and a last turn that is not the assistant's."""
     if not value:
         raise BadRow(f"column {name!r} is an empty list of messages")
     messages = tuple(_message(turn, f"{name}[{i}]") for i, turn in enumerate(value))
@@ -45,7 +45,7 @@ def parse_messages(value: Any, name: str) -> tuple[Message, ...]:
 def _message(turn: Any, where: str) -> Message:
     if not isinstance(turn, Mapping):
         raise BadRow(f"{where} must be a message with role and content, got {show(turn)}")
-    # Parquet gives every struct of a column all keys of any of them; those that are null are not there.
+    # Parquet gives every struct of a column the keys of all of them; a null key means that it is absent.
     fields = {key: value for key, value in turn.items() if value is not None}
     for key in ("role", "content"):
         if key not in fields:
@@ -59,7 +59,7 @@ def _message(turn: Any, where: str) -> Message:
 
 
 def _nested_messages(text: str) -> list[Any] | None:
-    """The list of messages that a JSON string holds, or None for ordinary text."""
+    """The list of messages in a JSON string; None for ordinary text."""
     if not text.lstrip().startswith("["):
         return None
     try:

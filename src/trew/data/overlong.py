@@ -1,4 +1,4 @@
-"""Prompts that are longer than the limit: refused, dropped or shortened, and always counted."""
+"""Refuses, drops or truncates prompts that are longer than the limit, and counts them."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ def apply_overlong(
     truncate: Callable[[Prompt, int], Prompt] | None = None,
     what: str = "training",
 ) -> tuple[list[Prompt], list[str]]:
-    """(prompts of at most ``limit`` tokens, notes with the counts).
+    """Returns the prompts of at most ``limit`` tokens, and notes with the counts of the others.
 
-    ``count`` gives a prompt's length in tokens as the model will see it, chat template included. Policies:
-    ``error`` raises DataError naming the longest; ``drop`` leaves them out, DataError when none is left; ``truncate``
-    cuts them with ``truncate(prompt, limit)``, by default ``truncate_left``, which keeps the end of the question and
-    never cuts the chat template.
+    ``count`` gives a prompt's length in tokens as the model sees it, including the chat template. Policies: ``error``
+    raises DataError naming the longest prompts; ``drop`` removes them, and raises DataError if none is left;
+    ``truncate`` cuts them with ``truncate(prompt, limit)``, by default ``truncate_left``, which keeps the end of the
+    question and never cuts the chat template.
     """
-    lengths = [count(prompt) for prompt in prompts]
-    long = [(length, prompt) for length, prompt in zip(lengths, prompts, strict=True) if length > limit]
+    measured = [(count(prompt), prompt) for prompt in prompts]
+    long = [(length, prompt) for length, prompt in measured if length > limit]
     if not long:
         return list(prompts), []
     longest = max(length for length, _ in long)
@@ -38,29 +38,29 @@ def apply_overlong(
     if policy == "error":
         raise DataError(_refusal(found, long, longest))
     if policy == "drop":
-        kept = [prompt for length, prompt in zip(lengths, prompts, strict=True) if length <= limit]
+        kept = [prompt for length, prompt in measured if length <= limit]
         if not kept:
             raise DataError(
-                f'{found} (the longest has {longest}), and data.overlong = "drop" leaves none; raise the limit'
+                f'{found} (the longest has {longest}), so data.overlong = "drop" leaves none; raise the limit'
             )
         return kept, [f"{found} (the longest has {longest}): dropped, {len(kept)} are left"]
     shorten = truncate or partial(truncate_left, count=count)
-    cut = [p if n <= limit else shorten(p, limit) for n, p in zip(lengths, prompts, strict=True)]
-    return cut, [f"{found} (the longest has {longest}): their beginnings are cut off, the ends are kept"]
+    cut = [prompt if length <= limit else shorten(prompt, limit) for length, prompt in measured]
+    return cut, [f"{found} (the longest has {longest}): cut at their beginning, the ends are kept"]
 
 
 def truncate_left(prompt: Prompt, limit: int, *, count: Callable[[Prompt], int]) -> Prompt:
     """Cuts the start of the text, or of the longest user message, until the whole prompt has at most ``limit`` tokens.
 
-    Cuts between characters and asks ``count`` for the outcome, so the chat template's frame, the other messages and
-    multi-byte characters stay whole. Raises DataError where the rest alone is over the limit.
+    Cuts between characters and measures with ``count``, so that the chat template, the other messages and multi-byte
+    characters stay whole. Raises DataError where everything else alone exceeds the limit.
     """
     content, rebuild = _cuttable(prompt)
-    low, high = 0, len(content) - 1  # cutting `high` characters must fit, cutting `low` does not
+    low, high = 0, len(content) - 1  # bisection: cutting `high` characters is enough, cutting `low` is not
     if high < 1 or count(rebuild(content[high:])) > limit:
         raise DataError(
             f"prompt {prompt.uid!r}: has {count(prompt)} tokens and cannot be cut to data.max_prompt_tokens = {limit}, "
-            "because what surrounds its longest user message is too long already; raise the limit or drop it"
+            "because everything but its longest user message is already too long; raise the limit or drop it"
         )
     while high - low > 1:
         middle = (low + high) // 2
@@ -72,7 +72,7 @@ def truncate_left(prompt: Prompt, limit: int, *, count: Callable[[Prompt], int])
 
 
 def _cuttable(prompt: Prompt) -> tuple[str, Callable[[str], Prompt]]:
-    """The part of a prompt that may be shortened, and how to put another text in its place."""
+    """The part of a prompt that may be shortened, and a function that replaces it."""
     if prompt.text is not None:
         return prompt.text, lambda text: replace(prompt, text=text)
     messages = prompt.messages or ()

@@ -1,4 +1,4 @@
-"""Rows as they come out of a file, and how problems in them are collected and reported."""
+"""Rows read from a file, and the collecting and reporting of problems in them."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from ..config import limits
 from ..errors import DataError, nearest
 from ..types import Prompt
 
-SHOWN = 10  # problems that are spelled out before the rest is only counted
+SHOWN = 10  # problems that a message spells out; it counts the others
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One data row. ``place`` says where it came from, for messages: ``train.jsonl line 3``."""
+    """One data row. ``place`` says where it comes from, for messages: ``train.jsonl line 3``."""
 
     place: str
     values: Mapping[str, Any]
@@ -31,11 +31,11 @@ class Split:
 
 
 class BadRow(ValueError):
-    """What is wrong with one row; the collector adds where."""
+    """What is wrong with one row; the collector adds its place."""
 
 
 class Problems:
-    """Collects what is wrong with rows and raises all of it as one DataError."""
+    """Collects the problems of rows and raises them as one DataError."""
 
     def __init__(self, source: str):
         self._source = source
@@ -45,7 +45,7 @@ class Problems:
         self._lines.append(f"  {place}: {text}")
 
     def raise_if_any(self, rows: int | None = None) -> None:
-        """Raises with the first ``SHOWN`` problems and the number of the others."""
+        """Raises DataError with the first ``SHOWN`` problems and the number of the others."""
         if not self._lines:
             return
         of = "" if rows is None else f" of {rows}"
@@ -62,7 +62,7 @@ def columns_of(rows: Iterable[Row]) -> list[str]:
 
 
 def require_columns(split: Split, names: Sequence[str], *, hint: str) -> None:
-    """A column that is in no row at all is one problem, not one per row."""
+    """Raises DataError for a column that no row has: one problem, not one per row."""
     have = columns_of(split.rows)
     for name in names:
         if name not in have:
@@ -73,7 +73,7 @@ def require_columns(split: Split, names: Sequence[str], *, hint: str) -> None:
 
 
 def column(row: Row, name: str) -> Any:
-    """The row's value, or BadRow with the columns that the row has."""
+    """The row's value in a column; raises BadRow with the columns that the row has."""
     if name not in row.values:
         have = ", ".join(map(repr, row.values))
         raise BadRow(f"has no column {name!r}{nearest(name, row.values)}, only {have or 'nothing'}")
@@ -81,7 +81,7 @@ def column(row: Row, name: str) -> Any:
 
 
 def text_column(row: Row, name: str) -> str:
-    """The row's value as a non-empty string, or BadRow."""
+    """The row's value as a non-empty string; raises BadRow for anything else."""
     value = column(row, name)
     if not isinstance(value, str):
         raise BadRow(f"column {name!r} must be a string, got {show(value)}")
@@ -91,7 +91,7 @@ def text_column(row: Row, name: str) -> str:
 
 
 def show(value: Any) -> str:
-    """A value for a message: short, with its type in the file's own words."""
+    """Formats a value for a message: shortened, with its type in JSON's terms."""
     names = {
         "NoneType": "null",
         "bool": "true/false",
@@ -108,10 +108,10 @@ def show(value: Any) -> str:
 def to_prompts(
     split: Split, make: Callable[[Row, str], Prompt | None], *, ids: Sequence[str] = ("uid", "id")
 ) -> list[Prompt]:
-    """``make(row, uid)`` for every row; its BadRow errors and repeated uids are raised together as one DataError.
+    """Calls ``make(row, uid)`` for every row; raises its BadRow errors and repeated uids together as one DataError.
 
-    The uid is the row's value in the first of the columns ``ids`` that it has, else ``<stem>:<row number from 0>``.
-    A row of which ``make`` makes None is left out; DataError where all of them are.
+    The uid is the row's value in the first of the columns ``ids`` that it has, or ``<stem>:<row number from 0>``.
+    Leaves out a row for which ``make`` returns None; raises DataError if none is left.
     """
     if not split.rows:
         raise DataError(f"{split.source}: has no rows")
@@ -135,13 +135,13 @@ def to_prompts(
     problems.raise_if_any(len(split.rows))
     if not prompts:
         raise DataError(
-            f"{split.source}: none of its {len(split.rows)} rows is left; the task's arguments rule all out"
+            f"{split.source}: none of its {len(split.rows)} rows is left; the task's arguments exclude all of them"
         )
     return prompts
 
 
 def _check_length(prompt: Prompt | None) -> None:
-    """BadRow where a prompt is so long that even counting its tokens would take minutes."""
+    """Raises BadRow for a prompt so long that even counting its tokens would take minutes."""
     if prompt is None:
         return
     count = len(prompt.text or "") + sum(len(m["content"]) for m in prompt.messages or ())

@@ -1,7 +1,7 @@
-"""From what the user wrote (file, folder, hub id) to the rows of a split.
+"""Resolves a source (file, folder or hub id) to the rows of a split.
 
-What exists on disk wins over a hub id of the same name. A folder holds ``train.*``, ``test.*``, ``validation.*`` in
-.jsonl, .json or .parquet, also in shards such as ``train-00000-of-00002.parquet``.
+A path on disk takes precedence over a hub id of the same name. A folder holds ``train.*``, ``test.*`` and
+``validation.*`` as .jsonl, .json or .parquet, possibly in shards such as ``train-00000-of-00002.parquet``.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ EVAL_SPLITS = ("test", "validation")  # in order of preference
 
 
 def read_train(source: str) -> Split:
-    """The training rows of a source: the file itself, the train split of a folder or hub set, or its only split."""
+    """Reads the training rows of a source: the file, or the train split (or only split) of a folder or hub set."""
     return _read(source, ("train",))
 
 
 def read_eval(source: str) -> Split:
-    """The evaluation rows of a source: the file itself, or the test split, else the validation split."""
+    """Reads the evaluation rows of a source: the file, or the test split, with validation as the fallback."""
     return _read(source, EVAL_SPLITS)
 
 
 def read_eval_beside(source: str) -> Split | None:
-    """The test (else validation) split that belongs to a training source, or None where there is none."""
+    """Reads the test (or validation) split that belongs to a training source; None where there is none."""
     path = Path(source)
     if path.is_dir() or (path.is_file() and _split_of(path) == "train"):
         folder = path if path.is_dir() else path.parent
@@ -41,7 +41,7 @@ def read_eval_beside(source: str) -> Split | None:
         return None
     parsed = hub.parse_id(source)
     if parsed is None or parsed.split not in ("", "train"):
-        return None  # a named split such as train_sft has no agreed partner
+        return None  # a named split such as train_sft has no well-known counterpart
     names = hub.split_names(parsed)
     found = [name for name in EVAL_SPLITS if name in names]
     return hub.read_split(parsed, found[0]) if found else None
@@ -79,7 +79,7 @@ def _first_of(folder: Path, wanted: Sequence[str]) -> Split | None:
 
 
 def _split_of(path: Path) -> str | None:
-    """The split that a file's name says it holds."""
+    """The split that a file's name announces."""
     match = _SPLIT_FILE.fullmatch(_stem(path))
     if suffix_of(path) not in SUFFIXES or match is None:
         return None
@@ -87,20 +87,21 @@ def _split_of(path: Path) -> str | None:
 
 
 def _stem(path: Path) -> str:
-    """The file's name without all of its ending: ``train`` of ``train.jsonl.gz``."""
+    """The file's name without all its suffixes: ``train`` for ``train.jsonl.gz``."""
     return path.name.removesuffix(suffix_of(path))
 
 
 def _check_shards(folder: Path, name: str, files: Sequence[Path]) -> None:
-    """Several files are one split only if their names count them, completely."""
-    shards = [_SHARD.search(_stem(path)) for path in files]
-    if len(files) == 1 and shards[0] is None:
+    """Raises DataError unless several files are the complete, numbered shards of one split."""
+    found = [_SHARD.search(_stem(path)) for path in files]
+    shards = [shard for shard in found if shard]
+    if len(files) == 1 and not shards:
         return
-    if not all(shards) or len({suffix_of(path) for path in files}) > 1:
+    if len(shards) < len(files) or len(set(map(suffix_of, files))) > 1:
         names = ", ".join(path.name for path in files)
         raise DataError(f"{folder}: several files could be the {name} split ({names}); give one file as the source")
-    numbers = sorted(int(shard["number"]) for shard in shards if shard)
-    totals = {int(shard["total"]) for shard in shards if shard}
+    numbers = sorted(int(shard["number"]) for shard in shards)
+    totals = {int(shard["total"]) for shard in shards}
     if len(totals) > 1 or numbers != list(range(max(totals))):
         raise DataError(
             f"{folder}: the {name} split is incomplete: {len(files)} of {max(totals)} files are here; "

@@ -1,4 +1,4 @@
-"""Training and evaluation apart: held-out rows, overlap, repeats, and the fingerprint of both together."""
+"""Separates training from evaluation: held-out rows, overlap, repeats, and a fingerprint of both together."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from .draws import Permutation
 
 
 def content_key(prompt: Prompt) -> str:
-    """The same string for prompts that differ in white space alone."""
+    """A key that ignores white space: equal for prompts that differ in nothing else."""
     if prompt.text is not None:
         return " ".join(prompt.text.split())
     return "\x1f".join(f"{m['role']}: {' '.join(m['content'].split())}" for m in prompt.messages or ())
 
 
 def hold_out(prompts: Sequence[Prompt], *, size: int, seed: int, source: str) -> tuple[list[Prompt], list[Prompt], str]:
-    """(train, held out, note): ``size`` different prompts picked by the seed, both sides in the order of the file.
+    """Returns (train, held out, note): holds out ``size`` different prompts chosen by the seed, and keeps file order.
 
-    Repeats of a held-out prompt are taken out of training too; the note counts them. DataError when more than half
-    of the prompts would be held out.
+    Removes repeats of held-out prompts from training, and counts them in the note. Raises DataError where more than
+    half of the prompts would be held out.
     """
     if 2 * size > len(prompts):
         raise DataError(
-            f"{source}: there is no test split, so eval.size = {size} rows are to be held out of training, but there "
+            f"{source}: there is no test split, so eval.size = {size} rows would be held out of training, but there "
             f"are only {len(prompts)} rows; "
             + (
                 f"set eval.size to at most {len(prompts) // 2}, or give data.eval"
@@ -47,7 +47,7 @@ def hold_out(prompts: Sequence[Prompt], *, size: int, seed: int, source: str) ->
     train = [prompt for prompt in prompts if content_key(prompt) not in picked]
     if len(held) < size or not train:
         raise DataError(
-            f"{source}: eval.size = {size} rows are to be held out of training, but there are only "
+            f"{source}: eval.size = {size} rows would be held out of training, but there are only "
             f"{len(set(map(content_key, prompts)))} different prompts; lower eval.size, or give data.eval"
         )
     note = f"{source}: no test split found; {size} rows held out of training (chosen by the seed)"
@@ -57,14 +57,14 @@ def hold_out(prompts: Sequence[Prompt], *, size: int, seed: int, source: str) ->
 
 
 def repeat_note(prompts: Iterable[Prompt], what: str) -> list[str]:
-    """A note with the number of prompts that occurred before, if any did."""
+    """A note with the number of repeated prompts, if there are any."""
     counts = Counter(map(content_key, prompts))
     repeats = counts.total() - len(counts)
     return [f"{repeats} of {counts.total()} {what} prompts are repeats of others"] if repeats else []
 
 
 def overlap_note(train: Iterable[Prompt], evaluation: Sequence[Prompt]) -> list[str]:
-    """A note with the number of evaluation prompts that are trained on, if any are."""
+    """A note with the number of evaluation prompts that are in the training data, if any are."""
     known = set(map(content_key, train))
     shared = sum(content_key(prompt) in known for prompt in evaluation)
     if not shared:
@@ -73,7 +73,7 @@ def overlap_note(train: Iterable[Prompt], evaluation: Sequence[Prompt]) -> list[
 
 
 def fingerprint(*parts: Iterable[Prompt]) -> str:
-    """SHA-256 over everything in the prompts, in order: another one on resume means that the data changed."""
+    """SHA-256 over everything in the prompts, in order. If it differs on resume, the data changed."""
     digest = hashlib.sha256()
     for part in parts:
         for p in part:
@@ -84,5 +84,5 @@ def fingerprint(*parts: Iterable[Prompt]) -> str:
 
 
 def _plain(value: Any) -> str:
-    """Dates, decimals and bytes from parquet, as text."""
+    """Dates, decimals and bytes from parquet as text."""
     return value.hex() if isinstance(value, bytes) else str(value)

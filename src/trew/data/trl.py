@@ -1,4 +1,4 @@
-"""TRL's row schema: ``prompt`` as a string or messages, every other column handed to reward functions by name."""
+"""TRL's row schema: ``prompt`` is a string or messages, and every other column reaches reward functions by name."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from ..types import Prompt
 
 
 def to_rows(prompts: Sequence[Prompt]) -> list[dict[str, Any]]:
-    """Prompts as TRL rows; reading is what task ``prompts`` does anyway.
+    """Converts prompts to TRL rows (task ``prompts`` reads them).
 
-    TRL drops no column, but its data sets want the same ones in every row: a missing one is None.
+    TRL keeps every column, but its data sets need the same columns in every row: missing values become None.
 
     >>> to_rows([Prompt("q:0", text="2 + 2?", columns={"gold": "4"})])
     [{'prompt': '2 + 2?', 'gold': '4'}]

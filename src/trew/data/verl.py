@@ -1,4 +1,4 @@
-"""verl's row schema: reading it into prompts, writing prompts as it, and getting back the prompts that were written.
+"""verl's row schema: reads rows into prompts, writes prompts as rows, and restores the prompts that were written.
 
 data_source, prompt (messages), ability, reward_model {style, ground_truth}, extra_info {split, index, ...}
 """
@@ -15,19 +15,19 @@ from .messages import parse_prompt
 from .rows import BadRow, Row, Split, column, columns_of, show
 
 NOTE = "trew_row"
-PLACES = ("data_source", "ability", "agent_name", "extra_info", "split", "index")  # that the schema itself fills
+PLACES = ("data_source", "ability", "agent_name", "extra_info", "split", "index")  # columns that the schema fills
 
-GOLD_COLUMNS = ("ground_truth", "gold", "answer", "solution")  # where a gold answer is looked for, in this order
+GOLD_COLUMNS = ("ground_truth", "gold", "answer", "solution")  # columns searched for a gold answer, in this order
 
 
 def is_verl(split: Split, prompt_column: str = "prompt") -> bool:
-    """Whether the rows are in verl's schema: a prompt beside a reward_model that holds the gold answer."""
+    """Whether the rows follow verl's schema: a prompt, and a reward_model that holds the gold answer."""
     names = columns_of(split.rows[:100])
     return "reward_model" in names and prompt_column in names
 
 
 def parse_row(row: Row, uid: str, prompt_column: str) -> Prompt:
-    """A verl row as a prompt: ``reward_model.ground_truth`` becomes the column ``ground_truth``, the rest stays."""
+    """Parses a verl row: ``reward_model.ground_truth`` becomes the column ``ground_truth``, other columns stay."""
     columns = {name: value for name, value in row.values.items() if name not in (prompt_column, "reward_model")}
     reward_model = _struct(column(row, "reward_model"), "reward_model")
     truth = reward_model.get("ground_truth")
@@ -45,7 +45,7 @@ def parse_row(row: Row, uid: str, prompt_column: str) -> Prompt:
 
 
 def _struct(value: Any, name: str) -> dict[str, Any]:
-    """An object, or the JSON string that some writers put in its place."""
+    """Parses an object, or the JSON string that some writers put in its place."""
     if isinstance(value, str):
         try:
             value = json.loads(value)
@@ -63,11 +63,11 @@ def _struct(value: Any, name: str) -> dict[str, Any]:
 def to_rows(
     prompts: Sequence[Prompt], *, split: str, data_source: str, ability: str = "math", gold_column: str = ""
 ) -> list[dict[str, Any]]:
-    """Prompts as verl rows. Columns that the schema has no place for go into ``extra_info``.
+    """Converts prompts to verl rows. Columns without a place in the schema go into ``extra_info``.
 
-    verl wants one Arrow type for ``ground_truth`` over all rows, so it is always a string: objects and lists as JSON
-    (for countdown, verl's ``{"target": ..., "numbers": [...]}``). ``extra_info.trew_row`` notes, as JSON, what the
-    schema cannot tell, so that :func:`restored` gives the prompts back. Raises DataError where a row has no gold.
+    verl needs one Arrow type for ``ground_truth`` in all rows, so it is always a string, with objects and lists as JSON
+    (for countdown, verl's ``{"target": ..., "numbers": [...]}``). ``extra_info.trew_row`` records as JSON what the
+    schema cannot represent, so that :func:`restored` can undo the conversion. Raises DataError for a row without gold.
     """
     return [_to_row(prompt, index, split, data_source, ability, gold_column) for index, prompt in enumerate(prompts)]
 
@@ -76,7 +76,7 @@ def _to_row(prompt: Prompt, index: int, split: str, data_source: str, ability: s
     columns = dict(prompt.columns)
     source, truth = _ground_truth(prompt, gold_column)
     old_extra = columns.pop("extra_info", None) or {}
-    columns.pop(source, None)  # it is in reward_model now; a second copy may be of a type that Arrow cannot mix
+    columns.pop(source, None)  # it is in reward_model now; a copy could mix types, which Arrow refuses
     own = {name: columns.pop(name, None) for name in ("data_source", "ability", "agent_name")}
     note = _note(prompt, source)
     extra = {"split": split, "index": index, **columns, NOTE: note, **old_extra}
@@ -93,15 +93,11 @@ def _to_row(prompt: Prompt, index: int, split: str, data_source: str, ability: s
 
 
 def _note(prompt: Prompt, source: str) -> str:
-    """The order of the columns, where the gold came from, and the values that parquet or this schema would change."""
+    """Records the column order, the gold's column, and the values that parquet or the schema would change."""
     columns = prompt.columns
     if NOTE in columns:
-        raise DataError(f"prompt {prompt.uid!r}: has a column {NOTE!r}, the name of our note in verl's rows; rename it")
-    kept = {}
-    for name, value in columns.items():
-        plain = isinstance(value, (str, int, float)) and not isinstance(value, bool) and name not in PLACES
-        if not (plain or name == source):
-            kept[name] = value
+        raise DataError(f"prompt {prompt.uid!r}: has a column {NOTE!r}, which trew writes into verl's rows; rename it")
+    kept = {name: value for name, value in columns.items() if name != source and not _survives(name, value)}
     gold = columns.get(source)
     note = {"text": prompt.text is not None, "columns": list(columns), "gold": source, "values": kept,
             "json": gold is not None and not isinstance(gold, str)}  # fmt: skip
@@ -111,31 +107,42 @@ def _note(prompt: Prompt, source: str) -> str:
         raise DataError(f"prompt {prompt.uid!r}: has a column that JSON cannot hold: {error}") from None
 
 
+def _survives(name: str, value: Any) -> bool:
+    """Whether a column passes through the schema and parquet unchanged."""
+    return isinstance(value, (str, int, float)) and not isinstance(value, bool) and name not in PLACES
+
+
 def restored(prompt: Prompt) -> Prompt:
-    """The prompt that :func:`to_rows` was given, from one that :func:`parse_row` made of its row; a row without our
-    note comes back as it is. Prompt, gold and plain columns are the row's own, so that what was edited stays."""
+    """Undoes :func:`to_rows` on a prompt that :func:`parse_row` read; returns rows without trew's record unchanged.
+
+    Takes the prompt, the gold and plain columns from the row itself, so that edits to them are kept.
+    """
     extra = dict(prompt.columns.get("extra_info") or {})
     note = _struct(extra.pop(NOTE, None) or {}, NOTE)
     if not note:
         return prompt
-    truth, kept, columns = prompt.columns.get("ground_truth"), note["values"], {}
-    for name in note["columns"]:
-        if name == note["gold"]:
-            columns[name] = _parsed(str(truth)) if note["json"] else truth
-        elif name in kept:
-            columns[name] = kept[name]
-        elif name in extra:
-            columns[name] = extra[name]
-    columns |= {name: value for name, value in extra.items() if name not in (*columns, "split", "index")
-                and value is not None and name not in (kept.get("extra_info") or {})}  # fmt: skip
+    columns = _restored_columns(note, prompt.columns.get("ground_truth"), extra)
     turns = prompt.messages or ()
     if note["text"] and len(turns) == 1:
         return Prompt(prompt.uid, text=turns[0]["content"], columns=columns)
     return Prompt(prompt.uid, text=prompt.text, messages=prompt.messages, columns=columns)
 
 
+def _restored_columns(note: Mapping[str, Any], truth: Any, extra: Mapping[str, Any]) -> dict[str, Any]:
+    kept = note["values"]
+    columns = {}
+    for name in note["columns"]:
+        if name == note["gold"]:
+            columns[name] = _parsed(str(truth)) if note["json"] else truth
+        elif name in kept or name in extra:
+            columns[name] = kept[name] if name in kept else extra[name]
+    # Columns that somebody added to the row since; to_rows itself wrote split, index and the old extra_info's entries.
+    written = {*columns, "split", "index", *(kept.get("extra_info") or {})}
+    return columns | {name: value for name, value in extra.items() if name not in written and value is not None}
+
+
 def _parsed(text: str) -> Any:
-    """JSON as what it says; a text that was put in its place as it is."""
+    """Parses JSON; returns text that is not JSON (edited by hand) as it is."""
     try:
         return json.loads(text)
     except ValueError:
@@ -143,13 +150,10 @@ def _parsed(text: str) -> Any:
 
 
 def _ground_truth(prompt: Prompt, gold_column: str) -> tuple[str, str]:
-    """(the column that it comes from, or nothing for several; the gold answer as a string)."""
+    """Returns (the gold answer's column, "" where it is made of several; the gold answer as a string)."""
     columns = prompt.columns
-    if not gold_column and "nums" in columns and "target" in columns:
-        return "", json.dumps({"target": columns["target"], "numbers": list(columns["nums"])})
-    if not gold_column and columns.get("asserts") and "entry_point" in columns:
-        tests = {name: columns.get(name) for name in ("entry_point", "asserts", "setup")}
-        return "", json.dumps(tests, ensure_ascii=False)
+    if not gold_column and (combined := _combined_truth(columns)):
+        return "", combined
     names = (gold_column,) if gold_column else GOLD_COLUMNS
     name = next((name for name in names if columns.get(name) is not None), None)
     if name is None:
@@ -159,3 +163,13 @@ def _ground_truth(prompt: Prompt, gold_column: str) -> tuple[str, str]:
         )
     value = columns[name]
     return name, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _combined_truth(columns: Mapping[str, Any]) -> str:
+    """The gold of tasks that need several columns to grade (countdown, programs) as JSON; empty for others."""
+    if "nums" in columns and "target" in columns:
+        return json.dumps({"target": columns["target"], "numbers": list(columns["nums"])})
+    if columns.get("asserts") and "entry_point" in columns:
+        tests = {name: columns.get(name) for name in ("entry_point", "asserts", "setup")}
+        return json.dumps(tests, ensure_ascii=False)
+    return ""

@@ -30,7 +30,7 @@ import numpy as np
 import torch
 
 from ..config import Config, RewardConfig
-from ..data import PromptSampler
+from ..data import PromptStream
 from ..errors import ConfigError, DataError, Problems
 from ..models import files, loading
 from ..reward_training import Pair, read_pairs, train_reward, write_pairs
@@ -305,7 +305,7 @@ def sample_pairs(rounds: Rounds, number: int) -> None:
     )
     count = r.prompts if number else rounds.first_prompts
     start = rounds.position(number) + policy.steps * policy.rollout.prompts if number else 0
-    chosen = PromptSampler(len(plan.train), seed=policy.seed, shuffle=policy.data.shuffle).take(start, count)
+    chosen = PromptStream(len(plan.train), seed=policy.seed, shuffle=policy.data.shuffle).take(start, count)
     seen: dict[str, int] = {}
     prompts = []
     for index in chosen:

@@ -1,11 +1,11 @@
-"""What a Hugging Face model is made of, where it is a decoder of the Llama kind: its own modules by their role.
+"""Describes a Llama-family decoder from Hugging Face: its modules by their role.
 
     x_0 = scale embed(token)
-    x  <- x + after_1(o(attend(rope(q), rope(k), v))),   q, k, v of norm_1(x);  q, k perhaps normed per head
+    x  <- x + after_1(o(attend(rope(q), rope(k), v))),   q, k, v of norm_1(x);  q, k optionally normed per head
     x  <- x + after_2(down(act(gate) up)),               gate, up of norm_2(x)
     z   = cap(head(norm(x)))
 
-Nothing is copied: a :class:`Transformer` points at the parameters, so an update of the weights is seen at once.
+Copies nothing: a :class:`Transformer` refers to the model's parameters, so that it sees every weight update.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ CLASSIFIERS = frozenset({
     "Qwen3ForSequenceClassification", "SmolLM3ForSequenceClassification", "GemmaForSequenceClassification",
     "Gemma2ForSequenceClassification",
 })  # fmt: skip
-"""The same bodies under another head, which gives a text's score: reward models."""
+"""The same architectures with a head that scores a text: reward models."""
 ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 FIXED_ROPES = frozenset({"default", "linear", "llama3", "yarn"})
-"""Rotary embeddings that depend on the position alone, and not on how long the longest sequence is."""
+"""Rotary embeddings that depend only on the position, not on the length of the longest sequence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +45,11 @@ class Norm:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One layer's modules. ``window``: a query sees that many positions, its own included; None = all before it.
-    ``rope``: the name of its rotary table, None where it has none."""
+    """One layer's modules.
+
+    ``window`` is the number of positions that a query sees, including its own; None = all before it. ``rope`` is the
+    name of the layer's rotary table; None = no rotary embedding.
+    """
 
     attention_norm: Norm
     q: nn.Linear
@@ -67,7 +70,7 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Transformer:
-    """A model's parts. ``heads`` queries share ``kv_heads`` keys and values of ``head_dim``."""
+    """A model's parts. ``heads`` query heads share ``kv_heads`` key and value heads of size ``head_dim``."""
 
     model: Any
     layers: tuple[Layer, ...]
@@ -78,21 +81,21 @@ class Transformer:
     kv_heads: int
     head_dim: int
     activation: Activation
-    scaling: float  # of scores
+    scaling: float  # factor of attention scores
     embed_scale: float
     attention_cap: float  # scores become cap tanh(score / cap); 0 = off
     logit_cap: float
 
     @property
     def norms(self) -> list[Norm]:
-        """Every norm, of heads too."""
+        """Every norm of the model, including those of heads."""
         of_layers = (
             (x.attention_norm, x.q_norm, x.k_norm, x.attention_after, x.mlp_norm, x.mlp_after) for x in self.layers
         )
         return [self.norm, *(norm for norms in of_layers for norm in norms if norm is not None)]
 
     def rotary(self, positions: int, *, device: torch.device) -> dict[str, Float[Tensor, "2 positions D"]]:
-        """Cosines and sines of each rotary table, from the model's own module."""
+        """The cosines and sines of each rotary table, from the model's own module."""
         inner = self.model.model
         ids = torch.arange(positions, device=device)[None]
         like = torch.empty(0, dtype=torch.float32, device=device)
@@ -104,63 +107,87 @@ class Transformer:
         return tables
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """x_0 of tokens (...,), float32."""
+        """Embeds tokens (...,): x_0 (..., D), float32."""
         x = nn.functional.embedding(tokens, self.embedding.weight).float()
         return x * self.embed_scale if self.embed_scale != 1 else x
 
 
 def describe(model: Any, *, adapters: bool = False) -> Transformer | str:
-    """The model's parts, or why it is not one that is known here, in words that complete "because ...".
+    """Returns the model's parts, or why it is not a supported model, in words that complete "because ...".
 
-    ``adapters``: linear layers may be peft's LoRA layers too, whose weights :func:`weight_of` puts together.
+    ``adapters`` also accepts peft's LoRA layers as linear layers; :func:`weight_of` gives their combined weight.
     """
-    if type(model).__name__ not in FAMILIES | CLASSIFIERS or not type(model).__module__.startswith("transformers."):
-        return f"{type(model).__name__} is not one of {', '.join(sorted(FAMILIES))}"
-    for name, module in model.named_modules():
-        if module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__:
-            return f"its module {name or 'itself'} is hooked or wrapped"
+    if why_not := _unknown(model) or _unsupported_config(model):
+        return why_not
     config, inner = model.config, model.model
-    activation = ACTIVATIONS.get(getattr(config, "hidden_activation", None) or getattr(config, "hidden_act", ""))
-    if activation is None:
-        return f"its activation is not one of {', '.join(ACTIVATIONS)}"
-    if getattr(config, "use_bidirectional_attention", None):
-        return "its attention looks ahead"
-    types = {r.get("rope_type") for r in _ropes(config)}
-    if not types <= FIXED_ROPES:
-        return f"its rotary embedding ({', '.join(map(str, types - FIXED_ROPES))}) depends on the sequence length"
-    cap = getattr(inner.layers[0].self_attn, "attn_logit_softcapping", None) or 0.0
-    if not type(model).__name__.startswith("Gemma2"):
-        cap = 0.0  # the others do not hand it on
-    elif cap and config._attn_implementation != "eager":
-        return f"its attention {config._attn_implementation!r} leaves out the cap of its scores"
     attention = inner.layers[0].self_attn
-    layers = tuple(_layer(layer, number, config, inner) for number, layer in enumerate(inner.layers))
     made = Transformer(
         model=model,
-        layers=layers,
+        layers=tuple(_layer(layer, number, config, inner) for number, layer in enumerate(inner.layers)),
         embedding=inner.embed_tokens,
         norm=_norm(inner.norm),
         head=model.score if type(model).__name__ in CLASSIFIERS else model.lm_head,
         heads=config.num_attention_heads,
         kv_heads=config.num_key_value_heads,
         head_dim=attention.head_dim,
-        activation=activation,
+        activation=ACTIVATIONS[_activation(config)],
         scaling=float(attention.scaling),
         embed_scale=float(getattr(inner.embed_tokens, "scalar_embed_scale", 1.0)),
-        attention_cap=float(cap),
+        attention_cap=_attention_cap(model),
         logit_cap=float(getattr(config, "final_logit_softcapping", None) or 0.0),
     )
-    linears = [m for x in layers for m in (x.q, x.k, x.v, x.o, x.gate, x.up, x.down)]
+    return _unsupported_parts(made, adapters=adapters) or made
+
+
+def _unknown(model: Any) -> str:
+    """Why the model's code is not code that this module knows; empty where it is."""
+    # The module's name too: remote code may define a class of the same name with another forward pass.
+    if type(model).__name__ not in FAMILIES | CLASSIFIERS or not type(model).__module__.startswith("transformers."):
+        return f"{type(model).__name__} is not one of {', '.join(sorted(FAMILIES))}"
+    for name, module in model.named_modules():
+        # A hook may change what a module computes, and only the model's own forward pass would call it.
+        if module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__:
+            return f"its module {name or 'itself'} is hooked or wrapped"
+    return ""
+
+
+def _unsupported_config(model: Any) -> str:
+    """Why a known model's configuration is not supported; empty where it is."""
+    config = model.config
+    if _activation(config) not in ACTIVATIONS:
+        return f"its activation is not one of {', '.join(ACTIVATIONS)}"
+    if getattr(config, "use_bidirectional_attention", None):
+        return "its attention looks ahead"
+    types = {r.get("rope_type") for r in _ropes(config)}
+    if not types <= FIXED_ROPES:
+        return f"its rotary embedding ({', '.join(map(str, types - FIXED_ROPES))}) depends on the sequence length"
+    if _attention_cap(model) and config._attn_implementation != "eager":
+        return f"its attention {config._attn_implementation!r} leaves out the cap of its scores"
+    return ""
+
+
+def _unsupported_parts(made: Transformer, *, adapters: bool) -> str:
+    """Why a model's layers are not supported; empty where they are."""
+    linears = [m for x in made.layers for m in (x.q, x.k, x.v, x.o, x.gate, x.up, x.down)]
     if other := next((m for m in [*linears, made.head] if not _is_linear(m, adapters=adapters)), None):
         return f"it has linear layers of another kind ({type(other).__module__}.{type(other).__name__})"
-    widths = {t.shape[-1] for t in made.rotary(1, device=inner.embed_tokens.weight.device).values()}
-    if not widths <= {made.head_dim}:
-        return "its rotary embedding covers only part of a head"
-    return made
+    widths = {t.shape[-1] for t in made.rotary(1, device=made.embedding.weight.device).values()}
+    return "" if widths <= {made.head_dim} else "its rotary embedding covers only part of a head"
+
+
+def _activation(config: Any) -> str:
+    return getattr(config, "hidden_activation", None) or getattr(config, "hidden_act", "")
+
+
+def _attention_cap(model: Any) -> float:
+    """The cap of attention scores; 0 = none. Only Gemma 2's attention applies it, though others have the setting."""
+    if not type(model).__name__.startswith("Gemma2"):
+        return 0.0
+    return float(getattr(model.model.layers[0].self_attn, "attn_logit_softcapping", None) or 0.0)
 
 
 def weight_of(module: Any) -> Tensor:
-    """What a linear layer multiplies by (out, in): its weight, W + (alpha / rank) B A where it has active adapters."""
+    """The matrix (out, in) that a linear layer applies: its weight, or W + (alpha / rank) B A with active adapters."""
     if type(module) is nn.Linear:
         return module.weight.detach()
     weight = module.get_base_layer().weight.detach()
@@ -217,7 +244,7 @@ def _by_layer_type(inner: Any) -> bool:
 
 
 def _ropes(config: Any) -> list[dict[str, Any]]:
-    """The parameters of its rotary embeddings: one table, or one per layer type."""
+    """The parameters of the rotary embeddings: one table, or one per layer type."""
     given = config.rope_parameters
     nested = [value for value in given.values() if isinstance(value, dict)]
     return nested or [given]

@@ -20,7 +20,7 @@ import torch
 import transformers
 
 from .. import __version__, runs
-from ..data import PromptSampler
+from ..data import PromptStream
 from ..errors import CheckpointError, ConfigError, NumericsError, Problems
 from ..learner import recompute
 from ..learner.optimizer import learning_rate, load_moments, make_optimizer, moments, trainable
@@ -125,7 +125,7 @@ class _Job:
     notes: tuple[str, ...]
     parameters: dict[str, torch.nn.Parameter]
     optimizer: torch.optim.Optimizer
-    sampler: PromptSampler
+    sampler: PromptStream
     display: Display
     interrupts: Interrupts
     state: _State = field(default_factory=_State)
@@ -182,7 +182,7 @@ def _build(ready: RewardPlan, display: Display, interrupts: Interrupts) -> _Job:
     pairs, note = best(scorer, ready.train, backend=backend, again=s.learner.gradient_checkpointing)
     parameters = trainable(model)
     optimizer = make_optimizer(parameters, s.learner.optimizer())
-    sampler = PromptSampler(len(ready.train), seed=s.seed)
+    sampler = PromptStream(len(ready.train), seed=s.seed)
     return _Job(ready, model, pairs, (note,) if note else (), parameters, optimizer, sampler, display, interrupts)
 
 

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from ..config import Config
-from ..data import PromptSampler
+from ..data import PromptStream
 from ..eval.evaluate import Correct
 from ..objective import Objective
 from ..rewards import RewardSet
@@ -45,7 +45,7 @@ class SyncRollouts:
         self.engine, self.config, self.objective = engine, config, objective
         self.prompts, self.rewards, self.correct = prompts, rewards, correct
         self.position, self.interruptible, self.note = position, interruptible, note
-        self._order = PromptSampler(len(prompts), seed=config.seed, shuffle=config.data.shuffle)
+        self._order = PromptStream(len(prompts), seed=config.seed, shuffle=config.data.shuffle)
 
     def next(self, step: int) -> StepRollouts:
         """Generates and scores the groups of ``step``; see :class:`.RolloutSource`."""

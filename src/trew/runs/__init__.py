@@ -1,4 +1,4 @@
-"""The run's folder, and metrics for outside trackers."""
+"""The run folder, and metrics for external trackers."""
 
 from ..utils.secrets import redact
 from . import trackers

@@ -1,10 +1,10 @@
-"""Checkpoints that survive a kill at any instant: written aside, fsynced, hashed, then renamed.
+"""Checkpoints that survive a kill at any moment: written to a temporary folder, fsynced, hashed, then renamed.
 
     checkpoints/000020/   model.safetensors  optimizer.safetensors  config.json  state.json  manifest.json
 
-A folder under its final name is complete; its manifest has the size and SHA-256 of every file, and loading trusts
-nothing that does not match. Tensors are safetensors, everything else JSON: loading runs no code. Tensors have the names
-in their files that they have in the model, so that transformers (peft, for adapters) loads the folder as a model.
+A folder under its final name is complete. Its manifest has the size and SHA-256 of every file, and loading rejects
+files that do not match. Tensors are safetensors and everything else is JSON, so loading runs no code. Tensors are
+stored under their names in the model, so that transformers (or peft, for adapters) can load the folder as a model.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from ..utils.shapes import Count, ShapeError
 T = TypeVar("T")
 
 FORMAT = 3
-"""Version of the layout; a checkpoint with another one is refused."""
+"""Version of the layout; checkpoints of other versions are refused."""
 
 ASIDE = ".tmp-"
-"""How the names of folders begin that are being written or removed."""
+"""Prefix of folders that are being written or removed."""
 
-_NAME = re.compile(r"(\d{6,})(?:\.(\d+))?")  # step, and a counter where the same step was saved again
+_NAME = re.compile(r"(\d{6,})(?:\.(\d+))?")  # the step, and a counter where the same step was saved again
 
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """A file as the manifest knows it."""
+    """A file's entry in the manifest."""
 
     size: Count
     sha256: str
@@ -49,7 +49,7 @@ class File:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """manifest.json: what belongs together."""
+    """manifest.json: the files of one checkpoint."""
 
     format: int
     step: Count
@@ -58,7 +58,7 @@ class Manifest:
 
 @dataclass(frozen=True, slots=True)
 class StateFile:
-    """state.json: what is no tensor, and how many tensors there are by file, so that no file can be missing."""
+    """state.json: everything that is not a tensor, and the number of tensors per file, so that a missing file shows."""
 
     format: int
     step: Count
@@ -77,14 +77,14 @@ def save(
     beside: Callable[[Path], None] | None = None,
     read: Callable[[], None] | None = None,
 ) -> Path:
-    """Writes one checkpoint and returns its folder; then removes all but the ``keep`` newest up to this step, and that
-    of step ``best``.
+    """Writes one checkpoint and returns its folder; then removes all but the ``keep`` newest ones and the one of step
+    ``best``.
 
-    Each tensor goes to the file that its name begins with: ``model.embed.weight`` is embed.weight in model.safetensors.
-    ``meta`` is whatever JSON can hold; ``beside`` may write more files into the folder that it is given. ``read`` is
-    called when the tensors are no longer needed. Checkpoints of later steps are removed too: they were unusable when
-    the run was resumed, or it would be past them. When something cannot be written, the older ones stay, nothing
-    half-written does, and CheckpointError says why.
+    The first part of a tensor's name is its file: ``model.embed.weight`` is embed.weight in model.safetensors. ``meta``
+    is anything JSON can hold. ``beside`` may write more files into the folder it is given. ``read`` is called once the
+    tensors are no longer needed. Checkpoints of later steps are removed too: they were unusable when the run was
+    resumed, otherwise it would be past them. If a write fails, older checkpoints stay, nothing half-written does, and
+    CheckpointError says why.
     """
     assert keep >= 1
     root = Path(root)
@@ -107,27 +107,27 @@ def save(
         shutil.rmtree(aside, ignore_errors=True)
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise CheckpointError(
-            f"{root}: the checkpoint of step {step} could not be written: {reason}. Older checkpoints are as they "
-            "were. Make room or give another place (out, checkpoint.keep), then continue with --resume"
+            f"{root}: the checkpoint of step {step} could not be written: {reason}. Older checkpoints are "
+            "unchanged. Free disk space (or lower checkpoint.keep), then continue with --resume"
         ) from error
     _rotate(root, target, keep=keep, best=best)
     return target
 
 
 def size(folder: Path) -> int:
-    """Bytes of a checkpoint's files."""
+    """The size of a checkpoint's files in bytes."""
     return sum(path.stat().st_size for path in folder.iterdir())
 
 
 Loaded = tuple[int, dict[str, Tensor], dict[str, Any]]
-"""Step, tensors and meta, as they were given to :func:`save`."""
+"""Step, tensors and meta, as given to :func:`save`."""
 
 
 def load_latest(root: Path) -> tuple[Loaded | None, list[str]]:
-    """The newest complete checkpoint, and messages about everything that was passed over.
+    """Loads the newest complete checkpoint; returns it with messages about everything that was skipped.
 
-    None when there is no checkpoint in ``root``, or no ``root``. CheckpointError when there are some and none of them
-    is usable (a run must not silently start over), or when the newest was written in another format.
+    Returns None if ``root`` does not exist or holds no checkpoint. Raises ResumeError if there are checkpoints but none
+    is usable (a run must not silently start over), and CheckpointError if the newest has another format.
     """
     root = Path(root)
     messages: list[str] = []
@@ -148,18 +148,20 @@ def load_latest(root: Path) -> tuple[Loaded | None, list[str]]:
         return loaded, messages + broken
     if broken:
         raise ResumeError(
-            "\n".join(broken) + f"\n{root}: no checkpoint is usable, and the run is not silently started over. Put a "
-            "backup of one there, or begin anew with --overwrite"
+            "\n".join(broken) + f"\n{root}: no checkpoint is usable, and a run does not silently start over. Restore a "
+            "checkpoint from a backup, or start over with --overwrite"
         )
     return None, messages
 
 
 class _BrokenError(Exception):
-    """A checkpoint that is incomplete or damaged; says in which way."""
+    """A checkpoint is incomplete or damaged; the message says how."""
 
 
 def load(folder: Path) -> Loaded:
-    """One checkpoint, every file verified against the manifest before it is read, and all parts against each other."""
+    """Loads one checkpoint. Verifies every file against the manifest before reading it, and the parts against each
+    other.
+    """
     manifest = _read_manifest(folder)
     for name, expected in manifest.files.items():
         _verify(folder, name, expected)
@@ -185,9 +187,9 @@ def _read_manifest(folder: Path) -> Manifest:
     table = _read_json(folder / "manifest.json")
     version = table.get("format")
     if isinstance(version, int) and not isinstance(version, bool) and version != FORMAT and abs(version) < 1 << 31:
-        age, advice = ("a newer", "Update trew") if version > FORMAT else ("an older", "Continue with that version")
+        age, advice = ("a newer", "Update trew") if version > FORMAT else ("an older", "Resume it with that version")
         raise ResumeError(
-            f"{folder}: was written in format {version} by {age} trew; this one reads format {FORMAT}. {advice}, or "
+            f"{folder}: has format {version}, written by {age} trew; this version reads format {FORMAT}. {advice}, or "
             "start a new run with another out"
         )
     return _shaped(Manifest, table, "manifest.json")
@@ -201,7 +203,7 @@ def _shaped(shape: type[T], table: dict[str, Any], name: str) -> T:
 
 
 def _verify(folder: Path, name: str, expected: File) -> None:
-    """Raises where a file is not the one that the manifest means."""
+    """Raises _BrokenError where a file differs from its manifest entry."""
     path = folder / name
     if Path(name).name != name or "\0" in name or path.is_symlink() or not path.is_file():
         raise _BrokenError(f"{name} is missing")
@@ -219,7 +221,7 @@ def _load_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def _file_of(name: str) -> str:
-    """The file that a tensor is in, by its name."""
+    """The file that holds a tensor, from the tensor's name."""
     return f"{name.partition('.')[0]}.safetensors"
 
 
@@ -233,8 +235,9 @@ def _write_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 def _complete(folder: Path, step: int, meta: Mapping[str, Any], tensors: Mapping[str, int]) -> None:
-    """Writes what belongs to the tensors; the manifest last: without it nothing in the folder counts, even where a
-    rename is not atomic."""
+    """Writes the files that go with the tensors, the manifest last: without it the folder does not count as a
+    checkpoint, even where a rename is not atomic.
+    """
     _write_json(folder / "state.json", {"format": FORMAT, "step": step, "tensors": dict(tensors), "meta": dict(meta)})
     files = {}
     for path in sorted(folder.iterdir()):
@@ -246,19 +249,20 @@ def _complete(folder: Path, step: int, meta: Mapping[str, Any], tensors: Mapping
 
 
 def _free_name(root: Path, step: int) -> Path:
-    """``000020``, or ``000020.1`` and so on where a broken or older one has the name: none is ever overwritten."""
+    """``000020``, or ``000020.1`` and so on where a broken or older one has that name: nothing is ever overwritten."""
     candidates = (root / (f"{step:06d}" + (f".{n}" if n else "")) for n in range(1 << 20))
     return next(path for path in candidates if not os.path.lexists(path))
 
 
 def _rotate(root: Path, newest: Path, *, keep: int, best: int | None) -> None:
-    """Removes what is older than the ``keep`` newest, or later than ``newest``; what cannot be removed stays, and so
-    does the last one of step ``best``."""
+    """Removes checkpoints older than the ``keep`` newest and those later than ``newest``, but not the last one of step
+    ``best``. Ignores removals that fail.
+    """
     found = _checkpoints(root)
     until = found.index(newest) + 1
     chosen = [folder for folder in found[:until] if _order(folder)[0] == best][-1:]
     for folder in [f for f in [*found[: max(until - keep, 0)], *found[until:]] if f not in chosen]:
-        # Renamed first: a kill in the middle of the removal must not leave half a checkpoint under a good name.
+        # Renamed first: a kill during the removal must not leave half a checkpoint under a valid name.
         doomed = root / f"{ASIDE}old-{folder.name}"
         try:
             os.rename(folder, doomed)
@@ -268,7 +272,7 @@ def _rotate(root: Path, newest: Path, *, keep: int, best: int | None) -> None:
 
 
 def _checkpoints(root: Path) -> list[Path]:
-    """Folders named as checkpoints, oldest first."""
+    """Folders with a checkpoint's name, oldest first."""
     return sorted((p for p in root.iterdir() if _is_checkpoint(p)), key=_order)
 
 
@@ -295,7 +299,7 @@ def _sha256(path: Path) -> str:
 
 
 def _sync(path: Path) -> None:
-    """Forces a file or a folder's entries onto the disk."""
+    """Fsyncs a file, or a folder's entries."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""A run's config.toml: what the run was started with, without secrets."""
+"""A run's config.toml: the resolved configuration, without secrets."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..utils.toml import dump_table
 
 
 def read_config(folder: Path) -> str | None:
-    """The configuration that a run's folder holds, or None."""
+    """Reads the configuration from a run folder; None where there is none."""
     try:
         return (folder / "config.toml").read_text("utf-8")
     except FileNotFoundError:
@@ -19,10 +19,10 @@ def read_config(folder: Path) -> str | None:
 
 
 def redact_config(text: str) -> str:
-    """A configuration in TOML with the secrets in its values masked.
+    """Masks the secrets in the values of a TOML configuration.
 
-    Masks values, not the text: a mask in place of a key, a number or one of the words that a setting accepts would
-    make a file that is no recipe any more.
+    Works on values, not on the text: a mask in place of a key, of a number or of a word that a setting accepts would
+    make the file unusable as a recipe.
     """
     table = tomllib.loads(text)
     masked = redact(table, keep=choices())

@@ -1,4 +1,4 @@
-"""Writing to a run folder so that a crash or a full disk never leaves a half-written file under its real name."""
+"""Writes files so that a crash or a full disk never leaves a half-written one under its final name."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ def write_atomic(
     *,
     guard: Callable[[Path], AbstractContextManager[None]] | None = None,
 ) -> None:
-    """Lets ``write`` fill a file aside, fsyncs it, and renames it to ``path``; readers see the old file or the new.
+    """Lets ``write`` fill a temporary file, fsyncs it, and renames it to ``path``: readers see the old file or the new.
 
-    Raises StorageError, or what ``guard`` makes of an OSError (``errors.output_file`` for files outside a run's
-    folder); the file aside is removed then and what was at ``path`` stays. In a run's folder others cannot read it.
+    On an error, removes the temporary file, leaves ``path`` as it was, and raises StorageError, or what ``guard`` turns
+    an OSError into (``errors.output_file`` for files outside a run folder). In a run folder only the user can read it.
     """
     aside = path.with_name(f".{path.name}{ASIDE}")
     with (guard or storage)(path):
         try:
-            aside.unlink(missing_ok=True)  # a leftover, or a link that somebody planted
+            aside.unlink(missing_ok=True)  # a leftover, or a link that somebody planted to redirect the write
             fd = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666 if guard else 0o600)
             with open(fd, "wb") as file:
                 write(file)
@@ -41,7 +41,7 @@ def write_atomic(
 
 
 def make_private(folder: Path) -> None:
-    """Makes a folder that nobody else can look into, whatever the umask; one that is there keeps its permissions."""
+    """Creates a folder that only its owner can open, whatever the umask; an existing one keeps its permissions."""
     try:
         folder.mkdir(mode=0o700)
     except FileExistsError:
@@ -52,7 +52,7 @@ def make_private(folder: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Makes renames in ``folder`` durable; file systems that cannot sync a folder are left to their own promise."""
+    """Makes renames in ``folder`` durable. Ignores file systems that cannot fsync a folder."""
     fd = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(fd)
@@ -64,7 +64,7 @@ def sync_folder(folder: Path) -> None:
 
 @contextmanager
 def storage(path: Path) -> Iterator[None]:
-    """Turns an OSError into a StorageError that names ``path``, the cause and the way on."""
+    """Turns an OSError into a StorageError that names ``path``, the cause and what to do."""
     try:
         yield
     except OSError as error:

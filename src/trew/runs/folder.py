@@ -1,4 +1,4 @@
-"""A run's folder: complete (a report needs nothing else), append-only, readable by public tools, without secrets.
+"""The run folder: complete (a report needs nothing else), append-only, readable by public tools, free of secrets.
 
 config.toml  metrics.jsonl  rollouts/000001.parquet  evals/000000.parquet  checkpoints/  final/
 summary.json  report.html  events.log  failed_reward.json  bad_steps/000007.json  run.lock
@@ -35,63 +35,79 @@ _LOCK = "run.lock"
 
 
 def problems(folder: str | os.PathLike[str], *, resume: bool = False, overwrite: bool = False) -> list[str]:
-    """Everything that would keep a run from using ``folder``, without touching it: one line each."""
+    """Returns everything that would keep a run from using ``folder``, one line each; touches nothing."""
     found = []
     if resume and overwrite:
         found.append("out: --resume continues a run and --overwrite deletes it; give one of them")
     if "\0" in os.fspath(folder):
-        return [*found, f"out: got {os.fspath(folder)!r}, which is no path: it has a NUL; choose another name"]
+        return [*found, f"out: got {os.fspath(folder)!r}, which contains a NUL character; choose another name"]
     if not os.fspath(folder):
         return [*found, "out: got '', accepts the folder that the run writes to, for example 'runs/first'"]
     folder = Path(folder)
     if folder.is_symlink() and not folder.exists():
         there = folder.resolve()
-        return [*found, f"out: {folder} is a link to {there}, which does not exist; make it, or choose another folder"]
+        return [
+            *found,
+            f"out: {folder} is a link to {there}, which does not exist; create it, or choose another folder",
+        ]
     if not folder.exists():
         return found + _parent_problems(folder)
     if not folder.is_dir():
         return [*found, f"out: {folder} is a file, not a folder; choose another folder for the run"]
     if not os.access(folder, os.W_OK | os.X_OK):
-        return [*found, f"out: {folder} cannot be written; change its permissions or choose another folder"]
+        return [*found, f"out: {folder} is not writable; change its permissions or choose another folder"]
+    return found + _content_problems(folder, resume=resume, overwrite=overwrite)
+
+
+def _content_problems(folder: Path, *, resume: bool, overwrite: bool) -> list[str]:
+    """What in an existing folder keeps a run from writing there: links, another run, foreign files."""
+    found = []
     names = {p.name for p in folder.iterdir()}
     links = sorted(name for name in names & _MEMBERS if (folder / name).is_symlink())
-    if links and not overwrite:  # which removes it
+    if links and not overwrite:  # overwriting removes the link
         found.append(
-            f"out: {folder / links[0]} is a link; a run writes into its own folder alone: remove the link, or give the "
-            "folder that everything is to go to"
+            f"out: {folder / links[0]} is a link, and a run writes only into its own folder; remove the link, or give "
+            "the folder that it points to"
         )
     if has_run(folder):
         if not (resume or overwrite):
             state = "a finished run" if "summary.json" in names else "a run"
             found.append(
-                f"out: {folder} already holds {state}; --resume continues it, --overwrite deletes it and starts anew, "
+                f"out: {folder} already holds {state}; --resume continues it, --overwrite deletes it and starts over, "
                 "or choose another folder"
             )
-    elif names and not (_LOCK in names and names <= _MEMBERS | {_LOCK}):
+    elif names and not _left_by_trew(names):
         some = f"{', '.join(sorted(names)[:3])}{', …' if len(names) > 3 else ''}"
         found.append(
-            f"out: {folder} is not empty and not a run's folder (it holds {some}); choose a new or an empty folder"
+            f"out: {folder} is not empty and not a run folder (it holds {some}); choose a new or an empty folder"
         )
     return found
 
 
+def _left_by_trew(names: set[str]) -> bool:
+    """Whether a run that ended before its first result left these names: its lock and its own files, nothing else."""
+    return _LOCK in names and names <= _MEMBERS | {_LOCK}
+
+
 def _parent_problems(folder: Path) -> list[str]:
-    """A missing folder is made together with its parent, no more: a longer missing path is a typo or a lost mount."""
+    """Checks that a missing folder can be created. Its parent may be missing too, but no more than that: a longer
+    missing path is a typo or an unmounted disk.
+    """
     anchor = folder.absolute().parent
     if not anchor.exists():
         anchor = anchor.parent
     if not anchor.exists():
-        return [f"out: {folder}: the folder {anchor} does not exist; make it (mkdir -p {anchor}) or choose another"]
+        return [f"out: {folder}: the folder {anchor} does not exist; create it (mkdir -p {anchor}) or choose another"]
     if not anchor.is_dir():
         return [f"out: {folder}: {anchor} is a file, not a folder; choose another folder for the run"]
     if not os.access(anchor, os.W_OK | os.X_OK):
-        return [f"out: {folder} cannot be made: {anchor} cannot be written; choose another folder for the run"]
+        return [f"out: {folder} cannot be created: {anchor} is not writable; choose another folder for the run"]
     return []
 
 
 def has_run(folder: Path) -> bool:
-    """Whether a run has computed something in ``folder``. One that ended before its first result (a model that could
-    not be loaded) leaves nothing to protect, and files of that name that trew did not make are no run.
+    """Whether ``folder`` holds results of a run. A run that ended before its first result (a model that could not be
+    loaded) leaves nothing to protect, and files of the same names that trew did not write are not a run.
     """
     ours = (folder / _LOCK).exists() or ((folder / "config.toml").exists() and (folder / "metrics.jsonl").exists())
     results = any((folder / name).exists() for name in ("metrics.jsonl", "summary.json"))
@@ -99,29 +115,29 @@ def has_run(folder: Path) -> bool:
 
 
 class RunFolder:
-    """An opened run folder. Every write either is complete or raises StorageError and changes nothing."""
+    """An open, locked run folder. Every write either completes, or raises StorageError and changes nothing."""
 
     def __init__(self, folder: Path, lock: Lock, *, resumed: bool):
         self.folder = folder
-        self.resumed = resumed  # the folder held a run that is being continued
+        self.resumed = resumed  # the folder held a run, and this one continues it
         self.messages: tuple[str, ...] = (f"{folder}: {lock.stale}",) if lock.stale else ()
-        self.ledger = Ledger(folder)  # what is in it, for checkpoints
+        self.ledger = Ledger(folder)  # the folder's contents, for checkpoints
         self._lock = lock
 
     @classmethod
     def open(cls, folder: str | os.PathLike[str], *, resume: bool = False, overwrite: bool = False) -> "RunFolder":
-        """Makes (mode 0700) or opens ``folder`` and locks it; raises ConfigError with every problem found.
+        """Creates (mode 0700) or opens ``folder`` and locks it; raises ConfigError with every problem found.
 
-        ``resume`` with nothing to continue starts a new run. ``overwrite`` deletes a run's own files, nothing else.
-        Cheap: call it before anything is loaded.
+        ``resume`` starts a new run where there is nothing to continue. ``overwrite`` deletes the run's own files and
+        nothing else. This is cheap: call it before loading anything.
         """
         folder = Path(folder)
         if found := problems(folder, resume=resume, overwrite=overwrite):
             raise ConfigError(found)
         try:
             folder.parent.mkdir(exist_ok=True)
-            make_private(folder.resolve())  # a link to a folder is followed: whoever gives it means that folder
-            with tempfile.TemporaryFile(dir=folder):  # permissions can lie (root, network); writing does not
+            make_private(folder.resolve())  # follows a link: whoever gives a link to a folder means that folder
+            with tempfile.TemporaryFile(dir=folder):  # permission bits can lie (root, network mounts); a write cannot
                 pass
             lock = Lock(folder / _LOCK)
         except OSError as error:
@@ -151,20 +167,20 @@ class RunFolder:
 
     @property
     def checkpoints(self) -> Path:
-        """Where checkpoints go."""
+        """The folder for checkpoints."""
         return self.folder / "checkpoints"
 
     @property
     def final(self) -> Path:
-        """Where the trained model goes."""
+        """The folder for the trained model."""
         return self.folder / "final"
 
     def write_config(self, text: str) -> None:
-        """Writes the resolved configuration; secrets in it are masked."""
+        """Writes the resolved configuration, with secrets masked."""
         write_atomic(self.folder / "config.toml", lambda f: f.write(redact_config(text).encode("utf-8", "replace")))
 
     def finished(self) -> dict[str, Any] | None:
-        """What is in summary.json; None while the run is not finished."""
+        """The content of summary.json; None while the run is not finished."""
         try:
             found = json.loads((self.folder / "summary.json").read_bytes())
         except (FileNotFoundError, ValueError):
@@ -172,7 +188,7 @@ class RunFolder:
         return found if isinstance(found, dict) else None
 
     def rows(self) -> list[dict[str, Any]]:
-        """The rows of metrics.jsonl; what is none is left out."""
+        """The rows of metrics.jsonl; skips lines that are not rows."""
         try:
             lines = (self.folder / "metrics.jsonl").read_bytes().splitlines()
         except FileNotFoundError:
@@ -180,7 +196,7 @@ class RunFolder:
         return [row for line in lines if (row := decode_row(line)) is not None]
 
     def log(self, row: Mapping[str, Any]) -> None:
-        """Appends one row with a whole number ``step`` to metrics.jsonl and makes it durable."""
+        """Appends one row to metrics.jsonl and fsyncs it; ``row`` needs a whole number ``step``."""
         if isinstance(row.get("step"), bool) or not isinstance(row.get("step"), int):
             raise ValueError(f"a metrics row needs a whole number 'step', got {row.get('step')!r}")
         line = (json.dumps(redact(encode_row({"step": row["step"], **row})), allow_nan=False) + "\n").encode()
@@ -210,20 +226,20 @@ class RunFolder:
         return path
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
-        """Writes summary.json: the run is finished. Values that are not finite numbers become null."""
+        """Writes summary.json, which marks the run as finished. Non-finite numbers become null."""
         text = json.dumps(redact(_plain(summary)), indent=2, allow_nan=False) + "\n"
         write_atomic(self.folder / "summary.json", lambda f: f.write(text.encode()))
 
     def write_failure(self, evidence: Mapping[str, Any]) -> Path:
-        """Writes failed_reward.json: the completions that a reward failed for, and its traceback."""
+        """Writes failed_reward.json: the completions that a reward failed on, and its traceback."""
         path = self.folder / "failed_reward.json"
-        plain = json.loads(json.dumps(evidence, default=str))  # columns may hold what parquet has and JSON does not
+        plain = json.loads(json.dumps(evidence, default=str))  # columns may hold parquet types that JSON does not have
         text = json.dumps(redact(plain), indent=2) + "\n"
         write_atomic(path, lambda f: f.write(text.encode()))
         return path
 
     def write_bad_step(self, step: int, evidence: Mapping[str, Any]) -> Path:
-        """Writes bad_steps/NNNNNN.json: what of a step was not finite. Such numbers are texts in it: "nan", "-inf"."""
+        """Writes bad_steps/NNNNNN.json: the non-finite values of a step, as strings such as "nan" and "-inf"."""
         folder = self.folder / "bad_steps"
         with storage(folder):
             make_private(folder)
@@ -234,19 +250,19 @@ class RunFolder:
         return path
 
     def event(self, text: str) -> None:
-        """Appends a dated line to events.log. Best effort: a full disk is reported by the next metrics row."""
+        """Appends a dated line to events.log. Best effort: on a full disk the next metrics row reports the error."""
         stamp = datetime.now(UTC).isoformat(timespec="seconds")
         line = " ".join("".join(c if c.isprintable() else " " for c in redact(text)).split())
         with contextlib.suppress(OSError):
             _append(self.folder / "events.log", f"{stamp} {line}\n".encode("utf-8", "replace"))
 
     def rewind(self, step: int, *, evaluated: bool = True, size: int | None = None) -> list[str]:
-        """Takes everything after ``step`` out of the folder, so that a resumed run leaves no trace of what is done
-        again: metric rows, a partial last line, rollouts, evaluations, the summary. Returns what was dropped.
+        """Removes everything after ``step``, so that nothing that a resumed run repeats is there twice: metrics rows, a
+        partial last line, rollouts, evaluations, the summary. Returns a message for each thing removed.
 
-        ``step`` = -1 empties them. ``evaluated``: whether an evaluation of the weights after ``step`` stays; False
-        where the checkpoint does not know of it, so that it is made again. ``size``: the first bytes of metrics.jsonl
-        that the checkpoint knows; nothing behind them stays, whatever its step.
+        ``step`` = -1 removes all of them. ``evaluated`` says whether an evaluation of the weights after ``step`` stays;
+        it is False where the checkpoint does not record that evaluation, so that it is repeated. ``size`` is the number
+        of bytes of metrics.jsonl that the checkpoint records; nothing after them stays, whatever its step.
         """
         messages = self._rewind_metrics(step, evaluated, size)
         with storage(self.folder):
@@ -254,7 +270,7 @@ class RunFolder:
                 if int(path.stem) > step - (name.startswith("evals/") and not evaluated):
                     self.ledger.forget(path)
                     path.unlink()
-                    messages.append(f"{name}: dropped, it is from after step {step}")
+                    messages.append(f"{name}: dropped because it was written after step {step}")
             if messages or step < 0:
                 (self.folder / "summary.json").unlink(missing_ok=True)
         for message in messages:
@@ -267,15 +283,15 @@ class RunFolder:
             lines = path.read_bytes().split(b"\n")
         except FileNotFoundError:
             return []
-        partial = lines.pop()  # what follows the last newline: empty unless the run was killed while writing
-        messages = ["metrics.jsonl: a partial last line was dropped"] if partial else []
+        partial = lines.pop()  # the text after the last newline: empty unless the run was killed while writing
+        messages = ["metrics.jsonl: dropped a partial last line"] if partial else []
         kept, at = [], 0
         for number, line in enumerate(lines, 1):
             known = size is not None and at < size
             at += len(line) + 1
             why = "" if known else _out_of_place(line, number, step, evaluated)
             if not why and not known and size is not None:
-                why = f"line {number} was dropped, the checkpoint of step {step} does not know of it"
+                why = f"dropped line {number}, which the checkpoint of step {step} does not record"
             if why:
                 messages.append(f"metrics.jsonl: {why}")
             else:
@@ -285,7 +301,7 @@ class RunFolder:
         return messages
 
     def close(self) -> None:
-        """Gives the folder free."""
+        """Releases the folder's lock."""
         self._lock.release()
 
     def __enter__(self) -> "RunFolder":
@@ -296,19 +312,19 @@ class RunFolder:
 
 
 def _out_of_place(line: bytes, number: int, step: int, evaluated: bool) -> str:
-    """Why a row does not belong into a run that continues after ``step``; empty where it does."""
+    """Why a row does not belong in a run that continues after ``step``; empty where it does."""
     row = decode_row(line)
     if row is None:
-        return f"line {number} is not a metrics row and was dropped"
+        return f"dropped line {number}, which is not a metrics row"
     if row["step"] > step:
-        return f"a row of step {row['step']} was dropped, it is from after step {step}"
+        return f"dropped a row of step {row['step']}, which is after step {step}"
     if row["step"] == step and "eval_accuracy" in row and not evaluated:
-        return f"the evaluation after step {step} was dropped, it is made again"
+        return f"dropped the evaluation after step {step}, which is repeated"
     return ""
 
 
 def _plain(value: Any) -> Any:
-    """``value`` as JSON types; numbers that are not finite become None."""
+    """Converts ``value`` to JSON types; non-finite numbers become None."""
     if hasattr(value, "_asdict"):
         value = value._asdict()
     if isinstance(value, Mapping):
@@ -322,7 +338,7 @@ def _plain(value: Any) -> Any:
 
 
 def _as_text(value: Any) -> Any:
-    """``value`` with numbers that are not finite as texts.
+    """Replaces non-finite numbers in ``value`` by strings.
 
     >>> _as_text({"a": [1.0, float("nan"), float("-inf")]})
     {'a': [1.0, 'nan', '-inf']}
@@ -335,7 +351,7 @@ def _as_text(value: Any) -> Any:
 
 
 def _append(path: Path, data: bytes) -> None:
-    """Appends all of ``data`` and fsyncs, or leaves the file as it was."""
+    """Appends all of ``data`` and fsyncs; on an error, restores the file to its previous length."""
     fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         size = os.fstat(fd).st_size

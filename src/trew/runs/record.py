@@ -1,7 +1,8 @@
-"""What a run's folder held when a checkpoint was made: how many rows, and which files, each with its hash.
+"""Records what a run folder held when a checkpoint was saved: the number of rows, and every file with its hash.
 
-A run that continues adds to what is there. Where rows or completions before the checkpoint are gone, twice, cut off or
-changed, its report would be wrong without a word; so all of it is compared before anything is written.
+A resumed run appends to what is there. If rows or completions from before the checkpoint are missing, duplicated,
+truncated or changed, its report would be silently wrong; so the whole folder is compared with the record before
+anything is written.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,14 +18,14 @@ from ..utils.shapes import Count
 from .rows import decode_row
 
 KINDS = {"rollouts": ".parquet", "evals": ".parquet", "bad_steps": ".json"}
-"""Folders with one file per step, and how those end."""
+"""The folders with one file per step, and the suffix of those files."""
 
-_SHOWN = 5  # missing files or steps, before the rest is a number
+_SHOWN = 5  # missing files or steps that a message names; it counts the others
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The rows of metrics.jsonl: their number, and size and SHA-256 of these lines."""
+    """The rows of metrics.jsonl: their number, and the size in bytes and SHA-256 of their lines."""
 
     count: Count
     size: Count
@@ -33,25 +34,25 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """Rows and files up to a checkpoint; ``files`` has "size sha256" by the path in the run's folder."""
+    """The rows and files at a checkpoint. ``files`` maps a path in the run folder to "size sha256"."""
 
     rows: Rows
     files: dict[str, str]
 
 
 class Ledger:
-    """Makes records of a run's folder; a file is read once, and again only after :meth:`forget`."""
+    """Makes records of a run folder. Reads each file once, and again only after :meth:`forget`."""
 
     def __init__(self, folder: Path):
         self._folder = folder
         self._known: dict[str, str] = {}
 
     def forget(self, path: Path) -> None:
-        """The file is about to be written or removed."""
+        """Forgets a file's hash; call it before the file is written or removed."""
         self._known.pop(str(path.relative_to(self._folder)), None)
 
     def record(self) -> Record:
-        """What the folder holds now. Only whole lines of metrics.jsonl count."""
+        """Records what the folder holds now. Counts only complete lines of metrics.jsonl."""
         lines = _metrics(self._folder)
         whole = lines[: lines.rfind(b"\n") + 1]
         found = dict(step_files(self._folder))
@@ -62,32 +63,42 @@ class Ledger:
         return Record(_rows(whole), dict(self._known))
 
     def differences(self, record: Record, step: int) -> list[str]:
-        """In what the folder differs from what ``record``, of a checkpoint after ``step``, says; empty where nothing
-        does. What came after that step is no difference."""
+        """Compares the folder with the ``record`` of a checkpoint after ``step``; returns one line per difference.
+
+        Rows and files of later steps are not differences: the run went on after its checkpoint.
+        """
         lines = _metrics(self._folder)
         out = []
         if _rows(lines[: record.rows.size]) != record.rows:
             out.append(_rows_differ(lines, record.rows, step))
         found = dict(step_files(self._folder))
-        gone = [name for name in sorted(record.files) if name not in found]
-        if gone:
+        if gone := sorted(record.files.keys() - found.keys()):
             out.append(f"{len(gone)} of {len(record.files)} files of steps are missing: {_some(gone)}")
-        other = [n for n in sorted(record.files) if n in found and _fingerprint(found[n]) != record.files[n]]
-        if other:
-            out.append(f"changed or cut off since then: {_some(other)}")
-        # An evaluation after the very step may have come after its checkpoint.
-        strange = [
-            name
-            for name, path in found.items()
-            if name not in record.files and int(path.stem) <= step - name.startswith("evals/")
-        ]
-        if strange:
-            out.append(f"not made by this run before that step: {_some(strange)}")
+        if changed := _changed(record.files, found):
+            out.append(f"changed or truncated since then: {_some(changed)}")
+        if foreign := _foreign(record.files, found, step):
+            out.append(f"not written by this run before that step: {_some(foreign)}")
         return out
 
 
+def _changed(recorded: Mapping[str, str], found: Mapping[str, Path]) -> list[str]:
+    return [name for name in sorted(recorded) if name in found and _fingerprint(found[name]) != recorded[name]]
+
+
+def _foreign(recorded: Mapping[str, str], found: Mapping[str, Path], step: int) -> list[str]:
+    """Files of steps that the checkpoint must have seen, but did not record.
+
+    An evaluation belongs to the weights after its step, and so may come after the checkpoint of the same step.
+    """
+    return [
+        name
+        for name, path in found.items()
+        if name not in recorded and int(path.stem) <= step - name.startswith("evals/")
+    ]
+
+
 def step_files(folder: Path) -> Iterable[tuple[str, Path]]:
-    """The files of single steps in a run's folder, by their paths in it."""
+    """Yields the files that belong to one step each: path in the run folder, and full path."""
     for kind, suffix in KINDS.items():
         for path in sorted((folder / kind).glob(f"*{suffix}")):
             if re.fullmatch(r"[0-9]{1,18}", path.stem):
@@ -106,15 +117,22 @@ def _rows(lines: bytes) -> Rows:
 
 
 def _rows_differ(lines: bytes, rows: Rows, step: int) -> str:
-    """In which way metrics.jsonl is not what it was, as far as its steps tell."""
-    found = [row for line in lines.splitlines() if (row := decode_row(line)) is not None and row["step"] <= step]
+    """Describes how metrics.jsonl differs from its record, as far as the steps of its rows show."""
+    decoded = map(decode_row, lines.splitlines())
+    found = [row for row in decoded if row is not None and row["step"] <= step]
     each = Counter(row["step"] for row in found if "eval_accuracy" not in row)
-    missing = [str(s) for s in range(1, step + 1) if not each[s]]
-    twice = [str(s) for s, count in sorted(each.items()) if count > 1]
-    text = f"metrics.jsonl: {len(found)} rows up to step {step}, {rows.count} when the checkpoint was made"
-    text += f"; no row of step {_some(missing)}" if missing else ""
-    text += f"; more than one of step {_some(twice)}" if twice else ""
-    return text if len(found) != rows.count or missing or twice else f"{text}: lines were changed or moved"
+    text = f"metrics.jsonl: {len(found)} rows up to step {step}, {rows.count} when the checkpoint was saved"
+    wrong = _missing_or_repeated(each, step)
+    if not wrong and len(found) == rows.count:
+        return f"{text}: lines were changed or moved"
+    return text + wrong
+
+
+def _missing_or_repeated(rows_by_step: Counter[int], step: int) -> str:
+    missing = [str(s) for s in range(1, step + 1) if not rows_by_step[s]]
+    repeated = [str(s) for s, count in sorted(rows_by_step.items()) if count > 1]
+    text = f"; no row of step {_some(missing)}" if missing else ""
+    return text + (f"; more than one of step {_some(repeated)}" if repeated else "")
 
 
 def _fingerprint(path: Path) -> str:

@@ -1,4 +1,4 @@
-"""Completions as parquet: one row per completion, everything that is needed to judge or replay a step."""
+"""Writes completions as parquet: one row per completion, with everything needed to judge or replay a step."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from .files import write_atomic
 
 Render = Callable[[Prompt], str]
 Advantages = Sequence[Sequence["np.ndarray | float | None"]]
-"""Per group, per completion: one number, one per token, or None where the completion was not trained on."""
+"""Per group and completion: one number, one number per token, or None where the completion was not trained on."""
 
 
 def schema() -> Any:
-    """The columns; arrays have one entry per token of the completion, log-probabilities and entropies are in nats."""
+    """The columns. Arrays have one entry per token of the completion; log-probabilities and entropies are in nats."""
     import pyarrow as pa
 
     floats = pa.list_(pa.float32())
@@ -40,7 +40,7 @@ def schema() -> Any:
             "sampling_logprobs": floats,
             "entropies": floats,
             "advantages": floats,
-            "step_ends": pa.list_(pa.int32()),  # where rewards score steps: tokens up to and with each step's last
+            "step_ends": pa.list_(pa.int32()),  # where rewards score steps: the number of tokens up to each step's end
             "step_scores": pa.list_(pa.float64()),
             "score": pa.float64(),
             "status": pa.string(),
@@ -55,7 +55,7 @@ def schema() -> Any:
 
 
 def plain_prompt(prompt: Prompt) -> str:
-    """A prompt as text for people: as it stands, or one ``role: content`` block per message."""
+    """Renders a prompt for people: text as it is, a chat as one ``role: content`` block per message."""
     if prompt.text is not None:
         return prompt.text
     return "\n\n".join(f"{m.get('role', '')}: {m.get('content', '')}" for m in prompt.messages or ())
@@ -70,7 +70,7 @@ def write_rollouts(
     render: Render = plain_prompt,
     guard: Callable[[Path], AbstractContextManager[None]] | None = None,
 ) -> int:
-    """Writes ``path`` atomically and returns the number of completions. Errors as of ``write_atomic``."""
+    """Writes ``path`` atomically and returns the number of completions. Raises what ``write_atomic`` raises."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -116,7 +116,7 @@ def write_rollouts(
 
 
 def _columns(prompt: Prompt, hidden: tuple[str, ...]) -> str:
-    """The rest of the data row as JSON; values are masked before they are written as text, which stays JSON then."""
+    """The other columns of the data row as JSON. Values are masked first: masking the text could break the JSON."""
     plain = json.loads(json.dumps(prompt.columns, default=str))
     return _text(json.dumps(redact(plain, hidden), ensure_ascii=False), ())
 
@@ -129,7 +129,7 @@ def _messages(prompt: Prompt, hidden: tuple[str, ...]) -> str | None:
 
 
 def _text(text: str, hidden: tuple[str, ...]) -> str:
-    """Redacted and encodable: a tokenizer can produce a lone surrogate, UTF-8 cannot hold one."""
+    """Redacts and makes encodable: a tokenizer can produce a lone surrogate, which UTF-8 cannot hold."""
     return redact(text, hidden).encode("utf-8", "replace").decode("utf-8")
 
 
@@ -140,5 +140,5 @@ def _per_token(value: np.ndarray | float | None, length: int) -> np.ndarray | No
     if array.ndim == 0:
         return np.full(length, array, dtype=np.float32)
     if array.shape != (length,):
-        raise ValueError(f"advantages of a completion of {length} tokens have shape {array.shape}")
+        raise ValueError(f"advantages: got shape {array.shape} for a completion of {length} tokens")
     return array

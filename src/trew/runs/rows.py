@@ -1,4 +1,4 @@
-"""Rows of metrics.jsonl: valid JSON that keeps columns numeric."""
+"""Encodes rows of metrics.jsonl as valid JSON whose columns stay numeric."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def encode_row(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row as valid JSON that keeps columns numeric: what is not finite becomes null and is named in ``not_finite``.
+    """Encodes a row as valid JSON whose columns stay numeric: non-finite values become null, kept in ``not_finite``.
 
     >>> encode_row({"step": 3, "loss": float("nan"), "kl": 0.5})
     {'step': 3, 'loss': None, 'kl': 0.5, 'not_finite': {'loss': 'nan'}}
@@ -20,7 +20,7 @@ def encode_row(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def decode_row(line: bytes | str) -> dict[str, Any] | None:
-    """The inverse of ``encode_row`` on a line; None for what is not a row with a step.
+    """Decodes a line that ``encode_row`` wrote; None for a line that is not a row with a step.
 
     >>> decode_row('{"step": 3, "loss": null, "not_finite": {"loss": "-inf"}}')
     {'step': 3, 'loss': -inf}
@@ -38,9 +38,9 @@ def decode_row(line: bytes | str) -> dict[str, Any] | None:
 
 
 def scalar(value: Any) -> bool | int | float | str | None:
-    """A number of any library as a plain one; raises TypeError for what has no place in a row."""
+    """Converts a number of any library to a plain Python one; raises TypeError for other types."""
     if hasattr(value, "item") and getattr(value, "ndim", 0) == 0:
         value = value.item()  # numpy scalar, or a tensor of one number
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
-    raise TypeError(f"{type(value).__name__} has no place in a metrics row or summary: {value!r}")
+    raise TypeError(f"a metrics row or summary cannot hold a {type(value).__name__}: {value!r}")

@@ -1,7 +1,7 @@
-"""Metrics for outside trackers, beside the run folder and never instead of it.
+"""Sends metrics to external trackers, in addition to the run folder and never instead of it.
 
-A tracker whose package is missing is refused before the run starts. One that fails later (offline, wrong key, full
-quota) costs one warning: training and the run folder go on. None of them ever asks a question.
+A tracker whose package is missing is refused before the run starts. A tracker that fails later (offline, wrong key,
+exhausted quota) costs one warning; training and the run folder continue. No tracker may prompt for input.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ from ..utils.secrets import redact
 
 
 class Tracker(Protocol):
-    """Where metrics go."""
+    """A destination for metrics."""
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Records finite numbers under their names."""
+        """Records finite numbers by name."""
         ...
 
     def close(self) -> None:
-        """Flushes, and ends the tracker's run."""
+        """Flushes and ends the tracker's run."""
         ...
 
 
 def problems(names: Sequence[str]) -> list[str]:
-    """Unknown trackers and missing packages, one line each with what to install."""
+    """Returns unknown trackers and missing packages, one line each, with what to install."""
     found = []
     for name in names:
         if name not in _MAKERS:
             found.append(f"track.to: got {name!r}, accepts {', '.join(_MAKERS)}{nearest(name, _MAKERS)}")
         elif importlib.util.find_spec(name) is None:
-            found.append(f"track.to: {name!r} needs a package that is not installed; pip install 'trew[{name}]'")
+            found.append(f"track.to: got {name!r}, whose package is not installed; pip install 'trew[{name}]'")
     return found
 
 
 class Trackers:
-    """Several trackers as one; a tracker that raises is dropped with one warning."""
+    """Several trackers as one. A tracker that raises is dropped with one warning."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class Trackers:
         project: str = "trew",
         warn: Callable[[str], None] = lambda text: warnings.warn(text, RuntimeWarning, stacklevel=3),
     ):
-        """Starts them; the run's name is the folder's. Raises ConfigError where ``problems`` has any."""
+        """Starts the trackers; the run is named after its folder. Raises ConfigError with what ``problems`` finds."""
         if found := problems(names):
             raise ConfigError(found)
         self._warn = warn
@@ -74,7 +74,7 @@ class Trackers:
             self._guard(name, lambda tracker=tracker: tracker.log(step, values))
 
     def close(self) -> None:
-        """Ends all of them."""
+        """Closes all trackers."""
         for name, tracker in list(self._trackers.items()):
             self._guard(name, tracker.close)
         self._trackers.clear()
@@ -82,20 +82,20 @@ class Trackers:
     def _guard(self, name: str, act: Callable[[], None]) -> None:
         try:
             act()
-        # Foreign code may raise anything, SystemExit included; only a user's interrupt is not its failure.
+        # A tracker may raise anything, including SystemExit; only a user's interrupt is not the tracker's failure.
         except (Exception, SystemExit) as error:
             self._trackers.pop(name, None)
             text = " ".join(str(redact(str(error))).split())[:300]
             self._warn(
-                f"track.to: {name} failed and is left out from here on ({type(error).__name__}: {text}); "
-                "metrics.jsonl in the run folder is complete"
+                f"track.to: {name} failed and is no longer used ({type(error).__name__}: {text}); "
+                "metrics.jsonl in the run folder stays complete"
             )
 
 
 class _Wandb:
     def __init__(self, folder: Path, project: str, config: dict[str, Any]):
         wandb: Any = importlib.import_module("wandb")
-        # Without a key wandb would ask for one on a terminal; offline files can be sent later with `wandb sync`.
+        # Without a key wandb would prompt for one; offline files can be uploaded later with `wandb sync`.
         mode = os.environ.get("WANDB_MODE") or ("online" if _has_wandb_key() else "offline")
         self._run = wandb.init(
             project=os.environ.get("WANDB_PROJECT", project),
@@ -177,7 +177,7 @@ def _has_wandb_key() -> bool:
 
 
 def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """``{"a": {"b": 1}}`` as ``{"a.b": 1}``."""
+    """Flattens ``{"a": {"b": 1}}`` to ``{"a.b": 1}``."""
     flat: dict[str, Any] = {}
     for key, value in table.items():
         name = f"{prefix}{key}"

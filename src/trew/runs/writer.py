@@ -1,4 +1,4 @@
-"""Checkpoints written in a thread of their own, while the run goes on as far as it leaves the weights alone."""
+"""Writes checkpoints in a background thread while the run continues, up to the point where it changes weights."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from . import checkpoint_files
 
 
 class Writer:
-    """Writes one checkpoint at a time; ``tell`` gets a line about each.
+    """Writes one checkpoint at a time; calls ``tell`` with a line about each.
 
-    Nothing is copied first, so that no memory is needed: the thread reads the tensors themselves. They stay as they are
-    while completions are generated and scored; whoever changes them calls :meth:`release` before. An error of the
-    thread is raised by the next call of any method, as the CheckpointError that it is.
+    The thread reads the tensors in place, without a copy, so that it needs no memory of their size. They do not change
+    while completions are generated and scored; call :meth:`release` before changing them. The next call of any method
+    raises the CheckpointError of a failed write.
     """
 
     def __init__(self, tell: Callable[[str], None] = lambda line: None, *, background: bool = True) -> None:
@@ -27,11 +27,11 @@ class Writer:
         self._thread: threading.Thread | None = None
         self._read = threading.Event()
         self._error: BaseException | None = None
-        self._done = ""  # what was written, until it is told
-        self._held = 0.0  # seconds that the run has waited for the checkpoint under way
+        self._done = ""  # the line about the finished checkpoint, until ``tell`` gets it
+        self._held = 0.0  # seconds that the run has waited for the current checkpoint
 
     def save(self, root: Path, step: int, tensors: Mapping[str, Tensor], meta: Mapping[str, Any], **how: Any) -> None:
-        """Begins a checkpoint, after the one before is complete; arguments are those of :func:`.checkpoint.save`.
+        """Starts a checkpoint once the previous one is complete; takes the arguments of :func:`.checkpoint_files.save`.
 
         ``meta`` must not change afterwards.
         """
@@ -46,7 +46,7 @@ class Writer:
             self.finish()
 
     def release(self) -> None:
-        """Waits until the tensors that are being written may change."""
+        """Waits until the tensors may change: the thread has read them."""
         if self._thread is not None:
             start = time.monotonic()
             self._read.wait()
@@ -55,14 +55,14 @@ class Writer:
             self.finish()
 
     def finish(self) -> None:
-        """Waits until nothing is being written."""
+        """Waits until the current checkpoint is complete."""
         if self._thread is not None:
             start = time.monotonic()
             self._thread.join()
             self._held += time.monotonic() - start
             self._thread = None
         if self._done:
-            self._tell(f"{self._done}, which the run waited {self._held:.2f} s for")
+            self._tell(f"{self._done}; the run waited {self._held:.2f} s for it")
             self._done = ""
         if self._error is not None:
             error, self._error = self._error, None
@@ -72,13 +72,13 @@ class Writer:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        """What was begun is completed, whatever ends the run."""
+        """Completes the current checkpoint, whatever ends the run."""
         try:
             self.finish()
         except TrewError as error:
             if kind is None:
                 raise
-            self._tell(str(error))  # beside the error that is ending the run
+            self._tell(str(error))  # another error is ending the run and must not be replaced
 
     def _write(
         self, root: Path, step: int, tensors: Mapping[str, Tensor], meta: Mapping[str, Any], how: dict[str, Any]

@@ -1,4 +1,4 @@
-"""Tasks: how rows, or an argument table, become prompts. One dataclass of arguments per task."""
+"""Tasks turn rows, or an argument table, into prompts. Each task is a dataclass of its arguments."""
 
 from __future__ import annotations
 

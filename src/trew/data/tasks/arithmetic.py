@@ -1,8 +1,8 @@
-"""Arithmetic: problems made on the fly from forms such as ``a + b`` or ``a + b * c``.
+"""Arithmetic: generates problems from forms such as ``a + b`` or ``a + b * c``.
 
-The problems of a form are numbered, and a keyed permutation of the numbers decides their order, so nothing is drawn
-twice and any universe costs only what is used of it. Held-out problems come first; no training problem equals one of
-them, nor is one of them with summands or factors swapped (8 * 7 for 7 * 8).
+The problems of a form are numbered, and a keyed permutation of the numbers decides their order. So no problem is
+drawn twice, and the cost depends on the number of problems drawn, not on how many there are. Held-out problems come
+first. No training problem equals a held-out one, not even with summands or factors swapped (8 * 7 for 7 * 8).
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from .base import Task
 from .forms import Form, Node, parse
 
 TEMPLATE = "What is {expression}? Answer with the number only."
-_LIMIT = 10**9  # the largest operand, either way
-_LOOK = 30  # assignments tried per problem wanted: a form may have few valid ones among many
+_LIMIT = 10**9  # the largest absolute value of an operand
+_LOOK = 30  # assignments tried per problem wanted: only few assignments of a form may be valid
 
 Numbers = dict[str, int]
 
@@ -37,7 +37,7 @@ class Arithmetic(Task):
     largest: int = 9  # operand
     ranges: Mapping[str, Any] = field(default_factory=dict)  # op -> [low, high], or {a = [low, high], ...}
     negative: bool = True  # whether results below 0 are allowed
-    size: int = 10_000  # most training problems, shared evenly by the ops
+    size: int = 10_000  # the most training problems, split evenly between the ops
     template: str = TEMPLATE
     system: str = ""  # a system message; empty = none
 
@@ -68,16 +68,16 @@ class Arithmetic(Task):
         return (RewardConfig(name="arithmetic"),)
 
     def generate(self, *, eval_size: int, seed: int) -> tuple[list[Prompt], list[Prompt], list[str]]:
-        """(train, eval, notes); equal arguments give equal problems. DataError where there are too few problems."""
+        """Returns (train, eval, notes); equal arguments give equal problems. DataError where there are too few."""
         forms = {op: parse(op) for op in self.ops}
-        # Twice the held-out share: what equals a held-out problem is left out of training.
+        # Twice the held-out number: training leaves out what equals a held-out problem up to order.
         offers = {op: self._valid(op, form, seed, want=2 * eval_size + self.size) for op, form in forms.items()}
         sizes = [len(offer) for offer in offers.values()]
         quotas = share(eval_size, [3 * n // 4 for n in sizes])
         if not all(sizes) or sum(quotas) < eval_size:
             counts = ", ".join(f"{n} of {op!r}" for op, n in zip(self.ops, sizes, strict=True))
             raise DataError(
-                f"data.args: the ranges make too few problems ({counts}): at most three quarters of each kind can be "
+                f"data.args: the ranges give too few problems ({counts}): at most three quarters of each kind can be "
                 f"held out, and eval.size = {eval_size}; widen the ranges, change the ops, or lower eval.size"
             )
         classes: set[str] = set()
@@ -86,15 +86,15 @@ class Arithmetic(Task):
         kept = share(self.size, [len(part) for part in rest])
         if sum(map(len, held)) < eval_size or not sum(kept):
             raise DataError(
-                f"data.args: the ops share so many problems that {eval_size} held-out and one training problem cannot "
-                "be kept apart; widen the ranges, change the ops, or lower eval.size"
+                f"data.args: the ops overlap so much that {eval_size} held-out problems leave none for training; "
+                "widen the ranges, change the ops, or lower eval.size"
             )
         train = [part[:n] for part, n in zip(rest, kept, strict=True)]
         counts = ", ".join(f"{n} of {op!r}" for op, n in zip(self.ops, kept, strict=True))
         return self._mixed(train), self._mixed(held), [f"arithmetic: {sum(kept)} training problems ({counts})"]
 
     def _bounds(self, op: str, form: Form) -> dict[str, tuple[int, int]]:
-        """The range of every operand of an op."""
+        """The range of each operand of an op."""
         default = (self.smallest, self.largest)
         given = self.ranges.get(op, default)
         table: dict[str, Any] = dict(given if isinstance(given, Mapping) else dict.fromkeys(form.letters, given))
@@ -120,10 +120,10 @@ class Arithmetic(Task):
         return found
 
     def _hold_out(self, op: str, offer: Sequence[Numbers], quota: int, classes: set[str]) -> list[Numbers]:
-        """The first ``quota`` problems that differ in more than order; adds what they are equal to to ``classes``."""
+        """The first ``quota`` problems that differ in more than order; adds their canonical forms to ``classes``."""
         form = parse(op)
         bounds = self._bounds(op, form)
-        scarce = len(set(map(form.canonical, offer))) < 2 * quota  # then swapped ones are held out too
+        scarce = len(set(map(form.canonical, offer))) < 2 * quota  # then hold out swapped variants too
         held: list[Numbers] = []
         for numbers in offer:
             if len(held) == quota:
@@ -135,7 +135,7 @@ class Arithmetic(Task):
         return held
 
     def _mixed(self, parts: Sequence[Sequence[Numbers]]) -> list[Prompt]:
-        """Prompts of every op in turn, so that any stretch of the list has all of them."""
+        """Interleaves the ops' prompts, so that every stretch of the list has all of them."""
         made = [[self._prompt(op, x) for x in part] for op, part in zip(self.ops, parts, strict=True)]
         return [prompt for turn in itertools.zip_longest(*made) for prompt in turn if prompt is not None]
 
@@ -149,7 +149,7 @@ class Arithmetic(Task):
 
 
 def _swapped(form: Form, numbers: Numbers, bounds: Mapping[str, tuple[int, int]]) -> list[Numbers]:
-    """``numbers`` first, then every other assignment of the same operands that makes the same problem."""
+    """``numbers``, then every other assignment of the same operands that gives the same problem."""
     key, found = form.canonical(numbers), [numbers]
     for order in itertools.permutations(numbers.values()):
         other = dict(zip(form.letters, order, strict=True))

@@ -1,7 +1,7 @@
 """Countdown, as in TinyZero: make a target from given numbers with + - * / , each number used exactly once.
 
-Problems are built backwards from a random expression over the numbers whose intermediate values are exact whole
-numbers, so that every target can be reached.
+Problems are built backwards from a random expression over the numbers whose intermediate values are whole, so that
+every target is reachable.
 """
 
 from __future__ import annotations
@@ -25,25 +25,37 @@ TEMPLATE = (
     "+ - * / and parentheses only. First think it through inside <think> </think>, then give the expression alone "
     "inside <answer> </answer>, for example <answer>(1 + 2) * 3</answer>."
 )
-_TRIES = 20_000  # draws in a row that bring no new problem before the universe counts as used up
+_TRIES = 20_000  # consecutive draws without a new problem after which the task counts as exhausted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Countdown(Task):
     """Arguments of the task."""
 
-    numbers: tuple[int, ...] = (3, 4)  # how many numbers; one of these per problem
+    numbers: tuple[int, ...] = (3, 4)  # how many numbers a problem has; each problem uses one of these
     smallest: int = 1  # number
     largest: int = 99  # number
     target: tuple[int, ...] = (10, 99)  # lowest and highest target
-    ops: tuple[str, ...] = ("+", "-", "*", "/")  # that the hidden solution may use
-    size: int = 10_000  # most training problems
+    ops: tuple[str, ...] = ("+", "-", "*", "/")  # operators that the hidden solution may use
+    size: int = 10_000  # the most training problems
     template: str = TEMPLATE
     system: str = ""  # a system message; empty = none
-    format_weight: float = 0.1  # of the default format reward beside the answer's 1; 0 = none
+    format_weight: float = 0.1  # weight of the default format reward, next to the answer's 1; 0 = none
 
     def problems(self) -> list[str]:
         """Everything wrong with the arguments, one line each."""
+        found = self._problems_of_numbers()
+        if not self.ops or not set(self.ops) <= set(OPERATORS.values()):
+            found.append(f"data.args.ops: got {list(self.ops)!r}, accepts a list of + - * /")
+        if self.size < 1:
+            found.append(f"data.args.size: got {self.size}, accepts a whole number of at least 1")
+        if self.template.count("{numbers}") != 1 or self.template.count("{target}") != 1:
+            found.append("data.args.template: accepts a text with {numbers} and {target} in it once each")
+        if not 0 <= self.format_weight < float("inf"):
+            found.append(f"data.args.format_weight: got {self.format_weight}, accepts a number of at least 0")
+        return found
+
+    def _problems_of_numbers(self) -> list[str]:
         found = []
         if not self.numbers or not all(2 <= n <= 6 for n in self.numbers):
             found.append(f"data.args.numbers: got {list(self.numbers)!r}, accepts a list of whole numbers from 2 to 6")
@@ -54,14 +66,6 @@ class Countdown(Task):
             )
         if len(self.target) != 2 or not 0 <= self.target[0] <= self.target[1]:
             found.append(f"data.args.target: got {list(self.target)!r}, accepts [low, high] with 0 <= low <= high")
-        if not self.ops or not set(self.ops) <= set(OPERATORS.values()):
-            found.append(f"data.args.ops: got {list(self.ops)!r}, accepts a list of + - * /")
-        if self.size < 1:
-            found.append(f"data.args.size: got {self.size}, accepts a whole number of at least 1")
-        if self.template.count("{numbers}") != 1 or self.template.count("{target}") != 1:
-            found.append("data.args.template: accepts a text with {numbers} and {target} in it once each")
-        if not 0 <= self.format_weight < float("inf"):
-            found.append(f"data.args.format_weight: got {self.format_weight}, accepts a number of at least 0")
         return found
 
     def makes(self, train: str) -> bool:
@@ -75,17 +79,17 @@ class Countdown(Task):
         return (answer, RewardConfig(name="format", weight=self.format_weight)) if self.format_weight else (answer,)
 
     def prompts(self, split: Split) -> list[Prompt]:
-        """Rows that bring nums and target, such as the published Countdown sets."""
+        """Reads rows with nums and target, such as the published Countdown sets."""
         require_columns(split, ("nums", "target"), hint="countdown rows have nums (a list) and target")
         return to_prompts(split, self._row_prompt)
 
     def generate(self, *, eval_size: int, seed: int) -> tuple[list[Prompt], list[Prompt], list[str]]:
-        """(train, eval, notes), all different in numbers or target; equal arguments give equal problems."""
+        """Returns (train, eval, notes), all different in numbers or target; equal arguments give equal problems."""
         found = list(itertools.islice(self._different(seed), eval_size + self.size))
         if len(found) <= eval_size:
             raise DataError(
-                f"data.args: there are only {len(found)} different problems, and eval.size = {eval_size} of them are "
-                "to be held out; widen the ranges, or lower eval.size"
+                f"data.args: there are only {len(found)} different problems, too few to hold out eval.size = "
+                f"{eval_size}; widen the ranges, or lower eval.size"
             )
         made = [self._prompt(f"countdown:{'-'.join(map(str, nums))}={target}", nums, target) for nums, target in found]
         train, evaluation = made[eval_size:], made[:eval_size]
@@ -93,7 +97,7 @@ class Countdown(Task):
         return train, evaluation, [f"countdown: {only} training problems"]
 
     def _different(self, seed: int) -> Iterator[tuple[tuple[int, ...], int]]:
-        """Problems in the seed's order; two are the same if they share the target and the numbers in any order."""
+        """Yields different problems in the seed's order; the order of a problem's numbers makes no difference."""
         seen: set[tuple[tuple[int, ...], int]] = set()
         draws = Draws("countdown", seed)
         vain = 0
@@ -107,7 +111,7 @@ class Countdown(Task):
             yield problem
 
     def _draw(self, draws: Draws) -> tuple[tuple[int, ...], int] | None:
-        """One problem, or None where the drawn expression misses the range of targets."""
+        """Draws one problem; None where the expression's value is not in the range of targets."""
         nums = tuple(draws.between(self.smallest, self.largest) for _ in range(draws.choice(self.numbers)))
         pool = list(nums)
         while len(pool) > 1:

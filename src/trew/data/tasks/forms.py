@@ -1,7 +1,7 @@
-"""Forms of arithmetic problems: ``a + b * c`` as a template that can be filled, valued and compared.
+"""Forms of arithmetic problems: templates such as ``a + b * c`` that can be filled, evaluated and compared.
 
-A form is an expression over the letters a, b, c, d with + - * / and parentheses. It is parsed into a tree; nothing
-is ever evaluated as code. All values are exact integers: a division that leaves a rest is no problem of the form.
+A form is an expression over the letters a, b, c, d with + - * / and parentheses. It is parsed into a tree and never
+evaluated as code. All values are exact integers: a division with a remainder is not a problem of the form.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ Node: TypeAlias = "str | tuple[str, Node, Node]"
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """A parsed form; ``letters`` from left to right."""
+    """A parsed form, with its ``letters`` from left to right."""
 
     text: str
     tree: Node
     letters: tuple[str, ...]
 
     def value(self, numbers: dict[str, int]) -> int | None:
-        """The exact value, or None where a division is by 0 or leaves a rest.
+        """The exact value; None for a division by 0 or with a remainder.
 
         >>> parse("a + b * c").value({"a": 1, "b": 2, "c": 3})
         7
@@ -53,7 +53,7 @@ class Form:
 
 
 def parse(text: str) -> Form:
-    """A form from its text; a single operator is short for two operands. Raises ValueError saying what is wrong.
+    """Parses a form; a single operator is short for two operands. Raises ValueError with what is wrong.
 
     >>> parse("*").text
     'a * b'
@@ -79,7 +79,7 @@ def _tree(node: ast.expr) -> Node:
         return node.id
     if isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
         return OPERATORS[type(node.op)], _tree(node.left), _tree(node.right)
-    raise ValueError("may hold only the letters a, b, c, d, the operators + - * / and parentheses")
+    raise ValueError("may contain only the letters a, b, c, d, the operators + - * / and parentheses")
 
 
 def _letters(node: Node) -> list[str]:
@@ -96,7 +96,7 @@ def _value(node: Node, numbers: dict[str, int]) -> int | None:
 
 
 def apply(operator: str, left: int, right: int) -> int | None:
-    """One exact operation; None for a division by 0 or with a rest.
+    """Computes one exact operation; None for a division by 0 or with a remainder.
 
     >>> apply("/", 12, 4), apply("/", 12, 5), apply("/", 1, 0)
     (3, None, None)

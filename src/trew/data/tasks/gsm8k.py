@@ -29,10 +29,12 @@ class Gsm8k(Task):
 
     instruction: str = INSTRUCTION  # appended to every question; empty = the bare question
     system: str = ""  # a system message; empty = none
-    mode: Literal["strict", "flexible"] = "strict"  # of the default reward: after "####", or the last number
+    mode: Literal["strict", "flexible"] = (
+        "strict"  # what the default reward reads: the number after "####", or the last
+    )
 
     def source(self, train: str) -> str:
-        """The hub's set where no source is given, with the config that holds the problems as published."""
+        """The hub's data set where no source is given, with the config that holds the problems as published."""
         return f"{HUB_SOURCE}:main" if train in ("", HUB_SOURCE) else train
 
     def prompts(self, split: Split) -> list[Prompt]:
@@ -50,8 +52,8 @@ class Gsm8k(Task):
         if "question" in columns and "answer" in columns:
             return {name: columns[name] for name in ("question", "answer", "gold")}
         raise DataError(
-            f"prompt {prompt.uid!r}: has no question and answer of its own (verl's extra_info.question, .answer); "
-            "such rows can be trained on as they are, with data.train"
+            f"prompt {prompt.uid!r}: has no separate question and answer (verl's extra_info.question, .answer); "
+            "train on such rows as they are, with data.train"
         )
 
     def _prompt(self, row: Row, uid: str) -> Prompt:
@@ -70,7 +72,7 @@ class Gsm8k(Task):
 
 
 def final_answer(solution: str) -> str:
-    """The number behind the last ``####``, without thousands separators; BadRow where there is none.
+    """The number after the last ``####``, without thousands separators; raises BadRow where there is none.
 
     >>> final_answer("48 + 24 = 72, times 1,000\\n#### 72,000")
     '72000'
@@ -82,7 +84,7 @@ def final_answer(solution: str) -> str:
 
 
 def check_number(text: str) -> str:
-    """A final answer in plain digits; BadRow for anything but a number."""
+    """A final answer as plain digits; raises BadRow for anything but a number."""
     number = text.strip().replace(",", "").removeprefix("$")
     if not _NUMBER.fullmatch(number):
         raise BadRow(f"the final answer must be a number, got {show(text.strip())}")

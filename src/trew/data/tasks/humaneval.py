@@ -1,7 +1,7 @@
-"""HumanEval (Chen et al. 2021): 164 Python functions to be written from signature and docstring.
+"""HumanEval (Chen et al. 2021): 164 Python functions to write from signature and docstring.
 
 Reads the published rows: ``prompt``, ``entry_point``, ``canonical_solution``, and ``test`` with its
-``check(candidate)``. It is a set for evaluation, published as a test split alone.
+``check(candidate)``. It is an evaluation set, published only as a test split.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class HumanEval(Task):
     home_split: ClassVar[str] = "test"
     instruction: str = INSTRUCTION  # before every function; empty = nothing
     system: str = ""  # a system message; empty = none
-    timeout_s: float = 0.0  # of the default reward; 0 = its own default
+    timeout_s: float = 0.0  # seconds for the default reward's tests; 0 = the reward's default
 
     def problems(self) -> list[str]:
         return timeout_problem(self.timeout_s)

@@ -1,7 +1,7 @@
-r"""Competition mathematics with the answer in a box: MATH (Hendrycks et al. 2021), MATH-500, and sets of their form.
+r"""Competition mathematics with boxed answers: MATH (Hendrycks et al. 2021), MATH-500, and sets of the same form.
 
-Rows have ``problem`` (or ``question``) and the answer in ``gold``, in ``answer``, or in the last ``\boxed{...}`` of the
-``solution``; ``level`` and ``subject`` (or ``type``) where the set has them. verl's rows are read too.
+Rows have ``problem`` (or ``question``), and the answer in ``gold``, in ``answer``, or in the last ``\boxed{...}`` of
+``solution``; ``level`` and ``subject`` (or ``type``) are optional. Also reads verl's rows.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class Math(Task):
 
     instruction: str = INSTRUCTION  # appended to every problem; empty = the bare problem
     system: str = ""  # a system message; empty = none
-    levels: tuple[int, ...] = ()  # of difficulty, 1 to 5, that are trained on; empty = all
-    subjects: tuple[str, ...] = ()  # that are trained on; empty = all
+    levels: tuple[int, ...] = ()  # difficulty levels (1 to 5) to train on; empty = all
+    subjects: tuple[str, ...] = ()  # subjects to train on; empty = all
 
     def problems(self) -> list[str]:
         found = []
@@ -73,7 +73,7 @@ class Math(Task):
         if not count:
             return []
         return [
-            f"{split.source}: {count} of {len(split.rows)} rows are of other levels or subjects than data.args asks for"
+            f"{split.source}: {count} of {len(split.rows)} rows have other levels or subjects than data.args selects"
         ]
 
     def rewards(self, prompts: Sequence[Prompt]) -> tuple[RewardConfig, ...]:
@@ -83,8 +83,7 @@ class Math(Task):
         columns = prompt.columns
         if "problem" not in columns:
             raise DataError(
-                f"prompt {prompt.uid!r}: has no problem of its own; such rows can be trained on as they are, with "
-                "data.train"
+                f"prompt {prompt.uid!r}: has no separate problem; train on such rows as they are, with data.train"
             )
         names = ("problem", "solution", "gold", "level", "subject")
         return {"uid": prompt.uid} | {name: columns[name] for name in names if name in columns}
@@ -111,7 +110,7 @@ class Math(Task):
 
 
 def _gold(row: Row) -> str:
-    """The answer of a row: ``gold``, else ``answer``, else what the solution boxes."""
+    """A row's answer: from ``gold``, ``answer``, or the box in the solution, in this order."""
     for name in ("gold", "answer"):
         value = row.values.get(name)
         if value is None:
@@ -130,7 +129,7 @@ def _gold(row: Row) -> str:
 
 
 def boxed(solution: str) -> str | None:
-    r"""What the last ``\boxed{...}`` or ``\fbox{...}`` of a solution holds; None without one. ``\boxed 5`` is 5.
+    r"""The content of a solution's last ``\boxed{...}`` or ``\fbox{...}``; None without one. ``\boxed 5`` gives 5.
 
     >>> boxed(r"First \boxed{1}, then $\boxed{\frac{1}{\{2\}}}$."), boxed(r"so $\boxed 5$"), boxed(r"\boxed{1")
     ('\\frac{1}{\\{2\\}}', '5', None)
@@ -150,7 +149,7 @@ def boxed(solution: str) -> str | None:
 
 
 def level_of(value: Any) -> int | None:
-    """The difficulty as a number; None where the set does not say.
+    """The difficulty level as a number; None where the set does not give one.
 
     >>> level_of("Level 5"), level_of(3), level_of("Level ?")
     (5, 3, None)
@@ -162,7 +161,7 @@ def level_of(value: Any) -> int | None:
 
 
 def subject_key(name: str) -> str:
-    """Equal for the spellings of a subject.
+    """A key that is equal for all spellings of a subject.
 
     >>> subject_key("Counting & Probability") == subject_key("counting_and_probability")
     True

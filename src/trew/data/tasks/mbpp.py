@@ -1,7 +1,7 @@
-"""MBPP (Austin et al. 2021): short Python functions from a sentence, tested by asserts.
+"""MBPP (Austin et al. 2021): short Python functions described in one sentence and tested by asserts.
 
 Reads the published rows (``text`` or ``prompt``, ``code``, ``test_list``, ``test_setup_code`` or ``test_imports``), on
-the hub, in a file of one split, or in one file of all 974: then the published splits are taken by ``task_id``.
+the hub, in a file of one split, or in one file of all 974, which is then split by ``task_id`` as published.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from .programs import syntax_problem, timeout_problem
 HUB_SOURCE = "google-research-datasets/mbpp"
 INSTRUCTION = "Write the whole program in one ```python block."
 PARTS = {"train": range(601, 975), "test": range(11, 511), "validation": range(511, 601)}
-"""The published splits by ``task_id``; 1 to 10 are for few-shot prompts, and in none of them."""
+"""The published splits by ``task_id``; 1 to 10 are for few-shot prompts and belong to no split."""
 
 UNTESTABLE = (367, 601, 927)
-"""Rows, by ``task_id``, whose tests give the function objects of a class that only the reference defines: no answer can
-know of it. They are left out, with a note."""
+"""The ``task_id`` of rows whose tests pass objects of a class that only the reference defines, which no answer can
+know. They are left out, with a note."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,9 +36,9 @@ class Mbpp(Task):
 
     instruction: str = INSTRUCTION  # appended to every prompt; empty = nothing
     system: str = ""  # a system message; empty = none
-    shown: int = 1  # how many of the tests the prompt shows; the others stay hidden, all of them are graded
-    challenge: bool = False  # grade the harder tests of the rows that have some as well
-    timeout_s: float = 0.0  # of the default reward; 0 = its own default
+    shown: int = 1  # how many tests the prompt shows; all tests, shown or hidden, are graded
+    challenge: bool = False  # also grade the harder tests of rows that have them
+    timeout_s: float = 0.0  # seconds for the default reward's tests; 0 = the reward's default
 
     def problems(self) -> list[str]:
         found = []
@@ -50,10 +50,10 @@ class Mbpp(Task):
         return f"{HUB_SOURCE}:full" if train in ("", HUB_SOURCE) else train
 
     def prompts(self, split: Split) -> list[Prompt]:
-        """One user message per row: the sentence, the function's name, and the tests that are shown. Columns
-        ``entry_point``, ``asserts`` (all tests), ``setup`` and ``reference`` (the program that the set brings).
+        """One user message per row: the sentence, the function's name, and the shown tests. Columns ``entry_point``,
+        ``asserts`` (all tests), ``setup`` and ``reference`` (the set's own program).
 
-        HumanEval's rows are read as that task reads them, to evaluate on them what was trained on MBPP.
+        Reads HumanEval's rows as that task does, so that a model trained on MBPP can be evaluated on HumanEval.
         """
         if {"canonical_solution", "test"} <= set(columns_of(split.rows[:1])):
             return HumanEval(system=self.system, timeout_s=self.timeout_s).prompts(split)
@@ -74,8 +74,8 @@ class Mbpp(Task):
         if not count:
             return []
         return [
-            f"{split.source}: {count} of {len(split.rows)} rows left out: their tests give the function objects that "
-            "no answer can know of"
+            f"{split.source}: {count} of {len(split.rows)} rows left out: their tests need a class that no answer can "
+            "know"
         ]
 
     def rewards(self, prompts: Sequence[Prompt]) -> tuple[RewardConfig, ...]:
@@ -97,14 +97,16 @@ class Mbpp(Task):
         entry = values.get("entry_point") or entry_point(reference, asserts)
         if not isinstance(entry, str) or not entry.isidentifier():
             raise BadRow(f"the tests call no function that the reference defines: {show(asserts[0])}")
-        setup = _setup(row)
-        told = f"{text}\n\nThe function must be called `{entry}`."
-        if shown := asserts[: self.shown]:
-            told += " It must pass tests such as:\n\n" + "\n".join(shown)
-        told = f"{told}\n\n{self.instruction}" if self.instruction else told
-        mine = {"text": text, "reference": reference, "entry_point": entry, "asserts": asserts, "setup": setup}
+        mine = {"text": text, "reference": reference, "entry_point": entry, "asserts": asserts, "setup": _setup(row)}
         rest = {name: value for name, value in values.items() if name != "prompt"}
-        return Prompt(uid, messages=user_turn(told, system=self.system), columns={**rest, **mine})
+        question = self._question(text, entry, asserts)
+        return Prompt(uid, messages=user_turn(question, system=self.system), columns={**rest, **mine})
+
+    def _question(self, text: str, entry: str, asserts: Sequence[str]) -> str:
+        question = f"{text}\n\nThe function must be called `{entry}`."
+        if shown := asserts[: self.shown]:
+            question += " It must pass tests such as:\n\n" + "\n".join(shown)
+        return f"{question}\n\n{self.instruction}" if self.instruction else question
 
 
 def _is_prepared(split: Split) -> bool:
@@ -112,7 +114,7 @@ def _is_prepared(split: Split) -> bool:
 
 
 def _asserts(row: Row, name: str) -> list[str]:
-    """The tests in a column, without Windows line ends; BadRow for anything but lines of Python."""
+    """The tests in a column, without Windows line ends; raises BadRow for anything but lines of Python."""
     value = column(row, name)
     if not isinstance(value, list) or not value or not all(isinstance(v, str) and v.strip() for v in value):
         raise BadRow(f"column {name!r} must be a list of asserts as strings, got {show(value)}")
@@ -124,7 +126,7 @@ def _asserts(row: Row, name: str) -> list[str]:
 
 
 def _setup(row: Row) -> str:
-    """What stands before the tests: code as text, or a list of imports (the sanitized set)."""
+    """The code that precedes the tests: text, or a list of imports (the sanitized set)."""
     values = row.values
     parts = [values.get(name) for name in ("setup", "test_setup_code", "test_imports")]
     lines = [line for part in parts if part for line in ([part] if isinstance(part, str) else part)]
@@ -134,7 +136,7 @@ def _setup(row: Row) -> str:
 
 
 def entry_point(reference: str, asserts: Sequence[str]) -> str | None:
-    """The function under test: the first that the asserts call and the reference defines.
+    """The function under test: the first one that the asserts call and the reference defines.
 
     >>> entry_point("def helper(): ...\\ndef f(x): ...", ["assert sorted(f([2, 1])) == [1, 2]"])
     'f'

@@ -1,4 +1,4 @@
-"""Checks that the tasks with programs as answers share."""
+"""Checks shared by tasks whose answers are programs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ast
 
 
 def syntax_problem(text: str) -> str:
-    """Why ``text`` is not Python; empty when it is. Nothing is run."""
+    """Why ``text`` is not valid Python; empty where it is. Runs nothing."""
     try:
         ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:

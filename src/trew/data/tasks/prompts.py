@@ -1,4 +1,4 @@
-"""Rows that bring their own prompt: any JSONL, parquet or hub set with a prompt column, and verl's schema."""
+"""Reads rows with a prompt: any JSONL, parquet or hub set with a prompt column, and verl's schema."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from .gsm8k import HUB_SOURCE as GSM8K_SOURCE
 class Prompts(Task):
     """Arguments of the task."""
 
-    chat: bool = False  # True: a string prompt becomes a user message; False: it is used as it stands
-    system: str = ""  # a system message for chats that have none; empty = none
-    instruction: str = ""  # appended to the prompt (of a chat: to its last message); empty = nothing
+    chat: bool = False  # True: a string prompt becomes a user message; False: it is used as it is
+    system: str = ""  # a system message for chats without one; empty = none
+    instruction: str = ""  # appended to the prompt (in a chat, to its last message); empty = nothing
 
     def prompts(self, split: Split, *, prompt_column: str = "prompt") -> list[Prompt]:
-        """The prompt column as text or messages; every other column is handed to the rewards.
+        """Reads the prompt column as text or messages; passes every other column to the rewards.
 
         A column that only some rows have is None in the others, so that all prompts have the same columns.
         """
@@ -38,7 +38,7 @@ class Prompts(Task):
         return to_prompts(split, make)
 
     def rewards(self, prompts: Sequence[Prompt]) -> tuple[RewardConfig, ...]:
-        """Only verl's GSM8K rows say how they are to be graded; for all others the recipe must."""
+        """Default rewards exist only for verl's GSM8K rows; for all others the recipe must name them."""
         known = bool(prompts) and all(prompt.columns.get("data_source") == GSM8K_SOURCE for prompt in prompts)
         return (RewardConfig(name="gsm8k"),) if known else ()
 

@@ -1,7 +1,7 @@
-"""Tasks of the reasoning-gym package: ``reasoning-gym:NAME``, about a hundred families of problems made by seed.
+"""Tasks of the reasoning-gym package: ``reasoning-gym:NAME``, about a hundred families of seeded problems.
 
-The package (``pip install 'trew[reasoning-gym]'``) makes the problems, in a process of its own. They are graded by the
-reward ``reasoning_gym``, which never lets the package execute what a model wrote.
+The package (``pip install 'trew[reasoning-gym]'``) generates the problems in a separate process. The reward
+``reasoning_gym`` grades them, and never lets the package execute what a model wrote.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ INSTALL = "pip install 'trew[reasoning-gym]'"
 INSTRUCTION = "Think step by step, and put the final answer alone between <answer> and </answer>."
 UNGRADED = {
     "composite": "it mixes other tasks; prepare those one by one",
-    "boxnet": "it brings no answer that its grader could be checked with",
-    "rush_hour": "it brings no answer that its grader could be checked with",
+    "boxnet": "it has no reference answers to check its grader with",
+    "rush_hour": "it has no reference answers to check its grader with",
 }
-_NO_ANSWER = ("Integral(",)  # in an answer: the package did not solve its own problem
-_VAIN = 1000  # problems in a row that bring nothing new before a task counts as used up
-_SPARE = 3  # problems made per problem wanted, at most: some tasks keep as many in memory
+_NO_ANSWER = ("Integral(",)  # in an answer, it shows that the package did not solve its own problem
+_VAIN = 1000  # consecutive repeats after which a task counts as exhausted
+_SPARE = 3  # the most problems generated per problem wanted: some tasks keep them all in memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Puzzles(Task):
     """Arguments of the task."""
 
-    puzzle: str = ""  # the package's name for it; from data.task = "reasoning-gym:NAME"
-    size: int = 1000  # most training problems; all differ
-    config: Mapping[str, Any] = field(default_factory=dict)  # of the package's task: min_digits, ...
+    puzzle: str = ""  # the package's name for the task; from data.task = "reasoning-gym:NAME"
+    size: int = 1000  # the most training problems; all differ
+    config: Mapping[str, Any] = field(default_factory=dict)  # settings of the package's task: min_digits, ...
     instruction: str = INSTRUCTION  # appended to every problem; empty = nothing
     system: str = ""  # a system message; empty = none
 
@@ -60,16 +60,16 @@ class Puzzles(Task):
             found.append(f"data.args.size: got {self.size}, accepts a whole number of at least 1")
         for name in ("seed", "size"):
             if name in self.config:
-                found.append(f"data.args.config.{name}: is set from the recipe's seed and data.args.size; leave it out")
+                found.append(f"data.args.config.{name}: is set from the recipe's seed and data.args.size; remove it")
         return found
 
     def makes(self, train: str) -> bool:
         return not train
 
     def prompts(self, split: Split) -> list[Prompt]:
-        """Rows that ``trew data prepare reasoning-gym:NAME`` wrote: ``question``, ``gold`` and ``puzzle``."""
+        """Reads rows written by ``trew data prepare reasoning-gym:NAME``: ``question``, ``gold`` and ``puzzle``."""
         names = ("question", "gold", "puzzle")
-        require_columns(split, names, hint=f"such rows are written by: trew data prepare {PREFIX}:{self.puzzle}")
+        require_columns(split, names, hint=f"write such rows with: trew data prepare {PREFIX}:{self.puzzle}")
         return to_prompts(split, self._row_prompt)
 
     def rewards(self, prompts: Sequence[Prompt]) -> tuple[RewardConfig, ...]:
@@ -81,8 +81,10 @@ class Puzzles(Task):
     def generate(
         self, *, eval_size: int, seed: int, progress: Callable[[int], None] | None = None
     ) -> tuple[list[Prompt], list[Prompt], list[str]]:
-        """(train, eval, notes): all different questions, the held-out ones first; equal arguments give equal problems.
-        ``progress`` is told how many more are there."""
+        """Returns (train, eval, notes): all different, the first ones held out; equal arguments give equal problems.
+
+        Calls ``progress`` with the number of problems found since the last call.
+        """
         wanted = eval_size + self.size
         found: dict[str, Prompt] = {}
         vain = 0
@@ -107,7 +109,7 @@ class Puzzles(Task):
         return train, evaluation, [f"{PREFIX}:{self.puzzle}: {only} training problems"]
 
     def _entries(self, seed: int, wanted: int) -> Iterator[dict[str, Any]]:
-        """The package's problems in order, as its own process makes them."""
+        """Yields the package's problems in order, as the separate process generates them."""
         if importlib.util.find_spec("reasoning_gym") is None:
             raise ConfigError(f"data.task: '{PREFIX}:{self.puzzle}' needs the reasoning-gym package: {INSTALL}")
         # The package seeds problem i with seed + i: neighbouring seeds would share nearly all problems.
@@ -141,7 +143,7 @@ class Puzzles(Task):
                 count += 1
                 yield {**entry, "seed": start}
             if not count:
-                raise DataError(f"{PREFIX}:{self.puzzle}: the process that makes the problems ended before the first")
+                raise DataError(f"{PREFIX}:{self.puzzle}: the process that generates problems ended before the first")
         finally:
             child.kill()
             child.stdout.close()
@@ -180,15 +182,15 @@ class Puzzles(Task):
                 f"column 'puzzle' must hold a JSON object with the task's name, got {show(row.values['puzzle'])}"
             )
         if self.puzzle and facts["task"] != self.puzzle:
-            raise BadRow(f"is a problem of reasoning-gym's {facts['task']!r}, and data.task says {self.puzzle!r}")
+            raise BadRow(f"is a problem of reasoning-gym's {facts['task']!r}, but data.task says {self.puzzle!r}")
         return self._prompt(uid, row.values)
 
 
 def _columns(entry: Mapping[str, Any], task: Puzzles) -> dict[str, Any]:
-    """question, gold, and the rest in one JSON string: metadata differ from row to row, tables want one type."""
+    """question, gold, and the rest as one JSON string: metadata differ between rows, and a table needs one type."""
     gold = entry["answer"]
     if gold is None:
-        raise DataError(f"{PREFIX}:{task.puzzle}: problem {entry['index']} brings no answer; the task cannot be used")
+        raise DataError(f"{PREFIX}:{task.puzzle}: problem {entry['index']} has no answer; the task cannot be used")
     facts = {
         "task": task.puzzle,
         "seed": entry["seed"],

@@ -1,4 +1,4 @@
-"""Pictures and pages of runs."""
+"""HTML reports and SVG charts of runs."""
 
 from .html import render_report, write_report
 from .read import RunData, load_run

@@ -1,4 +1,4 @@
-"""One HTML file for one or several runs: no script, no outside resource, every foreign text escaped."""
+"""Writes one HTML file about one or several runs: no script, no external resource, all untrusted text escaped."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .svg import CSS, Series, line_chart, running_mean
 from .text import number, shorten, visible
 
 _WINDOW = 10
-_SMOOTH_FROM = 30  # steps; a shorter curve is shown as it is
+_SMOOTH_FROM = 30  # steps; shorter curves are not smoothed
 
 _CHARTS: tuple[tuple[str, str, str, tuple[float, float] | None], ...] = (
     # metric, title, unit, fixed range
@@ -40,7 +40,7 @@ _CHARTS: tuple[tuple[str, str, str, tuple[float, float] | None], ...] = (
     ("lr", "Learning rate", "", None),
 )
 _BESIDE = {"ratio": {"ratio_q99": "99 % of tokens below", "ratio_q01": "1 % below"}}
-"""Metrics that are drawn with another one where there is one run, and by themselves where there are several."""
+"""Metrics drawn in another metric's chart for a single run, and in charts of their own for several runs."""
 _NOT_DRAWN = frozenset({"eval_accuracy", "eval_low", "eval_high", "eval_n", "seconds", "policy_version"})
 _STYLE = """
 :root{color-scheme:light dark;--ground:#fff;--ink:#1f2328;--muted:#59636e;--line:#d6dbe1;--soft:#f5f7f9}
@@ -68,7 +68,7 @@ details{margin:8px 0}summary{cursor:pointer}
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """One completion as it is shown."""
+    """One completion as the report shows it."""
 
     when: str
     text: str
@@ -83,7 +83,7 @@ class _Sample:
 
 
 def render_report(runs: Sequence[RunData], *, created: str = "") -> str:
-    """The page as text. ``created`` is a date for the foot; empty leaves it out."""
+    """Renders the page. ``created`` is a date for the footer; an empty one is left out."""
     import jinja2
     from markupsafe import Markup
 
@@ -106,28 +106,29 @@ def render_report(runs: Sequence[RunData], *, created: str = "") -> str:
     style = _STYLE + CSS
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     names = _names(runs)
+    named = list(zip(names, runs, strict=True))
     charts, more = _charts(names, runs)
     return environment.get_template("report.html.jinja").render(
         style=Markup(style),
-        # Only this very style may act: not a script, not an image, not a style that a completion smuggles in.
+        # The policy allows this one style and nothing else: no script, image or style smuggled in by a completion.
         policy=Markup(f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"),
         title=names[0] if len(runs) == 1 else f"{len(runs)} runs",
-        facts=[(name, _facts(run)) for name, run in zip(names, runs, strict=True)],
-        results=[_result(name, run) for name, run in zip(names, runs, strict=True)],
+        facts=[(name, _facts(run)) for name, run in named],
+        results=[_result(name, run) for name, run in named],
         charts=list(map(Markup, charts)),
         more=list(map(Markup, more)),
-        samples=[(name, _samples(run)) for name, run in zip(names, runs, strict=True)],
-        configs=[(name, run.config_text) for name, run in zip(names, runs, strict=True)],
-        outcomes=[(name, text) for name, run in zip(names, runs, strict=True) for text in run.outcome],
-        health=[(name, run.health) for name, run in zip(names, runs, strict=True)],
-        notes=[f"{name}: {note}" for name, run in zip(names, runs, strict=True) for note in _notes(run)],
+        samples=[(name, _samples(run)) for name, run in named],
+        configs=[(name, run.config_text) for name, run in named],
+        outcomes=[(name, text) for name, run in named for text in run.outcome],
+        health=[(name, run.health) for name, run in named],
+        notes=[f"{name}: {note}" for name, run in named for note in _notes(run)],
         created=created,
     )
 
 
 def write_report(folders: Iterable[Path], out: Path | None = None) -> Path:
-    """Writes the report of the runs in ``folders`` and returns its path: ``out``, or report.html in the only run's
-    folder, or report.html here for several. Raises DataError and StorageError.
+    """Writes the report of the runs in ``folders`` and returns its path: ``out``; by default report.html in the folder
+    of a single run, or in the working directory for several. Raises DataError and StorageError.
     """
     from ..files import write_atomic
 
@@ -143,7 +144,7 @@ def write_report(folders: Iterable[Path], out: Path | None = None) -> Path:
 
 
 def _names(runs: Sequence[RunData]) -> list[str]:
-    """Folder names, told apart by their parents where two are alike."""
+    """Folder names, with their parent where two folders have the same name."""
     names = [run.name for run in runs]
     return [
         name if names.count(name) == 1 else "/".join(run.folder.resolve().parts[-2:])
@@ -152,7 +153,7 @@ def _names(runs: Sequence[RunData]) -> list[str]:
 
 
 def _facts(run: RunData) -> list[tuple[str, str]]:
-    """What ran: from the summary, else from the configuration."""
+    """The facts about a run, from its summary, or from its configuration while it has none."""
     s, c = run.summary, run.config
     objective = s.get("objective") or _get(c, "objective", "preset")
     steps = s.get("steps", max((row["step"] for row in run.rows), default=0))
@@ -192,26 +193,32 @@ def _versions(versions: Any) -> str | None:
 
 
 def _result(name: str, run: RunData) -> dict[str, str]:
-    """Accuracy before and after: from the summary, else the first and the last evaluation so far."""
+    """Accuracy before and after, from the summary, or from the first and the latest evaluation while it has none."""
     evals = [row for row in run.rows if "eval_accuracy" in row]
-    before = _interval(run.summary.get("accuracy_before")) or _from_row(evals[0] if evals else None)
-    after = _interval(run.summary.get("accuracy_after")) or _from_row(evals[-1] if len(evals) > 1 else None)
-    n = run.summary.get("n_eval") or (evals[-1].get("eval_n") if evals else None)
-    gain = "–"
-    if before and after and None not in (*before.values(), *after.values()):
-        apart = after["low"] > before["high"] or before["low"] > after["high"]
-        gain = f"{100 * (after['mean'] - before['mean']):+.1f} points, intervals {'apart' if apart else 'overlap'}"
+    first, last = (evals[0], evals[-1]) if evals else ({}, {})
+    before = _interval(run.summary.get("accuracy_before")) or _from_row(first)
+    after = _interval(run.summary.get("accuracy_after")) or _from_row(last if len(evals) > 1 else {})
+    n = run.summary.get("n_eval") or last.get("eval_n")
+    gain = _gain(before, after)
     return {"name": name, "n": number(n), "before": _share(before), "after": _share(after), "gain": gain}
 
 
-def _from_row(row: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    if row is None:
+def _gain(before: Mapping[str, Any] | None, after: Mapping[str, Any] | None) -> str:
+    """``+12.5 points, intervals apart``; a dash where an end of an interval is unknown."""
+    if not before or not after or None in (*before.values(), *after.values()):
+        return "–"
+    apart = after["low"] > before["high"] or before["low"] > after["high"]
+    return f"{100 * (after['mean'] - before['mean']):+.1f} points, intervals {'apart' if apart else 'overlap'}"
+
+
+def _from_row(row: Mapping[str, Any]) -> dict[str, Any] | None:
+    if not row:
         return None
     return _interval({"mean": row["eval_accuracy"], "low": row.get("eval_low"), "high": row.get("eval_high")})
 
 
 def _interval(table: Any) -> dict[str, Any] | None:
-    """mean, low and high, each a number or None; None for what is no interval at all (a summary edited by hand)."""
+    """mean, low and high, each a number or None; None for anything else (a summary edited by hand)."""
     if not isinstance(table, Mapping):
         return None
     ends = {key: table.get(key) for key in ("mean", "low", "high")}
@@ -228,7 +235,7 @@ def _share(interval: Mapping[str, Any] | None) -> str:
 
 
 def _notes(run: RunData) -> list[str]:
-    """What a reader must know before believing the curves."""
+    """Warnings that a reader needs before trusting the curves."""
     notes = list(run.notes)
     bad: dict[str, list[int]] = {}
     for row in run.rows:
@@ -245,16 +252,23 @@ def _notes(run: RunData) -> list[str]:
 
 
 def _charts(names: Sequence[str], runs: Sequence[RunData]) -> tuple[list[str], list[str]]:
-    """The curves everybody looks at, and those of all other metrics."""
+    """The main charts, and the charts of all other metrics."""
     main = [_chart(names, runs, *plan) for plan in _CHARTS]
-    known = {metric for metric, *_ in _CHARTS} | _NOT_DRAWN
-    if len(runs) == 1:
-        known |= {metric for beside in _BESIDE.values() for metric in beside}
-    rest = [m for m in dict.fromkeys(m for run in runs for m in run.metric_names()) if m not in known]
-    # Rewards by name belong to the first sight, diagnostics below.
-    main += [_chart(names, runs, m, m, "", None) for m in rest if m.startswith("reward/")]
-    more = [_chart(names, runs, m, m, "", None) for m in rest if not m.startswith("reward/")]
+    rest = _other_metrics(runs)
+    # Each reward's own curve belongs to the main charts; diagnostics are folded away below.
+    rewards = [m for m in rest if m.startswith("reward/")]
+    main += [_chart(names, runs, m, m, "", None) for m in rewards]
+    more = [_chart(names, runs, m, m, "", None) for m in rest if m not in rewards]
     return list(filter(None, main)), list(filter(None, more))
+
+
+def _other_metrics(runs: Sequence[RunData]) -> list[str]:
+    """The metrics that no main chart shows, in the order of first appearance."""
+    shown = {metric for metric, *_ in _CHARTS} | _NOT_DRAWN
+    if len(runs) == 1:
+        shown |= {metric for beside in _BESIDE.values() for metric in beside}
+    found = dict.fromkeys(metric for run in runs for metric in run.metric_names())
+    return [metric for metric in found if metric not in shown]
 
 
 def _chart(
@@ -265,7 +279,7 @@ def _chart(
     unit: str,
     fixed: tuple[float, float] | None,
 ) -> str:
-    """One metric of all runs; empty when no run has it."""
+    """The chart of one metric over all runs; empty when no run has the metric."""
     series = [s for i, run in enumerate(runs) for s in _curve(run, metric, names[i], i, alone=len(runs) == 1)]
     if series and len(runs) == 1:
         beside = [(label, *runs[0].column(m)) for m, label in _BESIDE.get(metric, {}).items()]
@@ -274,10 +288,10 @@ def _chart(
 
 
 def _curve(run: RunData, metric: str, name: str, colour: int, *, alone: bool) -> list[Series]:
-    """The metric of one run; a long curve faint with its running mean; for accuracy also the evaluations."""
+    """The series of one run's metric: a long curve faintly with its running mean; for accuracy, evaluations too."""
     steps, values = run.column(metric)
     label = ("training" if metric == "accuracy" else "") if alone else name
-    series = []
+    series: list[Series] = []
     if len(steps) >= _SMOOTH_FROM:
         smooth = running_mean(values, window=_WINDOW)
         mean = f"mean of the last {_WINDOW} steps" if alone else f"{name}, mean of the last {_WINDOW}"
@@ -287,22 +301,25 @@ def _curve(run: RunData, metric: str, name: str, colour: int, *, alone: bool) ->
         ]
     elif steps:
         series = [Series(label, steps, values, colour=colour)]
-    if metric == "accuracy":
-        at, accuracy = run.column("eval_accuracy")
-        if at:
-            by_step = {row["step"]: row for row in run.rows if "eval_accuracy" in row}
-            ends = [[by_step[s].get(k) for s in at] for k in ("eval_low", "eval_high")]
-            label = "held-out, 95 % interval" if alone else f"{name}, held-out"
-            other = colour + 1 if alone else colour
-            series.append(Series(label, at, accuracy, *ends, style="points", colour=other))
-    return series
+    return series + (_evaluations(run, name, colour, alone=alone) if metric == "accuracy" else [])
+
+
+def _evaluations(run: RunData, name: str, colour: int, *, alone: bool) -> list[Series]:
+    """The held-out accuracies of one run as points with their intervals; no series before the first evaluation."""
+    at, accuracy = run.column("eval_accuracy")
+    if not at:
+        return []
+    by_step = {row["step"]: row for row in run.rows if "eval_accuracy" in row}
+    ends = [[by_step[s].get(k) for s in at] for k in ("eval_low", "eval_high")]
+    label = "held-out, 95 % interval" if alone else f"{name}, held-out"
+    return [Series(label, at, accuracy, *ends, style="points", colour=colour + 1 if alone else colour)]
 
 
 # ------------------------------------------------------------------------------------------------------------- samples
 
 
 def _samples(run: RunData, *, most: int = 8) -> list[_Sample]:
-    """The same held-out prompts before and after training where both were kept, else completions of the last step."""
+    """Completions of the same held-out prompts before and after training, or of the last step without evaluations."""
     steps = sample_steps(run.folder, "evals")
     if len(steps) >= 2:
         before, after = (load_samples(run.folder, kind="evals", step=s) for s in (steps[0], steps[-1]))
@@ -313,7 +330,7 @@ def _samples(run: RunData, *, most: int = 8) -> list[_Sample]:
             for a, b in pairs[:most]
         ]
     rows = load_samples(run.folder, kind="rollouts")
-    # Best and worst of what is there, so that a page of good ones does not hide the bad.
+    # The best and the worst, so that a page of good completions does not hide bad ones.
     rows = sorted(rows, key=lambda r: -math.inf if r["score"] is None else r["score"], reverse=True)
     chosen = rows if len(rows) <= most else [*rows[: most // 2], *rows[-(most // 2) :]]
     return [_Sample(_prompt(r), _expected(r), (_answer(r, f"step {r['step']}"),)) for r in chosen]

@@ -1,4 +1,4 @@
-"""Reads a run folder as it is: finished, running, or broken off; what cannot be read is named, not guessed."""
+"""Reads a run folder in any state: finished, running or interrupted. Names what it cannot read and never guesses."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ANSWER = ("completion", "score", "status", "parts", "extracted", "finish_reason
 
 @dataclass(frozen=True, slots=True)
 class RunData:
-    """Everything a report shows of one run."""
+    """Everything that a report shows about one run."""
 
     folder: Path
     name: str
@@ -33,12 +33,12 @@ class RunData:
     config: Mapping[str, Any]
     rows: tuple[Mapping[str, Any], ...]
     summary: Mapping[str, Any]  # empty while the run is not finished
-    notes: tuple[str, ...] = field(default=())  # what could not be read
+    notes: tuple[str, ...] = field(default=())  # files and lines that could not be read
 
     def column(self, name: str) -> tuple[list[int], list[float | None]]:
-        """Steps and values of a metric, in the order of steps; None where it was not a finite number.
+        """Steps and values of a metric, ordered by step; None where the value was not finite.
 
-        Steps that do not have the metric at all are left out.
+        Leaves out steps without the metric.
         """
         pairs = [(row["step"], row[name]) for row in self.rows if _is_number(row.get(name))]
         pairs.sort(key=lambda pair: pair[0])
@@ -46,25 +46,25 @@ class RunData:
 
     @property
     def health(self) -> list[health.Finding]:
-        """The warnings of its metrics, in the order of steps: those that were given while it ran."""
+        """The warnings that the run gave about its metrics, ordered by step."""
         return health.findings(self.rows, self.config)
 
     @property
     def outcome(self) -> list[str]:
-        """What the end of a finished run says of it as a whole: that nothing was learned, and why."""
+        """Findings about a finished run as a whole, such as that nothing was learned, and why."""
         return outcome(self.rows, self.config) if self.summary else []
 
     def metric_names(self) -> list[str]:
-        """Every numeric column, in the order of first appearance."""
+        """Every numeric column, in order of first appearance."""
         return list(dict.fromkeys(k for row in self.rows for k, v in row.items() if k != "step" and _is_number(v)))
 
 
 def load_run(folder: Path) -> RunData:
-    """Reads a run's folder; raises DataError where there is none."""
+    """Reads a run folder; raises DataError where there is none."""
     if not folder.is_dir():
         raise DataError(f"{folder}: no such run folder; give the folder that `trew train` wrote (runs/…)")
     if not any(safe_files.exists(folder, name) for name in ("metrics.jsonl", "summary.json", "config.toml")):
-        raise DataError(f"{folder}: is not a run's folder: it has no metrics.jsonl, summary.json or config.toml")
+        raise DataError(f"{folder}: is not a run folder: it has no metrics.jsonl, summary.json or config.toml")
     notes: list[str] = []
     config_text = _read(folder, "config.toml", notes)
     metrics = _read(folder, "metrics.jsonl", notes, most=safe_files.METRICS_BYTES)
@@ -104,16 +104,16 @@ def _rows(text: str, notes: list[str]) -> tuple[Mapping[str, Any], ...]:
     rows = [row for row in map(decode_row, lines) if row is not None and 0 <= row["step"] < _STEPS]
     bad = len(lines) - len(rows) + bool(partial)
     if bad:
-        notes.append(f"metrics.jsonl: {bad} lines are incomplete or no metrics rows and were left out")
+        notes.append(f"metrics.jsonl: left out {bad} lines that are incomplete or not metrics rows")
     left_out: dict[str, int] = {}
     numeric = [_numeric(row, left_out) for row in rows]
-    notes += [f"metrics.jsonl: {count} values of {name} are no numbers and were left out"
+    notes += [f"metrics.jsonl: left out {count} values of {name} that are not numbers"
               for name, count in left_out.items()]  # fmt: skip
     return tuple(numeric)
 
 
 def _numeric(row: Mapping[str, Any], left_out: dict[str, int]) -> dict[str, Any]:
-    """The row's numbers, each one that a float can hold, and its nulls; what else is in it is counted by name."""
+    """Keeps the row's nulls and numbers, converted to what a float can hold; counts everything else by name."""
     kept: dict[str, Any] = {}
     for name, value in row.items():
         if value is None or _is_number(value):
@@ -124,7 +124,7 @@ def _numeric(row: Mapping[str, Any], left_out: dict[str, int]) -> dict[str, Any]
 
 
 def _plain(value: Any) -> Any:
-    """``value`` with every whole number that no float can hold as an infinity, as JSON's own 1e999 is read."""
+    """Replaces whole numbers that are too large for a float by an infinity, which is how JSON reads 1e999."""
     if isinstance(value, dict):
         return {name: _plain(inner) for name, inner in value.items()}
     if isinstance(value, list):
@@ -135,7 +135,7 @@ def _plain(value: Any) -> Any:
 
 
 def sample_steps(folder: Path, kind: str) -> list[int]:
-    """Steps that ``rollouts`` or ``evals`` has a file of, in order; none where that folder cannot be read."""
+    """The steps with a file in ``rollouts`` or ``evals``, in order; none where that folder cannot be read."""
     try:
         names = safe_files.file_names(folder, kind)
     except OSError:
@@ -145,8 +145,8 @@ def sample_steps(folder: Path, kind: str) -> list[int]:
 
 
 def load_samples(folder: Path, *, kind: str, step: int | None = None, most: int = 64) -> list[dict[str, Any]]:
-    """The first ``most`` completions of one parquet file of ``rollouts`` or ``evals``: that of ``step``, else the last
-    one. Nothing where there is no such file, or it is none that a run writes.
+    """The first ``most`` completions from the parquet file of ``step``, by default the last one, in ``rollouts`` or
+    ``evals``. Returns nothing where there is no such file, or where its columns are not those that a run writes.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -165,7 +165,7 @@ def load_samples(folder: Path, *, kind: str, step: int | None = None, most: int 
                 return []
             batch = next(file.iter_batches(batch_size=most, columns=list(wanted)), None)
             rows = [] if batch is None else batch.to_pylist()
-    except (OSError, pa.ArrowException, ValueError):  # broken in a part that is only read with the rows
+    except (OSError, pa.ArrowException, ValueError):  # damage may show only once the rows are read
         return []
     return [{**row, "parts": dict(row["parts"] or ())} for row in rows]
 

@@ -1,7 +1,7 @@
-"""Reads a run folder that somebody else may have made: regular files of bounded size, and no link out of the folder.
+"""Reads a run folder that somebody else may have prepared: only regular files of bounded size, and no links.
 
-The folder itself may be a link, because the user named it; nothing below it may. Every name is opened relative to the
-descriptor of the folder that it is in, so that a folder cannot be exchanged for a link between a check and its use.
+The folder itself may be a link, because the user named it; nothing below it may. Opens every name relative to the
+descriptor of its folder, so that nobody can swap a folder for a link between a check and its use.
 """
 
 from __future__ import annotations
@@ -14,27 +14,27 @@ from typing import BinaryIO
 
 MIB = 2**20
 TEXT_BYTES = 16 * MIB
-"""Bytes that config.toml or summary.json may have."""
+"""The largest size of config.toml or summary.json in bytes."""
 METRICS_BYTES = 512 * MIB
 TABLE_BYTES = 4096 * MIB
-"""Bytes that one parquet file of rollouts or evaluations may have."""
+"""The largest size of one parquet file of rollouts or evaluations in bytes."""
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-# Without O_NONBLOCK, opening a FIFO would wait for somebody who writes into it.
+# Without O_NONBLOCK, opening a FIFO would wait for a writer.
 _FILE = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
 class UnsafeFile(OSError):
-    """A name in a run folder that is not read: a link, a device, a FIFO, a folder, or a file above its size."""
+    """A name in a run folder that must not be read: a link, a device, a FIFO, a folder, or a file that is too large."""
 
     def __init__(self, name: str, why: str) -> None:
         super().__init__(errno.EINVAL, why, name)
 
 
 def open_file(folder: Path, name: str, *, most: int) -> BinaryIO:
-    """Opens the regular file ``name`` (parts divided by /) below ``folder``, of at most ``most`` bytes.
+    """Opens the regular file ``name`` (parts separated by /) below ``folder``, of at most ``most`` bytes.
 
-    Raises UnsafeFile for what may not be read, and OSError for what cannot be.
+    Raises UnsafeFile for files that must not be read, and OSError for files that cannot be.
     """
     *folders, last = name.split("/")
     if any(part in ("", ".", "..") for part in (*folders, last)):
@@ -49,7 +49,7 @@ def open_file(folder: Path, name: str, *, most: int) -> BinaryIO:
         if not stat.S_ISREG(found.st_mode):
             raise UnsafeFile(name, "is not a regular file; not read")
         if found.st_size > most:
-            raise UnsafeFile(name, f"has {found.st_size:,} bytes, more than the {most:,} that are read")
+            raise UnsafeFile(name, f"has {found.st_size:,} bytes, accepts at most {most:,}; not read")
         return open(descriptor, "rb")
     except BaseException:
         os.close(descriptor)
@@ -57,16 +57,16 @@ def open_file(folder: Path, name: str, *, most: int) -> BinaryIO:
 
 
 def read_text(folder: Path, name: str, *, most: int = TEXT_BYTES) -> str:
-    """The text of such a file; bytes that are not UTF-8 are shown as U+FFFD."""
+    """The text of a file opened as by :func:`open_file`; bytes that are not UTF-8 become U+FFFD."""
     with open_file(folder, name, most=most) as file:
         data = file.read(most + 1)
-    if len(data) > most:  # it grew after its size was looked at
-        raise UnsafeFile(name, f"has more than the {most:,} bytes that are read")
+    if len(data) > most:  # it grew after its size was checked
+        raise UnsafeFile(name, f"accepts at most {most:,} bytes; not read")
     return data.decode("utf-8", errors="replace")
 
 
 def file_names(folder: Path, name: str) -> list[str]:
-    """Names in the folder ``name`` below ``folder``; none where there is no such folder. A link to one is refused."""
+    """The names in the folder ``name`` below ``folder``; none where it does not exist. Refuses a link."""
     try:
         inside = _open_folder(folder, [name])
     except (FileNotFoundError, NotADirectoryError):
@@ -78,7 +78,7 @@ def file_names(folder: Path, name: str) -> list[str]:
 
 
 def exists(folder: Path, name: str) -> bool:
-    """Whether there is something called ``name`` in ``folder``, be it a link that leads nowhere."""
+    """Whether ``folder`` has an entry called ``name``, even if it is a dangling link."""
     return os.path.lexists(folder / name)
 
 
@@ -97,7 +97,7 @@ def _open_at(name: str, flags: int, folder: int, shown: str) -> int:
     try:
         return os.open(name, flags, dir_fd=folder)
     except OSError as error:
-        # ELOOP: the last part is a link. A link where a folder was asked for is ENOTDIR on Linux.
+        # ELOOP: the last part is a link. With O_DIRECTORY, Linux reports a link as ENOTDIR.
         if error.errno == errno.ELOOP or (error.errno == errno.ENOTDIR and _is_link(name, folder)):
             raise UnsafeFile(shown, "is a link; links in a run folder are not followed") from None
         if error.errno == errno.ENXIO:  # a socket

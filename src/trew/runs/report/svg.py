@@ -1,7 +1,7 @@
-"""Line charts as SVG text: axes, ticks, legend, bands and whiskers; no dependency, no script.
+"""Draws line charts as SVG text: axes, ticks, legend, bands and whiskers; no dependency, no script.
 
-Honest by default: nothing is smoothed unless asked for, a value that is missing or not finite is a gap in the line,
-and thinning of long series keeps the lowest and the highest point of every stretch.
+Honest by default: smooths only on request, shows a missing or non-finite value as a gap in the line, and keeps the
+lowest and the highest point of every block when it thins a long series.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Values = Sequence["float | None"]
 
 _LIGHT = ("#0b62c4", "#c2410c", "#15803d", "#8b2fc9", "#a16207", "#be185d", "#0e7490", "#57534e")
 _DARK = ("#62a8ff", "#ff9a5c", "#5fd07f", "#cf93ff", "#e6c04d", "#ff86b5", "#54cfe0", "#c8c2bc")
-_DASHES = ("", "6 3", "2 3", "8 3 2 3")  # a second sign beside colour: for print and for colour-blind readers
+_DASHES = ("", "6 3", "2 3", "8 3 2 3")  # a second cue besides colour: for print and for colour-blind readers
 
 
 def _palette(colours: Sequence[str], ground: str, ink: str, muted: str, grid: str) -> str:
@@ -41,13 +41,13 @@ CSS = (
     + _palette(_DARK, "#14181d", "#e6edf3", "#9aa5b1", "#2b323a")
     + "}"
 )
-"""The style of all charts. A chart that stands alone carries it; a page with many states it once."""
+"""The style of all charts. A standalone chart includes it; a page with many charts includes it once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Series:
     """One line (or a row of points) with its name in the legend. ``low`` and ``high`` are the ends of an interval at
-    each x: a band around a line, whiskers on points. None and nan are gaps.
+    each x, drawn as a band around a line or as whiskers on points. None and nan are gaps.
     """
 
     name: str
@@ -56,19 +56,19 @@ class Series:
     low: Values | None = None
     high: Values | None = None
     style: Literal["line", "points", "faint"] = "line"
-    colour: int | None = None  # index of the palette; None = the next one
-    dash: str | None = None  # stroke-dasharray of the line; None = that of the colour, "" = solid
-    thickness: float | None = None  # of the line, None = the usual one; wider lines stay visible under others
+    colour: int | None = None  # index in the palette; None = the next one
+    dash: str | None = None  # the line's stroke-dasharray; None = the colour's own, "" = solid
+    thickness: float | None = None  # the line's width; None = the default. Wider lines stay visible under others
 
     def __post_init__(self) -> None:
         for name in ("y", "low", "high"):
             values = getattr(self, name)
             if values is not None and len(values) != len(self.x):
-                raise ValueError(f"series {self.name!r}: {len(values)} values of {name} for {len(self.x)} of x")
+                raise ValueError(f"series {self.name!r}: got {len(values)} values of {name} for {len(self.x)} of x")
 
 
 def running_mean(y: Values, *, window: int) -> list[float | None]:
-    """The mean of the last ``window`` known values at each place where there is a value.
+    """At each known value, the mean of the last ``window`` known values.
 
     >>> running_mean([1.0, 3.0, None, 5.0], window=2)
     [1.0, 2.0, None, 4.0]
@@ -96,8 +96,8 @@ def line_chart(
     height: int = 280,
     standalone: bool = True,
 ) -> str:
-    """A complete ``<svg>`` element. ``x_range`` and ``y_range`` fix an axis (accuracy: 0 to 1), else the data do.
-    ``standalone`` puts the style into the picture; a page that has ``CSS`` already says False.
+    """Returns a complete ``<svg>`` element. ``x_range`` and ``y_range`` fix an axis (accuracy: 0 to 1); by default the
+    data do. ``standalone`` includes the style; pass False on a page that has ``CSS`` already.
     """
     series = [_thin(s, 2 * width) for s in series]
     frame = _frame(
@@ -126,8 +126,9 @@ def line_chart(
 def side_by_side(
     charts: Sequence[str], *, width: int, height: int, title: str, legend: Sequence[Series], note: str = ""
 ) -> str:
-    """Charts of one size (``width`` by ``height``, made with ``standalone=False`` and series without names) next to
-    each other under one title, with one legend for all, and a line of small print.
+    """Puts charts of one size next to each other under one title, with one legend for all and a line of small print.
+
+    The charts are ``width`` by ``height``, made with ``standalone=False`` and series without names.
     """
     total = width * len(charts)
     rows = _legend_rows([s.name for s in legend], total - 32)
@@ -167,14 +168,13 @@ class _Frame:
 
     def y(self, value: float) -> float:
         lo, hi = self.y_ends
-        value = min(max(value, lo), hi)  # a fixed range cuts what lies outside at its edge
+        value = min(max(value, lo), hi)  # clamps values outside a fixed range to its edge
         return self.bottom - _share(value, lo, hi) * (self.bottom - self.top)
 
 
 def _share(value: float, low: float, high: float) -> float:
-    """How far ``value`` is on the way from ``low`` to ``high``, 0 to 1; in quarters where the range is too wide for a
-    float."""
-    if math.isinf(high - low):
+    """The position of ``value`` between ``low`` and ``high``, 0 to 1."""
+    if math.isinf(high - low):  # the range overflows a float, a quarter of it does not
         value, low, high = value / 4, low / 4, high / 4
     return (value - low) / (high - low)
 
@@ -190,10 +190,10 @@ def _frame(
     y_label: bool,
     x_label: bool,
 ) -> _Frame:
-    points = [p for s in series for p in _points(s)]
-    x_ends = x_range or _ends([p[0] for p in points], pad=0.0)
-    y_ends = y_range or _ends([v for p in points for v in p[1:] if v is not None], pad=0.06)
-    x_ticks = ticks(*x_ends, most=max(2, width // 90), whole=all(float(p[0]).is_integer() for p in points))
+    xs, ys = _extent(series)
+    x_ends = x_range or _ends(xs, pad=0.0)
+    y_ends = y_range or _ends(ys, pad=0.06)
+    x_ticks = ticks(*x_ends, most=max(2, width // 90), whole=all(float(x).is_integer() for x in xs))
     y_ticks = ticks(*y_ends, most=max(2, height // 48))
     top = (34 if title else 12) + (18 if y_label and not title else 0)
     left = 14 + 7.0 * max(len(label) for label in labels(y_ticks))
@@ -204,20 +204,26 @@ def _frame(
     )
 
 
+def _extent(series: Sequence[Series]) -> tuple[list[float], list[float]]:
+    """Every x, and every y with the ends of the intervals, that the chart must have room for."""
+    points = [point for s in series for point in _points(s)]
+    return [x for x, *_ in points], [y for _, *ys in points for y in ys if y is not None]
+
+
 def _ends(values: Sequence[float], *, pad: float) -> tuple[float, float]:
     if not values:
         return 0.0, 1.0
     low, high = float(min(values)), float(max(values))
-    if high - low <= 1e-9 * max(abs(low), abs(high)):  # a constant (up to rounding) gets room in proportion to its size
+    if high - low <= 1e-9 * max(abs(low), abs(high)):  # constant up to rounding: pad in proportion to its size
         room = 0.1 * max(abs(low), abs(high))
         return (_held(low - room), _held(high + room)) if room else (0.0, 1.0)
     room = high * pad - low * pad
-    # Padding must not suggest that shares and lengths were negative.
+    # Padding must not suggest that shares and lengths can be negative.
     return (0.0 if low >= 0 > low - room else _held(low - room)), _held(high + room)
 
 
 def _held(value: float) -> float:
-    """The nearest number that a float can hold."""
+    """Clamps to the range of finite floats."""
     return min(max(value, -sys.float_info.max), sys.float_info.max)
 
 
@@ -228,28 +234,28 @@ def ticks(low: float, high: float, *, most: int, whole: bool = False) -> tuple[f
     (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
     """
     gap = high / most - low / most
-    if not sys.float_info.min * 1e14 < gap < math.inf:  # powers of ten this small are no longer exact
+    if not sys.float_info.min * 1e14 < gap < math.inf:  # smaller powers of ten are not exact
         return low, high
     step = 10.0 ** math.floor(math.log10(gap))
     step *= next(m for m in (1, 2, 5, 10, 20) if gap / (step * m) <= 1)
     if whole:
         step = max(1.0, step)
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
-    if not 0 < last - first <= 2 * most:  # a range that is narrower than the numbers in it are exact
+    if not 0 < last - first <= 2 * most:  # the range is narrower than the precision of its numbers
         return low, high
     return tuple(round(i * step, 12 - math.floor(math.log10(step))) + 0.0 for i in range(first, last + 1))
 
 
 def labels(values: Sequence[float]) -> list[str]:
-    """One label per tick, all with the same number of decimals; powers of ten for very large and very small ones.
+    """One label per tick, all with the same number of decimals; powers of ten for very large and very small values.
 
     >>> labels([0.0, 0.5, 1.0]), labels([0.0, 20000.0, 40000.0]), labels([0.0, 2e-6])
     (['0.0', '0.5', '1.0'], ['0', '20k', '40k'], ['0', '2e-6'])
     """
-    largest = max((abs(v) for v in values), default=0.0)
+    largest = max(map(abs, values), default=0.0)
     gap = _held(min((b - a for a, b in itertools.pairwise(values)), default=largest or 1.0)) or largest
     if largest >= 1e7 or 0 < largest < 1e-3:
-        # As many digits as tell neighbours apart.
+        # As many digits as it takes to tell neighbouring ticks apart.
         digits = max(0, math.floor(math.log10(largest)) - math.floor(math.log10(gap) + 1e-9))
         return ["0" if v == 0 else _power(v, digits) for v in values]
     if largest >= 1e4:
@@ -298,7 +304,7 @@ def _points(s: Series) -> Iterator[tuple[float, float | None, float | None, floa
 
 
 def _stretches(s: Series) -> list[list[int]]:
-    """Indices of the pieces between gaps."""
+    """The indices of each stretch between gaps."""
     pieces: list[list[int]] = [[]]
     for i, y in enumerate(s.y):
         if _known(y) and math.isfinite(s.x[i]):
@@ -309,18 +315,14 @@ def _stretches(s: Series) -> list[list[int]]:
 
 
 def _thin(s: Series, most: int) -> Series:
-    """At most about ``most`` points: of every run of neighbours the lowest and the highest, and the gaps."""
+    """Thins to about ``most`` points: the lowest and the highest of every block of neighbours, and the gaps."""
     n = len(s.x)
     if n <= most:
         return s
     size = math.ceil(2 * n / most)
     keep: set[int] = {0, n - 1}
     for start in range(0, n, size):
-        block = range(start, min(start + size, n))
-        known = [i for i in block if _known(s.y[i])]
-        if known:
-            keep |= {min(known, key=lambda i: s.y[i]), max(known, key=lambda i: s.y[i])}  # type: ignore[arg-type,return-value]
-        keep |= {i for i in block if not _known(s.y[i])} if len(known) < len(block) else set()
+        keep |= _telling(s.y, range(start, min(start + size, n)))
     order = sorted(keep)
 
     def cut(values: Values | None) -> list[float | None] | None:
@@ -330,18 +332,30 @@ def _thin(s: Series, most: int) -> Series:
     return dataclasses.replace(s, x=x, y=cut(s.y) or [], low=cut(s.low), high=cut(s.high))
 
 
+def _telling(y: Values, block: range) -> set[int]:
+    """The indices of a block that thinning must keep: its lowest and highest value, and its gaps."""
+    known = {i: value for i in block if (value := y[i]) is not None and math.isfinite(value)}
+    keep = set(block) - known.keys()
+    return keep | {min(known, key=known.__getitem__), max(known, key=known.__getitem__)} if known else keep
+
+
 def _draw(s: Series, colour: int, f: _Frame) -> Iterator[str]:
-    if s.style == "points":
-        for x, y, low, high in _points(s):
-            assert y is not None
-            if low is not None and high is not None:
-                at, a, b = f.x(x), f.y(low), f.y(high)
-                yield (
-                    f'<path class="tc-whisker tc-s{colour}" d="M{at - 4:.1f} {a:.1f}h8M{at - 4:.1f} {b:.1f}h8'
-                    f'M{at:.1f} {a:.1f}V{b:.1f}"/>'
-                )
-            yield f'<circle class="tc-f{colour}" cx="{f.x(x):.1f}" cy="{f.y(y):.1f}" r="4"/>'
-        return
+    yield from _draw_points(s, colour, f) if s.style == "points" else _draw_line(s, colour, f)
+
+
+def _draw_points(s: Series, colour: int, f: _Frame) -> Iterator[str]:
+    for x, y, low, high in _points(s):
+        assert y is not None
+        if low is not None and high is not None:
+            at, a, b = f.x(x), f.y(low), f.y(high)
+            yield (
+                f'<path class="tc-whisker tc-s{colour}" d="M{at - 4:.1f} {a:.1f}h8M{at - 4:.1f} {b:.1f}h8'
+                f'M{at:.1f} {a:.1f}V{b:.1f}"/>'
+            )
+        yield f'<circle class="tc-f{colour}" cx="{f.x(x):.1f}" cy="{f.y(y):.1f}" r="4"/>'
+
+
+def _draw_line(s: Series, colour: int, f: _Frame) -> Iterator[str]:
     for piece in _stretches(s):
         yield from _band(s, [i for i in piece if _has_band(s, i)], colour, f)
         points = [(f.x(s.x[i]), f.y(s.y[i] or 0.0)) for i in piece]

@@ -1,4 +1,4 @@
-"""Text that others wrote (completions, prompts, file names), made safe to look at."""
+"""Makes untrusted text (completions, prompts, file names) safe to display."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ _KEPT = frozenset("\n\t")
 
 
 def visible(text: str) -> str:
-    """Shows what would otherwise act: terminal escapes and other controls as control pictures, direction overrides,
-    invisible marks and lone surrogates by their number. Line ends become plain newlines, tabs stay.
+    """Makes control characters visible.
+
+    Terminal escapes and other controls become control pictures; direction overrides, invisible marks and lone
+    surrogates become their code points. Line ends become plain newlines, tabs stay.
 
     >>> visible("a\\x1b[31mb\\u202ec\\r\\nd")
     'a␛[31mb⟨U+202E⟩c\\nd'
@@ -27,19 +29,19 @@ def _shown(ch: str) -> str:
     if code == 0x7F:
         return "␡"
     # Cc controls, Cf invisible formatting (bidi, zero width, tags), Cs surrogates, Co private use, Zl/Zp line breaks.
-    # U+200D joins emoji and letters of many scripts and hides nothing by itself.
+    # Not U+200D: it joins emoji and the letters of many scripts, and hides nothing.
     if unicodedata.category(ch) in ("Cc", "Cf", "Cs", "Co", "Zl", "Zp") and ch != "\u200d":
         return f"⟨U+{code:04X}⟩"
     return ch
 
 
 def shorten(text: str, limit: int = 2000) -> str:
-    """At most ``limit`` characters, and how many are missing."""
+    """Shortens to ``limit`` characters and says how many are missing."""
     return text if len(text) <= limit else f"{text[:limit]}… ({len(text) - limit} more characters)"
 
 
 def number(x: object, digits: int = 3) -> str:
-    """A number for a table: ``digits`` significant digits, large whole numbers in full, a dash for none.
+    """Formats a number for a table: ``digits`` significant digits, whole numbers in full, a dash for None and nan.
 
     >>> number(0.12345), number(12345.6), number(3), number(None), number(1e-6)
     ('0.123', '12346', '3', '–', '1e-06')

@@ -1,4 +1,4 @@
-"""Which prompts a step takes: a pure function of the position, so resuming needs one number."""
+"""Chooses the prompts of each step as a pure function of the position, so that resuming needs one number."""
 
 from __future__ import annotations
 
@@ -7,30 +7,30 @@ import numpy as np
 from ..errors import DataError
 
 
-class PromptSampler:
-    """Passes over ``size`` prompts again and again, every epoch in an order of its own.
+class PromptStream:
+    """An endless stream of prompt indices: passes over ``size`` prompts, each epoch in its own order.
 
-    >>> sampler = PromptSampler(3, seed=0, shuffle=False)
-    >>> sampler.take(2, 3)
+    >>> stream = PromptStream(3, seed=0, shuffle=False)
+    >>> stream.take(2, 3)
     [2, 0, 1]
     """
 
     def __init__(self, size: int, *, seed: int, shuffle: bool = True):
         if size < 1:
-            raise DataError("there are no prompts to sample from")
+            raise DataError("there are no prompts to train on")
         self.size = size
         self._seed = seed
         self._shuffle = shuffle
-        self._cached: tuple[int, np.ndarray] | None = None  # the last epoch's order: saves work, holds no state
+        self._cached: tuple[int, np.ndarray] | None = None  # the last epoch's order: a cache, not state
 
     def take(self, position: int, k: int) -> list[int]:
-        """Indices number ``position`` to ``position + k - 1`` of the endless sequence; may cross epochs."""
+        """Entries ``position`` to ``position + k - 1`` of the stream; may cross epochs."""
         if position < 0 or k < 0:
-            raise ValueError(f"position and k must not be negative, got {position} and {k}")
+            raise ValueError(f"position, k: got {position} and {k}, accepts whole numbers of at least 0")
         return [int(self._order(i // self.size)[i % self.size]) for i in range(position, position + k)]
 
     def epoch(self, position: int) -> float:
-        """How many passes over the prompts are complete at ``position``."""
+        """The number of passes over the prompts that are complete at ``position``."""
         return position / self.size
 
     def _order(self, epoch: int) -> np.ndarray:
@@ -39,7 +39,7 @@ class PromptSampler:
         return self._cached[1]
 
     def _permutation(self, epoch: int) -> np.ndarray:
-        """The order of one epoch: a permutation drawn under the key (seed, epoch)."""
+        """The order of one epoch: a permutation drawn with the key (seed, epoch)."""
         if not self._shuffle:
             return np.arange(self.size)
         key = np.array([self._seed, epoch], dtype=np.uint64)
