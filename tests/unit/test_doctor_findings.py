@@ -86,7 +86,7 @@ def test_a_probe_that_fails_is_a_finding_and_the_others_go_on(monkeypatch):
 
     monkeypatch.setattr(d, "_memory", _memory)
     found = by_name(d.findings())
-    assert found["memory"].says == "could not be found out: RuntimeError: no such counter"
+    assert found["memory"].says == "could not be determined: RuntimeError: no such counter"
     assert "disk here" in found
 
 

@@ -108,7 +108,7 @@ def test_the_list_of_some_and_the_list_in_a_narrow_terminal(capsys):
         (["dapo", "--set", "eps_high"], "expected key=value"),
         (["--set", "eps_high=1"], "needs an objective"),
         (["--plot", "w.svg"], "needs an objective"),
-        (["dapo", "--list", "--plot", "w.svg"], "no meaning with --list"),
+        (["dapo", "--list", "--plot", "w.svg"], "no effect with --list"),
         (["dapo", "--ratios", "0", "1"], "add --plot"),
         (["dapo", "--plot", "w.svg", "--ratios", "1", "1"], "the lower first"),
         (["dapo", "--plot", "w.svg", "--ratios", "-1", "1"], "the lower first"),
