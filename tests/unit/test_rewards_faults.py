@@ -17,7 +17,7 @@ from trew.errors import RewardError
 from trew.rewards import RewardSet
 from trew.rewards.user.functions import Sample
 from trew.rewards.user.session import Session
-from trew.rewards.user.verdicts import Ask, judge
+from trew.rewards.user.verdicts import Ask, verdicts_of
 from trew.types import Group
 
 
@@ -156,7 +156,7 @@ def test_the_search_for_the_sample_has_a_limit(tmp_path: Path) -> None:
     [f] = session.load([(write(tmp_path, "def f(completions):\n    raise ValueError('no')\n") + ":f", {})])
     samples = [Sample(g.prompt, c.text, ()) for g in TWO for c in g.rollouts]
     with pytest.raises(RewardError, match=r"ValueError: no; .*2 completions.* could not be found"):
-        judge(session, [Ask(f, samples, 60.0)], search_seconds=-1.0)
+        verdicts_of(session, [Ask(f, samples, 60.0)], search_seconds=-1.0)
 
 
 # ------------------------------------------------------------------------------ 36: it changes the process around it

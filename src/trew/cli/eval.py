@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ..eval import EvalResult
     from ..eval.evaluate import Correct
     from ..rewards import RewardSet
-    from ..rewards.reward_set import Bar
+    from ..rewards.gold_checks import Bar
     from ..rollout import Renderer
     from ..types import Prompt
     from ..utils.console import Display

@@ -35,6 +35,10 @@ class Reward:
     timeout_s: float = FUNCTION_SECONDS
     on_failure: OnFailure = "abort"
 
+    @property
+    def is_builtin(self) -> bool:
+        return self.function is None and self.model is None
+
 
 def combined(
     rewards: Sequence[Reward], verdicts: Sequence[Sequence[Verdict]], *, lengths: Sequence[int]

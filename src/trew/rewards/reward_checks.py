@@ -62,7 +62,7 @@ def checks(rewards: RewardSet, prompts: Sequence[Prompt], *, limit: int = 200) -
     yield golds
     if not bad:
         reward = rewards.rewards[0]
-        trial = _try_builtin if reward.function is None and reward.model is None else _try_function
+        trial = _try_builtin if reward.is_builtin else _try_function
         yield from trial(rewards, prompts[:limit])
 
 

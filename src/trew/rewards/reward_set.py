@@ -5,26 +5,25 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from ..config import FUNCTION_SECONDS, RewardConfig
-from ..errors import ConfigError, RewardError
+from ..config import RewardConfig
+from ..errors import RewardError
 from ..types import Group, Metrics, Prompt, Score, ScoredGroup
-from .builtin import KINDS, argument_problems, gold_problems, unknown_kind
-from .combine import FAILED, Reward, combined, one_by_one
+from . import gold_checks
+from .builtin import KINDS
+from .combine import Reward, combined, one_by_one
+from .gold_checks import Bar
 from .grading import NOT_APPLICABLE, Grading, Verdicts, arguments, grade_after, grade_groups
-from .user import verdicts as judging
+from .load import load_rewards
+from .metrics import summary
 from .user.functions import Sample, UserFunction
-from .user.loading import is_file_spec
 from .user.process import Process
-from .user.session import Runner, Spec
-from .user.verdicts import Ask
+from .user.session import Runner
+from .user.verdicts import Ask, verdicts_of
 from .verdict import Verdict
 
 AT_ONCE = 256  # completions that built-ins grade between two reports of progress
-Bar = Callable[[str, int], AbstractContextManager[Any]]
-"""Shows progress under a name, of a total: what comes out of the block has ``advance(count)``."""
 
 
 class RewardSet:
@@ -69,47 +68,7 @@ class RewardSet:
         trew.errors.ConfigError: rewards[0] 'gsm8k': args.mood: unknown argument (did you mean 'mode'?);
         accepts mode, thinking
         """
-        specs: list[Spec] = [(c.name, dict(c.args)) for c in rewards if not c.model and is_file_spec(c.name)]
-        if specs and runner is None:
-            runner = Process()
-        functions = iter(runner.load(specs) if runner is not None else [])
-        problems: list[str] = []
-        loaded: list[Reward] = []
-        taken: Counter[str] = Counter()
-        for i, config in enumerate(rewards):
-            function, model, found = None, None, _unused(config)
-            if config.model:
-                from .model.reward_model import ModelReward  # what it needs is not imported for nothing
-
-                try:
-                    model = ModelReward.open(config.model, config.args, name=config.name)
-                except ConfigError as error:
-                    found += error.problems
-            elif is_file_spec(config.name):
-                one = next(functions)
-                function = one if isinstance(one, UserFunction) else None
-                found += one if isinstance(one, tuple) else ()
-            elif config.name in KINDS:
-                found += argument_problems(config.name, config.args)
-                if i == 0 and "correct" in KINDS[config.name].from_row:
-                    found.append("asks whether the answer is right, so a reward that says so must come first")
-            else:
-                found.append(f"{unknown_kind(config.name)}; a function of your own is path/to/file.py:function")
-            problems += [f"rewards[{i}] {config.name or config.model!r}: {problem}" for problem in found]
-            name = function.name if function else model.name if model else config.name
-            taken[name] += 1
-            unique = name if taken[name] == 1 else f"{name}_{taken[name]}"
-            loaded.append(
-                Reward(
-                    unique, config.name, config.weight, dict(config.args), function, model, config.gate,
-                    config.verify_with, config.calls, config.timeout_s, config.on_failure,
-                )
-            )  # fmt: skip
-        problems += _set_problems(rewards, loaded)
-        if problems:
-            if runner is not None:
-                runner.close()
-            raise ConfigError(problems)
+        loaded, runner = load_rewards(rewards, runner)
         return cls(loaded, runner=runner)
 
     @property
@@ -203,7 +162,7 @@ class RewardSet:
         once per group. Safe in any thread."""
         found: list[Verdicts] = [{} for _ in groups]
         for reward in self.rewards:
-            if reward.function is None and reward.model is None and not _after(reward):
+            if reward.is_builtin and not _after(reward):
                 for g, verdicts in enumerate(grade_groups(reward, groups)):
                     found[g][reward.name] = verdicts
         per_group = [r for r in self.rewards if r.function is not None and r.calls == "group"]
@@ -245,7 +204,7 @@ class RewardSet:
         judged = {}
         if asked:
             assert self._runner is not None
-            rows = judging.judge(
+            rows = verdicts_of(
                 self._runner,
                 [ask for _, ask in asked],
                 step=step,
@@ -310,148 +269,29 @@ class RewardSet:
         all is reported too: it would train nothing, silently. Rows are counted from 1 in the order of ``prompts``.
         ``bar(name, total)`` shows progress where golds are run or parsed, which can take a minute.
         """
-        problems: list[str] = []
-        served: Counter[str] = Counter()
-        columns: set[str] = set()
-        seen = list(prompts)
-        slow = any(r.kind in KINDS and KINDS[r.kind].grade_many is not None for r in self.rewards)
-        with bar("checking golds", len(seen)) if bar and slow and seen else nullcontext() as shown:
-            for first in range(0, len(seen), AT_ONCE):
-                part = seen[first : first + AT_ONCE]
-                wrong: dict[str, list[str]] = {}
-                for reward in self.rewards:
-                    if reward.function is not None:
-                        served[reward.name] += sum(map(reward.function.applies, part))
-                    elif reward.model is None:
-                        gold = KINDS[reward.kind].gold
-                        served[reward.name] += sum(gold(prompt.columns) is not None for prompt in part)
-                        wrong[reward.name] = gold_problems(
-                            reward.kind, [prompt.columns for prompt in part], reward.args
-                        )
-                for at, prompt in enumerate(part):
-                    columns.update(prompt.columns)
-                    of_row = [(name, lines[at]) for name, lines in wrong.items() if lines[at]]
-                    problems += [f"row {first + at + 1} ({prompt.uid}): reward {name!r}: {why}" for name, why in of_row]
-                if shown is not None:
-                    shown.advance(len(part))
-        self._columns = frozenset(columns)
-        return problems + self._serving_problems(seen, columns, served)
+        prompts = list(prompts)
+        self._columns = gold_checks.columns_of(prompts)
+        problems = gold_checks.bad_golds(self.rewards, prompts, bar=bar)
+        return problems + gold_checks.serving_problems(self.rewards, prompts)
 
     def unserved_notes(self, prompts: Sequence[Prompt]) -> list[str]:
         """One line about the prompts that no reward applies to, such as rows without a gold among rows with one. What
         needs no gold (format, length) judges no answer, and does not count."""
-
-        def applies(reward: Reward, prompt: Prompt) -> bool:
-            if reward.function is not None:
-                return reward.function.applies(prompt)
-            return reward.model is not None or KINDS[reward.kind].gold(prompt.columns) is not None
-
-        judges = [r for r in self.rewards if r.kind not in KINDS or KINDS[r.kind].looks_for]
-        alone = [p for p in prompts if judges and not any(applies(reward, p) for reward in judges)]
-        if not alone:
-            return []
-        names = ", ".join(p.place or p.uid for p in alone[:5]) + (", ..." if len(alone) > 5 else "")
-        return [
-            f"{len(alone)} of {len(prompts)} prompts have nothing that a reward looks for, so their answers are "
-            f"not judged: {names}; give them a gold, or take them out"
-        ]
+        return gold_checks.unserved_notes(self.rewards, prompts)
 
     def column_problems(self, prompts: Sequence[Prompt]) -> list[str]:
         """Rewards that serve none of ``prompts``; their golds are not looked at. For rows that have completions."""
-        served: Counter[str] = Counter()
-        for prompt in prompts:
-            for reward in self.rewards:
-                if reward.function is not None:
-                    served[reward.name] += reward.function.applies(prompt)
-                elif reward.model is None:
-                    served[reward.name] += KINDS[reward.kind].gold(prompt.columns) is not None
-        self._columns = frozenset(name for prompt in prompts for name in prompt.columns)
-        return self._serving_problems(prompts, self._columns, served)
-
-    def _serving_problems(self, prompts: Sequence[Prompt], columns: Iterable[str], served: Counter[str]) -> list[str]:
-        problems: list[str] = []
-        total = len(prompts)
-        for reward in self.rewards:
-            if reward.model is not None:
-                problems += reward.model.prompt_problems(prompts)
-            elif total and not served[reward.name]:
-                if reward.function is not None:
-                    problems.append(f"{reward.function.who} {reward.function.missing(columns)}")
-                else:
-                    problems.append(
-                        f"reward {reward.name!r} applies to none of the {total} rows: it looks for "
-                        f"{KINDS[reward.kind].looks_for}; columns: {', '.join(sorted(columns)) or 'none'}"
-                    )
-        return problems
+        self._columns = gold_checks.columns_of(prompts)
+        return gold_checks.serving_problems(self.rewards, prompts)
 
     def summary(self, scored: Sequence[ScoredGroup]) -> Metrics:
-        """Metrics as (sum, count): ``reward`` over all values, ``reward/<name>`` over each reward's own numbers and
-        ``reward/<name>/seconds`` per completion it was asked for, ``reward/no_answer`` as a share of all completions;
-        and, where there were any, as shares of all completions too: ``reward/<name>/<status>`` for what was not scored,
-        ``reward/<name>/none`` (no number), ``reward/none`` (no value) and ``reward/none/<status>``."""
-        scores = [score for group in scored for score in group.scores]
-        n = float(len(scores))
-        values = [score.value for score in scores if score.value is not None]
-        metrics = {"reward": (sum(values), float(len(values)))}
-        for name in self.names:
-            parts = [part for score in scores if (part := score.parts.get(name)) is not None]
-            statuses = Counter(status for score in scores if (status := score.statuses.get(name)))
-            asked = len(scores) - statuses["not_applicable"]
-            metrics[f"reward/{name}"] = (sum(parts), float(len(parts)))
-            seconds = sum(s.part_seconds.get(name, 0.0) for s in scores)
-            metrics[f"reward/{name}/seconds"] = (seconds, float(asked))
-            if len(parts) < n:
-                metrics[f"reward/{name}/none"] = (n - len(parts), n)
-            metrics |= {
-                f"reward/{name}/{status}": (float(count), n)
-                for status, count in sorted(statuses.items())
-                if status in ("no_answer", *FAILED)
-            }
-        statuses = Counter(score.status for score in scores)
-        metrics["reward/no_answer"] = (float(statuses["no_answer"]), n)
-        if len(values) < n:
-            metrics["reward/none"] = (n - len(values), n)
-            lacking = Counter(score.status for score in scores if score.value is None)
-            metrics |= {f"reward/none/{status}": (float(count), n) for status, count in sorted(lacking.items())}
-        return metrics
-
-
-def _unused(config: RewardConfig) -> list[str]:
-    """Settings of functions that something else has been given."""
-    if not config.model and is_file_spec(config.name):
-        return []
-    defaults = {"calls": "step", "timeout_s": FUNCTION_SECONDS, "on_failure": "abort"}
-    what = "a reward model" if config.model else "a built-in kind, which has limits of its own"
-    return [
-        f"{key}: got {getattr(config, key)!r}, but it is for functions in files; this is {what}: leave it out"
-        for key, default in defaults.items()
-        if getattr(config, key) != default
-    ]
-
-
-def _set_problems(configs: Sequence[RewardConfig], loaded: Sequence[Reward]) -> list[str]:
-    """What is wrong with the rewards together."""
-    if not configs:
-        return [f"rewards: none given; built in are {', '.join(KINDS)}, or path/to/file.py:function"]
-    problems = []
-    if all(config.weight == 0 for config in configs):
-        problems.append("rewards: every weight is 0, so that nothing could be learned; give one a weight")
-    if all(config.gate for config in configs) and len(configs) > 1:
-        problems.append("rewards: every reward is a gate, so that there is nothing that they let through")
-    names = [reward.name for reward in loaded]
-    for i, reward in enumerate(loaded):
-        others = [name for name in names if name != reward.name]
-        if reward.verify_with and reward.verify_with not in others:
-            problems.append(
-                f"rewards[{i}].verify_with: got {reward.verify_with!r}, accepts another reward of this recipe: "
-                f"{', '.join(others) or 'there is none; add one, with weight = 0 if it is only to be watched'}"
-            )
-    return problems
+        """Metrics of a step: see :func:`~trew.rewards.metrics.summary`."""
+        return summary(self.names, scored)
 
 
 def _after(reward: Reward) -> bool:
     """Whether a built-in asks what another reward said."""
-    return reward.function is None and reward.model is None and "correct" in KINDS[reward.kind].from_row
+    return reward.is_builtin and "correct" in KINDS[reward.kind].from_row
 
 
 def _lacks(function: UserFunction, columns: Iterable[str]) -> bool:

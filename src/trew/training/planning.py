@@ -20,7 +20,7 @@ from ..models.backend import Backend
 from ..models.lora import Adapters
 from ..objective import Objective, preset
 from ..rewards import RewardSet
-from ..rewards.reward_set import Bar
+from ..rewards.gold_checks import Bar
 from ..rewards.user.loading import is_file_spec
 from ..rollout.chat import Renderer
 from ..types import Prompt

@@ -33,7 +33,7 @@ class Ask:
     on_failure: OnFailure = "abort"
 
 
-def judge(
+def verdicts_of(
     runner: Runner,
     asks: Sequence[Ask],
     *,

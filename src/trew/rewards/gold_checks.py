@@ -1,0 +1,79 @@
+"""Whether data fit rewards: golds that can be read and score 1, and rewards that apply to something."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from ..types import Prompt
+from .builtin import KINDS, gold_problems
+from .combine import Reward
+
+AT_ONCE = 256  # rows whose golds are checked between two reports of progress
+Bar = Callable[[str, int], AbstractContextManager[Any]]
+"""Shows progress under a name, of a total: what comes out of the block has ``advance(count)``."""
+
+
+def columns_of(prompts: Iterable[Prompt]) -> frozenset[str]:
+    """Every column that some row has."""
+    return frozenset(name for prompt in prompts for name in prompt.columns)
+
+
+def applies(reward: Reward, prompt: Prompt) -> bool:
+    """Whether a reward has what it needs in a row; a reward model asks for nothing."""
+    if reward.function is not None:
+        return reward.function.applies(prompt)
+    return reward.model is not None or KINDS[reward.kind].gold(prompt.columns) is not None
+
+
+def bad_golds(rewards: Sequence[Reward], prompts: Sequence[Prompt], *, bar: Bar | None = None) -> list[str]:
+    """Golds of built-in rewards that cannot be read, or do not score 1 against themselves: one line each, by row."""
+    builtins = [reward for reward in rewards if reward.is_builtin]
+    is_slow = any(KINDS[reward.kind].grade_many is not None for reward in builtins)
+    problems: list[str] = []
+    with bar("checking golds", len(prompts)) if bar and is_slow and prompts else nullcontext() as shown:
+        for first in range(0, len(prompts), AT_ONCE):
+            part = prompts[first : first + AT_ONCE]
+            rows = [prompt.columns for prompt in part]
+            found = [(reward.name, gold_problems(reward.kind, rows, reward.args)) for reward in builtins]
+            for at, prompt in enumerate(part):
+                place = f"row {first + at + 1} ({prompt.uid})"
+                problems += [f"{place}: reward {name!r}: {lines[at]}" for name, lines in found if lines[at]]
+            if shown is not None:
+                shown.advance(len(part))
+    return problems
+
+
+def serving_problems(rewards: Sequence[Reward], prompts: Sequence[Prompt]) -> list[str]:
+    """Rewards that apply to no row at all, and what they look for."""
+    columns = columns_of(prompts)
+    problems: list[str] = []
+    for reward in rewards:
+        if reward.model is not None:
+            problems += reward.model.prompt_problems(prompts)
+        elif prompts and not any(applies(reward, prompt) for prompt in prompts):
+            problems.append(_looks_for(reward, columns, rows=len(prompts)))
+    return problems
+
+
+def _looks_for(reward: Reward, columns: frozenset[str], *, rows: int) -> str:
+    if reward.function is not None:
+        return f"{reward.function.who} {reward.function.missing(columns)}"
+    return (
+        f"reward {reward.name!r} applies to none of the {rows} rows: it looks for {KINDS[reward.kind].looks_for}; "
+        f"columns: {', '.join(sorted(columns)) or 'none'}"
+    )
+
+
+def unserved_notes(rewards: Sequence[Reward], prompts: Sequence[Prompt]) -> list[str]:
+    """As :meth:`RewardSet.unserved_notes`."""
+    reading = [r for r in rewards if not r.is_builtin or KINDS[r.kind].looks_for]
+    alone = [p for p in prompts if reading and not any(applies(reward, p) for reward in reading)]
+    if not alone:
+        return []
+    names = ", ".join(p.place or p.uid for p in alone[:5]) + (", ..." if len(alone) > 5 else "")
+    return [
+        f"{len(alone)} of {len(prompts)} prompts have nothing that a reward looks for, so their answers are "
+        f"not judged: {names}; give them a gold, or take them out"
+    ]

@@ -1,0 +1,112 @@
+"""The rewards of a recipe: functions loaded, arguments checked, all that is wrong with them told at once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ..config import FUNCTION_SECONDS, RewardConfig
+from ..errors import ConfigError
+from .builtin import KINDS, argument_problems, unknown_kind
+from .combine import Reward
+from .user.functions import UserFunction
+from .user.loading import is_file_spec
+from .user.process import Process
+from .user.session import Runner, Spec
+
+if TYPE_CHECKING:
+    from .model.reward_model import ModelReward
+
+
+def load_rewards(configs: Sequence[RewardConfig], runner: Runner | None) -> tuple[list[Reward], Runner | None]:
+    """The rewards, and where their functions live: ``runner``, or a process of their own where none is given and there
+    are functions. Raises ConfigError with all problems at once."""
+    specs: list[Spec] = [(c.name, dict(c.args)) for c in configs if not c.model and is_file_spec(c.name)]
+    if specs and runner is None:
+        runner = Process()
+    functions = iter(runner.load(specs) if runner is not None else [])
+    problems: list[str] = []
+    rewards: list[Reward] = []
+    taken: Counter[str] = Counter()
+    for i, config in enumerate(configs):
+        is_function = not config.model and is_file_spec(config.name)
+        reward, found = _reward(config, next(functions) if is_function else None)
+        if i == 0 and reward.is_builtin and reward.kind in KINDS and "correct" in KINDS[reward.kind].from_row:
+            found.append("asks whether the answer is right, so a reward that says so must come first")
+        problems += [f"rewards[{i}] {config.name or config.model!r}: {problem}" for problem in found]
+        taken[reward.name] += 1
+        count = taken[reward.name]
+        rewards.append(reward if count == 1 else replace(reward, name=f"{reward.name}_{count}"))
+    problems += _set_problems(configs, rewards)
+    if problems:
+        if runner is not None:
+            runner.close()
+        raise ConfigError(problems)
+    return rewards, runner
+
+
+def _reward(config: RewardConfig, loaded: UserFunction | tuple[str, ...] | None) -> tuple[Reward, list[str]]:
+    """One reward and what is wrong with it; ``loaded`` is its function, or what is wrong with that."""
+    problems = _unused(config)
+    function, model = None, None
+    if config.model:
+        model, found = _model(config)
+        problems += found
+    elif isinstance(loaded, UserFunction):
+        function = loaded
+    elif loaded is not None:
+        problems += loaded
+    elif config.name in KINDS:
+        problems += argument_problems(config.name, config.args)
+    else:
+        problems.append(f"{unknown_kind(config.name)}; a function of your own is path/to/file.py:function")
+    name = function.name if function else model.name if model else config.name
+    reward = Reward(
+        name, config.name, config.weight, dict(config.args), function, model, config.gate, config.verify_with,
+        config.calls, config.timeout_s, config.on_failure,
+    )  # fmt: skip
+    return reward, problems
+
+
+def _model(config: RewardConfig) -> tuple[ModelReward | None, Sequence[str]]:
+    from .model.reward_model import ModelReward  # what it needs is not imported for nothing
+
+    try:
+        return ModelReward.open(config.model, config.args, name=config.name), ()
+    except ConfigError as error:
+        return None, error.problems
+
+
+def _unused(config: RewardConfig) -> list[str]:
+    """Settings of functions that something else has been given."""
+    if not config.model and is_file_spec(config.name):
+        return []
+    defaults = {"calls": "step", "timeout_s": FUNCTION_SECONDS, "on_failure": "abort"}
+    what = "a reward model" if config.model else "a built-in kind, which has limits of its own"
+    return [
+        f"{key}: got {getattr(config, key)!r}, but it is for functions in files; this is {what}: leave it out"
+        for key, default in defaults.items()
+        if getattr(config, key) != default
+    ]
+
+
+def _set_problems(configs: Sequence[RewardConfig], loaded: Sequence[Reward]) -> list[str]:
+    """What is wrong with the rewards together."""
+    if not configs:
+        return [f"rewards: none given; built in are {', '.join(KINDS)}, or path/to/file.py:function"]
+    problems = []
+    if all(config.weight == 0 for config in configs):
+        problems.append("rewards: every weight is 0, so that nothing could be learned; give one a weight")
+    if all(config.gate for config in configs) and len(configs) > 1:
+        problems.append("rewards: every reward is a gate, so that there is nothing that they let through")
+    names = [reward.name for reward in loaded]
+    for i, reward in enumerate(loaded):
+        others = [name for name in names if name != reward.name]
+        if reward.verify_with and reward.verify_with not in others:
+            problems.append(
+                f"rewards[{i}].verify_with: got {reward.verify_with!r}, accepts another reward of this recipe: "
+                f"{', '.join(others) or 'there is none; add one, with weight = 0 if it is only to be watched'}"
+            )
+    return problems
