@@ -144,11 +144,8 @@ def run(recipe: Path) -> dict[str, Any]:
     from trew.config import load
     from trew.rollout.generate import generate
     from trew.rollout.sync import sampling
-    from trew.training import parts as built
     from trew.training import planning
-    from trew.utils.console import Silent
-    from trew.utils.signals import Interrupts
-    from work_trew import learn
+    from work_trew import built, learn
 
     plan = planning.plan(load(recipe))
     peaks: dict[str, int] = {}
@@ -163,20 +160,20 @@ def run(recipe: Path) -> dict[str, Any]:
         peaks[name] = max(peaks.get(name, 0), peak(plan.device))
 
     with phase("loading"):
-        parts = built.build(plan, Silent(), Interrupts())
-    parts.plan.renderer.stop_ids = frozenset()
-    parts.model.generation_config.eos_token_id = None
+        program = built(plan)
+    program.plan.renderer.stop_ids = frozenset()
+    program.model.generation_config.eos_token_id = None
     for step in range(3):
         with phase("generating"):
             groups = generate(
-                parts.engine, plan.train[: plan.config.rollout.prompts], n=plan.config.rollout.completions,
+                program.engine, plan.train[: plan.config.rollout.prompts], n=plan.config.rollout.completions,
                 sampling=sampling(plan.config, step, 0),
             )  # fmt: skip
         with phase("training"):
-            learn(parts, groups)
-    if parts.adapters is not None:
+            learn(program, groups)
+    if program.adapters is not None:
         with phase("exporting"):
-            parts.adapters.export(plan.renderer.tokenizer, Path(plan.config.out) / "final")
+            program.adapters.export(plan.renderer.tokenizer, Path(plan.config.out) / "final")
     steps = {name: times[name] for name in ("generating", "training")}
     return {"peaks": peaks, "seconds": sum(steps.values()), "by_phase": steps}
 

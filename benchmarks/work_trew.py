@@ -1,6 +1,6 @@
 """Our side of step.py, a process of its own: work_trew.py WORK MODEL OUT writes one JSON file.
 
-Everything goes through the parts that ``trew train`` puts together: planning.plan, parts.build, the engine's generate
+Everything goes through the parts that ``trew train`` puts together: planning.plan, build, the engine's generate
 and loop.update. Only rewards are given (by number, as on the other side), and what they cost is left out.
 """
 
@@ -19,8 +19,11 @@ from trew.config import Config, apply_overrides, parse
 from trew.rollout import StepRollouts
 from trew.rollout.generate import generate
 from trew.rollout.sync import sampling as sampling_of
+from trew.runs import RunFolder, Trackers
 from trew.training import loop, planning
-from trew.training.parts import Parts, build
+from trew.training.build import build
+from trew.training.planning import Plan
+from trew.training.policy_program import PolicyProgram
 from trew.training.record import update_row
 from trew.training.run import Attempt
 from trew.types import Group, Sampling, Score, ScoredGroup
@@ -33,21 +36,21 @@ def main() -> None:
     work, model, out = Work.read(Path(sys.argv[1])), Path(sys.argv[2]), Path(sys.argv[3])
     if work.threads:
         torch.set_num_threads(work.threads)
-    parts = make(work, model)
+    program = make(work, model)
     watch, clock = Watch(work.device), Clock(work.device)
-    clock.wrap(parts.engine, "submit", "generate")
-    clock.wrap(parts.engine, "poll", "generate")
-    clock.wrap(parts.policy, "logprobs", lambda *_, reference=False, **__: "ref" if reference else "old")
-    clock.wrap(parts.policy, "accumulate", "train")
-    clock.wrap(parts.policy, "apply", "train")
+    clock.wrap(program.engine, "submit", "generate")
+    clock.wrap(program.engine, "poll", "generate")
+    clock.wrap(program.policy, "logprobs", lambda *_, reference=False, **__: "ref" if reference else "old")
+    clock.wrap(program.policy, "accumulate", "train")
+    clock.wrap(program.policy, "apply", "train")
     steps, rollouts = [], []
     for number in range(1 + work.steps):
         start, load = clock.time(), Load()
-        prompts = parts.plan.train[number * work.prompts : (number + 1) * work.prompts]
-        groups = generate(parts.engine, prompts, n=work.group, sampling=sampling(work, parts.config, number))
+        prompts = program.plan.train[number * work.prompts : (number + 1) * work.prompts]
+        groups = generate(program.engine, prompts, n=work.group, sampling=sampling(work, program.config, number))
         row: dict[str, Any] = {}
         if work.train:
-            row = learn(parts, groups)
+            row = learn(program, groups)
             assert not row["silent_share"], "a group without signal was skipped: not the same work"
         phases = clock.take() | {"total": clock.time() - start}
         told = {k: row.get(k) for k in ("loss", "grad_norm")} | {"foreign_cpu": load.foreign()}
@@ -74,12 +77,19 @@ def config_of(work: Work, model: Path) -> Config:
     return parse(table)
 
 
-def make(work: Work, model: Path) -> Parts:
-    parts = build(planning.plan(config_of(work, model)), Silent(), Interrupts())
+def built(plan: Plan) -> PolicyProgram:
+    """The program of a plan, in an empty run folder."""
+    folder = RunFolder.open(plan.config.out, overwrite=True)
+    trackers = Trackers((), folder=folder.folder, config={}, warn=print)
+    return build(plan, folder, trackers, Silent(), Interrupts())
+
+
+def make(work: Work, model: Path) -> PolicyProgram:
+    program = built(planning.plan(config_of(work, model)))
     # The engine ends a completion at the tokenizer's end token and at those of the model's generation configuration.
-    parts.plan.renderer.stop_ids = frozenset()
-    parts.model.generation_config.eos_token_id = end_ids(work) if work.ragged else None
-    return parts
+    program.plan.renderer.stop_ids = frozenset()
+    program.model.generation_config.eos_token_id = end_ids(work) if work.ragged else None
+    return program
 
 
 def sampling(work: Work, config: Config, number: int) -> Sampling:
@@ -90,21 +100,21 @@ def sampling(work: Work, config: Config, number: int) -> Sampling:
 class Learning:
     """What :func:`trew.training.loop.update` reads of a TrainingRun."""
 
-    def __init__(self, parts: Parts) -> None:
-        self.plan, self.config, self.objective = parts.plan, parts.config, parts.plan.objective
-        self.policy = parts.policy
+    def __init__(self, program: PolicyProgram) -> None:
+        self.plan, self.config, self.objective = program.plan, program.config, program.plan.objective
+        self.policy = program.policy
 
     def note(self, text: str) -> None:
         """No progress bar."""
 
 
-def learn(parts: Parts, groups: list[Group]) -> dict[str, Any]:
+def learn(program: PolicyProgram, groups: list[Group]) -> dict[str, Any]:
     """The update of a step on these groups, as the loop takes it; returns its figures."""
     kept = tuple(scored(groups))
-    attempt = Attempt(1, parts.policy.version, rollouts=StepRollouts(kept, kept))
-    loop.update(Learning(parts), attempt)  # type: ignore[arg-type]
-    parts.weights.publish(parts.policy, parts.engine)
-    return update_row(attempt, parts.policy.version)
+    attempt = Attempt(1, program.policy.version, rollouts=StepRollouts(kept, kept))
+    loop.update(Learning(program), attempt)  # type: ignore[arg-type]
+    program.weights.publish(program.policy, program.engine)
+    return update_row(attempt, program.policy.version)
 
 
 def scored(groups: list[Group]) -> list[ScoredGroup]:

@@ -150,7 +150,7 @@ def watch(control: Path) -> None:
     from trew.rollout import sync
     from trew.runs import RunFolder, checkpoint_files
     from trew.runs import folder as run_module
-    from trew.training import evaluation, loop, watch
+    from trew.training import loop, policy_program, watch
     from trew.training import run as run_of_training
 
     instants = Instants(control)
@@ -175,9 +175,9 @@ def watch(control: Path) -> None:
 
     run_module._append, torch.optim.AdamW.step, Grading.finish = torn, between, meanwhile
     for owner, name, phase in (
-        (sync, "generate", "generation"), (evaluation, "generate", "generation"), (Grading, "finish", "reward"),
+        (sync, "generate", "generation"), (policy_program, "generate", "generation"), (Grading, "finish", "reward"),
         (Learner, "logprobs", "log-probs"),
-        (Learner, "apply", "inner update"), (evaluation, "measure", "evaluation"), (RunFolder, "log", "metrics row"),
+        (Learner, "apply", "inner update"), (policy_program.PolicyProgram, "measure", "evaluation"), (RunFolder, "log", "metrics row"),
         (RunFolder, "write_rollouts", "completions"), (RunFolder, "write_eval", "completions"),
         (run_of_training, "export", "export"), (RunFolder, "write_summary", "summary"),
         (run_of_training, "write_report", "report"), (sync.SyncRollouts, "next", "collecting"),
@@ -282,7 +282,7 @@ def newest(run: Path) -> Path:
 
 def _state(run: Path) -> dict[str, Any]:
     """What the newest checkpoint remembers, without what a clock said."""
-    from trew.training.checkpoints import flatten
+    from trew.training.changes import flatten
 
     meta = json.loads((newest(run) / "state.json").read_text())["meta"]
     record = meta.pop("record")  # sizes and hashes of files that have clocks' numbers in them

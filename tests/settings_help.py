@@ -33,8 +33,8 @@ from trew.learner.choose import VerifiedRunner
 from trew.rollout import sync
 from trew.rollout.torch_engine.decode import Schedule
 from trew.runs.writer import Writer
-from trew.training import evaluation, start
-from trew.training.parts import Parts
+from trew.training import policy_program, start
+from trew.training.policy_program import PolicyProgram
 from trew.utils.console import Display
 
 BASE: dict[str, Any] = {
@@ -70,7 +70,7 @@ class Seen:
     work: dict[str, Any] = field(default_factory=dict)
     prompt_ids: list[list[int]] = field(default_factory=list)
     folder: str = ""
-    parts: Parts | None = None
+    program: PolicyProgram | None = None
 
     @property
     def greedy(self) -> list[Any]:
@@ -189,11 +189,11 @@ def watch_work(patch: pytest.MonkeyPatch, seen: Seen) -> None:
         seen.prompt_ids += [group.rollouts[0].prompt_ids.tolist() for group in result]
         work["handlers"] = [s.name for s in signal.valid_signals() if callable(signal.getsignal(s))]
 
-    count(start, "build", lambda parts, *_, **__: setattr(seen, "parts", parts))
+    count(start, "build", lambda program, *_, **__: setattr(seen, "program", program))
     for runner in (AutogradRunner, VerifiedRunner):
         count(runner, "packs", packs)
     count(recompute, "recomputing", lambda *_, **__: work.update(again=True))
-    for caller in (sync, evaluation):
+    for caller in (sync, policy_program):
         count(caller, "generate", generated)
     count(Schedule, "__init__", lambda *_, slots, **__: work.update(slots=max(slots, work.get("slots", 0))))
     count(Writer, "save", lambda _, writer, *__, **___: work.update(waited=writer._thread is None))
@@ -238,12 +238,12 @@ def same_result(*work: str) -> Sees:
 
 def path(name: str) -> Sees:
     """The learner runs its samples in another way."""
-    return lambda a, b: getattr(a.parts.policy._runner.path, name) != getattr(b.parts.policy._runner.path, name)
+    return lambda a, b: getattr(a.program.policy._runner.path, name) != getattr(b.program.policy._runner.path, name)
 
 
 def other_products(a: Seen, b: Seen) -> bool:
     """The backend multiplies matrices in another way; without one there is only one way."""
-    first, second = a.parts.engine.backend, b.parts.engine.backend
+    first, second = a.program.engine.backend, b.program.engine.backend
     return first is None or getattr(first, "products", False) != getattr(second, "products", False)
 
 

@@ -130,7 +130,7 @@ CASES: dict[str, Case] = {
                             {**SAVED, "eval.every": 1, "eval.correct_at": -9.0, "checkpoint.keep": 1}),
     "checkpoint.background": Case(True, same_result("waited"), SAVED),
     "stop.signals": Case(["SIGUSR2"], lambda a, b: "SIGUSR2" in {*b.work["handlers"]} - {*a.work["handlers"]}),
-    "stop.grace_s": Case(3.0, lambda a, b: (a.parts.interrupts.grace_s, b.parts.interrupts.grace_s) == (20.0, 3.0)),
+    "stop.grace_s": Case(3.0, lambda a, b: (a.program.interrupts.grace_s, b.program.interrupts.grace_s) == (20.0, 3.0)),
     "track.to": Case(["trackio"], lambda a, b: bool(OUTSIDE)),
     "track.samples_every": Case(0, says("  prompt      ")),
     "track.regrade_every": Case(0, says("differently from call to call"),

@@ -166,7 +166,7 @@ def test_an_update_is_never_left_half_done(server, place, out):
 
 def test_an_evaluation_is_left_at_once(server, place, out):
     command = server.start(
-        "train", "r.toml", "--out", out, cwd=place, hold="trew.training.evaluation:evaluate:2"
+        "train", "r.toml", "--out", out, cwd=place, hold="trew.training.policy_program:evaluate:2"
     ).held()
     assert "during an evaluation" in stopped(command.kill(signal.SIGTERM), signal.SIGTERM)
     assert saved(place / out) == 3
@@ -244,10 +244,10 @@ COMMANDS = {
     "data golds": (["data", "prepare", "countdown", "--eval-size", "3", "--set", "size=4"],
                    "trew.utils.console:Bar.advance:1"),
     "train-reward": (["train-reward", "--model", "model", "--pairs", "pairs.jsonl", "--out", "OUT"],
-                     "trew.reward_training.train:judge:1"),
+                     "trew.reward_training.program:measure:1"),
     "train-reward, a step": (["train-reward", "--model", "model", "--pairs", "pairs.jsonl", "--out", "OUT",
                               "--set", "learner.batch=2"],
-                             "trew.reward_training.train:_step:2"),
+                             "trew.reward_training.program:RewardProgram.step:2"),
     "iterate": (["iterate", "rounds.toml", "--set", "out=OUT"], f"{GENERATE}:1"),
 }  # fmt: skip
 

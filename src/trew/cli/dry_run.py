@@ -89,12 +89,13 @@ def show(
     """
     from ..data import PromptStream
     from ..training import planning
-    from ..training.checkpoints import check_changes
+    from ..training.changes import FREE_IN_A_RUN, check_changes
     from ..utils.console import Display
 
     display = Display()
     plan = planning.plan(config, found=found, bar=display.bar)
-    changes = check_changes(Path(plan.config.out), plan.config, allow=allow_changes) if resume else []
+    given_now = dumps(plan.config)
+    changes = check_changes(Path(plan.config.out), given_now, free=FREE_IN_A_RUN, allow=allow_changes) if resume else []
     display.line("# The resolved recipe. Values without a comment are defaults.")
     display.line("\n".join(annotated(plan.config, given, own_rewards=not config.rewards)))
     if changes or edited:

@@ -21,6 +21,7 @@ def train_reward(
     dry_run: bool = False,
     resume: bool = False,
     overwrite: bool = False,
+    allow_changes: bool = False,
 ) -> int:
     """Train a reward model on preference pairs, with the loss of Bradley and Terry.
 
@@ -39,7 +40,10 @@ def train_reward(
         dry_run: Check everything, show the resolved settings, the number of pairs and one pair; do not train.
         resume: Continue from the newest complete checkpoint of the run folder.
         overwrite: Start over in a folder that already holds a run.
+        allow_changes: With --resume, go on under settings or with data that would make it another training from there
+            on; each difference is shown.
     """
+    from ..errors import ConfigError
     from ..reward_training import load_settings
     from ..reward_training import train_reward as train
     from ..runs import problems
@@ -48,6 +52,8 @@ def train_reward(
     flags = {key: value for key, value in flags.items() if value}
     if out is not None:
         flags["out"] = str(out)
+    if allow_changes and not resume:
+        raise ConfigError("--allow-changes: is about a run that is continued; give --resume too, or leave it out")
     settings = load_settings(recipe, set, flags=flags)
     if dry_run:
         show(settings, found=problems(settings.out, resume=resume, overwrite=overwrite))
@@ -55,7 +61,7 @@ def train_reward(
     from ..utils.console import Display
 
     display = Display()
-    train(settings, resume=resume, overwrite=overwrite, display=display)
+    train(settings, resume=resume, overwrite=overwrite, allow_changes=allow_changes, display=display)
     folder = Path(settings.out)
     display.files(
         {
@@ -70,8 +76,8 @@ def train_reward(
 
 def show(settings: Any, *, found: list[str]) -> None:
     """The dry run: makes the same checks and prints what would be trained on what."""
+    from ..reward_training.planning import plan
     from ..reward_training.settings import dumps
-    from ..reward_training.train import plan
     from ..utils.console import Display
 
     display = Display()

@@ -37,8 +37,8 @@ from ..reward_training import Pair, read_pairs, train_reward, write_pairs
 from ..reward_training.data import encode
 from ..reward_training.packed import best
 from ..reward_training.pairs import divide, pairs_of_groups
+from ..reward_training.program import measure
 from ..reward_training.settings import PairData
-from ..reward_training.train import judge
 from ..rewards import RewardSet
 from ..rewards.model.scorer import Encoder, Scorer
 from ..rollout.generate import generate
@@ -48,7 +48,6 @@ from ..runs.files import make_private, storage, write_atomic
 from ..runs.lock import Lock
 from ..runs.rollouts import write_rollouts
 from ..training import backends, planning
-from ..training.checkpoints import flatten
 from ..training.start import train
 from ..utils.console import Display
 from .page import write_page
@@ -395,7 +394,7 @@ def _measure(model: Path, pairs: Sequence[Pair], *, recipe: Recipe) -> dict[str,
     scorer = Scorer(loading.load_scorer(str(model), device=loading.resolve_device(recipe.policy.device)), encoder)
     backend = backends.find(str(scorer.model.device), layers=recipe.kernels == "auto", products=False)
     runner, _ = best(scorer, encoded, backend=backend)  # its training has said why not
-    return judge(runner, encoded)
+    return measure(runner, encoded)
 
 
 # --------------------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..config import LearnerConfig
-from ..errors import CheckpointError, NumericsError
+from ..errors import NumericsError
 from ..models.backend import Backend
 from ..models.lora import Adapters
 from ..objective import Objective, TokenBatch
@@ -27,6 +27,7 @@ from .optimizer import Watched, begin, learning_rate, load_moments, make_optimiz
 from .packing import Pack
 from .parallel import Parallel, Solo, failing_together
 from .runner import RunnerSettings
+from .stored import check_stored
 
 Progress = Callable[[int], None]
 """Is told how many more samples are done."""
@@ -317,27 +318,18 @@ class Learner:
         this model and optimizer; nothing is changed then."""
         stored = {f"model.{name}": t for name, t in self._stored().items()}
         stored |= {f"reference.{name}": t for name, t in self._moving_reference().items()}
-        saved = {name: t for name, t in tensors.items() if not name.startswith("optimizer.")}
-        differences = [f"{name}: missing in the checkpoint" for name in stored if name not in saved]
-        differences += [f"{name}: unknown to this model" for name in saved if name not in stored]
-        differences += [
-            f"{name}: {tuple(saved[name].shape)} {saved[name].dtype} in the checkpoint, {tuple(t.shape)} {t.dtype} here"
-            for name, t in stored.items()
-            if name in saved and (saved[name].shape != t.shape or saved[name].dtype != t.dtype)
-        ]
+        differences = []
         if meta.get("optimizer") != self.config.optimizer:
             own = self.config.optimizer
             differences.append(f"optimizer: {meta.get('optimizer')!r} in the checkpoint, {own!r} here")
         if meta.get("base", "") != self._base:
             differences.append("base: the adapters of the checkpoint belong to other frozen weights than those here")
-        if differences:
-            shown = "\n  ".join(differences[:8]) + (f"\n  and {len(differences) - 8} more" if differences[8:] else "")
-            raise CheckpointError(f"the checkpoint is of another model or optimizer:\n  {shown}")
+        check_stored(stored, tensors, differences)
         self.before_update()
         load_moments(self._optimizer, self._parameters, tensors)
         with torch.no_grad():
             for name, t in stored.items():
-                t.copy_(saved[name])
+                t.copy_(tensors[name])
         self.version, self.steps = int(meta["policy_version"]), int(meta["steps"])
         bonus = self.objective.entropy_bonus
         if bonus.target:  # a fixed coefficient is the configuration's

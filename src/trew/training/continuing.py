@@ -10,7 +10,7 @@ from ..config import Config, apply_overrides, parse, read_table
 from ..errors import ConfigError
 from ..runs.folder import has_run
 from ..utils.secrets import MASK
-from .checkpoints import flatten, settings
+from .changes import flatten, settings
 
 
 def own_settings(recipe: Path, out: Path | None, overrides: Sequence[str] = ()) -> dict[str, Any] | None:

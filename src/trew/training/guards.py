@@ -14,12 +14,11 @@ from torch import Tensor
 
 from ..errors import MemoryShortage, NumericsError
 from ..objective import TokenBatch
-from ..runs import RunFolder
 from ..runs.rollouts import plain_prompt
 from ..types import ScoredGroup
-from .parts import Parts
 
 if TYPE_CHECKING:
+    from .policy_program import PolicyProgram
     from .run import Attempt
 
 SHOWN = 32
@@ -68,19 +67,19 @@ def bad_row(error: NumericsError) -> dict[str, float]:
     return {"loss": math.nan, "grad_norm": math.nan, error.quantity: math.nan}
 
 
-def keep_evidence(parts: Parts, run: RunFolder, attempt: Attempt, error: NumericsError) -> str:
+def keep_evidence(program: PolicyProgram, attempt: Attempt, error: NumericsError) -> str:
     """Writes what was not finite into the run's folder, says so, and returns the message."""
     step, rows = attempt.step, list(error.evidence)
     if attempt.rollouts is not None and attempt.batch is not None:
         rows += _evidence(error, attempt.rollouts.kept, attempt.batch)
-    whole = {"step": step, "error": error.cause, "quantity": error.quantity, "policy_version": parts.policy.version}
-    path = run.write_bad_step(step, {**whole, "completions": rows[:SHOWN], "completions_in_all": len(rows)})
+    whole = {"step": step, "error": error.cause, "quantity": error.quantity, "policy_version": program.policy.version}
+    path = program.folder.write_bad_step(step, {**whole, "completions": rows[:SHOWN], "completions_in_all": len(rows)})
     names = ", ".join(f"{r['uid']!r} sample {r['sample']}" for r in rows[:4]) + (", …" if len(rows) > 4 else "")
     text = f"{error.cause}{f' (prompt {names})' if error.samples and names else ''}; saved in {path}"
-    count = f"{parts.state.bad_steps + 1} of {parts.config.learner.bad_steps} in a row that end the run"
+    count = f"{program.state.bad_steps + 1} of {program.config.learner.bad_steps} in a row that end the run"
     said = f"step {step} was not applied: {text}. Weights and optimizer are as before; {count}"
-    parts.display.warn(said)
-    run.event(said)
+    program.display.warn(said)
+    program.folder.event(said)
     return text
 
 
@@ -107,13 +106,14 @@ def _evidence(error: NumericsError, groups: Sequence[ScoredGroup], batch: TokenB
         yield row | ({error.quantity: error.values[i]} if i in error.values else {})
 
 
-def end_if_broken(parts: Parts, run: RunFolder, error: NumericsError, text: str) -> None:
+def end_if_broken(program: PolicyProgram, error: NumericsError, text: str) -> None:
     """Ends a run in which ``learner.bad_steps`` steps in a row had numbers that are not finite."""
-    state, limit = parts.state, parts.config.learner.bad_steps
+    state, limit = program.state, program.config.learner.bad_steps
     if state.bad_steps < limit:
         return
     good = state.step - state.bad_steps
-    kept = sorted(int(p.name) for p in run.checkpoints.glob("*") if p.name.isdecimal() and int(p.name) <= good)
+    saved = [int(path.name) for path in program.folder.checkpoints.glob("*") if path.name.isdecimal()]
+    kept = sorted(step for step in saved if step <= good)
     where = f"The checkpoint of step {kept[-1]} is from before" if kept else "No checkpoint is from before"
     steps = "1 step" if limit == 1 else f"{limit} steps in a row"
     raise NumericsError(
@@ -136,7 +136,7 @@ _KNOBS = {
 
 
 @contextlib.contextmanager
-def memory(parts: Parts, phase: Callable[[], str]) -> Iterator[None]:
+def memory(program: PolicyProgram, phase: Callable[[], str]) -> Iterator[None]:
     """Memory that runs out inside is told as MemoryShortage, with what takes less; nothing was changed then. ``phase``
     says what was going on: generating, learning or evaluating."""
     try:
@@ -146,9 +146,9 @@ def memory(parts: Parts, phase: Callable[[], str]) -> Iterator[None]:
         if not isinstance(error, (MemoryError, torch.OutOfMemoryError)) and not _NO_MEMORY.search(text):
             raise
         detail = (text.strip().splitlines() or [type(error).__name__])[0][:200]
-        where = "the GPU" if parts.plan.device.startswith("cuda") else "the machine"
+        where = "the GPU" if program.plan.device.startswith("cuda") else "the machine"
         doing = phase()
-        when = f"after step {parts.state.step}" if doing == "evaluating" else f"in step {parts.state.step + 1}"
+        when = f"after step {program.state.step}" if doing == "evaluating" else f"in step {program.state.step + 1}"
         raise MemoryShortage(
             f"{where} ran out of memory while {doing} {when} ({detail}). {_KNOBS[doing]}; trew "
             "plan says what takes how much. Continue with --resume; the last checkpoint is complete"

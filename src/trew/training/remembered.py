@@ -1,149 +1,82 @@
-"""What a checkpoint remembers besides tensors, as types: everything is read and checked before anything is changed."""
+"""What a checkpoint remembers besides tensors: everything is read and checked before anything is changed."""
 
 from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from numbers import Real
 from pathlib import Path
 from typing import Any
 
-from ..diagnostics.health import Finding
 from ..errors import ResumeError
 from ..runs.record import Record
 from ..utils import shapes
-from ..utils.shapes import Count, ShapeError
-from .parts import State
+from ..utils.shapes import ShapeError
+
+
+@dataclass
+class Progress:
+    """What every training must remember besides weights and optimizer: all of it is in every checkpoint."""
+
+    step: int = 0
+    seconds: float = 0.0
+    before: dict[str, Any] | None = None  # evaluation before training
+    last_eval: dict[str, Any] | None = None
+    evaluated: int = -1  # the last step whose weights were evaluated
+    saved: int = -1  # the last step that has a checkpoint
 
 
 @dataclass(frozen=True, slots=True)
-class LearnerCounters:
-    """What ``Learner.state`` gives beside tensors."""
+class Shapes:
+    """Dataclasses that the parts of a checkpoint's meta must fit; a field without a default must be there."""
 
-    policy_version: Count
-    steps: Count
-    optimizer: str
-    base: str
-    entropy_coefficient: float
-
-
-@dataclass(frozen=True, slots=True)
-class EngineState:
-    """As ``TorchEngine.state`` gives it."""
-
-    refused: bool
-    version: Count
-
-
-@dataclass(frozen=True, slots=True)
-class RolloutsState:
-    """As ``SyncRollouts.state`` gives it."""
-
-    position: Count
-
-
-@dataclass(frozen=True, slots=True)
-class MonitorsState:
-    """As ``Monitors.state`` gives it; sums of squares of large rewards may be infinite."""
-
-    last: list[dict[str, tuple[Real, Real]]]
-    first: list[dict[str, tuple[Real, Real]]]
-    told: dict[str, int]
-
-
-@dataclass(frozen=True, slots=True)
-class RewardsState:
-    """As ``RewardSet.state`` gives it."""
-
-    told: dict[str, Count]
-    waiting: list[str]
-
-
-@dataclass(frozen=True, slots=True)
-class HealthState:
-    """As ``Health.state`` gives it."""
-
-    first: list[dict[str, float]]
-    last: list[dict[str, float]]
-    told: dict[str, int]
-    found: list[Finding]
-
-
-@dataclass(frozen=True, slots=True)
-class StatefulParts:
-    """Whatever counts or warns over several steps, by its name in ``Parts.stateful``."""
-
-    engine: EngineState
-    rollouts: RolloutsState
-    monitors: MonitorsState
-    rewards: RewardsState
-    health: HealthState
+    learner: type  # what the snapshot counts
+    state: type[Progress]
+    stateful: type  # a field for each of ``Program.stateful``
+    evaluation: type  # what the state keeps of an evaluation
 
 
 @dataclass(frozen=True, slots=True)
 class Remembered:
-    """All of a checkpoint's meta."""
+    """What a training continues from, beside tensors and counters."""
 
-    learner: LearnerCounters
-    state: State
-    data: str
-    remembered: StatefulParts
-    record: Record
+    state: Progress
+    data: str  # fingerprint
+    record: Record  # of the folder
 
 
-@dataclass(frozen=True, slots=True)
-class _Interval:
-    mean: float | None
-    low: float | None
-    high: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class _Evaluation:
-    """As ``EvalResult.to_json`` gives it."""
-
-    accuracy: _Interval
-    n: Count
-    samples: Count
-    left_out: Count
-    left_out_samples: Count
-    pass_at: dict[str, _Interval]
-    mean_length: float | None
-    truncated_share: float | None
-    rewards: dict[str, Real | None]
-    seconds: float
-    tokens_per_second: float
-    prompt_accuracy: dict[str, float]
-
-
-def read(meta: dict[str, Any], step: int, folder: Path) -> Remembered:
+def read(kinds: Shapes, meta: dict[str, Any], step: int, folder: Path) -> Remembered:
     """What the checkpoint of ``step`` in ``folder`` remembers; raises ResumeError where it cannot be that."""
+    whole = dataclasses.make_dataclass(
+        "Meta",
+        [("learner", kinds.learner), ("state", kinds.state), ("data", str), ("remembered", kinds.stateful),
+         ("record", Record)],
+    )  # fmt: skip
     try:
-        found = shapes.read(Remembered, meta, "meta")
-        if lacking := sorted({f.name for f in dataclasses.fields(State)} - set(meta["state"])):
+        found = shapes.read(whole, meta, "meta")
+        if lacking := sorted({f.name for f in dataclasses.fields(kinds.state)} - set(meta["state"])):
             raise ShapeError(f"meta.state: {lacking[0]!r} is missing")  # its default is of a run that begins
-        _check(found.state, step)
+        _check(found.state, kinds, step)
     except ShapeError as error:
         raise ResumeError(
             f"{folder}: state.json of step {step} is damaged or not of this version of trew: {error}. Put a backup "
             "there, continue with the version that wrote it, or start a new run with another out"
         ) from None
-    return found
+    return Remembered(found.state, found.data, found.record)
 
 
-def _check(state: State, step: int) -> None:
+def _check(state: Progress, kinds: Shapes, step: int) -> None:
     """Raises ShapeError where counters are below their first values, later than the checkpoint, or of another step."""
-    for name, least in dataclasses.asdict(State()).items():
+    for name, least in dataclasses.asdict(kinds.state()).items():
         value = getattr(state, name)
         if isinstance(least, (int, float)) and value < least:
             raise ShapeError(f"meta.state.{name}: got {value}, accepts {least} or more")
     if state.step != step:
         raise ShapeError(f"meta.state.step: got {state.step} in the checkpoint of step {step}")
     for name in ("evaluated", "saved", "best_step"):
-        if getattr(state, name) > step:
+        if getattr(state, name, -1) > step:
             raise ShapeError(f"meta.state.{name}: got {getattr(state, name)} in the checkpoint of step {step}")
     for name in ("before", "last_eval"):
         if (value := getattr(state, name)) is not None:
-            shapes.read(_Evaluation, value, f"meta.state.{name}")
+            shapes.read(kinds.evaluation, value, f"meta.state.{name}")
     if state.evaluated >= 0 and (state.before is None or state.last_eval is None):
         raise ShapeError("meta.state: an evaluation was made, but before or last_eval is null")

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import NumericsError
 from ..objective import TokenBatch
 from ..rollout import StepRollouts
-from ..runs import RunFolder, Trackers
 from ..runs.report import write_report
-from ..types import StepOutput
-from . import evaluation, guards, watch
-from .checkpoints import rollback_on_interrupt, save
+from ..types import ScoredGroup, StepOutput
+from . import guards, watch
 from .frozen import Canary
-from .parts import Parts
+from .policy_program import PolicyProgram
 from .record import advantages_of, rollout_row, update_row
 from .summary import export, summarize
 
@@ -38,26 +36,26 @@ class Attempt:
 
 
 class TrainingRun:
-    """A run that has its parts: ``config``, ``objective``, ``policy``, ``engine``, ``rollouts`` and ``weights``.
+    """What the loop calls: the parts of the algorithm (``config``, ``objective``, ``policy``, ``engine``, ``rollouts``
+    and ``weights``), and everything around it.
 
     The loop goes through ``steps``, makes an ``attempt`` at each, lets it be recorded, and calls ``finish``. Open it
     (``with run:``) around the loop: that shows the progress bar, and saves what a failed reward was about.
     """
 
-    def __init__(self, parts: Parts, folder: RunFolder, trackers: Trackers) -> None:
-        self.plan, self.config, self.objective = parts.plan, parts.config, parts.plan.objective
-        self.policy, self.engine = parts.policy, parts.engine
-        self.rollouts, self.weights = parts.rollouts, parts.weights
-        self._parts, self._folder, self._trackers = parts, folder, trackers
-        self._after: dict[str, Any] | None = None  # the last evaluation of this process
+    def __init__(self, program: PolicyProgram) -> None:
+        self.plan, self.config, self.objective = program.plan, program.config, program.plan.objective
+        self.policy, self.engine = program.policy, program.engine
+        self.rollouts, self.weights = program.rollouts, program.weights
+        self._program = program
         self._open = contextlib.ExitStack()
 
     def __enter__(self) -> TrainingRun:
-        parts = self._parts
-        self._open.enter_context(watch.failures_saved(self._folder))
-        bar = parts.display.bar("training", self.config.steps, done=parts.state.step)
+        program = self._program
+        self._open.enter_context(watch.failures_saved(program.folder))
+        bar = program.display.bar("training", self.config.steps, done=program.state.step)
         self._bar = self._open.enter_context(bar)
-        parts.rollouts.note = self._bar.note
+        program.rollouts.note = self._bar.note
         return self
 
     def __exit__(self, *error: Any) -> None:
@@ -69,44 +67,31 @@ class TrainingRun:
 
     def steps(self) -> Iterator[int]:
         """The numbers of the steps that are left. Between two steps the run evaluates, saves, and stops if asked to."""
-        parts, state, interrupts = self._parts, self._parts.state, self._parts.interrupts
-        while True:
-            # Also right after a resume: the run may have stopped between a step and its evaluation.
-            if evaluation.due(parts) and not (interrupts.asked and state.step < self.config.steps):
-                self._after = evaluation.evaluate_weights(parts, self._folder, self._trackers)
-            if state.step and (self._checkpoint_due() or interrupts.asked):
-                save(parts, self._folder)
-            if state.step == self.config.steps:
-                parts.writer.finish()
-                return
-            if interrupts.asked:
-                parts.writer.finish()  # before it is said that it was saved
-            interrupts.stop_if_asked(parts.saved())
-            yield state.step + 1
+        return self._program.steps()
 
     @contextlib.contextmanager
     def attempt(self, step: int) -> Iterator[Attempt]:
         """A step is applied as a whole or not at all: what an interrupt ends has never begun; where something is not
         finite, the evidence is kept and the run goes on with the next step."""
         attempt = Attempt(step, self.policy.version)
-        with rollback_on_interrupt(self._parts, self._folder):
+        with self._program.rollback_on_interrupt():
             try:
-                with guards.memory(self._parts, lambda: "learning" if attempt.rollouts else "generating"):
+                with guards.memory(self._program, lambda: "learning" if attempt.rollouts else "generating"):
                     yield attempt
             except NumericsError as error:
                 attempt.error = error
-                attempt.told = guards.keep_evidence(self._parts, self._folder, attempt, error)
+                attempt.told = guards.keep_evidence(self._program, attempt, error)
 
     def record(self, attempt: Attempt) -> None:
         """One row of metrics and one table of rollouts; warnings of rewards, monitors and health rules."""
-        parts, state, step = self._parts, self._parts.state, attempt.step
+        program, state, folder, step = self._program, self._program.state, self._program.folder, attempt.step
         sampled = attempt.rollouts.sampled if attempt.rollouts else ()
         tokens = sum(len(rollout) for g in sampled for rollout in g.group.rollouts)
         seconds = time.monotonic() - attempt.start
         row = update_row(attempt, self.policy.version)
         state.step, state.tokens, state.seconds = step, state.tokens + tokens, state.seconds + seconds
         state.bad_steps = state.bad_steps + 1 if attempt.error else 0
-        row |= watch.after_scoring(parts, self._folder, step, sampled)
+        row |= watch.after_scoring(program, step, sampled)
         row |= {
             "step": step,
             **rollout_row(self.plan, sampled),
@@ -114,34 +99,32 @@ class TrainingRun:
             "tokens_per_second": tokens / seconds,
             "bad_steps": state.bad_steps,
         }
-        row["health"] = watch.after_step(parts, self._folder, row)
-        self._folder.log(row)
+        row["health"] = watch.after_step(program, row)
+        folder.log(row)
         if sampled:
-            self._folder.write_rollouts(step, sampled, advantages=advantages_of(attempt))
-        self._trackers.log(step, row)
-        parts.display.step(row)
+            folder.write_rollouts(step, sampled, advantages=advantages_of(attempt))
+        program.trackers.log(step, row)
+        program.display.step(row)
         if attempt.error:
-            guards.end_if_broken(parts, self._folder, attempt.error, attempt.told)
+            guards.end_if_broken(program, attempt.error, attempt.told)
+        self._show(step, sampled)
+        self._bar.advance()
+
+    def _show(self, step: int, sampled: Sequence[ScoredGroup]) -> None:
+        """Some completions on screen, where it is time for them."""
         every = self.config.track.samples_every
         if every and (step % every == 0 or step == 1):
-            parts.display.samples(list(sampled[-1:]))
-        self._bar.advance()
+            self._program.display.samples(list(sampled[-1:]))
 
     def finish(self) -> dict[str, Any]:
         """Exports the model, writes summary and report, and returns the summary."""
         self._open.close()
-        parts, folder = self._parts, self._folder
-        after = self._after or parts.state.last_eval or {}
-        export(parts, folder)
-        summary = summarize(parts, after)
+        program, folder = self._program, self._program.folder
+        export(program)
+        summary = summarize(program)
         folder.write_summary(summary)
         write_report([folder.folder], folder.folder / "report.html")
-        parts.display.before_after(parts.state.before or {}, after)
-        parts.display.warned([f"step {finding.step}: {finding.text}" for finding in parts.health.found])
-        watch.at_end(folder, parts.display)
+        program.display.before_after(program.state.before or {}, program.state.last_eval or {})
+        program.display.warned([f"step {finding.step}: {finding.text}" for finding in program.health.found])
+        watch.at_end(folder, program.display)
         return summary
-
-    def _checkpoint_due(self) -> bool:
-        config, step = self.config.checkpoint, self._parts.state.step
-        best = config.best and step == self._parts.state.best_step
-        return bool(config.every) and (best or step == self.config.steps or step % config.every == 0)

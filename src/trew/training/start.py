@@ -12,8 +12,8 @@ from ..runs import RunFolder, Trackers, trackers
 from ..utils.console import Display
 from ..utils.signals import Interrupts
 from . import loop, planning, watch
-from .checkpoints import check_changes, complete, restore
-from .parts import build
+from .build import build
+from .changes import FREE_IN_A_RUN, check_changes, complete
 from .planning import Plan
 from .run import TrainingRun
 from .summary import headline
@@ -48,9 +48,10 @@ def train(
     ):
         warnings.showwarning = lambda message, *_, **__: display.warn(str(message))
         if folder.resumed:
-            for change in check_changes(folder.folder, plan.config, allow=allow_changes):
+            given = dumps(plan.config)
+            for change in check_changes(folder.folder, given, free=FREE_IN_A_RUN, allow=allow_changes):
                 display.line(f"note: {change}")
-            if (summary := complete(folder, plan.config)) is not None:
+            if (summary := complete(folder, config.steps)) is not None:
                 display.line(f"note: {folder.folder} is already complete: {config.steps} of {config.steps} steps")
                 watch.at_end(folder, display)
                 return summary
@@ -71,14 +72,14 @@ def _start(
     ending.callback(outside.close)
     ending.callback(plan.rewards.close)
     interrupts = Interrupts(more=config.stop.signals, grace_s=config.stop.grace_s)
-    parts = build(plan, display, interrupts)
-    parts.rollouts.position = position
-    display.line(headline(parts))
+    program = build(plan, folder, outside, display, interrupts)
+    program.rollouts.position = position
+    display.line(headline(program))
     for note in (*plan.notes, *folder.messages):
         display.line(f"note: {note}")
     if folder.resumed:
-        restore(parts, folder, allow_changes=allow_changes)
+        program.restore(allow_changes=allow_changes)
         folder.write_config(dumps(config))  # not before: what was refused must not be what the run has
     ending.enter_context(interrupts)  # from here on there is something to save
-    ending.enter_context(parts.writer)
-    return TrainingRun(parts, folder, outside)
+    ending.enter_context(program.writer)
+    return TrainingRun(program)

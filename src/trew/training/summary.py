@@ -14,37 +14,36 @@ import transformers
 from .. import __version__
 from ..models import loading
 from ..models.lora import parameter_count
-from ..runs import RunFolder
 from . import backends
-from .parts import Parts
+from .policy_program import PolicyProgram
 
 
-def export(parts: Parts, folder: RunFolder) -> None:
+def export(program: PolicyProgram) -> None:
     """The result: an ordinary model folder; beside a merged model, the adapters alone."""
-    tokenizer = parts.plan.renderer.tokenizer
-    if parts.adapters is None:
-        loading.export(parts.model, tokenizer, folder.final)
+    tokenizer = program.plan.renderer.tokenizer
+    if program.adapters is None:
+        loading.export(program.model, tokenizer, program.folder.final)
     else:
-        parts.adapters.export(tokenizer, folder.final)
+        program.adapters.export(tokenizer, program.folder.final)
 
 
-def headline(parts: Parts) -> str:
+def headline(program: PolicyProgram) -> str:
     """What runs on what."""
-    c = parts.config
-    size = f"{short(parameter_count(parts.model))} parameters"
-    if parts.adapters is not None:
-        size += f", {short(sum(p.numel() for p in parts.model.parameters() if p.requires_grad))} of adapters trained"
-    device = parts.plan.device if parts.plan.device != "cpu" else f"{torch.get_num_threads()} CPU threads"
+    c = program.config
+    size = f"{short(parameter_count(program.model))} parameters"
+    if program.adapters is not None:
+        size += f", {short(sum(p.numel() for p in program.model.parameters() if p.requires_grad))} of adapters trained"
+    device = program.plan.device if program.plan.device != "cpu" else f"{torch.get_num_threads()} CPU threads"
     return (
         f"{c.objective.preset}: {c.model} ({size}, {c.learner.dtype}) on {device}; {c.data.task}, {c.steps} "
-        f"steps of {c.rollout.prompts} x {c.rollout.completions}{_without_kernels(parts)}"
+        f"steps of {c.rollout.prompts} x {c.rollout.completions}{_without_kernels(program)}"
     )
 
 
-def _without_kernels(parts: Parts) -> str:
+def _without_kernels(program: PolicyProgram) -> str:
     """Why a run takes the plain path although a backend was asked for; empty where it does not."""
-    backend = backends.of(parts.config, parts.plan.device)
-    missing = "" if backend is None or parts.config.kernels == "plain" else backend.missing()
+    backend = backends.of(program.config, program.plan.device)
+    missing = "" if backend is None or program.config.kernels == "plain" else backend.missing()
     return f"; on the plain path of PyTorch, which is slower, because {missing}" if missing else ""
 
 
@@ -66,21 +65,23 @@ def peak_memory_bytes(device: str) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-def summarize(parts: Parts, after: dict[str, Any]) -> dict[str, Any]:
+def summarize(program: PolicyProgram) -> dict[str, Any]:
     """The figures of a finished run."""
-    c, s = parts.config, parts.state
+    c, s = program.config, program.state
     assert s.before is not None
+    assert s.last_eval is not None
+    after = s.last_eval
     return {
         "task": c.data.task, "model": c.model, "objective": c.objective.preset, "seed": c.seed, "steps": s.step,
         "seconds": s.seconds, "tokens_per_second": s.tokens / max(s.seconds, 1e-9),
-        "peak_memory_bytes": peak_memory_bytes(parts.plan.device), "n_eval": after["n"],
+        "peak_memory_bytes": peak_memory_bytes(program.plan.device), "n_eval": after["n"],
         "accuracy_before": s.before["accuracy"], "accuracy_after": after["accuracy"],
         "before": s.before, "after": after,
-        "warnings": [asdict(finding) for finding in parts.health.found],
+        "warnings": [asdict(finding) for finding in program.health.found],
         "best": {"step": s.best_step, "accuracy": s.best_accuracy},
         "versions": {
             "trew": __version__, "python": platform.python_version(), "torch": torch.__version__,
             "transformers": transformers.__version__,
         },
-        "device": parts.plan.device,
+        "device": program.plan.device,
     }  # fmt: skip

@@ -14,7 +14,7 @@ from ..runs.report.read import load_run
 from ..types import ScoredGroup
 from ..utils.console import Display
 from ..utils.signals import Interrupted
-from .parts import Parts
+from .policy_program import PolicyProgram
 
 UNJUDGED_STEPS = 3
 """After so many steps in a row in which no completion had a value, or rewards failed for more than the share
@@ -36,21 +36,21 @@ def failures_saved(run: RunFolder) -> Iterator[None]:
         ) from error
 
 
-def after_scoring(parts: Parts, run: RunFolder, step: int, seen: Sequence[ScoredGroup]) -> dict[str, Any]:
+def after_scoring(program: PolicyProgram, step: int, seen: Sequence[ScoredGroup]) -> dict[str, Any]:
     """What rewards and monitors have to say about a step's completions: warnings on screen and in events.log; returned
     are the monitors' figures. Raises RewardError when nothing, or too little, could be judged for several steps."""
-    rewards, every, state = parts.plan.rewards, parts.config.track.regrade_every, parts.state
+    rewards, every, state = program.plan.rewards, program.config.track.regrade_every, program.state
     warnings = []
     if every and (step == 1 or step % every == 0) and seen:
-        with contextlib.suppress(Interrupted), parts.interrupts.after_grace("while judging again"):
+        with contextlib.suppress(Interrupted), program.interrupts.after_grace("while judging again"):
             warnings += rewards.judged_alike(seen[step // every % len(seen)], step=step)
-    row, suspicions = parts.monitors.observe(seen, step=step)
+    row, suspicions = program.monitors.observe(seen, step=step)
     for text in [*rewards.take_warnings(), *warnings, *suspicions]:
-        parts.display.warn(text)
-        run.event(f"step {step}: {text}")
+        program.display.warn(text)
+        program.folder.event(f"step {step}: {text}")
     scores = [score for group in seen for score in group.scores]
     lacking = Counter(score.status for score in scores if score.value is None)
-    failed, most = sum(lacking[status] for status in FAILED), parts.config.track.max_failed
+    failed, most = sum(lacking[status] for status in FAILED), program.config.track.max_failed
     none = lacking.total() == len(scores)
     state.unjudged = state.unjudged + 1 if scores and (none or failed > most * len(scores)) else 0
     if state.unjudged >= UNJUDGED_STEPS:
@@ -63,12 +63,12 @@ def after_scoring(parts: Parts, run: RunFolder, step: int, seen: Sequence[Scored
     return row
 
 
-def after_step(parts: Parts, run: RunFolder, row: Mapping[str, Any]) -> int:
+def after_step(program: PolicyProgram, row: Mapping[str, Any]) -> int:
     """Tells what the rules of :mod:`.health` find in the rows so far; returns how many of them hold."""
-    for finding in parts.health.observe(row):
-        parts.display.warn(f"step {finding.step}: {finding.text}")
-        run.event(f"step {finding.step}: {finding.text}")
-    return len(parts.health.holding)
+    for finding in program.health.observe(row):
+        program.display.warn(f"step {finding.step}: {finding.text}")
+        program.folder.event(f"step {finding.step}: {finding.text}")
+    return len(program.health.holding)
 
 
 def at_end(run: RunFolder, display: Display) -> None:

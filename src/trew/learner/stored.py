@@ -1,0 +1,33 @@
+"""Whether a checkpoint's tensors are those of a model, before any of them is copied."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor
+
+from ..errors import CheckpointError
+
+_SHOWN = 8  # differences in the message
+
+
+def check_stored(own: Mapping[str, Tensor], saved: Mapping[str, Tensor], found: Sequence[str] = ()) -> None:
+    """Raises CheckpointError where ``saved``, without its optimizer tensors, has other names, shapes or dtypes than a
+    model's ``own`` tensors, or where differences were ``found`` already."""
+    saved = {name: t for name, t in saved.items() if not name.startswith("optimizer.")}
+    differences = [f"{name}: missing in the checkpoint" for name in own if name not in saved]
+    differences += [f"{name}: unknown to this model" for name in saved if name not in own]
+    differences += [
+        f"{name}: {_kind(saved[name])} in the checkpoint, {_kind(t)} here"
+        for name, t in own.items()
+        if name in saved and _kind(saved[name]) != _kind(t)
+    ]
+    differences += found
+    if differences:
+        rest = len(differences) - _SHOWN
+        shown = "\n  ".join(differences[:_SHOWN]) + (f"\n  and {rest} more" if rest > 0 else "")
+        raise CheckpointError(f"the checkpoint is of another model or optimizer:\n  {shown}")
+
+
+def _kind(tensor: Tensor) -> str:
+    return f"{tuple(tensor.shape)} {tensor.dtype}"

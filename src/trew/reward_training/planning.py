@@ -1,0 +1,79 @@
+"""Everything that can be known about a reward model's training before its weights are loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..errors import ConfigError, Problems
+from ..models import files, loading
+from ..rewards.reward_scorer import Encoder
+from .data import Encoded, encode, fingerprint, gather
+from .settings import RewardTraining
+from .settings import problems as value_problems
+
+
+@dataclass(frozen=True)
+class RewardPlan:
+    """A training that can start: checked settings and tokenised pairs, but no weights yet."""
+
+    settings: RewardTraining
+    encoder: Encoder
+    train: list[Encoded]
+    held: list[Encoded]
+    device: str
+    fingerprint: str
+    notes: tuple[str, ...]
+    example: str  # the first chosen text as the model reads it
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps of the whole training."""
+        s = self.settings
+        return s.steps or -(-len(self.train) * s.epochs // s.learner.batch)
+
+
+def plan(settings: RewardTraining, *, found: Sequence[str] = ()) -> RewardPlan:
+    """Checks and gathers everything but the weights. Raises ConfigError with every problem, ``found`` among them."""
+    s = settings
+    problems = Problems([*found, *value_problems(s)])
+    device = problems.attempt(lambda: loading.resolve_device(s.device))
+    notes: list[str] = []
+    bad = (
+        loading.check(
+            s.model, tokenizer=s.tokenizer, chat_template=s.chat_template, kind=files.base_problems, notes=notes
+        )
+        if s.model
+        else [""]
+    )
+    problems += [line for line in bad if line]
+    encoder = limit = None
+    if not bad:
+        load = {"tokenizer": s.tokenizer, "chat_template": s.chat_template}
+        encoder = problems.attempt(lambda: Encoder.load(s.model, **load))
+        limit = problems.attempt(lambda: loading.positions(s.model))
+    told = any(p.startswith(("data.pairs: none", "data.held_out")) for p in problems)
+    pairs = None if told else problems.attempt(lambda: gather(s.data, seed=s.seed))
+    train: list[Encoded] = []
+    held: list[Encoded] = []
+    if pairs is not None and encoder is not None:
+        notes += pairs.notes
+        for name, these, into in (("training", pairs.train, train), ("held-out", pairs.held, held)):
+            done = problems.attempt(
+                lambda these=these, name=name: encode(these, encoder, limit=limit, config=s.data, what=name)
+            )
+            if done is not None:
+                into += done[0]
+                notes += done[1]
+    if problems or encoder is None or pairs is None or device is None:
+        raise ConfigError(problems)
+    result = RewardPlan(
+        s, encoder, train, held, device, fingerprint(pairs.train, pairs.held), tuple(notes),
+        encoder.tokenizer.decode(train[0].chosen),
+    )  # fmt: skip
+    if s.learner.warmup_steps > result.steps:
+        raise ConfigError(
+            f"learner.warmup_steps: got {s.learner.warmup_steps}, but the whole training has {result.steps} steps; "
+            "the learning rate would never be reached"
+        )
+    return result

@@ -1,0 +1,109 @@
+"""Under which settings a training may be continued, and whether anything is left to do."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ..errors import ConfigError, ResumeError
+from ..runs import RunFolder, read_config, redact_config
+from ..runs.record import step_files
+
+FREE = (
+    "out",
+    "device",
+    "threads",
+    "rollout.batch",
+    "rollout.overlap",
+    "stop.",
+    "learner.microbatch_tokens",
+    "learner.bad_steps",
+    "eval.every",
+    "checkpoint.",
+    "track.",
+    "health.",
+)
+"""Keys, or their beginnings, that may differ between a training's beginning and its continuation, whatever is trained:
+they do not change what is learned, or only from there on."""
+
+FREE_IN_A_RUN = (*FREE, "steps")
+"""The same for one training, which may be given more steps; a round of several must keep their number."""
+
+
+def refuse_lost(run: RunFolder) -> None:
+    """Raises where a run without a checkpoint is past the point where it must have had one."""
+    if run.finished() is not None:
+        raise ResumeError(
+            f"{run.folder}: is a finished run without a checkpoint (checkpoint.every = 0), so that it cannot be "
+            "continued; train on from its final/ as a new run's model, or begin anew with --overwrite"
+        )
+    every = int(flatten(settings(run.folder) or {}).get("checkpoint.every", 0))
+    steps = [*(row["step"] for row in run.rows()), *(int(path.stem) for _, path in step_files(run.folder))]
+    done = max(steps, default=0)
+    # The first may still have been under way when the second was due.
+    if every and done > 2 * every:
+        raise ResumeError(
+            f"{run.checkpoints}: holds no checkpoint, but this run has done {done} steps and saved every {every}; it "
+            "is not silently started over. Put a backup of one there, or begin anew with --overwrite"
+        )
+
+
+def complete(run: RunFolder, steps: int) -> dict[str, Any] | None:
+    """The summary of a training that has done all its ``steps``; None where something is left to do."""
+    summary = run.finished()
+    if summary is None or summary.get("steps") != steps or not run.final.is_dir():
+        return None
+    return summary
+
+
+def check_changes(folder: Path, given: str, *, free: Sequence[str], allow: bool = False) -> list[str]:
+    """Every difference between the settings that the run of a folder has and those that are ``given`` (TOML), one line
+    each.
+
+    Raises ConfigError with those that would make it another run, unless they are allowed or begin with one of ``free``.
+    """
+    table = settings(folder)
+    if table is None:
+        return []
+    before, now = flatten(table), flatten(tomllib.loads(redact_config(given)))
+    lines = {
+        key: f"{key}: the run was started with {before.get(key)!r}, now it is {now.get(key)!r}"
+        for key in sorted({*before, *now})
+        if before.get(key) != now.get(key)
+    }
+    refused = [line for key, line in lines.items() if not key.startswith(tuple(free))]
+    if refused and not allow:
+        raise ConfigError(
+            [
+                *refused,
+                f"{folder}: continue with the same settings, start a new run elsewhere (out), or go on with "
+                "--allow-changes: it is another run from there on",
+            ]
+        )
+    return list(lines.values())
+
+
+def settings(folder: Path) -> dict[str, Any] | None:
+    """The configuration that the run of a folder has, as a table; None where there is none."""
+    try:
+        text = read_config(folder)
+        return None if text is None else tomllib.loads(text)
+    except ValueError as error:  # not TOML, or not even UTF-8
+        raise ResumeError(
+            f"{folder / 'config.toml'}: cannot be read ({error}), so it is not known whether this run has the same "
+            "settings; put a backup of it there, or remove it to go on with the settings given now"
+        ) from None
+
+
+def flatten(table: Any, where: str = "") -> dict[str, Any]:
+    """
+    >>> flatten({"a": {"b": 1}, "c": [{"d": 2}]})
+    {'a.b': 1, 'c.0.d': 2}
+    """
+    if isinstance(table, list) and any(isinstance(v, dict) for v in table):
+        table = {str(i): v for i, v in enumerate(table)}
+    if not isinstance(table, dict):
+        return {where: table}
+    return {k: v for name, value in table.items() for k, v in flatten(value, f"{where}.{name}".lstrip(".")).items()}

@@ -1,0 +1,146 @@
+"""The training of a policy as a program: what it evaluates and saves, and what it remembers."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from ..config import Config, to_table
+from ..diagnostics.health import Health
+from ..diagnostics.monitors import Monitors
+from ..eval import EvalResult, evaluate
+from ..learner import Learner
+from ..models import loading
+from ..models.lora import Adapters
+from ..rollout.sync import SyncRollouts
+from ..rollout.torch_engine import TorchEngine
+from ..runs import Trackers
+from ..types import Sampling
+from ..weights import InPlace, WeightSync
+from . import guards, policy_state
+from .changes import settings
+from .planning import Plan
+from .policy_state import State
+from .program import Program, Snapshot, Stateful
+from .remembered import Shapes
+
+MODEL, ADAPTERS = "model.", "adapter_model."
+"""How the names of trained tensors begin in a checkpoint: which file they are in."""
+
+
+@dataclass(kw_only=True)
+class PolicyProgram(Program):
+    """A plan with its model loaded, and everything that the run remembers, watches and writes with."""
+
+    plan: Plan
+    model: Any
+    engine: TorchEngine
+    policy: Learner
+    rollouts: SyncRollouts
+    monitors: Monitors
+    health: Health
+    trackers: Trackers
+    adapters: Adapters | None = None
+    weights: WeightSync = field(default_factory=InPlace)
+    state: State = field(default_factory=State)
+
+    @property
+    def config(self) -> Config:
+        """The recipe."""
+        return self.plan.config
+
+    @property
+    def remembers(self) -> Shapes:
+        return policy_state.SHAPES
+
+    @property
+    def stateful(self) -> dict[str, Stateful]:
+        return {
+            "engine": self.engine,
+            "rollouts": self.rollouts,
+            "monitors": self.monitors,
+            "rewards": self.plan.rewards,
+            "health": self.health,
+        }
+
+    @property
+    def keep(self) -> int:
+        return self.timetable.keep + self.state.bad_steps  # one from before the bad steps stays
+
+    @property
+    def best(self) -> int | None:
+        return self.state.best_step if self.config.checkpoint.best else None
+
+    def evaluate(self) -> dict[str, Any]:
+        """Accuracy on the held-out prompts: a row of its own, the rollouts, and what ``state`` keeps."""
+        state = self.state
+        result = self.measure(f"evaluating after step {state.step}" if state.step else "evaluating before training")
+        out = result.to_json()
+        a = out["accuracy"]
+        if state.step and a["mean"] is not None and (state.best_accuracy is None or a["mean"] > state.best_accuracy):
+            state.best_step, state.best_accuracy = state.step, a["mean"]
+        row = {"step": state.step, "eval_accuracy": a["mean"], "eval_low": a["low"], "eval_high": a["high"],
+               "eval_n": out["n"]}  # fmt: skip
+        self.folder.log(row)
+        self.folder.write_eval(state.step, result.groups)
+        self.trackers.log(state.step, row)
+        return out
+
+    def measure(self, name: str) -> EvalResult:
+        """Accuracy on the held-out prompts; an interrupt leaves at once, since nothing is lost."""
+        plan, e, r = self.plan, self.config.eval, self.config.rollout
+        how = Sampling(
+            max_tokens=e.max_tokens or r.max_tokens, temperature=e.temperature, stop=r.stop, seed=self.config.seed
+        )
+        stoppable = self.interrupts.anywhere("during an evaluation; continue with --resume")
+        bar = self.display.bar(name, len(plan.eval) * e.samples)
+        with stoppable, guards.memory(self, lambda: "evaluating"), bar as shown:
+            return evaluate(
+                self.engine, plan.eval, plan.rewards, samples=e.samples, sampling=how, correct=plan.correct,
+                progress=shown.advance,
+            )  # fmt: skip
+
+    def snapshot(self) -> Snapshot:
+        tensors, counters = self.policy.state()
+        if self.adapters is None:
+            return Snapshot(tensors, counters, functools.partial(loading.save_config, self.model))
+        named = {_for_peft(name): tensor for name, tensor in tensors.items()}
+        return Snapshot(named, counters, self.adapters.save_config)
+
+    def load(self, tensors: Mapping[str, Tensor], counters: Mapping[str, Any]) -> None:
+        self.policy.load_state({_from_peft(name): tensor for name, tensor in tensors.items()}, counters)
+
+    def restored(self) -> None:
+        """Applies the health rules anew to the rows so far, where their settings are not those that the run had: what
+        they remember would be of other windows."""
+        if (settings(self.folder.folder) or {}).get("health") == to_table(self.config)["health"]:
+            return
+        fresh = Health(self.health.facts)
+        for row in self.folder.rows():
+            if row["step"] <= self.state.step:
+                fresh.observe(row)
+        self.health.load_state(fresh.state())
+
+
+def _for_peft(name: str) -> str:
+    """``model.x.lora_A.default.weight`` as peft has it in its files, behind the file's name."""
+    if not name.startswith(MODEL):
+        return name
+    return f"{ADAPTERS}base_model.model.{name.removeprefix(MODEL).replace('.default.', '.')}"
+
+
+def _from_peft(name: str) -> str:
+    """
+    >>> _from_peft(_for_peft("model.layers.0.q.lora_A.default.weight"))
+    'model.layers.0.q.lora_A.default.weight'
+    >>> _from_peft("optimizer.step.x")
+    'optimizer.step.x'
+    """
+    if not name.startswith(ADAPTERS):
+        return name
+    inner, _, weight = name.removeprefix(f"{ADAPTERS}base_model.model.").rpartition(".")
+    return f"{MODEL}{inner}.default.{weight}"
