@@ -16,7 +16,7 @@ import crashing
 from forks import Server
 from trew.errors import TrewError
 from trew.runs import checkpoint_files
-from trew.training import remembered
+from trew.training import policy_state, remembered
 
 STEPS = 3
 CHANGED: list[Any] = ["text", None, [], {}, [[1]], {"a": {"b": 1}}, math.nan, -7, 10**400, True, 1.5]
@@ -116,7 +116,7 @@ def test_every_edit_is_one_message_or_a_value_that_fits(cut, name):
         try:
             loaded, _ = checkpoint_files.load_latest(root)
             assert loaded is not None
-            remembered.read(loaded[2], loaded[0], root)
+            remembered.read(policy_state.SHAPES, loaded[2], loaded[0], root)
         except TrewError as error:
             problem = error
         (checkpoint / "manifest.json").write_bytes(pristine["manifest.json"])

@@ -265,13 +265,13 @@ def test_rounds_of_policy_and_reward_model(tmp_path):
     before = json.loads((out / "summary.json").read_text())
     shutil.rmtree(out / "round-02" / "reward")
     (out / "round-02" / "round.json").unlink()
-    assert "already holds rounds" in trew("iterate", path, "--out", "it", cwd=tmp_path, code=2)
+    assert "already holds a finished run" in trew("iterate", path, "--out", "it", cwd=tmp_path, code=2)
     trew("iterate", path, "--out", "it", "--resume", cwd=tmp_path)
     after = json.loads((out / "summary.json").read_text())
     assert after["auc"] == before["auc"]
     assert after["accuracy_after"] == before["accuracy_after"]
     said = trew("iterate", path, "--out", "it", "--resume", "--set", "iterate.replay=0.5", cwd=tmp_path, code=2)
-    assert "iterate.replay: the rounds were started with 0.1, now it is 0.5" in said
+    assert "iterate.replay: the run was started with 0.1, now it is 0.5" in said
 
 
 BAD_ROUNDS = [

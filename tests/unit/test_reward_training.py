@@ -18,7 +18,7 @@ from scipy.stats import mannwhitneyu
 
 import tiny
 from scorer_help import group, save_scorer
-from trew.errors import CheckpointError, ConfigError, DataError, NumericsError
+from trew.errors import ConfigError, DataError, NumericsError, ResumeError
 from trew.iterate import Iterate
 from trew.models import loading
 from trew.reward_training import RewardTraining, bradley_terry, pairs_of_groups, read_pairs, train_reward, write_pairs
@@ -26,6 +26,7 @@ from trew.reward_training.agreement import agreement, auc, pair_accuracy
 from trew.reward_training.data import Encoded
 from trew.reward_training.packed import best
 from trew.reward_training.pairs import divide, make_pair, pairs_of_run
+from trew.reward_training.program import RewardProgram
 from trew.reward_training.settings import dumps, load_settings
 from trew.reward_training.settings import problems as value_problems
 from trew.rewards.model.reward_model import DEFAULTS, ModelReward
@@ -263,40 +264,50 @@ def test_training_learns_starts_at_chance_and_is_the_same_every_time(tmp_path):
 
 @pytest.mark.parametrize("wide", [False, True])
 def test_a_training_that_was_stopped_continues_to_the_same_weights(tmp_path, monkeypatch, wide):
-    from trew.reward_training import train as module
-
     write_task(tmp_path, wide=wide)
     settings = configured(tmp_path)
     settings = load_settings(None, flags={"checkpoint.every": 2, **flags_of(settings)})
     train_reward(settings, display=Silent())
     whole = loading.load_scorer(str(tmp_path / "out" / "final")).state_dict()
     stopped = load_settings(None, flags={"checkpoint.every": 2, **flags_of(settings), "out": str(tmp_path / "cut")})
-    real, calls = module._step, []
+    real, calls = RewardProgram.step, []
 
-    def failing(job, run, bar):
+    def failing(program, bar):
         calls.append(1)
         if len(calls) == 4:
             raise KeyboardInterrupt
-        real(job, run, bar)
+        real(program, bar)
 
-    monkeypatch.setattr(module, "_step", failing)
+    monkeypatch.setattr(RewardProgram, "step", failing)
     with pytest.raises(KeyboardInterrupt):
         train_reward(stopped, display=Silent())
-    monkeypatch.setattr(module, "_step", real)
+    monkeypatch.setattr(RewardProgram, "step", real)
     with pytest.raises(ConfigError, match="already holds a run"):
         train_reward(stopped, display=Silent())
+    pairs = (tmp_path / "pairs.jsonl").read_text()
+    (tmp_path / "pairs.jsonl").write_text("\n".join(pairs.splitlines()[:-1]))
+    with pytest.raises(ResumeError, match="the data changed"):
+        train_reward(stopped, resume=True, display=Silent())
+    (tmp_path / "pairs.jsonl").write_text(pairs)
+    lost = (tmp_path / "cut" / "metrics.jsonl").read_bytes()
+    (tmp_path / "cut" / "metrics.jsonl").write_bytes(b"".join(lost.splitlines(keepends=True)[1:]))
+    with pytest.raises(ResumeError, match=r"metrics\.jsonl"):
+        train_reward(stopped, resume=True, display=Silent())
+    (tmp_path / "cut" / "metrics.jsonl").write_bytes(lost)
     train_reward(stopped, resume=True, display=Silent())
     continued = loading.load_scorer(str(tmp_path / "cut" / "final")).state_dict()
     assert all(torch.equal(continued[name], value) for name, value in whole.items())
     steps = [json.loads(line)["step"] for line in (tmp_path / "cut" / "metrics.jsonl").read_text().splitlines()]
     assert steps == [json.loads(line)["step"] for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
     changed = load_settings(None, flags={**flags_of(stopped), "learner.lr": 1e-3})
-    with pytest.raises(ConfigError, match=r"learner.lr: the training was started with 0.01, now it is 0.001"):
+    with pytest.raises(ConfigError, match=r"learner.lr: the run was started with 0.01, now it is 0.001"):
         train_reward(changed, resume=True, display=Silent())
-    lines = (tmp_path / "pairs.jsonl").read_text().splitlines()
-    (tmp_path / "pairs.jsonl").write_text("\n".join(lines[:-1]))
-    with pytest.raises(CheckpointError, match="the pairs changed"):
-        train_reward(stopped, resume=True, display=Silent())
+    display, said = Silent(), []
+    monkeypatch.setattr(display, "line", said.append)
+    assert train_reward(stopped, resume=True, display=display)["steps"] == max(steps)
+    assert any("already complete" in line for line in said)
+    more = load_settings(None, flags={"checkpoint.every": 2, **flags_of(stopped), "learner.lr": 1e-3, "epochs": 4})
+    assert train_reward(more, resume=True, allow_changes=True, display=Silent())["steps"] > max(steps)
 
 
 def test_the_kernels_train_to_the_same_weights(tmp_path):

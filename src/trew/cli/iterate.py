@@ -17,6 +17,7 @@ def iterate(
     dry_run: bool = False,
     resume: bool = False,
     overwrite: bool = False,
+    allow_changes: bool = False,
 ) -> int:
     """Train a policy on a learned reward, and the reward model on the policy's completions, round after round.
 
@@ -30,17 +31,24 @@ def iterate(
         dry_run: Check everything and show the resolved recipe; train nothing.
         resume: Continue where the rounds stopped.
         overwrite: Start over in a folder that already holds rounds.
+        allow_changes: With --resume, go on under settings or with data that would make it another run from there on;
+            each difference is shown.
     """
+    from ..errors import ConfigError
     from ..iterate import iterate as run
     from ..iterate import load_recipe
-    from ..iterate.rounds import check, folder_problems
+    from ..iterate.rounds import LAYOUT, check
     from ..iterate.settings import dumps
+    from ..runs import problems
     from ..utils.console import Display
 
+    if allow_changes and not resume:
+        raise ConfigError("--allow-changes: is about a run that is continued; give --resume too, or leave it out")
     display = Display()
     config = load_recipe(recipe, set, out=out)
     if dry_run:
-        _, name = check(config, found=folder_problems(Path(config.policy.out), resume=resume, overwrite=overwrite))
+        busy = problems(config.policy.out, resume=resume, overwrite=overwrite, layout=LAYOUT)
+        _, name = check(config, found=busy)
         display.line(dumps(config).rstrip())
         r, c = config.rounds, config.policy
         display.line(
@@ -49,7 +57,7 @@ def iterate(
             "trained."
         )
         return 0
-    summary = run(config, resume=resume, overwrite=overwrite, display=display)
+    summary = run(config, resume=resume, overwrite=overwrite, allow_changes=allow_changes, display=display)
     folder = Path(config.policy.out)
     display.files(
         {

@@ -18,9 +18,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 import json
-import shutil
 import time
-import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,14 +42,20 @@ from ..rewards.model.scorer import Encoder, Scorer
 from ..rollout.generate import generate
 from ..rollout.sync import keyed_sampling
 from ..rollout.torch_engine import TorchEngine
-from ..runs.files import make_private, storage, write_atomic
-from ..runs.lock import Lock
+from ..runs import Layout, RunFolder, problems
+from ..runs.files import storage, write_atomic
 from ..runs.rollouts import write_rollouts
 from ..training import backends, planning
+from ..training.changes import FREE, check_changes
 from ..training.start import train
 from ..utils.console import Display
 from .page import write_page
 from .settings import REWARD, Recipe, dumps
+
+LAYOUT = Layout(rows="rounds.jsonl", files=("events.log",), folders=("round-*",))
+
+FREE_IN_ROUNDS = (*FREE, "iterate.rounds", "iterate.learner.microbatch_tokens")
+"""The number of a round's steps is not among them: where a round's prompts begin in the data depends on it."""
 
 
 @dataclass
@@ -64,6 +68,7 @@ class Rounds:
     folder: Path
     display: Display
     resume: bool
+    allow_changes: bool
 
     def round(self, number: int) -> Path:
         return self.folder / f"round-{number:02d}"
@@ -97,42 +102,42 @@ def is_reward_model(name: str) -> bool:
 
 
 def iterate(
-    recipe: Recipe, *, resume: bool = False, overwrite: bool = False, display: Display | None = None
+    recipe: Recipe,
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    allow_changes: bool = False,
+    display: Display | None = None,
 ) -> dict[str, Any]:
     """All rounds; returns what is in summary.json.
 
     Raises ConfigError with every problem of configuration, data and models before anything is loaded. ``resume``
-    continues where the last call stopped, within a round and within a training.
+    continues where the last call stopped, within a round and within a training, under other settings only with
+    ``allow_changes``.
     """
     display = display or Display()
-    verifier, name = check(recipe, found=folder_problems(Path(recipe.policy.out), resume=resume, overwrite=overwrite))
-    folder = Path(recipe.policy.out)
-    with storage(folder):
-        if overwrite and folder.exists():
-            clear(folder)
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        make_private(folder)
-    lock = Lock(folder / "run.lock")
-    try:
-        if resume:
-            refuse_changes(folder, recipe)
-        write_atomic(folder / "config.toml", lambda file: file.write(dumps(recipe).encode()))
-        rounds = Rounds(recipe, verifier, name, folder, display, resume)
+    out = recipe.policy.out
+    busy = problems(out, resume=resume, overwrite=overwrite, layout=LAYOUT)
+    verifier, name = check(recipe, found=busy)
+    with RunFolder.open(out, resume=resume, overwrite=overwrite, layout=LAYOUT) as folder:
+        if folder.resumed:
+            for change in check_changes(folder.folder, dumps(recipe), free=FREE_IN_ROUNDS, allow=allow_changes):
+                display.line(f"note: {change}")
+        folder.write_config(dumps(recipe))
+        rounds = Rounds(recipe, verifier, name, folder.folder, display, resume, allow_changes)
         rows = []
         for number in range(recipe.rounds.rounds + 1):
             row = one_round(rounds, number)
             if row is not None:
                 rows.append(row)
                 lines = "".join(json.dumps(r) + "\n" for r in rows)
-                write_atomic(folder / "rounds.jsonl", lambda file, lines=lines: file.write(lines.encode()))
-                write_page(folder / "report.html", rows, verifier=name)
+                write_atomic(folder.folder / LAYOUT.rows, lambda file, lines=lines: file.write(lines.encode()))
+                write_page(folder.folder / "report.html", rows, verifier=name)
         summary = summarize(rounds, rows)
-        write_atomic(folder / "summary.json", lambda file: file.write((json.dumps(summary, indent=2) + "\n").encode()))
+        folder.write_summary(summary)
         for line in table(rows):
             display.line(line)
         return summary
-    finally:
-        lock.release()
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -165,61 +170,6 @@ def _without_learned(policy: Config, rewards: Sequence[RewardConfig]) -> Config:
     if rewards and all(r.weight == 0 for r in rewards):
         rewards = (dataclasses.replace(rewards[0], weight=1.0), *rewards[1:])
     return dataclasses.replace(policy, rewards=tuple(rewards))
-
-
-def folder_problems(folder: Path, *, resume: bool, overwrite: bool) -> list[str]:
-    """What would keep the rounds from using ``folder``."""
-    if resume and overwrite:
-        return ["out: --resume continues and --overwrite deletes; give one of them"]
-    if folder.exists() and not folder.is_dir():
-        return [f"out: {folder} is a file, not a folder; choose another"]
-    if not folder.exists():
-        there = folder.absolute().parent
-        there = there if there.exists() else there.parent
-        return (
-            [] if there.is_dir() else [f"out: {folder}: the folder {there} does not exist; make it (mkdir -p {there})"]
-        )
-    names = {p.name for p in folder.iterdir()} - {"run.lock"}
-    ours = "config.toml" in names and all(n.startswith("round") or n in _FILES for n in names)
-    if names and not ours:
-        return [
-            f"out: {folder} is not empty and holds no rounds ({', '.join(sorted(names)[:3])}); choose another folder"
-        ]
-    if names and not (resume or overwrite):
-        return [
-            f"out: {folder} already holds rounds; --resume continues them, --overwrite deletes them and starts anew, "
-            "or choose another folder"
-        ]
-    return []
-
-
-_FILES = frozenset({"config.toml", "rounds.jsonl", "summary.json", "report.html"})
-
-
-def clear(folder: Path) -> None:
-    """Deletes what rounds wrote, nothing else."""
-    for name in _FILES:
-        (folder / name).unlink(missing_ok=True)
-    for path in folder.glob("round-*"):
-        shutil.rmtree(path)
-
-
-def refuse_changes(folder: Path, recipe: Recipe) -> None:
-    """A continuation must be of the same run; only the number of rounds and what costs no result may change."""
-    try:
-        before = flatten(tomllib.loads((folder / "config.toml").read_text("utf-8")))
-    except FileNotFoundError:
-        return
-    now = flatten(tomllib.loads(dumps(recipe)))
-    free = ("out", "device", "threads", "rollout.batch", "learner.microbatch_tokens", "iterate.rounds", "track.",
-            "checkpoint.", "stop.", "iterate.learner.microbatch_tokens")  # fmt: skip
-    changed = [
-        f"{key}: the rounds were started with {before.get(key)!r}, now it is {now.get(key)!r}"
-        for key in sorted({*before, *now})
-        if before.get(key) != now.get(key) and not key.startswith(free)
-    ]
-    if changed:
-        raise ConfigError([*changed, f"{folder}: continue with the same settings, or start anew elsewhere (out)"])
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -264,8 +214,10 @@ def train_policy(rounds: Rounds, number: int) -> dict[str, Any]:
     if (out / "summary.json").is_file():
         summary = json.loads((out / "summary.json").read_text("utf-8"))
     else:
-        resume = rounds.resume and out.exists()
-        summary = train(config, resume=resume, display=rounds.display, position=rounds.position(number))
+        summary = train(
+            config, resume=rounds.resume and out.exists(), allow_changes=rounds.allow_changes, display=rounds.display,
+            position=rounds.position(number),
+        )  # fmt: skip
     gc.collect()
     learned_curve = _learned_curve(out)
     return {
@@ -374,7 +326,9 @@ def train_reward_model(rounds: Rounds, number: int) -> dict[str, Any]:
     if (out / "summary.json").is_file():
         summary = json.loads((out / "summary.json").read_text("utf-8"))
     else:
-        summary = train_reward(settings, resume=rounds.resume and out.exists(), display=rounds.display)
+        summary = train_reward(
+            settings, resume=rounds.resume and out.exists(), allow_changes=rounds.allow_changes, display=rounds.display
+        )
     gc.collect()
     row = {"pairs": len(fresh), "replayed": len(again), "held_pairs": summary["before"]["pairs"]}
     row |= {f"reward_{when}": {k: summary[when][k] for k in ("accuracy", "auc")} for when in ("before", "after")}

@@ -3,7 +3,8 @@
 from ..utils.secrets import redact
 from . import trackers
 from .config_file import read_config, redact_config
-from .folder import RunFolder, problems
+from .folder import RunFolder
+from .layout import Layout, problems
 from .trackers import Trackers
 
-__all__ = ["RunFolder", "Trackers", "problems", "read_config", "redact", "redact_config", "trackers"]
+__all__ = ["Layout", "RunFolder", "Trackers", "problems", "read_config", "redact", "redact_config", "trackers"]

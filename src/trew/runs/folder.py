@@ -22,129 +22,46 @@ from ..types import ScoredGroup
 from ..utils.secrets import redact
 from .config_file import redact_config
 from .files import ASIDE, make_private, storage, write_atomic
+from .layout import LOCK, RUN, Layout, has_run, problems
 from .lock import Lock
 from .record import Ledger, step_files
 from .rollouts import Advantages, Render, plain_prompt, write_rollouts
 from .rows import decode_row, encode_row, scalar
 
-_FOLDERS = ("rollouts", "evals", "checkpoints", "final", "bad_steps")
-_FILES = ("config.toml", "metrics.jsonl", "summary.json", "report.html", "events.log", "failed_reward.json")
-_OF_TRACKERS = ("wandb", "tensorboard", "mlflow.db")
-_MEMBERS = frozenset({*_FILES, *_FOLDERS, *_OF_TRACKERS})
-_LOCK = "run.lock"
-
-
-def problems(folder: str | os.PathLike[str], *, resume: bool = False, overwrite: bool = False) -> list[str]:
-    """Returns everything that would keep a run from using ``folder``, one line each; touches nothing."""
-    found = []
-    if resume and overwrite:
-        found.append("out: --resume continues a run and --overwrite deletes it; give one of them")
-    if "\0" in os.fspath(folder):
-        return [*found, f"out: got {os.fspath(folder)!r}, which contains a NUL character; choose another name"]
-    if not os.fspath(folder):
-        return [*found, "out: got '', accepts the folder that the run writes to, for example 'runs/first'"]
-    folder = Path(folder)
-    if folder.is_symlink() and not folder.exists():
-        there = folder.resolve()
-        return [
-            *found,
-            f"out: {folder} is a link to {there}, which does not exist; create it, or choose another folder",
-        ]
-    if not folder.exists():
-        return found + _parent_problems(folder)
-    if not folder.is_dir():
-        return [*found, f"out: {folder} is a file, not a folder; choose another folder for the run"]
-    if not os.access(folder, os.W_OK | os.X_OK):
-        return [*found, f"out: {folder} is not writable; change its permissions or choose another folder"]
-    return found + _content_problems(folder, resume=resume, overwrite=overwrite)
-
-
-def _content_problems(folder: Path, *, resume: bool, overwrite: bool) -> list[str]:
-    """What in an existing folder keeps a run from writing there: links, another run, foreign files."""
-    found = []
-    names = {p.name for p in folder.iterdir()}
-    links = sorted(name for name in names & _MEMBERS if (folder / name).is_symlink())
-    if links and not overwrite:  # overwriting removes the link
-        found.append(
-            f"out: {folder / links[0]} is a link, and a run writes only into its own folder; remove the link, or give "
-            "the folder that it points to"
-        )
-    if has_run(folder):
-        if not (resume or overwrite):
-            state = "a finished run" if "summary.json" in names else "a run"
-            found.append(
-                f"out: {folder} already holds {state}; --resume continues it, --overwrite deletes it and starts over, "
-                "or choose another folder"
-            )
-    elif names and not _left_by_trew(names):
-        some = f"{', '.join(sorted(names)[:3])}{', …' if len(names) > 3 else ''}"
-        found.append(
-            f"out: {folder} is not empty and not a run folder (it holds {some}); choose a new or an empty folder"
-        )
-    return found
-
-
-def _left_by_trew(names: set[str]) -> bool:
-    """Whether a run that ended before its first result left these names: its lock and its own files, nothing else."""
-    return _LOCK in names and names <= _MEMBERS | {_LOCK}
-
-
-def _parent_problems(folder: Path) -> list[str]:
-    """Checks that a missing folder can be created. Its parent may be missing too, but no more than that: a longer
-    missing path is a typo or an unmounted disk.
-    """
-    anchor = folder.absolute().parent
-    if not anchor.exists():
-        anchor = anchor.parent
-    if not anchor.exists():
-        return [f"out: {folder}: the folder {anchor} does not exist; create it (mkdir -p {anchor}) or choose another"]
-    if not anchor.is_dir():
-        return [f"out: {folder}: {anchor} is a file, not a folder; choose another folder for the run"]
-    if not os.access(anchor, os.W_OK | os.X_OK):
-        return [f"out: {folder} cannot be created: {anchor} is not writable; choose another folder for the run"]
-    return []
-
-
-def has_run(folder: Path) -> bool:
-    """Whether ``folder`` holds results of a run. A run that ended before its first result (a model that could not be
-    loaded) leaves nothing to protect, and files of the same names that trew did not write are not a run.
-    """
-    ours = (folder / _LOCK).exists() or ((folder / "config.toml").exists() and (folder / "metrics.jsonl").exists())
-    results = any((folder / name).exists() for name in ("metrics.jsonl", "summary.json"))
-    return ours and (results or any(any((folder / name).glob("*")) for name in _FOLDERS))
-
 
 class RunFolder:
     """An open, locked run folder. Every write either completes, or raises StorageError and changes nothing."""
 
-    def __init__(self, folder: Path, lock: Lock, *, resumed: bool):
-        self.folder = folder
+    def __init__(self, folder: Path, lock: Lock, *, resumed: bool, layout: Layout = RUN):
+        self.folder, self.layout = folder, layout
         self.resumed = resumed  # the folder held a run, and this one continues it
         self.messages: tuple[str, ...] = (f"{folder}: {lock.stale}",) if lock.stale else ()
         self.ledger = Ledger(folder)  # the folder's contents, for checkpoints
         self._lock = lock
 
     @classmethod
-    def open(cls, folder: str | os.PathLike[str], *, resume: bool = False, overwrite: bool = False) -> "RunFolder":
+    def open(
+        cls, folder: str | os.PathLike[str], *, resume: bool = False, overwrite: bool = False, layout: Layout = RUN
+    ) -> "RunFolder":
         """Creates (mode 0700) or opens ``folder`` and locks it; raises ConfigError with every problem found.
 
         ``resume`` starts a new run where there is nothing to continue. ``overwrite`` deletes the run's own files and
         nothing else. This is cheap: call it before loading anything.
         """
         folder = Path(folder)
-        if found := problems(folder, resume=resume, overwrite=overwrite):
+        if found := problems(folder, resume=resume, overwrite=overwrite, layout=layout):
             raise ConfigError(found)
         try:
             folder.parent.mkdir(exist_ok=True)
             make_private(folder.resolve())  # follows a link: whoever gives a link to a folder means that folder
             with tempfile.TemporaryFile(dir=folder):  # permission bits can lie (root, network mounts); a write cannot
                 pass
-            lock = Lock(folder / _LOCK)
+            lock = Lock(folder / LOCK)
         except OSError as error:
             raise ConfigError(
                 f"out: {folder} cannot be used: {error.strerror}; choose another folder for the run"
             ) from None
-        run = cls(folder, lock, resumed=resume and has_run(folder))
+        run = cls(folder, lock, resumed=resume and has_run(folder, layout), layout=layout)
         try:
             run._prepare(overwrite)
         except BaseException:
@@ -155,9 +72,9 @@ class RunFolder:
     def _prepare(self, overwrite: bool) -> None:
         with storage(self.folder):
             if overwrite:
-                for name in _MEMBERS:
-                    _remove(self.folder / name)
-            for name in ("rollouts", "evals", "checkpoints"):
+                for path in [p for p in self.folder.iterdir() if self.layout.owns(p.name)]:
+                    _remove(path)
+            for name in self.layout.made:
                 make_private(self.folder / name)
             for folder in (self.folder, *(self.folder / name for name in ("rollouts", "evals", "bad_steps"))):
                 for left in folder.glob(f".*{ASIDE}"):

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..config import Config, apply_overrides, parse, read_table
 from ..errors import ConfigError
-from ..runs.folder import has_run
+from ..runs.layout import has_run
 from ..utils.secrets import MASK
 from .changes import flatten, settings
 

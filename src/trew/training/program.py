@@ -66,7 +66,7 @@ class Program(ABC):
     folder: RunFolder
     display: Display
     interrupts: Interrupts
-    state: Progress
+    state: Progress = field(default_factory=Progress)
     writer: Writer = field(default_factory=Writer)
 
     @abstractmethod

@@ -1,0 +1,117 @@
+"""What a kind of run writes into its folder, and whether a folder can be used for one."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+LOCK = "run.lock"
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The members of a kind of run's folder beside its lock; names may be patterns (``round-*``)."""
+
+    rows: str  # the file with one row per step or round
+    files: tuple[str, ...]  # beside config.toml, summary.json and report.html
+    folders: tuple[str, ...]
+    foreign: tuple[str, ...] = ()  # what trackers write there
+    made: tuple[str, ...] = ()  # folders that are there from the beginning
+
+    def owns(self, name: str) -> bool:
+        """Whether a member of that name is the run's, so that ``overwrite`` removes it."""
+        every = ("config.toml", "summary.json", "report.html", self.rows, *self.files, *self.folders, *self.foreign)
+        return any(fnmatchcase(name, pattern) for pattern in every)
+
+
+RUN = Layout(
+    rows="metrics.jsonl", files=("events.log", "failed_reward.json"),
+    folders=("rollouts", "evals", "checkpoints", "final", "bad_steps"), foreign=("wandb", "tensorboard", "mlflow.db"),
+    made=("rollouts", "evals", "checkpoints"),
+)  # fmt: skip
+"""One training, of a policy or of a reward model."""
+
+
+def problems(
+    folder: str | os.PathLike[str], *, resume: bool = False, overwrite: bool = False, layout: Layout = RUN
+) -> list[str]:
+    """Returns everything that would keep a run from using ``folder``, one line each; touches nothing."""
+    found = []
+    if resume and overwrite:
+        found.append("out: --resume continues a run and --overwrite deletes it; give one of them")
+    if "\0" in os.fspath(folder):
+        return [*found, f"out: got {os.fspath(folder)!r}, which contains a NUL character; choose another name"]
+    if not os.fspath(folder):
+        return [*found, "out: got '', accepts the folder that the run writes to, for example 'runs/first'"]
+    folder = Path(folder)
+    if folder.is_symlink() and not folder.exists():
+        there = folder.resolve()
+        return [
+            *found,
+            f"out: {folder} is a link to {there}, which does not exist; create it, or choose another folder",
+        ]
+    if not folder.exists():
+        return found + _parent_problems(folder)
+    if not folder.is_dir():
+        return [*found, f"out: {folder} is a file, not a folder; choose another folder for the run"]
+    if not os.access(folder, os.W_OK | os.X_OK):
+        return [*found, f"out: {folder} is not writable; change its permissions or choose another folder"]
+    return found + _content_problems(folder, layout, resume=resume, overwrite=overwrite)
+
+
+def _content_problems(folder: Path, layout: Layout, *, resume: bool, overwrite: bool) -> list[str]:
+    """What in an existing folder keeps a run from writing there: links, another run, foreign files."""
+    found = []
+    names = {p.name for p in folder.iterdir()}
+    links = sorted(name for name in names if layout.owns(name) and (folder / name).is_symlink())
+    if links and not overwrite:  # overwriting removes the link
+        found.append(
+            f"out: {folder / links[0]} is a link, and a run writes only into its own folder; remove the link, or give "
+            "the folder that it points to"
+        )
+    if has_run(folder, layout):
+        if not (resume or overwrite):
+            state = "a finished run" if "summary.json" in names else "a run"
+            found.append(
+                f"out: {folder} already holds {state}; --resume continues it, --overwrite deletes it and starts over, "
+                "or choose another folder"
+            )
+    elif names and not _left_by_trew(names, layout):
+        some = f"{', '.join(sorted(names)[:3])}{', …' if len(names) > 3 else ''}"
+        found.append(
+            f"out: {folder} is not empty and not a run folder (it holds {some}); choose a new or an empty folder"
+        )
+    return found
+
+
+def _left_by_trew(names: set[str], layout: Layout) -> bool:
+    """Whether a run that ended before its first result left these names: its lock and its own files, nothing else."""
+    return LOCK in names and all(name == LOCK or layout.owns(name) for name in names)
+
+
+def _parent_problems(folder: Path) -> list[str]:
+    """Checks that a missing folder can be created. Its parent may be missing too, but no more than that: a longer
+    missing path is a typo or an unmounted disk.
+    """
+    anchor = folder.absolute().parent
+    if not anchor.exists():
+        anchor = anchor.parent
+    if not anchor.exists():
+        return [f"out: {folder}: the folder {anchor} does not exist; create it (mkdir -p {anchor}) or choose another"]
+    if not anchor.is_dir():
+        return [f"out: {folder}: {anchor} is a file, not a folder; choose another folder for the run"]
+    if not os.access(anchor, os.W_OK | os.X_OK):
+        return [f"out: {folder} cannot be created: {anchor} is not writable; choose another folder for the run"]
+    return []
+
+
+def has_run(folder: Path, layout: Layout = RUN) -> bool:
+    """Whether ``folder`` holds results of a run. A run that ended before its first result (a model that could not be
+    loaded) leaves nothing to protect, and files of the same names that trew did not write are not a run.
+    """
+    rows = folder / layout.rows
+    ours = (folder / LOCK).exists() or ((folder / "config.toml").exists() and rows.exists())
+    results = rows.exists() or (folder / "summary.json").exists()
+    return ours and (results or any(any(path.glob("*")) for name in layout.folders for path in folder.glob(name)))
