@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ..errors import ConfigError, Problems
 from ..models import files, loading
-from ..rewards.reward_scorer import Encoder
+from ..rewards.model.scorer import Encoder
 from .data import Encoded, encode, fingerprint, gather
 from .settings import RewardTraining
 from .settings import problems as value_problems

@@ -17,7 +17,7 @@ from ..learner import recompute
 from ..learner.optimizer import learning_rate, load_moments, make_optimizer, moments, trainable
 from ..learner.stored import check_stored
 from ..models import loading
-from ..rewards.reward_scorer import Scorer
+from ..rewards.model.scorer import Scorer
 from ..runs import RunFolder
 from ..runs.writer import Writer
 from ..training import backends
