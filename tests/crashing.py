@@ -177,7 +177,8 @@ def watch(control: Path) -> None:
     for owner, name, phase in (
         (sync, "generate", "generation"), (policy_program, "generate", "generation"), (Grading, "finish", "reward"),
         (Learner, "logprobs", "log-probs"),
-        (Learner, "apply", "inner update"), (policy_program.PolicyProgram, "measure", "evaluation"), (RunFolder, "log", "metrics row"),
+        (Learner, "apply", "inner update"), (policy_program.PolicyProgram, "measure", "evaluation"),
+        (RunFolder, "log", "metrics row"),
         (RunFolder, "write_rollouts", "completions"), (RunFolder, "write_eval", "completions"),
         (run_of_training, "export", "export"), (RunFolder, "write_summary", "summary"),
         (run_of_training, "write_report", "report"), (sync.SyncRollouts, "next", "collecting"),

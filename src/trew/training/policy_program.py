@@ -16,6 +16,7 @@ from ..eval import EvalResult, evaluate
 from ..learner import Learner
 from ..models import loading
 from ..models.lora import Adapters
+from ..rollout.generate import generate
 from ..rollout.sync import SyncRollouts
 from ..rollout.torch_engine import TorchEngine
 from ..runs import Trackers
@@ -100,8 +101,8 @@ class PolicyProgram(Program):
         bar = self.display.bar(name, len(plan.eval) * e.samples)
         with stoppable, guards.memory(self, lambda: "evaluating"), bar as shown:
             return evaluate(
-                self.engine, plan.eval, plan.rewards, samples=e.samples, sampling=how, correct=plan.correct,
-                progress=shown.advance,
+                functools.partial(generate, self.engine), plan.eval, plan.rewards, samples=e.samples, sampling=how,
+                correct=plan.correct, progress=shown.advance,
             )  # fmt: skip
 
     def snapshot(self) -> Snapshot:
