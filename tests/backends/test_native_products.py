@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from trew.backends.cpu import build
-from trew.backends.cpu.products import Matrix, fits, gated_product, product, product_into
+from trew.backends.cpu.products import WeightMatrix, fits, gated_product, product, product_into
 from trew.backends.cpu.training import head_round
 
 pytestmark = pytest.mark.skipif(isinstance(build.library(), str), reason="the kernels cannot be compiled here")
@@ -44,7 +44,11 @@ def test_every_shape_and_form(shape, dtype, stored, threads):
             x = random(rows, depth, seed=2).to(dtype)
             exact = x.double() @ weight.to(dtype).double().t()
             lying = weight.t().contiguous()
-            forms = (Matrix.of(weight), Matrix.packed(weight, dtype=dtype), Matrix.of(lying, transposed=True))
+            forms = (
+                WeightMatrix.of(weight),
+                WeightMatrix.packed(weight, dtype=dtype),
+                WeightMatrix.of(lying, transposed=True),
+            )
             for w in forms:
                 assert (w.n, w.depth) == shape
                 assert distance(product(x, w), exact, depth) <= 1
@@ -53,7 +57,7 @@ def test_every_shape_and_form(shape, dtype, stored, threads):
                 assert distance(out, exact + 0.5, depth) <= 1
                 product_into(x, w, out)
                 assert distance(out, exact, depth) <= 1
-            for w in (Matrix.of(weight, bias), Matrix.packed(weight, bias, dtype=dtype)):
+            for w in (WeightMatrix.of(weight, bias), WeightMatrix.packed(weight, bias, dtype=dtype)):
                 assert distance(product(x, w), exact + bias.double(), depth) <= 1
     finally:
         torch.set_num_threads(before)
@@ -63,7 +67,7 @@ def test_every_shape_and_form(shape, dtype, stored, threads):
 def test_a_depth_like_that_of_the_head(dtype):
     weight, bias, x = random(40, 20_000), random(40, seed=1), random(9, 20_000, seed=2).to(dtype)
     exact = x.double() @ weight.to(dtype).double().t()
-    for w in (Matrix.of(weight, bias), Matrix.of(weight.t().contiguous(), bias, transposed=True)):
+    for w in (WeightMatrix.of(weight, bias), WeightMatrix.of(weight.t().contiguous(), bias, transposed=True)):
         out = torch.ones(9, 40)
         product_into(x, w, out, add=True)
         assert distance(out, exact + bias.double() + 1, 20_000) <= 1
@@ -72,7 +76,7 @@ def test_a_depth_like_that_of_the_head(dtype):
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("rows", [1, 16, 77])
 def test_a_row_is_the_same_whatever_its_neighbours_and_the_threads_are(rows, dtype):
-    w, x = Matrix.packed(random(112, 64), dtype=dtype), random(rows, 64).to(dtype)
+    w, x = WeightMatrix.packed(random(112, 64), dtype=dtype), random(rows, 64).to(dtype)
     whole, before = product(x, w), torch.get_num_threads()
     for i in range(rows):
         assert torch.equal(product(x[i : i + 1], w)[0], whole[i])
@@ -95,7 +99,7 @@ def test_gated_products(rows, dtype, biased):
         x.double() @ w.to(dtype).double().t() + (0 if b is None else b.double())
         for w, b in zip(weights, biases, strict=True)
     )
-    packed = [Matrix.packed(w, b, dtype=dtype) for w, b in zip(weights, biases, strict=True)]
+    packed = [WeightMatrix.packed(w, b, dtype=dtype) for w, b in zip(weights, biases, strict=True)]
     for activation, exact in (
         ("silu", nn.functional.silu(gate)), ("gelu_tanh", nn.functional.gelu(gate, approximate="tanh")),
     ):  # fmt: skip
@@ -112,7 +116,7 @@ def test_gates_of_extreme_values(value):
     gate, up = torch.zeros(16, 16), torch.zeros(16, 16)
     gate[:, 0], up[:, 1] = 1, 1
     out = torch.empty(1, 16)
-    gated_product(x, *(Matrix.packed(w, dtype=torch.float32) for w in (gate, up)), out, activation="silu")
+    gated_product(x, *(WeightMatrix.packed(w, dtype=torch.float32) for w in (gate, up)), out, activation="silu")
     expected = nn.functional.silu(torch.full((1, 16), value))
     torch.testing.assert_close(out, expected, equal_nan=True, atol=1e-8, rtol=1e-5)
 
@@ -123,9 +127,9 @@ def test_what_is_broken_stays_visible_and_where_it_is(dtype, broken):
     weight, x = random(40, 32), random(9, 32).to(dtype)
     x[4, 3] = broken
     for w in (
-        Matrix.of(weight),
-        Matrix.packed(weight, dtype=dtype),
-        Matrix.of(weight.t().contiguous(), transposed=True),
+        WeightMatrix.of(weight),
+        WeightMatrix.packed(weight, dtype=dtype),
+        WeightMatrix.of(weight.t().contiguous(), transposed=True),
     ):
         bad = ~product(x, w).isfinite()
         assert bad[4].all()
@@ -134,7 +138,7 @@ def test_what_is_broken_stays_visible_and_where_it_is(dtype, broken):
 
 def test_a_matrix_sees_the_weight_as_it_is_now_and_a_packed_one_as_it_was():
     weight, x = nn.Parameter(torch.ones(16, 16)), torch.ones(1, 16)
-    lying, packed = Matrix.of(weight), Matrix.packed(weight, dtype=torch.float32)
+    lying, packed = WeightMatrix.of(weight), WeightMatrix.packed(weight, dtype=torch.float32)
     weight.data *= 2
     assert product(x, lying)[0, 0] == 32
     assert product(x, packed)[0, 0] == 16
@@ -144,30 +148,30 @@ def test_what_is_not_as_the_kernels_read_it_is_refused():
     weight, x = torch.ones(16, 16), torch.ones(4, 16)
     for wrong in (weight.half(), weight.double()):
         with pytest.raises(AssertionError):
-            Matrix.of(wrong)
-    packed = Matrix.packed(weight, dtype=torch.bfloat16)
+            WeightMatrix.of(wrong)
+    packed = WeightMatrix.packed(weight, dtype=torch.bfloat16)
     wide = torch.ones(4, 32)
-    for given, w in ((x, packed), (wide, Matrix.of(weight)), (wide[:, ::2], Matrix.of(weight))):
+    for given, w in ((x, packed), (wide, WeightMatrix.of(weight)), (wide[:, ::2], WeightMatrix.of(weight))):
         with pytest.raises(AssertionError):
             product(given, w)
     with pytest.raises(AssertionError):
-        product_into(x, Matrix.of(weight), torch.empty(4, 15))
+        product_into(x, WeightMatrix.of(weight), torch.empty(4, 15))
 
 
 @pytest.mark.parametrize("dtype", TYPES)
 def test_columns_of_a_wider_matrix(dtype):
     weight, wide = random(40, 30), random(9, 62, seed=2).to(dtype)
     for w, exact in (
-        (Matrix.of(weight), weight.t()),
-        (Matrix.of(weight.t().contiguous(), transposed=True), weight.t()),
+        (WeightMatrix.of(weight), weight.t()),
+        (WeightMatrix.of(weight.t().contiguous(), transposed=True), weight.t()),
     ):
         x = wide[:, :30]
         assert not x.is_contiguous()
         assert distance(product(x, w), x.double() @ exact.to(dtype).double(), 30) <= 1
     with pytest.raises(AssertionError):
-        product(wide[:, :30], Matrix.packed(weight, dtype=dtype))
+        product(wide[:, :30], WeightMatrix.packed(weight, dtype=dtype))
     with pytest.raises(AssertionError):
-        product(random(9, 61).to(dtype)[:, :30], Matrix.of(weight))
+        product(random(9, 61).to(dtype)[:, :30], WeightMatrix.of(weight))
 
 
 @pytest.mark.parametrize("columns", [1, 15, 16, 37, 4096])

@@ -12,7 +12,7 @@ from torch import Tensor
 from ...learner.fused_head import FusedHead
 from . import training as kernels
 from .arena import Arena
-from .products import Matrix, fits, product_into
+from .products import WeightMatrix, fits, product_into
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class CompiledHead(FusedHead):
         if not self.products:
             return super()._products(h)
         z = self.arena.alloc(len(h), len(self.weight), dtype=torch.float32)
-        product_into(h.float(), Matrix.of(self.weight), z)
+        product_into(h.float(), WeightMatrix.of(self.weight), z)
         return z if self.bias is None else z.add_(self.bias.detach())
 
     def _normalise(self, z: Tensor, entropies: bool) -> tuple[Tensor, Tensor | None]:
@@ -55,7 +55,7 @@ class CompiledHead(FusedHead):
         if not (self.products and fits(len(self.weight), dz.dtype)):
             return super()._back_product(dz)
         back = torch.empty(len(dz), self.weight.shape[1], dtype=torch.float32)
-        product_into(dz, Matrix.of(self.weight, transposed=True), back)
+        product_into(dz, WeightMatrix.of(self.weight, transposed=True), back)
         return back
 
     def _add_outer(self, dz: Tensor, h: Tensor, gradient: Tensor) -> None:

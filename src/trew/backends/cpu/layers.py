@@ -17,7 +17,7 @@ from ...models.anatomy import Layer, Norm, Transformer, weight_of
 from .arena import Arena
 from .build import fields, kernel
 from .pages import PagedCache, Rows
-from .products import Matrix
+from .products import WeightMatrix
 
 WIDTH = 16
 """Every width must be a multiple of it."""
@@ -59,11 +59,11 @@ class _Room(ctypes.Structure):
 class _Matrices:
     """The weights of one layer, laid out for products in T."""
 
-    qkv: Matrix
-    o: Matrix
-    gate: Matrix
-    up: Matrix
-    down: Matrix
+    qkv: WeightMatrix
+    o: WeightMatrix
+    gate: WeightMatrix
+    up: WeightMatrix
+    down: WeightMatrix
 
     @staticmethod
     def of(layer: Layer, dtype: torch.dtype) -> _Matrices:
@@ -129,12 +129,12 @@ class Layers:
         return room[0]
 
 
-def packed(*modules: nn.Linear, dtype: torch.dtype, arena: Arena | None = None) -> Matrix:
+def packed(*modules: nn.Linear, dtype: torch.dtype, arena: Arena | None = None) -> WeightMatrix:
     """The weights of ``modules``, whose outputs are to stand side by side."""
     weights = [w if w.dtype == torch.bfloat16 else w.float() for w in map(weight_of, modules)]
     bias = None
     if any(m.bias is not None for m in modules):
         bias = torch.cat([torch.zeros(m.out_features) if m.bias is None else m.bias.detach().float() for m in modules])
-    return Matrix.packed(
+    return WeightMatrix.packed(
         torch.cat(weights) if len(weights) > 1 else weights[0].contiguous(), bias, dtype=dtype, arena=arena
     )

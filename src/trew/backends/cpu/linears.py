@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from . import training as kernels
 from .build import library
 from .layers import WIDTH
-from .products import Matrix, fits, product
+from .products import WeightMatrix, fits, product
 
 
 def available(device: torch.device, dtype: torch.dtype) -> bool:
@@ -76,7 +76,7 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)
-        return _rows(x, Matrix.of(weight, bias))
+        return _rows(x, WeightMatrix.of(weight, bias))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
@@ -96,7 +96,7 @@ def _gradients(
 
 
 def _by_input(dy: Tensor, weight: Tensor) -> Tensor:
-    return _rows(dy, Matrix.of(weight, transposed=True))
+    return _rows(dy, WeightMatrix.of(weight, transposed=True))
 
 
 def _by_weight(dy: Tensor, x: Tensor) -> Tensor:
@@ -109,7 +109,7 @@ def _by_weight(dy: Tensor, x: Tensor) -> Tensor:
 
 @torch.library.custom_op("trew::linear", mutates_args=())
 def _linear_op(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    return _rows(x, Matrix.of(weight, bias))
+    return _rows(x, WeightMatrix.of(weight, bias))
 
 
 _by_input_op = torch.library.custom_op("trew::linear_by_input", _by_input, mutates_args=())
@@ -132,7 +132,7 @@ def _outer(dy: Tensor, x: Tensor) -> Tensor:
     return into
 
 
-def _rows(x: Tensor, w: Matrix) -> Tensor:
+def _rows(x: Tensor, w: WeightMatrix) -> Tensor:
     """x (..., depth) times W^T plus bias -> (..., n)."""
     return product(x.reshape(-1, w.depth).contiguous(), w).view(*x.shape[:-1], w.n)
 
@@ -146,5 +146,5 @@ def _forward(layer: nn.Linear) -> Forward:
 
 
 def _packed_forward(layer: nn.Linear, dtype: torch.dtype) -> Forward:
-    packed = Matrix.packed(layer.weight.detach(), layer.bias, dtype=dtype)
+    packed = WeightMatrix.packed(layer.weight.detach(), layer.bias, dtype=dtype)
     return lambda x: _rows(x.to(dtype), packed)

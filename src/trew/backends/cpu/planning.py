@@ -11,7 +11,7 @@ from ...models.anatomy import describe
 from ...models.planning import Product
 from . import decoder, pages, training
 from .linears import available
-from .products import Matrix, fits, product
+from .products import WeightMatrix, fits, product
 
 FEW = 256
 """Rows up to which a matrix is laid out once for many products."""
@@ -36,4 +36,4 @@ class CpuPlanning:
     def product(self, *, depth: int, rows: int, dtype: torch.dtype) -> Product | None:
         if not (self.products and available(torch.device("cpu"), dtype) and fits(depth, dtype)):
             return None
-        return (lambda w: Matrix.packed(w, dtype=dtype)) if rows <= FEW else Matrix.of, product
+        return (lambda w: WeightMatrix.packed(w, dtype=dtype)) if rows <= FEW else WeightMatrix.of, product

@@ -1,6 +1,6 @@
-"""Matrix products by the compiled kernels, in T (float32 or bfloat16) with sums in float32.
+"""WeightMatrix products by the compiled kernels, in T (float32 or bfloat16) with sums in float32.
 
-A :class:`Matrix` says how W lies: as the model has it, float32 or bfloat16, cast to T and laid out anew in every
+A :class:`WeightMatrix` says how W lies: as the model has it, float32 or bfloat16, cast to T and laid out anew in every
 product, which costs next to nothing where there are many rows; or laid out once, for the few rows of decoding steps.
 """
 
@@ -32,7 +32,7 @@ class _Struct(ctypes.Structure):
     )
 
 
-class Matrix:
+class WeightMatrix:
     """W (n, depth) and a bias (n,) float32 or None: what x (rows, depth) is multiplied with, x W^T + bias."""
 
     __slots__ = ("_kept", "_struct", "alone", "depth", "n", "packed_for", "pointer")
@@ -51,29 +51,31 @@ class Matrix:
         )
         self.pointer = ctypes.addressof(self._struct)
 
-    def then(self, following: Matrix | None) -> None:
+    def then(self, following: WeightMatrix | None) -> None:
         """Both are packed, and the caller keeps both: while this one's last columns are multiplied with, those that the
         other begins with are fetched."""
         assert following is None or self.packed_for == following.packed_for is not None
         self._struct.then = following and following.pointer
 
     @staticmethod
-    def of(weight: Tensor, bias: Tensor | None = None, *, transposed: bool = False) -> Matrix:
+    def of(weight: Tensor, bias: Tensor | None = None, *, transposed: bool = False) -> WeightMatrix:
         """A matrix where it lies, float32 or bfloat16; ``transposed``: x is to be multiplied with W, not with W^T."""
         n, depth = weight.shape[::-1] if transposed else weight.shape
-        return Matrix(weight, bias, n=n, depth=depth, form=_TRANSPOSED if transposed else _FLAT)
+        return WeightMatrix(weight, bias, n=n, depth=depth, form=_TRANSPOSED if transposed else _FLAT)
 
     @staticmethod
-    def packed(weight: Tensor, bias: Tensor | None = None, *, dtype: torch.dtype, arena: Arena | None = None) -> Matrix:
+    def packed(
+        weight: Tensor, bias: Tensor | None = None, *, dtype: torch.dtype, arena: Arena | None = None
+    ) -> WeightMatrix:
         """A copy in ``dtype``, laid out for the products, in ``arena`` or else in the heap; ``depth`` must be even in
         bfloat16."""
         n, depth = weight.shape
         assert fits(depth, dtype)
         size = -(-n // 16) * 16 * depth
         out = torch.empty(size, dtype=dtype) if arena is None else arena.alloc(size, dtype=dtype)
-        given = Matrix.of(weight)
+        given = WeightMatrix.of(weight)
         kernel("pack", dtype, "pp")(given.pointer, out.data_ptr())
-        return Matrix(out, bias, n=n, depth=depth, form=_PACKED)
+        return WeightMatrix(out, bias, n=n, depth=depth, form=_PACKED)
 
 
 def fits(depth: int, dtype: torch.dtype) -> bool:
@@ -81,7 +83,7 @@ def fits(depth: int, dtype: torch.dtype) -> bool:
     return dtype == torch.float32 or depth % 2 == 0
 
 
-def product(x: Tensor, w: Matrix) -> Tensor:
+def product(x: Tensor, w: WeightMatrix) -> Tensor:
     """x (rows, depth) of T -> x W^T + bias (rows, n) of T. x may be columns of a wider matrix, of even width, where W
     is not packed."""
     out = torch.empty(len(x), w.n, dtype=x.dtype)
@@ -89,12 +91,12 @@ def product(x: Tensor, w: Matrix) -> Tensor:
     return out
 
 
-def product_into(x: Tensor, w: Matrix, out: Tensor, *, add: bool = False) -> None:
+def product_into(x: Tensor, w: WeightMatrix, out: Tensor, *, add: bool = False) -> None:
     """``out`` (rows, n) float32 = or += x W^T + bias, x (rows, depth) of T."""
     _product(x, w, out, _ADD_FLOAT if add else _WRITE_FLOAT)
 
 
-def gated_product(x: Tensor, gate: Matrix, up: Matrix, out: Tensor, *, activation: Activation) -> None:
+def gated_product(x: Tensor, gate: WeightMatrix, up: WeightMatrix, out: Tensor, *, activation: Activation) -> None:
     """``out`` (rows, n) of T = act(x G^T) (x U^T), of two matrices that are packed and of one shape."""
     assert gate.n == up.n
     assert gate.packed_for is not None
@@ -104,7 +106,7 @@ def gated_product(x: Tensor, gate: Matrix, up: Matrix, out: Tensor, *, activatio
     function(x.data_ptr(), gate.pointer, up.pointer, out.data_ptr(), len(x), activation == "gelu_tanh")
 
 
-def _product(x: Tensor, w: Matrix, out: Tensor, mode: int) -> None:
+def _product(x: Tensor, w: WeightMatrix, out: Tensor, mode: int) -> None:
     _check(x, w, out)
     scratch = None
     if not w.alone:  # torch's memory: where there is none left, that is an error and no crash
@@ -115,7 +117,7 @@ def _product(x: Tensor, w: Matrix, out: Tensor, mode: int) -> None:
     )
 
 
-def _check(x: Tensor, w: Matrix, out: Tensor) -> None:
+def _check(x: Tensor, w: WeightMatrix, out: Tensor) -> None:
     """What the kernels read as bare memory is what they take it for."""
     assert w.packed_for in (None, x.dtype), (w.packed_for, x.dtype)
     assert x.shape[1] == w.depth, (x.shape, w.depth)

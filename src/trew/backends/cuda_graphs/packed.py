@@ -1,7 +1,7 @@
-"""A model's weights as a decoder's products take them, in tensors that stay where they are.
+"""A model's weights in the layout of a decoder's products, in tensors whose addresses stay the same.
 
-q, k and v are one matrix, gate and up another; adapters are added; all are in the type of the computation. A matrix
-that is so already, alone and without adapters, is the model's own and no copy.
+q, k and v are joined into one matrix, gate and up into another, with adapters added, in the type of the computation. A
+weight that is in this form already (alone, of that type, without adapters) is used as it is, without a copy.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from ...models.anatomy import Layer, Norm, Transformer, weight_of
 
 
 @dataclass(frozen=True, slots=True)
-class Matrix:
-    """y = W x + b of several linear layers side by side. ``own``: W is a copy, which :meth:`load` fills."""
+class JoinedLinears:
+    """y = W x + b of several linear layers joined by their outputs. ``own``: W is a copy, which :meth:`load` fills."""
 
     weight: Tensor
     bias: Tensor | None
     own: bool
 
     @classmethod
-    def of(cls, modules: Sequence[nn.Linear], dtype: torch.dtype) -> Matrix:
+    def of(cls, modules: Sequence[nn.Linear], dtype: torch.dtype) -> JoinedLinears:
         weights = [weight_of(m) for m in modules]
         shared = len(modules) == 1 and type(modules[0]) is nn.Linear and weights[0].dtype == dtype
         outputs = sum(map(len, weights))
@@ -36,7 +36,7 @@ class Matrix:
         return cls(weight, bias, not shared)
 
     def load(self, modules: Sequence[nn.Linear]) -> bool:
-        """Takes the weights as they are now; False where the model's own tensor is another than it was."""
+        """Copies the current weights; False if a weight that is used without a copy is no longer the model's tensor."""
         begin = 0
         for module in modules:
             weight = weight_of(module)
@@ -55,7 +55,7 @@ class Matrix:
 
 
 @dataclass(frozen=True, slots=True)
-class Scale:
+class RMSNorm:
     """An RMS norm over the last dimension, its result in ``dtype``: x w / sqrt(mean(x^2) + eps), x and w float32."""
 
     weight: Tensor  # (n,), or (heads, n)
@@ -63,11 +63,11 @@ class Scale:
     dtype: torch.dtype
 
     @classmethod
-    def of(cls, norm: Norm | None, dtype: torch.dtype) -> Scale | None:
+    def of(cls, norm: Norm | None, dtype: torch.dtype) -> RMSNorm | None:
         return None if norm is None else cls(torch.empty_like(norm.weight, dtype=torch.float32), norm.eps, dtype)
 
     @classmethod
-    def of_heads(cls, layer: Layer, heads: int, kv_heads: int, dtype: torch.dtype) -> Scale | None:
+    def of_heads(cls, layer: Layer, heads: int, kv_heads: int, dtype: torch.dtype) -> RMSNorm | None:
         """The norms of queries and keys, whose heads are side by side."""
         q, k = layer.q_norm, layer.k_norm
         if q is None or k is None:
@@ -87,15 +87,15 @@ class Scale:
 
 @dataclass(frozen=True, slots=True)
 class PackedLayer:
-    qkv: Matrix
-    o: Matrix
-    gate_up: Matrix
-    down: Matrix
-    attention_norm: Scale
-    heads_norm: Scale | None
-    attention_after: Scale | None
-    mlp_norm: Scale
-    mlp_after: Scale | None
+    qkv: JoinedLinears
+    o: JoinedLinears
+    gate_up: JoinedLinears
+    down: JoinedLinears
+    attention_norm: RMSNorm
+    heads_norm: RMSNorm | None
+    attention_after: RMSNorm | None
+    mlp_norm: RMSNorm
+    mlp_after: RMSNorm | None
 
 
 class Packed:
@@ -105,8 +105,8 @@ class Packed:
         self.dtype, self.heads = dtype, parts.heads
         self.embedding = parts.embedding.weight.detach()
         self.layers = tuple(_layer(layer, parts, dtype) for layer in parts.layers)
-        self.norm = _present(Scale.of(parts.norm, dtype))
-        self.head = Matrix.of([parts.head], dtype)
+        self.norm = _present(RMSNorm.of(parts.norm, dtype))
+        self.head = JoinedLinears.of([parts.head], dtype)
 
     @property
     def copies(self) -> list[Tensor]:
@@ -134,18 +134,18 @@ class Packed:
 
 
 def _layer(layer: Layer, parts: Transformer, dtype: torch.dtype) -> PackedLayer:
-    qkv, o, gate_up, down = (Matrix.of(modules, dtype) for modules in _modules(layer))
+    qkv, o, gate_up, down = (JoinedLinears.of(modules, dtype) for modules in _modules(layer))
     return PackedLayer(
         qkv=qkv, o=o, gate_up=gate_up, down=down,
-        attention_norm=_present(Scale.of(layer.attention_norm, dtype)),
-        heads_norm=Scale.of_heads(layer, parts.heads, parts.kv_heads, torch.float32),
-        attention_after=Scale.of(layer.attention_after, torch.float32),
-        mlp_norm=_present(Scale.of(layer.mlp_norm, dtype)),
-        mlp_after=Scale.of(layer.mlp_after, torch.float32),
+        attention_norm=_present(RMSNorm.of(layer.attention_norm, dtype)),
+        heads_norm=RMSNorm.of_heads(layer, parts.heads, parts.kv_heads, torch.float32),
+        attention_after=RMSNorm.of(layer.attention_after, torch.float32),
+        mlp_norm=_present(RMSNorm.of(layer.mlp_norm, dtype)),
+        mlp_after=RMSNorm.of(layer.mlp_after, torch.float32),
     )  # fmt: skip
 
 
-def _of(packed: PackedLayer) -> tuple[Matrix, ...]:
+def _of(packed: PackedLayer) -> tuple[JoinedLinears, ...]:
     return packed.qkv, packed.o, packed.gate_up, packed.down
 
 
@@ -153,6 +153,6 @@ def _modules(layer: Layer) -> tuple[list[nn.Linear], ...]:
     return [layer.q, layer.k, layer.v], [layer.o], [layer.gate, layer.up], [layer.down]
 
 
-def _present(scale: Scale | None) -> Scale:
+def _present(scale: RMSNorm | None) -> RMSNorm:
     assert scale is not None
     return scale

@@ -18,7 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ...models.anatomy import Transformer
 from .graphs import Graphs
-from .packed import Packed, PackedLayer, Scale
+from .packed import Packed, PackedLayer, RMSNorm
 
 ROWS, COLUMNS = 8, 256
 """Buckets are multiples of these, and a quarter octave apart where that is more; below 8 rows they are powers of 2."""
@@ -236,7 +236,7 @@ class StaticModel:
         return torch.zeros(seen.shape, dtype=self.dtype, device=seen.device).masked_fill_(~seen, -torch.inf)
 
 
-def _added(x: Tensor, delta: Tensor, after: Scale | None) -> Tensor:
+def _added(x: Tensor, delta: Tensor, after: RMSNorm | None) -> Tensor:
     return x + (delta if after is None else after(delta.float()))
 
 
