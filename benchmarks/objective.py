@@ -110,11 +110,11 @@ def make(name: str) -> trew.TokenBatch:
 
 def eight_steps(lengths: torch.Tensor, g: torch.Generator) -> object:
     """Eight steps of equal length in every sequence."""
-    from trew.objective.batch import Steps
+    from trew.objective.batch import ReasoningSteps
 
     ends = (lengths[:, None] * torch.arange(1, 9) // 8).flatten()
     values = torch.rand(len(ends), generator=g, dtype=torch.float64)
-    return Steps(values, torch.arange(SEQUENCES).repeat_interleave(8), ends)
+    return ReasoningSteps(values, torch.arange(SEQUENCES).repeat_interleave(8), ends)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import trew
 from trew import TokenBatch
 from trew.errors import DataError
 from trew.objective import batch as objective_batch
-from trew.objective.batch import Denominators, Steps
+from trew.objective.batch import Denominators, ReasoningSteps
 
 F64 = torch.float64
 MASK = torch.tensor([[1, 1, 0], [0, 1, 1], [1, 0, 0], [0, 0, 0]], dtype=torch.bool)
@@ -207,7 +207,7 @@ def test_one_source_of_advantages_is_enough():
 
 
 def test_empty_steps():
-    none = Steps.of([[], []], mask=torch.ones(2, 3, dtype=torch.bool))
+    none = ReasoningSteps.of([[], []], mask=torch.ones(2, 3, dtype=torch.bool))
     assert (len(none.values), len(none.ends), len(none.sequence_ids)) == (0, 0, 0)
 
 

@@ -45,7 +45,7 @@ class Denominators:
 
 
 @dataclass(frozen=True, eq=False)
-class Steps:
+class ReasoningSteps:
     """Rewards of M steps of reasoning: step m belongs to a sequence and ends with the ``ends[m]``-th of its tokens in
     the stream (0: before the first)."""
 
@@ -54,7 +54,7 @@ class Steps:
     ends: Int[Tensor, "M"]
 
     @staticmethod
-    def of(steps: Sequence[Sequence[tuple[int, float]]], *, mask: Bool[Tensor, "B T"]) -> Steps:
+    def of(steps: Sequence[Sequence[tuple[int, float]]], *, mask: Bool[Tensor, "B T"]) -> ReasoningSteps:
         """Packs (end, value) lists, ``end`` in columns. Raises DataError for ends and values out of range."""
         rows, width = mask.shape
         if len(steps) != rows:
@@ -70,12 +70,12 @@ class Steps:
         columns = torch.tensor([end for _, end, _ in flat], dtype=torch.int64, device=device)
         values = torch.tensor([value for _, _, value in flat], dtype=torch.float64, device=device)
         # Columns outside the mask are not in the stream, so an end is the number of tokens inside up to its column.
-        return Steps(values, sequences, mask.cumsum(dim=1)[sequences, columns - 1])
+        return ReasoningSteps(values, sequences, mask.cumsum(dim=1)[sequences, columns - 1])
 
-    def select(self, position: Int[Tensor, "S"]) -> Steps:
+    def select(self, position: Int[Tensor, "S"]) -> ReasoningSteps:
         """Steps of the sequences that stay; ``position`` (S,) has each one's new number, -1 where it is left out."""
         new = position[self.sequence_ids]
-        return Steps(self.values[new >= 0], new[new >= 0], self.ends[new >= 0])
+        return ReasoningSteps(self.values[new >= 0], new[new >= 0], self.ends[new >= 0])
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,7 +103,7 @@ class TokenBatch:
     rollout_logprobs: Float[Tensor, "N"] | None = None
     ref_logprobs: Float[Tensor, "N"] | None = None
     entropies: Float[Tensor, "N"] | None = None
-    step_rewards: Steps | None = None
+    step_rewards: ReasoningSteps | None = None
     correct: Bool[Tensor, "S"] | None = None
     truncated: Bool[Tensor, "S"] | None = None
     baselines: Float[Tensor, "S"] | None = None
@@ -281,7 +281,7 @@ def _signal(
         final = final if final.dim() == 2 else final[:, None].expand(rows, width)
         fields["advantages"] = final.to(like.dtype)[mask]
     if step_rewards is not None:
-        fields["step_rewards"] = Steps.of(step_rewards, mask=mask)
+        fields["step_rewards"] = ReasoningSteps.of(step_rewards, mask=mask)
     return fields
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from ..config import Config, LearnerConfig
 from ..errors import NumericsError, RewardError
 from ..objective import Objective, TokenBatch
-from ..objective.batch import Steps
+from ..objective.batch import ReasoningSteps
 from ..rollout import StepRollouts
 from ..rollout.sync import sampling
 from ..types import Rollout, Score, TrainingSample
@@ -66,7 +66,7 @@ def _baselines(rollouts: StepRollouts, groups: Sequence[int]) -> Tensor | None:
     return torch.tensor([rollouts.baselines[rollouts.kept[g].group.prompt.uid] for g in groups])
 
 
-def _step_rewards(plan: Plan, scores: Sequence[Score]) -> Steps | None:
+def _step_rewards(plan: Plan, scores: Sequence[Score]) -> ReasoningSteps | None:
     """The rewards of all steps of the rollouts, where the objective reads them; RewardError where there are none."""
     if "step_rewards" not in plan.objective.needs:
         return None
@@ -77,7 +77,7 @@ def _step_rewards(plan: Plan, scores: Sequence[Score]) -> Steps | None:
             "a function returns a list of (end, value) for each completion, a reward model needs args.step_mark"
         )
     sequences, ends, values = ([entry[k] for entry in flat] for k in range(3))
-    return Steps(torch.tensor(values, dtype=torch.float64), torch.tensor(sequences, dtype=torch.int64),
+    return ReasoningSteps(torch.tensor(values, dtype=torch.float64), torch.tensor(sequences, dtype=torch.int64),
                  torch.tensor(ends, dtype=torch.int64))  # fmt: skip
 
 

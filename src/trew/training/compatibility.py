@@ -12,7 +12,7 @@ import torch
 from ..config import Config
 from ..objective import Objective, TokenBatch, preset, presets
 from ..objective.advantage import PassAtK
-from ..objective.batch import Steps
+from ..objective.batch import ReasoningSteps
 from ..objective.component import Component
 from ..objective.shaping import SoftOverlong
 
@@ -220,6 +220,6 @@ def _example(*, prompts: int, completions: int, max_length: int) -> TokenBatch:
         correct=right,
         truncated=torch.zeros(size, dtype=torch.bool),
         baselines=torch.zeros(size),
-        step_rewards=Steps(right.to(torch.float64), number, torch.full((size,), 2)),
+        step_rewards=ReasoningSteps(right.to(torch.float64), number, torch.full((size,), 2)),
         max_length=max_length,
     )

@@ -148,8 +148,8 @@ def aipo(*, cap: float = 5.0, ddof: int = 1, std_eps: float = 0.0) -> Objective:
 
     Use it for asynchronous rollouts: one ratio covers staleness and mismatch. It needs ``rollout_logprobs``.
 
-    Deviations: the paper names caps from 2 to 10; advantages and aggregation are the host's (group z-score, token
-    mean).
+    Deviations: the formula is from memory of the paper, which names caps from 2 to 10. Advantages and aggregation are
+    the host's (group z-score, token mean).
     """
     return Objective(
         name="aipo",

@@ -111,7 +111,7 @@ def reinforce_pp_baseline(*, eps_low: float = 0.2, eps_high: float = 0.2) -> Obj
     Use it where a group deviation gives too much weight to nearly solved prompts.
 
     Deviations: whitening re-centres, so a group's advantages no longer sum to 0 and a group without signal gets minus
-    the batch's mean; other codes whiten over sequences, or put the KL into the reward. beta is ours.
+    the batch's mean; other implementations whiten over sequences, or put the KL into the reward. beta is ours.
     """
     return Objective(
         name="reinforce-pp-baseline",
