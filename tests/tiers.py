@@ -6,6 +6,7 @@ alone but the values. ``quick`` draws the fewest examples; which files it has st
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Collection, Iterable
 from typing import Any
@@ -33,6 +34,26 @@ def some(names: Iterable[Any], always: Collection[str], *, name: Any = str) -> l
     unknown = set(always) - {name(case) for case in cases}
     assert not unknown, f"no such cases: {sorted(unknown)}"
     return [case if name(case) in always else pytest.param(case, marks=pytest.mark.nightly) for case in cases]
+
+
+def thinned(*axes: Iterable[Any], keep: int) -> list[Any]:
+    """All combinations for parametrize: one in ``keep`` runs in every tier, the others in the nightly one.
+
+    Those that stay lie on diagonals, so that they meet each value of each axis; where they would not, that is a
+    mistake here.
+    """
+    values = [list(axis) for axis in axes]
+    every = list(itertools.product(*(range(len(axis)) for axis in values)))
+    stay = {numbers for numbers in every if sum(numbers) % keep == 0}
+    for at, axis in enumerate(values):
+        assert {numbers[at] for numbers in stay} == set(range(len(axis))), f"values of axis {at} would never run"
+    return [
+        pytest.param(
+            *(axis[number] for axis, number in zip(values, numbers, strict=True)),
+            marks=() if numbers in stay else pytest.mark.nightly,
+        )
+        for numbers in every
+    ]
 
 
 def examples(most: int) -> int:

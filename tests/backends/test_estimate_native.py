@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import learner_help as help
+import tiers
 from test_estimate import WIDE, config, made, saved
 from trew.backends.cpu import build, training
 from trew.backends.cpu import runner as forward
@@ -96,8 +97,7 @@ def test_the_proof_counts_where_a_vocabulary_is_large(tmp_path):
     assert made(plain, prompt=96).memory.parts["training"]["proof"] == 0, "there is nothing to compare"
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("kind", ["llama", "gemma3"])
+@pytest.mark.parametrize(("kind", "dtype"), tiers.thinned(["llama", "gemma3"], ["float32", "bfloat16"], keep=2))
 def test_buffers_of_generation_on_a_gpu(kind, dtype, tmp_path, monkeypatch):
     """As they are made, for a model of more layers than those that are tried; the CPU stands for a GPU."""
     monkeypatch.setattr(backends, "BY_DEVICE", {"cpu": "cuda_graphs"})

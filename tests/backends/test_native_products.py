@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+import tiers
 from trew.backends.cpu import build
 from trew.backends.cpu.products import WeightMatrix, fits, gated_product, product, product_into
 from trew.backends.cpu.training import head_round
@@ -28,10 +29,9 @@ def distance(got: torch.Tensor, exact: torch.Tensor, depth: int) -> float:
     return max(apart.flatten().tolist(), default=0.0)
 
 
-@pytest.mark.parametrize("threads", [1, 2, 5])
-@pytest.mark.parametrize("stored", TYPES)
-@pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(
+    ("shape", "dtype", "stored", "threads"), tiers.thinned(SHAPES, TYPES, TYPES, [1, 5, 2], keep=3)
+)
 def test_every_shape_and_form(shape, dtype, stored, threads):
     n, depth = shape
     if not fits(depth, dtype):

@@ -13,7 +13,7 @@ task = "arithmetic"
 ops = ["+"]
 largest = 20
 [[rewards]]
-name = "reward.py:f"
+name = "arithmetic"
 [rollout]
 prompts = 2
 completions = 2

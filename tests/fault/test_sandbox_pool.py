@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+import tiers
 from sandbox_help import supervisors
 from trew.errors import SandboxError
 from trew.rewards import KINDS, grade
@@ -71,17 +72,17 @@ def gone(pids: list[int], seconds: float = 60.0) -> bool:
 
 def test_hundreds_of_runs_leave_no_process_no_descriptor_and_no_folder(monkeypatch, tmp_path):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    together = KINDS["code_func"].grade_many
+    together, many = KINDS["code_func"].grade_many, tiers.examples(16)
     assert together is not None
-    items = [(text, None, ASSERTS) for text in (RIGHT, WRONG, DAEMON, RIGHT)] * 16
+    items = [(text, None, ASSERTS) for text in (RIGHT, WRONG, DAEMON, RIGHT)] * many
     close_pools()
     others = set(supervisors())  # of other rewards, which other tests may have left waiting
     together(items[:8])
     pipes = descriptors() - 2 * len(supervisors())  # two to each; how many there are depends on what came together
     for _ in range(3):
         verdicts = together(items)
-        assert [v.score for v in verdicts][::4] == [1.0] * 16
-        assert [v.score for v in verdicts][1::4] == [0.0] * 16
+        assert [v.score for v in verdicts][::4] == [1.0] * many
+        assert [v.score for v in verdicts][1::4] == [0.0] * many
     assert descriptors() - 2 * len(supervisors()) == pipes
     assert len(set(supervisors()) - others) <= len(os.sched_getaffinity(0))
     assert os.listdir(tmp_path) == []

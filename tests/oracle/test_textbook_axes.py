@@ -7,6 +7,7 @@ import random
 import pytest
 import torch
 
+import tiers
 import trew
 from oracle.steps import F64, fresh, step_for
 from oracle.test_textbook import LIVELY, check
@@ -42,8 +43,7 @@ def with_room(name: str, data: dict, low: float, spread: float) -> dict:
     return data | {"rewards": data["rewards"] * spread + low} if name in NEAR_ONE else data
 
 
-@pytest.mark.parametrize("correction", CORRECTIONS)
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize(("name", "correction"), tiers.thinned(PRESETS, CORRECTIONS, keep=4))
 def test_corrections(name, correction):
     data = step_for(name, 21, empty=1, nan=1, mismatch=0.2)
     if name in ROLLOUT_ANCHORED and correction != "opsm":
@@ -60,9 +60,9 @@ def test_corrections_with_their_own_limits(correction):
         check("dapo", data, correction=correction)
 
 
-@pytest.mark.parametrize(("kl", "place"), KLS)
-@pytest.mark.parametrize("name", PRESETS)
-def test_divergences(name, kl, place):
+@pytest.mark.parametrize(("name", "divergence"), tiers.thinned(PRESETS, KLS, keep=5))
+def test_divergences(name, divergence):
+    kl, place = divergence
     if (place == "reward" and name in REWARD_BLIND) or (place == "to-go" and name == "ppo-clip"):
         with pytest.raises(ConfigError, match="kl_place"):
             trew.preset(name, beta=0.2, kl=kl, kl_place=place)
@@ -71,8 +71,7 @@ def test_divergences(name, kl, place):
     check(name, data, **(lively(name) | {"beta": 0.2, "kl": kl, "kl_place": place}))
 
 
-@pytest.mark.parametrize("aggregate", AGGREGATES)
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize(("name", "aggregate"), tiers.thinned(PRESETS, AGGREGATES, keep=3))
 def test_aggregates(name, aggregate):
     data = step_for(name, 23, empty=2, nan=1, layout="holes")
     check(name, data, **lively(name), aggregate=aggregate)

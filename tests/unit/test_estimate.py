@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import learner_help as help
+import tiers
 import tiny
 from trew import estimate
 from trew.cli.main import main
@@ -119,9 +120,9 @@ def test_a_ledger_does_not_count_what_was_there_before():
         assert ledger.live == 0
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
-@pytest.mark.parametrize("rank", [0, 4])
-@pytest.mark.parametrize("kind", ["llama", "gpt2", "gemma2"])
+@pytest.mark.parametrize(
+    ("kind", "rank", "checkpointing"), tiers.thinned(["llama", "gpt2", "gemma2"], [0, 4], [False, True], keep=3)
+)
 def test_a_pass_without_memory_allocates_what_a_real_one_does(kind, rank, checkpointing, tmp_path):
     kinds = {"layer_types": ["sliding_attention", "full_attention"] * 3} if kind == "gemma2" else {}
     folder = saved(tmp_path, kind, num_hidden_layers=6, **kinds)

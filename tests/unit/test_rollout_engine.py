@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+import tiers
 import tiny
 from sampling_reference import cut_distribution
 from trew.errors import EngineError, NumericsError
@@ -84,10 +85,10 @@ def test_greedy_equals_transformers_generate(kind):
         assert (group.rollouts[0].logprobs == 0).all()
 
 
-@pytest.mark.parametrize("kind", ["llama", "gemma3", "gpt2"])
-@pytest.mark.parametrize(
-    "changes", [{}, {"temperature": 0.7, "top_p": 0.9, "top_k": 40}, {"temperature": 1.5, "min_p": 0.05}]
-)
+CHANGES = [{}, {"temperature": 0.7, "top_p": 0.9, "top_k": 40}, {"temperature": 1.5, "min_p": 0.05}]
+
+
+@pytest.mark.parametrize(("kind", "changes"), tiers.thinned(["llama", "gemma3", "gpt2"], CHANGES, keep=3))
 def test_draws_do_not_depend_on_the_batch(kind, changes):
     sampling = dataclasses.replace(SAMPLING, **changes)
     together = tokens(generate(engine(kind), PROMPTS, n=3, sampling=sampling))
