@@ -121,7 +121,7 @@ def test_a_poll_with_time_reports_something(engine):
 
 def test_turns_are_whole(engine):
     engine.version = 5
-    engine.submit(requests(n=6))
+    engine.submit(requests(n=6, sampling=dataclasses.replace(SAMPLING, stop=tuple("abcdefgh"))))
     found = turns(drained(engine))
     ends = engine.renderer.stop_ids if isinstance(engine, TorchEngine) else ()
     for turn in found.values():
