@@ -102,7 +102,7 @@ def section(d: Description) -> str:
     options = ", ".join(f"`{setting(k, *v)}`" for k, v in d.options.items())
     lines = [f"Defaults: {settings or 'no settings of its own'}.", f"Options: {options}." if options else ""]
     needs = ", ".join(f"`{name}`" for name in d.objective.needs)
-    lines.append(f"Needs: {needs}. Looks at {SCOPES[d.objective.scope].partition(';')[0]}.")
+    lines.append(f"Needs: {needs}. Scope: {SCOPES[d.objective.scope].partition(';')[0]}.")
     parts.append("<br>\n".join(line for line in lines if line))
     parts += [f"**Use it** {prose(d.use.removeprefix('Use it '))}"] if d.use else []
     parts += [f"**Deviations:** {prose(d.deviations)}"] if d.deviations else []

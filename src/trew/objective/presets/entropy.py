@@ -1,4 +1,4 @@
-"""Objectives that look at the policy's entropy: as a reward, as a selection, as a bonus."""
+"""Objectives that use the policy's entropy: in the reward, to select tokens, or as a bonus on the advantage."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def kl_cov(*, share: float = 2e-3, penalty: float = 1.0, ddof: int = 1, std_eps:
     J = (1/N) sum_t { r_t A - penalty |log r_t| on the ``share`` of tokens with the highest cov_t },
     cov = (A - mean A)(log pi - mean log pi)
 
-    Use it against entropy collapse with several updates per rollout (at r = 1 the pull is 0). It looks at the whole
+    Use it against entropy collapse with several updates per rollout (at r = 1 the pull is 0). It must see the whole
     step.
 
     Deviations: no clip at all, as in the authors' code. share 2e-3 and penalty 1 are its 7B recipe (its k_percent = 0.2
@@ -112,7 +112,7 @@ def clip_cov(
 
     w = 0 for max(1, share N) tokens drawn from those with cov_low < (A - mean A)(log pi - mean log pi) < cov_high
 
-    Use it against entropy collapse. It looks at the whole step.
+    Use it against entropy collapse. It must see the whole step at once.
 
     Deviations: the draw is fixed by ``seed`` and does not depend on the order of sequences. At least one token is drawn
     where there are candidates, as in the authors' code; the paper's floor(share N) is 0 for small steps.
