@@ -182,12 +182,12 @@ def lose(run: Path, how: str) -> str:
         return "missing: rollouts/000001.parquet"
     if how == "rollouts cut off":
         rollouts.write_bytes(rollouts.read_bytes()[:-9])
-        return "changed or cut off since then: rollouts/000001.parquet"
+        return "changed or truncated since then: rollouts/000001.parquet"
     if how == "evaluation gone":
         (run / "evals" / "000000.parquet").unlink()
         return "missing: evals/000000.parquet"
     shutil.copy(rollouts, run / "rollouts" / "000000.parquet")
-    return "not made by this run before that step: rollouts/000000.parquet"
+    return "not written by this run before that step: rollouts/000000.parquet"
 
 
 HOW = ["no metrics", "a row gone", "a row twice", "a row changed", "no rollouts", "rollouts cut off", "evaluation gone",

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import trew
+from engine_help import ScriptedEngine
 from rollouts_help import rollout
 from trew.config import parse
 from trew.eval import correct_by
@@ -330,14 +331,6 @@ def test_an_objective_that_normalises_each_reward_gets_them_one_by_one():
     assert batch.rewards.shape == (8,)
 
 
-class Greedy:
-    """An engine that answers greedily, and says how it was asked."""
-
-    def generate(self, prompts: list[Prompt], *, n: int, sampling: Any) -> list[Group]:
-        assert (n, sampling.temperature, sampling.top_p, sampling.max_tokens) == (1, 0.0, 1.0, 256)
-        return [Group(p, (completion(2, int(p.uid)),)) for p in prompts]
-
-
 def test_the_baseline_is_the_greedy_answers_reward_or_the_prompt_takes_no_part():
     """Prompt 0's greedy answer has a reward; 1's has none; 2's lacks a reward that others of the group have."""
     answers = [Score(0.25, parts={"r": 0.25, "s": 1.0}), Score(None, parts={}), Score(0.5, parts={"r": 0.5, "s": None}),
@@ -349,11 +342,14 @@ def test_the_baseline_is_the_greedy_answers_reward_or_the_prompt_takes_no_part()
         rewards=weighted,
         score=lambda given, step: [ScoredGroup(g, (a,)) for g, a in zip(given, answers, strict=True)],
     )
+    engine = ScriptedEngine()
     source: Any = SyncRollouts(
-        Greedy(), config=j.config, objective=j.objective, prompts=[g.group.prompt for g in groups], rewards=j.rewards,
+        engine, config=j.config, objective=j.objective, prompts=[g.group.prompt for g in groups], rewards=j.rewards,
         correct=correct_by("r"),
     )  # type: ignore[arg-type]  # fmt: skip
     found = source._baselines(groups, 3)
+    how = [(request.sample, request.sampling) for request in engine.submitted]
+    assert [(n, s.temperature, s.top_p, s.max_tokens) for n, s in how] == [(0, 0.0, 1.0, 256)] * 4
     assert found["0"] == 0.25
     assert found["3"] == 0.75
     assert np.isnan([found["1"], found["2"]]).all()
