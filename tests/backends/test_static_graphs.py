@@ -136,7 +136,7 @@ def test_a_recording_that_fails_costs_speed_alone():
     m = tiny.model()
     e = engine(m, graphs=lambda device: Graphs(Broken()))
     with pytest.warns(
-        UserWarning, match=r"no CUDA graphs, .*not permitted when stream is capturing\): decoding goes on"
+        UserWarning, match=r"no CUDA graphs, .*not permitted when stream is capturing\): decoding continues"
     ):
         found = generated(e)
     same(found, generated(engine(m, native=False)))

@@ -18,11 +18,11 @@ from ..config import HealthConfig
 Row = Mapping[str, Any]
 
 AGAIN = 3
-"""Rows in a row that must show what one row may show by chance."""
+"""Consecutive rows that must agree: a single row may exceed a limit by chance."""
 BETTER = 0.02
-"""By so much must accuracy have risen for a change of length to be taken for learning."""
+"""The rise in accuracy from which a change of length counts as learning."""
 SOLVED = 0.9
-"""From this accuracy on a low entropy is no collapse: there is little left to be uncertain about."""
+"""The accuracy from which low entropy is not a collapse: there is little left to be uncertain about."""
 
 
 @dataclass(frozen=True, slots=True)

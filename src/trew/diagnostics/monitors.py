@@ -1,4 +1,4 @@
-"""Watches rewards during training for what looks like hacking, or like a reward that is broken.
+"""Monitors rewards during training for signs of hacking, or of a broken reward.
 
 Each monitor is a pure function from the scored groups of a step to sums and counts. Over the last ``WINDOW`` steps its
 figure is compared with a limit; a warning says what was seen and what to do. Nothing here changes the training.
@@ -210,7 +210,7 @@ class Monitors:
         self._told: dict[str, int] = {}
 
     def observe(self, scored: Sequence[ScoredGroup], *, step: int) -> tuple[dict[str, float], list[str]]:
-        """A step's figures for its row of metrics, and the warnings that are due."""
+        """Returns a step's figures for its metrics row, and the warnings that are due."""
         figures = self.figures(scored)
         self._last.append(figures)
         if len(self._first) < WINDOW:
@@ -249,7 +249,7 @@ class Monitors:
         return reduce_metrics([*parts, rows(scored)] if self._shuffled else parts)
 
     def suspicions(self) -> dict[str, str]:
-        """What looks wrong over the last steps, by monitor."""
+        """What looks wrong in the last steps, by monitor."""
         now, first = reduce_metrics(list(self._last)), reduce_metrics(self._first)
         found = {
             "order": _order_effect(now, "order", "half of each group"),
@@ -276,7 +276,7 @@ class Monitors:
 
 
 def _order_effect(now: Mapping[str, tuple[float, float]], name: str, what: str) -> str:
-    """The order's effect in words where it is no chance; empty otherwise."""
+    """Describes the effect of the order where it is not due to chance; empty otherwise."""
     difference, count = now.get(name, (0.0, 0.0))
     variance, deviation = now.get(f"{name}_variance", (0.0, 0.0))[0], now.get(f"{name}_deviation", (0.0, 0.0))[0]
     if count < (LEAST // 4 if name == "order" else WINDOW // 2) or variance <= 0:

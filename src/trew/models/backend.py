@@ -1,4 +1,4 @@
-"""``Backend``: code that may stand in for the plain runner and the plain decoder on one kind of machine.
+"""``Backend``: faster code that may replace the plain runner and the plain decoder on one kind of machine.
 
 Nothing needs one: with none at hand everything is computed by the model's own forward pass and torch. Whatever a
 backend gives is compared with that on real samples before it is used (:mod:`.verified`).
@@ -33,7 +33,7 @@ class Backend(Protocol):
     name: str
 
     def missing(self) -> str:
-        """What this machine lacks for it, and what to do; empty where it lacks nothing."""
+        """What this machine lacks for the backend, and what to do; empty where it lacks nothing."""
         ...
 
     def start(self) -> None:
@@ -69,5 +69,5 @@ class Backend(Protocol):
         ...
 
     def release(self) -> None:
-        """Gives back what is kept between calls of the decoder."""
+        """Frees what is kept between calls of the decoder."""
         ...

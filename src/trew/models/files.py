@@ -1,4 +1,4 @@
-"""What is wrong with a model's files, said before anything heavy is imported or loaded; one line per problem."""
+"""Finds what is wrong with a model's files before anything heavy is imported or loaded; one line per problem."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _NOT_GENERATIVE = ("ForMaskedLM", "Classification", "ForQuestionAnswering", "Rew
 
 
 def is_path(name: str) -> bool:
-    """Whether ``name`` means something on disk: it exists, or looks like a path and not like a hub id."""
+    """Whether ``name`` is a path: it exists, or looks like a path rather than a hub id."""
     return (
         Path(os.path.expanduser(name)).exists()
         or name.startswith((".", "/", "~", os.sep))
@@ -33,14 +33,14 @@ def is_path(name: str) -> bool:
 
 
 def offline() -> bool:
-    """Whether the user forbade the hub (``HF_HUB_OFFLINE=1``)."""
+    """Whether the user has disabled the hub (``HF_HUB_OFFLINE=1``)."""
     from huggingface_hub import constants
 
     return bool(constants.is_offline_mode())
 
 
 def locate_folder(name: str, role: str) -> tuple[Path | None, list[str]]:
-    """``name`` as an existing folder, or the reason why not."""
+    """Resolves ``name`` to an existing folder, or says why it cannot."""
     folder = Path(os.path.expanduser(name))
     if not folder.exists():
         siblings = [p.name for p in folder.parent.iterdir()] if folder.parent.is_dir() else []
@@ -86,7 +86,7 @@ def locate_on_hub(name: str, role: str) -> tuple[Path | None, list[str]]:
 
 
 def cause(error: BaseException) -> str:
-    """The one line of an error that says most."""
+    """The most informative line of an error."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     text = lines[0] if lines else type(error).__name__
     if text.endswith(":") and len(lines) > 1:
@@ -136,7 +136,7 @@ _COUNTS = re.compile(r"(layers?|heads|experts|blocks)$")
 
 
 def _size_problems(config: dict[str, Any], name: str) -> list[str]:
-    """Counts in a configuration that no model has: building one would take minutes, or all memory."""
+    """Finds counts that no real model has: building such a model would take minutes, or all memory."""
     inner = config.get("text_config")
     table = config | (inner if isinstance(inner, dict) else {})
     return [
@@ -147,8 +147,9 @@ def _size_problems(config: dict[str, Any], name: str) -> list[str]:
 
 
 def _table_problems(role: str, *files: Path) -> list[str]:
-    """Files of settings that are no JSON objects: transformers goes on without some of them, and end tokens and
-    templates are lost. A file need not be there."""
+    """Finds settings files that are not JSON objects: transformers ignores some of them, and end tokens and templates
+    are lost. A missing file is not a problem.
+    """
     found = []
     for path in files:
         if not os.path.lexists(path):
@@ -164,7 +165,7 @@ def _table_problems(role: str, *files: Path) -> list[str]:
 
 
 def _end_problems(folder: Path, config: dict[str, Any], name: str) -> list[str]:
-    """End tokens that are no tokens: completions would never end with them."""
+    """Finds end tokens that the model does not have: completions would never end with them."""
     inner = config.get("text_config")
     rows = (inner if isinstance(inner, dict) else config).get("vocab_size")
     if not isinstance(rows, int):
@@ -203,7 +204,7 @@ def _unknown_architecture(config: dict[str, Any], name: str) -> list[str]:
 
 
 def causal_problems(config: dict[str, Any], name: str) -> list[str]:
-    """Why a configuration is not that of a causal language model; empty where it is."""
+    """Why a configuration does not describe a causal language model; empty where it does."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     kind = config.get("model_type")
@@ -232,7 +233,7 @@ def head_of(config: dict[str, Any]) -> tuple[str, int]:
 
 
 def scorer_problems(config: dict[str, Any], name: str) -> list[str]:
-    """Why a configuration is not that of a model that gives one score; empty where it is."""
+    """Why a configuration does not describe a model with one score; empty where it does."""
     head, labels = head_of(config)
     what = ", ".join(map(str, config.get("architectures") or [])) or config.get("model_type")
     accepts = "accepts a ...ForSequenceClassification with one label, or a ...ForTokenClassification with one or two"
@@ -306,12 +307,12 @@ def _weight_problems(folder: Path, name: str) -> list[str]:
 
 
 def stored_types(folder: Path | None) -> set[str]:
-    """Of which types a model's weights are, as safetensors names them ("F32", "BF16"); none where no files are."""
+    """The types of a model's weights, as safetensors names them ("F32", "BF16"); none where there are no files."""
     return {tensor.dtype for file in (folder.glob("*.safetensors") if folder else ()) for tensor in tensors_of(file)}
 
 
 def _safetensors_problem(file: Path) -> str | None:
-    """The file's own header says how long it must be: 8 bytes, the header, and the last tensor's end."""
+    """Checks a file's length, which its own header determines: 8 bytes, the header, and the last tensor's end."""
     size = file.stat().st_size
     again = "fetch it again"
     with file.open("rb") as stream:
@@ -335,7 +336,7 @@ def _safetensors_problem(file: Path) -> str | None:
 
 
 def tokenizer_problems(folder: Path, name: str) -> list[str]:
-    """Whether a tokenizer is there at all, and its settings can be read."""
+    """Checks that there is a tokenizer and that its settings can be read."""
     if any((folder / file).is_file() for file in _TOKENIZER_FILES):
         return _table_problems("tokenizer", *(folder / file for file in _TOKENIZER_SETTINGS))
     return [

@@ -1,7 +1,7 @@
-"""Whether a model's files fit each other and can be trained: judged by headers, and by a look at each number.
+"""Checks that a model's files fit together and can be trained, by their headers and by every number in them.
 
-transformers loads a damaged model all the same: tensors without a place are left out, missing ones are random, whole
-numbers become floats. What it loads trains, and is another model.
+transformers loads a damaged model without an error: it ignores unknown tensors, fills missing ones with random numbers,
+and converts integers to floats. The result trains, but it is another model.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from typing import Any
 
 _DEPTH = re.compile(r"(?:^|\.)(?:layers?|h|blocks?)\.(\d+)\.")
 _ACCEPTED = {"F64": ("<u8", 11, 64), "F32": ("<u4", 8, 32), "F16": ("<u2", 5, 16), "BF16": ("<u2", 8, 16)}
-"""Types of weights as safetensors names them: how numpy reads their bits, bits of the exponent, bits in all."""
+"""Types of weights by their safetensors names: numpy's type for their bits, bits of the exponent, bits in all."""
 _CHUNK = 1 << 20  # bytes that are looked at together: they stay in the processor's cache
 _AGAIN = "fetch the model again"
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """One tensor of a safetensors file; its bytes are those from ``start`` up to ``stop``."""
+    """One tensor of a safetensors file; it occupies the bytes from ``start`` up to ``stop``."""
 
     file: Path
     name: str

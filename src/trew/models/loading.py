@@ -49,7 +49,7 @@ PLAIN_TEMPLATE = (
     "{% for message in messages %}{{ message['content'] }}{% if not loop.last %}{{ '\n' }}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}{{ '\n' }}{% endif %}"
 )
-"""``chat_template = "plain"``: contents one per line, for models that were never taught a chat format."""
+"""``chat_template = "plain"``: one content per line, for models that were not trained on a chat format."""
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -118,7 +118,7 @@ def _damage(folder: Path, name: str, notes: list[str]) -> list[str]:
 
 
 def _outline(folder: Path, name: str) -> tuple[PreTrainedModel, Mapping[str, Any]]:
-    """A model loaded without its weights, and what transformers tells about loading it. Raises ModelError."""
+    """Builds a model without its weights; returns it with transformers' loading report. Raises ModelError."""
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoModelForTokenClassification
 
     kinds = {"sequence": AutoModelForSequenceClassification, "token": AutoModelForTokenClassification}
@@ -136,7 +136,7 @@ def _outline(folder: Path, name: str) -> tuple[PreTrainedModel, Mapping[str, Any
 
 
 def check_vocab(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Refuses a tokenizer that is not this model's: with ids beyond the embedding, or far fewer than it has rows."""
+    """Refuses a tokenizer of another model: with ids beyond the embedding, or far fewer ids than embedding rows."""
     rows = int(cast(Any, model.get_input_embeddings()).weight.shape[0])
     problem = files.vocabulary_mismatch(rows, max(tokenizer.get_vocab().values()) + 1)
     if problem:
@@ -144,7 +144,7 @@ def check_vocab(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> N
 
 
 def resolve_device(device: str) -> str:
-    """``auto`` becomes the best device there is; a device that is not there is a ConfigError."""
+    """Resolves ``auto`` to the best available device; raises ConfigError for an unavailable device."""
     import torch
 
     mps = torch.backends.mps.is_available()
@@ -277,7 +277,7 @@ def load_scorer(name: str, *, device: str = "cpu", dtype: str = "float32", new_h
 
 
 def _refuse_damage(name: str) -> None:
-    """For a model that was not here when it was to be checked."""
+    """For a model that was not downloaded yet when it was checked."""
     place = None if _is_local(name) else folder(name)
     if place is None:
         return
@@ -287,7 +287,7 @@ def _refuse_damage(name: str) -> None:
 
 
 def _refuse_adapter(name: str) -> None:
-    """transformers would add an adapter that lies beside a model, or load what the adapter names as its base."""
+    """Refuses an adapter next to a model: transformers would apply it, or load the base model that it names."""
     if name == DEFAULT_MODEL:
         return
     from transformers.utils import find_adapter_config_file
@@ -317,12 +317,12 @@ def load_config(name: str) -> PreTrainedConfig:
 
 
 def is_here(name: str) -> bool:
-    """Whether the configuration can be read: the default model is fetched when it is first loaded."""
+    """Whether the configuration can be read yet: the default model is downloaded when it is first loaded."""
     return name != DEFAULT_MODEL or cached() is not None
 
 
 def folder(name: str) -> Path | None:
-    """Where the model's files are; None where they are not here yet."""
+    """The folder of the model's files; None where they are not downloaded yet."""
     if name == DEFAULT_MODEL:
         return cached()
     if files.is_path(name):
@@ -347,7 +347,7 @@ def head(name: str) -> str:
 
 
 def made_buffers(config: PreTrainedConfig) -> dict[str, Tensor]:
-    """What the float32 model of a configuration makes by itself and no file holds, by name."""
+    """Buffers that the float32 model of a configuration computes itself and no file holds, by name."""
     from accelerate import init_empty_weights
 
     with init_empty_weights(include_buffers=False):
@@ -357,7 +357,7 @@ def made_buffers(config: PreTrainedConfig) -> dict[str, Tensor]:
 
 
 def skeleton(config: PreTrainedConfig, *, device: str = "meta") -> PreTrainedModel:
-    """The float32 model of a configuration without its weights: parameters have shapes and no memory (device meta)."""
+    """Builds the float32 model of a configuration without weights: parameters have shapes but no memory."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -413,7 +413,7 @@ def save_config(model: PreTrainedModel, folder: Path) -> None:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """No progress bars and no advice from transformers meanwhile: what matters comes as an error of ours."""
+    """Silences transformers' progress bars and advice: trew reports what matters as its own errors."""
     from transformers.utils import logging
 
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
@@ -429,7 +429,7 @@ def quiet() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _readable(name: str, role: str) -> Iterator[None]:
-    """Turns whatever loading raises into one ModelError with one line of cause."""
+    """Turns whatever loading raises into a ModelError with a one-line cause."""
     try:
         yield
     except (ModelError, MemoryError):

@@ -1,4 +1,4 @@
-"""Code of others that may never end, or want all memory, in this process: bounded by the operating system.
+"""Bounds the time and memory of foreign code in this process, through the operating system.
 
 For what is quick unless it is broken, such as a chat template; untrusted code runs in processes of its own.
 """
@@ -12,13 +12,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 SECONDS = 5.0
-"""Processor time that one call may take."""
+"""The processor time that one call may take."""
 MEMORY = 1 << 30
-"""Bytes that it may add to those of the process."""
+"""The bytes that it may add to those of the process."""
 
 
 class Overrun(Exception):
-    """Something took more than it may."""
+    """The code exceeded its time or memory."""
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: a line on what runs on what, a bar with the time left, a row per step."""
+"""Prints a run for people: a line about the setup, a progress bar with the time left, a row per step."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ HEADING_EVERY = 25
 
 
 class Display:
-    """Prints a run to a terminal or, where there is none, as plain lines."""
+    """Prints a run to a terminal, or as plain lines where there is none."""
 
     def __init__(self, console: Console | None = None):
         self.console = console or Console(highlight=False, file=cast(IO[str], _Steady(sys.stdout)))
@@ -56,7 +56,7 @@ class Display:
 
     @contextmanager
     def bar(self, name: str, total: int, *, done: int = 0) -> Iterator[Bar]:
-        """A progress bar with the time left; one inside another stands below it. Without a terminal, a line."""
+        """A progress bar with the time left; a nested one appears below. Without a terminal, prints a line."""
         if not self.console.is_terminal:
             self.line(f"{name}: {total}")
             yield Bar(None, total, done)
@@ -93,7 +93,7 @@ class Display:
         self.console.print(Text("".join(f"{c:>{WIDTH}}" for c in cells)), soft_wrap=True)
 
     def samples(self, groups: list[ScoredGroup], *, limit: int = 2) -> None:
-        """The last prompt and one right and one wrong completion where there are both."""
+        """Prints the last prompt with one correct and one wrong completion, where there are both."""
         for scored in groups:
             values = [s.value for s in scored.scores]
             order = sorted(range(len(values)), key=lambda i: (values[i] is None, -(values[i] or 0.0)))
@@ -131,7 +131,7 @@ class Display:
         self.console.print(table)
 
     def warned(self, texts: Sequence[str]) -> None:
-        """What was warned of while the run went on, once more at its end."""
+        """Repeats the warnings of the run at its end."""
         if texts:
             self.console.print()
             self.line(f"warnings of this run (docs/health.md): {len(texts)}")
@@ -139,7 +139,7 @@ class Display:
             self.line(f"  {text}")
 
     def files(self, files: Mapping[str, str]) -> None:
-        """Where everything was written."""
+        """Prints where everything was written."""
         self.console.print()
         width = max(map(len, files))
         for name, path in files.items():
@@ -147,7 +147,7 @@ class Display:
 
 
 class _Steady:
-    """Standard output that may go away (a closed terminal, a reader that ended): the work goes on without it."""
+    """Standard output that may disappear (a closed terminal, a reader that ended): the run continues without it."""
 
     def __init__(self, stream: IO[str]):
         self._stream = stream
@@ -188,7 +188,7 @@ class Bar:
             self.progress.update(self.task, completed=self.done, left=f"{left} left")
 
     def note(self, text: str) -> None:
-        """What the run is doing right now."""
+        """Sets what the run is doing right now."""
         if self.progress is not None:
             self.progress.update(self.task, note=text)
 

@@ -1,4 +1,4 @@
-"""What this machine has: memory that a process holds, and can still get. Nothing heavy is imported."""
+"""Measures memory: what this process holds, and what it can still get. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def used_bytes() -> int:
-    """Bytes of RAM that this process holds now; 0 where the system does not say."""
+    """The bytes of RAM that this process holds now; 0 where the system does not report it."""
     try:
         return int(re.search(r"^VmRSS:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)[1]) * 1024  # type: ignore[index]
     except (OSError, TypeError):
@@ -15,7 +15,7 @@ def used_bytes() -> int:
 
 
 def free_bytes(device: str = "cpu") -> int | None:
-    """Bytes that can still be had: of a GPU's memory, or of RAM within the control group's limit; None if unknown."""
+    """The bytes still available, of a GPU's memory or of RAM within the control group's limit; None if unknown."""
     if device.startswith("cuda"):
         import torch
 

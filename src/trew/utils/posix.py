@@ -1,4 +1,4 @@
-"""What a run needs of a POSIX system: locks on files, limits of processes, signals, forks."""
+"""Checks for what a run needs of a POSIX system: file locks, process limits, signals, forks."""
 
 from __future__ import annotations
 

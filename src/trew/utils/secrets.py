@@ -1,7 +1,7 @@
 """Keeps secrets out of everything that is written: by value, so that it does not matter which way one came in.
 
-A value is taken for a secret where both its variable's name and the value itself look like one. Masking an ordinary
-word would rewrite metrics, settings and completions that have nothing to do with it.
+A value counts as a secret where both its variable's name and the value itself look like one. Masking an ordinary
+word would rewrite metrics, settings and completions that merely contain it.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Any
 MASK = "[redacted]"
 
 _KEYS = frozenset({"KEY", "KEYS", "APIKEY", "TOKEN", "TOKENS", "CREDENTIAL", "CREDENTIALS", "AUTH"})
-"""Words of names whose values are made by machines: long, and unlike any word."""
+"""Words in names of machine-generated values: long, and unlike any word."""
 _PASSWORDS = frozenset({"SECRET", "SECRETS", "PASSWORD", "PASSWORDS", "PASSWD", "PASSPHRASE"})
-"""Words of names whose values people may have chosen: almost anything."""
+"""Words in names of values that people may have chosen: almost anything."""
 _SHORTEST, _SHORTEST_PASSWORD = 8, 6
 
 _PREFIXES = (

@@ -1,4 +1,4 @@
-"""Reads foreign values into typed ones: a shape is an annotation; the result fits it, or a message says why not.
+"""Parses foreign values into typed ones. A shape is an annotation; a value fits it, or a message says why not.
 
     read(Manifest, json_object(text), "manifest.json")
 
@@ -24,7 +24,7 @@ LARGEST = 2**63 - 1
 
 
 class ShapeError(ValueError):
-    """A value that is not what was asked for; the message names its place, what was found and what is accepted."""
+    """A value does not fit its shape; the message names its place, what was found and what is accepted."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
-"""Memory that was freed stays with the process, in huge pages where the operating system has them to give.
+"""Keeps freed memory in the process, in huge pages where the operating system provides them.
 
-A training step allocates and frees the same large tensors in every layer. glibc hands blocks of that size back to the
-operating system, which clears each page anew when it is touched again. What is kept is what the step's next allocation
-takes, so the peak stays as it is; and where a page is 2 MiB and not 4 KiB, there are fewer to clear and to look up.
+A training step allocates and frees the same large tensors in every layer. glibc returns blocks of that size to the
+operating system, which clears each page again when it is next touched. Keeping them does not raise the peak, because
+the step's next allocation reuses them; and pages of 2 MiB rather than 4 KiB are fewer to clear and to look up.
 
 That holds as long as what is freed grows together again. torch aligns its blocks and leaves slivers between them; a
 small object that takes one and lives on keeps two large blocks apart, and the next that is larger than either is new
@@ -30,9 +30,9 @@ HEADER = 8  # bytes of a chunk that are the C library's
 SMALL = {size: 3000 if size <= 160 else 150 for size in range(32, 1040, 16)} | {
     size << 10: 96 // size for size in (2, 4, 8, 16, 32)
 }
-"""Sizes of chunks, and how many free ones of each there are to begin with: 9 MiB, more than a step leaves behind."""
+"""Sizes of chunks, and the initial number of free ones of each: 9 MiB, more than a step leaves behind."""
 LARGEST = 1 << 30
-"""Bytes from which on a block is the operating system's nevertheless: weights, not what passes through a step."""
+"""Blocks from this many bytes on still go to the operating system: weights, not a step's temporary tensors."""
 
 
 def keep_freed_memory() -> bool:
@@ -92,7 +92,7 @@ class Arena:
             self._lock.release()
 
     def alloc(self, *shape: int, dtype: torch.dtype) -> Tensor:
-        """Numbers, whatever they are; at a multiple of 64 bytes."""
+        """Uninitialised numbers, aligned to 64 bytes."""
         size = -(-math.prod(shape) * dtype.itemsize // 64) * 64
         if not self._blocks or self._taken + size > len(self._blocks[-1]):
             self._blocks.append(_block(sum(map(len, self._blocks)) + size))
@@ -103,7 +103,7 @@ class Arena:
 
     @contextlib.contextmanager
     def again(self) -> Iterator[None]:
-        """What is allocated inside the block may be allocated again behind it."""
+        """Memory allocated inside the block is free again after it."""
         before = len(self._blocks), self._taken
         yield
         if len(self._blocks) == before[0]:
@@ -120,7 +120,7 @@ def _block(size: int) -> Tensor:
 
 
 def _mapping(size: int) -> mmap.mmap | None:
-    """So many bytes of zeros, whose pages are taken when they are first written; None where there are not so many."""
+    """``size`` bytes of zeros, whose pages are allocated on the first write; None where there are not that many."""
     try:
         memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError:

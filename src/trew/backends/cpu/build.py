@@ -1,4 +1,4 @@
-"""The C files beside this one as a shared library: compiled for this machine when first needed, and kept."""
+"""Compiles the C files of this folder to a shared library for this machine, when first needed, and caches it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SOURCES = (
     "stack.h", "rows.inc", "attend.inc", "train.inc", "train_attention.inc", "product.inc", "layers.inc", "outer.inc",
     "stack.inc", "kernels.c",
 )  # fmt: skip
-# No -ffast-math: NaN and infinity must come through. Sums may be taken in another order.
+# No -ffast-math: NaN and infinity must be kept. The order of sums may change.
 FLAGS = ("-O3", "-std=gnu11", "-march=native", "-fPIC", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math")
 
 
@@ -49,7 +49,7 @@ def library() -> ctypes.CDLL | str:
 
 
 def switched_off() -> bool:
-    """Whether the user wants no library."""
+    """Whether the user has switched the library off."""
     return os.environ.get("TREW_NATIVE", "1") == "0"
 
 

@@ -1,7 +1,7 @@
-"""Decoding with a paged cache: every token, of a prompt or of a completion, is a row that attends to pages.
+"""Decodes with a paged cache: every token of a prompt or a completion is a row that attends to pages.
 
-Prompts are computed once and their pages read by all their completions; a row that ends gives its pages back. The
-weights are the model's own, laid out for the products when the decoder is made: they must not change in its life.
+Each prompt is computed once, and all its completions read its pages; a row that ends returns its pages. The decoder
+lays out the model's weights for the products when it is created, so they must not change while it lives.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .pages import PAGE, PagedCache, Rows, Sequences
 from .products import product
 from .sampling import drawn
 
-PREFILL_TOKENS = 2048  # prompt tokens that are computed at once
+PREFILL_TOKENS = 2048  # prompt tokens computed at once
 
 
 def unsupported(parts: Transformer | str, *, autocast: torch.dtype | None) -> str | None:
@@ -129,7 +129,7 @@ class Decoder:
         return self._logits(self._forward(tokens, self._next()))
 
     def keep(self, alive: Sequence[int]) -> list[int]:
-        """Drops all other rows; returns the old number of each remaining one, in their new order."""
+        """Drops all other rows; returns the old number of each remaining row, in their new order."""
         kept = set(alive)
         for number, row in enumerate(self.running):
             if number not in kept:

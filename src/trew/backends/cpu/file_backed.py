@@ -1,4 +1,4 @@
-"""Weights that lie in a file and are only read: their pages go back to the operating system between two uses.
+"""Releases the pages of read-only, file-backed weights to the operating system between two uses.
 
 Weights of the type that they are stored in are not copied when a model is loaded: the file is mapped, and a page of it
 becomes memory of the process when it is first read. A reference model is read once in a step, layer by layer; what

@@ -1,4 +1,4 @@
-"""The output head by the compiled kernels: :class:`.fused_head.FusedHead` with other code for its operations."""
+"""The output head with compiled kernels: :class:`.fused_head.FusedHead` with other code for its operations."""
 
 from __future__ import annotations
 

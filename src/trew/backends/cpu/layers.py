@@ -1,4 +1,4 @@
-"""All layers of a decoder in one call of the compiled kernels: norms, products, rotary embedding, attention over pages.
+"""Runs all layers of a decoder in one kernel call: norms, products, rotary embedding, attention over pages.
 
 T is the type of what matrix products take, and of the cache: float32 or bfloat16. What products give, the residual
 stream and all other arithmetic are float32. All widths are multiples of 16. With a call per product or norm, Python
@@ -57,7 +57,7 @@ class _Room(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class _Matrices:
-    """The weights of one layer, laid out for products in T."""
+    """One layer's weights, laid out for products in T."""
 
     qkv: WeightMatrix
     o: WeightMatrix

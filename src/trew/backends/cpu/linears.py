@@ -1,4 +1,4 @@
-"""Linear layers of models that run through their own ``forward``, by the compiled products, on CPUs.
+"""Computes the linear layers of models that run their own ``forward`` with compiled products, on CPUs.
 
 ``packed_forwards`` are for generation: weights laid out once for the few rows of many decoding steps. ``linears`` is
 for training: forward and both backward products. ``linear = "plain"`` in a recipe switches both off;
@@ -60,7 +60,7 @@ def _layers(model: nn.Module, dtype: torch.dtype) -> list[nn.Linear]:
 
 @contextlib.contextmanager
 def exchanged(forwards: Mapping[nn.Linear, Forward]) -> Iterator[None]:
-    """Exchanges the layers' ``forward`` inside the block."""
+    """Replaces the layers' ``forward`` inside the block."""
     try:
         for layer, forward in forwards.items():
             layer.forward = forward  # type: ignore[method-assign]

@@ -1,4 +1,4 @@
-"""Keys and values of the rows being decoded, in pages, and what a pass is told about its rows: see layers.h."""
+"""Keys and values of the rows being decoded, in pages, and the description of a pass's rows: see layers.h."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .arena import Arena
 from .build import fields
 
 PAGE = 32
-"""Positions of one page, as in layers.h."""
+"""Positions per page, as in layers.h."""
 
 
 class TokensStruct(ctypes.Structure):
@@ -52,7 +52,7 @@ class Rows:
     places: Tensor
 
     def struct(self) -> TokensStruct:
-        """As the kernels read them: addresses, good as long as the tensors are."""
+        """The addresses that the kernels read; valid as long as the tensors live."""
         s = self.sequences
         given = (s.table, s.prompt_lengths, s.prompt_pages, self.sequence, self.positions, self.pages, self.places)
         assert all(t.is_contiguous() and t.dtype == torch.int32 for t in given)
@@ -76,21 +76,21 @@ class PagedCache:
         self._grow()
 
     def struct(self) -> PagesStruct:
-        """As the kernels read it, until the cache grows."""
+        """The structure that the kernels read; valid until the cache grows."""
         return self._struct
 
     def take(self, count: int) -> list[int]:
-        """The numbers of ``count`` pages."""
+        """Allocates ``count`` pages; returns their numbers."""
         while len(self.free) < count:
             self._grow()
         return [self.free.pop() for _ in range(count)]
 
     def give(self, pages: Sequence[int]) -> None:
-        """Pages that nobody reads any more."""
+        """Frees pages that no row reads any more."""
         self.free += pages
 
     def _grow(self) -> None:
-        # Zeros: what is masked must be a number, as 0 times NaN is NaN.
+        # Zeros: masked entries must be finite, because 0 times NaN is NaN.
         self.chunks.append(self.arena.alloc(self.per_chunk * self.page_numbers, dtype=self.dtype).zero_())
         first = (len(self.chunks) - 1) * self.per_chunk
         self.free += range(first + self.per_chunk - 1, first - 1, -1)

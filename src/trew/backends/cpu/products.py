@@ -109,7 +109,7 @@ def gated_product(x: Tensor, gate: WeightMatrix, up: WeightMatrix, out: Tensor, 
 def _product(x: Tensor, w: WeightMatrix, out: Tensor, mode: int) -> None:
     _check(x, w, out)
     scratch = None
-    if not w.alone:  # torch's memory: where there is none left, that is an error and no crash
+    if not w.alone:  # torch's memory: running out of it raises an error and does not crash
         scratch = torch.empty(kernel("product_scratch", x.dtype, "pi")(w.pointer, len(x)))
     apart = w.depth if x.is_contiguous() else x.stride(0)
     kernel("product_of", x.dtype, "pippiip")(
@@ -118,7 +118,7 @@ def _product(x: Tensor, w: WeightMatrix, out: Tensor, mode: int) -> None:
 
 
 def _check(x: Tensor, w: WeightMatrix, out: Tensor) -> None:
-    """What the kernels read as bare memory is what they take it for."""
+    """Checks that the memory the kernels read has the type and layout they expect."""
     assert w.packed_for in (None, x.dtype), (w.packed_for, x.dtype)
     assert x.shape[1] == w.depth, (x.shape, w.depth)
     assert out.shape == (len(x), w.n), (out.shape, w.n)

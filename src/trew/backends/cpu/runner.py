@@ -1,4 +1,4 @@
-"""Llama-family models over packed rows, forward and backward by hand, with :mod:`trew.backends.cpu.stack`."""
+"""Runs Llama-family models over packed rows, with hand-written forward and backward passes: see :mod:`.stack`."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class NativeBody:
         return parts if isinstance(parts, str) else NativeBody(parts, dtype, recompute)
 
     def weights(self) -> list[list[Tensor]]:
-        """What products read, layer by layer."""
+        """The weights that products read, layer by layer."""
         return [
             [m.weight for m in (x.q, x.k, x.v, x.o, x.gate, x.up, x.down) if type(m) is nn.Linear]
             for x in self.parts.layers
@@ -89,7 +89,7 @@ class NativeBody:
 
     @property
     def kept_bytes(self) -> int:
-        """What one token keeps for the way back, in all layers."""
+        """The bytes that one token keeps for the backward pass, in all layers."""
         hidden, size = self.parts.embedding.weight.shape[1], self.dtype.itemsize
         if self.recompute:
             return 4 * hidden * len(self.parts.layers)
@@ -115,7 +115,7 @@ class NativeBody:
         self._stack.backward(tape.row, keep=self._keeps, memory=tape.memory, last=tape.last, gradient=gradient)
 
     def row(self, pack: Pack) -> Layout:
-        """The pack as the kernels take it."""
+        """The pack in the form that the kernels take."""
         segments = [(s.start, s.length, s.prefix_start, s.prefix_length) for s in pack.segments]
         return Layout(segments, ids=pack.input_ids[0], positions=pack.position_ids[0], read_at=pack.read_at,
                       kv_heads=self.parts.kv_heads)  # fmt: skip
@@ -126,7 +126,7 @@ class NativeBody:
 
 
 def pack_tokens(kept: int) -> int:
-    """Tokens of a pack where each keeps so many bytes for the way back."""
+    """The number of tokens of a pack where each keeps this many bytes for the backward pass."""
     return max(PACK_TOKENS, PACK_BYTES // kept)
 
 

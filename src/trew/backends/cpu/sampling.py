@@ -1,4 +1,4 @@
-"""Drawing tokens by the compiled kernels: one pass over the logits instead of a dozen.
+"""Draws tokens with compiled kernels: one pass over the logits instead of a dozen.
 
 What a draw is, and the same by torch: :mod:`trew.rollout.torch_engine.sampler`.
 """
@@ -14,7 +14,7 @@ from ...types import Sampling
 from .build import kernel, library
 
 BLOCK = 256
-"""Vocabulary entries that are summed before any is looked at singly, as in draw.h."""
+"""Vocabulary entries that are summed before single ones are examined, as in draw.h."""
 
 
 def drawn(logits: Tensor, *, keys: Tensor, positions: Tensor, sampling: Sampling) -> Draw:

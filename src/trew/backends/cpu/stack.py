@@ -1,4 +1,4 @@
-"""The learner's layers by the compiled kernels, all of them in one call forward and one backward: see stack.h.
+"""Runs the learner's layers with compiled kernels, all in one forward and one backward call: see stack.h.
 
 T is the type of what matrix products take and give, float32 or bfloat16; the residual stream, queries, keys and values
 and all other arithmetic are float32. Little is kept between the two passes: norms, turned queries and keys and gated
@@ -22,7 +22,7 @@ from .layers import NormStruct
 from .products import fits
 
 TILE = 32
-"""Query rows of one tile, as in train_attention.h: so many queries may share a key."""
+"""Query rows per tile, as in train_attention.h: the most queries that may share a key."""
 TASKS, MOST_SHARES = 16, 4
 """The backward pass of attention is divided into about so many tasks, and a prompt's completions into so many at most:
 not by the number of threads, since gradients would depend on it."""
@@ -45,7 +45,7 @@ class LowRank(Protocol):
 
 
 Passed = Callable[[int], None]
-"""Is told the number of a layer when its weights have been read."""
+"""Called with a layer's number after its weights have been read."""
 _PASSED = ctypes.CFUNCTYPE(None, ctypes.c_int64)
 
 Split = Callable[[Any], tuple[nn.Linear, LowRank | None]]
@@ -163,7 +163,7 @@ class Stack:
         self._copies: list[Tensor] = []
 
     def bytes(self, row: Layout, *, keep: int) -> int:
-        """Memory of a forward and, where something is kept, a backward pass over ``row``."""
+        """The memory of a forward pass over ``row`` and, where something is kept, of its backward pass."""
         self._point(row.positions)
         return self._bytes(row, keep)
 
@@ -201,7 +201,7 @@ class Stack:
         )  # fmt: skip
 
     def _point(self, positions: int) -> None:
-        """Says where the weights are now. Tables are made for at least so many positions, and kept."""
+        """Updates the addresses of the weights. Makes tables for at least this many positions, and keeps them."""
         if self._positions < positions:
             made = self.parts.rotary(positions, device=torch.device("cpu"))
             self._tables, self._positions = {name: t.contiguous() for name, t in made.items()}, positions
@@ -223,7 +223,7 @@ class Stack:
             self._places = []  # adapters may be switched off: to be looked at each time
 
     def _place(self, module: nn.Module, name: str) -> int:
-        """The address of a parameter, which is looked at again in every call."""
+        """The address of a parameter, which is read again in every call."""
         parameter = module._parameters[name]
         assert parameter is not None
         self._places.append((module._parameters, name, parameter, parameter.data_ptr()))
@@ -249,7 +249,7 @@ class Stack:
             self._trained += [(low.a, struct, "a_grad", False), (low.b, struct, "b_grad", False)]
 
     def _copy(self, tensor: Tensor) -> int:
-        """The address of what may be a copy, which is kept."""
+        """The address of what may be a copy, which is kept alive."""
         self._copies.append(tensor)
         return tensor.data_ptr()
 

@@ -1,1 +1,1 @@
-"""Decoding through CUDA graphs with a static cache."""
+"""Decodes through CUDA graphs with a static cache."""

@@ -37,7 +37,7 @@ class CudaGraphsBackend:
         return ""
 
     def start(self) -> None:
-        """There is nothing to prepare."""
+        """Needs no preparation."""
 
     def runner(self, model: Any, *, plain: AutogradRunner) -> ModelRunner | str:
         return "it only decodes"
@@ -78,7 +78,7 @@ class CudaGraphsBackend:
         if failed := self.kept.graphs.failed:
             self._graphs = lambda device: Graphs(None)
             self.kept.graphs.failed = None
-            work.tell(f"no CUDA graphs, because recording one failed ({failed}): decoding goes on, slower")
+            work.tell(f"no CUDA graphs, because recording one failed ({failed}): decoding continues, slower")
         if device.type == "cuda":
             free, total = torch.cuda.mem_get_info(device)
             unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)

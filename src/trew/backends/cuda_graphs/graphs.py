@@ -1,4 +1,4 @@
-"""CUDA graphs: what a function of fixed buffers does to them, recorded once and replayed in one launch.
+"""CUDA graphs: record once what a function does to fixed buffers, and replay it in one launch.
 
 Run from Python, a decoding step is hundreds of kernels, each of which takes longer to launch than to run. A graph
 launches all of them at once. What it replays are the very same kernels on the very same addresses; so the function must
@@ -27,7 +27,7 @@ class Recorded(Protocol):
 
 
 class Recorder(Protocol):
-    """Records what ``function`` does, without doing it; it has been run before, perhaps on other contents."""
+    """Records ``function`` without running it; it has been run before, perhaps on other contents."""
 
     def warm(self, function: Callable[[], None]) -> None: ...
 
@@ -80,14 +80,14 @@ class Graphs:
         return cls(CudaRecorder(device) if device.type == "cuda" else None)
 
     def run(self, key: Hashable, function: Callable[[], None]) -> None:
-        """Does what ``function`` does. Equal keys must mean equal functions, of the same tensors."""
+        """Runs ``function`` or replays it. Equal keys must mean equal functions of the same tensors."""
         graph = self.recorded.get(key)
         if graph is not None:
             graph.replay()
         elif self.recorder is None:
             function()
         else:
-            self.recorder.warm(function)  # does what was asked for, too
+            self.recorder.warm(function)  # also does the work of this call
             try:
                 self.recorded[key] = self.recorder.record(function)
             except RuntimeError as error:  # torch's, and those of CUDA

@@ -110,7 +110,7 @@ class Packed:
 
     @property
     def copies(self) -> list[Tensor]:
-        """The matrices that are not the model's own."""
+        """The matrices that are copies of the model's."""
         matrices = [self.head, *(matrix for layer in self.layers for matrix in _of(layer))]
         return [matrix.weight for matrix in matrices if matrix.own]
 

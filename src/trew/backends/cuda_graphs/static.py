@@ -15,7 +15,7 @@ from ...types import Sampling
 from .static_draw import StaticDraw
 from .static_model import StaticModel
 
-PREFILL_TOKENS = 8192  # prompt tokens, padding included, that are computed at once
+PREFILL_TOKENS = 8192  # prompt tokens computed at once, including padding
 
 
 class StaticDecoder:
@@ -88,7 +88,7 @@ class StaticDecoder:
         return model.logits[:rows]
 
     def keep(self, alive: Sequence[int]) -> list[int]:
-        """As cache.SlotCache.keep: the last rows move into the gaps."""
+        """Like cache.SlotCache.keep: the last rows move into the gaps."""
         order = list(range(len(alive)))
         gaps = sorted(set(order) - set(alive))
         for gap, row in zip(gaps, [row for row in alive if row >= len(alive)], strict=True):
@@ -106,7 +106,7 @@ class StaticDecoder:
         return StaticDraw(self.model, sampling)(logits, keys, positions)
 
     def _copy(self, source: int, begin: int, end: int, width: int) -> None:
-        """The first ``width`` columns of slot ``source`` to slots ``begin`` to ``end``, of all layers in one go."""
+        """Copies the first ``width`` columns of slot ``source`` to slots ``begin`` to ``end``, in all layers."""
         cache = self.model.cache[..., :width, :]
         cache[:, :, begin:end] = cache[:, :, source : source + 1]
 
