@@ -10,6 +10,8 @@ import resource
 import signal
 import threading
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import tiny
@@ -154,6 +156,31 @@ def test_a_line_and_a_file_have_a_longest(packed, tmp_path, monkeypatch):
         read_rows(path)
     monkeypatch.setattr(limits, "FILE_BYTES", 4000)
     with pytest.raises(DataError, match="has more than 4,000 bytes of text"):
+        read_rows(path)
+
+
+@pytest.mark.parametrize("number", ["", "{}"], ids=["one value", "many values"])
+def test_a_parquet_file_that_is_small_on_the_disk_cannot_fill_the_memory(number, tmp_path, monkeypatch):
+    """A page may hold a value once and refer to it from every row: the file then says that it unpacks to little."""
+    rows = [number.format(i) + "x" * 2000 for i in range(4000)]
+    path = tmp_path / "f.parquet"
+    pq.write_table(pa.table({"prompt": rows}), path, compression="zstd")
+    assert path.stat().st_size < 100_000
+    said = pq.read_metadata(path).row_group(0).total_byte_size
+    assert (said < 1_000_000) == (len(set(rows)) == 1)
+    assert [row.values["prompt"] for row in read_rows(path)] == rows
+    monkeypatch.setattr(limits, "FILE_BYTES", 1_000_000)
+    with pytest.raises(DataError, match=r"unpacks to .* bytes, accepts at most 1,000,000; split it") as caught:
+        read_rows(path)
+    assert str(path) in str(caught.value)
+
+
+def test_a_parquet_file_has_a_largest_number_of_rows(tmp_path, monkeypatch):
+    path = tmp_path / "f.parquet"
+    pq.write_table(pa.table({"prompt": pa.nulls(1001)}), path)
+    assert len(read_rows(path)) == 1001
+    monkeypatch.setattr(limits, "FILE_ROWS", 1000)
+    with pytest.raises(DataError, match="has 1,001 rows, accepts at most 1,000; split it"):
         read_rows(path)
 
 

@@ -16,6 +16,7 @@ from trew.cli.main import run
 from trew.config import DataConfig, RewardConfig
 from trew.data import Dataset, load_task, make_task
 from trew.data.files import read_rows
+from trew.data.tasks import puzzles
 from trew.errors import ConfigError, DataError
 from trew.rewards import RewardSet, grade
 from trew.rewards.builtin import reasoning
@@ -222,6 +223,26 @@ def test_any_of_several_boards_is_right() -> None:
 )
 def test_formulas_are_compared_by_value_and_never_executed(answer: str, gold: str, task: str, score: float) -> None:
     assert judged(answer, gold, task) == score
+
+
+@pytest.mark.parametrize(
+    ("limit", "most", "said"), [("CPU_S", 1.0, "of processor time"), ("MEMORY_BYTES", 1 << 26, "of memory")]
+)
+def test_settings_without_end_are_an_error_and_no_hang(limit, most, said, monkeypatch):
+    monkeypatch.setattr(puzzles, limit, most)
+    terms = {"min_terms": 10**9, "max_terms": 10**9}
+    with pytest.raises(ConfigError, match=rf"data.args.config: .*'chain_sum'.*1000000000.* {said}"):
+        made("chain_sum", config=terms)
+
+
+def test_lists_that_are_nested_too_deeply_are_compared_as_text():
+    puzzle = json.dumps({"task": "gcd"})
+    for depth in (90, 900, 9000):
+        gold = "[" * depth + "1" + "]" * depth
+        texts = (gold, gold.replace("1", "2"), "1")
+        assert [grade("reasoning_gym", f"<answer>{text}</answer>", gold, puzzle=puzzle).score for text in texts] == [
+            1.0, 0.0, 0.0,
+        ]  # fmt: skip
 
 
 @needs_package

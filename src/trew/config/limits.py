@@ -21,7 +21,9 @@ COMPLETIONS = 1_000_000
 LINE_BYTES = 64 << 20
 """The length of one line (one row) of a data file."""
 FILE_BYTES = 8 << 30
-"""The size of a text data file, uncompressed."""
+"""The size of a data file, uncompressed."""
+FILE_ROWS = 50_000_000
+"""The rows of a Parquet file: each may take next to nothing in the file, and some hundred bytes in memory."""
 PROMPT_CHARACTERS = 4_000_000
 """The length of a prompt before tokenization."""
 MODEL_PARTS = 10_000

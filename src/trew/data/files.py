@@ -13,14 +13,18 @@ import tempfile
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..config import limits
 from ..errors import DataError, output_file
 from .rows import Problems, Row, show
 
+if TYPE_CHECKING:
+    import pyarrow.parquet as pq
+
 WRITTEN = (".jsonl", ".parquet")
 SUFFIXES = (".jsonl", ".json", ".parquet", ".jsonl.gz", ".json.gz")
+_BATCH_ROWS = 4096  # of a parquet file, decoded at a time
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # a cheap first check; pairs are fine, lone surrogates are refused
 
 
@@ -185,13 +189,44 @@ def _read_parquet(path: Path) -> list[Row]:
             head = file.read(4)
         if head != b"PAR1":
             raise DataError(f"{path}: is not a parquet file (it does not begin with PAR1)")
-        table = pq.read_table(path).to_pylist()
+        with pq.ParquetFile(path) as parquet:
+            table = _unpacked_rows(path, parquet)
     except (pa.ArrowException, UnicodeDecodeError, OSError) as error:
         reason = str(error).split("\n", 1)[0]
         raise DataError(
             f"{path}: is a damaged or incomplete parquet file; download or write it again ({reason})"
         ) from None
     return [Row(f"{path.name} row {number}", values) for number, values in enumerate(table, start=1)]
+
+
+def _unpacked_rows(path: Path, parquet: pq.ParquetFile) -> list[dict[str, Any]]:
+    """All rows; refuses a file that is small on the disk and would fill the memory.
+
+    The file says what its pages unpack to, but a page may hold a long text once and a million references to it, so what
+    is decoded is counted too. A batch has so few rows that it cannot be too large itself, each value being no longer
+    than all pages of its row group.
+    """
+    about = parquet.metadata
+    groups = [about.row_group(number).total_byte_size for number in range(about.num_row_groups)]
+    if sum(groups) > limits.FILE_BYTES:
+        raise _too_large(path, f"{sum(groups):,} bytes")
+    if about.num_rows > limits.FILE_ROWS:
+        raise DataError(
+            f"{path}: has {about.num_rows:,} rows, accepts at most {limits.FILE_ROWS:,}; split it into several files"
+        )
+    rows: list[dict[str, Any]] = []
+    decoded, most = 0, limits.FILE_BYTES // max(1, *groups)
+    for batch in parquet.iter_batches(batch_size=max(1, min(most, _BATCH_ROWS))):
+        decoded += batch.nbytes
+        if decoded > limits.FILE_BYTES:
+            raise _too_large(path, f"more than {limits.FILE_BYTES:,} bytes")
+        rows += batch.to_pylist()
+    return rows
+
+
+def _too_large(path: Path, size: str) -> DataError:
+    accepts = f"accepts at most {limits.FILE_BYTES:,}"
+    return DataError(f"{path}: unpacks to {size}, {accepts}; split it into several files")
 
 
 # --------------------------------------------------------------------------------------------------------------------

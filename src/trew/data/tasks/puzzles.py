@@ -10,6 +10,7 @@ import importlib.metadata
 import importlib.util
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,6 +35,8 @@ UNGRADED = {
     "rush_hour": "it has no reference answers to check its grader with",
 }
 _NO_ANSWER = ("Integral(",)  # in an answer, it shows that the package did not solve its own problem
+CPU_S = 60.0  # for one problem that can be used; those of most tasks take milliseconds
+MEMORY_BYTES = 8 << 30  # of addresses, beyond what the package itself takes
 _VAIN = 1000  # consecutive repeats after which a task counts as exhausted
 _SPARE = 3  # the most problems generated per problem wanted: some tasks keep them all in memory
 
@@ -120,6 +123,8 @@ class Puzzles(Task):
             "seed": start,
             "count": wanted,
             "most": _SPARE * wanted,
+            "cpu_s": CPU_S,
+            "memory_bytes": MEMORY_BYTES,
         }
         child = subprocess.Popen(
             [sys.executable, "-P", "-W", "ignore", str(Path(__file__).with_name("puzzles_child.py"))],
@@ -142,6 +147,9 @@ class Puzzles(Task):
                     raise self._error(entry)
                 count += 1
                 yield {**entry, "seed": start}
+            if child.wait() == -signal.SIGPROF:
+                took = f"one problem takes more than {CPU_S:g} s of processor time; choose smaller sizes"
+                raise self._error({"error": "failed", "detail": took})
             if not count:
                 raise DataError(f"{PREFIX}:{self.puzzle}: the process that generates problems ended before the first")
         finally:

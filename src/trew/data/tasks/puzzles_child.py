@@ -1,6 +1,7 @@
 """The process behind ``puzzles``: generates reasoning-gym's problems. Runs as a script and imports nothing of trew.
 
-    python -P puzzles_child.py   with a JSON object (task, config, seed, count, most) on stdin
+    python -P puzzles_child.py   with a JSON object (task, config, seed, count, most,
+                                 cpu_s, memory_bytes) on stdin
 
 Writes one JSON line per problem: ``{"index", "question", "answer", "metadata"}``; or one line ``{"error": ...}``.
 Some of the package's tasks depend on the order of sets or on the state left by earlier problems. So that a seed gives
@@ -13,6 +14,8 @@ import copy
 import json
 import os
 import random
+import resource
+import signal
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -52,6 +55,7 @@ def main() -> None:
     def say(line: dict[str, Any]) -> None:
         out.write(json.dumps(line) + "\n")
         out.flush()
+        signal.setitimer(signal.ITIMER_PROF, wanted["cpu_s"])  # from one problem to the next; the signal ends us
 
     try:
         import reasoning_gym
@@ -62,6 +66,12 @@ def main() -> None:
     if wanted["task"] not in DATASETS:
         say({"error": "unknown", "names": sorted(DATASETS)})
         return
+    # Settings such as a grid of a million lines may run for ever, or eat all memory, inside one call of the package.
+    if used := addresses():
+        most = used + wanted["memory_bytes"]
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    signal.setitimer(signal.ITIMER_PROF, wanted["cpu_s"])
     random.seed(0)
     numpy = sys.modules.get("numpy")
     if numpy is not None:
@@ -70,8 +80,18 @@ def main() -> None:
         generate(dataset(reasoning_gym, wanted), say)
     except BrokenPipeError:
         os._exit(0)  # the reader has enough problems
+    except MemoryError:
+        say({"error": "failed", "detail": f"it needs more than {wanted['memory_bytes'] >> 20:,} MiB of memory"})
     except Exception as error:
         say({"error": "failed", "detail": f"{type(error).__name__}: {error}"})
+
+
+def addresses() -> int:
+    """Bytes of addresses that this process has; 0 where there is no /proc."""
+    if not os.path.exists("/proc/self/statm"):
+        return 0
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[0]) * resource.getpagesize()
 
 
 def generate(made: Any, say: Callable[[dict[str, Any]], None]) -> None:
@@ -80,6 +100,8 @@ def generate(made: Any, say: Callable[[dict[str, Any]], None]) -> None:
     for index in range(made.size):
         try:
             entry = made[index]
+        except MemoryError:
+            raise  # the next one would need as much
         except Exception:
             failed += 1
             if failed == MOST_FAILED:

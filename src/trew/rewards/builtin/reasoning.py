@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import itertools
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -30,6 +31,7 @@ from . import countdown
 
 INSTALL = "pip install 'trew[reasoning-gym]'"
 LONGEST = 20_000  # characters of an answer that is read
+DEEPEST = 100  # levels of lists and objects that are compared item by item
 LIMITS = Limits(cpu_s=3.0, memory_mb=1024, wall_s=120.0, calls=500, growth_mb=256)
 
 EXPRESSION = frozenset({"countdown", "puzzle24"})
@@ -312,13 +314,22 @@ def _close(answer: str, gold: str) -> bool:
 
 
 def _json(text: str) -> Any:
-    """JSON, or the Python list that the package writes for one; numbers stay text. None for anything else."""
+    """JSON, or the Python list that the package writes for one; numbers stay text. None for anything else, and for what
+    is nested so deeply that no task of the package writes it: comparing it would end at Python's limit on recursion."""
+    if _depth(text) > DEEPEST:
+        return None
     for attempt in (text, text.replace("'", '"')):
         try:
             return json.loads(attempt, parse_int=str, parse_float=str)
         except (ValueError, RecursionError):
             continue
     return None
+
+
+def _depth(text: str) -> int:
+    """The most brackets that are open at once, those inside quotes included."""
+    steps = (1 if c in "[{" else -1 if c in "]}" else 0 for c in text)
+    return max(itertools.accumulate(steps), default=0)
 
 
 def _alike(answer: Any, gold: Any) -> bool:
