@@ -1,4 +1,4 @@
-"""What a run will need, told before any weights are loaded: memory by part and phase, rough time, and what to turn."""
+"""Estimates what a run needs before any weights are loaded: memory by part and phase, time, and what to change."""
 
 from .advice import Knob, knobs
 from .memory import Memory

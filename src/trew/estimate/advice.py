@@ -1,4 +1,4 @@
-"""Which knobs a run has left, and what each would save."""
+"""Finds the settings that would reduce a run's memory, and what each would save."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..utils.toml import toml_value
 from .run import Estimate, estimate
 
 WORTH = 0.03
-"""Share of the peak that a knob must save to be told."""
+"""The share of the peak that a setting must save to be listed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ def _turned(now: Estimate, settings: dict[str, Any]) -> Knob | None:
 
 
 def _candidates(now: Estimate) -> Iterator[dict[str, Any]]:
-    """What does not change the result, then what does."""
+    """Settings that do not change the result, then those that do."""
     c = now.config
     if now.load.tokens > 256:
         yield {"learner.microbatch_tokens": 1 << max(round(math.log2(now.load.tokens)) - 2, 8)}
