@@ -22,7 +22,7 @@ from trew.rewards import RewardSet, grade
 from trew.rewards.builtin import reasoning
 from trew.rewards.builtin.reasoning import CASELESS, EXPRESSION, FORMULA, OURS, PACKAGE, same
 from trew.rewards.builtin.reasoning_worker import NoFormula, is_expanded, read, untagged
-from trew.rewards.known_answers import probes
+from trew.rewards.known_answers import known_answers
 
 needs_package = pytest.mark.skipif(
     importlib.util.find_spec("reasoning_gym") is None, reason="the reasoning-gym package is not installed"
@@ -420,7 +420,7 @@ def test_rows_on_disk_say_which_version_made_them(tmp_path: Path) -> None:
 )
 def test_known_answers_get_their_known_scores(task: str, least: int) -> None:
     for prompt in made(task, size=6).train:
-        tried = probes("reasoning_gym", prompt.columns, {})
+        tried = known_answers("reasoning_gym", prompt.columns, {})
         assert len(tried) >= least
         puzzle = prompt.columns["puzzle"]
         for probe in tried:

@@ -15,7 +15,7 @@ from trew.config import RewardConfig
 from trew.errors import ConfigError, DataError, SandboxError
 from trew.rewards import RewardSet, grade
 from trew.rewards.builtin import KINDS
-from trew.rewards.known_answers import probes, solve
+from trew.rewards.known_answers import known_answers, solve
 from trew.rewards.reward_checks import try_reward
 from trew.types import Prompt
 
@@ -69,7 +69,7 @@ def test_built_ins_pass_their_own_trial(kind: str, rows: list[dict], args: dict)
 
 def test_every_kind_has_probes_of_both_outcomes() -> None:
     for kind, rows, args in CASES:
-        made = [probe for row in rows for probe in probes(kind, row, args)]
+        made = [probe for row in rows for probe in known_answers(kind, row, args)]
         assert len({probe.score for probe in made}) >= 2, kind
     assert {kind for kind, _, _ in [*CASES, *SLOWER]} == set(KINDS)
     with pytest.raises(ConfigError, match="whether the answer is right"):
@@ -85,15 +85,15 @@ def test_every_kind_has_probes_of_both_outcomes() -> None:
     ],
 )
 def test_mutations_of_numbers(gold: str, mutations: set[str]) -> None:
-    made = {probe.text for probe in probes("gsm8k", {"answer": gold}, {}) if probe.family == "mutation"}
+    made = {probe.text for probe in known_answers("gsm8k", {"answer": gold}, {}) if probe.family == "mutation"}
     assert mutations <= made
 
 
 def test_mutations_of_pairs_and_intervals() -> None:
-    made = {p.what: p.text for p in probes("math", {"answer": "[1,2)"}, {})}
+    made = {p.what: p.text for p in known_answers("math", {"answer": "[1,2)"}, {})}
     assert made["the ends exchanged"] == r"\boxed{[2,1)}"
     assert made["another kind of end"] == r"\boxed{(1,2]}"
-    assert "another kind of end" not in {p.what for p in probes("math", {"answer": "(1,2)"}, {})}
+    assert "another kind of end" not in {p.what for p in known_answers("math", {"answer": "(1,2)"}, {})}
 
 
 def test_solve() -> None:

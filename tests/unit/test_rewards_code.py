@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from trew.errors import ConfigError, SandboxError
 from trew.rewards import KINDS, grade
 from trew.rewards.builtin import code_asserts, code_block, code_rows, code_values, gold_problem
-from trew.rewards.known_answers import probes
+from trew.rewards.known_answers import known_answers
 from trew.rewards.sandbox import Job, Limits, boundary, pool
 
 RIGHT = "```python\ndef f(x):\n    return x + 1\n```"
@@ -195,7 +195,7 @@ def test_rows_of_the_public_sets_are_checked_with_their_own_reference(row, sandb
     assert "its own reference does not pass" in gold_problem("code_func", worse, {})
     gold, arguments = code_rows.func_gold(row) or (None, {})
     assert grade("code_func", code_rows.answer_with(str(gold)), gold, **arguments).score == 1
-    for probe in probes("code_func", row, {}):
+    for probe in known_answers("code_func", row, {}):
         assert grade("code_func", probe.text, gold, **arguments).score == probe.score, probe.what
 
 

@@ -172,14 +172,14 @@ def _prompt(display: Display, plan: Plan, number: int, prompt: Prompt) -> None:
 def gold_lines(rewards: RewardSet, prompt: Prompt) -> list[str]:
     """For each built-in reward, an answer to this prompt that is known to be correct, and its score."""
     from ..rewards.builtin import KINDS, graded
-    from ..rewards.known_answers import probes
+    from ..rewards.known_answers import known_answers
 
     lines = []
     for reward in rewards.rewards:
         if reward.function is not None or reward.model is not None:
             continue
         kind = KINDS[reward.kind]
-        right = next((p for p in probes(reward.kind, prompt.columns, reward.args) if p.family == "right"), None)
+        right = next((p for p in known_answers(reward.kind, prompt.columns, reward.args) if p.family == "right"), None)
         found = kind.gold(prompt.columns)
         if right is None or found is None:
             continue

@@ -63,28 +63,41 @@ def combined(
 
 
 def _score(rewards: Sequence[Reward], column: Sequence[Verdict], means: Sequence[float | None], length: int) -> Score:
+    """The score of one completion from its verdicts; ``means`` are the rewards' means over the group."""
     is_open = all(v.score is None or v.score > 0 for r, v in zip(rewards, column, strict=True) if r.gate)
-    counted = [
-        (r, v, mean) for r, v, mean in zip(rewards, column, means, strict=True) if r.gate or is_open
-    ]  # fmt: skip
-    # A gate that could not be judged leaves the value unknown, unless another one is closed anyhow.
-    failed = [v for r, v, _ in counted if v.status in FAILED and (r.weight != 0 or (r.gate and is_open))]
-    judged = [v for r, v in zip(rewards, column, strict=True) if v.score is not None and (r.weight != 0 or r.gate)]
-    numbers = [(r.weight, v.score if v.score is not None else mean) for r, v, mean in counted]
-    terms = [weight * number for weight, number in numbers if number is not None]
-    status = failed[0].status if failed else judged[0].status if judged else "not_applicable"
-    known = bool(judged) and not failed
-    steps = combined_steps([(r.weight, v.score, v.steps) for r, v, _ in counted], length=length) if known else ()
+    pairs = [*zip(rewards, column, strict=True)]
+    counted = [(r, v, mean) for (r, v), mean in zip(pairs, means, strict=True) if r.gate or is_open]
+    status, is_known = _status(pairs, is_open=is_open)
+    value, steps = None, ()
+    if is_known:
+        # Where a reward gave no number, the group's mean stands in: it moves the completion nowhere.
+        numbers = [(r.weight, mean if v.score is None else v.score) for r, v, mean in counted]
+        value = sum(weight * number for weight, number in numbers if number is not None)
+        steps = combined_steps([(r.weight, v.score, v.steps) for r, v, _ in counted], length=length)
     return Score(
-        value=sum(terms) if known else None,
+        value=value,
         status=status,
-        parts={r.name: v.score for r, v in zip(rewards, column, strict=True)},
+        parts={r.name: v.score for r, v in pairs},
         extracted=next((v.extracted for v in column if v.extracted is not None), None),
         seconds=sum(v.seconds for v in column),
         steps=steps,
-        statuses={r.name: v.status for r, v in zip(rewards, column, strict=True)},
-        part_seconds={r.name: v.seconds for r, v in zip(rewards, column, strict=True)},
+        statuses={r.name: v.status for r, v in pairs},
+        part_seconds={r.name: v.seconds for r, v in pairs},
     )
+
+
+def _status(pairs: Sequence[tuple[Reward, Verdict]], *, is_open: bool) -> tuple[ScoreStatus, bool]:
+    """The status of a completion, and whether its value is known."""
+    for reward, verdict in pairs:
+        # Behind a closed gate the value is known to be 0 whatever the rewards behind it say, and a gate that could not
+        # be scored leaves it unknown only where no other gate is closed.
+        matters = (reward.weight != 0 and (reward.gate or is_open)) or (reward.gate and is_open)
+        if matters and verdict.status in FAILED:
+            return verdict.status, False
+    for reward, verdict in pairs:
+        if verdict.score is not None and (reward.weight != 0 or reward.gate):
+            return verdict.status, True
+    return "not_applicable", False
 
 
 def one_by_one(rewards: Sequence[Reward], score: Score) -> tuple[float | None, ...]:

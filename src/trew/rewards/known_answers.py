@@ -21,7 +21,7 @@ Family = Literal["right", "mutation", "wrapper", "hostile"]
 
 
 @dataclass(frozen=True, slots=True)
-class Probe:
+class KnownAnswer:
     """A completion and the score it must get; ``what`` says in words what it is. ``tokens`` is its length."""
 
     what: str
@@ -31,7 +31,7 @@ class Probe:
     family: Family = "mutation"
 
 
-def probes(kind: str, columns: Mapping[str, Any], args: Mapping[str, Any]) -> list[Probe]:
+def known_answers(kind: str, columns: Mapping[str, Any], args: Mapping[str, Any]) -> list[KnownAnswer]:
     """Right and wrong completions for one row; empty where the kind does not apply to it or its gold is bad."""
     found = KINDS[kind].gold(columns)
     if found is None:
@@ -41,29 +41,32 @@ def probes(kind: str, columns: Mapping[str, Any], args: Mapping[str, Any]) -> li
         limits = {name: args[name] for name in ("max_completion_len", "soft_punish_cache")}
         most, cache = limits["max_completion_len"], limits["soft_punish_cache"]
         lengths = (0, most - cache, most - cache // 2, most, most + 1)
-        return [Probe(f"{n} tokens", "x", length.soft_overlong(n, **limits), n) for n in lengths]
+        return [KnownAnswer(f"{n} tokens", "x", length.soft_overlong(n, **limits), n) for n in lengths]
     if kind == "repetition":
-        return list(_repetition_probes(args.get("ngram_size", 3), abs(args.get("max_penalty", -1.0))))
+        return list(_repetition_answers(args.get("ngram_size", 3), abs(args.get("max_penalty", -1.0))))
     if kind in ("gsm8k", "arithmetic"):
-        made = list(_number_probes(kind, gold))
+        made = list(_number_answers(kind, gold))
     elif kind == "countdown":
-        made = list(_countdown_probes(countdown.parse_puzzle(gold, **row), require_all=args.get("require_all", True)))
+        made = list(_countdown_answers(countdown.parse_puzzle(gold, **row), require_all=args.get("require_all", True)))
     elif kind == "format":
-        made = list(_format_probes(args.get("template", layout.THINK_ANSWER), args.get("prefilled", "")))
+        made = list(_format_answers(args.get("template", layout.THINK_ANSWER), args.get("prefilled", "")))
     elif kind == "math":
-        made = list(_math_probes(gold, boxes=args.get("require_boxed", True)))
+        made = list(_math_answers(gold, boxes=args.get("require_boxed", True)))
     elif kind in ("code_stdin", "code_func"):
         answers = code_rows.known_answers(kind, gold, row)
-        made = [Probe(what, text, score, family="right" if score == 1 else "mutation") for what, text, score in answers]
+        made = [
+            KnownAnswer(what, text, score, family="right" if score == 1 else "mutation")
+            for what, text, score in answers
+        ]
     elif kind == "reasoning_gym":
-        made = list(_puzzle_probes(gold, row))
+        made = list(_puzzle_answers(gold, row))
     else:
         made = list(_own_answer(kind, gold))
     made = [replace(p, family="right") if p.score == 1 and p.family == "mutation" else p for p in made]
     return [_thought(p) for p in made] if args.get("thinking") else made
 
 
-def hostile(kind: str, columns: Mapping[str, Any], args: Mapping[str, Any]) -> list[Probe]:
+def hostile(kind: str, columns: Mapping[str, Any], args: Mapping[str, Any]) -> list[KnownAnswer]:
     """Texts that must score 0 in bounded time, whatever the row's gold; none for kinds that do not read text."""
     if KINDS[kind].gold(columns) is None or kind in ("soft_overlong", "repetition", "cosine"):
         return []
@@ -84,69 +87,69 @@ def hostile(kind: str, columns: Mapping[str, Any], args: Mapping[str, Any]) -> l
         "not a number": "#### nan <answer>inf</answer> \\boxed{nan}",
         "marks that turn the text around": "#### \u202e27 <answer>\u202e27</answer> \\boxed{\u202e27}\u202e",
     }
-    made = [Probe(what, text, 0.0, family="hostile") for what, text in texts.items()]
+    made = [KnownAnswer(what, text, 0.0, family="hostile") for what, text in texts.items()]
     return [_thought(p) for p in made] if args.get("thinking") else made
 
 
-def _thought(probe: Probe) -> Probe:
+def _thought(probe: KnownAnswer) -> KnownAnswer:
     return replace(probe, text="so</think>" + probe.text)
 
 
-def _own_answer(kind: str, gold: Any) -> Iterator[Probe]:
+def _own_answer(kind: str, gold: Any) -> Iterator[KnownAnswer]:
     """What can be said of any kind that can answer with its gold."""
     answer = KINDS[kind].self_answer
     if answer is None or KINDS[kind].row_problem(gold, {}):
         return
-    yield Probe("the gold itself", answer(gold), 1.0)
-    yield Probe("nothing", "", 0.0)
-    yield Probe("the gold inside an unfinished thought", f"<think>{answer(gold)}", 0.0)
+    yield KnownAnswer("the gold itself", answer(gold), 1.0)
+    yield KnownAnswer("nothing", "", 0.0)
+    yield KnownAnswer("the gold inside an unfinished thought", f"<think>{answer(gold)}", 0.0)
 
 
-def _puzzle_probes(gold: Any, row: Mapping[str, Any]) -> Iterator[Probe]:
+def _puzzle_answers(gold: Any, row: Mapping[str, Any]) -> Iterator[KnownAnswer]:
     """Answers around the gold of ``reasoning_gym``; another number is known to be wrong where answers are compared."""
     puzzle = reasoning.read_puzzle(row.get("puzzle"))
     if isinstance(puzzle, str) or reasoning.row_problem(gold, row):
         return
     right = reasoning.self_answer(gold)
-    yield Probe("the gold itself", right, 1.0)
-    yield Probe("the gold itself after a finished thought", f"<think><answer>x</answer></think>{right}", 1.0)
-    yield Probe("with white space", f"<answer>\n {gold} </answer>\n", 1.0, family="wrapper")
-    yield Probe("the gold without its tags", str(gold), 0.0)
-    yield Probe("the gold inside an unfinished thought", f"<think>{right}", 0.0)
-    yield Probe("another answer after the gold", f"{right} or rather <answer>no idea</answer>", 0.0)
-    yield Probe("nothing", "", 0.0)
+    yield KnownAnswer("the gold itself", right, 1.0)
+    yield KnownAnswer("the gold itself after a finished thought", f"<think><answer>x</answer></think>{right}", 1.0)
+    yield KnownAnswer("with white space", f"<answer>\n {gold} </answer>\n", 1.0, family="wrapper")
+    yield KnownAnswer("the gold without its tags", str(gold), 0.0)
+    yield KnownAnswer("the gold inside an unfinished thought", f"<think>{right}", 0.0)
+    yield KnownAnswer("another answer after the gold", f"{right} or rather <answer>no idea</answer>", 0.0)
+    yield KnownAnswer("nothing", "", 0.0)
     value = reasoning.number(gold)
     if value is None or not reasoning.compared(puzzle.task):
         return
-    yield Probe("the gold + 1", f"<answer>{_decimal(value + 1)}</answer>", 0.0)
-    yield Probe("the gold or another number", f"<answer>{gold} or {_decimal(value + 1)}</answer>", 0.0)
+    yield KnownAnswer("the gold + 1", f"<answer>{_decimal(value + 1)}</answer>", 0.0)
+    yield KnownAnswer("the gold or another number", f"<answer>{gold} or {_decimal(value + 1)}</answer>", 0.0)
     if value:
-        yield Probe("the gold with the other sign", f"<answer>{_decimal(-value)}</answer>", 0.0)
-        yield Probe("the gold with one digit changed", f"<answer>{_other_digit(value)}</answer>", 0.0)
+        yield KnownAnswer("the gold with the other sign", f"<answer>{_decimal(-value)}</answer>", 0.0)
+        yield KnownAnswer("the gold with one digit changed", f"<answer>{_other_digit(value)}</answer>", 0.0)
     if re.fullmatch(r"[-+]?[0-9]+", gold):
-        yield Probe("with trailing zeros", f"<answer>{gold}.00</answer>", 1.0, family="wrapper")
+        yield KnownAnswer("with trailing zeros", f"<answer>{gold}.00</answer>", 1.0, family="wrapper")
 
 
-def _number_probes(kind: str, gold: Any) -> Iterator[Probe]:
+def _number_answers(kind: str, gold: Any) -> Iterator[KnownAnswer]:
     value = parse_gold(gold)
     if value is None:
         return
     mark = "#### " if kind == "gsm8k" else ""
     right = (gsm8k if kind == "gsm8k" else arithmetic).self_answer(gold)
-    yield Probe("the gold itself", right, 1.0)
-    yield Probe("the gold itself after a finished thought", f"<think>{mark}{value + 1}</think>{right}", 1.0)
-    yield Probe("the gold + 1", f"{mark}{_decimal(value + 1)}", 0.0)
+    yield KnownAnswer("the gold itself", right, 1.0)
+    yield KnownAnswer("the gold itself after a finished thought", f"<think>{mark}{value + 1}</think>{right}", 1.0)
+    yield KnownAnswer("the gold + 1", f"{mark}{_decimal(value + 1)}", 0.0)
     if value:
-        yield Probe("the gold with the other sign", f"{mark}{_decimal(-value)}", 0.0)
-        yield Probe("ten times the gold", f"{mark}{_decimal(value * 10)}", 0.0)
-        yield Probe("the gold with one digit changed", f"{mark}{_other_digit(value)}", 0.0)
-    yield Probe("the gold or another number", f"{mark}{_decimal(value)} or {_decimal(value + 1)}", 0.0)
-    yield Probe("another number or the gold", f"{mark}{_decimal(value + 1)} or {_decimal(value)}", 0.0)
-    yield Probe("the gold inside an unfinished thought", f"<think>{right}", 0.0)
-    yield Probe("nothing", "", 0.0)
+        yield KnownAnswer("the gold with the other sign", f"{mark}{_decimal(-value)}", 0.0)
+        yield KnownAnswer("ten times the gold", f"{mark}{_decimal(value * 10)}", 0.0)
+        yield KnownAnswer("the gold with one digit changed", f"{mark}{_other_digit(value)}", 0.0)
+    yield KnownAnswer("the gold or another number", f"{mark}{_decimal(value)} or {_decimal(value + 1)}", 0.0)
+    yield KnownAnswer("another number or the gold", f"{mark}{_decimal(value + 1)} or {_decimal(value)}", 0.0)
+    yield KnownAnswer("the gold inside an unfinished thought", f"<think>{right}", 0.0)
+    yield KnownAnswer("nothing", "", 0.0)
     text = right.rpartition("#### ")[2]
     for what, form in _wrapped(text):
-        yield Probe(what, f"{mark}{form}", 1.0, family="wrapper")
+        yield KnownAnswer(what, f"{mark}{form}", 1.0, family="wrapper")
 
 
 def _wrapped(text: str) -> Iterator[tuple[str, str]]:
@@ -188,52 +191,52 @@ def changed(value: Fraction, *, form: str) -> list[str]:
     return [form.format(text) for text in dict.fromkeys([*made, f"{made[0]} or {made[1]}"])]
 
 
-def _math_probes(gold: Any, *, boxes: bool) -> Iterator[Probe]:
+def _math_answers(gold: Any, *, boxes: bool) -> Iterator[KnownAnswer]:
     r"""Answers around the gold of ``math``.
 
-    >>> [p.text for p in _math_probes("[1,2)", boxes=True) if p.what in ("the ends exchanged", "another kind of end")]
+    >>> [p.text for p in _math_answers("[1,2)", boxes=True) if p.what in ("the ends exchanged", "another kind of end")]
     ['\\boxed{[2,1)}', '\\boxed{(1,2]}']
     """
     right = boxed(gold)
     inner = right[len("\\boxed{") : -1]
-    yield Probe("the gold itself", right, 1.0)
-    yield Probe("the gold itself after another answer", f"\\boxed{{0}} no: {right}", 1.0)
-    yield Probe("the gold itself after a finished thought", f"<think>\\boxed{{0}}</think>{right}", 1.0)
-    yield Probe("with white space", f"\\boxed{{  {inner} }}\n", 1.0, family="wrapper")
-    yield Probe("between dollars", f"${right}$", 1.0, family="wrapper")
-    yield Probe("dollars in the box", f"\\boxed{{${inner.strip('$')}$}}", 1.0, family="wrapper")
-    yield Probe("the gold inside an unfinished thought", f"<think>{right}", 0.0)
-    yield Probe("another answer after the gold", f"{right} or rather \\boxed{{123456789}}", 0.0)
-    yield Probe("the gold or another number", f"\\boxed{{{inner} \\text{{ or }} 123456789}}", 0.0)
-    yield Probe("nothing", "", 0.0)
-    yield Probe("an empty box", "\\boxed{}", 0.0)
+    yield KnownAnswer("the gold itself", right, 1.0)
+    yield KnownAnswer("the gold itself after another answer", f"\\boxed{{0}} no: {right}", 1.0)
+    yield KnownAnswer("the gold itself after a finished thought", f"<think>\\boxed{{0}}</think>{right}", 1.0)
+    yield KnownAnswer("with white space", f"\\boxed{{  {inner} }}\n", 1.0, family="wrapper")
+    yield KnownAnswer("between dollars", f"${right}$", 1.0, family="wrapper")
+    yield KnownAnswer("dollars in the box", f"\\boxed{{${inner.strip('$')}$}}", 1.0, family="wrapper")
+    yield KnownAnswer("the gold inside an unfinished thought", f"<think>{right}", 0.0)
+    yield KnownAnswer("another answer after the gold", f"{right} or rather \\boxed{{123456789}}", 0.0)
+    yield KnownAnswer("the gold or another number", f"\\boxed{{{inner} \\text{{ or }} 123456789}}", 0.0)
+    yield KnownAnswer("nothing", "", 0.0)
+    yield KnownAnswer("an empty box", "\\boxed{}", 0.0)
     if boxes:
-        yield Probe("the gold without a box", inner, 0.0)
+        yield KnownAnswer("the gold without a box", inner, 0.0)
     value = parse_gold(inner) if re.fullmatch(r"[-+0-9.,/ ]+", inner) else None
     if value is not None and "," not in inner:
-        yield Probe("the gold + 1", f"\\boxed{{{_decimal(value + 1)}}}", 0.0)
+        yield KnownAnswer("the gold + 1", f"\\boxed{{{_decimal(value + 1)}}}", 0.0)
         if value:
-            yield Probe("the gold with the other sign", f"\\boxed{{{_decimal(-value)}}}", 0.0)
-            yield Probe("ten times the gold", f"\\boxed{{{_decimal(value * 10)}}}", 0.0)
-            yield Probe("the gold with one digit changed", f"\\boxed{{{_other_digit(value)}}}", 0.0)
+            yield KnownAnswer("the gold with the other sign", f"\\boxed{{{_decimal(-value)}}}", 0.0)
+            yield KnownAnswer("ten times the gold", f"\\boxed{{{_decimal(value * 10)}}}", 0.0)
+            yield KnownAnswer("the gold with one digit changed", f"\\boxed{{{_other_digit(value)}}}", 0.0)
         if re.fullmatch(r"[-+]?[0-9]+", inner):
-            yield Probe("with trailing zeros", f"\\boxed{{{inner}.00}}", 1.0, family="wrapper")
+            yield KnownAnswer("with trailing zeros", f"\\boxed{{{inner}.00}}", 1.0, family="wrapper")
     pair = re.fullmatch(r"([(\[])\s*([-+]?[0-9]+)\s*,\s*([-+]?[0-9]+)\s*([)\]])", inner)
     if pair and pair[2] != pair[3]:
         left, a, b, end = pair.groups()
-        yield Probe("the ends exchanged", f"\\boxed{{{left}{b},{a}{end}}}", 0.0)
+        yield KnownAnswer("the ends exchanged", f"\\boxed{{{left}{b},{a}{end}}}", 0.0)
         ends = ("[", ")"), ("(", "]")
         if (left, end) in ends:
             other = ends[1 - ends.index((left, end))]
-            yield Probe("another kind of end", f"\\boxed{{{other[0]}{a},{b}{other[1]}}}", 0.0)
+            yield KnownAnswer("another kind of end", f"\\boxed{{{other[0]}{a},{b}{other[1]}}}", 0.0)
 
 
-def _repetition_probes(size: int, most: float) -> Iterator[Probe]:
+def _repetition_answers(size: int, most: float) -> Iterator[KnownAnswer]:
     """Made completions consist of one token again and again: of n - size + 1 n-grams one is new."""
     for n in (0, 1, size, size + 1, size + 9):
         grams = n - size + 1
         share = 1 - 1 / grams if grams > 1 else 0.0
-        yield Probe(f"{n} times the same token", "x", -most * share if share else 0.0, n)
+        yield KnownAnswer(f"{n} times the same token", "x", -most * share if share else 0.0, n)
 
 
 def _decimal(value: Fraction) -> str:
@@ -251,25 +254,27 @@ def _decimal(value: Fraction) -> str:
     return str(value)
 
 
-def _countdown_probes(puzzle: Any, *, require_all: bool) -> Iterator[Probe]:
+def _countdown_answers(puzzle: Any, *, require_all: bool) -> Iterator[KnownAnswer]:
     if isinstance(puzzle, str):
         return
     given, target = puzzle
     numbers = list(given.elements())
     solution = solve(numbers, target) if len(numbers) <= SOLVABLE and target.denominator == 1 else None
     if solution is not None:
-        yield Probe("a solution", f"<answer>{solution}</answer>", 1.0)
-        yield Probe("a solution with white space", f"<answer> {solution} </answer>\n", 1.0, family="wrapper")
-        yield Probe("a solution without its tags", solution, 0.0)
-        yield Probe("a solution inside an unfinished thought", f"<think><answer>{solution}</answer>", 0.0)
-        yield Probe("a solution with an equals sign", f"<answer>{solution} = {target}</answer>", 0.0)
-        yield Probe("a solution plus a number twice", f"<answer>{solution}+{numbers[0]}-{numbers[0]}</answer>", 0.0)
+        yield KnownAnswer("a solution", f"<answer>{solution}</answer>", 1.0)
+        yield KnownAnswer("a solution with white space", f"<answer> {solution} </answer>\n", 1.0, family="wrapper")
+        yield KnownAnswer("a solution without its tags", solution, 0.0)
+        yield KnownAnswer("a solution inside an unfinished thought", f"<think><answer>{solution}</answer>", 0.0)
+        yield KnownAnswer("a solution with an equals sign", f"<answer>{solution} = {target}</answer>", 0.0)
+        yield KnownAnswer(
+            "a solution plus a number twice", f"<answer>{solution}+{numbers[0]}-{numbers[0]}</answer>", 0.0
+        )
     if target not in numbers:
-        yield Probe("the target alone", f"<answer>{target}</answer>", 0.0)
-    yield Probe("a power that never ends", "<answer>9**9**9**9</answer>", 0.0)
-    yield Probe("nothing", "", 0.0)
+        yield KnownAnswer("the target alone", f"<answer>{target}</answer>", 0.0)
+    yield KnownAnswer("a power that never ends", "<answer>9**9**9**9</answer>", 0.0)
+    yield KnownAnswer("nothing", "", 0.0)
     if require_all and len(numbers) > 1:
-        yield Probe("one number alone", f"<answer>{numbers[0]}</answer>", 0.0)
+        yield KnownAnswer("one number alone", f"<answer>{numbers[0]}</answer>", 0.0)
 
 
 def solve(numbers: list[int], target: Fraction) -> str | None:
@@ -300,7 +305,7 @@ def _search(pool: list[tuple[Fraction, str]], target: Fraction) -> str | None:
     return None
 
 
-def _format_probes(template: str, prefilled: str) -> Iterator[Probe]:
+def _format_answers(template: str, prefilled: str) -> Iterator[KnownAnswer]:
     parsed = layout.parse_template(template)
     parts = [piece for tag, filled in zip(parsed.tags, parsed.filled, strict=False) for piece in ("x" * filled, tag)]
     full = "".join(parts) + "x" * parsed.filled[-1]
@@ -308,16 +313,16 @@ def _format_probes(template: str, prefilled: str) -> Iterator[Probe]:
     if not full.startswith(opened):
         return
     full = full[len(opened) :]
-    yield Probe("the layout asked for", full, 1.0)
-    yield Probe("the layout twice", full + full, 0.0)
+    yield KnownAnswer("the layout asked for", full, 1.0)
+    yield KnownAnswer("the layout twice", full + full, 0.0)
     for tag in parsed.tags:
         if tag in full:
-            yield Probe(f"without {tag}", full.replace(tag, ""), 0.0)
+            yield KnownAnswer(f"without {tag}", full.replace(tag, ""), 0.0)
     if not parsed.filled[-1]:
-        yield Probe("text after the last tag", full + " so", 0.0)
+        yield KnownAnswer("text after the last tag", full + " so", 0.0)
     if (upper := full.upper()) != full:
-        yield Probe("the tags in capitals", upper, 0.0)
-    yield Probe("plain text", "x", 0.0)
+        yield KnownAnswer("the tags in capitals", upper, 0.0)
+    yield KnownAnswer("plain text", "x", 0.0)
     if "\n" in full or "><" in full:
         spaced = full.replace("><", ">\n\n<")
-        yield Probe("with white space between the blocks", f"\n{spaced}\n", 1.0, family="wrapper")
+        yield KnownAnswer("with white space between the blocks", f"\n{spaced}\n", 1.0, family="wrapper")

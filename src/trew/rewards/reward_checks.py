@@ -14,7 +14,7 @@ from ..config import RewardConfig
 from ..errors import RewardError
 from ..types import Group, Prompt, Score, ScoredGroup, single_turn
 from .builtin import first_column
-from .known_answers import FORMS, Family, Probe, changed, hostile, probes
+from .known_answers import FORMS, Family, KnownAnswer, changed, hostile, known_answers
 from .numbers import parse_gold
 from .reward_set import RewardSet
 from .user.process import Process
@@ -94,12 +94,12 @@ def scored_texts(texts: Sequence[str], values: Sequence[float | None]) -> Scored
     return ScoredGroup(group, tuple(Score(value, "scored" if value is not None else "timeout") for value in values))
 
 
-Made = list[tuple[Prompt, Probe]]
+Made = list[tuple[Prompt, KnownAnswer]]
 
 
 def _try_builtin(rewards: RewardSet, prompts: Sequence[Prompt]) -> list[Check]:
     [spec] = rewards.rewards
-    made: Made = [(p, x) for p in prompts for x in probes(spec.kind, p.columns, spec.args)]
+    made: Made = [(p, x) for p in prompts for x in known_answers(spec.kind, p.columns, spec.args)]
     groups = [text_group(prompt, [probe.text], lengths=[probe.tokens]) for prompt, probe in made]
     got, seconds = _repeat(rewards, groups)
     checks = [_family(family, made, [v[0] for v in got]) for family in FAMILIES if family != "hostile"]
@@ -122,7 +122,7 @@ def _try_builtin(rewards: RewardSet, prompts: Sequence[Prompt]) -> list[Check]:
 
 
 def _family(family: Family, made: Made, values: Sequence[float | None]) -> Check | None:
-    """Whether the probes of one family got the score they must get; None where there are none."""
+    """Whether the answers of one family got the score they must get; None where there are none."""
     pairs = [(prompt, probe, value) for (prompt, probe), value in zip(made, values, strict=True)
              if probe.family == family]  # fmt: skip
     wrong = [
