@@ -20,6 +20,7 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -145,6 +146,7 @@ def run(recipe: Path) -> dict[str, Any]:
     from trew.rollout.generate import generate
     from trew.rollout.sync import sampling
     from trew.training import planning
+    from trew.training.summary import export
     from work_trew import built, learn
 
     plan = planning.plan(load(recipe))
@@ -173,7 +175,10 @@ def run(recipe: Path) -> dict[str, Any]:
             learn(program, groups)
     if program.adapters is not None:
         with phase("exporting"):
-            program.adapters.export(plan.renderer.tokenizer, Path(plan.config.out) / "final")
+            export(SimpleNamespace(
+                plan=plan, model=program.model, adapters=program.adapters, engine=program.engine,
+                folder=SimpleNamespace(final=Path(plan.config.out) / "final"),
+            ))  # type: ignore[arg-type]
     steps = {name: times[name] for name in ("generating", "training")}
     return {"peaks": peaks, "seconds": sum(steps.values()), "by_phase": steps}
 

@@ -89,6 +89,44 @@ def test_small_objects_do_not_come_to_lie_where_large_blocks_were():
     assert inside("apart") == 0
 
 
+HOLES = """
+from trew.backends.cpu import arena as heap
+import torch
+from trew.utils.memory import used_bytes
+assert heap.keep_freed_memory()
+blocks = [torch.ones(1 << 20) for _ in range(50)]  # 4 MiB each
+full = used_bytes()
+blocks = blocks[::2]  # what is left lies between what was freed
+torch.ones(1 << 20)
+kept = used_bytes()
+heap.give_back_freed()
+print((full - kept) >> 20, (full - used_bytes()) >> 20, all(bool((b == 1).all()) for b in blocks))
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's allocator")
+def test_what_was_freed_is_given_back_from_between_what_is_left():
+    run = subprocess.run([sys.executable, "-c", HOLES], capture_output=True, text=True, check=True)
+    kept, given, same = run.stdout.split()
+    assert int(kept) < 20
+    assert int(given) > 80
+    assert same == "True"
+
+
+def test_an_arena_that_gives_back_has_nothing_unless_it_is_leased():
+    room = arena.Arena()
+    with room.lease() as held:
+        here = held.alloc(1000, dtype=torch.float32).fill_(3)
+        room.give_back()
+        again = held.alloc(10, dtype=torch.float32).fill_(4)
+        assert (here == 3).all()
+        assert (again == 4).all()
+        assert room._blocks
+    room.give_back()
+    assert not room._blocks
+    assert (here == 3).all(), "whoever still has it keeps it"
+
+
 def test_zeros_of_their_own_mapping_are_zeros_and_do_not_overlap():
     shapes = [(), (3,), (5, 7), (1000, 999)]
     made = arena.zeros(shapes)

@@ -279,8 +279,7 @@ def memory(s: Sizes, config: Config, load: Load) -> Memory:
         "head": head(s, config, load),
     } | ({"update": update(s, config)} if apart else {})
     trained["proof"] = _beyond(proof(s, config, load), trained, load)
-    merged = 4 * s.linear
-    generating, training, exporting = _kept(s, load, made, trained, merged)
+    generating, training = _kept(s, load, made, trained)
     kept, read = reference(s, config, load)
     parts = {
         "generating": always | {"reference": kept} | made | generating,
@@ -292,44 +291,35 @@ def memory(s: Sizes, config: Config, load: Load) -> Memory:
     if load.stored:
         parts = {"loading": always | {"reference": kept, "optimizer": 0, "file": load.stored + packing}} | parts
     if config.lora.rank:
-        parts["exporting"] = always | {"reference": kept, "merged": merged} | exporting
+        parts["exporting"] = always | {"reference": kept, "merged": 4 * s.linear}
     aside = 8 * s.trained if config.learner.optimizer == "adamw-offload" else 0
     return Memory(parts, aside)
 
 
 def _beyond(proof: int, trained: dict[str, int], load: Load) -> int:
     """What the proof needs beyond what a step takes in the same memory later: on a CPU, by our kernels, gradients and
-    what the optimizer makes, as the rest lies in :class:`.arena.Room`."""
+    what the optimizer makes, as the rest lies in :class:`.arena.Arena`."""
     apart = ("activations", "head") if load.heap and load.body is None else ()
     return max(proof - sum(size for name, size in trained.items() if name not in apart), 0)
 
 
-def _kept(
-    s: Sizes, load: Load, made: dict[str, int], trained: dict[str, int], merged: int
-) -> tuple[dict[str, int], dict[str, int], dict[str, int]]:
-    """What a CPU's process has beside what is made in a phase, generating, training and exporting: memory that another
-    phase took. In the heap that is weights laid out, the work of a step, gradients, the proof and what the optimizer
-    makes, and what is ``merged``; in :class:`.arena.Room` the cache, the head laid out, activations and
-    logits. Through the model's own forward all but a native cache is of the heap, with its
-    gaps."""
+def _kept(s: Sizes, load: Load, made: dict[str, int], trained: dict[str, int]) -> tuple[dict[str, int], dict[str, int]]:
+    """What a CPU's process has beside what is made in a phase, generating and training: memory that the other took. In
+    the heap that is weights laid out, the work of a step, gradients, the proof and what the optimizer makes; in
+    :class:`.arena.Arena` the cache, the head laid out, or all that is laid out where few weights are trained,
+    activations and logits. Where passes go through the model's own forward, each phase gives back what it took, and the
+    heap has gaps. Before a model is exported all of it is given back."""
     if not load.heap:
-        return {}, {}, {}
+        return {}, {}
     passing = trained["activations"] + trained["head"]
-    cached = made["cache"] if load.native_decode else 0
     if load.body is not None:
         logits = 0 if load.fused else 4 * s.vocabulary * load.reads  # one tensor has no gaps in it
-        gaps, passing = int(GAPS * max(passing - logits, 0)), passing + trained["proof"]
-        beside = max(passing + gaps + cached - sum(made.values()), 0)
-        heap = sum(made.values()) + beside - cached
-        return {"kept": beside}, {"gaps": gaps}, {"kept": cached + max(heap - merged, 0)}
-    if load.native_decode:
-        cached += 4 * s.head
+        return {}, {"gaps": int(GAPS * max(passing - logits, 0))}
+    apart = made["laid out"] if 2 * s.trained < s.weights else 4 * s.head
+    cached = made["cache"] + (apart if load.native_decode else 0)
     small, large = sum(made.values()) - cached, trained["gradients"] + trained["proof"] + trained.get("update", 0)
     room, heap = max(cached, passing), max(small, large)
-    return (
-        {"kept": room - cached + heap - small}, {"kept": room - passing + heap - large},
-        {"kept": room + max(heap - merged, 0)},
-    )  # fmt: skip
+    return {"kept": room - cached + heap - small}, {"kept": room - passing + heap - large}
 
 
 def _width(config: Config) -> int:

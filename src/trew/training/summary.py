@@ -21,6 +21,8 @@ from .policy_program import PolicyProgram
 def export(program: PolicyProgram) -> None:
     """The result: an ordinary model folder; beside a merged model, the adapters alone."""
     tokenizer = program.plan.renderer.tokenizer
+    if program.engine.backend is not None:
+        program.engine.backend.release()  # a merged model is as large as what generation and training made
     if program.adapters is None:
         loading.export(program.model, tokenizer, program.folder.final)
     else:

@@ -49,6 +49,13 @@ def keep_freed_memory() -> bool:
     return kept
 
 
+def give_back_freed() -> None:
+    """The pages of all memory that is free now go to the operating system, wherever in the heap they lie; with another
+    C library than glibc none do."""
+    if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
+        trim(ctypes.c_size_t(0))
+
+
 def zeros(shapes: Sequence[Sequence[int]]) -> list[Tensor]:
     """float32 zeros on the CPU that share no storage; on Linux all of them in one mapping of their own, whose pages are
     taken when they are first written."""
@@ -70,8 +77,8 @@ def zeros(shapes: Sequence[Sequence[int]]) -> list[Tensor]:
 class Arena:
     """Memory outside the heap for large things that pass, by turns: what the learner's passes keep, the cache of
     generation. Each takes a little more or less than the one before: from the heap, what one frees would not fit what
-    the next takes. Layers laid out for generation are of the heap, where gradients were; with the head they would be
-    as large as those, and not fit."""
+    the next takes. Layers laid out for generation are of the heap, where gradients were, unless few weights are
+    trained; with the head they would be as large as those, and not fit."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -89,6 +96,12 @@ class Arena:
             self._taken = 0
             yield self
         finally:
+            self._lock.release()
+
+    def give_back(self) -> None:
+        """Memory of turns that have ended, to the operating system."""
+        if self._lock.acquire(blocking=False):
+            self._blocks = []
             self._lock.release()
 
     def alloc(self, *shape: int, dtype: torch.dtype) -> Tensor:

@@ -39,6 +39,7 @@ class CpuBackend:
     products: bool = True
     name: str = "cpu"
     arena: Arena = field(default_factory=Arena)
+    in_heap: bool = False  # passes of the learner go through the model's own forward, whose memory is of the heap
 
     def missing(self) -> str:
         found = build.library()
@@ -57,6 +58,7 @@ class CpuBackend:
             found = KernelRunner.of(model, settings, self.arena)
             if not isinstance(found, str):
                 return found
+        self.in_heap = True
         head = functools.partial(CompiledHead, products=self.products, arena=self.arena) if compiled else FusedHead
         files = weights_in_files(model, None) if settings.release_after_use else None
         return AutogradRunner(
@@ -71,24 +73,33 @@ class CpuBackend:
         return found if isinstance(found, str) else CpuBody(found, self.arena)
 
     def decoder(self, model: Any, work: Decoding) -> AbstractContextManager[Decoder] | str:
+        self._turn()
         if (why := unusable(model)) is not None:
             return why
         if isinstance(found := build.library(), str):
             return found
         parts = describe(model, adapters=True) if self.layers else "its layers are to run as they are"
         if not isinstance(parts, str) and native.unsupported(parts, autocast=work.autocast) is None:
-            return self._native(parts, work)
+            return self._native(parts, work, apart=_few_are_trained(model))
         return self._through_forward(model, work)
 
     @contextmanager
-    def _native(self, parts: Transformer, work: Decoding) -> Iterator[Decoder]:
+    def _native(self, parts: Transformer, work: Decoding, *, apart: bool) -> Iterator[Decoder]:
         with self.arena.lease() as arena:
-            yield native.Decoder(parts, positions=work.columns, autocast=work.autocast, arena=arena)
+            made = native.Decoder(
+                parts, positions=work.columns, autocast=work.autocast, arena=arena, apart=apart
+            )  # fmt: skip
+            yield made
+            made.close()  # the engine may hold it longer
+        self._turn()
 
     @contextmanager
     def _through_forward(self, model: Any, work: Decoding) -> Iterator[Decoder]:
         packed = packed_forwards(model, autocast=work.autocast) if self.products else {}
-        yield CompiledForward(model, slots=work.slots, max_tokens=work.max_tokens, packed=packed, draws=self.layers)
+        made = CompiledForward(model, slots=work.slots, max_tokens=work.max_tokens, packed=packed, draws=self.layers)
+        yield made
+        packed.clear()  # the engine may hold the decoder longer
+        self._turn()
 
     def reads_by_layer(self, model: Any) -> bool:
         return self.layers and self.products and build.sharded(model) is None and reason_against(model) is None
@@ -100,7 +111,16 @@ class CpuBackend:
         return arena.zeros(shapes)
 
     def release(self) -> None:
-        """Memory of the arena is the learner's, too."""
+        """The learner's, too: what is taken again later is new memory."""
+        self.arena.give_back()
+        arena.give_back_freed()
+
+    def _turn(self) -> None:
+        """From the learner to generation or back. The kernels' passes take arena and heap as generation leaves them.
+        What autograd makes is of other sizes and dies in another order: it would not fit into what weights laid out
+        had, nor they into what it had, and a process would hold more at every turn."""
+        if self.in_heap:
+            self.release()
 
 
 class CompiledForward(ForwardDecoder):
@@ -119,6 +139,13 @@ class CompiledForward(ForwardDecoder):
         if not self.draws:
             return super().draw(logits, keys=keys, positions=positions, sampling=sampling)
         return drawn(logits, keys=keys, positions=positions, sampling=sampling)
+
+
+def _few_are_trained(model: Any) -> bool:
+    """Whether gradients are too small to take the room in the heap that weights laid out for generation had. There the
+    weights would not find it again either, once a step has left something small in it."""
+    every = [(p.numel(), p.requires_grad) for p in model.parameters()]
+    return 2 * sum(n for n, trained in every if trained) < sum(n for n, _ in every)
 
 
 def unusable(model: Any) -> str | None:

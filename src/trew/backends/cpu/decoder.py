@@ -71,7 +71,7 @@ class _Sequence:
 class Decoder:
     """Runs rows of completions through a model; see :class:`trew.rollout.torch_engine.decoder.Decoder`. Logits are
     float32. ``positions``: the most tokens of a row. ``arena``: for the cache and the head's weights, leased as long as
-    this lives.
+    this lives; ``apart``: for those of the layers too, which are of the heap otherwise.
     """
 
     def __init__(
@@ -81,10 +81,11 @@ class Decoder:
         positions: int,
         autocast: torch.dtype | None = None,
         arena: Arena | None = None,
+        apart: bool = False,
     ) -> None:
         self.parts = parts
         dtype = autocast or torch.float32
-        self.layers = Layers(parts, dtype=dtype, positions=positions)
+        self.layers = Layers(parts, dtype=dtype, positions=positions, arena=arena if apart else None)
         self.cache = PagedCache(
             layers=len(parts.layers), kv_heads=parts.kv_heads, head_dim=parts.head_dim, dtype=dtype, arena=arena
         )  # fmt: skip
@@ -144,6 +145,11 @@ class Decoder:
         for pages in [row.pages for row in self.running] + [prompt.pages for prompt in self.prompts.values()]:
             self.cache.give(pages)
         self.running, self.newest, self.prompts = [], None, {}
+
+    def close(self) -> None:
+        """Lets go of all that it holds memory for, whoever still holds the decoder."""
+        self.forget()
+        del self.layers, self.head, self.cache
 
     def draw(self, logits: Tensor, *, keys: Tensor, positions: Tensor, sampling: Sampling) -> Draw:
         return drawn(logits, keys=keys, positions=positions, sampling=sampling)

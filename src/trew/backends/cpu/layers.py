@@ -66,19 +66,20 @@ class _Matrices:
     down: WeightMatrix
 
     @staticmethod
-    def of(layer: Layer, dtype: torch.dtype) -> _Matrices:
+    def of(layer: Layer, dtype: torch.dtype, arena: Arena | None) -> _Matrices:
         each = ((layer.q, layer.k, layer.v), (layer.o,), (layer.gate,), (layer.up,), (layer.down,))
-        return _Matrices(*(packed(*modules, dtype=dtype) for modules in each))
+        return _Matrices(*(packed(*modules, dtype=dtype, arena=arena) for modules in each))
 
 
 class Layers:
-    """The layers of ``parts`` in T = ``dtype``, their weights laid out when it is made: for one ``generate`` call."""
+    """The layers of ``parts`` in T = ``dtype``, their weights laid out when it is made, in ``arena`` or else in the
+    heap: for one ``generate`` call."""
 
-    def __init__(self, parts: Transformer, *, dtype: torch.dtype, positions: int) -> None:
+    def __init__(self, parts: Transformer, *, dtype: torch.dtype, positions: int, arena: Arena | None = None) -> None:
         self.parts, self.dtype = parts, dtype
         device = parts.embedding.weight.device
         self._tables = {k: t.contiguous() for k, t in parts.rotary(positions, device=device).items()}
-        self._matrices = [_Matrices.of(layer, dtype) for layer in parts.layers]
+        self._matrices = [_Matrices.of(layer, dtype, arena) for layer in parts.layers]
         self._after = any(layer.attention_after or layer.mlp_after for layer in parts.layers)
         for m, following in zip(self._matrices, [*self._matrices[1:], None], strict=True):
             for w, then in ((m.qkv, m.o), (m.o, m.gate), (m.gate, m.down), (m.down, following and following.qkv)):
