@@ -10,10 +10,14 @@ import learner_help as help
 import tiny
 from test_adapters import adapted, moved
 from trew.backends.cpu import build
+from trew.backends.cpu.backend import CpuBackend
 from trew.config import LoraConfig
+from trew.learner.autograd import AutogradRunner
+from trew.learner.runner import RunnerSettings
 from trew.models import lora
 from trew.models.lora import Adapters
 from trew.objective import preset
+from trew.rollout.torch_engine.decoder import Decoding
 
 pytestmark = pytest.mark.skipif(isinstance(build.library(), str), reason="the kernels cannot be compiled here")
 
@@ -90,3 +94,27 @@ def test_the_reference_goes_through_the_kernels_too():
     plain = cpu.learner(help.model(**HEADS))
     torch.testing.assert_close(mine.logprobs(items, reference=True), plain.logprobs(items), rtol=0, atol=0)
     assert (mine.logprobs(items) - mine.logprobs(items, reference=True)).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("adapters", [True, False])
+def test_layers_laid_out_lie_in_the_arena_where_gradients_are_too_small_to_leave_them_room(adapters):
+    model = adapted("llama", LoraConfig(rank=1), **HEADS).model if adapters else help.model("llama", **HEADS)
+    backend = CpuBackend()
+    with backend.decoder(model, Decoding([[1, 2, 3]], n=1, slots=1, max_tokens=2)) as decoder:
+        blocks = {block.untyped_storage().data_ptr() for block in backend.arena._blocks}
+        laid_out = [w._kept[0] for m in decoder.layers._matrices for w in (m.qkv, m.o, m.gate, m.up, m.down)]
+        assert [w.untyped_storage().data_ptr() in blocks for w in laid_out] == [adapters] * len(laid_out)
+
+
+@pytest.mark.parametrize("kernels", [True, False])
+def test_where_autograd_takes_memory_of_the_heap_generation_gives_back_what_it_took(kernels):
+    model = adapted("llama", LoraConfig(rank=1), **HEADS).model
+    backend = CpuBackend()
+    runner = backend.runner(model, plain=AutogradRunner(model, RunnerSettings(fused=kernels)))
+    assert (runner.path.layers == "cpu") == kernels
+    with backend.decoder(model, Decoding([[1, 2, 3]], n=1, slots=1, max_tokens=2)) as decoder:
+        decoder.add([0])
+        assert backend.arena._blocks
+    assert bool(backend.arena._blocks) == kernels, "the kernels' passes take what generation leaves"
+    backend.release()
+    assert not backend.arena._blocks
