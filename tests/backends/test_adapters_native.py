@@ -100,7 +100,7 @@ def test_the_reference_goes_through_the_kernels_too():
 def test_layers_laid_out_lie_in_the_arena_where_gradients_are_too_small_to_leave_them_room(adapters):
     model = adapted("llama", LoraConfig(rank=1), **HEADS).model if adapters else help.model("llama", **HEADS)
     backend = CpuBackend()
-    with backend.decoder(model, Decoding([[1, 2, 3]], n=1, slots=1, max_tokens=2)) as decoder:
+    with backend.decoder(model, Decoding(slots=1, longest_prompt=3, max_tokens=2)) as decoder:
         blocks = {block.untyped_storage().data_ptr() for block in backend.arena._blocks}
         laid_out = [w._kept[0] for m in decoder.layers._matrices for w in (m.qkv, m.o, m.gate, m.up, m.down)]
         assert [w.untyped_storage().data_ptr() in blocks for w in laid_out] == [adapters] * len(laid_out)
@@ -112,8 +112,8 @@ def test_where_autograd_takes_memory_of_the_heap_generation_gives_back_what_it_t
     backend = CpuBackend()
     runner = backend.runner(model, plain=AutogradRunner(model, RunnerSettings(fused=kernels)))
     assert (runner.path.layers == "cpu") == kernels
-    with backend.decoder(model, Decoding([[1, 2, 3]], n=1, slots=1, max_tokens=2)) as decoder:
-        decoder.add([0])
+    with backend.decoder(model, Decoding(slots=1, longest_prompt=3, max_tokens=2)) as decoder:
+        decoder.add([decoder.open([1, 2, 3], 1)])
         assert backend.arena._blocks
     assert bool(backend.arena._blocks) == kernels, "the kernels' passes take what generation leaves"
     backend.release()

@@ -105,3 +105,14 @@ def test_without_one_code_is_refused(user):
     told = graded_behind("none", user)
     assert "there is no sandbox for untrusted code here" in told["refused"]
     assert "score" not in told
+
+
+if boundaries.asked() == list(boundaries.KINDS):
+
+    def test_every_attack_fails_for_another_user_too():
+        """The attacks, and the pool, as that user would test them; root's are in the files themselves."""
+        if os.geteuid() != 0:
+            pytest.skip("these tests are run by another user than root as they are")
+        files = [f"tests/fault/test_sandbox_{name}.py" for name in ("attacks", "pool")]
+        done = other_user.run(["-m", "pytest", "-q", "-p", "no:cacheprovider", *files], env={"TREW_BOUNDARIES": "all"})
+        assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
