@@ -206,7 +206,8 @@ def _plan(display: Display, plan: Plan) -> None:
     c = plan.config
     _heading(display, "plan")
     if loading.is_here(c.model):
-        needs = estimate(c, machine=Machine.of(plan.device), objective=plan.objective, prompt=plan.longest)
+        machine = Machine.of(plan.device, adapters=c.lora.rank > 0)
+        needs = estimate(c, machine=machine, objective=plan.objective, prompt=plan.longest)
         display.line("\n".join(table(needs, () if needs.fits is not False else knobs(needs))))
     else:
         display.line(f"memory and time are unknown until {c.model} is downloaded, which happens when a run starts")

@@ -34,7 +34,8 @@ def plan(
 
     display = Display()
     made = planning.plan(planning.read(recipe, set), bar=None if json else display.bar)
-    found = estimate(made.config, machine=Machine.of(made.device), objective=made.objective, prompt=made.longest)
+    machine = Machine.of(made.device, adapters=made.config.lora.rank > 0)
+    found = estimate(made.config, machine=machine, objective=made.objective, prompt=made.longest)
     turns = knobs(found)
     if json:
         print(json_.dumps(as_json(found, turns), indent=1))

@@ -24,10 +24,9 @@ from .sizes import FOUR_BIT, Sizes
 
 CHUNK = 1 << 22
 """Bytes that the paged cache grows by, as in native.pages."""
-GAPS = 0.3
+GAPS = 0.4
 """On a CPU, gaps between tensors in the C library's heap, as a share of what is made and released in a training pass
-through the model's own forward: 0 to 0.5 was seen (`benchmarks/plan.py`). It keeps all of that for later, and what fits
-is made there."""
+through the model's own forward: 0 to 0.5 was seen (`benchmarks/plan.py`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,12 +152,12 @@ def cache(s: Sizes, config: Config, load: Load) -> int:
 def decoding(s: Sizes, config: Config, load: Load) -> int:
     """The larger of: 16 V S, logits and the three copies of their size that a draw makes; and the prefill of up to
     2,048 prompt tokens, each 4 H + b H (residual, norm), b (A + 2 K) + 4 A + b A (queries to attention's result),
-    3 b F (gate, up, product), b (A + H) (what products gave). Under adapters not less than 12 H F: a matrix, what is
-    added to it and their sum, while it is laid out."""
+    3 b F (gate, up, product), b (A + H) (what products gave). Under adapters not less than 20 H F while weights
+    are laid out: a matrix, what is added to it, unscaled and scaled, what is laid side by side, and gaps."""
     b, wide = _width(config), s.heads * s.head_dim
     draw = 16 * s.vocabulary * load.rows
     if config.lora.rank and load.native_decode:
-        draw = max(draw, 12 * s.hidden * s.intermediate)
+        draw = max(draw, 20 * s.hidden * s.intermediate)
     if load.static is not None:
         return max(draw, load.static.work.layer * s.layers + load.static.work.rest)
     if load.prefill is not None:
@@ -253,6 +252,14 @@ def update(s: Sizes, config: Config) -> int:
     return {"adamw": 0, "adamw-8bit": 20, "adamw-offload": 8}[config.learner.optimizer] * s.largest
 
 
+# ---- exporting
+
+
+def merged(s: Sizes) -> int:
+    """4 N_l, and 12 H F for a matrix and what is added to it, unscaled and scaled."""
+    return 4 * s.linear + 12 * s.hidden * s.intermediate
+
+
 # ---- all of it
 
 
@@ -291,7 +298,7 @@ def memory(s: Sizes, config: Config, load: Load) -> Memory:
     if load.stored:
         parts = {"loading": always | {"reference": kept, "optimizer": 0, "file": load.stored + packing}} | parts
     if config.lora.rank:
-        parts["exporting"] = always | {"reference": kept, "merged": 4 * s.linear}
+        parts["exporting"] = always | {"reference": kept, "merged": merged(s)}
     aside = 8 * s.trained if config.learner.optimizer == "adamw-offload" else 0
     return Memory(parts, aside)
 

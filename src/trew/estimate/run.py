@@ -10,6 +10,7 @@ from ..config import Config
 from ..learner.reference import in_bfloat16
 from ..models import loading
 from ..models.files import stored_types
+from ..models.lora import import_libraries
 from ..objective import Objective
 from ..rollout.torch_engine.plain import PREFILL_TOKENS
 from ..training import backends
@@ -31,7 +32,9 @@ class Machine:
     free: int | None
 
     @classmethod
-    def of(cls, device: str) -> Machine:
+    def of(cls, device: str, *, adapters: bool = False) -> Machine:
+        if adapters:
+            import_libraries()
         own, free = 0 if device.startswith("cuda") else used_bytes(), free_bytes(device)
         return cls(device, own + LIBRARIES if own else 0, None if free is None else free + own)
 

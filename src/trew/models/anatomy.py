@@ -193,9 +193,9 @@ def weight_of(module: Any) -> Tensor:
     weight = module.get_base_layer().weight.detach()
     if module.disable_adapters or module.merged:
         return weight
-    weight = weight.float()
+    weight = weight.to(torch.float32, copy=True)
     for adapter in module.active_adapters:
-        weight = weight + module.get_delta_weight(adapter).detach()
+        weight.add_(module.get_delta_weight(adapter).detach())
     return weight
 
 

@@ -16,6 +16,7 @@ import contextlib
 import copy
 import functools
 import hashlib
+import importlib
 import logging
 import math
 import warnings
@@ -108,6 +109,12 @@ def load_bfloat16(name: str, *, device: str, biases: bool = True) -> PreTrainedM
         for key, b in rounded.items():
             b.data = made[key] if key in made else b.data.float()
     return model.to(device)  # pyright: ignore[reportArgumentType]
+
+
+def import_libraries() -> None:
+    """Loads the code that adapters need, some 50 MiB of a process."""
+    with _quiet_import():
+        importlib.import_module("peft")
 
 
 _HOLDS = {torch.bfloat16: {"BF16"}, torch.float16: {"F16"}, torch.float32: {"F32", "F16", "BF16"}}
@@ -333,11 +340,13 @@ def _merged_tensor(owner: Any, kind: str) -> Tensor:
         from bitsandbytes.functional import dequantize_4bit
 
         value = dequantize_4bit(value.data, state)
-    weight = value.detach().float()
     if kind != "weight":
-        return weight
+        return value.detach().float()
     layer: Any = owner
-    return weight + layer.get_delta_weight(NAME).float()
+    # The sum is made before what is added to it, and in place: tensors that stay, made after some that do not, would
+    # leave holes in the heap for half as much again.
+    weight = value.detach().to(torch.float32, copy=True)
+    return weight.add_(layer.get_delta_weight(NAME).float())
 
 
 def parameter_count(model: nn.Module) -> int:
