@@ -175,10 +175,15 @@ def run(recipe: Path) -> dict[str, Any]:
             learn(program, groups)
     if program.adapters is not None:
         with phase("exporting"):
-            export(SimpleNamespace(
-                plan=plan, model=program.model, adapters=program.adapters, engine=program.engine,
-                folder=SimpleNamespace(final=Path(plan.config.out) / "final"),
-            ))  # type: ignore[arg-type]
+            export(
+                SimpleNamespace(
+                    plan=plan,
+                    model=program.model,
+                    adapters=program.adapters,
+                    engine=program.engine,
+                    folder=SimpleNamespace(final=Path(plan.config.out) / "final"),
+                )
+            )  # type: ignore[arg-type]
     steps = {name: times[name] for name in ("generating", "training")}
     return {"peaks": peaks, "seconds": sum(steps.values()), "by_phase": steps}
 
