@@ -175,15 +175,10 @@ def run(recipe: Path) -> dict[str, Any]:
             learn(program, groups)
     if program.adapters is not None:
         with phase("exporting"):
-            export(
-                SimpleNamespace(
-                    plan=plan,
-                    model=program.model,
-                    adapters=program.adapters,
-                    engine=program.engine,
-                    folder=SimpleNamespace(final=Path(plan.config.out) / "final"),
-                )
-            )  # type: ignore[arg-type]
+            final = SimpleNamespace(final=Path(plan.config.out) / "final")
+            kept = {"model": program.model, "adapters": program.adapters, "engine": program.engine}
+            as_run: Any = SimpleNamespace(plan=plan, folder=final, **kept)
+            export(as_run)
     steps = {name: times[name] for name in ("generating", "training")}
     return {"peaks": peaks, "seconds": sum(steps.values()), "by_phase": steps}
 
