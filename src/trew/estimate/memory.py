@@ -255,9 +255,11 @@ def update(s: Sizes, config: Config) -> int:
 # ---- exporting
 
 
-def merged(s: Sizes) -> int:
-    """4 N_l, and 12 H F for a matrix and what is added to it, unscaled and scaled."""
-    return 4 * s.linear + 12 * s.hidden * s.intermediate
+def merged(s: Sizes, config: Config) -> int:
+    """4 N_l, and 12 H F for a matrix and what is added to it, unscaled and scaled; 2 N_l of gaps where the base lies in
+    the heap itself, in fewer bytes, and leaves holes of its own sizes (`benchmarks/plan.py`)."""
+    gaps = 2 * s.linear if config.lora.base != "float32" else 0
+    return 4 * s.linear + 12 * s.hidden * s.intermediate + gaps
 
 
 # ---- all of it
@@ -298,7 +300,7 @@ def memory(s: Sizes, config: Config, load: Load) -> Memory:
     if load.stored:
         parts = {"loading": always | {"reference": kept, "optimizer": 0, "file": load.stored + packing}} | parts
     if config.lora.rank:
-        parts["exporting"] = always | {"reference": kept, "merged": merged(s)}
+        parts["exporting"] = always | {"reference": kept, "merged": merged(s, config)}
     aside = 8 * s.trained if config.learner.optimizer == "adamw-offload" else 0
     return Memory(parts, aside)
 
