@@ -15,6 +15,7 @@ SOURCES = sorted((ROOT / "src").rglob("*.py"))
 OURS = [*SOURCES, *sorted((ROOT / "tests").rglob("*.py")), *sorted((ROOT / "benchmarks").rglob("*.py"))]
 
 
+@pytest.mark.skipif(not (ROOT / "src" / "trew" / "backends").exists(), reason="the rules name the backends")
 def test_imports_go_one_way():
     done = subprocess.run([Path(sys.executable).parent / "lint-imports"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
