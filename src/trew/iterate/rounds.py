@@ -48,6 +48,7 @@ from ..runs.rollouts import write_rollouts
 from ..training import backends, planning
 from ..training.changes import FREE, check_changes
 from ..training.start import train
+from ..types import Prompt, ScoredGroup
 from ..utils.console import Display
 from .page import write_page
 from .settings import REWARD, Recipe, dumps
@@ -234,9 +235,35 @@ def _learned_curve(run: Path) -> list[float | None]:
 
 def sample_pairs(rounds: Rounds, number: int) -> None:
     """Fresh completions of the policy after this round, ranked by the verifier: pairs.jsonl and held.jsonl."""
-    folder, r, policy = rounds.round(number), rounds.recipe.rounds, rounds.recipe.policy
+    folder, r, seed = rounds.round(number), rounds.recipe.rounds, rounds.recipe.policy.seed
     if (folder / "held.jsonl").is_file() and (folder / "pairs.jsonl").is_file():
         return
+    scored = _fresh_completions(rounds, number)
+    with storage(folder):
+        (folder / "fresh" / "rollouts").mkdir(parents=True, exist_ok=True)
+    write_rollouts(folder / "fresh" / "rollouts" / "000001.parquet", scored, step=1)
+    pairs = pairs_of_groups(scored, reward=rounds.verifier_name, most=r.pairs_per_prompt, seed=seed + number)
+    train_pairs, held = divide(pairs, share=r.held_out, seed=seed)
+    # A prompt of an earlier round stays on its side, or held-out pairs would measure what was trained on.
+    old_train = {p.key for n in range(number) for p in history(rounds, n, "pairs.jsonl")}
+    old_held = {p.key for n in range(number) for p in history(rounds, n, "held.jsonl")}
+    train_pairs = [p for p in train_pairs if p.key not in old_held]
+    held = [p for p in held if p.key not in old_train]
+    if not train_pairs or not held:
+        raise DataError(
+            f"{folder}: {len(pairs)} pairs of {len({p.key for p in pairs})} prompts were found in {len(scored)} x "
+            f"{len(scored[0].scores)} completions, too few to train a reward model and to measure it: the verifier "
+            "must judge some completions of a prompt right and others wrong; raise iterate.prompts or "
+            "rollout.temperature, or take easier or harder prompts"
+        )
+    write_pairs(folder / "pairs.jsonl", train_pairs)
+    write_pairs(folder / "held.jsonl", held)
+    gc.collect()
+
+
+def _fresh_completions(rounds: Rounds, number: int) -> list[ScoredGroup]:
+    """Completions of prompts that no training has seen, by the policy after this round, scored by the verifier."""
+    r, policy = rounds.recipe.rounds, rounds.recipe.policy
     first = number == 0
     config = dataclasses.replace(
         policy, model=rounds.policy(number), rewards=(dataclasses.replace(rounds.verifier, weight=1.0),),
@@ -247,47 +274,27 @@ def sample_pairs(rounds: Rounds, number: int) -> None:
         torch.set_num_threads(config.threads)
     model, _ = planning.load(plan)
     autocast = torch.bfloat16 if config.learner.dtype == "bfloat16" else None
-    engine = TorchEngine(
-        model,
-        plan.renderer,
-        batch=config.rollout.batch,
-        autocast=autocast,
-        backend=backends.of(config, plan.device),
-    )
+    backend = backends.of(config, plan.device)
+    engine = TorchEngine(model, plan.renderer, batch=config.rollout.batch, autocast=autocast, backend=backend)
     count = r.prompts if number else rounds.first_prompts
     start = rounds.position(number) + policy.steps * policy.rollout.prompts if number else 0
-    chosen = PromptStream(len(plan.train), seed=policy.seed, shuffle=policy.data.shuffle).take(start, count)
-    seen: dict[str, int] = {}
-    prompts = []
-    for index in chosen:
-        prompt = plan.train[index]
-        seen[prompt.uid] = again = seen.get(prompt.uid, 0) + 1
-        prompts.append(prompt if again == 1 else dataclasses.replace(prompt, uid=f"{prompt.uid}~{again}"))
+    stream = PromptStream(len(plan.train), seed=policy.seed, shuffle=policy.data.shuffle)
+    prompts = _with_own_uids([plan.train[index] for index in stream.take(start, count)])
     completions = r.completions or policy.rollout.completions
     with rounds.display.bar("sampling for pairs", count * completions) as bar:
         how = keyed_sampling(config, f"pairs:{number}")
         groups = generate(engine, prompts, n=completions, sampling=how, progress=bar.advance)
-    scored = plan.rewards.score(groups)
-    with storage(folder):
-        (folder / "fresh" / "rollouts").mkdir(parents=True, exist_ok=True)
-    write_rollouts(folder / "fresh" / "rollouts" / "000001.parquet", scored, step=1)
-    pairs = pairs_of_groups(scored, reward=rounds.verifier_name, most=r.pairs_per_prompt, seed=policy.seed + number)
-    train_pairs, held = divide(pairs, share=r.held_out, seed=policy.seed)
-    old_train = {p.key for n in range(number) for p in history(rounds, n, "pairs.jsonl")}
-    old_held = {p.key for n in range(number) for p in history(rounds, n, "held.jsonl")}
-    train_pairs = [p for p in train_pairs if p.key not in old_held]
-    held = [p for p in held if p.key not in old_train]
-    if not train_pairs or not held:
-        raise DataError(
-            f"{folder}: {len(pairs)} pairs of {len({p.key for p in pairs})} prompts were found in {count} x "
-            f"{completions} completions, too few to train a reward model and to measure it: the verifier must judge "
-            "some completions of a prompt right and others wrong; raise iterate.prompts or rollout.temperature, or "
-            "take easier or harder prompts"
-        )
-    write_pairs(folder / "pairs.jsonl", train_pairs)
-    write_pairs(folder / "held.jsonl", held)
-    del model, engine
-    gc.collect()
+    return plan.rewards.score(groups)
+
+
+def _with_own_uids(prompts: Sequence[Prompt]) -> list[Prompt]:
+    """Repeated prompts under uids of their own: draws depend on the uid, and equal completions would make no pairs."""
+    seen: dict[str, int] = {}
+    out = []
+    for prompt in prompts:
+        seen[prompt.uid] = again = seen.get(prompt.uid, 0) + 1
+        out.append(prompt if again == 1 else dataclasses.replace(prompt, uid=f"{prompt.uid}~{again}"))
+    return out
 
 
 def history(rounds: Rounds, number: int, name: str) -> list[Pair]:

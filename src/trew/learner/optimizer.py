@@ -61,19 +61,30 @@ Zeros = Callable[[Sequence[Sequence[int]]], "list[Tensor] | None"]
 
 
 def begin(optimizer: torch.optim.Optimizer, zeros: Zeros) -> None:
-    """Before a step: moments for the parameters that have a gradient for the first time, where AdamW would make them on
-    a CPU: the same, but not in the midst of what the step will free."""
+    """Makes the moments of parameters that have a gradient for the first time, where AdamW would make them on a CPU.
+
+    AdamW makes them during its first step, between the gradients: freeing those would leave holes in the heap that the
+    moments keep open for the rest of the run.
+    """
     if type(optimizer) is not torch.optim.AdamW:
         return
-    own = [p for group in optimizer.param_groups for p in group["params"]]
-    own = [p for p in own if type(p) is torch.nn.Parameter and p.device.type == "cpu"]  # sharded ones stay torch's
-    fresh = [p for p in own if p.grad is not None and p not in optimizer.state]
+    fresh = [
+        p
+        for group in optimizer.param_groups
+        for p in group["params"]
+        if _is_plain(p) and p.grad is not None and p not in optimizer.state
+    ]
     made = zeros([p.shape for p in fresh for _ in range(2)]) if fresh else None
     if made is None:
         return
     moments = iter(made)
     for p in fresh:
         optimizer.state[p] = {"step": torch.zeros(()), "exp_avg": next(moments), "exp_avg_sq": next(moments)}
+
+
+def _is_plain(p: torch.Tensor) -> bool:
+    """Whether torch.optim keeps plain CPU tensors for a parameter: those of sharded ones (DTensor) must be sharded."""
+    return type(p) is torch.nn.Parameter and p.device.type == "cpu"
 
 
 class OffloadedAdamW(torch.optim.AdamW):

@@ -161,34 +161,19 @@ def pairs_of_run(folder: Path, *, reward: str, most: int, seed: int) -> list[Pai
 
     Raises DataError where the folder has no rollouts, no such reward, or no group with different values.
     """
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     files = sorted((folder / "rollouts").glob("*.parquet"))
     if not files:
         raise DataError(f"{folder}: has no rollouts/*.parquet; give the folder of a run of trew train")
     rng = np.random.default_rng(seed)
-    names = ["uid", "prompt", "messages", "completion", "score", "parts"]
     pairs: list[Pair] = []
     known: set[str] = set()
     for file in files:
-        try:
-            rows = pq.read_table(file, columns=names).to_pylist()
-        except (pa.ArrowException, OSError, KeyError) as error:
-            first = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise DataError(f"{file}: cannot be read as rollouts ({first})") from None
-        if rows and "messages" not in rows[0]:
-            raise DataError(f"{file}: was written by an older trew, without the prompts' messages; run it again")
         groups: dict[str, list[dict[str, Any]]] = {}
-        for row in rows:
+        for row in _rollout_rows(file):
             groups.setdefault(row["uid"], []).append(row)
             known.update(name for name, _ in row["parts"])
         for members in groups.values():
-            chat = members[0]["messages"]
-            prompt = members[0]["prompt"] if chat is None else json.loads(chat)
-            values = [dict(row["parts"]).get(reward) if reward else row["score"] for row in members]
-            outcomes = [Outcome(r["completion"], v) for r, v in zip(members, values, strict=True) if v is not None]
-            pairs += rank(prompt, outcomes, most=most, rng=rng)
+            pairs += rank(_prompt_of(members[0]), _outcomes(members, reward), most=most, rng=rng)
     if reward and reward not in known:
         raise DataError(f"{folder}: no reward is called {reward!r}; accepts {', '.join(sorted(known)) or 'none'}")
     if not pairs:
@@ -197,6 +182,33 @@ def pairs_of_run(folder: Path, *, reward: str, most: int, seed: int) -> list[Pai
             f"values of {reward or 'the reward'}; take another run, or another reward"
         )
     return pairs
+
+
+def _rollout_rows(file: Path) -> list[dict[str, Any]]:
+    """The rows of one table of rollouts; DataError where it cannot be read as one."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    names = ["uid", "prompt", "messages", "completion", "score", "parts"]
+    try:
+        rows = pq.read_table(file, columns=names).to_pylist()
+    except (pa.ArrowException, OSError, KeyError) as error:
+        first = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise DataError(f"{file}: cannot be read as rollouts ({first})") from None
+    if rows and "messages" not in rows[0]:
+        raise DataError(f"{file}: was written by an older trew, without the prompts' messages; run it again")
+    return rows
+
+
+def _prompt_of(row: dict[str, Any]) -> Any:
+    """The text of a row's prompt, or its messages."""
+    return row["prompt"] if row["messages"] is None else json.loads(row["messages"])
+
+
+def _outcomes(rows: Sequence[dict[str, Any]], reward: str) -> list[Outcome]:
+    """The completions of a group that have a value."""
+    values = [dict(row["parts"]).get(reward) if reward else row["score"] for row in rows]
+    return [Outcome(row["completion"], v) for row, v in zip(rows, values, strict=True) if v is not None]
 
 
 def divide(pairs: Sequence[Pair], *, share: float, seed: int) -> tuple[list[Pair], list[Pair]]:

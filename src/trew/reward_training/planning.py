@@ -39,25 +39,14 @@ def plan(settings: RewardTraining, *, found: Sequence[str] = ()) -> RewardPlan:
     problems = Problems([*found, *value_problems(s)])
     device = problems.attempt(lambda: loading.resolve_device(s.device))
     notes: list[str] = []
-    bad = (
-        loading.check(
-            s.model, tokenizer=s.tokenizer, chat_template=s.chat_template, kind=files.base_problems, notes=notes
-        )
-        if s.model
-        else [""]
-    )
-    problems += [line for line in bad if line]
-    encoder = limit = None
-    if not bad:
-        load = {"tokenizer": s.tokenizer, "chat_template": s.chat_template}
-        encoder = problems.attempt(lambda: Encoder.load(s.model, **load))
-        limit = problems.attempt(lambda: loading.positions(s.model))
+    encoder = _encoder(s, problems, notes)
     told = any(p.startswith(("data.pairs: none", "data.held_out")) for p in problems)
     pairs = None if told else problems.attempt(lambda: gather(s.data, seed=s.seed))
     train: list[Encoded] = []
     held: list[Encoded] = []
     if pairs is not None and encoder is not None:
         notes += pairs.notes
+        limit = problems.attempt(lambda: loading.positions(s.model))
         for name, these, into in (("training", pairs.train, train), ("held-out", pairs.held, held)):
             done = problems.attempt(
                 lambda these=these, name=name: encode(these, encoder, limit=limit, config=s.data, what=name)
@@ -77,3 +66,13 @@ def plan(settings: RewardTraining, *, found: Sequence[str] = ()) -> RewardPlan:
             "the learning rate would never be reached"
         )
     return result
+
+
+def _encoder(s: RewardTraining, problems: Problems, notes: list[str]) -> Encoder | None:
+    """What turns texts into the model's tokens, once its files are known to be whole."""
+    if not s.model:
+        return None  # one of the problems already
+    own = {"tokenizer": s.tokenizer, "chat_template": s.chat_template}
+    bad = loading.check(s.model, **own, kind=files.base_problems, notes=notes)
+    problems += bad
+    return None if bad else problems.attempt(lambda: Encoder.load(s.model, **own))

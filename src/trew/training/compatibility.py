@@ -34,43 +34,55 @@ _CUTS = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}
 
 def problems(objective: Objective, config: Config, *, given: frozenset[str] = GIVEN) -> list[str]:
     """Why this objective cannot be trained in this run; empty where it can. ``given`` is what the run has."""
-    rollout, name = config.rollout, config.objective.preset
+    name = config.objective.preset
     found = [
         f"objective.preset: got {name!r}, {_MISSING.get(need, f'which needs {need}')}; a run has rewards of whole "
         f"completions only; choose another preset, or call trew.preset({name!r}).loss in a loop of your own"
         for need in objective.needs
         if need not in given
     ]
-    if "rollout_logprobs" in objective.needs:
-        readers = ", ".join(
-            dict.fromkeys(a for a, component in objective.components() if "rollout_logprobs" in component.needs)
-        )
-        found += [
-            f"rollout.{key}: got {getattr(rollout, key)!r}, accepts {off!r} here: {name} reads the sampler's log-probs "
-            f"({readers}), and those of a cut distribution are not the policy's; set rollout.{key} = {off!r}, or take "
-            "an objective that does not read them"
-            for key, off in _CUTS.items()
-            if getattr(rollout, key) != off
-        ]
+    found += _cut_distributions(objective, config)
     if config.learner.reference_every and "ref_logprobs" not in objective.needs:
         found.append(
             f"learner.reference_every: got {config.learner.reference_every}, but {name} has no reference (beta = "
             f"{objective.beta:g}): set objective.beta above 0, or leave it out"
         )
-    found += [
+    found += _numbers_that_do_not_fit(objective, config)
+    if not found and not teaches(objective, config):
+        found.append(_nothing_to_learn(objective, config))
+    return found
+
+
+def _cut_distributions(objective: Objective, config: Config) -> list[str]:
+    """Top-p, top-k and min-p beside an objective that reads the sampler's log-probs."""
+    if "rollout_logprobs" not in objective.needs:
+        return []
+    rollout, name = config.rollout, config.objective.preset
+    reading = [attribute for attribute, component in objective.components() if "rollout_logprobs" in component.needs]
+    readers = ", ".join(dict.fromkeys(reading))
+    return [
+        f"rollout.{key}: got {getattr(rollout, key)!r}, accepts {off!r} here: {name} reads the sampler's log-probs "
+        f"({readers}), and those of a cut distribution are not the policy's; set rollout.{key} = {off!r}, or take "
+        "an objective that does not read them"
+        for key, off in _CUTS.items()
+        if getattr(rollout, key) != off
+    ]
+
+
+def _numbers_that_do_not_fit(objective: Objective, config: Config) -> list[str]:
+    """Numbers of the objective that are too large for the rollouts."""
+    rollout, advantage = config.rollout, objective.advantage
+    found = [
         f"objective.overlong_cache: got {shape.cache}, accepts at most rollout.max_tokens = {rollout.max_tokens}: from "
         "there on every completion would be punished; lower it"
         for shape in objective.shape
         if isinstance(shape, SoftOverlong) and shape.cache > rollout.max_tokens
     ]
-    advantage = objective.advantage
     if isinstance(advantage, PassAtK) and advantage.k >= rollout.completions:
         found.append(
             f"objective.k: got {advantage.k}, accepts less than rollout.completions = {rollout.completions}: whether "
             "one of all completions is right says nothing about any single one; lower it, or raise rollout.completions"
         )
-    elif not found and not teaches(objective, config):
-        found.append(_nothing_to_learn(objective, config))
     return found
 
 

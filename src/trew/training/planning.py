@@ -57,19 +57,14 @@ def plan(config: Config, *, found: Sequence[str] = (), bar: Bar | None = None) -
 
     objective = _objective(config, problems)
     device = _device(config, problems)
-    bad_model = problems.attempt(
-        lambda: loading.check(
-            config.model, tokenizer=config.tokenizer, chat_template=config.chat_template, notes=of_model
-        )
-    )
+    own: dict[str, Any] = {"tokenizer": config.tokenizer, "chat_template": config.chat_template}
+    bad_model = problems.attempt(lambda: loading.check(config.model, notes=of_model, **own))
     problems += bad_model if bad_model and config.model else []
     data = problems.attempt(lambda: load_task(config.data, eval_size=config.eval.size, seed=config.seed))
     specs, rewards = _rewards(config, data, problems)
     tokenizer = None
     if bad_model == []:
-        tokenizer = problems.attempt(
-            lambda: loading.load_tokenizer(config.model, tokenizer=config.tokenizer, chat_template=config.chat_template)
-        )
+        tokenizer = problems.attempt(lambda: loading.load_tokenizer(config.model, **own))
     if tokenizer is None or data is None or rewards is None or objective is None or device is None:
         raise ConfigError(problems)
 

@@ -81,21 +81,29 @@ def rollout_row(plan: Plan, sampled: Sequence[ScoredGroup]) -> dict[str, Any]:
     sampler failed. Lengths and entropies count sampled tokens only."""
     if not sampled:
         return {}
-    scores = [s.value for g in sampled for s in g.scores if s.value is not None]
-    correct = [c for g in sampled for s in g.scores if (c := plan.correct(s)) is not None]
-    rollouts = [rollout for g in sampled for rollout in g.group.rollouts]
+    scores = [score for scored in sampled for score in scored.scores]
+    rollouts = [rollout for scored in sampled for rollout in scored.group.rollouts]
     row = {
-        "reward": float(np.mean(scores)) if scores else None,
-        "accuracy": float(np.mean(correct)) if correct else None,
+        "reward": _mean([score.value for score in scores]),
+        "accuracy": _mean([plan.correct(score) for score in scores]),
         "entropy": _mean_entropy(rollouts),
         "completion_length": sum(map(len, rollouts)) / len(rollouts),
-        "truncated_share": float(np.mean([rollout.finish_reason == "length" for rollout in rollouts])),
-        "zero_signal_share": float(
-            np.mean([len({s.value for s in g.scores if s.value is not None}) < 2 for g in sampled])
-        ),
+        "truncated_share": _mean([rollout.finish_reason == "length" for rollout in rollouts]),
+        "zero_signal_share": _mean([_is_without_signal(scored) for scored in sampled]),
         "groups_sampled": len(sampled),
     }
     return row | {k: v / n for k, (v, n) in plan.rewards.summary(list(sampled)).items() if n}
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    """The mean of those that are there; None where none is."""
+    known = [value for value in values if value is not None]
+    return float(np.mean(known)) if known else None
+
+
+def _is_without_signal(scored: ScoredGroup) -> bool:
+    """Whether all rewards of a group are equal, so that no completion is better than another."""
+    return len({score.value for score in scored.scores if score.value is not None}) < 2
 
 
 def _mean_entropy(rollouts: Sequence[Rollout]) -> float | None:

@@ -11,7 +11,7 @@ from ..errors import RewardError
 from ..rewards.combine import FAILED
 from ..runs import RunFolder
 from ..runs.report.read import load_run
-from ..types import ScoredGroup
+from ..types import Score, ScoredGroup
 from ..utils.console import Display
 from ..utils.signals import Interrupted
 from .policy_program import PolicyProgram
@@ -36,31 +36,37 @@ def failures_saved(run: RunFolder) -> Iterator[None]:
         ) from error
 
 
-def after_scoring(program: PolicyProgram, step: int, seen: Sequence[ScoredGroup]) -> dict[str, Any]:
-    """What rewards and monitors have to say about a step's completions: warnings on screen and in events.log; returned
-    are the monitors' figures. Raises RewardError when nothing, or too little, could be judged for several steps."""
-    rewards, every, state = program.plan.rewards, program.config.track.regrade_every, program.state
+def after_scoring(program: PolicyProgram, step: int, sampled: Sequence[ScoredGroup]) -> dict[str, Any]:
+    """Shows what rewards and monitors have to say about a step's completions, on screen and in events.log; returns the
+    monitors' figures. Raises RewardError when nothing, or too little, could be judged for several steps."""
+    rewards, every = program.plan.rewards, program.config.track.regrade_every
     warnings = []
-    if every and (step == 1 or step % every == 0) and seen:
+    if every and (step == 1 or step % every == 0) and sampled:
         with contextlib.suppress(Interrupted), program.interrupts.after_grace("while judging again"):
-            warnings += rewards.judged_alike(seen[step // every % len(seen)], step=step)
-    row, suspicions = program.monitors.observe(seen, step=step)
+            warnings += rewards.judged_alike(sampled[step // every % len(sampled)], step=step)
+    row, suspicions = program.monitors.observe(sampled, step=step)
     for text in [*rewards.take_warnings(), *warnings, *suspicions]:
         program.display.warn(text)
         program.folder.event(f"step {step}: {text}")
-    scores = [score for group in seen for score in group.scores]
+    _end_if_unjudged(program, [score for group in sampled for score in group.scores])
+    return row
+
+
+def _end_if_unjudged(program: PolicyProgram, scores: Sequence[Score]) -> None:
+    """Counts the steps in a row that could not be judged, and raises RewardError after ``UNJUDGED_STEPS``."""
+    state, most = program.state, program.config.track.max_failed
     lacking = Counter(score.status for score in scores if score.value is None)
-    failed, most = sum(lacking[status] for status in FAILED), program.config.track.max_failed
+    failed = sum(lacking[status] for status in FAILED)
     none = lacking.total() == len(scores)
     state.unjudged = state.unjudged + 1 if scores and (none or failed > most * len(scores)) else 0
-    if state.unjudged >= UNJUDGED_STEPS:
-        what = "no completion" if none else f"only {len(scores) - lacking.total()} of {len(scores)} completions"
-        raise RewardError(
-            f"{state.unjudged} steps in a row in which {what} got a value ({', '.join(sorted(lacking))}): "
-            + ("nothing can be learned. " if none else f"rewards failed for more than track.max_failed = {most:g}. ")
-            + "Look at the warnings above; try the reward by itself (trew rewards test), or raise its timeout_s"
-        )
-    return row
+    if state.unjudged < UNJUDGED_STEPS:
+        return
+    what = "no completion" if none else f"only {len(scores) - lacking.total()} of {len(scores)} completions"
+    raise RewardError(
+        f"{state.unjudged} steps in a row in which {what} got a value ({', '.join(sorted(lacking))}): "
+        + ("nothing can be learned. " if none else f"rewards failed for more than track.max_failed = {most:g}. ")
+        + "Look at the warnings above; try the reward by itself (trew rewards test), or raise its timeout_s"
+    )
 
 
 def after_step(program: PolicyProgram, row: Mapping[str, Any]) -> int:
