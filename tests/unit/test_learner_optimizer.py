@@ -132,7 +132,7 @@ def test_what_the_machine_does_not_have_is_one_line_each(monkeypatch):
         ({"rank": 4, "alpha": 0.0}, {}, "lora.alpha: got 0.0"),
         ({"rank": 4, "dropout": 0.05}, {}, "lora.dropout: got 0.05, accepts 0 only"),
         ({"rank": 4, "targets": ("",)}, {}, "lora.targets: got"),
-        ({"base": "nf4"}, {}, "lora.base: got 'nf4', accepts nothing else than its default while lora.rank = 0"),
+        ({"base": "nf4"}, {}, "lora.base: got 'nf4', accepts only its default while lora.rank = 0"),
         ({"targets": ("q_proj",)}, {}, "lora.targets: got"),
         ({"rank": 4, "base": "bfloat16"}, {}, "lora.base: got 'bfloat16', which needs learner.dtype = 'bfloat16'"),
     ],
