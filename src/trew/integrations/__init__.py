@@ -1,1 +1,1 @@
-"""trew inside other people's trainers; each room imports its own peer, and only when something of it is used."""
+"""trew inside other trainers: each package imports its peer lazily, on first use."""

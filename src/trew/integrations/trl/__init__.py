@@ -3,7 +3,7 @@
     from trew.integrations.trl import GRPOTrainer, rewards
     GRPOTrainer(model, reward_funcs=[rewards.math()], objective=trew.preset("trw-logistic"), train_dataset=rows)
 
-``GRPOTrainer`` is imported with TRL when it is first asked for.
+Importing ``GRPOTrainer`` imports TRL; importing this package does not.
 """
 
 from __future__ import annotations

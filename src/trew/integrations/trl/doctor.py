@@ -1,4 +1,4 @@
-"""What ``trew doctor trl`` finds: (mark, what, says, todo) of each line; marks are ok, note and bad."""
+"""Checks behind ``trew doctor trl``: yields (mark, what, says, todo) per line; marks are ok, note and bad."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Told = tuple[Literal["ok", "note", "bad"], str, str, str]
 
 
 def found() -> Iterator[Told]:
-    """Whether TRL is installed, in which version, whether our hooks fit, and what runs there."""
+    """Checks that TRL is installed and in which version, that our hooks fit, and which presets run there."""
     version = hooks.installed()
     known = " and ".join(f"{release}.x" for release in hooks.TESTED)
     if version is None:
@@ -25,7 +25,8 @@ def found() -> Iterator[Told]:
         import trl  # type: ignore[import-not-found]
 
         trainer = trl.GRPOTrainer
-    except Exception as error:  # TRL imports lazily, and what it needs may be broken in any way
+    # TRL imports lazily, so that reading the attribute runs the import; a broken dependency may raise anything.
+    except Exception as error:
         yield (
             "bad",
             "import",
@@ -39,6 +40,7 @@ def found() -> Iterator[Told]:
     if problems:
         return
     yield "ok", "hooks", f"all {len(hooks.HOOKS)} fit", ""
+    # Only now: the module subclasses TRL's trainer, and its import fails where the checks above have failed.
     from .trainer import GRPOTrainer
 
     own = f"{GRPOTrainer.__module__}.{GRPOTrainer.__name__}"

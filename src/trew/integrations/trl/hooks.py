@@ -1,4 +1,4 @@
-"""Whether the installed TRL has the methods that our trainer takes over, with the parameters it knows."""
+"""Checks that the installed TRL has the methods our trainer overrides, with the parameters it expects."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import inspect
 from typing import Any
 
 TESTED = ("1.15", "1.16")
-"""Releases whose trainers ours has been run in, with every preset."""
+"""TRL releases that our trainer has been tested with, under every preset."""
 
 HOOKS: dict[str, tuple[str, ...]] = {
     "_compute_loss": ("self", "model", "inputs"),
@@ -20,14 +20,17 @@ HOOKS: dict[str, tuple[str, ...]] = {
         "num_tiles", "image_sizes", "token_type_ids", "mm_token_type_ids", "image_position_ids",
     ),
 }  # fmt: skip
-"""Methods of TRL's GRPOTrainer that ours overrides or calls, and their parameters."""
+"""Methods of TRL's GRPOTrainer that ours overrides or calls, and their parameters.
+
+They are private, so a release may change them without notice: signatures are compared exactly, names and order.
+"""
 
 MODEL_INPUTS = HOOKS["_get_per_token_logps_and_entropies"][8:]
-"""What a forward pass takes from the batch beside the tokens, where it is there."""
+"""Optional inputs that a forward pass takes from the batch besides the tokens."""
 
 
 def installed() -> str | None:
-    """TRL's version; None where it is not installed."""
+    """Returns TRL's version, or None where it is not installed."""
     try:
         return importlib.metadata.version("trl")
     except importlib.metadata.PackageNotFoundError:
@@ -39,7 +42,7 @@ def tested(version: str) -> bool:
 
 
 def misfits(trainer: type[Any]) -> list[str]:
-    """Hooks that a trainer class lacks or has with other parameters, one line each; empty where all fit."""
+    """Lists the hooks that a trainer class lacks or has with other parameters, one line each."""
     problems = []
     for name, wanted in HOOKS.items():
         method = getattr(trainer, name, None)

@@ -1,4 +1,4 @@
-"""Our metrics in TRL's log, and TRL's own under their names where ours replace what computed them."""
+"""Writes our metrics to TRL's log, and fills in TRL's own metrics that the replaced loss used to compute."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ CLIP = {
     "clip_ratio/high_mean": ("clip_high_positive",),
     "clip_ratio/region_mean": ("clip_low_negative", "clip_high_positive"),
 }
-"""TRL's clip ratios, as sums of our metrics: tokens whose push is cut off below 1 for A < 0, and above 1 for A > 0."""
+"""TRL's clip ratios as sums of our metrics: tokens clipped below 1 where A < 0, and above 1 where A > 0."""
 
 RAW = "raw/"
-"""Marks names that are logged as they are, without ``trew/`` before them."""
+"""Prefix of names that are logged without ``trew/`` in front."""
 
 
 def trl_metrics(trainer: Any, out: LossOutput) -> dict[str, tuple[float, float]]:
-    """TRL's names for what the objective's output says: entropy, kl, and clip ratios."""
+    """Returns entropy, KL and clip ratios of the objective's output under TRL's names."""
     metrics = out.metrics
     named = {RAW + "entropy": metrics["entropy"]}
     if trainer.beta:
@@ -30,7 +30,8 @@ def trl_metrics(trainer: Any, out: LossOutput) -> dict[str, tuple[float, float]]
 
 
 def log_metrics(trainer: Any, metrics: Mapping[str, tuple[float, float]]) -> None:
-    """Hands (sum, count) pairs to TRL's log; what has no count is not logged."""
+    """Appends means of (sum, count) pairs to TRL's log; a metric with count 0 is left out."""
+    # Left out, not logged as 0: a zero would enter the mean that TRL takes over its logging interval.
     mode = "train" if trainer.model.training else "eval"
     for name, (total, count) in metrics.items():
         if count:

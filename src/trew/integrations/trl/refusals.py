@@ -1,4 +1,4 @@
-"""What cannot be honoured inside TRL's trainer, each with its reason: found before anything is loaded."""
+"""Finds what cannot be honoured inside TRL's trainer, with reasons, before anything is loaded."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ DECIDED = {
     "vllm_importance_sampling_clip_min": "correction_low",
     "vllm_importance_sampling_cap": "correction_high",
 }
-"""GRPOConfig's settings that the objective decides, and what says the same thing of an objective."""
+"""GRPOConfig settings that the objective decides, and the equivalent in an objective."""
 
 TRLS = frozenset({
     "beta", "cache_implementation", "cast_lm_head_to_fp32", "chat_template_kwargs", "disable_dropout",
@@ -56,14 +56,14 @@ TRLS = frozenset({
     "vllm_server_base_url", "vllm_server_host", "vllm_server_port", "vllm_server_timeout",
     "vllm_structured_outputs_regex", "vllm_tensor_parallel_size",
 })  # fmt: skip
-"""GRPOConfig's settings that mean here what they mean in TRL."""
+"""GRPOConfig settings that keep TRL's meaning here."""
 
 CUTS = {"top_p": (1.0, None), "top_k": (0, -1, None), "min_p": (0.0, None), "repetition_penalty": (1.0, None)}
-"""Settings with which the sampler's log-probs are not those of the policy, and their values that are off."""
+"""Settings under which the sampler's log-probs differ from the policy's, and the values that switch them off."""
 
 
 def of_objective(objective: Objective) -> list[str]:
-    """Why an objective cannot run in TRL, whatever the settings; empty where it can."""
+    """Lists why an objective cannot run in TRL under any settings; empty where it can."""
     problems = []
     if "baselines" in objective.needs:
         problems.append(f"{objective.name} needs the greedy answer's reward, which TRL does not sample")
@@ -83,14 +83,14 @@ def of_objective(objective: Objective) -> list[str]:
 
 
 def offered() -> tuple[list[str], list[str]]:
-    """Presets that can run in TRL, dynamic sampling switched off, and those that cannot."""
+    """Returns the presets that can run in TRL with dynamic sampling off, and those that cannot."""
     names = presets()
     runs = [name for name in names if not of_objective(preset(name, dynamic_sampling=False))]
     return runs, [name for name in names if name not in runs]
 
 
 def of_run(objective: Objective, args: Any, *, rollout_func: Any = None, reward_funcs: Sequence[Any] = ()) -> list[str]:
-    """Everything about an objective, a GRPOConfig and reward functions that cannot be honoured, one line each."""
+    """Lists everything in an objective, a GRPOConfig and reward functions that cannot be honoured, one line each."""
     problems = [f"objective: {problem}" for problem in of_objective(objective)]
     problems += _decided_twice(objective, args)
     problems += _unknown(args)
@@ -107,7 +107,8 @@ def of_run(objective: Objective, args: Any, *, rollout_func: Any = None, reward_
 
 
 def _decided_twice(objective: Objective, args: Any) -> Iterator[str]:
-    """Settings that differ from TRL's defaults although the objective decides them."""
+    """Yields settings that differ from TRL's defaults although the objective decides them."""
+    # At its default nobody can tell a setting from one that was never given, so that only others are refused.
     for field in dataclasses.fields(args):
         value = getattr(args, field.name)
         if field.name in DECIDED and value != field.default:
@@ -115,6 +116,7 @@ def _decided_twice(objective: Objective, args: Any) -> Iterator[str]:
                 f"{field.name}: got {value!r}, but the objective decides it: leave it out, and say it to trew.preset "
                 f"as {DECIDED[field.name]}"
             )
+    # Not in DECIDED: TRL's beta also loads the reference model, and the objective's own value is no conflict.
     if args.beta not in (0.0, objective.beta):
         yield (
             f"beta: got {args.beta!r}, but the objective's is {objective.beta!r}: leave it out, and pass beta to "
@@ -123,7 +125,8 @@ def _decided_twice(objective: Objective, args: Any) -> Iterator[str]:
 
 
 def _unknown(args: Any) -> Iterator[str]:
-    """Settings of a newer TRL that may shape the loss: what nobody has looked at is not dropped."""
+    """Yields settings unknown to this version of trew: dropping one that shapes the loss would be silent."""
+    # What GRPOConfig inherits from TrainingArguments configures the loop, not the loss.
     general = {field.name for field in dataclasses.fields(importlib.import_module("transformers").TrainingArguments)}
     for field in dataclasses.fields(importlib.import_module("trl").GRPOConfig):
         if field.name not in {*DECIDED, *TRLS, *general} and getattr(args, field.name) != field.default:
@@ -134,7 +137,7 @@ def _unknown(args: Any) -> Iterator[str]:
 
 
 def _of_sampler(objective: Objective, args: Any, *, rollout_func: Any) -> Iterator[str]:
-    """About log-probs of the sampler: where they come from, and who corrects for them."""
+    """Checks the sampler's log-probs: where they come from, and who corrects for them."""
     reads = "rollout_logprobs" in objective.needs
     if reads and not args.use_vllm and rollout_func is None:
         yield (
@@ -148,6 +151,7 @@ def _of_sampler(objective: Objective, args: Any, *, rollout_func: Any) -> Iterat
             'difference to vLLM is corrected, and has no correction: pass correction="mis" to trew.preset for what TRL '
             "does by default, or set it to False"
         )
+    # generation_kwargs overrides the fields, as it does in TRL's own generation config.
     given = {name: getattr(args, name) for name in CUTS} | {
         name: value for name, value in (args.generation_kwargs or {}).items() if name in CUTS
     }
@@ -160,7 +164,7 @@ def _of_sampler(objective: Objective, args: Any, *, rollout_func: Any) -> Iterat
 
 
 def of_rewards(objective: Objective, functions: Sequence[Any], *, weights: Sequence[float] | None) -> list[str]:
-    """Why an objective that needs rewards of steps cannot run with these reward functions; empty where it can."""
+    """Lists why an objective that needs step rewards cannot run with these reward functions; empty where it can."""
     if "step_rewards" not in objective.needs:
         return []
     scoring = [hasattr(function, "taken") for function in functions]
@@ -172,6 +176,7 @@ def of_rewards(objective: Objective, functions: Sequence[Any], *, weights: Seque
         )
     if objective.advantage.reads_rewards:
         return problems
+    # Not strict: an environment's reward is in the functions only after TRL's constructor, and weights may count it.
     given = list(zip([1.0] * len(functions) if weights is None else weights, scoring, strict=False))
     if any(weight for weight, of_steps in given if not of_steps):
         problems.append(
@@ -188,7 +193,7 @@ def of_rewards(objective: Objective, functions: Sequence[Any], *, weights: Seque
 
 
 def _teaches_nothing(objective: Objective, args: Any) -> Iterator[str]:
-    """Settings with which no completion could have an advantage, or all would be punished."""
+    """Yields settings under which no completion could have an advantage, or all would be punished."""
     advantage, size = objective.advantage, args.num_generations
     if isinstance(advantage, PassAtK) and advantage.k >= size:
         yield (
@@ -204,7 +209,7 @@ def _teaches_nothing(objective: Objective, args: Any) -> Iterator[str]:
 
 
 def table() -> str:
-    """The presets that run and those that do not, as the page docs/trl.md shows them."""
+    """Returns the presets that run and those that do not, as the table of docs/trl.md."""
     runs, refused = offered()
     alone = [name for name in runs if not of_objective(preset(name)) and not _from_elsewhere(preset(name))]
     sampled = [name for name in runs if "dynamic_sampling" in " ".join(of_objective(preset(name)))]
@@ -220,6 +225,6 @@ def table() -> str:
 
 
 def _from_elsewhere(objective: Objective) -> str:
-    """What has to be given beside the objective; empty where nothing has."""
+    """Returns what a run must supply besides the objective; empty where nothing is needed."""
     sampler = "vLLM's or a rollout_func's log-probs" if "rollout_logprobs" in objective.needs else ""
     return sampler or ("rewards.steps" if "step_rewards" in objective.needs else "")

@@ -1,5 +1,7 @@
-"""Our graders as TRL reward functions: ``reward_funcs=[rewards.math(), rewards.format(template=...)]``, or a recipe's
-whole list of rewards as one: ``reward_funcs=[rewards.together([{"name": "math"}, ...])]``."""
+"""Wraps our graders as TRL reward functions: ``reward_funcs=[rewards.math(), rewards.format(template=...)]``.
+
+A recipe's whole list of rewards becomes one function: ``reward_funcs=[rewards.together([{"name": "math"}, ...])]``.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +19,11 @@ from ...rewards.reward_checks import text_group
 from ...types import Group, Prompt
 
 Completion = str | Sequence[Mapping[str, Any]]
-"""As TRL gives it: text, or the messages of a conversation."""
+"""A completion as TRL passes it: text, or the messages of a conversation."""
 
 
 def text_of(completion: Completion) -> str:
-    """What is graded: the text, or of a conversation the last message of the assistant.
+    """Returns the text to grade; for a conversation, the assistant's last message.
 
     >>> text_of([{"role": "assistant", "content": "72"}]), text_of("72")
     ('72', '72')
@@ -40,8 +42,9 @@ def text_of(completion: Completion) -> str:
 def rows_of(
     columns: Mapping[str, Any], count: int, *, mapped: Mapping[str, str] = MappingProxyType({}), who: str = ""
 ) -> list[dict[str, Any]]:
-    """The data rows of ``count`` completions, from what TRL hands over beside them; ``mapped`` has our names for some
-    of the columns."""
+    """Builds the data rows of ``count`` completions from TRL's keyword arguments; ``mapped`` renames columns, ours to
+    the data set's."""
+    # TRL passes trainer state among the columns; only lists with one entry per completion are data.
     of_data = {name: v for name, v in columns.items() if isinstance(v, list) and len(v) == count}
     if missing := [name for name in mapped.values() if name not in of_data]:
         raise DataError(f"reward {who!r}: the data have no column {missing[0]!r}; they have {[*of_data]}")
@@ -50,14 +53,14 @@ def rows_of(
 
 
 class BuiltIn:
-    """A built-in grader with fixed arguments, called as TRL calls: one number per completion, None where it was not
-    judged (a row without a gold for it, a gold that cannot be read, a timeout)."""
+    """A built-in grader with fixed arguments and TRL's calling convention: one number per completion, None where it was
+    not judged (no gold in the row, an unreadable gold, a timeout)."""
 
     def __init__(
         self, kind: str, args: Mapping[str, Any], *, columns: Mapping[str, str], correct: BuiltIn | None = None
     ):
         self.kind, self.args, self.columns, self.correct = kind, dict(args), dict(columns), correct
-        self.__name__ = kind  # what TRL calls the reward in its log
+        self.__name__ = kind  # TRL logs the reward under this name
 
     def __call__(
         self,
@@ -75,12 +78,13 @@ class BuiltIn:
                 gold, from_row = found
                 own = self._of_tokens(i, completion_ids) | ({} if known is None else {"correct": known >= 1})
                 items[i] = text_of(completion), gold, {**self.args, **from_row, **own}
+        # One call for all of them, since some graders judge their items side by side.
         verdicts = graded_together(kind, [*items.values()])
         scores = dict(zip(items, (verdict.score for verdict in verdicts), strict=True))
         return [scores.get(i) for i in range(len(completions))]
 
     def _of_tokens(self, i: int, completion_ids: Sequence[Sequence[int]] | None) -> dict[str, Any]:
-        """What the grader reads of the completion's tokens."""
+        """Returns what the grader reads from the completion's tokens."""
         wanted = [name for name in ("length", "token_ids") if name in KINDS[self.kind].from_row]
         if wanted and completion_ids is None:
             raise DataError(f"reward {self.kind!r}: reads the completions' tokens, and got no completion_ids")
@@ -92,8 +96,8 @@ def of(
 ) -> BuiltIn:
     """The built-in grader ``kind`` as a TRL reward function; ``rewards.math(...)`` is ``of("math", ...)``.
 
-    ``columns`` says where it finds what it looks for, ours to the data set's: ``columns={"gold": "final_answer"}``.
-    ``cosine`` asks whether the answer is right: ``correct`` is the grader that says so, with 1.
+    ``columns`` maps our column names to the data set's: ``columns={"gold": "final_answer"}``. ``cosine`` depends on
+    whether the answer is right: ``correct`` is the grader that decides it, by a score of 1.
     Raises ConfigError for an unknown kind or argument.
 
     >>> of("gsm8k")(prompts=["6 * 12?"] * 2, completions=["#### 72", "no idea"], answer=["72", "72"])
@@ -119,13 +123,17 @@ def of(
 
 
 Steps = Sequence[tuple[int, float]]
-"""(end, value) of a completion's steps: ``end`` counts its tokens up to and with the step's last one."""
+"""(end, value) of a completion's steps: ``end`` counts its tokens up to and including the step's last one."""
 
 
 class StepFunction:
-    """A function that scores steps, for ``grpo-process``. TRL logs the sum of each completion's steps."""
+    """A function that scores steps, for ``grpo-process``. TRL logs each completion's sum over its steps.
+
+    TRL accepts one number per completion only, so that the steps wait in ``taken`` for our trainer.
+    """
 
     def __init__(self, function: Callable[..., Sequence[Steps | None]]):
+        # TRL awaits coroutine functions; this wrapper is not one, so the coroutine would come back unawaited.
         if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__):
             raise ConfigError(f"rewards.steps: got the coroutine function {function!r}, accepts an ordinary one")
         self.function = function
@@ -138,13 +146,13 @@ class StepFunction:
         return [None if steps is None else float(sum(value for _, value in steps)) for steps in found]
 
     def taken(self) -> list[list[tuple[int, float]]]:
-        """The steps of the last call's completions."""
+        """Returns the steps from the last call."""
         return self._last
 
 
 def steps(function: Callable[..., Sequence[Steps | None]]) -> StepFunction:
-    """``function(prompts, completions, completion_ids, **columns)`` gives the (end, value) list of each completion's
-    steps, None where it was not judged. Its sums count as a reward beside the others where an objective reads rewards.
+    """Wraps ``function(prompts, completions, completion_ids, **columns)``, which returns the (end, value) list of each
+    completion's steps, None where it was not judged. Where an objective reads rewards, the sums count as one of them.
 
     >>> f = steps(lambda completions, **_: [[(2, 0.5), (4, 1.0)], None])
     >>> f(prompts=["", ""], completions=["a", "b"]), f.taken()
@@ -154,8 +162,8 @@ def steps(function: Callable[..., Sequence[Steps | None]]) -> StepFunction:
 
 
 class Together:
-    """A recipe's rewards as one TRL reward function: :class:`~trew.rewards.RewardSet`'s value of each completion, None
-    where it has none. Every reward's own mean is logged beside it, where TRL asks for it."""
+    """A recipe's rewards as one TRL reward function: returns :class:`~trew.rewards.RewardSet`'s value of each
+    completion, or None. Logs each reward's mean as well, where TRL passes ``log_metric``."""
 
     def __init__(self, rewards: RewardSet, *, columns: Mapping[str, str], name: str):
         self.rewards, self.columns, self.__name__ = rewards, dict(columns), name
@@ -182,8 +190,9 @@ class Together:
     def _groups(
         self, prompts: Sequence[Any], completions: Sequence[Completion], ids: Any, rows: Sequence[dict[str, Any]]
     ) -> list[Group]:
-        """TRL's rows of one prompt stand together; those of another process are not seen."""
+        """Groups consecutive rows of one prompt; rows on other processes are not visible here."""
         numbers: list[list[int]] = []
+        # Compared with the row as well: two tasks may share a prompt's text but have different golds.
         for i, row in enumerate(rows):
             if i and prompts[i] == prompts[i - 1] and row == rows[i - 1]:
                 numbers[-1].append(i)
@@ -212,9 +221,8 @@ def _prompt(uid: str, given: Any, columns: Mapping[str, Any]) -> Prompt:
 def together(
     tables: Sequence[Mapping[str, Any]], *, columns: Mapping[str, str] | None = None, name: str = "trew"
 ) -> Together:
-    """A list of rewards as a recipe's ``[[rewards]]`` has it, with weights, gates and functions of your own
-    (``path/to/file.py:function``), as one TRL reward function, called ``name`` in the log. Raises ConfigError with all
-    problems at once.
+    """Makes one TRL reward function, logged as ``name``, from a list of rewards like a recipe's ``[[rewards]]``: with
+    weights, gates and user functions (``path/to/file.py:function``). Raises ConfigError with all problems at once.
 
     >>> both = together([{"name": "gsm8k"}, {"name": "format", "gate": True, "weight": 0.0}])
     >>> said = ["<think>a</think><answer>#### 72</answer>", "#### 72"]

@@ -1,8 +1,8 @@
-"""``GRPOTrainer``: TRL's, with a trew objective in place of its advantages and its loss.
+"""``GRPOTrainer``: TRL's trainer, with a trew objective in place of its advantages and its loss.
 
-TRL generates, scores, shuffles, splits, accumulates, logs and saves. Ours are three places: after TRL has generated,
-the objective's ``prepare`` runs once on the whole generation batch of all processes; where a generation batch is
-several optimizer steps, each gets denominators of its own; and ``_compute_loss`` is the objective's.
+TRL generates, scores, shuffles, splits, accumulates, logs and saves. We step in at three places: after generation the
+objective's ``prepare`` runs once on the whole generation batch of all processes; where a generation batch covers
+several optimizer steps, each step gets separate denominators; and ``_compute_loss`` evaluates the objective.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ Inputs = dict[str, Any]
 
 
 class GRPOTrainer(trl.GRPOTrainer):
-    """``trl.GRPOTrainer`` with one argument more, ``objective``: it decides advantages and loss.
+    """``trl.GRPOTrainer`` with one more argument, ``objective``, which decides advantages and loss.
 
-    Everything else is TRL's and stays as it is. Settings of GRPOConfig that the objective decides, and objectives that
-    need what TRL does not have, raise ConfigError with all reasons at once. A reference model is there iff the
-    objective has a beta. TRL's metrics are logged under their names, ours as ``trew/...``.
+    Everything else stays TRL's. Raises ConfigError with all reasons at once for GRPOConfig settings that the objective
+    decides, and for objectives that need what TRL does not have. A reference model is loaded iff the objective has a
+    beta. TRL's metrics keep their names; ours are logged as ``trew/...``.
     """
 
     def __init__(
@@ -57,20 +57,23 @@ class GRPOTrainer(trl.GRPOTrainer):
         if problems := refusals.of_run(objective, args, rollout_func=rollout_func, reward_funcs=functions):
             raise ConfigError(problems)
         if "ref_logprobs" in objective.needs:
+            # TRL loads a reference model iff beta != 0. A copy, since the caller's config may serve another trainer.
             args = copy.copy(args)
-            args.beta = objective.beta  # what makes TRL load a reference model
+            args.beta = objective.beta
         self.objective = objective
         self._scored: tuple[Tensor, list[Any]] | None = None  # rewards (S, K) of all processes, own completions
         self._sums: list[Mapping[str, tuple[float, float]]] = []  # metrics of the optimizer step's micro-batches so far
         self._planned = False  # whether the buffered generation batch still lacks its optimizer steps' denominators
         super().__init__(model, reward_funcs, args, *more, rollout_func=rollout_func, **kwargs)
-        # An environment's reward is found only now.
+        # Again, since TRL adds an environment's reward to the functions only in its constructor.
         if problems := refusals.of_rewards(objective, self.reward_funcs, weights=self.reward_weights.tolist()):
             raise ConfigError(problems)
 
     # ---- once per generation
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
+        # Kept aside: TRL returns these to _generate_and_score_completions, which reduces them to its own advantages
+        # and drops them.
         rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         self._scored = rewards, completion_ids_list
         return rewards
@@ -85,7 +88,7 @@ class GRPOTrainer(trl.GRPOTrainer):
         return output | mine
 
     def _plan(self, output: Inputs) -> Any:
-        """The objective's ``prepare`` on the generation batch of all processes."""
+        """Runs the objective's ``prepare`` on the generation batch of all processes."""
         assert self._scored is not None
         rewards, ids = self._scored
         self._scored = None
@@ -101,17 +104,21 @@ class GRPOTrainer(trl.GRPOTrainer):
             fields["entropies"] = entropies
             fields["old_logprobs"] = now if fields["old_logprobs"] is None else fields["old_logprobs"]
         if fields["rollout_logprobs"] is not None and fields["old_logprobs"] is not None:
+            # vLLM returns NaN where it has no value; the policy's own log-prob there means a ratio of 1.
             sampler = fields["rollout_logprobs"]
             fields["rollout_logprobs"] = torch.where(sampler.isnan(), fields["old_logprobs"], sampler)
         fields = {name: self._of_all(value) for name, value in fields.items() if value is not None}
         ends = [*self.eos_token_ids, self._tokenizer.pad_token_id]
+        # Gathered from here on: every process computes the same plan, since groups and denominators span processes.
         everyone = self._of_all(mask.long()).bool()
         generations = self.num_generations if self.model.training else self.num_generations_eval
         truncated = gather_object(step.cut_off(ids, ends=ends))
         return step.plan(
             self.objective,
+            # ``prepare`` reads only their shape and type: the policy's log-probs belong to the loss.
             logprobs=torch.zeros(everyone.shape, device=mask.device),
             mask=everyone,
+            # TRL repeats each prompt in place, so that a group's completions are consecutive over all processes.
             group_ids=torch.arange(len(everyone), device=mask.device) // generations,
             rewards=rewards[:, read],
             reward_weights=self.reward_weights.to(rewards.device)[read],
@@ -123,28 +130,29 @@ class GRPOTrainer(trl.GRPOTrainer):
 
     @property
     def _looks_at_rollout(self) -> bool:
-        """Whether advantages depend on the policy that sampled: on its entropies, or on a KL from it."""
+        """Whether the advantages need a forward pass at sampling time: for entropies, or for a KL in the reward."""
         components = [component for axis, component in self.objective.components() if axis != "entropy"]
         shaped = any(getattr(component, "place", "loss") != "loss" for component in components)
         return shaped or any("entropies" in component.needs for component in components)
 
     def _reads(self, function: Any) -> bool:
-        """Whether what a reward function says counts; where steps alone do, others are there to be logged."""
+        """Whether a reward function counts; where only step rewards do, the others are merely logged."""
         of_steps = "step_rewards" in self.objective.needs and not self.objective.advantage.reads_rewards
         return hasattr(function, "taken") or not of_steps
 
     def _step_rewards(self) -> list[Any] | None:
-        """(end, value) lists of all processes' completions; None where no reward function scores steps."""
+        """Gathers (end, value) lists for all processes' completions; None where no reward function scores steps."""
         for function in self.reward_funcs:
             if hasattr(function, "taken"):
                 return gather_object(function.taken())
         return None
 
     def _show_advantages(self, advantages: Tensor, mask: Tensor) -> None:
-        """What TRL logs with its completions becomes ours: the mean over each completion's tokens."""
+        """Replaces the advantages in TRL's completion log by ours, averaged over each completion's tokens."""
         mean = advantages.sum(1) / mask.sum(1).clamp(min=1)
         shown = self.accelerator.gather(mean).tolist()
         logged = self._logs["advantages"]
+        # TRL has appended its own for this batch just before; its log is bounded, so it may hold fewer than were added.
         for _ in range(min(len(shown), len(logged))):
             logged.pop()
         logged.extend(shown)
@@ -154,20 +162,24 @@ class GRPOTrainer(trl.GRPOTrainer):
     def _prepare_inputs(self, generation_batch: Any) -> Inputs:
         inputs = super()._prepare_inputs(generation_batch)
         if not self.model.training:
-            self._planned = False  # that of training has been looked at when it was made
+            # An evaluation batch is a single step, and a training batch got its denominators when it was made.
+            self._planned = False
             return self._coupled([inputs])[0]
         parts, size = self._buffered_inputs, self.args.gradient_accumulation_steps
+        # Only after TRL has shuffled and split: which rows share an optimizer step is not known before.
         if self._planned and len(parts) > size:
             for start in range(0, len(parts), size):
                 self._own_denominators(parts[start : start + size])
         self._planned = False
         place = self._step % len(parts)
+        # At the first micro-batch of each optimizer step, and again in each pass over the batch: coefficients depend on
+        # the current policy, which then stays fixed until the step is applied.
         if place % size == 0:
             parts[place : place + size] = self._coupled(parts[place : place + size])
         return parts[place]
 
     def _own_denominators(self, parts: Sequence[Inputs]) -> None:
-        """Denominators and token weights of the optimizer step that these micro-batches are."""
+        """Sets the denominators and token weights of the optimizer step that these micro-batches form."""
         names = ("advantages", step.MASK, *step.OF_ROWS)
         rows = {name: self._of_all(torch.cat([part[name] for part in parts])) for name in names if name in parts[0]}
         found = step.renormalised_for(self.objective, rows, max_length=self.max_completion_length)
@@ -179,7 +191,7 @@ class GRPOTrainer(trl.GRPOTrainer):
             start = end
 
     def _coupled(self, parts: list[Inputs]) -> list[Inputs]:
-        """Coefficients of an optimizer step whose tokens must be seen together; all others are left as they are."""
+        """Computes the coefficients of an optimizer step whose rules couple its tokens; others pass through."""
         if self.objective.scope not in ("group", "batch"):
             return parts
         rows = {
@@ -191,12 +203,15 @@ class GRPOTrainer(trl.GRPOTrainer):
         rows |= {"logprobs": torch.cat([s[0] for s in seen]), "entropies": torch.cat([s[1] for s in seen])}
         everyone = {name: self._of_all(value) if value.dim() else value for name, value in rows.items()}
         logprobs, entropies = everyone.pop("logprobs"), everyone.pop("entropies")
+        # The bonus has a gradient through the entropies, which coefficients on log-probs cannot carry: ``carrier`` adds
+        # it per micro-batch.
         objective = self.objective.replace(entropy_bonus=type(self.objective.entropy_bonus)())
         batch = step.part(
             objective, everyone, logprobs=logprobs, entropies=entropies, max_length=self.max_completion_length
         )
         out = objective.loss(batch)
         log_metrics(self, {**out.metrics, **trl_metrics(self, out)})
+        # Each micro-batch of each process reports an equal share, so that their sum is the step's loss.
         found = {step.COEFFICIENTS: out.coefficients, step.VALUE: out.loss / (len(parts) * self._processes)}
         mine = self._own_rows(found, like=rows[step.MASK])
         width = [len(part["completion_mask"]) for part in parts]
@@ -222,17 +237,18 @@ class GRPOTrainer(trl.GRPOTrainer):
             out = self.objective.loss(batch)
             loss = out.loss
             self._count({**out.metrics, **trl_metrics(self, out)}, micro_batches=accumulated)
-        # Gradients are averaged over processes, and the token weights are those of all of them together.
+        # Gradients are averaged over processes, but the token weights already divide by the counts of all of them.
         loss = loss * self._processes
         if self.aux_loss_enabled:
             assert auxiliary is not None
+            # TRL's own term and scale: a mean over micro-batches, which the objective knows nothing about.
             loss = loss + self.router_aux_loss_coef * auxiliary / accumulated
             mean = self.accelerator.gather_for_metrics(auxiliary).mean().item()
             self._metrics["train" if training else "eval"]["aux_loss"].append(mean)
         return loss
 
     def _count(self, metrics: Mapping[str, tuple[float, float]], *, micro_batches: int) -> None:
-        """Logs metrics once per optimizer step: a mean over its tokens, not over its micro-batches' means."""
+        """Logs metrics once per optimizer step, as a mean over its tokens rather than a mean of micro-batch means."""
         self._sums.append(metrics)
         if len(self._sums) < micro_batches:
             return
@@ -243,7 +259,7 @@ class GRPOTrainer(trl.GRPOTrainer):
         log_metrics(self, self._of_all_sums(added))
 
     def _forward(self, model: Any, inputs: Inputs, *, auxiliary: bool = False, rows: int | None = None) -> Any:
-        """Log-probs and entropies of the completions, (B, C), and a mixture-of-experts model's auxiliary loss."""
+        """Returns the completions' log-probs and entropies, (B, C), and a mixture-of-experts model's auxiliary loss."""
         return self._get_per_token_logps_and_entropies(
             model,
             torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1),
@@ -256,7 +272,7 @@ class GRPOTrainer(trl.GRPOTrainer):
         )
 
     def _look(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
-        """The policy's log-probs and entropies as they are, without a gradient."""
+        """Returns the current policy's log-probs and entropies, without a gradient."""
         training = self.model.training
         rows = self.args.per_device_train_batch_size if training else self.args.per_device_eval_batch_size
         with torch.no_grad(), disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs):
@@ -270,31 +286,33 @@ class GRPOTrainer(trl.GRPOTrainer):
         return self.accelerator.num_processes
 
     def _of_all(self, value: Tensor) -> Tensor:
-        """Rows of all processes, in their order; (B, C) padded on the right to the widest."""
+        """Gathers the rows of all processes, in process order; (B, C) is padded on the right to the widest."""
         if self._processes == 1:
             return value
+        # Booleans travel as integers and are cast back after the collective.
         whole = value.long() if value.dtype == torch.bool else value
         padded = self.accelerator.pad_across_processes(whole, dim=1) if value.dim() > 1 else whole
         return self.accelerator.gather(padded).to(value.dtype)
 
     def _own_rows(self, found: Mapping[str, Tensor], *, like: Tensor) -> dict[str, Tensor]:
-        """This process's rows of what was found for all, as wide as its own batch ``like`` (B, C)."""
+        """Selects this process's rows from global results, cut to the width of its batch ``like`` (B, C)."""
         rows, width = like.shape
         start = self.accelerator.process_index * rows
         own = {name: value[start : start + rows] if value.dim() else value for name, value in found.items()}
         return {name: value[:, :width] if value.dim() == 2 else value for name, value in own.items()}
 
     def _of_all_sums(self, metrics: Mapping[str, tuple[float, float]]) -> dict[str, tuple[float, float]]:
-        """(sum, count) pairs added up over processes."""
+        """Adds up (sum, count) pairs over processes."""
         if self._processes == 1:
             return dict(metrics)
+        # A metric may be missing on some processes. The tensors of a reduction must match, so all agree on names first.
         names = sorted({name for some in gather_object([sorted(metrics)]) for name in some})
         own = torch.tensor([metrics.get(name, (0.0, 0.0)) for name in names], device=self.accelerator.device)
         return dict(zip(names, map(tuple, self.accelerator.reduce(own, reduction="sum").tolist()), strict=True))
 
 
 def _check_trl() -> None:
-    """Refuses a TRL whose methods are not those that this was written for; warns of one that was not tested."""
+    """Refuses a TRL whose hooks have other signatures; warns about an untested version whose hooks match."""
     version = hooks.installed() or "of unknown version"
     if problems := hooks.misfits(trl.GRPOTrainer):
         tested = " and ".join(f"{release}.x" for release in hooks.TESTED)
