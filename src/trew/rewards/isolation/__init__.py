@@ -1,7 +1,7 @@
-"""One pool of worker processes, for everything that may hang, crash, eat memory or do harm: users' functions, symbolic
-mathematics, graders of other packages, and the sandbox.
+"""Pools of worker processes for code that may hang, crash, exhaust memory or do harm: users' functions, symbolic
+mathematics, graders from other packages, and the sandbox.
 
-In this process: ``pool`` (how many workers there are, who has which), ``worker`` (one process, from its start to its
-end), ``tasks`` (a pool for work that is stopped at limits on CPU time and memory). In the workers, where nothing of
-trew is imported: ``boot``, ``frames``, ``tree``, ``guardian``, ``task_process``.
+In this process: ``pool`` (creates workers and hands them out), ``worker`` (the lifetime of one process), ``tasks`` (a
+pool whose work is stopped at limits on CPU time and memory). In the workers, which import nothing else from trew:
+``boot``, ``frames``, ``tree``, ``guardian``, ``task_process``.
 """

@@ -1,7 +1,7 @@
-"""What every worker runs first, as a script: ``python boot.py START``; ``worker.Worker`` writes START, which is JSON.
+"""Entry script of every worker: ``python boot.py START``, where START is JSON written by ``worker.Worker``.
 
-Modules of this room and of the sandbox are imported under the name ``trew_worker``, whose packages are empty: so they
-find each other, and nothing of trew comes with them.
+Modules of ``isolation`` and ``sandbox`` are imported under the package name ``trew_worker``, whose ``__init__`` modules
+are empty. Their relative imports work, and the rest of trew is not imported.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ PACKAGES = {"trew_worker": "", "trew_worker.isolation": "isolation", "trew_worke
 
 
 def boot(*, module: str, arguments: dict[str, Any], parent: int, life: int | None, path: list[str] | None) -> None:
-    """Frees standard input and output, which are the pipes to ``parent``, for whatever reads and prints; then runs
-    ``module.main``. ``life`` is the pipe that a guardian watches."""
+    """Moves the pipes to ``parent`` away from standard input and output, then runs ``module.main``.
+
+    ``life`` is the pipe that a guardian watches."""
+    # Empty stand-ins for the packages: importing the real ``trew`` would run its __init__ modules, numpy included.
     rewards = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     for name, folder in PACKAGES.items():
         package = sys.modules[name] = type(sys)(name)
@@ -25,13 +27,14 @@ def boot(*, module: str, arguments: dict[str, Any], parent: int, life: int | Non
     pipes = os.dup(0), os.dup(1)
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)
-    os.dup2(2, 1)  # nothing that is printed may get between the messages
+    os.dup2(2, 1)  # a print must not write into the message stream
     os.close(null)
     watched = None
     if life is not None:
-        # Before anything else is imported: the guardian, which is forked here, stays small.
+        # The guardian is forked here, before any other import, so that it stays small for the whole run.
         from trew_worker.isolation.guardian import stand_guard  # pyright: ignore[reportMissingImports]
 
+        # With a guardian the worker has no use for the pipe; without one it has to watch the pipe itself.
         watched = {"life": None if stand_guard(life) else life}
     if path is not None:
         sys.path[:] = path

@@ -1,6 +1,6 @@
-"""Messages between a process and its worker over pipes: a few byte strings each, with their lengths before them.
+"""Length-prefixed messages between a process and its worker over pipes; a message is a list of byte strings.
 
-Imports nothing of trew: both sides use it.
+Imports nothing from trew, because workers use it too.
 """
 
 from __future__ import annotations
@@ -11,35 +11,39 @@ import struct
 import time
 
 LOOK_S = 1.0
-"""The longest wait at a time. A signal (Ctrl-C) wakes one thread of the process, not always the one that has to act on
-it; and a worker whose parent was killed may have a pipe that somebody else, forked from that parent, still holds."""
+"""The longest single wait, in seconds. A signal (Ctrl-C) wakes one thread of the process, not always the one that has
+to act on it. And after the parent was killed, another process forked from it may still hold the worker's pipe open."""
 _PIECE = 1 << 20
 
 
 class Lost(Exception):
-    """An answer that will not come: nothing more can be sent to this worker."""
+    """No answer will come, and nothing more can be sent to this worker."""
 
 
 class Closed(Lost):
-    """The other side is gone. ``ended`` says how its process did, where that is known."""
+    """The other side is gone. ``ended`` says how its process ended, where known."""
 
     ended = ""
 
 
 class Late(Lost):
-    """The message did not come in time."""
+    """The message did not arrive in time."""
 
 
 class Channel:
-    """Whole messages over two descriptors, in both directions; raises Closed, and Late after ``deadline``, which is a
-    time of ``time.monotonic()``. Where ``parent`` is given, the channel is closed once this process has another one."""
+    """Sends and receives whole messages over two descriptors.
+
+    Raises Closed, and Late after ``deadline`` (a time of ``time.monotonic()``). With ``parent``, the channel counts as
+    closed once this process has been reparented."""
 
     def __init__(self, source: int, target: int, *, parent: int | None = None):
         self.source, self.target, self.parent = source, target, parent
+        # A blocking read or write could not be bounded by a deadline, nor notice that the parent is gone.
         os.set_blocking(source, False)
         os.set_blocking(target, False)
 
     def send(self, *parts: bytes, deadline: float | None = None) -> None:
+        # Wire format, big-endian: uint32 count, then one uint64 size per part, then the parts.
         sizes = struct.pack(f">I{len(parts)}Q", len(parts), *map(len, parts))
         left = memoryview(b"".join((sizes, *parts)))
         while left:
@@ -79,8 +83,10 @@ class Channel:
         left = LOOK_S if deadline is None else deadline - time.monotonic()
         if left <= 0:
             raise Late("no answer in time")
+        # poll, not select: select fails for descriptors of 1024 and above, which a training process may well reach.
         poll = select.poll()
         poll.register(descriptor, event)
-        poll.poll(min(left, LOOK_S) * 1000)
+        poll.poll(min(left, LOOK_S) * 1000)  # milliseconds
+        # The parent's death does not always close the pipe (see LOOK_S), so ask for it directly.
         if self.parent is not None and os.getppid() != self.parent:
             raise Closed("the process that it worked for is gone")

@@ -1,9 +1,9 @@
-"""The small process between a run and the process of users' functions: when either is gone, nothing stays behind.
+"""A small process between a run and the worker of users' functions that leaves no process behind when either ends.
 
-A function may start processes, with sessions of their own as well. The guardian is their reaper: whatever loses its
-parent becomes the guardian's child (PR_SET_CHILD_SUBREAPER), where it can be found and ended, also after kill -9 of the
-run. It imports nothing of trew and is forked before the functions' process imports anything, so it is small and costs
-milliseconds. Linux only; elsewhere the functions' process looks after itself alone.
+A function may start processes, even in new sessions. The guardian is their subreaper (PR_SET_CHILD_SUBREAPER): orphans
+become its children, where it finds and kills them, even after kill -9 of the run. It imports nothing from trew and is
+forked before the worker imports anything, so it stays small and costs milliseconds. Linux only; elsewhere the worker
+watches for the end of the run by itself.
 """
 
 from __future__ import annotations
@@ -19,15 +19,16 @@ from typing import NoReturn
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
-LOOK_SECONDS = 2.0  # between two looks for the run, should something else hold the pipe that it left
+LOOK_SECONDS = 2.0  # between two checks that the run is alive, in case another process holds its end of the pipe
 REQUESTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
-"""Requests to stop, which cluster managers send to every process: they are for the run, which ends its workers when it
-is done."""
+"""Stop signals, which cluster managers send to every process. Only the run acts on them: it ends its workers when its
+step is done."""
 
 
 def stand_guard(life: int) -> bool:
-    """Forks. Returns in the child, which goes on as the functions' process: True where it is guarded. The guardian
-    itself never returns; it ends everything when the pipe ``life`` has something to read, a byte or its end."""
+    """Forks; returns in the child, which continues as the worker. True if it is guarded.
+
+    The guardian never returns. It kills everything once ``life`` is readable, by a byte or by end of file."""
     if sys.platform != "linux":
         return False
     libc = ctypes.CDLL(None)
@@ -35,12 +36,14 @@ def stand_guard(life: int) -> bool:
         return False
     run, guardian = os.getppid(), os.getpid()
     for request in REQUESTS:
-        signal.signal(request, signal.SIG_IGN)  # they are for the run; the functions' process has handlers soon
+        # Set before the fork, so that no signal kills the worker before it has installed its own handlers.
+        signal.signal(request, signal.SIG_IGN)
     worker = os.fork()
     if worker:
         _watch(worker, life, run)
-    os.setsid()  # a signal to the group of the functions' process does not reach its guardian
+    os.setsid()  # a signal to the worker's process group must not reach the guardian
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    # If the guardian died before the prctl, the signal never comes: check once more.
     if os.getppid() != guardian:
         os._exit(1)
     os.close(life)
@@ -48,16 +51,17 @@ def stand_guard(life: int) -> bool:
 
 
 def _watch(worker: int, life: int, run: int) -> NoReturn:
-    """Waits for the end of the run or of the functions' process, ends what is left, and exits as that process did."""
+    """Waits until the run or the worker ends, kills what is left, and exits with the worker's status."""
     status = None
     try:
         _let_go(life)
+        # The self-pipe trick: SIGCHLD writes a byte, so that one select waits for the pipe and for children alike.
         woken, wake = os.pipe()
         os.set_blocking(woken, False)
         os.set_blocking(wake, False)
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)  # so that the wake-up is written
-        from . import tree  # here, in the guardian alone: the worker need not wait for it
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # the wake-up byte is written only for handled signals
+        from . import tree  # imported in the guardian only, so that the worker does not wait for it
 
         while (status := _reaped(worker)) is None and os.getppid() == run:
             ready, _, _ = select.select([life, woken], [], [], LOOK_SECONDS)
@@ -71,19 +75,20 @@ def _watch(worker: int, life: int, run: int) -> NoReturn:
 
 
 def _let_go(life: int) -> None:
-    """Closes what was inherited, so that no pipe stays open because of the guardian."""
+    """Closes inherited descriptors: a pipe that the guardian held open would hide the worker's end from the run."""
     null = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(null, descriptor)
     for name in os.listdir("/proc/self/fd"):
         if int(name) > 2 and int(name) != life:
-            with contextlib.suppress(OSError):  # the one that listed them
+            with contextlib.suppress(OSError):  # the descriptor that listed them is closed already
                 os.close(int(name))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # it dies of its worker's signal; one core is enough
+    # The guardian dies by its worker's signal: the worker's core dump is enough.
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
 def _reaped(worker: int) -> int | None:
-    """Collects every child that has ended; the wait status of ``worker`` if it is among them."""
+    """Reaps every child that has ended; returns the wait status of ``worker`` if it is among them."""
     status = None
     with contextlib.suppress(ChildProcessError):
         while (found := os.waitpid(-1, os.WNOHANG))[0]:
@@ -93,10 +98,10 @@ def _reaped(worker: int) -> int | None:
 
 
 def _exit_like(status: int | None) -> NoReturn:
-    """Ends this process with the exit code or by the signal of ``status``."""
+    """Ends this process as ``status`` says, by exit code or signal: the run sees the guardian's status alone."""
     if status is not None and os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
-        with contextlib.suppress(OSError, ValueError):  # SIGKILL has no handler to put back
+        with contextlib.suppress(OSError, ValueError):  # SIGKILL has no handler to restore
             signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
     os._exit(0 if status is None else os.waitstatus_to_exitcode(status) & 0xFF)

@@ -1,5 +1,4 @@
-"""Up to so many workers of one kind: started when needed, fed, ended when they break, closed at exit, left to the
-parent after a fork."""
+"""A bounded pool of worker processes: starts them on demand, replaces broken ones, and starts afresh after a fork."""
 
 from __future__ import annotations
 
@@ -23,9 +22,9 @@ Result = TypeVar("Result")
 class Pool(Generic[Request, Answer]):
     """Workers of one kind. ``run`` may be called from any thread.
 
-    A kind says how a worker is started (``start``) and what it must be told first (``greet``), how it is asked
-    (``ask``), and what the answer is where it breaks ``tries`` times in a row (``lost``). A worker that breaks, and one
-    whose call was interrupted, is ended: the answer to that call could still be on its way, and nothing can follow.
+    A subclass says how a worker starts (``start``), what is exchanged first (``greet``), how a request is made
+    (``ask``), and what the answer is after ``tries`` failures in a row (``lost``). A worker that fails or whose call
+    was interrupted is ended: its late answer would be taken for the answer to the next request.
     """
 
     tries = 2
@@ -37,23 +36,23 @@ class Pool(Generic[Request, Answer]):
         _pools.add(self)
 
     def start(self) -> Worker:
-        """A new worker."""
+        """Starts a worker."""
         raise NotImplementedError
 
     def greet(self, worker: Worker) -> None:
-        """What has to pass between the two before the first request; raises Lost where the worker is not fit for it."""
+        """Exchanges what a new worker needs before its first request; raises Lost if the worker is unusable."""
         raise NotImplementedError
 
     def ask(self, worker: Worker, request: Request) -> Answer:
-        """The worker's answer; raises Lost where there is none."""
+        """Returns the worker's answer; raises Lost if there is none."""
         raise NotImplementedError
 
     def lost(self, error: Lost) -> Answer:
-        """The answer where every try ended in an error, of which this is the last."""
+        """Returns the answer to give when every try failed; ``error`` is the last failure."""
         raise error
 
     def run(self, request: Request) -> Answer:
-        """The answer; waits for a worker to be free. Raises RuntimeError once the pool is closed."""
+        """Waits for a free worker and returns its answer. Raises RuntimeError once the pool is closed."""
         error = Lost("not tried")
         with self._slots:
             for number in range(self.tries):
@@ -64,17 +63,17 @@ class Pool(Generic[Request, Answer]):
         return self.lost(error)
 
     def run_many(self, requests: Sequence[Request]) -> list[Answer]:
-        """The answers in the order of ``requests``, as many at once as there are workers."""
+        """Returns the answers in the order of ``requests``, using all workers at once."""
         return run_together(self.run, requests, size=self.size)
 
     def stop(self) -> None:
-        """Ends all workers, those at work too, whose calls fail; later calls start others."""
+        """Ends all workers; calls in progress fail. Later calls start new workers."""
         for worker in [*self._busy]:
             worker.kill()
         self._end_idle()
 
     def close(self) -> None:
-        """Ends all workers for good; those at work end when their call does."""
+        """Ends all workers for good; busy ones end after their current call."""
         self._closed = True
         self._end_idle()
 
@@ -87,7 +86,9 @@ class Pool(Generic[Request, Answer]):
             if is_new:
                 self.greet(worker)
             answer = self.ask(worker, request)
+        # BaseException: after a KeyboardInterrupt, too, an answer may be in flight (see the class docstring).
         except BaseException as error:
+            # Before the kill, which would replace the cause of death by its own signal.
             if isinstance(error, Closed):
                 error.ended = worker.how_it_ended()
             worker.kill()
@@ -96,17 +97,18 @@ class Pool(Generic[Request, Answer]):
         finally:
             self._busy.discard(worker)
         self._idle.append(worker)
-        if self._closed:  # meanwhile: whoever closed it may have looked before this worker was back
+        if self._closed:  # closed during this call: close() may have emptied the idle list before this append
             self._end_idle()
         return answer
 
     def _take(self, *, fresh: bool) -> tuple[Worker, bool]:
-        """A worker, and whether it has just been started."""
+        """Returns a worker and whether it is new."""
+        # list.pop and list.append are atomic, so the idle list needs no lock between threads.
         with contextlib.suppress(IndexError):
             worker = self._idle.pop()
             if not fresh:
                 return worker, False
-            worker.end()  # what broke the last one (memory ran out) may have broken this one too
+            worker.end()  # whatever broke the last one (memory ran out) may have broken this one too
         return self.start(), True
 
     def _end_idle(self) -> None:
@@ -122,11 +124,11 @@ class Pool(Generic[Request, Answer]):
     def _forget(self) -> None:
         for worker in (*self._idle, *self._busy):
             worker.forget()
-        self._reset()  # a thread that is not there any more may have held a slot
+        self._reset()  # a slot may be held by a thread that does not exist after the fork
 
 
 def run_together(function: Callable[[Item], Result], items: Sequence[Item], *, size: int) -> list[Result]:
-    """``[function(item) for item in items]`` with ``size`` threads, which end with the call."""
+    """Returns ``[function(item) for item in items]``, computed by ``size`` threads that end with the call."""
     if len(items) < 2 or size < 2:
         return [function(item) for item in items]
     with ThreadPoolExecutor(min(size, len(items)), thread_name_prefix="trew-pool") as threads:
@@ -134,7 +136,8 @@ def run_together(function: Callable[[Item], Result], items: Sequence[Item], *, s
 
 
 def processors() -> int:
-    """How many processors this process may use."""
+    """Returns how many processors this process may use."""
+    # The affinity mask, not os.cpu_count(): schedulers pin a job to a share of a large machine.
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2
 
 
@@ -146,5 +149,6 @@ def _forget_all(pools: Iterable[Pool[Any, Any]] = _pools) -> None:
         pool._forget()
 
 
+# Parent and child would otherwise read from the same pipes, and each could get the other's answer.
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_all)

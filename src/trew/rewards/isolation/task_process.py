@@ -1,8 +1,8 @@
-"""The worker behind ``tasks.TaskPool``: imports nothing of trew but what is beside it.
+"""The worker process behind ``tasks.TaskPool``; imports nothing from trew outside ``isolation``.
 
-One message comes in, ``[status, value]`` goes out. The task file has ``prepare()``, called once, and ``run(payload)``,
-called in a forked runner under the limits. The worker itself never computes, so that it always notices when its parent
-goes away.
+Each message in is answered by ``[status, value]``. The task file defines ``prepare()``, called once, and
+``run(payload)``, called in a forked runner under the limits. The worker itself never computes, so it always notices
+when its parent is gone.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ from .guardian import PR_SET_PDEATHSIG, REQUESTS
 
 
 class Runner:
-    """A forked process that runs the task, and the channel to it. ``spent`` once another one must do the next call."""
+    """A forked process that runs the task, with its channel. Once ``spent``, it must not take another call."""
 
     def __init__(self, task: Any, limits: dict[str, Any], ours: Channel):
         down_read, down_write = os.pipe()
         up_read, up_write = os.pipe()
         worker = os.getpid()
-        # Loaded before the fork: the runner dies with the worker, also when that is killed.
+        # libc is loaded before the fork, so that the runner can set its death signal at once: it must not outlive the
+        # worker, not even a killed one.
         libc = ctypes.CDLL(None) if sys.platform == "linux" else None
         self._limits, self._base = limits, bytes_used(1)
         self.calls, self.spent = 0, False
@@ -38,8 +39,9 @@ class Runner:
             try:
                 if libc is not None:
                     libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-                if os.getppid() != worker:
+                if os.getppid() != worker:  # the worker died before the prctl took effect
                     os._exit(1)
+                # An inherited copy of the worker's ends would keep the pipes open after the worker is gone.
                 for descriptor in (down_write, up_read, ours.source, ours.target):
                     os.close(descriptor)
                 _work(task, limits, Channel(down_read, up_write, parent=worker))
@@ -47,11 +49,11 @@ class Runner:
                 os._exit(1)
         os.close(down_read)
         os.close(up_write)
-        # Also closed when the run is gone, so that nothing is computed for nobody.
+        # The channel also closes when the run is gone, so that nothing is computed for nobody.
         self._channel = Channel(up_read, down_write, parent=ours.parent)
 
     def ask(self, payload: bytes) -> list[Any]:
-        """[status, value] of one call."""
+        """Makes one call; returns [status, value]."""
         self.calls += 1
         deadline = time.monotonic() + self._limits["wall_s"]
         try:
@@ -62,7 +64,8 @@ class Runner:
             return ["wall", f"no answer in {self._limits['wall_s']:g} s"]
         except Closed:
             self.spent = True
-            is_alone = os.getppid() != self._channel.parent  # then the runner may be at work still
+            # Closed because the run is gone, not the runner: the runner may still compute, and a wait would block.
+            is_alone = os.getppid() != self._channel.parent
             return _reason(self._collect(kill=is_alone), self._limits)
         status, value, memory = json.loads(answer)
         grown = memory - self._base > self._limits["growth_mb"] * 2**20
@@ -70,13 +73,13 @@ class Runner:
         return [status, value]
 
     def end(self) -> None:
-        """Kills it if it still runs, and closes the pipes."""
+        """Kills the runner if it still runs, and closes the pipes."""
         self._collect(kill=True)
         self._channel.close()
 
     def _collect(self, *, kill: bool = False) -> int:
-        """Its wait status, once it has ended."""
-        if self.pid == 0:
+        """Reaps the runner and returns its wait status."""
+        if self.pid == 0:  # reaped already: the number may belong to another process by now
             return 0
         if kill:
             with contextlib.suppress(ProcessLookupError):
@@ -86,8 +89,9 @@ class Runner:
 
 
 def bytes_used(field: int) -> int:
-    """Bytes of this process: 0 all addresses, 1 what is resident; 0 where there is no /proc. (ru_maxrss would count
-    the parent's before exec.)"""
+    """Returns this process's memory in bytes, by field of /proc/self/statm: 0 is virtual, 1 resident. 0 without /proc.
+
+    Not ru_maxrss: it is a peak, and starts from the parent's memory."""
     if not os.path.exists("/proc/self/statm"):
         return 0
     with open("/proc/self/statm") as file:
@@ -95,8 +99,11 @@ def bytes_used(field: int) -> int:
 
 
 def _work(task: Any, limits: dict[str, Any], channel: Channel) -> None:
-    """The runner's life: a payload, a CPU timer, the task, an answer. The timer kills: nothing can catch it."""
+    """Main loop of the runner: payload in, task under a CPU timer, answer out."""
+    # SIGPROF with its default action kills the process in the kernel: C code that never returns to the interpreter is
+    # stopped too, and no ``except`` of the task can catch it.
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    # RLIMIT_AS counts everything that the warm task has mapped already, so the limit is set on top of that.
     if used := bytes_used(0):
         most = used + limits["memory_mb"] * 2**20
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
@@ -110,11 +117,13 @@ def _work(task: Any, limits: dict[str, Any], channel: Channel) -> None:
             answer = ["done", task.run(payload)]
         except MemoryError:
             answer = ["memory", f"more than {limits['memory_mb']} MiB"]
+        # What the task raises is a verdict about the text ("done"), not a fault of the process: trying it again on
+        # another worker would end alike.
         except RecursionError:
             answer = ["done", {"error": "nested too deeply"}]
         except Exception as error:
             answer = ["done", {"error": f"{type(error).__name__}: {error!s:.200}"}]
-        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.setitimer(signal.ITIMER_PROF, 0)  # disarmed: sending must not count against the task
         channel.send(json.dumps([*answer, bytes_used(1)]).encode())
 
 
@@ -134,9 +143,9 @@ def _loaded(path: str) -> Any:
 
 
 def main(source: int, target: int, *, parent: int, task: str, limits: dict[str, Any]) -> None:
-    """Answers until nobody asks any more."""
+    """Answers requests until the channel closes."""
     for request in REQUESTS:
-        signal.signal(request, signal.SIG_IGN)  # they are for the run, which ends this process when it is done
+        signal.signal(request, signal.SIG_IGN)  # stop signals are for the run, which ends this process when it is done
     channel = Channel(source, target, parent=parent)
     loaded = _loaded(task)
     loaded.prepare()

@@ -1,10 +1,10 @@
-"""A pool for work that may hang, crash or eat memory: each answer has limits, none slows the next.
+"""A pool for work that may hang, crash or exhaust memory, with limits on every call.
 
-A worker (``task_process``) is a fresh interpreter, no fork of the training process, that loads a task file, gets it
-warm, and forks a runner. The runner does the work: its CPU time per call is limited by a timer that the kernel
-enforces, its memory by RLIMIT_AS; it is replaced after a number of calls, when it has grown, and whenever a limit ends
-it, which costs milliseconds because the worker stays warm. Limits are in CPU time, so that a verdict does not depend on
-what else the machine does; a generous wall clock is there for what uses no CPU at all.
+A worker (``task_process``) is a fresh interpreter, not a fork of the training process. It loads a task file, warms it
+up, and forks a runner that does the work. The kernel limits the runner's CPU time per call by a timer and its memory by
+RLIMIT_AS. The runner is replaced after a number of calls, when it has grown, and whenever a limit kills it; that costs
+milliseconds because the worker stays warm. Limits count CPU time, so a verdict does not depend on the machine's load; a
+generous wall-clock limit stops what uses no CPU.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ Status = Literal["done", "cpu", "memory", "wall", "died"]
 _KEPT = frozenset(
     {"PATH", "HOME", "LANG", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "PYTHONHOME", "PYTHONPATH"}
 )  # fmt: skip
-_SLACK_S = 30.0  # for the worker itself to notice the wall clock, on a loaded machine
+_SLACK_S = 30.0  # on top of the wall-clock limit, which the worker keeps: it may be slow on a loaded machine
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Per call: ``cpu_s`` seconds of CPU time, ``memory_mb`` MiB beyond what the warm task has, ``wall_s`` seconds.
-    A runner is replaced after ``calls`` calls, or when it has grown by ``growth_mb`` MiB."""
+    """Limits per call: ``cpu_s`` seconds of CPU time, ``memory_mb`` MiB beyond the warm task's, ``wall_s`` seconds.
+
+    A runner is replaced after ``calls`` calls, or once it has grown by ``growth_mb`` MiB."""
 
     cpu_s: float = 3.0
     memory_mb: int = 512
@@ -41,8 +42,8 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """``status`` done with the task's ``value``; cpu or memory: the work ran past its own limit; wall or died: no fault
-    of the work that we know of, and it was tried twice."""
+    """Result of one call by ``status``: ``done`` with the task's ``value``; ``cpu`` or ``memory``, where the work
+    exceeded its limit; ``wall`` or ``died``, where the cause is unknown and a second try failed too."""
 
     status: Status
     value: Any = None
@@ -50,8 +51,8 @@ class Outcome:
 
 
 class TaskPool(Pool[Any, Outcome]):
-    """Up to ``size`` workers for the file ``task``, which has ``prepare()`` and ``run(payload)``; payloads and answers
-    are what JSON can hold."""
+    """Up to ``size`` workers for the file ``task``, which defines ``prepare()`` and ``run(payload)``. Payloads and
+    answers must be JSON-serialisable."""
 
     def __init__(self, task: Path, *, limits: Limits | None = None, size: int | None = None):
         super().__init__(size=size or min(8, processors()))
@@ -59,12 +60,14 @@ class TaskPool(Pool[Any, Outcome]):
         self.limits = limits or Limits()
 
     def start(self) -> Worker:
-        # What reads a model's text has no use for secrets, nor for settings of Python that are not about its files.
+        # An allow-list: a process that parses a model's text must not see secrets in the environment.
         kept = {k: v for k, v in os.environ.items() if k in _KEPT or k.startswith("LC_")}
         return Worker(
             "trew_worker.isolation.task_process",
             {"task": str(self.task), "limits": asdict(self.limits)},
             flags=("-P", "-W", "ignore"),
+            # A fixed hash seed, for verdicts that do not change between runs; one thread, because the CPU timer adds up
+            # the time of all threads.
             environment={**kept, "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
         )
 
@@ -74,6 +77,7 @@ class TaskPool(Pool[Any, Outcome]):
     def ask(self, worker: Worker, request: Any) -> Outcome:
         [answer] = worker.ask(json.dumps(request).encode(), limit=self.limits.wall_s + _SLACK_S)
         status, value = json.loads(answer)
+        # Only these two raise, and are tried again: running past a CPU or memory limit is a result.
         if status in ("wall", "died"):
             raise Late(value) if status == "wall" else Lost(value)
         return Outcome("done", value) if status == "done" else Outcome(status, None, str(value))

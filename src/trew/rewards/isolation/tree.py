@@ -1,4 +1,4 @@
-"""A process and all its descendants: what they use, and their end. Linux, read from /proc."""
+"""Measures and ends a process tree: a process and all its descendants. Linux only, read from /proc."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Of a whole tree: seconds of CPU, seconds in which none of it ran or wanted to run, bytes resident, tasks."""
+    """Usage of a whole tree: CPU seconds, idle seconds (see ``Watch``), resident bytes, number of tasks."""
 
     cpu: float = 0.0
     idle: float = 0.0
@@ -22,17 +22,17 @@ class Usage:
 
 
 class Watch:
-    """Usage of a process and all below it, by repeated looks.
+    """Samples the usage of a process and its descendants.
 
-    Idle time is what passed while no task ran or waited for a processor: a program that sleeps idles, a program that
-    a loaded machine keeps waiting does not. So a limit on CPU plus idle time does not depend on the machine's load.
+    Idle time is the time in which no task ran or waited for a processor. A sleeping program idles; a program that
+    waits on a loaded machine does not. So a limit on CPU plus idle time does not depend on the machine's load.
     """
 
     def __init__(self, root: int):
         self.root = root
         self._at = time.monotonic()
-        self._ran: dict[int, int] = {}  # nanoseconds that a task ran or waited to run, at the last look
-        self._used: dict[int, float] = {}  # seconds of CPU by process, the ended ones too
+        self._ran: dict[int, int] = {}  # by thread: nanoseconds it ran or waited to run, at the last sample
+        self._used: dict[int, float] = {}  # by process: seconds of CPU, including processes that have ended
         self._idle = 0.0
 
     def look(self) -> Usage:
@@ -45,8 +45,10 @@ class Watch:
                 threads = [int(name) for name in os.listdir(f"/proc/{process}/task")]
             except OSError:  # it ended since it was listed
                 continue
-            if not fields:  # it is ending: the kernel may have nothing to say
+            if not fields:  # it is ending: the kernel may return an empty line
                 continue
+            # Fields follow "pid (comm)", and comm may hold brackets and blanks, hence the rpartition. Counted from 0
+            # behind it: 11 utime, 12 stime, 13 cutime, 14 cstime (in ticks), 21 rss (in pages); see proc(5).
             own = (int(fields[11]) + int(fields[12])) / _TICK
             self._used[process] = max(own, self._used.get(process, 0.0))
             inherited += own + (int(fields[13]) + int(fields[14])) / _TICK
@@ -55,17 +57,18 @@ class Watch:
             for thread in threads:
                 ran[thread] = _scheduled(process, thread)
                 busiest = max(busiest, ran[thread] - self._ran.get(thread, 0))
+        # The busiest thread stands for the tree: the sum over parallel threads can exceed the time that passed.
         passed = now - self._at
-        if (
-            busiest / 1e9 < passed / 2
-        ):  # below that it is the coarseness of these looks, on a machine that has much to do
+        if busiest / 1e9 < passed / 2:  # a smaller gap is within the error of these samples on a loaded machine
             self._idle += passed - busiest / 1e9
         self._at, self._ran = now, ran
+        # Two lower bounds of the CPU time, neither complete: cutime and cstime miss children that nobody reaped, the
+        # sum of samples misses processes that lived between two of them.
         return Usage(max(inherited, sum(self._used.values())), self._idle, resident, tasks)
 
 
 def _scheduled(process: int, thread: int) -> int:
-    """Nanoseconds that a task ran or waited for a processor."""
+    """Returns the nanoseconds that a thread ran or waited for a processor."""
     try:
         with open(f"/proc/{process}/task/{thread}/schedstat", "rb") as file:
             ran, waited, _ = file.read().split()
@@ -75,7 +78,7 @@ def _scheduled(process: int, thread: int) -> int:
 
 
 def tasks_of_user(user: int) -> int:
-    """How many tasks the user has, as far as /proc shows them: RLIMIT_NPROC counts all of them, not a program's."""
+    """Counts the user's tasks that /proc shows. RLIMIT_NPROC counts per user, not per program."""
     found = 0
     for name in os.listdir("/proc"):
         if name.isdigit():
@@ -90,7 +93,8 @@ def tasks_of_user(user: int) -> int:
 
 
 def descendants(root: int) -> list[int]:
-    """The processes below ``root``, itself left out; at most a few thousand are listed."""
+    """Lists the processes below ``root``, without ``root``; stops at a few thousand."""
+    # The bound keeps one sample short even during a fork bomb.
     found, new = [], children(root)
     while new and len(found) < 4096:
         found += new
@@ -119,7 +123,7 @@ def _lists_children() -> bool:
 
 
 def _children_by_parent(process: int) -> list[int]:
-    """For kernels that do not list children (CONFIG_PROC_CHILDREN)."""
+    """Finds children by scanning /proc, for kernels without CONFIG_PROC_CHILDREN."""
     found = []
     for name in os.listdir("/proc"):
         if name.isdigit():
@@ -134,13 +138,14 @@ def _children_by_parent(process: int) -> list[int]:
 
 
 def end_children(*, seconds: float = 5.0) -> bool:
-    """Kills and reaps every child of this process, those it inherits included, until none is left.
+    """Kills and reaps every child of this process, adopted ones included. False if some are left after ``seconds``.
 
-    This process must be their reaper (PR_SET_CHILD_SUBREAPER) and have one thread. Only its own children are ever
-    killed, and those keep their number until they are reaped: no other process can be hit. False when some are left.
+    This process must be their subreaper (PR_SET_CHILD_SUBREAPER) and have one thread. Only its own children are ever
+    killed, and a child keeps its number until it is reaped, so no other process can be hit.
     """
     until = time.monotonic() + seconds
     pause = 0.0002
+    # Repeated, because the children of a killed child are adopted only once it is dead.
     while True:
         for child in children(os.getpid()):
             os.kill(child, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""One worker process, from its start to its end."""
+"""Starts, asks and ends one worker process."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from .frames import Channel
 
 BOOT = Path(__file__).with_name("boot.py")
 START_S = 120.0  # for an interpreter and its imports on a loaded machine
-HANGUP_S = 0.5  # between the end of its pipe, at which an idle worker ends by itself, and its kill
-GUARDED_S = 10.0  # for a guardian to end everything; it takes milliseconds
-DEATH_S = 0.2  # for a process whose pipe has closed to be gone, so that it can be told how it ended
+HANGUP_S = 0.5  # between closing a worker's pipe, at which an idle one exits by itself, and its kill
+GUARDED_S = 10.0  # for a guardian to end everything; it normally takes milliseconds
+DEATH_S = 0.2  # for a process whose pipe has closed to exit, so that its status can be read
 
 
 class Worker:
-    """A started process that runs ``module.main``, and the channel to it. Not for two threads at once.
+    """A started process that runs ``module.main``, with its channel. Not for two threads at once.
 
-    ``guarded``: a guardian stands between this process and the worker, and ends whatever the worker started with it.
-    Everything else is ended by group. ``path`` is the worker's ``sys.path``, its own where none is given. Ctrl-C at a
-    terminal does not reach it: that is for the run, which finishes its step.
+    With ``guarded``, a guardian stands between this process and the worker, and also ends whatever the worker started.
+    An unguarded worker is ended by process group. ``path`` replaces the worker's ``sys.path``. Ctrl-C at a terminal
+    does not reach the worker: the run handles it and finishes its step.
     """
 
     def __init__(
@@ -59,9 +59,10 @@ class Worker:
             cwd=folder,
             env=environment,
             pass_fds=[] if theirs is None else [theirs],
-            start_new_session=True,
+            start_new_session=True,  # outside the terminal's foreground group, and a group that can be killed whole
             bufsize=0,
         )
+        # Only this process may hold the other end: the guardian acts when the pipe closes.
         if theirs is not None:
             os.close(theirs)
         assert self.process.stdin is not None
@@ -70,25 +71,26 @@ class Worker:
         self._finalizer = weakref.finalize(self, _end, self.process, self._life)
 
     def ask(self, *parts: bytes, limit: float | None = None) -> list[bytes]:
-        """The answer to a message; raises Closed, or Late after ``limit`` seconds. Either way nothing more can be
-        asked: the next answer might be to this message."""
+        """Sends a message and returns the answer; raises Closed, or Late after ``limit`` seconds.
+
+        After either, the worker must not be asked again: the next answer could belong to this message."""
         deadline = None if limit is None else time.monotonic() + limit
         self.channel.send(*parts, deadline=deadline)
         return self.channel.receive(deadline=deadline)
 
     def kill(self) -> None:
-        """Has it ended at once, whatever it does; any thread may call this. ``end`` waits for it."""
+        """Kills the process without waiting; ``end`` waits. Safe to call from any thread."""
         if self._finalizer.alive:
             _kill(self.process, self._life)
 
     def end(self) -> None:
-        """Hangs up, waits for the process, and kills it where it does not go by itself."""
+        """Closes the pipes, waits for the process, and kills it if it does not exit by itself."""
         self._finalizer()
 
     def how_it_ended(self) -> str:
-        """How a process whose pipe has closed ended, in words."""
+        """Says in words how a process whose pipe has closed ended."""
         until, ended = time.monotonic() + DEATH_S, None
-        # Looked at but not collected, so that its number cannot become that of another process group before the kill.
+        # WNOWAIT leaves the process unreaped, so that its number cannot be reused before the kill of its group.
         while ended is None and time.monotonic() < until:
             ended = os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             time.sleep(0.002)
@@ -101,13 +103,13 @@ class Worker:
         return f"its process was ended by signal {number} {name}".rstrip()
 
     def forget(self) -> None:
-        """After a fork, in the child: the process is the parent's. Pipes are closed here, so that they end with it."""
-        if self._finalizer.detach() is None:  # it was being ended by a thread that is not there any more
+        """Gives up the process in a forked child: it belongs to the parent. Closes the child's copies of the pipes."""
+        if self._finalizer.detach() is None:  # a thread that does not exist after the fork was ending it
             return
         _hang_up(self.process)
         if self._life is not None:
             os.close(self._life)
-        self.process.returncode = 0  # or Popen would wait for a process that is no child of this one
+        self.process.returncode = 0  # otherwise Popen would wait for a process that is not this one's child
 
 
 def _hang_up(process: subprocess.Popen[bytes]) -> None:
@@ -118,15 +120,16 @@ def _hang_up(process: subprocess.Popen[bytes]) -> None:
 
 
 def _kill(process: subprocess.Popen[bytes], life: int | None) -> None:
+    # One byte tells the guardian to end the whole tree. Killing the guardian itself would leave orphans behind.
     if life is not None and sys.platform == "linux":
-        with contextlib.suppress(OSError):  # it is gone already
+        with contextlib.suppress(OSError):  # the guardian is gone already
             os.write(life, b"x")
     else:
         _kill_group(process)
 
 
 def _kill_group(process: subprocess.Popen[bytes]) -> None:
-    if process.returncode is None:  # not collected, so that its number is still its own
+    if process.returncode is None:  # unreaped, so the number still belongs to this process
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
 
