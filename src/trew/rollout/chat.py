@@ -1,6 +1,7 @@
-"""Prompts to tokens and tokens to text: chat templates, begin and end tokens, and the checks of both.
+"""Converts prompts to tokens and tokens to text: chat templates, begin and end tokens, and checks of both.
 
-Prompts are tokenised once, here; completions are token ids from then on and are never tokenised again.
+Prompts are tokenised once, here. Completions stay token ids and are never tokenised again: decoding and re-encoding
+may merge tokens differently, and the learner would then train on tokens that were never sampled.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ _REPLY = "trewreply"  # stands for an assistant's answer in probes: plain letter
 
 
 class Renderer:
-    """One tokenizer with its chat template, and what ends a completion.
+    """A tokenizer with its chat template and its end tokens.
 
-    ``stop`` are stop strings of the run; one that is a token of its own (``<|im_end|>``) becomes a stop token.
-    ``eos_ids`` are further end tokens, such as those of the model's generation configuration.
+    ``stop``: the run's stop strings; a string that is one special token (``<|im_end|>``) becomes a stop token.
+    ``eos_ids``: further end tokens, such as those of the model's generation configuration.
     """
 
     def __init__(
@@ -34,6 +35,8 @@ class Renderer:
         self._guard: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
         self._begin = self._begin_tokens()
         ends: set[int] = {*eos_ids, *self.split_stop(self.stop)[0]}
+        # Many base tokenizers name <|endoftext|> as eos, while their chat template ends a turn with another token: with
+        # eos alone, every chat completion would run on to max_tokens.
         for end in (self.tokenizer.eos_token_id, self._end_of_turn()):
             if end is not None:
                 ends.add(int(end))
@@ -42,19 +45,20 @@ class Renderer:
     # ---- text and tokens
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """The prompt's tokens. Messages go through the chat template, with its generation prompt and exactly the
-        special tokens it writes. Text is used as it stands, after the tokenizer's begin token where it has one and
-        the text does not bring it; an end token that the tokenizer would append is left out."""
+        """Tokenises a prompt. Messages go through the chat template, with its generation prompt and exactly the
+        special tokens it writes. Text is used as it stands, after the tokenizer's begin token unless it starts with
+        one already; an end token that the tokenizer would append is left out."""
         return self._tokens(prompt, self.render(prompt))
 
     def _tokens(self, prompt: Prompt, text: str) -> list[int]:
+        # Templates write their begin token themselves: with add_special_tokens there would be two.
         ids: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
         if prompt.text is not None and ids[: len(self._begin)] != self._begin:
             ids = self._begin + ids
         return ids
 
     def render(self, prompt: Prompt) -> str:
-        """The text that is tokenised. Raises DataError where a template is missing or refuses the messages."""
+        """Returns the text to tokenise. Raises DataError if a template is missing or refuses the messages."""
         if prompt.text is not None:
             return prompt.text
         assert prompt.messages is not None
@@ -63,11 +67,13 @@ class Renderer:
         return self._apply(prompt.messages, uid=prompt.uid)
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of ``ids`` without special tokens."""
+        """Returns the text of ``ids`` without special tokens."""
+        # Without clean-up: it would remove spaces before punctuation, so rewards would see text the model never wrote.
         return self.tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
     def split_stop(self, stop: Iterable[str]) -> tuple[frozenset[int], tuple[str, ...]]:
-        """Stop strings as (ids of those that are one special token, the others): special tokens never reach text."""
+        """Splits stop strings into the ids of special tokens and other strings. Decoding removes special tokens, so a
+        search in the text would never find them."""
         special = self.tokenizer.get_added_vocab()
         strings = tuple(dict.fromkeys(stop))
         return frozenset(special[s] for s in strings if s in special), tuple(s for s in strings if s not in special)
@@ -75,7 +81,7 @@ class Renderer:
     # ---- checks
 
     def check(self, prompts: Iterable[Prompt]) -> list[str]:
-        """What would go silently wrong with these prompts and this tokenizer, one line per kind of problem."""
+        """Finds what would silently go wrong with these prompts and this tokenizer; one line per kind of problem."""
         problems: dict[str, str] = {}  # kind -> message of its first case
         if not self.stop_ids and not self.stop:
             problems["end"] = (
@@ -99,7 +105,7 @@ class Renderer:
         return list(problems.values())
 
     def notes(self, prompts: Sequence[Prompt]) -> list[str]:
-        """One line where prompts are text although there is a chat template, which is not used for them then."""
+        """Returns one line if prompts are text although there is a chat template, which they bypass."""
         texts = sum(prompt.text is not None for prompt in prompts)
         if not texts or not self.tokenizer.chat_template:
             return []
@@ -109,7 +115,8 @@ class Renderer:
         ]
 
     def _prompt_problems(self, prompt: Prompt, shapes: set[tuple[str, ...]]) -> dict[str, str]:
-        """Problems by kind. The template's structure is probed once per sequence of roles (``shapes``)."""
+        """Finds a prompt's problems, by kind. Probes the template's structure once per sequence of roles (``shapes``):
+        three more renderings of every prompt would slow the check of a large data set."""
         found = {}
         text = self.render(prompt)
         ids = self._tokens(prompt, text)
@@ -124,6 +131,7 @@ class Renderer:
         if prompt.messages is None:
             return found
         for message in prompt.messages:
+            # Stripped: most templates trim contents, which loses nothing.
             if message["content"].strip() not in text:
                 found["content"] = (
                     f"prompt {prompt.uid!r}: the chat template drops or changes the {message['role']} message "
@@ -143,7 +151,7 @@ class Renderer:
         return found
 
     def _keeps_prefix(self, prompt: Prompt) -> bool:
-        """Whether both the generation prompt and an answer only append to what was written before."""
+        """Whether the template only appends when it adds the generation prompt or an answer."""
         assert prompt.messages is not None
         bare = self._apply(prompt.messages, uid=prompt.uid, generation_prompt=False)
         asked = self._apply(prompt.messages, uid=prompt.uid)
@@ -151,7 +159,7 @@ class Renderer:
         try:
             answered = self._apply((*prompt.messages, reply), uid=prompt.uid, generation_prompt=False)
         except DataError:
-            answered = bare  # a template for questions alone has no answered form that could differ
+            answered = bare  # a template that only accepts questions has no answered form that could differ
         return asked.startswith(bare) and answered.startswith(bare)
 
     # ---- the template
@@ -170,7 +178,8 @@ class Renderer:
 
     @contextlib.contextmanager
     def _guarded(self) -> Iterator[None]:
-        """Inside, rendering is bounded: for prompts that are rendered for the first time, while nothing else runs."""
+        """Bounds the time and memory of rendering inside the block: for the first rendering of prompts, while nothing
+        else runs."""
         self._guard = bounded
         try:
             yield
@@ -178,14 +187,15 @@ class Renderer:
             self._guard = contextlib.nullcontext
 
     def _begin_tokens(self) -> list[int]:
-        """What the tokenizer puts before a plain text by itself."""
+        """Returns the tokens that the tokenizer puts before a plain text."""
+        # Observed, not read from bos_token_id: tokenizers may name a begin token and never use it (GPT-2).
         bare: list[int] = self.tokenizer("a", add_special_tokens=False)["input_ids"]
         full: list[int] = self.tokenizer("a")["input_ids"]
         starts = (at for at in range(len(full)) if full[at : at + len(bare)] == bare)
         return full[: next(starts, 0)]
 
     def _end_of_turn(self) -> int | None:
-        """The special token that the template writes right after an assistant's message, if it does."""
+        """Returns the special token that the template writes right after an assistant's message, or None."""
         if not self.tokenizer.chat_template:
             return None
         messages = ({"role": "user", "content": "hi"}, {"role": "assistant", "content": _REPLY})

@@ -1,4 +1,4 @@
-"""``Engine``: whatever generates turns, asked without waiting: requests go in, turns come out as they are finished."""
+"""``Engine``: generates turns without blocking the caller: requests go in, turns come out as they finish."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Capabilities:
 @dataclass(frozen=True, slots=True)
 class Request:
     """One turn to generate: sample number ``sample`` of ``prompt``. Draws depend on (sampling.seed, prompt.uid, sample,
-    position); ``id`` is the caller's, and unlike those of all unfinished requests."""
+    position); the caller chooses ``id``, which must differ from the id of every unfinished request."""
 
     id: str
     prompt: Prompt
@@ -35,7 +35,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The turn that a request asked for; its ``finish_reason`` is never "abort"."""
+    """The turn generated for a request; its ``finish_reason`` is never "abort"."""
 
     id: str
     turn: Turn
@@ -43,7 +43,7 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """A request that will not be finished, through no fault of its own: it may be submitted again."""
+    """A request that the engine could not finish (a crash, a timeout). The request is valid: submit it again."""
 
     id: str
     reason: str
@@ -57,34 +57,34 @@ class Engine(Protocol):
 
     @property
     def version(self) -> int:
-        """Of the weights; turns record it."""
+        """The version of the weights; turns record it."""
         ...
 
     @version.setter
     def version(self, version: int) -> None:
-        """Without ``in_flight_updates``, raises EngineError for another version while requests are unfinished."""
+        """Sets it. Without ``in_flight_updates``, raises EngineError for a new one while requests are unfinished."""
         ...
 
     def submit(self, requests: Sequence[Request]) -> None:
-        """Takes requests, in this order, and returns without generating. Raises EngineError, and takes none of them,
-        where one cannot be generated for or its id is that of an unfinished request."""
+        """Queues requests, in this order, and returns without generating. Raises EngineError, and queues none of them,
+        if one is invalid or its id belongs to an unfinished request."""
         ...
 
     def poll(self, timeout_s: float | None = None) -> list[Finished | Lost]:
-        """What was finished or lost since the last call. Waits for something, at most ``timeout_s`` seconds (None = as
-        long as it takes); returns [] at once where no request is unfinished. An embedded engine generates in here: at
-        least one pass of the model. Raises NumericsError when the model's output is not finite. After any exception
-        the engine is empty, and usable: all unfinished requests are gone."""
+        """Returns what finished or was lost since the last call. Waits for at least one report, up to ``timeout_s``
+        seconds (None = no limit); returns [] at once if no request is unfinished. An embedded engine generates in
+        here: at least one pass of the model. Raises NumericsError when the model's output is not finite. After any
+        exception the engine is empty and usable: all unfinished requests are dropped."""
         ...
 
     def cancel(self, ids: Sequence[str]) -> None:
-        """Gives up requests: no later :meth:`poll` reports them, and their ids are free. Ignores ids of none."""
+        """Drops requests: no later :meth:`poll` reports them, and their ids are free. Ignores unknown ids."""
         ...
 
     def state(self) -> dict[str, Any]:
-        """What later turns depend on beside the weights, ``version`` included and unfinished requests not, as JSON."""
+        """What later turns depend on apart from the weights, as JSON: with ``version``, without unfinished requests."""
         ...
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Goes on where :meth:`state` was taken."""
+        """Restores what :meth:`state` returned."""
         ...

@@ -20,15 +20,16 @@ def generate(
 ) -> list[Group]:
     """``n`` completions for each of ``prompts``, in their order.
 
-    ``progress`` receives how many more completions are finished. ``on_group`` receives the number of a prompt and its
-    group once all its completions are finished: the object that is returned, while others are still generated. Prompts
-    of equal uid draw equal numbers. The engine must not have requests of others.
+    ``progress`` receives the number of newly finished completions. ``on_group`` receives a prompt's index and its
+    group as soon as all its completions are finished, while others are still being generated; it is the same object
+    that is returned. Prompts of equal uid get equal draws. The engine must have no unfinished requests from elsewhere.
 
-    Raises EngineError when a prompt cannot be generated for or the engine loses a completion, NumericsError when the
-    model's output is not finite. Whatever is raised, the engine is left without these requests.
+    Raises EngineError when a prompt is invalid or the engine loses a completion, NumericsError when the model's output
+    is not finite. On any exception, these requests are removed from the engine.
     """
     if n < 1:
         raise EngineError(f"n: got {n}, accepts a whole number of at least 1 completion for each prompt")
+    # By index, not by uid: a caller may pass the same prompt twice, and request ids must differ.
     wanted = {f"{number}/{sample}": (number, sample) for number in range(len(prompts)) for sample in range(n)}
     turns: list[dict[int, Turn]] = [{} for _ in prompts]
     groups: dict[int, Group] = {}
@@ -42,10 +43,11 @@ def generate(
                 number, sample = wanted.pop(each.id)
                 turns[number][sample] = each.turn
                 if len(turns[number]) == n:
+                    # Completions finish in any order; a group lists them by sample number, so that it is reproducible.
                     groups[number] = Group(prompts[number], tuple(_rollout(turns[number].pop(s)) for s in range(n)))
                     if on_group is not None:
                         on_group(number, groups[number])
-    except BaseException:
+    except BaseException:  # KeyboardInterrupt too: leftovers would fail the next call as foreign requests
         engine.cancel(list(wanted))
         raise
     return [groups[number] for number in range(len(prompts))]
@@ -54,7 +56,7 @@ def generate(
 def _finished(
     reports: Iterable[Finished | Lost], wanted: dict[str, tuple[int, int]], prompts: Sequence[Prompt]
 ) -> list[Finished]:
-    """The finished ones, once it is sure that nothing was lost and nothing belongs to another caller."""
+    """Returns the finished reports; raises EngineError if a request was lost or belongs to another caller."""
     reports = list(reports)
     if foreign := [report.id for report in reports if report.id not in wanted]:
         raise EngineError(

@@ -1,4 +1,4 @@
-"""Where the loop's rollouts come from: the protocol that synchronous and asynchronous sources share."""
+"""Where the training loop's rollouts come from: the protocol that synchronous and asynchronous sources share."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ class StepRollouts:
 
 
 class RolloutSource(Protocol):
-    """Scored groups, step by step. What it must remember between steps is in ``state``, so that a resumed run gets
-    the rollouts that an uninterrupted one would have got."""
+    """Supplies scored groups, step by step. ``state`` holds everything it remembers between steps, so that a resumed
+    run gets the same rollouts as an uninterrupted one."""
 
     def next(self, step: int) -> StepRollouts:
-        """The rollouts of ``step`` (counted from 1).
+        """Returns the rollouts of ``step`` (counted from 1).
 
-        Raises NumericsError when the model's output is not finite, EngineError when a prompt cannot be generated for,
-        RewardError when a reward fails.
+        Raises NumericsError when the model's output is not finite, EngineError when a prompt is invalid for the
+        engine, RewardError when a reward fails.
         """
         ...
 
     def trained(self, step: int, version: int) -> None:
-        """The rollouts of ``step`` are used up, and the engine has the weights of policy version ``version``."""
+        """Called after ``step`` was trained on and the engine has the weights of policy version ``version``."""
         ...
 
     def state(self) -> dict[str, Any]:
-        """What later rollouts depend on, as JSON can hold it."""
+        """What later rollouts depend on, as JSON."""
         ...
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Continues where :meth:`state` was taken."""
+        """Restores what :meth:`state` returned."""
         ...

@@ -1,4 +1,4 @@
-"""Rollouts generated when the loop asks for them, by the weights of that moment."""
+"""Synchronous (on-policy) rollouts: generated when the loop asks for them, with the current weights."""
 
 from __future__ import annotations
 
@@ -21,12 +21,11 @@ from .source import StepRollouts
 
 
 class SyncRollouts:
-    """Draws prompts, generates, scores; the next step's rollouts do not begin before this step is trained.
+    """Draws prompts, generates, scores; generation for the next step starts only after this step is trained.
 
-    Under dynamic sampling, groups without signal are replaced by fresh prompts, at most ``rollout.refills`` times;
-    what is still missing then leaves the step smaller, never padded. ``position`` counts the prompts drawn so far.
-    ``interruptible`` is entered around everything that may be given up and done again; ``note`` is told what is going
-    on.
+    Under dynamic sampling, groups without signal are replaced by fresh prompts, at most ``rollout.refills`` times; if
+    groups are still missing then, the step is smaller, never padded. ``position`` counts the prompts drawn so far.
+    ``interruptible`` wraps all work that may be abandoned and redone; ``note`` receives the current activity.
     """
 
     def __init__(
@@ -57,7 +56,7 @@ class SyncRollouts:
         return StepRollouts(tuple(kept), tuple(sampled), baselines)
 
     def trained(self, step: int, version: int) -> None:
-        """Nothing to do: no rollouts are under way."""
+        """Does nothing: no rollouts are in flight between steps."""
 
     def state(self) -> dict[str, Any]:
         return {"position": self.position}
@@ -66,7 +65,7 @@ class SyncRollouts:
         self.position = int(state["position"])
 
     def _collect(self, step: int) -> tuple[list[ScoredGroup], list[ScoredGroup]]:
-        """Groups to train on, and all that were sampled."""
+        """Returns the groups to train on, and all sampled groups."""
         settings, dynamic = self.config.rollout, self.objective.dynamic_sampling
         kept: list[ScoredGroup] = []
         sampled: list[ScoredGroup] = []
@@ -75,6 +74,8 @@ class SyncRollouts:
             missing = settings.prompts - len(kept)
             if not missing:
                 break
+            # Only what is missing is drawn again. The stream's position advances for dropped groups too: a refill that
+            # drew the same prompts would most likely get groups without signal once more.
             scored = self._generate(self._draw(missing, uids), step=step, attempt=attempt)
             sampled += scored
             kept += [g for g in scored if not dynamic or self._has_both_outcomes(g)]
@@ -85,6 +86,7 @@ class SyncRollouts:
         settings = self.config.rollout
         self.note("generating")
         with self.rewards.grading(step=step) as grading:
+            # With overlap, slow rewards (code, judges) run while the model generates. The scores are the same.
             on_group = grading.add if settings.overlap else None
             how = sampling(self.config, step, attempt)
             groups = generate(self.engine, prompts, n=settings.completions, sampling=how, on_group=on_group)
@@ -92,8 +94,9 @@ class SyncRollouts:
             return grading.finish(groups)
 
     def _draw(self, count: int, taken: set[str]) -> list[Prompt]:
-        """The next prompts of the endless, per-epoch shuffled stream. A prompt that this step has drawn before (its uid
-        is in ``taken``) gets a uid of its own: groups are told apart by it, and equal uids would draw equal tokens."""
+        """Returns the next prompts of the endless, per-epoch shuffled stream. A prompt that this step has already drawn
+        (its uid is in ``taken``) gets a new, unique uid: uids identify groups, and equal uids would draw equal
+        tokens."""
         drawn = []
         for index in self._order.take(self.position, count):
             prompt = self.prompts[index]
@@ -106,18 +109,21 @@ class SyncRollouts:
 
     def _has_both_outcomes(self, scored: ScoredGroup) -> bool:
         """Whether a group holds both correct and wrong rollouts."""
+        # None: not judged (a reward failed or abstained), which is neither outcome.
         return len({c for s in scored.scores if (c := self.correct(s)) is not None}) == 2
 
     def _baselines(self, groups: Sequence[ScoredGroup], step: int) -> dict[str, float]:
-        """The reward of the greedy answer to each group's prompt, by the prompt's uid.
+        """Returns the reward of the greedy answer to each group's prompt, by the prompt's uid.
 
-        NaN where it could not be judged, or not by all rewards that judged the group: then there is nothing to compare
-        with, and the prompt takes no part in the step. An advantage of 0 would say that its rollouts are just as good.
+        NaN if the answer could not be judged, or not by all rewards that judged the group: the two are not comparable
+        then, and the prompt is left out of the step. An advantage of 0 instead would claim that its rollouts are just
+        as good as the greedy answer.
         """
         self.note("generating")
         greedy = dataclasses.replace(sampling(self.config, step, 0), temperature=0.0, top_p=1.0, top_k=0, min_p=0.0)
         answers = generate(self.engine, [g.group.prompt for g in groups], n=1, sampling=greedy)
         self.note("scoring")
+        # A reward of weight 0 is only logged: whether it judged the answer does not change the value.
         counted = [r.name for r in self.rewards.rewards if r.weight != 0]
         found = {}
         for group, answer in zip(groups, self.rewards.score(answers, step=step), strict=True):
@@ -131,15 +137,16 @@ class SyncRollouts:
 
 
 def sampling(config: Config, step: int, attempt: int) -> Sampling:
-    """How the rollouts of a step are drawn; every step and refill round has a seed of its own."""
+    """The sampling settings of a step's rollouts; every step and every refill round has its own seed."""
     return keyed_sampling(config, f"{step}:{attempt}")
 
 
 def keyed_sampling(config: Config, key: str) -> Sampling:
-    """The sampling of a recipe; the seed is a function of the run's seed and ``key``."""
+    """The sampling settings of a recipe; the seed is a function of the run's seed and ``key``."""
+    # Hashed, not added: seed + step would give seed 1 at step 2 the draws of seed 2 at step 1.
     digest = hashlib.blake2b(f"{config.seed}:{key}".encode(), digest_size=8).digest()
     r = config.rollout
     return Sampling(
         max_tokens=r.max_tokens, temperature=r.temperature, top_p=r.top_p, top_k=r.top_k, min_p=r.min_p, stop=r.stop,
-        seed=int.from_bytes(digest, "big") >> 1,
+        seed=int.from_bytes(digest, "big") >> 1,  # 63 bits: a non-negative int64
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Weights on their way from the learner to the engine."""
+"""Transfers weights from the learner to the engine."""
 
 from .sync import InPlace, WeightSync
 

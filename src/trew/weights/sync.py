@@ -1,4 +1,4 @@
-"""How an engine gets the policy's new weights."""
+"""Sends the policy's new weights to an engine."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ class WeightSync(Protocol):
     """Publishes a policy's weights to an engine."""
 
     def publish(self, policy: Policy, engine: Engine) -> None:
-        """Returns when requests submitted from now on are sampled from the weights of ``policy.version``, and
-        ``engine.version`` says so. Publishing a version twice changes nothing."""
+        """Blocks until requests submitted afterwards are sampled from the weights of ``policy.version``, and
+        ``engine.version`` equals it. Publishing a version twice changes nothing."""
         ...
 
 
 class InPlace:
-    """Engine and policy hold the same tensors: only the version is passed on."""
+    """For an engine that shares the policy's tensors: passes on only the version."""
 
     def publish(self, policy: Policy, engine: Engine) -> None:
         engine.version = policy.version

@@ -1,8 +1,8 @@
-"""Keys and values of the rows being decoded: one preallocated buffer per layer, rows side by side, written in place.
+"""KV cache of the rows being decoded: one preallocated buffer per layer, written in place.
 
-Layout: row r's tokens are contiguous in columns [start_r, end), so that all rows write their next token into column
-``end`` and differences of columns are differences of positions. A row that leaves is overwritten by the last one; a row
-that comes in is laid against the right edge. Sliding-window layers are kept whole: the mask narrows the view.
+Layout: row r's tokens are contiguous in columns [start_r, end). All rows write their next token to the same column
+``end``, and differences of columns are differences of positions. When a row leaves, the last row replaces it; a new row
+is aligned to the right edge. Sliding-window layers keep all columns: the mask narrows the view.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, DynamicLayer
 
-_ROOM = 64  # columns that a buffer grows by at least
+_ROOM = 64  # columns beyond what is needed when a buffer grows: every growth copies the whole cache
 
 
 class SlotLayer(CacheLayerMixin):
-    """One layer's buffers (slots, heads, columns, head size); the view in use is columns [begin, end) of ``rows``."""
+    """One layer's buffers (slots, heads, columns, head size); columns [begin, end) of the running rows are in use."""
 
     is_sliding = False
     keys: Tensor
@@ -34,7 +34,7 @@ class SlotLayer(CacheLayerMixin):
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
-        """Appends one column and returns the view that attention reads."""
+        """Appends the new column and returns the view that attention reads: a slice, not a copy."""
         rows, new = key_states.shape[0], self.end + key_states.shape[2]
         self.keys[:rows, :, self.end : new] = key_states
         self.values[:rows, :, self.end : new] = value_states
@@ -52,7 +52,7 @@ class SlotLayer(CacheLayerMixin):
 
 
 class SlotCache(Cache):
-    """The cache of up to ``slots`` rows, in use from ``begin`` to ``end``; to transformers, a Cache like others."""
+    """A transformers Cache of up to ``slots`` rows; columns ``begin`` to ``end`` are in use."""
 
     layers: list[SlotLayer]  # type: ignore[assignment]
 
@@ -71,8 +71,9 @@ class SlotCache(Cache):
         return min(self.starts, default=self.end)
 
     def add(self, prefill: DynamicCache, *, source: Tensor, lengths: list[int], room: int) -> None:
-        """Appends rows: row i takes the last lengths[i] columns of row source[i] of a left-padded ``prefill`` cache,
-        which is shared by all its completions and copied here. ``room``: columns that will be written at most."""
+        """Appends rows: row i takes the last lengths[i] columns of row source[i] of a left-padded ``prefill`` cache.
+        Completions of one prompt share its row there; each gets a copy. ``room``: maximum number of columns that will
+        be written."""
         width = prefill.get_seq_length()
         self._reserve(prefill, width, room)
         first, end = self.rows, self.end
@@ -82,13 +83,17 @@ class SlotCache(Cache):
             for own, shared in ((layer.keys, new.keys), (layer.values, new.values)):
                 assert shared is not None
                 own[target, :, end - width : end] = shared[source]
-                own[target, :, : end - width] = 0  # masked, but NaN left there by chance would still spread
+                # Masked, but memory that was never written may hold NaN, and 0 * NaN is NaN in the attention's sum.
+                own[target, :, : end - width] = 0
         self.rows += len(lengths)
         self.starts += [end - length for length in lengths]
         self._set_view(end)
 
     def keep(self, alive: list[int]) -> list[int]:
-        """Drops all other rows; the last ones move into the gaps. Returns the old slot of each remaining row."""
+        """Drops all other rows; the last rows move into the gaps. Returns the old slot of each remaining row.
+
+        Copies at most as many rows as have left: compacting in order could copy nearly the whole cache.
+        """
         order = list(range(len(alive)))
         gaps = sorted(set(order) - set(alive))
         moved = [row for row in alive if row >= len(alive)]
@@ -110,13 +115,14 @@ class SlotCache(Cache):
             layer.begin, layer.end = begin, end
 
     def _reserve(self, prefill: DynamicCache, width: int, room: int) -> None:
-        """Makes sure that ``width`` columns fit before ``end`` and ``room`` after it; may move everything."""
+        """Ensures that ``width`` columns fit before ``end`` and ``room`` after it; may move the whole cache."""
         used = self.end - self.begin
         end = max(used, width)
         capacity = self.layers[0].keys.shape[2] if self.layers else 0
         if self.layers and width <= self.end and self.end + room <= capacity:
             return
         columns = end + room + _ROOM
+        # Moving drops the unused columns before ``begin``; rows keep their distances to ``end``, so their positions.
         shift = end - self.end
         layers: list[SlotLayer] = []
         for index, new in enumerate(prefill.layers):

@@ -1,4 +1,4 @@
-"""Which decoder a schedule gets: a backend's, once it has shown that it computes what the model computes."""
+"""Chooses a schedule's decoder: the backend's if it matches the model's own forward pass, else the plain one."""
 
 from __future__ import annotations
 
@@ -14,20 +14,22 @@ from ...models.verified import Verified
 from .decoder import Decoder, Decoding
 from .plain import ForwardDecoder
 
-PROBE_TOKENS = 8  # of a prompt, that a backend's decoder is tried on for every schedule: the last of them as a step
+PROBE_TOKENS = 8
+"""Tokens of a prompt that a backend's decoder is compared on for every schedule, the last of them as a decoding step.
+Few, because the comparison costs a plain forward pass each time."""
 TOLERANCE = 1e-5
 TOLERANCE_HALF = 0.05
-"""Largest KL divergence in nats, of the model's next-token distribution from that of a backend's decoder, that counts
-as rounding: in float32, and in bfloat16."""
+"""Largest KL divergence in nats, between the next-token distributions of the model and of a backend's decoder, that
+counts as rounding: in float32, and in bfloat16."""
 
 
 def choose(
     stack: contextlib.ExitStack, model: Any, backend: Backend | None, work: Decoding, *, probe: list[int],
     messages: list[str],
 ) -> tuple[Decoder, bool]:  # fmt: skip
-    """A decoder that lives as long as ``stack``, and whether it is the plain one because the backend's was refused.
+    """Returns a decoder that lives as long as ``stack``, and whether the backend's decoder was refused.
 
-    ``probe``: a prompt that both are compared on; what the user should know is warned of and kept in ``messages``.
+    ``probe``: a prompt to compare both on. Warnings are also added to ``messages``.
     """
     plain = ForwardDecoder(model, slots=work.slots, max_tokens=work.max_tokens)
     found = None if backend is None else backend.decoder(model, work)
@@ -51,8 +53,8 @@ def choose(
 
 
 def _log_probs(decoder: Decoder, probe: list[int], device: torch.device) -> Tensor:
-    """Log-probabilities (2, V) of the next token, by a decoder: at the end of the prompt ``probe`` without its last
-    token, and after a step with that. The decoder is left as new."""
+    """Returns a decoder's next-token log-probabilities (2, V): after a prefill of ``probe`` without its last token, and
+    after a step with that token. So both code paths are compared. Leaves the decoder empty."""
     with decoder.active():
         got = [decoder.add([decoder.open(probe[:-1], 1)])[0].clone()]
         got.append(decoder.step(torch.tensor(probe[-1:], device=device))[0].clone())
@@ -62,7 +64,8 @@ def _log_probs(decoder: Decoder, probe: list[int], device: torch.device) -> Tens
 
 
 def _plain_log_probs(model: Any, probe: list[int]) -> Tensor:
-    """The same by the model's own forward pass in float32."""
+    """Returns the same by the model's own forward pass, always in float32: compared with a bfloat16 pass, the
+    rounding errors of both sides would add up."""
     device = next(model.parameters()).device
     with torch.autocast(device.type, enabled=False), in_float32(model):
         output = model(input_ids=torch.tensor([probe], device=device), use_cache=False)
@@ -70,5 +73,5 @@ def _plain_log_probs(model: Any, probe: list[int]) -> Tensor:
 
 
 def _divergence(got: Tensor, want: Tensor) -> Tensor:
-    """The largest KL divergence in nats of rows of log-probabilities; tokens that ``want`` rules out do not count."""
+    """Returns the rows' largest KL divergence in nats; tokens with probability 0 in ``want`` do not count."""
     return (want.exp() * (want - got)).where(want.isfinite(), 0.0).sum(-1).abs().max()

@@ -1,6 +1,6 @@
-"""The decoding loop: prompts come in as rows, every step gives each row a token, finished rows leave.
+"""The decoding loop (continuous batching): admits rows, draws one token per row and step, removes finished rows.
 
-Everything per token is a tensor over rows; Python looks at single rows when they end (or have stop strings).
+All per-token work is on tensors over rows; Python handles single rows only when they end (or to find stop strings).
 """
 
 from __future__ import annotations
@@ -34,20 +34,21 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """A request on its way through the schedule; ``prompt`` is the decoder's number."""
+    """A request in the schedule; ``prompt`` is the decoder's number for its prompt."""
 
     request: Request
     prompt_ids: np.ndarray
     prompt: int
-    call: int  # of Schedule.add
-    order: int  # among all
+    call: int  # number of the Schedule.add call
+    order: int  # number among all requests
 
 
 class Schedule:
-    """Completions through at most ``slots`` rows of a decoder at a time; more may be added while some are running.
+    """Decodes completions in at most ``slots`` rows of a decoder at a time; more may be added while some are running.
 
-    Slots 0 .. rows - 1 of all state tensors are in use. As a row moves to another slot when others leave, what it has
-    drawn so far lies apart, in a place of ``tokens_out`` and ``floats_out`` that it keeps.
+    Slots 0 .. rows - 1 of all state tensors are in use: a step then reads slices, without gathers. Rows move to other
+    slots when some leave. What a row has drawn so far does not move: each row keeps one place of ``tokens_out`` and
+    ``floats_out`` until it ends.
     """
 
     def __init__(
@@ -63,7 +64,9 @@ class Schedule:
     ) -> None:
         self.decoder, self.slots, self.sampling = decoder, slots, sampling
         self.stop_strings, self.text_of = tuple(stop_strings), decode
-        # a stop string is looked for in as many last tokens as it has bytes, and some for tokens without text
+        # How many of the newest tokens to search for stop strings. A token with text has at least one byte, so a string
+        # of n bytes spans at most n of those; 8 more allow for tokens without text. Decoding all tokens at every step
+        # would be quadratic in the length.
         self.tail = max((len(s.encode()) for s in stop_strings), default=0) + 8
         self.device = device
         self.stop_ids = torch.tensor(sorted(stop_ids), dtype=torch.int64, device=self.device)
@@ -71,7 +74,7 @@ class Schedule:
         self.waiting: list[_Row] = []
 
         self.row_at: dict[int, _Row] = {}  # by place
-        self.free = list(range(slots))  # places
+        self.free = list(range(slots))  # free places
         self.tokens_out = torch.zeros((slots, sampling.max_tokens), dtype=torch.int64, device=self.device)
         self.floats_out = torch.zeros((3, slots, sampling.max_tokens), dtype=torch.float32, device=self.device)
 
@@ -82,24 +85,24 @@ class Schedule:
 
     @property
     def unfinished(self) -> int:
-        """Completions that are waiting or running."""
+        """The number of completions that are waiting or running."""
         return len(self.waiting) + self.decoder.rows
 
     def add(self, prompts: Iterable[tuple[np.ndarray, Sequence[Request]]]) -> None:
-        """Completions of prompts: the tokens of each, computed once for all its requests."""
+        """Queues completions: (tokens of a prompt, its requests). Each prompt is computed once for all its requests."""
         self.calls += 1
         for prompt_ids, requests in prompts:
             prompt = self.decoder.open(prompt_ids.tolist(), len(requests))
             for request in requests:
                 self.added += 1
                 self.waiting.append(_Row(request, prompt_ids, prompt, self.calls, self.added))
-        # Taken from the end. Of one call the longest prompts come first, as shorter ones then fit beside them without
-        # moving anything, and as what needs most memory should fail at once if it must. Rows of one prompt stay
-        # together.
+        # Rows are taken from the end of the list. Within a call the longest prompts go first: shorter ones then fit
+        # beside them without moving the cache, and if memory runs out, it does so at once rather than late in the run. Rows
+        # of one prompt stay together, which decoders rely on to compute it once.
         self.waiting.sort(key=lambda row: (-row.call, len(row.prompt_ids), -row.order))
 
     def cancel(self, ids: Collection[str]) -> None:
-        """Drops completions, waiting and running ones."""
+        """Drops completions, both waiting and running."""
         for row in self.waiting:
             if row.request.id in ids:
                 self.decoder.withdraw(row.prompt, 1)
@@ -109,7 +112,8 @@ class Schedule:
             self._drop(gone)
 
     def advance(self) -> list[Completion]:
-        """One pass of the model: rows come in, or every row gets a token. Returns the completions that have ended."""
+        """Runs one pass of the model: a prefill that admits rows and draws their first tokens, or a step that gives
+        every row a token. Returns the completions that ended."""
         before = self.decoder.rows
         if self._should_admit():
             logits, first = self._admit(), before
@@ -122,12 +126,12 @@ class Schedule:
         return found
 
     def _should_admit(self) -> bool:
-        """A quarter of the slots at a time, as each admission costs a pass of its own."""
+        """Admits rows once a quarter of the slots is free, because each admission costs a separate pass."""
         free = self.slots - self.decoder.rows
         return bool(self.waiting) and (not self.decoder.rows or free >= min(len(self.waiting), -(-self.slots // 4)))
 
     def _admit(self) -> Tensor:
-        """Fills free slots; returns the new rows' first logits (rows, V)."""
+        """Fills free slots; returns the new rows' first logits (new rows, V)."""
         first = self.decoder.rows
         taken = [self.waiting.pop() for _ in range(min(self.slots - first, len(self.waiting)))]
         logits = self.decoder.add([row.prompt for row in taken])
@@ -138,6 +142,7 @@ class Schedule:
         asked = [row.request for row in taken]
         keys = [row_key(r.sampling.seed, r.prompt.uid, r.sample) for r in asked]
         self.keys[new] = torch.tensor(keys, device=self.device)
+        # A slot still holds the values of the row that left it, so everything per row is set here.
         self.position[new] = 0
         return logits
 
@@ -149,8 +154,9 @@ class Schedule:
         self.tokens_out[place, position] = drawn.tokens
         self.floats_out[:, place, position] = drawn.floats
         self.last[new] = drawn.tokens
-        position += 1  # in place: a view of the state
+        position += 1  # in place: position is a view of self.position
         done = torch.isin(drawn.tokens, self.stop_ids) | (position >= self.sampling.max_tokens)
+        # One flag for both questions: on a GPU, every value that Python looks at waits for the device.
         if bool((done | ~drawn.finite).any()):
             self._require_finite(drawn, first)
             ended = (done.nonzero().flatten() + first).tolist()
@@ -161,11 +167,12 @@ class Schedule:
         return ended
 
     def _at_stop_string(self, first: int) -> list[int]:
-        """Slots whose newest tokens complete a stop string."""
+        """Returns the slots whose newest tokens complete a stop string."""
         places = self.place[first : self.decoder.rows].tolist()
         lengths = self.position[first : self.decoder.rows].tolist()
         found = []
         for slot, (place, length) in enumerate(zip(places, lengths, strict=True), start=first):
+            # Text, not token ids: a stop string may be tokenised in many ways, or start in the middle of a token.
             text = self.text_of(self.tokens_out[place, max(0, length - self.tail) : length].tolist())
             if any(string in text for string in self.stop_strings):
                 found.append(slot)
@@ -185,7 +192,7 @@ class Schedule:
             )
 
     def _so_far(self, place: int, length: int) -> dict[str, Any]:
-        """A completion that is being decoded, as plain values under the names that rollouts are written with."""
+        """Returns an unfinished completion as plain values, under the names used in written rollouts."""
         policy_logprobs, logprobs, entropies = self.floats_out[:, place, :length].tolist()
         tokens, request = self.tokens_out[place, :length].tolist(), self.row_at[place].request
         return {
@@ -194,7 +201,7 @@ class Schedule:
         }  # fmt: skip
 
     def _completions(self, slots: list[int]) -> list[Completion]:
-        """What the rows in these slots have drawn, copied."""
+        """Copies what the rows in these slots have drawn; their places are reused afterwards."""
         places, lengths = self.place[slots].tolist(), self.position[slots].tolist()
         tokens = self.tokens_out[places, : max(lengths)].cpu().numpy()
         policy_logprobs, logprobs, entropies = self.floats_out[:, places, : max(lengths)].cpu().numpy()
@@ -207,7 +214,7 @@ class Schedule:
         ]  # fmt: skip
 
     def _drop(self, slots: list[int]) -> None:
-        """Takes rows out of their slots; others move there."""
+        """Removes rows; others move into their slots."""
         for place in self.place[slots].tolist():
             del self.row_at[place]
             self.free.append(place)
@@ -216,5 +223,6 @@ class Schedule:
             self.decoder.keep([slot for slot in range(self.decoder.rows) if slot not in gone]),
             dtype=torch.int64, device=self.device,
         )  # fmt: skip
+        # The decoder decides which row moves where; the state per slot must follow in the same order.
         for state in (self.place, self.keys, self.position, self.last):
             state[: len(order)] = state[order]

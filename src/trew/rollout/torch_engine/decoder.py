@@ -1,4 +1,4 @@
-"""``Decoder``: a model with rows of completions in it, as :class:`.decode.Schedule` needs it."""
+"""``Decoder``: runs rows of completions through a model for :class:`.decode.Schedule`."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from .sampler import Draw
 
 @dataclass(frozen=True, slots=True)
 class Decoding:
-    """What a schedule asks of a decoder. ``autocast``: the type that products compute in; None = float32. ``tell`` is
-    given what the user should know."""
+    """A schedule's requirements. ``autocast``: the type that products compute in; None = float32. ``tell`` receives
+    messages for the user."""
 
-    slots: int  # most rows at a time
+    slots: int  # maximum number of rows at a time
     longest_prompt: int  # tokens
     max_tokens: int  # of a completion
     autocast: torch.dtype | None = None
@@ -27,40 +27,40 @@ class Decoding:
 
     @property
     def columns(self) -> int:
-        """The most tokens of a row, its prompt's among them."""
+        """Maximum number of tokens of a row, including its prompt."""
         return self.longest_prompt + self.max_tokens
 
 
 @runtime_checkable
 class Decoder(Protocol):
-    """Rows of completions, numbered 0 to rows - 1; which row is whose is the caller's to know. Logits are those of the
-    model's own forward pass over a row, up to rounding; float32, or what the model computes in."""
+    """Runs rows of completions, numbered 0 to rows - 1; the caller tracks which row is whose. Logits equal those of the
+    model's own forward pass over a row, up to rounding; float32, or the type that the model computes in."""
 
     @property
     def rows(self) -> int:
-        """Rows that are running."""
+        """The number of running rows."""
         ...
 
     def active(self) -> AbstractContextManager[object]:
-        """Entered around :meth:`add`, :meth:`step` and :meth:`draw`, as often as they are used: whatever a decoder
-        changes in the model for them is changed inside the block alone."""
+        """Wraps every use of :meth:`add`, :meth:`step` and :meth:`draw`: a decoder may change the model inside this
+        block, and restores it afterwards."""
         ...
 
     def open(self, prompt_ids: Sequence[int], count: int) -> int:
-        """Takes a prompt that ``count`` rows will begin with; the number that :meth:`add` knows it by."""
+        """Registers a prompt that ``count`` rows will begin with; returns its number for :meth:`add`."""
         ...
 
     def withdraw(self, prompt: int, count: int) -> None:
-        """Fewer rows will begin with a prompt: ``count`` of those that have not begun."""
+        """Cancels ``count`` of the rows that have not begun with a prompt yet."""
         ...
 
     def add(self, prompts: Sequence[int]) -> Tensor:
-        """Starts a row for each of these prompts (numbers, equal ones side by side) after those that run; returns the
-        first logits (len(prompts), V) of the new ones."""
+        """Starts a row for each of these prompts (numbers, equal ones adjacent) after the running rows; returns the new
+        rows' first logits (len(prompts), V)."""
         ...
 
     def step(self, tokens: Tensor) -> Tensor:
-        """Feeds one token per row (rows,); the logits (rows, V) after it, which the next call may overwrite."""
+        """Feeds one token per row (rows,); returns the logits (rows, V) after it, which the next call may overwrite."""
         ...
 
     def keep(self, alive: Sequence[int]) -> list[int]:
@@ -72,6 +72,6 @@ class Decoder(Protocol):
         ...
 
     def draw(self, logits: Tensor, *, keys: Tensor, positions: Tensor, sampling: Sampling) -> Draw:
-        """A token for each row of ``logits`` (rows, V), by draw number ``positions`` (rows,) of ``keys`` (rows,), both
-        int64: the same tokens as :func:`.sampler.draw`, up to rounding. The next call may overwrite the result."""
+        """Draws a token per row of ``logits`` (rows, V), with draw number ``positions`` (rows,) of ``keys`` (rows,), both
+        int64: the same as :func:`.sampler.draw`, up to rounding. The next call may overwrite the result."""
         ...

@@ -1,4 +1,4 @@
-"""TorchEngine: completions from any causal language model in Hugging Face's form."""
+"""TorchEngine: generates completions with any Hugging Face causal language model, in this process."""
 
 from __future__ import annotations
 
@@ -26,25 +26,24 @@ from .decoder import Decoding
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Queued:
-    """A request that no schedule has taken yet; neighbours of one prompt have the same array (C,) of its tokens."""
+    """A request waiting for a schedule; consecutive requests of one prompt share the array (P,) of its tokens."""
 
     request: Request
     prompt_ids: np.ndarray
 
 
 class TorchEngine:
-    """Generates with ``model`` where it stands: no second copy of the weights, so an update is seen at once.
+    """Generates with ``model`` in place: without a second copy of the weights, so updates take effect at once.
 
-    ``batch``: most completions decoded at once (memory and speed; the result does not depend on it beyond float
-    rounding). ``autocast``: compute in this type, for instance bfloat16; None = as the weights are. Log-probabilities
-    are float32 in any case. ``backend``: what may decode instead of the model's own forward pass, which it is compared
-    with whenever decoding begins; from the first difference on it is ``refused``. ``messages`` keeps what the user
-    should know.
+    ``batch``: maximum number of completions decoded at once (it affects memory and speed, and results only by float
+    rounding). ``autocast``: the type to compute in, such as bfloat16; None = the type of the weights. Log-probabilities
+    are always float32. ``backend``: may decode instead of the model's own forward pass. It is compared with that pass
+    whenever decoding begins; after the first mismatch it is ``refused`` for good. ``messages`` collects warnings.
 
     A completion ends with the first stop token, which it includes, with the token that completes a stop string, or at
-    ``sampling.max_tokens``. Requests of one prompt that are submitted side by side share its computation. Requests
-    join those that are running where they are drawn alike and fit; otherwise, and then all behind them, they wait until
-    the running ones are finished. The weights must not change meanwhile: a backend lays them out when decoding begins.
+    ``sampling.max_tokens``. Consecutive requests of one prompt share its prefill. New requests join running ones if
+    their sampling settings agree and their prompts fit; otherwise they, and all requests behind them, wait until the
+    running ones finish. The weights must not change meanwhile: a backend packs them when decoding begins.
     """
 
     capabilities = Capabilities(reproducible=True, entropies=True, untruncated_logprobs=True, in_flight_updates=False)
@@ -71,7 +70,7 @@ class TorchEngine:
         self._unfinished: set[str] = set()
         self._queue: list[_Queued] = []
         self._schedule: Schedule | None = None
-        self._longest = 0  # tokens of a prompt that the schedule's decoder has room for
+        self._longest = 0  # longest prompt, in tokens, that the schedule's decoder has room for
         self._stop: tuple[frozenset[int], tuple[str, ...]] = frozenset(), ()  # tokens and strings that end its rows
         self._held = contextlib.ExitStack()  # what the schedule's decoder holds: packed weights, leased memory
 
@@ -92,7 +91,8 @@ class TorchEngine:
         return {"refused": self.refused, "version": self.version}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Goes on where :meth:`state` was taken: a backend that was refused then stays refused."""
+        """Restores what :meth:`state` returned. A refused backend stays refused: if a resumed run tried it again, its
+        tokens could differ from those of an uninterrupted run."""
         self.version = int(state["version"])
         self.refused = bool(state["refused"])
 
@@ -103,6 +103,7 @@ class TorchEngine:
     @property
     def stop_ids(self) -> frozenset[int]:
         """The renderer's end tokens and those of the model's own generation configuration."""
+        # Models may list several end tokens there (Llama 3: end of text and end of turn); a tokenizer names only one.
         ends = getattr(getattr(self.model, "generation_config", None), "eos_token_id", None)
         own = ends if isinstance(ends, (list, tuple)) else [] if ends is None else [ends]
         return self.renderer.stop_ids | frozenset(int(i) for i in own)
@@ -115,6 +116,7 @@ class TorchEngine:
             if request.id in self._unfinished or request.id in taken:
                 raise EngineError(f"request {request.id!r}: another one with this id is unfinished; ids must differ")
             taken.add(request.id)
+        # Everything is checked before the engine's state changes: a refused call must leave nothing behind.
         queued: list[_Queued] = []
         for _, side_by_side in itertools.groupby(requests, key=lambda request: id(request.prompt)):
             same = list(side_by_side)
@@ -134,13 +136,15 @@ class TorchEngine:
                 schedule = self._filled()
                 with schedule.decoder.active():
                     ended = schedule.advance()
+                    # At least one pass in any case, so that poll(0) makes progress; and no longer than until the first
+                    # completions end, so that the caller can score them while the others are decoded.
                     while not ended and time.monotonic() < until:
                         ended = schedule.advance()
                 reports = [Finished(done.request.id, self._turn(done)) for done in ended]
             self._unfinished -= {report.id for report in reports}
             if not schedule.unfinished:
                 self._end()
-        except BaseException:
+        except BaseException:  # an interrupt too: a schedule cut off within a pass is not consistent
             self._queue, self._unfinished = [], set()
             self._end()
             raise
@@ -160,10 +164,12 @@ class TorchEngine:
     # ---- the schedule
 
     def _filled(self) -> Schedule:
-        """The schedule, with all requests of the queue that may join it; a new one where there is none."""
+        """Returns the schedule, or a new one, after adding all requests from the queue that may join it."""
         schedule = self._schedule or self._begin()
-        # A schedule of few slots takes what it has slots for: the others are better off together, in the next one.
+        # A schedule with few slots takes only as many as it has slots for: the rest decode faster together, in the next
+        # schedule, which gets more slots.
         room = len(self._queue) if schedule.slots == self.batch else schedule.slots - schedule.unfinished
+        # takewhile, not filter: requests never overtake each other, so none can starve.
         joining = list(itertools.takewhile(self._fits, self._queue[:room]))
         del self._queue[: len(joining)]
         if joining:
@@ -176,7 +182,7 @@ class TorchEngine:
         return alike and len(queued.prompt_ids) <= self._longest
 
     def _begin(self) -> Schedule:
-        """A schedule for the requests at the queue's front that are drawn alike, without any of them yet."""
+        """Makes an empty schedule for the requests at the queue's front that share sampling settings."""
         sampling = self._queue[0].request.sampling
         first = list(itertools.takewhile(lambda queued: _drawn_alike(queued.request.sampling, sampling), self._queue))
         longest = max((queued.prompt_ids for queued in first), key=len)
@@ -199,7 +205,7 @@ class TorchEngine:
         return self._schedule
 
     def _end(self) -> None:
-        """Lets go of the schedule and of what its decoder holds: the learner needs the memory."""
+        """Frees the schedule and its decoder's memory, which the learner needs."""
         self._schedule = None
         self._held.close()
 
@@ -208,6 +214,8 @@ class TorchEngine:
         ids = done.token_ids.tolist()
         ended = ids[-1] in stop_ids
         text = self.renderer.decode(ids[:-1] if ended else ids)
+        # The text is cut before a stop string, but the tokens stay whole: the policy did sample them, and the learner
+        # needs their log-probabilities.
         cuts = [at for string in strings if (at := text.find(string)) >= 0]
         reason: FinishReason = "stop" if ended or cuts else "length"
         return Turn(
@@ -222,7 +230,7 @@ class TorchEngine:
         )
 
     def _check(self, prompt: Prompt, ids: list[int], max_tokens: int) -> None:
-        """Raises EngineError where the model cannot answer this prompt."""
+        """Raises EngineError if the model cannot answer this prompt."""
         if max_tokens < 1:
             raise EngineError(f"prompt {prompt.uid!r}: max_tokens: got {max_tokens}, accepts at least 1")
         if not ids:
@@ -234,6 +242,7 @@ class TorchEngine:
                 f"model's {limit} positions; lower rollout.max_tokens or data.max_prompt_tokens"
             )
         rows = self.model.get_input_embeddings().weight.shape[0]
+        # On a GPU an id out of range is a device-side assert, after which the process cannot use the GPU any more.
         if max(ids) >= rows:
             raise EngineError(
                 f"prompt {prompt.uid!r}: token id {max(ids)} is outside the model's vocabulary of {rows}; use the "
@@ -242,12 +251,13 @@ class TorchEngine:
 
 
 def _drawn_alike(a: Sampling, b: Sampling) -> bool:
-    """Whether rows of both can be drawn in one pass: keys, and so seeds, may differ from row to row."""
+    """Whether rows of both can be drawn in one pass. Each row has its own key, so seeds may differ."""
     return a is b or dataclasses.replace(a, seed=0) == dataclasses.replace(b, seed=0)
 
 
 def _by_prompt(queue: Iterable[_Queued]) -> Iterator[tuple[np.ndarray, list[Request]]]:
-    """The tokens of each prompt, and its requests that are side by side."""
+    """Groups consecutive requests of one prompt; yields the prompt's tokens with each group."""
+    # By identity of the array: submit() gave consecutive requests of one prompt the same one.
     for _, side_by_side in itertools.groupby(queue, key=lambda queued: id(queued.prompt_ids)):
         same = list(side_by_side)
         yield same[0].prompt_ids, [queued.request for queued in same]
@@ -255,10 +265,10 @@ def _by_prompt(queue: Iterable[_Queued]) -> Iterator[tuple[np.ndarray, list[Requ
 
 @contextlib.contextmanager
 def _generating(model: Any, autocast: torch.dtype | None) -> Iterator[None]:
-    """No gradients, eval mode, the asked precision; every module's own mode is put back afterwards.
+    """Disables gradients, sets eval mode and precision; restores every module's own mode afterwards.
 
-    no_grad and not inference_mode: models that keep something from a forward pass (rotary tables that grow with the
-    longest input) would keep inference tensors, which fail in the next training pass.
+    Uses no_grad, not inference_mode: models that cache tensors in a forward pass (rotary tables that grow with the
+    longest input) would cache inference tensors, which fail in the next training pass.
     """
     training = [module for module in model.modules() if module.training]
     device = next(model.parameters()).device

@@ -1,4 +1,4 @@
-"""Decoding through the model's own forward pass: any causal language model of Hugging Face's form."""
+"""Decodes through the model's own forward pass: works for any Hugging Face causal language model."""
 
 from __future__ import annotations
 
@@ -17,20 +17,21 @@ from ...types import Sampling
 from .cache import SlotCache
 from .sampler import Draw, draw, uniforms
 
-PREFILL_TOKENS = 8192  # prompt tokens, padding included, that are computed at once
+PREFILL_TOKENS = 8192  # prompt tokens computed at once, including padding
 
 
 class ForwardDecoder:
     """Runs rows of completions through a model's ``forward``; see :class:`.decoder.Decoder`.
 
-    Each prompt is computed once for all rows that begin with it. Where they do not begin at the same time, what they
-    share is held; as rows begin prompt by prompt, that of one prompt is enough. (If another comes in between, the first
-    one is computed again.)
+    Each prompt is computed once for all rows that begin with it. If they do not all begin at the same time, its cache
+    is held for the rest. Rows begin prompt by prompt, so holding one prompt is enough. (If another prompt comes in
+    between, the first one is computed again.)
     """
 
     def __init__(self, model: Any, *, slots: int, max_tokens: int) -> None:
         self.model, self.slots, self.max_tokens = model, slots, max_tokens
         self.device = next(model.parameters()).device
+        # Not all architectures take position_ids or logits_to_keep.
         self.accepts = inspect.signature(model.forward).parameters
         self.numbers = itertools.count()  # of prompts
         self.forget()
@@ -63,7 +64,7 @@ class ForwardDecoder:
     def add(self, prompts: Sequence[int]) -> Tensor:
         logits = []
         for wave in self._waves(list(dict.fromkeys(prompts))):
-            held, self.held = self.held, None
+            held, self.held = self.held, None  # this wave uses it, or drops it
             cache, scores = held[1:] if held and held[0] == wave[0] else self._prefill(wave)
             members = [p for p in prompts if p in set(wave)]
             source = torch.tensor([wave.index(p) for p in members], device=self.device)
@@ -71,6 +72,7 @@ class ForwardDecoder:
             self.cache.add(cache, source=source, lengths=lengths, room=self.max_tokens)
             logits.append(scores[source])
             last = wave[-1]
+            # More rows of the last prompt will come: keep its part of the prefill, and only that.
             if self.missing[last] > members.count(last):
                 self.held = last, _one_row(cache, len(wave) - 1), scores[-1:].clone()
             for prompt in wave:
@@ -79,6 +81,7 @@ class ForwardDecoder:
 
     def step(self, tokens: Tensor) -> Tensor:
         cache = self.cache
+        # Positions count from each row's own first token, not from the buffer's first column.
         starts = torch.tensor(cache.starts, device=self.device)
         columns = torch.arange(cache.begin, cache.end + 1, device=self.device)
         return self._call(
@@ -96,9 +99,10 @@ class ForwardDecoder:
         return draw(logits, uniform=uniforms(keys, positions), sampling=sampling)
 
     def _waves(self, prompts: list[int]) -> list[list[int]]:
-        """Cuts prompts, longest first, into batches of bounded size; a held prompt is a batch of its own."""
+        """Splits prompts, longest first, into batches of bounded padded size; a held prompt is a separate batch."""
         waves: list[list[int]] = []
         for prompt in prompts:
+            # The first prompt of a wave is its longest, so it gives the padded width.
             fits = waves and (len(waves[-1]) + 1) * len(self.prompt_ids[waves[-1][0]]) <= PREFILL_TOKENS
             alone = self.held is not None and waves and waves[-1][0] == self.held[0]
             if fits and not alone:
@@ -108,7 +112,7 @@ class ForwardDecoder:
         return waves
 
     def _prefill(self, prompts: list[int]) -> tuple[DynamicCache, Tensor]:
-        """The cache of left-padded prompts, and the logits (prompts, V) after their last tokens."""
+        """Computes prompts; returns their left-padded cache, and the logits (prompts, V) after their last tokens."""
         ids = [self.prompt_ids[p] for p in prompts]
         width = max(map(len, ids))
         tokens = torch.tensor([[0] * (width - len(row)) + list(row) for row in ids], device=self.device)
@@ -125,7 +129,8 @@ class ForwardDecoder:
         return cache, logits
 
     def _call(self, tokens: Tensor, cache: Cache, *, mask: Tensor, positions: Tensor, ragged: bool) -> Tensor:
-        """The model's logits (rows, V) at the last column. A mask that hides nothing is left out: it costs speed."""
+        """Returns the model's logits (rows, V) at the last column. Passes a mask only if it hides something: a
+        mask costs speed."""
         extra: dict[str, Any] = {}
         if "position_ids" in self.accepts:
             extra["position_ids"] = positions

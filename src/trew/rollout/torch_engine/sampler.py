@@ -1,7 +1,7 @@
-"""Drawing tokens: counter-based uniforms and the inverse of the cumulative distribution, without generator state.
+"""Draws tokens by inverting the cumulative distribution at counter-based uniforms, without generator state.
 
-A draw is a function of (seed, prompt uid, sample number, position) and of that row's logits. It does not matter which
-other rows share the batch, so rows may leave, come in, or be resumed elsewhere and still draw the same tokens.
+A draw depends only on (seed, prompt uid, sample number, position) and that row's logits, not on the other rows of the
+batch. Rows may therefore leave, join, or be resumed elsewhere and still draw the same tokens.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ...types import Sampling
 
 _GOLDEN = 0x9E3779B97F4A7C15  # splitmix64's increment and multipliers
 _MIX1, _MIX2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
-_BLOCK = 256  # vocabulary entries that are summed before any is looked at singly
+_BLOCK = 256  # vocabulary entries per block of the two-level search
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,19 +45,21 @@ class Draw:
 
 
 def row_key(seed: int, uid: str, sample: int) -> int:
-    """A 64-bit key, as a signed integer, for all draws of one completion. ``uid`` enters through BLAKE2b.
+    """Returns a 64-bit key, as a signed integer, for all draws of one completion: BLAKE2b of the three values.
 
     >>> row_key(0, "a", 0) == row_key(0, "a", 0), row_key(0, "a", 0) == row_key(0, "a", 1)
     (True, False)
     """
+    # The uid goes last: it alone may contain NUL, so no two triples give the same text.
     text = f"{seed}\0{sample}\0{uid}".encode("utf-8", "surrogatepass")
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little", signed=True)
 
 
 def uniforms(keys: Tensor, positions: Tensor) -> Tensor:
-    """splitmix64 of key + position x golden ratio, as float64 in [0, 1) with 53 random bits.
+    """Returns splitmix64 of key + position x golden ratio, as float64 in [0, 1) with 53 random bits.
 
-    keys, positions: int64, broadcast against each other. int64 products wrap, as the algorithm wants.
+    keys, positions: int64, broadcast against each other. int64 products wrap around, as splitmix64 requires. float64,
+    because with the 24 bits of a float32 many tokens of probability below 6e-8 could never be drawn.
 
     >>> (uniforms(torch.tensor([1234567]), torch.tensor([0])) * 2**53).long()  # 6457827717110365317 >> 11
     tensor([3153236189995295])
@@ -74,23 +76,25 @@ def _signed(x: int) -> int:
 
 
 def _shift(x: Tensor, bits: int) -> Tensor:
-    """Logical right shift of int64 (torch's own is arithmetic)."""
+    """Logical right shift of int64 (torch's >> is arithmetic)."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
 def draw(logits: Tensor, *, uniform: Tensor, sampling: Sampling) -> Draw:
-    """One token per row of ``logits`` (B, V), by ``uniform`` (B,) in [0, 1).
+    """Draws one token per row of ``logits`` (B, V), by ``uniform`` (B,) in [0, 1).
 
     With x = logits - max, e = exp(x), Z = sum e: log pi = x - log Z and entropy = log Z - sum(e x) / Z, at
-    temperature 1. Drawn is from e_T = exp(x / temperature), with entries below the threshold of top_k, min_p and
-    top_p set to 0. Where several tokens tie at a threshold, all of them are kept.
+    temperature 1. The draw is from e_T = exp(x / temperature), with entries below the threshold of top_k, min_p and
+    top_p set to 0. All tokens that tie at a threshold are kept.
     """
     x = logits.float()
     x = x - x.amax(-1, keepdim=True)
-    x.clamp_(min=torch.finfo(torch.float32).min)  # tokens that a model masks (-inf) have no part in the entropy: 0 * x
+    # Tokens that a model masks (-inf) must add 0 to the entropy: 0 * finite is 0, but 0 * -inf is NaN.
+    x.clamp_(min=torch.finfo(torch.float32).min)
     e = x.exp()
     z = e.sum(-1)
     log_z = z.log()
+    # Rounding can give a tiny negative entropy where one token has nearly all the mass.
     entropies = (log_z - torch.linalg.vecdot(e, x) / z).clamp(min=0)
 
     if sampling.temperature == 0:
@@ -107,7 +111,7 @@ def draw(logits: Tensor, *, uniform: Tensor, sampling: Sampling) -> Draw:
     chosen = _at(x, tokens)
     policy_logprobs = chosen - log_z
     if sampling.temperature == 1 and not sampling.truncates:
-        logprobs = policy_logprobs  # one distribution: equal to the bit, not up to the rounding of another sum
+        logprobs = policy_logprobs  # the same distribution: bitwise equal, so that ratios of the two are exactly 1
     else:
         logprobs = (chosen / sampling.temperature - total.log()).float()
     return Draw(tokens, torch.stack((policy_logprobs, logprobs, entropies)), torch.isfinite(log_z))
@@ -118,35 +122,41 @@ def _at(x: Tensor, index: Tensor) -> Tensor:
 
 
 def _threshold(e: Tensor, sampling: Sampling) -> Tensor:
-    """(B, 1): the smallest entry of ``e`` (B, V), whose largest is 1, that top_k, min_p and top_p all keep."""
+    """Returns (B, 1): the smallest entry of ``e`` (B, V), whose largest is 1, that top_k, min_p and top_p all keep."""
     vocabulary = e.shape[-1]
+    # At least the smallest normal number: an entry of weight 0 must never pass as kept.
     low = e.new_full((e.shape[0], 1), torch.finfo(e.dtype).tiny)
     if 0 < sampling.top_k < vocabulary:
         low = torch.maximum(low, e.topk(sampling.top_k, sorted=True).values[:, -1:])
     if sampling.min_p > 0:
-        low = low.clamp(min=sampling.min_p)
+        low = low.clamp(min=sampling.min_p)  # min_p is relative to the largest probability, which is 1 in e
     if sampling.top_p >= 1:
         return low
+    # top_p applies to the mass that top_k and min_p leave. float64: a float32 running sum over a large
+    # vocabulary is off by more than the smallest tokens.
     target = sampling.top_p * e.where(e >= low, 0.0).sum(-1, keepdim=True, dtype=torch.float64)
-    k = min(256, vocabulary)  # nearly always enough; grown until it is, as sorting everything costs 100 times more
+    # 256 is nearly always enough, and grows where it is not: sorting the whole vocabulary costs 100 times more.
+    k = min(256, vocabulary)
     while True:
         best = e.topk(k, sorted=True).values
         mass = best.where(best >= low, 0.0).cumsum(-1, dtype=torch.float64)
         if k == vocabulary or bool((mass[:, -1:] >= target).all()):
-            # the first place where the mass is reached; rounding may leave the last one just short of it
+            # The first place where the mass is reached; rounding may leave even the last one just short of it.
             place = torch.searchsorted(mass, target).clamp(max=k - 1)
             return torch.maximum(low, best.gather(-1, place))
         k = min(8 * k, vocabulary)
 
 
 def _invert(e: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
-    """For each row of non-negative ``e`` (B, V): the smallest i with cumsum(e)[i] > uniform * sum(e), and sum(e).
+    """For each row of non-negative ``e`` (B, V), returns the smallest i with cumsum(e)[i] > uniform * sum(e), and
+    sum(e).
 
-    Two levels, so that the running sum goes over V / 256 blocks and one block, not over V entries.
+    Works in two levels, so that running sums cover V / 256 blocks and one block, not V entries.
     """
     vocabulary = e.shape[-1]
     whole = vocabulary // _BLOCK
     blocks = e[:, : whole * _BLOCK].unflatten(-1, (whole, _BLOCK)).sum(-1)
+    # The rest of the vocabulary is one shorter block, possibly empty.
     blocks = torch.cat([blocks, e[:, whole * _BLOCK :].sum(-1, keepdim=True)], dim=-1)
     running = blocks.cumsum(-1, dtype=torch.float64)
     target = uniform.unsqueeze(-1) * running[:, -1:]
@@ -160,8 +170,8 @@ def _invert(e: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _first_above(running: Tensor, target: Tensor) -> Tensor:
-    """The first entry of a running sum (B, K) above target (B, 1), but never one after the sum is complete: rounding
-    must not lead to an entry of weight 0."""
+    """Returns the first entry of a running sum (B, K) above target (B, 1), but never one after the sum is complete:
+    there all entries have weight 0, and rounding of the target could select one of them."""
     last = torch.searchsorted(running, running[:, -1:].contiguous())
     place = torch.minimum(torch.searchsorted(running, target.contiguous(), right=True), last)
     return place.clamp(max=running.shape[-1] - 1)  # rows of NaN are reported later; they must not index out of range
