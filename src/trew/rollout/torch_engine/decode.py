@@ -97,8 +97,8 @@ class Schedule:
                 self.added += 1
                 self.waiting.append(_Row(request, prompt_ids, prompt, self.calls, self.added))
         # Rows are taken from the end of the list. Within a call the longest prompts go first: shorter ones then fit
-        # beside them without moving the cache, and if memory runs out, it does so at once rather than late in the run. Rows
-        # of one prompt stay together, which decoders rely on to compute it once.
+        # beside them without moving the cache, and if memory runs out, it does so at once rather than late in the run.
+        # Rows of one prompt stay together, which decoders rely on to compute it once.
         self.waiting.sort(key=lambda row: (-row.call, len(row.prompt_ids), -row.order))
 
     def cancel(self, ids: Collection[str]) -> None:

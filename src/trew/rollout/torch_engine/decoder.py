@@ -72,6 +72,6 @@ class Decoder(Protocol):
         ...
 
     def draw(self, logits: Tensor, *, keys: Tensor, positions: Tensor, sampling: Sampling) -> Draw:
-        """Draws a token per row of ``logits`` (rows, V), with draw number ``positions`` (rows,) of ``keys`` (rows,), both
-        int64: the same as :func:`.sampler.draw`, up to rounding. The next call may overwrite the result."""
+        """Draws a token per row of ``logits`` (rows, V), with draw number ``positions`` (rows,) of ``keys`` (rows,),
+        both int64: the same as :func:`.sampler.draw`, up to rounding. The next call may overwrite the result."""
         ...
