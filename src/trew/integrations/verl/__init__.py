@@ -1,12 +1,12 @@
-"""A plugin of verl (0.9): importing it registers the presets that can run there under ``trew-NAME``.
+"""A plugin for verl 0.9: importing it registers every preset that can run there as ``trew-NAME``.
 
-verl imports it by the entry point ``verl.plugins``. ``loss_mode=trew-dapo`` and ``adv_estimator=trew-dapo`` then name
-DAPO's policy loss and advantages; :func:`register` adds objectives of your own, and so does the variable ``TREW_VERL``:
+verl imports it through the entry point ``verl.plugins``. ``loss_mode=trew-dapo`` and ``adv_estimator=trew-dapo`` then
+select DAPO's policy loss and advantages. :func:`register` or the variable ``TREW_VERL`` adds custom objectives:
 
     TREW_VERL='{"dapo-wide": {"preset": "dapo", "eps_high": 0.4}}'
 
-Where verl is not installed nothing is registered, and the rest (rewards, the table of what is offered) works all the
-same. What goes wrong is logged as an error before it is raised: verl itself keeps silent about a plugin that fails.
+Without verl nothing is registered; the rest (rewards, the table of what is offered) still works. Errors are logged
+before they are raised, because verl swallows the exceptions of plugins.
 """
 
 from __future__ import annotations
@@ -30,17 +30,19 @@ _registered: dict[str, Objective] = {}
 
 
 def register(name: str, objective: Objective) -> Offer:
-    """Makes ``objective`` available to verl as policy loss and as advantage estimator ``name``, wherever it can be one.
+    """Registers ``objective`` with verl as the policy loss and the advantage estimator ``name``, where it can be one.
 
-    Call it in a module that every process of verl imports: name it in ``VERL_USE_EXTERNAL_MODULES``. Raises ConfigError
-    with the reasons where it can be neither, and where the name is taken by something else.
+    Call it in a module that every verl process imports; list that module in ``VERL_USE_EXTERNAL_MODULES``. Raises
+    ConfigError with the reasons where the objective can be neither, or where the name is taken.
     """
+    # Imported here: the registries exist only where verl is installed, and this package must import without it.
     from verl.trainer.ppo import core_algos  # type: ignore[import-not-found]
 
     found = offer(objective)
     if found.loss and found.advantage:
         raise ConfigError([f"{name}: no policy loss of verl: {found.loss}", f"{name}: no estimator: {found.advantage}"])
     losses, estimators = core_algos.POLICY_LOSS_REGISTRY, core_algos.ADV_ESTIMATOR_REGISTRY
+    # Idempotent for the same objective, so that a module may run twice in one process.
     if _registered.get(name) == objective:
         return found
     if name in _registered or name in losses or name in estimators:
@@ -54,12 +56,12 @@ def register(name: str, objective: Objective) -> Offer:
 
 
 def registered() -> dict[str, Objective]:
-    """Everything that :func:`register` took in this process, by name."""
+    """Returns the objectives registered in this process, by name."""
     return dict(_registered)
 
 
 def from_variable(text: str) -> dict[str, Objective]:
-    """The objectives of ``TREW_VERL``: a JSON object of name -> {"preset": ..., settings}."""
+    """Parses ``TREW_VERL``: a JSON object of name -> {"preset": ..., settings}."""
     try:
         table: Any = json.loads(text)
     except ValueError as error:
@@ -83,6 +85,7 @@ def _register_all() -> None:
         register(name, objective)
 
 
+# On import, since an import is all that verl does with an entry point.
 if importlib.util.find_spec("verl") is not None:
     try:
         _register_all()

@@ -1,6 +1,6 @@
-"""What ``trew doctor verl`` finds: (mark, what, says, todo) of each line; marks are ok, note and bad.
+"""Checks behind ``trew doctor verl``: yields (mark, what, says, todo) per line; marks are ok, note and bad.
 
-verl says nothing about a plugin that it could not import, so the registries are looked at in a new process that imports
+verl does not report a plugin that it could not import. The registries are therefore read in a new process that imports
 verl alone, as a training process does.
 """
 
@@ -22,7 +22,8 @@ from .offered import table
 Told = tuple[Literal["ok", "note", "bad"], str, str, str]
 TESTED = ("0.9.1",)
 VARIABLES = ("VERL_USE_EXTERNAL_PLUGINS", "VERL_USE_EXTERNAL_MODULES", "TREW_VERL")
-SECONDS = 300.0  # an import of verl takes ten, on a busy machine more
+SECONDS = 300.0  # importing verl takes ten, more on a busy machine
+# The registries are copied before our package is imported: it would register itself and hide that verl did not load it.
 LOOK = """
 import inspect, json, verl
 from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY as estimators, POLICY_LOSS_REGISTRY as losses
@@ -37,7 +38,7 @@ print(json.dumps([*found, why]))
 
 
 def found() -> Iterator[Told]:
-    """Versions, the entry point, the variables that decide, what verl has registered, and what runs there."""
+    """Checks version, entry point, environment variables, verl's registries, and which presets run there."""
     if importlib.util.find_spec("verl") is None:
         todo = "to train with verl: run this in verl's environment, or pip install 'trew[verl]'"
         yield "note", "verl", "is not installed here, and trew does without it", todo
@@ -70,6 +71,7 @@ def found() -> Iterator[Told]:
 def _registered(declared: bool) -> Iterator[Told]:
     try:
         done = subprocess.run([sys.executable, "-c", LOOK], capture_output=True, text=True, timeout=SECONDS)
+        # The last line: verl and its dependencies may print while they are imported.
         losses, estimators, arguments, why = json.loads(done.stdout.splitlines()[-1])
     except (subprocess.TimeoutExpired, IndexError, ValueError) as error:
         last = done.stderr.strip().splitlines()[-1:] if not isinstance(error, subprocess.TimeoutExpired) else []

@@ -1,4 +1,4 @@
-"""A recipe as the command that runs the same in verl, and what of it does not carry over."""
+"""Exports a recipe as a verl command that runs the same, and lists what does not carry over."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from .offered import offer
 from .rewards import refuse
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout."
-ON_HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"  # what the default model of ours is made of
+ON_HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"  # our default model is made from it
 OWN = ("correction", "correction_low", "correction_high", "opsm_delta", "overlong_filtering", "overlong_cache",
        "entropy_bonus", "entropy_target", "entropy_step")  # fmt: skip
-"""Settings of an objective that are somebody else's work there."""
+"""Objective settings that in verl belong to other parts than the policy loss."""
 
 CARRIED = {
     "": "model steps seed rewards out",
@@ -36,13 +36,13 @@ CARRIED = {
     "checkpoint.": "every keep",
     "track.": "to",
 }
-"""Keys of a recipe that the command has; every other one that is not at its default is listed."""
+"""Recipe keys that the command carries over; any other key that is not at its default is reported as lost."""
 
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """``keys`` are verl's with their values in Hydra's syntax, ``environment`` variables, ``lost`` what stays behind,
-    one line each, ``before`` commands that are to be run first."""
+    """A verl command: ``keys`` with values in Hydra's syntax, ``environment`` variables, commands to run ``before``, and
+    the settings that are ``lost``, one line each."""
 
     keys: dict[str, str]
     environment: dict[str, str]
@@ -50,7 +50,7 @@ class Export:
     lost: tuple[str, ...]
 
     def script(self) -> str:
-        """All of it as a shell script."""
+        """Renders the export as a shell script."""
         lines = ["#!/bin/sh", "set -e", "# Made by trew export verl, for verl 0.9 with trew installed beside it."]
         lines += [f"# Does not carry over: {line}" for line in self.lost]
         lines += list(self.before)
@@ -66,8 +66,10 @@ def export(
     recipe: str = "recipe.toml",
     changes: Sequence[str] = (),
 ) -> Export:
-    """The command for a recipe: ``config``, which was read from the file ``recipe`` with key=value ``changes``.
-    ConfigError where its objective cannot run in verl at all."""
+    """Builds the command for ``config``, which was read from the file ``recipe`` with key=value ``changes``.
+
+    Raises ConfigError where its objective cannot run in verl at all.
+    """
     lost = list(_lost(config))
     keys = _run(config, files, lost) | _sizes(config, lost) | _optimizer(config, lost)
     keys |= _reward(config)
@@ -86,7 +88,9 @@ def _run(config: Config, files: tuple[str, str], lost: list[str]) -> dict[str, s
         "data.seed": str(config.seed), "actor_rollout_ref.model.path": model, f"{ROLLOUT}name": "vllm",
         f"{ROLLOUT}tensor_model_parallel_size": "1", "trainer.n_gpus_per_node": "1", "trainer.nnodes": "1",
         "trainer.total_training_steps": str(config.steps),
-        "trainer.total_epochs": str(config.steps),  # an upper bound: an epoch has one step at least
+        # verl stops at whichever comes first. An epoch has at least one step, so that this bound is never the first.
+        "trainer.total_epochs": str(config.steps),
+        # Never 0: a recipe without periodic evaluations still evaluates at its end.
         "trainer.test_freq": str(config.eval.every or config.steps),
         "trainer.save_freq": str(config.checkpoint.every or -1),
         "trainer.max_actor_ckpt_to_keep": str(config.checkpoint.keep), "trainer.logger": hydra(trackers),
@@ -101,7 +105,7 @@ def _run(config: Config, files: tuple[str, str], lost: list[str]) -> dict[str, s
 
 
 def _sizes(config: Config, lost: list[str]) -> dict[str, str]:
-    """Batches and lengths; verl counts prompts too, and multiplies by ``rollout.n`` itself."""
+    """Batches and lengths. verl counts prompts as we do, and multiplies by ``rollout.n`` itself."""
     data, rollout, learner = config.data, config.rollout, config.learner
     longest = data.max_prompt_tokens + rollout.max_tokens
     if data.overlong == "truncate":
@@ -116,17 +120,18 @@ def _sizes(config: Config, lost: list[str]) -> dict[str, str]:
         f"{ROLLOUT}val_kwargs.do_sample": hydra(config.eval.temperature > 0),
         f"{ACTOR}ppo_mini_batch_size": str(learner.minibatch_prompts or rollout.prompts),
         f"{ACTOR}ppo_epochs": str(learner.inner_updates), f"{ACTOR}use_dynamic_bsz": "True",
+        # verl refuses a budget that its longest sequence does not fit into.
         f"{ACTOR}ppo_max_token_len_per_gpu": str(max(learner.microbatch_tokens, longest)),
     }  # fmt: skip
 
 
 def _optimizer(config: Config, lost: list[str]) -> dict[str, str]:
-    """verl's rate moves once per step, ours with every optimizer step."""
+    """Optimizer and schedule. verl's learning rate changes once per step, ours with every optimizer step."""
     learner, optim = config.learner, f"{ACTOR}optim."
     updates = (
         -(-config.rollout.prompts // (learner.minibatch_prompts or config.rollout.prompts)) * learner.inner_updates
     )
-    warmup = -(-learner.warmup_steps // updates)
+    warmup = -(-learner.warmup_steps // updates)  # optimizer steps to steps, rounded up
     keys = {
         f"{optim}lr": f"{learner.lr:g}", f"{optim}weight_decay": f"{learner.weight_decay:g}",
         f"{optim}betas": hydra([learner.adam_beta1, learner.adam_beta2]),
@@ -146,6 +151,7 @@ def _optimizer(config: Config, lost: list[str]) -> dict[str, str]:
 
 
 def _reward(config: Config) -> dict[str, str]:
+    # Only what differs from the defaults, so that the command stays readable.
     default = RewardConfig()
     tables = [{k: v for k, v in dataclasses.asdict(r).items() if k == "name" or v != getattr(default, k)}
               for r in _rewards(config)]  # fmt: skip
@@ -163,19 +169,21 @@ def _rewards(config: Config) -> Sequence[RewardConfig]:
 
 
 def _parts(config: Config) -> list[str]:
-    """What our compute_score calls each reward's own number: a function in a file by the function's name."""
+    """Names under which our compute_score returns each reward's number; a function in a file goes by its own name."""
     return [reward.name.rpartition(":")[2] for reward in _rewards(config)]
 
 
 def _objective(config: Config, lost: list[str]) -> tuple[dict[str, str], dict[str, str]]:
-    """The objective under a name that verl knows, with the keys that it needs there; and TREW_VERL."""
+    """Returns the keys that select the objective in verl, and the environment with TREW_VERL where it is needed."""
     name, args = config.objective.preset, dict(config.objective.args)
+    # First the settings that verl implements elsewhere: with a correction, say, no objective could be offered at all.
     elsewhere = {key: args.pop(key) for key in [k for k in args if k in OWN]}
     objective = preset(name, **args)
     found = offer(objective)
     estimator = _estimator(found.advantage)
     if found.loss or not estimator:
         raise ConfigError(f"objective.preset: {name} cannot run in verl: {found.loss or found.advantage}")
+    # Settings at the preset's defaults need no registered variant: the plugin has the preset under its own name.
     args = args if objective != preset(name) else {}
     called = f"trew-{name}" if not args else f"{name}-of-recipe"
     keys = {f"{ACTOR}policy_loss.loss_mode": called, "algorithm.adv_estimator": estimator.replace("trew", called)}
@@ -188,7 +196,7 @@ def _objective(config: Config, lost: list[str]) -> tuple[dict[str, str], dict[st
 
 
 def _elsewhere(config: Config, own: dict[str, Any], lost: list[str]) -> dict[str, str]:
-    """verl's keys for settings of the objective that are not the loss's work there; what it has none for is lost."""
+    """Maps objective settings outside the loss to verl's keys; those without a key are lost."""
     keys: dict[str, str] = {}
     if own.get("entropy_bonus") and not own.get("entropy_target"):
         keys[f"{ACTOR}entropy_coeff"] = f"{own.pop('entropy_bonus'):g}"
@@ -196,7 +204,9 @@ def _elsewhere(config: Config, own: dict[str, Any], lost: list[str]) -> dict[str
         buffer = {"enable": True, "len": cache, "penalty_factor": 1.0, "log": False}
         keys |= {"reward.reward_manager.name": "dapo", "+reward.reward_kwargs.overlong_buffer_cfg": hydra(buffer),
                  "+reward.reward_kwargs.max_resp_len": str(config.rollout.max_tokens)}  # fmt: skip
-        if preset(config.objective.preset).keep:  # a group that is all right is no signal, whatever its lengths are
+        # The filter must compare the task's reward: with the length penalty in it, a group of right answers that differ
+        # in length would seem to have signal.
+        if preset(config.objective.preset).keep:
             keys["algorithm.filter_groups.metric"] = hydra(_parts(config)[0])
     if rule := own.get("correction"):
         given = {key: own.pop(key) for key in ("correction", "correction_low", "correction_high") if key in own}
@@ -213,14 +223,14 @@ def _elsewhere(config: Config, own: dict[str, Any], lost: list[str]) -> dict[str
 
 
 def _correction(rules: Sequence[Correction]) -> dict[str, str]:
-    """verl's correction that is the same as ours, or nothing."""
+    """Returns the keys of verl's equivalent correction; empty where it has none."""
     [rule] = rules if len(rules) == 1 else [None]
     if not isinstance(rule, TruncatedImportance | MaskedImportance):
         return {}
     if isinstance(rule, TruncatedImportance) and rule.low > 0:
         return {}
     masked = isinstance(rule, MaskedImportance)
-    # verl wants a bound above 0, and never has a ratio below exp(-20).
+    # verl requires a lower bound above 0. 1e-9 masks nothing: verl clamps log-ratios at -20, and exp(-20) is 2e-9.
     threshold = f"'{rule.low or 1e-9:g}_{rule.high:g}'" if masked else f"{rule.high:g}"
     where = "algorithm.rollout_correction."
     return {f"{where}rollout_is": rule.level, f"{where}rollout_is_threshold": threshold,
@@ -229,7 +239,7 @@ def _correction(rules: Sequence[Correction]) -> dict[str, str]:
 
 
 def _estimator(reason: str) -> str:
-    """``trew`` for ours; verl's own where a reason names one that needs no critic."""
+    """Returns ``trew`` for ours, or the verl estimator that a reason names; empty for one that needs a critic."""
     own = reason.partition("adv_estimator=")[2]
     return "trew" if not reason else "" if own == "gae" else own
 
@@ -243,7 +253,7 @@ _ELSEWHERE = {
 
 
 def _before(recipe: str, changes: Sequence[str], files: tuple[str, str]) -> Iterator[str]:
-    """The very prompts that a run of the recipe trains and is evaluated on, as verl's rows."""
+    """Yields commands that convert the recipe's own training and evaluation prompts to verl's rows."""
     changed = " --set " + " ".join(map(shlex.quote, changes)) if changes else ""
     for split, path in zip(("train", "test"), map(shlex.quote, files), strict=True):
         made = f"trew data convert {shlex.quote(recipe)} {path} --to verl --split {split}{changed}"
@@ -251,6 +261,7 @@ def _before(recipe: str, changes: Sequence[str], files: tuple[str, str]) -> Iter
 
 
 def _lost(config: Config) -> Iterator[str]:
+    # By exclusion, so that a key added to the recipe later is reported instead of dropped in silence.
     default = _leaves(dataclasses.asdict(Config(model="")))
     carried = {f"{table}{key}" for table, keys in CARRIED.items() for key in keys.split()}
     for key, value in _leaves(dataclasses.asdict(config)).items():
@@ -268,7 +279,7 @@ def _leaves(table: Mapping[str, Any], where: str = "") -> dict[str, Any]:
 
 
 def hydra(value: Any) -> str:
-    """A value in Hydra's override syntax, where keys of tables are bare and texts are quoted.
+    """Renders a value in Hydra's override syntax: bare keys, quoted strings.
 
     >>> hydra([{"name": "math", "weight": 1.0, "args": {"require_boxed": True}}])
     "[{name: 'math', weight: 1.0, args: {require_boxed: true}}]"

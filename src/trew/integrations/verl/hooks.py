@@ -1,7 +1,7 @@
-"""The two functions that verl calls, as values: an objective's policy loss and its advantages.
+"""The two callables that verl invokes: an objective's policy loss and its advantage estimator.
 
-Scales come from ``config.global_batch_info``, what verl says about the whole mini-batch: neither the split into
-micro-batches nor the number of ranks has an effect on the sum of the gradients.
+Scales come from ``config.global_batch_info``, verl's counts for the whole mini-batch, so that neither the split into
+micro-batches nor the number of ranks changes the summed gradient.
 """
 
 from __future__ import annotations
@@ -33,15 +33,17 @@ from .settings import MIRROR, refuse_for_estimator, refuse_for_loss, setting
 
 _log = logging.getLogger(__name__)
 _said: set[str] = set()
-_AT_REST = ("ratio", "weight", "ess", "correction", *QUANTILES)  # 1 where nothing moves
+_AT_REST = ("ratio", "weight", "ess", "correction", *QUANTILES)  # metrics that are 1 for a policy that has not moved
 PADDING = re.compile("pad[0-9a-f]{32}")
-"""The uid of rows that verl's trainer fills a batch up with: they have no token and no reward."""
+"""Matches the uid of verl's padding rows, which fill a batch up and have no token and no reward."""
 
 
 @dataclass(frozen=True)
 class GivenWeights(Correction):
-    """verl's importance weights (N,) of ``algorithm.rollout_correction`` as a correction of ours; of level "sequence"
-    they are one number of the sequence, which every token has."""
+    """verl's importance weights (N,) from ``algorithm.rollout_correction`` as a correction of ours.
+
+    At level "sequence" every token carries its sequence's one weight.
+    """
 
     weights: Tensor
     level: str = "token"
@@ -52,6 +54,8 @@ class GivenWeights(Correction):
     def log_of_sequence(self, factor: Tensor, *, batch: TokenBatch) -> Tensor:
         if self.level == "token":
             return super().log_of_sequence(factor, batch=batch)
+        # Already the sequence's weight: summing its logarithm over tokens would raise it to the power of the length.
+        # The clamp keeps a weight of 0 finite.
         return factor.clamp(min=1e-8).log()
 
     def equation(self) -> str:
@@ -60,7 +64,7 @@ class GivenWeights(Correction):
 
 @dataclass(frozen=True)
 class GivenReturns(Advantage):
-    """A_t = the token rewards (N,) from t on, a KL to the reference among them."""
+    """A_t = the sum of token rewards (N,) from t on, including a KL to the reference."""
 
     returns: Tensor
     per_token: ClassVar[bool] = True
@@ -75,16 +79,17 @@ class GivenReturns(Advantage):
 
 @dataclass(frozen=True)
 class PolicyLoss:
-    """A policy loss of verl: ``register_policy_loss(name)(PolicyLoss(name, objective))``.
+    """A policy loss for verl: ``register_policy_loss(name)(PolicyLoss(name, objective))``.
 
-    Averages as the objective does; ``loss_agg_mode`` may be at verl's default, of which a warning says that it has no
-    effect. Settings that it does not act on are refused, and so is a KL to the reference, which verl computes, that is
-    not configured as the objective has it.
+    Averages as the objective does. ``loss_agg_mode`` may stay at verl's default; a warning then says that it has no
+    effect. Refuses settings that it ignores, and a KL to the reference (which verl computes) that is not configured as
+    in the objective.
     """
 
     name: str
     objective: Objective
 
+    # A function has a name, which its caller may read; an instance has none.
     @property
     def __name__(self) -> str:
         return self.name
@@ -99,17 +104,19 @@ class PolicyLoss:
         config: Any = None,
         rollout_is_weights: Tensor | None = None,
     ) -> tuple[Tensor, dict[str, float]]:
-        """The loss of a micro-batch, and metrics; tensors are (B, T)."""
+        """Computes the loss of a micro-batch, and metrics; tensors are (B, T)."""
         self._check(loss_agg_mode, config)
         mask = response_mask.to(torch.bool)
         info = dict(getattr(config, "global_batch_info", None) or {})
         batch = TokenBatch.from_padded(
             logprobs=log_prob, mask=mask, advantages=advantages.to(log_prob.dtype), old_logprobs=old_log_prob,
             rollout_logprobs=old_log_prob if bypasses(self.objective) else None,
+            # verl passes no prompt ids. One group per row is safe: rules that compare a group are not offered.
             group_ids=torch.arange(len(mask), device=mask.device),
         )  # fmt: skip
         batch = batch.replace(denominators=_denominators(self.name, self.objective, batch, info))
         output = self._here(self._given(rollout_is_weights, mask, config)).loss(batch)
+        # The denominators count all ranks, and verl averages gradients over ranks: multiply once to get their sum.
         scale = info.get("dp_size") or 1
         return output.loss * scale, _metrics(output)
 
@@ -128,7 +135,8 @@ class PolicyLoss:
         return (GivenWeights(weights.detach()[mask], level or "token"),)
 
     def _here(self, correction: tuple[Correction, ...]) -> Objective:
-        """The objective without what verl has done already: filters, advantages, the KL to the reference."""
+        """Returns the objective without what verl has done already: filters, advantages, the KL to the reference."""
+        # KL() without a coefficient is inactive.
         return self.objective.replace(
             keep=(), shape=(), adjust=(), select=(), prune=(), advantage=ExternalAdvantages(), correction=correction,
             divergence=in_loss(self.objective) or (KL(),),
@@ -142,6 +150,7 @@ class PolicyLoss:
                 _warn(f"{self.name} averages by {own or type(self.objective.aggregate).__name__}; loss_agg_mode={mode} "
                       "has an effect only on the KL and the entropy that verl adds itself")  # fmt: skip
             return
+        # Refused on any difference: verl would silently train with another KL than the objective's.
         want = {"use_kl_loss": True, "kl_loss_coef": kl.beta, "kl_loss_type": KL_TYPES[kl.estimator]}
         got = {key: getattr(config, key, None) for key in want}
         same = got["use_kl_loss"] and abs(float(got["kl_loss_coef"] or 0) - kl.beta) <= 1e-9 * kl.beta
@@ -157,7 +166,7 @@ class PolicyLoss:
 
 @dataclass(frozen=True)
 class AdvantageEstimator:
-    """An advantage estimator of verl: ``register_adv_est(name)(AdvantageEstimator(name, objective))``."""
+    """An advantage estimator for verl: ``register_adv_est(name)(AdvantageEstimator(name, objective))``."""
 
     name: str
     objective: Objective
@@ -174,20 +183,23 @@ class AdvantageEstimator:
         config: Any = None,
         **_: Any,
     ) -> tuple[Tensor, Tensor]:
-        """(advantages, returns), both (B, T), without gradient; ``index`` (B,) names each row's prompt."""
+        """Returns (advantages, returns), both (B, T) without gradient; ``index`` (B,) names each row's prompt."""
         if index is None:
             raise DataError(f"{self.name}: got no index; needs the prompt of every row (verl's uid)")
         self._check(config)
         mask = response_mask.to(torch.bool)
+        # In float64, as all advantages: deviations of nearly equal rewards cancel.
         rewards = token_level_rewards.detach().to(torch.float64)
         names, inverse = np.unique(np.asarray(index).astype(str), return_inverse=True)
         groups = torch.from_numpy(inverse.reshape(-1))
         padding = torch.tensor([bool(PADDING.fullmatch(name)) for name in names])[groups].to(mask.device)
         objective, kl = self.objective, self.objective.reference
+        # verl has put the KL into the token rewards already. Reward-to-go per token keeps it where it arose.
         if kl.active and kl.place == "to-go":
             objective = objective.replace(divergence=(KL(),), advantage=GivenReturns(_to_go(rewards)[mask]))
         batch = TokenBatch.from_padded(
             logprobs=torch.zeros(mask.shape, dtype=torch.float64, device=mask.device), mask=mask,
+            # NaN means not judged: such a row leaves its group's statistics and gets advantage 0.
             rewards=rewards.sum(dim=1).masked_fill(padding & ~mask.any(dim=1), torch.nan),
             group_ids=groups.to(mask.device),
         )  # fmt: skip
@@ -224,10 +236,11 @@ class AdvantageEstimator:
 
 
 def _denominators(name: str, objective: Objective, batch: TokenBatch, info: dict[str, Any]) -> Denominators:
-    """Of the mini-batch as verl counts it; where it does not say, of this batch alone."""
+    """Returns the mini-batch's denominators by verl's counts, or this batch's where verl gives none."""
     own = Denominators.of(batch)
     tokens, sequences = info.get("batch_num_tokens"), info.get("global_batch_size")
     needed = tokens if isinstance(objective.aggregate, TokenMean) else sequences
+    # Each rank would divide by its own count, and ranks with few tokens would weigh more.
     if (info.get("dp_size") or 1) > 1 and needed is None:
         key = "batch_num_tokens" if isinstance(objective.aggregate, TokenMean) else "global_batch_size"
         raise DataError(f"{name}: got dp_size = {info['dp_size']} without {key}; verl's global_batch_info must have it")
@@ -248,14 +261,16 @@ def _denominators(name: str, objective: Objective, batch: TokenBatch, info: dict
 
 
 def _advantages_alone(objective: Objective) -> Objective:
-    """The objective with nothing behind its advantages: the KL that is in them stands in verl's token rewards."""
+    """Returns the objective reduced to its advantages; a KL in them is already part of verl's token rewards."""
     return objective.replace(ratio=NoRatio(), weight=PolicyGradient(), correction=(), aggregate=TokenMean(),
                              divergence=(KL(),), entropy_bonus=EntropyBonus())  # fmt: skip
 
 
 def _metrics(output: LossOutput) -> dict[str, float]:
-    """The same names from every micro-batch, since verl averages over ranks only what all of them have: where no token
-    takes part in one, it is that of a policy which has not moved."""
+    """Returns the same names for every micro-batch, since verl averages over ranks only metrics that all ranks have.
+
+    A metric without any token gets the value of a policy that has not moved.
+    """
     found = dict.fromkeys(QUANTILES, (0.0, 0.0)) | dict(output.metrics)
     return {f"actor/trew/{name}": total / count if count else float(name in _AT_REST)
             for name, (total, count) in found.items()}  # fmt: skip
@@ -266,6 +281,7 @@ def _to_go(rewards: Tensor) -> Tensor:
 
 
 def _warn(text: str) -> None:
+    # Once per process: the loss is called for every micro-batch.
     if text not in _said:
         _said.add(text)
         _log.warning("%s", text)

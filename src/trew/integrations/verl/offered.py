@@ -1,4 +1,4 @@
-"""Which presets can run inside verl, and why others cannot: read off the objective's components, nothing is listed."""
+"""Decides which objectives can run inside verl, and why others cannot, from their components rather than a list."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ AGGREGATES = {
     SequenceMeanTokenSum: "seq-mean-token-sum",
     Constant: "seq-mean-token-sum-norm",
 }
-"""Our aggregates under verl's names of them (``loss_agg_mode``)."""
+"""Our aggregates and verl's names for them (``loss_agg_mode``)."""
 
 KL_TYPES = {"k1": ("kl", "k1"), "k2": ("mse", "k2"), "k3": ("low_var_kl", "k3")}
-"""Our KL estimators under verl's names of them (``kl_loss_type``, ``kl_penalty``); the first is the usual one."""
+"""Our KL estimators and verl's names for them (``kl_loss_type``, ``kl_penalty``), the usual one first."""
 
 NOT_GIVEN = {
     "rollout_logprobs": "verl hands a loss no log-probabilities of the sampler beside those of the old policy",
@@ -39,19 +39,22 @@ PRUNED = "the answers that it prunes leave the denominators too, and these are v
 
 BYPASS = (("algorithm.rollout_correction.bypass_mode", "True"),
           ("+actor_rollout_ref.actor.policy_loss.rollout_correction", "${algorithm.rollout_correction}"))  # fmt: skip
-"""With these verl's old policy is the sampler, in its own numbers; the second lets the loss see that it is so."""
+"""Keys that make verl pass the sampler's log-probs as the old policy's. The second copies the setting into the actor's
+configuration, the only one that a loss sees: without it, a loss cannot tell which log-probs it got."""
 
 V0 = {"use adv_estimator=remax": ("trainer.use_v1", "False"), "use adv_estimator=gdpo": ("trainer.use_v1", "False")}
-"""Estimators of verl's own that its new trainer hands nothing of what they read: they run in its old one."""
+"""verl estimators that need its old trainer: the new one does not pass them what they read."""
 
 OF_VERL = ("use adv_estimator=", "use verl's own", "is verl's own")
-"""What a reason says where verl itself has the advantages, so that the loss is of use without ours."""
+"""Phrases of reasons that name a verl equivalent: our loss is then useful without our advantages."""
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """Why an objective can be no policy loss and no advantage estimator of verl; empty where it can. ``settings`` are
-    verl's keys that it needs beside its name."""
+    """Reasons why an objective cannot be a policy loss or an advantage estimator in verl; empty where it can.
+
+    ``settings`` are the verl keys that it needs besides its name.
+    """
 
     loss: str
     advantage: str
@@ -59,8 +62,10 @@ class Offer:
 
 
 def offer(objective: Objective) -> Offer:
-    """What verl can have of an objective."""
+    """Returns what verl can use of an objective."""
     loss, advantage = _no_loss(objective), _no_advantage(objective)
+    # A loss accepts whatever advantages it is given, so that a preset stripped of its estimator would still run, as a
+    # different algorithm under the preset's name.
     if advantage and not loss and not any(words in advantage for words in OF_VERL):
         loss = f"without its advantages it is another algorithm, and {advantage}"
     settings = _settings(objective, loss=not loss, advantage=not advantage)
@@ -69,23 +74,23 @@ def offer(objective: Objective) -> Offer:
 
 
 def table() -> dict[str, Offer]:
-    """:func:`offer` of every preset as it stands."""
+    """:func:`offer` for every preset with its default settings."""
     return {name: offer(preset(name)) for name in presets()}
 
 
 def verl_s_kl(objective: Objective) -> KL | None:
-    """The KL term to the reference in the loss, which verl computes beside the policy loss."""
+    """Returns the loss's KL term to the reference, which verl computes separately from the policy loss."""
     kl = objective.reference
     return kl if kl.active and kl.place == "loss" else None
 
 
 def bypasses(objective: Objective) -> bool:
-    """Whether the loss knows the sampler alone and no old policy, so that verl may give it the one as the other."""
+    """Whether the loss reads the sampler and no old policy, so that verl may pass one as the other."""
     return objective.ratio.anchor == "rollout"
 
 
 def in_loss(objective: Objective) -> tuple[Divergence, ...]:
-    """The divergences that stay in the policy loss: all but the KL to the reference."""
+    """Returns the divergences that stay in the policy loss: all but the KL to the reference."""
     return tuple(t for t in objective.divergence if t.active and t is not objective.reference)
 
 
@@ -102,6 +107,7 @@ def _no_loss(objective: Objective) -> str:
         n for component in components for n in component.needs if not (n == "rollout_logprobs" and bypasses(objective))
     ]
     missing = [NOT_GIVEN[n] for n in needed if n in NOT_GIVEN]
+    # Reasons in order of precedence: only the first is reported.
     kl = verl_s_kl(objective)
     checks = {
         "corrections of the mismatch are verl's own: algorithm.rollout_correction": bool(objective.correction),
@@ -116,6 +122,7 @@ def _no_loss(objective: Objective) -> str:
         and type(objective.aggregate) not in AGGREGATES,
     }
     told = [reason for reason, holds in checks.items() if holds]
+    # A correction always needs the sampler's log-probs. That reason would hide the useful one, verl's equivalent key.
     return next(iter(told if objective.correction else [*missing, *told]), "")
 
 
@@ -136,6 +143,7 @@ def _no_advantage(objective: Objective) -> str:
     kl = objective.reference
     if kl.active and kl.place != "loss" and kl.estimator not in KL_TYPES:
         return f"verl's KL in the reward has no estimator {kl.estimator}"
+    # verl subtracts the KL from the token rewards before it calls an estimator, which then sees sums only.
     if kl.active and kl.place == "to-go" and not _is_plain(objective):
         return "verl adds the KL to the token rewards, where a baseline cannot tell it from the reward"
     return ""
@@ -156,6 +164,7 @@ def _settings(objective: Objective, *, loss: bool, advantage: bool) -> list[tupl
     if loss and aggregate:
         found.append((f"{actor}loss_agg_mode", aggregate))
     if loss and isinstance(objective.aggregate, Constant):
+        # A placeholder: the export fills in the recipe's length, and the documentation shows it as it is.
         found.append((f"{actor}loss_scale_factor", "<data.max_response_length>"))
     if loss and bypasses(objective):
         found += BYPASS

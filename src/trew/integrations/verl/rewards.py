@@ -1,10 +1,10 @@
-"""Our graders as verl's ``compute_score``: name this file in ``reward.custom_reward_function.path``.
+"""Offers our graders as verl's ``compute_score``: name this file in ``reward.custom_reward_function.path``.
 
     reward.custom_reward_function.path=pkg://trew.integrations.verl.rewards
     +reward.custom_reward_function.reward_kwargs.reward=math
 
-``reward`` is a built-in's name, or ``path/to/file.py:function``; ``args`` are its arguments; ``rewards`` is instead a
-list of tables, as ``[[rewards]]`` of a recipe.
+``reward`` is a built-in's name or ``path/to/file.py:function``, and ``args`` its arguments. ``rewards`` is a list of
+tables instead, as ``[[rewards]]`` in a recipe.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+# Absolute imports: verl may load this file by its path, where it has no parent package.
 from trew.config import RewardConfig, build
 from trew.errors import ConfigError, DataError, RewardError
 from trew.rewards import KINDS, RewardSet
@@ -21,9 +22,10 @@ from trew.rewards.reward_checks import text_group
 from trew.types import Prompt
 
 BY_SOURCE = {"openai/gsm8k": "gsm8k", "DigitalLearningGmbH/MATH-lighteval": "math"}
-"""Rewards of verl's own data sources, where no other is named."""
+"""Default rewards for verl's own data sources."""
 
-OF_VERL = ("num_turns", "rollout_reward_scores", "split", "index", "trew_row")  # in extra_info, no data of the row
+# Entries of extra_info that are bookkeeping, not data of the row.
+OF_VERL = ("num_turns", "rollout_reward_scores", "split", "index", "trew_row")
 _sets: dict[str, RewardSet] = {}
 _lock = threading.Lock()
 
@@ -40,11 +42,11 @@ def compute_score(
     failed_score: float | None = None,
     **_: Any,
 ) -> dict[str, float]:
-    """The score of one answer: ``score`` (the weighted sum) and every reward's own number under its name.
+    """Scores one answer: returns ``score`` (the weighted sum) and each reward's number under its name.
 
-    The rewards see ``ground_truth``, ``data_source`` and the entries of ``extra_info`` as columns. What cannot be
-    judged for want of a readable gold is a DataError. An answer whose judging failed (a limit of time, the sandbox) is
-    a RewardError, or ``failed_score`` where that is given; ``judged`` is then 0.
+    The rewards see ``ground_truth``, ``data_source`` and the entries of ``extra_info`` as columns. Raises DataError if
+    the gold is missing or unreadable. Where judging failed (a timeout, the sandbox), raises RewardError, or returns
+    ``failed_score`` if given, with ``judged`` 0.
     """
     chosen = _chosen(data_source, reward, args, rewards)
     extra = {k: v for k, v in (extra_info or {}).items() if k not in OF_VERL and v is not None}
@@ -70,6 +72,7 @@ def _chosen(source: str, reward: str, args: Any, rewards: Any) -> RewardSet:
     if not tables[0].get("name") and not tables[0].get("model"):
         accepts = f"{', '.join(KINDS)}, or path/to/file.py:function"
         raise ConfigError(f"reward: got none, and {source!r} is not known; accepts {accepts}")
+    # verl calls once per answer, possibly from several threads; a set of rewards is costly to build (it may load files).
     key = json.dumps(tables, sort_keys=True)
     with _lock:
         if key not in _sets:
@@ -80,7 +83,7 @@ def _chosen(source: str, reward: str, args: Any, rewards: Any) -> RewardSet:
 
 
 def refuse(configs: Sequence[RewardConfig]) -> None:
-    """ConfigError for rewards that cannot be computed from what verl hands over."""
+    """Raises ConfigError for rewards that cannot be computed from what verl passes."""
     problems = [f"{c.name}: needs the answer's tokens, and verl hands over its text alone" for c in configs
                 if c.name in KINDS and {"length", "token_ids"} & {*KINDS[c.name].from_row}]  # fmt: skip
     problems += [f"{c.model}: is a reward model; verl has its own place for them: reward.reward_model" for c in configs
@@ -90,7 +93,7 @@ def refuse(configs: Sequence[RewardConfig]) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """OmegaConf's containers as ordinary ones."""
+    """Converts OmegaConf containers to plain ones."""
     if isinstance(value, Mapping):
         return {str(k): _plain(v) for k, v in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str):

@@ -1,5 +1,7 @@
-"""verl's settings of its own losses and estimators, which ours have in their presets: whoever sets one and would not
-get it is told so, with what to do."""
+"""Refuses settings of verl's own losses and estimators that ours would ignore, and says what to set instead.
+
+Our components carry these settings in their presets, so that a key set in verl would otherwise have no effect.
+"""
 
 from __future__ import annotations
 
@@ -26,20 +28,20 @@ LOSS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "policy_loss.ppo_kl_coef": (0.1, ()),
     "policy_loss.dro_beta": (None, ()),
 }
-"""Keys of verl's actor: its default, under which nobody has asked for anything, and the same under our names."""
+"""Keys of verl's actor: the default, which counts as not set, and our names for the same setting."""
 
 ESTIMATOR: dict[str, Any] = {"gamma": 1.0, "lam": 1.0, "use_pf_ppo": False, "gdpo_reward_keys": None,
                              "gdpo_reward_weights": None}  # fmt: skip
-"""Keys of verl's ``algorithm``, and the default of each."""
+"""Keys of verl's ``algorithm`` and their defaults."""
 
 DEFAULT_MODE = "token-mean"
 MIRROR = "=".join(BYPASS[1])
-"""With it a loss sees what is corrected, and how."""
+"""The key that shows a loss what is corrected, and how."""
 
 
 def refuse_for_loss(name: str, objective: Objective, *, mode: str, config: Any) -> None:
-    """ConfigError for settings of the actor that this loss does not act on; one that says what the loss does anyway, or
-    that is at verl's default, is none."""
+    """Raises ConfigError for actor settings that this loss ignores, unless they are at verl's default or agree with the
+    loss."""
     problems = []
     for key, (default, ours) in LOSS.items():
         got = setting(config, key)
@@ -52,6 +54,7 @@ def refuse_for_loss(name: str, objective: Objective, *, mode: str, config: Any) 
                 "settings under a name of its own: TREW_VERL, or register"
             )
     own = AGGREGATES.get(type(objective.aggregate), "none of verl's")
+    # verl's default cannot be told from a mode that nobody set; PolicyLoss warns about that one instead.
     if mode not in (own, DEFAULT_MODE):
         problems.append(
             f"{name}: got loss_agg_mode={mode}, but averages by {own}: set actor_rollout_ref.actor.loss_agg_mode="
@@ -79,7 +82,7 @@ def _bypass(name: str, correction: Any) -> Iterator[str]:
 
 
 def refuse_for_estimator(name: str, objective: Objective, *, config: Any) -> None:
-    """ConfigError for settings of ``algorithm`` that this estimator does not act on."""
+    """Raises ConfigError for ``algorithm`` settings that this estimator ignores."""
     problems = [
         f"{name}: got algorithm.{key}={got}, which only verl's own estimators read; leave it at {default}"
         for key, default in ESTIMATOR.items()
@@ -96,7 +99,8 @@ def refuse_for_estimator(name: str, objective: Objective, *, config: Any) -> Non
 
 
 def setting(config: Any, key: str) -> Any:
-    """The value under a dotted key, in objects or tables; None where there is none."""
+    """Returns the value under a dotted key of nested objects or tables, or None."""
+    # verl passes dataclasses in some places and OmegaConf or dictionaries in others.
     for part in key.split("."):
         config = config.get(part) if isinstance(config, Mapping) else getattr(config, part, None)
     return config
