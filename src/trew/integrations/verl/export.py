@@ -41,7 +41,7 @@ CARRIED = {
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """A verl command: ``keys`` with values in Hydra's syntax, ``environment`` variables, commands to run ``before``, and
+    """A verl command: ``keys`` and values in Hydra's syntax, ``environment`` variables, commands to run ``before``, and
     the settings that are ``lost``, one line each."""
 
     keys: dict[str, str]

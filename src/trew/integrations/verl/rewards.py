@@ -72,7 +72,7 @@ def _chosen(source: str, reward: str, args: Any, rewards: Any) -> RewardSet:
     if not tables[0].get("name") and not tables[0].get("model"):
         accepts = f"{', '.join(KINDS)}, or path/to/file.py:function"
         raise ConfigError(f"reward: got none, and {source!r} is not known; accepts {accepts}")
-    # verl calls once per answer, possibly from several threads; a set of rewards is costly to build (it may load files).
+    # verl calls once per answer, possibly from several threads; building a set of rewards may load files.
     key = json.dumps(tables, sort_keys=True)
     with _lock:
         if key not in _sets:
