@@ -486,6 +486,7 @@ def test_types_arrive_as_they_were_sent() -> None:
     assert decode(encode({"x", "y"})) == {"x", "y"}  # in no order that repr could show
     array = decode(encode(np.arange(6, dtype=np.int16).reshape(2, 3)))
     assert (array.dtype, array.tolist()) == (np.int16, [[0, 1, 2], [3, 4, 5]])
+    assert decode(encode(type("Price", (Decimal,), {})("1.10"))) == Decimal("1.10")  # its class is not known there
     with pytest.raises(RewardError, match="type object"):
         encode([object()])
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import statistics
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -98,27 +99,39 @@ Made = list[tuple[Prompt, KnownAnswer]]
 
 
 def _try_builtin(rewards: RewardSet, prompts: Sequence[Prompt]) -> list[Check]:
+    """Scores known answers of every family, repeats that, and scores some of them in another thread and process."""
     [spec] = rewards.rewards
     made: Made = [(p, x) for p in prompts for x in known_answers(spec.kind, p.columns, spec.args)]
     groups = [text_group(prompt, [probe.text], lengths=[probe.tokens]) for prompt, probe in made]
     got, seconds = _repeat(rewards, groups)
-    checks = [_family(family, made, [v[0] for v in got]) for family in FAMILIES if family != "hostile"]
-    if not made:
-        nothing = "no answers could be made for these rows"
-        checks[0] = Check(FAMILIES["right"], False, nothing, (nothing,))
-    attacks: Made = [(p, x) for p in prompts[:HOSTILE_ROWS] for x in hostile(spec.kind, p.columns, spec.args)]
-    if attacks:
-        checks.append(_hostile(rewards, attacks))
     labels = [f"{prompt.uid}: {probe.what}" for prompt, probe in made]
     first = {prompt.uid for prompt in prompts[:ALONE]}
     some = [i for i, (prompt, _) in enumerate(made) if prompt.uid in first]
     expected = [got[i][0] for i in some]
     return [
-        *[check for check in checks if check is not None],
+        *_families(made, [values[0] for values in got]),
+        *_attacked(rewards, prompts[:HOSTILE_ROWS]),
         _same(got, labels),
         *_elsewhere(rewards, [groups[i] for i in some], expected, [labels[i] for i in some]),
         _time(seconds),
     ]
+
+
+def _families(made: Made, values: Sequence[float | None]) -> list[Check]:
+    """A check for each family that there are answers of; one that fails where there are none at all."""
+    if not made:
+        # silence would read as a pass: nothing was shown to be right
+        nothing = "no answers could be made for these rows"
+        return [Check(FAMILIES["right"], False, nothing, (nothing,))]
+    checks = [_family(family, made, values) for family in FAMILIES if family != "hostile"]
+    return [check for check in checks if check is not None]
+
+
+def _attacked(rewards: RewardSet, prompts: Sequence[Prompt]) -> list[Check]:
+    """The check of hostile texts; none for a kind that does not read text."""
+    [spec] = rewards.rewards
+    attacks: Made = [(p, x) for p in prompts for x in hostile(spec.kind, p.columns, spec.args)]
+    return [_hostile(rewards, attacks)] if attacks else []
 
 
 def _family(family: Family, made: Made, values: Sequence[float | None]) -> Check | None:
@@ -236,10 +249,8 @@ def _reachable(rewards: RewardSet, prompts: Sequence[Prompt]) -> Check | None:
     rows = [(prompt, gold) for prompt in prompts if (gold := first_column(prompt.columns)) is not None]
     groups = []
     for prompt, gold in rows:
-        value = parse_gold(gold)
-        right = [str(gold), str(gold) if value is None else changed(value, form="{}")[0]]
-        wrong = "no idea" if value is None else changed(value, form="{}")[1]
-        groups.append(text_group(prompt, [form.format(text) for form in FORMS for text in (*right, wrong)]))
+        texts = _gold_plain_and_wrong(gold)
+        groups.append(text_group(prompt, [form.format(text) for form in FORMS for text in texts]))
     silent = []
     for (prompt, gold), scored in zip(rows, rewards.score(groups), strict=True):
         values = iter([score.value for score in scored.scores])
@@ -249,6 +260,15 @@ def _reachable(rewards: RewardSet, prompts: Sequence[Prompt]) -> Check | None:
         return None
     says = f"the gold scores no higher than a wrong answer in {len(silent)} rows" if silent else "in every row"
     return Check("the gold can score", not silent, f"{says} of {len(rows)}" if silent else says, tuple(silent))
+
+
+def _gold_plain_and_wrong(gold: Any) -> tuple[str, str, str]:
+    """The gold as it stands in the row, the same as a plain number where it is one, and a wrong answer."""
+    value = parse_gold(gold)
+    if value is None:
+        return str(gold), str(gold), "no idea"
+    plain, wrong, *_ = changed(value, form="{}")
+    return str(gold), plain, wrong
 
 
 def _above(right: float | None, plain: float | None, wrong: float | None) -> bool:
@@ -269,19 +289,35 @@ def _credit(rewards: RewardSet, prompts: Sequence[Prompt]) -> Check | None:
     for (prompt, forms), scored in zip(tried, rewards.score(groups), strict=True):
         values = iter([score.value for score in scored.scores])
         by_form = {form: [next(values) for _ in texts] for form, texts in forms.items()}
-        caring = {form: got for form, got in by_form.items() if None not in got[:2] and got[0] > got[1]}  # type: ignore[operator]
-        if not caring:
+        form = _liked(by_form)
+        if form is None:
             continue
-        form = max(caring, key=lambda f: caring[f][0] or 0.0)
-        gold, *others = caring[form]
-        count += len(others)
-        wrong += [
-            f"{prompt.uid}: {short(text)} scores {value:g}, and the gold ({short(forms[form][0])}) {gold:g}"
-            for text, value in zip(forms[form][1:], others, strict=True)
-            if value is not None and gold is not None and value >= gold
-        ]
+        texts, got = forms[form], by_form[form]
+        count += len(texts) - 1
+        wrong += [f"{prompt.uid}: {line}" for line in _credited(texts, got)]
     what = "answers with one thing changed score less than the gold"
     return Check(what, not wrong, f"{len(wrong) or 'none'} wrong of {count}", tuple(wrong)) if count else None
+
+
+def _liked(by_form: Mapping[str, Sequence[float | None]]) -> str | None:
+    """The form in which the gold scores highest, of those in which it scores more than the gold plus one; None where
+    there is none such: the function does not read the form, or does not care for the answer."""
+    golds: dict[str, float] = {}
+    for form, (gold, plus_one, *_) in by_form.items():
+        if gold is not None and plus_one is not None and gold > plus_one:
+            golds[form] = gold
+    return max(golds, key=lambda form: golds[form], default=None)
+
+
+def _credited(texts: Sequence[str], values: Sequence[float | None]) -> list[str]:
+    """The changed answers that score at least as much as the gold, which comes first."""
+    gold = values[0]
+    assert gold is not None, "the form was chosen by the gold's score"
+    return [
+        f"{short(text)} scores {value:g}, and the gold ({short(texts[0])}) {gold:g}"
+        for text, value in zip(texts[1:], values[1:], strict=True)
+        if value is not None and value >= gold
+    ]
 
 
 def _withstands(rewards: RewardSet, prompts: Sequence[Prompt]) -> Check:

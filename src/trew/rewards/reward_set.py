@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ..config import RewardConfig
@@ -128,18 +128,15 @@ class RewardSet:
         fails, or needs columns that the data lack.
         """
         found: list[Verdicts] = [{**(early[g] or {})} if g < len(early) else {} for g in range(len(groups))]
-        waiting: list[int] = []
-        for g, group in enumerate(groups):
-            if not found[g]:
-                waiting.append(g)
-            elif progress is not None:
-                progress(len(group.rollouts))
-            if waiting and (g + 1 == len(groups) or sum(len(groups[w].rollouts) for w in waiting) >= AT_ONCE):
-                for w, verdicts in zip(waiting, self.early([groups[w] for w in waiting], step=step), strict=True):
-                    found[w] = verdicts
-                    if progress is not None:
-                        progress(len(groups[w].rollouts))
-                waiting = []
+        waiting = [g for g in range(len(groups)) if not found[g]]
+        tell = progress or (lambda _: None)
+        for group, verdicts in zip(groups, found, strict=True):
+            if verdicts:
+                tell(len(group.rollouts))
+        for batch in _batches(waiting, groups):
+            for g, verdicts in zip(batch, self.early([groups[g] for g in batch], step=step), strict=True):
+                found[g] = verdicts
+                tell(len(groups[g].rollouts))
         self._late(groups, found, step)
         return [
             ScoredGroup(
@@ -188,39 +185,34 @@ class RewardSet:
     def _called(self, rewards: Sequence[Reward], groups: Sequence[Group], step: int) -> dict[str, list[list[Verdict]]]:
         """Verdicts of users' functions: by name, then group, then completion; not applicable where it was not asked."""
         columns = self._columns.union(*(group.prompt.columns for group in groups))
-        asks = []
-        for reward in rewards:
-            function = reward.function
-            assert function is not None
-            served = [group for group in groups if function.applies(group.prompt)]
-            whole_data = bool(self._columns) or reward.calls == "step"  # one group says nothing about the data
-            if groups and not served and whole_data and (not self._columns or _lacks(function, columns)):
+        asks = {reward.name: self._ask(reward, groups, columns) for reward in rewards}
+        judged = self._judged({name: ask for name, ask in asks.items() if ask.samples}, step)
+        return {name: _by_group(ask.function, groups, judged.get(name, ())) for name, ask in asks.items()}
+
+    def _ask(self, reward: Reward, groups: Sequence[Group], columns: frozenset[str]) -> Ask:
+        """What a function is asked: the completions of the groups that it applies to. Raises RewardError where it
+        applies to none, and ``columns`` show that it could not."""
+        function = reward.function
+        assert function is not None
+        served = [group for group in groups if function.applies(group.prompt)]
+        if groups and not served:
+            # The data set's columns decide once they are known: rows that it serves may come in another step. Until
+            # then a step's groups must do; a single group says nothing, since the others may have the column.
+            hopeless = _lacks(function, columns) if self._columns else reward.calls == "step"
+            if hopeless:
                 raise RewardError(f"{function.who} {function.missing(columns)}")
-            samples = [
-                Sample(g.prompt, c.text, c.token_ids, len(c)) for g in served for c in g.rollouts
-            ]  # fmt: skip
-            asks.append((reward, Ask(function, samples, reward.timeout_s, reward.on_failure)))
-        asked = [(reward, ask) for reward, ask in asks if ask.samples]
-        judged = {}
-        if asked:
-            assert self._runner is not None
-            rows = verdicts_of(
-                self._runner,
-                [ask for _, ask in asked],
-                step=step,
-                warn=lambda function, text: self._warn(function.who, text),
-            )
-            judged = {reward.name: iter(verdicts) for (reward, _), verdicts in zip(asked, rows, strict=True)}
-        return {
-            reward.name: [
-                [
-                    next(judged[reward.name]) if ask.function.applies(group.prompt) else NOT_APPLICABLE
-                    for _ in group.rollouts
-                ]
-                for group in groups
-            ]
-            for reward, ask in asks
-        }
+        samples = [Sample(g.prompt, c.text, c.token_ids, len(c)) for g in served for c in g.rollouts]
+        return Ask(function, samples, reward.timeout_s, reward.on_failure)
+
+    def _judged(self, asks: Mapping[str, Ask], step: int) -> dict[str, list[Verdict]]:
+        """Calls every function that has something to judge; verdicts by name, in the order of the samples."""
+        if not asks:
+            return {}
+        assert self._runner is not None
+        rows = verdicts_of(
+            self._runner, list(asks.values()), step=step, warn=lambda function, text: self._warn(function.who, text)
+        )
+        return dict(zip(asks, rows, strict=True))
 
     def scores_in(self, process: Process, groups: Sequence[Group]) -> list[float | None]:
         """A built-in's numbers on groups, graded in another process; of the first reward, flat."""
@@ -292,6 +284,28 @@ class RewardSet:
 def _after(reward: Reward) -> bool:
     """Whether a built-in asks what another reward said."""
     return reward.is_builtin and "correct" in KINDS[reward.kind].from_row
+
+
+def _batches(waiting: Iterable[int], groups: Sequence[Group]) -> Iterator[list[int]]:
+    """Groups, by their places, in batches of at least :data:`AT_ONCE` completions; the last one may have fewer."""
+    batch: list[int] = []
+    count = 0
+    for g in waiting:
+        batch.append(g)
+        count += len(groups[g].rollouts)
+        if count >= AT_ONCE:
+            yield batch
+            batch, count = [], 0
+    if batch:
+        yield batch
+
+
+def _by_group(function: UserFunction, groups: Sequence[Group], verdicts: Iterable[Verdict]) -> list[list[Verdict]]:
+    """A function's verdicts, dealt out to the completions of the groups that it applies to."""
+    left = iter(verdicts)
+    return [
+        [next(left) if function.applies(group.prompt) else NOT_APPLICABLE for _ in group.rollouts] for group in groups
+    ]
 
 
 def _lacks(function: UserFunction, columns: Iterable[str]) -> bool:

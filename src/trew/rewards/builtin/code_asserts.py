@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 from . import code_values
 
@@ -84,13 +85,18 @@ def likely_entry(asserts: Sequence[str]) -> str | None:
             tree = ast.parse("\n".join(asserts))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
+    called = [_called_names(node) for node in ast.walk(tree) if isinstance(node, ast.Assert)]
     unknown = _undefined(tree) - set(COMMON)
-    asserts_in = [one for one in ast.walk(tree) if isinstance(one, ast.Assert)]
-    called = [[node.func.id for node in ast.walk(one.test) if isinstance(node, ast.Call)
-               and isinstance(node.func, ast.Name)] for one in asserts_in]  # fmt: skip
     outermost = [next((name for name in names if name in unknown), None) for names in called]
+    # Where every name is known, the function is named as one of Python's: then the first name that is called.
     found = Counter(name for name in outermost if name) or Counter(names[0] for names in called if names)
-    return found.most_common(1)[0][0] if found else None  # the latter: a function that is named as one of Python's
+    return found.most_common(1)[0][0] if found else None
+
+
+def _called_names(one: ast.Assert) -> list[str]:
+    """The names that an assert calls, outermost first."""
+    calls = [node.func for node in ast.walk(one.test) if isinstance(node, ast.Call)]
+    return [function.id for function in calls if isinstance(function, ast.Name)]
 
 
 def _is_call(node: ast.AST, names: set[str]) -> bool:
@@ -102,19 +108,25 @@ def _problem(tree: ast.Module, names: set[str]) -> str:
     nodes = list(ast.walk(tree))
     if not any(isinstance(node, ast.Assert) for node in nodes):
         return "there is no assert"
-    if not any(_is_call(node, names) or (isinstance(node, ast.Name) and node.id in names) for node in nodes):
+    if not any(isinstance(node, ast.Name) and node.id in names for node in nodes):
         return f"no assert calls {' or '.join(sorted(names))}"
     functions = {node.name for node in nodes if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
     guarded = {id(inner) for node in nodes if isinstance(node, ast.Try) for inner in ast.walk(node)}
     for node in nodes:
-        if _is_call(node, names):
-            assert isinstance(node, ast.Call)
-            for given in [*node.args, *(keyword.value for keyword in node.keywords)]:
-                if isinstance(given, ast.Lambda) or (isinstance(given, ast.Name) and given.id in functions):
-                    return f"{ast.unparse(node):.80}: only plain values can be given to the function, not code"
+        if isinstance(node, ast.Call) and _is_call(node, names) and _is_given_code(node, functions):
+            return f"{ast.unparse(node):.80}: only plain values can be given to the function, not code"
+        # A bare call matters only for what it changes, unless a try around it waits for what it raises.
         if isinstance(node, ast.Expr) and _is_call(node.value, names) and id(node) not in guarded:
             return f"{ast.unparse(node):.80}: looks for a change in its arguments, which are copies in the sandbox"
     return ""
+
+
+def _is_given_code(call: ast.Call, functions: set[str]) -> bool:
+    """Whether an argument is a lambda, or one of these functions and classes of the asserts."""
+    arguments = [*call.args, *(keyword.value for keyword in call.keywords)]
+    return any(
+        isinstance(given, ast.Lambda) or (isinstance(given, ast.Name) and given.id in functions) for given in arguments
+    )
 
 
 def _defined(tree: ast.AST) -> set[str]:
@@ -140,37 +152,50 @@ def _undefined(tree: ast.AST) -> set[str]:
 
 def _checks(tree: ast.Module, entry: str) -> tuple[Check, ...] | None:
     """Every assert as a check; None where one has another shape, or a statement does something."""
-    body: list[ast.stmt] = []
     names = {entry, "candidate"}
-    for statement in tree.body:
-        if isinstance(statement, ast.FunctionDef) and statement.name == "check":
-            body += statement.body
-        elif isinstance(statement, ast.Assign) and not {
-            n.id for n in ast.walk(statement) if isinstance(n, ast.Name)
-        } - {"METADATA"}:
-            continue
-        else:
-            body.append(statement)
     found: list[Check] = []
-    for statement in body:
-        if isinstance(statement, (ast.Pass, ast.Import, ast.ImportFrom)):
+    for statement in _body(tree):
+        if _is_idle(statement):
             continue
-        if isinstance(statement, ast.Expr) and (
-            isinstance(statement.value, ast.Constant) or _is_call(statement.value, {"check"})
-        ):
-            continue
-        if not isinstance(statement, ast.Assert):
-            return None
-        if isinstance(statement.test, ast.Constant) and statement.test.value:
-            continue
-        check = _check(statement.test, names)
+        check = _check(statement.test, names) if isinstance(statement, ast.Assert) else None
         if check is None:
             return None
         found.append(check)
     return tuple(found) or None
 
 
+def _body(tree: ast.Module) -> list[ast.stmt]:
+    """The statements that run, with those of HumanEval's ``check`` in its place and without its METADATA."""
+    body: list[ast.stmt] = []
+    for statement in tree.body:
+        if isinstance(statement, ast.FunctionDef) and statement.name == "check":
+            body += statement.body
+        elif not _is_metadata(statement):
+            body.append(statement)
+    return body
+
+
+def _is_metadata(statement: ast.stmt) -> bool:
+    """Whether it assigns literals to METADATA: no other name stands in it."""
+    if not isinstance(statement, ast.Assign):
+        return False
+    return {node.id for node in ast.walk(statement) if isinstance(node, ast.Name)} <= {"METADATA"}
+
+
+def _is_idle(statement: ast.stmt) -> bool:
+    """Whether there is nothing to check in it: imports (of COMMON modules, added anyway), docstrings, assert True."""
+    match statement:
+        case ast.Pass() | ast.Import() | ast.ImportFrom():
+            return True
+        case ast.Expr(value=value):  # the call of HumanEval's check, whose body is checked in its place
+            return isinstance(value, ast.Constant) or _is_call(value, {"check"})
+        case ast.Assert(test=ast.Constant(value=value)):
+            return bool(value)
+    return False
+
+
 def _check(test: ast.expr, names: set[str]) -> Check | None:
+    """The check of an assert's test: a call, ``not`` a call, or one comparison of a call with a literal."""
     source = ast.unparse(test)
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
         call = _call(test.operand, names)
@@ -181,25 +206,34 @@ def _check(test: ast.expr, names: set[str]) -> Check | None:
     if len(test.ops) != 1:
         return None
     left, right, operator = test.left, test.comparators[0], test.ops[0]
-    if _is_call(right, names) and isinstance(operator, (ast.Eq, ast.NotEq, ast.Is, ast.IsNot)):
+    if _is_call(right, names) and isinstance(operator, _SYMMETRIC):
         left, right = right, left
     call = _call(left, names)
-    try:
-        expected = ast.literal_eval(right)
-        code_values.wire(expected)
-    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
-        return None
     if call is None:
         return None
+    try:
+        expected = ast.literal_eval(right)
+        code_values.wire(expected)  # raises for what the other side could never send
+    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+        return None
+    holds = _comparison(operator, expected)
+    return Check(call, holds, source) if holds else None
+
+
+_SYMMETRIC = (ast.Eq, ast.NotEq, ast.Is, ast.IsNot)
+
+
+def _comparison(operator: ast.cmpop, expected: Any) -> Callable[[bytes], bool] | None:
+    """What ``value <operator> expected`` asks of the value's text; None for orders, and for identity with anything but
+    None, True and False, since the value that comes back is a copy."""
+    wanted = isinstance(operator, (ast.Eq, ast.Is, ast.In))
     if isinstance(operator, (ast.Eq, ast.NotEq)):
-        wanted = isinstance(operator, ast.Eq)
-        return Check(call, lambda line: code_values.equal(line, expected) == wanted, source)
+        return lambda line: code_values.equal(line, expected) == wanted
     if isinstance(operator, (ast.Is, ast.IsNot)) and any(expected is one for one in _SINGLETONS):
-        wanted = isinstance(operator, ast.Is)
-        return Check(call, lambda line: code_values.is_same(line, expected) == wanted, source)
+        return lambda line: code_values.is_same(line, expected) == wanted
     if isinstance(operator, (ast.In, ast.NotIn)) and isinstance(expected, (list, tuple, set, dict)):
-        wanted, members = isinstance(operator, ast.In), list(expected)
-        return Check(call, lambda line: any(code_values.equal(line, one) for one in members) == wanted, source)
+        members = list(expected)
+        return lambda line: any(code_values.equal(line, one) for one in members) == wanted
     return None
 
 

@@ -192,8 +192,9 @@ class ModelReward:
         return out
 
     def _whole(self, pairs: Sequence[tuple[Prompt, Any]], scorer: Scorer) -> list[_Judged]:
+        """One score per completion."""
         rows = [scorer.encoder.whole(prompt, completion.text) for prompt, completion in pairs]
-        fits = [i for i, row in enumerate(rows) if scorer.limit is None or len(row) <= scorer.limit]
+        fits = _fitting(map(len, rows), scorer.limit)
         values = self._finite(scorer.score([rows[i] for i in fits]), [pairs[i] for i in fits])
         by_row = dict(zip(fits, values, strict=True))
         return [
@@ -203,35 +204,48 @@ class ModelReward:
 
     def _by_step(self, pairs: Sequence[tuple[Prompt, Any]], scorer: Scorer) -> list[_Judged]:
         """One score per step: at the mark behind each, or of the prompt and all up to the step's end."""
+        ends = [split_steps(completion.text, self.args["step_mark"]) for _, completion in pairs]
+        score_steps = self._score_marks if scorer.per_token else self._score_prefixes
+        lengths, by_row = score_steps(pairs, ends, scorer)
+        return [
+            self._judged(pair, stops, by_row[i]) if i in by_row else (None, (), _too_long(lengths[i], scorer.limit))
+            for i, (pair, stops) in enumerate(zip(pairs, ends, strict=True))
+        ]
+
+    def _score_marks(
+        self, pairs: Sequence[tuple[Prompt, Any]], ends: Sequence[Sequence[int]], scorer: Scorer
+    ) -> _Steps:
+        """Scores a completion in one pass: the model's value at the mark that is put behind each step."""
         mark = self.args["step_mark"]
-        texts = [completion.text for _, completion in pairs]
-        ends = [split_steps(text, mark) for text in texts]
-        if scorer.per_token:
-            said = [_pieces(text, stops, mark) for text, stops in zip(texts, ends, strict=True)]
-            token = self.args["step_token"] or mark
-            encoded = [scorer.encoder.stepwise(p, s, mark=token) for (p, _), s in zip(pairs, said, strict=True)]
-            lengths = [len(ids) for ids, _ in encoded]
-            fits = [i for i, n in enumerate(lengths) if scorer.limit is None or n <= scorer.limit]
-            scored = scorer.score_at([encoded[i][0] for i in fits], [encoded[i][1] for i in fits])
-        else:
-            rows = [
-                [scorer.encoder.whole(prompt, text[:end]) for end in stops]
-                for (prompt, _), text, stops in zip(pairs, texts, ends, strict=True)
-            ]
-            lengths = [max(map(len, of_steps)) for of_steps in rows]
-            fits = [i for i, n in enumerate(lengths) if scorer.limit is None or n <= scorer.limit]
-            flat = iter(scorer.score([row for i in fits for row in rows[i]]))
-            scored = [[next(flat) for _ in rows[i]] for i in fits]
-        by_row = dict(zip(fits, scored, strict=True))
-        out: list[_Judged] = []
-        for i, (pair, stops) in enumerate(zip(pairs, ends, strict=True)):
-            if i not in by_row:
-                out.append((None, (), _too_long(lengths[i], scorer.limit)))
-                continue
-            values = self._finite(by_row[i], [pair] * len(stops))
-            steps = _placed(values, stops, pair[1].token_ids, self.decode)
-            out.append((mean_of_steps([(0, v) for v in values]), steps, f"{len(stops)} steps"))
-        return out
+        read_behind = self.args["step_token"] or mark
+        encoded = [
+            scorer.encoder.stepwise(prompt, _pieces(completion.text, stops, mark), mark=read_behind)
+            for (prompt, completion), stops in zip(pairs, ends, strict=True)
+        ]
+        lengths = [len(ids) for ids, _ in encoded]
+        fits = _fitting(lengths, scorer.limit)
+        scored = scorer.score_at([encoded[i][0] for i in fits], [encoded[i][1] for i in fits])
+        return lengths, dict(zip(fits, scored, strict=True))
+
+    def _score_prefixes(
+        self, pairs: Sequence[tuple[Prompt, Any]], ends: Sequence[Sequence[int]], scorer: Scorer
+    ) -> _Steps:
+        """Scores a completion in one pass per step, since the model gives one value for all that it reads."""
+        rows = [
+            [scorer.encoder.whole(prompt, completion.text[:end]) for end in stops]
+            for (prompt, completion), stops in zip(pairs, ends, strict=True)
+        ]
+        lengths = [max(map(len, prefixes)) for prefixes in rows]
+        fits = _fitting(lengths, scorer.limit)
+        # the prefixes of all completions in one call, so that the scorer can fill its batches across completions
+        flat = iter(scorer.score([row for i in fits for row in rows[i]]))
+        return lengths, {i: [next(flat) for _ in rows[i]] for i in fits}
+
+    def _judged(self, pair: tuple[Prompt, Any], stops: Sequence[int], scored: Sequence[float]) -> _Judged:
+        """Takes the mean of a completion's step scores, and places each at the token that ends its step."""
+        values = self._finite(scored, [pair] * len(stops))
+        steps = _placed(values, stops, pair[1].token_ids, self.decode)
+        return mean_of_steps([(0, v) for v in values]), steps, f"{len(stops)} steps"
 
     def _finite(self, values: Sequence[float], pairs: Sequence[tuple[Prompt, Any]]) -> list[float]:
         for value, (prompt, completion) in zip(values, pairs, strict=True):
@@ -251,6 +265,9 @@ class ModelReward:
 
 
 _Judged = tuple[float | None, tuple[tuple[int, float], ...], str]
+"""A completion's value, its steps' values by token, and a remark."""
+_Steps = tuple[list[int], dict[int, list[float]]]
+"""Tokens that each completion takes, and the step scores of those that fit, by their place."""
 
 
 def default_name(source: str) -> str:
@@ -259,6 +276,11 @@ def default_name(source: str) -> str:
     ('final', 'nice-rm')
     """
     return source.rstrip("/").rpartition("/")[2] or source
+
+
+def _fitting(lengths: Iterable[int], limit: int | None) -> list[int]:
+    """The places of the rows that the model has positions for."""
+    return [i for i, length in enumerate(lengths) if limit is None or length <= limit]
 
 
 def _too_long(length: int, limit: int | None) -> str:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import date, datetime, timedelta
 from datetime import time as clock
 from decimal import Decimal
 from fractions import Fraction
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -39,33 +39,65 @@ def decode(data: bytes) -> Any:
 
 
 def _plain(value: Any) -> Any:
+    # Exact types only: a subclass of int, such as an IntEnum, would come back as another type than it went.
     if value is None or type(value) in (bool, int, float, str):
         return value
-    if isinstance(value, str) and not isinstance(value, np.generic):
+    if isinstance(value, str) and not isinstance(value, np.generic):  # numpy's str keeps its type, below
         return str(value)
     if isinstance(value, list):
         return [_plain(v) for v in value]
     if isinstance(value, Mapping):
-        if all(type(key) is str for key in value) and TAG not in value:
-            return {key: _plain(v) for key, v in value.items()}
-        return {TAG: "pairs", "v": [[_plain(k), _plain(v)] for k, v in value.items()]}
-    if isinstance(value, (tuple, set, frozenset)):
-        return {TAG: "tuple" if isinstance(value, tuple) else "set", "v": [_plain(v) for v in value]}
-    if isinstance(value, bytes):
-        return {TAG: "bytes", "v": base64.b64encode(value).decode("ascii")}
-    if isinstance(value, (datetime, date, clock)):  # a datetime is a date too
-        kind = "datetime" if isinstance(value, datetime) else "date" if isinstance(value, date) else "time"
-        return {TAG: kind, "v": [value.isoformat(), getattr(value, "fold", 0)]}
-    if isinstance(value, timedelta):
-        return {TAG: "timedelta", "v": [value.days, value.seconds, value.microseconds]}
-    if isinstance(value, (Decimal, Fraction)):
-        return {TAG: type(value).__name__, "v": str(value)}
+        return _plain_table(value)
+    for form in _FORMS:
+        if isinstance(value, form.kinds):
+            return {TAG: form.tag, "v": form.write(value)}
     if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in "biufU":
         return {TAG: "array" if isinstance(value, np.ndarray) else "number", "v": value.tolist(), "d": value.dtype.str}
     raise RewardError(
         f"a value of type {type(value).__name__} cannot be handed to a reward function, which runs in a process of its "
         "own; give text, numbers, dates, bytes, arrays, and lists and tables of them"
     )
+
+
+def _plain_table(table: Mapping[Any, Any]) -> dict[str, Any]:
+    """A table as it is where JSON can hold its keys, else as pairs: JSON makes text of every key."""
+    if all(type(key) is str for key in table) and TAG not in table:
+        return {key: _plain(v) for key, v in table.items()}
+    return {TAG: "pairs", "v": [[_plain(k), _plain(v)] for k, v in table.items()]}
+
+
+def _plain_items(values: Iterable[Any]) -> list[Any]:
+    return [_plain(v) for v in values]
+
+
+def _plain_moment(value: date | clock) -> list[Any]:
+    # isoformat leaves out the fold, which tells the hour before clocks are set back from the hour after
+    return [value.isoformat(), getattr(value, "fold", 0)]
+
+
+class _Form(NamedTuple):
+    """How values of some types travel: as what ``write`` makes of them, under a tag that says who reads them."""
+
+    tag: str
+    kinds: type | tuple[type, ...]
+    write: Callable[[Any], Any]
+    read: Callable[[Any], Any]
+
+
+_FORMS = (
+    _Form("tuple", tuple, _plain_items, tuple),
+    _Form("set", (set, frozenset), _plain_items, set),
+    _Form("bytes", bytes, lambda v: base64.b64encode(v).decode("ascii"), base64.b64decode),
+    # before date: a datetime is a date too
+    _Form("datetime", datetime, _plain_moment, lambda v: datetime.fromisoformat(v[0]).replace(fold=v[1])),
+    _Form("date", date, _plain_moment, lambda v: date.fromisoformat(v[0])),
+    _Form("time", clock, _plain_moment, lambda v: clock.fromisoformat(v[0]).replace(fold=v[1])),
+    _Form("timedelta", timedelta, lambda v: [v.days, v.seconds, v.microseconds], lambda v: timedelta(*v)),
+    _Form("Decimal", Decimal, str, Decimal),
+    _Form("Fraction", Fraction, str, Fraction),
+)
+"""The first whose types fit writes a value; what has no form of its own is refused."""
+_READERS = {form.tag: form.read for form in _FORMS}
 
 
 def _restored(table: dict[str, Any]) -> Any:
@@ -78,14 +110,7 @@ def _restored(table: dict[str, Any]) -> Any:
     if kind in ("array", "number"):
         array = np.array(v, dtype=np.dtype(table["d"]))
         return array if kind == "array" else array[()]
-    made = {
-        "tuple": tuple, "set": set, "bytes": base64.b64decode,
-        "datetime": lambda x: datetime.fromisoformat(x[0]).replace(fold=x[1]),
-        "date": lambda x: date.fromisoformat(x[0]),
-        "time": lambda x: clock.fromisoformat(x[0]).replace(fold=x[1]), "timedelta": lambda x: timedelta(*x),
-        "Decimal": Decimal, "Fraction": Fraction,
-    }  # fmt: skip
-    return made[kind](v)
+    return _READERS[kind](v)
 
 
 def _key(key: Any) -> Any:
