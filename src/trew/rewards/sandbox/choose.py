@@ -1,4 +1,4 @@
-"""Which boundary is in use: found out once per process by trying to break it, or a refusal that says what to do."""
+"""Chooses the sandbox boundary: tries to break each design once per process, and refuses when none holds."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ INSTALL = (
 
 @dataclass(frozen=True, slots=True)
 class Boundary:
-    """What stands between untrusted code and this machine. ``tried`` are better ones that did not pass, with why."""
+    """The boundary between untrusted code and this machine. ``tried`` lists better designs that failed, and why."""
 
     design: Design
     tried: tuple[str, ...] = ()
@@ -43,7 +43,7 @@ _lock = threading.Lock()
 
 
 def _fresh_lock() -> None:
-    """In a forked child: a thread that is not there any more may have held it."""
+    """Replaces the lock in a forked child: a thread that does not exist there may have held it."""
     global _lock
     _lock = threading.Lock()
 
@@ -52,9 +52,9 @@ os.register_at_fork(after_in_child=_fresh_lock)
 
 
 def boundary() -> Boundary:
-    """The first boundary of this machine that passes its self-test, found out once per process.
+    """Returns the first design that passes its self-test on this machine; tests once per process.
 
-    Raises SandboxError, with every reason, where none does: code is then not run at all.
+    Raises SandboxError with every reason if none passes: code is then not run at all.
     """
     with _lock:
         return _found(os.getpid())
@@ -62,10 +62,12 @@ def boundary() -> Boundary:
 
 @functools.lru_cache(maxsize=1)
 def _found(process: int) -> Boundary:
-    del process  # a forked child asks for itself
+    del process  # only a cache key: a forked child tests for itself
     if not sys.platform.startswith("linux"):
         raise SandboxError(f"untrusted code runs in a sandbox of Linux only, got {sys.platform}; use a Linux machine")
     tried: list[str] = []
+    # Designs come best first. A bubblewrap that is installed may still not work (no user namespaces in a container), so
+    # only a run in it counts.
     for design in designs():
         wrong = self_test(design)
         if not wrong:
@@ -76,8 +78,7 @@ def _found(process: int) -> Boundary:
 
 
 def describe() -> tuple[str, str]:
-    """The kind of boundary that code is graded behind here (empty: none) and in words what it is, or why there is none,
-    for ``trew doctor``."""
+    """Describes this machine's boundary for ``trew doctor``: its kind (empty if there is none), and a sentence."""
     try:
         found = boundary()
     except SandboxError as error:
@@ -92,6 +93,8 @@ def _words(design: Design) -> str:
         design.kind + ("" if design.user is None else " as nobody") + (" with its own mounts" if design.staged else "")
     )
 
+
+# ---- the attacks of the self-test; each runs as a program in the sandbox and prints how far it got
 
 _NETWORK = """
 import socket
@@ -131,9 +134,9 @@ print("HELD", flush=True)
 
 
 def self_test(design: Design) -> str:
-    """What ``design`` lets through, in words; empty when it holds.
+    """Says what ``design`` lets through; empty if it holds.
 
-    Tried are: a program that must run, a socket of this machine, a file of this machine, more processes than
+    It must run a plain program, and block a socket of this machine, a file of this machine, more processes than
     allowed, and more memory than allowed.
     """
     trial = pool(design)
@@ -149,6 +152,8 @@ def self_test(design: Design) -> str:
 
 def _self_test(trial: SandboxPool) -> str:
     limits = Limits(seconds=2.0, memory=128 << 20, processes=16)
+    # First something that must work: a sandbox that runs nothing would block every attack below. The random word rules
+    # out output from anything but this very program.
     word = secrets.token_hex(8)
     outcome = trial.run(Job("script", (f"print(input()[::-1] + {word!r})".encode(), b"olleh"), limits))
     if outcome.ended != "exit" or outcome.status != 0 or outcome.parts[0].decode() != f"hello{word}\n":
@@ -160,7 +165,7 @@ def _self_test(trial: SandboxPool) -> str:
     ):
         canary.write(word)
         canary.flush()
-        os.chmod(canary.name, 0o666)
+        os.chmod(canary.name, 0o666)  # open to everybody, so that only the boundary can keep the program out
         port, show = server.getsockname()[1], "\nprint(reached())"
         attacks = (
             _NETWORK.replace("PORT", str(port)) + show,
@@ -176,6 +181,7 @@ def _self_test(trial: SandboxPool) -> str:
         return f"the network can be reached ({_said(network)})"
     if file.parts[:1] != (b"False\n",) or not untouched:
         return f"files of this machine can be reached ({_said(file)})"
+    # Being ended at a limit counts as holding; a sandbox that failed to start ("failed") shows nothing.
     made = forks.parts[0].split()[1:2] if forks.parts else []
     if forks.ended == "failed" or (made and int(made[0]) > limits.processes):
         return f"processes are not limited ({_said(forks)})"

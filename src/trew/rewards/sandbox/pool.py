@@ -1,4 +1,4 @@
-"""Jobs for the sandbox, and the pool of small processes that run them, one job at a time each."""
+"""Jobs for the sandbox, and the pool of supervisor processes that run them, one job at a time each."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from .host.boxes import Design
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one program may use. ``seconds`` are of CPU, of all its processes together, and of sleep; ``memory`` is in
-    bytes (address space of each process, resident memory of all of them); the rest is counted in bytes too.
+    """What one program may use.
 
-    A clock of the wall stands behind them, generous because a loaded machine must not make a program wrong.
+    ``seconds`` limits CPU time of all its processes plus idle time. ``memory`` limits the address space of each
+    process and the resident memory of all, in bytes. ``file``, ``output`` and ``answers`` are in bytes too. ``wall`` is
+    a generous wall-clock limit behind them: a loaded machine must not make a program wrong.
     """
 
     seconds: float = 5.0
@@ -36,8 +37,9 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """``script`` runs a program with an input; ``calls`` imports it and makes the given calls of ``entry``; ``tests``
-    has the calls made by asserts that run in a box of their own. ``parts`` are what ``host.supervisor`` expects."""
+    """One job. ``script`` runs a program with an input. ``calls`` imports it and makes the given calls of ``entry``.
+    ``tests`` imports it too, and asserts that run in a second box make the calls. ``parts`` are the arguments of the
+    mode in ``host.supervisor``."""
 
     mode: Literal["script", "calls", "tests"]
     parts: tuple[bytes, ...]
@@ -47,10 +49,10 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a job ended: ``exit`` with a status, ``limit`` of its own that it ran into, or ``failed`` (ours; ``why``).
+    """How a job ended: ``exit`` with a status, ``limit`` if it exceeded one, ``failed`` if the sandbox itself did.
 
-    ``clock`` says that the limit was the clock of the wall; ``parts`` are the bytes that came back, ``judge`` how the
-    box with the asserts ended.
+    ``clock`` says that the limit was the wall clock. ``parts`` are the bytes that came back; ``judge`` says how the box
+    with the asserts ended.
     """
 
     ended: Literal["exit", "limit", "running", "failed"]
@@ -68,13 +70,13 @@ class Outcome:
 
 
 class _NotReady(Exception):
-    """The boundary cannot be set up here; another try would end alike."""
+    """The boundary cannot be set up here. Not a Lost, so the pool does not try again: a second try would fail too."""
 
 
 class SandboxPool(Pool[Job, Outcome]):
-    """Supervisors for one boundary; as many as there are processors.
+    """Supervisors for one boundary, one per processor.
 
-    Every job is run in a fresh sandbox. A job whose supervisor dies twice has the outcome ``failed``.
+    Every job runs in a fresh sandbox. A job whose supervisor dies twice has the outcome ``failed``.
     """
 
     def __init__(self, design: Design, *, size: int | None = None):
@@ -82,7 +84,7 @@ class SandboxPool(Pool[Job, Outcome]):
         self.design = design
 
     def start(self) -> Worker:
-        # -I and -S: what runs beside untrusted programs takes nothing from the environment or from site-packages.
+        # -I and -S: a process beside untrusted programs takes nothing from the environment or from site-packages.
         design = {"design": asdict(self.design)}
         return Worker("trew_worker.sandbox.host.supervisor", design, flags=("-I", "-S"), folder="/")
 
@@ -94,6 +96,8 @@ class SandboxPool(Pool[Job, Outcome]):
 
     def ask(self, worker: Worker, request: Job) -> Outcome:
         limits = request.limits
+        # RLIMIT_CPU takes whole seconds. One more than the limit makes it the second line: the supervisor, which counts
+        # all processes and can name the limit, comes first.
         message = {"mode": request.mode, "entry": request.entry, **asdict(limits), "wall": limits.wall,
                    "cpu": math.ceil(limits.seconds) + 1}  # fmt: skip
         reply, *parts = worker.ask(json.dumps(message).encode(), *request.parts, limit=limits.wall + START_S)
@@ -113,7 +117,8 @@ _pools: dict[Design, SandboxPool] = {}
 
 
 def pool(design: Design) -> SandboxPool:
-    """The process's pool for ``design``."""
+    """Returns this process's pool for ``design``."""
+    # setdefault, so that two threads that get here together still share one pool.
     return _pools.get(design) or _pools.setdefault(design, SandboxPool(design))
 
 

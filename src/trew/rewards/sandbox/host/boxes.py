@@ -1,4 +1,4 @@
-"""The two boundaries as ways to start a process: bubblewrap, or landlock with seccomp."""
+"""Starts a process behind one of the two boundaries: bubblewrap, or landlock with seccomp."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from ...isolation import tree
 from . import landlock, runtime, seccomp, stage
 
 NOBODY = 65534
-WORK_BYTES = 16 << 20  # of the folder that a program may write in
-_SUBREAPER = 36
-_NEIGHBOURS = 4  # programs of one user at once, for which room is left under its limit of tasks
+WORK_BYTES = 16 << 20  # size of the folder that a program may write in
+_SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER
+_NEIGHBOURS = 4  # programs of one user at once that its limit of tasks leaves room for
 
 
 @dataclass(frozen=True, slots=True)
 class Design:
-    """Which boundary, and as whom: ``user`` None is the caller; ``staged`` mounts the runtime first."""
+    """A boundary and its user: ``user`` None keeps the caller's; ``staged`` mounts the runtime first."""
 
     kind: Literal["bubblewrap", "landlock"]
     user: int | None = None
@@ -31,13 +31,13 @@ class Design:
 
 
 def designs() -> list[Design]:
-    """Every design that could work here, the best first. Which one does is for a test to say."""
+    """Lists the designs that could work here, best first. ``choose.self_test`` decides which one does."""
     found: list[Design] = []
     root = os.geteuid() == 0
     if not seccomp.supported():
         return found
     if shutil.which("bwrap"):
-        if root:  # limits on processes do not count for root: become nobody first, where that can be done
+        if root:  # RLIMIT_NPROC does not bind root: become nobody first where possible
             found += [Design("bubblewrap", NOBODY, True), Design("bubblewrap", NOBODY)]
         found.append(Design("bubblewrap"))
     if landlock.version():
@@ -48,16 +48,17 @@ def designs() -> list[Design]:
 
 
 class Boxes:
-    """Starts programs behind one boundary. Made once per process: with a stage it changes the process's mounts."""
+    """Starts programs behind one boundary. Made once per process, because a stage changes the process's mounts."""
 
     def __init__(self, design: Design):
         self.design = design
         self.runtime = runtime.find()
-        # Orphans of a box become children of this process, so that it can end and reap every one of them.
+        # Subreaper: orphans of a box become children of this process, which can then kill and reap all of them.
         ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)
         self._filter = self._rules = -1
         if design.kind == "bubblewrap":
             self._bwrap = os.path.realpath(shutil.which("bwrap") or "bwrap")
+            # Options are looked up in the help: older releases of bubblewrap lack some of them.
             self._has = subprocess.run([self._bwrap, "--help"], capture_output=True, text=True, check=False).stdout
             self._root = (
                 stage.build(self.runtime, keep=(self._bwrap, os.path.realpath(__file__))) if design.staged else ""
@@ -66,16 +67,18 @@ class Boxes:
             self._arguments = self._bwrap_arguments()
         else:
             library = Path(self.runtime.library)
+            # Landlock grants whole subtrees and cannot exclude one, so the entries of the library are granted one by
+            # one, without site-packages.
             parts = [str(p) for p in library.iterdir() if str(p) not in self.runtime.hidden]
             files = [real for _, real in self.runtime.files]
             self._rules = landlock.ruleset([*parts, *files], [str(library)], devices=["/dev/null", "/dev/urandom"])
 
     def task_limit(self, processes: int) -> int:
-        """RLIMIT_NPROC for a program that may have ``processes``.
+        """Returns RLIMIT_NPROC for a program that may have ``processes``.
 
-        Bubblewrap's user namespace counts the program's tasks alone. Behind Landlock the kernel counts everything that
-        the user has, programs beside this one included: what is there is added, with room for neighbours that start
-        later. No process can be made there, and the supervisor counts each program's own threads.
+        In bubblewrap's user namespace the kernel counts the program's tasks alone. Behind Landlock it counts all tasks
+        of the user, so the limit adds the tasks there are, and room for neighbours that start later. That is safe:
+        seccomp forbids new processes there, and the supervisor counts each program's threads.
         """
         if self.design.kind == "bubblewrap":
             return processes
@@ -83,12 +86,13 @@ class Boxes:
         return _NEIGHBOURS * processes + tree.tasks_of_user(user)
 
     def start(self, arguments: Sequence[str], *, stdin: int, stdout: int, stderr: int, keep: Sequence[int]) -> int:
-        """Starts the interpreter with ``arguments`` in a box of its own; returns the number of a child process."""
+        """Starts the interpreter with ``arguments`` in a fresh box; returns the pid of a child process."""
         command = [self.runtime.python, "-I", "-S", "-B", "-X", "utf8", *arguments]
         become = self._become_nobody() if self.design.kind == "bubblewrap" else self._give_up_rights()
         opened: list[int] = []
         if self.design.kind == "bubblewrap":
-            opened = [os.open(f"/proc/self/fd/{self._filter}", os.O_RDONLY)]  # an offset of its own
+            # Reopened, not duplicated: a duplicate would share the file offset, at its end after the first box.
+            opened = [os.open(f"/proc/self/fd/{self._filter}", os.O_RDONLY)]
             command = [*self._arguments, "--seccomp", str(opened[0]), "--", *command]
         try:
             process = subprocess.Popen(command, stdin=stdin, stdout=stdout, stderr=stderr, pass_fds=[*keep, *opened],
@@ -96,7 +100,7 @@ class Boxes:
         finally:
             for descriptor in opened:
                 os.close(descriptor)
-        process.returncode = 0  # it is waited for by its number
+        process.returncode = 0  # the supervisor waits for the pid itself; Popen must not reap it
         return process.pid
 
     def _become_nobody(self) -> Callable[[], None] | None:
@@ -105,6 +109,7 @@ class Boxes:
             return None
 
         def become() -> None:
+            # Groups first, the user last: without root's rights neither groups nor group can be changed.
             os.setgroups([])
             os.setresgid(user, user, user)
             os.setresuid(user, user, user)
@@ -132,12 +137,12 @@ class Boxes:
                 made += ["--tmpfs", hidden, "--remount-ro", hidden]
         for device in ("/dev/null", "/dev/urandom"):
             made += ["--dev-bind", device, device]
-        if "--size" in self._has:  # without a limit on its size there is no folder to write in
+        if "--size" in self._has:  # a tmpfs without a size limit could fill the memory, so then there is none
             made += ["--size", str(WORK_BYTES), "--tmpfs", "/tmp"]
         elif not self._root:
             made += ["--dir", "/tmp"]
         if not self._root:
-            made += ["--remount-ro", "/"]  # the root is a folder in memory too, and would take files without limit
+            made += ["--remount-ro", "/"]  # the root is a tmpfs too, and would take files without limit
         return [
             *made,
             "--chdir",
@@ -152,7 +157,8 @@ class Boxes:
 
 
 def sealed(data: bytes) -> int:
-    """``data`` as a file in memory that nobody can change; whoever gets the descriptor closes it."""
+    """Writes ``data`` to an in-memory file that nobody can change; the caller closes the descriptor."""
+    # Sealed, because boxes share one file with the code and the filter: an untrusted program must not alter the next.
     made = os.memfd_create("trew", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     view = memoryview(data)
     while view:

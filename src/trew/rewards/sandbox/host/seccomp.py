@@ -1,7 +1,8 @@
-"""The system calls that untrusted code may make, as a seccomp filter: what is not on the list fails with EPERM.
+"""A seccomp filter with the system calls that untrusted code may make; all others fail with EPERM.
 
-Names come with their numbers on x86-64 and aarch64. ``socket``, ``ptrace``, ``mount``, ``unshare``, ``bpf``,
-``keyctl``, ``io_uring_setup``, and memory that no limit counts (``memfd_create``, System V) are not on it.
+Each name is listed with its numbers on x86-64 and aarch64 (none where an architecture lacks the call). Left out are
+``socket``, ``ptrace``, ``mount``, ``unshare``, ``bpf``, ``keyctl``, ``io_uring_setup``, and memory that no limit counts
+(``memfd_create``, System V).
 """
 
 from __future__ import annotations
@@ -45,30 +46,33 @@ utime:132: utimes:235: utimensat:280:88 futimesat:261: truncate:76:45 ftruncate:
 _PROCESSES = """
 fork:57: vfork:58: setsid:112:157 setpgid:109:154 kill:62:129 tgkill:234:131 tkill:200:130
 """
+# Allowed or refused by their arguments; kill and tgkill only with ``own_pid``.
 _JUDGED = "clone:56:220 clone3:435:435 ioctl:16:29 socketpair:53:199 prlimit64:302:261 kill:62:129 tgkill:234:131"
 _COLUMN = {"x86_64": 1, "aarch64": 2}
-_ARCHITECTURE = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+_ARCHITECTURE = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}  # AUDIT_ARCH_… of linux/audit.h
+# Classic BPF: load a word of seccomp_data, jump if equal, if at least, if any bit is set; return.
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+# SECCOMP_RET_…; the two errors are SECCOMP_RET_ERRNO with the number in the low half (1 and 38).
 _ALLOW, _EPERM, _ENOSYS, _KILL = 0x7FFF0000, 0x00050001, 0x00050026, 0x80000000
-_NUMBER, _ARCH, _ARGUMENT = 0, 4, 16  # offsets in struct seccomp_data; arguments are 8 bytes each, low half first
-_NEW_NAMESPACE = 0x7E020000  # every CLONE_NEW… flag of clone
-_THREAD = 0x00010000
-_TIOCSTI, _TIOCLINUX = 0x5412, 0x541C  # put characters into the terminal's input
+_NUMBER, _ARCH, _ARGUMENT = 0, 4, 16  # offsets in struct seccomp_data; arguments take 8 bytes each, low half first
+_NEW_NAMESPACE = 0x7E020000  # all CLONE_NEW… flags of clone
+_THREAD = 0x00010000  # CLONE_THREAD
+_TIOCSTI, _TIOCLINUX = 0x5412, 0x541C  # ioctls that inject characters into the terminal's input
 _AF_UNIX = 1
 
 Instruction = tuple[int, int, int, int]
 
 
 def supported() -> bool:
-    """Whether the tables know this processor."""
+    """Returns whether the tables cover this processor."""
     return platform.machine() in _COLUMN
 
 
 def program(*, own_pid: int | None = None) -> bytes:
-    """The filter as an array of ``struct sock_filter``, for ``bwrap --seccomp`` or ``prctl(PR_SET_SECCOMP)``.
+    """Builds the filter as an array of ``struct sock_filter``, for ``bwrap --seccomp`` or ``prctl(PR_SET_SECCOMP)``.
 
-    With ``own_pid`` (where no namespaces help) the process can neither start another one, nor send a signal to one,
-    nor change a file or its rights; threads stay possible.
+    With ``own_pid`` (for use without namespaces) the process cannot start processes, signal others, or change files or
+    their permissions; threads stay possible.
 
     >>> len(program()) % 8, len(program()) > len(program(own_pid=1))
     (0, True)
@@ -77,26 +81,30 @@ def program(*, own_pid: int | None = None) -> bytes:
     lists = [_READ, _PLAIN] + ([] if own_pid is not None else [_CHANGE_FILES, _PROCESSES])
     judged = _numbers(_JUDGED, column)
     allowed = sorted({n for text in lists for n in _numbers(text, column).values()} - set(_always_judged(judged)))
+    # An instruction is (operation, skip if true, skip if false, operand), with skips relative to the next one.
     code: list[Instruction] = [
+        # The architecture first: with 32-bit calls on x86-64 the same numbers mean other calls.
         (_LOAD, 0, 0, _ARCH),
         (_EQUAL, 1, 0, _ARCHITECTURE[platform.machine()]),
         (_RETURN, 0, 0, _KILL),
         (_LOAD, 0, 0, _NUMBER),
-        (_AT_LEAST, 0, 1, 0x40000000),  # the x32 interface has numbers of its own
+        (_AT_LEAST, 0, 1, 0x40000000),  # the x32 interface, whose calls the list does not cover
         (_RETURN, 0, 0, _ENOSYS),
     ]
     for number in allowed:
         code += [(_EQUAL, 0, 1, number), (_RETURN, 0, 0, _ALLOW)]
-    code += _when(judged["clone3"], [(_RETURN, 0, 0, _ENOSYS)])  # its flags are behind a pointer; libc then uses clone
+    # A filter cannot follow the pointer to clone3's flags. ENOSYS, because libc then falls back to clone.
+    code += _when(judged["clone3"], [(_RETURN, 0, 0, _ENOSYS)])
     code += _when(judged["ioctl"], _refuse_values(1, (_TIOCSTI, _TIOCLINUX)))
     code += _when(judged["socketpair"], _only_value(0, _AF_UNIX))
-    code += _when(judged["prlimit64"], _only_value(0, 0))
+    code += _when(judged["prlimit64"], _only_value(0, 0))  # pid 0: its own limits, nobody else's
     clone: list[Instruction] = [
         (_LOAD, 0, 0, _ARGUMENT),
         (_ANY_BIT, 0, 1, _NEW_NAMESPACE),
         (_RETURN, 0, 0, _EPERM),
     ]
     if own_pid is not None:
+        # Without a user namespace RLIMIT_NPROC cannot bound one program's processes, so only threads may be made.
         clone += [(_ANY_BIT, 1, 0, _THREAD), (_RETURN, 0, 0, _EPERM)]
         for name in ("kill", "tgkill"):
             code += _when(judged[name], _only_value(0, own_pid))
@@ -115,7 +123,7 @@ def _always_judged(judged: dict[str, int]) -> list[int]:
 
 
 def _when(number: int, block: list[Instruction]) -> list[Instruction]:
-    """``block`` (which returns in every case) for one system call; the number is loaded again behind it."""
+    """Runs ``block`` for one system call. The block must always return: it may load an argument over the number."""
     return [(_EQUAL, 0, len(block), number), *block]
 
 

@@ -1,7 +1,7 @@
-"""Runs one job after the other for the process that started it: boxes, limits, pipes, and the end of everything inside.
+"""Runs jobs one after the other for its parent: starts boxes, serves their pipes, enforces limits, kills what is left.
 
-It has one thread and no other children, so "no child is left" after a job means that nothing of the job is left. When
-the process that started it is gone it ends whatever runs, and itself.
+It has one thread and no other children, so "no child left" after a job means that nothing of the job is left. When its
+parent is gone it kills whatever runs, and exits.
 """
 
 from __future__ import annotations
@@ -22,13 +22,17 @@ from ...isolation.frames import Channel, Closed
 from ...isolation.guardian import REQUESTS
 from .boxes import Boxes, Design, sealed
 
-FIRST_LOOK, BETWEEN = 0.05, 0.02  # seconds: most programs are done before anybody looks
-STDERR_KEPT = 4096
-_EXTRA = 64 << 20  # bytes of address space that an idle interpreter has reserved
-_INTERNAL = 6  # processes and threads that are not the program's own: bwrap twice, and slack
+FIRST_LOOK, BETWEEN = (
+    0.05,
+    0.02,
+)  # seconds before the first and between later checks; most programs end before the first
+STDERR_KEPT = 4096  # bytes, the last ones
+_EXTRA = 64 << 20  # bytes of address space that an idle interpreter reserves
+_INTERNAL = 6  # processes and threads that do not belong to the program: bwrap's two, and slack
 
 Reply = dict[str, Any]
-# Loads inside.py, compiled once outside, from a descriptor: compiling it every time would cost half as much as Python.
+# Loads the bytecode of inside.py from a descriptor. It is compiled once, outside: compiling it for every job would cost
+# half as much as starting Python.
 _BOOT = """
 import os, sys
 class Loader(sys.modules["_frozen_importlib_external"].SourcelessFileLoader):
@@ -43,19 +47,19 @@ Loader("__main__", "inside.pyc").exec_module(type(sys)("__main__"))
 
 @dataclass(slots=True)
 class Box:
-    """One running box: what it wrote, what is still to be written to it, and why it was stopped."""
+    """One running box: what it wrote, what is still to be sent to it, and why it was stopped."""
 
     pid: int
     outputs: dict[int, str]  # open descriptors to read from, by name of the stream
     watch: tree.Watch
     request: int
-    death: int  # a descriptor that becomes readable when it ends; -1 where the kernel has none
+    death: int  # a descriptor that becomes readable when the box ends; -1 if the kernel has none
     unsent: bytearray = field(default_factory=bytearray)
     read: dict[str, bytearray] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
     usage: tree.Usage = field(default_factory=tree.Usage)
-    stopped: str = ""  # the limit that it ran into
-    status: int | None = None  # its exit code, once it ended
+    stopped: str = ""  # the limit that it exceeded
+    status: int | None = None  # its exit code, once it has ended
 
     @property
     def started(self) -> bool:
@@ -63,17 +67,17 @@ class Box:
 
 
 class Supervisor:
-    """``run`` does one job: see ``pool.Job`` for its fields."""
+    """Runs one job per call of ``run``; see ``pool.Job`` for the fields."""
 
     def __init__(self, boxes: Boxes, inside: dict[str, bytes], *, parent: int):
         self.boxes, self.parent = boxes, parent
         self.inside = {mode: sealed(code) for mode, code in inside.items()}
 
     def run(self, job: Reply, parts: list[bytes]) -> tuple[Reply, list[bytes]]:
-        """The job's outcome and the bytes that come with it; nothing of the job is left when this returns."""
+        """Returns the job's outcome and output bytes; no process of the job is left by then."""
         self.job, self.boxed = job, list[Box]()
         self.selector = selectors.DefaultSelector()
-        self.idle = 0.0  # seconds in which no box ran or wanted to
+        self.idle = 0.0  # seconds in which no box ran or waited for a processor
         start = time.monotonic()
         self.until = start + job["wall"]
         try:
@@ -87,6 +91,7 @@ class Supervisor:
                 for descriptor in (*box.outputs, box.request, *([box.death] if box.death >= 0 else [])):
                     os.close(descriptor)
             self.selector.close()
+        # A process that survived could disturb the next job, so this one counts as the sandbox's failure.
         if not clean:
             outcome[0].update(ended="failed", why="processes of the sandbox could not be ended")
         outcome[0]["seconds"] = time.monotonic() - start
@@ -96,6 +101,8 @@ class Supervisor:
 
     def _start(self, mode: str, program: bytes, setup: bytes, stdin: bytes | None) -> Box:
         job = self.job
+        # Programs and input travel in sealed files rather than pipes: nothing has to be fed while the box starts, and
+        # arguments would be limited in length.
         held = [sealed(program), sealed(setup)]
         stdin_at = os.open("/dev/null", os.O_RDONLY) if stdin is None else sealed(stdin)
         reply_read, reply_write = os.pipe()
@@ -104,17 +111,19 @@ class Supervisor:
         sink = os.open("/dev/null", os.O_WRONLY)
         if mode == "script":
             pipes |= {"stdout": os.pipe(), "stderr": os.pipe()}
-        else:  # what it prints is of no interest
+        else:  # standard output is discarded: values travel over ``line``
             pipes["stderr"] = os.pipe()
         out, err = pipes["stdout"][1] if mode == "script" else sink, pipes["stderr"][1]
         limits = (job["cpu"], job["memory"] + _EXTRA, self.boxes.task_limit(job["processes"]), job["file"])
-        held.append(os.open(f"/proc/self/fd/{self.inside[mode]}", os.O_RDONLY))  # an offset of its own
+        # Reopened, because a duplicate would share its file offset with the boxes before.
+        held.append(os.open(f"/proc/self/fd/{self.inside[mode]}", os.O_RDONLY))
         arguments = ["-c", _BOOT, str(held[2]), mode, job.get("entry", "-")]
         arguments += [str(n) for n in (*held[:2], request_read, reply_write, *limits)]
         try:
             pid = self.boxes.start(arguments, stdin=stdin_at, stdout=out, stderr=err,
                                    keep=[*held, request_read, reply_write])  # fmt: skip
         finally:
+            # The box has its own copies. A write end left open here would hide the end of a stream.
             for descriptor in (*held, stdin_at, sink, request_read, *(pair[1] for pair in pipes.values())):
                 os.close(descriptor)
         outputs = {pair[0]: name for name, pair in pipes.items()}
@@ -137,16 +146,17 @@ class Supervisor:
         return self._outcome(box), [bytes(box.read["stdout"]), bytes(box.read["stderr"])]
 
     def _answers(self, program: bytes, setup: bytes, tests: bytes) -> tuple[Reply, list[bytes]]:
-        """Calls of the program's function: given ones, or those that tests in a second box make."""
+        """Has the program's function called: with given calls, or with those that asserts in a second box make."""
         box = self._start("calls", program, setup, None)
         if self.job["mode"] == "calls":
             lines = self._given_calls(box, tests)
             return self._outcome(box), [b"\n".join(lines), bytes(box.read["stderr"])]
+        # ---- two boxes, and this process passes lines between them: a call from the judge, its answer from the program
         judge = self._start("tests", tests, setup, None)
         answered = done = b""
         ready = self._line(box, judge)
         while ready is not None:
-            answered = ready  # the program's last word: how its import, or its last call, went
+            answered = ready  # the program's last line: how its import, or its last call, went
             line = self._line(judge, box)
             if line is None or not line.startswith(b'["call",'):
                 done = line or b""
@@ -161,6 +171,7 @@ class Supervisor:
 
     def _given_calls(self, box: Box, calls: bytes) -> list[bytes]:
         lines: list[bytes] = []
+        # The empty entry stands for the import, which is answered without being asked for.
         for call in [b"", *calls.split(b"\n")]:
             if call:
                 self._send(box, call)
@@ -174,6 +185,7 @@ class Supervisor:
 
     def _outcome(self, box: Box) -> Reply:
         ended = "limit" if box.stopped else "exit" if box.status is not None else "running"
+        # A box that never wrote "started" did not reach the program: the sandbox's failure, not a wrong answer.
         if not box.started and ended != "running":
             said = box.read["stderr"].decode("utf-8", "replace").strip()
             ended, box.stopped = "failed", box.stopped or f"the sandbox did not start: {said[-300:] or box.status}"
@@ -186,11 +198,11 @@ class Supervisor:
         box.unsent += line + b"\n"
 
     def _line(self, box: Box, *others: Box) -> bytes | None:
-        """The next line that ``box`` writes; None when it ended, or somebody ran into a limit, before there was one."""
+        """Returns the next line that ``box`` writes; None if it ended, or any box exceeded a limit, before that."""
         heard = box.read["line"]
 
         def there() -> bool:
-            if heard[:8] == b"started\n":  # its first words, from before the program was loaded
+            if heard[:8] == b"started\n":  # its first line, written before the program is loaded
                 del heard[:8]
             return b"\n" in heard or box.status is not None or any(b.stopped for b in (box, *others))
 
@@ -203,11 +215,12 @@ class Supervisor:
         return line
 
     def _attend(self, there: Any) -> None:
-        """Reads, writes and watches until ``there()``, or until every box has ended or was stopped."""
+        """Reads, writes and enforces limits until ``there()``, or until every box has ended or one was stopped."""
         look = time.monotonic() + FIRST_LOOK
         while not there():
             for box in self.boxed:
                 self._write(box)
+            # The selector waits for output and deaths. Unsent input, and deaths without a descriptor, need polling.
             often = any(box.unsent or box.death < 0 for box in self.boxed)
             for key, _ in self.selector.select(0.002 if often else max(look - time.monotonic(), 0.0)):
                 if key.fd != key.data.death:
@@ -218,7 +231,7 @@ class Supervisor:
             if time.monotonic() >= look:
                 self._check(late=time.monotonic() > self.until)
                 look = time.monotonic() + BETWEEN
-                if os.getppid() != self.parent:
+                if os.getppid() != self.parent:  # the run is gone: nobody will read the answer
                     tree.end_children()
                     os._exit(1)
             if any(box.stopped for box in self.boxed):
@@ -233,8 +246,9 @@ class Supervisor:
                     box.status = os.waitstatus_to_exitcode(status)
                     if box.death >= 0:
                         self.selector.unregister(box.death)
+                    # A program that ends before the first check was never sampled: wait4 still knows its CPU time.
                     box.usage = replace(box.usage, cpu=max(box.usage.cpu, used.ru_utime + used.ru_stime))
-                    for descriptor in list(box.outputs):  # what is still in the pipes
+                    for descriptor in list(box.outputs):  # drains the pipes
                         self._read(box, descriptor, all_of_it=True)
 
     def _write(self, box: Box) -> None:
@@ -261,12 +275,13 @@ class Supervisor:
                 return
             box.counts[stream] = box.counts.get(stream, 0) + len(part)
             box.read[stream] += part
+            # Counted in full against the limit, but only the end is kept: that is where a traceback names the error.
             if stream == "stderr" and len(box.read[stream]) > STDERR_KEPT:
                 del box.read[stream][:-STDERR_KEPT]
             if box.counts[stream] > most:
                 box.stopped = f"wrote more than {most:,} bytes to {stream}".replace("line", "its results")
                 return
-            if not all_of_it:
+            if not all_of_it:  # one piece per wake-up, so that a flood of output cannot hold up the limits
                 return
 
     def _check(self, *, late: bool) -> None:
@@ -276,6 +291,8 @@ class Supervisor:
             if box.status is None:
                 before, box.usage = box.usage.idle, box.watch.look()
                 idle.append(box.usage.idle - before)
+        # With two boxes one always waits for the other. Only time in which both idle is sleep, and it is charged to the
+        # program (the first box).
         self.idle += min(idle, default=0.0)
         for box in self.boxed:
             if box.status is None and not box.stopped:
@@ -294,7 +311,7 @@ class Supervisor:
 
 
 def inside_of_boxes() -> dict[str, bytes]:
-    """The compiled text of ``inside.py`` for every mode, with the sections that it needs."""
+    """Compiles ``inside.py`` for every mode, with only the sections that the mode needs."""
     with open(os.path.join(os.path.dirname(__file__), "..", "inside.py"), encoding="utf-8") as file:
         first, *rest = file.read().split("# ==== ")
     sections = [("all", first), *(part.split("\n", 1) for part in rest)]
@@ -312,6 +329,7 @@ def inside_of_boxes() -> dict[str, bytes]:
 
 
 def _death_of(pid: int) -> int:
+    # A pidfd is readable once its process has ended, so one select waits for output and deaths alike.
     try:
         return os.pidfd_open(pid)
     except (OSError, AttributeError):
@@ -319,12 +337,12 @@ def _death_of(pid: int) -> int:
 
 
 def main(source: int, target: int, *, parent: int, design: dict[str, Any]) -> None:
-    """Serves jobs until the other side hangs up: a message is a JSON object and the bytes that come with it."""
+    """Serves jobs until the other side hangs up. A message is a JSON object and the byte strings that go with it."""
     for request in REQUESTS:
-        signal.signal(request, lambda *_: None)  # not ignored: what it starts would inherit that
+        signal.signal(request, lambda *_: None)  # a handler, not SIG_IGN, which the boxes would inherit
     channel = Channel(source, target, parent=parent)
     try:
-        inside = inside_of_boxes()  # first: a stage may cover the folders that this reads and writes
+        inside = inside_of_boxes()  # before Boxes: a stage may cover the folders that this reads and writes
         supervisor = Supervisor(Boxes(Design(**design)), inside, parent=parent)
     except (OSError, py_compile.PyCompileError) as error:
         channel.send(json.dumps({"ready": False, "why": str(error)}).encode())
