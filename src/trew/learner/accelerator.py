@@ -1,4 +1,4 @@
-"""``LayerAccelerator``: something else than the layers' own code, for a model that runs through its own forward."""
+"""``LayerAccelerator``: faster code for the layers of a model that runs through its own ``forward``."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from transformers import PreTrainedModel
 
 @runtime_checkable
 class LayerAccelerator(Protocol):
-    """``key``: of the configuration; ``what``: its subject in a message. In a ``trial`` its errors are RuntimeErrors;
-    else ModelErrors, with what to do."""
+    """``key``: the configuration key under ``learner``; ``what``: the subject of its messages. During a ``trial`` it
+    raises RuntimeErrors, which the comparison catches; otherwise ModelErrors that say what to do."""
 
     key: ClassVar[str]
     what: ClassVar[str]
     trial: bool
 
     def layers(self, model: PreTrainedModel, *, again: bool = False) -> AbstractContextManager[None]:
-        """In force inside the block, which must enclose the backward pass; nothing is left of it outside. ``again``:
-        layers compute their activations again in the backward pass."""
+        """Accelerates the layers inside the block, which must enclose the backward pass, and restores them afterwards.
+        ``again``: layers recompute their activations in the backward pass."""
         ...
 
     def report(self) -> None:
-        """Tells what the user may like to know after an optimizer step."""
+        """Reports to the user after an optimizer step, where there is something to report."""
         ...

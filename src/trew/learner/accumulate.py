@@ -1,4 +1,4 @@
-"""From the log-probs of one pack to the derivatives of the loss by them, and what all packs of a step give together."""
+"""The derivatives of the loss by the log-probs of one pack, and the sums over all packs of a step."""
 
 from __future__ import annotations
 
@@ -20,19 +20,22 @@ from .parallel import Parallel
 
 @dataclass(slots=True)
 class Accumulated:
-    """What the packs of an optimizer step gave, put together; its gradient is in the parameters. Metrics such as
-    quantiles are of all packs together."""
+    """The results of all packs of an optimizer step; the gradient itself is in the parameters.
+
+    Values are kept per token, not averaged per pack: quantiles and other metrics that are not sums need all tokens of
+    the step, and must not depend on how it was split into packs.
+    """
 
     samples: Sequence[TrainingSample]
-    batch: TokenBatch  # theirs, prepared
-    active: list[int]  # the samples that can have a gradient
+    batch: TokenBatch  # of the samples, prepared by the objective
+    active: list[int]  # positions of the samples that can have a gradient
     loss: float = 0.0
     tokens: int = 0  # fed to the model for a gradient, prompts and padding included
-    values: dict[str, Tensor] = field(default_factory=dict)  # each (size,)
-    ran: list[int] = field(default_factory=list)
+    values: dict[str, Tensor] = field(default_factory=dict)  # each (N,), zero where no pack has written yet
+    ran: list[int] = field(default_factory=list)  # positions of the samples that metrics() covers
 
     def add(self, out: LossOutput, at: Int[Tensor, "n"]) -> None:
-        """The values per token of ``out`` belong ``at`` these places of the step's."""
+        """Adds the loss of ``out`` and writes its per-token values to positions ``at`` of the step's tokens."""
         self.loss += float(out.loss.detach())
         for name, value in {**out.packed, "logprobs": out.batch.policy}.items():
             if name not in self.values:
@@ -40,21 +43,23 @@ class Accumulated:
             self.values[name][at] = value
 
     def reduce(self, parallel: Parallel) -> None:
-        """Adds up what the ranks gave. Each token's values are of one rank and zero on the others."""
+        """Sums the results over ranks. Each token's values come from one rank and are zero on the others."""
         if parallel.size == 1:
             return
+        # Every rank must take part in the same sums with the same dtypes, or the collectives hang. A rank without a
+        # pack has no values at all, so the ranks first agree on names and dtypes.
         dtypes = {name: str(value.dtype).removeprefix("torch.") for name, value in self.values.items()}
         found = parallel.gather({"dtypes": dtypes, "loss": self.loss, "tokens": self.tokens, "ran": self.ran})
         self.loss = sum(one["loss"] for one in found)
         self.tokens = sum(one["tokens"] for one in found)
         self.ran = [i for one in found for i in one["ran"]]
         for name, dtype in sorted({item for one in found for item in one["dtypes"].items()}):
-            if name not in self.values:  # this rank had no pack
+            if name not in self.values:  # this rank had no pack: it contributes zeros
                 self.values[name] = torch.zeros(len(self.batch.mask), dtype=getattr(torch, dtype))
         parallel.sum_([self.values[name] for name in sorted(self.values)])
 
     def metrics(self) -> Metrics:
-        """The objective's, over the samples that were run."""
+        """The objective's metrics over the samples that were run."""
         ran = sorted(self.ran)
         at = TokenPositions.of(self.samples).of_samples(ran)
         values = {name: value[at] for name, value in self.values.items()}
@@ -64,20 +69,20 @@ class Accumulated:
 
 @dataclass(slots=True)
 class PackLoss:
-    """The objective on the tokens of a pack, as the head asks for it: from log-probs and entropies to the derivatives
-    of the loss by them. Raises NumericsError where something is not finite."""
+    """The loss of one pack as a :data:`.head.LossCallback`: maps log-probs and entropies to the derivatives of the loss
+    by them. Raises NumericsError where a value is not finite."""
 
-    part: TokenBatch  # of the pack, in its order
+    part: TokenBatch  # the pack's tokens, in its order
     pack: Pack
     samples: Sequence[TrainingSample]
     objective: Objective
     bonus: EntropyBonus | None
     done: Accumulated
-    at: Int[Tensor, "n"]  # the pack's tokens in those of the step
-    coefficients: Float[Tensor, "n"] | None = None  # where they are known beforehand
+    at: Int[Tensor, "n"]  # positions of the pack's tokens among the step's
+    coefficients: Float[Tensor, "n"] | None = None  # set where they are known before the head runs
 
     def fix_coefficients(self, logprobs: Float[Tensor, "n"]) -> None:
-        """Fixes all coefficients by the log-probs of the whole pack."""
+        """Computes all coefficients from the log-probs of the whole pack."""
         self.coefficients = self._of_objective(slice(0, len(self.at)), logprobs)
 
     def __call__(
@@ -89,10 +94,11 @@ class PackLoss:
         else:
             self._check(logprobs, where)
             coefficients = self.coefficients[where]
+        # An objective's coefficients are weights of grad log p in the ascent direction; the loss is their negative.
         if entropies is None or self.bonus is None:
             return -coefficients.to(device), None
         assert self.part.token_weights is not None
-        with torch.enable_grad():
+        with torch.enable_grad():  # the fused head calls this under no_grad
             own = entropies.to(self.part.mask.device).requires_grad_()
             term = self.bonus.loss(own, token_weights=self.part.token_weights[where])  # 0 outside the mask
             (slope,) = torch.autograd.grad(term, own)
@@ -103,7 +109,7 @@ class PackLoss:
         self._check(logprobs, where)
         out = self.objective.loss(self.part.select_tokens(where).replace(logprobs=logprobs.to(self.part.mask.device)))
         self.done.add(out, self.at[where])
-        self._add(0.0)
+        self._add(0.0)  # checks the sum, to which done.add() has added
         return out.packed["coefficients"]
 
     def _check(self, logprobs: Float[Tensor, "m"], where: slice) -> None:
@@ -120,7 +126,7 @@ class PackLoss:
 
 @dataclass(frozen=True, slots=True)
 class TokenPositions:
-    """Where each sample's tokens stand in the stream of all completion tokens."""
+    """The range of each sample in the stream of all completion tokens."""
 
     bounds: np.ndarray  # (S + 1,)
 
@@ -140,8 +146,8 @@ def check_finite(
     *,
     quantity: str = "logprobs",
 ) -> None:
-    """Raises NumericsError that names the samples of ``pack`` whose log-probs are not finite; the i-th is of its
-    ``sequences[i]``-th sample."""
+    """Raises NumericsError that names the samples of ``pack`` whose log-probs are not finite; ``logprobs[i]`` belongs
+    to the pack's sample ``sequences[i]``."""
     finite = torch.isfinite(logprobs)
     if finite.all():
         return

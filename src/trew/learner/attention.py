@@ -2,9 +2,9 @@
 
 A dense mask over the row would cost T x T. Instead queries, keys and values are gathered into a few rectangular blocks
 of segments with similar lengths; each block is one ordinary attention call (the model's own: sdpa or eager), and the
-outputs go back to their places in the row. Padding exists inside the blocks alone.
+outputs are scattered back to the row. Padding exists only inside the blocks.
 
-The function is registered with transformers under :data:`NAME` and in force only inside :func:`shared_prefix`, which
+The function is registered with transformers under :data:`NAME` and active only inside :func:`shared_prefix`, which
 must therefore enclose the backward pass too: activation checkpointing calls it again there.
 """
 
@@ -31,8 +31,8 @@ NAME = "trew_shared_prefix"
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """B segments of at most Q tokens with prefixes of at most M: queries (B, Q) and keys (B, L) as places in the row,
-    L = M + Q. Padding points to a segment's first token; the mask keeps it out of every softmax that is used."""
+    """B segments of at most Q tokens with prefixes of at most M: queries (B, Q) and keys (B, L) as indices into the
+    row, L = M + Q. Padding points to the segment's first token; the mask hides padded keys from every real query."""
 
     queries: Int[Tensor, "B Q"]
     keys: Int[Tensor, "B L"]
@@ -40,7 +40,7 @@ class Block:
     _bias: dict[torch.dtype, Tensor] = field(default_factory=dict)
 
     def bias(self, dtype: torch.dtype) -> Float[Tensor, "B 1 Q L"]:
-        """The mask as a term added to the scores; made once per dtype, not once per layer."""
+        """The mask as a term added to the scores; built once per dtype, not once per layer."""
         if dtype not in self._bias:
             zeros = torch.zeros(self.visible.shape, dtype=dtype, device=self.visible.device)
             self._bias[dtype] = zeros.masked_fill_(~self.visible, torch.finfo(dtype).min)
@@ -49,14 +49,14 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The blocks of a packed row and, for each of its T tokens, where its output stands among theirs."""
+    """The blocks of a packed row and, for each of its T tokens, the index of its output among theirs."""
 
     blocks: tuple[Block, ...]
     places: Int[Tensor, "T"]
 
 
 def plan(segments: Sequence[Segment], *, device: torch.device | str = "cpu") -> Plan:
-    """Sorts segments into blocks: same power of two above length and prefix length, so that padding stays below 2x.
+    """Groups segments into blocks by the next power of two of length and prefix length: padding stays below 2x.
 
     >>> p = plan([Segment(0, 3), Segment(3, 2, 0, 3), Segment(5, 1, 0, 3)])
     >>> [tuple(b.visible.shape) for b in p.blocks], p.places.tolist()
@@ -74,9 +74,12 @@ def plan(segments: Sequence[Segment], *, device: torch.device | str = "cpu") -> 
         prefix_lengths = np.array([s.prefix_length for s in members])[:, None]
         width, prefix = max(s.length for s in members), max(s.prefix_length for s in members)
         inside = np.arange(width)[None] < np.array([s.length for s in members])[:, None]
+        # Padded entries need an index that is valid; the segment's own first token is. Their outputs are never placed.
         queries = np.where(inside, starts + np.arange(width), starts)
         in_prefix = np.arange(prefix)[None] < prefix_lengths
         prefix_keys = np.where(in_prefix, prefix_starts + np.arange(prefix), prefix_starts)
+        # Padding is on the right, where the causal mask hides it from every real query. The diagonal stays visible for
+        # padded queries too: a row of scores that is masked throughout has no valid softmax.
         causal = np.broadcast_to(np.tril(np.ones((width, width), dtype=bool)), (len(members), width, width))
         prefix_visible = np.broadcast_to(in_prefix[:, None], (len(members), width, prefix))
         blocks.append(
@@ -93,7 +96,8 @@ def plan(segments: Sequence[Segment], *, device: torch.device | str = "cpu") -> 
 
 @dataclass(slots=True)
 class _Active:
-    """What the registered function works with; set by :func:`shared_prefix`, one at a time."""
+    """The plan in use, set by :func:`shared_prefix`. A global, since transformers calls the registered function with
+    its own arguments only; one at a time."""
 
     plan: Plan | None = None
     eager: bool = False
@@ -111,8 +115,8 @@ def attend(
     attention_mask: Tensor | None,
     **kwargs: Any,
 ) -> tuple[Float[Tensor, "1 T H D"], None]:
-    """Attention of one packed row by the active plan, in the form that transformers calls. The mask is the plan's:
-    ``attention_mask`` is not read. Never part of a compiled graph: the number of blocks changes with every pack."""
+    """Attention of one packed row by the active plan, with the signature that transformers calls. The mask comes from
+    the plan; ``attention_mask`` is not read. Never part of a compiled graph: the number of blocks varies per pack."""
     plan = _active.plan
     assert plan is not None, "attention of packed rows outside shared_prefix()"
     assert query.shape[0] == 1
@@ -124,6 +128,7 @@ def attend(
     if slow:  # the CPU's bfloat16 attention kernels take several times as long as the float32 ones
         query, key, value = query.float(), key.float(), value.float()
     outputs = []
+    # Autocast would convert the float32 inputs back to bfloat16.
     with torch.autocast(query.device.type, enabled=False) if slow else nullcontext():
         for block in plan.blocks:
             q = _gather(query, block.queries)
@@ -140,16 +145,18 @@ AttentionInterface.register(NAME, attend)
 
 
 def eager_attention(module: torch.nn.Module) -> Callable[..., tuple[Tensor, Any]] | None:
-    """The plain attention function of the file that defines ``module``, where transformers keeps it."""
+    """The eager attention function of the file that defines ``module``, where transformers keeps it."""
     return getattr(sys.modules.get(type(module).__module__), "eager_attention_forward", None)
 
 
 def unsupported(model: PreTrainedModel) -> str | None:
-    """Why packed rows cannot be used with this architecture, as far as it can be told without trying; else None."""
+    """Why packed rows cannot be used with this architecture, as far as its code and configuration tell; else None."""
     parameters = inspect.signature(model.forward).parameters
     missing = [name for name in ("position_ids", "attention_mask", "logits_to_keep") if name not in parameters]
     if missing:
         return f"its forward does not take {', '.join(missing)}"
+    # Layers of other kinds (recurrent, linear or chunked attention) would mix the segments of a row. Sliding windows
+    # are accepted here: they have no effect while sequences are shorter, and the caller asks window() for that.
     for config in _configs(model):
         kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
         if kinds:
@@ -160,7 +167,7 @@ def unsupported(model: PreTrainedModel) -> str | None:
 
 
 def window(model: PreTrainedModel) -> int | None:
-    """The smallest sliding attention window of the model, in tokens; None when all its layers see everything."""
+    """The smallest sliding attention window of the model, in tokens; None when all its layers attend globally."""
     windows = []
     for config in _configs(model):
         size = getattr(config, "sliding_window", None)
@@ -171,17 +178,18 @@ def window(model: PreTrainedModel) -> int | None:
 
 
 def _configs(model: PreTrainedModel) -> list[Any]:
-    """Every configuration that a module of the model reads, once."""
+    """Returns each distinct configuration object that a module of the model reads."""
     found = {id(c): c for m in model.modules() if hasattr(c := getattr(m, "config", None), "_attn_implementation")}
     return list(found.values())
 
 
 @contextmanager
 def shared_prefix(model: PreTrainedModel, plan: Plan) -> Iterator[None]:
-    """Lets ``model`` attend by ``plan`` inside the block, and puts its own attention back afterwards."""
+    """Makes ``model`` attend by ``plan`` inside the block and restores its own attention afterwards."""
     before = [(config, config._attn_implementation) for config in _configs(model)]
     _active.plan, _active.eager = plan, model.config._attn_implementation == "eager"
     try:
+        # The public setter also writes to all sub-configurations; each one is set, and restored, by itself here.
         for config, _ in before:
             config._attn_implementation_internal = NAME
         yield

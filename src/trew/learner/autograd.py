@@ -1,11 +1,11 @@
 """The plain runner: the model's own forward pass and autograd.
 
-Two things are done in a cheaper way where the first samples show that it gives the same numbers, each by itself:
+Two cheaper ways are used, each only where the first samples show that it gives the same numbers:
 
 shared  a group's prompt is computed once (:func:`.packing.pack_shared`), instead of once per completion
 fused   the head is computed chunk by chunk (:mod:`.fused_head`), instead of making logits for all tokens
 
-The layers can be run by something faster, if that is asked for: :mod:`.compiled`, :mod:`.liger`.
+On request, an accelerator runs the layers: :mod:`.compiled`, :mod:`.liger`.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from .packing import Pack, check_samples, pack_plain, pack_shared
 from .runner import ExecutionPath, ModelRunner, RunnerSettings
 
 TOLERANCE = 1e-3
-"""Largest difference in nats between two ways, both computed in float32, that counts as rounding."""
+"""Largest difference in nats between two ways, both computed in float32, that still counts as rounding."""
 
 Products = Callable[[PreTrainedModel], AbstractContextManager[None]]
-"""Lets the linear layers of a model compute, forward and backward, by other code inside the block."""
+"""Replaces the code of a model's linear layers, forward and backward, inside the block."""
 
 
 class AutogradRunner:
     """Runs samples through a model's own ``forward``. Implements :class:`.runner.ModelRunner`.
 
-    A backend may give other code for parts of it: ``head``, a kind of :class:`.FusedHead`; ``products``, for the
-    model's linear layers in float32; ``release``, which is called when the weights are not needed until the next step.
+    A backend may replace parts of it: ``head``, a kind of :class:`.FusedHead`; ``products``, for the model's linear
+    layers in float32; ``release``, which is called when the weights are not needed until the next step.
     """
 
     def __init__(
@@ -93,19 +93,23 @@ class AutogradRunner:
     def accumulate(
         self, pack: Pack, rule: LossCallback, *, entropies: bool = False, lengths: Sequence[int] | None = None
     ) -> None:
+        # The block stays open for the backward pass: attention, products and accelerators are looked up again there
+        # where layers recompute. An accelerator does its own recomputing.
         given = {"rows": self._tensor(pack.read_rows), "tokens": self._tensor(pack.targets)}
         again = self.settings.gradient_checkpointing and self._accelerator is None
         with recompute.recomputing(self.model) if again else nullcontext(), self.running(pack) as out:
             if self._head is None:
                 self._through_logits(out, rule, given, entropies=entropies)
                 return
+            # The head does its own backward pass chunk by chunk, beside its forward; autograd sees only the layers and
+            # starts from the gradient by the hidden states.
             with self._head.working() as head:
                 gradient = head.accumulate(out.detach(), rule, **given, entropies=entropies, lengths=lengths)
-            if out.requires_grad:
+            if out.requires_grad:  # not where only the head is trained
                 out.backward(gradient.to(out.dtype))
 
     def _through_logits(self, logits: Tensor, rule: LossCallback, given: dict[str, Tensor], *, entropies: bool) -> None:
-        """The backward pass where the logits of all tokens were made."""
+        """The backward pass from the logits of all tokens."""
         temperature = self.settings.temperature
         if entropies:
             logprobs, entropy = token_logprobs_and_entropies(logits, **given, temperature=temperature)
@@ -114,6 +118,8 @@ class AutogradRunner:
         by_logprob, by_entropy = rule(
             slice(0, len(logprobs)), logprobs.detach(), None if entropy is None else entropy.detach()
         )
+        # Linear in log-probs and entropies, with the derivatives as constants: the same gradient as the real loss, and
+        # autograd never sees the objective.
         loss = (by_logprob * logprobs).sum()
         if by_entropy is not None and entropy is not None:
             loss = loss + (by_entropy * entropy).sum()
@@ -134,8 +140,8 @@ class AutogradRunner:
 
     @contextmanager
     def running(self, pack: Pack) -> Iterator[Tensor]:
-        """The model's own forward: logits (K, V) at the positions of ``pack.read_at``, or with a fused head what goes
-        into it, (K, H). A backward pass belongs inside the block."""
+        """The model's own forward: logits (K, V) at the positions of ``pack.read_at``, or with a fused head its input,
+        (K, H). A backward pass belongs inside the block."""
         with ExitStack() as stack:
             if pack.mask is None:
                 plan = attention.plan(pack.segments, device=self.device)
@@ -151,7 +157,8 @@ class AutogradRunner:
 
     def _run(self, pack: Pack) -> Tensor:
         if pack.mask is None:
-            # transformers hands a 4-D mask through as it is; this one is a token of "no mask needed", never read.
+            # transformers passes a 4-D mask through as it is. This one is a placeholder that attend() never reads; with
+            # None, transformers would build a mask of its own.
             mask = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=self.device)
         else:
             mask = self._tensor(pack.mask).long()
@@ -162,6 +169,7 @@ class AutogradRunner:
             "logits_to_keep": read_at,
             "use_cache": False,
         }
+        # Older architectures lack position_ids or logits_to_keep; unsupported() has kept those off packed rows.
         inputs = {name: value for name, value in inputs.items() if name in self._accepts}
         low = self.settings.autocast
         with torch.autocast(self.device.type, dtype=low) if low else nullcontext():
@@ -178,9 +186,9 @@ class AutogradRunner:
         return torch.as_tensor(array, device=self.device)
 
     def _beyond_window(self, samples: Sequence[TrainingSample], chosen: Sequence[int]) -> bool:
-        """Whether a sequence is longer than a sliding window of the model, which the model's own layers know nothing of
-        on packed rows. A matter of these samples alone: what came before must not decide how they are run, or a resumed
-        run would differ."""
+        """Whether a sequence is longer than a sliding window of the model: attention over packed rows ignores windows.
+
+        Decided from these samples alone: if earlier ones had a say, a resumed run would differ."""
         window = attention.window(self.model)
         longest = max((len(samples[i].prompt_ids) + len(samples[i].token_ids) for i in chosen), default=0)
         if window is None or longest <= window:
@@ -191,12 +199,13 @@ class AutogradRunner:
     # -------------------------------------------------------------------------------------------------- verification
 
     def _verify(self, samples: Sequence[TrainingSample], chosen: Sequence[int]) -> None:
-        """Compares what is not the model's own forward on plain rows with that; what differs is given up."""
+        """Compares each shortcut with the model's own forward on plain rows, and drops those that differ."""
         if self._unshared is not None:
             self._say_unshared(self._unshared)
         few = _first(samples, chosen)
         if not few or self.path == ExecutionPath():
             return
+        # One shortcut at a time, each on top of those that passed, so that a mismatch names its cause.
         want = by_sample(self.exact(), samples, few)
         shared = self._shares and not self._beyond_window(samples, few)
         if self._head is not None:
@@ -214,13 +223,15 @@ class AutogradRunner:
             self._shares = packed.compare(lambda runner: by_sample(runner, samples, few), want, tolerance=TOLERANCE)
         if self._accelerator is not None:
             self._verify_accelerator(self._accelerator, samples, few)
-        # One sample has nothing to share, and with NaN weights nothing is shown (the learner will say so).
+        # One sample has no prompt to share, and NaN weights match anything: not verified yet, the next samples decide.
+        # The learner reports NaN itself.
         self.verified = len(few) > 1 and not bool(want.isnan().any())
 
     def _verify_accelerator(
         self, accelerator: LayerAccelerator, samples: Sequence[TrainingSample], few: Sequence[int]
     ) -> None:  # fmt: skip
-        """Log-probs, and a gradient from the last layer to the first: it is code of others, made for this model."""
+        """Compares log-probs, and the gradient that has passed through all layers: third-party kernels and generated
+        code may be right in the forward pass and wrong in the backward pass."""
         shared = self._shares and not self._beyond_window(samples, few)
         plain = self._like(share_prompts=shared, fused=self._head is not None)
         choice = self._choice(
@@ -245,14 +256,14 @@ class AutogradRunner:
             self._accelerator = None
 
     def _first_trained(self) -> Tensor | None:
-        """The first weight of the layers that is trained."""
+        """The first trained weight of the layers: its gradient passes through all layers behind it."""
         weights = (p for layer in recompute.layers(self.model) for p in layer.parameters())
         return next((p for p in weights if p.requires_grad), None)
 
     def _choice(
         self, instead: str, *, subject: str, remedy: str, candidate: AutogradRunner
     ) -> Verified[AutogradRunner]:
-        """The candidate for a part of this runner."""
+        """Sets a candidate for one part of this runner against the plain way."""
         return Verified(
             candidate, self, instead=f"{type(self.model).__name__}: {instead}", subject=subject, remedy=remedy,
             messages=self.messages,
@@ -260,6 +271,7 @@ class AutogradRunner:
 
     def _like(self, **changes: Any) -> AutogradRunner:
         """The same parts in float32 with other settings, taken as verified."""
+        # float32, so that a difference is one of code: bfloat16 rounding would drown TOLERANCE.
         plainly = {"budget": 1 << 30, "autocast": None, "gradient_checkpointing": False, "accelerator": None}
         products = self._products if self.settings.autocast is None else None
         settings = replace(self.settings, **(plainly | changes))
@@ -276,15 +288,16 @@ class AutogradRunner:
 
 
 def head_of(model: PreTrainedModel, settings: RunnerSettings, kind: Callable[..., FusedHead]) -> FusedHead | None:
-    """The model's head, where it is one plain matrix behind the model's body; whether that is all of it, the first
-    samples will show."""
+    """The fused head for a model whose head is a plain matrix behind its body; None otherwise.
+
+    Only what can be seen is checked here. Scaling inside ``forward`` cannot, so the first samples are compared."""
     head, body = model.get_output_embeddings(), model.base_model
     if type(head) is not torch.nn.Linear or head.weight.dtype != torch.float32 or body is model:
         return None
     if head._forward_hooks or head._forward_pre_hooks or "forward" in head.__dict__:
         return None
     if any(p._backward_hooks or p._post_accumulate_grad_hooks for p in model.parameters()):
-        return None  # what goes straight into grad would pass them by
+        return None  # the fused head adds to ``grad`` directly, which such hooks would miss
     cap = getattr(model.config, "final_logit_softcapping", None) or 0.0
     return kind(
         head.weight, head.bias, cap=float(cap), temperature=settings.temperature, low=settings.autocast,
@@ -292,8 +305,8 @@ def head_of(model: PreTrainedModel, settings: RunnerSettings, kind: Callable[...
 
 
 def with_tokens(model: PreTrainedModel, samples: Sequence[TrainingSample], among: Sequence[int] | None) -> list[int]:
-    """The samples (of those ``among``) that have completion tokens. Raises ValueError where one has tokens that the
-    model does not know."""
+    """The samples (of those ``among``) that have completion tokens. Raises EngineError where one has token ids outside
+    the model's vocabulary."""
     embeddings = model.get_input_embeddings().weight
     assert isinstance(embeddings, Tensor)
     check_samples(samples, vocab_size=len(embeddings))
@@ -301,7 +314,8 @@ def with_tokens(model: PreTrainedModel, samples: Sequence[TrainingSample], among
 
 
 def first_samples(model: PreTrainedModel, samples: Sequence[TrainingSample], among: Sequence[int] | None) -> list[int]:
-    """The first completions of two groups, the worst that packing can do to them: what is compared."""
+    """The samples to compare: the first two completions of the first two groups, so that a pack holds both a shared
+    prompt and a neighbour from another group."""
     return _first(samples, with_tokens(model, samples, among))
 
 
@@ -311,7 +325,7 @@ def _first(samples: Sequence[TrainingSample], chosen: Sequence[int]) -> list[int
 
 
 def by_sample(runner: ModelRunner, samples: Sequence[TrainingSample], few: Sequence[int]) -> Tensor:
-    """Log-probs of the samples ``few`` in their order."""
+    """Log-probs of the samples ``few``, concatenated in that order, whatever packs they are in."""
     parts = {}
     for pack in runner.packs(samples, among=few):
         lengths = [len(samples[i].token_ids) for i in pack.samples]
@@ -320,14 +334,16 @@ def by_sample(runner: ModelRunner, samples: Sequence[TrainingSample], few: Seque
 
 
 def _slope(runner: AutogradRunner, pack: Pack, weight: Tensor) -> Tensor:
-    """The gradient by a weight of some function of what the model gives."""
+    """The gradient by ``weight`` of an arbitrary linear function of the model's output."""
+    # cos(0), cos(1), ...: fixed without touching a random generator, and of mixed signs. A constant would be a poor
+    # probe, since errors of opposite signs would cancel.
     with torch.enable_grad(), runner.running(pack) as out:
         by_out = torch.arange(out.numel(), device=out.device).cos().view_as(out).to(out.dtype)
         return torch.autograd.grad(out, weight, by_out)[0]
 
 
 def _relative(got: Tensor, want: Tensor) -> Tensor:
-    """The length of the difference over that of ``want``; 0 where that is not finite."""
+    """The norm of the difference divided by the norm of ``want``; 0 where the latter is not finite."""
     length = want.norm()
     if not length.isfinite():
         return torch.zeros(())

@@ -1,4 +1,4 @@
-"""``Body``: everything of a model below its output head, over packed rows, for heads other than the learner's."""
+"""``Body``: a model below its output head, over packed rows, for heads other than the learner's."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Body(Protocol):
 
     @property
     def pack_tokens(self) -> int:
-        """Tokens of a pack that it runs best; more take more memory and are no faster."""
+        """The best number of tokens in a pack; more take more memory and are no faster."""
         ...
 
     def states(self, pack: Pack) -> Float[Tensor, "K H"]:
@@ -31,10 +31,10 @@ class Body(Protocol):
         ...
 
     def differentiable(self, pack: Pack) -> AbstractContextManager[Float[Tensor, "K H"]]:
-        """The same as a leaf that requires a gradient. Behind the block, what has come together in its ``grad`` is
-        taken back to the weights' ``grad``."""
+        """The same as a leaf that requires a gradient. At the end of the block, the gradient in its ``grad`` is
+        propagated back and added to the weights' ``grad``."""
         ...
 
     def exact(self) -> Body:
-        """The same code on the same weights, with products in float32: what is compared with the plain way."""
+        """The same code on the same weights, with products in float32, for the comparison with the plain way."""
         ...

@@ -1,4 +1,4 @@
-"""Which runner a model gets: a backend's, once the first samples have shown that it computes the same, or the plain
+"""Chooses the runner of a model: a backend's, where the first samples match the model's own forward, or the plain
 one."""
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def runner_for(model: PreTrainedModel, settings: RunnerSettings, backend: Backen
 
 
 class VerifiedRunner:
-    """``candidate`` until its log-probs of the first samples differ from those of the model's own forward; then
-    ``plain``. Implements :class:`.runner.ModelRunner`."""
+    """Uses ``candidate`` unless its log-probs of the first samples differ from the model's own forward, then ``plain``.
+    Implements :class:`.runner.ModelRunner`."""
 
     def __init__(self, candidate: ModelRunner, plain: AutogradRunner) -> None:
         self.model, self.settings = candidate.model, candidate.settings
@@ -62,13 +62,13 @@ class VerifiedRunner:
         return self.chosen.packs(samples, among=among)
 
     def _compare(self, samples: Sequence[TrainingSample], among: Sequence[int] | None) -> None:
-        """The candidate's own code, and not a copy of it made anew, against the model's own forward."""
+        """Compares the candidate, in float32, with the model's own forward."""
         few = first_samples(self.model, samples, among)
         if not few:
             return
         want = by_sample(self._plain.exact(), samples, few)
         self._choice.compare(lambda runner: by_sample(runner.exact(), samples, few), want, tolerance=TOLERANCE)
-        # One sample has nothing to share, and with NaN weights nothing is shown (the learner will say so).
+        # One sample has no prompt to share, and NaN weights match anything: compare again on the next samples then.
         self._compared = self._choice.refused or (len(few) > 1 and not bool(want.isnan().any()))
 
     def logprobs_of(self, pack: Pack) -> Float[Tensor, "n"]:

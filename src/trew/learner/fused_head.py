@@ -1,13 +1,12 @@
-"""The output head from hidden states to the gradient of the loss, never holding [tokens, vocabulary].
+"""The output head, from hidden states to the gradient of the loss, without ever holding [tokens, vocabulary].
 
 With z = softcap(h W^T + b) / tau, p = softmax(z), and the derivatives of the loss by a token's log-prob and by the
 entropy of its distribution, c and s, the gradient by z is
 
     c onehot - p (c + s (log p + H))
 
-A rule (an objective) gives c and s from the log-probs and entropies themselves. So the logits of a few positions at a
-time are computed, turned into that gradient where they are, and multiplied on: three products, and nothing is computed
-twice or kept.
+A rule (an objective) computes c and s from the log-probs and entropies. So the logits of a few positions at a time are
+computed, overwritten with that gradient, and multiplied back: three products, with nothing computed twice or kept.
 """
 
 from __future__ import annotations
@@ -24,13 +23,13 @@ from torch import Tensor
 from .head import LOWEST, LossCallback
 
 ELEMENTS = 1 << 21
-"""Logits that are worked on at once: enough for the products to run at full speed ..."""
+"""Logits per chunk: enough for the products to run at full speed."""
 ROWS, GPU_ROWS = 128, 256
-"""... and at least so many positions, since each chunk reads and writes the whole gradient of the weight."""
+"""Least positions per chunk: each chunk reads and writes the whole gradient of the weight, whatever its size."""
 WHOLE = 1024
-"""Positions of the longest sequence that any head sees whole, if it must."""
+"""Sequences up to this many positions fit into one chunk on request, whatever the vocabulary."""
 BLOCK = 8192
-"""Rows of the weight whose gradient is formed at once."""
+"""Rows of the weight's gradient that are computed at once."""
 
 
 def at_once(vocabulary: int, *, gpu: bool) -> int:
@@ -40,10 +39,10 @@ def at_once(vocabulary: int, *, gpu: bool) -> int:
 
 @dataclass(frozen=True)
 class FusedHead:
-    """z = cap tanh((h W^T + b) / cap) / tau, without the cap where it is 0. ``low``: the type in which the gradient's
-    products are computed, where that is not float32; the logits are float32 always.
+    """z = cap tanh((h W^T + b) / cap) / tau, without the cap where it is 0. ``low``: the type of the gradient's
+    products where it is not float32; the logits are always float32.
 
-    What a backend may do in another way are the methods with an underscore: each is one operation on one chunk.
+    A backend may override the methods with an underscore: each is one operation on one chunk.
     """
 
     weight: Tensor
@@ -53,7 +52,7 @@ class FusedHead:
     low: torch.dtype | None = None
 
     def working(self) -> AbstractContextManager[FusedHead]:
-        """The head for one pass: inside the block it may hold memory."""
+        """The head for one pass: it may hold memory inside the block."""
         return nullcontext(self)
 
     @torch.no_grad()
@@ -89,13 +88,15 @@ class FusedHead:
         entropies: bool = False,
         lengths: Sequence[int] | None = None,
     ) -> Float[Tensor, "K H"]:
-        """The gradient of the loss by ``hidden``; that by weight and bias is added to their ``grad``.
+        """Returns the gradient of the loss by ``hidden``; adds the gradients of weight and bias to their ``grad``.
 
-        ``rule`` is called once per chunk. ``lengths``: it must see these consecutive runs of tokens (sequences) whole.
+        ``rule`` is called once per chunk; with ``lengths``, no sequence of these lengths is split over two calls.
         """
         out = torch.zeros_like(hidden, dtype=torch.float32)
         for part in self.chunks(len(tokens), lengths):
             with self._chunk():
+                # Several tokens may read one row (the first tokens of a group's completions read the prompt's last
+                # position), so each row's logits are computed once, and its tokens' derivatives are summed.
                 mine, inverse = _used(rows[part])
                 h = hidden[mine]
                 z = self._products(h)
@@ -103,11 +104,12 @@ class FusedHead:
                 logprobs = z[inverse, tokens[part]] - normaliser[inverse]
                 c, s = rule(part, logprobs, None if entropy is None else entropy[inverse])
                 self._differentiate(z, (inverse, tokens[part]), c, s, normaliser, entropy)
+                # Added, not assigned: a row may be read from several chunks.
                 out.index_add_(0, mine, self._back(z, h))
         return out
 
     def chunks(self, count: int, lengths: Sequence[int] | None = None) -> Iterator[slice]:
-        """Slices of ``count`` tokens; with ``lengths`` each of whole sequences, at least one."""
+        """Slices of ``count`` tokens; with ``lengths``, each holds one or more whole sequences."""
         size = self._at_once()
         if lengths is None:
             yield from (slice(i, min(i + size, count)) for i in range(0, count, size))
@@ -122,7 +124,7 @@ class FusedHead:
             yield slice(start, end)
 
     def holds(self, lengths: Sequence[int]) -> bool:
-        """Whether each sequence fits into a few chunks' memory, so that a rule may see it whole."""
+        """Whether each sequence fits into the memory of a few chunks, so that a rule may see it whole."""
         return max(lengths, default=0) <= max(WHOLE, 4 * self._at_once())
 
     def _at_once(self) -> int:
@@ -134,6 +136,8 @@ class FusedHead:
 
     def _products(self, h: Tensor) -> Tensor:
         """h W^T + b, float32."""
+        # Even with bfloat16 inputs the logits come out in float32: bfloat16 numbers near 20 are 0.125 apart, an error
+        # in nats that every importance ratio would carry.
         if h.is_cuda and self.low is not None:
             z = torch.mm(h.to(self.low), self.weight.to(self.low).t(), out_dtype=torch.float32)
         else:
@@ -141,7 +145,7 @@ class FusedHead:
         return z if self.bias is None else z.add_(self.bias.detach())
 
     def _normalise(self, z: Tensor, entropies: bool) -> tuple[Tensor, Tensor | None]:
-        """Products become logits, in place; log sum exp of each row, and the entropies."""
+        """Turns products into logits, in place; returns the log-sum-exp and the entropy of each row."""
         if self.cap:
             z.div_(self.cap).tanh_().mul_(self.cap)
         if self.temperature != 1:
@@ -161,8 +165,11 @@ class FusedHead:
         normaliser: Tensor,
         entropy: Tensor | None,
     ) -> None:
-        """Logits become the gradient by what went into cap and temperature, in place. ``at``: the tokens' places."""
+        """Turns logits into the gradient by h W^T + b (before cap and temperature), in place. ``at``: indices of the
+        tokens' logits."""
         c = c / self.temperature
+        # The cap's derivative is 1 - tanh^2 with tanh = z tau / cap. The tokens' own terms are read from z before it is
+        # overwritten, and added afterwards.
         own = c * (1 - (z[at] * (self.temperature / self.cap)) ** 2) if self.cap else c
         weight = torch.zeros_like(normaliser).index_add_(0, at[0], c)
         slope = None if s is None else torch.zeros_like(normaliser).index_add_(0, at[0], s / self.temperature)
@@ -172,7 +179,7 @@ class FusedHead:
     def _slope(
         self, z: Tensor, normaliser: Tensor, entropy: Tensor | None, *, weight: Tensor, slope: Tensor | None
     ) -> None:
-        """Logits become - p (weight + slope (log p + entropy)), through the cap, in place."""
+        """Turns logits into - p (weight + slope (log p + entropy)), times the cap's derivative, in place."""
         through = 1 - (z * (self.temperature / self.cap)) ** 2 if self.cap else None
         z.sub_(normaliser[:, None])
         if slope is None:
@@ -186,7 +193,8 @@ class FusedHead:
             z.mul_(through)
 
     def _back(self, dz: Tensor, h: Tensor) -> Tensor:
-        """dz W, float32, of which dz is used up; adds dz^T h and the sum of dz to the gradients of weight and bias."""
+        """Returns dz W, float32, and adds dz^T h and the sum of dz to the gradients of weight and bias. May overwrite
+        dz."""
         if self.bias is not None and self.bias.requires_grad:
             add_to_grad(self.bias, dz.sum(0))
         if self.low is not None:
@@ -198,7 +206,7 @@ class FusedHead:
         return self._back_product(dz)
 
     def _rounded(self, dz: Tensor, low: torch.dtype) -> Tensor:
-        """dz in ``low``, of which dz may be used up."""
+        """dz in ``low``; may overwrite dz."""
         return dz.to(low)
 
     def _back_product(self, dz: Tensor) -> Tensor:
@@ -206,14 +214,14 @@ class FusedHead:
         return (dz @ self.weight.detach().to(dz.dtype)).float()
 
     def _add_outer(self, dz: Tensor, h: Tensor, gradient: Tensor) -> None:
-        """Adds dz^T h to ``gradient``, the weight's."""
-        # Part by part: the product of all of it would be as large as the weight, and made and dropped each time.
+        """Adds dz^T h to ``gradient``, the weight's gradient."""
+        # In blocks: the whole product would be as large as the weight, allocated and freed for every chunk.
         for i in range(0, len(self.weight), BLOCK):
             gradient[i : i + BLOCK] += dz[:, i : i + BLOCK].t() @ h
 
 
 def add_to_grad(parameter: Tensor, gradient: Tensor) -> None:
-    """Adds to what ``parameter.grad`` (float32) holds; ``gradient`` belongs to it from here on."""
+    """Adds ``gradient`` to ``parameter.grad`` (float32), which may take over its memory."""
     if parameter.grad is None:
         parameter.grad = gradient.float()
     else:
@@ -221,5 +229,5 @@ def add_to_grad(parameter: Tensor, gradient: Tensor) -> None:
 
 
 def _used(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """The different ones of ``rows``, and where each stands among them."""
+    """The distinct ``rows``, and the index of each one among them."""
     return torch.unique(rows, return_inverse=True)

@@ -1,8 +1,7 @@
-"""From logits to the log-probs and entropies of tokens, with one copy of [positions, vocabulary] and no more.
+"""Log-probs and entropies of tokens from logits, with a single [positions, vocabulary] tensor in memory.
 
-With p = softmax(z / tau) of the logits z, the gradient of a token's log-prob by z is ``(onehot - p) / tau``, and that
-of the entropy H is ``-p (log p + H) / tau``: both are formed in the backward pass in the memory of the logits
-themselves, chunk by chunk.
+With p = softmax(z / tau) of the logits z, the gradient of a token's log-prob by z is ``(onehot - p) / tau``, and the
+gradient of the entropy H is ``-p (log p + H) / tau``. The backward pass writes both over the logits, chunk by chunk.
 """
 
 from __future__ import annotations
@@ -15,13 +14,13 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 LossCallback = Callable[[slice, Tensor, Tensor | None], tuple[Tensor, Tensor | None]]
-"""From the log-probs (n,) and entropies (n,) of the tokens in a slice to the derivatives of the loss by them."""
+"""Maps the log-probs (n,) and entropies (n,) of the tokens in a slice to the derivatives of the loss by them."""
 
 CHUNK_ELEMENTS = 1 << 21
-"""Logits that are worked on at once: 8 MB of float32, small enough for caches, large enough for all threads."""
+"""Logits per chunk: 8 MB of float32, small enough for caches, large enough for all threads."""
 
 LOWEST = -200.0
-"""Log-probs are raised to this before p log p: below -104 p is 0 in float32 anyway, and 0 * inf would be NaN."""
+"""Lower bound of log-probs in p log p: below -104, p is 0 in float32 anyway, and 0 * inf would be NaN."""
 
 
 def token_logprobs(
@@ -31,8 +30,8 @@ def token_logprobs(
 
         l_i = z[rows_i, tokens_i] / tau - log sum_v exp(z[rows_i, v] / tau)
 
-    Several tokens may read one row. The memory of ``logits`` belongs to this function from here on: the backward pass
-    overwrites it with the gradient (so it can run once; a second one is an error of autograd).
+    Several tokens may read one row. Takes over the memory of ``logits``: the backward pass overwrites it with the
+    gradient (so it can run only once; autograd raises on a second one).
 
     >>> z = torch.tensor([[0.0, 0.0], [1.0, 0.0]])
     >>> token_logprobs(z, rows=torch.tensor([0, 1, 1]), tokens=torch.tensor([1, 0, 1]))
@@ -44,11 +43,11 @@ def token_logprobs(
 def token_logprobs_and_entropies(
     logits: Float[Tensor, "K V"], *, rows: Int[Tensor, "N"], tokens: Int[Tensor, "N"], temperature: float = 1.0
 ) -> tuple[Float[Tensor, "N"], Float[Tensor, "N"]]:
-    """:func:`token_logprobs`, and the entropies of the distributions that the tokens come from, both with a gradient.
+    """:func:`token_logprobs` and the entropies of the tokens' distributions, both with a gradient.
 
         H_i = - sum_v p_v log p_v,   p = softmax(z[rows_i] / tau),   dH / dz_v = -p_v (log p_v + H) / tau
 
-    The memory of ``logits`` belongs to this function, as there.
+    Takes over the memory of ``logits`` as :func:`token_logprobs` does.
 
     >>> z = torch.tensor([[0.0, 0.0], [1.0, 0.0]])
     >>> token_logprobs_and_entropies(z, rows=torch.tensor([0, 1]), tokens=torch.tensor([1, 0]))[1]
@@ -87,14 +86,16 @@ class _TokenLogprobs(torch.autograd.Function):
     def backward(ctx, grad):
         logits, rows, tokens, normaliser = ctx.saved_tensors
         scaled = grad / ctx.temperature
+        # -p is the same for all tokens that read a row: it is scaled by the sum of their gradients, once per row.
         weight = torch.zeros_like(normaliser).index_add_(0, rows, scaled)
         for part in _chunks(logits):
             z = logits[part] if logits.dtype == torch.float32 else logits[part].float()
             if ctx.temperature != 1:
                 z.div_(ctx.temperature)
             z.sub_(normaliser[part, None]).exp_().mul_(weight[part, None].neg())
-            if logits.dtype != torch.float32:
+            if logits.dtype != torch.float32:  # else z is a view of them
                 logits[part] = z
+        # Added last, over -p; ``accumulate`` because two completions of a group may have the same first token.
         logits.index_put_((rows, tokens), scaled.to(logits.dtype), accumulate=True)
         return logits, None, None, None
 

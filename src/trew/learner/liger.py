@@ -1,9 +1,8 @@
-"""liger-kernel's norms, rotary embedding and gates (Triton) for a model on a CUDA GPU, in the learner's passes alone.
+"""liger-kernel's norms, rotary embedding and gates (Triton) for a model on a CUDA GPU, in the learner's passes only.
 
-liger-kernel's own way in exchanges functions and classes of transformers for the whole process and for good, and gives
-the modules of the model other names: generation, a reference and exports would see it too. So only its functions are
-used here, and what they stand in for is put back after the pass. Its head and losses are not used: the head's work is
-:mod:`.fused_head`'s.
+liger-kernel's own entry point patches functions and classes of transformers for the whole process, permanently, and
+renames the model's modules: generation, a reference and exports would be affected too. So only its functions are used
+here, and the originals are restored after the pass. Its head and losses are not used: :mod:`.fused_head` does that.
 """
 
 from __future__ import annotations
@@ -22,12 +21,12 @@ from ..models.anatomy import ACTIVATIONS, FAMILIES
 from . import recompute
 
 ROPE = "apply_rotary_pos_emb"
-"""The function that is exchanged in the file of the model's architecture."""
+"""The function that is replaced in the module that defines the model's architecture."""
 
 
 @dataclass
 class Liger:
-    """Exchanges norms, gates and rotary embedding; a :class:`.LayerAccelerator`."""
+    """Replaces norms, gates and rotary embedding. Implements :class:`.LayerAccelerator`."""
 
     key: ClassVar[str] = "liger"
     what: ClassVar[str] = "liger-kernel"
@@ -35,8 +34,8 @@ class Liger:
 
     @contextmanager
     def layers(self, model: PreTrainedModel, *, again: bool = False) -> Iterator[None]:
-        """Lets the model run with liger's kernels inside the block, which must enclose the backward pass; ``again``:
-        layers compute their activations again there. A module that somebody else has wrapped stays as it is."""
+        """Runs the model with liger's kernels inside the block, which must enclose the backward pass; ``again``: layers
+        recompute their activations there. A module whose ``forward`` is already replaced keeps it."""
         from liger_kernel.transformers import functional  # type: ignore[import-not-found]
         from triton.errors import TritonError  # type: ignore[import-not-found]
 
@@ -61,11 +60,11 @@ class Liger:
                 module.__dict__.pop("forward", None)
 
     def report(self) -> None:
-        """There is nothing to tell."""
+        """Reports nothing."""
 
 
 def check(model: PreTrainedModel) -> None:
-    """Raises ModelError where the architecture is not one whose norms, gates and rotary embedding liger has."""
+    """Raises ModelError where liger lacks the architecture's norms, gates or rotary embedding."""
     name, config = type(model).__name__, model.config
     activation = getattr(config, "hidden_activation", None) or getattr(config, "hidden_act", "")
     if name not in FAMILIES or not type(model).__module__.startswith("transformers.") or activation not in ACTIVATIONS:
@@ -76,11 +75,12 @@ def check(model: PreTrainedModel) -> None:
 
 
 def _forward(m: Any, functional: Any) -> Callable[[Tensor], Tensor] | None:
-    """What stands in for ``forward`` of a norm or a gated product; None for other modules."""
+    """The replacement for ``forward`` of a norm or a gated MLP; None for other modules."""
     name = type(m).__name__
     if name.endswith("RMSNorm"):
         gemma = name.startswith("Gemma")
-        # Not in place: the gradient that a norm gets may be the residual's too.
+        # Arguments: eps, offset of the weight (Gemma stores w - 1), rounding mode, in place. Not in place: the gradient
+        # tensor that a norm receives may also be the residual's.
         given = (float(m.eps), 1.0, "gemma", False) if gemma else (float(m.variance_epsilon), 0.0, "llama", False)
         return lambda x: functional.liger_rms_norm(x, m.weight, *given)
     if name.endswith("MLP"):

@@ -1,4 +1,4 @@
-"""AdamW over float32 weights in three forms, the learning rate of each step, and the state by parameter name."""
+"""AdamW over float32 weights in three forms, the learning rate schedule, and optimizer state by parameter name."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..errors import CheckpointError, ModelError
 
 
 def trainable(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
-    """Parameters to train by name, tied ones once. Raises ModelError where one is not float32, or none is left."""
+    """Parameters to train by name, tied ones once. Raises ModelError where one is not float32, or there is none."""
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if not parameters:
         raise ModelError("the model has no parameter to train: all of them have requires_grad = False")
@@ -30,13 +30,13 @@ def trainable(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
 
 
 def make_optimizer(parameters: Mapping[str, torch.nn.Parameter], config: LearnerConfig) -> torch.optim.Optimizer:
-    """The optimizer that ``config.optimizer`` names; weight decay on matrices and embeddings only, not on norms and
+    """The optimizer that ``config.optimizer`` names, with weight decay on matrices and embeddings but not on norms and
     biases. All are AdamW:
 
         m <- b1 m + (1 - b1) g      v <- b2 v + (1 - b2) g^2      W <- (1 - lr wd) W - lr m' / (sqrt(v') + eps)
 
-    ``adamw``: m and v in float32 beside the weights, 8 bytes a parameter. ``adamw-offload``: the same numbers, kept in
-    CPU memory. ``adamw-8bit``: m and v rounded to 8 bits in blocks of 256 (arXiv:2110.02861), 2 bytes a parameter;
+    ``adamw``: m and v in float32 beside the weights, 8 bytes per parameter. ``adamw-offload``: the same values in CPU
+    memory. ``adamw-8bit``: m and v rounded to 8 bits in blocks of 256 (arXiv:2110.02861), 2 bytes per parameter;
     vectors and matrices below 4,096 values stay in float32.
     """
     matrices = [p for p in parameters.values() if p.dim() >= 2]
@@ -57,14 +57,14 @@ def make_optimizer(parameters: Mapping[str, torch.nn.Parameter], config: Learner
 
 
 Zeros = Callable[[Sequence[Sequence[int]]], "list[Tensor] | None"]
-"""float32 zeros on the CPU of these shapes; None where torch may make them."""
+"""Returns float32 zeros of these shapes on the CPU, or None to leave their allocation to torch."""
 
 
 def begin(optimizer: torch.optim.Optimizer, zeros: Zeros) -> None:
-    """Makes the moments of parameters that have a gradient for the first time, where AdamW would make them on a CPU.
+    """Allocates the moments of CPU parameters that have a gradient for the first time, before AdamW does.
 
-    AdamW makes them during its first step, between the gradients: freeing those would leave holes in the heap that the
-    moments keep open for the rest of the run.
+    AdamW allocates them during its first step, between the gradients. Freeing the gradients then leaves holes in the
+    heap that the moments keep from being returned for the rest of the run.
     """
     if type(optimizer) is not torch.optim.AdamW:
         return
@@ -77,20 +77,24 @@ def begin(optimizer: torch.optim.Optimizer, zeros: Zeros) -> None:
     made = zeros([p.shape for p in fresh for _ in range(2)]) if fresh else None
     if made is None:
         return
+    # The keys and the scalar step are those that torch.optim.AdamW makes itself; it skips parameters with a state.
     moments = iter(made)
     for p in fresh:
         optimizer.state[p] = {"step": torch.zeros(()), "exp_avg": next(moments), "exp_avg_sq": next(moments)}
 
 
 def _is_plain(p: torch.Tensor) -> bool:
-    """Whether torch.optim keeps plain CPU tensors for a parameter: those of sharded ones (DTensor) must be sharded."""
+    """Whether a parameter's moments are plain CPU tensors; those of a sharded parameter (DTensor) must be sharded."""
     return type(p) is torch.nn.Parameter and p.device.type == "cpu"
 
 
 class OffloadedAdamW(torch.optim.AdamW):
-    """AdamW whose moments rest in CPU memory (pinned, where the weights are on a GPU). Each parameter's visit its
-    device for its update: the same operations as without, so the same numbers, for two transfers of 8 bytes a
-    parameter in each step. On the device there is room for the moments of the largest parameter only."""
+    """AdamW whose moments stay in CPU memory (pinned where the weights are on a GPU).
+
+    The moments of one parameter at a time are copied to its device for the update: the same operations as AdamW, so the
+    same numbers, for two transfers of 8 bytes per parameter and step. The device needs room for the moments of the
+    largest parameter only.
+    """
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -100,7 +104,8 @@ class OffloadedAdamW(torch.optim.AdamW):
                 if p.grad is not None:
                     self._update(p, group)
         if any(p.is_cuda for group in self.param_groups for p in group["params"]):
-            torch.cuda.synchronize()  # what was copied to the CPU is read from here on
+            # The copies back are asynchronous, and a checkpoint may read the moments as soon as this returns.
+            torch.cuda.synchronize()
 
     def _update(self, p: torch.nn.Parameter, group: dict[str, Any]) -> None:
         assert p.grad is not None
@@ -115,7 +120,7 @@ class OffloadedAdamW(torch.optim.AdamW):
             eps=group["eps"],
         )  # fmt: skip
         for name, t in visiting.items():
-            state[name].copy_(t, non_blocking=True)  # nothing happens where it is the same tensor
+            state[name].copy_(t, non_blocking=True)  # a no-op on the CPU, where .to() returned the same tensor
 
     @staticmethod
     def rest(p: torch.nn.Parameter) -> dict[str, Tensor]:
@@ -147,14 +152,14 @@ def learning_rate(step: int, *, config: LearnerConfig, steps: int) -> float:
 
 
 WATCHED = 512
-"""Weights of each parameter that are compared before and after an optimizer step."""
+"""Weights per parameter that are compared before and after an optimizer step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """Some weights of every parameter, those with a gradient alone: to see whether a step changes them at all.
+    """A sample of each parameter's weights that have a gradient, to see whether a step changes them at all.
 
-    An update that is smaller than half the distance to the next float32 number is lost in rounding, silently.
+    An update smaller than half the distance to the next float32 number is silently lost in rounding.
     """
 
     parameters: tuple[torch.nn.Parameter, ...]
@@ -168,14 +173,14 @@ class Watched:
         return Watched(given, tuple(_some(p).clone() for p in given), grads)
 
     def after(self) -> dict[str, tuple[float, float]]:
-        """``changed_share``: the share of the weights watched that are others now."""
+        """``changed_share``: the share of the watched weights that differ now, as (changed, watched)."""
         changed = [(_some(p) != v) & g for p, v, g in zip(self.parameters, self.values, self.moved, strict=True)]
         number, count = (int(sum(t.sum() for t in of)) for of in (changed, self.moved))
         return {"changed_share": (float(number), float(count)) if count else (0.0, 1.0)}
 
 
 def _some(values: Tensor) -> Tensor:
-    """At most ``WATCHED`` values, spread over all of them."""
+    """At most ``WATCHED`` values at a regular stride; the same positions for a parameter and its gradient."""
     flat = values.detach().reshape(-1)
     return flat[:: -(-flat.numel() // WATCHED)]
 
@@ -186,22 +191,23 @@ def moments(optimizer: torch.optim.Optimizer, parameters: Mapping[str, torch.nn.
         f"optimizer.{moment}.{name}": torch.as_tensor(value)
         for name, p in parameters.items()
         for moment, value in optimizer.state.get(p, {}).items()
-        if not moment.startswith("qmap")  # constants of the 8-bit code
+        if not moment.startswith("qmap")  # bitsandbytes' quantization tables: constants
     }
 
 
 def load_moments(
     optimizer: torch.optim.Optimizer, parameters: Mapping[str, torch.nn.Parameter], tensors: Mapping[str, Tensor]
 ) -> None:
-    """Puts what :func:`moments` returned into an optimizer of the same kind. Raises CheckpointError where it does not
-    fit, and leaves everything as it was then."""
+    """Restores what :func:`moments` returned into an optimizer of the same kind. Raises CheckpointError where it does
+    not fit, and leaves the optimizer unchanged then."""
+    # By parameter name: torch's load_state_dict matches by position in the groups, and could not name what differs.
     saved = {name: t for name, t in tensors.items() if name.startswith("optimizer.")}
     before = dict(optimizer.state)
     optimizer.state.clear()
     try:
         for name, p in parameters.items():
             found = {m: saved.pop(key) for m in _KNOWN if (key := f"optimizer.{m}.{name}") in saved}
-            if found:  # else a parameter that has had no gradient yet
+            if found:  # else the parameter has had no gradient yet
                 optimizer.state[p] = _loaded(_initial(optimizer, p), found, name=name, shape=tuple(p.shape))
         if saved:
             raise CheckpointError(
@@ -218,12 +224,13 @@ _KNOWN = ("step", "exp_avg", "exp_avg_sq", "state1", "state2", "absmax1", "absma
 
 
 def _initial(optimizer: torch.optim.Optimizer, p: torch.nn.Parameter) -> dict[str, Any]:
-    """The state of ``p`` before its first step: what each part must be like."""
+    """The state of ``p`` before its first step: names, shapes and dtypes that a restored state must have."""
     if isinstance(optimizer, OffloadedAdamW):
         return optimizer.rest(p)
     if isinstance(optimizer, torch.optim.AdamW):
         zeros = torch.zeros_like(p, dtype=torch.float32, requires_grad=False)
         return {"step": torch.zeros((), device=p.device), "exp_avg": zeros, "exp_avg_sq": zeros.clone()}
+    # bitsandbytes decides per parameter whether a moment is 8-bit, and adds its quantization tables: let it do so.
     group, index = next(
         (g, i) for g, at in enumerate(optimizer.param_groups) for i, q in enumerate(at["params"]) if q is p
     )
@@ -233,7 +240,7 @@ def _initial(optimizer: torch.optim.Optimizer, p: torch.nn.Parameter) -> dict[st
 
 
 def _loaded(state: dict[str, Any], found: Mapping[str, Tensor], *, name: str, shape: tuple[int, ...]) -> dict[str, Any]:
-    """``state`` with the values ``found``, where each is of the same shape and type."""
+    """``state`` with the values ``found``, which must have the same names, shapes and dtypes."""
     stored = {moment: value for moment, value in state.items() if not moment.startswith("qmap")}
     fits = found.keys() == stored.keys() and all(
         not isinstance(value, Tensor) or (value.shape, value.dtype) == (found[m].shape, found[m].dtype)

@@ -1,14 +1,14 @@
-"""How samples become rows of tokens: packs under a token budget, a group's prompt stored once.
+"""Packs samples into rows of tokens under a token budget, with each group's prompt stored once.
 
-The log-prob of a token is read one position before it, so the last token of a completion is never fed to the model, and
-the last prompt position serves the first token of all completions that share the prompt. For a prompt ``p0 p1`` with
-the completions ``a0 a1`` and ``b0 b1 b2``:
+The log-prob of a token is read one position before it. So the last token of a completion is never fed to the model,
+and the last prompt position serves the first token of every completion that shares the prompt. For a prompt ``p0 p1``
+with the completions ``a0 a1`` and ``b0 b1 b2``:
 
     fed          p0  p1  a0  b0  b1        position  0  1  2  2  3
     read at          a0  a1  b1  b2
                      b0
 
-``b0`` sees the prompt and itself, never ``a0``: :mod:`.attention` takes care of that.
+``b0`` attends to the prompt and itself, never to ``a0``: :mod:`.attention` ensures that.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from ..types import TrainingSample
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """``length`` consecutive tokens from ``start`` of a packed row that see themselves causally, and before that the
-    ``prefix_length`` tokens from ``prefix_start``."""
+    """``length`` consecutive tokens of a packed row from ``start`` on that attend causally to themselves, and to the
+    ``prefix_length`` tokens from ``prefix_start`` on as their past."""
 
     start: int
     length: int
@@ -39,9 +39,9 @@ class Pack:
     """One forward pass: rows of tokens, and where to read the log-probs of the completion tokens.
 
     ``samples`` are the positions of its samples in the list that was packed; its n completion tokens follow in that
-    order. Of the row flattened to R x T, only ``read_at`` (K,) reaches the output head; token i is ``targets[i]``, and
-    its distribution is row ``read_rows[i]`` of those K. ``mask`` is None for packed rows and says for padded ones which
-    tokens are real; ``segments`` is the other way round.
+    order. Only the columns ``read_at`` reach the output head, flattened over the rows to K positions; token i is
+    ``targets[i]``, and its distribution is row ``read_rows[i]`` of those K. Padded rows have a ``mask`` of real tokens,
+    packed rows have ``segments``.
     """
 
     samples: tuple[int, ...]
@@ -55,7 +55,8 @@ class Pack:
 
 
 def check_samples(samples: Sequence[TrainingSample], *, vocab_size: int) -> None:
-    """Raises EngineError where a sample has no prompt, or a token id that the model has no embedding for."""
+    """Raises EngineError where a sample has no prompt, or a token id without an embedding. On a GPU that lookup would
+    fail in a device-side assertion that names no sample."""
     for index, sample in enumerate(samples):
         if len(sample.prompt_ids) == 0:
             raise EngineError(f"sample {index}: the prompt has no tokens; the first token of a completion needs one")
@@ -72,12 +73,12 @@ def pack_shared(
     samples: Sequence[TrainingSample], *, budget: int, join: int | None = None, among: Sequence[int] | None = None,
     share: bool = True,
 ) -> list[Pack]:  # fmt: skip
-    """Packs in which samples with the same group and prompt share the prompt's tokens, one row [1, T] each.
+    """Packs of one row [1, T] each, in which samples with the same group and prompt share the prompt's tokens.
 
-    T exceeds ``budget`` only where one prompt with one completion does: a group may be split over packs (the prompt
-    is then repeated), a sequence never. Several groups share a pack up to T = ``join``, by default the budget. Samples
-    without completion tokens are left out.
-    ``among``: positions of the samples to pack; all by default. Without ``share`` each has a prompt of its own.
+    T exceeds ``budget`` only where a single prompt with its completion does: a group may be split over packs (the
+    prompt is then repeated), a sequence never. Several groups share a pack up to T = ``join``, by default the budget.
+    Samples without completion tokens are left out. ``among``: positions of the samples to pack; all by default.
+    Without ``share``, the prompt is repeated for each completion.
     """
     units = list(_units(samples, budget=budget, among=range(len(samples)) if among is None else among))
     if not share:
@@ -87,14 +88,15 @@ def pack_shared(
 
 
 def _even(costs: Sequence[int], *, budget: int) -> list[slice]:
-    """Consecutive runs, each of at most ``budget`` or of one: as few as that takes, and then the largest of them as
-    small as it can be, since a step's memory is that of its largest pack.
+    """Splits into as few consecutive runs as ``budget`` allows (a single item may exceed it), and among those splits
+    takes the one whose largest run is smallest: a step needs the memory of its largest pack.
 
     >>> _even([5, 5, 5, 5, 2], budget=15)
     [slice(0, 2, None), slice(2, 5, None)]
     """
     parts = _runs(costs, budget)
     low, high = max(costs, default=0), budget
+    # Binary search over the largest run: a smaller limit never gives fewer runs.
     while low < high:
         middle = (low + high) // 2
         if len(smaller := _runs(costs, middle)) <= len(parts):
@@ -116,15 +118,16 @@ def _runs(costs: Sequence[int], budget: int) -> list[slice]:
 
 
 def _cost(samples: Sequence[TrainingSample], unit: Sequence[int]) -> int:
-    """Tokens of a row that holds one prompt and these completions."""
+    """The number of tokens fed for one prompt with these completions."""
     return len(samples[unit[0]].prompt_ids) + sum(len(samples[i].token_ids) - 1 for i in unit)
 
 
 def _units(samples: Sequence[TrainingSample], *, budget: int, among: Sequence[int]) -> Iterator[list[int]]:
-    """TrainingSample positions that share a prompt, cut so that prompt and completions fit ``budget``."""
+    """Yields positions of samples that share a prompt, split so that prompt and completions fit ``budget``."""
     by_prompt: dict[tuple[int, bytes], list[int]] = {}
     for i in among:
         if len(samples[i].token_ids):
+            # The prompt is part of the key: samples of one group may have different prompts.
             key = (samples[i].group, np.ascontiguousarray(samples[i].prompt_ids, dtype=np.int64).tobytes())
             by_prompt.setdefault(key, []).append(i)
     for members in by_prompt.values():
@@ -148,6 +151,7 @@ def _pack_row(samples: Sequence[TrainingSample], units: Sequence[Sequence[int]])
     segments: list[Segment] = []
     end, reads = 0, 0  # tokens, and positions that are read, so far
     for unit in units:
+        # ---- the prompt once
         prompt = samples[unit[0]].prompt_ids
         start, length = end, len(prompt)
         tokens.append(prompt)
@@ -157,11 +161,12 @@ def _pack_row(samples: Sequence[TrainingSample], units: Sequence[Sequence[int]])
         first_read = reads  # the last prompt position, read for the first token of every completion
         read_at.append(np.array([end - 1]))
         reads += 1
+        # ---- its completions after it, each without its last token
         for i in unit:
             fed = len(samples[i].token_ids) - 1
             if fed:
                 tokens.append(samples[i].token_ids[:-1])
-                positions.append(length + np.arange(fed))
+                positions.append(length + np.arange(fed))  # as if each followed the prompt directly
                 segments.append(Segment(end, fed, start, length))
                 read_at.append(end + np.arange(fed))
             read_rows.append(np.concatenate([[first_read], reads + np.arange(fed)]))
@@ -182,7 +187,7 @@ def _pack_row(samples: Sequence[TrainingSample], units: Sequence[Sequence[int]])
 def pack_plain(samples: Sequence[TrainingSample], *, budget: int, among: Sequence[int] | None = None) -> list[Pack]:
     """Packs of one padded row per sample: prompts padded on the left, completions on the right.
 
-    Works for every architecture. Samples are sorted by length, so that little is padded; rows x columns stays within
+    Works for every architecture. Samples are sorted by length to keep padding small; rows x columns stays within
     ``budget`` unless a single sample is longer. Samples without completion tokens are left out.
     """
     chosen = [i for i in (range(len(samples)) if among is None else among) if len(samples[i].token_ids)]
@@ -204,6 +209,7 @@ def _padded_size(samples: Sequence[TrainingSample], members: Sequence[int]) -> i
 def _pack_padded(samples: Sequence[TrainingSample], members: Sequence[int]) -> Pack:
     prompt = max(len(samples[i].prompt_ids) for i in members)
     reads = max(len(samples[i].token_ids) for i in members)
+    # Prompts end and completions begin in the same column of every row, so that one ``read_at`` serves all rows.
     shape = (len(members), prompt + reads - 1)
     ids, mask = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=bool)
     read_rows = []

@@ -1,4 +1,4 @@
-"""How several processes ("ranks") share the computation of one optimizer step."""
+"""Splits the computation of one optimizer step over several processes ("ranks")."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from ..errors import NumericsError
 class Parallel(Protocol):
     """The ranks of a run, seen from one of them.
 
-    All ranks hold the same weights, samples and batch, and call the same members in the same order: each one computes
-    its share of the packs, and sums over ranks make the result equal on all of them. Denominators and token weights are
-    those of the whole step, so that gradients are summed, never averaged.
+    All ranks hold the same weights, samples and batch, and call the same methods in the same order: each computes its
+    share of the packs, and sums over ranks make the result equal on all of them. Denominators and token weights refer
+    to the whole step, so gradients are summed, never averaged.
     """
 
     rank: int  # of this process, from 0
     size: int  # how many there are
 
     def mine(self, costs: Sequence[int]) -> list[int]:
-        """Which of the items with these costs this rank computes, in their order. Every item has exactly one rank, and
-        every rank finds the same deal."""
+        """Indices, in order, of the items with these costs that this rank computes. Each item goes to exactly one rank,
+        and all ranks compute the same assignment without communicating."""
         ...
 
     def sum_(self, tensors: Sequence[Tensor]) -> None:
@@ -34,7 +34,7 @@ class Parallel(Protocol):
         ...
 
     def gather(self, value: Any) -> list[Any]:
-        """The ``value`` of each rank, by rank; anything that JSON can hold."""
+        """The ``value`` of each rank, in rank order; anything that JSON can represent."""
         ...
 
 
@@ -44,11 +44,11 @@ class Solo:
     rank, size = 0, 1
 
     def mine(self, costs: Sequence[int]) -> list[int]:
-        """All of them."""
+        """All items."""
         return list(range(len(costs)))
 
     def sum_(self, tensors: Sequence[Tensor]) -> None:
-        """Leaves the tensors as they are."""
+        """Leaves the tensors unchanged."""
 
     def gather(self, value: Any) -> list[Any]:
         """The one value."""
@@ -56,7 +56,7 @@ class Solo:
 
 
 def deal(costs: Sequence[int], size: int) -> list[list[int]]:
-    """The items for each of ``size`` ranks: the costliest (in tokens) first, each to the rank with the least so far.
+    """Assigns items to ``size`` ranks: the costliest (in tokens) first, each to the rank with the least load so far.
 
     >>> deal([5, 1, 4, 2], 2)
     [[0, 1], [2, 3]]
@@ -72,7 +72,7 @@ def deal(costs: Sequence[int], size: int) -> list[list[int]]:
 
 @contextmanager
 def failing_together(parallel: Parallel) -> Iterator[None]:
-    """Raises a NumericsError of any rank on all of them, so that none of them waits for sums that never come."""
+    """Raises a NumericsError of one rank on all ranks; otherwise the others would wait forever in the next sum."""
     own: NumericsError | None = None
     try:
         yield

@@ -1,4 +1,4 @@
-"""What the loop needs from whatever is trained."""
+"""``Policy``: the interface of a model under training, as the loop uses it."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from .accumulate import Accumulated
 
 
 class Policy(Protocol):
-    """A model under training. N is the number of tokens after the prompt, over all samples and in their order.
+    """A model under training. N is the number of completion tokens over all samples, in sample order.
 
-    An optimizer step has two halves, so that gradients can be added up between them: ``accumulate`` computes them,
-    ``apply`` moves the weights. ``version`` counts the changes of the weights: it rises exactly when they change.
+    An optimizer step has two halves: ``accumulate`` adds up gradients, ``apply`` moves the weights. ``version`` counts
+    changes of the weights: it rises exactly when they change.
     """
 
     @property
@@ -37,18 +37,18 @@ class Policy(Protocol):
         ...
 
     def verify(self, samples: Sequence[TrainingSample]) -> None:
-        """Decides on whole samples which execution path they take, where that is not decided yet."""
+        """Decides the execution path on whole samples, where it is not decided yet."""
         ...
 
     def accumulate(self, samples: Sequence[TrainingSample], batch: TokenBatch) -> Accumulated:
-        """The gradient of one optimizer step; ``batch`` is that of ``samples``, prepared by the objective. The weights
-        stay as they are. Raises NumericsError, with all gradients cleared, where a log-prob or the loss is not finite.
+        """Computes the gradient of one optimizer step; ``batch`` belongs to ``samples``, prepared by the objective. The
+        weights do not change. Raises NumericsError, with gradients cleared, where a log-prob or the loss is not finite.
         """
         ...
 
     def apply(self, done: Accumulated) -> StepOutput:
-        """Clips the gradient and moves the weights. Raises NumericsError, with everything as before, where the gradient
-        is not finite."""
+        """Clips the gradient and moves the weights. Raises NumericsError, with nothing changed, where the gradient is
+        not finite."""
         ...
 
     def update_reference(self) -> None:

@@ -1,4 +1,4 @@
-"""Activation checkpointing: the activations inside a layer are computed again in the backward pass, not kept."""
+"""Activation checkpointing: activations inside a layer are recomputed in the backward pass, not stored."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..errors import ModelError
 
 
 def check(model: PreTrainedModel) -> None:
-    """Raises ModelError where the architecture has no activation checkpointing."""
+    """Raises ModelError where the architecture does not support activation checkpointing."""
     if not model.supports_gradient_checkpointing or not layers(model):
         raise ModelError(
             f"learner.gradient_checkpointing: got true, but {type(model).__name__} does not support it; set it to "
@@ -24,17 +24,18 @@ def check(model: PreTrainedModel) -> None:
 
 @contextmanager
 def recomputing(model: PreTrainedModel) -> Iterator[None]:
-    """Layers recompute inside the block, which must enclose the backward pass.
+    """Makes layers recompute inside the block, which must enclose the backward pass.
 
-    They only do so in training mode, which would also turn dropout on. So the mode is set on the layers themselves
-    and not on the modules inside them, where dropout looks. Outside the block nothing has changed: generation, which
-    needs the key-value cache that recomputing forbids, is not touched.
+    transformers recomputes in training mode only, which would also turn dropout on. So the mode is set on the layers
+    themselves and not on the modules inside them, where dropout reads it. It is restored after the block: generation
+    needs the key-value cache, which recomputation forbids.
     """
     found = layers(model)
     before = [(layer.training, layer.gradient_checkpointing) for layer in found]
     recompute = partial(checkpoint, use_reentrant=False)
     try:
         for layer in found:
+            # Assigned directly: layer.train() would set the mode of the modules inside, too.
             layer.training = layer.gradient_checkpointing = True
             layer._gradient_checkpointing_func = recompute  # pyright: ignore[reportArgumentType]
         yield

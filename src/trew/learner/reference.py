@@ -1,4 +1,4 @@
-"""Of which type the weights of a reference are kept."""
+"""The dtype in which a reference's weights are kept."""
 
 from __future__ import annotations
 
@@ -10,10 +10,13 @@ from ..models.backend import Backend
 
 
 def in_bfloat16(config: Config, *, stored: Set[str], backend: Backend | None) -> bool:
-    """Whether those of linear layers are: where they are stored so, or where computation is in bfloat16, which rounds
-    them in every product. Not in a reference that is updated, nor where something else is to run its layers in
-    float32; and what is stored in float32 needs less, where the ``backend`` reads it from its file layer by layer.
-    ``stored``: types of the model's weights, as safetensors names them."""
+    """Whether the reference keeps its linear weights in bfloat16.
+
+    It does where they are stored in bfloat16, or where computation is in bfloat16, which rounds them in every product
+    anyway. It does not where the reference is updated, or where an accelerator runs its layers in float32. Weights that
+    are stored in float32 stay so if the ``backend`` reads them from their file layer by layer, which takes less memory
+    than a bfloat16 copy. ``stored``: dtypes of the model's weights, as safetensors names them."""
+    # bfloat16 would lose the small moves of an updated reference.
     if config.learner.reference_every:
         return False
     if config.learner.dtype == "float32":

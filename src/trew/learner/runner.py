@@ -1,4 +1,4 @@
-"""``ModelRunner``: how samples are run through a model, as :class:`.step.Learner` needs it."""
+"""``ModelRunner``: the interface that :class:`.step.Learner` uses to run samples through a model."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from .packing import Pack
 
 @dataclass(frozen=True, slots=True)
 class RunnerSettings:
-    """What is asked of a runner."""
+    """The settings of a runner."""
 
     temperature: float = 1.0
     budget: int = 4096  # tokens of a pack, padding included
-    share_prompts: bool = True  # a group's prompt is computed once, and not once per completion
-    fused: bool = True  # the head chunk by chunk, without logits for all tokens
-    autocast: torch.dtype | None = None  # the type of products; None = float32
+    share_prompts: bool = True  # compute a group's prompt once instead of once per completion
+    fused: bool = True  # compute the head chunk by chunk, without logits for all tokens
+    autocast: torch.dtype | None = None  # dtype of products; None = float32
     gradient_checkpointing: bool = False
     accelerator: LayerAccelerator | None = None  # for the layers of the model's own forward
-    release_after_use: bool = False  # weights are read once in a step: pages that files hold may be released
-    layers: int = 0  # of the model, where the one given is a copy with fewer, on which packs are only planned
+    release_after_use: bool = False  # weights are read once per step: pages backed by files may be released
+    layers: int = 0  # the real model's, where the given one is a copy with fewer, used to plan packs only
 
 
 @dataclass(frozen=True, slots=True)
 class ExecutionPath:
-    """How samples are run; all empty is the model's own forward on padded rows, with logits for all tokens."""
+    """How samples are run; the default is the model's own forward on padded rows, with logits for all tokens."""
 
     layers: str = ""  # the backend whose code runs the layers
     shared: bool = False
@@ -42,28 +42,28 @@ class ExecutionPath:
 
 @runtime_checkable
 class ModelRunner(Protocol):
-    """Log-probs of completion tokens at the temperature, and gradients: those of the model's own forward pass."""
+    """Computes log-probs of completion tokens at the temperature, and gradients, as the model's own forward would."""
 
     model: Any
     settings: RunnerSettings
 
     @property
     def messages(self) -> list[str]:
-        """What the user should know, each given as a warning too."""
+        """Notes for the user, each of them also given as a warning."""
         ...
 
     @property
     def path(self) -> ExecutionPath:
-        """How samples are run, as far as is known."""
+        """The execution path, as far as it is decided."""
         ...
 
     @property
     def verified(self) -> bool:
-        """Whether the path is decided, which takes the first samples."""
+        """Whether the path is decided, which needs the first samples."""
         ...
 
     def packs(self, samples: Sequence[TrainingSample], *, among: Sequence[int] | None = None) -> list[Pack]:
-        """The passes for the log-probs of all completion tokens (of ``among``); decides the path, where it can."""
+        """The packs for all completion tokens (of ``among``); decides the path where the samples allow it."""
         ...
 
     def logprobs_of(self, pack: Pack) -> Float[torch.Tensor, "n"]:
@@ -73,18 +73,18 @@ class ModelRunner(Protocol):
     def accumulate(
         self, pack: Pack, rule: LossCallback, *, entropies: bool = False, lengths: Sequence[int] | None = None
     ) -> None:
-        """Adds the gradient of a loss to ``grad``. ``rule`` gives its derivatives by log-probs and, with ``entropies``,
-        by entropies, for a few tokens at a time; sequences of ``lengths`` it must see whole."""
+        """Adds the gradient of a loss to ``grad``. ``rule`` returns its derivatives by log-probs and, with
+        ``entropies``, by entropies, for a few tokens at a time; sequences of ``lengths`` are never split."""
         ...
 
     def sees_whole(self, lengths: Sequence[int]) -> bool:
-        """Whether a rule may be asked to see sequences of these lengths whole, without much memory."""
+        """Whether a rule can see sequences of these lengths whole without much memory."""
         ...
 
     def release(self) -> None:
-        """Gives back memory that is not needed until the next pass."""
+        """Frees memory that is not needed until the next pass."""
         ...
 
     def exact(self) -> ModelRunner:
-        """The same code in float32, taken as verified: what :mod:`.choose` compares with the plain way."""
+        """The same code in float32, taken as verified, for the comparison in :mod:`.choose`."""
         ...

@@ -1,4 +1,4 @@
-"""``Learner``: from samples and a prepared batch to a weight update, with the same gradient however it is split."""
+"""``Learner``: turns samples and a prepared batch into a weight update; the gradient does not depend on the split."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ from .runner import RunnerSettings
 from .stored import check_stored
 
 Progress = Callable[[int], None]
-"""Is told how many more samples are done."""
+"""Receives the number of samples finished since the last call."""
 
 
 class Learner:
     """A model under training: log-probs of samples, and optimizer steps on them.
 
-    Weights and optimizer state are float32; ``config.dtype = "bfloat16"`` concerns the computation alone (autocast).
-    Dropout is off throughout: log-probs of the same weights must be the same each time. ``reference`` is a frozen
-    model for the KL term; with ``adapters``, which are in the model, it is the model without them, and only they are
-    trained and stored. ``optimizer_steps`` is the length of the whole run, for the learning rate schedule. ``fused``:
-    the output head is computed chunk by chunk. ``backend``: what may run samples instead of the model's own forward.
-    ``parallel``: the ranks that share the packs of a step; a single process by default.
-    ``objective`` changes only where its entropy bonus is adaptive: it is always the next step's.
+    Weights and optimizer state are float32; ``config.dtype = "bfloat16"`` affects the computation only (autocast).
+    Dropout is off throughout: the same weights must always give the same log-probs. ``reference`` is a frozen model for
+    the KL term. With ``adapters``, which are part of the model, the reference is the model without them, and only they
+    are trained and stored. ``optimizer_steps`` is the length of the whole run, for the learning rate schedule.
+    ``fused``: compute the output head chunk by chunk. ``backend``: may run samples instead of the model's own forward.
+    ``parallel``: the ranks that share the packs of a step; a single process by default. ``objective`` changes only
+    where its entropy bonus is adaptive, and is always the one for the next step.
     """
 
     def __init__(
@@ -63,9 +63,9 @@ class Learner:
         self.model, self.config, self.objective = model.eval(), config, objective
         self.optimizer_steps = optimizer_steps
         self.version = 0  # of the weights: changes exactly when they do
-        self.steps = 0  # optimizer steps taken or found silent: what the schedule counts
-        self.before_update: Callable[[], None] = lambda: None  # is called whenever what state() gave is about to change
-        self.tell: Callable[[str], None] = lambda text: None  # is given what the user may like to know
+        self.steps = 0  # optimizer steps taken or skipped as silent; the schedule counts both
+        self.before_update: Callable[[], None] = lambda: None  # called before any tensor that state() returned changes
+        self.tell: Callable[[str], None] = lambda text: None  # receives notes for the user
         self._parameters = trainable(model)
         self._optimizer = make_optimizer(self._parameters, config)
         self._adapters = adapters
@@ -88,10 +88,10 @@ class Learner:
             self._reference = runner_for(model, settings, backend)
 
     def _make_accelerator(self) -> LayerAccelerator | None:
-        """What runs the model's layers in its own forward, if the configuration has something."""
+        """The accelerator for the layers of the model's own forward, if the configuration asks for one."""
         if self.config.compile:
             compiled.check(self.model)
-            return compiled.Compiler(lambda text: self.tell(text))
+            return compiled.Compiler(lambda text: self.tell(text))  # looked up late: ``tell`` is set after __init__
         if self.config.liger:
             liger.check(self.model)
             return liger.Liger()
@@ -99,12 +99,13 @@ class Learner:
 
     @property
     def notes(self) -> list[str]:
-        """What the user should know about how the model is run; also given as warnings when it was found out."""
+        """Notes for the user on how the model is run; each was also given as a warning when it was found."""
         said = [*self._runner.messages, *(self._reference.messages if self._reference else [])]
         return list(dict.fromkeys(said))
 
     def verify(self, samples: Sequence[TrainingSample]) -> None:
-        """Decides on whole samples how they are run, where that was not decided yet: before parts of them are."""
+        """Decides the execution path on whole samples, where it is not decided yet. To be called before
+        truncated samples are run, which must not decide it."""
         if not self._runner.verified:
             self._runner.packs(samples)
 
@@ -115,7 +116,7 @@ class Learner:
         runner = self._reference if reference else self._runner
         if runner is None:
             raise ValueError("logprobs(reference=True): this learner was made without a reference model")
-        # Zeros: where another rank computes a value, the sum over ranks puts it in place.
+        # Zeros where another rank computes the value: the sum over ranks fills it in.
         out = torch.zeros(sum(len(s.token_ids) for s in samples), dtype=torch.float32)
         tokens = TokenPositions.of(samples)
         with self._as_reference() if reference else nullcontext(), failing_together(self._parallel):
@@ -136,7 +137,7 @@ class Learner:
         return [packs[i] for i in self._parallel.mine([pack.input_ids.size for pack in packs])]
 
     def _as_reference(self) -> AbstractContextManager[None]:
-        """Adapters are off."""
+        """Disables the adapters, if there are any."""
         return nullcontext() if self._adapters is None else self._adapters.disabled()
 
     def step(
@@ -148,14 +149,14 @@ class Learner:
     def accumulate(
         self, samples: Sequence[TrainingSample], batch: TokenBatch, progress: Progress | None = None
     ) -> Accumulated:
-        """The gradient of one optimizer step on ``samples``, left in the parameters; ``batch`` is theirs, prepared by
-        the objective (``logprobs`` not read).
+        """Computes the gradient of one optimizer step on ``samples`` into the parameters; ``batch`` belongs to them,
+        prepared by the objective (``logprobs`` is not read).
 
-        Samples that cannot have a gradient (:meth:`.Objective.has_gradient`) are not run; the denominators count them
-        all the same. Metrics of the objective are over the samples that were run.
+        Samples that cannot have a gradient (:meth:`.Objective.has_gradient`) are not run; denominators still count
+        them. Metrics of the objective cover the samples that were run.
 
-        Raises NumericsError, naming the samples, when a log-prob or the loss is not finite: everything is then as
-        before, and gradients are cleared.
+        Raises NumericsError, naming the samples, when a log-prob or the loss is not finite: nothing is changed then,
+        and gradients are cleared.
         """
         assert len(samples) == len(batch.group_ids)
         assert sum(len(s.token_ids) for s in samples) == len(batch.mask)
@@ -173,9 +174,9 @@ class Learner:
     def apply(self, done: Accumulated) -> StepOutput:
         """Clips the accumulated gradient to ``max_grad_norm`` and moves the weights by it.
 
-        Where no sample has a gradient, weights and optimizer state stay untouched and so does ``version``. Raises
-        NumericsError when the gradient norm is not finite: weights, optimizer state, objective and counters are then
-        as before, and gradients are cleared.
+        Where no sample has a gradient, weights, optimizer state and ``version`` stay the same. Raises NumericsError
+        when the gradient norm is not finite: weights, optimizer state, objective and counters are unchanged then, and
+        gradients are cleared.
         """
         rate = learning_rate(self.steps, config=self.config, steps=self.optimizer_steps)
         count, active = len(done.samples), done.active
@@ -185,6 +186,7 @@ class Learner:
         }  # fmt: skip
         if self.objective.entropy_bonus.active:
             metrics["entropy_coefficient"] = (self.objective.entropy_bonus.coefficient, 1.0)
+        # No optimizer step at all: with a gradient of 0, momentum and weight decay would still move the weights.
         if not active:
             self._after(done.batch)
             return StepOutput(0.0, metrics, 0.0, self.version)
@@ -196,6 +198,7 @@ class Learner:
             self._accelerator.report()
         for group in self._optimizer.param_groups:
             group["lr"] = rate
+        # ---- from here on nothing raises NumericsError, and the weights change
         self.before_update()
         if self._backend is not None:
             begin(self._optimizer, self._backend.zeros)
@@ -207,7 +210,7 @@ class Learner:
         return StepOutput(done.loss, {**metrics, **done.metrics()}, norm, self.version)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Names and full tensors of the weights, tied ones under both names: what another process samples from."""
+        """Names and full tensors of the weights, tied ones under both names, for a process that samples from them."""
         yield from self.model.state_dict().items()
 
     @contextmanager
@@ -228,12 +231,15 @@ class Learner:
     def _accumulate(self, done: Accumulated, progress: Progress | None) -> None:
         """Forward and backward over all packs; leaves the gradient of the whole step in the parameters."""
         samples, batch = done.samples, done.batch
-        # The bonus is taken from the policy's distributions here; batch.entropies are those of the rollouts.
+        # The bonus needs the gradient of the current policy's entropies, so PackLoss applies it; batch.entropies hold
+        # the sampler's values. The objective for the log-probs therefore has none.
         bonus, objective = self.objective.entropy_bonus, self.objective.replace(entropy_bonus=EntropyBonus())
         bonus_acts = batch.mean_entropy is not None and bonus.applies(batch.mean_entropy)
         across = objective.scope in ("group", "batch")
         coefficients = self._coefficients(objective, done) if across else None
         tokens = TokenPositions.of(samples)
+        # ---- by scope: a rule across sequences has its coefficients already; a rule over a sequence must see it whole,
+        # in one chunk of the head or by an extra forward pass; a rule per token takes whatever chunk the head is at.
         for pack in self._mine(self._runner.packs(samples, among=done.active)):
             part, at = batch.select(torch.tensor(pack.samples)), tokens.of_samples(pack.samples)
             callback = PackLoss(part, pack, samples, objective, bonus if bonus_acts else None, done, at)
@@ -244,7 +250,7 @@ class Learner:
                 done.ran += pack.samples
                 if objective.scope == "sequence":
                     lengths = [len(samples[i].token_ids) for i in pack.samples]
-                    if not self._runner.sees_whole(lengths):
+                    if not self._runner.sees_whole(lengths):  # too long for a chunk: one more forward pass
                         callback.fix_coefficients(self._runner.logprobs_of(pack))
                         lengths = None
             self._runner.accumulate(pack, callback, entropies=bonus_acts, lengths=lengths)
@@ -253,30 +259,30 @@ class Learner:
                 progress(len(pack.samples))
 
     def _coefficients(self, objective: Objective, done: Accumulated) -> Float[Tensor, "N"]:
-        """Coefficients by a rule that looks across sequences: from the log-probs of the whole step, its silent samples
-        included, since they decide about the others."""
+        """Coefficients of a rule that looks across sequences, from the log-probs of the whole step. Silent samples are
+        included: they have no gradient themselves, but affect the coefficients of the others."""
         samples, batch = done.samples, done.batch
         counted = _members(samples, batch, batch.mask)
         at = TokenPositions.of(samples).of_samples(counted)
         logprobs = torch.zeros(len(batch.mask), dtype=torch.float32)
         logprobs[at] = self.logprobs([samples[i] for i in counted])
         out = objective.loss(batch.replace(logprobs=logprobs.to(batch.mask.device)))
-        if self._parallel.rank == 0:  # equal on all ranks, and summed over them later
+        if self._parallel.rank == 0:  # equal on all ranks; Accumulated.reduce() sums over ranks and must count it once
             done.add(out, torch.arange(len(batch.mask)))
             done.ran += counted
         return out.packed["coefficients"]
 
     def _sum_gradients(self) -> None:
-        """The gradient of the whole step on every rank; one that had no pack adds zeros."""
+        """Sums gradients over ranks; a rank without a pack contributes zeros."""
         if self._parallel.size == 1:
-            return  # a parameter that got no gradient keeps None
+            return  # a parameter without a gradient keeps None, and AdamW skips it
         for p in self._parameters.values():
             if p.grad is None:
                 p.grad = torch.zeros_like(p)
         self._parallel.sum_([p.grad for p in self._parameters.values() if p.grad is not None])
 
     def _clip(self, samples: Sequence[TrainingSample], active: Sequence[int]) -> float:
-        """Gradient norm before clipping to ``max_grad_norm``."""
+        """Clips the gradient to ``max_grad_norm`` and returns its norm before that."""
         parameters = [p for p in self._parameters.values() if p.grad is not None]
         norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
         if not torch.isfinite(norm):
@@ -290,19 +296,19 @@ class Learner:
 
     @torch.no_grad()
     def update_reference(self) -> None:
-        """The reference's weights become (1 - mix) of their own + mix of the policy's, by ``config.reference_mix``."""
+        """Sets the reference to (1 - mix) reference + mix policy, with mix = ``config.reference_mix``."""
         assert self._reference is not None
         assert self._reference.model is not self.model
         self.before_update()
         policy = dict(self.model.named_parameters())
         for name, p in self._reference.model.named_parameters():
-            p.lerp_(policy[name], self.config.reference_mix)  # exactly W where the mix is 1
+            p.lerp_(policy[name], self.config.reference_mix)  # exactly the policy's weight where the mix is 1
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Everything that the next step depends on: weights, buffers and optimizer state by name, a reference that is
-        updated, and counters. Of a model with adapters: these alone, and a fingerprint of the rest.
+        """Everything that the next step depends on: weights, buffers and optimizer state by name, the reference
+        where it is updated, and counters. With adapters: their weights only, and a fingerprint of the frozen ones.
 
-        The tensors are the live ones: write them before the next step, or copy them (see ``before_update``).
+        The tensors are the live ones: write or copy them before the next step (see ``before_update``).
         """
         tensors = {f"model.{name}": t.detach() for name, t in self._stored().items()}
         tensors |= {f"reference.{name}": t.detach() for name, t in self._moving_reference().items()}
@@ -314,8 +320,8 @@ class Learner:
         return {**tensors, **moments(self._optimizer, self._parameters)}, meta
 
     def load_state(self, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
-        """Continues from what :meth:`state` gave. Raises CheckpointError, with the differences, where it is not of
-        this model and optimizer; nothing is changed then."""
+        """Restores what :meth:`state` returned. Raises CheckpointError, listing the differences, where it belongs to
+        another model or optimizer; nothing is changed then."""
         stored = {f"model.{name}": t for name, t in self._stored().items()}
         stored |= {f"reference.{name}": t for name, t in self._moving_reference().items()}
         differences = []
@@ -326,30 +332,31 @@ class Learner:
             differences.append("base: the adapters of the checkpoint belong to other frozen weights than those here")
         check_stored(stored, tensors, differences)
         self.before_update()
+        # Moments first: they may still be refused, and must be before a weight is overwritten.
         load_moments(self._optimizer, self._parameters, tensors)
         with torch.no_grad():
             for name, t in stored.items():
                 t.copy_(tensors[name])
         self.version, self.steps = int(meta["policy_version"]), int(meta["steps"])
         bonus = self.objective.entropy_bonus
-        if bonus.target:  # a fixed coefficient is the configuration's
+        if bonus.target:  # a fixed coefficient comes from the configuration, which may have been changed
             bonus = dataclasses.replace(bonus, coefficient=float(meta["entropy_coefficient"]))
             self.objective = self.objective.replace(entropy_bonus=bonus)
 
     def _moving_reference(self) -> dict[str, Tensor]:
-        """The reference's weights, where they do not stay as they were loaded."""
+        """The reference's weights where it is updated; otherwise they can be loaded again and need no storing."""
         if not self.config.reference_every or self._reference is None:
             return {}
         return dict(self._reference.model.named_parameters())
 
     @property
     def _base(self) -> str:
-        """What the adapters stand in; empty without any."""
+        """A fingerprint of the frozen weights under the adapters; empty without adapters."""
         return self._adapters.base if self._adapters is not None else ""
 
     def _stored(self) -> dict[str, Tensor]:
-        """The adapters; without any, parameters (frozen ones too, tied ones once) and the buffers that belong to the
-        model's state."""
+        """The adapters' weights; without adapters, all parameters (frozen ones too, tied ones once) and the persistent
+        buffers."""
         if self._adapters is not None:
             return dict(self._parameters)
         persistent = self.model.state_dict().keys()
@@ -358,6 +365,6 @@ class Learner:
 
 
 def _members(samples: Sequence[TrainingSample], batch: TokenBatch, tokens: Bool[Tensor, "N"]) -> list[int]:
-    """The samples that have at least one of ``tokens``."""
+    """Positions of the samples with at least one token where ``tokens`` is True."""
     found = set(batch.sequence_ids[tokens].tolist())
     return [i for i in range(len(samples)) if i in found]

@@ -1,4 +1,4 @@
-"""Whether a checkpoint's tensors are those of a model, before any of them is copied."""
+"""Checks that a checkpoint's tensors fit a model, before any of them is copied."""
 
 from __future__ import annotations
 
