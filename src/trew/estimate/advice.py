@@ -36,9 +36,11 @@ def knobs(now: Estimate) -> list[Knob]:
     found = [
         knob for settings in _candidates(now) if (knob := _turned(now, settings)) and _saves(knob, now.memory.peak)
     ]
+    # Greedy, not exhaustive: each combination is a full estimate, and there are too many of them.
     if now.fits is False and len(found) > 1 and not any(knob.fits for knob in found):
         best = min(found, key=lambda knob: knob.peak)
         for one in found:
+            # Where both change the same key, the better one's value wins.
             knob = _turned(now, one.settings | best.settings)
             if knob and _saves(knob, best.peak) and not best.fits:
                 best = knob
@@ -54,6 +56,7 @@ def _turned(now: Estimate, settings: dict[str, Any]) -> Knob | None:
     config = changed(now.config, settings)
     if validate(config) or machine_problems(config, now.machine.device):
         return None
+    # The rates measured before: a new measurement would add noise to the comparison, and time.
     then = estimate(config, machine=now.machine, objective=now.objective, prompt=now.prompt, rates=now.rates)
     return Knob(settings, then.memory.peak, sum(then.seconds.values()), then.fits)
 
@@ -62,6 +65,7 @@ def _candidates(now: Estimate) -> Iterator[dict[str, Any]]:
     """Settings that do not change the result, then those that do."""
     c = now.config
     if now.load.tokens > 256:
+        # A quarter, as a power of two, and not below 256.
         yield {"learner.microbatch_tokens": 1 << max(round(math.log2(now.load.tokens)) - 2, 8)}
     if now.load.rows > 8:
         yield {"rollout.batch": now.load.rows // 4}
@@ -74,7 +78,8 @@ def _candidates(now: Estimate) -> Iterator[dict[str, Any]]:
     lora: dict[str, Any] = {}
     if not c.lora.rank:
         lora = {"lora.rank": 16}
-        if now.load.tokens < c.learner.microbatch_tokens:  # our kernels cut finer than they must
+        # Keeps micro-batches as small as our kernels cut them; other code would fill the whole budget.
+        if now.load.tokens < c.learner.microbatch_tokens:
             lora |= {"learner.microbatch_tokens": now.load.tokens}
         yield lora
     if c.lora.base == "float32":

@@ -1,10 +1,10 @@
-"""Memory of a run by part and phase, in bytes. Every formula is one function; sums are taken in :func:`memory`.
+"""Memory of a run by part and phase, in bytes. Each formula is one function; :func:`memory` sums them.
 
 Letters: N weights, of them N_l in linear layers and N_t trained; V vocabulary, H hidden, F intermediate, L layers,
 A = heads x head size, K = key-value heads x head size; T tokens of a micro-batch, R of them read by the head,
 S rows decoded at once, P longest prompt, C longest completion; b bytes of a number in products, 4 or 2.
 
-What is kept all the time: weights, optimizer state, and mostly the reference. Beside it, one phase at a time:
+Always kept: weights, optimizer state, and usually the reference. In addition, one phase at a time:
 
 loading     the file's pages, where its numbers are converted (float32 is used as it is, page by page)
 generating  weights laid out for products, cache of keys and values, the work of one step
@@ -23,7 +23,7 @@ from .passes import Line, Static
 from .sizes import FOUR_BIT, Sizes
 
 CHUNK = 1 << 22
-"""Bytes that the paged cache grows by, as in native.pages."""
+"""Bytes by which the CPU decoder's paged cache grows."""
 GAPS = 0.4
 """On a CPU, gaps between tensors in the C library's heap, as a share of what is made and released in a training pass
 through the model's own forward: 0 to 0.5 was seen (`benchmarks/plan.py`)."""
@@ -31,7 +31,7 @@ through the model's own forward: 0 to 0.5 was seen (`benchmarks/plan.py`)."""
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes by phase and part, on the device that computes; ``aside``: in CPU memory, where that is another."""
+    """Bytes by phase and part on the computing device; ``aside`` are bytes in CPU memory, where that is separate."""
 
     parts: dict[str, dict[str, int]]
     aside: int = 0
@@ -50,10 +50,10 @@ class Memory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """How much is worked on at once: the micro-batch and the rows, and which code does it.
+    """How much is worked on at once (micro-batch and rows), and by which code.
 
-    ``body`` is what the training pass of the largest micro-batch needs below the head where it is the model's own
-    forward (:mod:`.passes`); None: by our kernels, whose needs the formulas know. ``prefill`` likewise.
+    ``body`` is the measured need of the largest micro-batch's training pass below the head, where the model's own
+    forward runs (:mod:`.passes`). None means our kernels, whose needs the formulas give. ``prefill`` likewise.
     """
 
     tokens: int  # T
@@ -67,17 +67,17 @@ class Load:
     fused: bool  # the head chunk by chunk
     packed: bool  # products by the compiled kernels
     reference: bool
-    rounded: bool  # its linear layers in bfloat16
-    heap: bool  # memory is the C library's, and not a GPU's
+    rounded: bool  # the reference keeps its linear layers in bfloat16
+    heap: bool  # memory comes from the C library and not from a GPU
     native_decode: bool
     body: Line | None = None
     prefill: Line | None = None
     plan: Planning | None = None  # of the backend, where there is one
     static: Static | None = None  # generation on a GPU by our decoder
-    free: int | None = None  # bytes there are for all of it
+    free: int | None = None  # bytes available for the whole run
     stored: int = 0  # bytes of the model's files
-    types: frozenset[str] = frozenset()  # of what is stored, where that is known
-    process: int = 0  # Python, torch and all that is loaded before the model
+    types: frozenset[str] = frozenset()  # of the stored tensors, where known
+    process: int = 0  # Python, torch and everything else loaded before the model
 
 
 # ---- kept all the time
@@ -214,9 +214,12 @@ def layers(s: Sizes, config: Config, load: Load) -> Line:
 
 
 def body(s: Sizes, config: Config, load: Load) -> int:
-    """Beside gradients: all layers and the rest. A single micro-batch's gradients come while its activations go, where
-    the model's own forward is run: there the larger of both counts, all layers and the head's 4 V H, or 4 N_t and one
-    layer, less the 4 N_t that are counted as gradients."""
+    """All layers and the rest, besides gradients.
+
+    With a single micro-batch through the model's own forward, gradients appear while activations are released. There
+    the larger of two moments counts: all layers and the head's 4 V H, or 4 N_t and one layer; less the 4 N_t that are
+    counted as gradients.
+    """
     each = layers(s, config, load)
     if load.passes > 1 or load.body is None:
         return each.layer * s.layers + each.rest
@@ -238,7 +241,7 @@ def head(s: Sizes, config: Config, load: Load) -> int:
 
 
 def proof(s: Sizes, config: Config, load: Load) -> int:
-    """Before the first step, of one sample by the model's own forward, that other ways are compared with: 4 V C (its
+    """One sample through the model's own forward before the first step, with which faster code is compared: 4 V C (its
     logits), 4 (P + C) (3 F + 4 H) (the work of a layer), and 4 H F (a matrix) where weights are kept in fewer bytes."""
     if load.body is not None and not load.fused and not load.shares:
         return 0
@@ -248,7 +251,9 @@ def proof(s: Sizes, config: Config, load: Load) -> int:
 
 
 def update(s: Sizes, config: Config) -> int:
-    """What the optimizer makes for one parameter after another: in 8 bits 20 bytes a number, offloaded 8."""
+    """Temporary memory of the optimizer, which updates one parameter after another: 20 bytes a number in 8 bits, 8
+    offloaded."""
+    # ``largest`` and not the sum: each parameter's temporaries are released before the next one's are made.
     return {"adamw": 0, "adamw-8bit": 20, "adamw-offload": 8}[config.learner.optimizer] * s.largest
 
 
@@ -257,7 +262,7 @@ def update(s: Sizes, config: Config) -> int:
 
 def merged(s: Sizes, config: Config) -> int:
     """4 N_l, and 12 H F for a matrix and what is added to it, unscaled and scaled; 2 N_l of gaps where the base lies in
-    the heap itself, in fewer bytes, and leaves holes of its own sizes (`benchmarks/plan.py`)."""
+    the heap in fewer bytes, and leaves holes of its tensors' sizes (`benchmarks/plan.py`)."""
     gaps = 2 * s.linear if config.lora.base != "float32" else 0
     return 4 * s.linear + 12 * s.hidden * s.intermediate + gaps
 
@@ -266,20 +271,20 @@ def merged(s: Sizes, config: Config) -> int:
 
 
 def memory(s: Sizes, config: Config, load: Load) -> Memory:
-    """All parts of all phases."""
+    """Sums all parts of all phases."""
     always = {
         "process": load.process,
         "weights": weights(s, config),
         "optimizer": optimizer(s, config),
     }
-    # The optimizer can take what activations took, unless they lay in a room of their own.
+    # The optimizer reuses the memory that activations held, unless those lay in a separate arena.
     apart = load.heap and load.body is None and update(s, config) > 0
     made = {
         "laid out": laid_out(s, config, load),
         "step": decoding(s, config, load),
         "cache": cache(s, config, load),
     }
-    # Numbers that are being packed into 4 bits, several tensors at once: what was seen.
+    # Tensors being packed into 4 bits, several at once; the factor is measured.
     packing = 3 * s.linear if config.lora.base == "nf4" and config.lora.rank else 0
     trained = {
         "gradients": gradients(s),
@@ -294,7 +299,7 @@ def memory(s: Sizes, config: Config, load: Load) -> Memory:
         "generating": always | {"reference": kept} | made | generating,
         "training": always | {"reference": read} | trained | training,
     }
-    # The engine keeps its buffers where that leaves half of the GPU free; it gives them back where not.
+    # The engine keeps its buffers while training if that leaves half of the GPU free, and releases them otherwise.
     if load.static is not None and (load.free is None or 2 * sum(parts["generating"].values()) <= load.free):
         parts["training"] |= {name: made[name] for name in ("laid out", "cache")}
     if load.stored:
@@ -306,26 +311,32 @@ def memory(s: Sizes, config: Config, load: Load) -> Memory:
 
 
 def _beyond(proof: int, trained: dict[str, int], load: Load) -> int:
-    """What the proof needs beyond what a step takes in the same memory later: on a CPU, by our kernels, gradients and
-    what the optimizer makes, as the rest lies in :class:`.arena.Arena`."""
+    """What the first step's check needs beyond what a step later takes in the same memory.
+
+    On a CPU with our kernels that memory is only the gradients and the optimizer's temporaries; the rest lies in
+    :class:`.arena.Arena`.
+    """
     apart = ("activations", "head") if load.heap and load.body is None else ()
     return max(proof - sum(size for name, size in trained.items() if name not in apart), 0)
 
 
 def _kept(s: Sizes, load: Load, made: dict[str, int], trained: dict[str, int]) -> tuple[dict[str, int], dict[str, int]]:
-    """What a CPU's process has beside what is made in a phase, generating and training: memory that the other took. In
-    the heap that is weights laid out, the work of a step, gradients, the proof and what the optimizer makes; in
-    :class:`.arena.Arena` the cache, the head laid out, or all that is laid out where few weights are trained,
-    activations and logits. Where passes go through the model's own forward, each phase gives back what it took, and the
-    heap has gaps. Before a model is exported all of it is given back."""
+    """What a CPU process holds in a phase (generating, training) besides that phase's needs: memory the other one took.
+
+    The heap keeps weights laid out, the work of a step, gradients, the first step's check and the optimizer's
+    temporaries. :class:`.arena.Arena` keeps the cache, the head laid out (or everything laid out, where few weights are
+    trained), activations and logits. Where passes go through the model's own forward, each phase gives its memory back,
+    and the heap has gaps. Before a model is exported all of it is given back.
+    """
     if not load.heap:
         return {}, {}
     passing = trained["activations"] + trained["head"]
     if load.body is not None:
-        logits = 0 if load.fused else 4 * s.vocabulary * load.reads  # one tensor has no gaps in it
+        logits = 0 if load.fused else 4 * s.vocabulary * load.reads  # a single tensor leaves no gaps
         return {}, {"gaps": int(GAPS * max(passing - logits, 0))}
     apart = made["laid out"] if 2 * s.trained < s.weights else 4 * s.head
     cached = made["cache"] + (apart if load.native_decode else 0)
+    # Heap and arena each stay at their largest use so far: a phase's extra is what another one needed beyond its own.
     small, large = sum(made.values()) - cached, trained["gradients"] + trained["proof"] + trained.get("update", 0)
     room, heap = max(cached, passing), max(small, large)
     return {"kept": room - cached + heap - small}, {"kept": room - passing + heap - large}

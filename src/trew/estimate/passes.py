@@ -1,7 +1,7 @@
-"""The model's own forward and backward pass, run on tensors without memory, to see what it would allocate.
+"""Runs the model's own forward and backward pass on tensors without memory, to see what it would allocate.
 
-All layers are alike, or nearly so: what the last two add tells what each adds. The last, since the peak of a model of
-few layers may be elsewhere, in the gradient of a large embedding.
+Layers are alike, or nearly so: what the last two of a few add gives the cost of each. The last two and not the first,
+because in a very shallow model the peak may lie elsewhere, in the gradient of a large embedding.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from .ledger import Ledger
 from .sizes import Copy, Sizes, copy_of
 
 DEEPEST = 8
-"""Layers of the deepest copy that is tried."""
+"""Layers of the deepest copy tried: enough that the layers dominate the peak, few enough to be quick."""
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The micro-batches of an optimizer step, and which code will run them."""
+    """The micro-batches of an optimizer step, and the code that will run them."""
 
     packs: Sequence[Pack]
     runner: ModelRunner
@@ -46,16 +46,17 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """Bytes of a pass: so many for each layer, and so many besides."""
+    """Bytes of a pass as a linear function of depth: ``layer`` for each layer, plus ``rest``."""
 
     layer: int
     rest: int
 
 
 def batch(config: Config, model: Any, *, prompt: int, vocabulary: int, layers: int | None = None) -> Batch:
-    """As the learner would cut an optimizer step whose prompts and completions all are as long as they may be.
+    """Cuts an optimizer step of longest prompts and completions as the learner would.
 
-    ``layers``: of the model that ``model`` is a copy of, where it has fewer: micro-batches depend on what all keep.
+    ``layers`` is the depth of the real model where ``model`` is a shallower copy: the size of micro-batches depends on
+    what all layers keep.
     """
     learner, rollout = config.learner, config.rollout
     one = np.arange(rollout.max_tokens) % vocabulary
@@ -70,24 +71,28 @@ def batch(config: Config, model: Any, *, prompt: int, vocabulary: int, layers: i
     plain, backend = AutogradRunner(model, settings), backend_of(config, model.device.type)
     found = "there is no backend" if backend is None else backend.runner(model, plain=plain)
     runner: Any = plain if isinstance(found, str) else found
-    runner.verified = True  # it is verified on real samples, where it runs
+    runner.verified = True  # skips the comparison with a plain pass: without numbers there is nothing to compare
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of what is slower than it might be: the run will say so
+        warnings.simplefilter("ignore")  # about slow settings: the run will repeat them
         return Batch(runner.packs(samples), runner)
 
 
 def backend_of(config: Config, device: str) -> Backend | None:
-    """The run's; without code for whole layers where those are of another kind than the ones that stand for them."""
+    """Returns the run's backend, without its whole-layer code for nf4."""
+    # The copy has 16- or 32-bit layers in place of nf4 ones: the backend would accept the copy, but not the model.
     return backends.of(replace(config, kernels="plain") if config.lora.base == "nf4" else config, device)
 
 
 def training(config: Config, s: Sizes, *, prompt: int, device: str) -> Line:
-    """Of the largest micro-batch, forward and backward, beside weights and their gradients; with the model's head and
-    its logits only where they are not made chunk by chunk."""
+    """Bytes of the largest micro-batch's forward and backward pass, besides weights and their gradients.
+
+    Includes the head and its logits only where they are not computed in chunks.
+    """
 
     def peak(copy: Copy) -> int:
         with copy.mode:
             found = batch(config, copy.model, prompt=prompt, vocabulary=s.vocabulary)
+            # Gradients exist before the ledger opens: they are counted as a part for themselves.
             for p in copy.model.parameters():
                 p.grad = torch.zeros_like(p) if p.requires_grad else None
             return training_bytes(found)
@@ -96,11 +101,12 @@ def training(config: Config, s: Sizes, *, prompt: int, device: str) -> Line:
 
 
 def training_bytes(batch: Batch) -> int:
-    """Bytes at the peak of forward and backward pass of the largest micro-batch, beside what is there already."""
+    """Peak bytes of the largest micro-batch's forward and backward pass, besides what exists already."""
     runner, pack = batch.runner, batch.largest
     assert isinstance(runner, AutogradRunner)
     again = recompute.recomputing(runner.model) if runner.settings.gradient_checkpointing else nullcontext()
     with Ledger() as ledger, again, runner.running(pack) as out:
+        # A fused runner returns hidden states: the head works chunk by chunk outside, and :mod:`.memory` counts it.
         if runner.path.fused:
             out.backward(torch.zeros_like(out))
         else:
@@ -110,7 +116,7 @@ def training_bytes(batch: Batch) -> int:
 
 
 def prefill(config: Config, *, prompts: int, length: int, device: str) -> Line:
-    """Of computing prompts side by side, their keys and values included."""
+    """Bytes of computing prompts side by side, including their keys and values."""
     low = torch.bfloat16 if config.learner.dtype == "bfloat16" else None
 
     def peak(copy: Copy) -> int:
@@ -125,18 +131,18 @@ def prefill(config: Config, *, prompts: int, length: int, device: str) -> Line:
 
 @dataclass(frozen=True, slots=True)
 class Static:
-    """What generation on a GPU needs: buffers, copies of weights among them, and the work of prefill and step."""
+    """Memory of generation on a GPU: buffers (including copies of weights), and the work of prefill and step."""
 
     buffers: Line
-    cache: Line  # of them, keys and values
+    cache: Line  # the part of ``buffers`` that holds keys and values
     work: Line
 
 
 def static(
     config: Config, plan: Planning, *, rows: int, columns: int, prompts: int, length: int, device: str
 ) -> Static | None:
-    """For ``rows`` of up to ``columns`` tokens; ``prompts`` of ``length`` tokens are computed side by side. None where
-    the decoder keeps nothing between calls."""
+    """Measures generation of ``rows`` of up to ``columns`` tokens, with ``prompts`` of ``length`` tokens prefilled
+    together. None where the decoder keeps nothing between calls."""
     dtype = torch.bfloat16 if config.learner.dtype == "bfloat16" else torch.float32
 
     def made(copy: Copy) -> Any:
@@ -153,7 +159,8 @@ def static(
     def work(copy: Copy) -> int:
         with copy.mode, torch.no_grad(), Ledger() as ledger:
             model = made(copy)
-            for _ in range(2):  # what was there before, weights and buffers, is counted in the first round
+            # Two rounds: the first also creates what stays between calls; only the second is the work of a step.
+            for _ in range(2):
                 ledger.peak = before = ledger.live
                 piece = max(plan.prefill_tokens // prompts, 1)
                 model.prefill([[0] * length] * prompts, range(prompts), piece=piece)
@@ -171,5 +178,6 @@ def _line(peak: Callable[[Copy], int], config: Config, *, device: str) -> Line:
     more = copy_of(config, device=device, layers=DEEPEST)
     few = copy_of(config, device=device, layers=max(more.layers - 2, 1))
     low, high = peak(few), peak(more)
+    # A one-layer model has no second depth to compare with: all of it counts as rest.
     layer = (high - low) // max(more.layers - few.layers, 1)
     return Line(layer, low - layer * few.layers) if more.layers > few.layers else Line(0, low)

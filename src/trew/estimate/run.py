@@ -1,4 +1,4 @@
-"""The estimate of a run: who does the work, how large it is, and what that needs."""
+"""Estimates a run: which code does the work, how large the work is, and what it needs."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from .memory import Load, Memory, memory
 from .sizes import Sizes, copy_of, sizes_of
 
 LIBRARIES = 64 << 20
-"""Bytes that a run's process holds beside what this one does: rollouts, reports, buffers of libraries."""
+"""Bytes that a run's process holds beyond this one's: rollouts, reports, library buffers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What is here before anything of the run is: bytes that the process holds, and those that it can have in all."""
+    """The machine before the run starts: bytes that the process holds, and the total it can have."""
 
     device: str
     process: int
@@ -35,13 +35,15 @@ class Machine:
     def of(cls, device: str, *, adapters: bool = False) -> Machine:
         if adapters:
             import_libraries()
+        # ``free`` excludes what this process holds, which on a CPU is part of the estimate: it is added back. A GPU's
+        # memory holds nothing of the process yet.
         own, free = 0 if device.startswith("cuda") else used_bytes(), free_bytes(device)
         return cls(device, own + LIBRARIES if own else 0, None if free is None else free + own)
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a run needs for prompts of up to ``prompt`` tokens. ``seconds`` of one step by phase, rough."""
+    """What a run needs for prompts of up to ``prompt`` tokens. ``seconds`` are rough, per phase of one step."""
 
     config: Config
     machine: Machine
@@ -55,21 +57,23 @@ class Estimate:
 
     @property
     def fits(self) -> bool | None:
-        """None where it is not known how much there is."""
+        """Whether the peak fits; None where the available memory is unknown."""
         return None if self.machine.free is None else self.memory.peak <= self.machine.free
 
 
 def estimate(
     config: Config, *, machine: Machine, objective: Objective, prompt: int, rates: times.Rates | None = None
 ) -> Estimate:
-    """For prompts and completions that are all as long as they may be: ``prompt`` and ``rollout.max_tokens`` tokens.
+    """Estimates the worst case: all prompts of ``prompt`` tokens, all completions of ``rollout.max_tokens``.
 
-    ``rates``: those of another estimate on the same machine; measured where they are not given.
+    ``rates`` reuses another estimate's measurement on the same machine; without it, rates are measured.
     """
     sizes = sizes_of(config)
     load = load_of(config, sizes, objective, machine, prompt=prompt)
     if rates is None:
         rates = times.rates(sizes, config, rows=load.rows, tokens=load.tokens, device=machine.device)
+    # The policy's own log-probs need an extra pass only where it moves within a step; otherwise the training pass has
+    # them.
     passes_without = int("ref_logprobs" in objective.needs) + (config.optimizer_steps > config.steps)
     work = times.operations(sizes, config, load, log_prob_passes=passes_without)
     return Estimate(
@@ -79,7 +83,7 @@ def estimate(
 
 
 def load_of(config: Config, s: Sizes, objective: Objective, machine: Machine, *, prompt: int) -> Load:
-    """How much is worked on at once, and by which code: decided by the code that will do it, on a copy of one layer."""
+    """Determines how much is worked on at once, and by which code, by asking that code on a one-layer copy."""
     low = torch.bfloat16 if config.learner.dtype == "bfloat16" else None
     rows = min(config.rollout.batch, config.rollout.prompts * config.rollout.completions)
     copy = copy_of(config, device=machine.device, layers=1)
@@ -90,6 +94,7 @@ def load_of(config: Config, s: Sizes, objective: Objective, machine: Machine, *,
         native = plan is not None and plan.decodes(copy.model, autocast=low)
     types = frozenset(stored_types(loading.folder(config.model)))
     pack, way = batch.largest, batch.runner.path
+    # Prompts, not rows: a group's prompt is computed once and shared by its completions.
     side_by_side = max(1, min(-(-rows // config.rollout.completions), PREFILL_TOKENS // prompt))
     return Load(
         tokens=pack.input_ids.size,
@@ -128,8 +133,8 @@ def load_of(config: Config, s: Sizes, objective: Objective, machine: Machine, *,
 
 
 def stored_bytes(config: Config) -> int:
-    """Bytes of the model's weight files, where they are not used as they are (float32 is: its pages are the weights).
-    0 where the files are not here yet."""
+    """Bytes of the model's weight files, where loading converts them; float32 is mapped and used as it is, so counts 0.
+    0 as well where the files are not here yet."""
     folder = loading.folder(config.model)
     if folder is None or (config.lora.base == "float32" and stored_types(folder) == {"F32"}):
         return 0

@@ -1,4 +1,4 @@
-"""A model's numbers, read off a copy without weights: how many of which kind, how wide, how deep."""
+"""Reads a model's parameter counts, widths and depth from a copy without weights."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from ..models import loading
 from ..models.lora import insert, linear_layers
 
 FOUR_BIT = 0.5 + 4 / 64
-"""Bytes of a weight in nf4: 4 bits, and a float32 scale for 64 of them."""
+"""Bytes per weight in nf4: 4 bits, plus one float32 scale per 64 weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """Counts of numbers, not bytes. ``linear`` and ``head`` are matrices of products: the layers' and the output's;
-    a tied head is counted in ``weights`` once. ``largest``: of a trained parameter."""
+    """Counts of numbers, not bytes. ``linear`` covers the layers' matrices, ``head`` the output matrix; ``weights``
+    counts a tied head once. ``largest`` is the size of the largest trained parameter."""
 
     weights: int
     linear: int
@@ -39,7 +39,7 @@ class Sizes:
 
 
 def sizes_of(config: Config) -> Sizes:
-    """Of the model that ``config`` names and of its adapters: rank (in + out) numbers in each linear layer."""
+    """Counts the model that ``config`` names and its adapters: rank (in + out) numbers in each linear layer."""
     return _sizes(config.model, config.lora)
 
 
@@ -53,7 +53,9 @@ def _sizes(name: str, lora: LoraConfig) -> Sizes:
     trained = [p.numel() for p in model.parameters()]
     if lora.rank:
         chosen = [s for n, s in matrices.items() if not lora.targets or n.rpartition(".")[2] in lora.targets]
+        # Each adapter is two matrices, rank x in and out x rank.
         trained = [lora.rank * width for shape in chosen for width in shape]
+    # Of a multimodal model the text part; several architectures leave out what follows from other entries.
     text: Any = model.config.get_text_config()
     heads = text.num_attention_heads
     return Sizes(
@@ -74,8 +76,8 @@ def _sizes(name: str, lora: LoraConfig) -> Sizes:
 
 @dataclass(frozen=True)
 class Copy:
-    """A model as it will be, adapters included, but with ``layers`` layers, made of tensors that have shapes and no
-    memory; they belong to ``mode``."""
+    """The run's model including adapters, cut to ``layers`` layers. Its tensors have shapes but no memory, and
+    belong to ``mode``."""
 
     mode: FakeTensorMode
     model: Any
@@ -83,10 +85,11 @@ class Copy:
 
 
 def copy_of(config: Config, *, device: str, layers: int) -> Copy:
-    """The model that ``config`` names, cut to ``layers``. A 4-bit base stands as one of 16 or 32 bits."""
+    """Builds the model that ``config`` names, cut to ``layers``. 16 or 32 bits stand in for a 4-bit base."""
     shape = copy.deepcopy(loading.load_config(config.model))
     text: Any = shape.get_text_config()
     layers = min(layers, text.num_hidden_layers)
+    # One entry per layer, which transformers checks against the number of layers.
     if getattr(text, "layer_types", None):
         text.layer_types = text.layer_types[:layers]
     text.num_hidden_layers = layers
@@ -100,10 +103,13 @@ def copy_of(config: Config, *, device: str, layers: int) -> Copy:
 
 
 def _without_memory(model: nn.Module, device: str) -> FakeTensorMode:
-    """Puts the parameters and buffers of a model on meta onto ``device``, in the mode that is returned: there they have
-    shapes and no memory, and operations choose the kernels of the device. Tied ones stay tied."""
+    """Moves a meta model's parameters and buffers to ``device`` as fake tensors of the returned mode.
+
+    They have shapes but no memory, and operations pick the device's kernels, which tensors on meta would not. Tied
+    parameters stay tied.
+    """
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    made: dict[int, Tensor] = {}
+    made: dict[int, Tensor] = {}  # by identity, so that a tied parameter is replaced by the same fake everywhere
     for module in model.modules():
         tables: list[Any] = [module._parameters, module._buffers]
         for table in tables:

@@ -1,4 +1,4 @@
-"""An estimate as text and as JSON."""
+"""Formats an estimate as text and as JSON."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MIB = 2**20
 
 
 def table(e: Estimate, turns: Sequence[Knob]) -> list[str]:
-    """All of it, for people."""
+    """Formats the whole estimate for people."""
     c, s = e.config, e.sizes
     trained = "" if s.trained == s.weights else f", {_count(s.trained)} of them trained"
     if c.lora.rank:
@@ -44,7 +44,7 @@ def table(e: Estimate, turns: Sequence[Knob]) -> list[str]:
 
 
 def summary(e: Estimate) -> list[str]:
-    """Peak and time, a line each."""
+    """Formats peak and time, one line each."""
     have = "how much is free is not known" if e.machine.free is None else f"{_mib(e.machine.free)} MiB can be had: "
     have += {True: "fits", False: "DOES NOT FIT", None: ""}[e.fits]
     step = sum(e.seconds.values())
@@ -58,7 +58,7 @@ def summary(e: Estimate) -> list[str]:
 
 
 def as_json(e: Estimate, turns: Sequence[Knob]) -> dict[str, Any]:
-    """All of it, for programs; bytes and seconds."""
+    """Formats the whole estimate for programs, in bytes and seconds."""
     return {
         "model": e.config.model, "device": e.machine.device, "weights": e.sizes.weights, "trained": e.sizes.trained,
         "prompt_tokens": e.prompt, "microbatch_tokens": e.load.tokens, "rows": e.load.rows,

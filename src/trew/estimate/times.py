@@ -1,4 +1,4 @@
-"""Rough times: the operations of a step over the rate of this machine's matrix products, as measured just now."""
+"""Estimates rough step times: operations divided by this machine's matrix-product rate, measured on the spot."""
 
 from __future__ import annotations
 
@@ -16,25 +16,26 @@ from .memory import Load
 from .sizes import Sizes
 
 SHARE = {"native": 0.65, "plain": 0.45}
-"""How much of the products' rate a phase is taken to reach, by our kernels and by a model's own forward."""
+"""The share of the product rate that a phase is assumed to reach, with our kernels and with a model's own forward."""
 
-_MEASURE = 0.15  # seconds of one measurement, of which the best moment counts: others may use the machine too
-_BYTES = 1 << 26  # of weights that it goes through: more than caches hold
+_MEASURE = 0.15  # seconds per measurement; the best repetition counts, as other processes may use the machine too
+_BYTES = 1 << 26  # of weights per repetition: more than caches hold, since a real step reads its weights from memory
 
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Operations per second of matrix products: of many rows, and of as many as are decoded at once."""
+    """Operations per second of matrix products: with many rows, and with as many as are decoded at once."""
 
     many: float
     few: float
 
 
 def rates(s: Sizes, config: Config, *, rows: int, tokens: int, device: str) -> Rates:
-    """Measures two products of the model's own widths for a moment each."""
+    """Measures two products in the model's own widths, briefly."""
     dtype = torch.bfloat16 if config.learner.dtype == "bfloat16" else torch.float32
     backend = backends.of(config, device)
     plan = None if backend is None else backend.memory()
+    # Two rates: with few rows a product is bound by reading the weights, with many by arithmetic.
     return Rates(*(_rate(n, s, dtype=dtype, device=device, plan=plan) for n in (min(tokens, 2048), rows)))
 
 
@@ -53,10 +54,11 @@ def _rate(rows: int, s: Sizes, *, dtype: torch.dtype, device: str, plan: Plannin
     def once() -> None:
         for w in matrices:
             product(x, w)
+        # Kernels are launched asynchronously: without this only the launches would be timed.
         if device.startswith("cuda"):
             torch.cuda.synchronize()
 
-    once()
+    once()  # warms up: the first call allocates and may compile
     begin, best = time.perf_counter(), float("inf")
     while best == float("inf") or time.perf_counter() - begin < _MEASURE:
         start = time.perf_counter()
@@ -66,7 +68,7 @@ def _rate(rows: int, s: Sizes, *, dtype: torch.dtype, device: str, plan: Plannin
 
 
 def operations(s: Sizes, config: Config, load: Load, *, log_prob_passes: int) -> dict[str, float]:
-    """Floating-point operations of one step by phase, with A = heads x head size and t prompts of G completions:
+    """Counts floating-point operations of one step by phase, with A = heads x head size and t prompts of G completions:
 
     prefill    t (2 N_l P + 2 L A P^2)
     decoding   t G C (2 N_l + 2 V H + 4 L A (P + C / 2))
@@ -77,9 +79,11 @@ def operations(s: Sizes, config: Config, load: Load, *, log_prob_passes: int) ->
     rollout, learner = config.rollout, config.learner
     groups, size, prompt, completion = rollout.prompts, rollout.completions, load.prompt, load.completion
     wide = s.layers * s.heads * s.head_dim
+    # C - 1: the last token of a completion is predicted but never fed.
     fed = groups * (prompt + size * (completion - 1)) if load.shares else groups * size * (prompt + completion - 1)
     read = groups * size * completion
     once = 2 * s.linear * fed + 2 * wide * fed * (prompt + completion) + 2 * s.head * read
+    # Backward takes two products per forward product, for input and weight; frozen weights need only the first.
     times = (2 if config.lora.rank else 3) + learner.gradient_checkpointing
     return {
         "prefill": groups * (2 * s.linear * prompt + 2 * wide * prompt**2),
@@ -90,7 +94,7 @@ def operations(s: Sizes, config: Config, load: Load, *, log_prob_passes: int) ->
 
 
 def seconds(work: dict[str, float], rate: Rates, load: Load) -> dict[str, float]:
-    """Of each phase: its operations, over the rate and the share of it that such code reaches."""
+    """Estimates each phase's seconds: its operations over the share of the rate that its code reaches."""
     generating, learning = (SHARE["native" if own else "plain"] for own in (load.native_decode, load.body is None))
     share = {"prefill": generating, "decoding": generating, "log-probs": learning, "training": learning}
     return {
