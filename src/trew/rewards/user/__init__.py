@@ -1,1 +1,1 @@
-"""Users' reward functions: loaded from the file that a recipe names, called in a process that can be ended."""
+"""Users' reward functions: loads them from the file that a recipe names and calls them in a killable process."""

@@ -1,4 +1,4 @@
-"""Puts process-wide state back after a user's function ran, so that a reward cannot change the training around it."""
+"""Restores process-wide state after a user's function ran, so that one reward cannot affect what runs after it."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR
 
 @contextlib.contextmanager
 def preserved_state() -> Iterator[None]:
-    """Restores working folder, environment, the global generators of random, numpy and (when it is loaded) torch,
-    torch's thread count, and, in the main thread, signal handlers.
+    """Restores the working folder, the environment, the global random generators of random, numpy and torch (if
+    loaded), torch's thread count, and, in the main thread, signal handlers.
 
     >>> before = random.getstate()
     >>> with preserved_state():
@@ -29,8 +29,9 @@ def preserved_state() -> Iterator[None]:
     """
     folder, environment = os.getcwd(), dict(os.environ)
     python_random, numpy_random = random.getstate(), np.random.get_state()
-    torch = sys.modules.get("torch")  # never imported for this: rewards do without
+    torch = sys.modules.get("torch")  # not imported for this: it takes seconds, and most rewards do without
     torch_random = (torch.get_rng_state(), torch.get_num_threads()) if torch is not None else None
+    # Python allows signal.signal in the main thread only.
     main = threading.current_thread() is threading.main_thread()
     handlers = {s: signal.getsignal(s) for s in _SIGNALS} if main else {}
     try:
@@ -48,6 +49,7 @@ def preserved_state() -> Iterator[None]:
             if torch.get_num_threads() != torch_random[1]:
                 torch.set_num_threads(torch_random[1])
         for number, handler in handlers.items():
+            # None is a handler that was not installed from Python, which Python cannot restore.
             if handler is not None and signal.getsignal(number) is not handler:
                 signal.signal(number, handler)
 
@@ -61,11 +63,11 @@ def _is_current(folder: str) -> bool:
 
 @contextlib.contextmanager
 def importable(folder: Path) -> Iterator[None]:
-    """Lets imports find modules of ``folder``, after everything that is installed, while the block runs."""
+    """Puts ``folder`` at the end of the import path while the block runs."""
     entry = str(folder)
     added = entry not in sys.path
     if added:
-        sys.path.append(entry)
+        sys.path.append(entry)  # appended, so that a file beside a reward cannot shadow an installed package
     try:
         yield
     finally:

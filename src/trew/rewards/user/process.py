@@ -1,5 +1,5 @@
-"""Users' functions in a process of their own, which can be ended: a function that hangs, exits or crashes costs its
-completions, not the run, and what it changes (working folder, environment, generators, threads) stays there."""
+"""Runs users' functions in a separate, killable process. A function that hangs, exits or crashes costs its completions,
+not the run, and what it changes (working folder, environment, generators, threads) stays in that process."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from .session import Call, Fault, FaultKind, Outcome, Spec, took_too_long
 from .wire import decode, encode
 
 LOAD_SECONDS = 600.0  # for what the files import: a reward model may be loaded
-GRACE_SECONDS = 5.0  # on top of a limit that the functions' own event loop keeps
+GRACE_SECONDS = 5.0  # on top of a limit that the event loop in the process enforces
 
 
 class _FunctionPool(Pool[tuple[bytes, float | None], Any]):
-    """The one process of the functions. Every new one gets all that were ``loaded`` before; their files must be those
-    that the run began with, so ``files`` has their contents' hashes."""
+    """The single process of the functions. A restarted one loads everything in ``loaded`` again. ``files`` holds the
+    hashes of their contents, because a run must not continue with functions that were edited meanwhile."""
 
-    tries = 1  # a call may have done something already, such as a request to a server
+    tries = 1  # no second try: a call may have had effects already, such as a request to a server
 
     def __init__(self, hash_seed: int) -> None:
         super().__init__(size=1)
@@ -44,6 +44,7 @@ class _FunctionPool(Pool[tuple[bytes, float | None], Any]):
                     f"{file}: was changed since it was loaded, and its process had to be started again; put the file "
                     "back as it was, or start a new run"
                 )
+        # The whole environment: unlike graders, users' functions may need API keys and the like.
         environment = {**os.environ, "PYTHONHASHSEED": str(self.hash_seed)}
         serving = "trew.rewards.user.serving"
         return Worker(serving, {}, path=sys.path, environment=environment, stderr=None, guarded=True)
@@ -71,16 +72,17 @@ def _too_slow_to_load() -> str:
 
 
 def _death(error: Closed) -> str:
-    """How the process of the functions ended, in words."""
+    """Says in words how the process of the functions ended."""
+    # The kernel's out-of-memory killer sends SIGKILL, and leaves no other trace here.
     return f"{error.ended} during the call" + ("; memory may have run out" if "SIGKILL" in error.ended else "")
 
 
 class Process:
-    """A Runner whose functions live in a child process, started when first needed and again after it was ended.
+    """A Runner whose functions live in a child process, started on demand and again after it was ended.
 
-    The functions' own state (module variables, caches) lives as long as the process. ``hash_seed`` is the seed of
-    Python's hashes in it: the order of a set of strings depends on it, and it is the same for every start. Standard
-    output of the functions goes to standard error. Safe to use from several threads, one call at a time.
+    The functions' state (module variables, caches) lives as long as the process. ``hash_seed`` is its PYTHONHASHSEED,
+    the same for every start, because the iteration order of sets of strings depends on it. The functions' standard
+    output goes to standard error. Safe to use from several threads, one call at a time.
     """
 
     def __init__(self, *, hash_seed: int = 0) -> None:
@@ -89,9 +91,10 @@ class Process:
         self._closing = False
 
     def load(self, specs: Sequence[Spec]) -> list[UserFunction | tuple[str, ...]]:
-        """As Runner.load; a file that hangs or ends its process while it is run is one of the problems."""
+        """As Runner.load. A file that hangs, or ends the process while it is imported, is reported as a problem."""
         with self._lock:
             loaded: list[UserFunction | tuple[str, ...]] = []
+            # One message per file, so that a file that breaks the process does not take the others with it.
             for spec in specs:
                 try:
                     [found] = self._ask("load", [spec], limit=LOAD_SECONDS)
@@ -103,15 +106,18 @@ class Process:
                     loaded.append(tuple(found["problems"]))
                     continue
                 function = _function(found)
+                # Only what loaded: every restart loads this list again, in this order, so that indices stay valid.
                 self._pool.loaded.append(spec)
                 self._pool.files[function.file] = _content(function.file)
                 loaded.append(function)
             return loaded
 
     def call(self, calls: Sequence[Call], *, step: int = 0) -> list[Outcome]:
-        """As Runner.call; a limit ends any function."""
+        """As Runner.call. Limits end sync functions too, by ending the process."""
         with self._lock:
             outcomes: dict[int, Outcome] = {}
+            # Async functions share one message and so one event loop. Sync ones get a message each: a function that
+            # hangs must not cost the results of the others.
             together = [i for i, call in enumerate(calls) if call.function.is_async]
             for i, call in enumerate(calls):
                 if i in together:
@@ -122,20 +128,20 @@ class Process:
             return [outcomes[i] for i in range(len(calls))]
 
     def grade(self, kind: str, items: Sequence[tuple[str, Any, Mapping[str, Any]]]) -> list[tuple[float | None, str]]:
-        """Scores and statuses of (completion, gold, arguments) by a built-in, in that other process."""
+        """Grades (completion, gold, arguments) with a built-in in the child process; returns scores and statuses."""
         with self._lock:
             return [(score, status) for score, status in self._ask("grade", kind, list(items), limit=LOAD_SECONDS)]
 
     def close(self) -> None:
-        """Ends the process, and with it a call of another thread; the next call starts another."""
+        """Ends the process, and with it any call in progress in another thread. The next call starts a new process."""
         self._closing = True
-        self._pool.stop()  # before the lock: a call that is under way may have minutes left
+        self._pool.stop()  # before taking the lock: a call in progress may have minutes left
         with self._lock:
             self._closing = False
-            self._pool.stop()
+            self._pool.stop()  # again: the other thread may have started a process between the two
 
     def _one_by_one(self, call: Call, step: int) -> Outcome:
-        """verl's form: a call per completion, each with the limit to itself."""
+        """Calls a verl-style function once per completion, each call with the full limit."""
         values: list[float | None] = []
         faults: dict[int, Fault] = {}
         steps = {}
@@ -154,6 +160,8 @@ class Process:
     def _call(self, calls: Sequence[Call], step: int) -> list[Outcome]:
         start = time.perf_counter()
         limits = [call.limit for call in calls]
+        # The event loop over there ends async calls at their limits, one by one. Ending the process, which loses all of
+        # them, is only for a loop that a function blocks.
         grace = GRACE_SECONDS if calls[0].function.is_async else 0.0
         limit = None if None in limits else max(limits) + grace  # type: ignore[type-var]
         try:
@@ -168,7 +176,7 @@ class Process:
         return [Outcome([], whole=each, seconds=time.perf_counter() - start) for each in fault]
 
     def _ask(self, *message: Any, limit: float | None) -> Any:
-        """The process's answer. Whatever keeps it from coming ends the process: nothing follows half a message."""
+        """Returns the process's answer. Any failure ends the process, since the stream may stop within a message."""
         if self._closing:
             raise RewardError("the process of reward functions is being ended")
         return self._pool.run((encode(message), limit))
@@ -186,7 +194,7 @@ def _content(file: Path) -> str:
 
 
 def _packed(calls: Sequence[Call]) -> tuple[list[Any], list[Any]]:
-    """Prompts, each once, and calls that refer to them by number."""
+    """Packs the prompts, each once, and calls that refer to them by index: a group's completions share their prompt."""
     numbers: dict[int, int] = {}
     prompts, packed = [], []
     for call in calls:
@@ -196,6 +204,7 @@ def _packed(calls: Sequence[Call]) -> tuple[list[Any], list[Any]]:
                 numbers[id(sample.prompt)] = len(prompts)
                 p = sample.prompt
                 prompts.append([p.uid, p.text, p.messages, dict(p.columns)])
+            # Messages stay small: token ids go only to functions that ask for them.
             ids = [int(t) for t in sample.token_ids] if call.function.reads_tokens else []
             rows.append([numbers[id(sample.prompt)], sample.text, ids, sample.length])
         packed.append([call.function.index, rows, call.limit])

@@ -1,4 +1,4 @@
-"""Checks what a user's function returned before any of it is used."""
+"""Validates what a user's function returned before any of it is used."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WANTED = "a list with one number or None per completion"
 
 
 def as_list(returned: Any, *, count: int, who: str) -> list[Any]:
-    """``returned`` as a list of ``count`` entries: lists, tuples, and one-dimensional arrays and tensors.
+    """Converts ``returned`` to a list of ``count`` entries; takes lists, tuples, and 1-d arrays and tensors.
 
     >>> as_list((1, None), count=2, who="f")
     [1, None]
@@ -34,9 +34,9 @@ def as_list(returned: Any, *, count: int, who: str) -> list[Any]:
 
 
 def as_number(value: Any, *, who: str, sample: str) -> float | None:
-    """One reward: None, or a finite number of any numeric type (a bool is 1 or 0), as a float.
+    """Converts one reward to a float: None, or a finite number of any numeric type (a bool is 1 or 0).
 
-    Raises RewardError that names the function and the sample for text, nested values, coroutines, NaN and infinity.
+    Raises RewardError, naming the function and the sample, for text, nested values, coroutines, NaN and infinity.
 
     >>> as_number(True, who="f", sample="s"), as_number(None, who="f", sample="s")
     (1.0, None)
@@ -52,7 +52,7 @@ def as_number(value: Any, *, who: str, sample: str) -> float | None:
         raise RewardError(f"{who} returned {type(value).__name__} ({short(value)}) for {sample}, not a number or None")
     try:
         number = float(value)
-    except (OverflowError, ValueError):
+    except (OverflowError, ValueError):  # an int beyond float's range, a signalling NaN of Decimal
         number = math.inf
     if not math.isfinite(number):
         raise RewardError(
@@ -62,7 +62,7 @@ def as_number(value: Any, *, who: str, sample: str) -> float | None:
 
 
 def verl_score(value: Any, *, who: str, sample: str) -> float | None:
-    """One result of a verl ``compute_score``: a number, or a mapping with the number under ``score``.
+    """Reads one result of a verl ``compute_score``: a number, or a mapping with the number under ``score``.
 
     >>> verl_score({"score": 0.5, "acc": True}, who="f", sample="s")
     0.5
@@ -76,16 +76,16 @@ def verl_score(value: Any, *, who: str, sample: str) -> float | None:
 
 
 def short(value: Any) -> str:
-    """``value`` for a message, on one line of at most 80 characters; its own ``repr`` may fail."""
+    """Formats ``value`` for a message, on one line of at most 80 characters."""
     try:
         text = " ".join(repr(value).split())
-    except Exception:
+    except Exception:  # a user's class may have a broken __repr__
         text = "unprintable"
     return text if len(text) <= 80 else text[:79] + "…"
 
 
 def discard(value: Any) -> None:
-    """Closes coroutines that nobody will await, or Python warns about them after our own message."""
+    """Closes coroutines that nobody will await; otherwise Python warns about them after the actual message."""
     if inspect.iscoroutine(value):
         value.close()
     elif isinstance(value, (list, tuple)):

@@ -1,4 +1,4 @@
-"""The process that users' functions live in: what it does with each message of ``process.Process``."""
+"""Main loop of the process that users' functions run in: answers the messages of ``process.Process``."""
 
 from __future__ import annotations
 
@@ -26,22 +26,24 @@ from .wire import decode, encode
 
 
 def main(source: int, target: int, *, parent: int, life: int | None) -> None:
-    """The process's whole life: answers until nobody asks any more. ``life`` is the pipe to the run ``parent`` where
-    no guardian has it."""
+    """Answers messages until the channel closes. ``life`` is the pipe to the run ``parent`` if no guardian holds it."""
     if life is not None:
         os.set_inheritable(life, False)
         _end_with_parent(life)
+    # A guarded process has the guardian for its parent, and ends with it; only an unguarded one compares parents.
     channel = Channel(source, target, parent=None if life is None else parent)
     _survive_requests()
     sys.stdout = sys.stderr = _Shown(open(2, "wb", buffering=0, closefd=False))  # noqa: SIM115 (for the whole life)
-    random.seed(0)  # what functions draw depends on the call alone, not on when the process was started
+    # Seeded, and restored after every call (preserved_state): what functions draw depends on the call alone, not on
+    # when the process was started.
+    random.seed(0)
     np.random.seed(0)
     session, loaded = Session(), list[UserFunction]()
     with contextlib.suppress(Closed):
         while True:
             what, *given = decode(channel.receive()[0])
             channel.send(encode(_ANSWERS[what](session, loaded, *given)))
-    os._exit(0)
+    os._exit(0)  # not sys.exit, which would wait for threads that functions have started
 
 
 def _load(session: Session, loaded: list[UserFunction], specs: Any) -> list[Any]:
@@ -78,21 +80,22 @@ _ANSWERS = {"load": _load, "grade": _grade, "call": _call}
 
 
 class _Shown(io.TextIOWrapper):
-    """What functions print: often a model's text, which must not act on the terminal, and never worth a failure."""
+    """Standard output of functions. They often print a model's text, so control characters are escaped and secrets
+    redacted; a failed write is ignored."""
 
     def __init__(self, raw: io.RawIOBase) -> None:
         super().__init__(cast(BinaryIO, raw), encoding="utf-8", errors="backslashreplace", write_through=True)
 
     def write(self, text: str) -> int:
-        with contextlib.suppress(OSError):  # a terminal that is gone
+        with contextlib.suppress(OSError):  # the terminal is gone
             super().write("".join(c if c.isprintable() or c in "\n\t\r" else ascii(c)[1:-1] for c in redact(text)))
         return len(text)
 
 
 def _survive_requests() -> None:
-    """Requests to stop are for the run, which still needs this process to finish its step: cluster managers send them
-    to every process. What functions start is not protected: ignoring would be inherited, a handler is not, and a copy
-    of this process (multiprocessing) does as it is told."""
+    """Ignores stop signals in this process: cluster managers send them to every process, and the run needs this one to
+    finish its step. A handler instead of SIG_IGN, because exec resets handlers, so that what functions start still
+    obeys the signals. A fork of this process (multiprocessing) obeys them too."""
     own = os.getpid()
 
     def only_here(signum: int, frame: object) -> None:
@@ -105,8 +108,8 @@ def _survive_requests() -> None:
 
 
 def _end_with_parent(life: int) -> None:
-    """Ends this process when the other end of the pipe is gone, even while a function never yields to Python: the
-    kernel sends a signal that ends it. Where it does not (macOS), a thread watches."""
+    """Ends this process when the other end of the pipe closes. The kernel then sends SIGIO, whose default action kills
+    even while C code holds the interpreter. A thread watches as well, for systems without that signal (macOS)."""
     with contextlib.suppress(AttributeError, OSError):
         signal.signal(signal.SIGIO, signal.SIG_DFL)
         fcntl.fcntl(life, fcntl.F_SETOWN, os.getpid())

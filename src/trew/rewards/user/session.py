@@ -1,7 +1,7 @@
-"""Calls users' functions, sync and async, and says what each gave, or what went wrong with it, as plain values.
+"""Calls users' functions, sync and async, and reports results or faults as plain values.
 
-A session is where functions are loaded and keep their own state. It cannot end a sync function that never returns:
-``process`` runs one in a process that can be ended.
+Functions are loaded into a session and keep their state there. A session cannot end a sync function that never returns,
+so ``process`` runs a session in a killable process.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ Spec = tuple[str, Mapping[str, Any]]
 """``path/to/file.py:function`` and its arguments."""
 
 FaultKind = Literal["raised", "value", "returned", "hung", "died", "killed"]
-"""``raised``: an exception. ``value``: one completion's value is no finite number. ``returned``: not one value per
-completion. ``hung``: it did not return in time. ``died``: it took its process down. ``killed``: somebody else did, for
-instance the system when memory ran out."""
+"""``raised``: an exception. ``value``: one completion's value is not a finite number. ``returned``: not one value per
+completion. ``hung``: it did not return in time. ``died``: it ended its process. ``killed``: something else ended the
+process, for instance the system when memory ran out."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What went wrong in a call; ``text`` is complete but for the sample, ``trace`` is its traceback if any.
-    ``blocked``: it hung in a way that nothing else could run beside it."""
+    """What went wrong in a call. ``text`` is a full message but for the sample; ``trace`` is the traceback, if any.
+    ``blocked`` says that it blocked the event loop, so that no other call could run meanwhile."""
 
     kind: FaultKind
     text: str
@@ -48,7 +48,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One function with the completions it is to judge, and the seconds it may take (None: any)."""
+    """One function, the completions it judges, and its limit in seconds (None: no limit)."""
 
     function: UserFunction
     samples: Sequence[Sample]
@@ -57,8 +57,9 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a call gave: a value per completion, those of ``faults`` (by completion) aside; or ``whole``, where the call
-    as a whole failed, and no values. ``steps`` has the (end, value) of completions whose steps were scored."""
+    """Result of a call: one value per completion, None for those in ``faults`` (by index). If the call failed as a
+    whole, ``whole`` is set and there are no values. ``steps`` holds the (end, value) pairs of completions whose steps
+    were scored."""
 
     values: list[float | None]
     faults: dict[int, Fault] = field(default_factory=dict)
@@ -71,18 +72,18 @@ class Runner(Protocol):
     """Where functions live: a Session, or a Process with a session in it."""
 
     def load(self, specs: Sequence[Spec]) -> list[UserFunction | tuple[str, ...]]:
-        """Loads functions; for each its description, or all that is wrong with it."""
+        """Loads functions; returns for each its description, or all its problems."""
         ...
 
     def call(self, calls: Sequence[Call], *, step: int = 0) -> list[Outcome]:
-        """Calls functions that were loaded here: sync ones one after another, async ones together."""
+        """Calls functions that were loaded here: sync ones in turn, async ones concurrently."""
         ...
 
     def close(self) -> None: ...
 
 
 class Session:
-    """A Runner in this very process: for the process of the functions itself, for tests, and for a debugger."""
+    """A Runner within this process: used inside ``Process``'s child, in tests, and under a debugger."""
 
     def __init__(self) -> None:
         self._modules: dict[Path, ModuleType] = {}
@@ -101,10 +102,11 @@ class Session:
         return loaded
 
     def call(self, calls: Sequence[Call], *, step: int = 0) -> list[Outcome]:
-        """As Runner.call. Process-wide state that functions change is put back. Limits end async functions only."""
+        """As Runner.call. Restores process-wide state afterwards. Limits end async functions only."""
         with preserved_state(), contextlib.ExitStack() as stack:
             for folder in dict.fromkeys(call.function.file.parent for call in calls):
                 stack.enter_context(importable(folder))
+            # Sync functions have finished after this line; async ones have only returned their coroutines.
             begun = [self._begin(call, step) for call in calls]
             waiting = [(i, raw, calls[i].limit) for i, (raw, _) in enumerate(begun) if isinstance(raw, Awaitable)]
             ended = _run_together([(raw, limit) for _, raw, limit in waiting])
@@ -116,11 +118,12 @@ class Session:
         pass
 
     def _begin(self, call: Call, step: int) -> tuple[Any, float]:
-        """The raw result of a call (something to await, of an async function) and the seconds it took."""
+        """Makes a call; returns its raw result (an awaitable if the function is async) and the seconds it took."""
         start, function = time.perf_counter(), self._functions[call.function.index]
         if not call.samples:
             return [], 0.0
         if call.function.verl:
+            # s=s binds each sample to its own lambda.
             raw: Any = [_tried(lambda s=s: call.function.call_one(function, s)) for s in call.samples]
             raw = _each(raw, call.limit) if any(map(inspect.isawaitable, raw)) else raw
         else:
@@ -135,8 +138,8 @@ class _Failed:
 
 
 def _tried(action: Callable[[], Any]) -> Any:
-    """What ``action`` gives; a failure as a value, whatever it is: exits and interrupts of a function's own are its
-    failures too, not those of the run."""
+    """Returns the result of ``action``, or any failure as a value: a function's SystemExit or KeyboardInterrupt is its
+    own failure, not the run's."""
     try:
         return action()
     except BaseException as error:
@@ -148,13 +151,14 @@ async def _limited(awaitable: Awaitable[Any], limit: float | None) -> tuple[Any,
     try:
         async with scope:
             value = await awaitable
+    # The scope tells our limit from a TimeoutError that the function raised itself.
     except BaseException as error:
         value = _Failed(error, in_time=not scope.expired())
     return value, time.perf_counter() - start
 
 
 async def _each(values: Sequence[Any], limit: float | None) -> list[Any]:
-    """verl's form, async: one coroutine per completion, together, each with the limit of a call."""
+    """Awaits an async verl-style function: one coroutine per completion, concurrently, each with the full limit."""
 
     async def one(value: Any) -> Any:
         return (await _limited(value, limit))[0] if inspect.isawaitable(value) else value
@@ -163,9 +167,9 @@ async def _each(values: Sequence[Any], limit: float | None) -> list[Any]:
 
 
 def _run_together(waiting: Sequence[tuple[Awaitable[Any], float | None]]) -> list[tuple[Any, float]]:
-    """Results and seconds of all awaitables, run concurrently, each at most its limit.
+    """Runs awaitables concurrently, each up to its limit; returns results and seconds.
 
-    Works from a thread whose event loop is already running (a notebook) as well: then in a thread of its own.
+    In a thread whose event loop already runs (a notebook), uses a new thread.
     """
     if not waiting:
         return []
@@ -185,7 +189,7 @@ def _run_together(waiting: Sequence[tuple[Awaitable[Any], float | None]]) -> lis
 
 
 def _outcome(call: Call, raw: Any, seconds: float) -> Outcome:
-    """What was returned, checked."""
+    """Validates what a call returned."""
     function, samples = call.function, call.samples
     if isinstance(raw, _Failed):
         return Outcome([], whole=_fault(call, raw), seconds=seconds)

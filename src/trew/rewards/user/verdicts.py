@@ -1,8 +1,8 @@
-"""What becomes of a call of a user's function that goes wrong: which completions it concerns, and what then.
+"""Turns calls of users' functions into verdicts, and decides what a failed call means for the run.
 
-An exception ends the run, with the completion that it came for, or (``skip``) leaves those completions without a value.
-A function that does not return is ended, and the completions that it hangs at have no value either way: a run is not to
-wait for ever, and not to die of one bad request. The same holds where the system killed its process.
+An exception ends the run and names the completion, or with ``skip`` leaves the affected completions without a value.
+A function that hangs is ended, and the completions that it hangs on get no value in either mode: a run must not wait
+forever, nor die of one bad request. The same holds if the system killed the function's process.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from ..verdict import Verdict
 from .functions import Sample, UserFunction
 from .session import Call, Fault, Outcome, Runner
 
-SEARCH_SECONDS = 10.0  # spent on finding the completion that made a function fail
-SHARE_SECONDS = 1.0  # the least time a completion gets by itself after the call with all of them hung
-SAVED = 64  # completions that are kept as evidence at most
+SEARCH_SECONDS = 10.0  # to find the completion that made a function fail
+SHARE_SECONDS = 1.0  # least time for a single completion after the call with all of them hung
+SAVED = 64  # most completions kept as evidence
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One function, the completions it is to judge in one call, its limit in seconds and what to do if it fails."""
+    """One function, the completions of one call, its limit in seconds, and what to do if it fails."""
 
     function: UserFunction
     samples: Sequence[Sample]
@@ -41,9 +41,9 @@ def verdicts_of(
     warn: Callable[[UserFunction, str], None] = lambda function, text: None,
     search_seconds: float = SEARCH_SECONDS,
 ) -> list[list[Verdict]]:
-    """Verdicts of every ask, in its completions' order. ``warn`` is told of what was not judged.
+    """Returns the verdicts of every ask in the order of its completions; calls ``warn`` for completions not judged.
 
-    Raises RewardError where the run is to end: it names function, line and completion, and has them as evidence.
+    Raises RewardError if the run must end. It names function, line and completion, and carries them as evidence.
     """
     outcomes = runner.call([Call(ask.function, ask.samples, ask.limit) for ask in asks], step=step)
     judged = []
@@ -54,6 +54,7 @@ def verdicts_of(
             if not _passes(ask, fault):
                 raise _ended(fault, [ask.samples[i]], named=f"; for {ask.samples[i]}")
         if outcome.faults:
+            # One warning per call, with its first fault: a server that is down would fail every completion alike.
             first = min(outcome.faults)
             fault = outcome.faults[first]
             named = "" if fault.kind == "value" else f"; for {ask.samples[first]}"
@@ -67,12 +68,13 @@ def verdicts_of(
 
 
 def _passes(ask: Ask, fault: Fault) -> bool:
-    """Whether the run goes on without a value."""
+    """Returns whether the run continues without a value."""
+    # "returned" never passes: a result of the wrong length is a bug of the function, not a failed completion.
     return fault.kind in ("hung", "killed") or (ask.on_failure == "skip" and fault.kind != "returned")
 
 
 def _verdicts(ask: Ask, outcome: Outcome) -> Iterator[Verdict]:
-    each = outcome.seconds / max(len(ask.samples), 1)
+    each = outcome.seconds / max(len(ask.samples), 1)  # one call judges all, so each counts for an equal share
     for i, value in enumerate(outcome.values):
         fault = outcome.faults.get(i)
         if fault is not None:
@@ -84,9 +86,9 @@ def _verdicts(ask: Ask, outcome: Outcome) -> Iterator[Verdict]:
 
 
 def _apart(runner: Runner, ask: Ask, outcome: Outcome, fault: Fault, *, step: int, search_seconds: float) -> Outcome:
-    """The outcome of a call that failed as a whole, taken apart: every completion by itself.
+    """Repeats a call that failed as a whole for each completion alone, and merges the outcomes.
 
-    Raises RewardError where the run is to end.
+    Raises RewardError if the run must end.
     """
     count = len(ask.samples)
     if count == 1 and fault.kind != "returned":
@@ -95,11 +97,13 @@ def _apart(runner: Runner, ask: Ask, outcome: Outcome, fault: Fault, *, step: in
         if fault.kind == "returned":
             raise _ended(fault, ask.samples)
         raise _located(runner, ask, fault, step=step, search_seconds=search_seconds)
+    # An async function that awaits can be cancelled at its limit, so all completions run at once. One that hangs in a
+    # sync call takes the process with it each time, so they run in turn.
     if ask.function.is_async and not fault.blocked:
         calls = [Call(ask.function, [sample], ask.limit) for sample in ask.samples]
         outcomes = runner.call(calls, step=step)
     else:
-        # The share of its call's limit: however many of them hang, all together take about as long as the call did.
+        # Each gets a share of the call's limit: however many hang, all together take about as long as the call did.
         share = max(ask.limit / count, min(SHARE_SECONDS, ask.limit))
         outcomes = [runner.call([Call(ask.function, [s], share)], step=step)[0] for s in ask.samples]
     values: list[float | None] = []
@@ -115,7 +119,7 @@ def _apart(runner: Runner, ask: Ask, outcome: Outcome, fault: Fault, *, step: in
 
 
 def _located(runner: Runner, ask: Ask, fault: Fault, *, step: int, search_seconds: float) -> RewardError:
-    """The error of a call as one that names the completion, which is looked for by calling with one at a time."""
+    """Returns the error of a failed call, naming the completion: calls the function with one completion at a time."""
     end = time.monotonic() + search_seconds
     count = len(ask.samples)
     for sample in ask.samples:
