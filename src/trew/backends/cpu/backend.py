@@ -32,8 +32,8 @@ from .sampling import drawn
 
 @dataclass
 class CpuBackend:
-    """``layers``: whole models of known families, the output head's rows and draws go through the kernels.
-    ``products``: so do products of matrices, also in models that run through their own forward."""
+    """``layers``: the kernels run whole models of known families, the output head's rows and draws. ``products``: they
+    compute matrix products, also in models that run through their own forward."""
 
     layers: bool = True
     products: bool = True
@@ -124,7 +124,7 @@ class CpuBackend:
 
 
 class CompiledForward(ForwardDecoder):
-    """The model's own forward pass with ``packed`` linear layers; ``draws``: drawn from by the kernels."""
+    """Decodes through the model's own forward pass with ``packed`` linear layers; ``draws``: draws with the kernels."""
 
     def __init__(
         self, model: Any, *, slots: int, max_tokens: int, packed: Mapping[nn.Linear, Forward], draws: bool
@@ -149,12 +149,12 @@ def _few_are_trained(model: Any) -> bool:
 
 
 def unusable(model: Any) -> str | None:
-    """Why none of the kernels can be used with the model's parameters, which they read as bare memory; else None."""
+    """Why the kernels, which read parameters as raw memory, cannot be used with this model's; else None."""
     if model.device.type != "cpu":
         return f"the kernels are for CPUs and it is on {model.device}"
     return build.sharded(model)
 
 
 def backend(*, layers: bool, products: bool) -> CpuBackend:
-    """The backend, with what a recipe's ``kernels`` and ``linear`` leave of it."""
+    """Makes the backend, as far as a recipe's ``kernels`` and ``linear`` allow it."""
     return CpuBackend(layers=layers, products=products)

@@ -23,13 +23,14 @@ SOURCES = (
     "stack.h", "rows.inc", "attend.inc", "train.inc", "train_attention.inc", "product.inc", "layers.inc", "outer.inc",
     "stack.inc", "kernels.c",
 )  # fmt: skip
-# No -ffast-math: NaN and infinity must be kept. The order of sums may change.
+# No -ffast-math: it lets the compiler assume that NaN and infinity do not occur, and non-finite outputs would pass the
+# checks unseen. Fused multiply-adds are allowed.
 FLAGS = ("-O3", "-std=gnu11", "-march=native", "-fPIC", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math")
 
 
 @functools.cache
 def library() -> ctypes.CDLL | str:
-    """The library, or why there is none, in words that complete "because ..."."""
+    """Returns the library, or why there is none, in words that complete "because ..."."""
     if switched_off():
         return "TREW_NATIVE=0 switches it off"
     compiler = next((found for name in _compilers() if (found := shutil.which(name))), None)
@@ -54,8 +55,9 @@ def switched_off() -> bool:
 
 
 def sharded(model: Any) -> str | None:
-    """That the model's parameters are not all in this process, in words that complete "because ..."; else None."""
-    module = sys.modules.get("torch.distributed.tensor")  # loaded wherever there is one
+    """Whether parameters of the model are sharded: why that rules the kernels out, in words that complete "because
+    ..."; else None."""
+    module = sys.modules.get("torch.distributed.tensor")  # loaded if any DTensor exists; importing it is slow
     kind = getattr(module, "DTensor", None)
     for name, p in model.named_parameters():
         if kind is not None and (isinstance(p, kind) or isinstance(p.data, kind)):
@@ -64,14 +66,14 @@ def sharded(model: Any) -> str | None:
 
 
 SUFFIX = {torch.float32: "f32", torch.bfloat16: "bf16"}
-"""Types T that there are kernels for."""
+"""Types T that the kernels are compiled for."""
 _TYPES = {"p": ctypes.c_void_p, "i": ctypes.c_int64, "f": ctypes.c_float}
 
 
 @functools.cache
 def kernel(name: str, dtype: torch.dtype | None, arguments: str) -> Any:
-    """A function of the library, for T or (None) for all; ``arguments``: pointers, integers and floats, by letter. It
-    gives an integer, if anything."""
+    """Returns a function of the library, for T or (None) independent of it. ``arguments``: one letter each, for
+    pointers, integers and floats. The function returns an int64 or nothing."""
     found = library()
     assert not isinstance(found, str), found
     function = getattr(found, name if dtype is None else f"{name}_{SUFFIX[dtype]}")
@@ -80,7 +82,7 @@ def kernel(name: str, dtype: torch.dtype | None, arguments: str) -> Any:
 
 
 def fields(kind: Any, *names: str) -> tuple[tuple[str, Any], ...]:
-    """Members of one kind, side by side in a structure that the library reads."""
+    """Declares consecutive members of one type in a structure that the library reads."""
     return tuple((name, kind) for name in names)
 
 
@@ -89,18 +91,20 @@ def _compilers() -> tuple[str, ...]:
 
 
 def _openmp() -> str | None:
-    """The file of the OpenMP runtime that torch has loaded; None where there is none to share (macOS, Windows)."""
+    """Returns the file of the OpenMP runtime that torch has loaded; None if there is none to share (macOS, Windows)."""
     try:
         lines = Path("/proc/self/maps").read_text().splitlines()
     except OSError:
         return None
     files = {line.split()[-1] for line in lines if "/" in line}
     found = sorted(f for f in files if Path(f).name.startswith(("libgomp", "libiomp5", "libomp")))
+    # With two runtimes loaded there is no telling which one torch uses.
     return found[0] if len(found) == 1 else None
 
 
 def _built(compiler: str, *, openmp: bool) -> Path:
-    """The library's file, in the user's cache folder under a name that says what it was made from."""
+    """Builds the library if needed; returns its file in the cache folder, named by a hash of all that it depends on:
+    sources, compiler, flags, processor. So a stale library is never loaded."""
     here = Path(__file__).parent
     flags = [*FLAGS, *(["-fopenmp"] if openmp else [])]
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True, timeout=30).stdout
@@ -120,12 +124,13 @@ def _built(compiler: str, *, openmp: bool) -> Path:
             [compiler, "-shared", str(made), "-o", str(both), "-lm"],
         ):
             subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
-        both.replace(path)  # at once: several processes may be here
+        both.replace(path)  # atomic: several processes may build at the same time
     return path
 
 
 def _processor() -> str:
-    """What ``-march=native`` depends on: homes are shared between machines."""
+    """Identifies what ``-march=native`` depends on: machines may share a home folder, and code built for another
+    processor would crash with an illegal instruction."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

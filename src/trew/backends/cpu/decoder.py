@@ -1,7 +1,7 @@
-"""Decodes with a paged cache: every token of a prompt or a completion is a row that attends to pages.
+"""Decodes with a paged KV cache: every token of a prompt or a completion is a row that attends to pages.
 
-Each prompt is computed once, and all its completions read its pages; a row that ends returns its pages. The decoder
-lays out the model's weights for the products when it is created, so they must not change while it lives.
+Each prompt is computed once, and all its completions read its pages; a finished row frees its own pages. The decoder
+packs the model's weights for the products when it is created, so they must not change during its lifetime.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ def unsupported(parts: Transformer | str, *, autocast: torch.dtype | None) -> st
 
 @dataclass(slots=True)
 class _Prompt:
-    """A prompt of ``left`` completions, running or still to come; its first logits, once it is computed, and where its
-    keys and values lie."""
+    """A prompt with ``left`` running or future completions; once it is computed, its first logits and its pages of keys
+    and values."""
 
     ids: Sequence[int]
     left: int
@@ -64,14 +64,14 @@ class _Sequence:
     """One row being decoded."""
 
     prompt: int
-    born: int  # the step before its first
-    pages: list[int] = field(default_factory=list)  # after the prompt's
+    born: int  # number of the step before its first: its age gives its length, without a counter per row
+    pages: list[int] = field(default_factory=list)  # its own, which follow the prompt's
 
 
 class Decoder:
     """Runs rows of completions through a model; see :class:`trew.rollout.torch_engine.decoder.Decoder`. Logits are
-    float32. ``positions``: the most tokens of a row. ``arena``: for the cache and the head's weights, leased as long as
-    this lives; ``apart``: for those of the layers too, which are of the heap otherwise.
+    float32. ``positions``: maximum number of tokens of a row. ``arena``: holds the cache and the head's weights, and
+    must stay leased while the decoder is in use; ``apart``: the layers' weights are there too, not in the heap.
     """
 
     def __init__(
@@ -89,13 +89,14 @@ class Decoder:
         self.cache = PagedCache(
             layers=len(parts.layers), kv_heads=parts.kv_heads, head_dim=parts.head_dim, dtype=dtype, arena=arena
         )  # fmt: skip
+        # float32 whatever the autocast: bfloat16 would round logits above 16 by up to 0.06.
         self.head = packed(parts.head, dtype=torch.float32, arena=self.cache.arena)
         self.numbers = itertools.count()  # of prompts
         self.prompts: dict[int, _Prompt] = {}
         self.running: list[_Sequence] = []
         self.steps = 0
-        self.newest: Rows | None = None  # the last step's, while rows stay
-        self.full = 0  # the step at which a row needs another page
+        self.newest: Rows | None = None  # the last step's, while no row joins or leaves
+        self.full = 0  # the step at which some row needs another page
 
     @property
     def rows(self) -> int:
@@ -126,7 +127,7 @@ class Decoder:
 
     @torch.no_grad()
     def step(self, tokens: Tensor) -> Tensor:
-        """Feeds one token per row (rows,); the logits after it."""
+        """Feeds one token per row (rows,); returns the logits after it."""
         return self._logits(self._forward(tokens, self._next()))
 
     def keep(self, alive: Sequence[int]) -> list[int]:
@@ -155,9 +156,10 @@ class Decoder:
         return drawn(logits, keys=keys, positions=positions, sampling=sampling)
 
     def _next(self) -> Rows:
-        """One more token of every row: where it goes, on a new page where the last one is full."""
+        """Assigns every row's next token a place in the cache, on a new page if the last one is full."""
         self.steps += 1
         if self.newest is not None and self.steps < self.full:
+            # No row came, left or filled its page: the same tables, one position on. This skips Python work per row.
             self.newest.positions.add_(1)
             self.newest.places.add_(1)
             return self.newest
@@ -179,7 +181,8 @@ class Decoder:
         return self.newest
 
     def _prefill(self, prompts: Sequence[int]) -> None:
-        """Computes prompts side by side, in pieces of PREFILL_TOKENS: keys and values, and the logits after each."""
+        """Computes prompts side by side without padding, in pieces of PREFILL_TOKENS: their keys and values, and the
+        logits after each. A piece may end within a prompt: the next one reads the cache."""
         ids = [self.prompts[p].ids for p in prompts]
         for p in prompts:
             self.prompts[p].pages = self.cache.take(-(-len(self.prompts[p].ids) // PAGE))
@@ -196,12 +199,13 @@ class Decoder:
             rows = Rows(sequences, *(t[part].contiguous() for t in (sequence, positions, pages, positions % PAGE)))
             hidden = self._forward(tokens[part], rows)
             here = (ends >= begin) & (ends < begin + PREFILL_TOKENS)
+            # Only the prompts' last tokens go through the head: logits of all would be (tokens, V).
             last[here] = hidden[ends[here] - begin].float()
         for p, logits in zip(prompts, self._logits(last), strict=True):
-            self.prompts[p].logits = logits.clone()
+            self.prompts[p].logits = logits.clone()  # not a view, which would keep the logits of all prompts alive
 
     def _sequences(self, of: Sequence[tuple[int, list[int]]]) -> Sequences:
-        """(prompt, own pages) of each, as the kernels read them."""
+        """Builds the kernels' tables from each sequence's (prompt, own pages)."""
         prompts = [self.prompts[p] for p, _ in of]
         pages = [[*prompt.pages, *own] for prompt, (_, own) in zip(prompts, of, strict=True)]
         width = max(map(len, pages))
@@ -212,18 +216,18 @@ class Decoder:
         )
 
     def _forward(self, tokens: Tensor, rows: Rows) -> Tensor:
-        """The final norm's output (N, H), in T."""
+        """Returns the final norm's output (N, H), in T."""
         return self.layers.forward(self.parts.embed(tokens), rows, self.cache)
 
     def _logits(self, hidden: Tensor) -> Tensor:
-        """Logits (rows, V) float32 of hidden states (rows, H)."""
+        """Returns the float32 logits (rows, V) of hidden states (rows, H)."""
         logits = product(hidden.float(), self.head)
         cap = self.parts.logit_cap
         return (logits / cap).tanh_().mul_(cap) if cap else logits
 
 
 def _parts(prompts: Sequence[int], *, lengths: Sequence[int]) -> list[list[int]]:
-    """Prompts in order, cut so that each part has at most PREFILL_TOKENS tokens, or is one prompt."""
+    """Splits prompts, in order, into parts of at most PREFILL_TOKENS tokens, or of one longer prompt."""
     parts: list[list[int]] = []
     size = 0
     for prompt, length in zip(prompts, lengths, strict=True):

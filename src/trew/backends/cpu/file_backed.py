@@ -1,12 +1,12 @@
 """Releases the pages of read-only, file-backed weights to the operating system between two uses.
 
-Weights of the type that they are stored in are not copied when a model is loaded: the file is mapped, and a page of it
-becomes memory of the process when it is first read. A reference model is read once in a step, layer by layer; what
-has been read need not stay. It is still in the page cache, unless that has a better use for the room: reading it again
-costs page faults, one for 16 pages or so, and no disk access.
+A model loaded in the type that its weights are stored in is not copied: the file is mapped, and a page of it counts as
+memory of the process once it is read. A reference model is read once per step, layer by layer; pages need not stay
+after that. They usually remain in the page cache, so that reading them again costs page faults, one for 16 pages or so,
+and no disk access.
 
-The mapping is private, so a page that somebody wrote is the process's alone, and giving it back would undo that. Which
-pages those are, the kernel tells (proc(5), /proc/pid/pagemap), and where there is one, nothing is given back.
+The mapping is private: a page that somebody wrote belongs to the process alone, and releasing it would undo the write
+silently. The kernel reports such pages (proc(5), /proc/pid/pagemap); if a span has one, nothing of it is released.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ OF_A_FILE, SWAPPED, PRESENT = 1 << 61, 1 << 62, 1 << 63  # bits of a page in pag
 
 
 class FileBacked:
-    """``parts``: tensors that are read, and released, together. What lies in no file stays where it is, and so does
-    everything on other systems than Linux."""
+    """``parts``: groups of tensors that are read, and released, together. Tensors outside of files are never released,
+    and on systems other than Linux none are."""
 
     def __init__(self, parts: Sequence[Iterable[Tensor]]) -> None:
         self._tensors = [[t.detach() for t in part] for part in parts]  # while they live, so does the mapping
@@ -35,19 +35,19 @@ class FileBacked:
         self._pages = [_whole_pages(part, files) for part in self._tensors]
 
     def release_pages(self, part: int) -> None:
-        """The pages of a part, unless somebody wrote on one."""
+        """Releases the pages of a part, except spans with a page that was written."""
         for start, stop in self._pages[part]:
             if _unwritten(start, stop):
                 ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(stop - start), MADV_DONTNEED)
 
     def release_all(self) -> None:
-        """Those of all parts."""
+        """Releases the pages of all parts."""
         for part in range(len(self._pages)):
             self.release_pages(part)
 
 
 def _files() -> list[tuple[int, int]]:
-    """Addresses of private mappings of files."""
+    """Returns the addresses of private file mappings."""
     found = []
     try:
         lines = Path("/proc/self/maps").read_text().splitlines()
@@ -62,7 +62,7 @@ def _files() -> list[tuple[int, int]]:
 
 
 def _whole_pages(tensors: Iterable[Tensor], files: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """From where to where pages of files hold nothing but these tensors."""
+    """Returns (start, stop) of the spans of whole file pages that hold nothing but these tensors."""
     spans = sorted((t.data_ptr(), t.data_ptr() + t.nbytes) for t in tensors if t.device.type == "cpu" and t.nbytes)
     joined: list[list[int]] = []
     for start, stop in spans:
@@ -72,13 +72,14 @@ def _whole_pages(tensors: Iterable[Tensor], files: Sequence[tuple[int, int]]) ->
             joined[-1][1] = max(stop, joined[-1][1])
         else:
             joined.append([start, stop])
+    # Rounded inwards: the pages at a span's ends hold bytes of other tensors too.
     page = mmap.PAGESIZE
     inside = ((-(-start // page) * page, stop // page * page) for start, stop in joined)
     return [(start, stop) for start, stop in inside if start < stop]
 
 
 def _unwritten(start: int, stop: int) -> bool:
-    """Whether all pages are the file's own, or not there."""
+    """Whether all pages still belong to the file, or are not in memory."""
     page = mmap.PAGESIZE
     wanted = (stop - start) // page * 8
     try:
@@ -87,8 +88,9 @@ def _unwritten(start: int, stop: int) -> bool:
             read = os.pread(table, wanted, start // page * 8)
         finally:
             os.close(table)
-    except OSError:  # a system that does not tell
+    except OSError:  # not permitted, or not supported: assume the worst
         return False
     pages = np.frombuffer(read, dtype=np.uint64)
+    # A page copied on write is anonymous: present without OF_A_FILE, or swapped out (file pages are never swapped).
     ours = (pages & np.uint64(SWAPPED) != 0) | (pages & np.uint64(PRESENT | OF_A_FILE) == np.uint64(PRESENT))
     return len(read) == wanted and not ours.any()

@@ -1,4 +1,4 @@
-"""The output head with compiled kernels: :class:`.fused_head.FusedHead` with other code for its operations."""
+"""The output head with compiled kernels: :class:`.fused_head.FusedHead` with its operations replaced."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .products import WeightMatrix, fits, product_into
 
 @dataclass(frozen=True)
 class CompiledHead(FusedHead):
-    """``products``: by the kernels too, and not by torch. ``arena``: for the logits of a chunk."""
+    """``products``: the kernels compute matrix products too, not torch. ``arena``: holds the logits of a chunk."""
 
     products: bool = True
     arena: Arena = field(default_factory=Arena)

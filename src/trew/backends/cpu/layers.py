@@ -1,8 +1,8 @@
 """Runs all layers of a decoder in one kernel call: norms, products, rotary embedding, attention over pages.
 
-T is the type of what matrix products take, and of the cache: float32 or bfloat16. What products give, the residual
-stream and all other arithmetic are float32. All widths are multiples of 16. With a call per product or norm, Python
-would take as long as the arithmetic of a small model.
+T is the type of the operands of matrix products, and of the cache: float32 or bfloat16. Results of products, the
+residual stream and all other arithmetic are float32. All widths are multiples of 16. With one call per product or norm,
+Python's overhead would be as large as the arithmetic of a small model.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from .pages import PagedCache, Rows
 from .products import WeightMatrix
 
 WIDTH = 16
-"""Every width must be a multiple of it."""
+"""Every width must be a multiple of this."""
 WIDEST = 1024
-"""Numbers of the widest head, as in layers.h."""
+"""Largest head size, as in layers.h."""
 
 
 class NormStruct(ctypes.Structure):
@@ -80,6 +80,7 @@ class Layers:
         device = parts.embedding.weight.device
         self._tables = {k: t.contiguous() for k, t in parts.rotary(positions, device=device).items()}
         self._matrices = [_Matrices.of(layer, dtype, arena) for layer in parts.layers]
+        # Only norms after a block (Gemma) need its output apart; otherwise products add to the residual directly.
         self._after = any(layer.attention_after or layer.mlp_after for layer in parts.layers)
         for m, following in zip(self._matrices, [*self._matrices[1:], None], strict=True):
             for w, then in ((m.qkv, m.o), (m.o, m.gate), (m.gate, m.down), (m.down, following and following.qkv)):
@@ -108,8 +109,8 @@ class Layers:
         )  # fmt: skip
 
     def forward(self, x: Tensor, rows: Rows, cache: PagedCache) -> Tensor:
-        """The last norm's output (N, H) of T, from embeddings ``x`` (N, H) float32, which it overwrites. The rows' keys
-        and values go into the cache, whose pages their queries then see up to each row's own position."""
+        """Returns the last norm's output (N, H) of T, for embeddings ``x`` (N, H) float32, which it overwrites. Writes
+        the rows' keys and values into the cache; each query then sees the cache up to its own position."""
         assert x.dtype == torch.float32
         assert x.is_contiguous()
         assert len(x) == len(rows.sequence)

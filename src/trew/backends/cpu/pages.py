@@ -1,4 +1,4 @@
-"""Keys and values of the rows being decoded, in pages, and the description of a pass's rows: see layers.h."""
+"""A paged KV cache for the rows being decoded, and the description of a pass's rows: see layers.h."""
 
 from __future__ import annotations
 
@@ -33,8 +33,9 @@ class PagesStruct(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class Sequences:
-    """S sequences: where their keys and values are. Those of the prompt lie in the first ``prompt_pages`` pages of a
-    row of ``table``, which may be other sequences' too; what follows begins a page of its own. int32 all."""
+    """Where the keys and values of S sequences are. A sequence's prompt lies in the first ``prompt_pages`` pages of its
+    row of ``table``, which other sequences may share; the completion starts on a new page, so that shared pages are
+    never written. All int32."""
 
     table: Tensor  # (S, pages)
     prompt_lengths: Tensor  # (S,)
@@ -43,7 +44,7 @@ class Sequences:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """N tokens of a forward pass, int32 (N,): whose they are, where in the sequence, and where in the cache."""
+    """N tokens of a forward pass, int32 (N,): their sequence, position in it, and page and place in the cache."""
 
     sequences: Sequences
     sequence: Tensor
@@ -52,7 +53,7 @@ class Rows:
     places: Tensor
 
     def struct(self) -> TokensStruct:
-        """The addresses that the kernels read; valid as long as the tensors live."""
+        """Returns the addresses that the kernels read; valid during the tensors' lifetime."""
         s = self.sequences
         given = (s.table, s.prompt_lengths, s.prompt_pages, self.sequence, self.positions, self.pages, self.places)
         assert all(t.is_contiguous() and t.dtype == torch.int32 for t in given)
@@ -61,7 +62,7 @@ class Rows:
 
 class PagedCache:
     """Keys and values in pages of ``PAGE`` positions, in ``dtype``; a page holds all layers. Memory grows with the
-    pages in use, in chunks of ``arena``, and never moves; what is given back is used again first."""
+    pages in use, in chunks of ``arena``, and never moves; freed pages are reused first, while they are in the cache."""
 
     def __init__(
         self, *, layers: int, kv_heads: int, head_dim: int, dtype: torch.dtype, chunk_bytes: int = 1 << 22,
@@ -76,7 +77,7 @@ class PagedCache:
         self._grow()
 
     def struct(self) -> PagesStruct:
-        """The structure that the kernels read; valid until the cache grows."""
+        """Returns the structure that the kernels read; valid until the cache grows."""
         return self._struct
 
     def take(self, count: int) -> list[int]:
@@ -90,9 +91,10 @@ class PagedCache:
         self.free += pages
 
     def _grow(self) -> None:
-        # Zeros: masked entries must be finite, because 0 times NaN is NaN.
+        # Zeros: masked entries must be finite, because 0 times NaN is NaN, and an arena's memory is not cleared.
         self.chunks.append(self.arena.alloc(self.per_chunk * self.page_numbers, dtype=self.dtype).zero_())
         first = (len(self.chunks) - 1) * self.per_chunk
+        # Descending, as take() pops from the end: pages are handed out in the order of their addresses.
         self.free += range(first + self.per_chunk - 1, first - 1, -1)
         self._addresses = (ctypes.c_void_p * len(self.chunks))(*(c.data_ptr() for c in self.chunks))
         self._struct = PagesStruct(

@@ -1,4 +1,4 @@
-"""What an estimate asks of the compiled kernels: see :class:`trew.models.planning.Planning`."""
+"""Answers an estimate's questions for the compiled kernels: see :class:`trew.models.planning.Planning`."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from .linears import available
 from .products import WeightMatrix, fits, product
 
 FEW = 256
-"""Rows up to which a matrix is laid out once for many products."""
+"""Maximum number of rows for which the estimate packs a matrix once for many products, as decoding does."""
 
 
 @dataclass(frozen=True)
 class CpuPlanning:
-    """``layers``, ``products``: as of the backend."""
+    """``layers``, ``products``: as in the backend."""
 
     layers: bool
     products: bool

@@ -1,7 +1,7 @@
-"""WeightMatrix products by the compiled kernels, in T (float32 or bfloat16) with sums in float32.
+"""Matrix products by the compiled kernels, in T (float32 or bfloat16) with sums in float32.
 
-A :class:`WeightMatrix` says how W lies: as the model has it, float32 or bfloat16, cast to T and laid out anew in every
-product, which costs next to nothing where there are many rows; or laid out once, for the few rows of decoding steps.
+A :class:`WeightMatrix` describes the layout of W: the model's own, float32 or bfloat16, which every product casts to T
+and packs anew (this costs next to nothing with many rows); or packed once, for the few rows of decoding steps.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .build import SUFFIX, kernel
 
 _PACKED, _FLAT, _TRANSPOSED = range(3)  # as in product.h
 _WRITE, _WRITE_FLOAT, _ADD_FLOAT = range(3)
-_SHALLOW = 1024  # DEEPEST
+_SHALLOW = 1024  # DEEPEST of product.h
 
 
 class _Struct(ctypes.Structure):
@@ -33,7 +33,7 @@ class _Struct(ctypes.Structure):
 
 
 class WeightMatrix:
-    """W (n, depth) and a bias (n,) float32 or None: what x (rows, depth) is multiplied with, x W^T + bias."""
+    """W (n, depth) and a bias (n,) float32 or None, for products x W^T + bias of x (rows, depth)."""
 
     __slots__ = ("_kept", "_struct", "alone", "depth", "n", "packed_for", "pointer")
 
@@ -45,6 +45,7 @@ class WeightMatrix:
         self.n, self.depth = n, depth
         self.packed_for = weight.dtype if form == _PACKED else None
         self.alone = form == _PACKED and depth <= _SHALLOW  # no scratch memory is needed
+        # detach() shares the model's memory, contiguous() may copy: either way the structure's addresses need an owner.
         self._kept = (weight, bias)
         self._struct = _Struct(
             weight.data_ptr(), None if bias is None else bias.data_ptr(), n, depth, form, weight.dtype == torch.bfloat16
@@ -52,14 +53,14 @@ class WeightMatrix:
         self.pointer = ctypes.addressof(self._struct)
 
     def then(self, following: WeightMatrix | None) -> None:
-        """Both are packed, and the caller keeps both: while this one's last columns are multiplied with, those that the
-        other begins with are fetched."""
+        """Lets the kernel prefetch the first columns of ``following`` while it multiplies with this matrix's last. Both
+        must be packed, and the caller keeps both alive."""
         assert following is None or self.packed_for == following.packed_for is not None
         self._struct.then = following and following.pointer
 
     @staticmethod
     def of(weight: Tensor, bias: Tensor | None = None, *, transposed: bool = False) -> WeightMatrix:
-        """A matrix where it lies, float32 or bfloat16; ``transposed``: x is to be multiplied with W, not with W^T."""
+        """Refers to a matrix in place, float32 or bfloat16; ``transposed``: x is multiplied with W, not with W^T."""
         n, depth = weight.shape[::-1] if transposed else weight.shape
         return WeightMatrix(weight, bias, n=n, depth=depth, form=_TRANSPOSED if transposed else _FLAT)
 
@@ -67,8 +68,8 @@ class WeightMatrix:
     def packed(
         weight: Tensor, bias: Tensor | None = None, *, dtype: torch.dtype, arena: Arena | None = None
     ) -> WeightMatrix:
-        """A copy in ``dtype``, laid out for the products, in ``arena`` or else in the heap; ``depth`` must be even in
-        bfloat16."""
+        """Makes a copy in ``dtype``, packed for the products, in ``arena`` or else in the heap; ``depth`` must be even
+        for bfloat16."""
         n, depth = weight.shape
         assert fits(depth, dtype)
         size = -(-n // 16) * 16 * depth
@@ -79,25 +80,25 @@ class WeightMatrix:
 
 
 def fits(depth: int, dtype: torch.dtype) -> bool:
-    """Whether matrices of this depth can be multiplied: in bfloat16, two at a time."""
+    """Whether matrices of this depth can be multiplied: bfloat16 kernels take two numbers at a time."""
     return dtype == torch.float32 or depth % 2 == 0
 
 
 def product(x: Tensor, w: WeightMatrix) -> Tensor:
-    """x (rows, depth) of T -> x W^T + bias (rows, n) of T. x may be columns of a wider matrix, of even width, where W
-    is not packed."""
+    """Returns x W^T + bias (rows, n) of T, for x (rows, depth) of T. If W is not packed, x may be columns of a wider
+    matrix of even width."""
     out = torch.empty(len(x), w.n, dtype=x.dtype)
     _product(x, w, out, _WRITE)
     return out
 
 
 def product_into(x: Tensor, w: WeightMatrix, out: Tensor, *, add: bool = False) -> None:
-    """``out`` (rows, n) float32 = or += x W^T + bias, x (rows, depth) of T."""
+    """Computes ``out`` (rows, n) float32 = or += x W^T + bias, for x (rows, depth) of T."""
     _product(x, w, out, _ADD_FLOAT if add else _WRITE_FLOAT)
 
 
 def gated_product(x: Tensor, gate: WeightMatrix, up: WeightMatrix, out: Tensor, *, activation: Activation) -> None:
-    """``out`` (rows, n) of T = act(x G^T) (x U^T), of two matrices that are packed and of one shape."""
+    """Computes ``out`` (rows, n) of T = act(x G^T) * (x U^T); both matrices are packed and have the same shape."""
     assert gate.n == up.n
     assert gate.packed_for is not None
     for w in (gate, up):
@@ -109,7 +110,7 @@ def gated_product(x: Tensor, gate: WeightMatrix, up: WeightMatrix, out: Tensor, 
 def _product(x: Tensor, w: WeightMatrix, out: Tensor, mode: int) -> None:
     _check(x, w, out)
     scratch = None
-    if not w.alone:  # torch's memory: running out of it raises an error and does not crash
+    if not w.alone:  # allocated by torch: if memory runs out, that raises an error, where malloc in C would crash
         scratch = torch.empty(kernel("product_scratch", x.dtype, "pi")(w.pointer, len(x)))
     apart = w.depth if x.is_contiguous() else x.stride(0)
     kernel("product_of", x.dtype, "pippiip")(

@@ -26,25 +26,25 @@ from .head import CompiledHead
 from .stack import ALL, INPUTS, NOTHING, Layout, Passed, Stack, unsupported
 
 PACK_TOKENS = 1024
-"""Tokens of a pack that the kernels run: more would take more memory and be no faster ..."""
+"""Tokens per pack: larger packs would take more memory and be no faster ..."""
 PACK_BYTES = 32 << 20
-"""... unless they keep less than this for the way back: fewer, larger packs suffer less from busy neighbours ..."""
+"""... unless they keep less than this for the backward pass: larger packs suffer less from other processes ..."""
 PACK_PROMPTS = 3
-"""... or are not so many times as long as the longest prompt, which a group that is cut computes again in each pack.
-Several groups share a pack only up to half as many tokens, or twice as many bytes: not cutting one gains more."""
+"""... or are shorter than this many of the longest prompt: a group that is split computes its prompt again per pack.
+Several groups share a pack only up to half as many tokens, or twice as many bytes: not splitting a group gains more."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tape:
-    """A forward pass that can be gone back, once."""
+    """What one backward pass needs of a forward pass. Serves a single backward pass."""
 
     row: Layout
-    last: Tensor  # (K, H) at the positions that are read, before the last norm
+    last: Tensor  # (K, H) residuals at the positions that the head reads, before the last norm
     memory: Tensor
 
 
 def reason_against(model: PreTrainedModel) -> str | None:
-    """Why the kernels cannot run such a model, in words that complete "because ..."; its weights need not be there."""
+    """Why the kernels cannot run such a model, in words that complete "because ..."; its weights may be on "meta"."""
     parts = _parts(model)
     return parts if isinstance(parts, str) else None
 
@@ -62,8 +62,8 @@ def _parts(model: PreTrainedModel) -> Transformer | str:
 
 @dataclass
 class NativeBody:
-    """Everything below the output head. ``dtype``: of the products, which cast the weights on the way. ``recompute``:
-    only the residual at each layer's beginning is kept."""
+    """Everything below the output head. ``dtype``: the type of products, which cast the weights on the fly.
+    ``recompute``: keeps only the residual at each layer's input (gradient checkpointing)."""
 
     parts: Transformer
     dtype: torch.dtype = torch.float32
@@ -74,7 +74,7 @@ class NativeBody:
 
     @staticmethod
     def of(model: PreTrainedModel, *, dtype: torch.dtype, recompute: bool) -> NativeBody | str:
-        """For this model, or why not, in words that complete "because ..."."""
+        """Returns the body for this model, or why there is none, in words that complete "because ..."."""
         if model.device.type != "cpu":
             return "the kernels are for a CPU"
         parts = _parts(model)
@@ -104,18 +104,18 @@ class NativeBody:
     def forward(
         self, pack: Pack, *, keep: bool, arena: Arena, passed: Passed | None = None
     ) -> tuple[Float[Tensor, "K H"], Tape]:
-        """Hidden states at ``pack.read_at``, float32, as the head takes them; what :meth:`backward` needs, if it is to
-        be kept, as long as ``arena`` is leased."""
+        """Returns float32 hidden states at ``pack.read_at`` for the head, and what :meth:`backward` needs if ``keep``;
+        the latter is valid while ``arena`` is leased."""
         row, what = self.row(pack), self._keeps if keep else NOTHING
         last, hidden, memory = self._stack.forward(row, keep=what, arena=arena, passed=passed)
         return hidden, Tape(row, last, memory)
 
     def backward(self, tape: Tape, gradient: Float[Tensor, "K H"]) -> None:
-        """Adds to the weights' ``grad``, given the gradient by what :meth:`forward` returned."""
+        """Adds to the weights' ``grad``, given the gradient with respect to the hidden states of :meth:`forward`."""
         self._stack.backward(tape.row, keep=self._keeps, memory=tape.memory, last=tape.last, gradient=gradient)
 
     def row(self, pack: Pack) -> Layout:
-        """The pack in the form that the kernels take."""
+        """Converts the pack to the kernels' layout."""
         segments = [(s.start, s.length, s.prefix_start, s.prefix_length) for s in pack.segments]
         return Layout(segments, ids=pack.input_ids[0], positions=pack.position_ids[0], read_at=pack.read_at,
                       kv_heads=self.parts.kv_heads)  # fmt: skip
@@ -126,7 +126,7 @@ class NativeBody:
 
 
 def pack_tokens(kept: int) -> int:
-    """The number of tokens of a pack where each keeps this many bytes for the backward pass."""
+    """Returns the number of tokens per pack if each keeps ``kept`` bytes for the backward pass."""
     return max(PACK_TOKENS, PACK_BYTES // kept)
 
 
@@ -153,6 +153,7 @@ class CpuBody:
     def differentiable(self, pack: Pack) -> Iterator[Float[Tensor, "K H"]]:
         with self.arena.lease() as arena:
             hidden, tape = self.layers.forward(pack, keep=True, arena=arena)
+            # A leaf: autograd ends at the head's input, and the compiled backward pass takes over from its gradient.
             hidden = hidden.detach().requires_grad_()
             yield hidden
             assert hidden.grad is not None
@@ -163,7 +164,7 @@ class CpuBody:
 
 
 class KernelRunner:
-    """Runs samples by the compiled kernels. Implements :class:`trew.learner.runner.ModelRunner`.
+    """Runs samples with the compiled kernels. Implements :class:`trew.learner.runner.ModelRunner`.
 
     ``files``: the model's weights, whose pages are released after use where the settings say so.
     """
@@ -187,7 +188,7 @@ class KernelRunner:
 
     @staticmethod
     def of(model: PreTrainedModel, settings: RunnerSettings, arena: Arena) -> KernelRunner | str:
-        """For this model, or why not, in words that complete "because ..."."""
+        """Returns a runner for this model, or why there is none, in words that complete "because ..."."""
         if not settings.fused:
             return "the head's logits are to be made for all tokens"
         body = NativeBody.of(
@@ -225,6 +226,7 @@ class KernelRunner:
     def accumulate(
         self, pack: Pack, rule: LossCallback, *, entropies: bool = False, lengths: Sequence[int] | None = None
     ) -> None:
+        # One lease for both passes: the tape's memory would be invalid after its end.
         given = {"rows": torch.as_tensor(pack.read_rows), "tokens": torch.as_tensor(pack.targets)}
         with self._arena.lease() as arena:
             hidden, tape = self.body.forward(pack, keep=True, arena=arena)
@@ -249,7 +251,7 @@ class KernelRunner:
 
 
 def weights_in_files(model: PreTrainedModel, body: NativeBody | None) -> FileBacked:
-    """The model's weights by layer, as far as the kernels read them so, and behind those the rest."""
+    """Returns the model's weights by layer, as far as the kernels read them layer by layer, then all others."""
     layers = [] if body is None else body.weights()
     known = {id(p) for layer in layers for p in layer}
     return FileBacked([*layers, [p for p in model.parameters() if id(p) not in known]])

@@ -1,6 +1,6 @@
 """Draws tokens with compiled kernels: one pass over the logits instead of a dozen.
 
-What a draw is, and the same by torch: :mod:`trew.rollout.torch_engine.sampler`.
+The definition of a draw, and its implementation in torch: :mod:`trew.rollout.torch_engine.sampler`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ BLOCK = 256
 
 
 def drawn(logits: Tensor, *, keys: Tensor, positions: Tensor, sampling: Sampling) -> Draw:
-    """As :meth:`.decoder.Decoder.draw`: the same up to rounding."""
+    """Draws as :meth:`.decoder.Decoder.draw` does, up to rounding."""
     uniform = uniforms(keys, positions)
     if uniform is None:
         uniform = sampler.uniforms(keys, positions)
@@ -26,21 +26,21 @@ def drawn(logits: Tensor, *, keys: Tensor, positions: Tensor, sampling: Sampling
 
 
 def take(logits: Tensor, *, uniform: Tensor, sampling: Sampling) -> Draw:
-    """As :func:`.sampler.draw`: by the kernel on CPUs, where nothing is cut."""
+    """Draws as :func:`.sampler.draw` does; with the kernel on CPUs, unless top_k, top_p or min_p truncate."""
     if (sampling.temperature == 0 or not sampling.truncates) and accepts(logits):
         return Draw(*draw(logits, uniform=uniform, temperature=sampling.temperature))
     return sampler.draw(logits, uniform=uniform, sampling=sampling)
 
 
 def accepts(logits: Tensor) -> bool:
-    """Whether the kernel can draw from these (B, V)."""
+    """Whether the kernel can draw from these logits (B, V)."""
     plain = logits.device.type == "cpu" and logits.dtype == torch.float32 and logits.is_contiguous()
     return plain and logits.shape[1] > 0 and not isinstance(library(), str)
 
 
 def uniforms(keys: Tensor, positions: Tensor) -> Tensor | None:
-    """Numbers in [0, 1) (B,) float64 from ``keys`` and ``positions`` (B,) int64; None where this is not for the
-    kernel."""
+    """Returns float64 uniforms in [0, 1) (B,) for ``keys`` and ``positions`` (B,) int64; None if the kernel does not
+    support these tensors."""
     if keys.shape != positions.shape or isinstance(library(), str):
         return None
     if any(t.device.type != "cpu" or t.dtype != torch.int64 or not t.is_contiguous() for t in (keys, positions)):
@@ -51,7 +51,7 @@ def uniforms(keys: Tensor, positions: Tensor) -> Tensor | None:
 
 
 def draw(logits: Tensor, *, uniform: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
-    """By ``uniform`` (B,) in [0, 1), from exp(logits / temperature); at temperature 0 the first largest entry.
+    """Draws by ``uniform`` (B,) in [0, 1) from exp(logits / temperature); at temperature 0, the first largest entry.
 
     Returns tokens (B,) int64; (3, B) float32: their log-probs at temperature 1 and under the distribution drawn from (0
     at temperature 0), and the entropy at temperature 1; and (B,) bool: False, with token 0, where logits have NaN or
@@ -62,6 +62,7 @@ def draw(logits: Tensor, *, uniform: Tensor, temperature: float) -> tuple[Tensor
     tokens = torch.empty(rows, dtype=torch.int64)
     floats = torch.empty(3, rows)
     finite = torch.empty(rows, dtype=torch.bool)
+    # Block sums in float64, as in the torch version: both must find the same block for the same uniform.
     room = torch.empty(rows, -(-vocabulary // BLOCK), dtype=torch.float64)
     assert accepts(logits)
     assert uniform.shape == (rows,)

@@ -1,8 +1,8 @@
 """Runs the learner's layers with compiled kernels, all in one forward and one backward call: see stack.h.
 
-T is the type of what matrix products take and give, float32 or bfloat16; the residual stream, queries, keys and values
-and all other arithmetic are float32. Little is kept between the two passes: norms, turned queries and keys and gated
-products are computed again, and weight gradients go straight into ``grad``.
+T is the type of the operands and results of matrix products, float32 or bfloat16; the residual stream, queries, keys
+and values and all other arithmetic are float32. Little is kept between the two passes: norms, rotated queries and keys
+and gated products are computed again, and weight gradients go straight into ``grad``.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from .products import fits
 TILE = 32
 """Query rows per tile, as in train_attention.h: the most queries that may share a key."""
 TASKS, MOST_SHARES = 16, 4
-"""The backward pass of attention is divided into about so many tasks, and a prompt's completions into so many at most:
-not by the number of threads, since gradients would depend on it."""
+"""The attention's backward pass is split into about TASKS tasks, and a prompt's completions into at most MOST_SHARES.
+Not by the number of threads: the order of sums, and so the gradients, would depend on it."""
 WIDEST = 256
-"""Numbers of the widest head, as in train.h."""
+"""Largest head size, as in train.h."""
 NOTHING, INPUTS, ALL = range(3)
-"""What a forward pass keeps for the way back, as in stack.h: nothing; each layer's input, from which the rest is
+"""What a forward pass keeps for the backward pass, as in stack.h: nothing; each layer's input, from which the rest is
 computed again; or all."""
 
 
 class LowRank(Protocol):
-    """The adapter of one linear layer: scale B A is added to its weight."""
+    """A linear layer's adapter: scale B A is added to its weight."""
 
     @property
     def a(self) -> nn.Parameter: ...  # (rank, in)
@@ -49,7 +49,11 @@ Passed = Callable[[int], None]
 _PASSED = ctypes.CFUNCTYPE(None, ctypes.c_int64)
 
 Split = Callable[[Any], tuple[nn.Linear, LowRank | None]]
-"""Takes a layer of the model apart: what is multiplied with, and its adapter, if it has one that is active."""
+"""Splits a linear layer into its base layer and its adapter, or None without an active one."""
+
+
+# The structures below mirror those of the C headers, field by field: ctypes checks neither order nor type, and a
+# difference would read wrong memory.
 
 
 class LinearStruct(ctypes.Structure):
@@ -91,18 +95,21 @@ class RowStruct(ctypes.Structure):
 
 
 class Layout:
-    """A packed row of T tokens. ``segments`` (start, length, prefix start, prefix length) say who sees whom; one that
-    reads a prefix follows the one that computes it. int64: ``ids`` and ``positions`` (T,), and ``read_at`` (K,), the
-    tokens that the head reads."""
+    """A packed row of T tokens. ``segments`` (start, length, prefix start, prefix length) define which tokens attend to
+    which; a segment that reads a prefix comes after the one that computes it. int64: ``ids`` and ``positions`` (T,),
+    and ``read_at`` (K,), the tokens that the head reads."""
 
     def __init__(
         self, segments: Sequence[tuple[int, int, int, int]], *, ids: np.ndarray, positions: np.ndarray,
         read_at: np.ndarray, kv_heads: int,
     ) -> None:  # fmt: skip
+        # A unit is a prompt with its completions: a segment without a prefix begins one. Units do not see each other,
+        # so they are the tasks of attention; few units are split further, into shares.
         bounds = [i for i, (_, _, _, prefix) in enumerate(segments) if prefix == 0]
         units = len(bounds)
         shares = min(MOST_SHARES, -(-TASKS // (units * kv_heads)))
         arrays = (ids, positions, np.array(segments, dtype=np.int64), np.array([*bounds, len(segments)]), read_at)
+        # Kept as an attribute: the structure holds bare addresses, which keep nothing alive.
         self.arrays = tuple(np.ascontiguousarray(a, dtype=np.int64) for a in arrays)
         self.tokens, self.read, self.positions = len(ids), len(read_at), int(positions.max()) + 1
         self.struct = RowStruct(
@@ -125,7 +132,7 @@ def unsupported(parts: Transformer) -> str | None:
     for name, p in parts.model.named_parameters():
         if not p.is_contiguous():
             return f"its {name} does not lie in one piece"
-        # A frozen linear layer may be kept in the type that it is cast to.
+        # A frozen linear layer may be bfloat16, the type that products cast it to. Trained weights must be float32.
         if p.dtype != torch.float32 and (p.requires_grad or p.dtype != torch.bfloat16 or id(p) not in small):
             return f"it has weights of {p.dtype}"
     return None
@@ -142,7 +149,7 @@ def _norms(layer: Layer) -> tuple[Norm | None, ...]:
 
 
 class Stack:
-    """Embedding, layers and last norm of ``parts``, in T = ``dtype``. Weights are read where they lie at every call."""
+    """Embedding, layers and last norm of ``parts``, in T = ``dtype``. Reads the weights in place at every call."""
 
     def __init__(self, parts: Transformer, *, dtype: torch.dtype, split: Split) -> None:
         self.parts, self.dtype, self.split = parts, dtype, split
@@ -156,22 +163,23 @@ class Stack:
             gelu=parts.activation == "gelu_tanh", embed_scale=parts.embed_scale, scaling=parts.scaling,
             cap=parts.attention_cap,
         )  # fmt: skip
-        self._places: list[tuple[dict[str, Any], str, Tensor, int]] = []  # of weights, as far as they stay there
-        self._trained: list[
-            tuple[Any, Any, str, bool]
-        ] = []  # weight, where its gradient is said, whether it is written
+        # (module's parameters, name, parameter, address) of each weight: while all agree, the structures are valid.
+        self._places: list[tuple[dict[str, Any], str, Tensor, int]] = []
+        # (weight, structure, name of its field for the gradient, whether a first gradient is written and not added)
+        self._trained: list[tuple[Any, Any, str, bool]] = []
         self._copies: list[Tensor] = []
 
     def bytes(self, row: Layout, *, keep: int) -> int:
-        """The memory of a forward pass over ``row`` and, where something is kept, of its backward pass."""
+        """Returns the bytes of memory that a forward pass over ``row`` takes and, if it keeps something, its backward
+        pass."""
         self._point(row.positions)
         return self._bytes(row, keep)
 
     def forward(
         self, row: Layout, *, keep: int, arena: Arena, passed: Passed | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Residuals at the tokens that the head reads, before the last norm, and behind it: (K, H) float32; and the
-        memory that :meth:`backward` takes, as long as ``arena`` is held."""
+        """Returns residuals at the tokens that the head reads, before and after the last norm, (K, H) float32; and the
+        memory for :meth:`backward`, valid while ``arena`` is leased."""
         called = None if passed is None else _PASSED(passed)
         memory = arena.alloc(self.bytes(row, keep=keep), dtype=torch.uint8)
         last, hidden = torch.empty(2, row.read, self._struct.hidden).unbind(0)
@@ -182,8 +190,8 @@ class Stack:
         return last, hidden, memory
 
     def backward(self, row: Layout, *, keep: int, memory: Tensor, last: Tensor, gradient: Tensor) -> None:
-        """Adds to the ``grad`` of all weights that are trained, from the ``gradient`` (K, H) float32 by what was behind
-        the last norm. Once, with the ``memory`` that the forward pass of the same row left."""
+        """Adds to the ``grad`` of all trained weights, given the ``gradient`` (K, H) float32 with respect to the last
+        norm's output. Call once per forward pass of the same row, with the ``memory`` that it returned."""
         gradient = gradient.contiguous()
         assert keep
         assert gradient.shape == last.shape
@@ -201,12 +209,13 @@ class Stack:
         )  # fmt: skip
 
     def _point(self, positions: int) -> None:
-        """Updates the addresses of the weights. Makes tables for at least this many positions, and keeps them."""
+        """Updates the addresses of the weights, and grows the rotary tables to at least this many positions."""
         if self._positions < positions:
             made = self.parts.rotary(positions, device=torch.device("cpu"))
             self._tables, self._positions = {name: t.contiguous() for name, t in made.items()}, positions
         elif self._places and all(of.get(name) is p and p.data_ptr() == at for of, name, p, at in self._places):
             return
+        # In reverse, the order of the backward pass: see _want_gradients.
         self._places, self._trained, self._copies = [], [], []
         for layer, struct in zip(reversed(self.parts.layers), reversed(self._layers), strict=True):
             for module, field in zip(reversed(_linears(layer)), reversed(_LINEARS), strict=True):
@@ -220,10 +229,11 @@ class Stack:
         self._struct.embedding = self._place(self.parts.embedding, "weight")
         self._trained.append((self.parts.embedding.weight, self._struct, "embedding_grad", False))
         if any(type(module) is not nn.Linear for layer in self.parts.layers for module in _linears(layer)):
-            self._places = []  # adapters may be switched off: to be looked at each time
+            # Adapters may be switched on and off without any address changing: point again at every call.
+            self._places = []
 
     def _place(self, module: nn.Module, name: str) -> int:
-        """The address of a parameter, which is read again in every call."""
+        """Returns the address of a parameter, and records it, to notice when the parameter is replaced or moved."""
         parameter = module._parameters[name]
         assert parameter is not None
         self._places.append((module._parameters, name, parameter, parameter.data_ptr()))
@@ -243,13 +253,14 @@ class Stack:
         struct.rank = struct.even = 0 if low is None else len(low.a)
         if low is not None:
             a, b = low.a.detach(), low.b.detach()
+            # bfloat16 products take the depth in pairs: an odd rank gets a row and a column of zeros.
             if not fits(len(a), self.dtype):
                 a, b = nn.functional.pad(a, (0, 0, 0, 1)), nn.functional.pad(b, (0, 1))
             struct.a, struct.b, struct.even, struct.scale = self._copy(a), self._copy(b), len(a), low.scale
             self._trained += [(low.a, struct, "a_grad", False), (low.b, struct, "b_grad", False)]
 
     def _copy(self, tensor: Tensor) -> int:
-        """The address of what may be a copy, which is kept alive."""
+        """Returns the address of a tensor that may be a copy, and keeps it alive."""
         self._copies.append(tensor)
         return tensor.data_ptr()
 
@@ -260,8 +271,8 @@ class Stack:
             self._trained.append((norm.weight, struct, "grad", False))
 
     def _want_gradients(self) -> None:
-        """Memory for each in ``grad``. In the order of the way back: a weight that stands in several places is fresh at
-        the first of them."""
+        """Allocates ``grad`` for every trained weight. Goes in the order of the backward pass: a weight used in several
+        places (tied) is fresh only at the first, where its gradient is written; the others add to it."""
         for parameter, struct, field, written in self._trained:
             gradient = parameter.grad if parameter.requires_grad else None
             if written:
