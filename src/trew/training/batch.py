@@ -1,4 +1,4 @@
-"""Scored groups as the tensors that the objective reads, and the minibatches of a step."""
+"""Converts scored groups to the tensors that the objective reads, and splits a step into minibatches."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def to_batch(plan: Plan, rollouts: StepRollouts) -> tuple[list[TrainingSample], 
     """The kept rollouts as samples for the policy and one packed batch for the objective, in the same order.
 
     Tokens that the policy did not choose stay in the stream and are masked. ``logprobs`` is NaN until the policy
-    computes them, so that reading them earlier is noticed. ``rollout_logprobs`` is None under top-p, top-k or min-p:
-    the sampler's log-probs are then off by the probability that was cut away, and not comparable.
+    computes it, so that reading it too early shows. ``rollout_logprobs`` is None under top-p, top-k or min-p: the
+    sampler renormalised after the cut, so its log-probs are not comparable with the policy's.
     """
     flat = [
         (g, rollout, score)
@@ -67,7 +67,7 @@ def _baselines(rollouts: StepRollouts, groups: Sequence[int]) -> Tensor | None:
 
 
 def _step_rewards(plan: Plan, scores: Sequence[Score]) -> ReasoningSteps | None:
-    """The rewards of all steps of the rollouts, where the objective reads them; RewardError where there are none."""
+    """The step rewards of all rollouts, where the objective reads them. Raises RewardError where there are none."""
     if "step_rewards" not in plan.objective.needs:
         return None
     flat = [(i, end, value) for i, score in enumerate(scores) for end, value in score.steps]
@@ -82,8 +82,8 @@ def _step_rewards(plan: Plan, scores: Sequence[Score]) -> ReasoningSteps | None:
 
 
 def _rewards(plan: Plan, scores: Sequence[Score]) -> tuple[Tensor, Tensor | None]:
-    """The combined rewards (S,); or each by itself (S, K) with their weights (K,), where the objective normalises them
-    one by one. NaN: not judged, or does not apply."""
+    """The combined rewards (S,); where the objective normalises each reward by itself, all rewards (S, K) with their
+    weights (K,). NaN: not judged, or not applicable."""
     nan = float("nan")
     if not plan.objective.advantage.per_reward:
         return torch.tensor([nan if s.value is None else s.value for s in scores], dtype=torch.float32), None
@@ -93,7 +93,7 @@ def _rewards(plan: Plan, scores: Sequence[Score]) -> tuple[Tensor, Tensor | None
 
 @dataclass(frozen=True, slots=True)
 class Minibatch:
-    """What one optimizer step is taken on: whole groups, with denominators and token weights of their own."""
+    """The data of one optimizer step: whole groups, with denominators and token weights for this minibatch."""
 
     samples: list[TrainingSample]
     batch: TokenBatch
@@ -101,7 +101,7 @@ class Minibatch:
 
     @contextmanager
     def named(self) -> Iterator[None]:
-        """A NumericsError raised inside names samples of the whole step instead of the minibatch."""
+        """Makes a NumericsError raised inside name samples of the whole step instead of the minibatch."""
         try:
             yield
         except NumericsError as error:
@@ -111,7 +111,9 @@ class Minibatch:
 def minibatches(
     samples: Sequence[TrainingSample], batch: TokenBatch, objective: Objective, config: LearnerConfig
 ) -> Iterator[Minibatch]:
-    """The optimizer steps on a prepared batch: ``inner_updates`` passes over minibatches of whole groups."""
+    """Yields the minibatches of a prepared batch: ``inner_updates`` passes over it, in whole groups."""
+    # Advantages were computed over the whole step; only denominators and token weights are redone per minibatch.
+    # Whole groups, because a prompt is computed once for all its completions, and some objectives compare them.
     groups = int(batch.group_ids.max()) + 1
     size = config.minibatch_prompts or groups
     for _ in range(config.inner_updates):
@@ -122,7 +124,7 @@ def minibatches(
 
 
 def optimizer_steps(config: Config, groups: int) -> int:
-    """How many optimizer steps are taken on so many groups."""
+    """The number of optimizer steps on this many groups."""
     size = config.learner.minibatch_prompts or groups
     return -(-groups // size) * config.learner.inner_updates
 

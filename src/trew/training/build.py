@@ -1,4 +1,4 @@
-"""Where a run is put together: the only place that knows which implementation stands behind which protocol."""
+"""Assembles a run: the only module that knows which implementation is behind which protocol."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .program import Timetable
 
 
 def build(plan: Plan, folder: RunFolder, trackers: Trackers, display: Display, interrupts: Interrupts) -> PolicyProgram:
-    """Loads the model and puts the parts of a policy's training together."""
+    """Loads the model and assembles the training of a policy."""
     config = plan.config
     if config.threads:
         torch.set_num_threads(config.threads)
@@ -29,6 +29,7 @@ def build(plan: Plan, folder: RunFolder, trackers: Trackers, display: Display, i
     if backend is not None:
         backend.start()
     model, adapters = planning.load(plan)
+    # With adapters the reference is the model with them switched off: no second copy of the weights.
     reference = None
     if "ref_logprobs" in plan.objective.needs and adapters is None:
         reference = planning.load_reference(plan, backend)
@@ -44,6 +45,7 @@ def build(plan: Plan, folder: RunFolder, trackers: Trackers, display: Display, i
         engine, config=config, objective=plan.objective, prompts=plan.train, rewards=plan.rewards, correct=plan.correct
     )
     writer = Writer(display.line, background=config.checkpoint.background)
+    # The writer saves the live tensors in the background, so an update must wait until it has read them.
     learner.before_update, learner.tell = writer.release, display.line
     program = PolicyProgram(
         plan=plan, model=model, engine=engine, policy=learner, rollouts=rollouts, adapters=adapters,

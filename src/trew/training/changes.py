@@ -1,4 +1,4 @@
-"""Under which settings a training may be continued, and whether anything is left to do."""
+"""Decides under which settings a training may be continued, and whether it is complete already."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ FREE = (
     "track.",
     "health.",
 )
-"""Keys, or their beginnings, that may differ between a training's beginning and its continuation, whatever is trained:
-they do not change what is learned, or only from there on."""
+"""Keys, or prefixes of keys, that may differ when a training of any kind is continued: they do not change what is
+learned, or only from that step on."""
 
 FREE_IN_A_RUN = (*FREE, "steps")
-"""The same for one training, which may be given more steps; a round of several must keep their number."""
+"""The same for a single training, which may be given more steps; rounds must keep theirs."""
 
 
 def refuse_lost(run: RunFolder) -> None:
-    """Raises where a run without a checkpoint is past the point where it must have had one."""
+    """Raises ResumeError where a run has no checkpoint but has done so many steps that it must have had one."""
     if run.finished() is not None:
         raise ResumeError(
             f"{run.folder}: is a finished run without a checkpoint (checkpoint.every = 0), so that it cannot be "
@@ -42,7 +42,7 @@ def refuse_lost(run: RunFolder) -> None:
     every = int(flatten(settings(run.folder) or {}).get("checkpoint.every", 0))
     steps = [*(row["step"] for row in run.rows()), *(int(path.stem) for _, path in step_files(run.folder))]
     done = max(steps, default=0)
-    # The first may still have been under way when the second was due.
+    # Checkpoints are written in the background: the first may still have been unfinished when the second was due.
     if every and done > 2 * every:
         raise ResumeError(
             f"{run.checkpoints}: holds no checkpoint, but this run has done {done} steps and saved every {every}; it "
@@ -51,7 +51,7 @@ def refuse_lost(run: RunFolder) -> None:
 
 
 def complete(run: RunFolder, steps: int) -> dict[str, Any] | None:
-    """The summary of a training that has done all its ``steps``; None where something is left to do."""
+    """The summary of a training that has done all its ``steps``; None where it has not."""
     summary = run.finished()
     if summary is None or summary.get("steps") != steps or not run.final.is_dir():
         return None
@@ -59,14 +59,15 @@ def complete(run: RunFolder, steps: int) -> dict[str, Any] | None:
 
 
 def check_changes(folder: Path, given: str, *, free: Sequence[str], allow: bool = False) -> list[str]:
-    """Every difference between the settings that the run of a folder has and those that are ``given`` (TOML), one line
-    each.
+    """Lists every difference between a run's own settings and those ``given`` (TOML), one line each.
 
-    Raises ConfigError with those that would make it another run, unless they are allowed or begin with one of ``free``.
+    Raises ConfigError with the differences that would make it another run, unless they are allowed or begin with one of
+    ``free``.
     """
     table = settings(folder)
     if table is None:
         return []
+    # Both sides redacted: config.toml has masks where the given settings have secrets.
     before, now = flatten(table), flatten(tomllib.loads(redact_config(given)))
     lines = {
         key: f"{key}: the run was started with {before.get(key)!r}, now it is {now.get(key)!r}"
@@ -86,7 +87,7 @@ def check_changes(folder: Path, given: str, *, free: Sequence[str], allow: bool 
 
 
 def settings(folder: Path) -> dict[str, Any] | None:
-    """The configuration that the run of a folder has, as a table; None where there is none."""
+    """The configuration stored in a run's folder, as a table; None where there is none."""
     try:
         text = read_config(folder)
         return None if text is None else tomllib.loads(text)

@@ -1,4 +1,4 @@
-"""Whether an objective and a run fit: what it needs and a run has not, what would teach nothing, what does nothing."""
+"""Checks that an objective fits a run: missing inputs, settings that teach nothing, options without effect."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..objective.shaping import SoftOverlong
 GIVEN = frozenset(
     {"rewards", "entropies", "truncated", "old_logprobs", "ref_logprobs", "rollout_logprobs", "baselines"}
 )
-"""The optional fields of a batch that a run has; ``rollout_logprobs`` only from an uncut distribution."""
+"""The optional batch fields that a run provides; ``rollout_logprobs`` only without top-p, top-k and min-p."""
 
 _MISSING = {
     "advantages": "whose advantages come from outside (a critic)",
@@ -33,7 +33,7 @@ _CUTS = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}
 
 
 def problems(objective: Objective, config: Config, *, given: frozenset[str] = GIVEN) -> list[str]:
-    """Why this objective cannot be trained in this run; empty where it can. ``given`` is what the run has."""
+    """Why this objective cannot be trained in this run; empty where it can. ``given``: fields that the run provides."""
     name = config.objective.preset
     found = [
         f"objective.preset: got {name!r}, {_MISSING.get(need, f'which needs {need}')}; a run has rewards of whole "
@@ -54,7 +54,7 @@ def problems(objective: Objective, config: Config, *, given: frozenset[str] = GI
 
 
 def _cut_distributions(objective: Objective, config: Config) -> list[str]:
-    """Top-p, top-k and min-p beside an objective that reads the sampler's log-probs."""
+    """Refuses top-p, top-k and min-p where the objective reads the sampler's log-probs."""
     if "rollout_logprobs" not in objective.needs:
         return []
     rollout, name = config.rollout, config.objective.preset
@@ -144,7 +144,7 @@ def _liger_problems(config: Config, device: str) -> list[str]:
 
 
 def notes(objective: Objective, config: Config) -> list[str]:
-    """Choices that do nothing in this run, or are likely not meant."""
+    """Settings that have no effect in this run, or are probably unintended."""
     said = []
     if config.lora.rank and config.learner.lr < LORA_RATE:
         said.append(
@@ -169,7 +169,8 @@ def notes(objective: Objective, config: Config) -> list[str]:
 
 
 def teaches(objective: Objective, config: Config) -> bool:
-    """Whether any completion could have an advantage: tried on a step in which each prompt has one right answer."""
+    """Whether any completion could have an advantage, tried on a step with one right answer per prompt."""
+    # Tried instead of derived from the settings: presets, shaping and filters combine in too many ways for rules.
     prompts, completions = config.rollout.prompts, config.rollout.completions
     batch = objective.prepare(_example(prompts=prompts, completions=completions, max_length=config.rollout.max_tokens))
     assert batch.advantages is not None
@@ -192,15 +193,16 @@ def _nothing_to_learn(objective: Objective, config: Config) -> str:
 
 
 def _idle_on_policy(objective: Objective, config: Config) -> list[str]:
-    """The choices that change nothing where the policy is the one that sampled, and something once it has moved."""
+    """Components with no effect while the policy is the one that sampled, but some effect once it has moved."""
     still = objective.prepare(_example(prompts=8, completions=8, max_length=config.rollout.max_tokens))
     advantages = still.advantages
     assert advantages is not None
+    # Log-ratios of +-6: far outside the usual clip ranges and trust regions, in both directions.
     shift = torch.where(still.sequence_ids % 3 == 0, 6.0, -6.0)
     moved = still.replace(old_logprobs=still.logprobs + shift, rollout_logprobs=still.logprobs + shift)
     w = [objective.weight(objective.ratio(b), advantages=advantages, batch=b) for b in (still, moved)]
     idle: list[tuple[str, Component]] = []
-    # A draw from the whole step cannot be judged by an example.
+    # A weight drawn over the whole step is random: one example does not tell whether it has an effect.
     if objective.weight.scope != "batch" and (w[0] == 1).all() and (w[1] != 1).any():
         idle.append(("its trust region", objective.weight))
     idle += [("its correction", c) for c in objective.correction if (c(still) == 1).all() and (c(moved) != 1).any()]
@@ -213,10 +215,12 @@ def _idle_on_policy(objective: Objective, config: Config) -> list[str]:
 
 
 def _example(*, prompts: int, completions: int, max_length: int) -> TokenBatch:
-    """A step of two-token completions: the first of each prompt is right, or of every second prompt if it is alone."""
+    """A step of two-token completions. The first of each prompt is right; with one completion per prompt, the one of
+    every second prompt."""
     size = prompts * completions
     number = torch.arange(size)
     right = number % (completions if completions > 1 else 2) == 0
+    # Fractional multiples of the golden ratio: distinct, evenly spread over [0, 1), without a random generator.
     spread = torch.arange(2 * size) * 0.618034 % 1
     logprobs = -6 * spread
     return TokenBatch(

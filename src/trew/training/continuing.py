@@ -1,4 +1,4 @@
-"""Which settings a run goes on with: its own, and over them what the command line gives."""
+"""The settings of a resumed run: its own, overridden by the command line."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def own_settings(recipe: Path, out: Path | None, overrides: Sequence[str] = ()) 
 def continued(
     recipe: Path, own: Mapping[str, Any], overrides: Sequence[str], *, out: Path | None
 ) -> tuple[Config, list[str]]:
-    """The configuration that a run with the settings ``own`` goes on with, and a line for each key in which the recipe
-    says something else now: an edit there does not change a run that has begun, and must not pass for one that does.
+    """The configuration of a run resumed from the settings ``own``, and a line for each key where the recipe differs
+    now. Edits of the recipe do not change a run that has begun, and the user must not believe that they did.
 
-    Secrets are masked in a run's config.toml; what is masked there is taken from the recipe."""
+    Values that are masked in the run's config.toml (secrets) are taken from the recipe."""
     given = read_table(recipe, overrides)
     table = _unmasked(own, given)
     apply_overrides(table, overrides)
@@ -37,7 +37,7 @@ def continued(
 
 
 def _unmasked(own: Any, given: Any) -> Any:
-    """``own`` with the values that hold a mask taken from ``given``, where that has them."""
+    """``own`` with masked values replaced by those of ``given``, where it has them."""
     if isinstance(own, Mapping):
         return {k: _unmasked(v, given.get(k) if isinstance(given, Mapping) else None) for k, v in own.items()}
     if isinstance(own, list):
@@ -48,7 +48,7 @@ def _unmasked(own: Any, given: Any) -> Any:
 
 
 def _edited(recipe: Path, own: Mapping[str, Any], overrides: Sequence[str]) -> Iterator[str]:
-    """A line for each key of the recipe that differs from the run's own settings and is not given anew."""
+    """A line for each key of the recipe that differs from the run's own settings and is not overridden."""
     before, over = flatten(dict(own)), [text.partition("=")[0].strip() for text in overrides]
     for key, value in flatten(read_table(recipe)).items():
         mine = before.get(key)
@@ -63,7 +63,7 @@ def _edited(recipe: Path, own: Mapping[str, Any], overrides: Sequence[str]) -> I
 
 
 def _same_file(key: str, value: Any, mine: Any, base: Path) -> bool:
-    """Whether a reward's file is named by a recipe as it is known to the run: relative paths are made absolute."""
+    """Whether a reward's path in the recipe is the one that the run has stored, where relative paths are absolute."""
     if not (key.startswith("rewards.") and isinstance(value, str) and isinstance(mine, str)):
         return False
     file, _, function = value.rpartition(":")

@@ -1,13 +1,13 @@
-"""Log-probs that stay as they are through all updates on a step's rollouts, and whether the sampler has the policy's
-weights.
+"""Log-probs that are frozen during all updates on a step's rollouts, and the check that sampler and policy have the
+same weights (the canary).
 
-The ratio r = exp(log pi - log pi_old) compares the policy with the one that sampled. It is 1, and nothing has to be
-computed, only where every token was sampled from the current weights and one optimizer step is taken. Otherwise
-``old_logprobs`` are given:
+The ratio r = exp(log pi - log pi_old) compares the policy with the one that sampled. Only where every token was sampled
+from the current weights and one optimizer step is taken, it is 1 and nothing has to be computed. Otherwise
+``old_logprobs`` are set:
 
-  several optimizer steps   the policy's before the first of them
-  tokens of older weights   the sampler's, so that the ratio sees how far the policy has moved since; the policy's
-                            before the first step where the objective corrects for the sampler by itself
+  several optimizer steps   to the policy's before the first of them
+  tokens of older weights   to the sampler's, so that the ratio shows how far the policy has moved since; to the
+                            policy's before the first step where the objective corrects for the sampler itself
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from .batch import optimizer_steps
 from .planning import Plan
 
 CANARY = {"float32": 1e-3, "bfloat16": 0.25}
-"""Nats by which sampler and policy may differ at the same weights, mean over the tokens compared, by learner.dtype;
-more than this is another policy, and not rounding."""
+"""Largest mean difference in nats between sampler and policy at the same weights, by learner.dtype. A larger one means
+different weights or another distribution; rounding does not reach it."""
 
 CANARY_TOKENS = 32
-"""Tokens of a rollout that the canary compares, where nothing else needs them."""
+"""Tokens of a rollout that the canary compares where nothing else depends on it."""
 
 ROUNDING = 1e-4
-"""Nats by which two float32 computations of the same log-prob may differ."""
+"""Largest difference in nats between two float32 computations of the same log-prob."""
 
 
 @dataclass(frozen=True, slots=True)
 class Canary:
     """How far the sampler's log-probs are from the policy's at the same weights.
 
-    ``differences`` (n,) are in nats, empty where nothing could be compared: no rollout is of the current weights alone,
-    or (``cut``) the sampler's distribution was cut by top-p, top-k or min-p.
+    ``differences`` (n,) are in nats, and empty where nothing could be compared: no rollout comes entirely from the
+    current weights, or (``cut``) the sampler's distribution was cut by top-p, top-k or min-p.
     """
 
     differences: Tensor
@@ -69,7 +69,8 @@ def with_frozen_logprobs(
     config, objective = plan.config, plan.objective
     stale = not all(_fresh(groups, policy.version))
     several = optimizer_steps(config, len(groups)) > 1
-    # What acts on the reward is the KL of the policy that sampled.
+    # A KL penalty inside the reward is computed once, from the policy that sampled: it needs old_logprobs even for one
+    # on-policy step. In the loss, the KL comes from the current log-probs.
     needed = several or stale or (objective.beta > 0 and objective.reference.place != "loss")
     canary = compare(plan, policy, groups, samples, batch, whole=needed and not stale)
     if needed:
@@ -82,13 +83,13 @@ def with_frozen_logprobs(
 def _old_logprobs(
     plan: Plan, policy: Policy, samples: Sequence[TrainingSample], batch: TokenBatch, canary: Canary, *, stale: bool
 ) -> Tensor:
-    """(N,) of the policy that the ratio compares with."""
+    """Log-probs (N,) of the policy in the ratio's denominator."""
     own = batch.rollout_logprobs
     if stale:
         corrected = any(correction.mismatch for correction in plan.objective.correction)
         return policy.logprobs(samples) if own is None or corrected else own
-    # The sampler computed them already. Its own serve where they are the same numbers: of the same weights, of a
-    # distribution of which nothing was cut away, in float32, and equal to the policy's on some rollouts.
+    # The sampler has computed these log-probs already, and a forward pass over all rollouts is saved where they are the
+    # same numbers: same weights, an uncut distribution, float32, and equal to the policy's on the rollouts compared.
     comparable = plan.config.kernels == "auto" and plan.config.learner.dtype == "float32"
     equal = len(canary.differences) > 0 and float(canary.differences.max()) <= ROUNDING
     return own if comparable and equal and own is not None else policy.logprobs(samples)
@@ -98,17 +99,17 @@ def compare(
     plan: Plan, policy: Policy, groups: Sequence[ScoredGroup], samples: Sequence[TrainingSample], batch: TokenBatch, *,
     whole: bool,
 ) -> Canary:  # fmt: skip
-    """Compares the sampler's log-probs with the policy's on the first ``CANARY_TOKENS`` tokens of one rollout, of
-    another group in each step; on rollouts of the current weights alone.
+    """Compares the sampler's log-probs with the policy's on the first ``CANARY_TOKENS`` tokens of one rollout that
+    comes entirely from the current weights; the group changes with each step.
 
-    ``whole``: on all tokens of the first two rollouts of the first and the last group, as more depends on it. Raises
-    EngineError where the mean is beyond rounding: the sampler then has weights that the policy has not, and everything
-    it says is of another policy.
+    ``whole``: on all tokens of the first two rollouts of the first and the last group, since the choice of
+    ``old_logprobs`` depends on it. Raises EngineError where the mean is beyond rounding: the sampler then has other
+    weights than the policy, and gradients from its log-probs would be wrong without any other symptom.
     """
     own, fresh = batch.rollout_logprobs, _fresh(groups, policy.version)
     if own is None or not any(fresh):
         return Canary(torch.empty(0), cut=own is None)
-    policy.verify(samples)
+    policy.verify(samples)  # before the cut samples below, which would otherwise decide the execution path
     few, most = _chosen(samples, fresh, policy.version, whole=whole)
     part = [TrainingSample(s.prompt_ids, s.token_ids[:most], s.group) for s in (samples[i] for i in few)]
     try:
@@ -118,8 +119,10 @@ def compare(
     differences = []
     for i, values in zip(few, computed, strict=True):
         tokens = (batch.sequence_ids == i).nonzero().flatten()[: len(values)]
+        # Masked tokens were not sampled: their log-prob in the batch is a 0 without meaning.
         differences.append((values - own[tokens])[batch.mask[tokens]].abs())
     found = torch.cat(differences)
+    # ``not ... <=`` instead of ``>``: NaN must fail too.
     limit = CANARY[plan.config.learner.dtype]
     if len(found) and not float(found.mean()) <= limit:
         raise EngineError(
@@ -134,7 +137,7 @@ def compare(
 def _chosen(
     samples: Sequence[TrainingSample], fresh: Sequence[bool], version: int, *, whole: bool
 ) -> tuple[list[int], int | None]:
-    """Which samples the canary compares, and at most how many tokens of each; only fresh ones that have tokens."""
+    """The samples that the canary compares (only fresh ones with tokens), and the limit of tokens for each."""
     usable = [i for i, sample in enumerate(samples) if fresh[i] and len(sample.token_ids)]
     groups = sorted({samples[i].group for i, ok in enumerate(fresh) if ok})
     chosen, each, most = sorted({groups[0], groups[-1]}), 2, None
@@ -144,18 +147,18 @@ def _chosen(
 
 
 def _fresh(groups: Sequence[ScoredGroup], version: int) -> list[bool]:
-    """Of each rollout, whether all its tokens were sampled from the weights of ``version``."""
+    """For each rollout, whether all its tokens were sampled from the weights of ``version``."""
     return [all(span.version == version for span in r.versions) for g in groups for r in g.group.rollouts]
 
 
 def fresh_share(groups: Sequence[ScoredGroup], version: int) -> float:
-    """The share of sampled tokens that are of the weights of ``version``; 1 where there are none."""
+    """The share of sampled tokens that come from the weights of ``version``; 1 where there are none."""
     spans = [span for g in groups for r in g.group.rollouts for span in r.versions]
     total = sum(span.end - span.start for span in spans)
     return sum(span.end - span.start for span in spans if span.version == version) / total if total else 1.0
 
 
 def staleness(groups: Sequence[ScoredGroup], version: int) -> int:
-    """By how many updates the weights of the oldest token are behind ``version``."""
+    """The number of updates between the weights of the oldest token and ``version``."""
     oldest = [r.oldest_version for g in groups for r in g.group.rollouts]
     return max((version - v for v in oldest if v is not None), default=0)

@@ -1,5 +1,5 @@
-"""Whether the numbers of a step may be used: finite, and computed in the memory there is; and what is done where they
-may not. Whether they are of the current weights is asked in :mod:`.frozen`."""
+"""Handles steps whose numbers are not finite, and memory that runs out. Whether the numbers come from the current
+weights is checked in :mod:`.frozen`."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from .run import Attempt
 
 SHOWN = 32
-"""Most completions in the file of a bad step; rollouts/ has all of them."""
+"""Limit of completions in the file of a bad step; rollouts/ has all of them."""
 
-_NO_MEMORY = re.compile(  # as torch's allocators, the C++ library and oneDNN say it
+_NO_MEMORY = re.compile(  # messages of torch's allocators, the C++ library and oneDNN: plain RuntimeErrors
     r"out of memory|can't allocate memory|not enough memory|bad_alloc|could not create a (memory|primitive)(?! desc)"
 )
 
@@ -34,7 +34,7 @@ _NO_MEMORY = re.compile(  # as torch's allocators, the C++ library and oneDNN sa
 
 
 def check_given(batch: TokenBatch) -> None:
-    """Raises NumericsError where a reward or a log-prob of the sampler is not finite; a reward that is NaN is none."""
+    """Raises NumericsError where a reward or a log-prob of the sampler is not finite; NaN as a reward means "none"."""
     for name, values in (("reward", batch.rewards), ("baseline", batch.baselines)):
         if values is not None and (wrong := values.isinf()).any():
             where = wrong.reshape(len(wrong), -1).any(1).nonzero().flatten().tolist()
@@ -63,12 +63,12 @@ def _positions(where: Sequence[int]) -> str:
 
 
 def bad_row(error: NumericsError) -> dict[str, float]:
-    """What a step's row of metrics says that was not applied: no loss, and no average of the numbers that were fine."""
+    """The metrics of a step that was not applied: NaN, and not an average over the values that were finite."""
     return {"loss": math.nan, "grad_norm": math.nan, error.quantity: math.nan}
 
 
 def keep_evidence(program: PolicyProgram, attempt: Attempt, error: NumericsError) -> str:
-    """Writes what was not finite into the run's folder, says so, and returns the message."""
+    """Saves the evidence of a bad step in the run's folder, warns, and returns the message."""
     step, rows = attempt.step, list(error.evidence)
     if attempt.rollouts is not None and attempt.batch is not None:
         rows += _evidence(error, attempt.rollouts.kept, attempt.batch)
@@ -84,7 +84,7 @@ def keep_evidence(program: PolicyProgram, attempt: Attempt, error: NumericsError
 
 
 def _evidence(error: NumericsError, groups: Sequence[ScoredGroup], batch: TokenBatch) -> Iterator[dict[str, Any]]:
-    """The completions at fault, with all that is known of their tokens."""
+    """The completions at fault, with all known values of their tokens."""
     completions = [
         (group.group.prompt, number, completion, score)
         for group in groups
@@ -107,7 +107,7 @@ def _evidence(error: NumericsError, groups: Sequence[ScoredGroup], batch: TokenB
 
 
 def end_if_broken(program: PolicyProgram, error: NumericsError, text: str) -> None:
-    """Ends a run in which ``learner.bad_steps`` steps in a row had numbers that are not finite."""
+    """Raises NumericsError after ``learner.bad_steps`` steps in a row whose numbers were not finite."""
     state, limit = program.state, program.config.learner.bad_steps
     if state.bad_steps < limit:
         return
@@ -137,8 +137,8 @@ _KNOBS = {
 
 @contextlib.contextmanager
 def memory(program: PolicyProgram, phase: Callable[[], str]) -> Iterator[None]:
-    """Memory that runs out inside is told as MemoryShortage, with what takes less; nothing was changed then. ``phase``
-    says what was going on: generating, learning or evaluating."""
+    """Turns running out of memory inside the block into MemoryShortage, with settings that need less. ``phase`` returns
+    what was going on: generating, learning or evaluating."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
@@ -147,7 +147,7 @@ def memory(program: PolicyProgram, phase: Callable[[], str]) -> Iterator[None]:
             raise
         detail = (text.strip().splitlines() or [type(error).__name__])[0][:200]
         where = "the GPU" if program.plan.device.startswith("cuda") else "the machine"
-        doing = phase()
+        doing = phase()  # asked only now: a step passes from generating to learning inside one block
         when = f"after step {program.state.step}" if doing == "evaluating" else f"in step {program.state.step + 1}"
         raise MemoryShortage(
             f"{where} ran out of memory while {doing} {when} ({detail}). {_KNOBS[doing]}; trew "

@@ -1,7 +1,7 @@
-"""The algorithm: prompts -> rollouts -> scores -> advantages -> updates -> weights that the next rollouts see.
+"""The algorithm: prompts -> rollouts -> scores -> advantages -> updates -> weights for the next rollouts.
 
-What surrounds it is the matter of :class:`.run.TrainingRun`: stopping and resuming, evaluations and checkpoints, what
-becomes of a step whose numbers are not finite, and everything that is recorded.
+:class:`.run.TrainingRun` does the rest: stopping and resuming, evaluations and checkpoints, steps whose numbers are not
+finite, and everything that is recorded.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 def train(run: TrainingRun) -> dict[str, Any]:
-    """Takes every step that is left and returns the summary."""
+    """Runs all remaining steps and returns the summary."""
     every = run.config.learner.reference_every
     for step in run.steps():  # evaluates and saves when due; ends early when asked to
-        with run.attempt(step) as attempt:  # not finite: not applied; interrupted: as if it had never begun
+        with run.attempt(step) as attempt:  # non-finite numbers: not applied; an interrupt: rolled back
             attempt.rollouts = run.rollouts.next(step)
             if attempt.rollouts.kept:
                 update(run, attempt)
@@ -35,7 +35,7 @@ def train(run: TrainingRun) -> dict[str, Any]:
 def update(run: TrainingRun, attempt: Attempt) -> None:
     """Takes all optimizer steps on the rollouts of one step.
 
-    An update in which something is not finite is not applied, and neither are those after it; those before it stay.
+    An update with a non-finite number is not applied, nor are those after it; the updates before it stay.
     """
     policy, objective, rollouts = run.policy, run.objective, attempt.rollouts
     assert rollouts is not None
@@ -47,7 +47,8 @@ def update(run: TrainingRun, attempt: Attempt) -> None:
     attempt.batch = objective.prepare(frozen.batch)  # advantages, denominators and weights of the whole step
     check_advantages(attempt.batch)
     if frozen.on_policy:
-        attempt.batch = attempt.batch.replace(old_logprobs=None)  # the policy's own, of the same pass: r is exactly 1
+        # r is exactly 1: the objective takes the old log-probs from the update's own forward pass.
+        attempt.batch = attempt.batch.replace(old_logprobs=None)
     for part in minibatches(samples, attempt.batch, objective, run.config.learner):
         with part.named():
             attempt.updates.append(policy.apply(policy.accumulate(part.samples, part.batch)))

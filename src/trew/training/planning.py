@@ -1,4 +1,4 @@
-"""Everything that can be judged before a model is loaded, in one place: ``plan`` reports all problems at once."""
+"""Checks everything that can be checked before a model is loaded; ``plan`` reports all problems at once."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from . import compatibility
 
 @dataclass(frozen=True)
 class Plan:
-    """A run that can start: checked configuration, objective, data, rewards and tokenizer, but no weights yet."""
+    """A run that is ready to start: checked configuration, objective, data, rewards and tokenizer; no weights yet."""
 
     config: Config
     objective: Objective
@@ -45,12 +45,13 @@ class Plan:
 
 
 def plan(config: Config, *, found: Sequence[str] = (), bar: Bar | None = None) -> Plan:
-    """Checks and gathers everything but the weights; raises ConfigError with every problem that was found.
+    """Checks and loads everything but the weights; raises ConfigError with every problem found.
 
-    ``found`` are problems that are known already (of the run folder, say): they are reported together with the rest.
-    ``bar`` shows progress where checking takes long.
+    ``found``: problems that are known already (with the run folder, for example), to be reported together with the
+    rest. ``bar`` shows progress where checking takes long.
     """
-    limits.refuse(config, found=found)  # what follows would fill the memory
+    limits.refuse(config, found=found)  # absurd sizes first: the checks below would fill the memory
+    # Reading a recipe may have found a key's problem already: one line per key is enough.
     told = {p.partition(":")[0] for p in found}
     problems = Problems([*found, *(p for p in validate(config) if p.partition(":")[0] not in told)])
     of_model: list[str] = []
@@ -68,7 +69,7 @@ def plan(config: Config, *, found: Sequence[str] = (), bar: Bar | None = None) -
     if tokenizer is None or data is None or rewards is None or objective is None or device is None:
         raise ConfigError(problems)
 
-    # From here on there are prompts, and something that reads and judges them.
+    # ---- the rest needs prompts, and a tokenizer and rewards to check them with
     renderer = Renderer(tokenizer, stop=config.rollout.stop)
     prompts = [*data.train, *data.eval]
     problems += renderer.check(prompts)
@@ -93,8 +94,9 @@ def plan(config: Config, *, found: Sequence[str] = (), bar: Bar | None = None) -
 
 
 def _objective(config: Config, problems: Problems) -> Objective | None:
-    """The objective of a recipe, and whether it fits the run."""
+    """The objective of a recipe, checked against the run."""
     objective = problems.attempt(lambda: preset(config.objective.preset, **config.objective.args))
+    # The check below tries the objective on an example of these sizes; sizes below 1 are reported by validate().
     if objective and min(config.rollout.prompts, config.rollout.completions, config.rollout.max_tokens) >= 1:
         given = compatibility.GIVEN | step_rewards(config)
         problems += problems.attempt(lambda: compatibility.problems(objective, config, given=given)) or []
@@ -102,7 +104,7 @@ def _objective(config: Config, problems: Problems) -> Objective | None:
 
 
 def _device(config: Config, problems: Problems) -> str | None:
-    """The device of a recipe, and whether it can do what the recipe asks."""
+    """The device of a recipe, checked for what the recipe asks of it."""
     if any(p.startswith("device:") for p in problems):
         return None
     device = problems.attempt(lambda: loading.resolve_device(config.device))
@@ -114,7 +116,7 @@ def _device(config: Config, problems: Problems) -> str | None:
 def _rewards(
     config: Config, data: Dataset | None, problems: Problems
 ) -> tuple[tuple[RewardConfig, ...], RewardSet | None]:
-    """The recipe's rewards or, without any, those that the data name; and what they are made to."""
+    """The recipe's rewards or, without any, those that the data name; both as settings and loaded."""
     specs = config.rewards or (data.default_rewards if data else ())
     specs = tuple(spec for spec in specs if spec.name or spec.model)  # one without a name is a known problem
     if data and not specs:
@@ -129,8 +131,8 @@ def _rewards(
 
 
 def _fitting(config: Config, data: Dataset, renderer: Renderer) -> tuple[list[Prompt], list[Prompt], list[str], int]:
-    """The prompts for training and evaluation that are short enough, what is to be said of the others, and the tokens
-    of the longest. Raises ConfigError where too few are left, or where one has no room for a completion."""
+    """The prompts for training and evaluation that are short enough, notes on the others, and the length of the
+    longest. Raises ConfigError where too few are left, or where a prompt leaves no room for a completion."""
     problems = Problems()
     fitted = problems.attempt(lambda: _fit(config, data, renderer))
     if fitted is None:
@@ -152,26 +154,26 @@ def _fitting(config: Config, data: Dataset, renderer: Renderer) -> tuple[list[Pr
 
 
 def _target_problems(config: Config) -> list[str]:
-    """What is wrong with ``lora.targets``; the default model's layers are not known before its first use."""
+    """What is wrong with ``lora.targets``. Empty for a model that is not downloaded yet: its layers are unknown."""
     if not config.lora.rank or not loading.is_here(config.model):
         return []
     return lora.target_problems(loading.skeleton(loading.load_config(config.model)), config.lora.targets)
 
 
 def step_rewards(config: Config) -> frozenset[str]:
-    """``step_rewards``, where a reward may give them: a process reward model, or a function (its values will show)."""
+    """``step_rewards``, where a reward may return them: a process reward model, or a function (known once it runs)."""
     may = any(r.args.get("step_mark") if r.model else is_file_spec(r.name) for r in config.rewards)
     return frozenset({"step_rewards"} if may else ())
 
 
 def first_verifier(rewards: RewardSet) -> str:
-    """The reward that accuracies are read from unless one is named: the first that is no reward model, if there is one.
-    A learned score of 1 means nothing in particular."""
+    """The reward that accuracies are read from unless one is named: the first that is not a reward model, if there is
+    one. A reward model's score has no value that means "correct"."""
     return next((r.name for r in rewards.rewards if r.model is None), rewards.names[0])
 
 
 def _fit(config: Config, data: Dataset, renderer: Renderer) -> tuple[list[Prompt], list[Prompt], list[str]]:
-    """Prompts that fit ``data.max_prompt_tokens``, by policy, for training and evaluation alike."""
+    """The prompts for training and evaluation that fit ``data.max_prompt_tokens``, after ``data.overlong``."""
     out, notes = [], []
     for name, prompts in (("training", data.train), ("evaluation", data.eval)):
         kept, said = apply_overlong(
@@ -191,8 +193,8 @@ def _most_tokens(config: Config) -> dict[str, int]:
 
 
 def length_problems(tokens: Mapping[str, int], *, longest: int, limit: int | None) -> list[str]:
-    """Which settings let a prompt of ``longest`` tokens and its completion exceed the model's ``limit`` positions;
-    ``tokens`` has the most tokens of a completion by the setting's name, 0 where it is not set."""
+    """The settings that let a prompt of ``longest`` tokens and its completion exceed the model's ``limit`` positions.
+    ``tokens``: the limit of a completion's tokens by the setting's name, 0 where it is not set."""
     return [
         f"{key}: got {most} after prompts of up to {longest} tokens, accepts at most {max(limit - longest, 0)}: the "
         f"model has {limit} positions; lower it, or data.max_prompt_tokens"
@@ -202,8 +204,8 @@ def length_problems(tokens: Mapping[str, int], *, longest: int, limit: int | Non
 
 
 def read(recipe: Path, overrides: Sequence[str] = ()) -> Config:
-    """The configuration of a recipe. Where it has problems, those of data, model and rewards are found along with
-    them, so that one ConfigError tells all."""
+    """The configuration of a recipe. Where it has problems, data, model and rewards are checked as well, so that one
+    ConfigError reports everything."""
     try:
         return read_recipe(recipe, overrides)
     except ConfigError as error:
@@ -213,8 +215,8 @@ def read(recipe: Path, overrides: Sequence[str] = ()) -> Config:
 
 
 def load(plan: Plan) -> tuple[Any, Adapters | None]:
-    """The model of a plan on its device, its vocabulary checked against the tokenizer; and the adapters inside it,
-    where the plan has some."""
+    """The model of a plan on its device, its vocabulary checked against the tokenizer, and the adapters inside it if
+    the plan has some."""
     c = plan.config
     if c.lora.rank:
         model = lora.load_base(c.model, c.lora, device=plan.device, dtype=c.learner.dtype)
@@ -223,13 +225,13 @@ def load(plan: Plan) -> tuple[Any, Adapters | None]:
     loading.check_vocab(model, plan.renderer.tokenizer)
     limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     if problems := length_problems(_most_tokens(plan.config), longest=plan.longest, limit=limit):
-        raise ModelError("\n".join(problems))  # only where the configuration was not here before: see loading.positions
+        raise ModelError("\n".join(problems))  # plan() reports it, except for a model not downloaded by then
     return model, lora.attach(model, c.lora, name=c.model, seed=c.seed) if c.lora.rank else None
 
 
 def load_reference(plan: Plan, backend: Backend | None = None) -> Any:
-    """The model of a plan once more, to be kept as it is: weights of its linear layers in bfloat16 where that is the
-    same and needs less memory."""
+    """A second copy of a plan's model as the frozen reference, its linear weights in bfloat16 where that changes
+    nothing and needs less memory."""
     c = plan.config
     if in_bfloat16(c, stored=files.stored_types(loading.folder(c.model)), backend=backend):
         return lora.load_bfloat16(c.model, device=plan.device, biases=False)

@@ -1,4 +1,4 @@
-"""The training of a policy as a program: what it evaluates and saves, and what it remembers."""
+"""``PolicyProgram``: the training of a policy, with its evaluation, its checkpoints and its state."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from .program import Program, Snapshot, Stateful
 from .remembered import Shapes
 
 MODEL, ADAPTERS = "model.", "adapter_model."
-"""How the names of trained tensors begin in a checkpoint: which file they are in."""
+"""Prefixes of trained tensors' names in a checkpoint; the prefix decides the file."""
 
 
 @dataclass(kw_only=True)
 class PolicyProgram(Program):
-    """A plan with its model loaded, and everything that the run remembers, watches and writes with."""
+    """A plan with its model loaded, and all parts of the run that keep state, monitor or write."""
 
     plan: Plan
     model: Any
@@ -70,18 +70,20 @@ class PolicyProgram(Program):
 
     @property
     def keep(self) -> int:
-        return self.timetable.keep + self.state.bad_steps  # one from before the bad steps stays
+        # A checkpoint from before the bad steps must survive them: the run that ends on them is resumed from there.
+        return self.timetable.keep + self.state.bad_steps
 
     @property
     def best(self) -> int | None:
         return self.state.best_step if self.config.checkpoint.best else None
 
     def evaluate(self) -> dict[str, Any]:
-        """Accuracy on the held-out prompts: a row of its own, the rollouts, and what ``state`` keeps."""
+        """Measures accuracy on the held-out prompts; logs a metrics row, writes the rollouts, updates the best step."""
         state = self.state
         result = self.measure(f"evaluating after step {state.step}" if state.step else "evaluating before training")
         out = result.to_json()
         a = out["accuracy"]
+        # Strictly better: of equal evaluations the earliest stays the best. Step 0 has no checkpoint.
         if state.step and a["mean"] is not None and (state.best_accuracy is None or a["mean"] > state.best_accuracy):
             state.best_step, state.best_accuracy = state.step, a["mean"]
         row = {"step": state.step, "eval_accuracy": a["mean"], "eval_low": a["low"], "eval_high": a["high"],
@@ -92,7 +94,7 @@ class PolicyProgram(Program):
         return out
 
     def measure(self, name: str) -> EvalResult:
-        """Accuracy on the held-out prompts; an interrupt leaves at once, since nothing is lost."""
+        """Accuracy on the held-out prompts. An interrupt stops it at once: a resumed run repeats the evaluation."""
         plan, e, r = self.plan, self.config.eval, self.config.rollout
         how = Sampling(
             max_tokens=e.max_tokens or r.max_tokens, temperature=e.temperature, stop=r.stop, seed=self.config.seed
@@ -116,8 +118,8 @@ class PolicyProgram(Program):
         self.policy.load_state({_from_peft(name): tensor for name, tensor in tensors.items()}, counters)
 
     def restored(self) -> None:
-        """Applies the health rules anew to the rows so far, where their settings are not those that the run had: what
-        they remember would be of other windows."""
+        """Replays the rows so far through the health rules where the rules' settings have changed: their stored state
+        belongs to other windows."""
         if (settings(self.folder.folder) or {}).get("health") == to_table(self.config)["health"]:
             return
         fresh = Health(self.health.facts)
@@ -128,7 +130,8 @@ class PolicyProgram(Program):
 
 
 def _for_peft(name: str) -> str:
-    """``model.x.lora_A.default.weight`` as peft has it in its files, behind the file's name."""
+    """Translates ``model.x.lora_A.default.weight`` to peft's file format, prefixed with the file's name, so that peft
+    can load a checkpoint's folder as it is."""
     if not name.startswith(MODEL):
         return name
     return f"{ADAPTERS}base_model.model.{name.removeprefix(MODEL).replace('.default.', '.')}"

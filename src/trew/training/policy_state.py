@@ -1,4 +1,4 @@
-"""What a checkpoint of a policy's training remembers besides tensors, as types that it is checked against."""
+"""The non-tensor state in a checkpoint of a policy's training, as types that it is validated against."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from .remembered import Progress, Shapes
 
 @dataclass
 class State(Progress):
-    """What a policy's training must remember besides weights and optimizer."""
+    """The state of a policy's training besides weights and optimizer."""
 
     tokens: int = 0  # completion tokens generated in training
-    best_step: int = -1  # the step with the best evaluation after training began, the earliest of equals
+    best_step: int = -1  # the step with the best evaluation after training began; the earliest of equals
     best_accuracy: float | None = None
-    bad_steps: int = 0  # steps in a row that were not applied, for numbers that are not finite
-    unjudged: int = 0  # steps in a row in which no completion had a value
+    bad_steps: int = 0  # consecutive steps not applied because of non-finite numbers
+    unjudged: int = 0  # consecutive steps in which no completion had a value
 
 
 @dataclass(frozen=True, slots=True)
 class LearnerCounters:
-    """What ``Learner.state`` gives beside tensors."""
+    """The counters that ``Learner.state`` returns."""
 
     policy_version: Count
     steps: Count
@@ -34,7 +34,7 @@ class LearnerCounters:
 
 @dataclass(frozen=True, slots=True)
 class EngineState:
-    """As ``TorchEngine.state`` gives it."""
+    """The state that ``TorchEngine.state`` returns."""
 
     refused: bool
     version: Count
@@ -42,14 +42,14 @@ class EngineState:
 
 @dataclass(frozen=True, slots=True)
 class RolloutsState:
-    """As ``SyncRollouts.state`` gives it."""
+    """The state that ``SyncRollouts.state`` returns."""
 
     position: Count
 
 
 @dataclass(frozen=True, slots=True)
 class MonitorsState:
-    """As ``Monitors.state`` gives it; sums of squares of large rewards may be infinite."""
+    """The state that ``Monitors.state`` returns; sums of squares of large rewards may be infinite."""
 
     last: list[dict[str, tuple[Real, Real]]]
     first: list[dict[str, tuple[Real, Real]]]
@@ -58,7 +58,7 @@ class MonitorsState:
 
 @dataclass(frozen=True, slots=True)
 class RewardsState:
-    """As ``RewardSet.state`` gives it."""
+    """The state that ``RewardSet.state`` returns."""
 
     told: dict[str, Count]
     waiting: list[str]
@@ -66,7 +66,7 @@ class RewardsState:
 
 @dataclass(frozen=True, slots=True)
 class HealthState:
-    """As ``Health.state`` gives it."""
+    """The state that ``Health.state`` returns."""
 
     first: list[dict[str, float]]
     last: list[dict[str, float]]
@@ -76,7 +76,7 @@ class HealthState:
 
 @dataclass(frozen=True, slots=True)
 class StatefulParts:
-    """Whatever counts or warns over several steps, by its name in ``PolicyProgram.stateful``."""
+    """The states of everything that counts or warns over several steps, named as in ``PolicyProgram.stateful``."""
 
     engine: EngineState
     rollouts: RolloutsState
@@ -94,7 +94,7 @@ class _Interval:
 
 @dataclass(frozen=True, slots=True)
 class _Evaluation:
-    """As ``EvalResult.to_json`` gives it."""
+    """The result that ``EvalResult.to_json`` returns."""
 
     accuracy: _Interval
     n: Count

@@ -1,5 +1,5 @@
-"""What every training is, whatever it trains: steps, with evaluations and checkpoints between them, in a folder from
-which a stopped one continues. ``trew train`` and ``trew train-reward`` are programs."""
+"""``Program``: the base of every training. Runs steps with evaluations and checkpoints between them, in a folder from
+which a stopped training resumes. ``trew train`` and ``trew train-reward`` are programs."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ from .remembered import Progress, Remembered
 
 @dataclass(frozen=True, slots=True)
 class Timetable:
-    """How many steps there are, and what is done between them; ``..._every`` counts steps, 0 = never."""
+    """The number of steps, and what happens between them; ``..._every`` is in steps, 0 = never."""
 
     steps: int
-    evaluate_every: int  # beside before the first step and after the last
+    evaluate_every: int  # in addition to before the first step and after the last
     save_every: int
-    keep: int  # checkpoints
+    keep: int  # newest checkpoints that stay
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What a checkpoint holds of a model and its optimizer. The tensors are the live ones: the writer is released
-    before they change."""
+    """A checkpoint's part for the model and its optimizer. The tensors are the live ones, not copies: the writer must
+    have read them before they change (``Writer.release``)."""
 
     tensors: Mapping[str, Tensor]
     counters: Mapping[str, Any]
@@ -45,21 +45,21 @@ class Snapshot:
 
 
 class Stateful(Protocol):
-    """Something that counts or warns over several steps: its state is in every checkpoint."""
+    """Something that counts or warns over several steps, and is therefore part of every checkpoint."""
 
     def state(self) -> dict[str, Any]:
-        """As JSON can hold it, and not changed afterwards."""
+        """A JSON-compatible snapshot that later steps do not change."""
         ...
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Continues where :meth:`state` was taken."""
+        """Restores a snapshot of :meth:`state`."""
         ...
 
 
 @dataclass(kw_only=True)
 class Program(ABC):
-    """A training between its steps: it evaluates, saves and stops where that is due, and continues from its newest
-    complete checkpoint. A subclass says what is trained; whoever takes the steps counts them in ``state``."""
+    """A training outside its steps: evaluates, saves and stops when due, and resumes from the newest complete
+    checkpoint. A subclass defines what is trained; the code that runs a step must advance ``state.step``."""
 
     timetable: Timetable
     fingerprint: str  # of the data
@@ -71,8 +71,8 @@ class Program(ABC):
 
     @abstractmethod
     def evaluate(self) -> dict[str, Any]:
-        """Measures the current weights, records the figures in the folder, and returns what ``state`` keeps of them.
-        May be left by Interrupted; it is then made up for when the training is resumed."""
+        """Evaluates the current weights, logs the figures in the folder, and returns those for ``state``. May raise
+        Interrupted; a resumed training then repeats it."""
 
     @abstractmethod
     def snapshot(self) -> Snapshot:
@@ -80,41 +80,42 @@ class Program(ABC):
 
     @abstractmethod
     def load(self, tensors: Mapping[str, Tensor], counters: Mapping[str, Any]) -> None:
-        """Continues from what :meth:`snapshot` gave; raises CheckpointError, and changes nothing, where that is of
+        """Restores what :meth:`snapshot` returned. Raises CheckpointError, and changes nothing, where it belongs to
         another model or optimizer."""
 
     @property
     @abstractmethod
     def remembers(self) -> remembered.Shapes:
-        """The shapes of what checkpoints remember of this kind of training."""
+        """The types that the non-tensor state of this kind of training is validated against."""
 
     @property
     def stateful(self) -> dict[str, Stateful]:
-        """What else must continue as if the training had never stopped, by its name in checkpoints."""
+        """Other parts whose state is saved and restored, by their names in checkpoints."""
         return {}
 
     @property
     def keep(self) -> int:
-        """How many checkpoints stay."""
+        """The number of newest checkpoints that stay."""
         return self.timetable.keep
 
     @property
     def best(self) -> int | None:
-        """The step whose checkpoint stays whatever comes later."""
+        """The step whose checkpoint is never deleted; None for no such step."""
         return None
 
     def restored(self) -> None:  # noqa: B027 - most programs have nothing to do
-        """Is called when everything is as the checkpoint has it, before the folder is changed."""
+        """Called once everything is restored from a checkpoint, before the folder is changed."""
 
     # ---- from step to step
 
     def steps(self) -> Iterator[int]:
-        """The numbers of the steps that are left. Between two of them the training evaluates, saves, and stops if it
-        was asked to."""
+        """Yields the numbers of the remaining steps. Between two of them it evaluates and saves when due, and stops
+        when asked to."""
         last = self.timetable.steps
         while True:
             state, asked = self.state, self.interrupts.asked
-            # Also right after a resume: the training may have stopped between a step and its evaluation.
+            # Also right after a resume, since the training may have stopped between a step and its evaluation. One that
+            # was asked to stop leaves the evaluation to the resumed run, unless no step is left for that.
             if self._evaluation_due() and not (asked and state.step < last):
                 self._evaluate()
             if state.step and (self._checkpoint_due() or self.interrupts.asked):
@@ -123,19 +124,20 @@ class Program(ABC):
                 self.writer.finish()
                 return
             if self.interrupts.asked:
-                self.writer.finish()  # before it is said that it was saved
+                self.writer.finish()  # the checkpoint must be on disk before the message says so
             self.interrupts.stop_if_asked(self.saved())
             yield self.state.step + 1
 
     def saved(self) -> str:
-        """What an interrupted training says."""
+        """The message of an interrupted training."""
         if not self.state.step:
             return "before the first step was done; start again with --resume"
         return f"saved step {self.state.step} of {self.timetable.steps}; continue with --resume"
 
     @contextlib.contextmanager
     def rollback_on_interrupt(self) -> Iterator[None]:
-        """What an interrupt ends inside is as if it had never begun: the training is as before, and saved so."""
+        """Restores the state from before the block where an interrupt ends it, and saves that. Weights need no
+        restoring: interrupts are raised while sampling or evaluating, before any update."""
         before = dataclasses.replace(self.state), {name: part.state() for name, part in self.stateful.items()}
         try:
             yield
@@ -167,28 +169,29 @@ class Program(ABC):
     # ---- checkpoints
 
     def save(self) -> None:
-        """Begins one complete checkpoint: weights, optimizer, and everything that the training must remember. Does
-        nothing where this step has one."""
+        """Starts writing a complete checkpoint: weights, optimizer, and all other state. Does nothing where this step
+        has one already."""
         state = self.state
         if state.saved == state.step:
             return
-        state.saved = state.step
+        state.saved = state.step  # before it is serialised: the checkpoint itself says that it exists
         model = self.snapshot()
         meta = {
             "learner": dict(model.counters), "state": dataclasses.asdict(state), "data": self.fingerprint,
             "remembered": {name: part.state() for name, part in self.stateful.items()},
             "record": dataclasses.asdict(self.folder.ledger.record()),
         }  # fmt: skip
-        meta = redact(meta, keep=choices())  # a warning that waits may quote a completion
+        meta = redact(meta, keep=choices())  # a pending warning may quote a completion, and with it a secret
         self.writer.save(
             self.folder.checkpoints, state.step, model.tensors, meta, keep=self.keep, best=self.best,
             beside=model.beside,
         )  # fmt: skip
 
     def restore(self, *, allow_changes: bool = False) -> None:
-        """Continues from the newest complete checkpoint; a training that was stopped before its first one starts at
-        step 1, and says so. Raises ResumeError where that would lose what was done, or where the checkpoint is of
-        something else; ConfigError where it is past the last step."""
+        """Restores the newest complete checkpoint; a training that stopped before its first one starts at step 1, with
+        a note. Raises ResumeError where that would lose finished steps, or where the checkpoint belongs to something
+        else; ConfigError where it is past the last step."""
+        # ---- read and check everything before anything is changed
         folder = self.folder
         loaded, messages = checkpoint_files.load_latest(folder.checkpoints)
         for message in messages:
@@ -209,7 +212,7 @@ class Program(ABC):
             if not allow_changes:
                 raise ResumeError(f"{change}, start a new run with another out, or go on with --allow-changes")
             self.display.warn(change.rpartition(";")[0])
-        # From here on everything fits: what follows changes the training, and then its folder.
+        # ---- everything fits: restore the training first, then rewind its folder to the checkpoint
         try:
             self.load(tensors, meta["learner"])
         except CheckpointError as error:
@@ -222,7 +225,7 @@ class Program(ABC):
         self.display.line(f"note: continuing after step {step}")
 
     def _other_data(self, found: Remembered) -> list[str]:
-        """That the data are not those of the checkpoint, and what to do; empty where they are."""
+        """A message for data other than the checkpoint's, with what to do; empty where they are the same."""
         if found.data == self.fingerprint:
             return []
         return [
@@ -231,7 +234,7 @@ class Program(ABC):
         ]
 
     def _lost(self, differences: list[str], step: int) -> list[str]:
-        """That the folder lacks what the checkpoint of ``step`` counts on, and what to do; empty where it does not."""
+        """A message for files that the checkpoint of ``step`` relies on but the folder lacks; empty where none are."""
         if not differences:
             return []
         return [

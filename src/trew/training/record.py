@@ -1,4 +1,4 @@
-"""What a step says about itself: the figures of its rollouts, its updates and its advantages."""
+"""Computes the metrics row of a step from its rollouts, updates and advantages."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def update_row(attempt: Attempt, version: int) -> dict[str, Any]:
-    """The figures of a step's updates, ``version`` that of the policy after them; NaN for what was not finite."""
+    """The metrics of a step's updates; ``version`` is the policy's after them. NaN for values that were not finite."""
     row: dict[str, Any] = {}
     if attempt.rollouts is not None:
         row = _learned(attempt, version) if attempt.rollouts.kept else {}
@@ -38,6 +38,7 @@ def _learned(attempt: Attempt, version: int) -> dict[str, Any]:
         "canary_gap": canary.gap if canary else None,
         "fresh_share": fresh_share(rollouts.kept, attempt.version),
     }
+    # (sum, count) pairs over all updates, divided once here: a mean of means would weigh small minibatches too much.
     sums = reduce_metrics([step_metrics(batch), *(update.metrics for update in updates)])
     row |= {name: value / count for name, (value, count) in sums.items() if count}
     row |= {
@@ -51,7 +52,7 @@ def _learned(attempt: Attempt, version: int) -> dict[str, Any]:
             "baseline": sum(judged) / len(judged) if judged else None,
             "baseline/none": 1 - len(judged) / len(rollouts.baselines),
         }
-    # Without a reference model: how far the updates moved, or how far trainer and sampler are apart.
+    # Without a reference model, "kl" is the distance that the updates moved, or the one between learner and sampler.
     row.setdefault("kl", row.get("kl_old", row.get("kl_rollout")))
     return row
 
@@ -63,7 +64,7 @@ def _advantage_share(attempt: Attempt) -> float:
 
 
 def _advantages(attempt: Attempt) -> dict[str, list[np.ndarray]]:
-    """Per-token advantages of each rollout by prompt uid; empty where the step did not come so far."""
+    """Per-token advantages of each rollout by prompt uid; empty where the step failed before computing them."""
     if attempt.rollouts is None or attempt.batch is None or attempt.batch.advantages is None:
         return {}
     return advantages_by_uid(attempt.rollouts, attempt.batch)
@@ -77,8 +78,8 @@ def advantages_of(attempt: Attempt) -> Advantages:
 
 
 def rollout_row(plan: Plan, sampled: Sequence[ScoredGroup]) -> dict[str, Any]:
-    """The figures of a step's rollouts, over everything that was sampled, dropped groups included; empty where the
-    sampler failed. Lengths and entropies count sampled tokens only."""
+    """The metrics of all rollouts sampled in a step, dropped groups included: without those, filtering would distort
+    reward and accuracy. Empty where the sampler failed. Lengths and entropies count sampled tokens only."""
     if not sampled:
         return {}
     scores = [score for scored in sampled for score in scored.scores]
@@ -96,13 +97,13 @@ def rollout_row(plan: Plan, sampled: Sequence[ScoredGroup]) -> dict[str, Any]:
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
-    """The mean of those that are there; None where none is."""
+    """The mean of the known values; None where there are none."""
     known = [value for value in values if value is not None]
     return float(np.mean(known)) if known else None
 
 
 def _is_without_signal(scored: ScoredGroup) -> bool:
-    """Whether all rewards of a group are equal, so that no completion is better than another."""
+    """Whether all rewards of a group are equal, which leaves nothing to learn from its comparison."""
     return len({score.value for score in scored.scores if score.value is not None}) < 2
 
 

@@ -1,4 +1,4 @@
-"""What a checkpoint remembers besides tensors: everything is read and checked before anything is changed."""
+"""Reads and validates the non-tensor state of a checkpoint, before anything is changed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..utils.shapes import ShapeError
 
 @dataclass
 class Progress:
-    """What every training must remember besides weights and optimizer: all of it is in every checkpoint."""
+    """The state of every training besides weights and optimizer; all of it is in every checkpoint."""
 
     step: int = 0
     seconds: float = 0.0
@@ -27,17 +27,17 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Shapes:
-    """Dataclasses that the parts of a checkpoint's meta must fit; a field without a default must be there."""
+    """Dataclasses that the parts of a checkpoint's meta must match; a field without a default is required."""
 
-    learner: type  # what the snapshot counts
+    learner: type  # the snapshot's counters
     state: type[Progress]
-    stateful: type  # a field for each of ``Program.stateful``
-    evaluation: type  # what the state keeps of an evaluation
+    stateful: type  # one field for each of ``Program.stateful``
+    evaluation: type  # the part of an evaluation that the state keeps
 
 
 @dataclass(frozen=True, slots=True)
 class Remembered:
-    """What a training continues from, beside tensors and counters."""
+    """The validated state that a training resumes from, besides tensors and counters."""
 
     state: Progress
     data: str  # fingerprint
@@ -45,7 +45,7 @@ class Remembered:
 
 
 def read(kinds: Shapes, meta: dict[str, Any], step: int, folder: Path) -> Remembered:
-    """What the checkpoint of ``step`` in ``folder`` remembers; raises ResumeError where it cannot be that."""
+    """The state in the checkpoint of ``step`` in ``folder``. Raises ResumeError where it is damaged."""
     whole = dataclasses.make_dataclass(
         "Meta",
         [("learner", kinds.learner), ("state", kinds.state), ("data", str), ("remembered", kinds.stateful),
@@ -54,7 +54,8 @@ def read(kinds: Shapes, meta: dict[str, Any], step: int, folder: Path) -> Rememb
     try:
         found = shapes.read(whole, meta, "meta")
         if lacking := sorted({f.name for f in dataclasses.fields(kinds.state)} - set(meta["state"])):
-            raise ShapeError(f"meta.state: {lacking[0]!r} is missing")  # its default is of a run that begins
+            # State fields have defaults, but those describe a run that begins: a missing one must not become 0.
+            raise ShapeError(f"meta.state: {lacking[0]!r} is missing")
         _check(found.state, kinds, step)
     except ShapeError as error:
         raise ResumeError(
@@ -66,6 +67,7 @@ def read(kinds: Shapes, meta: dict[str, Any], step: int, folder: Path) -> Rememb
 
 def _check(state: Progress, kinds: Shapes, step: int) -> None:
     """Raises ShapeError where counters are below their first values, later than the checkpoint, or of another step."""
+    # The defaults are the first values, and counters only rise.
     for name, least in dataclasses.asdict(kinds.state()).items():
         value = getattr(state, name)
         if isinstance(least, (int, float)) and value < least:

@@ -1,4 +1,4 @@
-"""``TrainingRun``: what the loop calls, and everything around the algorithm."""
+"""``TrainingRun``: the interface of the loop to its parts, and everything around the algorithm."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .summary import export, summarize
 
 @dataclass(slots=True)
 class Attempt:
-    """One try at a step. What it produced before an error stays, and is recorded with it."""
+    """One try at a step. Results from before an error stay, and are recorded with it."""
 
     step: int
     version: int  # of the policy before the first update
@@ -32,15 +32,15 @@ class Attempt:
     canary: Canary | None = None
     updates: list[StepOutput] = field(default_factory=list)
     error: NumericsError | None = None
-    told: str = ""  # what was said about the error
+    told: str = ""  # the warning about the error
 
 
 class TrainingRun:
-    """What the loop calls: the parts of the algorithm (``config``, ``objective``, ``policy``, ``engine``, ``rollouts``
-    and ``weights``), and everything around it.
+    """The interface of the loop: the parts of the algorithm (``config``, ``objective``, ``policy``, ``engine``,
+    ``rollouts`` and ``weights``), and everything around it.
 
-    The loop goes through ``steps``, makes an ``attempt`` at each, lets it be recorded, and calls ``finish``. Open it
-    (``with run:``) around the loop: that shows the progress bar, and saves what a failed reward was about.
+    The loop iterates over ``steps``, opens an ``attempt`` for each, passes it to ``record``, and calls ``finish``. It
+    runs inside ``with run:``, which shows the progress bar and saves the evidence of a failed reward.
     """
 
     def __init__(self, program: PolicyProgram) -> None:
@@ -62,20 +62,21 @@ class TrainingRun:
         self._open.__exit__(*error)
 
     def note(self, text: str) -> None:
-        """Shows what the run is doing beside the progress bar."""
+        """Shows the current activity beside the progress bar."""
         self._bar.note(text)
 
     def steps(self) -> Iterator[int]:
-        """The numbers of the steps that are left. Between two steps the run evaluates, saves, and stops if asked to."""
+        """Yields the numbers of the remaining steps; evaluates, saves and stops in between (:meth:`.Program.steps`)."""
         return self._program.steps()
 
     @contextlib.contextmanager
     def attempt(self, step: int) -> Iterator[Attempt]:
-        """A step is applied as a whole or not at all: what an interrupt ends has never begun; where something is not
-        finite, the evidence is kept and the run goes on with the next step."""
+        """Encloses one step. An interrupted step is rolled back; after a non-finite number, the evidence is saved and
+        the run goes on with the next step."""
         attempt = Attempt(step, self.policy.version)
         with self._program.rollback_on_interrupt():
             try:
+                # "learning" begins with the rollouts being there: the lambda is called when memory runs out.
                 with guards.memory(self._program, lambda: "learning" if attempt.rollouts else "generating"):
                     yield attempt
             except NumericsError as error:
@@ -83,7 +84,7 @@ class TrainingRun:
                 attempt.told = guards.keep_evidence(self._program, attempt, error)
 
     def record(self, attempt: Attempt) -> None:
-        """One row of metrics and one table of rollouts; warnings of rewards, monitors and health rules."""
+        """Writes a row of metrics and a table of rollouts; shows warnings of rewards, monitors and health rules."""
         program, state, folder, step = self._program, self._program.state, self._program.folder, attempt.step
         sampled = attempt.rollouts.sampled if attempt.rollouts else ()
         tokens = sum(len(rollout) for g in sampled for rollout in g.group.rollouts)
@@ -105,13 +106,14 @@ class TrainingRun:
             folder.write_rollouts(step, sampled, advantages=advantages_of(attempt))
         program.trackers.log(step, row)
         program.display.step(row)
+        # Last, so that the row and the rollouts of the step that ends the run are on disk.
         if attempt.error:
             guards.end_if_broken(program, attempt.error, attempt.told)
         self._show(step, sampled)
         self._bar.advance()
 
     def _show(self, step: int, sampled: Sequence[ScoredGroup]) -> None:
-        """Some completions on screen, where it is time for them."""
+        """Shows some completions on screen every ``track.samples_every`` steps."""
         every = self.config.track.samples_every
         if every and (step % every == 0 or step == 1):
             self._program.display.samples(list(sampled[-1:]))

@@ -1,4 +1,4 @@
-"""``trew.train``: from a configuration to a run that has its parts, and from there into the loop."""
+"""``trew.train``: builds a run from a configuration and enters the loop."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def train(
     display: Display | None = None,
     position: int = 0,
 ) -> dict[str, Any]:
-    """Runs the whole job that ``config`` describes; returns what is in summary.json.
+    """Runs the training that ``config`` describes; returns the content of summary.json.
 
     Raises ConfigError with every problem of configuration, data and model before a model is loaded. ``resume``
     continues from the newest complete checkpoint of ``config.out``, under other settings only with ``allow_changes``;
     ``overwrite`` starts over in a used folder.
-    ``position`` is how many prompts of the shuffled stream a new run passes over.
+    ``position``: the number of prompts of the shuffled stream that a new run skips.
     """
     display = display or Display()
     busy = [
@@ -65,8 +65,8 @@ def train(
 def _start(
     plan: Plan, folder: RunFolder, display: Display, ending: contextlib.ExitStack, *, allow_changes: bool, position: int
 ) -> TrainingRun:
-    """Loads the model, puts the parts together and restores the newest checkpoint of a resumed run; ``ending`` gets
-    what has to be closed however the run ends."""
+    """Loads the model, assembles the run and restores the newest checkpoint of a resumed one; registers with ``ending``
+    what must be closed however the run ends."""
     config = plan.config
     outside = Trackers(config.track.to, folder=folder.folder, config=to_table(config), warn=display.warn)
     ending.callback(outside.close)
@@ -79,7 +79,7 @@ def _start(
         display.line(f"note: {note}")
     if folder.resumed:
         program.restore(allow_changes=allow_changes)
-        folder.write_config(dumps(config))  # not before: what was refused must not be what the run has
-    ending.enter_context(interrupts)  # from here on there is something to save
+        folder.write_config(dumps(config))  # only now: a refused resume must leave the run's settings as they were
+    ending.enter_context(interrupts)  # from here on an interrupt has something to save; before, it just ends
     ending.enter_context(program.writer)
     return TrainingRun(program)

@@ -1,4 +1,4 @@
-"""A run in a few lines: its headline before the first step, its summary and its exported model after the last."""
+"""A run's headline before the first step, and its summary and exported model after the last."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from .policy_program import PolicyProgram
 
 
 def export(program: PolicyProgram) -> None:
-    """The result: an ordinary model folder; beside a merged model, the adapters alone."""
+    """Writes the trained model as an ordinary model folder; with adapters, the merged model and the adapters."""
     tokenizer = program.plan.renderer.tokenizer
     if program.engine.backend is not None:
-        program.engine.backend.release()  # a merged model is as large as what generation and training made
+        program.engine.backend.release()  # merging needs a second model's memory, which generation's buffers may hold
     if program.adapters is None:
         loading.export(program.model, tokenizer, program.folder.final)
     else:
@@ -30,7 +30,7 @@ def export(program: PolicyProgram) -> None:
 
 
 def headline(program: PolicyProgram) -> str:
-    """What runs on what."""
+    """One line on objective, model, device, task and size of the run."""
     c = program.config
     size = f"{short(parameter_count(program.model))} parameters"
     if program.adapters is not None:
@@ -43,7 +43,7 @@ def headline(program: PolicyProgram) -> str:
 
 
 def _without_kernels(program: PolicyProgram) -> str:
-    """Why a run takes the plain path although a backend was asked for; empty where it does not."""
+    """Why a run takes the plain path although a backend was requested; empty where it does not."""
     backend = backends.of(program.config, program.plan.device)
     missing = "" if backend is None or program.config.kernels == "plain" else backend.missing()
     return f"; on the plain path of PyTorch, which is slower, because {missing}" if missing else ""
@@ -60,7 +60,7 @@ def short(count: int) -> str:
 
 
 def peak_memory_bytes(device: str) -> int:
-    """The most memory the run held at once: on the GPU where it ran on one, else of the process."""
+    """Peak memory of the run: GPU memory where it ran on a GPU, otherwise of the process."""
     if device.startswith("cuda"):
         return torch.cuda.max_memory_allocated(device)
     unit = 1 if sys.platform == "darwin" else 1024  # getrusage counts bytes on macOS, kibibytes elsewhere
@@ -68,7 +68,7 @@ def peak_memory_bytes(device: str) -> int:
 
 
 def summarize(program: PolicyProgram) -> dict[str, Any]:
-    """The figures of a finished run."""
+    """The content of summary.json."""
     c, s = program.config, program.state
     assert s.before is not None
     assert s.last_eval is not None

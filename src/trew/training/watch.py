@@ -1,4 +1,4 @@
-"""What a run watches beside learning: rewards that fail, that are not the same twice, or that look hacked."""
+"""Watches a run's rewards and metrics: rewards that fail, change when judged again or look hacked; health rules."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from ..utils.signals import Interrupted
 from .policy_program import PolicyProgram
 
 UNJUDGED_STEPS = 3
-"""After so many steps in a row in which no completion had a value, or rewards failed for more than the share
-``track.max_failed``, the run ends: it would go on for nothing."""
+"""The run ends after this many consecutive steps in which no completion had a value, or rewards failed for more than
+the share ``track.max_failed``: nothing would be learned."""
 
 
 @contextlib.contextmanager
 def failures_saved(run: RunFolder) -> Iterator[None]:
-    """A RewardError inside leaves what it was about in the run's folder, and says where."""
+    """Saves the evidence of a RewardError in the run's folder, and adds the path to its message."""
     try:
         yield
     except RewardError as error:
@@ -37,11 +37,12 @@ def failures_saved(run: RunFolder) -> Iterator[None]:
 
 
 def after_scoring(program: PolicyProgram, step: int, sampled: Sequence[ScoredGroup]) -> dict[str, Any]:
-    """Shows what rewards and monitors have to say about a step's completions, on screen and in events.log; returns the
-    monitors' figures. Raises RewardError when nothing, or too little, could be judged for several steps."""
+    """Reports warnings of rewards and monitors about a step's completions, on screen and in events.log; returns the
+    monitors' metrics. Raises RewardError where too little could be judged for several steps."""
     rewards, every = program.plan.rewards, program.config.track.regrade_every
     warnings = []
     if every and (step == 1 or step % every == 0) and sampled:
+        # An interrupt only skips this check: the step itself is done and must be recorded.
         with contextlib.suppress(Interrupted), program.interrupts.after_grace("while judging again"):
             warnings += rewards.judged_alike(sampled[step // every % len(sampled)], step=step)
     row, suspicions = program.monitors.observe(sampled, step=step)
@@ -53,7 +54,7 @@ def after_scoring(program: PolicyProgram, step: int, sampled: Sequence[ScoredGro
 
 
 def _end_if_unjudged(program: PolicyProgram, scores: Sequence[Score]) -> None:
-    """Counts the steps in a row that could not be judged, and raises RewardError after ``UNJUDGED_STEPS``."""
+    """Counts consecutive steps that could not be judged, and raises RewardError after ``UNJUDGED_STEPS``."""
     state, most = program.state, program.config.track.max_failed
     lacking = Counter(score.status for score in scores if score.value is None)
     failed = sum(lacking[status] for status in FAILED)
@@ -70,7 +71,7 @@ def _end_if_unjudged(program: PolicyProgram, scores: Sequence[Score]) -> None:
 
 
 def after_step(program: PolicyProgram, row: Mapping[str, Any]) -> int:
-    """Tells what the rules of :mod:`.health` find in the rows so far; returns how many of them hold."""
+    """Reports what the rules of :mod:`.health` find in the rows so far; returns the number of rules that hold now."""
     for finding in program.health.observe(row):
         program.display.warn(f"step {finding.step}: {finding.text}")
         program.folder.event(f"step {finding.step}: {finding.text}")
@@ -78,6 +79,6 @@ def after_step(program: PolicyProgram, row: Mapping[str, Any]) -> int:
 
 
 def at_end(run: RunFolder, display: Display) -> None:
-    """Tells what a finished run's rows say of it as a whole: see :mod:`trew.diagnostics.outcome`."""
+    """Reports the overall outcome of a finished run's rows: see :mod:`trew.diagnostics.outcome`."""
     for text in load_run(run.folder).outcome:
         display.warn(text)
