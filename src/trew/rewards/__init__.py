@@ -1,4 +1,4 @@
-"""Rewards: what a completion is worth. ``grade`` judges one with a built-in kind, ``RewardSet`` scores whole groups."""
+"""Scores completions: ``grade`` applies a built-in reward to one completion, ``RewardSet`` scores whole groups."""
 
 from .builtin import KINDS, grade
 from .reward_set import RewardSet

@@ -1,4 +1,4 @@
-"""How several rewards' verdicts on a completion become one value: weights, gates, and what is missing."""
+"""Combines the verdicts of several rewards on a completion into one value: weights, gates, missing scores."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ if TYPE_CHECKING:
     from .model.reward_model import ModelReward
 
 FAILED: tuple[ScoreStatus, ...] = ("bad_gold", "timeout", "sandbox_error")
-"""Statuses of a completion that a reward should have judged and could not: what is missing is unknown, not neutral."""
+"""Statuses of a completion that a reward should have judged but could not. Its score is unknown, not neutral, so the
+completion gets no value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reward:
-    """One entry of a recipe's ``rewards``: a user's ``function``, a reward ``model``, or the built-in ``kind``."""
+    """One entry of a recipe's ``rewards``: a user's ``function``, a reward ``model``, or a built-in ``kind``."""
 
     name: str
     kind: str
@@ -43,10 +44,10 @@ class Reward:
 def combined(
     rewards: Sequence[Reward], verdicts: Sequence[Sequence[Verdict]], *, lengths: Sequence[int]
 ) -> tuple[Score, ...]:
-    """One Score per completion of a group from ``verdicts[reward][completion]``; ``lengths`` are theirs in tokens.
+    """Computes one Score per completion of a group from ``verdicts[reward][completion]``; ``lengths`` are in tokens.
 
     The value is Σ_gates w·s + [every gate is above 0] · Σ_others w·s. A gate without a number (it does not apply) is
-    open. What is None is dealt with as ``RewardSet`` says.
+    open. See ``RewardSet`` for the treatment of None.
 
     >>> gate = Reward("format", "format", 0.0, gate=True); answer = Reward("math", "math", 1.0)
     >>> right, wrong = Verdict(1.0), Verdict(0.0)
@@ -63,16 +64,18 @@ def combined(
 
 
 def _score(rewards: Sequence[Reward], column: Sequence[Verdict], means: Sequence[float | None], length: int) -> Score:
-    """The score of one completion from its verdicts; ``means`` are the rewards' means over the group."""
+    """Scores one completion from its verdicts; ``means`` are the rewards' means over the group."""
     is_open = all(v.score is None or v.score > 0 for r, v in zip(rewards, column, strict=True) if r.gate)
     pairs = [*zip(rewards, column, strict=True)]
     counted = [(r, v, mean) for (r, v), mean in zip(pairs, means, strict=True) if r.gate or is_open]
     status, is_known = _status(pairs, is_open=is_open)
     value, steps = None, ()
     if is_known:
-        # Where a reward gave no number, the group's mean stands in: it moves the completion nowhere.
+        # A missing number is replaced by the group's mean, which neither lifts nor lowers the completion within its
+        # group. A 0 would push it away from the others.
         numbers = [(r.weight, mean if v.score is None else v.score) for r, v, mean in counted]
         value = sum(weight * number for weight, number in numbers if number is not None)
+        # Steps get no such stand-in: a mean over the group has no place within this completion.
         steps = combined_steps([(r.weight, v.score, v.steps) for r, v, _ in counted], length=length)
     return Score(
         value=value,
@@ -87,13 +90,14 @@ def _score(rewards: Sequence[Reward], column: Sequence[Verdict], means: Sequence
 
 
 def _status(pairs: Sequence[tuple[Reward, Verdict]], *, is_open: bool) -> tuple[ScoreStatus, bool]:
-    """The status of a completion, and whether its value is known."""
+    """Returns a completion's status and whether its value is known."""
     for reward, verdict in pairs:
-        # Behind a closed gate the value is known to be 0 whatever the rewards behind it say, and a gate that could not
-        # be scored leaves it unknown only where no other gate is closed.
+        # Behind a closed gate the other rewards count for nothing, so their failures do not matter. Nor does the
+        # failure of a weightless gate while another gate is closed.
         matters = (reward.weight != 0 and (reward.gate or is_open)) or (reward.gate and is_open)
         if matters and verdict.status in FAILED:
             return verdict.status, False
+    # A reward of weight 0 is only logged: a completion that nothing else judged has no value.
     for reward, verdict in pairs:
         if verdict.score is not None and (reward.weight != 0 or reward.gate):
             return verdict.status, True
@@ -101,9 +105,9 @@ def _status(pairs: Sequence[tuple[Reward, Verdict]], *, is_open: bool) -> tuple[
 
 
 def one_by_one(rewards: Sequence[Reward], score: Score) -> tuple[float | None, ...]:
-    """Each reward's number as an objective that normalises them one by one takes it: gates applied, no weights.
+    """Returns each reward's number for objectives that normalise rewards separately: gates applied, no weights.
 
-    0 where a gate is closed; None where the reward gave no number, and everywhere if the completion has no value.
+    A number is 0 behind a closed gate. It is None if the reward gave none, or if the completion has no value.
 
     >>> gate = Reward("format", "format", 0.5, gate=True); answer = Reward("math", "math", 1.0)
     >>> one_by_one([gate, answer], Score(0.0, parts={"format": 0.0, "math": 1.0}))

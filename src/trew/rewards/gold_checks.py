@@ -1,4 +1,4 @@
-"""Whether data fit rewards: golds that can be read and score 1, and rewards that apply to something."""
+"""Checks data against rewards: golds must be readable and score 1, and every reward must apply to some row."""
 
 from __future__ import annotations
 
@@ -10,30 +10,31 @@ from ..types import Prompt
 from .builtin import KINDS, gold_problems
 from .combine import Reward
 
-AT_ONCE = 256  # rows whose golds are checked between two reports of progress
+AT_ONCE = 256  # rows checked between two reports of progress
 Bar = Callable[[str, int], AbstractContextManager[Any]]
-"""Shows progress under a name, of a total: what comes out of the block has ``advance(count)``."""
+"""Opens a progress bar with a name and a total; the context manager's value has ``advance(count)``."""
 
 
 def columns_of(prompts: Iterable[Prompt]) -> frozenset[str]:
-    """Every column that some row has."""
+    """Returns every column that any row has."""
     return frozenset(name for prompt in prompts for name in prompt.columns)
 
 
 def applies(reward: Reward, prompt: Prompt) -> bool:
-    """Whether a reward has what it needs in a row; a reward model asks for nothing."""
+    """Returns whether a row has what a reward needs; a reward model needs nothing."""
     if reward.function is not None:
         return reward.function.applies(prompt)
     return reward.model is not None or KINDS[reward.kind].gold(prompt.columns) is not None
 
 
 def bad_golds(rewards: Sequence[Reward], prompts: Sequence[Prompt], *, bar: Bar | None = None) -> list[str]:
-    """Golds of built-in rewards that cannot be read, or do not score 1 against themselves: one line each, by row."""
+    """Lists golds of built-in rewards that cannot be read or do not score 1 against themselves, one line each."""
     builtins = [reward for reward in rewards if reward.is_builtin]
     is_slow = any(KINDS[reward.kind].grade_many is not None for reward in builtins)
     problems: list[str] = []
     with bar("checking golds", len(prompts)) if bar and is_slow and prompts else nullcontext() as shown:
         for first in range(0, len(prompts), AT_ONCE):
+            # In batches: kinds with workers or a sandbox grade a batch side by side.
             part = prompts[first : first + AT_ONCE]
             rows = [prompt.columns for prompt in part]
             found = [(reward.name, gold_problems(reward.kind, rows, reward.args)) for reward in builtins]
@@ -46,7 +47,7 @@ def bad_golds(rewards: Sequence[Reward], prompts: Sequence[Prompt], *, bar: Bar 
 
 
 def serving_problems(rewards: Sequence[Reward], prompts: Sequence[Prompt]) -> list[str]:
-    """Rewards that apply to no row at all, and what they look for."""
+    """Reports rewards that apply to no row at all, and what they look for."""
     columns = columns_of(prompts)
     problems: list[str] = []
     for reward in rewards:
@@ -68,6 +69,7 @@ def _looks_for(reward: Reward, columns: frozenset[str], *, rows: int) -> str:
 
 def unserved_notes(rewards: Sequence[Reward], prompts: Sequence[Prompt]) -> list[str]:
     """As :meth:`RewardSet.unserved_notes`."""
+    # Kinds such as format and length apply to every row, and would hide prompts whose answers nothing judges.
     reading = [r for r in rewards if not r.is_builtin or KINDS[r.kind].looks_for]
     alone = [p for p in prompts if reading and not any(applies(reward, p) for reward in reading)]
     if not alone:

@@ -1,4 +1,4 @@
-"""Verdicts on groups, in two parts: what can be graded as soon as a group is finished, and what waits for its step."""
+"""Grades groups in two parts: what can be graded as soon as a group is finished, and what needs the whole step."""
 
 from __future__ import annotations
 
@@ -17,21 +17,22 @@ if TYPE_CHECKING:
 
 NOT_APPLICABLE = Verdict(None, "not_applicable")
 Verdicts = dict[str, list[Verdict]]
-"""Of one group: by reward, one per completion."""
+"""The verdicts on one group: by reward name, one per completion."""
 
 
 def arguments(reward: Reward, group: Group) -> list[tuple[str, Any, Mapping[str, Any]]]:
-    """(completion, gold, arguments) as the built-in takes them; empty where it does not apply to the row."""
+    """Returns (completion, gold, arguments) for each rollout; empty if the built-in does not apply to the row."""
     kind = KINDS[reward.kind]
     found = kind.gold(group.prompt.columns)
     if found is None:
         return []
     gold, row = found
+    # The row's arguments win over the recipe's, the rollout's over both.
     return [(c.text, gold, {**reward.args, **row, **_own(kind.from_row, c)}) for c in group.rollouts]
 
 
 def grade_groups(reward: Reward, groups: Sequence[Group]) -> list[list[Verdict]]:
-    """A built-in's verdicts on groups; all of them go to the kind at once where it can grade side by side."""
+    """Grades groups with a built-in, all in one call, so that a kind with workers can grade them side by side."""
     kind = KINDS[reward.kind]
     rows = [arguments(reward, group) for group in groups]
     items = [item for row in rows for item in row]
@@ -43,14 +44,14 @@ def grade_groups(reward: Reward, groups: Sequence[Group]) -> list[list[Verdict]]
 
 
 def _own(names: Sequence[str], rollout: Rollout) -> dict[str, Any]:
-    """Arguments that come from the rollout itself."""
+    """Returns the arguments that come from the rollout itself."""
     return {n: len(rollout) if n == "length" else rollout.token_ids for n in names if n in ("length", "token_ids")}
 
 
 def grade_after(reward: Reward, group: Group, first: Sequence[Verdict]) -> list[Verdict]:
-    """Verdicts of a kind that asks whether the answer is right (``correct``): the recipe's first reward is 1 or more.
+    """Grades with a kind that takes ``correct``: whether the recipe's first reward is 1 or more.
 
-    Where that reward said nothing, this one says nothing either, for the same reason.
+    A completion that the first reward did not score gets no score here either, with the same status.
     """
     kind = KINDS[reward.kind]
     verdicts = []
@@ -64,11 +65,11 @@ def grade_after(reward: Reward, group: Group, first: Sequence[Verdict]) -> list[
 
 
 class Grading:
-    """Grades groups of one step in a thread of its own, as they are finished: generation goes on meanwhile.
+    """Grades the groups of one step in a thread as they finish, while generation continues.
 
-    ``add`` takes a group by its number; ``finish`` grades what nobody added, asks what needs the whole step, and gives
-    all scores in the groups' order. Verdicts do not depend on when they are made, so the scores are those of
-    ``RewardSet.score``. An error of the thread is raised by ``finish``. Leaving the ``with`` block drops what is left.
+    ``add`` takes a group by its number. ``finish`` grades the groups that were not added, runs the rewards that need
+    the whole step, and returns all scores in the groups' order; it also raises an error of the thread. Verdicts do not
+    depend on when they are made, so the scores equal ``RewardSet.score``'s. Leaving the ``with`` block drops the rest.
     """
 
     def __init__(self, rewards: RewardSet, *, step: int = 0) -> None:
@@ -87,7 +88,7 @@ class Grading:
         if kind is None:
             self._wait()
         else:
-            self._todo.put(None)  # an error or an interrupt is not kept waiting for a call that is under way
+            self._todo.put(None)  # no join: an error or interrupt must not wait for a call in progress
 
     def add(self, number: int, group: Group) -> None:
         """Takes group ``number`` of the step; returns at once."""
@@ -97,25 +98,26 @@ class Grading:
         self._todo.put((number, group))
 
     def finish(self, groups: Sequence[Group], *, progress: Callable[[int], None] | None = None) -> list[ScoredGroup]:
-        """The scores of all groups of the step."""
+        """Returns the scores of all groups of the step."""
         self._wait()
         if self._error is not None:
             raise self._error
         early: list[Verdicts | None] = [None] * len(groups)
         for number, (group, verdicts) in self._done.items():
+            # Compared by identity: the verdicts fit this very group, not another one under the same number.
             if group is groups[number]:
                 early[number] = verdicts
         return self._rewards.score(groups, step=self._step, early=early, progress=progress)
 
     def _run(self) -> None:
         while (item := self._todo.get()) is not None:
-            if self._stopped or self._error is not None:
+            if self._stopped or self._error is not None:  # keeps draining up to the final None, without grading
                 continue
             number, group = item
             try:
                 [verdicts] = self._rewards.early([group], step=self._step)
                 self._done[number] = (group, verdicts)
-            except BaseException as error:
+            except BaseException as error:  # raised by finish, in the thread that can act on it
                 self._error = error
 
     def _wait(self) -> None:

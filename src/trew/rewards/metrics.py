@@ -1,4 +1,4 @@
-"""Rewards of a step in numbers."""
+"""Summarises the rewards of a step as metrics."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from .combine import FAILED
 
 
 def summary(names: Sequence[str], scored: Sequence[ScoredGroup]) -> Metrics:
-    """Metrics as (sum, count): ``reward`` over all values, ``reward/<name>`` over each reward's own numbers and
-    ``reward/<name>/seconds`` per completion it was asked for, ``reward/no_answer`` as a share of all completions;
-    and, where there were any, as shares of all completions too: ``reward/<name>/<status>`` for what was not scored,
-    ``reward/<name>/none`` (no number), ``reward/none`` (no value) and ``reward/none/<status>``."""
+    """Returns metrics as (sum, count), so that ranks can add them up before dividing.
+
+    ``reward`` is the mean value, ``reward/<name>`` the mean of a reward's numbers, and ``reward/<name>/seconds`` its
+    time per completion that it applied to. ``reward/no_answer`` is a share of all completions. So are, where not zero,
+    ``reward/<name>/<status>`` (not scored), ``reward/<name>/none`` (no number), ``reward/none`` (no value) and
+    ``reward/none/<status>``."""
     scores = [score for group in scored for score in group.scores]
     n = float(len(scores))
     values = [score.value for score in scores if score.value is not None]
@@ -37,6 +39,7 @@ def _of_reward(name: str, scores: Sequence[Score]) -> Metrics:
     statuses = Counter(status for score in scores if (status := score.statuses.get(name)))
     seconds = sum(score.part_seconds.get(name, 0.0) for score in scores)
     metrics = {
+        # Over the reward's own numbers: completions that it did not judge must not pull its mean towards 0.
         f"reward/{name}": (sum(parts), float(len(parts))),
         f"reward/{name}/seconds": (seconds, n - statuses["not_applicable"]),
     }

@@ -1,6 +1,6 @@
-"""Scores of the steps of a completion: where steps end in its text and in its tokens, and the check of given ones.
+"""Handles step scores of completions: finds where steps end in text and tokens, and validates scores from functions.
 
-A step score is ``(end, value)``: ``end`` is the number of the completion's tokens up to and with the step's last one.
+A step score is ``(end, value)``, where ``end`` counts the completion's tokens up to and including the step's last one.
 """
 
 from __future__ import annotations
@@ -12,14 +12,13 @@ from ..errors import RewardError
 from .user.returned import as_number, short
 
 Decode = Callable[[Sequence[int]], str]
-"""Token ids as the text that rewards read (special tokens left out)."""
+"""Decodes token ids to the text that rewards read, without special tokens."""
 
 
 def split_steps(text: str, mark: str) -> list[int]:
-    """Where the steps of ``text`` end, in characters: behind each ``mark``, the last at the end of the text.
+    """Returns where the steps of ``text`` end, in characters: after each ``mark``, the last at the end of the text.
 
-    What is only white space between two marks is no step of its own, it belongs to the step before. A text without a
-    mark, the empty one too, is one step.
+    White space between two marks belongs to the step before. A text without a mark is one step, even if empty.
 
     >>> split_steps("a\\n\\nb\\n\\n\\n\\nc", "\\n\\n"), split_steps("a\\n\\n", "\\n\\n"), split_steps("", "\\n\\n")
     ([3, 8, 9], [3], [0])
@@ -43,10 +42,10 @@ def split_steps(text: str, mark: str) -> list[int]:
 
 
 def token_ends(char_ends: Sequence[int], *, token_ids: Sequence[int], decode: Decode) -> list[int]:
-    """How many of ``token_ids`` it takes until each of ``char_ends`` characters are there, by bisection.
+    """Returns for each of ``char_ends`` the least number of ``token_ids`` whose text is that long, by bisection.
 
-    Non-decreasing. The last step takes all tokens, so that the end token belongs to it. A token that reaches over a
-    step's end belongs to that step.
+    The result never decreases. The last step takes all tokens, so it includes the end token. A token that spans the end
+    of a step belongs to that step.
 
     >>> text = "ab|cd|e"
     >>> token_ends([3, 6, 7], token_ids=range(8), decode=lambda ids: text[:len(ids)])
@@ -54,11 +53,13 @@ def token_ends(char_ends: Sequence[int], *, token_ids: Sequence[int], decode: De
     """
     ids = list(token_ids)
     ends: list[int] = []
+    # Prefixes are decoded, not single tokens: a character may take several tokens, and tokenizers treat the start of a
+    # text specially, so the lengths of tokens decoded alone do not add up.
     for end in char_ends[:-1]:
         low, high = (ends[-1] if ends else 0), len(ids)
         while low < high:
             middle = (low + high) // 2
-            # Half a character decodes to a replacement mark, which is not there yet.
+            # An incomplete character decodes to U+FFFD, which does not count yet.
             if len(decode(ids[:middle]).rstrip("�")) >= end:
                 high = middle
             else:
@@ -68,7 +69,7 @@ def token_ends(char_ends: Sequence[int], *, token_ids: Sequence[int], decode: De
 
 
 def are_steps(value: Any) -> bool:
-    """Whether what a function returned for one completion is a list of step scores rather than one number.
+    """Returns whether a function's result for one completion is a list of step scores rather than one number.
 
     >>> are_steps([(3, 0.5)]), are_steps([]), are_steps(0.5), are_steps("ab")
     (True, True, False, False)
@@ -77,11 +78,10 @@ def are_steps(value: Any) -> bool:
 
 
 def parse_steps(value: Any, *, length: int, who: str, sample: str) -> tuple[tuple[int, float], ...]:
-    """Step scores that a function returned for a completion of ``length`` tokens, checked.
+    """Validates the step scores that a function returned for a completion of ``length`` tokens.
 
-    An empty list is a completion without steps. Raises RewardError, naming function and sample, for entries that are
-    not (end, value), ends that are not whole numbers from 1 to ``length`` in rising order, and values that are not
-    finite numbers.
+    An empty list means no steps. Raises RewardError, naming function and sample, for entries that are not (end, value),
+    ends that are not strictly increasing integers from 1 to ``length``, and values that are not finite numbers.
 
     >>> parse_steps([(2, 0.5), [4, 1]], length=4, who="f", sample="s")
     ((2, 0.5), (4, 1.0))
@@ -103,18 +103,17 @@ def parse_steps(value: Any, *, length: int, who: str, sample: str) -> tuple[tupl
 
 
 def mean_of_steps(steps: Sequence[tuple[int, float]]) -> float | None:
-    """The completion's own number where steps were scored: their mean; None without any."""
+    """Returns the mean of the steps, which serves as the completion's number; None without steps."""
     return sum(value for _, value in steps) / len(steps) if steps else None
 
 
 def combined_steps(
     given: Sequence[tuple[float, float | None, Sequence[tuple[int, float]]]], *, length: int
 ) -> tuple[tuple[int, float], ...]:
-    """The step rewards of one completion from several rewards' (weight, number, steps), in the order of their ends.
+    """Merges several rewards' (weight, number, steps) into the step rewards of one completion, ordered by end.
 
-    Steps keep their ends and are weighted. Once any reward scores steps, a reward of the whole completion counts as one
-    step that ends with it. Steps with the same end are added up. Rewards without a number, or of weight 0, are left
-    out.
+    Steps are weighted and keep their ends; steps with the same end are added up. If any reward scores steps, a reward
+    for the whole completion counts as one step at its end. Rewards without a number or with weight 0 are left out.
 
     >>> combined_steps([(1.0, 0.5, [(2, 0.2), (5, 0.8)]), (2.0, 1.0, [])], length=5)
     ((2, 0.2), (5, 2.8))

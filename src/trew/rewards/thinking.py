@@ -1,4 +1,4 @@
-"""Which part of a completion is the answer and which is thought."""
+"""Separates the answer of a completion from its thinking."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ OPEN, CLOSE = "<think>", "</think>"
 
 
 def after_thinking(completion: str, *, thinking: bool = False) -> str | None:
-    """The part of ``completion`` that may hold an answer; None when a thought was begun and not finished.
+    """Returns the part of ``completion`` that may hold an answer; None if its thinking was not finished.
 
-    Only what follows the last ``</think>`` is read. Without one, the whole text is read, unless ``thinking`` says
-    that the prompt had already opened a thought, or the text itself opens one: then nothing was answered.
+    Only the text after the last ``</think>`` counts. Without one the whole text counts, unless the prompt had already
+    opened a thought (``thinking``) or the text itself opens one: then there is no answer.
 
     >>> after_thinking("<think>maybe 7</think> 8")
     ' 8'
