@@ -25,8 +25,8 @@ from .sizes import FOUR_BIT, Sizes
 CHUNK = 1 << 22
 """Bytes by which the CPU decoder's paged cache grows."""
 GAPS = 0.4
-"""On a CPU, gaps between tensors in the C library's heap, as a share of what is made and released in a training pass
-through the model's own forward: 0 to 0.5 was seen (`benchmarks/plan.py`)."""
+"""Gaps between tensors in the C library's heap on a CPU, as a share of what a training pass through the model's own
+forward allocates and releases; 0 to 0.5 was measured (`benchmarks/plan.py`)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,6 +91,7 @@ def save(
     aside = root / f"{ASIDE}{step:06d}-{os.getpid()}"
     try:
         root.mkdir(parents=True, exist_ok=True)
+        # Leftovers of a killed write. The run holds the folder's lock, so that nobody else is writing here.
         for stray in root.glob(f"{ASIDE}*"):
             _remove(stray)
         aside.mkdir()
@@ -101,6 +102,7 @@ def save(
             beside(aside)
         _complete(aside, step, meta, Counter(_file_of(name) for name in tensors))
         target = _free_name(root, step)
+        # The folder's files are durable before its final name exists, and the name before the save counts as done.
         os.rename(aside, target)
         _sync(root)
     except (OSError, SafetensorError) as error:
@@ -110,6 +112,7 @@ def save(
             f"{root}: the checkpoint of step {step} could not be written: {reason}. Older checkpoints are "
             "unchanged. Free disk space (or lower checkpoint.keep), then continue with --resume"
         ) from error
+    # Only now: until the new checkpoint is complete, an old one must not go.
     _rotate(root, target, keep=keep, best=best)
     return target
 
@@ -185,6 +188,8 @@ def load(folder: Path) -> Loaded:
 
 def _read_manifest(folder: Path) -> Manifest:
     table = _read_json(folder / "manifest.json")
+    # Before the shape is checked: another format may have another shape, and is not a damaged checkpoint. A bool is an
+    # int in Python, and an absurdly large number is damage rather than a version.
     version = table.get("format")
     if isinstance(version, int) and not isinstance(version, bool) and version != FORMAT and abs(version) < 1 << 31:
         age, advice = ("a newer", "Update trew") if version > FORMAT else ("an older", "Resume it with that version")
@@ -205,8 +210,10 @@ def _shaped(shape: type[T], table: dict[str, Any], name: str) -> T:
 def _verify(folder: Path, name: str, expected: File) -> None:
     """Raises _BrokenError where a file differs from its manifest entry."""
     path = folder / name
+    # Names come from a file that may be damaged or foreign: a path or a link could lead outside the checkpoint.
     if Path(name).name != name or "\0" in name or path.is_symlink() or not path.is_file():
         raise _BrokenError(f"{name} is missing")
+    # The size first: it finds truncation without reading gigabytes.
     if path.stat().st_size != expected.size:
         raise _BrokenError(f"{name} has {path.stat().st_size} bytes instead of {expected.size}")
     if _sha256(path) != expected.sha256:
@@ -231,6 +238,7 @@ def _write_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> None:
         part, _, key = name.partition(".")
         parts.setdefault(part, {})[key] = tensor.detach().cpu().contiguous()
     for part, members in parts.items():
+        # transformers refuses a safetensors file without this entry.
         save_file(members, folder / f"{part}.safetensors", metadata={"format": "pt"})
 
 

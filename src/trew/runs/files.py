@@ -33,6 +33,7 @@ def write_atomic(
                 write(file)
                 file.flush()
                 os.fsync(file.fileno())
+            # After the fsync: otherwise a crash could leave the new name with empty contents.
             os.replace(aside, path)
         except BaseException:
             aside.unlink(missing_ok=True)
@@ -48,7 +49,7 @@ def make_private(folder: Path) -> None:
         if not folder.is_dir() or folder.is_symlink():
             raise
         return
-    folder.chmod(0o700)
+    folder.chmod(0o700)  # mkdir's mode is reduced by the umask, which may take the owner's own bits
 
 
 def sync_folder(folder: Path) -> None:

@@ -56,6 +56,7 @@ class RunFolder:
             make_private(folder.resolve())  # follows a link: whoever gives a link to a folder means that folder
             with tempfile.TemporaryFile(dir=folder):  # permission bits can lie (root, network mounts); a write cannot
                 pass
+            # Locked before anything is deleted or written: the folder may be another run's.
             lock = Lock(folder / LOCK)
         except OSError as error:
             raise ConfigError(
@@ -77,6 +78,7 @@ class RunFolder:
             for name in self.layout.made:
                 make_private(self.folder / name)
             for folder in (self.folder, *(self.folder / name for name in ("rollouts", "evals", "bad_steps"))):
+                # Temporary files of a killed process; the lock rules out a live one.
                 for left in folder.glob(f".*{ASIDE}"):
                     left.unlink()
         for message in self.messages:
@@ -116,6 +118,7 @@ class RunFolder:
         """Appends one row to metrics.jsonl and fsyncs it; ``row`` needs a whole number ``step``."""
         if isinstance(row.get("step"), bool) or not isinstance(row.get("step"), int):
             raise ValueError(f"a metrics row needs a whole number 'step', got {row.get('step')!r}")
+        # One line, one write: a reader that follows the file sees whole rows.
         line = (json.dumps(redact(encode_row({"step": row["step"], **row})), allow_nan=False) + "\n").encode()
         path = self.folder / "metrics.jsonl"
         with storage(path):
@@ -188,6 +191,7 @@ class RunFolder:
                     self.ledger.forget(path)
                     path.unlink()
                     messages.append(f"{name}: dropped because it was written after step {step}")
+            # The summary marks a finished run, which this one no longer is once anything was taken back.
             if messages or step < 0:
                 (self.folder / "summary.json").unlink(missing_ok=True)
         for message in messages:
@@ -204,6 +208,7 @@ class RunFolder:
         messages = ["metrics.jsonl: dropped a partial last line"] if partial else []
         kept, at = [], 0
         for number, line in enumerate(lines, 1):
+            # Lines within the recorded size were compared with the checkpoint's hash and stay whatever they hold.
             known = size is not None and at < size
             at += len(line) + 1
             why = "" if known else _out_of_place(line, number, step, evaluated)
@@ -273,11 +278,12 @@ def _append(path: Path, data: bytes) -> None:
     try:
         size = os.fstat(fd).st_size
         try:
-            rest = memoryview(data)
+            rest = memoryview(data)  # a write may be short
             while rest:
                 rest = rest[os.write(fd, rest) :]
             os.fsync(fd)
         except OSError:
+            # A partial row would join the next one into a line that is neither.
             os.ftruncate(fd, size)
             raise
     finally:

@@ -112,6 +112,7 @@ def has_run(folder: Path, layout: Layout = RUN) -> bool:
     loaded) leaves nothing to protect, and files of the same names that trew did not write are not a run.
     """
     rows = folder / layout.rows
+    # metrics.jsonl alone is a common name; beside our lock or our configuration it is a run's.
     ours = (folder / LOCK).exists() or ((folder / "config.toml").exists() and rows.exists())
     results = rows.exists() or (folder / "summary.json").exists()
     return ours and (results or any(any(path.glob("*")) for name in layout.folders for path in folder.glob(name)))

@@ -99,17 +99,19 @@ def _alive(holder: dict) -> bool:
     if not isinstance(pid, int) or pid <= 0:
         return False
     try:
-        os.kill(pid, 0)
+        os.kill(pid, 0)  # signal 0 checks for existence only
     except ProcessLookupError:
         return False
     except PermissionError:
-        pass
+        pass  # it exists, as another user's process
     return holder.get("started") in (None, _started(pid))
 
 
 def _started(pid: int) -> str | None:
     """When a process started, as boot id and kernel clock; None where there is no /proc."""
     try:
+        # The name in parentheses may hold spaces and parentheses itself, so fields count from the last one. Then field
+        # 22, starttime, is at index 19. The boot id tells equal ticks of two boots apart.
         fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
         return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()}:{int(fields[19])}"
     except (OSError, ValueError, IndexError):
@@ -130,5 +132,6 @@ def _of_this_host_only(path: Path) -> bool:
     under = [m for m in places if real == m[0] or real.startswith(m[0].rstrip("/") + "/")]
     if not under:
         return False
+    # The longest mount point is the closest; of equals the last one counts, which is mounted over the others.
     _, kind, options = max(reversed(under), key=lambda mount: len(mount[0]))
     return (kind.startswith("fuse.") and kind != "fuse.fuse-overlayfs") or not _LOCAL.isdisjoint(options.split(","))

@@ -54,6 +54,7 @@ class Ledger:
     def record(self) -> Record:
         """Records what the folder holds now. Counts only complete lines of metrics.jsonl."""
         lines = _metrics(self._folder)
+        # rfind gives -1 where there is no newline, and so an empty prefix.
         whole = lines[: lines.rfind(b"\n") + 1]
         found = dict(step_files(self._folder))
         self._known = {name: value for name, value in self._known.items() if name in found}
@@ -69,6 +70,7 @@ class Ledger:
         """
         lines = _metrics(self._folder)
         out = []
+        # Only the recorded prefix: rows after it are of later steps.
         if _rows(lines[: record.rows.size]) != record.rows:
             out.append(_rows_differ(lines, record.rows, step))
         found = dict(step_files(self._folder))
@@ -120,6 +122,7 @@ def _rows_differ(lines: bytes, rows: Rows, step: int) -> str:
     """Describes how metrics.jsonl differs from its record, as far as the steps of its rows show."""
     decoded = map(decode_row, lines.splitlines())
     found = [row for row in decoded if row is not None and row["step"] <= step]
+    # A step has one training row and may have an evaluation row as well, which is no repetition.
     each = Counter(row["step"] for row in found if "eval_accuracy" not in row)
     text = f"metrics.jsonl: {len(found)} rows up to step {step}, {rows.count} when the checkpoint was saved"
     wrong = _missing_or_repeated(each, step)

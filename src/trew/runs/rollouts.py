@@ -74,7 +74,7 @@ def write_rollouts(
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    hidden = secrets()
+    hidden = secrets()  # collected once, since redact would look them up for every text
     rows = []
     for g, scored in enumerate(groups):
         group = scored.group
@@ -117,6 +117,7 @@ def write_rollouts(
 
 def _columns(prompt: Prompt, hidden: tuple[str, ...]) -> str:
     """The other columns of the data row as JSON. Values are masked first: masking the text could break the JSON."""
+    # The round trip turns whatever JSON does not know (dates, decimals) into strings that redact can see.
     plain = json.loads(json.dumps(prompt.columns, default=str))
     return _text(json.dumps(redact(plain, hidden), ensure_ascii=False), ())
 

@@ -15,6 +15,7 @@ def encode_row(row: Mapping[str, Any]) -> dict[str, Any]:
     {'step': 3, 'loss': None, 'kl': 0.5, 'not_finite': {'loss': 'nan'}}
     """
     plain = {str(k): scalar(v) for k, v in row.items()}
+    # JSON has no NaN. A string in place of the number would make the column mixed for every reader of the file.
     special = {k: str(v) for k, v in plain.items() if isinstance(v, float) and not math.isfinite(v)}
     return {**plain, **dict.fromkeys(special), "not_finite": special} if special else plain
 
@@ -27,7 +28,7 @@ def decode_row(line: bytes | str) -> dict[str, Any] | None:
     """
     try:
         row = json.loads(line)
-    except (ValueError, RecursionError):
+    except (ValueError, RecursionError):  # deeply nested brackets exhaust the parser's stack
         return None
     if not isinstance(row, dict) or isinstance(row.get("step"), bool) or not isinstance(row.get("step"), int):
         return None

@@ -70,6 +70,7 @@ class Trackers:
     def log(self, step: int, row: Mapping[str, Any]) -> None:
         """Sends the finite numbers of ``row``."""
         values = {k: float(v) for k, v in row.items() if k != "step" and _is_number(v)}
+        # A copy of the items: the guard removes a tracker that fails.
         for name, tracker in list(self._trackers.items()):
             self._guard(name, lambda tracker=tracker: tracker.log(step, values))
 
@@ -85,6 +86,7 @@ class Trackers:
         # A tracker may raise anything, including SystemExit; only a user's interrupt is not the tracker's failure.
         except (Exception, SystemExit) as error:
             self._trackers.pop(name, None)
+            # Errors of HTTP clients may quote the request, key included.
             text = " ".join(str(redact(str(error))).split())[:300]
             self._warn(
                 f"track.to: {name} failed and is no longer used ({type(error).__name__}: {text}); "
@@ -145,9 +147,11 @@ class _Mlflow:
         self._mlflow: Any = importlib.import_module("mlflow")
         mlflow = self._mlflow
         if not os.environ.get("MLFLOW_TRACKING_URI"):
+            # mlflow's default would write into the working directory instead of the run folder.
             mlflow.set_tracking_uri(f"sqlite:///{(folder / 'mlflow.db').resolve()}")
         mlflow.set_experiment(project)
         mlflow.start_run(run_name=folder.name)
+        # Cut, since a store may refuse longer values.
         mlflow.log_params({k: str(v)[:500] for k, v in config.items()})
 
     def log(self, step: int, values: Mapping[str, float]) -> None:

@@ -36,6 +36,7 @@ class Writer:
         ``meta`` must not change afterwards.
         """
         self.finish()
+        # A new event for each checkpoint: the previous one is set already.
         self._read, self._held = threading.Event(), 0.0
         how = {**how, "read": self._read.set}
         self._thread = threading.Thread(
@@ -51,6 +52,7 @@ class Writer:
             start = time.monotonic()
             self._read.wait()
             self._held += time.monotonic() - start
+        # The write may have ended in the meantime: report it now, not at the next checkpoint.
         if self._done or self._error is not None:
             self.finish()
 
@@ -93,4 +95,5 @@ class Writer:
         except BaseException as error:
             self._error = CheckpointError(f"{root}: the checkpoint of step {step} could not be written: {error!r}")
         finally:
+            # Also after an error before the tensors were read: ``release`` would wait for ever.
             self._read.set()

@@ -100,6 +100,7 @@ def _parse(text: str, name: str, loads: Any, notes: list[str]) -> Mapping[str, A
 
 
 def _rows(text: str, notes: list[str]) -> tuple[Mapping[str, Any], ...]:
+    # A running or killed run may end in the middle of a row.
     *lines, partial = text.split("\n")
     rows = [row for row in map(decode_row, lines) if row is not None and 0 <= row["step"] < _STEPS]
     bad = len(lines) - len(rows) + bool(partial)
@@ -154,6 +155,7 @@ def load_samples(folder: Path, *, kind: str, step: int | None = None, most: int 
     steps = [at for at in sample_steps(folder, kind) if step is None or at == step]
     if not steps:
         return []
+    # Types are compared before any row is read: the page relies on them, and the file may be anybody's.
     wanted = {name: schema().field(name).type for name in (*_IDENTITY, *_ANSWER)}
     try:
         with (

@@ -45,6 +45,7 @@ def open_file(folder: Path, name: str, *, most: int) -> BinaryIO:
     finally:
         os.close(inside)
     try:
+        # Of the descriptor, not the path: the path may name something else by now.
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
             raise UnsafeFile(name, "is not a regular file; not read")
