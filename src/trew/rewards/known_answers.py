@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, Literal
@@ -37,31 +37,9 @@ def known_answers(kind: str, columns: Mapping[str, Any], args: Mapping[str, Any]
     if found is None:
         return []
     gold, row = found
-    if kind == "soft_overlong":
-        limits = {name: args[name] for name in ("max_completion_len", "soft_punish_cache")}
-        most, cache = limits["max_completion_len"], limits["soft_punish_cache"]
-        lengths = (0, most - cache, most - cache // 2, most, most + 1)
-        return [KnownAnswer(f"{n} tokens", "x", length.soft_overlong(n, **limits), n) for n in lengths]
-    if kind == "repetition":
-        return list(_repetition_answers(args.get("ngram_size", 3), abs(args.get("max_penalty", -1.0))))
-    if kind in ("gsm8k", "arithmetic"):
-        made = list(_number_answers(kind, gold))
-    elif kind == "countdown":
-        made = list(_countdown_answers(countdown.parse_puzzle(gold, **row), require_all=args.get("require_all", True)))
-    elif kind == "format":
-        made = list(_format_answers(args.get("template", layout.THINK_ANSWER), args.get("prefilled", "")))
-    elif kind == "math":
-        made = list(_math_answers(gold, boxes=args.get("require_boxed", True)))
-    elif kind in ("code_stdin", "code_func"):
-        answers = code_rows.known_answers(kind, gold, row)
-        made = [
-            KnownAnswer(what, text, score, family="right" if score == 1 else "mutation")
-            for what, text, score in answers
-        ]
-    elif kind == "reasoning_gym":
-        made = list(_puzzle_answers(gold, row))
-    else:
-        made = list(_own_answer(kind, gold))
+    maker = _MAKERS.get(kind)
+    made = maker(gold, row, args) if maker else _own_answer(kind, gold)
+    # whatever scores 1 is a right answer, unless it is in a form that is looked at for itself
     made = [replace(p, family="right") if p.score == 1 and p.family == "mutation" else p for p in made]
     return [_thought(p) for p in made] if args.get("thinking") else made
 
@@ -231,6 +209,18 @@ def _math_answers(gold: Any, *, boxes: bool) -> Iterator[KnownAnswer]:
             yield KnownAnswer("another kind of end", f"\\boxed{{{other[0]}{a},{b}{other[1]}}}", 0.0)
 
 
+def _length_answers(limits: Mapping[str, Any]) -> Iterator[KnownAnswer]:
+    """Completions at the corners of ``soft_overlong``'s penalty: before it, where it begins, half way, full, beyond."""
+    most, cache = limits["max_completion_len"], limits["soft_punish_cache"]
+    for n in (0, most - cache, most - cache // 2, most, most + 1):
+        yield KnownAnswer(f"{n} tokens", "x", length.soft_overlong(n, **limits), n)
+
+
+def _code_answers(kind: str, gold: Any, row: Mapping[str, Any]) -> Iterator[KnownAnswer]:
+    for what, text, score in code_rows.known_answers(kind, gold, row):
+        yield KnownAnswer(what, text, score)
+
+
 def _repetition_answers(size: int, most: float) -> Iterator[KnownAnswer]:
     """Made completions consist of one token again and again: of n - size + 1 n-grams one is new."""
     for n in (0, 1, size, size + 1, size + 9):
@@ -326,3 +316,26 @@ def _format_answers(template: str, prefilled: str) -> Iterator[KnownAnswer]:
     if "\n" in full or "><" in full:
         spaced = full.replace("><", ">\n\n<")
         yield KnownAnswer("with white space between the blocks", f"\n{spaced}\n", 1.0, family="wrapper")
+
+
+_MAKERS: Mapping[str, Callable[[Any, Mapping[str, Any], Mapping[str, Any]], Iterable[KnownAnswer]]] = {
+    "gsm8k": lambda gold, row, args: _number_answers("gsm8k", gold),
+    "arithmetic": lambda gold, row, args: _number_answers("arithmetic", gold),
+    "countdown": lambda gold, row, args: _countdown_answers(
+        countdown.parse_puzzle(gold, **row), require_all=args.get("require_all", True)
+    ),
+    "format": lambda gold, row, args: _format_answers(
+        args.get("template", layout.THINK_ANSWER), args.get("prefilled", "")
+    ),
+    "math": lambda gold, row, args: _math_answers(gold, boxes=args.get("require_boxed", True)),
+    "code_stdin": lambda gold, row, args: _code_answers("code_stdin", gold, row),
+    "code_func": lambda gold, row, args: _code_answers("code_func", gold, row),
+    "reasoning_gym": lambda gold, row, args: _puzzle_answers(gold, row),
+    "soft_overlong": lambda gold, row, args: _length_answers(
+        {name: args[name] for name in ("max_completion_len", "soft_punish_cache")}
+    ),
+    "repetition": lambda gold, row, args: _repetition_answers(
+        args.get("ngram_size", 3), abs(args.get("max_penalty", -1.0))
+    ),
+}
+"""What is made of a gold, its row and the reward's arguments; the other kinds are tried with their own gold alone."""

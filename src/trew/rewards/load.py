@@ -23,28 +23,46 @@ if TYPE_CHECKING:
 def load_rewards(configs: Sequence[RewardConfig], runner: Runner | None) -> tuple[list[Reward], Runner | None]:
     """The rewards, and where their functions live: ``runner``, or a process of their own where none is given and there
     are functions. Raises ConfigError with all problems at once."""
-    specs: list[Spec] = [(c.name, dict(c.args)) for c in configs if not c.model and is_file_spec(c.name)]
+    specs: list[Spec] = [(config.name, dict(config.args)) for config in configs if _is_function(config)]
     if specs and runner is None:
         runner = Process()
     functions = iter(runner.load(specs) if runner is not None else [])
-    problems: list[str] = []
     rewards: list[Reward] = []
-    taken: Counter[str] = Counter()
+    problems: list[str] = []
     for i, config in enumerate(configs):
-        is_function = not config.model and is_file_spec(config.name)
-        reward, found = _reward(config, next(functions) if is_function else None)
-        if i == 0 and reward.is_builtin and reward.kind in KINDS and "correct" in KINDS[reward.kind].from_row:
+        reward, found = _reward(config, next(functions) if _is_function(config) else None)
+        if i == 0 and _asks_whether_right(reward):
             found.append("asks whether the answer is right, so a reward that says so must come first")
         problems += [f"rewards[{i}] {config.name or config.model!r}: {problem}" for problem in found]
-        taken[reward.name] += 1
-        count = taken[reward.name]
-        rewards.append(reward if count == 1 else replace(reward, name=f"{reward.name}_{count}"))
+        rewards.append(reward)
+    rewards = _numbered(rewards)
     problems += _set_problems(configs, rewards)
     if problems:
         if runner is not None:
-            runner.close()
+            runner.close()  # nobody else knows of the process: it would outlive the error
         raise ConfigError(problems)
     return rewards, runner
+
+
+def _is_function(config: RewardConfig) -> bool:
+    """Whether it names a function in a file, neither a built-in nor a reward model."""
+    return not config.model and is_file_spec(config.name)
+
+
+def _asks_whether_right(reward: Reward) -> bool:
+    """Whether it is a built-in that depends on the first reward's verdict."""
+    return reward.is_builtin and reward.kind in KINDS and "correct" in KINDS[reward.kind].from_row
+
+
+def _numbered(rewards: Sequence[Reward]) -> list[Reward]:
+    """The rewards, with the second of a name called ``name_2``: names are keys of metrics and of ``Score.parts``."""
+    taken: Counter[str] = Counter()
+    named = []
+    for reward in rewards:
+        taken[reward.name] += 1
+        count = taken[reward.name]
+        named.append(reward if count == 1 else replace(reward, name=f"{reward.name}_{count}"))
+    return named
 
 
 def _reward(config: RewardConfig, loaded: UserFunction | tuple[str, ...] | None) -> tuple[Reward, list[str]]:
@@ -81,7 +99,7 @@ def _model(config: RewardConfig) -> tuple[ModelReward | None, Sequence[str]]:
 
 def _unused(config: RewardConfig) -> list[str]:
     """Settings of functions that something else has been given."""
-    if not config.model and is_file_spec(config.name):
+    if _is_function(config):
         return []
     defaults = {"calls": "step", "timeout_s": FUNCTION_SECONDS, "on_failure": "abort"}
     what = "a reward model" if config.model else "a built-in kind, which has limits of its own"

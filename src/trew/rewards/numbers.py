@@ -97,29 +97,16 @@ def single_number(text: str) -> Reading:
     >>> single_number("7 or 8").why, single_number("144/2").why
     ('several numbers', 'not worked out to one number')
     """
-    plain = normalise(text).strip()
-    left, equals, right = plain.rpartition("=")
-    if equals and left and any(True for _ in find_numbers(right)):
-        plain = right.strip()
-    if plain.startswith("- "):  # a sign, as there is nothing that could be subtracted from
-        plain = "-" + plain[1:].lstrip()
+    plain = _stated(normalise(text).strip())
     found = list(find_numbers(plain))
     if not found:
         return Reading(None, plain, "no number")
-    if _BOUND.search(plain):
-        return Reading(None, plain, "a bound, not a number")
-    if _UNEQUAL.search(text) or any(map(_denies, _WORD.findall(text.lower()))):
-        return Reading(None, plain, "a denial, not a number")
+    if why := _states_no_value(text, plain):
+        return Reading(None, plain, why)
     if len(found) == 2 and (fraction := _fraction(plain, *found)) is not None:
         return Reading(fraction, plain)
-    if any(number.value is None for number in found):
-        return Reading(None, plain, "a number that cannot be read")
-    pairs = list(itertools.pairwise(found))
-    if any(joined(plain[a.end : b.start]) for a, b in pairs):
-        sum_like = len(pairs) == 1 and plain[found[0].end : found[1].start].strip() in set("+-*/^×÷·")
-        return Reading(None, plain, "not worked out to one number" if sum_like else "several numbers")
-    if any(a.value != b.value for a, b in pairs):
-        return Reading(None, plain, "several numbers")
+    if why := _no_one_number(plain, found):
+        return Reading(None, plain, why)
     return Reading(found[0].value, plain)
 
 
@@ -223,6 +210,37 @@ def joined(between: str) -> bool:
         return "}{" in between or ")(" in between
     core = core.strip("*").strip() or core  # bold
     return core in JOINERS or core.split()[-1] == "or"
+
+
+def _stated(plain: str) -> str:
+    """What of a whole answer states its number: the side after the last ``=``, with a minus that stands apart put
+    before its number."""
+    left, equals, right = plain.rpartition("=")
+    if equals and left and any(True for _ in find_numbers(right)):
+        plain = right.strip()
+    # at the beginning there is nothing that could be subtracted from: it is a sign
+    return "-" + plain[1:].lstrip() if plain.startswith("- ") else plain
+
+
+def _states_no_value(text: str, plain: str) -> str:
+    """Why an answer with numbers in it states none of them as its value: it bounds or denies them."""
+    if _BOUND.search(plain):
+        return "a bound, not a number"
+    # the whole text is looked at: in "x != 5" the denial is gone with the side before the last =
+    if _UNEQUAL.search(text) or any(map(_denies, _WORD.findall(text.lower()))):
+        return "a denial, not a number"
+    return ""
+
+
+def _no_one_number(plain: str, found: list[Number]) -> str:
+    """Why the numbers that were found are not one: some cannot be read, are joined, or differ."""
+    if any(number.value is None for number in found):
+        return "a number that cannot be read"
+    between = [plain[a.end : b.start] for a, b in itertools.pairwise(found)]
+    if any(map(joined, between)):
+        sum_like = len(between) == 1 and between[0].strip() in set("+-*/^×÷·")
+        return "not worked out to one number" if sum_like else "several numbers"
+    return "several numbers" if any(number.value != found[0].value for number in found) else ""
 
 
 def _denies(word: str) -> bool:

@@ -45,25 +45,36 @@ def func_gold(columns: Mapping[str, Any]) -> tuple[Any, dict[str, Any]] | None:
     """
     asserts = _first(columns, "asserts", "test_list")
     entry = columns.get("entry_point")
-    if asserts is None and entry is not None:
+    if asserts is None and entry is not None:  # without entry_point, a column named test may hold anything
         asserts = _first(columns, "test")
     if asserts is None:
-        nested = code._parsed(_first(columns, "ground_truth") or _nested(columns))
-        if not isinstance(nested, Mapping) or nested.get("asserts") is None:
-            return None
-        return _reference(columns), {name: nested.get(name) for name in ("entry_point", "asserts")} | {
-            "setup": nested.get("setup") or ""
-        }
-    setup = _first(columns, "setup", "test_setup_code") or ""
-    imports = columns.get("test_imports")
-    if not isinstance(imports, str) and (lines := code._listed(imports)):
-        setup = "\n".join([*map(str, lines), setup])
-    prompt, reference = columns.get("prompt"), _reference(columns)
+        return _nested_func_gold(columns)
+    setup, reference = _setup(columns), _reference(columns)
+    prompt = columns.get("prompt")
     if isinstance(prompt, str) and isinstance(entry, str) and f"def {entry}(" in prompt:
+        # HumanEval: the prompt has imports and helpers that its asserts use, and the head of the function
         setup = "\n".join(part for part in (setup, prompt) if part)
         if isinstance(solution := columns.get("canonical_solution"), str):
             reference = prompt + solution
     return reference, {"entry_point": entry, "asserts": asserts, "setup": setup}
+
+
+def _nested_func_gold(columns: Mapping[str, Any]) -> tuple[Any, dict[str, Any]] | None:
+    """The same from a table, or its JSON, in one column, as verl has it; None where it has no asserts."""
+    nested = code._parsed(_first(columns, "ground_truth") or _nested(columns))
+    if not isinstance(nested, Mapping) or nested.get("asserts") is None:
+        return None
+    row = {name: nested.get(name) for name in ("entry_point", "asserts")}
+    return _reference(columns), {**row, "setup": nested.get("setup") or ""}
+
+
+def _setup(columns: Mapping[str, Any]) -> str:
+    """What runs before the asserts: the row's setup, behind its imports where MBPP lists them apart."""
+    setup = _first(columns, "setup", "test_setup_code") or ""
+    imports = columns.get("test_imports")
+    if not isinstance(imports, str) and (lines := code._listed(imports)):
+        return "\n".join([*map(str, lines), setup])
+    return setup
 
 
 def _reference(columns: Mapping[str, Any]) -> str | None:

@@ -119,23 +119,27 @@ def read(text: str) -> ast.expr:
     if len(nodes) > MAX_NODES:
         raise NoFormula("too long a formula")
     for node in nodes:
-        if isinstance(node, ast.Constant) and type(node.value) not in (int, float):
-            raise NoFormula("holds something that is no number")
-        if (
-            isinstance(node, ast.Name)
-            and len(node.id) > 1
-            and NAMES.get(node.id, node.id) not in (*FUNCTIONS, "pi", "Abs")
-        ):
-            raise NoFormula(f"{node.id[:40]} is no function that is known here")
-        if isinstance(node, ast.Call):
-            name = node.func.id if isinstance(node.func, ast.Name) else ""
-            if NAMES.get(name, name) not in (*FUNCTIONS, "Abs") or len(node.args) != 1 or node.keywords:
-                raise NoFormula("holds a call that is no function of one value")
-        if not isinstance(
-            node, (ast.Constant, ast.Name, ast.BinOp, ast.UnaryOp, ast.Call, ast.operator, ast.unaryop, ast.Load)
-        ):
-            raise NoFormula(f"{type(node).__name__} has no place in a formula")
+        if why := _out_of_place(node):
+            raise NoFormula(why)
     return tree
+
+
+KNOWN = frozenset({*FUNCTIONS, "Abs"})
+PARTS = (ast.Constant, ast.Name, ast.BinOp, ast.UnaryOp, ast.Call, ast.operator, ast.unaryop, ast.Load)
+
+
+def _out_of_place(node: ast.AST) -> str:
+    """Why a node of Python's tree has no place in a formula; empty where it has."""
+    if isinstance(node, ast.Constant) and type(node.value) not in (int, float):  # by type: True is an int
+        return "holds something that is no number"
+    if isinstance(node, ast.Name) and len(node.id) > 1:
+        name = NAMES.get(node.id, node.id)
+        return "" if name in KNOWN or name == "pi" else f"{node.id[:40]} is no function that is known here"
+    if isinstance(node, ast.Call):
+        name = node.func.id if isinstance(node.func, ast.Name) else ""
+        one_value = len(node.args) == 1 and not node.keywords
+        return "" if one_value and NAMES.get(name, name) in KNOWN else "holds a call that is no function of one value"
+    return "" if isinstance(node, PARTS) else f"{type(node).__name__} has no place in a formula"
 
 
 def is_expanded(tree: ast.expr) -> bool:
@@ -157,16 +161,11 @@ def equal(answer: ast.expr, gold: ast.expr, *, up_to_constant: bool) -> bool:
     """Whether two formulas have the same values near a point of the complex plane; for integrals, up to a constant."""
     import mpmath
 
-    letters = sorted(
-        {n.id for tree in (answer, gold) for n in ast.walk(tree) if isinstance(n, ast.Name) and len(n.id) == 1}
-    )
+    names = {n.id for tree in (answer, gold) for n in ast.walk(tree) if isinstance(n, ast.Name)}
+    letters = sorted(name for name in names if len(name) == 1)
     differences, size = [], mpmath.mpf(1)
     for step in POINTS:
-        at = {
-            letter: mpmath.mpc(0.7310585786300049 + 0.1 * i, 0.4621171572600098 - 0.07 * i)
-            + step * mpmath.mpc(0.0131 + 0.003 * i, 0.0087 - 0.002 * i)
-            for i, letter in enumerate(letters)
-        }
+        at = _point(letters, step)
         if up_to_constant:
             at |= {name: mpmath.mpc(0.3775406687981454) for name in ("C", "K", "c") if name in at}
         try:
@@ -178,7 +177,20 @@ def equal(answer: ast.expr, gold: ast.expr, *, up_to_constant: bool) -> bool:
         size = max(size, abs(left), abs(right))
         differences.append(left - right)
     base = differences[0] if up_to_constant else mpmath.mpf(0)
+    # relative to the largest value seen: digits cancel in a difference of large ones
     return all(abs(d - base) <= size * mpmath.mpf(10) ** -CLOSE for d in differences)
+
+
+def _point(letters: list[str], step: int) -> dict[str, Any]:
+    """A value for each letter, ``step`` steps away from the start. Off the real axis, where logarithms and roots of
+    negative numbers have values too; close to the start, so that no branch cut lies between two points."""
+    import mpmath
+
+    return {
+        letter: mpmath.mpc(0.7310585786300049 + 0.1 * i, 0.4621171572600098 - 0.07 * i)
+        + step * mpmath.mpc(0.0131 + 0.003 * i, 0.0087 - 0.002 * i)
+        for i, letter in enumerate(letters)
+    }
 
 
 def _operated(operator: ast.operator, left: Any, right: Any) -> Any:
@@ -206,9 +218,7 @@ def value(tree: ast.expr, at: dict[str, Any]) -> Any:
         number: Any = tree.value  # as it is written: 0.1 is one tenth
         return mpmath.mpf(repr(number))
     if isinstance(tree, ast.Name):
-        if tree.id == "pi":
-            return mpmath.pi()
-        return mpmath.e() if tree.id == "E" and "E" not in at else at[tree.id]
+        return _named(tree.id, at)
     if isinstance(tree, ast.UnaryOp):
         inner = go(tree.operand)
         return -inner if isinstance(tree.op, ast.USub) else inner
@@ -216,9 +226,23 @@ def value(tree: ast.expr, at: dict[str, Any]) -> Any:
         return _operated(tree.op, go(tree.left), go(tree.right))
     if isinstance(tree, ast.Call) and isinstance(tree.func, ast.Name) and len(tree.args) == 1 and not tree.keywords:
         name = NAMES.get(tree.func.id, tree.func.id)
-        argument = tree.args[0]
-        if name == "log" and isinstance(argument, ast.Call) and isinstance(argument.func, ast.Name):
-            argument = argument.args[0] if argument.func.id == "Abs" and argument.args else argument
+        argument = _without_abs(tree.args[0]) if name == "log" else tree.args[0]
         if name in FUNCTIONS:
             return getattr(mpmath, name)(go(argument))
     raise ValueError("unknown function")
+
+
+def _named(name: str, at: dict[str, Any]) -> Any:
+    """The value of a name: a constant, unless E is one of the formula's letters, or the letter's value."""
+    import mpmath
+
+    if name == "pi":
+        return mpmath.pi()
+    return mpmath.e() if name == "E" and "E" not in at else at[name]
+
+
+def _without_abs(argument: ast.expr) -> ast.expr:
+    """x of Abs(x): log|x| and log(x) differ by a constant where x has one sign, and integrals are equal up to one."""
+    if isinstance(argument, ast.Call) and isinstance(argument.func, ast.Name) and argument.func.id == "Abs":
+        return argument.args[0] if argument.args else argument
+    return argument

@@ -138,64 +138,77 @@ def load(
         parameters = inspect.signature(function).parameters
     except (TypeError, ValueError):
         raise ConfigError(f"{path}:{name}: its parameters cannot be read; wrap it in a plain def") from None
-    kinds = inspect.Parameter
-    named = {n: p for n, p in parameters.items() if p.kind not in (kinds.VAR_POSITIONAL, kinds.VAR_KEYWORD)}
-    any_keyword = any(p.kind is kinds.VAR_KEYWORD for p in parameters.values())
-    verl = {"solution_str", "ground_truth"} <= set(named)
-    needed = [n for n, p in named.items() if p.default is kinds.empty and n not in args]
-    if problems := _problems(name, list(parameters), named, args, needed, verl=verl, any_keyword=any_keyword):
+    form = _Form.read(name, parameters)
+    if problems := form.problems(args):
         raise ConfigError([f"{path}: {problem}" for problem in problems])
     called = getattr(function, "__call__", None)  # noqa: B004 (of an object that is async when called)
     described = UserFunction(
         name=name,
         file=path,
         args=dict(args),
-        verl=verl,
-        accepts=None if any_keyword else frozenset(named),
-        required=("ground_truth",) if verl else tuple(n for n in needed if n not in OFFERED),
-        positional=tuple(n for n, p in named.items() if p.kind is kinds.POSITIONAL_ONLY),
+        verl=form.verl,
+        accepts=None if form.any_keyword else frozenset(form.named),
+        required=("ground_truth",) if form.verl else tuple(n for n in form.needed(args) if n not in OFFERED),
+        positional=tuple(n for n, p in form.named.items() if p.kind is inspect.Parameter.POSITIONAL_ONLY),
         is_async=inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(called),
         index=index,
     )
     return described, function
 
 
-def _problems(
-    name: str,
-    parameters: list[str],
-    named: Mapping[str, inspect.Parameter],
-    args: Mapping[str, Any],
-    needed: list[str],
-    *,
-    verl: bool,
-    any_keyword: bool,
-) -> list[str]:
-    """Why a function with these parameters cannot be a reward, or not with these arguments."""
-    offered = VERL if verl else OFFERED
-    problems = []
-    for key in args:
-        if key in offered:
-            problems.append(f"args.{key}: is given by trew in every call; leave it out")
-        elif key not in named and not any_keyword:
-            settable = [n for n in named if n not in offered]
-            takes = f"it takes {', '.join(settable)}" if settable else "it takes no arguments of its own"
-            problems.append(f"args.{key}: {name}() has no such parameter{nearest(key, settable)}; {takes}")
-    if not verl and "completions" not in named and not any_keyword:
-        problems.append(
-            f"{name}({', '.join(parameters)}) takes neither `completions` (TRL: f(prompts, completions, **columns)) "
-            "nor `solution_str` and `ground_truth` "
-            "(verl: compute_score(data_source, solution_str, ground_truth, extra_info))"
-        )
-    elif verl:
-        problems += [
-            f"{name}() needs {n!r}, which verl's form does not have; give it under args"
-            for n in needed
-            if n not in VERL
-        ]
-    else:
-        problems += [
-            f"{name}() needs {n!r}, which only TRL's trainer has; give it the default None"
-            for n in needed
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """A function's parameters; their names say which form it has, and so what it is given in every call."""
+
+    name: str
+    parameters: tuple[str, ...]  # all of them
+    named: Mapping[str, inspect.Parameter]  # without *args and **kwargs
+    any_keyword: bool
+
+    @classmethod
+    def read(cls, name: str, parameters: Mapping[str, inspect.Parameter]) -> _Form:
+        kinds = inspect.Parameter
+        named = {n: p for n, p in parameters.items() if p.kind not in (kinds.VAR_POSITIONAL, kinds.VAR_KEYWORD)}
+        any_keyword = any(p.kind is kinds.VAR_KEYWORD for p in parameters.values())
+        return cls(name, tuple(parameters), named, any_keyword)
+
+    @property
+    def verl(self) -> bool:
+        return {"solution_str", "ground_truth"} <= set(self.named)
+
+    def needed(self, args: Mapping[str, Any]) -> list[str]:
+        """Parameters that have no value of their own, and none in ``args``."""
+        return [n for n, p in self.named.items() if p.default is inspect.Parameter.empty and n not in args]
+
+    def problems(self, args: Mapping[str, Any]) -> list[str]:
+        """Why a function with these parameters cannot be a reward, or not with these arguments."""
+        found = [problem for key in args if (problem := self._argument_problem(key))]
+        if self.verl:
+            return found + [
+                f"{self.name}() needs {n!r}, which verl's form does not have; give it under args"
+                for n in self.needed(args)
+                if n not in VERL
+            ]
+        if "completions" not in self.named and not self.any_keyword:
+            return [
+                *found,
+                f"{self.name}({', '.join(self.parameters)}) takes neither `completions` "
+                "(TRL: f(prompts, completions, **columns)) nor `solution_str` and `ground_truth` "
+                "(verl: compute_score(data_source, solution_str, ground_truth, extra_info))",
+            ]
+        # other parameters without a default are columns of the data, which are looked for when rows are known
+        return found + [
+            f"{self.name}() needs {n!r}, which only TRL's trainer has; give it the default None"
+            for n in self.needed(args)
             if n in NOT_OFFERED
         ]
-    return problems
+
+    def _argument_problem(self, key: str) -> str:
+        offered = VERL if self.verl else OFFERED
+        if key in offered:
+            return f"args.{key}: is given by trew in every call; leave it out"
+        if key in self.named or self.any_keyword:
+            return ""
+        settable = [n for n in self.named if n not in offered]
+        takes = f"it takes {', '.join(settable)}" if settable else "it takes no arguments of its own"
+        return f"args.{key}: {self.name}() has no such parameter{nearest(key, settable)}; {takes}"

@@ -32,19 +32,32 @@ def load_function(spec: str, modules: dict[Path, ModuleType] | None = None) -> t
     Raises ConfigError with the one thing that is wrong.
     """
     modules = {} if modules is None else modules
+    path, name = _file_and_name(spec)
+    if path not in modules:
+        modules[path] = _run_file(path)
+    return _named(modules[path], path, name), path, name
+
+
+def _file_and_name(spec: str) -> tuple[Path, str]:
+    """The file that ``path/to/file.py:function`` names, and the name, empty where there is none. Raises ConfigError
+    where there is no such file."""
     file, colon, name = spec.rpartition(":")
     if not colon or not file.endswith(".py"):
+        # a path may have colons of its own: only one behind .py sets off a name
         file, name = (spec, "") if spec.endswith(".py") else (file or spec, name)
-    if "\0" in file:
+    if "\0" in file:  # resolve would raise a ValueError that names nothing
         raise ConfigError(f"{file!r} is no path: it has a NUL")
     path = Path(file).resolve()
     if path.suffix != ".py":
         raise ConfigError(f"{spec!r} is not of the form path/to/file.py:function")
     if not path.is_file():
         raise ConfigError(f"{path}: {'is not a file' if path.exists() else 'no such file'}")
-    if path not in modules:
-        modules[path] = _run_file(path)
-    module = modules[path]
+    return path, name
+
+
+def _named(module: ModuleType, path: Path, name: str) -> Callable[..., Any]:
+    """The function of that name in a module. Raises ConfigError, with the names that it could be."""
+    # what the file imported is no choice of its own
     defined = [n for n, v in vars(module).items() if callable(v) and getattr(v, "__module__", "") == module.__name__]
     choices = f"it defines {', '.join(defined)}" if defined else "it defines no function"
     if not name:
@@ -56,7 +69,7 @@ def load_function(spec: str, modules: dict[Path, ModuleType] | None = None) -> t
         raise ConfigError(f"{path}: {name} is a class; make an object of it in the file and name that object")
     if not callable(function):
         raise ConfigError(f"{path}: {name} is not a function but {type(function).__name__}; {choices}")
-    return function, path, name
+    return function
 
 
 def _run_file(path: Path) -> ModuleType:
