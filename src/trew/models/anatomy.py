@@ -31,7 +31,8 @@ CLASSIFIERS = frozenset({
 """The same architectures with a head that scores a text: reward models."""
 ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 FIXED_ROPES = frozenset({"default", "linear", "llama3", "yarn"})
-"""Rotary embeddings that depend only on the position, not on the length of the longest sequence."""
+"""Rotary embeddings that depend only on the position: one table serves all sequences. Others change with the longest
+sequence of a batch, so a token's keys would depend on its neighbours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +99,8 @@ class Transformer:
         """The cosines and sines of each rotary table, from the model's own module."""
         inner = self.model.model
         ids = torch.arange(positions, device=device)[None]
+        # The module rounds its tables to the type of this tensor. It is the model's own, so that any scaling of
+        # frequencies is applied as the model applies it.
         like = torch.empty(0, dtype=torch.float32, device=device)
         tables = {}
         for name in {layer.rope for layer in self.layers} - {None}:
@@ -187,12 +190,13 @@ def _attention_cap(model: Any) -> float:
 
 
 def weight_of(module: Any) -> Tensor:
-    """The matrix (out, in) that a linear layer applies: its weight, or W + (alpha / rank) B A with active adapters."""
+    """Returns the matrix (out, in) that a linear layer applies: its weight, or W + (alpha / rank) B A with adapters."""
     if type(module) is nn.Linear:
         return module.weight.detach()
     weight = module.get_base_layer().weight.detach()
     if module.disable_adapters or module.merged:
         return weight
+    # A copy: the addition below must not change the base. float32: bfloat16 would round a small update away.
     weight = weight.to(torch.float32, copy=True)
     for adapter in module.active_adapters:
         weight.add_(module.get_delta_weight(adapter).detach())
@@ -208,9 +212,12 @@ def _is_linear(module: Any, *, adapters: bool) -> bool:
 
 def _layer(layer: Any, number: int, config: Any, inner: Any) -> Layer:
     attention, mlp = layer.self_attn, layer.mlp
+    # Gemma 2 and 3 norm before and after each block. There post_attention_layernorm is the norm after attention; in
+    # Llama the module of the same name is the norm before the MLP.
     sandwiched = hasattr(layer, "pre_feedforward_layernorm")
     kinds = getattr(config, "layer_types", None)
     kind = kinds[number] if kinds else "full_attention"
+    # Some classes keep the window per layer, others (Mistral) in the configuration, where it holds for all layers.
     window = getattr(attention, "sliding_window", getattr(config, "sliding_window", None))
     if kinds and kind != "sliding_attention":
         window = None
@@ -235,11 +242,13 @@ def _layer(layer: Any, number: int, config: Any, inner: Any) -> Layer:
 
 
 def _norm(module: Any) -> Norm:
+    # Gemma's weight is stored as the difference from 1, and its epsilon under another name.
     gemma = type(module).__name__.startswith("Gemma")
     return Norm(module.weight, float(module.eps if gemma else module.variance_epsilon), 1.0 if gemma else 0.0)
 
 
 def _by_layer_type(inner: Any) -> bool:
+    """Whether the rotary module has one table per layer type (Gemma 3: local and global), selected by an argument."""
     return isinstance(getattr(inner.rotary_emb, "rope_type", None), dict)
 
 

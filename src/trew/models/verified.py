@@ -1,4 +1,4 @@
-"""Something faster stands in for the plain way only after it has shown, on real samples, that it computes the same."""
+"""Uses a faster implementation only after comparing it with the plain one on real samples."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ from torch import Tensor
 T = TypeVar("T")
 Distance = Callable[[Tensor, Tensor], Tensor]
 ERRORS = (RuntimeError, ValueError, TypeError, IndexError, KeyError, AttributeError, AssertionError)
-"""What an architecture that nobody has tried may raise, and a device that lacks an operation."""
+"""What an untested architecture may raise, or a device that lacks an operation."""
 
 
 @dataclass
 class Verified(Generic[T]):
-    """``candidate`` is :attr:`chosen` until :meth:`compare` finds that it computes something else than the plain way;
-    from then on ``plain`` is, and the user is told once.
+    """Chooses ``candidate`` until :meth:`compare` finds a mismatch; from then on ``plain``, with one warning.
 
     The warning reads "``instead``, because ``subject``'s ... differ by ... Set ``remedy`` to do so without this
     warning"; ``messages`` keeps it.
@@ -35,27 +34,27 @@ class Verified(Generic[T]):
 
     @property
     def chosen(self) -> T:
-        """What to use from here on."""
+        """The implementation to use from here on."""
         return self.plain if self.refused else self.candidate
 
     def compare(
         self, computed: Callable[[T], Tensor], want: Tensor, *, tolerance: float, what: str = "log-probs",
         unit: str = "nats", distance: Distance | None = None,
     ) -> bool:  # fmt: skip
-        """Whether what is ``computed`` by the candidate is within ``tolerance`` of ``want``, the plain way's; where it
-        is not, or where computing raises, the candidate is refused.
+        """Whether the candidate's result is within ``tolerance`` of ``want``, the plain one; refuses the candidate if
+        it is not, or if computing it raises.
 
-        ``distance``: of the two, a number; the largest difference unless given. Entries of ``want`` that are not finite
-        compare with nothing. Running out of memory is no difference: it is raised.
+        ``distance`` maps the two to a number: by default, the largest difference. Entries of ``want`` that are not
+        finite are skipped. Running out of memory is not a mismatch: that error is raised.
         """
         try:
             apart = float((distance or largest_difference)(computed(self.candidate), want))
-        except torch.OutOfMemoryError:
+        except torch.OutOfMemoryError:  # a RuntimeError, so it must come first
             raise
         except ERRORS as error:  # whatever an unknown architecture does, the plain way remains
             self._refuse(f"{self.subject} raise {kind_and_line(error)}")
             return False
-        if not apart <= tolerance:  # NaN is a difference
+        if not apart <= tolerance:  # not ">": NaN compares false either way, and must count as a mismatch
             self._refuse(f"{_possessive(self.subject)} {what} differ by {apart:.2g} {unit} from the plain ones")
         return not self.refused
 
@@ -65,19 +64,19 @@ class Verified(Generic[T]):
 
 
 def largest_difference(got: Tensor, want: Tensor) -> Tensor:
-    """The largest absolute difference where ``want`` is finite; 0 where it is so nowhere."""
+    """Returns the largest absolute difference where ``want`` is finite; 0 if it is finite nowhere."""
     return torch.where(want.isfinite(), got - want, 0.0).abs().max()
 
 
 def say(messages: list[str], message: str) -> None:
-    """Warns, once: ``messages`` is what was said."""
+    """Warns, unless ``messages`` already holds the message; adds it there."""
     if message not in messages:
         messages.append(message)
         warnings.warn(message, stacklevel=2)
 
 
 def kind_and_line(error: Exception) -> str:
-    """The type of an error and the first line of its text."""
+    """Returns an error's type and the first line of its text."""
     return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
 
 

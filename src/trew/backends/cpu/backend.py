@@ -111,7 +111,7 @@ class CpuBackend:
         return arena.zeros(shapes)
 
     def release(self) -> None:
-        """The learner's, too: what is taken again later is new memory."""
+        """Frees memory that the learner shares, too: both allocate again when they need it."""
         self.arena.give_back()
         arena.give_back_freed()
 

@@ -1,4 +1,4 @@
-"""Decoding through CUDA graphs as a :class:`trew.models.backend.Backend`."""
+"""Decodes through CUDA graphs: a :class:`trew.models.backend.Backend`."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from .static_model import StaticModel, unsupported
 
 
 class CudaGraphsBackend:
-    """Its weights, buffers and graphs stay between schedules as long as half of the GPU's memory is free.
+    """Keeps weights, buffers and graphs between schedules while half of the GPU's memory is free.
 
-    ``graphs``: makes those of a device; the backend then serves any device, and not GPUs alone.
+    ``graphs``: makes the graphs of a device; with it, the backend serves any device, not only GPUs.
     """
 
     name = "cuda_graphs"
@@ -56,23 +56,23 @@ class CudaGraphsBackend:
 
     @contextmanager
     def _static(self, parts: Transformer, work: Decoding, device: torch.device) -> Iterator[Decoder]:
-        """In the buffers of the last schedule where they are large enough, as its graphs are good for them alone."""
+        """Reuses the last schedule's buffers if they are large enough: its graphs replay on those addresses only."""
         columns = work.columns
         dtype = work.autocast or torch.float32
         kept, self.kept = self.kept, None
         if kept is None or not kept.serves(slots=work.slots, columns=columns, dtype=dtype) or not kept.begin(parts):
-            kept = None  # its memory is needed
+            kept = None  # frees the old buffers before the new ones are allocated: both may not fit
             kept = StaticModel(parts, slots=work.slots, columns=columns, dtype=dtype, graphs=self._graphs(device))
             kept.begin(parts)
         self.kept = kept
         try:
             yield StaticDecoder(kept)
         finally:
-            del kept
+            del kept  # this frame's reference would keep the buffers alive when _settle drops them
             self._settle(work, device)
 
     def _settle(self, work: Decoding, device: torch.device) -> None:
-        """At a schedule's end: says what became of the graphs; gives the buffers back where memory is not plenty."""
+        """Ends a schedule: reports a failed recording, and frees the buffers unless memory is plentiful."""
         if self.kept is None:
             return
         if failed := self.kept.graphs.failed:
@@ -81,6 +81,7 @@ class CudaGraphsBackend:
             work.tell(f"no CUDA graphs, because recording one failed ({failed}): decoding continues, slower")
         if device.type == "cuda":
             free, total = torch.cuda.mem_get_info(device)
+            # Memory that torch caches without a tensor in it is free for the learner too.
             unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
             if free + unused < total / 2:
                 self.kept = None
@@ -99,5 +100,5 @@ class CudaGraphsBackend:
 
 
 def backend(*, layers: bool, products: bool) -> CudaGraphsBackend | None:
-    """The backend, where a recipe's ``kernels`` allow it; ``linear`` is about CPUs."""
+    """Makes the backend if a recipe's ``kernels`` allow it; ``linear`` only concerns CPUs."""
     return CudaGraphsBackend() if layers else None

@@ -1,15 +1,15 @@
 """CUDA graphs: record once what a function does to fixed buffers, and replay it in one launch.
 
 Run from Python, a decoding step is hundreds of kernels, each of which takes longer to launch than to run. A graph
-launches all of them at once. What it replays are the very same kernels on the very same addresses; so the function must
+launches all of them at once. It replays exactly the same kernels on the same addresses, so the function must
 
-    read and write tensors alone that stay where they are as long as the graph does,
-    decide nothing by what is in them, and ask for nothing to be brought to the CPU,
-    leave its result in one of them: what it makes on the way lives in a pool that all graphs share, so that the next
-    one to run may overwrite it.
+    read and write only tensors whose addresses stay valid as long as the graph does,
+    make no decision that depends on their contents, and copy nothing to the CPU,
+    leave its result in one of them: its temporary tensors live in a pool shared by all graphs, where the next graph to
+    run may overwrite them.
 
-A function must be repeatable (run twice in a row, it leaves what one run leaves), as it is run once before it is
-recorded: libraries choose their kernels and take their workspaces at the first call, which must not be part of a graph.
+A function must be idempotent (two runs in a row leave the same state as one), because it is run once before recording:
+libraries choose their kernels and allocate workspaces at the first call, which must not be part of a graph.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ import torch
 
 
 class Recorded(Protocol):
-    """What was recorded."""
+    """A recording."""
 
     def replay(self) -> None: ...
 
 
 class Recorder(Protocol):
-    """Records ``function`` without running it; it has been run before, perhaps on other contents."""
+    """Records a function without running it, after :meth:`warm` ran it once, perhaps on other contents."""
 
     def warm(self, function: Callable[[], None]) -> None: ...
 
@@ -35,7 +35,7 @@ class Recorder(Protocol):
 
 
 class CudaRecorder:
-    """By torch.cuda.graph, on a stream of its own, as recording cannot be done on the default one."""
+    """Records with torch.cuda.graph on a separate stream, because CUDA cannot record the default stream."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -52,8 +52,9 @@ class CudaRecorder:
 
     def record(self, function: Callable[[], None]) -> Recorded:
         graph = torch.cuda.CUDAGraph()
-        # thread_local: other threads (rewards, trackers) may use the GPU meanwhile; they are no part of the graph.
-        # The outer stream is put back also where the recording fails, which torch.cuda.graph alone does not do.
+        # thread_local: other threads (rewards, trackers) may use the GPU meanwhile; in the default mode, an allocation of
+        # theirs would make the recording fail. The explicit stream block restores the outer stream after a failure,
+        # which torch.cuda.graph alone does not do.
         with (
             torch.cuda.device(self.device),
             torch.cuda.stream(torch.cuda.current_stream(self.device)),
@@ -66,8 +67,8 @@ class CudaRecorder:
 class Graphs:
     """Runs functions, each under a key: recorded at its first run, replayed from then on.
 
-    ``recorder``: None = each run calls the function. The same happens from the first recording that fails on;
-    ``failed`` then says why.
+    ``recorder``: None = each run calls the function. After a recording fails, every run does so too; ``failed`` then
+    holds the reason.
     """
 
     def __init__(self, recorder: Recorder | None) -> None:

@@ -1,7 +1,7 @@
-"""A model's weights in the layout of a decoder's products, in tensors whose addresses stay the same.
+"""Packs a model's weights for a decoder's products, in tensors whose addresses stay the same.
 
 q, k and v are joined into one matrix, gate and up into another, with adapters added, in the type of the computation. A
-weight that is in this form already (alone, of that type, without adapters) is used as it is, without a copy.
+weight that already has this form (not joined, of that type, without adapters) is used in place, without a copy.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from ...models.anatomy import Layer, Norm, Transformer, weight_of
 
 @dataclass(frozen=True, slots=True)
 class JoinedLinears:
-    """y = W x + b of several linear layers joined by their outputs. ``own``: W is a copy, which :meth:`load` fills."""
+    """Computes y = W x + b for several linear layers with concatenated outputs. ``own``: W is a copy, which
+    :meth:`load` fills."""
 
     weight: Tensor
     bias: Tensor | None
@@ -36,7 +37,8 @@ class JoinedLinears:
         return cls(weight, bias, not shared)
 
     def load(self, modules: Sequence[nn.Linear]) -> bool:
-        """Copies the current weights; False if a weight that is used without a copy is no longer the model's tensor."""
+        """Copies the current weights; False if a weight used in place is no longer the model's tensor: graphs would keep
+        reading the old address."""
         begin = 0
         for module in modules:
             weight = weight_of(module)
@@ -56,7 +58,7 @@ class JoinedLinears:
 
 @dataclass(frozen=True, slots=True)
 class RMSNorm:
-    """An RMS norm over the last dimension, its result in ``dtype``: x w / sqrt(mean(x^2) + eps), x and w float32."""
+    """RMS norm over the last dimension, with its result in ``dtype``: x w / sqrt(mean(x^2) + eps), x and w float32."""
 
     weight: Tensor  # (n,), or (heads, n)
     eps: float
@@ -68,7 +70,7 @@ class RMSNorm:
 
     @classmethod
     def of_heads(cls, layer: Layer, heads: int, kv_heads: int, dtype: torch.dtype) -> RMSNorm | None:
-        """The norms of queries and keys, whose heads are side by side."""
+        """Joins the norms of queries and keys, whose heads are adjacent in the product: one kernel norms both."""
         q, k = layer.q_norm, layer.k_norm
         if q is None or k is None:
             return None
@@ -99,7 +101,7 @@ class PackedLayer:
 
 
 class Packed:
-    """All weights of ``parts`` in ``dtype``; norms in float32. :meth:`load` must have returned True before a use."""
+    """Holds all weights of ``parts`` in ``dtype``; norms in float32. Valid once :meth:`load` has returned True."""
 
     def __init__(self, parts: Transformer, dtype: torch.dtype) -> None:
         self.dtype, self.heads = dtype, parts.heads
@@ -110,13 +112,13 @@ class Packed:
 
     @property
     def copies(self) -> list[Tensor]:
-        """The matrices that are copies of the model's."""
+        """The matrices that are copies, not the model's own tensors."""
         matrices = [self.head, *(matrix for layer in self.layers for matrix in _of(layer))]
         return [matrix.weight for matrix in matrices if matrix.own]
 
     def load(self, parts: Transformer) -> bool:
-        """Takes the weights as they are now. False: tensors of the model that are read where they stand were replaced
-        by others, and this object is of no more use."""
+        """Copies the current weights. Returns False if tensors of the model that are read in place were replaced: this
+        object cannot be used any more then."""
         if parts.embedding.weight.data_ptr() != self.embedding.data_ptr():
             return False
         self.norm.load((slice(None), parts.norm))

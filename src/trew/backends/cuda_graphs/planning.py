@@ -1,4 +1,4 @@
-"""What an estimate asks of decoding by CUDA graphs: see :class:`trew.models.planning.Planning`."""
+"""Answers an estimate's questions for decoding with CUDA graphs: see :class:`trew.models.planning.Planning`."""
 
 from __future__ import annotations
 

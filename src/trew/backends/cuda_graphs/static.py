@@ -1,4 +1,4 @@
-"""Decoding through :mod:`.static_model`: rows of completions in the slots of its buffers, without gaps."""
+"""Decodes through :mod:`.static_model`: keeps rows of completions in the slots of its buffers, without gaps."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ PREFILL_TOKENS = 8192  # prompt tokens computed at once, including padding
 class StaticDecoder:
     """Runs rows of completions through a model; see :class:`trew.rollout.torch_engine.decoder.Decoder`.
 
-    Row r is slot r of ``model``, which has begun, and is this decoder's alone. Each prompt is computed once: its keys
-    and values are copied to all rows that begin with it, and to the slot behind the last one as long as some have not
-    begun (of one prompt: rows begin prompt by prompt). The logits of :meth:`step` are overwritten by the next one.
+    Row r is slot r of ``model``, whose ``begin`` was called and which no other decoder uses. Each prompt is computed
+    once: its keys and values are copied to all rows that begin with it, and to the spare slot while some of its rows
+    have not begun. (One spare slot is enough: rows begin prompt by prompt.) The next :meth:`step` overwrites the logits.
     """
 
     def __init__(self, model: StaticModel) -> None:
@@ -31,7 +31,7 @@ class StaticDecoder:
         self.numbers = itertools.count()  # of prompts
         self.prompt_ids: dict[int, Sequence[int]] = {}  # of prompts with rows that have not begun
         self.missing: dict[int, int] = {}  # how many of each
-        self.lengths: list[int] = []  # tokens that each row has in the cache
+        self.lengths: list[int] = []  # tokens of each row in the cache; kept here, so that a step reads no GPU value
         self.held: tuple[int, Tensor] | None = None  # the prompt in the spare slot, and the logits (1, V) after it
 
     @property
@@ -60,6 +60,7 @@ class StaticDecoder:
             begin = places[-1][2] if places else self.rows
             places.append((prompt, begin, begin + len(list(equal))))
         known = {} if self.held is None else {self.held[0]: self.held[1]}
+        # Where each prompt's keys and values are: the spare slot, or its first new row, where it is computed below.
         source = dict.fromkeys(known, self.model.slots) | {p: row for p, row, _ in places if p not in known}
         lengths = {p: len(self.prompt_ids[p]) for p, _, _ in places}
         for wave in _waves([p for p in lengths if p not in known], lengths=lengths):
@@ -88,7 +89,7 @@ class StaticDecoder:
         return model.logits[:rows]
 
     def keep(self, alive: Sequence[int]) -> list[int]:
-        """Like cache.SlotCache.keep: the last rows move into the gaps."""
+        """As cache.SlotCache.keep: the last rows move into the gaps."""
         order = list(range(len(alive)))
         gaps = sorted(set(order) - set(alive))
         for gap, row in zip(gaps, [row for row in alive if row >= len(alive)], strict=True):
@@ -111,13 +112,14 @@ class StaticDecoder:
         cache[:, :, begin:end] = cache[:, :, source : source + 1]
 
     def _write_lengths(self) -> None:
-        """Resets unused rows to position 0."""
+        """Copies the lengths to the device, and resets unused rows to position 0: a step also writes keys into the
+        unused rows of its bucket."""
         lengths = self.lengths + [0] * (self.model.slots - self.rows)
         self.model.lengths.copy_(torch.tensor(lengths, dtype=torch.int64))
 
 
 def _waves(prompts: Sequence[int], *, lengths: Mapping[int, int]) -> list[list[int]]:
-    """Prompts in order, cut so that each wave has at most PREFILL_TOKENS tokens with its padding, or is one prompt."""
+    """Splits prompts, in order, into waves of at most PREFILL_TOKENS tokens including padding, or of one prompt."""
     waves: list[list[int]] = []
     width = 0
     for prompt in prompts:

@@ -1,8 +1,8 @@
-"""A decoder of the Llama kind out of torch operations on buffers that stay where they are, so that a decoding step can
-be recorded as a CUDA graph (:mod:`.graphs`). It runs on any device; graphs are for GPUs.
+"""Llama-family decoder built from torch operations on buffers with fixed addresses, so that a decoding step can be
+recorded as a CUDA graph (:mod:`.graphs`). It runs on any device; graphs are for GPUs.
 
-A step is computed for a bucket of rows and a bucket of columns, so that few graphs serve all steps: rows that nobody
-has stand at position 0 of their own slot and harm nobody; columns that a row has not reached are masked.
+Rows and columns of a step are rounded up to buckets, so that few graphs serve all steps. Unused rows stay at position 0
+of their own slot, where they do no harm; columns that a row has not reached are masked.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .packed import Packed, PackedLayer, RMSNorm
 ROWS, COLUMNS = 8, 256
 """Buckets are multiples of these, and a quarter octave apart where that is more; below 8 rows they are powers of 2."""
 
-# cuDNN's attention makes a plan for every shape at its first call, and here shapes are many and small.
+# Without cuDNN's attention: it builds a plan at the first call with every shape, and here shapes are many and small.
 _KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
@@ -59,14 +59,14 @@ def unsupported(parts: Transformer | str) -> str | None:
 
 
 class StaticModel:
-    """``parts`` with room for ``slots`` rows of ``columns`` tokens, and one row more; products, keys and values in
+    """``parts`` with room for ``slots`` rows of ``columns`` tokens, and one spare row; products, keys and values in
     ``dtype``; the residual stream, norms and logits in float32.
 
-    Rows and columns are made up to the next bucket, so that those of a step do not depend on the room there is, and the
-    numbers neither.
+    ``slots`` and ``columns`` are rounded up to whole buckets: a step's bucket, and so its rounding errors, then do not
+    depend on how much room there is.
 
-    :meth:`begin` comes before each use. What a caller may touch: ``cache`` (layers, 2, slots + 1, kv_heads, columns,
-    D), ``tokens`` and ``lengths`` (slots,) int64, which :meth:`step` reads, and ``logits`` (slots, V), which it writes.
+    Call :meth:`begin` before each use. Callers may access ``cache`` (layers, 2, slots + 1, kv_heads, columns, D),
+    ``tokens`` and ``lengths`` (slots,) int64, which :meth:`step` reads, and ``logits`` (slots, V), which it writes.
     """
 
     def __init__(self, parts: Transformer, *, slots: int, columns: int, dtype: torch.dtype, graphs: Graphs) -> None:
@@ -91,30 +91,32 @@ class StaticModel:
         self.column = torch.arange(columns, device=device)
 
     def begin(self, parts: Transformer) -> bool:
-        """Takes the model's weights as they are now and forgets all rows. False: make another one."""
-        self.cache.zero_()  # masked columns count 0 times what is there, which must not be NaN
+        """Loads the model's current weights and drops all rows. Returns False if this object has become useless."""
+        self.cache.zero_()  # masked columns have weight 0, and 0 times NaN is NaN
         self.lengths.zero_()
         return self.packed.load(parts)
 
     @property
     def bytes(self) -> int:
-        """What its buffers take, copies of weights among them."""
+        """The bytes of its buffers, including copies of weights."""
         buffers = [self.cache, self.logits, *self.tables.values(), *self.packed.copies]
         return sum(t.numel() * t.element_size() for t in buffers)
 
     def serves(self, *, slots: int, columns: int, dtype: torch.dtype) -> bool:
-        """Whether there is room for that."""
+        """Whether there is room for this many slots and columns, in this type."""
         return slots <= self.slots and columns <= self.columns and dtype == self.dtype
 
     @torch.no_grad()
     def step(self, rows: int, longest: int) -> None:
-        """The logits after ``tokens`` at positions ``lengths`` of the first ``rows`` slots; keys and values are kept.
-        ``longest``: the largest of these positions. Slots up to the next bucket must be at position 0."""
+        """Computes the logits after ``tokens`` at positions ``lengths`` of the first ``rows`` slots; stores keys and
+        values. ``longest``: the largest of these positions, given by the caller to avoid a copy from the GPU. Slots up
+        to the next bucket must be at position 0."""
         rows, columns = row_bucket(rows), rounded(longest + 1, COLUMNS)
         self.graphs.run((rows, columns), functools.partial(self.compute, rows, columns))
 
     def compute(self, rows: int, columns: int) -> None:
-        """The step itself: to be recorded, so a function of buffers alone, and repeatable."""
+        """The step itself. To be recorded, so it depends on buffers only and is idempotent: the caller advances
+        ``lengths``."""
         lengths = self.lengths[:rows]
         place = self.row[:rows], self.kv_head, lengths[:, None]
         shared = self.parts.heads // self.parts.kv_heads
@@ -126,7 +128,7 @@ class StaticModel:
             keys, values = self.cache[number]
             keys.index_put_(place, k)
             values.index_put_(place, v)
-            # The queries that share a key stand where positions would: no key is repeated.
+            # Grouped queries take the place of query positions: keys need no repetition per head.
             return self._attention(
                 q.unflatten(1, (-1, shared)), keys[:rows, :, :columns], values[:rows, :, :columns],
                 mask=masks[self.parts.layers[number].window],
@@ -138,7 +140,7 @@ class StaticModel:
 
     @torch.no_grad()
     def prefill(self, prompts: Sequence[Sequence[int]], slots: Sequence[int], *, piece: int) -> Tensor:
-        """Computes prompts into ``slots``, ``piece`` columns at a time; the logits (prompts, V) after each."""
+        """Computes prompts into ``slots``, ``piece`` columns at a time; returns the logits (prompts, V) after each."""
         device = self.cache.device
         width = max(map(len, prompts))
         tokens = torch.tensor([[*ids, *[0] * (width - len(ids))] for ids in prompts], device=device)
@@ -154,8 +156,8 @@ class StaticModel:
             return self.head(last)
 
     def _piece(self, tokens: Tensor, at: Tensor, begin: int) -> Tensor:
-        """The residual stream (P, T, H) of tokens (P, T) from column ``begin`` on; what is right of a prompt's end is
-        of no use and comes to nothing."""
+        """Returns the residual stream (P, T, H) of tokens (P, T) from column ``begin`` on. Prompts are padded on the
+        right: causal attention never sees the padding, and decoding overwrites its keys."""
         end = begin + tokens.shape[1]
         positions = self.column[begin:end]
         masks: dict[int | None, Tensor | None] = {}
@@ -175,11 +177,12 @@ class StaticModel:
         return self._layers(tokens, positions, attend)
 
     def head(self, x: Tensor) -> Tensor:
-        """Logits (..., V) float32 of the residual stream (..., H): products in ``dtype``, summed in float32."""
+        """Returns float32 logits (..., V) of the residual stream (..., H): products in ``dtype``, summed in float32."""
         h, head = self.packed.norm(x), self.packed.head
         if self.dtype == torch.float32:
             logits = head(h)
         else:
+            # A product with bfloat16 results would round the logits: ask for float32 results, or convert the operands.
             if h.is_cuda:
                 logits = torch.mm(h, head.weight.t(), out_dtype=torch.float32)
             else:
@@ -193,7 +196,7 @@ class StaticModel:
         return list(dict.fromkeys(layer.window for layer in self.parts.layers))
 
     def _layers(self, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """The residual stream after all layers. ``positions``: of the last dimension of ``tokens``."""
+        """Returns the residual stream after all layers. ``positions`` belong to the last dimension of ``tokens``."""
         x = self.parts.embed(tokens)
         turns = {name: table[:, positions, None] for name, table in self.tables.items()}
         for number, (layer, packed) in enumerate(zip(self.parts.layers, self.packed.layers, strict=True)):
@@ -207,7 +210,7 @@ class StaticModel:
         return x
 
     def _heads(self, qkv: Tensor, packed: PackedLayer, turn: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """q, k and v of what the product gave (..., heads, D): normed and turned, queries and keys at once."""
+        """Splits the product (..., heads, D) into q, k and v; norms and rotates queries and keys together."""
         heads, kv_heads = self.parts.heads, self.parts.kv_heads
         qk, v = qkv.split((heads + kv_heads, kv_heads), dim=-2)
         if packed.heads_norm is not None:
@@ -219,7 +222,7 @@ class StaticModel:
         return q, k, v
 
     def _attention(self, q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None) -> Tensor:
-        """(B, h, Q, D) of q (B, h, Q, D) and k, v (B, h, K, D). ``mask``: added to scores; None = causal."""
+        """Returns (B, h, Q, D) for q (B, h, Q, D) and k, v (B, h, K, D). ``mask``: added to scores; None = causal."""
         cap, scaling = self.parts.attention_cap, self.parts.scaling
         if not cap:
             return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, scale=scaling)
@@ -228,7 +231,7 @@ class StaticModel:
         return torch.softmax(scores.tanh_().mul_(cap) + mask, dim=-1).to(v.dtype) @ v
 
     def _mask(self, positions: Tensor, columns: int, window: int | None) -> Tensor:
-        """(..., columns) of positions (..., 1): 0 where a query at a position sees a column, else -inf."""
+        """Returns (..., columns) for positions (..., 1): 0 where a query at a position sees a column, else -inf."""
         column = self.column[:columns]
         seen = column <= positions
         if window is not None:
@@ -242,6 +245,6 @@ def _added(x: Tensor, delta: Tensor, after: RMSNorm | None) -> Tensor:
 
 @contextlib.contextmanager
 def _plainly(device: torch.device) -> Iterator[None]:
-    """Inside the block types are those that are written here, and attention is by kernels that need no plans."""
+    """Disables autocast inside the block, as types are explicit here, and selects attention kernels without plans."""
     with torch.autocast(device.type, enabled=False), sdpa_kernel(_KERNELS):
         yield
