@@ -52,8 +52,8 @@ class CudaRecorder:
 
     def record(self, function: Callable[[], None]) -> Recorded:
         graph = torch.cuda.CUDAGraph()
-        # thread_local: other threads (rewards, trackers) may use the GPU meanwhile; in the default mode, an allocation of
-        # theirs would make the recording fail. The explicit stream block restores the outer stream after a failure,
+        # thread_local: other threads (rewards, trackers) may use the GPU meanwhile; in the default mode, an allocation
+        # of theirs would make the recording fail. The explicit stream block restores the outer stream after a failure,
         # which torch.cuda.graph alone does not do.
         with (
             torch.cuda.device(self.device),

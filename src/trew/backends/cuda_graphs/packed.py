@@ -37,8 +37,8 @@ class JoinedLinears:
         return cls(weight, bias, not shared)
 
     def load(self, modules: Sequence[nn.Linear]) -> bool:
-        """Copies the current weights; False if a weight used in place is no longer the model's tensor: graphs would keep
-        reading the old address."""
+        """Copies the current weights; False if a weight used in place is no longer the model's tensor, since graphs
+        would keep reading the old address."""
         begin = 0
         for module in modules:
             weight = weight_of(module)

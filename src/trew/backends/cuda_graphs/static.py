@@ -23,7 +23,7 @@ class StaticDecoder:
 
     Row r is slot r of ``model``, whose ``begin`` was called and which no other decoder uses. Each prompt is computed
     once: its keys and values are copied to all rows that begin with it, and to the spare slot while some of its rows
-    have not begun. (One spare slot is enough: rows begin prompt by prompt.) The next :meth:`step` overwrites the logits.
+    have not begun. (One spare slot is enough: rows begin prompt by prompt.) The next :meth:`step` overwrites logits.
     """
 
     def __init__(self, model: StaticModel) -> None:
