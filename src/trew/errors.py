@@ -1,7 +1,7 @@
-"""Every error that trew raises on purpose, as one tree.
+"""The hierarchy of all errors that trew raises on purpose.
 
-An error names what is wrong, the value it got, what it accepts and the next thing to do. The command line prints the
-message alone and exits with ``exit_code``: 2 where the user's input is at fault, 1 where something failed on the way.
+A message names the problem, the value found, the values accepted and what to do next. The command line prints only the
+message and exits with ``exit_code``: 2 for wrong input, 1 for a failure at run time.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ class TrewError(Exception):
 
 
 class ConfigError(TrewError):
-    """A configuration that cannot be run; holds *all* problems that were found, one line each in ``problems``.
+    """A configuration that cannot be run; holds *all* problems found, one line each in ``problems``.
 
-    ``config`` is what could be read all the same, with defaults for the rest: other rooms can be asked about it.
+    ``config`` is the part that could be read, with defaults for the rest, so that data, model and rewards can be
+    checked too before the error is shown.
     """
 
     exit_code = 2
@@ -50,8 +51,8 @@ class ModelError(TrewError):
 class RewardError(TrewError):
     """A reward function that raised, or returned something that is not a list of numbers and None.
 
-    ``evidence`` is what its author needs to see it again: the completions with their prompts and columns, and the
-    traceback; plain values, empty where there is nothing to show.
+    ``evidence`` is what its author needs to reproduce it: the completions with their prompts and columns, and the
+    traceback, as plain values; empty where there is none.
     """
 
     def __init__(self, message: str, *, evidence: Mapping[str, Any] | None = None):
@@ -84,9 +85,9 @@ class StorageError(TrewError):
 class NumericsError(TrewError):
     """A loss, gradient, reward or log-probability that is not finite; the step was not applied.
 
-    ``cause`` is the message without names, ``quantity`` the metric that it concerns. ``samples`` are the positions, in
-    the list that was given, of those at fault; ``values`` has their numbers by position. ``evidence`` is what else
-    there is to show, as plain values.
+    ``cause`` is the message without names, ``quantity`` the metric concerned. ``samples`` are the positions of the
+    samples at fault in the list that was given; ``values`` has their numbers by position. ``evidence`` holds further
+    information as plain values.
     """
 
     def __init__(
@@ -104,13 +105,13 @@ class NumericsError(TrewError):
         super().__init__(f"{cause}, in samples {names}; the step was not applied" if names else cause)
 
     def among(self, positions: Sequence[int]) -> NumericsError:
-        """The same where the list was these ``positions`` of a longer one."""
+        """Translates positions for a caller whose list was only the ``positions`` of a longer one."""
         self.samples = tuple(positions[i] for i in self.samples)
         self.values = {positions[i]: v for i, v in self.values.items()}
         return self
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON can hold it, for other processes; without ``evidence``."""
+        """A JSON-compatible form for other processes, without ``evidence``."""
         values = [[position, list(numbers)] for position, numbers in self.values.items()]
         return {
             "cause": self.cause, "names": self.names, "quantity": self.quantity, "samples": list(self.samples),
@@ -119,7 +120,7 @@ class NumericsError(TrewError):
 
     @staticmethod
     def from_json(found: Mapping[str, Any]) -> NumericsError:
-        """What :meth:`to_json` gave.
+        """Restores the result of :meth:`to_json`.
 
         >>> error = NumericsError("no number", names="3", samples=[3], values={3: [1.0]})
         >>> NumericsError.from_json(error.to_json()).values
@@ -133,10 +134,10 @@ class MemoryShortage(TrewError):
 
 
 class Problems(list[str]):
-    """A list of problems to be told together: ``attempt`` adds those of an action instead of letting it stop."""
+    """A list of problems to report together: ``attempt`` collects an action's errors instead of raising them."""
 
     def attempt(self, action: Callable[[], T]) -> T | None:
-        """The action's result; None when it raised one of our errors, whose message is kept."""
+        """The action's result; None when it raised a TrewError or a path's OSError, whose message is added."""
         try:
             return action()
         except ConfigError as error:
@@ -169,7 +170,7 @@ _OF_PATHS = frozenset(
 
 
 def path_problem(error: OSError) -> str:
-    """What a path that cannot even be asked for (too long, no permission on the way) is told as; empty for others.
+    """The message for a path that cannot be accessed at all (too long, no permission, ...); empty for other errors.
 
     >>> path_problem(OSError(errno.ENAMETOOLONG, "File name too long", "aaaa"))
     "'aaaa': cannot be used: File name too long"
@@ -180,8 +181,8 @@ def path_problem(error: OSError) -> str:
 
 @contextmanager
 def output_file(path: Any) -> Iterator[None]:
-    """An OSError inside becomes one message about a file that the user asked for: a ConfigError where the place is at
-    fault (a folder in the way, no permission), a StorageError where the disk is."""
+    """Turns an OSError inside into a message about a file that the user asked for: a ConfigError where the path is at
+    fault (an existing folder, no permission), a StorageError where the disk is."""
     try:
         yield
     except OSError as error:

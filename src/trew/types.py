@@ -1,9 +1,9 @@
-"""What flows through a training step: one frozen type per stage, standard library and numpy only.
+"""The data of a training step: one frozen type per stage, with the standard library and numpy only.
 
     Prompt -> Group of Rollouts, each of Turns -> ScoredGroup
            -> TrainingSamples (with objective.TokenBatch) -> StepOutput
 
-Nothing is filled in later and no field changes its meaning. Everywhere, position t of an array describes token t of
+Instances are complete when made, and no field changes its meaning. Position t of an array always describes token t of
 ``token_ids``. Log-probabilities and entropies are in nats.
 """
 
@@ -19,11 +19,11 @@ Message = Mapping[str, str]
 """One chat turn, ``{"role": ..., "content": ...}``."""
 
 FinishReason = Literal["stop", "length", "tool_call", "abort"]
-"""Why a turn ended. ``stop``: the policy ended it itself (end token or stop string). ``length``: it was cut off.
-``tool_call``: it called a tool. ``abort``: the engine gave it up."""
+"""Why a turn ended. ``stop``: the policy ended it (end token or stop string). ``length``: it was cut off.
+``tool_call``: it called a tool. ``abort``: the engine gave up."""
 
 RolloutStatus = Literal["finished", "truncated", "failed"]
-"""How an attempt ended: by itself, at a limit, or because something broke (``Rollout.error`` says what)."""
+"""How an attempt ended: normally, at a limit, or by a failure (``Rollout.error`` says which)."""
 
 ScoreStatus = Literal["scored", "no_answer", "bad_gold", "timeout", "sandbox_error", "not_applicable"]
 """Why a score is what it is; ``None`` scores come with the last four (see ``rewards``)."""
@@ -31,10 +31,10 @@ ScoreStatus = Literal["scored", "no_answer", "bad_gold", "timeout", "sandbox_err
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One question. Exactly one of ``text`` (used as it stands) and ``messages`` (goes through a chat template) is set.
+    """One question. Exactly one of ``text`` (used verbatim) and ``messages`` (rendered by a chat template) is set.
 
-    ``columns`` holds everything else of the data row (gold answers and the like); rewards receive it. ``place`` is the
-    row for messages (``train.jsonl line 3``), empty where the prompt was made.
+    ``columns`` holds the rest of the data row (gold answers, for example); rewards receive it. ``place`` names the row
+    in messages to the user (``train.jsonl line 3``) and is empty for a prompt without a file.
     """
 
     uid: str
@@ -53,8 +53,8 @@ class Sampling:
     """How completions are drawn. The sampling distribution is the policy at ``temperature``, then cut by ``top_k``,
     ``min_p`` and ``top_p`` in this order and renormalised. ``temperature = 0`` is greedy decoding.
 
-    ``seed`` together with prompt uid, sample number and position determines every draw: it does not matter which
-    other rows share the batch.
+    ``seed``, prompt uid, sample number and position together determine every draw, independently of the other rows in
+    the batch.
     """
 
     max_tokens: int
@@ -82,10 +82,10 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """Tokens that were put before the policy since its last turn, and the T tokens that it answered.
+    """The tokens added to the policy's context since its last turn, and the T tokens of its answer.
 
-    ``logprobs`` are under the distribution that each token was really drawn from (0 for greedy decoding);
-    ``policy_logprobs`` and ``entropies`` are of the policy at temperature 1, untruncated, and None where the engine
+    ``logprobs`` are under the distribution that each token was actually drawn from (0 for greedy decoding);
+    ``policy_logprobs`` and ``entropies`` are the policy's at temperature 1, untruncated, and None where the engine
     does not report them. ``versions`` covers all T tokens in order, without gaps.
     """
 
@@ -113,8 +113,8 @@ class Turn:
 class Rollout:
     """One attempt at a prompt: at least one turn. A failed attempt is data, not an exception.
 
-    ``prompt_ids`` is the first turn's context; ``token_ids`` is everything after it, later contexts included, and
-    ``sampled`` says which of these N tokens the policy chose. Per-token values are 0 at the others.
+    ``prompt_ids`` is the first turn's context; ``token_ids`` is everything after it, including later contexts, and
+    ``sampled`` marks which of these N tokens the policy chose. Per-token values are 0 at the others.
     The length of a rollout is the number of sampled tokens.
 
     >>> def turn(context, answer, version):
@@ -172,6 +172,7 @@ class Rollout:
     @property
     def versions(self) -> tuple[Span, ...]:
         """Which weights sampled which of ``token_ids``."""
+        # Spans count from the start of their turn's answer. ``at`` starts below 0, because token_ids lacks the prompt.
         spans: list[Span] = []
         at = -len(self.prompt_ids)
         for turn in self.turns:
@@ -187,7 +188,7 @@ class Rollout:
 
     @property
     def text(self) -> str:
-        """The last turn's text: what rewards read."""
+        """The last turn's text, which rewards read."""
         return self.turns[-1].text
 
     @property
@@ -196,7 +197,7 @@ class Rollout:
         return self.turns[-1].finish_reason
 
     def _join(self, parts: list[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
-        """The (context, answer) arrays of all turns, one after the other, without the first context."""
+        """Concatenates the (context, answer) arrays of all turns, without the first context."""
         if len(parts) == 1:
             return parts[0][1]
         return np.concatenate([array for pair in parts for array in pair][1:])
@@ -221,7 +222,7 @@ def single_turn(
     text: str,
     finish_reason: FinishReason,
 ) -> Rollout:
-    """A rollout of one answer, all of it sampled from the weights of ``version``."""
+    """A rollout with a single answer, sampled from the weights of ``version`` throughout."""
     spans = (Span(version, 0, len(token_ids)),) if len(token_ids) else ()
     turn = Turn(prompt_ids, token_ids, logprobs, policy_logprobs, entropies, spans, text, finish_reason)
     return Rollout((turn,), status="truncated" if finish_reason == "length" else "finished")
@@ -237,12 +238,12 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """What the rewards together said about one rollout.
+    """The combined result of all rewards for one rollout.
 
-    ``value`` is None when no reward applied or none could judge; None is left out of statistics, never read as 0.
-    ``parts`` has each reward's own value by name, before weights. ``steps`` are rewards of the rollout's steps, with
-    their weights, as (end, value): ``end`` counts the tokens up to and with the step's last one. Empty where no reward
-    scores steps. ``statuses`` says why each part is what it is, ``part_seconds`` what it took.
+    ``value`` is None when no reward applied or none could judge; statistics leave None out and never read it as 0.
+    ``parts`` has each reward's value by name, before weights. ``steps`` are weighted rewards of the rollout's steps as
+    (end, value), with ``end`` the number of tokens up to and including the step's last one; empty where no reward
+    scores steps. ``statuses`` explains each part's value, ``part_seconds`` is the time it took.
     """
 
     value: float | None
@@ -269,10 +270,10 @@ class ScoredGroup:
 
 @dataclass(frozen=True, slots=True)
 class TrainingSample:
-    """A rollout as the learner reads it: what the model is fed, without scores.
+    """A rollout as the learner reads it: tokens only, without scores.
 
-    ``token_ids`` are all tokens after the prompt, later contexts included; which of them carry loss is in the mask of
-    the batch that comes with the samples. Samples of one ``group`` with equal prompts may share its computation.
+    ``token_ids`` are all tokens after the prompt, including later contexts; the mask of the accompanying batch says
+    which of them carry loss. Samples of one ``group`` with equal prompts may share the prompt's computation.
     """
 
     prompt_ids: np.ndarray  # (P,) int64, P >= 1
@@ -281,12 +282,12 @@ class TrainingSample:
 
 
 Metrics = Mapping[str, tuple[float, float]]
-"""Name -> (sum, count): reduced exactly once, over micro-batches and ranks alike. The value is sum / count."""
+"""Name -> (sum, count), added over micro-batches and ranks and divided once at the end: the value is sum / count."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """What one optimizer step did."""
+    """The result of one optimizer step."""
 
     loss: float
     metrics: Metrics

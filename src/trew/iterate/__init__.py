@@ -1,4 +1,4 @@
-"""Iterative GRPO: policy and reward model trained in turn, round after round."""
+"""Iterative GRPO: trains policy and reward model in turn, in rounds."""
 
 from .rounds import iterate
 from .settings import Iterate, load_recipe

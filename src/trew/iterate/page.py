@@ -1,4 +1,4 @@
-"""The rounds as one HTML page: no script, no outside resource."""
+"""Renders the rounds as a single HTML page without scripts or external resources."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def write_page(path: Path, rows: Sequence[Mapping[str, Any]], *, verifier: str) 
 
 
 def render(rows: Sequence[Mapping[str, Any]], *, verifier: str) -> str:
-    """The page as text: accuracy of the policy by the verifier, agreement of the reward model with it, per round."""
+    """The page as HTML: per round, the policy's accuracy by the verifier and the reward model's agreement with it."""
     trained = [row for row in rows if "policy" in row]
     points: list[tuple[int, Mapping[str, Any]]] = []
     if trained:

@@ -1,13 +1,13 @@
-"""The rounds: reference to the current policy, policy trained on the learned reward, reward model trained on.
+"""Iterative training in rounds: trains the policy on the learned reward, then the reward model on new completions.
 
-DeepSeekMath, arXiv 2402.03300, §4.1.4. Round 0 makes the first reward model from the untrained policy's completions.
+DeepSeekMath, arXiv 2402.03300, §4.1.4. Round 0 trains the first reward model on the untrained policy's completions.
 Every later round
 
-    1. trains the policy for ``steps`` with the reward model as reward; the reference is the policy it begins with
-    2. samples completions of fresh prompts from the new policy, and lets the verifier rank them into pairs
-    3. trains the reward model on with these pairs and ``replay`` of history
+    1. trains the policy for ``steps`` with the reward model as reward; the reference is the policy at its start
+    2. samples completions of fresh prompts from the new policy, which the verifier ranks into pairs
+    3. continues training the reward model on these pairs and a share ``replay`` of earlier ones
 
-The verifier is computed beside the learned reward with weight 0: it measures, the policy never sees it.
+The verifier runs beside the learned reward with weight 0: it measures, and never affects the policy.
 
     out/config.toml  rounds.jsonl  summary.json  report.html
         round-01/policy/  fresh/rollouts/  pairs.jsonl  held.jsonl  training.jsonl  reward/
@@ -56,12 +56,13 @@ from .settings import REWARD, Recipe, dumps
 LAYOUT = Layout(rows="rounds.jsonl", files=("events.log",), folders=("round-*",))
 
 FREE_IN_ROUNDS = (*FREE, "iterate.rounds", "iterate.learner.microbatch_tokens")
-"""The number of a round's steps is not among them: where a round's prompts begin in the data depends on it."""
+"""Settings that may change between resumes. A round's number of steps is not among them, because it determines where
+the round's prompts begin in the data."""
 
 
 @dataclass
 class Rounds:
-    """An opened folder of rounds and what is known about the run."""
+    """The run's folder, its recipe and how it was started."""
 
     recipe: Recipe
     verifier: RewardConfig
@@ -75,11 +76,11 @@ class Rounds:
         return self.folder / f"round-{number:02d}"
 
     def policy(self, number: int) -> str:
-        """The policy after a round; 0 is the one that the recipe names."""
+        """The policy after a round; 0 is the recipe's."""
         return self.recipe.policy.model if number == 0 else str(self.round(number) / "policy" / "final")
 
     def reward_model(self, number: int) -> str:
-        """The reward model after a round; the one that the recipe names, where round 0 had none to train."""
+        """The reward model after a round; the recipe's after round 0 if that did not train one."""
         trained = self.round(number) / "reward"
         if number == 0 and not self.first_prompts:
             return self.recipe.rounds.reward_model
@@ -87,18 +88,19 @@ class Rounds:
 
     @property
     def first_prompts(self) -> int:
-        """Prompts of round 0; none where the recipe names a reward model that is one already."""
+        """The number of prompts in round 0; 0 where the recipe's ``reward_model`` already is a reward model."""
         r = self.recipe.rounds
         return r.first_prompts or (0 if is_reward_model(r.reward_model) else r.prompts)
 
     def position(self, number: int) -> int:
-        """Where in the stream of prompts a round's training begins: nothing is drawn twice before the data end."""
+        """Where a round's training begins in the stream of prompts, so that no prompt is drawn twice before the data end.
+        Computed from the settings: a resumed run finds the same place."""
         c, r = self.recipe.policy, self.recipe.rounds
         return self.first_prompts + (number - 1) * (c.steps * c.rollout.prompts + r.prompts)
 
 
 def is_reward_model(name: str) -> bool:
-    """Whether a model has one score already, by its configuration."""
+    """Whether a model's configuration says that it has a head for one score."""
     return bool(name) and loading.head(name) == "sequence"
 
 
@@ -110,7 +112,7 @@ def iterate(
     allow_changes: bool = False,
     display: Display | None = None,
 ) -> dict[str, Any]:
-    """All rounds; returns what is in summary.json.
+    """Runs all rounds; returns the content of summary.json.
 
     Raises ConfigError with every problem of configuration, data and models before anything is loaded. ``resume``
     continues where the last call stopped, within a round and within a training, under other settings only with
@@ -146,7 +148,7 @@ def iterate(
 
 
 def check(recipe: Recipe, *, found: Sequence[str] = ()) -> tuple[RewardConfig, str]:
-    """Everything that can be judged beforehand; returns the verifier and its name in metrics."""
+    """Checks everything that can be checked beforehand; returns the verifier and its name in metrics."""
     problems = Problems(found)
     base = recipe.rounds.reward_model or recipe.policy.model
     problems += loading.check(base, kind=files.base_problems) if recipe.rounds.reward_model else []
@@ -167,7 +169,8 @@ def check(recipe: Recipe, *, found: Sequence[str] = ()) -> tuple[RewardConfig, s
 
 
 def _without_learned(policy: Config, rewards: Sequence[RewardConfig]) -> Config:
-    """The recipe as it can be checked before there is a reward model: some reward must have a weight."""
+    """The policy's configuration with rewards that can be checked before there is a reward model: one of them must have
+    a weight other than 0."""
     if rewards and all(r.weight == 0 for r in rewards):
         rewards = (dataclasses.replace(rewards[0], weight=1.0), *rewards[1:])
     return dataclasses.replace(policy, rewards=tuple(rewards))
@@ -178,7 +181,8 @@ def _without_learned(policy: Config, rewards: Sequence[RewardConfig]) -> Config:
 
 
 def one_round(rounds: Rounds, number: int) -> dict[str, Any] | None:
-    """A round with all its stages, each skipped where its result is there already; the round's figures."""
+    """Runs a round and returns its figures. Each stage is skipped where its result exists already, so that a resumed
+    run continues within a round."""
     folder, start = rounds.round(number), time.monotonic()
     if number == 0 and not rounds.first_prompts:
         return None
@@ -199,13 +203,13 @@ def one_round(rounds: Rounds, number: int) -> dict[str, Any] | None:
 
 
 def train_policy(rounds: Rounds, number: int) -> dict[str, Any]:
-    """The policy's steps of a round, on the reward model of the round before."""
+    """Trains the policy for a round on the reward model of the previous round."""
     recipe, out = rounds.recipe, rounds.round(number) / "policy"
     learned = RewardConfig(
         name=REWARD, model=rounds.reward_model(number - 1), weight=recipe.rounds.weight, args=recipe.rounds.args
     )
     measured = dataclasses.replace(rounds.verifier, weight=0.0)
-    first = number == 1
+    first = number == 1  # later models are trew's own exports, with tokenizer and template inside
     config = dataclasses.replace(
         recipe.policy,
         model=rounds.policy(number - 1), out=str(out), rewards=(measured, learned, *recipe.policy.rewards),
@@ -219,7 +223,7 @@ def train_policy(rounds: Rounds, number: int) -> dict[str, Any]:
             config, resume=rounds.resume and out.exists(), allow_changes=rounds.allow_changes, display=rounds.display,
             position=rounds.position(number),
         )  # fmt: skip
-    gc.collect()
+    gc.collect()  # model and optimizer may be in reference cycles, and the next stage loads a model again
     learned_curve = _learned_curve(out)
     return {
         "accuracy_before": summary["accuracy_before"], "accuracy_after": summary["accuracy_after"],
@@ -228,13 +232,14 @@ def train_policy(rounds: Rounds, number: int) -> dict[str, Any]:
 
 
 def _learned_curve(run: Path) -> list[float | None]:
-    """The mean learned reward of every step of a policy's training."""
+    """The mean learned reward at each step of a policy's training."""
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text("utf-8").splitlines()]
     return [row[f"reward/{REWARD}"] for row in rows if row.get(f"reward/{REWARD}") is not None] or [None]
 
 
 def sample_pairs(rounds: Rounds, number: int) -> None:
-    """Fresh completions of the policy after this round, ranked by the verifier: pairs.jsonl and held.jsonl."""
+    """Samples the policy after this round on fresh prompts, and writes pairs ranked by the verifier to pairs.jsonl and
+    held.jsonl."""
     folder, r, seed = rounds.round(number), rounds.recipe.rounds, rounds.recipe.policy.seed
     if (folder / "held.jsonl").is_file() and (folder / "pairs.jsonl").is_file():
         return
@@ -244,7 +249,7 @@ def sample_pairs(rounds: Rounds, number: int) -> None:
     write_rollouts(folder / "fresh" / "rollouts" / "000001.parquet", scored, step=1)
     pairs = pairs_of_groups(scored, reward=rounds.verifier_name, most=r.pairs_per_prompt, seed=seed + number)
     train_pairs, held = divide(pairs, share=r.held_out, seed=seed)
-    # A prompt of an earlier round stays on its side, or held-out pairs would measure what was trained on.
+    # A prompt of an earlier round stays on its side; otherwise held-out pairs would measure what was trained on.
     old_train = {p.key for n in range(number) for p in history(rounds, n, "pairs.jsonl")}
     old_held = {p.key for n in range(number) for p in history(rounds, n, "held.jsonl")}
     train_pairs = [p for p in train_pairs if p.key not in old_held]
@@ -262,7 +267,7 @@ def sample_pairs(rounds: Rounds, number: int) -> None:
 
 
 def _fresh_completions(rounds: Rounds, number: int) -> list[ScoredGroup]:
-    """Completions of prompts that no training has seen, by the policy after this round, scored by the verifier."""
+    """Completions of unseen prompts by the policy after this round, scored by the verifier."""
     r, policy = rounds.recipe.rounds, rounds.recipe.policy
     first = number == 0
     config = dataclasses.replace(
@@ -288,7 +293,7 @@ def _fresh_completions(rounds: Rounds, number: int) -> list[ScoredGroup]:
 
 
 def _with_own_uids(prompts: Sequence[Prompt]) -> list[Prompt]:
-    """Repeated prompts under uids of their own: draws depend on the uid, and equal completions would make no pairs."""
+    """Gives repeated prompts distinct uids: the uid seeds the sampling, and equal completions would make no pairs."""
     seen: dict[str, int] = {}
     out = []
     for prompt in prompts:
@@ -298,27 +303,28 @@ def _with_own_uids(prompts: Sequence[Prompt]) -> list[Prompt]:
 
 
 def history(rounds: Rounds, number: int, name: str) -> list[Pair]:
-    """A round's own pairs; none where it made none."""
+    """The pairs that a round made itself, without replayed ones; empty if it made none."""
     path = rounds.round(number) / name
     return read_pairs(path) if path.is_file() else []
 
 
 def replayed(pairs: Sequence[Pair], *, fresh: int, share: float, seed: int) -> list[Pair]:
-    """As many of ``pairs`` as make ``share`` of what is trained on beside ``fresh`` new ones; none is drawn twice.
+    """Draws so many of ``pairs``, without replacement, that they are ``share`` of the total with ``fresh`` new ones.
 
     >>> from ..reward_training.pairs import make_pair
     >>> old = [make_pair(str(i), chosen="a", rejected="b") for i in range(50)]
     >>> len(replayed(old, fresh=90, share=0.1, seed=0)), len(replayed(old[:3], fresh=90, share=0.1, seed=0))
     (10, 3)
     """
+    # old / (old + fresh) = share, solved for old
     count = min(round(fresh * share / (1 - share)), len(pairs))
     at = np.random.default_rng(seed).choice(len(pairs), size=count, replace=False) if count else []
     return [pairs[i] for i in sorted(at)]
 
 
 def train_reward_model(rounds: Rounds, number: int) -> dict[str, Any]:
-    """The reward model trained on with this round's pairs and some of history; how well it agrees with the verifier
-    on pairs of this round that it never sees, before (after the round before) and after."""
+    """Continues training the reward model on this round's pairs and some earlier ones. Returns its agreement with the
+    verifier on held-out pairs of this round, before and after."""
     recipe, folder = rounds.recipe, rounds.round(number)
     fresh, out = read_pairs(folder / "pairs.jsonl"), folder / "reward"
     base = recipe.rounds.reward_model or recipe.policy.model
@@ -339,7 +345,7 @@ def train_reward_model(rounds: Rounds, number: int) -> dict[str, Any]:
     gc.collect()
     row = {"pairs": len(fresh), "replayed": len(again), "held_pairs": summary["before"]["pairs"]}
     row |= {f"reward_{when}": {k: summary[when][k] for k in ("accuracy", "auc")} for when in ("before", "after")}
-    if number:  # does it still know what it knew?
+    if number:  # shows whether it forgets: agreement on the held-out pairs of all earlier rounds
         earlier = [p for n in range(number) for p in history(rounds, n, "held.jsonl")]
         found = _measure(out / "final", earlier, recipe=recipe)
         row["reward_on_history"] = {k: found[k] for k in ("accuracy", "auc")}
@@ -347,14 +353,14 @@ def train_reward_model(rounds: Rounds, number: int) -> dict[str, Any]:
 
 
 def _measure(model: Path, pairs: Sequence[Pair], *, recipe: Recipe) -> dict[str, Any]:
-    """How well a reward model agrees with pairs."""
+    """A reward model's agreement with pairs."""
     encoder = Encoder.load(str(model))
     encoded, _ = encode(
         pairs, encoder, limit=loading.positions(str(model)), config=PairData(overlong="drop"), what="old"
     )
     scorer = Scorer(loading.load_scorer(str(model), device=loading.resolve_device(recipe.policy.device)), encoder)
     backend = backends.find(str(scorer.model.device), layers=recipe.kernels == "auto", products=False)
-    runner, _ = best(scorer, encoded, backend=backend)  # its training has said why not
+    runner, _ = best(scorer, encoded, backend=backend)  # the note was shown when the model was trained
     return measure(runner, encoded)
 
 
@@ -363,7 +369,7 @@ def _measure(model: Path, pairs: Sequence[Pair], *, recipe: Recipe) -> dict[str,
 
 
 def summarize(rounds: Rounds, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The figures of all rounds; the first accuracy before and the last after are those of the whole."""
+    """The content of summary.json: accuracy before the first round and after the last one, and every round's row."""
     trained = [row["policy"] for row in rows if "policy" in row]
     c = rounds.recipe.policy
     return {
@@ -376,7 +382,7 @@ def summarize(rounds: Rounds, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def table(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """The rounds as lines of text."""
+    """The rounds as a table in plain text."""
     out = ["", f"{'round':>5}  {'policy, by the verifier':>24}  {'reward model: AUC before':>26}  {'after':>24}"]
     for row in rows:
         a = row.get("policy", {}).get("accuracy_after")

@@ -1,4 +1,4 @@
-"""The configuration of iterative training: a recipe of ``trew train`` with one more table, ``[iterate]``."""
+"""The configuration of iterative training: a recipe of ``trew train`` with an additional table ``[iterate]``."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from ..reward_training.settings import problems as training_problems
 from ..utils.toml import dump_table
 
 REWARD = "reward_model"
-"""What the learned reward is called in metrics and rollouts."""
+"""The name of the learned reward in metrics and rollouts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Iterate:
-    """The ``[iterate]`` table. ``steps`` of the recipe are those of the policy in each round."""
+    """The ``[iterate]`` table. ``steps`` of the recipe is the number of policy steps in each round."""
 
     rounds: int = 3
     verifier: RewardConfig = field(default_factory=RewardConfig)  # ranks completions; empty = the task's own reward
@@ -42,23 +42,25 @@ class Iterate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """A whole recipe: the policy's configuration without the learned reward, and the rounds'."""
+    """A whole recipe: the policy's configuration without the learned reward, and the configuration of the rounds."""
 
     policy: Config
     rounds: Iterate
 
     @property
     def kernels(self) -> Kernels:
-        """Of the reward model: plain where the policy learns by the model's own forward or by torch's products."""
+        """The reward model's ``kernels``: plain where the policy's ``kernels`` or ``linear`` is plain."""
         return "auto" if self.policy.kernels == self.policy.linear == "auto" else "plain"
 
     def reward_training(self, number: int, *, model: str, pairs: Path, held: Path, out: Path) -> RewardTraining:
-        """The training of the reward model of round ``number``."""
+        """The settings of the reward model's training in round ``number``."""
         r, c = self.rounds, self.policy
         learner, epochs = r.learner, r.epochs
         if number == 0:
             learner = dataclasses.replace(learner, lr=r.first_lr or learner.lr)
             epochs = r.first_epochs or epochs
+        # Later models are trew's own exports, which contain tokenizer and template; the recipe's overrides apply to the
+        # policy's model only.
         first = model == (r.reward_model or c.model) == c.model
         return RewardTraining(
             model=model, tokenizer=c.tokenizer if first else "", chat_template=c.chat_template if first else "",
@@ -78,7 +80,7 @@ def load_recipe(path: Path, overrides: Iterable[str] = (), *, out: Path | None =
     verifier = own.get("verifier") if isinstance(own, Mapping) else None
     rewards = table.get("rewards", [])
     named = isinstance(verifier, Mapping) and isinstance(rewards, list) and rounds is not None
-    # The verifier goes with the others through the same reading, first, and comes out again.
+    # The verifier is parsed as the first of the rewards, for the same checks and path resolution, and removed again.
     policy = problems.attempt(
         lambda: parse({**table, "rewards": [verifier, *rewards]} if named else table, base=path.parent)
     )
@@ -98,7 +100,7 @@ def load_recipe(path: Path, overrides: Iterable[str] = (), *, out: Path | None =
 
 
 def round_problems(rounds: Iterate, rewards: Sequence[Any] = ()) -> list[str]:
-    """Every value of ``[iterate]`` that cannot work."""
+    """The problems of values in ``[iterate]``, one line each."""
     found = []
     least = {"rounds": 1, "prompts": 1, "pairs_per_prompt": 1, "epochs": 1, "first_epochs": 0, "first_prompts": 0,
              "completions": 0}  # fmt: skip
@@ -119,6 +121,7 @@ def round_problems(rounds: Iterate, rewards: Sequence[Any] = ()) -> list[str]:
         )
     if rounds.verifier.model:
         found.append("iterate.verifier.model: a reward model cannot be the verifier; give a built-in or a function")
+    # Model and pairs are made in the rounds: placeholders, so that only the learner's values are checked.
     dummy = RewardTraining(model="m", learner=rounds.learner, data=PairData(pairs="p"))
     found += [f"iterate.{p}" for p in training_problems(dummy)]
     if any(isinstance(r, Mapping) and r.get("name") == REWARD for r in rewards):
@@ -127,5 +130,5 @@ def round_problems(rounds: Iterate, rewards: Sequence[Any] = ()) -> list[str]:
 
 
 def dumps(recipe: Recipe) -> str:
-    """The resolved recipe as TOML that :func:`load_recipe` reads back."""
+    """The resolved recipe as TOML, which :func:`load_recipe` reads back."""
     return dump_table({**to_table(recipe.policy), "iterate": dataclasses.asdict(recipe.rounds)})

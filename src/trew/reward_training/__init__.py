@@ -1,4 +1,4 @@
-"""Reward models from preference pairs: Bradley-Terry training, its data and its figures."""
+"""Trains reward models on preference pairs: Bradley-Terry loss, pair data, and agreement metrics."""
 
 from .loss import bradley_terry
 from .pairs import Pair, pairs_of_groups, read_pairs, write_pairs

@@ -1,4 +1,4 @@
-"""How well scores agree with preferences: accuracy within pairs and AUC over all texts, with intervals over prompts."""
+"""Agreement of scores with preferences: accuracy within pairs and AUC over all texts, with intervals over prompts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ RESAMPLES = 1000
 
 
 def pair_accuracy(chosen: ArrayLike, *, rejected: ArrayLike) -> float:
-    """The share of pairs in which the chosen text scores higher; equal scores count a half.
+    """The share of pairs in which the chosen text scores higher; equal scores count one half.
 
     >>> pair_accuracy([1.0, 0.0, 2.0], rejected=[0.0, 0.0, 3.0])
     0.5
@@ -24,9 +24,9 @@ def pair_accuracy(chosen: ArrayLike, *, rejected: ArrayLike) -> float:
 
 
 def auc(good: ArrayLike, *, bad: ArrayLike) -> float:
-    """The chance that a good text scores higher than a bad one, whatever their prompts; equal scores count a half.
+    """The probability that a good text scores higher than a bad one, across prompts; equal scores count one half.
 
-    Area under the ROC curve, by ranks (Mann and Whitney 1947). nan where one of them is empty.
+    Area under the ROC curve, by ranks (Mann and Whitney 1947). NaN where either side is empty.
 
     >>> auc([3.0, 1.0], bad=[0.0, 2.0])
     0.75
@@ -36,6 +36,7 @@ def auc(good: ArrayLike, *, bad: ArrayLike) -> float:
     good, bad = np.asarray(good, dtype=np.float64), np.asarray(bad, dtype=np.float64)
     if not good.size or not bad.size:
         return float("nan")
+    # Ties get their mean rank, which is what counts them one half.
     ranks = rankdata(np.concatenate([good, bad]))
     return float((ranks[: good.size].sum() - good.size * (good.size + 1) / 2) / (good.size * bad.size))
 
@@ -46,9 +47,9 @@ def agreement(
     """Accuracy and AUC of the scores of pairs, each with its interval over prompts.
 
     Pairs of one prompt (equal ``clusters``) are not independent. Accuracy is the mean over prompts of
-    :func:`pair_accuracy`, its interval the score interval of ``eval.statistics``. That of AUC is the percentile
-    bootstrap of whole prompts, the same for the same ``seed``; where all draws agree (every good text above every bad
-    one), the score interval of as many prompts. Of a text that stands in several pairs, AUC counts each time.
+    :func:`pair_accuracy`, with the score interval of ``eval.statistics``. AUC has a percentile bootstrap interval over
+    whole prompts, deterministic for a ``seed``; where all draws agree (every good text above every bad one), the score
+    interval for as many prompts. A text in several pairs counts once per pair in the AUC.
     """
     good, bad = np.asarray(chosen, dtype=np.float64), np.asarray(rejected, dtype=np.float64)
     names = list(dict.fromkeys(clusters))
@@ -64,7 +65,7 @@ def agreement(
         draws.append(auc(good[at], bad=bad[at]))
     low, high = np.quantile(draws, [(1 - level) / 2, (1 + level) / 2])
     area = auc(good, bad=bad)
-    if low == high:
+    if low == high:  # a bootstrap of identical values has width 0, which would claim certainty
         _, low, high = wilson(area * len(names), len(names), level=level)
     area = Interval(area, float(low), float(high))
     return {

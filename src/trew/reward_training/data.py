@@ -1,4 +1,4 @@
-"""All pairs of a training, tokenised: what is wrong with any source is told together."""
+"""Reads and tokenises all pairs of a training; problems of all sources are reported together."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Encoded:
 
 @dataclass(frozen=True)
 class PairSet:
-    """Training and held-out pairs, and notes on what was done to get them."""
+    """Training and held-out pairs, with notes on how they were chosen."""
 
     train: list[Pair]
     held: list[Pair]
@@ -36,7 +36,7 @@ class PairSet:
 
 
 def gather(config: PairData, *, seed: int) -> PairSet:
-    """Reads every source. Raises ConfigError with what is wrong with any of them."""
+    """Reads all sources. Raises ConfigError with the problems of all of them."""
     problems = Problems()
     pairs: list[Pair] = []
     if config.pairs:
@@ -63,6 +63,7 @@ def gather(config: PairData, *, seed: int) -> PairSet:
                 "of held-out pairs in data.eval"
             )
     else:
+        # By prompt, not by pair: another pair of a held-out prompt would leak it into training.
         ours = {pair.key for pair in held}
         train = [pair for pair in pairs if pair.key not in ours]
         if len(train) < len(pairs):
@@ -81,6 +82,7 @@ def encode(
     limit = min((n for n in (limit, config.max_tokens) if n), default=None)
     for pair in pairs:
         both = [encoder.whole(pair.prompt, text) for text in (pair.chosen, pair.rejected)]
+        # A pair is dropped, never cut: the preference may rest on the part that would be missing.
         if limit is not None and max(map(len, both)) > limit:
             long.append(max(map(len, both)))
         elif not all(both):
@@ -98,11 +100,12 @@ def encode(
 
 
 def fingerprint(*sets: Sequence[Pair]) -> str:
-    """One name for the content and order of pairs."""
+    """A hash of the content and order of pairs."""
     digest = hashlib.blake2b(digest_size=16)
     for pairs in sets:
         for pair in pairs:
             for text in (pair.key, pair.chosen, pair.rejected):
+                # A hash of fixed size per text, so that the borders between texts count too.
                 digest.update(hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest())
         digest.update(b"|")
     return digest.hexdigest()

@@ -13,8 +13,8 @@ def bradley_terry(
     """-log sigma(r_c - r_r) + centre (r_c + r_r)²  for each pair: Bradley and Terry 1952; Ouyang et al. 2022,
     arXiv 2203.02155, eq. 1; the second term as in Eisenstein et al. 2023, arXiv 2312.09244, §3.
 
-    The first term says nothing about the level of the scores, only about differences within a pair: adding a number to
-    all scores of a prompt changes nothing. A small ``centre`` (0.01) keeps them around 0. Two equal scores cost log 2.
+    The first term depends only on differences within a pair: adding a constant to all scores of a prompt changes
+    nothing. A small ``centre`` (0.01) keeps scores around 0. Two equal scores cost log 2.
 
     >>> loss = bradley_terry(torch.tensor([1., 0.]), rejected=torch.tensor([-1., 0.]))
     >>> [round(x, 4) for x in loss.tolist()]

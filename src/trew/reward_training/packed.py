@@ -1,13 +1,13 @@
-"""Pairs by the learner's packs and kernels: on a CPU, for models of the Llama kind.
+"""Runs pairs through the learner's packs and kernels: on a CPU, for Llama-family models.
 
-Texts of one prompt stand in one row without padding, what they begin with in common once, equal texts once. For the
-chosen text ``p0 p1 c0`` and the rejected ``p0 p1 r0 r1``:
+The texts of one prompt share a row without padding, with their common prefix stored once and equal texts stored once.
+For the chosen text ``p0 p1 c0`` and the rejected ``p0 p1 r0 r1``:
 
     fed    p0  p1  c0  r0  r1
     read           *       *
 
-The score is the model's head on the hidden state of a text's last token. Forward and backward below the head are those
-of a backend's :class:`trew.learner.body.Body`; the head itself and the loss are a few numbers, by autograd.
+The score is the model's head on the hidden state of a text's last token. A backend's :class:`trew.learner.body.Body`
+runs forward and backward below the head; autograd handles the head and the loss, which are a few numbers.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from .loss import bradley_terry
 from .plain import Pairs, PlainPairs, Scores
 
 PROOF = 2
-"""Pairs on which the packed way is compared with the plain one before it is used."""
+"""The number of pairs on which the packed way is compared with the plain one before it is used."""
 
 
 def best(
     scorer: Scorer, pairs: Sequence[Encoded], *, backend: Backend | None, again: bool = False
 ) -> tuple[Pairs, str]:
-    """How pairs run fastest through ``scorer``, and a note where the ``backend`` cannot run them.
+    """The fastest way to run pairs through ``scorer``, and a note where the ``backend`` cannot run them.
 
-    Hidden states of the first of ``pairs`` decide whether its code is right for this model: the same pairs and weights
-    give the same choice, which a training that continues depends on. ``again``: activations are computed again.
+    Hidden states of the first ``pairs`` decide whether the backend's code is right for this model. Equal pairs and
+    weights give the same choice, which a resumed training depends on. ``again``: recompute activations.
     """
     plain = PlainPairs(scorer, again)
     if backend is None or scorer.model.device.type != "cpu":
@@ -63,7 +63,7 @@ def best(
 
 
 def _relative(got: Tensor, want: Tensor) -> Tensor:
-    """The largest difference as a share of the largest value, where ``want`` is finite; 0 where it is so nowhere."""
+    """The largest difference relative to the largest value, over finite entries of ``want``; 0 if there are none."""
     finite = want.isfinite()
     if not finite.any():
         return torch.zeros(())
@@ -72,7 +72,7 @@ def _relative(got: Tensor, want: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class PackedPairs:
-    """By a backend, in packs of at most ``budget`` tokens, or of one pair."""
+    """Runs pairs by a backend, in packs of at most ``budget`` tokens, or of a single longer pair."""
 
     scorer: Scorer
     body: Body
@@ -81,7 +81,7 @@ class PackedPairs:
 
     @staticmethod
     def of(scorer: Scorer, backend: Backend, *, again: bool = False) -> PackedPairs | str:
-        """For this model, or why not, in words that complete "because ..."."""
+        """The packed runner for this model, or the reason why not, as words that complete "because ..."."""
         body = backend.body(scorer.model, autocast=scorer.autocast, recompute=again)
         if isinstance(body, str):
             return body
@@ -100,9 +100,11 @@ class PackedPairs:
         chosen, rejected = [0.0] * len(pairs), [0.0] * len(pairs)
         for batch in self._batches(pairs):
             texts = self._texts([pairs[i] for i in batch])
+            # A budget that makes it one pack, since the loss needs both texts of each pair in one pass; _batches() has
+            # limited its size.
             (pack,) = pack_shared(texts.samples, budget=sum(len(text) + 1 for text in texts.texts))
             row, at = _last_tokens(pack, texts.samples)
-            at = at[torch.tensor(pack.samples).argsort()]  # in the order of the texts
+            at = at[torch.tensor(pack.samples).argsort()]  # from the pack's order to that of the texts
             with self.body.differentiable(row) as hidden:
                 good, bad = texts.both(self.head(hidden[at]).squeeze(-1))
                 loss = bradley_terry(good, rejected=bad, centre=centre).sum() / len(pairs)
@@ -114,20 +116,21 @@ class PackedPairs:
         return total, (chosen, rejected)
 
     def _without_padding(self) -> None:
-        """A classifier's embedding of its padding token is not trained, wherever in a text the token stands."""
+        """Clears the gradient of the padding token's embedding, as nn.Embedding with ``padding_idx`` does, even where
+        the token is part of a text."""
         embedding = self.body.parts.embedding
         if embedding.padding_idx is not None and embedding.weight.grad is not None:
             embedding.weight.grad[embedding.padding_idx] = 0
 
     @torch.no_grad()
     def exact_states(self, pairs: Sequence[Encoded]) -> Float[Tensor, "n H"]:
-        """Hidden states behind the last tokens of the pairs' texts, in float32. Scores would not show what is wrong
-        with them: those of a new head are all 0."""
+        """Hidden states at the last tokens of the pairs' texts, in float32. Scores are unfit for the comparison: a new
+        head gives 0 for any hidden state."""
         return replace(self, body=self.body.exact())._states(self._texts(pairs))
 
     @torch.no_grad()
     def plain_states(self, pairs: Sequence[Encoded]) -> Float[Tensor, "n H"]:
-        """The same by the model's own forward."""
+        """The same states by the model's own forward."""
         return torch.cat([self._plain_state(text) for text in self._texts(pairs).texts])
 
     def _plain_state(self, text: Sequence[int]) -> Float[Tensor, "1 H"]:
@@ -143,10 +146,11 @@ class PackedPairs:
         return found
 
     def _batches(self, pairs: Sequence[Encoded]) -> Iterator[list[int]]:
-        """Positions of pairs that run together, those of one prompt side by side."""
+        """Yields positions of pairs that run together, with pairs of one prompt next to each other."""
         batch: list[int] = []
         size = 0
         for i in sorted(range(len(pairs)), key=lambda i: pairs[i].key):
+            # An estimate by pair: pairs of one prompt share its tokens and equal texts, too.
             cost = len(pairs[i]) - _common([pairs[i].chosen, pairs[i].rejected])
             if batch and size + cost > self.budget:
                 yield batch
@@ -162,11 +166,11 @@ class PackedPairs:
 
 @dataclass(frozen=True, slots=True)
 class _Texts:
-    """The different texts of some pairs, as far as their scores depend on them."""
+    """The distinct texts of some pairs, up to the token at which their score is read."""
 
     texts: list[Sequence[int]]
-    samples: list[TrainingSample]  # as the learner packs them: a prompt is what all texts of one key begin with
-    chosen: Int[Tensor, "n"]  # which text is a pair's chosen one
+    samples: list[TrainingSample]  # for the learner's packs; "prompt" is the common prefix of all texts of one key
+    chosen: Int[Tensor, "n"]  # index of each pair's chosen text
     rejected: Int[Tensor, "n"]
 
     @staticmethod
@@ -179,6 +183,8 @@ class _Texts:
         by_key: dict[str, list[tuple[int, ...]]] = {}
         for key, text in known:
             by_key.setdefault(key, []).append(text)
+        # At least one token, even where texts have nothing in common: a sample must have a prompt. Texts that differ in
+        # their first token get separate prompts, since packs share equal ones only.
         prompts = {key: max(_common(texts), 1) for key, texts in by_key.items()}
         groups = {key: group for group, key in enumerate(by_key)}
         samples = [_sample(text, prompt=prompts[key], group=groups[key]) for key, text in known]
@@ -186,18 +192,18 @@ class _Texts:
         return _Texts([text for _, text in known], samples, chosen, rejected)
 
     def both(self, scores: Float[Tensor, "texts"]) -> tuple[Float[Tensor, "n"], Float[Tensor, "n"]]:
-        """From scores of the texts to those of the pairs' sides."""
+        """Maps the texts' scores to the chosen and rejected scores of the pairs."""
         return scores[self.chosen], scores[self.rejected]
 
 
 def _read(text: Sequence[int], *, pad: int | None) -> tuple[int, ...]:
-    """The text up to the token that a sequence classifier reads: the last one that is not padding, or the first."""
+    """The text up to the token at which a sequence classifier reads: the last one that is not padding, or the first."""
     end = next((i for i in range(len(text) - 1, 0, -1) if text[i] != pad), 0)
     return tuple(text[: end + 1])
 
 
 def _common(texts: Sequence[Sequence[int]]) -> int:
-    """How many tokens all texts begin with.
+    """The length of the texts' common prefix.
 
     >>> _common([[1, 2, 3], [1, 2], [1, 2, 4]])
     2
@@ -206,13 +212,13 @@ def _common(texts: Sequence[Sequence[int]]) -> int:
 
 
 def _sample(text: Sequence[int], *, prompt: int, group: int) -> TrainingSample:
-    """A text whose last token is fed too: packs leave out a completion's last, so one more stands behind it."""
+    """A sample that feeds the whole text: packs do not feed a completion's last token, so it is appended twice."""
     ids = np.array([*text, text[-1]], dtype=np.int64)
     return TrainingSample(ids[:prompt], ids[prompt:], group)
 
 
 def _last_tokens(pack: Pack, samples: Sequence[TrainingSample]) -> tuple[Pack, Int[Tensor, "n"]]:
-    """The pack read only where its samples' texts end, and which of these places is each sample's, in its order."""
+    """The pack, read only where its samples' texts end, and for each sample the index of its position among those."""
     ends = np.cumsum([len(samples[i].token_ids) for i in pack.samples]) - 1
     places, at = np.unique(pack.read_at[pack.read_rows[ends]], return_inverse=True)
     return replace(pack, read_at=places), torch.from_numpy(at)

@@ -1,7 +1,7 @@
-"""Preference pairs: read from files, made from rollouts with known outcomes, divided by prompt, written.
+"""Preference pairs: reads them from files, makes them from scored rollouts, splits them by prompt, writes them.
 
 A row of a file has ``prompt`` (text, or a list of messages), ``chosen`` and ``rejected`` (text, or the assistant's
-message in a list). Without ``prompt``, chosen and rejected are whole conversations that differ in their last turn.
+message in a list). Without ``prompt``, chosen and rejected are whole conversations that differ in the last turn only.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ class Pair:
 
     @property
     def key(self) -> str:
-        """The prompt's identity: equal for pairs that must not be divided between training and evaluation."""
+        """The prompt's identity: pairs with equal keys must not be split between training and evaluation."""
         return self.prompt.uid
 
 
 def prompt_key(prompt: str | Sequence[Message]) -> str:
-    """A short name for a prompt's content: equal prompts have equal ones, wherever they come from."""
+    """A short hash of a prompt's content: equal prompts have equal keys, whatever their source."""
     content = prompt if isinstance(prompt, str) else json.dumps([dict(m) for m in prompt], sort_keys=True)
     return hashlib.blake2b(content.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
 
 def make_pair(prompt: str | Sequence[Message], *, chosen: str, rejected: str) -> Pair:
-    """A pair whose prompt is known by its content."""
+    """A pair whose prompt's uid is the hash of its content."""
     uid = prompt_key(prompt)
     known = Prompt(uid, text=prompt) if isinstance(prompt, str) else Prompt(uid, messages=tuple(prompt))
     return Pair(known, chosen, rejected)
@@ -57,7 +57,7 @@ def make_pair(prompt: str | Sequence[Message], *, chosen: str, rejected: str) ->
 
 
 def read_pairs(path: Path) -> list[Pair]:
-    """The pairs of a .jsonl, .json or .parquet file. Raises DataError with the rows that are at fault."""
+    """Reads the pairs of a .jsonl, .json or .parquet file. Raises DataError that lists the invalid rows."""
     rows = read_rows(path)
     problems = Problems(str(path))
     pairs = []
@@ -94,7 +94,7 @@ def _pair(columns: Mapping[str, Any]) -> Pair:
 
 
 def _answer(value: Any, name: str) -> tuple[str, tuple[dict[str, Any], ...]]:
-    """The answer's text, and the turns before it."""
+    """The answer's text, and the turns before it if the value is a conversation."""
     if isinstance(value, str):
         return value, ()
     if not isinstance(value, (list, tuple)) or not value or not all(isinstance(turn, Mapping) for turn in value):
@@ -106,7 +106,7 @@ def _answer(value: Any, name: str) -> tuple[str, tuple[dict[str, Any], ...]]:
 
 
 def write_pairs(path: Path, pairs: Iterable[Pair]) -> None:
-    """Writes pairs as JSON Lines, whole or not at all."""
+    """Writes pairs as JSON Lines, atomically."""
     lines = []
     for pair in pairs:
         prompt = pair.prompt.text if pair.prompt.messages is None else [dict(m) for m in pair.prompt.messages]
@@ -121,7 +121,7 @@ def write_pairs(path: Path, pairs: Iterable[Pair]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A completion's text and what it was worth."""
+    """A completion's text and its value."""
 
     text: str
     value: float
@@ -130,10 +130,8 @@ class Outcome:
 def rank(
     prompt: str | Sequence[Message], outcomes: Sequence[Outcome], *, most: int, rng: np.random.Generator
 ) -> list[Pair]:
-    """At most ``most`` pairs of different texts with different values, drawn without replacement; all where fewer.
-
-    Texts that stand in the group more than once count once, with their first value.
-    """
+    """At most ``most`` pairs of different texts with different values, drawn without replacement; all if there are
+    fewer. Texts that occur several times in the group count once."""
     texts = list({o.text: o for o in outcomes}.values())
     better = [(a, b) for a in texts for b in texts if a.value > b.value]
     if len(better) > most:
@@ -142,7 +140,7 @@ def rank(
 
 
 def pairs_of_groups(groups: Iterable[ScoredGroup], *, reward: str, most: int, seed: int) -> list[Pair]:
-    """Pairs from scored completions, ranked by the reward called ``reward``; those without a value take no part."""
+    """Makes pairs from scored completions, ranked by the reward ``reward``; completions without a value are skipped."""
     rng = np.random.default_rng(seed)
     out = []
     for scored in groups:
@@ -157,7 +155,7 @@ def pairs_of_groups(groups: Iterable[ScoredGroup], *, reward: str, most: int, se
 
 
 def pairs_of_run(folder: Path, *, reward: str, most: int, seed: int) -> list[Pair]:
-    """Pairs from the rollouts of a run of trew, ranked by one of its rewards (the total where ``reward`` is empty).
+    """Makes pairs from the rollouts of a run of trew, ranked by one of its rewards (the total if ``reward`` is empty).
 
     Raises DataError where the folder has no rollouts, no such reward, or no group with different values.
     """
@@ -185,7 +183,7 @@ def pairs_of_run(folder: Path, *, reward: str, most: int, seed: int) -> list[Pai
 
 
 def _rollout_rows(file: Path) -> list[dict[str, Any]]:
-    """The rows of one table of rollouts; DataError where it cannot be read as one."""
+    """The rows of a rollouts table. Raises DataError where the file cannot be read as one."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -212,10 +210,11 @@ def _outcomes(rows: Sequence[dict[str, Any]], reward: str) -> list[Outcome]:
 
 
 def divide(pairs: Sequence[Pair], *, share: float, seed: int) -> tuple[list[Pair], list[Pair]]:
-    """Training and held-out pairs: whole prompts are held out, about ``share`` of them, at least one of each kind.
+    """Splits pairs into training and held-out ones by whole prompts: about ``share`` of the prompts are held out, and
+    each side has at least one if there are two.
 
-    Which side a prompt is on depends on its content and ``seed`` alone, so that it stays there when pairs are added;
-    only where one side would be empty does the prompt nearest to the border change it.
+    A prompt's side depends only on its content and ``seed``, so it keeps it when pairs are added. Only where one side
+    would be empty, the prompt nearest to the border changes sides.
 
     >>> pairs = [make_pair(f"q{i}", chosen="a", rejected="b") for i in range(50)]
     >>> train, held = divide(pairs, share=0.2, seed=0)
@@ -223,7 +222,7 @@ def divide(pairs: Sequence[Pair], *, share: float, seed: int) -> tuple[list[Pair
     (50, set())
     """
 
-    def place(key: str) -> float:
+    def place(key: str) -> float:  # uniform in [0, 1)
         digest = hashlib.blake2b(f"{seed}:{key}".encode(), digest_size=8).digest()
         return int.from_bytes(digest, "big") / 2**64
 

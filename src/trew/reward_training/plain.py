@@ -1,6 +1,6 @@
-"""How pairs run through a reward model, and the plain way: the model's own forward on padded rows.
+"""``Pairs``: the interface that runs pairs through a reward model; and the plain way, its own forward on padded rows.
 
-The plain way works for every sequence classifier and is what :mod:`.packed` is measured and proven against.
+The plain way works for every sequence classifier and is the reference that :mod:`.packed` is compared with.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .data import Encoded
 from .loss import bradley_terry
 
 Scores = tuple[list[float], list[float]]
-"""Of the chosen and of the rejected texts, in the order of the pairs."""
+"""Scores of the chosen and the rejected texts, in the order of the pairs."""
 
 
 class Pairs(Protocol):
@@ -27,14 +27,14 @@ class Pairs(Protocol):
         ...
 
     def accumulate(self, pairs: Sequence[Encoded], *, centre: float) -> tuple[float, Scores]:
-        """Adds the gradient of the mean loss of ``pairs`` to the parameters' ``grad``; returns that loss and the
-        scores. However the pairs are split into passes, both sides of one are in the same."""
+        """Adds the gradient of the mean loss of ``pairs`` to the parameters' ``grad``; returns the loss and the scores.
+        Pairs may be split over passes, but both sides of a pair are in the same pass."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class PlainPairs:
-    """By the model's own forward. ``again``: activations are not kept but computed again on the way back."""
+    """Runs pairs by the model's own forward. ``again``: recompute activations in the backward pass."""
 
     scorer: Scorer
     again: bool = False
@@ -46,13 +46,14 @@ class PlainPairs:
     def accumulate(self, pairs: Sequence[Encoded], *, centre: float) -> tuple[float, Scores]:
         total = 0.0
         chosen, rejected = [0.0] * len(pairs), [0.0] * len(pairs)
-        # Both texts of a pair count with the longer one: that is how wide they are padded.
+        # Both texts of a pair count with the length of the longer one, to which they are padded.
         widths = [2 * max(len(p.chosen), len(p.rejected)) for p in pairs]
         for batch in token_batches(widths, budget=self.scorer.budget):
             members = [pairs[i] for i in batch]
             with recompute.recomputing(self.scorer.model) if self.again else contextlib.nullcontext():
                 scores = self.scorer.logits([*(p.chosen for p in members), *(p.rejected for p in members)])
                 good, bad = scores.chunk(2)
+                # Over all pairs of the step, not of the pass: passes add up to the gradient of the mean loss.
                 loss = bradley_terry(good, rejected=bad, centre=centre).sum() / len(pairs)
                 loss.backward()
             total += float(loss.detach())

@@ -1,4 +1,4 @@
-"""Everything that can be known about a reward model's training before its weights are loaded."""
+"""Checks everything about a reward model's training that can be checked before its weights are loaded."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .settings import problems as value_problems
 
 @dataclass(frozen=True)
 class RewardPlan:
-    """A training that can start: checked settings and tokenised pairs, but no weights yet."""
+    """A training that is ready to start: checked settings and tokenised pairs; no weights yet."""
 
     settings: RewardTraining
     encoder: Encoder
@@ -34,7 +34,7 @@ class RewardPlan:
 
 
 def plan(settings: RewardTraining, *, found: Sequence[str] = ()) -> RewardPlan:
-    """Checks and gathers everything but the weights. Raises ConfigError with every problem, ``found`` among them."""
+    """Checks and loads everything but the weights. Raises ConfigError with every problem, including ``found``."""
     s = settings
     problems = Problems([*found, *value_problems(s)])
     device = problems.attempt(lambda: loading.resolve_device(s.device))
@@ -69,7 +69,7 @@ def plan(settings: RewardTraining, *, found: Sequence[str] = ()) -> RewardPlan:
 
 
 def _encoder(s: RewardTraining, problems: Problems, notes: list[str]) -> Encoder | None:
-    """What turns texts into the model's tokens, once its files are known to be whole."""
+    """The encoder from texts to the model's tokens; None where the model's files have problems."""
     if not s.model:
         return None  # one of the problems already
     own = {"tokenizer": s.tokenizer, "chat_template": s.chat_template}

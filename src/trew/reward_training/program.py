@@ -1,4 +1,4 @@
-"""The training of a reward model as a program: one step on pairs, its evaluation, and what its checkpoints hold."""
+"""``RewardProgram``: the training of a reward model, with its steps on pairs, its evaluation and its checkpoints."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class _Interval:
 
 @dataclass(frozen=True, slots=True)
 class _Agreement:
-    """As :func:`measure` gives it."""
+    """The result of :func:`measure`."""
 
     pairs: Count
     prompts: Count
@@ -61,7 +61,7 @@ class _Counters:
 
 @dataclass(frozen=True, slots=True)
 class _Nothing:
-    """Nothing counts over several steps."""
+    """No part counts over several steps."""
 
 
 SHAPES = Shapes(_Counters, Progress, _Nothing, _Agreement)
@@ -73,7 +73,7 @@ class RewardProgram(Program):
 
     plan: RewardPlan
     model: Any
-    pairs: Pairs  # how they run through it
+    pairs: Pairs  # runs pairs through the model
     notes: tuple[str, ...]
     parameters: dict[str, torch.nn.Parameter]
     optimizer: torch.optim.Optimizer
@@ -84,10 +84,11 @@ class RewardProgram(Program):
         return SHAPES
 
     def step(self, bar: Bar) -> None:
-        """One optimizer step on the next pairs, and its row of metrics."""
+        """Takes one optimizer step on the next pairs and logs its metrics."""
         start = time.monotonic()
         s, state = self.plan.settings, self.state
         config = s.learner.optimizer()
+        # By position in the stream, which follows from the step: a resumed training draws the same pairs.
         pairs = [self.plan.train[i] for i in self.order.take(state.step * s.learner.batch, s.learner.batch)]
         rate = learning_rate(state.step, config=config, steps=self.plan.steps)
         for group in self.optimizer.param_groups:
@@ -102,7 +103,7 @@ class RewardProgram(Program):
                 "applied. A lower learner.lr, or learner.dtype = 'float32', may help"
             )
         torch.nn.utils.clip_grads_with_norm_(parameters, config.max_grad_norm, norm)
-        self.writer.release()  # a checkpoint under way reads the very tensors that change now
+        self.writer.release()  # a checkpoint being written reads the same tensors that change now
         self.optimizer.step()
         state.step += 1
         seconds = time.monotonic() - start
@@ -114,7 +115,7 @@ class RewardProgram(Program):
         bar.note(f"loss {loss:.3f}")
 
     def evaluate(self) -> dict[str, Any]:
-        """Agreement with the held-out pairs, and its row of metrics."""
+        """Measures agreement with the held-out pairs and logs it."""
         with self.interrupts.anywhere("during an evaluation; continue with --resume"):
             result = measure(self.pairs, self.plan.held, seed=self.plan.settings.seed)
         a, step = result["accuracy"], self.state.step
@@ -141,7 +142,7 @@ class RewardProgram(Program):
 
 
 def _scores(chosen: Sequence[float], rejected: Sequence[float]) -> dict[str, float]:
-    """The figures of a step's scores."""
+    """Metrics of a step's scores."""
     count, margins = len(chosen), [c - r for c, r in zip(chosen, rejected, strict=True)]
     return {
         "pair_accuracy": sum((m > 0) + 0.5 * (m == 0) for m in margins) / count,
@@ -151,8 +152,8 @@ def _scores(chosen: Sequence[float], rejected: Sequence[float]) -> dict[str, flo
 
 
 def measure(model: Pairs, pairs: Sequence[Encoded], *, seed: int = 0) -> dict[str, Any]:
-    """How well the model agrees with pairs (see :func:`agreement`), and the mean loss; raises NumericsError where a
-    score is not finite."""
+    """The model's agreement with pairs (see :func:`agreement`) and its mean loss. Raises NumericsError where a score is
+    not finite."""
     good, bad = model.scores(pairs)
     if not all(map(math.isfinite, [*good, *bad])):
         raise NumericsError("the model gives scores that are not finite: its weights are broken")
@@ -172,7 +173,7 @@ def figures(result: dict[str, Any]) -> str:
 
 
 def build(ready: RewardPlan, folder: RunFolder, display: Display, interrupts: Interrupts) -> RewardProgram:
-    """Loads the model and puts the parts of its training together."""
+    """Loads the model and assembles its training."""
     s = ready.settings
     if s.threads:
         torch.set_num_threads(s.threads)
@@ -180,7 +181,8 @@ def build(ready: RewardPlan, folder: RunFolder, display: Display, interrupts: In
     model: Any = loading.load_scorer(s.model, device=ready.device, new_head=True)
     loading.check_vocab(model, ready.encoder.tokenizer)
     text = model.config.get_text_config()
-    if text.pad_token_id is None:  # so that others can score several texts at once
+    # transformers' classifiers refuse batches of several texts without a padding token: the exported model needs one.
+    if text.pad_token_id is None:
         tokenizer = ready.encoder.tokenizer
         known = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
         text.pad_token_id = known

@@ -1,4 +1,4 @@
-"""The configuration of a reward model's training: a recipe as TOML, or the command's flags; checked as a whole."""
+"""The configuration of a reward model's training, from a TOML recipe or from flags, and its validation."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class PairData:
     """Where preference pairs come from: a file, or the rollouts of runs, or both."""
 
     pairs: str = ""  # .jsonl, .json or .parquet with prompt, chosen, rejected
-    runs: tuple[str, ...] = ()  # folders of trew train: completions of one prompt, the better before the worse
+    runs: tuple[str, ...] = ()  # run folders of trew train: pairs of completions of one prompt, ranked by reward
     reward: str = ""  # the reward of those runs that ranks; empty = their total
     pairs_per_prompt: int = 8  # most pairs of one group of completions
     eval: str = "auto"  # a file of held-out pairs; auto = whole prompts held out of the pairs
@@ -29,7 +29,7 @@ class PairData:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardLearner:
-    """How weights are updated."""
+    """The optimizer, the batch and the loss."""
 
     lr: float = 1e-5
     schedule: Schedule = "cosine"
@@ -46,7 +46,7 @@ class RewardLearner:
     centre: float = 0.0  # weight of (r_chosen + r_rejected)²: keeps scores around 0; 0.01 is usual
 
     def optimizer(self) -> LearnerConfig:
-        """What the optimizer and the learning rate read."""
+        """The settings as the learner's optimizer and schedule read them."""
         names = ("lr", "schedule", "warmup_steps", "weight_decay", "adam_beta1", "adam_beta2", "adam_eps",
                  "max_grad_norm")  # fmt: skip
         return LearnerConfig(**{name: getattr(self, name) for name in names})
@@ -76,7 +76,7 @@ class RewardTraining:
     chat_template: str = ""  # empty = the tokenizer's; "plain", or a .jinja file
     device: str = "auto"
     threads: int = 0  # 0 = torch's choice
-    kernels: Kernels = "auto"  # auto = trew's own for models of the Llama kind, plain = the model's own forward pass
+    kernels: Kernels = "auto"  # auto = trew's own for Llama-family models, plain = the model's own forward pass
     seed: int = 0
     epochs: int = 1  # passes over the pairs
     steps: int = 0  # instead of epochs; 0 = by epochs
@@ -89,7 +89,7 @@ class RewardTraining:
 
 def load_settings(path: Path | None, overrides: Iterable[str] = (), *, flags: Mapping[str, Any] | None = None) -> Any:
     """The settings of a recipe with ``key=value`` overrides, then ``flags`` by their dotted names; without a recipe,
-    of these alone. Raises ConfigError with every problem of reading; :func:`problems` has those of the values."""
+    from these only. Raises ConfigError with every problem of reading; :func:`problems` checks the values."""
     from ..config import apply_overrides
 
     table: dict[str, Any] = {}
@@ -109,12 +109,12 @@ def load_settings(path: Path | None, overrides: Iterable[str] = (), *, flags: Ma
 
 
 def dumps(settings: RewardTraining) -> str:
-    """The settings as TOML that :func:`load_settings` reads back to equal ones."""
+    """The settings as TOML, which :func:`load_settings` reads back to equal settings."""
     return dump_table(dataclasses.asdict(settings))
 
 
 def problems(settings: RewardTraining) -> list[str]:
-    """Every value and combination that can be judged without data and model; one line each."""
+    """The problems of values and combinations that can be checked without data and model, one line each."""
     s, found = settings, []
 
     def need(name: str, fine: bool, accepts: str) -> None:

@@ -1,7 +1,7 @@
 """Trains a reward model on preference pairs: the same run folder, checks, checkpoints and resume as ``trew train``.
 
-Dropout is off and pairs are drawn by position, so that seed and data decide everything. Chosen and rejected of a pair
-are in the same forward pass (:mod:`.packed`, :mod:`.plain`); a step's gradient does not depend on how it is split.
+Dropout is off and pairs are drawn by position, so that seed and data determine everything. Both texts of a pair are in
+the same forward pass (:mod:`.packed`, :mod:`.plain`); a step's gradient does not depend on the split into passes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ def train_reward(
     allow_changes: bool = False,
     display: Display | None = None,
 ) -> dict[str, Any]:
-    """The whole training; returns what is in summary.json. ``out/final`` holds the model in Hugging Face layout.
+    """Runs the whole training; returns the content of summary.json. ``out/final`` holds the model in Hugging Face
+    layout.
 
     Raises ConfigError with every problem of settings, data and model before weights are loaded. ``resume`` continues
     from the newest complete checkpoint, under other settings only with ``allow_changes``; ``overwrite`` starts over in
@@ -56,8 +57,8 @@ def train_reward(
             display.line(f"note: {note}")
         if folder.resumed:
             program.restore(allow_changes=allow_changes)
-            folder.write_config(dumps(settings))  # not before: what was refused must not be what the run has
-        ending.enter_context(interrupts)  # from here on there is something to save
+            folder.write_config(dumps(settings))  # only now: a refused resume must leave the run's settings unchanged
+        ending.enter_context(interrupts)  # from here on an interrupt has something to save; before, it just ends
         ending.enter_context(program.writer)
         with display.bar("training", ready.steps, done=program.state.step) as bar:
             for _ in program.steps():
@@ -81,7 +82,7 @@ def _headline(program: RewardProgram) -> str:
 
 
 def describe(summary: dict[str, Any]) -> list[str]:
-    """The figures of a finished training, two lines."""
+    """The metrics before and after a finished training, in two lines."""
     return [f"before: {figures(summary['before'])}", f"after:  {figures(summary['after'])}"]
 
 
