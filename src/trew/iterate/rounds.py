@@ -93,7 +93,7 @@ class Rounds:
         return r.first_prompts or (0 if is_reward_model(r.reward_model) else r.prompts)
 
     def position(self, number: int) -> int:
-        """Where a round's training begins in the stream of prompts, so that no prompt is drawn twice before the data end.
+        """Where a round's training begins in the stream of prompts; no prompt is drawn twice before the data end.
         Computed from the settings: a resumed run finds the same place."""
         c, r = self.recipe.policy, self.recipe.rounds
         return self.first_prompts + (number - 1) * (c.steps * c.rollout.prompts + r.prompts)
