@@ -53,7 +53,7 @@ def locate_folder(name: str, role: str) -> tuple[Path | None, list[str]]:
 
 
 def locate_on_hub(name: str, role: str) -> tuple[Path | None, list[str]]:
-    """The local snapshot folder of hub id ``name`` with at least its configuration, or the reason why not."""
+    """Returns the local snapshot folder of hub id ``name`` with at least its configuration, or why there is none."""
     from huggingface_hub import HfApi, hf_hub_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, RepositoryNotFoundError
 
@@ -99,9 +99,9 @@ def cause(error: BaseException) -> str:
 
 
 def model_problems(folder: Path, name: str, *, weights: bool, kind: Kind | None = None) -> list[str]:
-    """What keeps ``folder`` from being loaded as a model of ``kind``, a causal language model unless given.
+    """Finds what prevents loading ``folder`` as a model of ``kind``: a causal language model by default.
 
-    ``weights``: they must be there already.
+    ``weights``: whether the weights must be there already.
     """
     path = folder / "config.json"
     if not path.is_file():
@@ -176,7 +176,7 @@ def _end_problems(folder: Path, config: dict[str, Any], name: str) -> list[str]:
             table = json.loads((folder / file).read_bytes())
             ends = table.get("eos_token_id")
         except (OSError, ValueError, AttributeError, RecursionError):
-            continue  # not there, or told by others
+            continue  # not there, or reported by another check
         listed = ends if isinstance(ends, list) else [] if ends is None else [ends]
         odd = [end for end in listed if type(end) is not int or not 0 <= end < rows]
         if odd:
@@ -256,12 +256,12 @@ def base_problems(config: dict[str, Any], name: str) -> list[str]:
 
 
 Kind = Callable[[dict[str, Any], str], list[str]]
-"""What keeps a configuration from being that of a kind of model: :func:`causal_problems` and the like."""
+"""Finds why a configuration does not describe a kind of model: :func:`causal_problems` and the like."""
 
 
 def weight_files(folder: Path) -> tuple[list[Path], list[Path]]:
-    """The files that a model's weights are in, by its index where it has one: those that are here, and those that are
-    not. ValueError where the index cannot be followed."""
+    """Returns a model's weight files, from its index if it has one: present files, and missing ones. Raises ValueError
+    for an invalid index."""
     index = folder / "model.safetensors.index.json"
     if not index.is_file():
         single = folder / "model.safetensors"
@@ -271,6 +271,7 @@ def weight_files(folder: Path) -> tuple[list[Path], list[Path]]:
         shards = sorted(set(table["weight_map"].values()))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise ValueError(f"{index} is not a valid index; the download is not complete") from None
+    # An index is untrusted input: "../" in it must not make us read other files.
     if any(Path(str(shard)).name != shard for shard in shards):
         raise ValueError(f"{index} names files outside its own folder, which are not read; use another copy")
     if "metadata" not in table:  # transformers asks for it
@@ -280,7 +281,7 @@ def weight_files(folder: Path) -> tuple[list[Path], list[Path]]:
 
 
 def stored(folder: Path) -> list[Stored]:
-    """All tensors of a model's weight files; none where files are not here. The files are sound: see model_problems."""
+    """Returns all tensors of a model's weight files; none if files are missing. Call after :func:`model_problems`."""
     here, missing = weight_files(folder)
     return [] if missing else [tensor for file in here for tensor in tensors_of(file)]
 
@@ -307,7 +308,7 @@ def _weight_problems(folder: Path, name: str) -> list[str]:
 
 
 def stored_types(folder: Path | None) -> set[str]:
-    """The types of a model's weights, as safetensors names them ("F32", "BF16"); none where there are no files."""
+    """Returns the types of a model's weights, by safetensors name ("F32", "BF16"); none without files."""
     return {tensor.dtype for file in (folder.glob("*.safetensors") if folder else ()) for tensor in tensors_of(file)}
 
 
@@ -317,6 +318,7 @@ def _safetensors_problem(file: Path) -> str | None:
     again = "fetch it again"
     with file.open("rb") as stream:
         start = stream.read(8)
+    # The first bytes of a pointer file, which would otherwise read as an absurd header length.
     if start == b"version " and size < 1024:
         return f"model: {file} is a Git LFS pointer, not the weights; run `git lfs pull` or {again}"
     length = int.from_bytes(start, "little")
@@ -360,7 +362,7 @@ def vocabulary_problems(folder: Path, tokenizer: Path, name: str) -> list[str]:
 
 
 def vocabulary_mismatch(rows: int, size: int) -> str | None:
-    """``rows`` of the embedding against ``size`` of the tokenizer. Models round their embedding up by some hundred.
+    """Compares ``rows`` of the embedding with ``size`` of the tokenizer. Models round their embedding up by hundreds.
 
     >>> vocabulary_mismatch(151936, 151669) is None
     True

@@ -64,11 +64,11 @@ def check(
     kind: files.Kind | None = None,
     notes: list[str] | None = None,
 ) -> list[str]:
-    """Every problem that can be found without loading weights, one line each; an empty list when all is well.
+    """Finds every problem that shows without loading weights, one line each; returns an empty list if there are none.
 
-    Looks at folders, configuration, weight files, tokenizer files and the template. From the hub it fetches the
-    configuration alone. ``kind`` says which models fit, causal language models unless given. ``notes`` gets what is no
-    problem and should be known.
+    Checks folders, configuration, weight files, tokenizer files and the template. Fetches only the configuration from
+    the hub. ``kind`` says which models are accepted: causal language models by default. ``notes`` collects harmless
+    findings that the user should know.
     """
     folder, problems = _locate_for_check(name, "model")
     if folder is not None:
@@ -87,7 +87,7 @@ def check(
 
 
 def _locate_for_check(name: str, role: str) -> tuple[Path | None, list[str]]:
-    """The folder to look into (None when there is none yet, or none to be found), and problems."""
+    """Returns the folder to check (None if it is not there yet, or cannot be found), and problems."""
     if name == DEFAULT_MODEL:
         return cached(), []
     if files.is_path(name):
@@ -96,11 +96,12 @@ def _locate_for_check(name: str, role: str) -> tuple[Path | None, list[str]]:
 
 
 def _damage(folder: Path, name: str, notes: list[str]) -> list[str]:
-    """What of a model's files does not fit together, or cannot be trained; nothing where its weights are not here."""
+    """Finds files that do not fit together or cannot be trained; nothing if the weights are not downloaded."""
     stored = files.stored(folder)
     if not stored:
         return []
     config = json.loads((folder / "config.json").read_bytes())
+    # From cheap to expensive: headers, then a model on "meta", then every number of the weights.
     if problems := integrity.depth_problems(stored, config, name):
         return problems
     try:
@@ -164,7 +165,7 @@ def resolve_device(device: str) -> str:
 
 
 def load_tokenizer(name: str, *, tokenizer: str = "", chat_template: str = "") -> PreTrainedTokenizerBase:
-    """The tokenizer of model ``name``, or another one, with its own chat template or the one that is given.
+    """Loads the tokenizer of model ``name``, or another one, with its own chat template or the given one.
 
     ``chat_template`` is empty (the tokenizer's own), ``"plain"`` (see PLAIN_TEMPLATE) or a Jinja file. Special tokens
     are left as they are: nothing here needs a pad token. Raises ModelError with a one-line cause.
@@ -190,8 +191,8 @@ def load_tokenizer(name: str, *, tokenizer: str = "", chat_template: str = "") -
 
 
 def _refuse_endless(tokenizer: Any, name: str) -> None:
-    """ModelError for a chat template that does not end, or takes all memory, for a conversation of one word. That it
-    refuses such a one is no fault."""
+    """Raises ModelError if the chat template does not terminate, or takes all memory, for a conversation of one word. A
+    template may refuse such a conversation."""
     import jinja2
 
     if not tokenizer.chat_template:
@@ -207,11 +208,11 @@ def _refuse_endless(tokenizer: Any, name: str) -> None:
 
 
 def load_model(name: str, *, device: str = "cpu", dtype: str = "float32", quantization: Any = None) -> PreTrainedModel:
-    """The model in eval mode, with weights of ``dtype`` (``auto``: as they are stored). Raises ModelError where weights
-    are missing or do not fit.
+    """Loads the model in eval mode, with weights of ``dtype`` (``auto``: as stored). Raises ModelError if weights are
+    missing or do not fit.
 
-    ``quantization`` is transformers' configuration of one; linear layers are then kept as it says.
-    transformers fills missing weights with random numbers and goes on; here that is an error.
+    ``quantization``: transformers' configuration for storing linear layers in fewer bits. transformers fills missing
+    weights with random numbers and continues; here that is an error.
     """
     import torch
     from transformers import AutoModelForCausalLM
@@ -227,7 +228,7 @@ def load_model(name: str, *, device: str = "cpu", dtype: str = "float32", quanti
             use_safetensors=True,
             local_files_only=_is_local(name),
             output_loading_info=True,
-            ignore_mismatched_sizes=True,  # so that they are told in a message of ours
+            ignore_mismatched_sizes=True,  # so that our own message reports them
         )
     model, info = loaded
     _refuse_incomplete(name, info, want="a complete causal language model")
@@ -236,10 +237,10 @@ def load_model(name: str, *, device: str = "cpu", dtype: str = "float32", quanti
 
 
 def load_scorer(name: str, *, device: str = "cpu", dtype: str = "float32", new_head: bool = False) -> PreTrainedModel:
-    """A model that scores texts or tokens, in eval mode: a sequence or token classifier, as its configuration says.
+    """Loads a model that scores texts or tokens, in eval mode: a sequence or token classifier, by its configuration.
 
-    ``new_head`` allows for a model without a head for one score (a causal language model): it gets one of zeros, so
-    that all scores are 0. Raises ModelError where other weights are missing or do not fit.
+    ``new_head`` accepts a model without a score head (a causal language model) and adds a head of zeros, so that all
+    scores are 0. Raises ModelError if other weights are missing or do not fit.
     """
     import torch
     from transformers import AutoConfig, AutoModelForSequenceClassification, AutoModelForTokenClassification
@@ -266,6 +267,7 @@ def load_scorer(name: str, *, device: str = "cpu", dtype: str = "float32", new_h
     model, info = loaded
     if fresh:
         ours = {f"{part}.{key}" for part in ("score", "classifier") for key in ("weight", "bias")}
+        # Only the new head may be missing: all else that transformers filled with random numbers is an error below.
         lacking = [key for key in info.get("missing_keys") or () if str(key) in ours]
         with torch.no_grad():
             for key in lacking:
@@ -277,7 +279,7 @@ def load_scorer(name: str, *, device: str = "cpu", dtype: str = "float32", new_h
 
 
 def _refuse_damage(name: str) -> None:
-    """For a model that was not downloaded yet when it was checked."""
+    """Checks a model that was not downloaded yet when :func:`check` ran."""
     place = None if _is_local(name) else folder(name)
     if place is None:
         return
@@ -309,7 +311,7 @@ def _refuse_incomplete(name: str, info: Mapping[str, Any], *, want: str) -> None
 
 
 def load_config(name: str) -> PreTrainedConfig:
-    """The model's configuration. Raises ModelError with a one-line cause."""
+    """Loads the model's configuration. Raises ModelError with a one-line cause."""
     from transformers import AutoConfig
 
     with quiet(), _readable(name, "model"):
@@ -317,12 +319,12 @@ def load_config(name: str) -> PreTrainedConfig:
 
 
 def is_here(name: str) -> bool:
-    """Whether the configuration can be read yet: the default model is downloaded when it is first loaded."""
+    """Whether the configuration can be read yet: the default model is downloaded on its first load."""
     return name != DEFAULT_MODEL or cached() is not None
 
 
 def folder(name: str) -> Path | None:
-    """The folder of the model's files; None where they are not downloaded yet."""
+    """Returns the folder of the model's files; None if they are not downloaded yet."""
     if name == DEFAULT_MODEL:
         return cached()
     if files.is_path(name):
@@ -334,20 +336,19 @@ def folder(name: str) -> Path | None:
 
 
 def positions(name: str) -> int | None:
-    """How many tokens the model can see at once, by its configuration alone; None where that does not say, or is not
-    here yet."""
+    """Returns the context length from the model's configuration; None if that does not say, or is not there yet."""
     if not is_here(name):
         return None
     return getattr(load_config(name).get_text_config(), "max_position_embeddings", None)
 
 
 def head(name: str) -> str:
-    """What a model's configuration says it ends in: ``sequence`` or ``token`` classification, or nothing of these."""
+    """Returns the head that a model's configuration names: ``sequence`` or ``token`` classification, or nothing."""
     return files.head_of(load_config(name).to_dict())[0]
 
 
 def made_buffers(config: PreTrainedConfig) -> dict[str, Tensor]:
-    """Buffers that the float32 model of a configuration computes itself and no file holds, by name."""
+    """Returns the buffers, by name, that a configuration's float32 model computes itself and no file holds."""
     from accelerate import init_empty_weights
 
     with init_empty_weights(include_buffers=False):
@@ -374,9 +375,9 @@ def export(
     *,
     beside: Callable[[Path], None] | None = None,
 ) -> None:
-    """Writes model and tokenizer so that ``from_pretrained`` loads them; ``folder`` appears, or is replaced, whole.
+    """Writes model and tokenizer so that ``from_pretrained`` loads them. ``folder`` is created, or replaced, as a whole.
 
-    ``beside`` may write more into the folder that it is given.
+    ``beside`` may write more files into the folder that it receives.
     """
     folder = Path(folder)
     work, old = folder.with_name(f".{folder.name}.partial"), folder.with_name(f".{folder.name}.old")
@@ -389,6 +390,7 @@ def export(
             tokenizer.save_pretrained(work)
         if beside is not None:
             beside(work)
+        # Two renames, as a folder cannot replace another one that holds files. A crash in between leaves both complete.
         if folder.exists():
             folder.rename(old)
         work.rename(folder)
