@@ -375,7 +375,7 @@ def export(
     *,
     beside: Callable[[Path], None] | None = None,
 ) -> None:
-    """Writes model and tokenizer so that ``from_pretrained`` loads them. ``folder`` is created, or replaced, as a whole.
+    """Writes model and tokenizer so that ``from_pretrained`` loads them. ``folder`` is created or replaced as a whole.
 
     ``beside`` may write more files into the folder that it receives.
     """
