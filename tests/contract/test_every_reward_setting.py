@@ -239,7 +239,7 @@ def test_a_key_of_the_rounds_says_what_the_first_reward_model_is_made_of(tmp_pat
 
     def opened(**changes: Any) -> Rounds:
         verifier = RewardConfig(name="x")
-        return Rounds(made(tmp_path, changes), verifier, "x", tmp_path, Silent(), False)
+        return Rounds(made(tmp_path, changes), verifier, "x", tmp_path, Silent(), False, False)
 
     assert (opened().first_prompts, opened(first_prompts=5).first_prompts, opened(first_prompts=0).first_prompts) == (
         8, 5, 8,

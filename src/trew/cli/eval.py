@@ -52,13 +52,13 @@ def eval(
             final weights and its own recipe.
         task: gsm8k, math, arithmetic, countdown, mbpp, humaneval, reasoning-gym:NAME, or prompts (rows with a prompt
             column); default: the recipe's, or gsm8k.
-            data: File, folder or hub id with the prompts: a whole file, or a test split. Default: the task's own.
-            size: The most prompts to use, from the start; default: the recipe's, or 200.
-            samples: Completions per prompt (k of avg@k and pass@k); default 1.
-            temperature: 0 is greedy; default: 0 for one sample, 1 for several.
-            max_tokens: The longest completion; default: the recipe's, or 256.
-            batch: The most completions decoded at once; default 128.
-            seed: Seed of sampling and of generated problems; default 0.
+        data: File, folder or hub id with the prompts: a whole file, or a test split. Default: the task's own.
+        size: The most prompts to use, from the start; default: the recipe's, or 200.
+        samples: Completions per prompt (k of avg@k and pass@k); default 1.
+        temperature: 0 is greedy; default: 0 for one sample, 1 for several.
+        max_tokens: The longest completion; default: the recipe's, or 256.
+        batch: The most completions decoded at once; default 128.
+        seed: Seed of sampling and of generated problems; default 0.
         device: auto, cpu, mps, cuda or cuda:N.
         recipe: Take task, data, rewards and chat template from this recipe, or from config.toml of a run.
         set: key=value, overrides the recipe: --set data.args.mode=flexible
