@@ -1,4 +1,4 @@
-"""Rewards that come with trew, one file per kind with its ``grade``; ``kinds`` has the table of them."""
+"""Built-in rewards: one module with a ``grade`` per kind; ``kinds`` holds their table."""
 
 from .kinds import (
     KINDS,

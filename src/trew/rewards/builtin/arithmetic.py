@@ -1,4 +1,4 @@
-"""Sums: the last number of the reply must be the result."""
+"""Built-in reward ``arithmetic``: the last number of the reply must be the result."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from ..verdict import Verdict, bad_gold, no_answer, right_or_wrong
 
 
 def grade(completion: str, gold: Any, *, thinking: bool = False) -> Verdict:
-    """1 when the last number of the completion equals ``gold`` exactly, else 0.
+    """Scores 1 if the last number of the completion equals ``gold`` exactly, else 0.
 
-    ``7 * 8 = 56`` answers 56. ``7 or 8``, ``7 * 8`` and ``8/2`` answer nothing: lists, ranges, and sums that were only
-    repeated, are no result, whatever their last number is.
+    ``7 * 8 = 56`` answers 56. ``7 or 8``, ``7 * 8`` and ``8/2`` are no answers: a list, a range or a repeated problem
+    is not a result, whatever its last number is.
 
     >>> grade("7 * 8 = 56", 56).score, grade("7 or 8", 8).status, grade("8/2", "4").status
     (1.0, 'no_answer', 'no_answer')
@@ -27,11 +27,12 @@ def grade(completion: str, gold: Any, *, thinking: bool = False) -> Verdict:
     reading = numbers.last_number(text)
     if reading.value is None:
         return no_answer(reading.why, extracted=reading.text or None)
+    # 8/2 would equal a gold of 4, but repeating the problem must not earn the reward.
     if "/" in reading.text:
         return no_answer("a division that was not worked out", extracted=reading.text)
     return right_or_wrong(reading.value == target, extracted=reading.text)
 
 
 def self_answer(gold: Any) -> str:
-    """A completion that answers with ``gold`` itself; of a worked solution with what follows the last ``####``."""
+    """Writes a completion that answers with ``gold``, or with the text after the last ``####`` of a worked solution."""
     return str(gold).rpartition("####")[2].strip()

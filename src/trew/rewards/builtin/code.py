@@ -1,4 +1,4 @@
-"""Programs as answers: run in a sandbox, judged by what they print (``code_stdin``) or return (``code_func``)."""
+"""Grades programs in a sandbox by what they print (``code_stdin``) or what a function returns (``code_func``)."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ def grade_stdin(
     memory_mb: int = MEMORY_MB,
     thinking: bool = False,
 ) -> Verdict:
-    """1 when the last ```` ```python ```` block, run as a program, answers every test's ``input`` with its ``output``.
+    """Scores 1 if the last ```` ```python ```` block, run as a program, prints each ``output`` for its ``input``.
 
-    Lines are compared without the white space at their ends, empty lines at the end do not count, and there must be as
-    many as expected; the program must end with status 0. Each test may take ``timeout_s`` seconds of CPU (and of
-    sleep) and ``memory_mb`` MiB. ``tests`` may stand in ``gold``. Raises SandboxError where nothing contains a program.
+    Output is compared line by line, without trailing white space and trailing empty lines. The program must exit with
+    status 0. Each test may use ``timeout_s`` seconds of CPU plus idle time, and ``memory_mb`` MiB. ``tests`` may be
+    given as ``gold``. Raises SandboxError if this machine has no sandbox.
 
     >>> grade_stdin("I would add them.", tests=[{"input": "2 3", "output": "5"}]).detail
     'no complete ```python block'
@@ -56,7 +56,9 @@ def grade_stdin(
         return program
     limits = _limits(timeout_s, memory_mb)
     box = boundary()
+    # A fresh sandbox per test, so that no test sees what another left. The first failure decides.
     for number, case in enumerate(cases, start=1):
+        # Room for the right output with a wide margin, however long it is; what prints more than that is wrong.
         most = max(limits.output, 2 * len(case.output) + (1 << 16))
         allowed = Limits(seconds=limits.seconds, memory=limits.memory, output=most)
         outcome = box.run(Job("script", (_encoded(program), _encoded(case.input)), allowed))
@@ -68,7 +70,7 @@ def grade_stdin(
 
 
 def stdin_cases(tests: Any) -> list[_Case] | str:
-    """The tests as inputs and outputs, or what is wrong with them.
+    """Reads the tests as inputs and outputs; returns a message if they are malformed.
 
     >>> stdin_cases('{"inputs": ["1"], "outputs": ["2"]}')
     [_Case(input='1', output='2')]
@@ -102,7 +104,7 @@ def stdin_cases(tests: Any) -> list[_Case] | str:
 
 
 def _lines_of(value: Any) -> str | None:
-    """Text, a number as text, or a list of lines joined; None for anything else."""
+    """Returns text as it is, a number as text, a list of lines joined; None for anything else."""
     if value is None:
         return ""
     if isinstance(value, str):
@@ -114,7 +116,7 @@ def _lines_of(value: Any) -> str | None:
 
 
 def _printed_wrong(outcome: Outcome, expected: str) -> str:
-    """How a program's run differs from what a test expects; empty when it does not."""
+    """Says how a program's run differs from what a test expects; empty if it does not."""
     if outcome.ended == "limit":
         return outcome.why
     if outcome.status != 0:
@@ -150,11 +152,11 @@ def grade_func(
     memory_mb: int = MEMORY_MB,
     thinking: bool = False,
 ) -> Verdict:
-    """1 when the function ``entry_point`` of the last ```` ```python ```` block makes every assert hold.
+    """Scores 1 if every assert holds for the function ``entry_point`` of the last ```` ```python ```` block.
 
-    The program and the asserts never meet: calls go into the sandbox, plain values come out and are compared outside,
-    or in a second sandbox where an assert is more than a comparison. ``setup`` is code that both may use, such as what
-    a prompt has already defined. All calls together may take ``timeout_s`` seconds of CPU (and of sleep).
+    The program never runs in one process with the asserts: calls go into its sandbox, and plain values come out to be
+    compared outside, or in a second sandbox if an assert is more than a comparison. ``setup`` is code for both, such as
+    definitions from the prompt. All calls together may use ``timeout_s`` seconds of CPU plus idle time.
 
     >>> grade_func("Two times x.", entry_point="double", asserts=["assert double(2) == 4"]).status
     'no_answer'
@@ -168,6 +170,7 @@ def grade_func(
     if isinstance(program, Verdict):
         return program
     limits, before = _limits(timeout_s, memory_mb), _encoded(setup or "")
+    # If all asserts have a usual shape, their calls are compared outside, and no second sandbox is needed.
     if tests.checks is not None:
         calls = "\n".join(check.call for check in tests.checks).encode()
         outcome = boundary().run(Job("calls", (_encoded(program), before, calls), limits, tests.entry))
@@ -181,7 +184,7 @@ def grade_func(
 
 
 def func_tests(row: Mapping[str, Any], gold: Any = None) -> code_asserts.Asserts | str:
-    """The asserts of a row taken apart, or what is wrong with them."""
+    """Parses the asserts of a row; returns a message if they are malformed."""
     nested = _parsed(gold)
     if row.get("asserts") is None and isinstance(nested, Mapping):
         row = {**nested, "setup": row.get("setup") or nested.get("setup")}
@@ -201,7 +204,7 @@ def func_tests(row: Mapping[str, Any], gold: Any = None) -> code_asserts.Asserts
 
 
 def _returned_wrong(outcome: Outcome, checks: Sequence[code_asserts.Check]) -> str:
-    """The first check that does not hold; empty when all do."""
+    """Names the first check that does not hold; empty if all do."""
     lines = outcome.parts[0].split(b"\n") if outcome.parts and outcome.parts[0] else []
     if outcome.ended == "limit":
         return outcome.why
@@ -209,6 +212,8 @@ def _returned_wrong(outcome: Outcome, checks: Sequence[code_asserts.Check]) -> s
         return f"ended with status {outcome.status} before the tests"
     if not lines[0].startswith(b'["r",'):
         return "could not be loaded: " + _raised(lines[0])
+    # Line 0 answers the import, each later line one check. Answers may be missing where the program ended early; the
+    # count is compared after those that came, so that the detail names the first wrong one.
     answers = lines[1:]
     for check, line in zip(checks, answers, strict=False):
         if not line.startswith(b'["r",'):
@@ -229,7 +234,8 @@ def _raised(line: bytes) -> str:
 
 
 def _failed_tests(outcome: Outcome) -> str | Verdict:
-    """What the asserts in the second sandbox said; empty when all held."""
+    """Reads the result of the asserts in the second sandbox; empty if all held."""
+    # The order assigns the blame: a broken sandbox, the program's limit, the judge's limit, then what the judge said.
     judge = outcome.judge or {}
     if judge.get("ended") == "failed":
         return Verdict(None, "sandbox_error", None, judge["why"])
@@ -277,36 +283,38 @@ def _limits(timeout_s: float, memory_mb: int) -> Limits:
 
 
 def _encoded(text: str) -> bytes:
-    """A lone surrogate is no valid UTF-8, and Python says so when it reads the program."""
+    """Encodes ``text``. Lone surrogates pass as invalid UTF-8, so Python rejects the program instead of this process
+    raising."""
     return text.encode("utf-8", "surrogatepass")
 
 
 def _not_judged(outcome: Outcome) -> Verdict | None:
-    """The verdict where the sandbox, or the clock of the wall, and not the program is at fault."""
+    """Returns a verdict if the sandbox, the setup or the wall clock is at fault rather than the program."""
     if outcome.ended == "failed":
-        _, mark, said = outcome.why.partition("SETUP: ")  # from before the program was loaded
+        _, mark, said = outcome.why.partition("SETUP: ")  # written by inside.py before the program is loaded
         return bad_gold(f"the setup fails: {said}") if mark else Verdict(None, "sandbox_error", None, outcome.why)
     return Verdict(None, "timeout", None, outcome.why[7:]) if outcome.clock else None
 
 
 def grade_many(grade: Any, items: Sequence[tuple[str, Any, Mapping[str, Any]]]) -> list[Verdict]:
-    """``[grade(completion, gold, **args) ...]``, as many at a time as the sandbox has processes."""
+    """Grades (completion, gold, arguments) with ``grade``, as many at a time as the sandbox has processes."""
+    # Threads suffice: the work happens in the supervisors, and each thread only waits for one.
     size = pool(boundary().design).size
     return run_together(lambda item: grade(item[0], item[1], **item[2]), items, size=size)
 
 
 def grade_many_stdin(items: Sequence[tuple[str, Any, Mapping[str, Any]]]) -> list[Verdict]:
-    """Several completions with ``code_stdin``: the same verdicts, in order, as one at a time."""
+    """Grades several completions with ``code_stdin``; the verdicts equal those of one at a time."""
     return grade_many(grade_stdin, items)
 
 
 def grade_many_func(items: Sequence[tuple[str, Any, Mapping[str, Any]]]) -> list[Verdict]:
-    """Several completions with ``code_func``: the same verdicts, in order, as one at a time."""
+    """Grades several completions with ``code_func``; the verdicts equal those of one at a time."""
     return grade_many(grade_func, items)
 
 
 def _parsed(value: Any) -> Any:
-    """JSON text as its value; anything else as it is."""
+    """Parses JSON text; returns anything else unchanged."""
     if isinstance(value, str) and value.lstrip()[:1] in ("{", "["):
         try:
             return json.loads(value)
@@ -316,7 +324,7 @@ def _parsed(value: Any) -> Any:
 
 
 def _listed(value: Any) -> list[Any] | None:
-    """Lists, tuples and arrays as a list; None for anything else."""
+    """Converts lists, tuples and arrays to a list; None for anything else."""
     if isinstance(value, (list, tuple)):
         return list(value)
     if hasattr(value, "tolist") and not isinstance(value, (str, bytes)):

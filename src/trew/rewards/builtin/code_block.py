@@ -1,4 +1,4 @@
-"""The program in a completion: its last fenced Python block."""
+"""Extracts the program from a completion: its last fenced Python block."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ LANGUAGES = ("python", "py", "python3")
 
 
 def extract(text: str) -> str | None:
-    """What the last complete ```` ```python ```` block of ``text`` holds; None without one.
+    """Returns the content of the last complete ```` ```python ```` block of ``text``; None without one.
 
-    A block begins behind ```` ```python ```` (or ``py``, ``python3``) at the end of a line and ends at a line of at
-    least as many backticks and nothing else. Blocks of other languages do not count, nor does one that is not closed.
-    The indentation of the fence is taken off its lines.
+    A block begins after a line that ends in ```` ```python ```` (or ``py``, ``python3``), and ends at a line of at
+    least as many backticks and nothing else. Blocks of other languages and unclosed blocks do not count. The fence's
+    indentation is removed from the block's lines.
 
     >>> extract("First\\n```python\\nprint(1)\\n```\\nno:\\n```python\\nprint(2)\\n```\\nprints\\n```\\n2\\n```")
     'print(2)\\n'
@@ -20,6 +20,7 @@ def extract(text: str) -> str | None:
     found: str | None = None
     fence, indent, wanted = "", 0, False
     lines: list[str] = []
+    # A line scanner rather than a regular expression: linear in the text, whatever a model writes.
     for line in text.split("\n"):
         bare = line.strip()
         if fence:
@@ -39,7 +40,8 @@ def extract(text: str) -> str | None:
         if "`" in info:  # a whole inline block, as in ```x```
             continue
         fence = "`" * (len(run) - len(run.lstrip("`")))
+        # Other languages open a fence too: otherwise their closing line would be read as an opening one.
         wanted = info.split(" ")[0].split("{")[0].lower() in LANGUAGES
-        indent = at if not line[:at].strip() else 0
+        indent = at if not line[:at].strip() else 0  # text before the fence is no indentation
         lines = []
     return found

@@ -1,7 +1,7 @@
-"""Values that come back from the sandbox: JSON with types in it, compared as Python's ``==`` would compare them.
+"""Compares values that come back from the sandbox, as typed JSON, the way Python's ``==`` would.
 
-Nothing of a value is ever looked up in a hash table of ours and nothing of it is executed: two values are equal exactly
-when their canonical texts are. So no value can be built that compares slowly, or that decides itself what it equals.
+Values are never rebuilt as the objects they describe, and nothing in them is executed: two values are equal exactly if
+their canonical texts are. So a program cannot return a value that compares slowly or that overrides equality.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
-_SLACK, _FACTOR = 1 << 16, 16  # a value written longer than this, compared with what is expected, is not read at all
-_fresh = itertools.count()  # for what equals nothing
+_SLACK, _FACTOR = 1 << 16, 16  # a value whose text is longer than _SLACK + _FACTOR times the expected one is not parsed
+_fresh = itertools.count()  # makes unique texts for values that equal nothing, such as nan
 
 
 def wire(value: Any) -> Any:
-    """A literal in the form in which values travel (``sandbox/inside.py`` writes the same); ValueError for others.
+    """Writes a literal in the wire form, as ``sandbox/inside.py`` does; raises ValueError for other values.
 
     >>> wire((1, [2.5, "a"], {3: None})), wire(2**70)
     (['t', 1, ['l', 2.5, 'a'], ['d', 3, None]], ['i', '400000000000000000'])
@@ -26,9 +26,10 @@ def wire(value: Any) -> Any:
     if value is None or kind in (bool, str):
         return value
     if kind is int:
+        # In hexadecimal beyond 2**53: decimal conversion takes quadratic time, and Python limits it to 4300 digits.
         return value if -(2**53) < value < 2**53 else ["i", f"{value:x}"]
     if kind is float:
-        return value if value - value == 0 else ["f", repr(value)]
+        return value if value - value == 0 else ["f", repr(value)]  # the difference is nan for inf and nan
     if kind is complex:
         return ["c", repr(value.real), repr(value.imag)]
     if kind is bytes:
@@ -42,7 +43,7 @@ def wire(value: Any) -> Any:
 
 
 def equal(line: bytes, expected: Any) -> bool:
-    """Whether the value that was written as ``line`` equals the literal ``expected``.
+    """Returns whether the value on ``line`` equals the literal ``expected``.
 
     >>> equal(b'["l",1,2.0]', [True, 2]), equal(b'["t",1,2]', [1, 2]), equal(b'["o","Always"]', 3)
     (True, False, False)
@@ -52,17 +53,18 @@ def equal(line: bytes, expected: Any) -> bool:
         return False
     try:
         return canonical(json.loads(line)) == canonical(goal)
-    except Exception:  # a program can write anything there: whatever cannot be read equals nothing
+    except Exception:  # a program can write anything there; what cannot be read equals nothing
         return False
 
 
 def is_same(line: bytes, expected: Any) -> bool:
-    """``is`` for None, True and False."""
+    """Returns whether the value on ``line`` is ``expected``: None, True or False."""
+    # By text, because 1 == True: canonical texts would not tell them apart.
     return line.strip() == json.dumps(expected).encode()
 
 
 def is_true(line: bytes) -> bool:
-    """Whether the value counts as true; an object of a class of the program's own does.
+    """Returns whether the value on ``line`` is truthy; an object of the program's own classes is.
 
     >>> is_true(b'["l"]'), is_true(b"0.0"), is_true(b'["f","nan"]'), is_true(b'["o","Match"]')
     (False, False, True, True)
@@ -81,13 +83,14 @@ def is_true(line: bytes) -> bool:
 
 
 def canonical(value: Any) -> str:
-    """The text that values have in common exactly when they are equal; raises ValueError and its like for nonsense.
+    """Returns a text that two values share exactly if they are equal; raises ValueError or similar for malformed ones.
 
     >>> canonical(["s", 1, True, 1.0]) == canonical(["z", 1]), canonical(["f", "nan"]) == canonical(["f", "nan"])
     (True, False)
     """
     if value is None:
         return "None"
+    # As fractions, because Python compares int and float exactly: 2**53 + 1 != float(2**53).
     if isinstance(value, (bool, int, float)):
         return _number(Fraction(value))
     if isinstance(value, str):
@@ -118,11 +121,11 @@ def _other_number(mark: str, rest: list[Any]) -> str:
         real, imaginary = (canonical(_finite(float(part))) for part in rest)
         return real if imaginary == "#0/1" else f"c({real},{imaginary})"
     if mark == "F":
-        over, _, under = rest[0].partition("/")  # not Fraction(text): that would also work out 1e999999999
+        over, _, under = rest[0].partition("/")  # not Fraction(text), which would also compute 1e999999999
         return _number(Fraction(int(over), int(under or "1")))
     if mark == "D":
         exact = Decimal(rest[0])
-        if exact.is_finite() and abs(exact.adjusted()) <= 400:  # as a fraction, a larger one is enormous
+        if exact.is_finite() and abs(exact.adjusted()) <= 400:  # a larger exponent makes an enormous fraction
             return _number(Fraction(exact))
         rest = [str(exact).lower().replace("infinity", "inf")]
     return f"#{rest[0]}" if rest[0] in ("inf", "-inf") else f"?{next(_fresh)}"

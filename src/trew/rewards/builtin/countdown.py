@@ -1,4 +1,4 @@
-"""The Countdown game: reach a target from given numbers with + - * / and brackets."""
+"""Built-in reward ``countdown``: reach a target from given numbers with + - * / and brackets."""
 
 from __future__ import annotations
 
@@ -17,21 +17,23 @@ OPEN, CLOSE = "<answer>", "</answer>"
 
 
 def extract(text: str) -> str | None:
-    """What the last complete ``<answer>…</answer>`` holds; None without one.
+    """Returns the content of the last complete ``<answer>…</answer>``; None without one.
 
     >>> extract("<answer>1+2</answer> or <answer>3</answer> <answer>4")
     '3'
     """
+    # From the end, so that an unclosed <answer> after the last complete one does not count.
     end = text.rfind(CLOSE)
     start = text.rfind(OPEN, 0, max(end, 0))
     return text[start + len(OPEN) : end].strip() if start >= 0 else None
 
 
 def parse_puzzle(gold: Any, numbers: Any = None, target: Any = None) -> tuple[Counter[int], Fraction] | str:
-    """The given numbers and the target, or what is wrong with them.
+    """Reads the given numbers and the target; returns a message if they are malformed.
 
-    ``gold`` may be the target alone, or a mapping (or its JSON text) with ``numbers``/``nums`` and ``target``; the two
-    other arguments win over it. Numbers are whole and at least 0, a target is any exact number; both may be strings.
+    ``gold`` may be the target alone, or a mapping (or its JSON text) with ``numbers``/``nums`` and ``target``; the
+    other two arguments take precedence. Numbers are whole and at least 0, the target is any exact number; both may be
+    strings.
 
     >>> parse_puzzle({"numbers": [8, "2", 1], "target": "15"})
     (Counter({8: 1, 2: 1, 1: 1}), Fraction(15, 1))
@@ -67,7 +69,7 @@ def parse_puzzle(gold: Any, numbers: Any = None, target: Any = None) -> tuple[Co
 
 
 def first(*values: Any) -> Any:
-    """The first of ``values`` that is not None.
+    """Returns the first of ``values`` that is not None.
 
     >>> first(None, 0, 1)
     0
@@ -84,10 +86,10 @@ def grade(
     require_all: bool = True,
     thinking: bool = False,
 ) -> Verdict:
-    """1 when the last ``<answer>`` is an expression of the given numbers that equals the target exactly, else 0.
+    """Scores 1 if the last ``<answer>`` is an expression of the given numbers that equals the target exactly, else 0.
 
-    Only + - * / ( ) and whole numbers in ASCII digits are read. Every given number is used at most as often as it was
-    given, with ``require_all`` all of them are. Division is exact; ``**``, ``//``, decimals and ``=`` are refused.
+    Only + - * / ( ) and whole numbers in ASCII digits are accepted; ``**``, ``//``, decimals and ``=`` are refused. A
+    number may be used at most as often as it is given; with ``require_all`` every one must be used. Division is exact.
 
     >>> grade("<answer>(8*2) - 1</answer>", numbers=[8, 2, 1], target="15").score
     1.0
@@ -106,6 +108,7 @@ def grade(
         return no_answer("no <answer>…</answer>")
     try:
         tokens = expression.tokenize(answer)
+        # Before anything is computed: with the given numbers alone, no value can grow beyond reason.
         used = Counter(expression.operands(tokens))
         for number, count in used.items():
             if count > given[number]:

@@ -1,6 +1,6 @@
-"""Arithmetic expressions over exact fractions: tokens, a stack, no recursion, nothing evaluated but + - * / ( ).
+"""Evaluates arithmetic expressions over exact fractions with a stack, without ``eval`` or recursion; + - * / ( ) only.
 
-Time is linear in the text, and no number grows large: callers bound the operands before anything is computed.
+Time is linear in the text. Numbers stay small because callers bound the operands before anything is computed.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from fractions import Fraction
 
 MAX_LENGTH = 2000  # characters
 MAX_OPERANDS = 100
-_TOKEN = re.compile(r"[ \t\r\n]*(?:([0-9]{1,30})|([-+*/()]))")  # ASCII digits only
+_TOKEN = re.compile(r"[ \t\r\n]*(?:([0-9]{1,30})|([-+*/()]))")  # not \d, which matches digits of all scripts
 _PRECEDENCE = {"+": 1, "-": 1, "*": 2, "/": 2, "neg": 3, "pos": 3}
 
 
 class ExpressionError(ValueError):
-    """The text is no expression of + - * / ( ) and whole numbers, or it has no value; the message says why."""
+    """The text is not an expression of + - * / ( ) and whole numbers, or has no value; the message says why."""
 
 
 def tokenize(text: str) -> list[str]:
-    """Whole numbers and the characters ``+-*/()``; anything else raises ExpressionError.
+    """Splits ``text`` into whole numbers and the characters ``+-*/()``; raises ExpressionError for anything else.
 
     >>> tokenize("(12 + 3)*4")
     ['(', '12', '+', '3', ')', '*', '4']
@@ -34,9 +34,11 @@ def tokenize(text: str) -> list[str]:
         if match is None:
             raise ExpressionError(f"{text[at:].lstrip()[:1]!r} is not one of 0-9 + - * / ( )")
         tokens.append(match.group(1) or match.group(2))
+        # Also catches a number of more than 30 digits, which the pattern cuts in two.
         if tokens[-1].isdigit() and tokens[-2:-1] and tokens[-2].isdigit():
             raise ExpressionError("two numbers without an operator between them")
         at = match.end()
+    # ** and // would otherwise be reported as a missing number.
     for previous, token in itertools.pairwise(tokens):
         if previous == token and token in "*/":
             raise ExpressionError(f"{token * 2!r} is not an operator here")
@@ -46,7 +48,7 @@ def tokenize(text: str) -> list[str]:
 
 
 def operands(tokens: list[str]) -> list[int]:
-    """The numbers among ``tokens``, in order.
+    """Returns the numbers among ``tokens``, in order.
 
     >>> operands(tokenize("8*2 - 1"))
     [8, 2, 1]
@@ -55,13 +57,14 @@ def operands(tokens: list[str]) -> list[int]:
 
 
 def evaluate(tokens: list[str]) -> Fraction:
-    """The value, by the usual precedence, left to right; raises ExpressionError for a malformed one or x/0.
+    """Evaluates ``tokens`` by the usual precedence, left to right; raises ExpressionError if malformed, or for x/0.
 
     >>> evaluate(tokenize("2 * (3 + 4) / 4")), evaluate(tokenize("-2 + 5 - 1"))
     (Fraction(7, 2), Fraction(2, 1))
     """
     if len(operands(tokens)) > MAX_OPERANDS:
         raise ExpressionError(f"more than {MAX_OPERANDS} numbers")
+    # Dijkstra's shunting-yard algorithm, which applies operators instead of printing them.
     values: list[Fraction] = []
     pending: list[str] = []
     want_operand = True
@@ -71,12 +74,14 @@ def evaluate(tokens: list[str]) -> Fraction:
                 values.append(Fraction(int(token)))
                 want_operand = False
             elif token in "+-(":
+                # A sign where an operand belongs is unary; it binds tighter than * and /.
                 pending.append({"+": "pos", "-": "neg"}.get(token, token))
             else:
                 raise ExpressionError(f"a number is missing before {token!r}")
         elif token == ")":
             _close_bracket(pending, values)
         elif token in _PRECEDENCE:
+            # >= makes operators of equal precedence left-associative; an opening bracket counts 0 and stops the loop.
             while pending and _PRECEDENCE.get(pending[-1], 0) >= _PRECEDENCE[token]:
                 _apply(pending.pop(), values)
             pending.append(token)
@@ -94,7 +99,7 @@ def evaluate(tokens: list[str]) -> Fraction:
 
 
 def _close_bracket(pending: list[str], values: list[Fraction]) -> None:
-    """Applies what waits since the last opening bracket, and takes that bracket away."""
+    """Applies the operators pending since the last opening bracket, and removes that bracket."""
     while pending and pending[-1] != "(":
         _apply(pending.pop(), values)
     if not pending:
