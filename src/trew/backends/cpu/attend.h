@@ -8,7 +8,7 @@
 #define SLOTS 8 /* pages at once: their scores stay in the first cache */
 #define SCORES (SLOTS * PAGE + W) /* from one query's scores to the next: not a power of two */
 
-/* What all tasks of a call have in common. */
+/* Shared by all tasks of a call. */
 typedef struct {
   const Pages *pages;
   const Tokens *t;
@@ -42,7 +42,7 @@ static inline int64_t greatest(int64_t a, int64_t b) { return a > b ? a : b; }
     else { CALL(1, i); i += 1; }                  \
   }
 
-/* So many sums in turn that an addition need not wait for the one before it. */
+/* Number of sums to take in turn, so that an addition need not wait for the one before it. */
 #define TURNS(sums) ((sums) >= 8 ? 1 : (sums) >= 4 ? 2 : 4)
 
 /* One query's scores in the columns of two spans become exp(score - m); 0 beside the first, where other rows see keys:

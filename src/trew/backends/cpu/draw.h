@@ -1,8 +1,8 @@
-/* Drawing a token from each row of logits: see sampling.py. What a draw is stands in rollout/torch_engine/sampler.py. */
+/* Draws a token from each row of logits: see sampling.py. rollout/torch_engine/sampler.py defines a draw. */
 #pragma once
 #include "vectors.h"
 
-#define BLOCK 256 /* vocabulary entries that are summed before any is looked at singly */
+#define BLOCK 256 /* vocabulary entries per block of the two-level search */
 
 /* Sixteen entries of a row of n from ``at`` on, -inf behind its end. */
 static inline vec entries(const float *row, int64_t at, int64_t n) {
@@ -80,7 +80,7 @@ void uniforms(const int64_t *keys, const int64_t *positions, double *out, int64_
 }
 
 /* One token per row of logits (rows, n). floats (3, rows): log-prob at temperature 1, log-prob of the distribution
-   drawn from, entropy. running (rows, blocks) is room to work in. */
+   drawn from, entropy. running (rows, blocks) is scratch memory. */
 void draw(const float *logits, const double *uniform, float temperature, int64_t *tokens, float *floats, uint8_t *finite,
           double *running, int64_t rows, int64_t n) {
   int64_t blocks = (n + BLOCK - 1) / BLOCK;

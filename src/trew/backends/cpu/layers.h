@@ -2,7 +2,7 @@
 #pragma once
 #include "product.h"
 
-#define HEAD 1024 /* numbers of the widest head */
+#define HEAD 1024 /* largest head size */
 #define PAGE 32 /* positions in a page of keys and values */
 
 /* x (offset + weight) / sqrt(mean(x^2) + eps), or nothing where there is no weight. */
@@ -14,7 +14,7 @@ typedef struct {
 typedef struct {
   const Matrix *qkv, *o, *gate, *up, *down; /* PACKED */
   Norm attention, q, k, attention_after, mlp, mlp_after;
-  const float *table; /* (2, positions, D): cosines and sines; none: heads are not turned */
+  const float *table; /* (2, positions, D): cosines and sines; none: no rotary embedding */
   int64_t positions, window; /* window: positions that a query sees, its own included; 0 = all before it */
 } Layer;
 

@@ -45,7 +45,7 @@ typedef struct {
   int64_t tokens, segment_count, unit_count, read, shares;
 } PackedRow;
 
-/* What stays for the way back: nothing; each layer's input, from which the rest is computed again; or all. */
+/* What is kept for the backward pass: nothing; each layer's input, from which the rest is computed again; or all. */
 enum { KEEP_NOTHING = 0, KEEP_INPUTS = 1, KEEP_ALL = 2 };
 
 /* The next ``bytes``, as whole lines of a cache: memory is laid out by the same steps whether it is there yet or not. */

@@ -2,7 +2,7 @@
 #pragma once
 #include "vectors.h"
 
-#define WIDEST 256 /* of a head */
+#define WIDEST 256 /* largest head size */
 
 /* Rows x = h W^T become z = cap tanh(x / cap) / tau; normaliser = log sum exp z; entropy (if wanted) of softmax(z). */
 void head_normalise(float *z, float *normaliser, float *entropy, int64_t rows, int64_t n, float cap, float tau) {

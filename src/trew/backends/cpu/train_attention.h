@@ -104,7 +104,7 @@ typedef struct {
   int64_t start, length, prefix_start, prefix_length;
 } Segment;
 
-/* What all tasks of a call have in common. */
+/* Shared by all tasks of a call. */
 typedef struct {
   const float *q, *k, *v;
   int64_t tokens, window, H, K, D;
