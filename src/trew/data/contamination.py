@@ -43,6 +43,7 @@ def overlaps(train: Sequence[str], evaluation: Sequence[str], *, n: int = NGRAM)
     """
     where: dict[tuple[str, ...], list[int]] = {}
     for number, text in enumerate(evaluation):
+        # Sets on both sides: a text that repeats itself must not weigh more.
         for run in set(_runs(text, n)):
             where.setdefault(run, []).append(number)
     found = []
@@ -55,15 +56,18 @@ def overlaps(train: Sequence[str], evaluation: Sequence[str], *, n: int = NGRAM)
         for run in shared:
             for number in where[run]:
                 counts[number] = counts.get(number, 0) + 1
+        # Of equals the first row, so that the report does not depend on the order of a dict.
         other = max(counts, key=lambda number: (counts[number], -number))
         found.append(Overlap(row, len(shared) / len(runs), other, " ".join(shared[0])))
     return sorted(found, key=lambda o: (-o.share, o.row))
 
 
 def _runs(text: str, n: int) -> Iterator[tuple[str, ...]]:
+    # NFKC and casefold: full-width digits, ligatures and capitals of a copied problem must not hide it.
     words = re.findall(r"\w+", unicodedata.normalize("NFKC", text).casefold())
     if not words:
         return
+    # At least one run: a slice beyond the end makes a short text a single run of all its words.
     for start in range(max(1, len(words) - n + 1)):
         yield tuple(words[start : start + n])
 

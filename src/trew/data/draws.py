@@ -30,6 +30,8 @@ def mix(x: int) -> int:
 
 def key_of(*parts: int | str) -> int:
     """A 64-bit key from integers and strings; different parts give unrelated keys."""
+    # The type and a separator that names do not hold: 1 and "1", or ("a", "bc") and ("ab", "c"), must not collide. Not
+    # hash(): Python salts it for each process.
     text = "\x1f".join(f"{type(p).__name__}:{p}" for p in parts)
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
 
@@ -49,6 +51,7 @@ class Draws:
         """A uniform integer from 0 to n - 1, for 1 <= n <= 2**63. Rejection sampling avoids modulo bias."""
         limit = (2**64 // n) * n
         while True:
+            # splitmix64: the state steps by the golden ratio of 2**64, which is odd, so that its period is 2**64.
             self._state = (self._state + 0x9E3779B97F4A7C15) & _MASK
             value = mix(self._state)
             if value < limit:
@@ -74,6 +77,8 @@ class Permutation:
 
     def __init__(self, size: int, *key: int | str):
         self.size = size
+        # Bits of one half. Both halves are equal, so the network covers less than four times the domain, and a cycle
+        # walk takes fewer than four passes on average.
         self._half = max(1, -(-(size - 1).bit_length() // 2))
         self._keys = [key_of(*key, "round", r) for r in range(_ROUNDS)]
 

@@ -71,6 +71,8 @@ def _unpacked(path: Path) -> bytes:
     opened = gzip.open if path.suffix == ".gz" else open
     try:
         with opened(path, "rb") as file:
+            # One byte more than allowed tells a file at the limit from one beyond it, without unpacking all of a gzip
+            # file that is small on the disk.
             raw = file.read(limits.FILE_BYTES + 1)
     except (EOFError, zlib.error, gzip.BadGzipFile):
         raise DataError(f"{path}: is a damaged or incomplete gzip file; download it again") from None
@@ -88,6 +90,7 @@ def _read_lines(path: Path, raw: bytes) -> list[Row]:
         if not line:
             continue
         place = f"line {number}"
+        # Faults are collected, so that a file with several is repaired in one go.
         if len(line) > limits.LINE_BYTES:
             problems.add(place, f"has {len(line):,} bytes, accepts at most {limits.LINE_BYTES:,}")
             continue
@@ -130,6 +133,7 @@ def _parse(raw: bytes) -> Any:
         raise ValueError(f"is not valid JSON: {error.msg} ({where} {error.colno})") from None
     except RecursionError:
         raise ValueError("is nested too deeply") from None
+    # Only where an escape could be one, since walking every string of every row is slow.
     if _SURROGATE.search(raw):
         _no_surrogates(value)
     return value
@@ -147,6 +151,7 @@ def _no_constant(name: str) -> Any:
 
 
 def _no_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    # json.loads would keep the last of them, and the row would silently have another answer than the reader sees first.
     table = dict(pairs)
     if len(table) < len(pairs):
         names = [name for name, _ in pairs]
@@ -157,6 +162,7 @@ def _no_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _no_surrogates(value: Any) -> None:
     """Refuses half of a surrogate pair: it is not a character, so it can be neither tokenized nor written to a file."""
+    # A stack instead of recursion: nesting as deep as the parser accepts must not exhaust Python's own.
     stack = [value]
     while stack:
         item = stack.pop()
@@ -246,6 +252,7 @@ def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
 def _write_aside(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
+    # In the same folder: a rename across file systems is a copy, and not atomic.
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:

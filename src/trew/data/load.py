@@ -57,6 +57,7 @@ def load_eval(config: DataConfig, *, size: int, seed: int) -> tuple[list[Prompt]
         split = sources.read_eval(task.source(config.eval))
     else:
         split = sources.read_eval_beside(source)
+    # The same order of precedence as in training, so that both evaluate on the same prompts.
     if split is None:
         whole = sources.read_train(source)
         parts = task.parts(whole)

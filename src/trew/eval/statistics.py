@@ -81,12 +81,14 @@ def cluster_interval(prompt_means: ArrayLike, *, samples: int, level: float = LE
     n = len(means)
     if n == 0:
         return wilson(0, 0, level=level)
+    # A rounded mean outside [0, 1] would give a negative variance.
     mean = min(1.0, max(0.0, float(means.mean())))
     variance_of_mean = float(means.var(ddof=1)) / n if n > 1 else math.inf
     binomial = mean * (1 - mean)
     if binomial == 0:
         effective = float(n)  # every prompt at 0, or every one at 1: the spread is no evidence, so count prompts
     else:
+        # Clamped: few prompts estimate their spread badly, in both directions.
         effective = binomial / variance_of_mean if variance_of_mean > 0 else math.inf
         effective = min(max(effective, float(n)), float(n * samples))
     _, low, high = wilson(mean * effective, effective, level=level)
@@ -129,6 +131,7 @@ def pass_at_k(n: int, c: int, k: int) -> float:
         raise ValueError(f"c: got {c}, which is not between 0 and n = {n}")
     if not 1 <= k <= n:
         raise ValueError(f"k: got {k}, which is not between 1 and n = {n}: pass@k needs at least k completions")
+    # Fewer than k are wrong, so that any k of them include a correct one.
     if n - c < k:
         return 1.0
     return 1.0 - math.prod(1.0 - k / i for i in range(n - c + 1, n + 1))
@@ -209,6 +212,7 @@ def paired_difference(
     if x.shape != y.shape or x.ndim != 1 or x.size == 0:
         raise ValueError(f"before, after: got shapes {x.shape} and {y.shape}, accepts two lists of one length above 0")
     b, a = (cluster_interval(v, samples=samples, level=level) for v in (x, y))
+    # corrcoef of a constant is NaN; without spread there is no correlation to use.
     rho = float(np.corrcoef(x, y)[0, 1]) if x.std() > 0 and y.std() > 0 else 0.0
     d = a.mean - b.mean
     low = d - _square_and_add(a.mean - a.low, b.high - b.mean, rho)
@@ -243,6 +247,7 @@ def _sign_flip(differences: np.ndarray, resamples: int, seed: int) -> float:
     """The p-value of the sign-flip permutation test; 1 where nothing changed."""
     from scipy.stats import permutation_test
 
+    # Flipping a zero changes nothing, so that zeros leave the p-value as it is and only cost exact enumeration.
     changed = differences[differences != 0]
     if changed.size == 0:
         return 1.0

@@ -238,7 +238,7 @@ def _write_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> None:
         part, _, key = name.partition(".")
         parts.setdefault(part, {})[key] = tensor.detach().cpu().contiguous()
     for part, members in parts.items():
-        # transformers refuses a safetensors file without this entry.
+        # transformers reads this entry when it loads the file as a model.
         save_file(members, folder / f"{part}.safetensors", metadata={"format": "pt"})
 
 

@@ -47,9 +47,8 @@ def _time(seconds: float) -> Iterator[None]:
         raise Overrun(f"it is not done after {seconds:g} s of processor time")
 
     before = signal.signal(signal.SIGVTALRM, end)
-    signal.setitimer(
-        signal.ITIMER_VIRTUAL, seconds, seconds / 10
-    )  # again, for code that handles every error and goes on
+    # Repeats, for code that handles every error and goes on.
+    signal.setitimer(signal.ITIMER_VIRTUAL, seconds, seconds / 10)
     try:
         yield
     finally:

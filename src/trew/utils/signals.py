@@ -59,6 +59,7 @@ class Interrupts:
 
     def __enter__(self) -> Interrupts:
         if threading.current_thread() is threading.main_thread():
+            # The interpreter writes from inside its C handler, where it must never block.
             self._ends = socket.socketpair()
             self._ends[1].setblocking(False)
             self._wakeup = signal.set_wakeup_fd(self._ends[1].fileno(), warn_on_full_buffer=False)
