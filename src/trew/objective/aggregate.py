@@ -119,6 +119,7 @@ class PromptMeanTokenMean(Aggregate):
     scope: ClassVar[Scope] = "group"
 
     def __call__(self, batch: TokenBatch, *, denominators: Denominators) -> Tensor:
+        # ``batch`` may be some groups of a step, so that ids need not be 0 .. P-1; P is the whole step's.
         ids, size = dense_ids(batch.group_ids)
         tokens = segment_sum(batch.lengths.to(torch.float64), ids=ids, size=size)[ids]
         return (1.0 / (max(denominators.groups, 1) * tokens.clamp(min=1)))[batch.sequence_ids]

@@ -38,6 +38,7 @@ def length_weighted_mean(
     [0.25, 0.25]
     """
     ids, size = dense_ids(group_ids)
+    # A missing reward leaves numerator and denominator: its tokens would otherwise count as reward 0.
     weight = torch.where(rewards.isnan(), 0.0, lengths.to(rewards.dtype))
     total = segment_sum(weight * rewards.nan_to_num(0.0), ids=ids, size=size)
     return (total / segment_sum(weight, ids=ids, size=size)).nan_to_num(0.0)[ids]

@@ -166,6 +166,7 @@ class TokenBatch:
 
         Consecutive sequences become views of this batch, others copies: packs of a step are mostly consecutive.
         """
+        # Step rewards refer to sequences by number, so they need the map from old to new numbers in both cases below.
         position = torch.full((self.size,), -1, dtype=torch.int64, device=self.mask.device)
         position[sequences] = torch.arange(len(sequences), device=self.mask.device)
         steps = None if self.step_rewards is None else self.step_rewards.select(position)
@@ -174,6 +175,7 @@ class TokenBatch:
             start, end = segment_starts(self.sequence_ids, size=self.size + 1)[[first, first + count]].tolist()
             ids = self.sequence_ids[start:end] - first
             return self._cut(slice(start, end), slice(first, first + count), ids).replace(step_rewards=steps)
+        # ---- otherwise copy: tokens in the order of their sequences' new numbers, stable to keep each one's own order
         new_ids = position[self.sequence_ids]
         chosen = (new_ids >= 0).nonzero().squeeze(1)
         order = chosen[torch.argsort(new_ids[chosen], stable=True)]

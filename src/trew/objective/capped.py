@@ -49,6 +49,8 @@ def flipped_weight(
     >>> [round(x, 4) for x in (flipped_weight(r, advantages=torch.ones(3)) * r).tolist()]
     [3.0, 2.0, 0.0]
     """
+    # These are w r, the effective ratio; the division by r at the end turns them into w. r is bounded away from 0 by
+    # the clamp of log-ratios (LOG_RATIO_LIMIT), so neither 1 / r nor the division overflows.
     up = torch.where(ratio > 1 + eps_high, 0.0, (1 / ratio).clamp(max=cap))
     down = torch.where(ratio < 1 - eps_low, 0.0, ratio.clamp(max=cap))
     return torch.where(advantages > 0, up, torch.where(advantages < 0, down, ratio)) / ratio
@@ -156,6 +158,7 @@ class GradientPreservingClip(Weight):
         )  # fmt: skip
 
     def surrogate(self, ratio: Tensor, *, advantages: Tensor, batch: TokenBatch) -> Tensor:
+        # A dual-clipped token has w = 0, but its surrogate stays at the cap, as in DualClip.
         pushed = super().surrogate(ratio, advantages=advantages, batch=batch)
         return torch.where((advantages < 0) & (ratio > self.cap), self.cap * advantages, pushed)
 

@@ -47,6 +47,8 @@ def off_policy_sequences(
     ...     mask=torch.tensor([True, True, True]), sequence_ids=torch.tensor([0, 0, 1])).tolist()
     [False, False, True]
     """
+    # A sequence is judged as a whole, by the mean over its tokens; A is looked at token by token, and is the same for
+    # all tokens of a sequence unless the objective makes it differ.
     drift = segment_mean(behaviour_logprobs - logprobs.detach(), mask=mask, ids=sequence_ids, size=size)
     return ~((advantages < 0) & (drift > delta)[sequence_ids])
 
@@ -70,6 +72,8 @@ class Correction(Component, Protocol):
 
 def _kappa(batch: TokenBatch, level: str) -> Tensor:
     assert batch.rollout_logprobs is not None
+    # Against ``old``, not the current policy: kappa stays the same through all updates on a step's rollouts. How far the
+    # policy moves in them is the ratio's part.
     log_kappa = batch.old - batch.rollout_logprobs
     if level == "token":
         return bounded_exp(log_kappa)
@@ -128,6 +132,7 @@ class MaskedImportance(_Bounded):
     level: str = "sequence"
 
     def __call__(self, batch: TokenBatch) -> Tensor:
+        # Outside the range tokens are dropped instead of clipped: so large a mismatch is discarded, not corrected.
         kappa = _kappa(batch, self.level)
         return torch.where((kappa >= self.low) & (kappa <= self.high), kappa, 0.0)
 

@@ -31,6 +31,7 @@ def covariance(
     >>> [round(c, 4) for c in covariance(l, advantages=a, mask=torch.ones(4, dtype=torch.bool)).tolist()]
     [0.95, -0.95, -0.95, 0.95]
     """
+    # Sums in float64: both means are over all tokens of the step.
     count = mask.sum().clamp(min=1)
     mean_a = torch.where(mask, advantages, 0.0).sum(dtype=torch.float64) / count
     mean_l = torch.where(mask, logprobs.detach(), 0.0).sum(dtype=torch.float64) / count
@@ -79,6 +80,7 @@ class ClipCov(Weight):
 
     def surrogate(self, ratio: Tensor, *, advantages: Tensor, batch: TokenBatch) -> Tensor:
         clip = Clip(self.eps_low, self.eps_high)
+        # A drawn token has w = 0 where the clip alone has not, and reports 0; a clipped one keeps the clip's value.
         not_drawn = (self(ratio, advantages=advantages, batch=batch) > 0) | (
             clip(ratio, advantages=advantages, batch=batch) == 0
         )

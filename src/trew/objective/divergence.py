@@ -56,6 +56,7 @@ def kl_derivative(
     >>> kl_derivative(half, ref_logprobs=quarter).item()
     0.5
     """
+    # The derivative of the value as written, not of the KL that it estimates: the two differ for k1 and k3 (above).
     d = _difference(logprobs, ref_logprobs)
     if estimator == "k1":
         return torch.ones_like(d)
@@ -179,6 +180,8 @@ class SequenceSquare(Divergence):
         return segment_sum(log_r, ids=batch.sequence_ids, size=batch.size)[batch.sequence_ids]
 
     def value(self, batch: TokenBatch) -> Tensor:
+        # The term is the sequence's, but stands at each of its T_i tokens, so each counts 1 / T_i; the derivative by
+        # every single log pi_t is that of the whole term, and is not divided.
         return self.tau / 2 * self._total(batch) ** 2 / batch.lengths[batch.sequence_ids].clamp(min=1)
 
     def derivative(self, batch: TokenBatch) -> Tensor:

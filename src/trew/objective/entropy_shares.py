@@ -36,6 +36,7 @@ def shares_of_peers(
     """
     floored = entropies.clamp(min=ENTROPY_FLOOR)
     part = torch.where(correct, floored, 1 / floored)
+    # One segment for each pair of (peers, right or wrong): even keys are wrong, odd ones right.
     keys = 2 * peers + correct.to(torch.int64)
     total = segment_sum(part, ids=keys, size=2 * size)
     count = segment_count(torch.ones_like(correct), ids=keys, size=2 * size)
@@ -109,6 +110,7 @@ class EntropyTokenShares(_Shares):
         depth = int(batch.lengths.max()) if batch.size else 0
         place = positions(mask, ids=sequences, size=batch.size)
         chosen = known.nonzero().squeeze(1)
+        # Peers are tokens at the same position of completions of one group, numbered group * depth + position.
         share = shares_of_peers(
             batch.entropies.detach().to(torch.float64)[chosen],
             correct=correct[chosen], peers=(groups[sequences] * depth + place)[chosen], size=size * depth,

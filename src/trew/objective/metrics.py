@@ -28,6 +28,7 @@ def token_metrics(
     """
     mask, advantages = batch.mask, batch.advantages
     assert advantages is not None
+    # A token with advantage 0 has no push to clip: counting it would dilute weight, clip shares and ess.
     pushed = (advantages != 0) & mask
     count, active = float(mask.sum()), float(pushed.sum())
     importance = weight * ratio if correction is None else weight * ratio * correction
@@ -67,6 +68,7 @@ def _clipped(ratio: Tensor, advantages: Tensor, *, where: Tensor, count: float) 
 def _quantiles(ratios: Tensor) -> Metrics:
     if not len(ratios):
         return {}
+    # A value of the data and not an interpolation, over an index that rounds to the nearest rank.
     known = ratios.sort().values  # torch.quantile refuses more than 2^24 values
     return {name: (float(known[round(q * (len(known) - 1))]), 1.0) for name, q in QUANTILES.items()}
 

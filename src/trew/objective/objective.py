@@ -191,12 +191,14 @@ class Objective:
         """
         self._refuse_infinite(batch)
         self._refuse_missing(batch)
+        # ---- filters first: the sequences that they drop must not enter the statistics of the advantages
         stays = self._filtered(batch)
         batch = batch.replace(mask=batch.mask & stays[batch.sequence_ids])
         advantages = batch.advantages
         if advantages is None:
             advantages = self._advantages(batch, stays).to(batch.logprobs.dtype)
         advantages = torch.where(batch.mask, advantages, 0.0)
+        # ---- loss masks next: they read the advantages, which have counted every sequence
         if self.prune:
             mask = batch.mask & self._unpruned(batch, advantages, stays)[batch.sequence_ids]
             batch, advantages = batch.replace(mask=mask), torch.where(mask, advantages, 0.0)
@@ -204,6 +206,7 @@ class Objective:
             # Only the advantage becomes 0: the token stays in the denominators, so that a selection of 20 % of the
             # tokens does not make each of them count five times as much.
             advantages = torch.where(select(batch), advantages, 0.0)
+        # Over the whole step and before it is split: an adaptive bonus must decide the same for every micro-batch.
         mean_entropy = None
         if batch.entropies is not None:
             one = torch.zeros_like(batch.sequence_ids)
@@ -220,6 +223,7 @@ class Objective:
         """(N,) of a prepared batch: False for tokens that have no gradient whatever the policy is, since there is no
         advantage, no divergence in the loss and no entropy bonus that acts on this step."""
         assert batch.advantages is not None
+        # A divergence or an entropy bonus pushes every token, whatever its advantage.
         return batch.mask if self._in_loss() or self._bonus_acts(batch) else batch.mask & (batch.advantages != 0)
 
     def loss(self, batch: TokenBatch) -> LossOutput:
@@ -234,6 +238,7 @@ class Objective:
         assert advantages is not None
         assert token_weights is not None
 
+        # ---- the coefficient of each token, all of it detached, and the value that the log reports
         ratio, scale, correction = self._corrected(batch)
         weight = self.weight(ratio, advantages=advantages, batch=batch)
         surrogate = self.weight.surrogate(ratio, advantages=advantages, batch=batch)
@@ -267,6 +272,7 @@ class Objective:
         for rule in self.correction:
             c = rule(batch)
             correction = c if correction is None else correction * c
+            # Added in log space and bounded again: a product over a long sequence can leave the range of float32.
             if rule.mismatch and self.weight.folds_correction:
                 ratio = bounded_exp(ratio.log() + rule.log_of_sequence(c, batch=batch))
             else:
@@ -336,7 +342,7 @@ class Objective:
         """True (S,) for the sequences of ``stays`` that carry loss by every ``LossMask``."""
         largest = torch.zeros(batch.size, dtype=advantages.dtype, device=advantages.device)
         largest = largest.scatter_reduce(0, batch.sequence_ids, advantages.abs(), "amax")
-        largest = torch.where(stays, largest, torch.nan)
+        largest = torch.where(stays, largest, torch.nan)  # NaN, not 0: a 0 would count in its group's size
         for prune in self.prune:
             stays = stays & prune(largest, batch=batch)
         return stays
@@ -361,6 +367,7 @@ class Objective:
         advantages = self.advantage(self._shaped_rewards(batch, stays), batch=batch)
         advantages = advantages if self.advantage.per_token else advantages[batch.sequence_ids]
         advantages = torch.where(batch.mask, advantages, 0.0)
+        # After baseline and scale, which would rescale beta by the group's deviation.
         for kl in self._in_advantage("to-go"):
             advantages = advantages - to_go(kl.of_rollout(batch), ids=batch.sequence_ids, size=batch.size)
         for adjust in self.adjust:
@@ -393,5 +400,6 @@ class Objective:
                 "entropies: got values without a gradient; an entropy bonus trains them: give those of the policy, "
                 "computed with a gradient from the same logits as logprobs"
             )
+        # torch.where again: a NaN outside the mask would reach the gradient through 0 * nan.
         entropies = torch.where(batch.mask, batch.entropies, 0.0)
         return self.entropy_bonus.loss(entropies, token_weights=batch.token_weights)

@@ -45,11 +45,13 @@ def trpa_loss(
     log_ratio = torch.where(batch.mask, batch.logprobs - batch.ref_logprobs, 0.0)
     z = segment_mean(log_ratio, mask=batch.mask, ids=batch.sequence_ids, size=batch.size)
     alive = batch.lengths > 0
+    # All pairs as (S, S): completions are few beside their tokens.
     peers = (batch.group_ids[:, None] == batch.group_ids) & alive[:, None] & alive
     factor = torch.where(levels == 1, torch.full_like(z, best_factor), 1.0)
     better, worse = (peers & (levels[:, None] < levels)).nonzero(as_tuple=True)
     alone = (alive & ~(peers & (levels[:, None] != levels)).any(dim=1)).nonzero().squeeze(1)
     sign = torch.where(levels[alone] == 1, 1.0, -1.0)
+    # logsigmoid of both kinds together, so that every pair and every lone completion counts once in the mean.
     h = torch.cat([factor[better] * (z[better] - z[worse]), sign * factor[alone] * z[alone]]) * beta
     loss = -logsigmoid(h).sum() / max(len(h), 1)
     if batch.old_logprobs is None:  # the policy has not moved: k3 and its derivative are 0

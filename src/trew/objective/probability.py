@@ -90,6 +90,7 @@ class ProbabilityMask(Weight):
     def __call__(self, ratio: Tensor, *, advantages: Tensor, batch: TokenBatch) -> Tensor:
         assert batch.rollout_logprobs is not None
         far = self.distance(batch.policy, anchor_logprobs=batch.rollout_logprobs) > self.delta
+        # The sign of A log r: only moves further in the direction of the push are masked; moves back pass.
         onward = advantages * (batch.policy - batch.rollout_logprobs) > 0
         return torch.where(far & onward, 0.0, (self.cap / ratio).clamp(max=1.0))
 

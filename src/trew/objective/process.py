@@ -41,6 +41,7 @@ def process_advantages(
     deviation = group_std(values, group_ids=groups, ddof=ddof) + std_eps
     normalised = (values - group_mean(values, group_ids=groups)) / deviation
     normalised = torch.where(has_signal(values, group_ids=groups), normalised, 0.0).nan_to_num(0.0)
+    # Each step's reward is placed at its last token; the sum to go then credits it to all tokens up to there.
     placed = torch.zeros(len(sequence_ids), dtype=values.dtype, device=values.device)
     inside = ends > 0  # a step that ends before the first loss token pushes nothing, but counts in the statistics
     at = segment_starts(sequence_ids, size=len(group_ids))[step_sequences] + ends - 1

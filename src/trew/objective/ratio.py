@@ -163,6 +163,7 @@ class ClippedGeometricRatio(Ratio):
     def __call__(self, batch: TokenBatch) -> Tensor:
         assert batch.advantages is not None
         log_r = log_ratio(batch)
+        # One-sided, as in PPO's minimum: a move against the sign of A is never cut.
         cut = torch.where(batch.advantages > 0, log_r.clamp(max=self.eps_high), log_r.clamp(min=-self.eps_low))
         return geometric_ratio(cut, mask=batch.mask, ids=batch.sequence_ids, size=batch.size)
 

@@ -115,7 +115,7 @@ class AdvantageStd(_Deviation):
     scope: ClassVar[Scope] = "batch"
 
     def __call__(self, rewards: Tensor, *, batch: TokenBatch) -> Tensor:
-        one = torch.zeros_like(batch.group_ids)
+        one = torch.zeros_like(batch.group_ids)  # the whole step as one group
         centred = rewards - group_mean(rewards, group_ids=batch.group_ids)
         return group_std(centred, group_ids=one, ddof=self.ddof) + self.std_eps
 

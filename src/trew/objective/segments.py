@@ -98,6 +98,7 @@ def group_std(rewards: Float[Tensor, "S"], *, group_ids: Int[Tensor, "S"], ddof:
     >>> group_std(torch.tensor([1., 0., 0., 0.]), group_ids=torch.zeros(4, dtype=torch.int64)).tolist()
     [0.5, 0.5, 0.5, 0.5]
     """
+    # Two passes, with deviations from the mean: mean(x^2) - mean(x)^2 would cancel for rewards far from 0.
     ids, size = dense_ids(group_ids)
     known = ~rewards.isnan()
     squares = ((rewards - group_mean(rewards, group_ids=group_ids)) ** 2).nan_to_num(0.0)

@@ -71,6 +71,7 @@ def logistic_weight(
     """
     log_r = ratio.log()
     u = (advantages.sign() * log_r).clamp(min=0) if directional else log_r.abs()
+    # Each sigmoid is 1/2 at 0, so the product is 1/4 at r = 1, A = 0: hence the 4 where it is normalised.
     w = torch.sigmoid(-alpha * u) * torch.sigmoid(gamma * advantages)
     return (4 * w + eta) / (1 + eta) if normalized else w + eta
 
@@ -153,6 +154,7 @@ class RareTokenBoost(Weight):
         not_negative(lam=self.lam)
         positive(a_max=self.a_max, h_max=self.h_max)
         one_of(("probability", "entropy"), rarity=self.rarity)
+        # A frozen dataclass allows no assignment; the scope is the base's, since the boost reads the token alone.
         object.__setattr__(self, "scope", self.base.scope)
 
     @property

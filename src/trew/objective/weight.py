@@ -147,6 +147,7 @@ class DualClip(Weight):
         )
 
     def surrogate(self, ratio: Tensor, *, advantages: Tensor, batch: TokenBatch) -> Tensor:
+        # For A < 0 PPO's minimum is unbounded below as r grows; the maximum with cap A bounds it.
         once = Clip(self.eps_low, self.eps_high).surrogate(ratio, advantages=advantages, batch=batch)
         return torch.where(advantages < 0, torch.maximum(once, self.cap * advantages), once)
 
@@ -202,6 +203,7 @@ class LogClip(Weight):
         positive(eps_low=self.eps_low, eps_high=self.eps_high)
 
     def __call__(self, ratio: Tensor, *, advantages: Tensor, batch: TokenBatch) -> Tensor:
+        # From the log-probs, not from ``ratio``, which in GMPO is the sequence's geometric mean: the cut is per token.
         log_r = log_ratio(batch)
         cut = ((advantages > 0) & (log_r > self.eps_high)) | ((advantages < 0) & (log_r < -self.eps_low))
         return (~cut).to(ratio.dtype)
