@@ -72,8 +72,8 @@ class Correction(Component, Protocol):
 
 def _kappa(batch: TokenBatch, level: str) -> Tensor:
     assert batch.rollout_logprobs is not None
-    # Against ``old``, not the current policy: kappa stays the same through all updates on a step's rollouts. How far the
-    # policy moves in them is the ratio's part.
+    # Against ``old``, not the current policy: kappa stays the same through all updates on a step's rollouts. How far
+    # the policy moves in them is the ratio's part.
     log_kappa = batch.old - batch.rollout_logprobs
     if level == "token":
         return bounded_exp(log_kappa)
