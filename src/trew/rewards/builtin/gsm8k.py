@@ -1,4 +1,4 @@
-"""Grade school mathematics as in GSM8K: the final answer is one number."""
+"""Built-in reward ``gsm8k``: grade school mathematics, where the final answer is one number."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MARK = "####"
 
 
 def extract_strict(text: str) -> str | None:
-    """The rest of the line after the last ``####`` (or the next line with text in it); None without one.
+    """Returns the rest of the line after the last ``####``, or the next non-empty line; None without a ``####``.
 
     >>> extract_strict("#### 3? No.\\n#### 72\\nBecause ...")
     '72'
@@ -25,11 +25,11 @@ def extract_strict(text: str) -> str | None:
 def grade(
     completion: str, gold: Any, *, mode: Literal["strict", "flexible"] = "strict", thinking: bool = False
 ) -> Verdict:
-    """1 when the completion's final answer equals ``gold`` as an exact number, else 0.
+    """Scores 1 if the completion's final answer equals ``gold`` as an exact number, else 0.
 
-    ``mode="strict"`` reads what follows the last ``####``, which must state exactly one number; ``"flexible"`` reads
-    the last number of the text. With ``thinking`` the prompt has already opened a thought. A gold that is not exactly
-    one number is ``bad_gold``.
+    ``mode="strict"`` reads the text after the last ``####``, which must state exactly one number; ``"flexible"`` reads
+    the last number of the completion. ``thinking`` says that the prompt has already opened a thought. A gold that is
+    not exactly one number is ``bad_gold``.
 
     >>> grade("12*6 = 72\\n#### $72.00", "72").score, grade("So 72.", 72, mode="flexible").score
     (1.0, 1.0)
@@ -56,5 +56,5 @@ def grade(
 
 
 def self_answer(gold: Any) -> str:
-    """A completion that answers with ``gold`` itself: a whole worked solution as it stands, else behind ``####``."""
+    """Writes a completion that answers with ``gold``: a worked solution as it is, anything else after ``####``."""
     return gold if isinstance(gold, str) and MARK in gold else f"{MARK} {gold}"

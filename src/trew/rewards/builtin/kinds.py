@@ -1,4 +1,4 @@
-"""The table of built-in kinds: how each is called, which settings it takes, and where its gold stands in a data row."""
+"""The table of built-in kinds: each one's grader, its settings, and the data columns that hold its gold."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from ..maths import grade as maths
 from ..verdict import Verdict
 from . import arithmetic, code, code_rows, countdown, gsm8k, layout, length, reasoning
 
-GOLD_COLUMNS = ("gold", "ground_truth", "answer")  # the first that a row has; then reward_model.ground_truth (verl)
+GOLD_COLUMNS = ("gold", "ground_truth", "answer")  # the first one present; else verl's reward_model.ground_truth
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
     """A built-in reward.
 
-    ``settings`` are arguments that a recipe gives, with a check each that answers what it accepts (empty = fine);
-    ``from_row`` are arguments that come from the data row or the completion. ``gold`` finds the gold and the row's
-    arguments in a prompt's columns, None where the row has nothing for this kind. ``self_answer`` writes a completion
-    that answers with the gold, to test the gold with; None where there is no gold to test, or none that can be tested.
-    ``grade_many`` grades (completion, gold, arguments) side by side, with the verdicts that ``grade`` would give.
+    ``settings`` are arguments from the recipe, each with a check that returns what it accepts (empty: the value is
+    fine). ``from_row`` are arguments from the data row or the completion. ``gold`` finds the gold and the row's
+    arguments in a prompt's columns; None if the row has nothing for this kind. ``self_answer`` writes a completion that
+    answers with the gold, to test the gold; None if there is no gold that can be tested. ``grade_many`` grades
+    (completion, gold, arguments) side by side, with the same verdicts as ``grade``.
     """
 
     grade: Callable[..., Verdict]
@@ -45,8 +45,8 @@ class Kind:
 def grade(kind: str, completion: str, gold: Any = None, **args: Any) -> Verdict:
     """Grades one completion with the built-in reward ``kind``.
 
-    Never raises for anything that a model can write. Raises ConfigError for an unknown kind or argument, or an
-    argument's value that it does not accept.
+    Never raises for anything that a model can write. Raises ConfigError for an unknown kind or argument, and for a
+    value that an argument does not accept.
 
     >>> v = grade("gsm8k", "She has 6 * 12 = 72 eggs. #### 72", "72")
     >>> v.score, v.status, v.extracted
@@ -67,19 +67,19 @@ def grade(kind: str, completion: str, gold: Any = None, **args: Any) -> Verdict:
 
 
 def graded(kind: Kind, completion: str, gold: Any, args: Mapping[str, Any]) -> Verdict:
-    """``kind``'s verdict with checked arguments, its time taken."""
+    """Grades with arguments that have been checked, and records the time taken."""
     start = time.perf_counter()
     verdict = kind.grade(completion, gold, **args)
     return replace(verdict, seconds=time.perf_counter() - start)
 
 
 def graded_together(kind: Kind, items: Sequence[tuple[str, Any, Mapping[str, Any]]]) -> list[Verdict]:
-    """:func:`graded` of each of ``items`` (completion, gold, arguments), side by side where the kind can."""
+    """Applies :func:`graded` to each of ``items`` (completion, gold, arguments), side by side if the kind can."""
     if kind.grade_many is None or len(items) < 2:
         return [graded(kind, *item) for item in items]
     start = time.perf_counter()
     verdicts = kind.grade_many(items)
-    each = (time.perf_counter() - start) / len(items)
+    each = (time.perf_counter() - start) / len(items)  # side by side: each item's share of the wall time
     return [v if v.seconds else replace(v, seconds=each) for v in verdicts]
 
 
@@ -88,7 +88,7 @@ def unknown_kind(name: str) -> str:
 
 
 def argument_problems(kind: str, args: Mapping[str, Any], *, row: bool = False) -> list[str]:
-    """Everything wrong with ``args`` of ``kind``; with ``row`` those of a data row are allowed (and needed) as well."""
+    """Lists everything wrong with ``args`` of ``kind``; with ``row``, a data row's arguments are allowed and needed."""
     spec = KINDS[kind]
     problems = []
     known = (*spec.settings, *(spec.from_row if row else ()))
@@ -108,6 +108,10 @@ def argument_problems(kind: str, args: Mapping[str, Any], *, row: bool = False) 
     if not problems and (wrong := spec.together(args)):
         problems.append(wrong)
     return problems
+
+
+# ---- checks of settings: each returns what it accepts, or an empty text for a value that is fine. A bool is an int in
+# Python, so the numeric ones exclude it: ``true`` in a recipe is a mistake there.
 
 
 def _one_of(*values: str) -> Callable[[Any], str]:
@@ -148,7 +152,7 @@ def _token_ids(value: Any) -> str:
 
 
 _COMPLETION_CHECKS: dict[str, Callable[[Any], str]] = {"length": _whole(0), "correct": _truth, "token_ids": _token_ids}
-"""Arguments that say something about the completion and cannot be left out."""
+"""Arguments that describe the completion and cannot be left out."""
 
 
 def _template(value: Any) -> str:
@@ -182,7 +186,7 @@ def _values_in_order(args: Mapping[str, Any]) -> str:
 
 
 def first_column(columns: Mapping[str, Any], names: Iterable[str] = GOLD_COLUMNS) -> Any:
-    """The gold of a row: the first of ``names`` that is there and not None, else verl's reward_model.ground_truth.
+    """Returns a row's gold: the first of ``names`` that is present and not None, else verl's reward_model.ground_truth.
 
     >>> first_column({"answer": None, "reward_model": {"ground_truth": "72"}})
     '72'
@@ -199,6 +203,7 @@ def _number_gold(columns: Mapping[str, Any]) -> tuple[Any, dict[str, Any]] | Non
 
 def _math_gold(columns: Mapping[str, Any]) -> tuple[Any, dict[str, Any]] | None:
     gold = first_column(columns)
+    # The MATH data set has no answer column: its gold is the box in the worked solution.
     solution = columns.get("solution")
     if gold is None and isinstance(solution, str) and math_extract.last_box(solution) is not None:
         gold = solution
@@ -318,23 +323,25 @@ KINDS: dict[str, Kind] = {
 
 
 def gold_problem(name: str, columns: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
-    """What is wrong with a row's gold for the built-in ``name``: empty when nothing is, or when it does not apply.
+    """Says what is wrong with a row's gold for the built-in ``name``; empty if nothing is, or if it does not apply.
 
-    The gold must be readable, and where it can be answered with directly, that answer must score 1.
+    The gold must be readable, and a completion that answers with it, where one can be written, must score 1.
     """
     return gold_problems(name, [columns], settings)[0]
 
 
 def gold_problems(name: str, rows: Sequence[Mapping[str, Any]], settings: Mapping[str, Any]) -> list[str]:
-    """:func:`gold_problem` of each of ``rows``, graded side by side where the kind can."""
+    """Applies :func:`gold_problem` to each of ``rows``, side by side if the kind can."""
     kind = KINDS[name]
     found = {number: pair for number, columns in enumerate(rows) if (pair := kind.gold(columns)) is not None}
-    with ThreadPoolExecutor(os.cpu_count() or 1) as threads:  # a row may have to be run: programs do not wait in turn
+    # Threads, because checking a row may run programs in the sandbox.
+    with ThreadPoolExecutor(os.cpu_count() or 1) as threads:
         wrong = dict(zip(found, threads.map(lambda pair: kind.row_problem(*pair), found.values()), strict=True))
     answers: dict[int, tuple[str, Any, Mapping[str, Any]]] = {}
     for number, (gold, row) in found.items():
         if not wrong[number] and kind.self_answer is not None:
             answer = kind.self_answer(gold)
+            # The answer must look like a completion of such a prompt, whose thought is finished first.
             if "thinking" in settings:
                 answer = "</think>" + answer if settings["thinking"] else answer
             answers[number] = answer, gold, {**settings, **row}

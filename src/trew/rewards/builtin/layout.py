@@ -1,4 +1,4 @@
-"""The layout of a reply: tags in their order, each once, nothing around them (the built-in kind ``format``)."""
+"""Built-in reward ``format``: the reply has the template's tags in order, each once, and nothing around them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PIECE = re.compile(r"(<[^<>\s]+>)|(…|\.\.\.)|(\s+)")
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """Tags in order; ``filled[i]`` says whether text belongs before tag i (the last entry: after the last tag)."""
+    """Tags in order. ``filled[i]`` says whether text belongs before tag i; the last entry is for after the last tag."""
 
     tags: tuple[str, ...]
     filled: tuple[bool, ...]
@@ -23,9 +23,9 @@ class Template:
 
 @lru_cache(maxsize=64)
 def parse_template(template: str) -> Template:
-    """Reads ``<a>…</a> <b>…</b>``: tags, ``…`` (or ``...``) where text belongs, and white space.
+    """Parses a template such as ``<a>…</a> <b>…</b>``: tags, ``…`` (or ``...``) for text, and white space.
 
-    Raises ValueError for anything else, for a tag that occurs twice, and for a template without tags.
+    Raises ValueError for anything else, for a repeated tag, and for a template without tags.
 
     >>> parse_template("<answer>…</answer>")
     Template(tags=('<answer>', '</answer>'), filled=(False, True, False))
@@ -51,22 +51,24 @@ def parse_template(template: str) -> Template:
 
 
 def mismatch(text: str, template: Template) -> str:
-    """How ``text`` departs from ``template``; empty when it does not. One count and one search per tag.
+    """Says how ``text`` departs from ``template``; empty if it does not. Costs one count and one search per tag.
 
     >>> t = parse_template(THINK_ANSWER)
     >>> mismatch("<think>a</think><answer>b</answer>", t), mismatch("<think>a</think> so <answer>b</answer>", t)
     ('', 'text before <answer>')
     """
+    # First that every tag occurs once: then one search per tag finds it or shows that it is out of order.
     for tag in template.tags:
         if (count := text.count(tag)) != 1:
             return f"{tag} occurs {count} times" if count else f"{tag} is missing"
     at = 0
+    # The empty tag stands for the end of the text, so that the text after the last tag is checked too.
     for i, tag in enumerate((*template.tags, "")):
         where = text.find(tag, at) if tag else len(text)
         if where < 0:
             return f"{tag} is out of order"
         blank = not text[at:where].strip()
-        if blank == template.filled[i]:
+        if blank == template.filled[i]:  # nothing where text belongs, or text where nothing belongs
             end = f"before {tag}" if tag else "after the last tag"
             return f"{'nothing' if blank else 'text'} {end}"
         at = where + len(tag)
@@ -74,11 +76,11 @@ def mismatch(text: str, template: Template) -> str:
 
 
 def grade(completion: str, gold: Any = None, *, template: str = THINK_ANSWER, prefilled: str = "") -> Verdict:
-    """1 when the reply has exactly the template's layout, else 0; ``gold`` is not looked at.
+    """Scores 1 if the reply has exactly the template's layout, else 0; ignores ``gold``.
 
-    Every tag occurs exactly once, in order, in the same case; text stands where the template has ``…`` and nowhere
-    else; white space between the blocks and around the reply is free. ``prefilled`` is what the prompt already wrote
-    of the reply, for example ``"<think>"``.
+    Every tag must occur exactly once, in order, in the same case, with text where the template has ``…`` and nowhere
+    else. White space between the blocks and around the reply is free. ``prefilled`` is the part of the reply that the
+    prompt already contains, for example ``"<think>"``.
 
     >>> grade("<think>2+2</think>\\n<answer>4</answer>").score, grade("4").detail
     (1.0, '<think> is missing')

@@ -1,4 +1,4 @@
-"""Rewards that look at a completion's tokens and not at what they say: how many there are, how many repeat."""
+"""Built-in rewards on a completion's tokens regardless of their meaning: length penalties and a repetition penalty."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..verdict import Verdict
 
 
 def soft_overlong(length: int, *, max_completion_len: int, soft_punish_cache: int) -> float:
-    """DAPO's soft overlong punishment (arXiv 2503.14476, eq. 13), in tokens.
+    """Computes DAPO's soft overlong punishment (arXiv 2503.14476, eq. 13), in tokens.
 
     With L = ``length``, M = ``max_completion_len``, C = ``soft_punish_cache``::
 
@@ -28,7 +28,7 @@ def soft_overlong(length: int, *, max_completion_len: int, soft_punish_cache: in
 def grade_soft_overlong(
     completion: str, gold: Any = None, *, length: int, max_completion_len: int, soft_punish_cache: int
 ) -> Verdict:
-    """``soft_overlong`` as a reward; ``completion`` and ``gold`` are not looked at."""
+    """Grades with ``soft_overlong``; ignores ``completion`` and ``gold``."""
     value = soft_overlong(length, max_completion_len=max_completion_len, soft_punish_cache=soft_punish_cache)
     return Verdict(value, "scored", None, f"{length} tokens")
 
@@ -43,7 +43,7 @@ def cosine(
     min_value_correct: float = 0.5,
     max_value_correct: float = 1.0,
 ) -> float:
-    """The cosine length reward (arXiv 2502.03373, appendix C.1), in tokens; its value stays put beyond ``max_len``.
+    """Computes the cosine length reward (arXiv 2502.03373, appendix C.1), in tokens; constant beyond ``max_len``.
 
     With t = min(``length`` / ``max_len``, 1), from ``a`` for the shortest to ``b`` for the longest completion::
 
@@ -57,6 +57,7 @@ def cosine(
     >>> [round(cosine(n, correct=False, max_len=100), 4) for n in (0, 25, 50, 100, 150)]
     [-1.0, -0.9268, -0.75, -0.5, -0.5]
     """
+    # The order flips for wrong answers: a short one costs more, which encourages longer thinking on hard problems.
     if correct:
         shortest, longest = max_value_correct, min_value_correct
     else:
@@ -68,13 +69,13 @@ def cosine(
 def grade_cosine(
     completion: str, gold: Any = None, *, length: int, correct: bool, max_len: int, **values: float
 ) -> Verdict:
-    """``cosine`` as a reward; ``completion`` and ``gold`` are not looked at."""
+    """Grades with ``cosine``; ignores ``completion`` and ``gold``."""
     value = cosine(length, correct=correct, max_len=max_len, **values)
     return Verdict(value, "scored", None, f"{'right' if correct else 'wrong'}, {length} tokens")
 
 
 def repeated_share(token_ids: Sequence[int], *, ngram_size: int) -> float:
-    """The share of n-grams of tokens that occurred before: 1 - different / all; 0 for fewer tokens than one n-gram.
+    """Returns the share of token n-grams that occurred before: 1 - distinct / all; 0 if there is no n-gram.
 
     >>> repeated_share([1, 2, 1, 2, 1, 2], ngram_size=2), repeated_share([1, 2, 3], ngram_size=4)
     (0.6, 0.0)
@@ -83,6 +84,7 @@ def repeated_share(token_ids: Sequence[int], *, ngram_size: int) -> float:
     count = len(ids) - ngram_size + 1
     if count < 1:
         return 0.0
+    # ids shifted by 0 … n - 1, zipped: one tuple per n-gram.
     different = len(set(zip(*(ids[i : i + count] for i in range(ngram_size)), strict=True)))
     return 1.0 - different / count
 
@@ -90,9 +92,9 @@ def repeated_share(token_ids: Sequence[int], *, ngram_size: int) -> float:
 def grade_repetition(
     completion: str, gold: Any = None, *, token_ids: Sequence[int], ngram_size: int = 3, max_penalty: float = -1.0
 ) -> Verdict:
-    """A penalty of up to ``max_penalty`` for repeated n-grams (arXiv 2502.03373, appendix C.2, as in open-r1 and TRL).
+    """Penalises repeated n-grams by up to ``max_penalty`` (arXiv 2502.03373, appendix C.2, as in open-r1 and TRL).
 
-    The value is -|max_penalty| times ``repeated_share``, so that 1 and -1 mean the same. Counted in tokens.
+    The value is -|max_penalty| times ``repeated_share``, so 1 and -1 mean the same. N-grams are of tokens.
 
     >>> grade_repetition("", token_ids=[1, 2, 1, 2, 1, 2], ngram_size=2, max_penalty=-0.5).score
     -0.3

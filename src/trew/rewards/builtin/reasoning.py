@@ -1,13 +1,13 @@
-"""The built-in reward ``reasoning_gym``: problems of the reasoning-gym package, graded 1 or 0.
+"""Built-in reward ``reasoning_gym``: grades problems of the reasoning-gym package 1 or 0.
 
-The package's own graders cannot all be used: some execute what the model wrote (``eval``, sympy's parser), some give
-everything a point, and most give part of one to a text that merely holds the answer. So here:
+Not all of the package's graders can be used: some execute what the model wrote (``eval``, sympy's parser), some give
+anything full score, and most give partial credit to a text that merely contains the answer. Therefore:
 
-* most tasks have one right answer, and it is compared with the gold (``same``): numbers exactly, lists item by item,
+* most tasks have one right answer, which is compared with the gold (``same``): numbers exactly, lists item by item,
   text without regard to white space;
-* tasks whose package graders execute text have graders of ours (``OURS``);
-* tasks with many right answers (``PACKAGE``) are judged by the package's grader in a process that can be killed, and
-  only its full score counts.
+* tasks whose package graders execute text have graders here (``OURS``);
+* tasks with many right answers (``PACKAGE``) are judged by the package's grader in a killable process, and only a full
+  score counts.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ from . import countdown
 
 INSTALL = "pip install 'trew[reasoning-gym]'"
 LONGEST = 20_000  # characters of an answer that is read
-DEEPEST = 100  # levels of lists and objects that are compared item by item
+DEEPEST = 100  # nesting of lists and objects that are compared item by item
 LIMITS = Limits(cpu_s=3.0, memory_mb=1024, wall_s=120.0, calls=500, growth_mb=256)
 
 EXPRESSION = frozenset({"countdown", "puzzle24"})
 FORMULA = frozenset({"polynomial_multiplication", "simple_integration", "intermediate_integration"})
 ONE_OF = frozenset({"n_queens"})
-ROUNDED = frozenset({"coin_flip"})  # the package takes whatever is within 1e-4, so 0 for any small probability
-COMPLEX = frozenset({"complex_arithmetic"})  # the package gives nan its full score
+ROUNDED = frozenset({"coin_flip"})  # the package accepts any value within 1e-4, so 0 for every small probability
+COMPLEX = frozenset({"complex_arithmetic"})  # the package gives nan full score
 OURS = EXPRESSION | FORMULA | ONE_OF | ROUNDED | COMPLEX | {
     "binary_matrix", "bitwise_arithmetic", "game_of_life_halting", "number_sorting", "spiral_matrix",
     "string_insertion",
 }  # fmt: skip
-"""Tasks graded here because their package graders execute text (``eval`` or sympy's parser), or give their full score
-to wrong answers: any at all in game_of_life_halting, nan in complex_arithmetic, numbers off by one in number_sorting.
-Those in no other set are compared like the rest."""
+"""Tasks graded here because their package graders execute text (``eval`` or sympy's parser) or give full score to wrong
+answers: any answer in game_of_life_halting, nan in complex_arithmetic, numbers off by one in number_sorting. Those in
+no other set are compared with the gold like the rest."""
 
 PACKAGE = frozenset({
     "advanced_geometry", "codeio", "cryptarithm", "decimal_arithmetic",
@@ -54,8 +54,7 @@ PACKAGE = frozenset({
     "prime_factorization", "propositional_logic", "quantum_lock", "rubiks_cube", "shortest_path", "sokoban",
     "time_intervals", "tower_of_hanoi", "word_ladder",
 })  # fmt: skip
-"""Tasks with many right answers, or a tolerance of their own: judged by the package's graders, none of which executes
-text."""
+"""Tasks with many right answers or a tolerance, judged by the package's graders, none of which executes text."""
 
 _MOVE = "[A-Ca-c]"
 _SAID = r"\w+ is an? \w+"
@@ -72,14 +71,14 @@ SHAPES = {
         "time_intervals": r"-?\d+(?: days?)?|(?:-?\d+ days?, ?)?\d+:\d+(?::\d+(?:\.\d+)?)?",
     }.items()
 }
-"""What an answer to some of ``PACKAGE`` must look like, white space made single: their graders search a text for what
-they can read, and would find it in "A or B"."""
+"""Required form of the answers to some of ``PACKAGE``, with white space collapsed. Their graders search a text for
+something readable, and would find it in "A or B"."""
 
 CASELESS = frozenset({
     "calendar_arithmetic", "color_cube_rotation", "dice", "family_relationships", "figlet_font", "letter_jumble",
     "needle_haystack", "sentence_reordering", "spell_backward", "syllogism", "tsumego", "zebra_puzzles",
 })  # fmt: skip
-"""Tasks whose answers are compared without regard to case, as the package does."""
+"""Tasks whose answers are compared case-insensitively, as the package does."""
 
 _NUMBER = re.compile(r"([+-]?)(?:0[xX]([0-9a-fA-F]{1,400})|(\d[\d,]*(?:\.\d*)?(?:[eE][+-]?\d{1,4})?))")
 _COMPLEX = re.compile(r"([+-]?\d[\d.]*(?![\d.]*[ij]))?(?:([+-]?(?:\d[\d.]*)?)\*?[ij])?")
@@ -88,7 +87,7 @@ _RATIO = re.compile(r"([+-]?\d{1,400})\s*/\s*(\d{1,400})")
 
 @dataclass(frozen=True, slots=True)
 class Puzzle:
-    """What a row says about its problem."""
+    """A row's description of its problem."""
 
     task: str
     config: Mapping[str, Any]
@@ -97,17 +96,17 @@ class Puzzle:
 
 @dataclass(frozen=True, slots=True)
 class _Open:
-    """A verdict that a worker process has to give."""
+    """An answer that a worker process has to judge."""
 
     answer: str
     payload: dict[str, Any]
 
 
 def grade(completion: str, gold: Any, *, puzzle: Any = None, thinking: bool = False) -> Verdict:
-    """1 when what the last ``<answer>…</answer>`` holds is right for the problem that ``puzzle`` describes, else 0.
+    """Scores 1 if the last ``<answer>…</answer>`` is right for the problem that ``puzzle`` describes, else 0.
 
-    ``puzzle`` is the JSON that ``trew data prepare reasoning-gym:NAME`` writes. An answer that runs past its CPU time
-    or memory scores 0. Raises nothing for what a model can write.
+    ``puzzle`` is the JSON that ``trew data prepare reasoning-gym:NAME`` writes. An answer whose grading exceeds its CPU
+    time or memory scores 0. Never raises for anything that a model can write.
 
     >>> grade("<answer> 1,214.0 </answer>", "1214", puzzle='{"task": "chain_sum"}').score
     1.0
@@ -118,7 +117,7 @@ def grade(completion: str, gold: Any, *, puzzle: Any = None, thinking: bool = Fa
 
 
 def grade_many(cases: Sequence[tuple[str, Any, Mapping[str, Any]]]) -> list[Verdict]:
-    """The verdicts on (completion, gold, arguments) in their order; what needs a worker runs side by side."""
+    """Grades (completion, gold, arguments); returns verdicts in order. Cases that need a worker run side by side."""
     found = [_here(completion, gold, **arguments) for completion, gold, arguments in cases]
     left = [case for case in found if isinstance(case, _Open)]
     if not left:
@@ -132,18 +131,18 @@ def grade_many(cases: Sequence[tuple[str, Any, Mapping[str, Any]]]) -> list[Verd
 
 
 def found_in(columns: Mapping[str, Any]) -> tuple[Any, dict[str, Any]] | None:
-    """A row's gold and puzzle; None where the row has no puzzle."""
+    """Returns a row's gold and puzzle; None if the row has no puzzle."""
     puzzle = columns.get("puzzle")
     return None if puzzle is None else (columns.get("gold"), {"puzzle": puzzle})
 
 
 def self_answer(gold: Any) -> str:
-    """A completion that answers with the gold."""
+    """Writes a completion that answers with the gold."""
     return f"<answer>{gold}</answer>"
 
 
 def row_problem(gold: Any, row: Mapping[str, Any]) -> str:
-    """What is wrong with a row before anything is graded; empty when nothing is."""
+    """Says what is wrong with a row before anything is graded; empty if nothing is."""
     puzzle = read_puzzle(row.get("puzzle"))
     if isinstance(puzzle, str):
         return puzzle
@@ -155,7 +154,7 @@ def row_problem(gold: Any, row: Mapping[str, Any]) -> str:
 
 
 def compared(task: str) -> bool:
-    """Whether a task's answers are compared with the gold alone, so that any other value is wrong.
+    """Returns whether a task's answers are compared with the gold alone, so that any other value is wrong.
 
     >>> compared("chain_sum"), compared("countdown"), compared("shortest_path")
     (True, False, False)
@@ -163,6 +162,7 @@ def compared(task: str) -> bool:
     return task not in EXPRESSION | ONE_OF | ROUNDED | COMPLEX | PACKAGE | FORMULA
 
 
+# Cached: all completions of a group carry the same text.
 @functools.lru_cache(maxsize=4096)
 def _parsed(text: str) -> Puzzle | str:
     try:
@@ -176,7 +176,7 @@ def _parsed(text: str) -> Puzzle | str:
 
 
 def read_puzzle(value: Any) -> Puzzle | str:
-    """A row's ``puzzle`` column, or what is wrong with it.
+    """Parses a row's ``puzzle`` column; returns a message if it is malformed.
 
     >>> read_puzzle('{"task": "gcd"}'), read_puzzle(None)
     (Puzzle(task='gcd', config={}, metadata=None), 'puzzle must be JSON text, got NoneType')
@@ -185,7 +185,7 @@ def read_puzzle(value: Any) -> Puzzle | str:
 
 
 def _here(completion: str, gold: Any, *, puzzle: Any = None, thinking: bool = False) -> Verdict | _Open:
-    """The verdict, where this process can give it."""
+    """Returns the verdict if this process can give it, else an ``_Open`` for a worker."""
     about = read_puzzle(puzzle)
     if isinstance(about, str):
         return bad_gold(about)
@@ -201,13 +201,13 @@ def _here(completion: str, gold: Any, *, puzzle: Any = None, thinking: bool = Fa
         return no_answer("the answer is empty")
     if len(answer) > LONGEST:
         return right_or_wrong(False, extracted=answer, detail=f"the answer is longer than {LONGEST} characters")
-    if not gold.strip():  # the right answer is nothing, perhaps in quotes: "there is no real solution"
+    if not gold.strip():  # the right answer is empty, possibly in quotes: "there is no real solution"
         return right_or_wrong(not answer.strip("\"' "), extracted=answer)
     return _by_task(answer, gold, about)
 
 
 def _by_task(answer: str, gold: str, about: Puzzle) -> Verdict | _Open:
-    """The verdict about an answer that is there, by what its task takes for right."""
+    """Grades a non-empty answer by the rule of its task."""
     if about.task in ROUNDED:
         return right_or_wrong(_close(answer, gold), extracted=answer)
     if about.task in COMPLEX:
@@ -236,13 +236,14 @@ def _payload(answer: str, gold: str, puzzle: Puzzle) -> dict[str, Any]:
 
 
 def _expression(answer: str, puzzle: Puzzle) -> Verdict:
-    """countdown and puzzle24: the grader of the kind ``countdown``, with the problem's numbers."""
+    """Grades countdown and puzzle24 with the built-in ``countdown`` and the problem's numbers."""
     metadata = puzzle.metadata if isinstance(puzzle.metadata, dict) else {}
     target = metadata.get("target", 24 if puzzle.task == "puzzle24" else None)
     return countdown.grade(f"<answer>{answer}</answer>", None, numbers=metadata.get("numbers"), target=target)
 
 
 def _judged(case: _Open, outcome: Outcome) -> Verdict:
+    # Running past CPU or memory is the answer's doing, and wrong; anything else is ours, and not judged.
     if outcome.status in ("cpu", "memory"):
         return right_or_wrong(False, extracted=case.answer, detail=f"not decided within its limit: {outcome.detail}")
     if outcome.status != "done":
@@ -255,14 +256,15 @@ def _judged(case: _Open, outcome: Outcome) -> Verdict:
 
 
 def same(answer: str, gold: str, *, caseless: bool = False) -> bool:
-    """Whether two answers say the same: numbers by value, JSON lists and objects item by item, other text without
-    regard to white space at line ends, between words and around commas.
+    """Returns whether two answers are the same: numbers by value, JSON lists and objects item by item, other text
+    without regard to white space at line ends, between words and around commas.
 
     >>> same("+1,214.0", "1214"), same("0x3d", "61"), same("2/4", "1/2"), same("[ 1.50, 'a' ]", "['1.5', 'a']")
     (True, True, True, True)
     >>> same("a ,b\\n", "a, b"), same("A", "a"), same("A", "a", caseless=True), same("12 or 13", "12")
     (True, False, True, False)
     """
+    # The gold decides how to compare: the model must not choose a laxer way by writing its answer differently.
     wanted = number(gold)
     if wanted is not None:
         return number(answer) == wanted
@@ -275,7 +277,7 @@ def same(answer: str, gold: str, *, caseless: bool = False) -> bool:
 
 
 def number(text: str) -> Fraction | None:
-    """The number that ``text`` is and nothing else: decimal, hexadecimal or a ratio; None for anything more.
+    """Parses ``text`` as exactly one number: decimal, hexadecimal or a ratio; None for anything else.
 
     >>> number(" -1,000.50 "), number("12 eggs"), number("1/0")
     (Fraction(-2001, 2), None, None)
@@ -284,14 +286,14 @@ def number(text: str) -> Fraction | None:
     if ratio := _RATIO.fullmatch(text):
         return Fraction(int(ratio[1]), int(ratio[2])) if int(ratio[2]) else None
     match = _NUMBER.fullmatch(text)
-    if match is None or not text.isascii():
+    if match is None or not text.isascii():  # \d in the pattern also matches digits of other scripts
         return None
     value = Fraction(int(match[2], 16)) if match[2] else read_digits(match[3].rstrip("."))
     return None if value is None else -value if match[1] == "-" else value
 
 
 def complex_number(text: str) -> tuple[Fraction, Fraction] | None:
-    """Real and imaginary part of ``a + bi``, either of which may be missing; None for anything else.
+    """Parses ``a + bi``, where either part may be missing, into real and imaginary part; None for anything else.
 
     >>> complex_number("8.0 - i") == (8, -1), complex_number("3i") == (0, 3), complex_number("nan")
     (True, True, None)
@@ -306,7 +308,7 @@ def complex_number(text: str) -> tuple[Fraction, Fraction] | None:
 
 
 def _close(answer: str, gold: str) -> bool:
-    """Rounded to four decimals or more, and to within a hundredth of the value."""
+    """Returns whether ``answer`` is within 1e-4 of ``gold``, and within a hundredth of its value."""
     value, wanted = number(answer), number(gold)
     if value is None or wanted is None:
         return False
@@ -314,8 +316,8 @@ def _close(answer: str, gold: str) -> bool:
 
 
 def _json(text: str) -> Any:
-    """JSON, or the Python list that the package writes for one; numbers stay text. None for anything else, and for what
-    is nested so deeply that no task of the package writes it: comparing it would end at Python's limit on recursion."""
+    """Parses JSON, or the Python list that the package writes instead; numbers stay text. None for anything else, and
+    beyond the nesting that any task of the package writes: comparing it would exceed Python's recursion limit."""
     if _depth(text) > DEEPEST:
         return None
     for attempt in (text, text.replace("'", '"')):
@@ -327,13 +329,13 @@ def _json(text: str) -> Any:
 
 
 def _depth(text: str) -> int:
-    """The most brackets that are open at once, those inside quotes included."""
+    """Returns the most brackets open at once, including those inside quotes."""
     steps = (1 if c in "[{" else -1 if c in "]}" else 0 for c in text)
     return max(itertools.accumulate(steps), default=0)
 
 
 def _alike(answer: Any, gold: Any) -> bool:
-    """Item by item; a number may stand as text. Depth is the gold's, so this ends."""
+    """Compares item by item; a number may be written as text. Recursion is bounded by the gold's depth."""
     if isinstance(gold, list):
         return (
             isinstance(answer, list)
@@ -361,9 +363,9 @@ def _plain(text: str) -> str:
 
 
 POOL = TaskPool(Path(__file__).with_name("reasoning_worker.py"), limits=LIMITS, size=2)
-"""The grading processes, started when they are first needed."""
+"""The grading processes, started on first use."""
 
 
 def package_is_there() -> bool:
-    """Whether reasoning-gym can be imported; it is not imported here."""
+    """Returns whether reasoning-gym can be imported, without importing it."""
     return importlib.util.find_spec("reasoning_gym") is not None
