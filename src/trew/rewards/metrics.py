@@ -21,11 +21,13 @@ def summary(names: Sequence[str], scored: Sequence[ScoredGroup]) -> Metrics:
     values = [score.value for score in scores if score.value is not None]
     statuses = Counter(score.status for score in scores)
     metrics: dict[str, tuple[float, float]] = {
+        # Over known values only: a completion without a value is neither right nor wrong.
         "reward": (sum(values), float(len(values))),
         "reward/no_answer": (float(statuses["no_answer"]), n),
     }
     for name in names:
         metrics |= _of_reward(name, scores)
+    # Left out where zero, so that a healthy run does not log a row of zeros.
     if len(values) < n:
         lacking = Counter(score.status for score in scores if score.value is None)
         metrics["reward/none"] = (n - len(values), n)

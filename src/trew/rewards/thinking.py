@@ -16,6 +16,7 @@ def after_thinking(completion: str, *, thinking: bool = False) -> str | None:
     >>> after_thinking("8"), after_thinking("8", thinking=True), after_thinking("<think> 8")
     ('8', None, None)
     """
+    # The last one: a thought may itself quote the tag, and a guess within it must not be read as the answer.
     end = completion.rfind(CLOSE)
     rest = completion if end < 0 else completion[end + len(CLOSE) :]
     unfinished = OPEN in rest or (thinking and end < 0)

@@ -54,6 +54,7 @@ def parse_puzzle(gold: Any, numbers: Any = None, target: Any = None) -> tuple[Co
         return "no numbers are given"
     if target is None:
         return "no target is given"
+    # Any iterable, because a Parquet row holds arrays; but the characters of "123" are not its numbers.
     if isinstance(numbers, (str, bytes, Mapping)) or not hasattr(numbers, "__iter__"):
         return f"numbers must be a list of whole numbers, got {numbers!r:.80}"
     given: Counter[int] = Counter()

@@ -36,6 +36,7 @@ def grade(
     >>> grade("72", "72").detail
     'no ####'
     """
+    # The gold first: a broken row is reported as such, whatever the model wrote.
     target = numbers.parse_gold(gold)
     if target is None:
         return bad_gold("the gold answer is not exactly one number")

@@ -87,5 +87,6 @@ def grade(completion: str, gold: Any = None, *, template: str = THINK_ANSWER, pr
     >>> grade("2+2</think><answer>4</answer>", prefilled="<think>").score
     1.0
     """
+    # The prompt's part is put back, so that one template fits models with and without a prefilled tag.
     why = mismatch(prefilled + completion, parse_template(template))
     return Verdict(0.0 if why else 1.0, "scored", None, why)

@@ -125,6 +125,7 @@ def grade_many(cases: Sequence[tuple[str, Any, Mapping[str, Any]]]) -> list[Verd
     if not package_is_there():
         missing = Verdict(None, "sandbox_error", None, f"this task is judged by the reasoning-gym package: {INSTALL}")
         return [missing if isinstance(case, _Open) else case for case in found]
+    # All open cases go to the workers in one batch; the verdicts are then put back into the cases' order.
     outcomes = POOL.run_many([case.payload for case in left])
     verdicts = iter([_judged(case, outcome) for case, outcome in zip(left, outcomes, strict=True)])
     return [next(verdicts) if isinstance(case, _Open) else case for case in found]
@@ -322,6 +323,7 @@ def _json(text: str) -> Any:
         return None
     for attempt in (text, text.replace("'", '"')):
         try:
+            # Numbers stay text, so that ``number`` compares them exactly instead of as rounded floats.
             return json.loads(attempt, parse_int=str, parse_float=str)
         except (ValueError, RecursionError):
             continue

@@ -68,6 +68,8 @@ class Worker:
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.channel = Channel(self.process.stdout.fileno(), self.process.stdin.fileno())
+        # finalize also runs at interpreter exit, so that no worker outlives the run. It must not hold a reference to
+        # self, or this object would never be collected.
         self._finalizer = weakref.finalize(self, _end, self.process, self._life)
 
     def ask(self, *parts: bytes, limit: float | None = None) -> list[bytes]:
@@ -135,6 +137,8 @@ def _kill_group(process: subprocess.Popen[bytes]) -> None:
 
 
 def _end(process: subprocess.Popen[bytes], life: int | None) -> None:
+    # Hanging up lets an idle worker exit by itself. A guarded one is killed at once, because a user's function may have
+    # started processes that keep running.
     _hang_up(process)
     if life is not None:
         _kill(process, life)

@@ -27,6 +27,7 @@ def as_list(returned: Any, *, count: int, who: str) -> list[Any]:
     if not isinstance(returned, (list, tuple)):
         hint = "; did you forget `return`?" if returned is None else ""
         raise RewardError(f"{who} returned {type(returned).__name__} ({short(returned)}), not {WANTED}{hint}")
+    # Never padded or cut: with a value too few, nobody could tell which completion lacks its own.
     if len(returned) != count:
         discard(returned)
         raise RewardError(f"{who} returned {len(returned)} values for {count} completions, not {WANTED}")
@@ -45,6 +46,7 @@ def as_number(value: Any, *, who: str, sample: str) -> float | None:
         return None
     if hasattr(value, "item") and getattr(value, "ndim", None) == 0:  # numpy scalars, 0-d arrays and tensors
         value = value.item()
+    # A forgotten await gets its own message: the type's name alone would not explain it.
     if inspect.isawaitable(value):
         discard(value)
         raise RewardError(f"{who} returned a coroutine for {sample}; await it, or make the function async")

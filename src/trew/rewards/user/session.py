@@ -86,7 +86,7 @@ class Session:
     """A Runner within this process: used inside ``Process``'s child, in tests, and under a debugger."""
 
     def __init__(self) -> None:
-        self._modules: dict[Path, ModuleType] = {}
+        self._modules: dict[Path, ModuleType] = {}  # a file is run once, so that its functions share their module
         self._functions: list[Callable[..., Any]] = []
 
     def load(self, specs: Sequence[Spec]) -> list[UserFunction | tuple[str, ...]]:
@@ -181,6 +181,7 @@ def _run_together(waiting: Sequence[tuple[Awaitable[Any], float | None]]) -> lis
         asyncio.get_running_loop()
     except RuntimeError:
         return asyncio.run(together())
+    # asyncio.run refuses to start in a thread whose loop is running.
     outcome: list[Any] = []
     thread = threading.Thread(target=lambda: outcome.append(asyncio.run(together())), name="trew-rewards")
     thread.start()
@@ -201,8 +202,9 @@ def _outcome(call: Call, raw: Any, seconds: float) -> Outcome:
     values: list[float | None] = []
     faults: dict[int, Fault] = {}
     steps: dict[int, tuple[tuple[int, float], ...]] = {}
+    # One bad entry costs its own completion only; a result of the wrong length, above, costs the call.
     for i, (entry, sample) in enumerate(zip(entries, samples, strict=True)):
-        values.append(None)
+        values.append(None)  # until the entry has been read
         if isinstance(entry, _Failed):
             faults[i] = _fault(call, entry)
             continue
