@@ -59,6 +59,7 @@ class AutogradRunner:
         self.messages: list[str] = []
         self.verified = False
         self._head_kind, self._products, self._release = head, products, release
+        # Arguments are passed only where the signature names them: **kwargs may swallow others unused.
         self._accepts = frozenset(inspect.signature(model.forward).parameters)
         self._head = head_of(model, self.settings, head) if self.settings.fused else None
         self._accelerator = self.settings.accelerator
@@ -202,7 +203,7 @@ class AutogradRunner:
         """Compares each shortcut with the model's own forward on plain rows, and drops those that differ."""
         if self._unshared is not None:
             self._say_unshared(self._unshared)
-        few = _first(samples, chosen)
+        few = _first(samples, chosen)  # few: the reference makes logits of all tokens, in float32
         if not few or self.path == ExecutionPath():
             return
         # One shortcut at a time, each on top of those that passed, so that a mismatch names its cause.
@@ -292,6 +293,7 @@ def head_of(model: PreTrainedModel, settings: RunnerSettings, kind: Callable[...
 
     Only what can be seen is checked here. Scaling inside ``forward`` cannot, so the first samples are compared."""
     head, body = model.get_output_embeddings(), model.base_model
+    # Exactly nn.Linear with its own forward: a subclass, hook or replaced forward may compute something else.
     if type(head) is not torch.nn.Linear or head.weight.dtype != torch.float32 or body is model:
         return None
     if head._forward_hooks or head._forward_pre_hooks or "forward" in head.__dict__:

@@ -45,6 +45,7 @@ class VerifiedRunner:
 
     @property
     def messages(self) -> list[str]:
+        # The plain runner's messages concern the user only once it is in use.
         candidates = [self._choice.candidate, *([self._plain] if self._choice.refused else [])]
         return [*self._choice.messages, *(text for runner in candidates for text in runner.messages)]
 

@@ -71,6 +71,7 @@ class Compiler:
                 f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}; set it to false"
             ) from error
         finally:
+            # Removed rather than reassigned: an attribute left behind would count as someone else's in the next pass.
             for layer in layers:
                 layer.__dict__.pop("forward", None)
             for layer, own in wrapped.items():

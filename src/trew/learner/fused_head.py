@@ -127,6 +127,8 @@ class FusedHead:
         """Whether each sequence fits into the memory of a few chunks, so that a rule may see it whole."""
         return max(lengths, default=0) <= max(WHOLE, 4 * self._at_once())
 
+    # ---- one chunk
+
     def _at_once(self) -> int:
         return at_once(len(self.weight), gpu=self.weight.device.type != "cpu")
 
@@ -180,6 +182,7 @@ class FusedHead:
         self, z: Tensor, normaliser: Tensor, entropy: Tensor | None, *, weight: Tensor, slope: Tensor | None
     ) -> None:
         """Turns logits into - p (weight + slope (log p + entropy)), times the cap's derivative, in place."""
+        # Before z is overwritten: the cap's derivative is a function of the capped logits.
         through = 1 - (z * (self.temperature / self.cap)) ** 2 if self.cap else None
         z.sub_(normaliser[:, None])
         if slope is None:

@@ -74,6 +74,7 @@ def _log_normaliser(logits: Tensor, temperature: float) -> Tensor:
 
 
 class _TokenLogprobs(torch.autograd.Function):
+    # Saves the logits and one normaliser per row; a plain log_softmax would save a second [positions, vocabulary].
     @staticmethod
     def forward(ctx, logits, rows, tokens, temperature):
         normaliser = _log_normaliser(logits, temperature)

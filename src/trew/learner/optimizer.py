@@ -39,6 +39,7 @@ def make_optimizer(parameters: Mapping[str, torch.nn.Parameter], config: Learner
     memory. ``adamw-8bit``: m and v rounded to 8 bits in blocks of 256 (arXiv:2110.02861), 2 bytes per parameter;
     vectors and matrices below 4,096 values stay in float32.
     """
+    # By the number of dimensions: norms and biases are vectors, and decay would pull norm weights to 0 instead of 1.
     matrices = [p for p in parameters.values() if p.dim() >= 2]
     vectors = [p for p in parameters.values() if p.dim() < 2]
     groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
@@ -46,6 +47,7 @@ def make_optimizer(parameters: Mapping[str, torch.nn.Parameter], config: Learner
     how: dict[str, Any] = {
         "lr": config.lr, "betas": (config.adam_beta1, config.adam_beta2), "eps": config.adam_eps,
     }  # fmt: skip
+    # The fused kernels exist for these two devices; None leaves the choice to torch elsewhere (mps).
     fused = True if {p.device.type for p in parameters.values()} <= {"cpu", "cuda"} else None
     if config.optimizer == "adamw":
         return torch.optim.AdamW(groups, **how, fused=fused)
@@ -112,6 +114,8 @@ class OffloadedAdamW(torch.optim.AdamW):
         state = self.state[p]
         if not state:
             state.update(self.rest(p))
+        # One parameter at a time, each with its whole state; non_blocking is safe, since the copies, the update and the
+        # copies back are ordered by the same stream.
         visiting = {name: t.to(p.device, non_blocking=True) for name, t in state.items()}
         adamw(
             [p], [p.grad], [visiting["exp_avg"]], [visiting["exp_avg_sq"]], [], [visiting["step"]],
@@ -202,7 +206,7 @@ def load_moments(
     not fit, and leaves the optimizer unchanged then."""
     # By parameter name: torch's load_state_dict matches by position in the groups, and could not name what differs.
     saved = {name: t for name, t in tensors.items() if name.startswith("optimizer.")}
-    before = dict(optimizer.state)
+    before = dict(optimizer.state)  # restored on any error, so that a failed load leaves a usable optimizer
     optimizer.state.clear()
     try:
         for name, p in parameters.items():

@@ -80,6 +80,7 @@ def pack_shared(
     Samples without completion tokens are left out. ``among``: positions of the samples to pack; all by default.
     Without ``share``, the prompt is repeated for each completion.
     """
+    # A unit is one prompt with completions that share it: the smallest part that is packed as a whole.
     units = list(_units(samples, budget=budget, among=range(len(samples)) if among is None else among))
     if not share:
         units = [[i] for unit in units for i in unit]
@@ -191,6 +192,7 @@ def pack_plain(samples: Sequence[TrainingSample], *, budget: int, among: Sequenc
     ``budget`` unless a single sample is longer. Samples without completion tokens are left out.
     """
     chosen = [i for i in (range(len(samples)) if among is None else among) if len(samples[i].token_ids)]
+    # By both lengths: a pack is as wide as its longest prompt plus its longest completion.
     chosen.sort(key=lambda i: (len(samples[i].token_ids), len(samples[i].prompt_ids)))
     packs, pending = [], []
     for i in chosen:
@@ -222,6 +224,7 @@ def _pack_padded(samples: Sequence[TrainingSample], members: Sequence[int]) -> P
     return Pack(
         samples=tuple(members),
         input_ids=ids,
+        # Counted over real tokens, so that left padding does not shift positions; padding itself gets 0.
         position_ids=np.maximum(mask.cumsum(axis=1) - 1, 0),
         read_at=np.arange(prompt - 1, prompt - 1 + reads),
         read_rows=np.concatenate(read_rows).astype(np.int64),

@@ -32,6 +32,7 @@ def recomputing(model: PreTrainedModel) -> Iterator[None]:
     """
     found = layers(model)
     before = [(layer.training, layer.gradient_checkpointing) for layer in found]
+    # The reentrant variant gives no gradients where none of a layer's inputs requires one, as under frozen embeddings.
     recompute = partial(checkpoint, use_reentrant=False)
     try:
         for layer in found:

@@ -74,6 +74,7 @@ class Learner:
         self._accelerator = self._make_accelerator()
         self._backend = backend
         self._parallel = parallel or Solo()
+        # The sampler's temperature: a ratio compares log-probs of the distribution that the tokens were drawn from.
         settings = RunnerSettings(
             temperature=temperature, budget=config.microbatch_tokens, share_prompts=config.share_prompts, fused=fused,
             autocast=torch.bfloat16 if config.dtype == "bfloat16" else None,
@@ -85,6 +86,7 @@ class Learner:
             once = dataclasses.replace(settings, release_after_use=True)
             self._reference = runner_for(reference.eval().requires_grad_(False), once, backend)
         elif adapters is not None:
+            # The same model, but a runner to itself: what was verified with the adapters on is not verified without.
             self._reference = runner_for(model, settings, backend)
 
     def _make_accelerator(self) -> LayerAccelerator | None:
@@ -191,11 +193,13 @@ class Learner:
             self._after(done.batch)
             return StepOutput(0.0, metrics, 0.0, self.version)
         with self._cleared_on_failure():
+            # Summed before the norm is taken: every rank must clip by the norm of the whole gradient.
             self._sum_gradients()
             norm = self._clip(done.samples, active)
             watched = Watched.before(self._parameters.values())
         if self._accelerator is not None:
             self._accelerator.report()
+        # From the counter instead of a scheduler object, so that a checkpoint needs no scheduler state.
         for group in self._optimizer.param_groups:
             group["lr"] = rate
         # ---- from here on nothing raises NumericsError, and the weights change
@@ -284,6 +288,7 @@ class Learner:
     def _clip(self, samples: Sequence[TrainingSample], active: Sequence[int]) -> float:
         """Clips the gradient to ``max_grad_norm`` and returns its norm before that."""
         parameters = [p for p in self._parameters.values() if p.grad is not None]
+        # Checked before clipping, which would multiply every gradient by a NaN norm.
         norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
         if not torch.isfinite(norm):
             raise NumericsError(
@@ -300,6 +305,7 @@ class Learner:
         assert self._reference is not None
         assert self._reference.model is not self.model
         self.before_update()
+        # By parameter, so that tied weights move once, and buffers, which are constants, not at all.
         policy = dict(self.model.named_parameters())
         for name, p in self._reference.model.named_parameters():
             p.lerp_(policy[name], self.config.reference_mix)  # exactly the policy's weight where the mix is 1
@@ -359,6 +365,7 @@ class Learner:
         buffers."""
         if self._adapters is not None:
             return dict(self._parameters)
+        # Buffers that state_dict() leaves out (rotary frequencies, for example) are rebuilt from the configuration.
         persistent = self.model.state_dict().keys()
         buffers = {name: b for name, b in self.model.named_buffers() if name in persistent}
         return {**dict(self.model.named_parameters()), **buffers}

@@ -36,6 +36,7 @@ def to_batch(plan: Plan, rollouts: StepRollouts) -> tuple[list[TrainingSample], 
     samples = [TrainingSample(rollout.prompt_ids, rollout.token_ids, g) for g, rollout, _ in flat]
     lengths = torch.tensor([len(sample.token_ids) for sample in samples])
     rewards, weights = _rewards(plan, scores)
+    # A temperature of 0 counts as cut, too: greedy decoding has no log-probs to compare.
     cut = sampling(plan.config, 0, 0).truncates
     return samples, TokenBatch(
         logprobs=torch.full((int(lengths.sum()),), float("nan")),
@@ -46,6 +47,7 @@ def to_batch(plan: Plan, rollouts: StepRollouts) -> tuple[list[TrainingSample], 
         reward_weights=weights,
         rollout_logprobs=None if cut else torch.from_numpy(np.concatenate([rollout.logprobs for rollout in made])),
         entropies=_entropies(made),
+        # Unjudged (None) counts as not correct here; its reward is NaN, which keeps it out of all statistics.
         correct=torch.tensor([bool(plan.correct(score)) for score in scores]),
         truncated=torch.tensor([rollout.finish_reason == "length" for rollout in made]),
         baselines=_baselines(rollouts, [g for g, _, _ in flat]),
@@ -84,7 +86,7 @@ def _step_rewards(plan: Plan, scores: Sequence[Score]) -> ReasoningSteps | None:
 def _rewards(plan: Plan, scores: Sequence[Score]) -> tuple[Tensor, Tensor | None]:
     """The combined rewards (S,); where the objective normalises each reward by itself, all rewards (S, K) with their
     weights (K,). NaN: not judged, or not applicable."""
-    nan = float("nan")
+    nan = float("nan")  # not 0: missing rewards must not enter a group's mean
     if not plan.objective.advantage.per_reward:
         return torch.tensor([nan if s.value is None else s.value for s in scores], dtype=torch.float32), None
     rows = [[nan if v is None else v for v in plan.rewards.each(s)] for s in scores]

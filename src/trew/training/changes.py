@@ -75,7 +75,7 @@ def check_changes(folder: Path, given: str, *, free: Sequence[str], allow: bool 
         if before.get(key) != now.get(key)
     }
     refused = [line for key, line in lines.items() if not key.startswith(tuple(free))]
-    if refused and not allow:
+    if refused and not allow:  # all at once: a user who fixes one should not meet the next
         raise ConfigError(
             [
                 *refused,

@@ -49,6 +49,7 @@ def _unmasked(own: Any, given: Any) -> Any:
 
 def _edited(recipe: Path, own: Mapping[str, Any], overrides: Sequence[str]) -> Iterator[str]:
     """A line for each key of the recipe that differs from the run's own settings and is not overridden."""
+    # A key counts as given anew if an override names it or a table above it.
     before, over = flatten(dict(own)), [text.partition("=")[0].strip() for text in overrides]
     for key, value in flatten(read_table(recipe)).items():
         mine = before.get(key)

@@ -51,6 +51,7 @@ def check_advantages(batch: TokenBatch) -> None:
 
 
 def _check_tokens(batch: TokenBatch, values: Tensor | None, cause: str, quantity: str) -> None:
+    # Masked tokens may hold anything: they carry no loss.
     if values is None or (fine := values.isfinite() | ~batch.mask).all():
         return
     where = batch.sequence_ids[~fine].unique().tolist()
@@ -111,7 +112,7 @@ def end_if_broken(program: PolicyProgram, error: NumericsError, text: str) -> No
     state, limit = program.state, program.config.learner.bad_steps
     if state.bad_steps < limit:
         return
-    good = state.step - state.bad_steps
+    good = state.step - state.bad_steps  # the last step that was applied
     saved = [int(path.name) for path in program.folder.checkpoints.glob("*") if path.name.isdecimal()]
     kept = sorted(step for step in saved if step <= good)
     where = f"The checkpoint of step {kept[-1]} is from before" if kept else "No checkpoint is from before"
@@ -143,6 +144,7 @@ def memory(program: PolicyProgram, phase: Callable[[], str]) -> Iterator[None]:
         yield
     except (MemoryError, RuntimeError) as error:
         text = str(error)
+        # RuntimeErrors of other kinds pass unchanged; CPU allocators raise plain ones, known by their text only.
         if not isinstance(error, (MemoryError, torch.OutOfMemoryError)) and not _NO_MEMORY.search(text):
             raise
         detail = (text.strip().splitlines() or [type(error).__name__])[0][:200]

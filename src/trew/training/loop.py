@@ -24,6 +24,7 @@ def train(run: TrainingRun) -> dict[str, Any]:
             attempt.rollouts = run.rollouts.next(step)
             if attempt.rollouts.kept:
                 update(run, attempt)
+        # Published before trained(), after which a source may sample the next rollouts with these weights.
         run.weights.publish(run.policy, run.engine)
         run.rollouts.trained(step, run.policy.version)
         if every and step % every == 0:

@@ -159,7 +159,7 @@ class Program(ABC):
         with self.rollback_on_interrupt():
             found = self.evaluate()
         state = self.state
-        state.before = state.before or found
+        state.before = state.before or found  # the first evaluation, before training, stays
         state.last_eval, state.evaluated = found, state.step
 
     def _checkpoint_due(self) -> bool:
@@ -172,6 +172,7 @@ class Program(ABC):
         """Starts writing a complete checkpoint: weights, optimizer, and all other state. Does nothing where this step
         has one already."""
         state = self.state
+        # Several causes may fall on one step: its schedule, an interrupt, the end.
         if state.saved == state.step:
             return
         state.saved = state.step  # before it is serialised: the checkpoint itself says that it exists
@@ -207,6 +208,7 @@ class Program(ABC):
             raise ConfigError(
                 f"steps: got {self.timetable.steps}, but {folder.folder} has done {step}; give that many or more"
             )
+        # Files that the final report needs must be as they were; data that changed would mix two trainings.
         gone = folder.ledger.differences(found.record, step)
         for change in self._other_data(found) + self._lost(gone, step):
             if not allow_changes:

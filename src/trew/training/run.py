@@ -90,6 +90,8 @@ class TrainingRun:
         tokens = sum(len(rollout) for g in sampled for rollout in g.group.rollouts)
         seconds = time.monotonic() - attempt.start
         row = update_row(attempt, self.policy.version)
+        # The step counts although it may not have been applied: its prompts are used up, and the schedule of
+        # evaluations and checkpoints goes by steps.
         state.step, state.tokens, state.seconds = step, state.tokens + tokens, state.seconds + seconds
         state.bad_steps = state.bad_steps + 1 if attempt.error else 0
         row |= watch.after_scoring(program, step, sampled)
@@ -120,7 +122,7 @@ class TrainingRun:
 
     def finish(self) -> dict[str, Any]:
         """Exports the model, writes summary and report, and returns the summary."""
-        self._open.close()
+        self._open.close()  # ends the progress bar before anything is printed
         program, folder = self._program, self._program.folder
         export(program)
         summary = summarize(program)

@@ -46,6 +46,7 @@ def train(
         warnings.catch_warnings(),
         contextlib.ExitStack() as ending,
     ):
+        # Warnings of libraries go through the display, which knows how to print beside a progress bar.
         warnings.showwarning = lambda message, *_, **__: display.warn(str(message))
         if folder.resumed:
             given = dumps(plan.config)
@@ -73,7 +74,7 @@ def _start(
     ending.callback(plan.rewards.close)
     interrupts = Interrupts(more=config.stop.signals, grace_s=config.stop.grace_s)
     program = build(plan, folder, outside, display, interrupts)
-    program.rollouts.position = position
+    program.rollouts.position = position  # a resumed run overwrites it with the checkpoint's
     display.line(headline(program))
     for note in (*plan.notes, *folder.messages):
         display.line(f"note: {note}")
