@@ -129,6 +129,7 @@ def iterate(
         folder.write_config(dumps(recipe))
         rounds = Rounds(recipe, verifier, name, folder.folder, display, resume, allow_changes)
         rows = []
+        # The table and the page are rewritten after every round, so that they are complete whenever the run stops.
         for number in range(recipe.rounds.rounds + 1):
             row = one_round(rounds, number)
             if row is not None:
@@ -208,6 +209,7 @@ def train_policy(rounds: Rounds, number: int) -> dict[str, Any]:
     learned = RewardConfig(
         name=REWARD, model=rounds.reward_model(number - 1), weight=recipe.rounds.weight, args=recipe.rounds.args
     )
+    # Weight 0: it is computed and recorded, and adds nothing to the reward.
     measured = dataclasses.replace(rounds.verifier, weight=0.0)
     first = number == 1  # later models are trew's own exports, with tokenizer and template inside
     config = dataclasses.replace(
@@ -282,6 +284,7 @@ def _fresh_completions(rounds: Rounds, number: int) -> list[ScoredGroup]:
     backend = backends.of(config, plan.device)
     engine = TorchEngine(model, plan.renderer, batch=config.rollout.batch, autocast=autocast, backend=backend)
     count = r.prompts if number else rounds.first_prompts
+    # Behind the prompts that this round's training has used up.
     start = rounds.position(number) + policy.steps * policy.rollout.prompts if number else 0
     stream = PromptStream(len(plan.train), seed=policy.seed, shuffle=policy.data.shuffle)
     prompts = _with_own_uids([plan.train[index] for index in stream.take(start, count)])

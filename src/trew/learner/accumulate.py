@@ -60,7 +60,7 @@ class Accumulated:
 
     def metrics(self) -> Metrics:
         """The objective's metrics over the samples that were run."""
-        ran = sorted(self.ran)
+        ran = sorted(self.ran)  # one order however packs were formed: float sums depend on it
         at = TokenPositions.of(self.samples).of_samples(ran)
         values = {name: value[at] for name, value in self.values.items()}
         batch = self.batch.select(torch.tensor(ran)).replace(logprobs=values["logprobs"])
@@ -92,6 +92,7 @@ class PackLoss:
         if self.coefficients is None:
             coefficients = self._of_objective(where, logprobs)
         else:
+            # The loss was added when the coefficients were computed; only these log-probs are new.
             self._check(logprobs, where)
             coefficients = self.coefficients[where]
         # An objective's coefficients are weights of grad log p in the ascent direction; the loss is their negative.
@@ -148,6 +149,7 @@ def check_finite(
 ) -> None:
     """Raises NumericsError that names the samples of ``pack`` whose log-probs are not finite; ``logprobs[i]`` belongs
     to the pack's sample ``sequences[i]``."""
+    # All finite is the rule: a single reduction on the device, and the names are only worked out on failure.
     finite = torch.isfinite(logprobs)
     if finite.all():
         return

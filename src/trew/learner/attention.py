@@ -89,6 +89,7 @@ def plan(segments: Sequence[Segment], *, device: torch.device | str = "cpu") -> 
                 visible=torch.as_tensor(np.concatenate([prefix_visible, causal], axis=2)[:, None], device=device),
             )
         )
+        # The blocks' outputs will be concatenated with their padding; real tokens point to their row in that.
         places[queries[inside]] = (offset + np.arange(inside.size).reshape(inside.shape))[inside]
         offset += inside.size
     return Plan(tuple(blocks), torch.as_tensor(places, device=device))
@@ -134,6 +135,7 @@ def attend(
             q = _gather(query, block.queries)
             k, v = _gather(key, block.keys), _gather(value, block.keys)
             outputs.append(inner(module, q, k, v, block.bias(q.dtype), **kwargs)[0].flatten(0, 1))
+    # index_select both drops the padding's outputs and restores the order of the row; its backward adds.
     return torch.cat(outputs).index_select(0, plan.places)[None].to(dtype), None
 
 

@@ -159,7 +159,7 @@ class AutogradRunner:
     def _run(self, pack: Pack) -> Tensor:
         if pack.mask is None:
             # transformers passes a 4-D mask through as it is. This one is a placeholder that attend() never reads; with
-            # None, transformers would build a mask of its own.
+            # None, transformers would build a mask itself.
             mask = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=self.device)
         else:
             mask = self._tensor(pack.mask).long()

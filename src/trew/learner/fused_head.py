@@ -68,7 +68,7 @@ class FusedHead:
         out = torch.empty(len(tokens), dtype=torch.float32, device=hidden.device)
         entropy = torch.empty_like(out) if entropies else None
         for part in self.chunks(len(tokens)):
-            with self._chunk():
+            with self._chunk():  # rows that several tokens read are computed once
                 mine, inverse = _used(rows[part])
                 z = self._products(hidden[mine])
                 normaliser, of_rows = self._normalise(z, entropies)

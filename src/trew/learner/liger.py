@@ -40,7 +40,7 @@ class Liger:
         from triton.errors import TritonError  # type: ignore[import-not-found]
 
         free = [(m, new) for m in model.modules() if "forward" not in m.__dict__ and (new := _forward(m, functional))]
-        # The attention code looks this function up as a global of its own file: that is where it must be replaced.
+        # The attention code looks this function up as a global of its module, so it must be replaced there.
         file = vars(sys.modules[type(model).__module__])
         rope = file[ROPE]
         try:

@@ -21,6 +21,7 @@ def in_bfloat16(config: Config, *, stored: Set[str], backend: Backend | None) ->
         return False
     if config.learner.dtype == "float32":
         return stored == {"BF16"} and not (config.learner.compile or config.learner.liger)
+    # ---- computation in bfloat16
     if backend is None or stored != {"F32"}:
         return True
     return not backend.reads_by_layer(loading.skeleton(loading.load_config(config.model)))

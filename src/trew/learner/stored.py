@@ -15,6 +15,7 @@ def check_stored(own: Mapping[str, Tensor], saved: Mapping[str, Tensor], found: 
     """Raises CheckpointError where ``saved``, without its optimizer tensors, has other names, shapes or dtypes than a
     model's ``own`` tensors, or where differences were ``found`` already."""
     saved = {name: t for name, t in saved.items() if not name.startswith("optimizer.")}
+    # All differences before anything is copied: a half-loaded model would be worse than a refused one.
     differences = [f"{name}: missing in the checkpoint" for name in own if name not in saved]
     differences += [f"{name}: unknown to this model" for name in saved if name not in own]
     differences += [

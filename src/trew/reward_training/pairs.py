@@ -134,6 +134,7 @@ def rank(
     fewer. Texts that occur several times in the group count once."""
     texts = list({o.text: o for o in outcomes}.values())
     better = [(a, b) for a in texts for b in texts if a.value > b.value]
+    # Drawn, not the first ones: those would all pair the same few texts. Sorted, to keep the order of the group.
     if len(better) > most:
         better = [better[i] for i in sorted(rng.choice(len(better), size=most, replace=False))]
     return [make_pair(prompt, chosen=a.text, rejected=b.text) for a, b in better]

@@ -40,6 +40,7 @@ def plan(settings: RewardTraining, *, found: Sequence[str] = ()) -> RewardPlan:
     device = problems.attempt(lambda: loading.resolve_device(s.device))
     notes: list[str] = []
     encoder = _encoder(s, problems, notes)
+    # Reading pairs would repeat problems that the values have reported already.
     told = any(p.startswith(("data.pairs: none", "data.held_out")) for p in problems)
     pairs = None if told else problems.attempt(lambda: gather(s.data, seed=s.seed))
     train: list[Encoded] = []

@@ -61,7 +61,7 @@ def train_reward(
         ending.enter_context(interrupts)  # from here on an interrupt has something to save; before, it just ends
         ending.enter_context(program.writer)
         with display.bar("training", ready.steps, done=program.state.step) as bar:
-            for _ in program.steps():
+            for _ in program.steps():  # evaluates, saves and stops in between
                 program.step(bar)
         loading.export(program.model, ready.encoder.tokenizer, folder.final)
         summary = _summary(program)

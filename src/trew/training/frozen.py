@@ -138,6 +138,7 @@ def _chosen(
     samples: Sequence[TrainingSample], fresh: Sequence[bool], version: int, *, whole: bool
 ) -> tuple[list[int], int | None]:
     """The samples that the canary compares (only fresh ones with tokens), and the limit of tokens for each."""
+    # One group per policy version in turn: over a run the canary visits them all, at the cost of one short forward.
     usable = [i for i, sample in enumerate(samples) if fresh[i] and len(sample.token_ids)]
     groups = sorted({samples[i].group for i, ok in enumerate(fresh) if ok})
     chosen, each, most = sorted({groups[0], groups[-1]}), 2, None

@@ -66,6 +66,7 @@ def plan(config: Config, *, found: Sequence[str] = (), bar: Bar | None = None) -
     tokenizer = None
     if bad_model == []:
         tokenizer = problems.attempt(lambda: loading.load_tokenizer(config.model, **own))
+    # A missing part has left its problem in the list; the checks below need all parts.
     if tokenizer is None or data is None or rewards is None or objective is None or device is None:
         raise ConfigError(problems)
 

@@ -46,6 +46,7 @@ class Remembered:
 
 def read(kinds: Shapes, meta: dict[str, Any], step: int, folder: Path) -> Remembered:
     """The state in the checkpoint of ``step`` in ``folder``. Raises ResumeError where it is damaged."""
+    # One dataclass for the whole meta, made from the parts' types, so that errors name the full path of a field.
     whole = dataclasses.make_dataclass(
         "Meta",
         [("learner", kinds.learner), ("state", kinds.state), ("data", str), ("remembered", kinds.stateful),

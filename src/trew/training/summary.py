@@ -63,6 +63,7 @@ def peak_memory_bytes(device: str) -> int:
     """Peak memory of the run: GPU memory where it ran on a GPU, otherwise of the process."""
     if device.startswith("cuda"):
         return torch.cuda.max_memory_allocated(device)
+    # The high-water mark of the process: memory that was freed before the end still counts.
     unit = 1 if sys.platform == "darwin" else 1024  # getrusage counts bytes on macOS, kibibytes elsewhere
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
