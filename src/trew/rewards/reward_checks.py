@@ -282,21 +282,27 @@ def _credit(rewards: RewardSet, prompts: Sequence[Prompt]) -> Check | None:
     None where that cannot be said: golds that are no numbers, and functions that do not care for the answer (the gold
     and the gold plus one score the same in every form).
     """
+    wrong, count = [], 0
+    for prompt, texts, values in _in_every_form(rewards, prompts):
+        form = _liked(values)
+        if form is None:
+            continue
+        count += len(texts[form]) - 1
+        wrong += [f"{prompt.uid}: {line}" for line in _credited(texts[form], values[form])]
+    what = "answers with one thing changed score less than the gold"
+    return Check(what, not wrong, f"{len(wrong) or 'none'} wrong of {count}", tuple(wrong)) if count else None
+
+
+def _in_every_form(
+    rewards: RewardSet, prompts: Sequence[Prompt]
+) -> Iterator[tuple[Prompt, dict[str, list[str]], dict[str, list[float | None]]]]:
+    """By form, the gold and its changes and what they score; only of the prompts whose gold is a number."""
     rows = [(p, value) for p in prompts if (value := parse_gold(first_column(p.columns))) is not None]
     tried: list[tuple[Prompt, dict[str, list[str]]]] = [(p, {f: changed(v, form=f) for f in FORMS}) for p, v in rows]
     groups = [text_group(p, [text for texts in forms.values() for text in texts]) for p, forms in tried]
-    wrong, count = [], 0
     for (prompt, forms), scored in zip(tried, rewards.score(groups), strict=True):
         values = iter([score.value for score in scored.scores])
-        by_form = {form: [next(values) for _ in texts] for form, texts in forms.items()}
-        form = _liked(by_form)
-        if form is None:
-            continue
-        texts, got = forms[form], by_form[form]
-        count += len(texts) - 1
-        wrong += [f"{prompt.uid}: {line}" for line in _credited(texts, got)]
-    what = "answers with one thing changed score less than the gold"
-    return Check(what, not wrong, f"{len(wrong) or 'none'} wrong of {count}", tuple(wrong)) if count else None
+        yield prompt, forms, {form: [next(values) for _ in texts] for form, texts in forms.items()}
 
 
 def _liked(by_form: Mapping[str, Sequence[float | None]]) -> str | None:

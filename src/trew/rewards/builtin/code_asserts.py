@@ -111,7 +111,7 @@ def _problem(tree: ast.Module, names: set[str]) -> str:
     if not any(isinstance(node, ast.Name) and node.id in names for node in nodes):
         return f"no assert calls {' or '.join(sorted(names))}"
     functions = {node.name for node in nodes if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
-    guarded = {id(inner) for node in nodes if isinstance(node, ast.Try) for inner in ast.walk(node)}
+    guarded = _guarded(nodes)
     for node in nodes:
         if isinstance(node, ast.Call) and _is_call(node, names) and _is_given_code(node, functions):
             return f"{ast.unparse(node):.80}: only plain values can be given to the function, not code"
@@ -119,6 +119,11 @@ def _problem(tree: ast.Module, names: set[str]) -> str:
         if isinstance(node, ast.Expr) and _is_call(node.value, names) and id(node) not in guarded:
             return f"{ast.unparse(node):.80}: looks for a change in its arguments, which are copies in the sandbox"
     return ""
+
+
+def _guarded(nodes: Sequence[ast.AST]) -> set[int]:
+    """The identities of everything inside of a try."""
+    return {id(inner) for node in nodes if isinstance(node, ast.Try) for inner in ast.walk(node)}
 
 
 def _is_given_code(call: ast.Call, functions: set[str]) -> bool:

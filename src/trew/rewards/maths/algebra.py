@@ -17,7 +17,7 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
-from .primes import factored
+from .primes import prime_powers
 
 MAX_TERMS = 400
 MAX_BITS = 60_000  # of one coefficient
@@ -226,19 +226,13 @@ def logarithm(a: Value) -> Value:
     Fraction(3, 1)
     """
     n = rational(a)
-    if n is not None and n > 0:
-        above, below = factored(n.numerator), factored(n.denominator)
-        if above is not None and below is not None:
-            total = number(0)
-            for sign, parts in ((1, above), (-1, below)):
-                for p, count in parts:
-                    total = add(total, multiply(number(sign * count), thing(("log", p))))
-            return total
-    if len(a.above) == 1 and a.below == {ONE: Fraction(1)}:
-        [(mono, c)] = a.above.items()
-        if c == 1 and len(mono) == 1 and mono[0][0] == E:
-            return number(mono[0][1])
-    return function("log", a)
+    if n is not None and n > 0 and (primes := prime_powers(n)) is not None:
+        total = number(0)
+        for p, count in primes:
+            total = add(total, multiply(number(count), thing(("log", p))))
+        return total
+    lone = _lone_generator(a)
+    return number(lone[1]) if lone is not None and lone[0] == E else function("log", a)
 
 
 def key(a: Value) -> tuple[Any, ...]:
@@ -415,44 +409,60 @@ def _whole_power(base: Value, n: int) -> Value:
             return base if n % 2 else multiply(base, base)
         raise TooLarge("a very high power")
     for terms in (base.above, base.below):
+        # refused before it is computed: a coefficient's digits, and a sum's terms, grow with the power
         if (_bits(terms) - 1) * n > MAX_BITS or (len(terms) > 1 and n > 64):
             raise TooLarge("a very high power")
     if len(base.above) == len(base.below) == 1:
-        [(mono, c)], [(low, d)] = base.above.items(), base.below.items()
-        above = Value(*_split({tuple((g, e * n) for g, e in mono): c**n}))
-        below = Value(*_split({tuple((g, e * n) for g, e in low): d**n}))
-        return divide(above, below)
+        return divide(_term_power(base.above, n), _term_power(base.below, n))
+    return _by_squaring(base, n)
+
+
+def _term_power(term: Terms, n: int) -> Value:
+    [(mono, c)] = term.items()
+    return Value(*_split({tuple((g, e * n) for g, e in mono): c**n}))
+
+
+def _by_squaring(base: Value, n: int) -> Value:
     out = number(1)
     while n:
         if n & 1:
             out = multiply(out, base)
         n >>= 1
-        if n:
+        if n:  # the last square would be made for nothing, and is the largest
             base = multiply(base, base)
     return out
 
 
 def _symbolic_power(base: Value, exponent: Value) -> Value:
     """b^(c0 + c1 m1 + …) = b^c0 · (b^m1)^c1 …: one generator per base and monomial of the exponent."""
-    if exponent.below != {ONE: Fraction(1)} or len(exponent.above) > 20:
+    generators = _positive_base(base)
+    if generators is None or exponent.below != {ONE: Fraction(1)} or len(exponent.above) > 20:
         return thing(("any", key(base), key(exponent)))
+    out = number(1)
+    for generator, count in generators:
+        out = multiply(out, _generator_power(generator, exponent, count))
+    return out
+
+
+def _positive_base(base: Value) -> list[tuple[Generator, int]] | None:
+    """A base as a product of generators to whole powers, so that a power of it is the product of theirs; None where
+    that does not hold (0, negative numbers, sums), or its primes are not found. 1 is the empty product."""
     n = rational(base)
-    if n is not None and n > 0 and n != 1:
-        above, below = factored(n.numerator), factored(n.denominator)
-        if above is None or below is None:
-            return thing(("any", key(base), key(exponent)))
-        out = number(1)
-        for sign, parts in ((1, above), (-1, below)):
-            for p, count in parts:
-                out = multiply(out, _generator_power(("prime", p), exponent, sign * count))
-        return out
-    if n == 1:
-        return base
-    if base.below == {ONE: Fraction(1)} and len(base.above) == 1:
-        [(mono, c)] = base.above.items()
-        if c == 1 and len(mono) == 1 and mono[0][1] == 1 and mono[0][0][0] in ("variable", "e"):
-            return _generator_power(mono[0][0], exponent, 1)
-    return thing(("any", key(base), key(exponent)))
+    if n is not None:
+        primes = prime_powers(n) if n > 0 else None
+        return None if primes is None else [(("prime", p), count) for p, count in primes]
+    lone = _lone_generator(base)
+    if lone is None or lone[1] != 1 or lone[0][0] not in ("variable", "e"):
+        return None
+    return [(lone[0], 1)]
+
+
+def _lone_generator(a: Value) -> tuple[Generator, Fraction] | None:
+    """The generator and its exponent, where ``a`` is one generator to a power and nothing else."""
+    if a.below != {ONE: Fraction(1)} or len(a.above) != 1:
+        return None
+    [(mono, c)] = a.above.items()
+    return mono[0] if c == 1 and len(mono) == 1 else None
 
 
 def _generator_power(base: Generator, exponent: Value, times: int) -> Value:
@@ -480,10 +490,8 @@ def _root_of_number(n: Fraction, degree: int, principal: bool) -> Value | None:
         if positive is None or (degree != 2 and (degree % 2 == 0 or principal)):
             return None
         return multiply(positive, thing(I)) if degree == 2 else negative(positive)
-    above, below = factored(n.numerator), factored(n.denominator)
-    if above is None or below is None:
+    primes = prime_powers(n)
+    if primes is None:
         return None
-    exponents = {("prime", p): Fraction(count, degree) for p, count in above}
-    exponents |= {("prime", p): Fraction(-count, degree) for p, count in below}
-    factor, mono = _tidy(dict(exponents))
+    factor, mono = _tidy({("prime", p): Fraction(count, degree) for p, count in primes})
     return Value({mono: factor}, {ONE: Fraction(1)})

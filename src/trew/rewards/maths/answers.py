@@ -6,10 +6,10 @@ all (``readable`` False), which equals only its own text, or something that exac
 
 from __future__ import annotations
 
-import itertools
 import re
+from collections.abc import Callable
 
-from . import algebra, formula, units
+from . import algebra, formula, intervals, units
 from .algebra import Malformed, NotExact, TooLarge, Undefined, Value
 from .bases import based
 from .shapes import Answer, Equation, Group, Matrix, Named, Scalar, Shape, Union, Unknown, Words
@@ -60,28 +60,42 @@ def _words(text: str) -> Words | None:
 
 
 def _shape(tokens: list[Token], level: int) -> Shape:
+    """Reads tokens as the first kind of answer that fits, as a word, or as a formula. Raises NotExact."""
     if not tokens:
         raise Malformed("empty")
     if level > MAX_NESTING:
         raise TooLarge("nested too deeply")
-    if tokens[0].text == "]" or (tokens[-1].text == "[" and tokens[0].text in ("[", "(")):  # ]a, b[
+    if _opens_backwards(tokens):
         return _bracketed(tokens, level) or _formula(tokens)
-    parts, marks = _split(tokens, (",", ";", "\\or", "\\and"))
-    if len(parts) > 1:
-        return _list(parts, marks, level)
-    parts, _ = _split(tokens, ("\\cup",))
-    if len(parts) > 1:
-        return Union(tuple(_item(part, level) for part in parts))
-    if (named := _labelled(tokens, level)) is not None:
-        return named
-    for reader in (_excluded, _approximate, _member, _equality, _inequality, _bracketed, _matrix, _ratio, _measured):
+    for reader in _READERS:
         if (found := reader(tokens, level)) is not None:
             return found
-    letters = all(t.kind in ("text", "unit", "word") or t.text in ("(", ")") for t in tokens)
-    spelled = letters and (any(t.kind != "word" for t in tokens) or _is_word(tokens))
-    if spelled and (words := _words(" ".join(t.text for t in tokens))) is not None:
-        return words
-    return _formula(tokens)
+    return _spelled(tokens) or _formula(tokens)
+
+
+def _opens_backwards(tokens: list[Token]) -> bool:
+    """Whether it may be ]a, b[: the comma of such an interval would count as one outside of brackets."""
+    first, last = tokens[0].text, tokens[-1].text
+    return first == "]" or (last == "[" and first in ("[", "("))
+
+
+def _listed(tokens: list[Token], level: int) -> Shape | None:
+    parts, marks = _split(tokens, (",", ";", "\\or", "\\and"))
+    return _list(parts, marks, level) if len(parts) > 1 else None
+
+
+def _united(tokens: list[Token], level: int) -> Shape | None:
+    parts, _ = _split(tokens, ("\\cup",))
+    return Union(tuple(_item(part, level) for part in parts)) if len(parts) > 1 else None
+
+
+def _spelled(tokens: list[Token]) -> Words | None:
+    """The words that tokens spell: all in upright type, or bare letters that are no product of variables."""
+    if not all(t.kind in ("text", "unit", "word") or t.text in ("(", ")") for t in tokens):
+        return None
+    if all(t.kind == "word" for t in tokens) and not _is_word(tokens):
+        return None
+    return _words(" ".join(t.text for t in tokens))
 
 
 def _labelled(tokens: list[Token], level: int) -> Shape | None:
@@ -100,31 +114,15 @@ _DENIALS = frozenset(_OTHER.split())
 
 def _is_word(tokens: list[Token]) -> bool:
     """Whether bare letters are a word and no product of variables: long, or well known."""
-    if not all(t.kind == "word" for t in tokens):
-        return False
     first = tokens[0].text
     if len(tokens) > 1:
         return max(len(t.text) for t in tokens) > 3
-    return (len(first) > 3 and first not in _GREEK) or first.lower() in SHORT_WORDS
+    return (len(first) > 3 and first not in _SYMBOLS) or first.lower() in SHORT_WORDS
 
 
-_GREEK = (
-    "sqrt",
-    "infty",
-    "infinity",
-    "Infinity",
-    "alpha",
-    "beta",
-    "gamma",
-    "delta",
-    "theta",
-    "lambda",
-    "sigma",
-    "omega",
-    "zeta",
-    "kappa",
-    "epsilon",
-)
+_SPELLED = "sqrt infty infinity Infinity alpha beta gamma delta theta lambda sigma omega zeta kappa epsilon"
+_SYMBOLS = frozenset(_SPELLED.split())
+"""Letters that spell a symbol, although they are as many as a word has."""
 
 
 def _item(tokens: list[Token], level: int) -> Answer:
@@ -167,9 +165,9 @@ def _list(parts: list[list[Token]], marks: list[str], level: int) -> Shape:
         raise Malformed("nothing beside a joiner")
     if len(items) == 1:
         return items[0].shape
-    if set(marks) == {"\\or"} and all(_is_interval(item) for item in items):
+    if set(marks) == {"\\or"} and all(intervals.is_interval(item) for item in items):
         return Union(items)
-    if set(marks) == {"\\and"} and (both := _meeting(items)) is not None:
+    if set(marks) == {"\\and"} and (both := intervals.meeting(items)) is not None:
         return both
     return Group(",", items)
 
@@ -179,58 +177,18 @@ def _plus_minus(tokens: list[Token], level: int) -> list[Answer]:
     return list(found.shape.items) if isinstance(found.shape, Group) and found.shape.ends == "±" else [found]
 
 
-def _is_interval(item: Answer) -> bool:
-    shape = item.shape.item.shape if isinstance(item.shape, Named) else item.shape
-    return isinstance(shape, Group) and len(shape.ends) == 2 and shape.ends != "{}" and len(shape.items) == 2
-
-
-_INFINITY = algebra.variable("∞")
-
-
-def _meeting(items: tuple[Answer, ...]) -> Named | None:
-    """x > 2 and x < 5: one interval."""
-    if len(items) != 2 or not all(isinstance(i.shape, Named) and _is_interval(i) for i in items):
-        return None
-    first, second = (i.shape for i in items)
-    assert isinstance(first, Named)
-    assert isinstance(second, Named)
-    spans = [s.item.shape for s in (first, second)]
-    if first.name != second.name or not all(isinstance(s, Group) for s in spans):
-        return None
-    below = [s for s in spans if isinstance(s, Group) and _infinite(s.items[0]) and not _infinite(s.items[1])]
-    above = [s for s in spans if isinstance(s, Group) and _infinite(s.items[1]) and not _infinite(s.items[0])]
-    if len(below) != 1 or len(above) != 1:
-        return None
-    return Named(first.name, Answer(Group(above[0].ends[0] + below[0].ends[1], (above[0].items[0], below[0].items[1]))))
-
-
-def _infinite(item: Answer) -> bool:
-    return isinstance(item.shape, Scalar) and "∞" in item.shape.value.variables
-
-
 def _excluded(tokens: list[Token], level: int) -> Shape | None:
     """All real numbers but some: x ≠ 2, ℝ \\ {1, 2}."""
     named, _ = _split(tokens, ("\\ne",))
     if len(named) == 2 and (name := _name(named[0])):
-        return Named(name, Answer(_all_but((_item(named[1], level),))))
+        return Named(name, Answer(intervals.all_but((_item(named[1], level),))))
     parts, _ = _split(tokens, ("\\setminus", "-"))
     if len(parts) != 2 or [t.text for t in parts[0]] != ["\\R"]:
         return None
     points = _item(parts[1], level).shape
     if not isinstance(points, Group) or points.ends != "{}":
         raise NotExact("a difference of sets")
-    return _all_but(points.items)
-
-
-def _all_but(points: tuple[Answer, ...]) -> Union:
-    values = [algebra.rational(p.shape.value) if isinstance(p.shape, Scalar) else None for p in points]
-    numbers = sorted({value for value in values if value is not None})
-    if None in values or not numbers:
-        raise NotExact("points that are no plain numbers")
-    ends = [algebra.negative(_INFINITY), *map(algebra.number, numbers), _INFINITY]
-    return Union(
-        tuple(Answer(Group("()", (Answer(Scalar(a)), Answer(Scalar(b))))) for a, b in itertools.pairwise(ends))
-    )
+    return intervals.all_but(points.items)
 
 
 def _approximate(tokens: list[Token], level: int) -> Shape | None:
@@ -334,6 +292,7 @@ def _chain(parts: list[list[Token]], level: int) -> Answer:
     raise Malformed("its two sides are not equal")
 
 
+# of each sign: whether the bound belongs to it, and whether what is on its left is the smaller side
 _ORDER = {"<": (False, True), ">": (False, False), "\\le": (True, True), "\\ge": (True, False)}
 
 
@@ -343,26 +302,30 @@ def _inequality(tokens: list[Token], level: int) -> Shape | None:
     if len(parts) == 1:
         return None
     names = [_name(part) for part in parts]
-    if len(parts) == 2:
-        where = 0 if names[0] else 1
-        if not names[where] or names[1 - where]:
-            raise NotExact("an inequality that is not solved")
-        closed, less = _ORDER[marks[0]]
-        bound = _item(parts[1 - where], level)
-        below = less == (where == 0)  # whether the name is below the bound
-        infinity = Answer(Scalar(_INFINITY))
-        if below:
-            interval = Group("(]" if closed else "()", (Answer(Scalar(algebra.negative(_INFINITY))), bound))
-        else:
-            interval = Group("[)" if closed else "()", (bound, infinity))
-        return Named(names[where], Answer(interval))
-    if len(parts) != 3 or not names[1] or _ORDER[marks[0]][1] != _ORDER[marks[1]][1]:
-        raise NotExact("an inequality that is not solved")
-    ends = [_item(parts[0], level), _item(parts[2], level)]
-    closed = [_ORDER[mark][0] for mark in marks]
+    if len(parts) == 2 and bool(names[0]) != bool(names[1]):
+        return _bounded(parts, marks[0], names, level)
+    if len(parts) == 3 and names[1] and _ORDER[marks[0]][1] == _ORDER[marks[1]][1]:
+        return Named(names[1], _enclosed(parts, marks, level))
+    raise NotExact("an inequality that is not solved")
+
+
+def _bounded(parts: list[list[Token]], mark: str, names: list[str], level: int) -> Named:
+    """x > 5, or 5 < x: the side with a name, bounded by the other one."""
+    named = 0 if names[0] else 1
+    bound = _item(parts[1 - named], level)
+    closed, less = _ORDER[mark]
+    is_below = less == (named == 0)
+    interval = intervals.up_to(bound, closed=closed) if is_below else intervals.down_to(bound, closed=closed)
+    return Named(names[named], Answer(interval))
+
+
+def _enclosed(parts: list[list[Token]], marks: list[str], level: int) -> Answer:
+    """1 < x ≤ 3, or 3 ≥ x > 1: the interval between the outer parts."""
+    low, high = _item(parts[0], level), _item(parts[2], level)
+    low_in, high_in = (_ORDER[mark][0] for mark in marks)
     if not _ORDER[marks[0]][1]:
-        ends, closed = ends[::-1], closed[::-1]
-    return Named(names[1], Answer(Group(("[" if closed[0] else "(") + ("]" if closed[1] else ")"), tuple(ends))))
+        low, high, low_in, high_in = high, low, high_in, low_in
+    return Answer(intervals.between(low, high, low_in=low_in, high_in=high_in))
 
 
 def _bracketed(tokens: list[Token], level: int) -> Shape | None:
@@ -479,7 +442,7 @@ def _formula(tokens: list[Token]) -> Shape:
     if texts == ["\\emptyset"]:
         return Group("{}", ())
     if texts == ["\\R"]:
-        return Group("()", (Answer(Scalar(algebra.negative(_INFINITY))), Answer(Scalar(_INFINITY))))
+        return intervals.everything()
     if "\\pm" in texts or "\\mp" in texts:
         return Group("±", (Answer(_scalar(tokens)), Answer(_scalar(tokens, sign=-1))))
     return _scalar(tokens)
@@ -493,3 +456,11 @@ def _scalar(tokens: list[Token], *, sign: int = 1) -> Scalar:
         if words := one.named("words"):
             value = algebra.thing(("words", f"0 {' '.join(sorted(words))}"))
     return Scalar(value, unit)
+
+
+# The order decides: a list is taken apart before its items are read, and a relation before the brackets in its sides.
+_READERS: tuple[Callable[[list[Token], int], Shape | None], ...] = (
+    _listed, _united, _labelled, _excluded, _approximate, _member, _equality, _inequality, _bracketed, _matrix, _ratio,
+    _measured,
+)  # fmt: skip
+"""Each gives None where the tokens are not of its kind."""

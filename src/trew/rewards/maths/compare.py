@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from fractions import Fraction
 
-from . import algebra, units
+from . import algebra, intervals, units
 from .algebra import NotExact, Value
 from .answers import read
 from .shapes import Answer, Based, Equation, Group, Matrix, Named, Scalar, Shape, Union, Unknown, Words
 from .units import Unit
 
 _RELATION = re.compile(r"\\(?:ne|le|ge)(?![A-Za-z])|[<>]")
-_ANY_ORDER = ("{}", ",", "±")
+_ANY_ORDER = frozenset({"{}", ",", "±"})
 
 
 def same(answer: Answer, gold: Answer) -> bool | None:
@@ -179,27 +178,37 @@ def _unlike(items: Sequence[Answer]) -> list[Answer]:
 
 def _groups(a: Answer, g: Answer) -> bool | None:
     left, right = a.shape, g.shape
-    if not isinstance(left, Group):
-        return _alone(a, right) if isinstance(right, Group) and isinstance(left, Scalar) else False
-    if not isinstance(right, Group):
-        return _alone(g, left) if isinstance(right, Scalar) else False
-    if ":" in (left.ends, right.ends):
-        return _ratios(left, right) if left.ends == right.ends else False
-    if left.ends in _ANY_ORDER and right.ends in _ANY_ORDER:
-        if "{}" in (left.ends, right.ends):
+    if isinstance(left, Group) and isinstance(right, Group):
+        return _two_groups(left, right)
+    if isinstance(left, Scalar) and isinstance(right, Group):
+        return _alone(a, left, right)
+    if isinstance(right, Scalar) and isinstance(left, Group):
+        return _alone(g, right, left)
+    return False
+
+
+def _two_groups(left: Group, right: Group) -> bool | None:
+    """In any order where neither has brackets of its own, else item by item where the brackets are the same."""
+    ends = {left.ends, right.ends}
+    if ends == {":"}:
+        return _ratios(left, right)
+    if ends <= _ANY_ORDER:
+        if "{}" in ends:  # a set has its elements once, however often they are written
             return _any_order(_unlike(left.items), _unlike(right.items))
         return _any_order(left.items, right.items)
-    if "," in (left.ends, right.ends):  # (1, 2) written without its brackets; an interval needs them
-        bracketed = right.ends if left.ends == "," else left.ends
-        return _in_order(left.items, right.items) if bracketed in ("()", "[]") and _is_point(left, right) else False
-    if "{}" in (left.ends, right.ends) or "±" in (left.ends, right.ends):
+    if left.ends == right.ends or _is_bare_point(left, right):
+        return _in_order(left.items, right.items)
+    return False
+
+
+def _is_bare_point(left: Group, right: Group) -> bool:
+    """Whether one is a point, and the other a list that may be one written without its brackets.
+
+    An interval needs them: [1, 2] is one, (1, 2) may be a point, three numbers in any brackets are none.
+    """
+    bare, bracketed = (left, right) if left.ends == "," else (right, left)
+    if bare.ends != "," or bracketed.ends not in ("()", "[]"):
         return False
-    return _in_order(left.items, right.items) if left.ends == right.ends else False
-
-
-def _is_point(left: Group, right: Group) -> bool:
-    """[1, 2] is an interval, (1, 2) may be a point, and three numbers in any brackets are no interval."""
-    bracketed = right if left.ends == "," else left
     infinite = any("∞" in i.shape.value.variables for i in bracketed.items if isinstance(i.shape, Scalar))
     return not infinite and (bracketed.ends == "()" or len(bracketed.items) > 2)
 
@@ -234,15 +243,10 @@ def _unit(group: Group) -> Unit:
     return found[-1] if found else ()
 
 
-def _alone(one: Answer, group: Group) -> bool | None:
+def _alone(one: Answer, scalar: Scalar, group: Group) -> bool | None:
     """A single value against a set of one, or a ratio of two."""
-    if group.ends == ":" and len(group.items) == 2 and isinstance(one.shape, Scalar):
-        parts = [item.shape.value for item in group.items if isinstance(item.shape, Scalar)]
-        if len(parts) == 2 and (units.on_the_clock(one.shape.unit) or units.on_the_clock(_unit(group))):
-            agree = units.agree(one.shape.unit, _unit(group))  # 3:00 p.m. is 3 p.m.
-            return agree and algebra.is_zero(parts[1]) and algebra.same(one.shape.value, parts[0])
-        if len(parts) == 2 and not algebra.is_zero(parts[1]):
-            return algebra.same(one.shape.value, algebra.divide(*parts))
+    if group.ends == ":":
+        return _is_quotient(scalar, group)
     if group.ends == "{}" and len(group.items) == 1:
         return _same(one, group.items[0])
     if group.ends == "±":
@@ -251,18 +255,35 @@ def _alone(one: Answer, group: Group) -> bool | None:
     return False
 
 
+def _is_quotient(one: Scalar, ratio: Group) -> bool | None:
+    """Whether 3 is 6:2; of a time whether it is the full hour, 3 p.m. and 3:00 p.m."""
+    parts = [item.shape.value for item in ratio.items if isinstance(item.shape, Scalar)]
+    if len(ratio.items) != 2 or len(parts) != 2:
+        return False
+    above, below = parts
+    unit = _unit(ratio)
+    if units.on_the_clock(one.unit) or units.on_the_clock(unit):
+        return units.agree(one.unit, unit) and algebra.is_zero(below) and algebra.same(one.value, above)
+    return False if algebra.is_zero(below) else algebra.same(one.value, algebra.divide(above, below))
+
+
 def _matrices(a: Answer, g: Answer) -> bool | None:
-    """Entry by entry; a single row or column may be written as a tuple."""
     left, right = a.shape, g.shape
-    if isinstance(left, Matrix) and isinstance(right, Matrix):
-        if [len(row) for row in left.rows] != [len(row) for row in right.rows]:
-            return False
-        return _all([_in_order(a, g) for a, g in zip(left.rows, right.rows, strict=True)])
-    matrix, other = (left, right) if isinstance(left, Matrix) else (right, left)
+    if not isinstance(left, Matrix):
+        return _matrix_and_other(right, left)
+    if not isinstance(right, Matrix):
+        return _matrix_and_other(left, right)
+    if [len(row) for row in left.rows] != [len(row) for row in right.rows]:
+        return False
+    return _all([_in_order(a, g) for a, g in zip(left.rows, right.rows, strict=True)])
+
+
+def _matrix_and_other(matrix: Shape, other: Shape) -> bool | None:
+    """A single row or column may be written as a tuple, a single entry as itself."""
     assert isinstance(matrix, Matrix)
     entries = [item for row in matrix.rows for item in row]
-    vector = len(matrix.rows) == 1 or len(matrix.rows[0]) == 1
-    if isinstance(other, Group) and other.ends in ("()", "[]") and vector:
+    is_vector = len(matrix.rows) == 1 or len(matrix.rows[0]) == 1
+    if isinstance(other, Group) and other.ends in ("()", "[]") and is_vector:
         return _in_order(entries, other.items)
     if isinstance(other, Scalar) and len(entries) == 1:
         return _same(Answer(other), entries[0])
@@ -272,61 +293,11 @@ def _matrices(a: Answer, g: Answer) -> bool | None:
 def _unions(a: Answer, g: Answer) -> bool | None:
     if not all(isinstance(x.shape, (Group, Union)) for x in (a, g)):
         return False
-    left, right = (_merged(x.shape.parts if isinstance(x.shape, Union) else (x,)) for x in (a, g))
+    left, right = (intervals.merged(x.shape.parts if isinstance(x.shape, Union) else (x,)) for x in (a, g))
     if left is None or right is None:
         plain = [list(x.shape.parts) if isinstance(x.shape, Union) else [x] for x in (a, g)]
         return _any_order(*plain) or None
     return _any_order(left, right)
-
-
-def _merged(parts: Sequence[Answer]) -> list[Answer] | None:
-    """Intervals with overlaps and touching ends joined, in order; None where the ends are not plain numbers."""
-    spans: list[tuple[Fraction | float, bool, Fraction | float, bool]] = []
-    for part in parts:
-        shape = part.shape.item.shape if isinstance(part.shape, Named) else part.shape
-        if not isinstance(shape, Group) or shape.ends in (",", ":", "±"):
-            return None
-        ends = [_end(item) for item in shape.items]
-        if any(end is None for end in ends):
-            return None
-        if shape.ends == "{}":
-            spans += [(end, True, end, True) for end in ends if end is not None]
-        elif len(ends) == 2 and ends[0] is not None and ends[1] is not None:
-            spans.append((ends[0], shape.ends[0] == "[", ends[1], shape.ends[1] == "]"))
-        else:
-            return None
-    joined: list[tuple[Fraction | float, bool, Fraction | float, bool]] = []
-    for low, low_in, high, high_in in sorted(spans, key=lambda s: (s[0], not s[1])):
-        if joined and (low < joined[-1][2] or (low == joined[-1][2] and (low_in or joined[-1][3]))):
-            a, a_in, b, b_in = joined[-1]
-            b, b_in = max((b, b_in), (high, high_in))
-            joined[-1] = (a, a_in, b, b_in)
-        else:
-            joined.append((low, low_in, high, high_in))
-    return [_interval(*span) for span in joined]
-
-
-def _end(item: Answer) -> Fraction | float | None:
-    if not isinstance(item.shape, Scalar):
-        return None
-    value = item.shape.value
-    if value.variables == {"∞"}:
-        for sign in (1, -1):
-            if algebra.same(value, algebra.multiply(algebra.number(sign), algebra.variable("∞"))):
-                return sign * float("inf")
-        return None
-    return algebra.rational(value)
-
-
-def _interval(low: Fraction | float, low_in: bool, high: Fraction | float, high_in: bool) -> Answer:
-    ends = []
-    for end in (low, high):
-        if isinstance(end, Fraction):
-            ends.append(Answer(Scalar(algebra.number(end))))
-        else:
-            infinite = algebra.variable("∞")
-            ends.append(Answer(Scalar(infinite if end > 0 else algebra.negative(infinite))))
-    return Answer(Group(("[" if low_in else "(") + ("]" if high_in else ")"), tuple(ends)))
 
 
 _JUDGES: tuple[tuple[type, Callable[[Answer, Answer], bool | None]], ...] = (

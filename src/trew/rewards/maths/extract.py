@@ -88,17 +88,24 @@ def _unboxed(text: str) -> tuple[str | None, str]:
     found = _last_of(_MATH, text)
     if found is not None:
         return next(group for group in found.groups() if group is not None), ""
-    last = before = None
-    for match in _NUMBER.finditer(text):
-        before, last = last, match
-    if last is None:
+    return _last_number(text)
+
+
+def _last_number(text: str) -> tuple[str | None, str]:
+    """The last number of a text, unless it is part of a list, a range or a sum that was not worked out."""
+    numbers = deque(_NUMBER.finditer(text), maxlen=2)
+    if not numbers:
         return None, "no answer is stated"
-    between = text[before.end() : last.start()] if before is not None else ""
-    if before is not None and len(between) <= 16 and (not between.strip() or _LIST.search(between)):
-        if between.strip() == "=":
-            return last.group(), ""
+    last = numbers[-1]
+    if len(numbers) == 2 and _joins(text[numbers[0].end() : last.start()]):
         return None, "several numbers"
     return last.group(), ""
+
+
+def _joins(between: str) -> bool:
+    """Whether the text between two numbers makes one thing of them; behind ``=`` stands what a sum comes to."""
+    apart = between.strip()
+    return len(between) <= 16 and apart != "=" and (not apart or _LIST.search(between) is not None)
 
 
 def _last_of(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:

@@ -222,27 +222,31 @@ class _Reader:
 
     def mixed(self) -> Fraction:
         r"""The fraction of a mixed number that follows a whole one, ``1\frac{4}{5}`` or ``1 4/5``; else 0."""
-        texts = [self.peek(i) for i in range(8)]
-        above = below = ""
-        length = 0
-        if texts[0] == "\\frac":
-            if texts[1] == "{" and texts[3] == "}":
-                above, rest = texts[2], 4
-            else:
-                above, rest = texts[1], 2
-            if texts[rest : rest + 1] == ["{"] and texts[rest + 2 : rest + 3] == ["}"]:
-                below, length = texts[rest + 1], rest + 3
-            elif rest < len(texts):
-                below, length = texts[rest], rest + 1
-        elif self.kind() == "number" and texts[1] == "/" and self.kind(2) == "number":
-            above, below, length = texts[0], texts[2], 3
-            if texts[3] in ("^", "/", "!"):
-                return Fraction(0)
+        above, below, length = self.fraction_ahead()
+        # the digits are bounded before they are made numbers
         proper = above.isdigit() and below.isdigit() and len(below) < 20 and 0 < int(above or 0) < int(below or 0)
         if not proper or self.peek(length) == "^":
             return Fraction(0)
         self.at += length
         return Fraction(int(above), int(below))
+
+    def fraction_ahead(self) -> tuple[str, str, int]:
+        r"""The two sides of the fraction that comes next where they are single tokens, \frac{4}{5}, \frac45 or 4/5, and
+        its length in tokens; empty sides where there is none."""
+        if self.peek() == "\\frac":
+            above, first = self.argument_ahead(1)
+            below, second = self.argument_ahead(1 + first)
+            return above, below, 1 + first + second
+        slashed = self.kind() == "number" and self.peek(1) == "/" and self.kind(2) == "number"
+        if not slashed or self.peek(3) in ("^", "/", "!"):  # 1 4/5^2, 1 4/5/6: who knows what is meant
+            return "", "", 0
+        return self.peek(), self.peek(2), 3
+
+    def argument_ahead(self, ahead: int) -> tuple[str, int]:
+        """The single token of an argument, in braces or without, and how many tokens the argument takes."""
+        if self.peek(ahead) == "{" and self.peek(ahead + 2) == "}":
+            return self.peek(ahead + 1), 3
+        return self.peek(ahead), 1
 
     def unit(self) -> Value:
         r"""A unit, with a power in front (square inches), or with its amount where it is a currency: \$5."""

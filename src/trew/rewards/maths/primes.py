@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 from functools import lru_cache
 
 TRIAL = 20_000  # largest trial divisor
@@ -41,6 +42,18 @@ def factored(n: int) -> tuple[tuple[int, int], ...] | None:
         if base**power == rest and is_prime(base):
             return (*found, (base, power))
     return None
+
+
+def prime_powers(n: Fraction) -> list[tuple[int, int]] | None:
+    """The primes of a positive number with their exponents; None where they are not found in bounded time.
+
+    >>> prime_powers(Fraction(8, 9))
+    [(2, 3), (3, -2)]
+    """
+    above, below = factored(n.numerator), factored(n.denominator)
+    if above is None or below is None:
+        return None
+    return [*above, *((p, -count) for p, count in below)]
 
 
 @lru_cache(maxsize=1)

@@ -188,7 +188,7 @@ class _Scanner:
             ]
         elif last == "unit" and low in units.POWERS_BEHIND:
             self.out += [Token("mark", "^"), Token("number", units.POWERS_BEHIND[low])]
-        elif (low == "per" and (last == "unit" or (self.level and behind))) or (low in ("a", "an") and last == "unit"):
+        elif self.divides(low, last, behind):
             self.put("mark", "/")
         elif last == "unit" and self.out[-1].text in _DEGREES and token in _SCALES:
             self.put("unit", _SCALES[token])
@@ -199,6 +199,12 @@ class _Scanner:
         else:
             return False
         return True
+
+    def divides(self, low: str, last: str, behind: bool) -> bool:
+        r"""Whether a word stands for a division: miles per hour, dollars a day, 5\text{ per day}."""
+        if last == "unit":
+            return low in ("per", "a", "an")
+        return low == "per" and bool(self.level) and behind
 
     def is_unit(self, token: str, behind: bool, spaced: bool) -> bool:
         r"""Whether a word is a unit here: 5\text{ m}, 5cm, 5 kN; but not in m x, 5m, 5ms, sec x."""

@@ -1,0 +1,153 @@
+"""Intervals, which are groups of two ends: made of bounds, met, joined, and told from other groups."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
+from typing import NamedTuple
+
+from . import algebra
+from .algebra import NotExact
+from .shapes import Answer, Group, Named, Scalar, Shape, Union
+
+INFINITY = algebra.variable("∞")
+
+_Number = Fraction | float  # a float where it is infinite, and only there
+
+
+class _Span(NamedTuple):
+    """An interval of plain numbers, and whether its ends belong to it."""
+
+    low: _Number
+    low_in: bool
+    high: _Number
+    high_in: bool
+
+
+# ------------------------------------------------------------------------------------------------------------- making
+
+
+def everything() -> Group:
+    """All real numbers."""
+    return Group("()", (Answer(Scalar(algebra.negative(INFINITY))), Answer(Scalar(INFINITY))))
+
+
+def up_to(bound: Answer, *, closed: bool) -> Group:
+    """Everything below ``bound``; with it, if ``closed``."""
+    return Group("(]" if closed else "()", (Answer(Scalar(algebra.negative(INFINITY))), bound))
+
+
+def down_to(bound: Answer, *, closed: bool) -> Group:
+    """Everything above ``bound``; with it, if ``closed``."""
+    return Group("[)" if closed else "()", (bound, Answer(Scalar(INFINITY))))
+
+
+def between(low: Answer, high: Answer, *, low_in: bool, high_in: bool) -> Group:
+    """Everything between two bounds; with those that are ``in``."""
+    return Group(("[" if low_in else "(") + ("]" if high_in else ")"), (low, high))
+
+
+def all_but(points: tuple[Answer, ...]) -> Union:
+    """All real numbers but some; raises NotExact for points that are no plain numbers."""
+    values = [algebra.rational(p.shape.value) if isinstance(p.shape, Scalar) else None for p in points]
+    numbers = sorted({value for value in values if value is not None})
+    if None in values or not numbers:
+        raise NotExact("points that are no plain numbers")
+    ends = [algebra.negative(INFINITY), *map(algebra.number, numbers), INFINITY]
+    return Union(
+        tuple(Answer(Group("()", (Answer(Scalar(a)), Answer(Scalar(b))))) for a, b in itertools.pairwise(ends))
+    )
+
+
+def meeting(items: tuple[Answer, ...]) -> Named | None:
+    """x > 2 and x < 5: one interval. None for anything but an upper and a lower bound of the same name."""
+    shapes = [item.shape for item in items if isinstance(item.shape, Named) and is_interval(item)]
+    if len(shapes) != len(items) or len(shapes) != 2 or shapes[0].name != shapes[1].name:
+        return None
+    spans = [shape.item.shape for shape in shapes if isinstance(shape.item.shape, Group)]
+    uppers = [span for span in spans if _infinite_ends(span) == (True, False)]
+    lowers = [span for span in spans if _infinite_ends(span) == (False, True)]
+    if len(uppers) != 1 or len(lowers) != 1:
+        return None
+    [upper], [lower] = uppers, lowers
+    return Named(shapes[0].name, Answer(Group(lower.ends[0] + upper.ends[1], (lower.items[0], upper.items[1]))))
+
+
+def merged(parts: Sequence[Answer]) -> list[Answer] | None:
+    """Intervals with overlaps and touching ends joined, in order; None where the ends are not plain numbers."""
+    spans: list[_Span] = []
+    for part in parts:
+        found = _spans(part)
+        if found is None:
+            return None
+        spans += found
+    return [Answer(between(_bound(s.low), _bound(s.high), low_in=s.low_in, high_in=s.high_in)) for s in _joined(spans)]
+
+
+# ------------------------------------------------------------------------------------------------------------- asking
+
+
+def is_interval(item: Answer) -> bool:
+    """Whether it may be one: two things in round or square brackets, as they stand or under a name."""
+    shape = _unnamed(item)
+    return isinstance(shape, Group) and len(shape.ends) == 2 and shape.ends != "{}" and len(shape.items) == 2
+
+
+def _unnamed(item: Answer) -> Shape:
+    return item.shape.item.shape if isinstance(item.shape, Named) else item.shape
+
+
+def _infinite_ends(span: Group) -> tuple[bool, ...]:
+    """Whether infinity occurs in its ends, one by one."""
+    return tuple(isinstance(i.shape, Scalar) and "∞" in i.shape.value.variables for i in span.items)
+
+
+def _spans(part: Answer) -> list[_Span] | None:
+    """A group as intervals of plain numbers, each element of a set as one of its own; None where it has none such."""
+    shape = _unnamed(part)
+    if not isinstance(shape, Group) or shape.ends in (",", ":", "±"):
+        return None
+    ends = [end for item in shape.items if (end := _end(item)) is not None]
+    if len(ends) != len(shape.items):
+        return None
+    if shape.ends == "{}":
+        return [_Span(end, True, end, True) for end in ends]
+    if len(ends) != 2:
+        return None
+    return [_Span(ends[0], shape.ends[0] == "[", ends[1], shape.ends[1] == "]")]
+
+
+def _joined(spans: Sequence[_Span]) -> Iterator[_Span]:
+    """The same numbers in the fewest intervals. In order of the low ends, each one meets the last or none before."""
+    last: _Span | None = None
+    for span in sorted(spans, key=lambda s: (s.low, not s.low_in)):
+        if last is None:
+            last = span
+        elif span.low < last.high or (span.low == last.high and (span.low_in or last.high_in)):
+            high, high_in = max((last.high, last.high_in), (span.high, span.high_in))
+            last = _Span(last.low, last.low_in, high, high_in)
+        else:
+            yield last
+            last = span
+    if last is not None:
+        yield last
+
+
+def _end(item: Answer) -> _Number | None:
+    """An end as a number, infinity as a float; None where it is no plain number."""
+    if not isinstance(item.shape, Scalar):
+        return None
+    value = item.shape.value
+    if value.variables != {"∞"}:
+        return algebra.rational(value)
+    for sign in (1, -1):
+        if algebra.same(value, algebra.multiply(algebra.number(sign), INFINITY)):
+            return sign * float("inf")
+    return None
+
+
+def _bound(end: _Number) -> Answer:
+    if isinstance(end, Fraction):
+        return Answer(Scalar(algebra.number(end)))
+    return Answer(Scalar(INFINITY if end > 0 else algebra.negative(INFINITY)))
