@@ -24,6 +24,12 @@ from .decode import Completion, Schedule
 from .decoder import Decoding
 
 
+MORE_PASSES = 8
+"""Passes of the model in one poll after the first completions have ended. Each poll has a price of its own: under
+autocast all weights are cast anew, a fifth of the time where every poll ends with the first completion. The caller
+scores completions while others are decoded, so it must not wait for long either."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Queued:
     """A request waiting for a schedule; consecutive requests of one prompt share the array (P,) of its tokens."""
@@ -135,11 +141,11 @@ class TorchEngine:
             with _generating(self.model, self.autocast):
                 schedule = self._filled()
                 with schedule.decoder.active():
-                    ended = schedule.advance()
-                    # At least one pass in any case, so that poll(0) makes progress; and no longer than until the first
-                    # completions end, so that the caller can score them while the others are decoded.
-                    while not ended and time.monotonic() < until:
-                        ended = schedule.advance()
+                    ended = schedule.advance()  # one pass in any case, so that poll(0) makes progress
+                    more = MORE_PASSES
+                    while schedule.unfinished and (more or not ended) and time.monotonic() < until:
+                        more -= bool(ended)
+                        ended += schedule.advance()
                 reports = [Finished(done.request.id, self._turn(done)) for done in ended]
             self._unfinished -= {report.id for report in reports}
             if not schedule.unfinished:
