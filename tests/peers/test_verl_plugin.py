@@ -342,7 +342,7 @@ def test_the_doctor_where_verl_has_not_heard_of_trew(tmp_path):
 def test_the_doctor_where_the_plugin_fails():
     code, text = told_by_the_doctor(TREW_VERL='{"dapo-wide": {"preset": "dapo", "eps_hi": 0.4}}')
     assert code == 1
-    assert "fails, which verl says nothing about: ConfigError: objective.eps_hi" in text
+    assert "ConfigError: objective.eps_hi" in text
 
 
 def test_the_doctor_at_a_verl_that_calls_otherwise(monkeypatch):

@@ -23,7 +23,6 @@ from .choice import choose
 from .decode import Completion, Schedule
 from .decoder import Decoding
 
-
 MORE_PASSES = 8
 """Passes of the model in one poll after the first completions have ended. Each poll has a price of its own: under
 autocast all weights are cast anew, a fifth of the time where every poll ends with the first completion. The caller
