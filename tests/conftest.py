@@ -15,6 +15,14 @@ os.environ.pop("HF_HUB_OFFLINE", None)  # tests of what is said offline set it t
 
 install_import_hook(("trew.objective", "trew.learner"), "beartype.beartype")
 
+try:  # the environments of TRL and verl do without hypothesis
+    import hypothesis
+except ImportError:
+    pass
+else:
+    hypothesis.settings.register_profile("trew", deadline=None)  # a busy machine is no failure
+    hypothesis.settings.load_profile("trew")
+
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[Server]:
