@@ -170,7 +170,7 @@ def test_relative_links_lead_somewhere(page):
             continue
         file, _, anchor = target.partition("#")
         path = (page.parent / file) if file else page
-        assert path.exists(), f"{page.name}: {target}"
+        assert path.exists() or taken_out(path), f"{page.name}: {target}"
         if anchor and path.suffix == ".md":
             headings = re.findall(r"^#+ (.+)$", path.read_text(), re.M)
             slugs = {re.sub(r"[^\w\- ]", "", h.lower()).strip().replace(" ", "-") for h in headings}
@@ -181,7 +181,12 @@ def test_relative_links_lead_somewhere(page):
 def test_files_that_are_named_exist(page):
     """``src/...`` and the like in backticks: whatever has a folder of ours in front must be there."""
     for path in re.findall(r"`((?:src/trew|tests|docs|recipes|examples|benchmarks)/[\w./-]+)`", page.read_text()):
-        assert (ROOT / path).exists(), f"{page.name}: {path}"
+        assert (ROOT / path).exists() or taken_out(ROOT / path), f"{page.name}: {path}"
+
+
+def taken_out(path: Path) -> bool:
+    """Whether a file of backends is missing because all of them are: ``make test-without-backends``."""
+    return "backends" in path.parts and not (ROOT / "src" / "trew" / "backends").exists()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
