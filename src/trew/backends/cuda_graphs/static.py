@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager
 import torch
 from torch import Tensor
 
+from ...rollout.torch_engine.prompts import OpenPrompts
 from ...rollout.torch_engine.sampler import Draw
 from ...types import Sampling
 from .static_draw import StaticDraw
@@ -18,7 +19,7 @@ from .static_model import StaticModel
 PREFILL_TOKENS = 8192  # prompt tokens computed at once, including padding
 
 
-class StaticDecoder:
+class StaticDecoder(OpenPrompts[Tensor]):
     """Runs rows of completions through a model; see :class:`trew.rollout.torch_engine.decoder.Decoder`.
 
     Row r is slot r of ``model``, whose ``begin`` was called and which no other decoder uses. Each prompt is computed
@@ -27,12 +28,9 @@ class StaticDecoder:
     """
 
     def __init__(self, model: StaticModel) -> None:
+        super().__init__()  # held: the prompt in the spare slot, and the logits (1, V) after it
         self.model = model
-        self.numbers = itertools.count()  # of prompts
-        self.prompt_ids: dict[int, Sequence[int]] = {}  # of prompts with rows that have not begun
-        self.missing: dict[int, int] = {}  # how many of each
         self.lengths: list[int] = []  # tokens of each row in the cache; kept here, so that a step reads no GPU value
-        self.held: tuple[int, Tensor] | None = None  # the prompt in the spare slot, and the logits (1, V) after it
 
     @property
     def rows(self) -> int:
@@ -41,24 +39,9 @@ class StaticDecoder:
     def active(self) -> AbstractContextManager[object]:
         return contextlib.nullcontext()
 
-    def open(self, prompt_ids: Sequence[int], count: int) -> int:
-        number = next(self.numbers)
-        self.prompt_ids[number], self.missing[number] = prompt_ids, count
-        return number
-
-    def withdraw(self, prompt: int, count: int) -> None:
-        self.missing[prompt] -= count
-        if not self.missing[prompt]:
-            del self.missing[prompt], self.prompt_ids[prompt]
-            if self.held is not None and self.held[0] == prompt:
-                self.held = None
-
     @torch.no_grad()
     def add(self, prompts: Sequence[int]) -> Tensor:
-        places: list[tuple[int, int, int]] = []  # prompt, its first new row, and the one after its last
-        for prompt, equal in itertools.groupby(prompts):
-            begin = places[-1][2] if places else self.rows
-            places.append((prompt, begin, begin + len(list(equal))))
+        places = self._places(prompts)
         known = {} if self.held is None else {self.held[0]: self.held[1]}
         # Where each prompt's keys and values are: the spare slot, or its first new row, where it is computed below.
         source = dict.fromkeys(known, self.model.slots) | {p: row for p, row, _ in places if p not in known}
@@ -78,6 +61,14 @@ class StaticDecoder:
         self.held = (last, known[last].clone()) if last in self.missing else None
         self._write_lengths()
         return torch.cat([known[p].expand(end - begin, -1) for p, begin, end in places])
+
+    def _places(self, prompts: Sequence[int]) -> list[tuple[int, int, int]]:
+        """Each prompt with its first new row and the row after its last."""
+        places: list[tuple[int, int, int]] = []
+        for prompt, equal in itertools.groupby(prompts):
+            begin = places[-1][2] if places else self.rows
+            places.append((prompt, begin, begin + len(list(equal))))
+        return places
 
     @torch.no_grad()
     def step(self, tokens: Tensor) -> Tensor:
@@ -100,7 +91,8 @@ class StaticDecoder:
         return order
 
     def forget(self) -> None:
-        self.lengths, self.held, self.prompt_ids, self.missing = [], None, {}, {}
+        super().forget()
+        self.lengths = []
         self._write_lengths()
 
     def draw(self, logits: Tensor, *, keys: Tensor, positions: Tensor, sampling: Sampling) -> Draw:

@@ -6,6 +6,7 @@ import contextlib
 import os
 import threading
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Generic, TypeVar
@@ -19,7 +20,7 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-class Pool(Generic[Request, Answer]):
+class Pool(ABC, Generic[Request, Answer]):
     """Workers of one kind. ``run`` may be called from any thread.
 
     A subclass says how a worker starts (``start``), what is exchanged first (``greet``), how a request is made
@@ -35,17 +36,17 @@ class Pool(Generic[Request, Answer]):
         self._closed = False
         _pools.add(self)
 
+    @abstractmethod
     def start(self) -> Worker:
         """Starts a worker."""
-        raise NotImplementedError
 
+    @abstractmethod
     def greet(self, worker: Worker) -> None:
         """Exchanges what a new worker needs before its first request; raises Lost if the worker is unusable."""
-        raise NotImplementedError
 
+    @abstractmethod
     def ask(self, worker: Worker, request: Request) -> Answer:
         """Returns the worker's answer; raises Lost if there is none."""
-        raise NotImplementedError
 
     def lost(self, error: Lost) -> Answer:
         """Returns the answer to give when every try failed; ``error`` is the last failure."""

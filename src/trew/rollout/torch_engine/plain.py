@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import itertools
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -15,12 +14,13 @@ from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
 from ...types import Sampling
 from .cache import SlotCache
+from .prompts import OpenPrompts
 from .sampler import Draw, draw, uniforms
 
 PREFILL_TOKENS = 8192  # prompt tokens computed at once, including padding
 
 
-class ForwardDecoder:
+class ForwardDecoder(OpenPrompts[tuple[DynamicCache, Tensor]]):
     """Runs rows of completions through a model's ``forward``; see :class:`.decoder.Decoder`.
 
     Each prompt is computed once for all rows that begin with it. If they do not all begin at the same time, its cache
@@ -33,14 +33,12 @@ class ForwardDecoder:
         self.device = next(model.parameters()).device
         # Not all architectures take position_ids or logits_to_keep.
         self.accepts = inspect.signature(model.forward).parameters
-        self.numbers = itertools.count()  # of prompts
+        super().__init__()  # held: a prompt with its cache and the logits after it
         self.forget()
 
     def forget(self) -> None:
+        super().forget()
         self.cache = SlotCache(self.slots)
-        self.prompt_ids: dict[int, Sequence[int]] = {}  # of prompts with rows that have not begun
-        self.missing: dict[int, int] = {}  # how many of each
-        self.held: tuple[int, DynamicCache, Tensor] | None = None  # a prompt, its cache and the logits after it
 
     @property
     def rows(self) -> int:
@@ -49,23 +47,11 @@ class ForwardDecoder:
     def active(self) -> AbstractContextManager[object]:
         return contextlib.nullcontext()
 
-    def open(self, prompt_ids: Sequence[int], count: int) -> int:
-        number = next(self.numbers)
-        self.prompt_ids[number], self.missing[number] = prompt_ids, count
-        return number
-
-    def withdraw(self, prompt: int, count: int) -> None:
-        self.missing[prompt] -= count
-        if not self.missing[prompt]:
-            del self.missing[prompt], self.prompt_ids[prompt]
-            if self.held is not None and self.held[0] == prompt:
-                self.held = None
-
     def add(self, prompts: Sequence[int]) -> Tensor:
         logits = []
         for wave in self._waves(list(dict.fromkeys(prompts))):
             held, self.held = self.held, None  # this wave uses it, or drops it
-            cache, scores = held[1:] if held and held[0] == wave[0] else self._prefill(wave)
+            cache, scores = held[1] if held and held[0] == wave[0] else self._prefill(wave)
             members = [p for p in prompts if p in set(wave)]
             source = torch.tensor([wave.index(p) for p in members], device=self.device)
             lengths = [len(self.prompt_ids[p]) for p in members]
@@ -74,7 +60,7 @@ class ForwardDecoder:
             last = wave[-1]
             # More rows of the last prompt will come: keep its part of the prefill, and only that.
             if self.missing[last] > members.count(last):
-                self.held = last, _one_row(cache, len(wave) - 1), scores[-1:].clone()
+                self.held = last, (_one_row(cache, len(wave) - 1), scores[-1:].clone())
             for prompt in wave:
                 self.withdraw(prompt, members.count(prompt))
         return torch.cat(logits) if len(logits) > 1 else logits[0]
