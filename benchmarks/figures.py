@@ -136,13 +136,20 @@ def paths_table(found: dict[str, Any]) -> str:
 
 
 def plan_table(found: dict[str, Any]) -> str:
-    m = found["machine"]
     rows = [
         (r["setting"], f"{r['estimate'] / MIB:,.0f}", f"{r['measured'] / MIB:,.0f}", f"{r['error']:+.0%}")
         for r in found["rows"]
     ]
-    said = f"Measured {found['date']}, torch {found['versions']['torch']}, {m['cores']} cores:"
-    return f"{said}\n\n{table(('setting', 'told, MiB', 'measured, MiB', 'error'), rows)}"
+    dates = sorted(run["date"] for r in found["rows"] for run in r["runs"])
+    when = " to ".join(dict.fromkeys((dates[0], dates[-1])))
+    said = f"Measured {when}, torch {found['versions']['torch']}, {found['machine']['cores']} cores:"
+    lines = [said, "", table(("setting", "told, MiB", "measured, MiB", "error"), rows)]
+    peaks = [[max(run["peaks"].values()) for run in r["runs"]] for r in found["rows"] if len(r["runs"]) > 1]
+    if peaks:
+        apart = max(max(of) / min(of) - 1 for of in peaks)
+        lines += ["", f"{len(peaks)} of these settings were run several times: the peaks of a setting's runs differ by "
+                  f"{apart:.1%} at most, and the table shows the largest."]  # fmt: skip
+    return "\n".join(lines)
 
 
 def floor_table(found: dict[str, Any]) -> str:

@@ -1,11 +1,14 @@
 """Is `trew plan` right? Runs a few settings for real and compares its estimate with the peaks that were measured.
 
-    python benchmarks/plan.py [--only NAME ...] [--json FILE]
+    python benchmarks/plan.py [--only NAME ...] [--estimate | --again] [--json FILE]
 
 Each setting is estimated by `trew plan --json` and then run, both in processes of their own: the model is loaded, two
 steps are generated and learned, and adapters are merged and saved. The peak of each phase is the process's resident
 memory (VmHWM, reset between phases), or on a GPU what torch had allocated at most. All prompts and completions are as
 long as they may be, as the estimate assumes.
+
+``--estimate`` runs nothing: it compares new estimates with the peaks that the file holds. ``--again`` runs each setting
+once more and keeps the peaks of all its runs; the error is that of the largest.
 """
 
 from __future__ import annotations
@@ -83,12 +86,27 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=SETTINGS, default=list(SETTINGS))
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--json", type=Path, default=RESULT, help="rows of settings that are run anew replace the old")
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--estimate", action="store_true", help="only estimate, for settings that the file has peaks of")
+    how.add_argument("--again", action="store_true", help="keep the peaks of earlier runs beside this one's")
     args = parser.parse_args()
     rows = {row["setting"]: row for row in json.loads(args.json.read_text())["rows"]} if args.json.exists() else {}
+    with tempfile.TemporaryDirectory() as folder:
+        compare(rows, args, Path(folder))
+    worst = max(abs(row["error"]) for row in rows.values())
+    print(f"largest error of a peak: {worst:.0%} over {len(rows)} settings")
+
+
+def compare(rows: dict[str, dict[str, Any]], args: argparse.Namespace, folder: Path) -> None:
+    """Replaces or adds the row of every chosen setting, writes the file after each; makes models in ``folder``."""
     print(f"{'':<40}{'phase':<12}{'estimate':>10}{'measured':>10}{'error':>8}     s/step")
-    for name in args.only:
-        row = compared(name, device=args.device)
-        rows[name] = row
+    for name in args.only if not args.estimate else [name for name in args.only if name in rows]:
+        recipe = recipe_of(SETTINGS[name], folder, device=args.device)
+        runs = rows[name]["runs"] if args.estimate or (args.again and name in rows) else []
+        if not args.estimate:
+            seen = json.loads(child(__file__, "--run", str(recipe)).splitlines()[-1])
+            runs = [*runs, {"date": datetime.date.today().isoformat()} | seen]
+        row = rows[name] = row_of(name, json.loads(child("-m", "trew", "plan", str(recipe), "--json")), runs)
         for phase, (told, seen) in row["phases"].items():
             mark = " <- peak" if phase == row["phase"] else ""
             print(f"{name:<40}{phase:<12}{told / MIB:>10,.0f}{seen / MIB:>10,.0f}{told / seen - 1:>+8.0%}{mark}")
@@ -97,25 +115,20 @@ def main() -> None:
             f"     {row['seconds_estimate']:.2g} / {row['seconds_measured']:.2g}",
             flush=True,
         )
-        args.json.write_text(json.dumps(result(list(rows.values()), args.device), indent=1) + "\n")
-    worst = max(abs(row["error"]) for row in rows.values())
-    print(f"largest error of a peak: {worst:.0%} over {len(rows)} settings")
+        ordered = [rows[known] for known in SETTINGS if known in rows]
+        args.json.write_text(json.dumps(result(ordered, args.device), indent=1) + "\n")
 
 
-def compared(name: str, *, device: str) -> dict[str, Any]:
-    """One setting, estimated and measured."""
-    with tempfile.TemporaryDirectory() as folder:
-        recipe = Path(folder) / "recipe.toml"
-        recipe.write_text(dumps(config_of(SETTINGS[name], Path(folder), device)))
-        told = json.loads(child("-m", "trew", "plan", str(recipe), "--json"))
-        seen = json.loads(child(__file__, "--run", str(recipe)).splitlines()[-1])
-    phases = {phase: [sum(parts.values()), seen["peaks"][phase]] for phase, parts in told["memory"].items()}
-    measured = max(seen["peaks"].values())  # loading too, where nothing was told of it
+def row_of(name: str, told: dict[str, Any], runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """An estimate beside the largest peaks of the setting's runs."""
+    peaks = {phase: max(seen["peaks"][phase] for seen in runs) for phase in runs[-1]["peaks"]}
+    phases = {phase: [sum(parts.values()), peaks[phase]] for phase, parts in told["memory"].items()}
+    measured = max(peaks.values())  # loading too, where nothing was told of it
     return {
         "setting": name, "sets": SETTINGS[name].sets, "phases": phases, "phase": told["peak_phase"],
         "estimate": told["peak_bytes"], "measured": measured, "error": told["peak_bytes"] / measured - 1,
-        "seconds_estimate": told["seconds_per_step"], "seconds_measured": seen["seconds"],
-        "seconds_by_phase": [told["seconds"], seen["by_phase"]],
+        "seconds_estimate": told["seconds_per_step"], "seconds_measured": runs[-1]["seconds"],
+        "seconds_by_phase": [told["seconds"], runs[-1]["by_phase"]], "runs": runs,
     }  # fmt: skip
 
 
@@ -125,16 +138,22 @@ def child(*args: str) -> str:
     return done.stdout
 
 
-def config_of(setting: Setting, folder: Path, device: str) -> Any:
-    from work_trew import config_of as recipe_of
+def recipe_of(setting: Setting, folder: Path, *, device: str) -> Path:
+    """Writes the setting's recipe, and its model where no other setting has written one of that shape."""
+    from work_trew import config_of
 
     job = shapes.Work(
         shape=shapes.SHAPES[setting.shape], prompts=setting.prompts, group=setting.group, beta=setting.beta,
         prompt_tokens=setting.prompt_tokens, completion_tokens=setting.completion_tokens, device=device,
         overrides=setting.sets,
     )  # fmt: skip
-    shapes.save_model(folder, job.shape)
-    return recipe_of(job, folder)
+    model = folder / setting.shape
+    if not model.exists():
+        model.mkdir()
+        shapes.save_model(model, job.shape)
+    recipe = model / "recipe.toml"
+    recipe.write_text(dumps(config_of(job, model)))
+    return recipe
 
 
 # ------------------------------------------------------------------------------------------------- the measured process
@@ -165,7 +184,7 @@ def run(recipe: Path) -> dict[str, Any]:
         program = built(plan)
     program.plan.renderer.stop_ids = frozenset()
     program.model.generation_config.eos_token_id = None
-    for step in range(3):
+    for step in range(2):
         with phase("generating"):
             groups = generate(
                 program.engine, plan.train[: plan.config.rollout.prompts], n=plan.config.rollout.completions,
@@ -176,7 +195,7 @@ def run(recipe: Path) -> dict[str, Any]:
     if program.adapters is not None:
         with phase("exporting"):
             final = SimpleNamespace(final=Path(plan.config.out) / "final")
-            kept = {"model": program.model, "adapters": program.adapters, "engine": program.engine}
+            kept = {"model": program.model, "adapters": program.adapters, "backend": program.backend}
             as_run: Any = SimpleNamespace(plan=plan, folder=final, **kept)
             export(as_run)
     steps = {name: times[name] for name in ("generating", "training")}
@@ -201,7 +220,7 @@ def peak(device: str) -> int:
 def result(rows: list[dict[str, Any]], device: str) -> dict[str, Any]:
     return {
         "what": "trew plan against measured peaks, bytes; error = estimate / measured - 1",
-        "date": datetime.date.today().isoformat(), "device": device, "machine": machine(),
+        "device": device, "machine": machine(),
         "versions": {"trew": trew.__version__, "torch": torch.__version__, "transformers": transformers.__version__},
         "threads": torch.get_num_threads(), "largest_error": max(abs(row["error"]) for row in rows), "rows": rows,
     }  # fmt: skip

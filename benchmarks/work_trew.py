@@ -6,6 +6,7 @@ and loop.update. Only rewards are given (by number, as on the other side), and w
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import sys
@@ -81,7 +82,7 @@ def built(plan: Plan) -> PolicyProgram:
     """The program of a plan, in an empty run folder."""
     folder = RunFolder.open(plan.config.out, overwrite=True)
     trackers = Trackers((), folder=folder.folder, config={}, warn=print)
-    return build(plan, folder, trackers, Silent(), Interrupts())
+    return build(plan, folder, trackers, Silent(), Interrupts(), contextlib.ExitStack())
 
 
 def make(work: Work, model: Path) -> PolicyProgram:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 
@@ -29,6 +30,12 @@ def server() -> Iterator[Server]:
     """Starts commands as real processes in milliseconds: what they import takes seconds, once."""
     with Server() as started:
         yield started
+
+
+def pytest_collection_finish() -> None:
+    """What is imported and collected stays: no collection of garbage looks at it again, which takes a second each."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -148,7 +148,7 @@ def watch(control: Path) -> None:
     from trew.learner import Learner
     from trew.rewards.grading import Grading
     from trew.rollout import sync
-    from trew.runs import RunFolder, checkpoint_files
+    from trew.runs import RunFolder, checkpoint_files, tensor_files
     from trew.runs import folder as run_module
     from trew.training import loop, policy_program, watch
     from trew.training import run as run_of_training
@@ -186,9 +186,11 @@ def watch(control: Path) -> None:
         (watch, "after_scoring", "watching"),
     ):  # fmt: skip
         instants.wrap(owner, name, phase)
-    for name, phase in (("save", "checkpoint"), ("_write_tensors", "tensors"), ("_complete", "manifest"),
-                        ("_rotate", "rotation")):  # fmt: skip
-        instants.wrap(checkpoint_files, name, phase, at=WRITER)
+    for owner, name, phase in (
+        (checkpoint_files, "save", "checkpoint"), (tensor_files, "write", "tensors"),
+        (checkpoint_files, "_complete", "manifest"), (checkpoint_files, "_rotate", "rotation"),
+    ):  # fmt: skip
+        instants.wrap(owner, name, phase, at=WRITER)
 
 
 # --------------------------------------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ import select
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import warnings
@@ -175,18 +176,22 @@ def gone(pids: set[int]) -> bool:
 # The process that forks
 
 
+IMPORTED = (
+    "trew.cli.main", "trew.cli.train", "trew.cli.eval", "trew.cli.iterate", "trew.cli.train_reward",
+    "trew.training.start", "trew.training.continuing", "trew.iterate", "trew.rewards.reward_checks",
+    "trew.rewards.model.scorer", "pyarrow.parquet", "typeguard", "transformers.models.llama.modeling_llama",
+    "transformers.models.auto.tokenization_auto", "transformers.convert_slow_tokenizer",
+)  # fmt: skip
+
+
 def serve() -> None:
-    for name in ("trew.cli.main", "trew.cli.train", "trew.cli.eval", "trew.cli.iterate", "trew.cli.train_reward"):
+    for name in IMPORTED:
         importlib.import_module(name)
-    for name in (
-        "trew.training.start",
-        "trew.iterate",
-        "trew.rewards.reward_checks",
-        "trew.rewards.model.scorer",
-        "pyarrow.parquet",
-    ):
-        importlib.import_module(name)
-    importlib.import_module("transformers.models.llama.modeling_llama")
+    with contextlib.suppress(ImportError):  # an installation without backends
+        importlib.import_module("trew.backends.cpu.backend")
+    look_at_a_model()
+    if dynamo := sys.modules.get("torch._dynamo.utils"):  # logs how long this process compiled; a child without memory
+        atexit.unregister(dynamo.dump_compile_times)  # fails at it, in sight
     gc.collect()
     gc.freeze()  # what is imported stays: no collection of a child looks at it, and so none copies its pages
     for line in sys.stdin:
@@ -197,6 +202,15 @@ def serve() -> None:
             print(pid, flush=True)
         else:
             child(**order)
+
+
+def look_at_a_model() -> None:
+    """What transformers prepares for the first model of a process, a fifth of a short command's time."""
+    import tiny
+    from trew.models import loading
+
+    with tempfile.TemporaryDirectory() as folder, loading.quiet():
+        assert loading.check(str(tiny.save(folder))) == []
 
 
 def child(args: list[str], cwd: str, folder: str, hold: str, env: dict[str, str], terminal: str) -> None:

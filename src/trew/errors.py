@@ -129,6 +129,14 @@ class NumericsError(TrewError):
         return NumericsError(**{**found, "values": dict(found["values"])})
 
 
+class RankError(TrewError):
+    """A rank of a run died or computed something else than the others."""
+
+
+class LostRankError(RankError):
+    """The connection to another rank broke, most likely because that one died."""
+
+
 class MemoryShortage(TrewError):
     """The machine's or the GPU's memory ran out; what is in checkpoints is complete."""
 

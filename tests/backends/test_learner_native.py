@@ -23,7 +23,7 @@ from trew.backends.cpu.stack import Stack
 from trew.errors import NumericsError
 from trew.learner import fused_head
 from trew.learner.fused_head import FusedHead
-from trew.learner.runner import ExecutionPath
+from trew.learner.path import ExecutionPath
 from trew.objective import preset
 from trew.types import TrainingSample
 
@@ -241,6 +241,14 @@ def test_a_head_that_does_more_than_a_product_is_found_on_the_first_samples(monk
     with torch.no_grad():
         want = help.plain_logprobs(net, items[0])
     torch.testing.assert_close(own.logprobs_of(pack)[: len(want)], want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_entropies_and_log_probs_at_temperature_1_are_those_of_the_plain_path(temperature):
+    net, items = help.model("smollm"), help.samples()
+    native, plain = (cpu.learner(net, kernels=on, temperature=temperature).untempered(items) for on in (True, False))
+    for got, want in zip(native, plain, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
 
 
 CHUNKED = ["grpo", "gspo", "gspo-token", "cispo", "dapo", "kl-cov", "gtpo"]

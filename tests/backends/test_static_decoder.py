@@ -76,8 +76,18 @@ def test_completions_that_end_and_come_in_at_different_times():
 @pytest.mark.parametrize("kind", ["llama", "gemma2", "gemma3"])
 def test_prompts_in_pieces_and_in_waves(kind, monkeypatch):
     monkeypatch.setattr(static, "PREFILL_TOKENS", 24)
+    waves: list[tuple[list[int], int]] = []
+    prefill = StaticModel.prefill
+
+    def watched(self: StaticModel, prompts: Any, slots: Any, *, piece: int) -> torch.Tensor:
+        waves.append(([len(ids) for ids in prompts], piece))
+        return prefill(self, prompts, slots, piece=piece)
+
+    monkeypatch.setattr(StaticModel, "prefill", watched)
     m = tiny.model(kind)
     same(generated(engine(m, graphs=lambda device: Graphs(None))), generated(engine(m, native=False)))
+    assert any(max(lengths) > piece for lengths, piece in waves), "a prompt in pieces"
+    assert [len(lengths) for lengths, _ in waves[-3:]] == [1, 2, 1], "the longest alone, then what fits beside it"
 
 
 def test_each_prompt_is_computed_once(monkeypatch):

@@ -202,7 +202,7 @@ def test_commands_that_are_named_exist(page):
         module, target, _ = COMMANDS[name]
         if isinstance(target, tuple):
             target = next((t for t in target if t in rest), target[0])
-        function = getattr(importlib.import_module(f"trew.cli.{module}"), target)
+        function = getattr(importlib.import_module(f"trew.cli.{module}"), target.replace("-", "_"))
         known = {"--help", *("--" + p.replace("_", "-") for p in inspect.signature(function).parameters)}
         assert {w for w in rest if w.startswith("--")} <= known, f"{page.name}: {line}"
 

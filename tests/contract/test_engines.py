@@ -13,7 +13,7 @@ import torch
 
 import tiny
 from engine_help import ScriptedEngine
-from trew.errors import EngineError, NumericsError
+from trew.errors import EngineError, NumericsError, TrewError
 from trew.rollout import Engine, Renderer
 from trew.rollout.engine import Finished, Lost, Request
 from trew.rollout.torch_engine import TorchEngine
@@ -26,10 +26,12 @@ SAMPLING = Sampling(max_tokens=12, seed=3)
 
 class Kind(NamedTuple):
     """An implementation: ``make`` gives one that runs at most four requests at a time; inside ``broken`` its polls
-    fail with NumericsError."""
+    fail with ``failure``; ``publish`` gives it the weights as another version."""
 
     make: Callable[[], Any]
     broken: Callable[[Any], contextlib.AbstractContextManager[object]]
+    failure: type[TrewError] = NumericsError
+    publish: Callable[[Any, int], None] = lambda engine, version: setattr(engine, "version", version)
 
 
 @contextlib.contextmanager
@@ -119,11 +121,12 @@ def test_a_poll_with_time_reports_something(engine):
     assert engine.poll(60.0)
 
 
-def test_turns_are_whole(engine):
-    engine.version = 5
+def test_turns_are_whole(kind):
+    engine = kind.make()
+    kind.publish(engine, 5)
     engine.submit(requests(n=6, sampling=dataclasses.replace(SAMPLING, stop=tuple("abcdefgh"))))
     found = turns(drained(engine))
-    ends = engine.renderer.stop_ids if isinstance(engine, TorchEngine) else ()
+    ends = engine.renderer.stop_ids if hasattr(engine, "renderer") else ()
     for turn in found.values():
         count = len(turn.token_ids)
         assert 1 <= count <= SAMPLING.max_tokens
@@ -147,9 +150,10 @@ def test_capabilities_are_true(engine):
 
 
 def test_equal_requests_get_equal_turns(kind):
-    """Whatever else is asked, in whatever order and under whatever id."""
+    """Whatever else is asked, in whatever order and under whatever id. vLLM does not promise it, and does so on a
+    CPU."""
     engine = kind.make()
-    assert engine.capabilities.reproducible
+    assert engine.capabilities.reproducible or kind.publish is not Kind._field_defaults["publish"]
     expected = asked(engine, requests())
     assert asked(engine, requests()) == expected
     assert asked(kind.make(), requests()[::-1]) == expected
@@ -197,14 +201,15 @@ def test_what_is_cancelled_is_never_reported(engine, passes):
 
 
 @pytest.mark.parametrize("passes", [0, 2])
-def test_nothing_is_left_when_all_are_cancelled(engine, passes):
+def test_nothing_is_left_when_all_are_cancelled(kind, passes):
+    engine = kind.make()
     expected = asked(engine, requests())
     engine.submit(requests())
     for _ in range(passes):
         engine.poll(0)
     engine.cancel([request.id for request in requests()])
     assert engine.poll() == []
-    engine.version += 1  # no request is unfinished
+    kind.publish(engine, engine.version + 1)  # no request is unfinished
     assert asked(engine, requests()) == expected
 
 
@@ -226,19 +231,20 @@ def test_what_cannot_be_generated_is_refused_whole(engine):
     assert len(asked(engine, requests())) == len(requests())
 
 
-def test_a_version_may_come_in_flight_only_where_the_engine_says_so(engine):
+def test_a_version_may_come_in_flight_only_where_the_engine_says_so(kind):
+    engine = kind.make()
     engine.submit(requests())
     reports = engine.poll(0)
     engine.version = engine.version  # publishing a version twice changes nothing
     if engine.capabilities.in_flight_updates:
-        engine.version = 1
+        kind.publish(engine, 1)
     else:
         with pytest.raises(EngineError, match="unfinished"):
             engine.version = 1
     found = turns([*reports, *drained(engine)])  # a turn checks that its spans cover it
     versions = {span.version for turn in found.values() for span in turn.versions}
     assert versions == ({0, 1} if engine.capabilities.in_flight_updates else {0})
-    engine.version = 2
+    kind.publish(engine, 2)
     engine.submit(requests())
     assert {span.version for turn in turns(drained(engine)).values() for span in turn.versions} == {2}
 
@@ -250,7 +256,7 @@ def test_after_a_failure_it_is_empty_and_usable(kind, passes):
     engine.submit(requests())
     for _ in range(passes):
         engine.poll(0)
-    with kind.broken(engine), pytest.raises(NumericsError, match="not finite"):
+    with kind.broken(engine), pytest.raises(kind.failure):
         drained(engine)
     assert engine.poll() == []
     assert asked(engine, requests()) == expected
@@ -258,9 +264,10 @@ def test_after_a_failure_it_is_empty_and_usable(kind, passes):
 
 def test_state_goes_to_another_engine(kind):
     engine, other = kind.make(), kind.make()
-    engine.version = 7
+    kind.publish(engine, 7)
     other.load_state(engine.state())
     assert other.version == 7
+    kind.publish(other, 7)
     assert asked(other, requests()) == asked(engine, requests())
 
 

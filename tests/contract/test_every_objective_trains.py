@@ -17,6 +17,7 @@ import tiny
 import trew
 from trew.config import Config, parse
 from trew.errors import ConfigError
+from trew.models.sharded import whole
 from trew.runs import checkpoint_files
 from trew.training import loop
 from trew.utils.console import Silent
@@ -102,7 +103,7 @@ def check(configured, name: str, objective: dict[str, Any]) -> list[dict]:
     in_parts, (row, *_) = train(configured(slug(name) + "-parts", objective, steps=1, learner=parts))
     _, saved, _ = checkpoint_files.load(Path(config.out) / "checkpoints" / "000001")
     for key, weight in in_parts.items():
-        torch.testing.assert_close(saved[f"model.{key}"], weight, rtol=0, atol=1e-5, msg=key)
+        torch.testing.assert_close(whole(saved[f"model.{key}"]), weight, rtol=0, atol=1e-5, msg=key)
     for metric in ("ratio", "clip_share", "ratio_q01", "ratio_q99", "ess", "weight", "loss", "policy_version"):
         assert rows[0][metric] == pytest.approx(row[metric], rel=1e-3, abs=1e-3), metric
     assert len(rows) == 2

@@ -226,7 +226,7 @@ FUNCTIONS = [
     (name, function)
     for name, (module, target, _) in COMMANDS.items()
     for function in (
-        getattr(importlib.import_module(f"trew.cli.{module}"), t)
+        getattr(importlib.import_module(f"trew.cli.{module}"), t.replace("-", "_"))
         for t in (target if isinstance(target, tuple) else (target,))
     )
 ]

@@ -115,6 +115,7 @@ CASES: dict[str, Case] = {
     "lora.alpha": Case(4.0, "weights", LORA),
     "lora.dropout": Case(0.1, "lora.dropout: got 0.1", LORA),
     "lora.targets": Case(["q_proj"], "weights", LORA),
+    "cluster.learner": Case(0, "cluster.learner: got 0"),
     "lora.base": Case("bfloat16", "weights", {**LORA, "learner.dtype": "bfloat16"}),
     "eval.every": Case(1, lambda a, b: (len(a.evals), len(b.evals)) == (2, 3), {"steps": 2}),
     "eval.size": Case(3, lambda a, b: (len(a.answers), len(b.answers)) == (2, 3)),
@@ -142,8 +143,21 @@ ELSEWHERE = {
     "learner.bad_steps": "tests/fault/test_numbers.py",
     "track.max_failed": "tests/fault/test_processes.py",
     "rewards.timeout_s": "tests/unit/test_rewards_process.py",
+    "cluster.shard": "tests/integration/test_ranks_cli.py",
+    "cluster.offload": "tests/integration/test_ranks_cli.py",
+    "cluster.restarts": "tests/integration/test_ranks_cli.py",
+    "cluster.hang_s": "tests/integration/test_ranks_cli.py",
+    "cluster.rollout": "tests/integration/test_cli_servers.py",
+    "cluster.sync": "tests/unit/test_cluster_rules.py",
+    "cluster.servers": "tests/unit/test_vllm_server.py",
+    "cluster.server_gpus": "tests/unit/test_vllm_server.py",
+    "cluster.server_args": "tests/unit/test_vllm_server.py",
+    "cluster.python": "tests/unit/test_vllm_environment.py",
+    "cluster.endpoints": "tests/unit/test_cluster_rules.py",
+    "cluster.request_timeout_s": "tests/unit/test_cluster_rules.py",
+    "cluster.sync_timeout_s": "tests/unit/test_cluster_rules.py",
 }
-"""Keys whose effect takes a failure to see: where it is shown."""
+"""Keys whose effect takes a failure or a server to see: where it is shown."""
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from torch import Tensor
 import learner_help as help
 from trew.errors import NumericsError
 from trew.learner import Parallel, Solo
-from trew.learner.parallel import deal
+from trew.learner.dealing import deal, rounds
 from trew.objective import preset
 
 
@@ -30,8 +30,8 @@ class Threads:
         self.rank, self.size, self.turn = rank, size, turn
         self._barrier, self._board = barrier, board
 
-    def mine(self, costs: Sequence[int]) -> list[int]:
-        return deal(costs, self.size)[self.rank]
+    def beat(self) -> None:
+        pass
 
     def gather(self, value: Any) -> list[Any]:
         self._board[self.rank] = value
@@ -80,9 +80,10 @@ SIZES = pytest.mark.parametrize("size", [1, 2, 3])
 
 @SIZES
 def test_every_item_has_exactly_one_rank(size):
-    dealt = on_all(size, lambda parallel: parallel.mine([3, 1, 2, 2, 5]))
-    assert sorted(item for items in dealt for item in items) == [0, 1, 2, 3, 4]
-    assert all(items == sorted(items) for items in dealt)
+    dealt = on_all(size, lambda parallel: rounds([3, 1, 2, 2, 5], parallel))
+    assert sorted(own for rank in dealt for own, _ in rank if own is not None) == [0, 1, 2, 3, 4]
+    for of_ranks in zip(*dealt, strict=True):  # one round as each rank sees it
+        assert {tuple(every) for _, every in of_ranks} == {tuple(own for own, _ in of_ranks if own is not None)}
 
 
 @given(costs=st.lists(st.integers(1, 100)), size=st.integers(1, 6))

@@ -16,7 +16,8 @@ import torch
 
 import disk
 from trew.errors import CheckpointError
-from trew.runs import checkpoint_files
+from trew.models.sharded import whole
+from trew.runs import checkpoint_files, tensor_files
 from trew.runs.writer import Writer
 
 KEEP = 2
@@ -40,7 +41,7 @@ def latest(root: Path):
     step, values, meta = loaded
     assert meta == {"step": step, "note": "é"}
     assert values.keys() == tensors(0.0).keys()
-    assert all(torch.equal(values[name], t) for name, t in tensors(float(step)).items())
+    assert all(torch.equal(whole(values[name]), t) for name, t in tensors(float(step)).items())
     return step, messages
 
 
@@ -74,7 +75,7 @@ def kill_at(call: int, root: Path, step: int) -> int | None:
 
             return wrapper
 
-        for module, name in ((os, "fsync"), (os, "rename"), (checkpoint_files, "save_file"),
+        for module, name in ((os, "fsync"), (os, "rename"), (tensor_files, "save_file"),
                              (checkpoint_files, "_write_json"),
                              (shutil, "rmtree"), (os, "unlink"), (os, "rmdir")):  # fmt: skip
             setattr(module, name, counted(getattr(module, name)))
@@ -275,14 +276,14 @@ def test_without_any_checkpoint_what_is_there_is_named(tmp_path, content):
 
 def test_the_thread_reads_before_the_tensors_may_change(tmp_path, monkeypatch):
     """``release`` comes back only when the tensors have been read: what is stored are the values of the save."""
-    real, about_to_read = checkpoint_files._write_tensors, threading.Event()
+    real, about_to_read = tensor_files.write, threading.Event()
 
-    def slowly(folder, given):
+    def slowly(folder, given, **how):
         about_to_read.set()
         time.sleep(0.2)
-        real(folder, given)
+        real(folder, given, **how)
 
-    monkeypatch.setattr(checkpoint_files, "_write_tensors", slowly)
+    monkeypatch.setattr(tensor_files, "write", slowly)
     values, writer = tensors(3.0), Writer()
     writer.save(tmp_path, 3, values, {"step": 3, "note": "é"}, keep=2)
     assert about_to_read.wait(10)
@@ -345,3 +346,31 @@ def test_loading_runs_no_code(tmp_path):
     (folder / "model.safetensors").write_bytes(evil)
     assert latest(tmp_path)[0] == 1
     assert not canary.exists()
+
+
+# ---- parts of other ranks
+
+
+def test_a_part_that_never_comes_is_named_and_nothing_is_left(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoint_files, "PART_S", 0.2)
+    with pytest.raises(CheckpointError, match=r"part-2-of-2.safetensors was not written, and nothing else for 0.2 s"):
+        checkpoint_files.save(tmp_path, 1, tensors(1.0), {}, keep=1, parts=2)
+    assert names(tmp_path) == []
+
+
+def test_an_error_of_another_rank_is_passed_on(tmp_path):
+    aside = checkpoint_files.aside(tmp_path, 1)
+
+    def beside(folder: Path) -> None:
+        assert folder == aside
+        (folder / "part-2.error").write_text("No space left on device")
+
+    with pytest.raises(CheckpointError, match="rank 1: No space left on device"):
+        checkpoint_files.save(tmp_path, 1, tensors(1.0), {}, keep=1, parts=2, beside=beside)
+    assert names(tmp_path) == []
+
+
+def test_a_part_waits_for_its_folder_and_gives_up_where_there_is_none(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoint_files, "PART_S", 0.1)
+    checkpoint_files.save_part(tmp_path / "never", tensors(1.0), part=2, parts=2)
+    assert names(tmp_path) == []

@@ -6,7 +6,7 @@ import json
 import signal
 import warnings
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -76,12 +76,31 @@ def model(tmp_path_factory) -> Path:
     return tiny.save(tmp_path_factory.mktemp("model"), "llama")
 
 
-@pytest.fixture
-def recipe(tmp_path, model) -> Path:
-    (tmp_path / "reward.py").write_text(REWARD)
-    path = tmp_path / "tiny.toml"
+def written(folder: Path, model: Path) -> Path:
+    """The recipe in a folder, with its reward."""
+    (folder / "reward.py").write_text(REWARD)
+    path = folder / "tiny.toml"
     path.write_text(RECIPE.format(model=model, reward="reward.py", beta=0.01))
     return path
+
+
+@pytest.fixture
+def recipe(tmp_path, model) -> Path:
+    return written(tmp_path, model)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory, model, server) -> Callable[[int], Path]:
+    """A run of the recipe with so many steps that nobody disturbed, made once."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    path = written(folder, model)
+
+    @cache
+    def run(steps: int) -> Path:
+        server.run("train", path, "--out", str(steps), "--set", f"steps={steps}", cwd=folder)
+        return folder / str(steps)
+
+    return run
 
 
 @pytest.fixture
@@ -156,27 +175,25 @@ def test_a_run_leaves_everything_that_its_folder_promises(recipe, tmp_path, cli)
     assert sorted(p.name for p in (run / "checkpoints").iterdir()) == ["000002", "000003"]
 
 
-def test_the_same_command_twice_gives_the_same_bits_and_another_seed_others(recipe, tmp_path, cli):
-    for name, seed in (("a", 3), ("b", 3), ("c", 4)):
+def test_the_same_command_twice_gives_the_same_bits_and_another_seed_others(recipe, tmp_path, cli, undisturbed):
+    for name, seed in (("b", 3), ("c", 4)):
         cli("train", recipe, "--out", name, "--set", f"seed={seed}")
-    same_learning(tmp_path / "a", tmp_path / "b")
-    first, other = (load_file(tmp_path / name / "final" / "model.safetensors") for name in ("a", "c"))
+    same_learning(undisturbed(3), tmp_path / "b")
+    first, other = (load_file(run / "final" / "model.safetensors") for run in (undisturbed(3), tmp_path / "c"))
     assert any(not torch.equal(first[name], other[name]) for name in first)
 
 
 @pytest.mark.parametrize("share", ["true", "false"])
-def test_how_the_step_is_cut_for_memory_does_not_change_what_is_learned(recipe, tmp_path, share, cli):
-    cli("train", recipe, "--out", "a")
+def test_how_the_step_is_cut_for_memory_does_not_change_what_is_learned(recipe, tmp_path, share, cli, undisturbed):
     settings = ("learner.microbatch_tokens=40", f"learner.share_prompts={share}", "rollout.batch=5")
     cli("train", recipe, "--out", "b", "--set", *settings)
-    first, second = (load_file(tmp_path / name / "final" / "model.safetensors") for name in ("a", "b"))
+    first, second = (load_file(run / "final" / "model.safetensors") for run in (undisturbed(3), tmp_path / "b"))
     for name, tensor in first.items():
         torch.testing.assert_close(tensor, second[name], rtol=0, atol=2e-4)
 
 
-def test_interrupt_then_resume_equals_never_interrupted(recipe, tmp_path, cli, server):
+def test_interrupt_then_resume_equals_never_interrupted(recipe, tmp_path, cli, server, undisturbed):
     settings = ("--set", "steps=6")
-    cli("train", recipe, "--out", "whole", *settings)
     command = server.start("train", recipe, "--out", "cut", *settings, cwd=tmp_path, hold=IN_STEP_3).held()
     command.kill(signal.SIGINT).says("stopping after this step").go()
     assert command.wait() == 130, command.text()
@@ -187,16 +204,15 @@ def test_interrupt_then_resume_equals_never_interrupted(recipe, tmp_path, cli, s
     assert "--resume" in refused
     out = cli("train", recipe, "--out", "cut", *settings, "--resume")
     assert "continuing after step 3" in out
-    same_learning(tmp_path / "whole", tmp_path / "cut")
+    same_learning(undisturbed(6), tmp_path / "cut")
 
 
-def test_kill_9_then_resume_equals_never_killed(recipe, tmp_path, cli, server):
-    cli("train", recipe, "--out", "whole", "--set", "steps=6")
+def test_kill_9_then_resume_equals_never_killed(recipe, tmp_path, cli, server, undisturbed):
     command = server.start("train", recipe, "--out", "cut", "--set", "steps=6", cwd=tmp_path, hold=IN_STEP_3).held()
     wait_for(lambda: (tmp_path / "cut" / "checkpoints" / "000002").exists(), command.text)
     assert command.kill(signal.SIGKILL).wait() == -signal.SIGKILL
     cli("train", recipe, "--out", "cut", "--set", "steps=6", "--resume")
-    same_learning(tmp_path / "whole", tmp_path / "cut")
+    same_learning(undisturbed(6), tmp_path / "cut")
 
 
 def test_resuming_another_run_is_refused_with_the_differences(recipe, tmp_path, cli):

@@ -58,7 +58,7 @@ def test_only_sampled_tokens_are_trained_on_and_counted(preset, model, tmp_path,
         Learner, "accumulate", lambda self, s, b, *a: (batches.append((s, b)), accumulate(self, s, b))[1]
     )
     # The second turn was sampled without the observation, so the policy's log-probs differ: no canary for this test.
-    monkeypatch.setattr("trew.training.frozen.CANARY", {"float32": float("inf")})
+    monkeypatch.setattr("trew.training.frozen.CANARY", {"embedded": {"float32": float("inf")}})
     config = configured(tmp_path, model, steps=1, objective={"preset": preset})
     trew.train(config, display=Silent())
 

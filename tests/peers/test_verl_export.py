@@ -31,6 +31,7 @@ from verl.utils.config import omega_conf_to_dataclass
 
 import trew
 import trew.integrations.verl as integration
+from trew.cli.main import main
 from trew.config import load, parse
 from trew.data.files import read_rows
 from trew.errors import ConfigError
@@ -244,7 +245,7 @@ def test_estimators_of_verl_s_old_trainer():
 
 
 @pytest.mark.parametrize("name", ["arithmetic", "countdown", "dapo", "custom_reward"])
-def test_the_script_runs_as_it_stands(tmp_path, name):
+def test_the_script_runs_as_it_stands(tmp_path, monkeypatch, name):
     # Everything but verl's main program, in whose place a shim writes down what it was called with.
     shims = tmp_path / "bin"
     shims.mkdir()
@@ -260,7 +261,10 @@ def test_the_script_runs_as_it_stands(tmp_path, name):
 
     path = ROOT / "recipes" / f"{name}.toml"
     changes = ["eval.size=20", *(["data.args.size=50"] if name == "countdown" else [])]
-    run("trew", "export", "verl", str(path), "--set", *changes, "--out", "run.sh")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as left:
+        main(["export", "verl", str(path), "--set", *changes, "--out", "run.sh"])
+    assert not left.value.code
     run("sh", "run.sh")
     words = (tmp_path / "called").read_text().splitlines()
     assert words[:2] == ["-m", "verl.trainer.main_ppo"]

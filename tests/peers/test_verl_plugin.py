@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import verl_fork
 import verl_help
 import verl_plugin_help as plugin
 from peer_compare import GROUPS, LENGTHS, MAX_LENGTH, REWARDS, TOLERANCE, WRONG, apart, noise, ragged_mask, same_value
@@ -282,11 +283,12 @@ def with_metadata(folder):
 
 def test_verl_finds_the_plugin_by_its_entry_point(tmp_path):
     path = with_metadata(tmp_path)
-    done = in_new_process(PYTHONPATH=path, VERL_USE_EXTERNAL_MODULES="")
+    env = os.environ | {"PYTHONPATH": path, "VERL_USE_EXTERNAL_MODULES": ""}
+    done = subprocess.run([sys.executable, "-c", PRINTED], capture_output=True, text=True, timeout=120, env=env)
     losses, estimators = json.loads(done.stdout.splitlines()[-1])
     assert {f"trew-{name}" for name in LOSSES} <= set(losses)
     assert {f"trew-{name}" for name in ESTIMATORS} <= set(estimators)
-    without = in_new_process(PYTHONPATH=path, VERL_USE_EXTERNAL_MODULES="", VERL_USE_EXTERNAL_PLUGINS="none")
+    without = verl_fork.python(PRINTED, PYTHONPATH=path, VERL_USE_EXTERNAL_MODULES="", VERL_USE_EXTERNAL_PLUGINS="none")
     assert not [name for name in json.loads(without.stdout.splitlines()[-1])[0] if name.startswith("trew-")]
 
 
@@ -297,13 +299,9 @@ print(json.dumps([sorted(core_algos.POLICY_LOSS_REGISTRY), sorted(core_algos.ADV
 """
 
 
-def in_new_process(**variables):
-    env = os.environ | {"VERL_USE_EXTERNAL_MODULES": "trew.integrations.verl"} | variables
-    return subprocess.run([sys.executable, "-c", PRINTED], capture_output=True, text=True, timeout=120, env=env)
-
-
 def test_the_variable_names_objectives():
-    done = in_new_process(TREW_VERL='{"dapo-wide": {"preset": "dapo", "eps_high": 0.4}}')
+    given = '{"dapo-wide": {"preset": "dapo", "eps_high": 0.4}}'
+    done = verl_fork.python(PRINTED, VERL_USE_EXTERNAL_MODULES="trew.integrations.verl", TREW_VERL=given)
     losses, estimators = json.loads(done.stdout.splitlines()[-1])
     assert "dapo-wide" in losses
     assert "dapo-wide" in estimators
@@ -311,7 +309,8 @@ def test_the_variable_names_objectives():
 
 
 def test_a_variable_that_cannot_be_read_is_told():
-    done = in_new_process(TREW_VERL='{"dapo-wide": {"preset": "dapo", "eps_hi": 0.4}}')
+    given = '{"dapo-wide": {"preset": "dapo", "eps_hi": 0.4}}'
+    done = verl_fork.python(PRINTED, VERL_USE_EXTERNAL_MODULES="trew.integrations.verl", TREW_VERL=given)
     assert "trew could not register with verl: ConfigError: objective.eps_hi" in done.stderr
 
 
@@ -324,10 +323,18 @@ def test_the_configuration_has_no_place_for_settings_of_ours():
     assert "global_batch_info" in {f.name for f in dataclasses.fields(verl_help.ActorConfig)}
 
 
+DOCTOR = """
+import subprocess, sys
+import verl_fork
+from trew.cli.main import main
+subprocess.run = verl_fork.as_run  # what the doctor starts
+sys.argv = ["trew", "doctor", "verl"]
+main()
+"""
+
+
 def told_by_the_doctor(**variables):
-    env = os.environ | {"PYTHONPATH": str(ROOT / "src"), "VERL_USE_EXTERNAL_MODULES": ""} | variables
-    command = [sys.executable, "-W", "ignore", "-m", "trew", "doctor", "verl"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=env)
+    done = verl_fork.python(DOCTOR, **({"PYTHONPATH": str(ROOT / "src"), "VERL_USE_EXTERNAL_MODULES": ""} | variables))
     return done.returncode, done.stdout
 
 
@@ -350,6 +357,7 @@ def test_the_doctor_at_a_verl_that_calls_otherwise(monkeypatch):
 
     monkeypatch.setattr(doctor, "LOOK", doctor.LOOK.replace("parameters)", 'parameters) + ["rollout_log_probs"]'))
     monkeypatch.setattr(doctor, "TESTED", ("0.8.0",))
+    monkeypatch.setattr(doctor.subprocess, "run", verl_fork.as_run)
     told = {what: (sign, says) for sign, what, says, _ in doctor.found()}
     assert told["verl"] == ("note", "0.9.1; trew is tested with 0.8.0")
     assert told["hooks"] == ("bad", "verl calls a loss with rollout_log_probs, unknown to trew")
@@ -357,9 +365,13 @@ def test_the_doctor_at_a_verl_that_calls_otherwise(monkeypatch):
 
 @pytest.mark.parametrize(("plugins", "mark"), [("auto", "ok"), ("none", "bad")])
 def test_the_doctor_looks_at_what_verl_really_has(tmp_path, monkeypatch, plugins, mark):
-    from trew.integrations.verl.doctor import found
+    from trew.integrations.verl.doctor import found, subprocess
 
-    monkeypatch.setenv("PYTHONPATH", with_metadata(tmp_path))
+    path = with_metadata(tmp_path)
+    if plugins == "auto":  # in the process that the doctor starts
+        monkeypatch.setenv("PYTHONPATH", path)
+    else:
+        monkeypatch.setattr(subprocess, "run", lambda command, **_: verl_fork.python(command[2], PYTHONPATH=path))
     monkeypatch.setenv("VERL_USE_EXTERNAL_PLUGINS", plugins)
     lines = list(found())
     told = {what: (sign, says) for sign, what, says, _ in lines}

@@ -40,8 +40,25 @@ def test_every_preset_fits_a_usual_run_or_says_what_is_missing(name):
         assert "a run has rewards of whole completions only; choose another preset, or call" in problem
 
 
+TRIED: dict[tuple[str, int, int], bool] = {}
+
+
+@pytest.fixture
+def each_tried_once(monkeypatch):
+    """A refusal names the presets that would do: here each is tried once, instead of once a test."""
+    teaches = compatibility.teaches
+
+    def once(objective, config):
+        key = (repr(objective), config.rollout.prompts, config.rollout.completions)
+        if key not in TRIED:
+            TRIED[key] = teaches(objective, config)
+        return TRIED[key]
+
+    monkeypatch.setattr(compatibility, "teaches", once)
+
+
 @pytest.mark.parametrize("name", trew.presets())
-def test_one_completion_per_prompt_is_refused_where_completions_are_compared(name):
+def test_one_completion_per_prompt_is_refused_where_completions_are_compared(name, each_tried_once):
     found = problems(name, rollout={"completions": 1}, **({"k": 1} if name == "pass-at-k" else {}))
     if name in ALONE:
         assert found == []

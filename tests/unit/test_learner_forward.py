@@ -12,7 +12,7 @@ import learner_help as help
 import tiny
 from trew.learner import attention
 from trew.learner.autograd import AutogradRunner
-from trew.learner.runner import ExecutionPath
+from trew.learner.path import ExecutionPath
 
 
 def by_sample(forward: AutogradRunner, items, method) -> dict[int, torch.Tensor]:

@@ -85,7 +85,8 @@ def test_silent_samples_are_skipped_and_change_nothing():
     assert help.relative(help.gradients(net, objective, items, prepared), full) < 1e-6
     # and they do count in the denominators: without them it would be another gradient
     alone = objective.prepare(data.select(torch.tensor([0, 1])))
-    assert help.relative(help.gradients(net, objective, items[:2], alone) / 3, full) < 1e-6
+    # Sums in another order: by how much they differ depends on the processor.
+    assert help.relative(help.gradients(net, objective, items[:2], alone) / 3, full) < 1e-5
 
 
 def test_a_step_without_any_signal_leaves_weights_optimizer_and_version_untouched():

@@ -45,6 +45,11 @@ class Recorder:
         count = sum(len(s.token_ids) for s in samples)
         return torch.full((count,), -7.0 if reference else -1.0 - self.version)
 
+    def untempered(self, samples: list[Any]) -> tuple[torch.Tensor, torch.Tensor]:
+        self.asked.append("untempered")
+        count = sum(len(s.token_ids) for s in samples)
+        return torch.full((count,), -1.0 - self.version), torch.full((count,), 2.0)
+
     def accumulate(self, samples: list[Any], batch: trew.TokenBatch) -> None:
         self.batches.append(batch)
         self.samples.append(samples)
@@ -211,16 +216,42 @@ def test_the_samplers_own_log_probs_serve_as_old_ones_where_they_are_the_same_nu
     off = 5e-4
     assert run(Run(objective, minibatch_prompts=2)).asked == ["4", "8"]
     off = 0.0
-    for change in ("bfloat16", "plain", "version", "cut"):
+    for change in ("bfloat16", "plain", "version", "cut", "servers"):
         j = Run(objective, minibatch_prompts=2, **({"dtype": "bfloat16"} if change == "bfloat16" else {}))
         if change == "plain":
             j.config = dataclasses.replace(j.config, kernels="plain")
+        if change == "servers":  # in another process: a few rollouts that agree do not prove the others
+            cluster = dataclasses.replace(j.config.cluster, rollout="vllm")
+            j.config = dataclasses.replace(j.config, cluster=cluster)
         if change == "cut":
             j.config = dataclasses.replace(j.config, rollout=dataclasses.replace(j.config.rollout, top_k=3))
         if change == "version":
             j.policy.version = 1
         expected = {"version": [], "cut": ["8"]}  # nothing to compare; the old policy of older weights is the sampler
         assert run(j).asked == expected.get(change, ["4", "8"]), change
+
+
+@pytest.mark.parametrize(("temperature", "asked"), [(1.0, ["untempered"]), (0.5, ["untempered", "policy"])])
+def test_entropies_that_the_engine_does_not_give_are_the_policys(temperature, asked):
+    """From one pass with the old log-probs where both are at temperature 1."""
+    j = Run(trew.preset("entropy-advantage"), minibatch_prompts=2)
+    sampled = dataclasses.replace(j.config.rollout, temperature=temperature)
+    cluster = dataclasses.replace(j.config.cluster, rollout="vllm")
+    j.config = dataclasses.replace(j.config, rollout=sampled, cluster=cluster)
+    groups = scored([[1.0, 0.0]] * 4)
+    silent = [
+        dataclasses.replace(g, group=Group(g.group.prompt, tuple(map(without_entropies, g.group.rollouts))))
+        for g in groups
+    ]
+    updated(j, silent)
+    assert [name for name in j.policy.asked if name != "reference"] == ["policy", *asked]  # first the canary
+    for batch in j.policy.batches:
+        assert set(batch.entropies.tolist()) == {2.0}
+        assert set(batch.old_logprobs.tolist()) == {-1.0}
+
+
+def without_entropies(rollout: Rollout) -> Rollout:
+    return dataclasses.replace(rollout, turns=tuple(dataclasses.replace(t, entropies=None) for t in rollout.turns))
 
 
 def test_rollouts_of_older_weights_have_a_ratio_other_than_1_also_in_a_single_step():

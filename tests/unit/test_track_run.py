@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from forks import gone
 from rollouts_help import rollout
 from trew.errors import ConfigError, StorageError
 from trew.runs import RunFolder, problems
@@ -245,7 +246,7 @@ ready, tell = os.pipe()
 helper = os.fork()
 if helper == 0:
     os.write(tell, b"x")
-    time.sleep(30)
+    time.sleep(1000)
     os._exit(0)
 os.read(ready, 1)
 print(helper, flush=True)
@@ -256,6 +257,7 @@ os._exit(0)
     out.wait()
     try:
         RunFolder.open(tmp_path / "r", resume=True).close()
+        assert not gone({helper})
     finally:
         os.kill(helper, signal.SIGKILL)
         out.stdout.close()

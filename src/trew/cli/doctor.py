@@ -18,6 +18,7 @@ from typing import Annotated, Literal
 
 import tyro
 
+from ..errors import ConfigError, TrewError
 from ..utils.memory import free_bytes
 
 GIB = 2**30
@@ -38,16 +39,22 @@ class Finding:
         return f"{MARKS[self.mark]}  {self.what:<13} {self.says}" + (f"  -> {self.todo}" if self.todo else "")
 
 
-def doctor(peer: Annotated[Literal["", "trl", "verl"], tyro.conf.Positional] = "") -> int:
+def doctor(
+    peer: Annotated[Literal["", "trl", "verl", "cluster"], tyro.conf.Positional] = "", *, python: str = ""
+) -> int:
     """Show versions, devices, memory, extras, sandbox, hub and disk, one line each with what to do.
 
     Exit code 0 unless something required is broken.
 
     Args:
-        peer: Check this trainer instead: whether it is installed and works with trew.
+        peer: Check this trainer instead: whether it is installed and works with trew. cluster: check the environment
+            that vLLM servers run in.
+        python: The Python that has vLLM, as in a recipe's cluster.python; default: the one that runs would find.
     """
+    if python and peer != "cluster":
+        raise ConfigError(f"--python: got {python!r}, which only trew doctor cluster reads; add cluster, or remove it")
     worst = 0
-    for finding in PEERS[peer]() if peer else findings():
+    for finding in _cluster(python) if peer == "cluster" else PEERS[peer]() if peer else findings():
         print(finding, flush=True)
         worst |= finding.mark == "bad"
     print("\nSomething required is broken: see the lines marked BAD." if worst else "\nNothing required is broken.")
@@ -81,6 +88,42 @@ def _verl() -> Iterator[Finding]:
         return
 
     yield from (Finding(*told) for told in found())
+
+
+def _cluster(python: str) -> Iterator[Finding]:
+    """What the environment of vLLM servers has, and whether a server would start in it."""
+    from ..rollout.vllm import environment
+
+    try:
+        found = environment.probe(environment.find(python))
+    except TrewError as error:
+        yield Finding("bad", "python", str(error), "trew cluster install-vllm")
+        return
+    yield Finding("ok", "python", f"{found.python_version}, {found.python}")
+    bad = {problem.what: problem for problem in found.problems()}
+    vllm = f"{found.vllm}{' for CPUs' if found.cpu else ''}, of the supported {environment.accepts()}"
+    for name, says in (("vllm", vllm), ("trew-vllm", f"{found.versions['trew-vllm']}, format {found.format}")):
+        problem = bad.get(name)
+        yield Finding("bad", name, problem.says, problem.todo) if problem else Finding("ok", name, says)
+    for name in ("torch", "transformers"):
+        version = found.versions[name]
+        yield Finding("ok", name, version) if version else Finding("bad", name, "not installed", "install vLLM again")
+    if found.vllm:
+        yield from _vllm_starts(found.python)
+
+
+def _vllm_starts(python: Path) -> Iterator[Finding]:
+    """Imports vLLM's server, which takes a while: builds may not fit together though their versions do."""
+    from ..rollout.vllm import environment
+
+    try:
+        gpus = environment.try_imports(python)
+    except TrewError as error:
+        unfit = " ".join(environment.OPTIONAL)
+        todo = f"where a line above names one of them: {python} -m pip uninstall -y {unfit}"
+        yield Finding("bad", "server", f"vLLM cannot be imported: {error}", todo)
+        return
+    yield Finding("ok", "server", f"vLLM can be imported and sees {gpus or 'no'} GPU{'s' if gpus != 1 else ''}")
 
 
 PEERS: dict[str, Callable[[], Iterator[Finding]]] = {"trl": _trl, "verl": _verl}

@@ -38,6 +38,7 @@ COMMANDS: dict[str, tuple[str, str | tuple[str, ...], str]] = {
     ),
     "rewards": ("rewards", ("test", "score"), "check a reward on data before training; score a file"),
     "export": ("export", ("verl",), "a recipe as another trainer's command"),
+    "cluster": ("cluster", ("install-vllm", "install-plugin"), "make the environment that vLLM servers run in"),
     "doctor": ("doctor", "doctor", "what this machine can do, and what is missing"),
 }
 
@@ -124,7 +125,7 @@ def run(args: list[str]) -> int:
             hint = nearest(rest[0], target)
             print(f"{prog}: {rest[0]!r} is not a command{hint}; accepts {', '.join(target)}", file=sys.stderr)
             return 2
-        prog, target, rest = f"{prog} {rest[0]}", rest[0], rest[1:]
+        prog, target, rest = f"{prog} {rest[0]}", rest[0].replace("-", "_"), rest[1:]
     function = getattr(importlib.import_module(f".{module}", __package__), target)
     return call(function, rest, prog=prog)
 

@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import tyro
 
 from .. import runs
 from ..config import Config
-from ..errors import ConfigError
+from ..errors import ConfigError, TrewError
 from ..runs import trackers
+from ..utils.signals import Interrupted
+
+if TYPE_CHECKING:
+    from ..distributed import Place
+    from ..distributed.orders import Orders
+
+
+class Read(Protocol):
+    """:func:`_read` for one recipe."""
+
+    def __call__(self, *, resume: bool) -> tuple[Config, dict[str, Any] | None, list[str]]: ...
 
 
 def train(
@@ -43,6 +56,34 @@ def train(
         allow_changes: With --resume, continue with changed settings or data that would change the results; shows every
             difference.
     """
+    from ..distributed import here, launch
+
+    if allow_changes and not resume:
+        raise ConfigError("--allow-changes: has no effect without --resume; add --resume, or remove it")
+    read = partial(_read, recipe, set, out)
+    place = here()
+    if place is not None and place.size > 1 and not dry_run:
+        return _as_rank(place, read, resume=resume, overwrite=overwrite, allow_changes=allow_changes)
+    config, own, notes = read(resume=resume)
+    if dry_run:
+        from . import dry_run as dry
+
+        busy = [*runs.problems(config.out, resume=resume, overwrite=overwrite), *trackers.problems(config.track.to)]
+        given = dry.origins(recipe, set, out=out is not None, own=own)
+        dry.show(config, given=given, found=busy, resume=resume, allow_changes=allow_changes, edited=notes)
+    elif config.cluster.learner > 1 and place is None:
+        from .main import tell
+
+        return launch.launch(config, sys.argv[1:], tell)
+    else:
+        run(config, resume=resume, overwrite=overwrite, allow_changes=allow_changes, notes=notes)
+    return 0
+
+
+def _read(
+    recipe: Path, set: tuple[str, ...], out: Path | None, *, resume: bool
+) -> tuple[Config, dict[str, Any] | None, list[str]]:
+    """The configuration; with ``resume``, the run's own settings and notes on how the recipe differs from them."""
     from ..training.continuing import continued, own_settings
     from ..training.planning import read
 
@@ -53,16 +94,36 @@ def train(
         config = read(recipe, set)
     if out is not None:
         config = dataclasses.replace(config, out=str(out))
-    if allow_changes and not resume:
-        raise ConfigError("--allow-changes: has no effect without --resume; add --resume, or remove it")
-    if dry_run:
-        from . import dry_run as dry
+    return config, own, notes
 
-        busy = [*runs.problems(config.out, resume=resume, overwrite=overwrite), *trackers.problems(config.track.to)]
-        given = dry.origins(recipe, set, out=out is not None, own=own)
-        dry.show(config, given=given, found=busy, resume=resume, allow_changes=allow_changes, edited=notes)
+
+def _as_rank(place: Place, read: Read, *, resume: bool, overwrite: bool, allow_changes: bool) -> int:
+    """This process's part in a run of several ranks, which torchrun has started."""
+    from ..distributed import launch
+
+    if launch.over():
+        return 0  # started again although the run had ended by its own decision
+    launch.end_with_parent()
+    if place.rank:
+        from ..training.follower import follow
+
+        follow(place)
         return 0
-    run(config, resume=resume, overwrite=overwrite, allow_changes=allow_changes, notes=notes)
+    again = launch.restarted()  # after a rank has died: from the newest checkpoint, however the run was begun
+    try:
+        with launch.leading(place) as orders:
+            config, _, notes = read(resume=resume or again)
+            launch.place_for(config)
+            run(
+                config, resume=resume or again, overwrite=overwrite and not again, allow_changes=allow_changes,
+                notes=notes, orders=orders,
+            )  # fmt: skip
+    except (TrewError, Interrupted) as error:
+        if not launch.launched() or not launch.decided(error):
+            raise
+        from .main import tell
+
+        tell(error)  # exits with 0: the agent would take anything else for a death, and start the ranks again
     return 0
 
 
@@ -73,15 +134,18 @@ def run(
     overwrite: bool = False,
     allow_changes: bool = False,
     notes: Sequence[str] = (),
+    orders: Orders | None = None,
 ) -> dict:
-    """Prints ``notes``, trains, and prints where everything was written."""
-    from ..training.start import train as train_
+    """Prints ``notes``, trains (with ``orders`` as rank 0 of several), and prints where everything was written."""
+    from ..training.start import lead
     from ..utils.console import Display
 
     display = Display()
     for note in notes:
         display.line(f"note: {note}")
-    summary = train_(config, resume=resume, overwrite=overwrite, allow_changes=allow_changes, display=display)
+    summary = lead(
+        config, orders, resume=resume, overwrite=overwrite, allow_changes=allow_changes, display=display
+    )  # fmt: skip
     folder = Path(config.out)
     display.files(
         {

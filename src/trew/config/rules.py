@@ -11,8 +11,8 @@ from typing import Any
 
 from ..errors import nearest
 from ..utils.toml import toml_value
-from . import limits
-from .schema import Config, LoraConfig, RewardConfig
+from . import cluster, limits
+from .schema import ClusterConfig, Config, LoraConfig, RewardConfig
 
 AT_LEAST_ONE = (
     "rollout.prompts", "rollout.completions", "rollout.max_tokens", "rollout.batch", "learner.inner_updates",
@@ -34,7 +34,20 @@ def validate(config: Config) -> list[str]:
     """
     if problems := limits.problems(config):
         return problems
-    sections = (_counts, _top, _rollout, _learner, _reference, _minibatches, _warmup, _lora, _eval, _rewards, _track)
+    sections = (
+        _counts,
+        _top,
+        _rollout,
+        _learner,
+        _reference,
+        _minibatches,
+        _warmup,
+        _lora,
+        _cluster,
+        _eval,
+        _rewards,
+        _track,
+    )
     problems = [problem for section in sections for problem in section(config)]
     return problems + config.stop.problems() + config.health.problems()
 
@@ -151,6 +164,47 @@ def _lora(c: Config) -> Iterator[str]:
             f"lora.base: got 'bfloat16', which needs learner.dtype = 'bfloat16'; with {c.learner.dtype!r}, rounding "
             "the weights would gain nothing"
         )
+
+
+def _cluster(c: Config) -> Iterator[str]:
+    yield from cluster.problems(c.cluster)
+    yield from _ranks(c)
+
+
+def _ranks(c: Config) -> Iterator[str]:
+    """Settings of the processes that learn."""
+    set_ = c.cluster
+    yield from _need(c, set_.learner >= 1, "cluster.learner", "a whole number of at least 1")
+    yield from _need(c, set_.restarts >= 0, "cluster.restarts", "0 or more")
+    yield from _need(c, 0 < set_.hang_s < math.inf, "cluster.hang_s", "a number of seconds above 0")
+    if set_.learner <= 1:
+        for key in ("shard", "offload"):
+            same = getattr(set_, key) == getattr(ClusterConfig(), key)
+            yield from _need(c, same, f"cluster.{key}", "only its default while cluster.learner = 1")
+        return
+    if set_.shard == "none" and set_.offload != "none":
+        yield (
+            f"cluster.offload: got {set_.offload!r} with cluster.shard = 'none', where every rank has all weights; "
+            "set cluster.shard = 'fsdp'"
+        )
+    if set_.shard != "none":
+        yield from _sharded(c)
+
+
+def _sharded(c: Config) -> Iterator[str]:
+    """Settings that do not work on sharded weights."""
+    refused = {
+        "learner.optimizer": (c.learner.optimizer == "adamw-8bit", "'adamw' or 'adamw-offload'"),
+        "lora.base": (c.lora.base == "nf4", "'float32' or 'bfloat16'"),
+        "learner.compile": (c.learner.compile, "false"),
+        "learner.liger": (c.learner.liger, "false"),
+    }
+    for name, (bad, accepts) in refused.items():
+        if bad:
+            yield (
+                f"{name}: got {_value(c, name)!r}, accepts {accepts} while weights are sharded over "
+                f"cluster.learner = {c.cluster.learner} ranks; or set cluster.shard = 'none'"
+            )
 
 
 def _eval(c: Config) -> Iterator[str]:

@@ -16,7 +16,11 @@ Linear = Literal["auto", "plain"]
 Kernels = Literal["auto", "plain"]
 Optimizer = Literal["adamw", "adamw-8bit", "adamw-offload"]
 Base = Literal["float32", "bfloat16", "nf4"]
+RolloutEngine = Literal["embedded", "vllm"]
+WeightRoute = Literal["auto", "files"]
 Calls = Literal["step", "group"]
+Shard = Literal["auto", "none", "fsdp", "hsdp"]
+Offload = Literal["none", "all"]
 OnFailure = Literal["abort", "skip"]
 FUNCTION_SECONDS = 300.0
 
@@ -112,6 +116,26 @@ class LoraConfig:
     dropout: float = 0.0  # 0 only: the same weights must give the same log-probs every time
     targets: tuple[str, ...] = ()  # last parts of linear layers' names, like q_proj; empty = all but the output head
     base: Base = "float32"  # how the frozen linear layers are stored
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterConfig:
+    """How the work is spread over processes. The defaults mean one process."""
+
+    learner: int = 1  # processes ("ranks") that share the work of every optimizer step
+    shard: Shard = "auto"  # weights: none = whole on every rank; fsdp = over all ranks; hsdp = inside each node
+    offload: Offload = "none"  # all = shards, gradients and the optimizer in CPU memory
+    restarts: int = 3  # how often ranks are started again after one has died
+    hang_s: float = 1800.0  # seconds without progress after which a rank that computes counts as dead
+    rollout: RolloutEngine = "embedded"  # vllm = servers, which get the new weights after each step
+    sync: WeightRoute = "auto"  # how servers get the weights; files = as safetensors files
+    servers: int = 0  # vLLM servers that the run starts on this machine, and ends with itself
+    server_gpus: int = 1  # GPUs of each server (tensor parallel); on a machine without GPUs, servers use the CPU
+    endpoints: tuple[str, ...] = ()  # addresses of vLLM servers that run already; their token is in TREW_SERVER_TOKEN
+    python: str = ""  # the Python that has vLLM; empty = that of trew cluster install-vllm
+    server_args: Mapping[str, Any] = field(default_factory=dict)  # more options of vLLM, for servers that are started
+    request_timeout_s: float = 120.0  # seconds without a new token after which a server counts as hung
+    sync_timeout_s: float = 300.0  # seconds that a step of updating a server's weights may take
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,6 +235,7 @@ class Config:
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
     learner: LearnerConfig = field(default_factory=LearnerConfig)
     lora: LoraConfig = field(default_factory=LoraConfig)
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     stop: StopConfig = field(default_factory=StopConfig)

@@ -19,14 +19,14 @@ from dataclasses import dataclass
 from ..config import Config
 from ..learner.fused_head import BLOCK, at_once
 from ..models.planning import Planning
-from .passes import Line, Static
+from .passes import Line, Pass, Static
 from .sizes import FOUR_BIT, Sizes
 
 CHUNK = 1 << 22
 """Bytes by which the CPU decoder's paged cache grows."""
-GAPS = 0.4
-"""Gaps between tensors in the C library's heap on a CPU, as a share of what a training pass through the model's own
-forward allocates and releases; 0 to 0.5 was measured (`benchmarks/plan.py`)."""
+GAPS = 0.5
+"""Gaps between tensors in the C library's heap on a CPU, as a share of what the layers allocate in a training pass
+through the model's own forward; 0 to 0.6 was measured (`benchmarks/plan.py`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +52,9 @@ class Memory:
 class Load:
     """How much is worked on at once (micro-batch and rows), and by which code.
 
-    ``body`` is the measured need of the largest micro-batch's training pass below the head, where the model's own
-    forward runs (:mod:`.passes`). None means our kernels, whose needs the formulas give. ``prefill`` likewise.
+    ``body`` is the measured need of the largest micro-batch's training pass, where the model's own forward runs
+    (:mod:`.passes`): below the head, or with it where logits are made for all tokens. None means our kernels, whose
+    needs the formulas give. ``prefill`` likewise.
     """
 
     tokens: int  # T
@@ -70,7 +71,7 @@ class Load:
     rounded: bool  # the reference keeps its linear layers in bfloat16
     heap: bool  # memory comes from the C library and not from a GPU
     native_decode: bool
-    body: Line | None = None
+    body: Pass | None = None
     prefill: Line | None = None
     plan: Planning | None = None  # of the backend, where there is one
     static: Static | None = None  # generation on a GPU by our decoder
@@ -152,12 +153,9 @@ def cache(s: Sizes, config: Config, load: Load) -> int:
 def decoding(s: Sizes, config: Config, load: Load) -> int:
     """The larger of: 16 V S, logits and the three copies of their size that a draw makes; and the prefill of up to
     2,048 prompt tokens, each 4 H + b H (residual, norm), b (A + 2 K) + 4 A + b A (queries to attention's result),
-    3 b F (gate, up, product), b (A + H) (what products gave). Under adapters not less than 20 H F while weights
-    are laid out: a matrix, what is added to it, unscaled and scaled, what is laid side by side, and gaps."""
+    3 b F (gate, up, product), b (A + H) (what products gave)."""
     b, wide = _width(config), s.heads * s.head_dim
     draw = 16 * s.vocabulary * load.rows
-    if config.lora.rank and load.native_decode:
-        draw = max(draw, 20 * s.hidden * s.intermediate)
     if load.static is not None:
         return max(draw, load.static.work.layer * s.layers + load.static.work.rest)
     if load.prefill is not None:
@@ -198,12 +196,7 @@ def work(s: Sizes, config: Config) -> int:
 
 def layers(s: Sizes, config: Config, load: Load) -> Line:
     """By our kernels: T kept a layer, T work and 4 2^20 (numbers packed for a weight's gradient) besides; with gradient
-    checkpointing 4 T H a layer, and T kept besides once, since one layer at a time is computed again. The model's own
-    forward: as it was counted, and in 4 bits b bytes for each weight of the largest matrix, which is unpacked for its
-    product."""
-    if load.body is not None:
-        four_bit = config.lora.base == "nf4"
-        return Line(load.body.layer, load.body.rest + four_bit * _width(config) * s.hidden * s.intermediate)
+    checkpointing 4 T H a layer, and T kept besides once, since one layer at a time is computed again."""
     layer, rest = (
         load.tokens * kept(s, config),
         load.tokens * work(s, config) + (load.plan.scratch if load.plan is not None else 0),
@@ -214,18 +207,25 @@ def layers(s: Sizes, config: Config, load: Load) -> Line:
 
 
 def body(s: Sizes, config: Config, load: Load) -> int:
-    """All layers and the rest, besides gradients.
+    """All layers and the rest, besides gradients. By our kernels L layers and rest.
 
-    With a single micro-batch through the model's own forward, gradients appear while activations are released. There
-    the larger of two moments counts: all layers and the head's 4 V H, or 4 N_t and one layer; less the 4 N_t that are
-    counted as gradients.
+    The model's own forward: the larger of what was counted until the backward pass reaches the first layer and from
+    there on; in 4 bits also b bytes for each weight of the largest matrix, which is unpacked for its product. With a
+    single micro-batch gradients are among what was counted, but for the head's where it works chunk by chunk: the 4 N_t
+    that are counted as gradients are taken off.
     """
-    each = layers(s, config, load)
-    if load.passes > 1 or load.body is None:
-        return each.layer * s.layers + each.rest
-    grads = gradients(s)
-    first = 0 if config.lora.rank else 4 * s.head
-    return max(each.layer * s.layers + first, grads + each.layer) + each.rest - grads
+    if load.body is None:
+        return _at(layers(s, config, load), s)
+    four_bit = _width(config) * s.hidden * s.intermediate if config.lora.base == "nf4" else 0
+    largest = max(_at(load.body.before, s), _at(load.body.after, s)) + four_bit
+    if load.passes > 1:
+        return largest
+    before = 4 * s.head if load.fused and not config.lora.rank else 0
+    return largest + before - gradients(s)
+
+
+def _at(line: Line, s: Sizes) -> int:
+    return line.layer * s.layers + line.rest
 
 
 def head(s: Sizes, config: Config, load: Load) -> int:
@@ -251,20 +251,18 @@ def proof(s: Sizes, config: Config, load: Load) -> int:
 
 
 def update(s: Sizes, config: Config) -> int:
-    """Temporary memory of the optimizer, which updates one parameter after another: 20 bytes a number in 8 bits, 8
+    """Temporary memory of the optimizer, which updates one parameter after another: 24 bytes a number in 8 bits, 8
     offloaded."""
     # ``largest`` and not the sum: each parameter's temporaries are released before the next one's are made.
-    return {"adamw": 0, "adamw-8bit": 20, "adamw-offload": 8}[config.learner.optimizer] * s.largest
+    return {"adamw": 0, "adamw-8bit": 24, "adamw-offload": 8}[config.learner.optimizer] * s.largest
 
 
 # ---- exporting
 
 
-def merged(s: Sizes, config: Config) -> int:
-    """4 N_l, and 12 H F for a matrix and what is added to it, unscaled and scaled; 2 N_l of gaps where the base lies in
-    the heap in fewer bytes, and leaves holes of its tensors' sizes (`benchmarks/plan.py`)."""
-    gaps = 2 * s.linear if config.lora.base != "float32" else 0
-    return 4 * s.linear + 12 * s.hidden * s.intermediate + gaps
+def merged(s: Sizes) -> int:
+    """4 N_l."""
+    return 4 * s.linear
 
 
 # ---- all of it
@@ -305,7 +303,7 @@ def memory(s: Sizes, config: Config, load: Load) -> Memory:
     if load.stored:
         parts = {"loading": always | {"reference": kept, "optimizer": 0, "file": load.stored + packing}} | parts
     if config.lora.rank:
-        parts["exporting"] = always | {"reference": kept, "merged": merged(s, config)}
+        parts["exporting"] = always | {"reference": kept, "merged": merged(s)}
     aside = 8 * s.trained if config.learner.optimizer == "adamw-offload" else 0
     return Memory(parts, aside)
 
@@ -330,10 +328,10 @@ def _kept(s: Sizes, load: Load, made: dict[str, int], trained: dict[str, int]) -
     """
     if not load.heap:
         return {}, {}
-    passing = trained["activations"] + trained["head"]
     if load.body is not None:
-        logits = 0 if load.fused else 4 * s.vocabulary * load.reads  # a single tensor leaves no gaps
-        return {}, {"gaps": int(GAPS * max(passing - logits, 0))}
+        # Of the layers' many tensors: the logits and the gradients of head and embedding, one each, leave none.
+        return {}, {"gaps": int(GAPS * load.body.before.layer * s.layers)}
+    passing = trained["activations"] + trained["head"]
     apart = made["laid out"] if 2 * s.trained < s.weights else 4 * s.head
     cached = made["cache"] + (apart if load.native_decode else 0)
     # Heap and arena each stay at their largest use so far: a phase's extra is what another one needed beyond its own.

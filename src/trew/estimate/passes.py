@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor, nn
 
 from ..config import Config
 from ..learner import recompute
@@ -52,6 +53,15 @@ class Line:
     rest: int
 
 
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """Memory of a forward and backward pass: until the backward pass reaches the first layer, when activations of all
+    layers are there, and from there on, when most gradients are."""
+
+    before: Line
+    after: Line
+
+
 def batch(config: Config, model: Any, *, prompt: int, vocabulary: int, layers: int | None = None) -> Batch:
     """Cuts an optimizer step of longest prompts and completions as the learner would.
 
@@ -83,50 +93,68 @@ def backend_of(config: Config, device: str) -> Backend | None:
     return backends.of(replace(config, kernels="plain") if config.lora.base == "nf4" else config, device)
 
 
-def training(config: Config, s: Sizes, *, prompt: int, device: str) -> Line:
-    """Bytes of the largest micro-batch's forward and backward pass, besides weights and their gradients.
+def training(config: Config, s: Sizes, *, prompt: int, device: str) -> Pass:
+    """Bytes of the largest micro-batch's forward and backward pass, besides weights.
 
     Includes the head and its logits only where they are not computed in chunks.
     """
 
-    def peak(copy: Copy) -> int:
+    def peaks(copy: Copy) -> tuple[int, int]:
         with copy.mode:
             found = batch(config, copy.model, prompt=prompt, vocabulary=s.vocabulary)
-            # Gradients exist before the ledger opens: they are counted as a part for themselves.
+            several, head = len(found.packs) > 1, copy.model.get_output_embeddings().weight
             for p in copy.model.parameters():
-                p.grad = torch.zeros_like(p) if p.requires_grad else None
-            return training_bytes(found)
+                # Gradients that are there before autograd's are not in the ledger: those of earlier micro-batches, and
+                # the head's, which is made chunk by chunk before.
+                there = p.requires_grad and (several or (found.runner.path.fused and p is head))
+                p.grad = torch.zeros_like(p) if there else None
+            return training_peaks(found)
 
-    return _line(peak, config, device=device)
+    return Pass(*_lines(peaks, config, device=device))
 
 
-def training_bytes(batch: Batch) -> int:
-    """Peak bytes of the largest micro-batch's forward and backward pass, besides what exists already."""
-    runner, pack = batch.runner, batch.largest
+def training_peaks(batch: Batch) -> tuple[int, int]:
+    """Peak bytes of the largest micro-batch's pass, besides what exists already: until the backward pass reaches the
+    first layer, and from there on."""
+    runner, pack, before = batch.runner, batch.largest, []
     assert isinstance(runner, AutogradRunner)
-    again = recompute.recomputing(runner.model) if runner.settings.gradient_checkpointing else nullcontext()
-    with Ledger() as ledger, again, runner.running(pack) as out:
+
+    def reached(gradient: Tensor) -> None:
+        before.append(ledger.peak)
+        ledger.peak = ledger.live
+
+    def watch(layer: nn.Module, given: Any, out: Any) -> None:
+        hidden = out if isinstance(out, Tensor) else out[0]
+        if hidden.requires_grad:
+            hidden.register_hook(reached)
+
+    settings, layers = runner.settings, recompute.layers(runner.model)
+    again = recompute.recomputing(runner.model) if settings.gradient_checkpointing else nullcontext()
+    watched = layers[0].register_forward_hook(watch) if layers else nullcontext()
+    with Ledger() as ledger, again, watched, runner.running(pack) as out:
         # A fused runner returns hidden states: the head works chunk by chunk outside, and :mod:`.memory` counts it.
         if runner.path.fused:
             out.backward(torch.zeros_like(out))
         else:
             rows, tokens = (torch.as_tensor(x, device=out.device) for x in (pack.read_rows, pack.targets))
-            token_logprobs(out, rows=rows, tokens=tokens).sum().backward()
-    return ledger.peak
+            loss = token_logprobs(out, rows=rows, tokens=tokens).sum()
+            del out  # as the learner does
+            loss.backward()
+    return (before[0], ledger.peak) if before else (ledger.peak, 0)
 
 
 def prefill(config: Config, *, prompts: int, length: int, device: str) -> Line:
     """Bytes of computing prompts side by side, including their keys and values."""
     low = torch.bfloat16 if config.learner.dtype == "bfloat16" else None
 
-    def peak(copy: Copy) -> int:
+    def peak(copy: Copy) -> tuple[int]:
         cast = torch.autocast(torch.device(device).type, dtype=low) if low is not None else nullcontext()
         with copy.mode, torch.no_grad(), cast, Ledger() as ledger:
             ids = torch.zeros((prompts, length), dtype=torch.int64, device=device)
             copy.model(input_ids=ids, use_cache=True, logits_to_keep=1)
-        return ledger.peak
+        return (ledger.peak,)
 
-    return _line(peak, config, device=device)
+    return _lines(peak, config, device=device)[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,13 +199,18 @@ def static(
     with one.mode:
         if made(one) is None:
             return None
-    return Static(*(_line(peak, config, device=device) for peak in (buffers, cache, work)))
+    return Static(*_lines(lambda copy: (buffers(copy), cache(copy), work(copy)), config, device=device))
 
 
-def _line(peak: Callable[[Copy], int], config: Config, *, device: str) -> Line:
+def _lines(peaks: Callable[[Copy], Sequence[int]], config: Config, *, device: str) -> list[Line]:
     more = copy_of(config, device=device, layers=DEEPEST)
     few = copy_of(config, device=device, layers=max(more.layers - 2, 1))
-    low, high = peak(few), peak(more)
+    return [
+        _line(low, high, few=few.layers, more=more.layers) for low, high in zip(peaks(few), peaks(more), strict=True)
+    ]
+
+
+def _line(low: int, high: int, *, few: int, more: int) -> Line:
     # A one-layer model has no second depth to compare with: all of it counts as rest.
-    layer = (high - low) // max(more.layers - few.layers, 1)
-    return Line(layer, low - layer * few.layers) if more.layers > few.layers else Line(0, low)
+    layer = (high - low) // max(more - few, 1)
+    return Line(layer, low - layer * few) if more > few else Line(0, low)

@@ -42,6 +42,12 @@ class Accumulated:
                 self.values[name] = torch.zeros(len(self.batch.mask), dtype=value.dtype, device=value.device)
             self.values[name][at] = value
 
+    def measure(self, entropies: Float[Tensor, "n"], at: Int[Tensor, "n"]) -> None:
+        """Writes the policy's entropies of the tokens at positions ``at``, for the metrics alone."""
+        if "entropies" not in self.values:
+            self.values["entropies"] = torch.zeros(len(self.batch.mask), dtype=entropies.dtype)
+        self.values["entropies"][at] = entropies.cpu()
+
     def reduce(self, parallel: Parallel) -> None:
         """Sums the results over ranks. Each token's values come from one rank and are zero on the others."""
         if parallel.size == 1:
@@ -64,6 +70,8 @@ class Accumulated:
         at = TokenPositions.of(self.samples).of_samples(ran)
         values = {name: value[at] for name, value in self.values.items()}
         batch = self.batch.select(torch.tensor(ran)).replace(logprobs=values["logprobs"])
+        if "entropies" in values:
+            batch = batch.replace(entropies=values["entropies"])
         return token_metrics(batch, ratio=values["ratio"], weight=values["weight"], correction=values.get("correction"))
 
 
@@ -95,6 +103,8 @@ class PackLoss:
             # The loss was added when the coefficients were computed; only these log-probs are new.
             self._check(logprobs, where)
             coefficients = self.coefficients[where]
+        if entropies is not None and self.part.entropies is None:
+            self.done.measure(entropies, self.at[where])
         # An objective's coefficients are weights of grad log p in the ascent direction; the loss is their negative.
         if entropies is None or self.bonus is None:
             return -coefficients.to(device), None

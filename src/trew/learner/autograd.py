@@ -30,7 +30,8 @@ from .accelerator import LayerAccelerator
 from .fused_head import FusedHead
 from .head import LossCallback, token_logprobs, token_logprobs_and_entropies
 from .packing import Pack, check_samples, pack_plain, pack_shared
-from .runner import ExecutionPath, ModelRunner, RunnerSettings
+from .path import ExecutionPath
+from .runner import ModelRunner, RunnerSettings
 
 TOLERANCE = 1e-3
 """Largest difference in nats between two ways, both computed in float32, that still counts as rounding."""
@@ -82,25 +83,37 @@ class AutogradRunner:
         shared = self._shares and not self._beyond_window(samples, chosen)
         return (pack_shared if shared else pack_plain)(samples, budget=self.settings.budget, among=chosen)
 
-    @torch.no_grad()
     def logprobs_of(self, pack: Pack) -> Float[Tensor, "n"]:
-        rows, tokens = self._tensor(pack.read_rows), self._tensor(pack.targets)
+        return self._values(pack, entropies=False)[0]
+
+    def values_of(self, pack: Pack) -> tuple[Float[Tensor, "n"], Float[Tensor, "n"]]:
+        logprobs, entropies = self._values(pack, entropies=True)
+        assert entropies is not None
+        return logprobs, entropies
+
+    @torch.no_grad()
+    def _values(self, pack: Pack, *, entropies: bool) -> tuple[Tensor, Tensor | None]:
+        given = {"rows": self._tensor(pack.read_rows), "tokens": self._tensor(pack.targets)}
         with self.running(pack) as out:
-            if self._head is None:
-                return token_logprobs(out, rows=rows, tokens=tokens, temperature=self.settings.temperature)
-            with self._head.working() as head:
-                return head.values(out, rows=rows, tokens=tokens)[0]
+            if self._head is not None:
+                with self._head.working() as head:
+                    return head.values(out, **given, entropies=entropies)
+            temperature = self.settings.temperature
+            if entropies:
+                return token_logprobs_and_entropies(out, **given, temperature=temperature)
+            return token_logprobs(out, **given, temperature=temperature), None
 
     def accumulate(
         self, pack: Pack, rule: LossCallback, *, entropies: bool = False, lengths: Sequence[int] | None = None
     ) -> None:
         # The block stays open for the backward pass: attention, products and accelerators are looked up again there
-        # where layers recompute. An accelerator does its own recomputing.
+        # where layers recompute.
         given = {"rows": self._tensor(pack.read_rows), "tokens": self._tensor(pack.targets)}
-        again = self.settings.gradient_checkpointing and self._accelerator is None
-        with recompute.recomputing(self.model) if again else nullcontext(), self.running(pack) as out:
+        with self._recomputing(), self.running(pack) as out:
             if self._head is None:
-                self._through_logits(out, rule, given, entropies=entropies)
+                loss = self._loss_of_logits(out, rule, given, entropies=entropies)
+                del out  # autograd frees the logits once the head's gradient is computed
+                loss.backward()
                 return
             # The head does its own backward pass chunk by chunk, beside its forward; autograd sees only the layers and
             # starts from the gradient by the hidden states.
@@ -109,8 +122,15 @@ class AutogradRunner:
             if out.requires_grad:  # not where only the head is trained
                 out.backward(gradient.to(out.dtype))
 
-    def _through_logits(self, logits: Tensor, rule: LossCallback, given: dict[str, Tensor], *, entropies: bool) -> None:
-        """The backward pass from the logits of all tokens."""
+    def _recomputing(self) -> AbstractContextManager[None]:
+        """Lets layers recompute their activations, unless an accelerator does so itself."""
+        again = self.settings.gradient_checkpointing and self._accelerator is None
+        return recompute.recomputing(self.model) if again else nullcontext()
+
+    def _loss_of_logits(
+        self, logits: Tensor, rule: LossCallback, given: dict[str, Tensor], *, entropies: bool
+    ) -> Tensor:
+        """A function of the logits of all tokens that has the loss's gradient."""
         temperature = self.settings.temperature
         if entropies:
             logprobs, entropy = token_logprobs_and_entropies(logits, **given, temperature=temperature)
@@ -124,7 +144,10 @@ class AutogradRunner:
         loss = (by_logprob * logprobs).sum()
         if by_entropy is not None and entropy is not None:
             loss = loss + (by_entropy * entropy).sum()
-        loss.backward()
+        return loss
+
+    def idle(self, *, gradient: bool) -> None:
+        pass
 
     def sees_whole(self, lengths: Sequence[int]) -> bool:
         return self._head is None or self._head.holds(lengths)
@@ -143,6 +166,12 @@ class AutogradRunner:
     def running(self, pack: Pack) -> Iterator[Tensor]:
         """The model's own forward: logits (K, V) at the positions of ``pack.read_at``, or with a fused head its input,
         (K, H). A backward pass belongs inside the block."""
+        with self._prepared(pack):
+            yield self._run(pack)
+
+    @contextmanager
+    def _prepared(self, pack: Pack) -> Iterator[None]:
+        """Sets the model up for a pack: its attention, products and accelerator."""
         with ExitStack() as stack:
             if pack.mask is None:
                 plan = attention.plan(pack.segments, device=self.device)
@@ -154,7 +183,7 @@ class AutogradRunner:
             if self._accelerator is not None:
                 again = self.settings.gradient_checkpointing
                 stack.enter_context(self._accelerator.layers(self.model, again=again))
-            yield self._run(pack)
+            yield
 
     def _run(self, pack: Pack) -> Tensor:
         if pack.mask is None:
@@ -276,7 +305,7 @@ class AutogradRunner:
         plainly = {"budget": 1 << 30, "autocast": None, "gradient_checkpointing": False, "accelerator": None}
         products = self._products if self.settings.autocast is None else None
         settings = replace(self.settings, **(plainly | changes))
-        made = AutogradRunner(self.model, settings, head=self._head_kind, products=products)
+        made = type(self)(self.model, settings, head=self._head_kind, products=products)
         made.verified = True
         return made
 

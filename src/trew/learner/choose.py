@@ -10,16 +10,22 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..models.backend import Backend
+from ..models.sharded import is_sharded
 from ..models.verified import Verified
 from ..types import TrainingSample
 from .autograd import TOLERANCE, AutogradRunner, by_sample, first_samples
 from .head import LossCallback
 from .packing import Pack
-from .runner import ExecutionPath, ModelRunner, RunnerSettings
+from .path import ExecutionPath
+from .runner import ModelRunner, RunnerSettings
 
 
 def runner_for(model: PreTrainedModel, settings: RunnerSettings, backend: Backend | None) -> ModelRunner:
-    """The plain runner, or the backend's with the plain one behind it."""
+    """The runner for sharded weights, or the plain runner, or the backend's with the plain one behind it."""
+    if any(is_sharded(p) for p in model.parameters()):
+        from .sharded_runner import ShardedRunner  # imports FSDP, which takes long
+
+        return ShardedRunner(model, settings)
     plain = AutogradRunner(model, settings)
     found = "there is no backend" if backend is None else backend.runner(model, plain=plain)
     return plain if isinstance(found, str) else VerifiedRunner(found, plain)
@@ -75,10 +81,16 @@ class VerifiedRunner:
     def logprobs_of(self, pack: Pack) -> Float[Tensor, "n"]:
         return self.chosen.logprobs_of(pack)
 
+    def values_of(self, pack: Pack) -> tuple[Float[Tensor, "n"], Float[Tensor, "n"]]:
+        return self.chosen.values_of(pack)
+
     def accumulate(
         self, pack: Pack, rule: LossCallback, *, entropies: bool = False, lengths: Sequence[int] | None = None
     ) -> None:
         self.chosen.accumulate(pack, rule, entropies=entropies, lengths=lengths)
+
+    def idle(self, *, gradient: bool) -> None:
+        self.chosen.idle(gradient=gradient)
 
     def sees_whole(self, lengths: Sequence[int]) -> bool:
         return self.chosen.sees_whole(lengths)

@@ -11,6 +11,7 @@ computed, overwritten with that gradient, and multiplied back: three products, w
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -54,6 +55,10 @@ class FusedHead:
     def working(self) -> AbstractContextManager[FusedHead]:
         """The head for one pass: it may hold memory inside the block."""
         return nullcontext(self)
+
+    def with_weights(self, weight: Tensor, bias: Tensor | None) -> FusedHead:
+        """The same head with other weights."""
+        return dataclasses.replace(self, weight=weight, bias=bias)
 
     @torch.no_grad()
     def values(

@@ -13,6 +13,8 @@ from torch.optim.adamw import adamw
 
 from ..config import LearnerConfig
 from ..errors import CheckpointError, ModelError
+from ..models.sharded import Rows, copy_into, is_sharded, like, local, whole
+from .parallel import Parallel
 
 
 def trainable(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
@@ -118,7 +120,7 @@ class OffloadedAdamW(torch.optim.AdamW):
         # copies back are ordered by the same stream.
         visiting = {name: t.to(p.device, non_blocking=True) for name, t in state.items()}
         adamw(
-            [p], [p.grad], [visiting["exp_avg"]], [visiting["exp_avg_sq"]], [], [visiting["step"]],
+            [local(p)], [local(p.grad)], [visiting["exp_avg"]], [visiting["exp_avg_sq"]], [], [visiting["step"]],
             foreach=False, fused=group["fused"], amsgrad=False, maximize=False, capturable=False, differentiable=False,
             beta1=group["betas"][0], beta2=group["betas"][1], lr=group["lr"], weight_decay=group["weight_decay"],
             eps=group["eps"],
@@ -129,8 +131,9 @@ class OffloadedAdamW(torch.optim.AdamW):
     @staticmethod
     def rest(p: torch.nn.Parameter) -> dict[str, Tensor]:
         """The state before the first step."""
-        like: dict[str, Any] = {"device": "cpu", "dtype": torch.float32, "pin_memory": p.is_cuda}
-        return {"step": torch.zeros((), **like)} | {m: torch.zeros(p.shape, **like) for m in ("exp_avg", "exp_avg_sq")}
+        how: dict[str, Any] = {"device": "cpu", "dtype": torch.float32, "pin_memory": p.is_cuda}
+        shape = local(p).shape
+        return {"step": torch.zeros((), **how)} | {m: torch.zeros(shape, **how) for m in ("exp_avg", "exp_avg_sq")}
 
 
 def learning_rate(step: int, *, config: LearnerConfig, steps: int) -> float:
@@ -176,23 +179,28 @@ class Watched:
         grads = tuple(_some(p.grad) != 0 for p in given if p.grad is not None)
         return Watched(given, tuple(_some(p).clone() for p in given), grads)
 
-    def after(self) -> dict[str, tuple[float, float]]:
+    def after(self, parallel: Parallel) -> dict[str, tuple[float, float]]:
         """``changed_share``: the share of the watched weights that differ now, as (changed, watched)."""
         changed = [(_some(p) != v) & g for p, v, g in zip(self.parameters, self.values, self.moved, strict=True)]
-        number, count = (int(sum(t.sum() for t in of)) for of in (changed, self.moved))
+        # Of sharded weights each rank watches its own part; whole ones are the same everywhere and count once.
+        counted = [parallel.rank == 0 or is_sharded(p) for p in self.parameters]
+        counts = torch.tensor([int(sum(t.sum() for t, ok in zip(of, counted, strict=True) if ok))
+                               for of in (changed, self.moved)])  # fmt: skip
+        parallel.sum_([counts])
+        number, count = counts.tolist()
         return {"changed_share": (float(number), float(count)) if count else (0.0, 1.0)}
 
 
 def _some(values: Tensor) -> Tensor:
     """At most ``WATCHED`` values at a regular stride; the same positions for a parameter and its gradient."""
-    flat = values.detach().reshape(-1)
-    return flat[:: -(-flat.numel() // WATCHED)]
+    flat = local(values).detach().reshape(-1)
+    return flat[:: max(1, -(-flat.numel() // WATCHED))]  # a rank may hold no rows of a small weight
 
 
 def moments(optimizer: torch.optim.Optimizer, parameters: Mapping[str, torch.nn.Parameter]) -> dict[str, Tensor]:
     """The optimizer's state as tensors ``optimizer.<moment>.<parameter>``; empty before the first step."""
     return {
-        f"optimizer.{moment}.{name}": torch.as_tensor(value)
+        f"optimizer.{moment}.{name}": like(torch.as_tensor(value), p)
         for name, p in parameters.items()
         for moment, value in optimizer.state.get(p, {}).items()
         if not moment.startswith("qmap")  # bitsandbytes' quantization tables: constants
@@ -200,7 +208,9 @@ def moments(optimizer: torch.optim.Optimizer, parameters: Mapping[str, torch.nn.
 
 
 def load_moments(
-    optimizer: torch.optim.Optimizer, parameters: Mapping[str, torch.nn.Parameter], tensors: Mapping[str, Tensor]
+    optimizer: torch.optim.Optimizer,
+    parameters: Mapping[str, torch.nn.Parameter],
+    tensors: Mapping[str, Tensor | Rows],
 ) -> None:
     """Restores what :func:`moments` returned into an optimizer of the same kind. Raises CheckpointError where it does
     not fit, and leaves the optimizer unchanged then."""
@@ -212,7 +222,7 @@ def load_moments(
         for name, p in parameters.items():
             found = {m: saved.pop(key) for m in _KNOWN if (key := f"optimizer.{m}.{name}") in saved}
             if found:  # else the parameter has had no gradient yet
-                optimizer.state[p] = _loaded(_initial(optimizer, p), found, name=name, shape=tuple(p.shape))
+                optimizer.state[p] = _loaded(_initial(optimizer, p), found, name=name, of=p)
         if saved:
             raise CheckpointError(
                 f"checkpoint: optimizer state for unknown parameters: {', '.join(sorted(saved)[:3])} ({len(saved)} "
@@ -243,18 +253,20 @@ def _initial(optimizer: torch.optim.Optimizer, p: torch.nn.Parameter) -> dict[st
     return optimizer.state.pop(p)
 
 
-def _loaded(state: dict[str, Any], found: Mapping[str, Tensor], *, name: str, shape: tuple[int, ...]) -> dict[str, Any]:
+def _loaded(state: dict[str, Any], found: Mapping[str, Tensor | Rows], *, name: str, of: Tensor) -> dict[str, Any]:
     """``state`` with the values ``found``, which must have the same names, shapes and dtypes."""
     stored = {moment: value for moment, value in state.items() if not moment.startswith("qmap")}
+    ours = {moment: like(value, of) for moment, value in stored.items() if isinstance(value, Tensor)}
     fits = found.keys() == stored.keys() and all(
-        not isinstance(value, Tensor) or (value.shape, value.dtype) == (found[m].shape, found[m].dtype)
-        for m, value in stored.items()
+        (value.shape, value.dtype) == (found[m].shape, found[m].dtype) for m, value in ours.items()
     )
     if not fits:
-        raise CheckpointError(f"checkpoint: the optimizer state of {name} does not fit a parameter of shape {shape}")
-    for moment, value in stored.items():
-        if isinstance(value, Tensor):
-            value.copy_(found[moment])
+        raise CheckpointError(
+            f"checkpoint: the optimizer state of {name} does not fit a parameter of shape {tuple(of.shape)}"
+        )
+    for moment in stored:
+        if moment in ours:
+            copy_into(ours[moment], found[moment])
         else:
-            state[moment] = int(found[moment])
+            state[moment] = int(whole(found[moment]))
     return state

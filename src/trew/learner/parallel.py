@@ -1,14 +1,11 @@
-"""Splits the computation of one optimizer step over several processes ("ranks")."""
+"""``Parallel``: splits the computation of one optimizer step over several processes ("ranks")."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
-
-from ..errors import NumericsError
 
 
 @runtime_checkable
@@ -20,12 +17,18 @@ class Parallel(Protocol):
     to the whole step, so gradients are summed, never averaged.
     """
 
-    rank: int  # of this process, from 0
-    size: int  # how many there are
+    @property
+    def rank(self) -> int:
+        """This process's number, from 0."""
+        ...
 
-    def mine(self, costs: Sequence[int]) -> list[int]:
-        """Indices, in order, of the items with these costs that this rank computes. Each item goes to exactly one rank,
-        and all ranks compute the same assignment without communicating."""
+    @property
+    def size(self) -> int:
+        """The number of ranks."""
+        ...
+
+    def beat(self) -> None:
+        """Says that this rank makes progress; whoever watches for ranks that hang is content."""
         ...
 
     def sum_(self, tensors: Sequence[Tensor]) -> None:
@@ -43,9 +46,8 @@ class Solo:
 
     rank, size = 0, 1
 
-    def mine(self, costs: Sequence[int]) -> list[int]:
-        """All items."""
-        return list(range(len(costs)))
+    def beat(self) -> None:
+        """Nobody watches."""
 
     def sum_(self, tensors: Sequence[Tensor]) -> None:
         """Leaves the tensors unchanged."""
@@ -53,35 +55,3 @@ class Solo:
     def gather(self, value: Any) -> list[Any]:
         """The one value."""
         return [value]
-
-
-def deal(costs: Sequence[int], size: int) -> list[list[int]]:
-    """Assigns items to ``size`` ranks: the costliest (in tokens) first, each to the rank with the least load so far.
-
-    >>> deal([5, 1, 4, 2], 2)
-    [[0, 1], [2, 3]]
-    """
-    # Greedy, longest first: within 4/3 of the best possible maximum (Graham 1969).
-    ranks: list[list[int]] = [[] for _ in range(size)]
-    loads = [0] * size
-    for item in sorted(range(len(costs)), key=lambda i: -costs[i]):  # stable: ties go by position on every rank
-        least = loads.index(min(loads))
-        ranks[least].append(item)
-        loads[least] += costs[item]
-    return [sorted(items) for items in ranks]
-
-
-@contextmanager
-def failing_together(parallel: Parallel) -> Iterator[None]:
-    """Raises a NumericsError of one rank on all ranks; otherwise the others would wait forever in the next sum."""
-    own: NumericsError | None = None
-    try:
-        yield
-    except NumericsError as error:
-        own = error
-    found = parallel.gather(own and own.to_json())
-    if own is not None:
-        raise own
-    for other in found:
-        if other is not None:
-            raise NumericsError.from_json(other)

@@ -13,6 +13,7 @@ from ..types import TrainingSample
 from .accelerator import LayerAccelerator
 from .head import LossCallback
 from .packing import Pack
+from .path import ExecutionPath
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,16 +29,6 @@ class RunnerSettings:
     accelerator: LayerAccelerator | None = None  # for the layers of the model's own forward
     release_after_use: bool = False  # weights are read once per step: pages backed by files may be released
     layers: int = 0  # the real model's, where the given one is a copy with fewer, used to plan packs only
-
-
-@dataclass(frozen=True, slots=True)
-class ExecutionPath:
-    """How samples are run; the default is the model's own forward on padded rows, with logits for all tokens."""
-
-    layers: str = ""  # the backend whose code runs the layers
-    shared: bool = False
-    fused: bool = False
-    accelerator: str = ""  # the configuration's key
 
 
 @runtime_checkable
@@ -70,11 +61,19 @@ class ModelRunner(Protocol):
         """Log-probs of the pack's n completion tokens, float32 on the model's device, without gradient."""
         ...
 
+    def values_of(self, pack: Pack) -> tuple[Float[torch.Tensor, "n"], Float[torch.Tensor, "n"]]:
+        """The same and the entropies of the tokens' distributions."""
+        ...
+
     def accumulate(
         self, pack: Pack, rule: LossCallback, *, entropies: bool = False, lengths: Sequence[int] | None = None
     ) -> None:
         """Adds the gradient of a loss to ``grad``. ``rule`` returns its derivatives by log-probs and, with
         ``entropies``, by entropies, for a few tokens at a time; sequences of ``lengths`` are never split."""
+        ...
+
+    def idle(self, *, gradient: bool) -> None:
+        """Takes part in a pass of other ranks without a pack; a no-op unless weights are sharded over ranks."""
         ...
 
     def sees_whole(self, lengths: Sequence[int]) -> bool:

@@ -15,7 +15,8 @@ from transformers import PreTrainedModel
 from ..config import LearnerConfig
 from ..errors import NumericsError
 from ..models.backend import Backend
-from ..models.lora import Adapters
+from ..models.lora import Adapters, merged
+from ..models.sharded import Rows, copy_into, full, is_sharded
 from ..objective import Objective, TokenBatch
 from ..objective.entropy_bonus import EntropyBonus
 from ..types import StepOutput, TrainingSample
@@ -23,10 +24,11 @@ from . import compiled, liger, recompute
 from .accelerator import LayerAccelerator
 from .accumulate import Accumulated, PackLoss, TokenPositions, check_finite, sample_names
 from .choose import runner_for
+from .dealing import agree, failing_together, rounds
 from .optimizer import Watched, begin, learning_rate, load_moments, make_optimizer, moments, trainable
 from .packing import Pack
-from .parallel import Parallel, Solo, failing_together
-from .runner import RunnerSettings
+from .parallel import Parallel, Solo
+from .runner import ModelRunner, RunnerSettings
 from .stored import check_stored
 
 Progress = Callable[[int], None]
@@ -66,6 +68,9 @@ class Learner:
         self.steps = 0  # optimizer steps taken or skipped as silent; the schedule counts both
         self.before_update: Callable[[], None] = lambda: None  # called before any tensor that state() returned changes
         self.tell: Callable[[str], None] = lambda text: None  # receives notes for the user
+        # Whether the update measures the policy's entropy where the batch has none: at the training temperature, and of
+        # the samples that have a gradient.
+        self.measure_entropy = False
         self._parameters = trainable(model)
         self._optimizer = make_optimizer(self._parameters, config)
         self._adapters = adapters
@@ -81,6 +86,9 @@ class Learner:
             gradient_checkpointing=config.gradient_checkpointing, accelerator=self._accelerator,
         )  # fmt: skip
         self._runner = runner_for(model, settings, backend)
+        self._at_one = None  # the same at temperature 1, where that is another
+        if temperature != 1:
+            self._at_one = runner_for(model, dataclasses.replace(settings, temperature=1.0), backend)
         self._reference = None
         if reference is not None:
             once = dataclasses.replace(settings, release_after_use=True)
@@ -118,25 +126,67 @@ class Learner:
         runner = self._reference if reference else self._runner
         if runner is None:
             raise ValueError("logprobs(reference=True): this learner was made without a reference model")
+        with self._as_reference() if reference else nullcontext():
+            quantity = "ref_logprobs" if reference else "logprobs"
+            return self._forward(
+                runner, samples, lambda pack: (runner.logprobs_of(pack),), outputs=1, quantity=quantity,
+                progress=progress,
+            )[0]  # fmt: skip
+
+    def untempered(self, samples: Sequence[TrainingSample]) -> tuple[Float[Tensor, "N"], Float[Tensor, "N"]]:
+        """Log-probs and entropies of all completion tokens at temperature 1, as :meth:`logprobs` gives them."""
+        runner = self._at_one or self._runner
+        logprobs, entropies = self._forward(runner, samples, runner.values_of, outputs=2, quantity="logprobs")
+        return logprobs, entropies
+
+    def _forward(
+        self, runner: ModelRunner, samples: Sequence[TrainingSample], run: Callable[[Pack], tuple[Tensor, ...]], *,
+        outputs: int, quantity: str, progress: Progress | None = None,
+    ) -> list[Tensor]:  # fmt: skip
+        """The ``outputs`` values (N,) that ``run`` computes for the tokens of each pack; the first must be finite."""
         # Zeros where another rank computes the value: the sum over ranks fills it in.
-        out = torch.zeros(sum(len(s.token_ids) for s in samples), dtype=torch.float32)
+        out = [torch.zeros(sum(len(s.token_ids) for s in samples), dtype=torch.float32) for _ in range(outputs)]
         tokens = TokenPositions.of(samples)
-        with self._as_reference() if reference else nullcontext(), failing_together(self._parallel):
-            for pack in self._mine(runner.packs(samples)):
-                values = runner.logprobs_of(pack).cpu()
-                lengths = torch.tensor([len(samples[i].token_ids) for i in pack.samples])
-                ids = torch.arange(len(lengths)).repeat_interleave(lengths)
-                check_finite(values, ids, pack, samples, quantity="ref_logprobs" if reference else "logprobs")
-                out[tokens.of_samples(pack.samples)] = values
-                if progress is not None:
-                    progress(len(pack.samples))
+
+        def compute(pack: Pack, beside: list[Pack]) -> None:
+            values = [value.cpu() for value in run(pack)]
+            lengths = torch.tensor(_lengths(pack, samples))
+            ids = torch.arange(len(lengths)).repeat_interleave(lengths)
+            check_finite(values[0], ids, pack, samples, quantity=quantity)
+            for whole, part in zip(out, values, strict=True):
+                whole[tokens.of_samples(pack.samples)] = part
+            if progress is not None:
+                progress(len(pack.samples))
+
+        self._in_rounds(runner.packs(samples), compute, lambda beside: runner.idle(gradient=False))
         runner.release()
-        self._parallel.sum_([out])
+        self._parallel.sum_(out)
         return out
 
-    def _mine(self, packs: Sequence[Pack]) -> list[Pack]:
-        """The packs that this rank computes."""
-        return [packs[i] for i in self._parallel.mine([pack.input_ids.size for pack in packs])]
+    def _in_rounds(
+        self,
+        packs: Sequence[Pack],
+        compute: Callable[[Pack, list[Pack]], None],
+        idle: Callable[[list[Pack]], None],
+    ) -> None:
+        """Calls ``compute`` for each pack of this rank, or ``idle`` where it has none left, with the packs of all ranks
+        in that round. Raises a NumericsError of any rank on all of them."""
+        # After an error this rank goes on idling: sharded weights are gathered by all ranks together in each pass, and
+        # the others would wait for it forever.
+        with failing_together(self._parallel):
+            error: NumericsError | None = None
+            for own, every in rounds([pack.input_ids.size for pack in packs], self._parallel):
+                self._parallel.beat()
+                beside = [packs[i] for i in every]
+                if own is None or error is not None:
+                    idle(beside)
+                    continue
+                try:
+                    compute(packs[own], beside)
+                except NumericsError as found:
+                    error = found
+            if error is not None:
+                raise error
 
     def _as_reference(self) -> AbstractContextManager[None]:
         """Disables the adapters, if there are any."""
@@ -168,7 +218,7 @@ class Learner:
         if progress is not None:
             progress(len(samples) - len(done.active))
         if done.active:
-            with self._cleared_on_failure(), failing_together(self._parallel):
+            with self._cleared_on_failure():
                 self._accumulate(done, progress)
             done.reduce(self._parallel)
         return done
@@ -196,6 +246,8 @@ class Learner:
             # Summed before the norm is taken: every rank must clip by the norm of the whole gradient.
             self._sum_gradients()
             norm = self._clip(done.samples, active)
+            # Bits, not values: ranks that differ in the last one drift apart from here on.
+            agree(self._parallel, {"version": self.version, "loss": done.loss.hex(), "gradient norm": norm.hex()})
             watched = Watched.before(self._parameters.values())
         if self._accelerator is not None:
             self._accelerator.report()
@@ -204,18 +256,23 @@ class Learner:
             group["lr"] = rate
         # ---- from here on nothing raises NumericsError, and the weights change
         self.before_update()
+        self._runner.release()  # gathered copies of the old weights
         if self._backend is not None:
             begin(self._optimizer, self._backend.zeros)
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
         self.version += 1
         self._after(done.batch)
-        metrics |= {"grad_norm": (norm, 1.0), "learner_tokens": (done.tokens, 1.0), **watched.after()}
+        metrics |= {"grad_norm": (norm, 1.0), "learner_tokens": (done.tokens, 1.0), **watched.after(self._parallel)}
         return StepOutput(done.loss, {**metrics, **done.metrics()}, norm, self.version)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Names and full tensors of the weights, tied ones under both names, for a process that samples from them."""
-        yield from self.model.state_dict().items()
+        """Names and full tensors of the weights, tied ones under both names, for a process that samples from them.
+        With adapters, the weights that they and the frozen ones add up to: on the CPU, a copy of the model. Sharded
+        weights are gathered one by one, so all ranks must iterate together."""
+        model = self.model if self._adapters is None else merged(self._adapters)
+        for name, tensor in model.state_dict().items():
+            yield name, full(tensor)
 
     @contextmanager
     def _cleared_on_failure(self) -> Iterator[None]:
@@ -242,9 +299,8 @@ class Learner:
         across = objective.scope in ("group", "batch")
         coefficients = self._coefficients(objective, done) if across else None
         tokens = TokenPositions.of(samples)
-        # ---- by scope: a rule across sequences has its coefficients already; a rule over a sequence must see it whole,
-        # in one chunk of the head or by an extra forward pass; a rule per token takes whatever chunk the head is at.
-        for pack in self._mine(self._runner.packs(samples, among=done.active)):
+
+        def compute(pack: Pack, beside: list[Pack]) -> None:
             part, at = batch.select(torch.tensor(pack.samples)), tokens.of_samples(pack.samples)
             callback = PackLoss(part, pack, samples, objective, bonus if bonus_acts else None, done, at)
             lengths = None
@@ -252,15 +308,35 @@ class Learner:
                 callback.coefficients = coefficients[at]
             else:
                 done.ran += pack.samples
-                if objective.scope == "sequence":
-                    lengths = [len(samples[i].token_ids) for i in pack.samples]
-                    if not self._runner.sees_whole(lengths):  # too long for a chunk: one more forward pass
-                        callback.fix_coefficients(self._runner.logprobs_of(pack))
-                        lengths = None
-            self._runner.accumulate(pack, callback, entropies=bonus_acts, lengths=lengths)
+                if twice(beside):
+                    logprobs = self._runner.logprobs_of(pack)
+                    try:
+                        callback.fix_coefficients(logprobs)
+                    except NumericsError:
+                        self._runner.idle(gradient=True)  # the second pass of this round
+                        raise
+                elif objective.scope == "sequence":
+                    lengths = _lengths(pack, samples)
+            measured = self.measure_entropy and batch.entropies is None
+            self._runner.accumulate(pack, callback, entropies=bonus_acts or measured, lengths=lengths)
             done.tokens += pack.input_ids.size
             if progress is not None:
                 progress(len(pack.samples))
+
+        def twice(beside: list[Pack]) -> bool:
+            """Whether the log-probs of a round are needed before its gradients."""
+            # By scope: a rule across sequences has its coefficients already; a rule per token takes whatever chunk the
+            # head is at; a rule over a sequence must see it whole, in one chunk or by one more forward pass.
+            if coefficients is not None or objective.scope != "sequence":
+                return False
+            return not all(self._runner.sees_whole(_lengths(pack, samples)) for pack in beside)
+
+        def idle(beside: list[Pack]) -> None:
+            if twice(beside):
+                self._runner.idle(gradient=False)
+            self._runner.idle(gradient=True)
+
+        self._in_rounds(self._runner.packs(samples, among=done.active), compute, idle)
 
     def _coefficients(self, objective: Objective, done: Accumulated) -> Float[Tensor, "N"]:
         """Coefficients of a rule that looks across sequences, from the log-probs of the whole step. Silent samples are
@@ -283,13 +359,14 @@ class Learner:
         for p in self._parameters.values():
             if p.grad is None:
                 p.grad = torch.zeros_like(p)
-        self._parallel.sum_([p.grad for p in self._parameters.values() if p.grad is not None])
+        # The backward pass has summed those of sharded weights already.
+        self._parallel.sum_([p.grad for p in self._parameters.values() if p.grad is not None and not is_sharded(p)])
 
     def _clip(self, samples: Sequence[TrainingSample], active: Sequence[int]) -> float:
         """Clips the gradient to ``max_grad_norm`` and returns its norm before that."""
         parameters = [p for p in self._parameters.values() if p.grad is not None]
         # Checked before clipping, which would multiply every gradient by a NaN norm.
-        norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+        norm = full(torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]))
         if not torch.isfinite(norm):
             raise NumericsError(
                 f"the gradient norm is {float(norm)}, though log-probs are finite (a lower learner.lr, or "
@@ -325,7 +402,7 @@ class Learner:
         }  # fmt: skip
         return {**tensors, **moments(self._optimizer, self._parameters)}, meta
 
-    def load_state(self, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
+    def load_state(self, tensors: Mapping[str, Tensor | Rows], meta: Mapping[str, Any]) -> None:
         """Restores what :meth:`state` returned. Raises CheckpointError, listing the differences, where it belongs to
         another model or optimizer; nothing is changed then."""
         stored = {f"model.{name}": t for name, t in self._stored().items()}
@@ -338,11 +415,12 @@ class Learner:
             differences.append("base: the adapters of the checkpoint belong to other frozen weights than those here")
         check_stored(stored, tensors, differences)
         self.before_update()
+        self._runner.release()
         # Moments first: they may still be refused, and must be before a weight is overwritten.
         load_moments(self._optimizer, self._parameters, tensors)
         with torch.no_grad():
             for name, t in stored.items():
-                t.copy_(tensors[name])
+                copy_into(t, tensors[name])
         self.version, self.steps = int(meta["policy_version"]), int(meta["steps"])
         bonus = self.objective.entropy_bonus
         if bonus.target:  # a fixed coefficient comes from the configuration, which may have been changed
@@ -369,6 +447,11 @@ class Learner:
         persistent = self.model.state_dict().keys()
         buffers = {name: b for name, b in self.model.named_buffers() if name in persistent}
         return {**dict(self.model.named_parameters()), **buffers}
+
+
+def _lengths(pack: Pack, samples: Sequence[TrainingSample]) -> list[int]:
+    """The numbers of completion tokens of a pack's samples, in its order."""
+    return [len(samples[i].token_ids) for i in pack.samples]
 
 
 def _members(samples: Sequence[TrainingSample], batch: TokenBatch, tokens: Bool[Tensor, "N"]) -> list[int]:

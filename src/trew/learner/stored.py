@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from ..errors import CheckpointError
+from ..models.sharded import Rows
 
 _SHOWN = 8  # differences in the message
 
 
-def check_stored(own: Mapping[str, Tensor], saved: Mapping[str, Tensor], found: Sequence[str] = ()) -> None:
+def check_stored(own: Mapping[str, Tensor], saved: Mapping[str, Tensor | Rows], found: Sequence[str] = ()) -> None:
     """Raises CheckpointError where ``saved``, without its optimizer tensors, has other names, shapes or dtypes than a
     model's ``own`` tensors, or where differences were ``found`` already."""
     saved = {name: t for name, t in saved.items() if not name.startswith("optimizer.")}
@@ -30,5 +31,5 @@ def check_stored(own: Mapping[str, Tensor], saved: Mapping[str, Tensor], found: 
         raise CheckpointError(f"the checkpoint is of another model or optimizer:\n  {shown}")
 
 
-def _kind(tensor: Tensor) -> str:
+def _kind(tensor: Tensor | Rows) -> str:
     return f"{tuple(tensor.shape)} {tensor.dtype}"

@@ -10,12 +10,15 @@ Copies nothing: a :class:`Transformer` refers to the model's parameters, so that
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+
+from .sharded import full
 
 Activation = Literal["silu", "gelu_tanh"]
 
@@ -189,18 +192,30 @@ def _attention_cap(model: Any) -> float:
     return float(getattr(model.model.layers[0].self_attn, "attn_logit_softcapping", None) or 0.0)
 
 
-def weight_of(module: Any) -> Tensor:
-    """Returns the matrix (out, in) that a linear layer applies: its weight, or W + (alpha / rank) B A with adapters."""
+def weight_of(module: Any, *, empty: Callable[..., Tensor] = torch.empty) -> Tensor:
+    """Returns the matrix (out, in) that a linear layer applies: its weight, or W + (alpha / rank) B A with adapters, in
+    float32 memory that ``empty`` gives on the CPU."""
     if type(module) is nn.Linear:
         return module.weight.detach()
     weight = module.get_base_layer().weight.detach()
     if module.disable_adapters or module.merged:
         return weight
     # A copy: the addition below must not change the base. float32: bfloat16 would round a small update away.
-    weight = weight.to(torch.float32, copy=True)
+    if weight.is_cpu:
+        weight = empty(*weight.shape, dtype=torch.float32).copy_(weight)
+    else:
+        weight = weight.to(torch.float32, copy=True)
     for adapter in module.active_adapters:
-        weight.add_(module.get_delta_weight(adapter).detach())
+        add_low_rank(weight, module, adapter)
     return weight
+
+
+def add_low_rank(weight: Tensor, module: Any, adapter: str) -> None:
+    """Adds (alpha / rank) B A of peft's layer ``module`` to ``weight`` (float32). In one operation: matrices made on
+    the way and released would leave holes in the heap."""
+    a, b = full(module.lora_A[adapter].weight.detach()), full(module.lora_B[adapter].weight.detach())
+    into = weight.t() if getattr(module, "fan_in_fan_out", False) else weight  # GPT-2's layers are transposed
+    into.addmm_(b.float(), a.float(), alpha=module.scaling[adapter])
 
 
 def _is_linear(module: Any, *, adapters: bool) -> bool:

@@ -402,11 +402,28 @@ def export(
     shutil.rmtree(old, ignore_errors=True)
 
 
+def fill(plain: PreTrainedModel, tensors: Mapping[str, Tensor], *, like: PreTrainedModel) -> PreTrainedModel:
+    """Gives a skeleton (:func:`skeleton`) the weights ``tensors``, and all else of the model ``like``."""
+    plain.load_state_dict(dict(tensors), assign=True)
+    plain.tie_weights()
+    for name, buffer in list(plain.named_buffers()):  # buffers that no file holds: rotary tables
+        owner, _, kind = name.rpartition(".")
+        if buffer.is_meta:
+            setattr(plain.get_submodule(owner), kind, like.get_buffer(name).cpu())
+    plain.generation_config = like.generation_config
+    left = [name for name, t in [*plain.named_parameters(), *plain.named_buffers()] if t.is_meta]
+    assert not left, left
+    return plain.eval()
+
+
 def save_config(model: PreTrainedModel, folder: Path) -> None:
     """Writes config.json and, where there is one, generation_config.json, which ``from_pretrained`` needs beside the
     weights."""
     config = copy.deepcopy(model.config)
-    config.architectures = [type(model).__name__]
+    # Sharding gives a model a class of its own: (FSDPModule, the real one).
+    bases = type(model).__bases__
+    real = bases[1] if bases[0].__name__ == "FSDPModule" else type(model)
+    config.architectures = [real.__name__]
     with quiet():
         config.save_pretrained(folder)
         if model.generation_config is not None:

@@ -21,7 +21,7 @@ import importlib
 import logging
 import math
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,6 +32,8 @@ from torch import Tensor, nn
 from ..config import LoraConfig
 from ..errors import ModelError, nearest
 from . import files, loading
+from .anatomy import add_low_rank
+from .sharded import full
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -57,15 +59,20 @@ class Adapters:
         with self._peft.disable_adapter():
             yield
 
-    def save(self, folder: Path) -> None:
-        """Writes only the adapters, in peft's format: adapter_config.json and adapter_model.safetensors."""
+    def tensors(self) -> dict[str, Tensor]:
+        """The adapters' tensors under peft's names, in a fixed order."""
         from peft import get_peft_model_state_dict
+
+        return dict(sorted(get_peft_model_state_dict(self._peft, save_embedding_layers=False).items()))
+
+    def save(self, folder: Path, tensors: Mapping[str, Tensor] | None = None) -> None:
+        """Writes only the adapters, in peft's format: adapter_config.json and adapter_model.safetensors. ``tensors``:
+        whole ones, where the model's are sharded."""
         from safetensors.torch import save_file
 
         folder.mkdir(parents=True, exist_ok=True)
-        tensors = get_peft_model_state_dict(self._peft, save_embedding_layers=False)
-        tensors = {name: t.detach().cpu().contiguous() for name, t in sorted(tensors.items())}
-        save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+        whole = {name: t.detach().cpu().contiguous() for name, t in (tensors or self.tensors()).items()}
+        save_file(whole, folder / "adapter_model.safetensors", metadata={"format": "pt"})
         self.save_config(folder)
 
     def save_config(self, folder: Path) -> None:
@@ -307,35 +314,27 @@ def fingerprint(model: nn.Module) -> str:
 @torch.no_grad()
 def merged(adapters: Adapters) -> PreTrainedModel:
     """Returns a plain model on the CPU with W + (alpha / rank) B A in float32, whatever the type of W: bfloat16 would
-    round away most of what was learned. Float32 tensors without an adapter are shared with the adapted model."""
+    round away most of what was learned. Float32 tensors without an adapter are shared with the adapted model. Sharded
+    weights are gathered: all ranks must call this together."""
     model = adapters.model
     config = copy.deepcopy(model.config)
     config.dtype = torch.float32
     vars(config).pop("quantization_config", None)
     plain = loading.skeleton(config)
-    tensors = {}
+    tensors: dict[str, Tensor] = {}
     # Parameters first, then all else in the state; tied weights appear under several names there.
     for name in [*dict(plain.named_parameters()), *plain.state_dict()]:
         if name not in tensors:
             owner, _, kind = name.rpartition(".")
             tensors[name] = _merged_tensor(model.get_submodule(owner), kind).cpu()
-    plain.load_state_dict(tensors, assign=True)
-    plain.tie_weights()
-    for name, buffer in list(plain.named_buffers()):  # buffers that no file holds: rotary tables
-        owner, _, kind = name.rpartition(".")
-        if buffer.is_meta:
-            setattr(plain.get_submodule(owner), kind, model.get_buffer(name).cpu())
-    plain.generation_config = model.generation_config
-    left = [name for name, t in [*plain.named_parameters(), *plain.named_buffers()] if t.is_meta]
-    assert not left, left
-    return plain.eval()
+    return loading.fill(plain, tensors, like=model)
 
 
 def _merged_tensor(owner: Any, kind: str) -> Tensor:
     from peft.tuners.lora import LoraLayer
 
     if not isinstance(owner, LoraLayer):
-        tensor = getattr(owner, kind).detach()
+        tensor = full(getattr(owner, kind).detach())
         return tensor.float() if tensor.is_floating_point() else tensor
     value = getattr(owner.get_base_layer(), kind)
     state = getattr(value, "quant_state", None)
@@ -344,12 +343,10 @@ def _merged_tensor(owner: Any, kind: str) -> Tensor:
 
         value = dequantize_4bit(value.data, state)
     if kind != "weight":
-        return value.detach().float()
-    layer: Any = owner
-    # The sum is made before what is added to it, and in place: tensors that stay, made after some that do not, would
-    # leave holes in the heap for half as much again.
-    weight = value.detach().to(torch.float32, copy=True)
-    return weight.add_(layer.get_delta_weight(NAME).float())
+        return full(value.detach()).float()
+    weight = full(value.detach()).to(torch.float32, copy=True)
+    add_low_rank(weight, owner, NAME)
+    return weight
 
 
 def parameter_count(model: nn.Module) -> int:

@@ -17,6 +17,7 @@ from ..learner import recompute
 from ..learner.optimizer import learning_rate, load_moments, make_optimizer, moments, trainable
 from ..learner.stored import check_stored
 from ..models import loading
+from ..models.sharded import Rows, copy_into
 from ..rewards.model.scorer import Scorer
 from ..runs import RunFolder
 from ..runs.writer import Writer
@@ -129,13 +130,13 @@ class RewardProgram(Program):
     def snapshot(self) -> Snapshot:
         return Snapshot({**self._stored(), **moments(self.optimizer, self.parameters)}, {"optimizer": "adamw"})
 
-    def load(self, tensors: Mapping[str, Tensor], counters: Mapping[str, Any]) -> None:
+    def load(self, tensors: Mapping[str, Tensor | Rows], counters: Mapping[str, Any]) -> None:
         stored = self._stored()
         check_stored(stored, tensors)
         load_moments(self.optimizer, self.parameters, tensors)
         with torch.no_grad():
             for name, tensor in stored.items():
-                tensor.copy_(tensors[name])
+                copy_into(tensor, tensors[name])
 
     def _stored(self) -> dict[str, Tensor]:
         return {f"model.{name}": p.detach() for name, p in self.parameters.items()}

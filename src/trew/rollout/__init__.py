@@ -1,5 +1,5 @@
-"""Rollouts: tokenises prompts (``chat``), generates completions (``engine``; ``torch_engine`` is the embedded engine)
-and supplies scored groups for each step (``source``, ``sync``)."""
+"""Rollouts: tokenises prompts (``chat``), generates completions (``engine``; ``torch_engine`` is the embedded engine,
+``vllm`` asks servers) and supplies scored groups for each step (``source``, ``sync``)."""
 
 from .chat import Renderer
 from .engine import Engine

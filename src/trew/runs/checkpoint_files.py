@@ -2,6 +2,8 @@
 
     checkpoints/000020/   model.safetensors  optimizer.safetensors  config.json  state.json  manifest.json
 
+Where weights are sharded over ranks, each rank writes its part (:mod:`.tensor_files`), and rank 0 everything else.
+
 A folder under its final name is complete. Its manifest has the size and SHA-256 of every file, and loading rejects
 files that do not match. Tensors are safetensors and everything else is JSON, so loading runs no code. Tensors are
 stored under their names in the model, so that transformers (or peft, for adapters) can load the folder as a model.
@@ -9,24 +11,26 @@ stored under their names in the model, so that transformers (or peft, for adapte
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import re
 import shutil
-from collections import Counter
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from ..errors import CheckpointError, ResumeError
 from ..utils import shapes
 from ..utils.shapes import Count, ShapeError
+from . import tensor_files
+from .tensor_files import FileError, Stored
 
 T = TypeVar("T")
 
@@ -35,6 +39,9 @@ FORMAT = 3
 
 ASIDE = ".tmp-"
 """Prefix of folders that are being written or removed."""
+
+PART_S = 300.0
+"""Seconds without any progress that rank 0 waits for the parts of other ranks."""
 
 _NAME = re.compile(r"(\d{6,})(?:\.(\d+))?")  # the step, and a counter where the same step was saved again
 
@@ -76,37 +83,39 @@ def save(
     best: int | None = None,
     beside: Callable[[Path], None] | None = None,
     read: Callable[[], None] | None = None,
+    parts: int = 1,
 ) -> Path:
     """Writes one checkpoint and returns its folder; then removes all but the ``keep`` newest ones and the one of step
     ``best``.
 
     The first part of a tensor's name is its file: ``model.embed.weight`` is embed.weight in model.safetensors. ``meta``
     is anything JSON can hold. ``beside`` may write more files into the folder it is given. ``read`` is called once the
-    tensors are no longer needed. Checkpoints of later steps are removed too: they were unusable when the run was
+    tensors are no longer needed. ``parts``: the number of ranks that write into :func:`aside`, this one included.
+    Checkpoints of later steps are removed too: they were unusable when the run was
     resumed, otherwise it would be past them. If a write fails, older checkpoints stay, nothing half-written does, and
     CheckpointError says why.
     """
     assert keep >= 1
     root = Path(root)
-    aside = root / f"{ASIDE}{step:06d}-{os.getpid()}"
+    written = aside(root, step)
     try:
         root.mkdir(parents=True, exist_ok=True)
         # Leftovers of a killed write. The run holds the folder's lock, so that nobody else is writing here.
         for stray in root.glob(f"{ASIDE}*"):
             _remove(stray)
-        aside.mkdir()
-        _write_tensors(aside, tensors)
+        written.mkdir()
+        tensor_files.write(written, tensors, parts=parts)
         if read is not None:
             read()
         if beside is not None:
-            beside(aside)
-        _complete(aside, step, meta, Counter(_file_of(name) for name in tensors))
+            beside(written)
+        _complete(written, step, meta, _counts(written, tensors, parts))
         target = _free_name(root, step)
         # The folder's files are durable before its final name exists, and the name before the save counts as done.
-        os.rename(aside, target)
+        os.rename(written, target)
         _sync(root)
-    except (OSError, SafetensorError) as error:
-        shutil.rmtree(aside, ignore_errors=True)
+    except (OSError, SafetensorError, FileError) as error:
+        shutil.rmtree(written, ignore_errors=True)
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise CheckpointError(
             f"{root}: the checkpoint of step {step} could not be written: {reason}. Older checkpoints are "
@@ -117,13 +126,67 @@ def save(
     return target
 
 
+def aside(root: Path, step: int, pid: int | None = None) -> Path:
+    """The folder in which process ``pid`` (this one by default) writes the checkpoint of ``step``."""
+    return root / f"{ASIDE}{step:06d}-{os.getpid() if pid is None else pid}"
+
+
+def save_part(
+    folder: Path, tensors: Mapping[str, Tensor], *, part: int, parts: int, read: Callable[[], None] = lambda: None
+) -> None:
+    """Writes this rank's part into ``folder``, which rank 0 makes (:func:`aside`). An error is left there as a file,
+    for rank 0 to report."""
+    end = time.monotonic() + PART_S
+    while not folder.is_dir():
+        if time.monotonic() > end:
+            return  # rank 0 could not even make the folder, and says why
+        time.sleep(0.01)
+    try:
+        tensor_files.write(folder, tensors, part=part, parts=parts)
+        read()
+    except (OSError, SafetensorError) as error:
+        with contextlib.suppress(OSError):
+            (folder / f"part-{part}.error").write_text(str(error), encoding="utf-8")
+
+
+def _counts(folder: Path, tensors: Mapping[str, Tensor], parts: int) -> dict[str, int]:
+    """The number of entries of each file, once all parts are there. Raises FileError where one is missing."""
+    kinds = {name.partition(".")[0] for name in tensors}
+    names = [tensor_files.file_name(kind, part=n, parts=parts) for kind in kinds for n in range(1, parts + 1)]
+    end, before = time.monotonic() + PART_S, 0
+    while missing := [name for name in names if not (folder / name).exists()]:
+        if (now := _written(folder)) != before:  # somebody is still writing
+            end, before = time.monotonic() + PART_S, now
+        if said := sorted(folder.glob("part-*.error")):
+            raise FileError(f"rank {int(said[0].stem.partition('-')[2]) - 1}: {said[0].read_text(encoding='utf-8')}")
+        if time.monotonic() > end:
+            raise FileError(
+                f"{missing[0]} was not written, and nothing else for {PART_S:g} s; has that rank died, and do all "
+                "ranks see this folder?"
+            )
+        time.sleep(0.01)
+    found, counts = tensor_files.read(folder, names)
+    if lacking := [name for name in tensors if name not in found]:
+        raise FileError(f"{lacking[0]} is in no part")
+    return counts
+
+
+def _written(folder: Path) -> int:
+    """Bytes of all files so far; one that is renamed just now may be left out."""
+    total = 0
+    for path in folder.iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            total += path.stat().st_size
+    return total
+
+
 def size(folder: Path) -> int:
     """The size of a checkpoint's files in bytes."""
     return sum(path.stat().st_size for path in folder.iterdir())
 
 
-Loaded = tuple[int, dict[str, Tensor], dict[str, Any]]
-"""Step, tensors and meta, as given to :func:`save`."""
+Loaded = tuple[int, dict[str, Stored], dict[str, Any]]
+"""Step, tensors (read on demand) and meta, as given to :func:`save`."""
 
 
 def load_latest(root: Path) -> tuple[Loaded | None, list[str]]:
@@ -174,15 +237,16 @@ def load(folder: Path) -> Loaded:
     for where, step in (("manifest.json", manifest.step), ("state.json", state.step)):
         if step != _order(folder)[0]:
             raise _BrokenError(f"{where} is of step {step}")
-    tensors: dict[str, Tensor] = {}
     files = {name for name in manifest.files if name.endswith(".safetensors")}
-    for name in sorted(files | set(state.tensors)):
-        if name not in files:
-            raise _BrokenError(f"manifest.json does not name {name}, which has {state.tensors[name]} tensors")
-        found = _load_tensors(folder / name)
-        if len(found) != state.tensors.get(name, 0):
-            raise _BrokenError(f"{name} has {len(found)} tensors, {state.tensors.get(name, 0)} by state.json")
-        tensors |= found
+    if missing := sorted(set(state.tensors) - files):
+        raise _BrokenError(f"manifest.json does not name {missing[0]}, which has {state.tensors[missing[0]]} tensors")
+    try:
+        tensors, counts = tensor_files.read(folder, files)
+    except FileError as error:
+        raise _BrokenError(str(error)) from None
+    for name, count in counts.items():
+        if count != state.tensors.get(name, 0):
+            raise _BrokenError(f"{name} has {count} tensors, {state.tensors.get(name, 0)} by state.json")
     return state.step, tensors, state.meta
 
 
@@ -218,28 +282,6 @@ def _verify(folder: Path, name: str, expected: File) -> None:
         raise _BrokenError(f"{name} has {path.stat().st_size} bytes instead of {expected.size}")
     if _sha256(path) != expected.sha256:
         raise _BrokenError(f"{name} is damaged (SHA-256 differs)")
-
-
-def _load_tensors(path: Path) -> dict[str, Tensor]:
-    try:
-        return {f"{path.stem}.{key}": tensor for key, tensor in load_file(path).items()}
-    except SafetensorError as error:
-        raise _BrokenError(f"{path.name} is not a safetensors file: {error}") from None
-
-
-def _file_of(name: str) -> str:
-    """The file that holds a tensor, from the tensor's name."""
-    return f"{name.partition('.')[0]}.safetensors"
-
-
-def _write_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> None:
-    parts: dict[str, dict[str, Tensor]] = {}
-    for name, tensor in tensors.items():
-        part, _, key = name.partition(".")
-        parts.setdefault(part, {})[key] = tensor.detach().cpu().contiguous()
-    for part, members in parts.items():
-        # transformers reads this entry when it loads the file as a model.
-        save_file(members, folder / f"{part}.safetensors", metadata={"format": "pt"})
 
 
 def _complete(folder: Path, step: int, meta: Mapping[str, Any], tensors: Mapping[str, int]) -> None:

@@ -28,8 +28,8 @@ class Layout:
 
 RUN = Layout(
     rows="metrics.jsonl", files=("events.log", "failed_reward.json"),
-    folders=("rollouts", "evals", "checkpoints", "final", "bad_steps"), foreign=("wandb", "tensorboard", "mlflow.db"),
-    made=("rollouts", "evals", "checkpoints"),
+    folders=("rollouts", "evals", "checkpoints", "final", "bad_steps", "servers"),
+    foreign=("wandb", "tensorboard", "mlflow.db"), made=("rollouts", "evals", "checkpoints"),
 )  # fmt: skip
 """One training, of a policy or of a reward model."""
 

@@ -35,13 +35,22 @@ class Writer:
 
         ``meta`` must not change afterwards.
         """
+
+        def write(read: Callable[[], None]) -> str:
+            start = time.monotonic()
+            folder = checkpoint_files.save(root, step, tensors, meta, **how, read=read)
+            seconds = time.monotonic() - start
+            return f"checkpoint of step {step}: {checkpoint_files.size(folder) / 1e6:,.1f} MB in {seconds:.2f} s"
+
+        self.run(write, f"{root}: the checkpoint of step {step}")
+
+    def run(self, write: Callable[[Callable[[], None]], str | None], what: str = "a part of a checkpoint") -> None:
+        """Starts ``write`` once the previous one is complete. It calls its argument when tensors may change, and may
+        return a line for ``tell``; ``what`` names it in errors."""
         self.finish()
         # A new event for each checkpoint: the previous one is set already.
         self._read, self._held = threading.Event(), 0.0
-        how = {**how, "read": self._read.set}
-        self._thread = threading.Thread(
-            target=self._write, args=(root, step, tensors, meta, how), name="trew-checkpoint", daemon=True
-        )
+        self._thread = threading.Thread(target=self._write, args=(write, what), name="trew-checkpoint", daemon=True)
         self._thread.start()
         if not self._background:
             self.finish()
@@ -82,18 +91,13 @@ class Writer:
                 raise
             self._tell(str(error))  # another error is ending the run and must not be replaced
 
-    def _write(
-        self, root: Path, step: int, tensors: Mapping[str, Tensor], meta: Mapping[str, Any], how: dict[str, Any]
-    ) -> None:
-        start = time.monotonic()
+    def _write(self, write: Callable[[Callable[[], None]], str | None], what: str) -> None:
         try:
-            folder = checkpoint_files.save(root, step, tensors, meta, **how)
-            seconds = time.monotonic() - start
-            self._done = f"checkpoint of step {step}: {checkpoint_files.size(folder) / 1e6:,.1f} MB in {seconds:.2f} s"
+            self._done = write(self._read.set) or ""
         except TrewError as error:
             self._error = error
         except BaseException as error:
-            self._error = CheckpointError(f"{root}: the checkpoint of step {step} could not be written: {error!r}")
+            self._error = CheckpointError(f"{what} could not be written: {error!r}")
         finally:
             # Also after an error before the tensors were read: ``release`` would wait for ever.
             self._read.set()

@@ -2,30 +2,66 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import os
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
 import torch
 
-from ..config import to_table
+from ..config import Config, to_table
 from ..diagnostics.health import Facts, Health
 from ..diagnostics.monitors import Monitors
+from ..distributed import Ranks
+from ..distributed.orders import BroadcastRollouts, DealtEngine, Held, Orders
 from ..learner import Learner
+from ..models import loading
+from ..models.backend import Backend
+from ..models.lora import Adapters
+from ..rollout import Engine
+from ..rollout.endings import facts_of
 from ..rollout.sync import SyncRollouts
 from ..rollout.torch_engine import TorchEngine
 from ..runs import RunFolder, Trackers
 from ..runs.writer import Writer
 from ..utils.console import Display
 from ..utils.signals import Interrupts
+from ..weights import InPlace, WeightSync
 from . import backends, planning
 from .planning import Plan
 from .policy_program import PolicyProgram
 from .program import Timetable
+from .team import Team, Together
 
 
-def build(plan: Plan, folder: RunFolder, trackers: Trackers, display: Display, interrupts: Interrupts) -> PolicyProgram:
-    """Loads the model and assembles the training of a policy."""
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What every rank of a run has."""
+
+    model: Any
+    adapters: Adapters | None
+    learner: Learner
+    backend: Backend | None
+    held: Held  # makes sharded weights whole on every rank
+
+    def engine(self, plan: Plan) -> TorchEngine:
+        """An embedded engine on this rank's model."""
+        config = plan.config
+        autocast = torch.bfloat16 if config.learner.dtype == "bfloat16" else None
+        return TorchEngine(
+            self.model, plan.renderer, batch=config.rollout.batch, autocast=autocast, backend=self.backend
+        )
+
+
+def parts(plan: Plan, ranks: Ranks | None = None) -> Parts:
+    """Loads the model and makes a learner of it; with ``ranks``, this rank's."""
     config = plan.config
     if config.threads:
         torch.set_num_threads(config.threads)
-    backend = backends.of(config, plan.device)
+    # Backends read weights in place and choose by what this process sees; ranks must all go the same way.
+    backend = backends.of(config, plan.device) if ranks is None else None
     if backend is not None:
         backend.start()
     model, adapters = planning.load(plan)
@@ -33,27 +69,118 @@ def build(plan: Plan, folder: RunFolder, trackers: Trackers, display: Display, i
     reference = None
     if "ref_logprobs" in plan.objective.needs and adapters is None:
         reference = planning.load_reference(plan, backend)
-    autocast = torch.bfloat16 if config.learner.dtype == "bfloat16" else None
-    engine = TorchEngine(model, plan.renderer, batch=config.rollout.batch, autocast=autocast, backend=backend)
+    held: Held = nullcontext
+    if ranks is not None and sharded(config):
+        from ..distributed import sharding  # imports FSDP, which takes long
+
+        for each in (model, reference):
+            if each is not None:
+                _shard(each, config, ranks)
+        held = functools.partial(sharding.gathered, model)
     learner = Learner(
         model, config=config.learner, objective=plan.objective, optimizer_steps=config.optimizer_steps,
         temperature=config.rollout.temperature, reference=reference, adapters=adapters,
-        fused=config.kernels == "auto", backend=backend,
+        fused=config.kernels == "auto", backend=backend, parallel=ranks,
     )  # fmt: skip
+    learner.measure_entropy = config.cluster.rollout == "vllm"  # servers do not report entropies
+    return Parts(model, adapters, learner, backend, held)
+
+
+def sharded(config: Config) -> bool:
+    """Whether several ranks share the weights, rather than each having all of them."""
+    return config.cluster.learner > 1 and config.cluster.shard != "none"
+
+
+def _shard(model: Any, config: Config, ranks: Ranks) -> None:
+    how = config.cluster.shard
+    if how == "auto":
+        how = "hsdp" if ranks.place.nodes > 1 else "fsdp"
+    from ..distributed import sharding
+
+    over = sharding.mesh(ranks.place, str(ranks.device), how)
+    sharding.shard(model, over, offload=config.cluster.offload == "all")
+
+
+def build(
+    plan: Plan,
+    folder: RunFolder,
+    trackers: Trackers,
+    display: Display,
+    interrupts: Interrupts,
+    ending: contextlib.ExitStack,
+    orders: Orders | None = None,
+) -> PolicyProgram:
+    """Loads the model and assembles the training of a policy; with ``orders``, that of rank 0 of several. ``ending``
+    gets what must be closed however it ends."""
+    config = plan.config
+    made = parts(plan, None if orders is None else orders.ranks)
+    engine, weights = _sampler(plan, made, folder, display, ending, orders)
     plan.rewards.load(device=plan.device, decode=plan.renderer.decode)
     rollouts = SyncRollouts(
         engine, config=config, objective=plan.objective, prompts=plan.train, rewards=plan.rewards, correct=plan.correct
     )
     writer = Writer(display.line, background=config.checkpoint.background)
     # The writer saves the live tensors in the background, so an update must wait until it has read them.
-    learner.before_update, learner.tell = writer.release, display.line
+    made.learner.before_update, made.learner.tell = writer.release, display.line
     program = PolicyProgram(
-        plan=plan, model=model, engine=engine, policy=learner, rollouts=rollouts, adapters=adapters,
+        plan=plan, model=made.model, engine=engine, policy=made.learner, adapters=made.adapters, rollouts=rollouts,
+        source=rollouts if orders is None else BroadcastRollouts(rollouts, orders),
         monitors=Monitors(plan.rewards.rewards, shuffled=config.data.shuffle),
         health=Health(Facts.of(to_table(config))),
         timetable=Timetable(config.steps, config.eval.every, config.checkpoint.every, config.checkpoint.keep),
         fingerprint=plan.fingerprint, folder=folder, trackers=trackers, display=display, interrupts=interrupts,
-        writer=writer,
+        writer=writer, weights=weights, backend=made.backend, team=Team(orders, sharded=sharded(config)),
     )  # fmt: skip
     rollouts.interruptible = lambda: interrupts.after_grace(program.saved())
     return program
+
+
+def _sampler(
+    plan: Plan, made: Parts, folder: RunFolder, display: Display, ending: contextlib.ExitStack, orders: Orders | None
+) -> tuple[Engine, WeightSync]:
+    """The engine, and how it gets the policy's weights. ``ending`` ends what must not outlive the run."""
+    if plan.config.cluster.rollout == "vllm":
+        engine, weights = _on_servers(plan, made.model, folder, display, ending)
+        return engine, weights if orders is None else Together(weights, orders)
+    own = made.engine(plan)
+    return own if orders is None else DealtEngine(own, orders, made.held), InPlace()
+
+
+def _on_servers(
+    plan: Plan, model: Any, folder: RunFolder, display: Display, ending: contextlib.ExitStack
+) -> tuple[Engine, WeightSync]:
+    """An engine on vLLM servers: those of the recipe, or those that are started here."""
+    from ..rollout.vllm import handshake, launch
+    from ..rollout.vllm.endpoint import Endpoint
+    from ..rollout.vllm.engine import VllmEngine
+    from ..weights.files import PublishedFiles
+
+    cluster, facts = plan.config.cluster, facts_of(model)
+    token = os.environ.get("TREW_SERVER_TOKEN", "")
+    endpoints = tuple(Endpoint.parse(address, token) for address in cluster.endpoints)
+    restart = None
+    if not endpoints:
+        files = loading.folder(plan.config.model)
+        assert files is not None, "the model was loaded from there"
+        servers = launch.servers(plan.config, model=files, device=plan.device, folder=folder.folder / "servers")
+        ending.enter_context(servers)
+        display.line(f"note: starting {cluster.servers} vLLM servers; their logs are in {folder.folder / 'servers'}")
+        servers.start()
+        endpoints, restart = servers.endpoints, servers.restart
+    expected = handshake.Expected(plan.config.learner.dtype, facts.vocabulary, planning.most_tokens(plan))
+    for endpoint in endpoints:
+        handshake.check(endpoint, expected, root=folder.folder.resolve())
+
+    def tell(text: str) -> None:
+        display.warn(text)
+        folder.event(text)
+
+    engine = VllmEngine(
+        endpoints, plan.renderer, facts=facts, request_timeout_s=cluster.request_timeout_s,
+        sync_timeout_s=cluster.sync_timeout_s, restart=restart, tell=tell,
+    )  # fmt: skip
+    weights = PublishedFiles(
+        folder.folder, dtype=plan.config.learner.dtype, vocabulary=facts.vocabulary, positions=facts.positions
+    )
+    ending.callback(weights.close)
+    return engine, weights

@@ -24,6 +24,18 @@ FREE = (
     "checkpoint.",
     "track.",
     "health.",
+    "cluster.learner",
+    "cluster.shard",
+    "cluster.offload",
+    "cluster.restarts",
+    "cluster.hang_s",
+    "cluster.sync",
+    "cluster.servers",
+    "cluster.server_",
+    "cluster.endpoints",
+    "cluster.python",
+    "cluster.request_timeout_s",
+    "cluster.sync_timeout_s",
 )
 """Keys, or prefixes of keys, that may differ when a training of any kind is continued: they do not change what is
 learned, or only from that step on."""

@@ -25,9 +25,12 @@ from ..types import ScoredGroup, TrainingSample
 from .batch import optimizer_steps
 from .planning import Plan
 
-CANARY = {"float32": 1e-3, "bfloat16": 0.25}
-"""Largest mean difference in nats between sampler and policy at the same weights, by learner.dtype. A larger one means
-different weights or another distribution; rounding does not reach it."""
+CANARY = {
+    "embedded": {"float32": 1e-3, "bfloat16": 0.25},
+    "vllm": {"float32": 1e-3, "bfloat16": 0.05},
+}
+"""Largest mean difference in nats between sampler and policy at the same weights, by cluster.rollout and learner.dtype.
+A larger one means different weights or another distribution; rounding does not reach it."""
 
 CANARY_TOKENS = 32
 """Tokens of a rollout that the canary compares where nothing else depends on it."""
@@ -73,24 +76,38 @@ def with_frozen_logprobs(
     # on-policy step. In the loss, the KL comes from the current log-probs.
     needed = several or stale or (objective.beta > 0 and objective.reference.place != "loss")
     canary = compare(plan, policy, groups, samples, batch, whole=needed and not stale)
+    untempered = None
+    if "entropies" in objective.needs and batch.entropies is None:
+        untempered, entropies = policy.untempered(samples)
+        batch = batch.replace(entropies=entropies)
     if needed:
-        batch = batch.replace(old_logprobs=_old_logprobs(plan, policy, samples, batch, canary, stale=stale))
+        # At temperature 1 the pass for the entropies has given the policy's log-probs, too.
+        own = untempered if config.rollout.temperature == 1 else None
+        batch = batch.replace(old_logprobs=_old_logprobs(plan, policy, samples, batch, canary, stale=stale, known=own))
     if "ref_logprobs" in objective.needs:
         batch = batch.replace(ref_logprobs=policy.logprobs(samples, reference=True))
     return Frozen(batch, canary, on_policy=not (several or stale))
 
 
 def _old_logprobs(
-    plan: Plan, policy: Policy, samples: Sequence[TrainingSample], batch: TokenBatch, canary: Canary, *, stale: bool
-) -> Tensor:
-    """Log-probs (N,) of the policy in the ratio's denominator."""
+    plan: Plan, policy: Policy, samples: Sequence[TrainingSample], batch: TokenBatch, canary: Canary, *, stale: bool,
+    known: Tensor | None,
+) -> Tensor:  # fmt: skip
+    """Log-probs (N,) of the policy in the ratio's denominator. ``known``: the current policy's, where there are any."""
     own = batch.rollout_logprobs
     if stale:
         corrected = any(correction.mismatch for correction in plan.objective.correction)
-        return policy.logprobs(samples) if own is None or corrected else own
+        if own is not None and not corrected:
+            return own
+    if known is not None:
+        return known
+    if stale:
+        return policy.logprobs(samples)
     # The sampler has computed these log-probs already, and a forward pass over all rollouts is saved where they are the
-    # same numbers: same weights, an uncut distribution, float32, and equal to the policy's on the rollouts compared.
+    # same numbers: same weights, an uncut distribution, float32, and equal to the policy's on the rollouts compared. Of
+    # another process, a few rollouts that agree say too little about the others.
     comparable = plan.config.kernels == "auto" and plan.config.learner.dtype == "float32"
+    comparable = comparable and plan.config.cluster.rollout == "embedded"
     equal = len(canary.differences) > 0 and float(canary.differences.max()) <= ROUNDING
     return own if comparable and equal and own is not None else policy.logprobs(samples)
 
@@ -123,7 +140,7 @@ def compare(
         differences.append((values - own[tokens])[batch.mask[tokens]].abs())
     found = torch.cat(differences)
     # ``not ... <=`` instead of ``>``: NaN must fail too.
-    limit = CANARY[plan.config.learner.dtype]
+    limit = CANARY[plan.config.cluster.rollout][plan.config.learner.dtype]
     if len(found) and not float(found.mean()) <= limit:
         raise EngineError(
             f"the sampler's log-probs differ from the learner's by {float(found.mean()):.2g} nats on {len(found)} "

@@ -94,6 +94,18 @@ def plan(config: Config, *, found: Sequence[str] = (), bar: Bar | None = None) -
     )  # fmt: skip
 
 
+def follow(config: Config, *, device: str) -> Plan:
+    """The plan of a rank that follows another one: ``config`` was checked there, and prompts come from there."""
+    rewards = RewardSet.from_config(config.rewards)
+    own: dict[str, Any] = {"tokenizer": config.tokenizer, "chat_template": config.chat_template}
+    renderer = Renderer(loading.load_tokenizer(config.model, **own), stop=config.rollout.stop)
+    objective = preset(config.objective.preset, **config.objective.args)
+    return Plan(
+        config, objective, (), [], rewards, renderer, device, "", 0, (),
+        correct_by(config.eval.correct_reward or first_verifier(rewards), at=config.eval.correct_at),
+    )  # fmt: skip
+
+
 def _objective(config: Config, problems: Problems) -> Objective | None:
     """The objective of a recipe, checked against the run."""
     objective = problems.attempt(lambda: preset(config.objective.preset, **config.objective.args))
@@ -187,6 +199,11 @@ def _fit(config: Config, data: Dataset, renderer: Renderer) -> tuple[list[Prompt
         out.append(kept)
         notes += said
     return out[0], out[1], notes
+
+
+def most_tokens(plan: Plan) -> int:
+    """The most tokens that a prompt and its completion take together."""
+    return plan.longest + max(_most_tokens(plan.config).values())
 
 
 def _most_tokens(config: Config) -> dict[str, int]:

@@ -15,10 +15,12 @@ from ..diagnostics.monitors import Monitors
 from ..eval import EvalResult, evaluate
 from ..learner import Learner
 from ..models import loading
+from ..models.backend import Backend
 from ..models.lora import Adapters
+from ..models.sharded import Rows
+from ..rollout import Engine, RolloutSource
 from ..rollout.generate import generate
 from ..rollout.sync import SyncRollouts
-from ..rollout.torch_engine import TorchEngine
 from ..runs import Trackers
 from ..types import Sampling
 from ..weights import InPlace, WeightSync
@@ -39,14 +41,16 @@ class PolicyProgram(Program):
 
     plan: Plan
     model: Any
-    engine: TorchEngine
+    engine: Engine
     policy: Learner
     rollouts: SyncRollouts
+    source: RolloutSource  # of the loop: the rollouts, also for other ranks
     monitors: Monitors
     health: Health
     trackers: Trackers
     adapters: Adapters | None = None
     weights: WeightSync = field(default_factory=InPlace)
+    backend: Backend | None = None
     state: State = field(default_factory=State)
 
     @property
@@ -111,11 +115,10 @@ class PolicyProgram(Program):
         tensors, counters = self.policy.state()
         if self.adapters is None:
             return Snapshot(tensors, counters, functools.partial(loading.save_config, self.model))
-        named = {_for_peft(name): tensor for name, tensor in tensors.items()}
-        return Snapshot(named, counters, self.adapters.save_config)
+        return Snapshot(for_files(tensors), counters, self.adapters.save_config)
 
-    def load(self, tensors: Mapping[str, Tensor], counters: Mapping[str, Any]) -> None:
-        self.policy.load_state({_from_peft(name): tensor for name, tensor in tensors.items()}, counters)
+    def load(self, tensors: Mapping[str, Tensor | Rows], counters: Mapping[str, Any]) -> None:
+        self.policy.load_state(from_files(tensors), counters)
 
     def restored(self) -> None:
         """Replays the rows so far through the health rules where the rules' settings have changed: their stored state
@@ -127,6 +130,16 @@ class PolicyProgram(Program):
             if row["step"] <= self.state.step:
                 fresh.observe(row)
         self.health.load_state(fresh.state())
+
+
+def for_files(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Adapters' tensors under the names of a checkpoint's files."""
+    return {_for_peft(name): tensor for name, tensor in tensors.items()}
+
+
+def from_files(tensors: Mapping[str, Tensor | Rows]) -> dict[str, Tensor | Rows]:
+    """A checkpoint's tensors under the names of the model."""
+    return {_from_peft(name): tensor for name, tensor in tensors.items()}
 
 
 def _for_peft(name: str) -> str:

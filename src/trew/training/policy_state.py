@@ -34,10 +34,10 @@ class LearnerCounters:
 
 @dataclass(frozen=True, slots=True)
 class EngineState:
-    """The state that ``TorchEngine.state`` returns."""
+    """The state that an engine returns; ``refused`` is of the embedded one."""
 
-    refused: bool
     version: Count
+    refused: bool = False
 
 
 @dataclass(frozen=True, slots=True)

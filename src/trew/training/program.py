@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ..config import choices
 from ..errors import CheckpointError, ConfigError, ResumeError
+from ..models.sharded import Rows
 from ..runs import RunFolder, checkpoint_files, redact
 from ..runs.writer import Writer
 from ..utils.console import Display
@@ -22,6 +23,7 @@ from ..utils.signals import Interrupted, Interrupts
 from . import remembered
 from .changes import refuse_lost
 from .remembered import Progress, Remembered
+from .team import Team
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,7 @@ class Program(ABC):
     interrupts: Interrupts
     state: Progress = field(default_factory=Progress)
     writer: Writer = field(default_factory=Writer)
+    team: Team = field(default_factory=Team)
 
     @abstractmethod
     def evaluate(self) -> dict[str, Any]:
@@ -79,7 +82,7 @@ class Program(ABC):
         """The model's and the optimizer's state."""
 
     @abstractmethod
-    def load(self, tensors: Mapping[str, Tensor], counters: Mapping[str, Any]) -> None:
+    def load(self, tensors: Mapping[str, Tensor | Rows], counters: Mapping[str, Any]) -> None:
         """Restores what :meth:`snapshot` returned. Raises CheckpointError, and changes nothing, where it belongs to
         another model or optimizer."""
 
@@ -126,6 +129,7 @@ class Program(ABC):
             if self.interrupts.asked:
                 self.writer.finish()  # the checkpoint must be on disk before the message says so
             self.interrupts.stop_if_asked(self.saved())
+            self.team.step(self.state.step + 1)
             yield self.state.step + 1
 
     def saved(self) -> str:
@@ -182,10 +186,11 @@ class Program(ABC):
             "remembered": {name: part.state() for name, part in self.stateful.items()},
             "record": dataclasses.asdict(self.folder.ledger.record()),
         }  # fmt: skip
+        self.team.save(self.folder.checkpoints, state.step)
         meta = redact(meta, keep=choices())  # a pending warning may quote a completion, and with it a secret
         self.writer.save(
             self.folder.checkpoints, state.step, model.tensors, meta, keep=self.keep, best=self.best,
-            beside=model.beside,
+            beside=model.beside, parts=self.team.parts,
         )  # fmt: skip
 
     def restore(self, *, allow_changes: bool = False) -> None:
@@ -215,6 +220,7 @@ class Program(ABC):
                 raise ResumeError(f"{change}, start a new run with another out, or go on with --allow-changes")
             self.display.warn(change.rpartition(";")[0])
         # ---- everything fits: restore the training first, then rewind its folder to the checkpoint
+        self.team.load(tensors, meta["learner"])
         try:
             self.load(tensors, meta["learner"])
         except CheckpointError as error:

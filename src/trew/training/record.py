@@ -87,7 +87,7 @@ def rollout_row(plan: Plan, sampled: Sequence[ScoredGroup]) -> dict[str, Any]:
     row = {
         "reward": _mean([score.value for score in scores]),
         "accuracy": _mean([plan.correct(score) for score in scores]),
-        "entropy": _mean_entropy(rollouts),
+        **_mean_entropy(rollouts),
         "completion_length": sum(map(len, rollouts)) / len(rollouts),
         "truncated_share": _mean([rollout.finish_reason == "length" for rollout in rollouts]),
         "zero_signal_share": _mean([_is_without_signal(scored) for scored in sampled]),
@@ -107,9 +107,10 @@ def _is_without_signal(scored: ScoredGroup) -> bool:
     return len({score.value for score in scored.scores if score.value is not None}) < 2
 
 
-def _mean_entropy(rollouts: Sequence[Rollout]) -> float | None:
-    """Mean over all sampled tokens (nats); None where the engine does not report entropies."""
+def _mean_entropy(rollouts: Sequence[Rollout]) -> dict[str, float]:
+    """Mean over all sampled tokens (nats); empty where the engine does not report entropies, which the update then
+    measures."""
     known = [values for rollout in rollouts if (values := rollout.entropies) is not None]
     if len(known) < len(rollouts):
-        return None
-    return sum(float(values.sum()) for values in known) / max(sum(map(len, rollouts)), 1)
+        return {}
+    return {"entropy": sum(float(values.sum()) for values in known) / max(sum(map(len, rollouts)), 1)}

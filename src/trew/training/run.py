@@ -46,7 +46,7 @@ class TrainingRun:
     def __init__(self, program: PolicyProgram) -> None:
         self.plan, self.config, self.objective = program.plan, program.config, program.plan.objective
         self.policy, self.engine = program.policy, program.engine
-        self.rollouts, self.weights = program.rollouts, program.weights
+        self.rollouts, self.weights = program.source, program.weights
         self._program = program
         self._open = contextlib.ExitStack()
 
@@ -82,6 +82,7 @@ class TrainingRun:
             except NumericsError as error:
                 attempt.error = error
                 attempt.told = guards.keep_evidence(self._program, attempt, error)
+        self._program.team.stepped()
 
     def record(self, attempt: Attempt) -> None:
         """Writes a row of metrics and a table of rollouts; shows warnings of rewards, monitors and health rules."""

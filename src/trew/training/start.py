@@ -8,6 +8,8 @@ from typing import Any
 
 from .. import runs
 from ..config import Config, dumps, to_table
+from ..distributed import launch
+from ..distributed.orders import Orders
 from ..runs import RunFolder, Trackers, trackers
 from ..utils.console import Display
 from ..utils.signals import Interrupts
@@ -35,6 +37,26 @@ def train(
     ``overwrite`` starts over in a used folder.
     ``position``: the number of prompts of the shuffled stream that a new run skips.
     """
+    with contextlib.ExitStack() as ranks:
+        place = launch.place_for(config)
+        orders = None if place is None else ranks.enter_context(launch.leading(place))
+        return lead(
+            config, orders, resume=resume, overwrite=overwrite, allow_changes=allow_changes, display=display,
+            position=position,
+        )  # fmt: skip
+
+
+def lead(
+    config: Config,
+    orders: Orders | None,
+    *,
+    resume: bool,
+    overwrite: bool,
+    allow_changes: bool,
+    display: Display | None,
+    position: int = 0,
+) -> dict[str, Any]:
+    """:func:`train` in a single process, or with ``orders`` on rank 0 of several."""
     display = display or Display()
     busy = [
         *runs.problems(config.out, resume=resume, overwrite=overwrite),
@@ -58,13 +80,20 @@ def train(
                 return summary
         else:
             folder.write_config(dumps(plan.config))
-        run = _start(plan, folder, display, ending, allow_changes=allow_changes, position=position)
+        run = _start(plan, folder, display, ending, orders, allow_changes=allow_changes, position=position)
         with run:
             return loop.train(run)
 
 
 def _start(
-    plan: Plan, folder: RunFolder, display: Display, ending: contextlib.ExitStack, *, allow_changes: bool, position: int
+    plan: Plan,
+    folder: RunFolder,
+    display: Display,
+    ending: contextlib.ExitStack,
+    orders: Orders | None,
+    *,
+    allow_changes: bool,
+    position: int,
 ) -> TrainingRun:
     """Loads the model, assembles the run and restores the newest checkpoint of a resumed one; registers with ``ending``
     what must be closed however the run ends."""
@@ -73,7 +102,9 @@ def _start(
     ending.callback(outside.close)
     ending.callback(plan.rewards.close)
     interrupts = Interrupts(more=config.stop.signals, grace_s=config.stop.grace_s)
-    program = build(plan, folder, outside, display, interrupts)
+    if orders is not None:
+        orders.give("start", config=to_table(config))
+    program = build(plan, folder, outside, display, interrupts, ending, orders)
     program.rollouts.position = position  # a resumed run overwrites it with the checkpoint's
     display.line(headline(program))
     for note in (*plan.notes, *folder.messages):
@@ -81,6 +112,9 @@ def _start(
     if folder.resumed:
         program.restore(allow_changes=allow_changes)
         folder.write_config(dumps(config))  # only now: a refused resume must leave the run's settings as they were
+    # Also of a run that goes on: its servers have other weights, or none.
+    program.team.publish()
+    program.weights.publish(program.policy, program.engine)
     ending.enter_context(interrupts)  # from here on an interrupt has something to save; before, it just ends
     ending.enter_context(program.writer)
     return TrainingRun(program)

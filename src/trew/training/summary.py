@@ -10,10 +10,14 @@ from typing import Any
 
 import torch
 import transformers
+from torch import Tensor
+from transformers import PreTrainedModel
 
 from .. import __version__
-from ..models import loading
-from ..models.lora import parameter_count
+from ..learner import Learner
+from ..models import loading, lora
+from ..models.lora import Adapters, parameter_count
+from ..models.sharded import full
 from . import backends
 from .policy_program import PolicyProgram
 
@@ -21,12 +25,35 @@ from .policy_program import PolicyProgram
 def export(program: PolicyProgram) -> None:
     """Writes the trained model as an ordinary model folder; with adapters, the merged model and the adapters."""
     tokenizer = program.plan.renderer.tokenizer
-    if program.engine.backend is not None:
-        program.engine.backend.release()  # merging needs a second model's memory, which generation's buffers may hold
-    if program.adapters is None:
+    if program.backend is not None:
+        program.backend.release()  # merging needs a second model's memory, which generation's buffers may hold
+    program.team.export()
+    if program.team.parts > 1:
+        model, tensors = gather_for_export(program.policy, program.adapters)
+        adapters = program.adapters
+        beside = None if adapters is None else lambda work: adapters.save(work / "adapter", tensors)
+        loading.export(model, tokenizer, program.folder.final, beside=beside)
+    elif program.adapters is None:
         loading.export(program.model, tokenizer, program.folder.final)
     else:
         program.adapters.export(tokenizer, program.folder.final)
+
+
+def gather_for_export(policy: Learner, adapters: Adapters | None) -> tuple[PreTrainedModel, dict[str, Tensor]]:
+    """A whole model of sharded weights on the CPU, adapters merged into it, and the adapters' tensors. Meanwhile the
+    other ranks call :func:`help_to_gather`."""
+    if adapters is not None:
+        return lora.merged(adapters), {name: full(t).cpu() for name, t in adapters.tensors().items()}
+    tensors = {name: t.cpu() for name, t in policy.weights()}
+    return loading.fill(loading.skeleton(policy.model.config), tensors, like=policy.model), {}
+
+
+def help_to_gather(policy: Learner, adapters: Adapters | None) -> None:
+    """Takes part in :func:`gather_for_export` of rank 0, and keeps nothing."""
+    for _ in policy.weights():
+        pass
+    for tensor in adapters.tensors().values() if adapters is not None else ():
+        full(tensor)
 
 
 def headline(program: PolicyProgram) -> str:

@@ -1,4 +1,4 @@
-"""Transfers weights from the learner to the engine."""
+"""Transfers weights from the learner to the engine: in place (``sync``), or as published files (``files``)."""
 
 from .sync import InPlace, WeightSync
 

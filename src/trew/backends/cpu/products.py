@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from ...models.anatomy import Activation
-from .arena import Arena
 from .build import SUFFIX, kernel
 
 _PACKED, _FLAT, _TRANSPOSED = range(3)  # as in product.h
@@ -66,17 +65,22 @@ class WeightMatrix:
 
     @staticmethod
     def packed(
-        weight: Tensor, bias: Tensor | None = None, *, dtype: torch.dtype, arena: Arena | None = None
+        weight: Tensor, bias: Tensor | None = None, *, dtype: torch.dtype, out: Tensor | None = None
     ) -> WeightMatrix:
-        """Makes a copy in ``dtype``, packed for the products, in ``arena`` or else in the heap; ``depth`` must be even
-        for bfloat16."""
+        """Makes a copy in ``dtype``, packed for the products, in ``out`` (:func:`packed_size`,) or else in the heap;
+        ``depth`` must be even for bfloat16."""
         n, depth = weight.shape
         assert fits(depth, dtype)
-        size = -(-n // 16) * 16 * depth
-        out = torch.empty(size, dtype=dtype) if arena is None else arena.alloc(size, dtype=dtype)
+        if out is None:
+            out = torch.empty(packed_size(n, depth), dtype=dtype)
         given = WeightMatrix.of(weight)
         kernel("pack", dtype, "pp")(given.pointer, out.data_ptr())
         return WeightMatrix(out, bias, n=n, depth=depth, form=_PACKED)
+
+
+def packed_size(n: int, depth: int) -> int:
+    """The count of numbers of a packed matrix (n, depth)."""
+    return -(-n // 16) * 16 * depth
 
 
 def fits(depth: int, dtype: torch.dtype) -> bool:

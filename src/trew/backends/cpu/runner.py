@@ -14,7 +14,8 @@ from transformers import PreTrainedModel
 from ...learner.autograd import head_of, with_tokens
 from ...learner.head import LossCallback
 from ...learner.packing import Pack, pack_shared
-from ...learner.runner import ExecutionPath, RunnerSettings
+from ...learner.path import ExecutionPath
+from ...learner.runner import RunnerSettings
 from ...models.anatomy import Transformer, describe
 from ...models.lora import split
 from ...models.verified import say
@@ -215,13 +216,22 @@ class KernelRunner:
         join = min(budget, max(PACK_TOKENS // 2, 2 * PACK_BYTES // kept))
         return pack_shared(samples, budget=budget, join=join, among=chosen, share=self.settings.share_prompts)
 
-    @torch.no_grad()
     def logprobs_of(self, pack: Pack) -> Float[Tensor, "n"]:
+        return self._values(pack, entropies=False)[0]
+
+    def values_of(self, pack: Pack) -> tuple[Float[Tensor, "n"], Float[Tensor, "n"]]:
+        logprobs, entropies = self._values(pack, entropies=True)
+        assert entropies is not None
+        return logprobs, entropies
+
+    @torch.no_grad()
+    def _values(self, pack: Pack, *, entropies: bool) -> tuple[Tensor, Tensor | None]:
         passed = None if self._files is None else self._files.release_pages
         rows, tokens = torch.as_tensor(pack.read_rows), torch.as_tensor(pack.targets)
         with self._arena.lease() as arena:
             hidden, _ = self.body.forward(pack, keep=False, arena=arena, passed=passed)
-            return replace(self._head, arena=arena).values(hidden, rows=rows, tokens=tokens)[0]
+            head = replace(self._head, arena=arena)
+            return head.values(hidden, rows=rows, tokens=tokens, entropies=entropies)
 
     def accumulate(
         self, pack: Pack, rule: LossCallback, *, entropies: bool = False, lengths: Sequence[int] | None = None
@@ -232,6 +242,9 @@ class KernelRunner:
             hidden, tape = self.body.forward(pack, keep=True, arena=arena)
             head = replace(self._head, arena=arena)
             self.body.backward(tape, head.accumulate(hidden, rule, **given, entropies=entropies, lengths=lengths))
+
+    def idle(self, *, gradient: bool) -> None:
+        pass
 
     def sees_whole(self, lengths: Sequence[int]) -> bool:
         return self._head.holds(lengths)

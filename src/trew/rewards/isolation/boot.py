@@ -15,10 +15,13 @@ from typing import Any
 PACKAGES = {"trew_worker": "", "trew_worker.isolation": "isolation", "trew_worker.sandbox": "sandbox"}
 
 
-def boot(*, module: str, arguments: dict[str, Any], parent: int, life: int | None, path: list[str] | None) -> None:
+def boot(
+    *, module: str, arguments: dict[str, Any], parent: int, life: int | None, path: list[str] | None,
+    grace_s: float = 0.0,
+) -> None:  # fmt: skip
     """Moves the pipes to ``parent`` away from standard input and output, then runs ``module.main``.
 
-    ``life`` is the pipe that a guardian watches."""
+    ``life`` is the pipe that a guardian watches, ``grace_s`` the seconds that it leaves before it kills."""
     # Empty stand-ins for the packages: importing the real ``trew`` would run its __init__ modules, numpy included.
     rewards = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     for name, folder in PACKAGES.items():
@@ -35,7 +38,7 @@ def boot(*, module: str, arguments: dict[str, Any], parent: int, life: int | Non
         from trew_worker.isolation.guardian import stand_guard  # pyright: ignore[reportMissingImports]
 
         # With a guardian the worker has no use for the pipe; without one it has to watch the pipe itself.
-        watched = {"life": None if stand_guard(life) else life}
+        watched = {"life": None if stand_guard(life, grace_s=grace_s) else life}
     if path is not None:
         sys.path[:] = path
     importlib.import_module(module).main(*pipes, parent=parent, **arguments, **(watched or {}))

@@ -15,6 +15,7 @@ import resource
 import select
 import signal
 import sys
+import time
 from typing import NoReturn
 
 PR_SET_PDEATHSIG = 1
@@ -25,10 +26,11 @@ REQUESTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal
 step is done."""
 
 
-def stand_guard(life: int) -> bool:
+def stand_guard(life: int, *, grace_s: float = 0.0) -> bool:
     """Forks; returns in the child, which continues as the worker. True if it is guarded.
 
-    The guardian never returns. It kills everything once ``life`` is readable, by a byte or by end of file."""
+    The guardian never returns. It kills everything once the worker has ended or ``life`` is readable, by a byte or by
+    end of file; with ``grace_s``, it sends SIGTERM first and leaves them so many seconds to end by themselves."""
     if sys.platform != "linux":
         return False
     libc = ctypes.CDLL(None)
@@ -40,7 +42,7 @@ def stand_guard(life: int) -> bool:
         signal.signal(request, signal.SIG_IGN)
     worker = os.fork()
     if worker:
-        _watch(worker, life, run)
+        _watch(worker, life, run, grace_s)
     os.setsid()  # a signal to the worker's process group must not reach the guardian
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     # If the guardian died before the prctl, the signal never comes: check once more.
@@ -50,7 +52,7 @@ def stand_guard(life: int) -> bool:
     return True
 
 
-def _watch(worker: int, life: int, run: int) -> NoReturn:
+def _watch(worker: int, life: int, run: int, grace_s: float) -> NoReturn:
     """Waits until the run or the worker ends, kills what is left, and exits with the worker's status."""
     status = None
     try:
@@ -69,9 +71,28 @@ def _watch(worker: int, life: int, run: int) -> NoReturn:
                 break
             with contextlib.suppress(BlockingIOError):
                 os.read(woken, 4096)
+        if grace_s:
+            ended = _let_end(worker, tree.children(os.getpid()), grace_s)
+            status = ended if status is None else status
         tree.end_children()
     finally:
         _exit_like(status)
+
+
+def _let_end(worker: int, processes: list[int], seconds: float) -> int | None:
+    """Asks children to end and waits until all have; returns the wait status of ``worker`` if it was among them."""
+    for process in processes:
+        os.kill(process, signal.SIGTERM)  # they are unreaped children: the numbers are still theirs
+    until, status = time.monotonic() + seconds, None
+    while time.monotonic() < until:
+        try:
+            found, code = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            break
+        status = code if found == worker else status
+        if not found:
+            time.sleep(0.02)
+    return status
 
 
 def _let_go(life: int) -> None:

@@ -16,8 +16,9 @@ import torch
 from ...errors import EngineError
 from ...models.backend import Backend
 from ...models.verified import say
-from ...types import FinishReason, Prompt, Sampling, Span, Turn
+from ...types import Sampling, Span, Turn
 from ..chat import Renderer
+from ..endings import Endings, facts_of
 from ..engine import Capabilities, Finished, Lost, Request
 from .choice import choose
 from .decode import Completion, Schedule
@@ -76,7 +77,7 @@ class TorchEngine:
         self._queue: list[_Queued] = []
         self._schedule: Schedule | None = None
         self._longest = 0  # longest prompt, in tokens, that the schedule's decoder has room for
-        self._stop: tuple[frozenset[int], tuple[str, ...]] = frozenset(), ()  # tokens and strings that end its rows
+        self._endings = Endings(frozenset(), ())  # of the schedule's rows
         self._held = contextlib.ExitStack()  # what the schedule's decoder holds: packed weights, leased memory
 
     @property
@@ -99,7 +100,7 @@ class TorchEngine:
         """Restores what :meth:`state` returned. A refused backend stays refused: if a resumed run tried it again, its
         tokens could differ from those of an uninterrupted run."""
         self.version = int(state["version"])
-        self.refused = bool(state["refused"])
+        self.refused = bool(state.get("refused", False))  # not of an engine of another kind
 
     @property
     def device(self) -> torch.device:
@@ -108,10 +109,7 @@ class TorchEngine:
     @property
     def stop_ids(self) -> frozenset[int]:
         """The renderer's end tokens and those of the model's own generation configuration."""
-        # Models may list several end tokens there (Llama 3: end of text and end of turn); a tokenizer names only one.
-        ends = getattr(getattr(self.model, "generation_config", None), "eos_token_id", None)
-        own = ends if isinstance(ends, (list, tuple)) else [] if ends is None else [ends]
-        return self.renderer.stop_ids | frozenset(int(i) for i in own)
+        return self.renderer.stop_ids | facts_of(self.model).ends
 
     # ---- the protocol
 
@@ -123,10 +121,11 @@ class TorchEngine:
             taken.add(request.id)
         # Everything is checked before the engine's state changes: a refused call must leave nothing behind.
         queued: list[_Queued] = []
+        facts = facts_of(self.model)
         for _, side_by_side in itertools.groupby(requests, key=lambda request: id(request.prompt)):
             same = list(side_by_side)
             ids = self.renderer.encode(same[0].prompt)
-            self._check(same[0].prompt, ids, max(request.sampling.max_tokens for request in same))
+            facts.check(same[0].prompt, ids, max(request.sampling.max_tokens for request in same))
             array = np.asarray(ids, dtype=np.int64)
             queued += [_Queued(request, array) for request in same]
         self._queue += queued
@@ -191,8 +190,7 @@ class TorchEngine:
         sampling = self._queue[0].request.sampling
         first = list(itertools.takewhile(lambda queued: _drawn_alike(queued.request.sampling, sampling), self._queue))
         longest = max((queued.prompt_ids for queued in first), key=len)
-        more_ids, strings = self.renderer.split_stop((*sampling.stop, *self.renderer.stop))
-        self._stop = self.stop_ids | more_ids, strings
+        self._endings = Endings.of(self.renderer, sampling, ids=self.stop_ids)
         self._longest = len(longest)
         work = Decoding(
             slots=min(self.batch, len(first)), longest_prompt=len(longest), max_tokens=sampling.max_tokens,
@@ -204,8 +202,8 @@ class TorchEngine:
         )  # fmt: skip
         self.refused |= refused
         self._schedule = Schedule(
-            decoder, sampling=sampling, slots=work.slots, stop_ids=self._stop[0], stop_strings=strings,
-            decode=self.renderer.decode, device=self.device,
+            decoder, sampling=sampling, slots=work.slots, stop_ids=self._endings.ids,
+            stop_strings=self._endings.strings, decode=self.renderer.decode, device=self.device,
         )  # fmt: skip
         return self._schedule
 
@@ -215,14 +213,8 @@ class TorchEngine:
         self._held.close()
 
     def _turn(self, done: Completion) -> Turn:
-        stop_ids, strings = self._stop
         ids = done.token_ids.tolist()
-        ended = ids[-1] in stop_ids
-        text = self.renderer.decode(ids[:-1] if ended else ids)
-        # The text is cut before a stop string, but the tokens stay whole: the policy did sample them, and the learner
-        # needs their log-probabilities.
-        cuts = [at for string in strings if (at := text.find(string)) >= 0]
-        reason: FinishReason = "stop" if ended or cuts else "length"
+        text, reason = self._endings.read(ids, self.renderer.decode)
         return Turn(
             context_ids=done.prompt_ids,
             token_ids=done.token_ids,
@@ -230,29 +222,9 @@ class TorchEngine:
             policy_logprobs=done.policy_logprobs,
             entropies=done.entropies,
             versions=(Span(self.version, 0, len(ids)),),
-            text=text[: min(cuts)] if cuts else text,
+            text=text,
             finish_reason=reason,
         )
-
-    def _check(self, prompt: Prompt, ids: list[int], max_tokens: int) -> None:
-        """Raises EngineError if the model cannot answer this prompt."""
-        if max_tokens < 1:
-            raise EngineError(f"prompt {prompt.uid!r}: max_tokens: got {max_tokens}, accepts at least 1")
-        if not ids:
-            raise EngineError(f"prompt {prompt.uid!r}: has no tokens; remove it or give it text")
-        limit = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
-        if limit and len(ids) + max_tokens > limit:
-            raise EngineError(
-                f"prompt {prompt.uid!r}: {len(ids)} prompt tokens + max_tokens = {max_tokens} is more than the "
-                f"model's {limit} positions; lower rollout.max_tokens or data.max_prompt_tokens"
-            )
-        rows = self.model.get_input_embeddings().weight.shape[0]
-        # On a GPU an id out of range is a device-side assert, after which the process cannot use the GPU any more.
-        if max(ids) >= rows:
-            raise EngineError(
-                f"prompt {prompt.uid!r}: token id {max(ids)} is outside the model's vocabulary of {rows}; use the "
-                "tokenizer that was trained with the model"
-            )
 
 
 def _drawn_alike(a: Sampling, b: Sampling) -> bool:

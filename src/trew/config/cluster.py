@@ -1,0 +1,116 @@
+"""The rules of the table [cluster]: values that can be judged without starting a server."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from ..utils.addresses import ACCEPTS, split_address
+from .schema import ClusterConfig
+
+_MODEL = "a server has the run's model"
+_ADDRESS = "the run chooses the socket that a server listens on"
+_ONE = "one endpoint is one engine: set cluster.servers for more"
+_VERSIONS = "versions of the weights are published by the run"
+_EXACT = "log-probs must be those of the sampling distribution, with the run's own sampling settings"
+_CODE = "code from models and other files is never run"
+RESERVED = {
+    "model": _MODEL, "model-tag": _MODEL, "served-model-name": _MODEL, "tokenizer": _MODEL, "tokenizer-mode": _MODEL,
+    "hf-config-path": _MODEL, "hf-overrides": _MODEL, "revision": _MODEL, "code-revision": _MODEL,
+    "tokenizer-revision": _MODEL, "skip-tokenizer-init": _MODEL, "runner": _MODEL, "convert": _MODEL,
+    "dtype": "learner.dtype sets it", "seed": "the recipe's seed sets it",
+    "max-model-len": "data.max_prompt_tokens and rollout.max_tokens set it",
+    "tensor-parallel-size": "cluster.server_gpus sets it", "pipeline-parallel-size": _ONE, "data-parallel-size": _ONE,
+    "data-parallel-rank": _ONE, "data-parallel-start-rank": _ONE, "data-parallel-backend": _ONE,
+    "data-parallel-address": _ONE, "data-parallel-hybrid-lb": _ONE, "data-parallel-external-lb": _ONE,
+    "data-parallel-supervisor-port": _ONE, "data-parallel-size-local": _ONE, "data-parallel-rpc-port": _ONE,
+    "api-server-count": _ONE, "headless": _ONE, "nnodes": _ONE,
+    "host": _ADDRESS, "port": _ADDRESS, "uds": _ADDRESS, "api-key": _ADDRESS, "ssl-keyfile": _ADDRESS,
+    "ssl-certfile": _ADDRESS, "root-path": _ADDRESS, "grpc": _ADDRESS, "grpc-port": _ADDRESS, "config": _ADDRESS,
+    "enable-scale-out": _VERSIONS, "weight-transfer-config": _VERSIONS,
+    "logprobs-mode": _EXACT, "generation-config": _EXACT, "override-generation-config": _EXACT,
+    "logits-processors": _EXACT, "speculative-config": _EXACT,
+    "disable-log-stats": "its counters say whether a server makes progress",
+    "trust-remote-code": _CODE, "worker-extension-cls": _CODE, "worker-cls": _CODE, "scheduler-cls": _CODE,
+    "middleware": _CODE, "tool-parser-plugin": _CODE, "reasoning-parser-plugin": _CODE, "io-processor-plugin": _CODE,
+}  # fmt: skip
+"""Options of vLLM that cluster.server_args cannot set, and why."""
+
+
+def problems(cluster: ClusterConfig) -> Iterator[str]:
+    """Yields every problem with the settings of servers, one line each."""
+    for key, least in (("servers", 0), ("server_gpus", 1)):
+        if (got := getattr(cluster, key)) < least:
+            yield f"cluster.{key}: got {got}, accepts a whole number of at least {least}"
+    for key in ("request_timeout_s", "sync_timeout_s"):
+        if not 0 < (got := getattr(cluster, key)) < math.inf:
+            yield f"cluster.{key}: got {got!r}, accepts a number of seconds above 0"
+    yield from _engine(cluster)
+    yield from _endpoints(cluster)
+    for name, value in cluster.server_args.items():
+        yield from _server_arg(str(name), value)
+
+
+def _engine(cluster: ClusterConfig) -> Iterator[str]:
+    there = cluster.servers != 0 or bool(cluster.endpoints)
+    if cluster.rollout == "vllm" and not there:
+        yield (
+            "cluster.rollout: got 'vllm' without servers; set cluster.servers to how many the run starts, or "
+            "cluster.endpoints to the addresses of those that run already"
+        )
+    if cluster.rollout == "embedded":
+        defaults = ClusterConfig()
+        for key in ("servers", "endpoints", "sync", "python", "server_args"):
+            if (got := getattr(cluster, key)) != getattr(defaults, key):
+                yield f"cluster.{key}: got {got!r} with cluster.rollout = 'embedded'; set cluster.rollout = 'vllm'"
+
+
+def _endpoints(cluster: ClusterConfig) -> Iterator[str]:
+    found = []
+    for i, text in enumerate(cluster.endpoints):
+        if (address := split_address(text)) is None:
+            yield f"cluster.endpoints[{i}]: got {text!r}, accepts {ACCEPTS}"
+        elif address in found:
+            yield f"cluster.endpoints[{i}]: got {text!r} twice; name every server once"
+        found.append(address)
+    if cluster.endpoints and cluster.servers > 0:
+        yield (
+            f"cluster.endpoints: got {len(cluster.endpoints)} with cluster.servers = {cluster.servers}; a run either "
+            "starts its servers or is given them: remove one of the two"
+        )
+
+
+def option_name(name: str) -> str:
+    """The name of an option as vLLM's command line has it.
+
+    >>> option_name("max_num_seqs"), option_name("--max-num-seqs")
+    ('max-num-seqs', 'max-num-seqs')
+    """
+    return name.lstrip("-").replace("_", "-")
+
+
+def _server_arg(name: str, value: Any) -> Iterator[str]:
+    where, option = f"cluster.server_args.{name}", option_name(name)
+    if not re.fullmatch(r"[a-z][a-z0-9-]+(\.[A-Za-z0-9_.-]+)?", option):
+        yield f"{where}: is not the name of an option; write it as vllm serve --help does, without dashes in front"
+        return
+    # The parser takes an option's first letters for it, and "a.b" for the entry b of the table a.
+    top = option.partition(".")[0]
+    taken = [reserved for reserved in RESERVED if reserved.startswith(top) or top.removeprefix("no-") == reserved]
+    if taken:
+        yield f"{where}: got {value!r}, but trew sets {taken[0]} itself: {RESERVED[taken[0]]}"
+    elif not _plain(value):
+        yield (
+            f"{where}: got {value!r} ({type(value).__name__}), accepts a string, a number, true, false, a list of "
+            "these, or a table"
+        )
+
+
+def _plain(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(isinstance(k, str) and _plain(v) for k, v in value.items())
+    if isinstance(value, list | tuple):
+        return all(isinstance(v, str | int | float) for v in value)
+    return isinstance(value, str | int | float) and not (isinstance(value, float) and not math.isfinite(value))

@@ -1,0 +1,90 @@
+"""Values that travel between ranks, as bytes: JSON with the arrays behind it. Nothing is pickled, so no rank can make
+another run code."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from typing import Any
+
+import numpy as np
+
+from ..rollout.engine import Finished, Lost, Request
+from ..rollout.source import StepRollouts
+from ..types import Group, Prompt, Rollout, Sampling, Score, ScoredGroup, Span, Turn
+
+_KINDS: dict[str, type] = {
+    kind.__name__: kind
+    for kind in (
+        Finished, Group, Lost, Prompt, Request, Rollout, Sampling, Score, ScoredGroup, Span, StepRollouts, Turn,
+    )
+}  # fmt: skip
+_DTYPES = frozenset({"bool", "int64", "float32", "float64"})
+_TAG = "\0"  # no key of a dict begins with it
+
+
+def encode(value: Any) -> bytes:
+    """Encodes dataclasses of rollouts and requests, arrays, and what JSON can represent. Raises TypeError for others.
+
+    >>> decode(encode({"a": [1, (2.5, None)], "b": Span(1, 0, 4)}))
+    {'a': [1, (2.5, None)], 'b': Span(version=1, start=0, end=4)}
+    """
+    arrays: list[np.ndarray] = []
+    head = json.dumps(_tree(value, arrays)).encode()
+    return b"".join([len(head).to_bytes(8, "big"), head, *(array.tobytes() for array in arrays)])
+
+
+def decode(data: bytes) -> Any:
+    """Restores what :func:`encode` was given."""
+    end = 8 + int.from_bytes(data[:8], "big")
+    return _Reader(data, end).value(json.loads(data[8:end]))
+
+
+def _tree(value: Any, arrays: list[np.ndarray]) -> Any:
+    if value is None or isinstance(value, str | int | float):
+        return value.item() if isinstance(value, np.generic) else value
+    if isinstance(value, np.ndarray):
+        if value.dtype.name not in _DTYPES:
+            raise TypeError(f"arrays of {value.dtype} are not sent between ranks")
+        arrays.append(np.ascontiguousarray(value))
+        return {_TAG: "array", "dtype": value.dtype.name, "shape": list(value.shape)}
+    if isinstance(value, tuple):
+        return {_TAG: "tuple", "of": [_tree(each, arrays) for each in value]}
+    if isinstance(value, list):
+        return [_tree(each, arrays) for each in value]
+    if type(value).__name__ in _KINDS and dataclasses.is_dataclass(value):
+        fields = {f.name: _tree(getattr(value, f.name), arrays) for f in dataclasses.fields(value)}
+        return {_TAG: type(value).__name__, **fields}
+    if hasattr(value, "items"):  # a mapping
+        return {key: _tree(each, arrays) for key, each in value.items()}
+    raise TypeError(f"{type(value).__name__} is not sent between ranks")
+
+
+class _Reader:
+    """Reads a tree in the order in which it was written, as arrays follow each other without an index."""
+
+    def __init__(self, data: bytes, at: int) -> None:
+        self.data, self.at = data, at
+
+    def value(self, tree: Any) -> Any:
+        if isinstance(tree, list):
+            return [self.value(each) for each in tree]
+        if not isinstance(tree, dict):
+            return tree
+        kind = tree.pop(_TAG, None)
+        if kind is None:
+            return {key: self.value(each) for key, each in tree.items()}
+        if kind == "array":
+            return self.array(tree["dtype"], tree["shape"])
+        if kind == "tuple":
+            return tuple(self.value(each) for each in tree["of"])
+        return _KINDS[kind](**{key: self.value(each) for key, each in tree.items()})
+
+    def array(self, dtype: str, shape: list[int]) -> np.ndarray:
+        if dtype not in _DTYPES:
+            raise TypeError(f"arrays of {dtype} are not sent between ranks")
+        count = math.prod(shape)
+        found = np.frombuffer(self.data, dtype, count, self.at).reshape(shape)
+        self.at += found.nbytes
+        return found.copy()  # writable, and independent of the message

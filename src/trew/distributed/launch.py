@@ -1,0 +1,192 @@
+"""Starts the ranks of a run by torchrun's agent, and passes back how the run ended."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..config import Config
+from ..errors import ConfigError, LostRankError, RankError, TrewError
+from ..utils.signals import Interrupted
+from .orders import Orders
+from .pulse import FOLDER, Watch
+from .ranks import Place, Ranks, here, telling_of_lost_ranks
+
+OUTCOME = "outcome.json"
+"""The file in which rank 0 leaves the exit code of a run that ended by its own decision."""
+LAST_LINES = 20
+"""Lines of a rank's log in the message about its death."""
+
+
+def place_for(config: Config) -> Place | None:
+    """This process's place among the ranks that ``config`` asks for; None where it is the only one. Raises ConfigError
+    where other ranks were started than asked for."""
+    place, wanted = here(), config.cluster.learner
+    if place is None:
+        if wanted > 1:
+            raise ConfigError(
+                f"cluster.learner: got {wanted}, but this is a single process; run the recipe with trew train, which "
+                f"starts the ranks, or with torchrun --nproc-per-node {wanted}"
+            )
+        return None
+    if wanted != place.size:
+        raise ConfigError(
+            f"cluster.learner: got {wanted}, but {place.size} ranks were started; set cluster.learner = {place.size}"
+        )
+    return place if place.size > 1 else None
+
+
+def launch(config: Config, arguments: Sequence[str], tell: Callable[[str], None]) -> int:
+    """Runs ``trew ARGUMENTS`` as ``cluster.learner`` ranks on this machine; returns the run's exit code.
+
+    Ranks that die are started again from the newest checkpoint, all together, up to ``cluster.restarts`` times. Raises
+    RankError, which names the first rank that died, after that.
+    """
+    from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, SignalException, Std
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    size = config.cluster.learner
+    work = Path(tempfile.mkdtemp(prefix="trew-ranks-"))
+    outcome = work / OUTCOME
+    # Each rank gets its share of the cores; torch would give every one of them all.
+    threads = str(config.threads or max(1, len(os.sched_getaffinity(0)) // size))
+    settings = LaunchConfig(
+        min_nodes=1, max_nodes=1, nproc_per_node=size, run_id=work.name, rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0", max_restarts=config.cluster.restarts, monitor_interval=0.1,
+        logs_specs=DefaultLogsSpecs(
+            log_dir=str(work / "logs"), redirects=dict.fromkeys(range(1, size), Std.ALL), tee=Std.NONE
+        ),
+        signals_to_handle=",".join(["SIGTERM", "SIGINT", "SIGHUP", *config.stop.signals]),
+        # The step that is under way ends, or is given up after the grace; then a checkpoint is written.
+        shutdown_timeout=int(config.stop.grace_s) + SAVE_S,
+    )  # fmt: skip
+    given = {"OMP_NUM_THREADS": threads, FOLDER: str(work)}
+    before = {name: os.environ.get(name) for name in given}
+    os.environ.update(given)
+    try:
+        with Watch(work, config.cluster.hang_s, tell):
+            elastic_launch(settings, sys.executable)("-m", "trew", *arguments)
+        return _code(outcome, 1)
+    except ChildFailedError as error:
+        if outcome.exists():
+            return _code(outcome, 1)
+        raise RankError(_death(error, work / "logs", config)) from None
+    except SignalException as error:
+        return _code(outcome, 128 + error.sigval)
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None) if value is None else os.environ.update({name: value})
+        shutil.rmtree(work, ignore_errors=True)
+
+
+SAVE_S = 600
+"""Seconds for the checkpoint of a run that was asked to stop."""
+
+
+def _code(outcome: Path, otherwise: int) -> int:
+    try:
+        return int(json.loads(outcome.read_text())["code"])
+    except (OSError, ValueError, KeyError):
+        return otherwise
+
+
+def _death(error: Any, logs: Path, config: Config) -> str:
+    """Describes the first rank that died, with its last lines."""
+    rank, failure = error.get_first_failure()
+    how = f"exit code {failure.exitcode}"
+    if failure.exitcode < 0:
+        how = f"killed by {signal.Signals(-failure.exitcode).name}"
+        if failure.exitcode == -signal.SIGKILL:
+            how += " (out of memory, or by hand)"
+    text = f"rank {rank} on {os.uname().nodename}: {how}"
+    found = sorted(logs.glob(f"**/{failure.local_rank}/stderr.log"))
+    lines = found[-1].read_text(errors="replace").splitlines()[-LAST_LINES:] if found else []
+    said = "".join(f"\n  {line}" for line in lines)
+    restarts = config.cluster.restarts
+    return (
+        f"{text}; it died after {restarts} restarts (cluster.restarts). Everything up to the newest checkpoint is "
+        f"kept: continue with --resume{said and f'. Its last lines:{said}'}"
+    )
+
+
+@contextlib.contextmanager
+def leading(place: Place) -> Iterator[Orders]:
+    """Joins the ranks as rank 0, whose decisions the others follow. However the block ends, they are told."""
+    with telling_of_lost_ranks():
+        ranks = Ranks(place, device=own_device(place), timeout_s=WAIT_S)
+        orders = Orders(ranks)
+        try:
+            yield orders
+        except BaseException as error:
+            # The agent ends all ranks by the same signal when one has died: that is no wish to stop.
+            if isinstance(error, Interrupted) and orders.heard:
+                orders.check()
+            # Anything else is a death: the ranks are started again, or the run is resumed by hand.
+            if decided(error):
+                _leave(getattr(error, "exit_code", 1))
+                _dismiss(orders)
+            raise
+        _leave(0)
+        _dismiss(orders)
+
+
+def decided(error: BaseException) -> bool:
+    """Whether the run ends by its own decision, and would end in the same way if it were started again."""
+    return isinstance(error, TrewError | Interrupted) and not isinstance(error, LostRankError)
+
+
+def _dismiss(orders: Orders) -> None:
+    if orders.heard:
+        orders.give("end")
+        orders.ranks.close()
+
+
+def over() -> bool:
+    """Whether the run has ended by its own decision, before this process was started again."""
+    return launched() and (Path(os.environ[FOLDER]) / OUTCOME).exists()
+
+
+def launched() -> bool:
+    """Whether :func:`launch` started this rank, and waits to hear how the run ended."""
+    return FOLDER in os.environ
+
+
+def _leave(code: int) -> None:
+    if launched():
+        path = Path(os.environ[FOLDER]) / OUTCOME
+        path.with_suffix(".tmp").write_text(json.dumps({"code": code}))
+        path.with_suffix(".tmp").rename(path)
+
+
+def restarted() -> bool:
+    """Whether torchrun's agent started this rank again after one had died."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+
+
+def own_device(place: Place) -> str:
+    """The device of a rank: one GPU each, where there are GPUs."""
+    import torch
+
+    return f"cuda:{place.local_rank}" if torch.cuda.is_available() else "cpu"
+
+
+WAIT_S = 7 * 24 * 3600.0
+"""Limit of one collective operation. Ranks wait for rank 0 while it generates and scores, for hours where rewards are
+slow. A rank that dies closes its connections, which the others see at once; one that hangs is the watch's matter."""
+
+
+def end_with_parent() -> None:
+    """Has the kernel end this process when the agent that started it dies, so that no rank is left behind."""
+    PR_SET_PDEATHSIG = 1
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -1,0 +1,184 @@
+"""``Ranks``: the processes of a run, started together by torchrun and connected by torch.distributed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ..errors import ConfigError, LostRankError
+from .pulse import Pulse
+
+BUCKET = 64 << 20
+"""Bytes that are summed at once: few enough to need little memory beside the gradients, enough to use the network."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where this process stands among those that were started together, from the variables that torchrun sets."""
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int  # processes on this node
+
+    @property
+    def nodes(self) -> int:
+        return self.size // self.local_size
+
+
+def here() -> Place | None:
+    """This process's place; None where it was started alone.
+
+    Raises ConfigError where the variables are incomplete or contradict each other.
+    """
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    given = {name: os.environ[name] for name in names if os.environ.get(name)}
+    if "RANK" not in given or "WORLD_SIZE" not in given:
+        return None
+    if missing := [name for name in names if name not in given]:
+        raise ConfigError(f"{', '.join(missing)}: not set, but RANK and WORLD_SIZE are; start the ranks with torchrun")
+    try:
+        place = Place(*(int(given[name]) for name in names[:4]))
+    except ValueError:
+        raise ConfigError(
+            f"RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE: got {given}, accepts whole numbers"
+        ) from None
+    if not (0 <= place.rank < place.size and 0 <= place.local_rank < place.local_size <= place.size):
+        raise ConfigError(f"RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE: got {place}, which contradict each other")
+    return place
+
+
+class Ranks:
+    """All ranks of a run, seen from one of them. Implements :class:`..learner.Parallel`.
+
+    Nothing is pickled: values travel as JSON, arrays as their bytes. Tensors on a GPU are summed by NCCL, everything
+    else by gloo.
+    """
+
+    def __init__(self, place: Place, *, device: str, timeout_s: float) -> None:
+        self.place, self.device = place, torch.device(device)
+        self.pulse = Pulse(place.rank)
+        backend = "cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo"
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
+        limit = timedelta(seconds=timeout_s)
+        store, *_ = next(dist.rendezvous("env://", place.rank, place.size, timeout=limit))
+        # The agent may keep its store over a restart, with the addresses of ranks that are gone.
+        self._store = dist.PrefixStore(f"trew/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+        dist.init_process_group(backend, store=self._store, rank=place.rank, world_size=place.size, timeout=limit)
+
+    @property
+    def rank(self) -> int:
+        return self.place.rank
+
+    @property
+    def size(self) -> int:
+        return self.place.size
+
+    def beat(self) -> None:
+        self.pulse.beat()
+
+    def sum_(self, tensors: Sequence[Tensor]) -> None:
+        """Sums in buckets of one dtype and device, so that many small tensors take few messages."""
+        for bucket in _buckets(tensors):
+            if len(bucket) == 1 and bucket[0].is_contiguous():
+                dist.all_reduce(bucket[0])
+                continue
+            flat = torch.cat([t.reshape(-1) for t in bucket])
+            dist.all_reduce(flat)
+            for tensor, part in zip(bucket, flat.split([t.numel() for t in bucket]), strict=True):
+                tensor.copy_(part.view_as(tensor))
+
+    def gather(self, value: Any) -> list[Any]:
+        own = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
+        dist.all_gather(sizes, torch.tensor([len(own)]))
+        counts = [int(size) for size in sizes]
+        # Padded to one length: gloo gathers tensors of equal shape only.
+        padded = torch.zeros(max(counts), dtype=torch.uint8)
+        padded[: len(own)] = own
+        found = [torch.zeros_like(padded) for _ in counts]
+        dist.all_gather(found, padded)
+        return [json.loads(bytes(t[:n].numpy())) for t, n in zip(found, counts, strict=True)]
+
+    def broadcast(self, data: bytes | None) -> bytes:
+        """The bytes that rank 0 gives, on all ranks; the others give None."""
+        size = torch.tensor([len(data) if data is not None else 0])
+        dist.broadcast(size, 0)
+        buffer = torch.empty(int(size), dtype=torch.uint8)
+        if data:
+            buffer.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+        if len(buffer):
+            dist.broadcast(buffer, 0)
+        return buffer.numpy().tobytes()
+
+    def send(self, data: bytes) -> None:
+        """Sends bytes to rank 0, which must call :meth:`receive`."""
+        dist.send(torch.tensor([len(data)]), 0)
+        if data:
+            dist.send(torch.frombuffer(bytearray(data), dtype=torch.uint8), 0)
+
+    def receive(self, rank: int) -> bytes:
+        """The bytes that another rank sends to rank 0."""
+        size = torch.zeros(1, dtype=torch.int64)
+        dist.recv(size, rank)
+        buffer = torch.empty(int(size), dtype=torch.uint8)
+        if len(buffer):
+            dist.recv(buffer, rank)
+        return buffer.numpy().tobytes()
+
+    def abandon(self, round: int) -> None:
+        """Asks the others to give up a round of generation; they look between passes of the model (:meth:`abandoned`),
+        where no collective operation could reach them."""
+        self._store.set(f"abandoned/{round}", "1")
+
+    def abandoned(self, round: int) -> bool:
+        """Whether rank 0 asked to give up this round."""
+        return self._store.check([f"abandoned/{round}"])
+
+    def close(self) -> None:
+        """Leaves the group."""
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+@contextlib.contextmanager
+def telling_of_lost_ranks() -> Iterator[None]:
+    """Raises LostRankError where torch.distributed reports a connection that broke: the rank at its other end died
+    first, and has the cause."""
+    try:
+        yield
+    except RuntimeError as error:  # gloo raises it bare; NCCL's and the store's errors are subclasses
+        if isinstance(error, dist.DistError) or _BROKEN.search(str(error)):
+            raise LostRankError(
+                "the connection to another rank broke; that rank died first, and its last lines say why. Continue with "
+                f"--resume ({str(error).splitlines()[0][:200]})"
+            ) from None
+        raise
+
+
+_BROKEN = re.compile(r"gloo|[Cc]onnection (closed|reset|refused)|Broken pipe|Timed out waiting")
+
+
+def _buckets(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
+    """Consecutive tensors of one dtype and device, up to BUCKET bytes together (a larger one is alone)."""
+    buckets: list[list[Tensor]] = []
+    kind, size = None, 0
+    for tensor in tensors:
+        bytes_ = tensor.numel() * tensor.element_size()
+        if (tensor.dtype, tensor.device) != kind or size + bytes_ > BUCKET:
+            buckets.append([])
+            kind, size = (tensor.dtype, tensor.device), 0
+        buckets[-1].append(tensor)
+        size += bytes_
+    return buckets

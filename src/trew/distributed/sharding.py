@@ -1,0 +1,61 @@
+"""Shards a model's weights over ranks by FSDP2: each rank holds some rows of every weight."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, fully_shard
+
+from ..learner.recompute import layers
+from .ranks import Place
+
+
+def mesh(place: Place, device: str, how: str) -> DeviceMesh:
+    """The ranks as a mesh: ``fsdp`` shards over all of them, ``hsdp`` inside each node, with replicas across nodes."""
+    kind = torch.device(device).type
+    if how == "hsdp":
+        return init_device_mesh(kind, (place.nodes, place.local_size), mesh_dim_names=("replicate", "shard"))
+    return init_device_mesh(kind, (place.size,), mesh_dim_names=("shard",))
+
+
+def shard(model: Any, over: DeviceMesh, *, offload: bool = False) -> None:
+    """Shards ``model`` in place, layer by layer. Gradients are summed over ranks, never averaged.
+
+    Weights are gathered in their own dtype, float32: what computes in bfloat16 casts them then (autocast), so that the
+    numbers are those of one process. ``offload``: shards, gradients and the optimizer's work stay in CPU memory.
+    """
+    how: dict[str, Any] = {"mesh": over}
+    if offload:
+        how["offload_policy"] = CPUOffloadPolicy(pin_memory=torch.cuda.is_available())
+    for layer in layers(model):
+        fully_shard(layer, **how)
+    fully_shard(model, **how)  # what is in no layer: embedding, final norm, head
+    for module in _sharded(model):
+        # Denominators refer to the whole step, so a mean over ranks would be wrong; and gloo has no pre-multiplied sum.
+        module.set_gradient_divide_factor(1.0)
+        module.set_force_sum_reduction_for_comms(True)
+
+
+@contextmanager
+def gathered(model: Any) -> Iterator[None]:
+    """Holds all weights whole on every rank, for passes that ranks run on their own. All ranks must enter together, and
+    weights must not change inside."""
+    modules = list(_sharded(model))
+    for module in modules:
+        module.set_reshard_after_forward(False, recurse=False)
+        module.unshard()
+    try:
+        yield
+    finally:
+        for module in modules:
+            module.reshard()
+        for module in modules[1:]:  # the root's stay gathered between forward and backward
+            module.set_reshard_after_forward(True, recurse=False)
+
+
+def _sharded(model: Any) -> Iterator[FSDPModule]:
+    return (module for module in model.modules() if isinstance(module, FSDPModule))

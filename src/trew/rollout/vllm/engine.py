@@ -1,0 +1,355 @@
+"""VllmEngine: generates completions on vLLM servers, with token ids in and out."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from queue import Empty
+from typing import Any
+
+import numpy as np
+
+from ...errors import EngineError
+from ...types import Sampling
+from ..chat import Renderer
+from ..endings import Endings, ModelFacts
+from ..engine import Capabilities, Finished, Lost, Request
+from .answers import Asked, BadAnswer, body, read
+from .client import ServerGone, ServerRefused
+from .endpoint import Endpoint
+from .traffic import Traffic
+from .update import Published, update
+
+BAD_ANSWERS = 3
+"""Answers of a server in a row that cannot be right, after which it is no longer used."""
+MOST_OPEN = 256
+"""Groups that one server works on at a time. More wait here, and go to whichever server is free first."""
+
+
+@dataclass(eq=False, slots=True)
+class Server:
+    """A server as the engine sees it. ``version``: of the weights that it was proven to have; None while it is not to
+    be used, because of ``why``."""
+
+    endpoint: Endpoint
+    number: int
+    version: int | None = None
+    why: str = "it has got no weights yet"
+    open: int = 0  # completions that it was asked for and has not answered
+    groups: int = 0  # the requests that they are in
+    bad: int = 0  # answers in a row that could not be right
+    gap: float = 0.0  # mean difference of the canary in nats, at the last update
+
+
+@dataclass(eq=False, slots=True)
+class _Flight:
+    """Requests of one prompt with consecutive sample numbers, which one HTTP request asks for."""
+
+    requests: list[Request]
+    prompt_ids: np.ndarray
+    endings: Endings
+    server: Server | None = None
+    since: int = 0  # the version when it was sent
+
+    @property
+    def sampling(self) -> Sampling:
+        return self.requests[0].sampling
+
+
+class VllmEngine:
+    """Generates on vLLM servers. They sample from the weights that :meth:`update` last brought them; until the first
+    update there are none, and nothing can be submitted.
+
+    Requests of one prompt that are submitted side by side are one request to a server, which computes their prompt
+    once. A request's draws come from a seed that is a hash of (sampling.seed, prompt.uid), plus its sample number.
+    Requests go to the server with the least to do. ``facts``: of the model that is trained. ``request_timeout_s``:
+    without a new token, a server is given up. ``sync_timeout_s`` limits each step of an update. ``restart`` starts the
+    server of that number again, at its endpoint, and raises EngineError where it cannot. ``tell`` receives warnings
+    about servers; ``counts`` has lost and refused completions.
+
+    A server that fails is not used before an update has succeeded again: its requests are Lost. Once there is no server
+    left they are restarted and updated; without ``restart``, or where that fails, EngineError.
+    """
+
+    capabilities = Capabilities(reproducible=False, entropies=False, untruncated_logprobs=False, in_flight_updates=True)
+
+    def __init__(
+        self,
+        endpoints: Sequence[Endpoint],
+        renderer: Renderer,
+        *,
+        facts: ModelFacts,
+        request_timeout_s: float = 120.0,
+        sync_timeout_s: float = 300.0,
+        restart: Callable[[int], None] | None = None,
+        tell: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self.servers = [Server(endpoint, number) for number, endpoint in enumerate(endpoints)]
+        self._restart = restart
+        self._newest: Published | None = None
+        self.renderer, self.facts = renderer, facts
+        self.request_timeout_s, self.sync_timeout_s, self.tell = request_timeout_s, sync_timeout_s, tell
+        self.counts: Counter[str] = Counter()
+        self._version = 0
+        self._labels: dict[str, int] = {}  # of all versions that servers may have, by what they call them
+        self._unfinished: set[str] = set()
+        self._waiting: deque[_Flight] = deque()
+        self._flights: set[_Flight] = set()
+        self._traffic = Traffic(hang_s=request_timeout_s)
+
+    @property
+    def version(self) -> int:
+        return self._version
+
+    @version.setter
+    def version(self, version: int) -> None:
+        if version != self._version:
+            raise EngineError(
+                f"version: got {version}, but the servers have the weights of version {self._version}; publish others"
+            )
+
+    def state(self) -> dict[str, Any]:
+        return {"version": self.version}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Restores the version; servers that have another one are not used before the next update."""
+        self._version = int(state["version"])
+
+    # ---- the protocol
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        taken: set[str] = set()
+        for request in requests:
+            if request.id in self._unfinished or request.id in taken:
+                raise EngineError(f"request {request.id!r}: another one with this id is unfinished; ids must differ")
+            taken.add(request.id)
+        # Everything is checked before the engine's state changes: a refused call must leave nothing behind.
+        flights = list(self._grouped(requests))
+        self._require_a_server()
+        self._waiting += flights
+        self._unfinished |= taken
+        self._dispatch()
+
+    def poll(self, timeout_s: float | None = None) -> list[Finished | Lost]:
+        until = None if timeout_s is None else time.monotonic() + timeout_s
+        reports: list[Finished | Lost] = []
+        try:
+            while self._unfinished and not reports:
+                wait = None if until is None else max(0.0, until - time.monotonic())
+                for flight, found in self._answers(wait):
+                    reports += self._land(flight, found)
+                self._dispatch()
+                if wait == 0:
+                    break
+            self._rest()
+        except BaseException:  # an interrupt too
+            self._clear()
+            raise
+        return reports
+
+    def cancel(self, ids: Sequence[str]) -> None:
+        self._unfinished.difference_update(ids)
+        for flight in [f for f in (*self._waiting, *self._flights) if not self._wanted(f)]:
+            if flight.server is None:
+                self._waiting.remove(flight)
+            else:
+                self._traffic.drop(flight)
+                self._left(flight)
+        self._rest()
+
+    # ---- requests
+
+    def _grouped(self, requests: Sequence[Request]) -> Iterator[_Flight]:
+        """Requests of one prompt and sampling whose sample numbers follow one another, as one flight each."""
+        for _, side_by_side in itertools.groupby(requests, key=lambda r: (id(r.prompt), r.sampling)):
+            same = list(side_by_side)
+            prompt, sampling = same[0].prompt, same[0].sampling
+            ids = self.renderer.encode(prompt)
+            self.facts.check(prompt, ids, sampling.max_tokens)
+            array = np.asarray(ids, dtype=np.int64)
+            endings = Endings.of(self.renderer, sampling, ids=self.renderer.stop_ids | self.facts.ends)
+            # Sample i has the draws of seed + i, on which a gap between the numbers must have no influence.
+            runs = itertools.groupby(enumerate(same), key=lambda pair: pair[1].sample - pair[0])
+            for _, run in runs:
+                yield _Flight([request for _, request in run], array, endings)
+
+    def _dispatch(self) -> None:
+        """Sends what waits to the servers with the least to do."""
+        while self._waiting:
+            free = [server for server in self._usable() if server.groups < MOST_OPEN]
+            if not free:
+                return
+            server, flight = min(free, key=lambda s: s.open), self._waiting.popleft()
+            flight.server, flight.since = server, self._version
+            server.groups += 1
+            server.open += len(flight.requests)
+            self._flights.add(flight)
+            request = flight.requests[0]
+            seed = seed_of(flight.sampling.seed, request.prompt.uid) + request.sample
+            self._traffic.send(flight, server.endpoint, body(self._asked(flight), seed=seed))
+
+    def _asked(self, flight: _Flight) -> Asked:
+        # Weights that came while it was answered are right, those from before it was sent are not.
+        versions = {label: version for label, version in self._labels.items() if version >= flight.since}
+        return Asked(
+            flight.prompt_ids, len(flight.requests), flight.sampling, flight.endings, self.facts.vocabulary, versions
+        )
+
+    def _answers(self, wait: float | None) -> Iterator[tuple[_Flight, Any]]:
+        """The answers that are there; waits for the first of them."""
+        while True:
+            try:
+                flight, found = self._traffic.answers.get(timeout=wait)
+            except Empty:
+                return
+            self._traffic.taken(flight)
+            if flight in self._flights:  # not one that was cancelled when it was answered already
+                yield flight, found
+            wait = 0.0
+
+    def _land(self, flight: _Flight, found: Any) -> list[Finished | Lost]:
+        """Reports an answered flight, and draws the conclusions about its server."""
+        server = flight.server
+        assert server is not None
+        self._left(flight)
+        try:
+            if isinstance(found, Exception):
+                raise found
+            if server.version is None:  # given up while it answered
+                raise BadAnswer(f"an answer that is not used: {server.why}")
+            turns = read(found, self._asked(flight), decode=self.renderer.decode)
+        except (ServerGone, ServerRefused, BadAnswer) as error:
+            return self._lost(flight, server, error)
+        server.bad = 0
+        wanted = [(r, t) for r, t in zip(flight.requests, turns, strict=True) if r.id in self._unfinished]
+        self._unfinished.difference_update(request.id for request, _ in wanted)
+        return [Finished(request.id, turn) for request, turn in wanted]
+
+    def _lost(self, flight: _Flight, server: Server, error: EngineError) -> list[Finished | Lost]:
+        """Reports a flight without a usable answer. Raises EngineError if no server is left to ask again."""
+        reason = str(error)
+        if isinstance(error, BadAnswer):
+            reason = f"server {server.endpoint}: gave {reason}"
+        self.counts["lost"] += len(flight.requests)
+        # A 500 of vLLM means that its engine is dead; other errors are about this request, or the answer to it.
+        if isinstance(error, ServerGone) or (isinstance(error, ServerRefused) and error.status >= 500):
+            self._give_up(server, reason)
+        else:
+            self.counts["refused"] += len(flight.requests)
+            server.bad += 1
+            self.tell(f"{reason}; its {len(flight.requests)} completions are asked for again")
+            if server.bad >= BAD_ANSWERS:
+                self._give_up(server, f"{server.bad} answers in a row could not be used, the last: {reason}")
+        lost = [request.id for request in flight.requests if request.id in self._unfinished]
+        self._unfinished.difference_update(lost)
+        if not self._usable() and self._restart is not None and self._newest is not None:
+            self._bring_up(self._newest, self.servers)
+        self._require_a_server()
+        return [Lost(each, reason) for each in lost]
+
+    # ---- servers
+
+    def _usable(self) -> list[Server]:
+        return [server for server in self.servers if server.version == self._version]
+
+    def _require_a_server(self) -> None:
+        if not self._usable():
+            raise EngineError(
+                f"no server is left that has the weights of version {self._version}: {self._complaints()}"
+            )
+
+    def _complaints(self) -> str:
+        return "; ".join(server.why for server in self.servers if server.version != self._version)
+
+    def _give_up(self, server: Server, why: str) -> None:
+        """Stops using a server. Its other requests end by themselves, or are answered."""
+        if server.version is None:
+            return
+        server.version, server.why = None, why
+        others = len(self._usable())
+        self.tell(f"{why}; the server is not used any more, {others} of {len(self.servers)} are left")
+
+    def update(self, published: Published) -> None:
+        """Brings all servers to these weights, those too that have failed before, and uses those that have them.
+
+        Requests that are running go on with the new weights. Raises EngineError if no server has got them.
+        """
+        behind = [server for server in self.servers if server.version != published.version]
+        if published.label not in self._labels:
+            behind = self.servers
+        self._labels[published.label] = published.version
+        self._bring_up(published, behind)
+        self._newest, self._version = published, published.version
+        oldest = min((flight.since for flight in self._flights), default=self._version)
+        self._labels = {label: version for label, version in self._labels.items() if version >= oldest}
+        self._require_a_server()
+
+    def _bring_up(self, published: Published, servers: Sequence[Server]) -> None:
+        """Updates servers side by side; one that fails is not used, and says why."""
+        for server in servers:
+            server.version, server.why = None, f"server {server.endpoint}: its weights are being updated"
+        self._traffic.paused = {server.endpoint for server in servers}
+        try:
+            if servers:
+                with ThreadPoolExecutor(len(servers), thread_name_prefix="trew-weights") as threads:
+                    list(threads.map(lambda server: self._update(server, published), servers))
+        finally:
+            self._traffic.paused = set()
+        for server in servers:
+            if server.version is None:
+                self.tell(f"{server.why}; the server is not used until an update succeeds")
+
+    def _update(self, server: Server, published: Published) -> None:
+        try:
+            try:
+                server.gap = update(server.endpoint, published, timeout_s=self.sync_timeout_s)
+            except ServerGone as error:
+                if self._restart is None:
+                    raise
+                server.why = str(error)
+                self._restart(server.number)
+                server.gap = update(server.endpoint, published, timeout_s=self.sync_timeout_s)
+        except EngineError as error:
+            server.why = str(error)
+        else:
+            server.version, server.bad = published.version, 0
+
+    # ---- what is left behind
+
+    def _wanted(self, flight: _Flight) -> bool:
+        return any(request.id in self._unfinished for request in flight.requests)
+
+    def _left(self, flight: _Flight) -> None:
+        """Takes a flight off its server."""
+        assert flight.server is not None
+        self._flights.discard(flight)
+        flight.server.groups -= 1
+        flight.server.open -= len(flight.requests)
+
+    def _rest(self) -> None:
+        """Ends the thread that carries requests once there are none: between two steps there is none to leak."""
+        if not self._unfinished:
+            self._clear()
+
+    def _clear(self) -> None:
+        self._traffic.stop()
+        for flight in list(self._flights):
+            self._left(flight)
+        self._waiting.clear()
+        self._unfinished = set()
+
+
+def seed_of(seed: int, uid: str) -> int:
+    """The seed of a prompt's sample 0; sample i has this plus i.
+
+    Hashed: seeds of neighbouring prompts or steps that were counted up would give them the same draws.
+
+    >>> seed_of(1, "a") != seed_of(1, "b") != seed_of(2, "a"), seed_of(1, "a") < 2**56
+    (True, True)
+    """
+    return int.from_bytes(hashlib.blake2b(f"{seed}:{uid}".encode(), digest_size=7).digest(), "big")

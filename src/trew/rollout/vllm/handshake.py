@@ -1,0 +1,111 @@
+"""Whether a server fits a run: its version, routes, settings and model, before anything is asked of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...errors import ConfigError
+from . import environment
+from .client import ServerRefused, call
+from .endpoint import Endpoint
+
+ROUTES = (
+    "/inference/v1/generate", "/health", "/pause", "/resume", "/init_weight_transfer_engine", "/start_weight_update",
+    "/update_weights", "/finish_weight_update", "/weight_info", "/server_info",
+)  # fmt: skip
+"""What is asked of a server. Control routes are there in development mode only."""
+SETTINGS = {"logprobs_mode": "processed_logprobs", "generation_config": "vllm"}
+"""Of vLLM's model_config: log-probs are of the sampling distribution, and no default comes from the model's files."""
+BACKEND = "trew_files"
+SECONDS = 120.0
+"""Limit of each question: the first look at a server's settings also collects facts about its machine."""
+_START = (
+    "start it with VLLM_SERVER_DEV_MODE=1 in its environment and the options --enable-scale-out --logprobs-mode "
+    'processed_logprobs --generation-config vllm --weight-transfer-config \'{"backend": "trew_files"}\''
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What a run needs of its servers. ``dtype``: that of the learner's computations; ``vocabulary``: rows of the
+    model's embedding; ``length``: tokens of the longest prompt with its completion."""
+
+    dtype: str
+    vocabulary: int
+    length: int
+
+
+def check(endpoint: Endpoint, expected: Expected, *, root: Path) -> None:
+    """Asks a server whether it fits. ``root`` is where versions of the weights will be published.
+
+    Raises ConfigError with every problem, each with what the server has and what is needed; ServerGone where it does
+    not answer."""
+    if found := list(_problems(endpoint, expected, root)):
+        raise ConfigError([f"server {endpoint}: {problem}" for problem in found])
+
+
+def _problems(endpoint: Endpoint, expected: Expected, root: Path) -> Iterator[str]:
+    version = _ask(endpoint, "/version").get("version")
+    if not environment.supported(str(version)):
+        yield f"has vLLM {version}, accepts {environment.accepts()}"
+    missing = [route for route in ROUTES if route not in _ask(endpoint, "/openapi.json").get("paths", {})]
+    if missing:
+        yield f"has no route {', '.join(missing)}; {_START}"
+    if "/server_info" not in missing:
+        config = _ask(endpoint, "/server_info", config_format="json").get("vllm_config", {})
+        yield from _of_settings(config, expected)
+    if "/init_weight_transfer_engine" not in missing:
+        yield from _of_format(endpoint, root)
+
+
+def _ask(endpoint: Endpoint, route: str, **params: str) -> Mapping[str, Any]:
+    found = call(endpoint, "GET", route, what=f"handshake, {route}", timeout_s=SECONDS, params=params or None)
+    return found if isinstance(found, dict) else {}
+
+
+def _of_settings(config: Mapping[str, Any], expected: Expected) -> Iterator[str]:
+    """What does not fit in a server's settings. What a version of vLLM does not tell is not judged here: the log-probs
+    that are compared after every update would show it."""
+    model = config.get("model_config") or {}
+    for key, want in SETTINGS.items():
+        if (got := model.get(key)) not in (None, want):
+            yield f"has {key} = {got!r}, needs {want!r}; {_START}"
+    backend = (config.get("weight_transfer_config") or {}).get("backend")
+    if backend != BACKEND:
+        yield f"has the weight transfer backend {backend!r}, needs {BACKEND!r}; {_START}"
+    dtype = str(model.get("dtype")).removeprefix("torch.")
+    if dtype not in ("None", expected.dtype):
+        yield f"computes in {dtype}, the learner in {expected.dtype}; start it with --dtype {expected.dtype}"
+    length = model.get("max_model_len")
+    if isinstance(length, int) and length < expected.length:
+        yield (
+            f"has max_model_len = {length}, prompts and completions take up to {expected.length} tokens; start it with "
+            f"--max-model-len {expected.length}, or lower data.max_prompt_tokens or rollout.max_tokens"
+        )
+    vocabulary = _vocabulary(model.get("model"))
+    if vocabulary not in (None, expected.vocabulary):
+        yield (
+            f"serves {model.get('model')} with a vocabulary of {vocabulary}, the run's model has "
+            f"{expected.vocabulary}; start it with the run's model"
+        )
+
+
+def _vocabulary(folder: object) -> int | None:
+    """The size of the vocabulary of a model in a folder of this machine; None where it cannot be read."""
+    try:
+        table = json.loads((Path(str(folder)) / "config.json").read_text())
+        return int((table.get("text_config") or table)["vocab_size"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def _of_format(endpoint: Endpoint, root: Path) -> Iterator[str]:
+    body = {"init_info": {"root": str(root), "format": environment.FORMAT}}
+    try:
+        call(endpoint, "POST", "/init_weight_transfer_engine", what="handshake, weights", timeout_s=SECONDS, body=body)
+    except ServerRefused as error:
+        yield f"cannot be given weights: {error}"

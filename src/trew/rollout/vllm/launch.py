@@ -1,0 +1,93 @@
+"""From a recipe to the servers that a run starts: their options, and the GPUs of each."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...config import Config
+from ...config.cluster import option_name
+from ...errors import ConfigError
+from ...utils.memory import free_bytes
+from . import environment
+from .server import Options, Servers
+
+GIB = 2**30
+SHORTEST = 64
+"""Positions that a server has at least: the sequences that are compared after each update have 48."""
+_CACHE_SHARE = 8  # of free memory, its inverse, for the keys and values of all servers on a CPU
+
+
+def servers(config: Config, *, model: Path, device: str, folder: Path) -> Servers:
+    """The servers of a run, not yet started, with logs in ``folder``. ``model`` are the model's files; ``device`` is
+    the learner's.
+
+    Raises ConfigError where the environment cannot serve, or has too few GPUs."""
+    found = environment.probe(environment.find(config.cluster.python))
+    if problems := found.problems():
+        raise ConfigError([f"cluster.python: {problem}" for problem in problems])
+    gpus = [] if found.cpu else shares(config, visible(), device=device)
+    made = options(config, python=found.python, model=model, gpus=config.cluster.server_gpus if gpus else 0)
+    return Servers(made, count=config.cluster.servers, folder=folder, devices=gpus)
+
+
+def options(config: Config, *, python: Path, model: Path, gpus: int) -> Options:
+    """What all servers are started with. ``gpus`` are those of each, 0 on CPUs."""
+    files = json.loads((model / "config.json").read_text())
+    table: dict[str, Any] = files.get("text_config") or files
+    length = config.data.max_prompt_tokens + max(config.rollout.max_tokens, config.eval.max_tokens)
+    length = min(max(length, SHORTEST), table.get("max_position_embeddings") or length)
+    count = config.cluster.servers
+    return Options(
+        python=python, model=model.absolute(), tokenizer=config.tokenizer, dtype=config.learner.dtype,
+        seed=config.seed % 2**32,  # vLLM's own limit; requests bring their own seeds
+        max_length=length, sequences=config.rollout.batch, gpus=gpus,
+        # Servers and learner take turns in a synchronous run, so that each side may use all processors.
+        threads=max(1, len(os.sched_getaffinity(0)) // count),
+        cache_gib=_cache_gib(table, dtype=config.learner.dtype, tokens=length * config.rollout.batch, count=count),
+        more=config.cluster.server_args,
+    )  # fmt: skip
+
+
+def _cache_gib(table: dict[str, Any], *, dtype: str, tokens: int, count: int) -> int:
+    """Whole GiB that hold the keys and values of ``tokens`` positions, at most a share of the memory that is free."""
+    heads = table.get("num_key_value_heads") or table.get("num_attention_heads", 1)
+    width = table.get("head_dim") or table.get("hidden_size", 1) // table.get("num_attention_heads", 1)
+    size = 2 * table.get("num_hidden_layers", 1) * heads * width * (4 if dtype == "float32" else 2) * tokens
+    most = (free_bytes() or 8 * GIB) // _CACHE_SHARE // count
+    return max(1, -(-min(size, most) // GIB))
+
+
+def visible() -> list[str]:
+    """The GPUs of this process, named as in CUDA_VISIBLE_DEVICES."""
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    named = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+    return named[:count] if named else [str(i) for i in range(count)]
+
+
+def shares(config: Config, gpus: list[str], *, device: str) -> list[str]:
+    """The GPUs of each server, as values of CUDA_VISIBLE_DEVICES: the last ones, since the learner has the first.
+
+    Raises ConfigError where there are too few, or where a server would share the learner's and take all of its memory.
+    """
+    count, each = config.cluster.servers, config.cluster.server_gpus
+    if count * each > len(gpus):
+        raise ConfigError(
+            f"cluster.servers: got {count} with cluster.server_gpus = {each}, which needs {count * each} GPUs; this "
+            f"process sees {len(gpus)}. Use fewer, or vLLM's build for CPUs (trew cluster install-vllm --build cpu)"
+        )
+    taken = gpus[len(gpus) - count * each :]
+    kind, _, index = device.partition(":")
+    learner = gpus[int(index or 0)] if kind == "cuda" else None
+    given = {option_name(name) for name in config.cluster.server_args}
+    if learner in taken and "gpu-memory-utilization" not in given:
+        raise ConfigError(
+            f"cluster.servers: got {count} with cluster.server_gpus = {each}, so that a server shares GPU {learner} "
+            "with the learner, and vLLM takes most of a GPU's memory unless it is told not to; set "
+            "cluster.server_args.gpu-memory-utilization, to 0.4 for example"
+        )
+    return [",".join(taken[i * each : (i + 1) * each]) for i in range(count)]

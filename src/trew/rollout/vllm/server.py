@@ -1,0 +1,319 @@
+"""vLLM servers as processes of a run: started with every option explicit, watched, and ended with the run.
+
+A server listens on a Unix socket in a folder that only this user may enter: vLLM's control routes ask for no key. Its
+output is in ``servers/<n>.log`` of the run folder. Each runs under a guardian process, which kills all of its processes
+when the run ends, however it ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ...config.cluster import option_name
+from ...errors import ConfigError, EngineError
+from ...rewards.isolation.worker import BOOT
+from ...utils.secrets import can_be_secret
+from .client import ServerGone, ServerRefused, call
+from .endpoint import Endpoint
+
+MODEL_NAME = "policy"
+START_S = 1800.0
+"""Seconds that servers may take to load their model and answer."""
+GRACE_S = 5.0
+"""Seconds that a server may take to end by itself, before its processes are killed."""
+_KILL_S = 5.0  # that the guardian needs at most to kill what did not
+_LOOK_S = 0.2
+_SOCKET_BYTES = 100  # of a socket's path: the kernel's limit is 107
+_SHOWN_LINES = 3
+_OF_LAUNCHERS = re.compile(
+    r"(?:RANK|LOCAL_RANK|GROUP_RANK|ROLE_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|ROLE_WORLD_SIZE|MASTER_ADDR|MASTER_PORT|"
+    r"GROUP_WORLD_SIZE|ROLE_NAME|TORCHELASTIC_.*|VLLM_PORT|PYTHONPATH|PYTHONHOME|PYTHONSTARTUP|VIRTUAL_ENV)"
+)
+"""Variables that say which process of the run this is; a server would take itself for that one."""
+_ERROR = re.compile(
+    r"^(?!WARNING |INFO |DEBUG ).*(?:\b\w*(?:Error|Exception|Killed)\b\s*:|\berror: |\bterminate called)"
+)
+_PREFIX = re.compile(r"^(?:\(\w+ pid=\d+\) )?(?:(?:ERROR|CRITICAL) [\d-]+ [\d:]+ \[[^]]*\] )?(?:\(\w+ pid=\d+\) )?")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What all servers of a run are started with. ``sequences`` are decoded at once at most; ``gpus`` are those of each
+    server, 0 for vLLM's build for CPUs, where each uses ``threads`` and keeps ``cache_gib`` for keys and values;
+    ``more`` are further options of vLLM, which :mod:`trew.config.cluster` has accepted."""
+
+    python: Path
+    model: Path
+    tokenizer: str = ""
+    dtype: str
+    seed: int
+    max_length: int
+    sequences: int
+    gpus: int = 0
+    threads: int = 1
+    cache_gib: int = 1
+    more: Mapping[str, Any] = field(default_factory=dict)
+
+
+def command(options: Options, path: Path) -> list[str]:
+    """The command line of a server that listens on the socket ``path``."""
+    return [
+        # -I: what lies in the working directory, or in PYTHONPATH, must not stand in for vLLM's modules.
+        str(options.python), "-I", "-u", "-m", "vllm.entrypoints.openai.api_server",
+        "--model", str(options.model), "--served-model-name", MODEL_NAME,
+        *(["--tokenizer", options.tokenizer] if options.tokenizer else []),
+        "--uds", str(path), "--enable-scale-out", "--disable-uvicorn-access-log",
+        "--dtype", options.dtype, "--seed", str(options.seed), "--max-model-len", str(options.max_length),
+        "--logprobs-mode", "processed_logprobs",  # of the distribution that was drawn from
+        "--generation-config", "vllm",  # the model's own file would change defaults of the sampling settings
+        "--weight-transfer-config", json.dumps({"backend": "trew_files"}),
+        *(["--tensor-parallel-size", str(options.gpus)] if options.gpus else ["--enforce-eager"]),
+        *_arguments({"max-num-seqs": options.sequences} | {option_name(k): v for k, v in options.more.items()}),
+    ]  # fmt: skip
+
+
+def _arguments(options: Mapping[str, Any]) -> list[str]:
+    """Options as arguments.
+
+    >>> _arguments({"a": 1, "b": True, "c": False, "d": ["x", "y"], "e": {"f": 1}})
+    ['--a', '1', '--b', '--no-c', '--d', 'x', 'y', '--e', '{"f": 1}']
+    """
+    found: list[str] = []
+    for name, value in options.items():
+        if isinstance(value, bool):
+            found.append(f"--{name}" if value else f"--no-{name}")
+        elif isinstance(value, list | tuple):
+            found += [f"--{name}", *map(str, value)]
+        else:
+            found += [f"--{name}", json.dumps(value) if isinstance(value, dict) else str(value)]
+    return found
+
+
+def variables(options: Options, *, token: str, devices: str) -> dict[str, str]:
+    """The environment of a server: ours, without our secrets and what launchers told us, and with vLLM's own settings.
+    ``devices`` are the GPUs that it sees, as in CUDA_VISIBLE_DEVICES."""
+    kept = {k: v for k, v in os.environ.items() if not _OF_LAUNCHERS.fullmatch(k) and not can_be_secret(k, v)}
+    settings = {
+        "VLLM_SERVER_DEV_MODE": "1",  # the routes that update weights
+        "VLLM_API_KEY": token,
+        "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1",
+    }  # fmt: skip
+    if plugins := kept.get("VLLM_PLUGINS"):  # a list of those that are loaded; without it all are
+        settings["VLLM_PLUGINS"] = ",".join(dict.fromkeys([*plugins.split(","), "trew_files"]))
+    if options.gpus:
+        settings["CUDA_VISIBLE_DEVICES"] = devices
+    else:
+        # nobind: by default every server binds its threads to the same first cores.
+        kept = {"VLLM_CPU_KVCACHE_SPACE": str(options.cache_gib), "VLLM_CPU_OMP_THREADS_BIND": "nobind", **kept}
+        settings["OMP_NUM_THREADS"] = settings["MKL_NUM_THREADS"] = str(options.threads)
+    return {**kept, **settings}
+
+
+class Server:
+    """One server, number ``index`` of a run. ``endpoint`` is where it listens. It may be started again when it has
+    ended."""
+
+    def __init__(self, options: Options, index: int, *, sockets: Path, logs: Path, devices: str = "") -> None:
+        self.options, self.index, self.devices = options, index, devices
+        self.log = logs / f"{index}.log"
+        path = sockets / f"{index}.sock"
+        self.endpoint = Endpoint("http://localhost", path, secrets.token_hex(16))
+        self._process: subprocess.Popen[bytes] | None = None
+        self._began = 0  # where the log of the last start begins
+        self._life = -1  # this end of the pipe that its guardian watches
+        self._end: weakref.finalize[..., Any] | None = None
+
+    def __str__(self) -> str:
+        return f"server {self.index} (log: {self.log})"
+
+    def start(self) -> None:
+        """Starts the process, and returns before it is ready."""
+        if sys.platform != "linux":
+            raise ConfigError(
+                "cluster.servers: servers are started on Linux only, where they are sure to end with the run; start "
+                "them yourself and set cluster.endpoints"
+            )
+        assert self._process is None or self._process.returncode is not None
+        path = self.endpoint.socket
+        assert path is not None
+        path.unlink(missing_ok=True)  # of a start before: nobody listens there
+        line = command(self.options, path)
+        theirs, life = os.pipe()
+        start = {
+            "module": "trew_worker.isolation.command", "arguments": {"command": line}, "parent": os.getpid(),
+            "life": theirs, "path": None, "grace_s": GRACE_S,
+        }  # fmt: skip
+        with self.log.open("ab") as log:
+            log.write(f"==== trew starts: {' '.join(line)}\n".encode())
+            self._began = log.tell()
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", str(BOOT), json.dumps(start)],
+                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=log, cwd=self.log.parent, pass_fds=[theirs],
+                start_new_session=True,
+                env=variables(self.options, token=self.endpoint.token, devices=self.devices),
+            )  # fmt: skip
+        os.close(theirs)
+        self._life = life
+        # Also runs when the interpreter exits. Must not hold a reference to self.
+        self._end = weakref.finalize(self, _end, self._process, life, os.getpid())
+
+    def died(self) -> bool:
+        """Whether it was started and has ended."""
+        return self._process is not None and self._process.poll() is not None
+
+    def ready(self) -> bool:
+        """Whether it answers. Raises EngineError, with its own last words, where it has ended."""
+        if self.died():
+            raise EngineError(f"{self} ended: {self.cause()}")
+        try:
+            call(self.endpoint, "GET", "/health", what="is it ready", timeout_s=5.0)
+        except (ServerGone, ServerRefused):
+            return False
+        return True
+
+    def cause(self) -> str:
+        """Why it ended, as far as its exit status and the log of its last start say."""
+        code = None if self._process is None else self._process.poll()
+        how = "it has not ended" if code is None else f"exit code {code}"
+        if code is not None and code < 0:
+            known = signal.Signals(-code).name if -code in set(signal.Signals) else str(-code)
+            how = f"killed by {known}"
+        lines = _last_words(self.log, self._began)
+        return f"{how}; its log: {' | '.join(lines)}" if lines else f"{how}, and it wrote nothing"
+
+    def ask_to_end(self) -> None:
+        """Lets it clean up and end by itself; :meth:`stop` is to follow."""
+        if self._end is not None and self._end.alive:
+            with contextlib.suppress(BrokenPipeError):  # its guardian has ended
+                os.write(self._life, b"x")
+
+    def stop(self) -> None:
+        """Ends it with all its processes: asks first, so that it cleans up, and kills what is left after GRACE_S."""
+        if self._end is not None:
+            self._end()
+
+
+class Servers:
+    """The servers of a run. A context manager: all of them have ended when it is left."""
+
+    def __init__(self, options: Options, *, count: int, folder: Path, devices: Sequence[str] = ()) -> None:
+        """``folder`` is for logs and sockets and is made; ``devices`` are the GPUs of each server."""
+        folder = folder.absolute()  # a server's own working directory is another
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.chmod(0o700)
+        self._sockets = _place_for_sockets(folder)
+        self._remove = weakref.finalize(self, shutil.rmtree, self._sockets, True) if self._sockets != folder else None
+        self.servers = tuple(
+            Server(options, i, sockets=self._sockets, logs=folder, devices=devices[i] if devices else "")
+            for i in range(count)
+        )
+
+    @property
+    def endpoints(self) -> tuple[Endpoint, ...]:
+        """Where the servers listen, by number."""
+        return tuple(server.endpoint for server in self.servers)
+
+    def start(self, *, seconds: float = START_S) -> None:
+        """Starts all servers and waits until they answer. Raises EngineError, with all of them ended, where one does
+        not."""
+        try:
+            for server in self.servers:
+                server.start()
+            _wait(self.servers, seconds)
+        except BaseException:
+            self.close()
+            raise
+
+    def restart(self, index: int, *, seconds: float = START_S) -> None:
+        """Ends what is left of a server and starts it again, with the weights that its model's files have."""
+        server = self.servers[index]
+        server.stop()
+        server.start()
+        try:
+            _wait([server], seconds)
+        except BaseException:
+            server.stop()
+            raise
+
+    def cause(self, index: int) -> str:
+        """Why a server ended, for a message; empty where it has not."""
+        server = self.servers[index]
+        return f"{server} ended: {server.cause()}" if server.died() else ""
+
+    def close(self) -> None:
+        """Ends all servers."""
+        for server in self.servers:  # all at once: each may take GRACE_S
+            server.ask_to_end()
+        for server in self.servers:
+            server.stop()
+        if self._remove is not None:
+            self._remove()
+
+    def __enter__(self) -> Servers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _wait(servers: Sequence[Server], seconds: float) -> None:
+    until, waiting = time.monotonic() + seconds, list(servers)
+    while waiting := [server for server in waiting if not server.ready()]:
+        if time.monotonic() > until:
+            raise EngineError(f"{waiting[0]} did not answer within {seconds:g} s: {waiting[0].cause()}")
+        time.sleep(_LOOK_S)
+
+
+def _end(process: subprocess.Popen[bytes], life: int, owner: int) -> None:
+    """Ends a server: ``process`` is its guardian, ``life`` the pipe that the guardian watches, ``owner`` the process
+    that started it. A fork of the owner only gives up its end of the pipe."""
+    os.close(life)
+    if os.getpid() != owner:
+        return
+    try:
+        process.wait(GRACE_S + _KILL_S)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _place_for_sockets(folder: Path) -> Path:
+    """``folder`` if sockets can be there (its path may be too long, its file system may have none), else a new one."""
+    trial = folder / "trial.sock"
+    if len(os.fsencode(trial)) <= _SOCKET_BYTES:
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as probe:
+            trial.unlink(missing_ok=True)
+            probe.bind(str(trial))
+            trial.unlink()
+            return folder
+    return Path(tempfile.mkdtemp(prefix="trew-servers-"))  # with mode 0700
+
+
+def _last_words(log: Path, began: int) -> list[str]:
+    """The lines of a log that say what went wrong: the first error, which is the cause of those after it, and the
+    last; the last lines where there is none."""
+    try:
+        with log.open("rb") as file:
+            file.seek(began)
+            text = file.read().decode("utf-8", "replace")
+    except OSError:
+        return []
+    lines = [_PREFIX.sub("", line).strip()[:500] for line in text.splitlines()]
+    errors = list(dict.fromkeys(line for line in lines if _ERROR.search(line)))
+    return [errors[0], *errors[-1:]][: len(errors)] if errors else [line for line in lines if line][-_SHOWN_LINES:]

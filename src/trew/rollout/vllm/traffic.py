@@ -1,0 +1,164 @@
+"""Requests on their way to servers, on an event loop in a thread of its own; notices servers that stand still."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import threading
+from concurrent.futures import Future
+from queue import SimpleQueue
+from typing import Any
+
+import httpx2
+
+from .client import CONNECT_S, ServerHung, answer, failure, headers, wire
+from .endpoint import Endpoint
+
+GENERATE = "/inference/v1/generate"
+_TOKENS = re.compile(rb"^vllm:(?:generation|prompt)_tokens_total(?:\{[^}]*\})? (\S+)", re.MULTILINE)
+"""The counters of tokens in a server's metrics: one line for each of its engines."""
+
+
+class Traffic:
+    """Carries requests. The thread exists from the first :meth:`send` to :meth:`stop`.
+
+    ``hang_s``: a server that makes no token for any of its requests for so many seconds is hung. Its requests get
+    :class:`.ServerHung`. Health routes say nothing about it: an API process answers while its engine stands still.
+    """
+
+    def __init__(self, *, hang_s: float) -> None:
+        self.hang_s = hang_s
+        self.answers: SimpleQueue[tuple[Any, Any]] = SimpleQueue()
+        self.paused: set[Endpoint] = set()  # servers that are not expected to get on: their weights change
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._lines: dict[Endpoint, _Line] = {}
+        self._futures: dict[object, Future[None]] = {}
+
+    def send(self, key: object, endpoint: Endpoint, body: dict[str, Any]) -> None:
+        """Starts a request. ``answers`` gets (key, JSON or exception) when it is done, unless it is dropped."""
+        loop = self._running()
+        self._futures[key] = asyncio.run_coroutine_threadsafe(self._carry(key, endpoint, body), loop)
+
+    def drop(self, key: object) -> None:
+        """Gives up a request, which closes its connection: the server then stops working on it."""
+        if (future := self._futures.pop(key, None)) is not None:
+            future.cancel()
+
+    def taken(self, key: object) -> None:
+        """Forgets a request whose answer was taken from ``answers``."""
+        self._futures.pop(key, None)
+
+    def stop(self) -> None:
+        """Drops all requests and ends the thread."""
+        if self._thread is None or self._loop is None:
+            return
+        asyncio.run_coroutine_threadsafe(self._end(), self._loop)
+        self._thread.join()
+        self._thread = self._loop = None
+        self._futures, self.answers = {}, SimpleQueue()
+
+    def _running(self) -> asyncio.AbstractEventLoop:
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            self._thread = threading.Thread(target=self._run, args=(self._loop,), name="trew-requests", daemon=True)
+            self._thread.start()
+        return self._loop
+
+    @staticmethod
+    def _run(loop: asyncio.AbstractEventLoop) -> None:
+        try:
+            loop.run_forever()
+        finally:
+            loop.close()
+
+    async def _carry(self, key: object, endpoint: Endpoint, body: dict[str, Any]) -> None:
+        line = self._lines.get(endpoint)
+        if line is None:
+            line = self._lines[endpoint] = _Line(endpoint, self)
+        answers = self.answers
+        try:
+            answers.put((key, await line.ask(body)))
+        except Exception as error:  # whatever it is, the thread that waits for this answer must see it
+            answers.put((key, error))
+
+    async def _end(self) -> None:
+        own = asyncio.current_task()
+        tasks = [task for task in asyncio.all_tasks() if task is not own]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for line in self._lines.values():
+            await line.client.aclose()
+        self._lines = {}
+        asyncio.get_running_loop().stop()
+
+
+class _Line:
+    """The requests to one server."""
+
+    def __init__(self, endpoint: Endpoint, traffic: Traffic) -> None:
+        self.endpoint, self.traffic = endpoint, traffic
+        every = httpx2.Limits(max_connections=None, max_keepalive_connections=None)
+        self.client = httpx2.AsyncClient(
+            transport=httpx2.AsyncHTTPTransport(**wire(endpoint), limits=every), headers=headers(endpoint),
+            trust_env=False,
+            # How long an answer takes depends on its length, and on what waits before it: only progress is limited.
+            timeout=httpx2.Timeout(None, connect=CONNECT_S),
+        )  # fmt: skip
+        self.open: set[asyncio.Task[Any]] = set()
+        self.watcher: asyncio.Task[None] | None = None
+        self.moved = 0.0  # when a token was last seen
+        self.hung = False
+
+    async def ask(self, body: dict[str, Any]) -> Any:
+        """The server's answer. Raises ServerGone or ServerRefused."""
+        task = asyncio.current_task()
+        assert task is not None
+        self.open.add(task)
+        if self.watcher is None or self.watcher.done():
+            self.moved, self.hung = _now(), False
+            self.watcher = asyncio.ensure_future(self._watch())
+        try:
+            response = await self.client.post(f"{self.endpoint.url}{GENERATE}", json=body)
+            self.moved = _now()
+            return answer(self.endpoint, "generate", response)
+        except (httpx2.HTTPError, OSError) as error:
+            raise failure(self.endpoint, "generate", error) from None
+        except asyncio.CancelledError:
+            if not self.hung:
+                raise
+            raise ServerHung(
+                f"server {self.endpoint}: no new token for {self.traffic.hang_s:g} s (cluster.request_timeout_s)"
+            ) from None
+        finally:
+            self.open.discard(task)
+
+    async def _watch(self) -> None:
+        """Cancels all requests once the server has made no token for too long."""
+        often = min(2.0, self.traffic.hang_s / 4)
+        before = None
+        while self.open:
+            await asyncio.sleep(often)
+            found = await self._tokens(often)
+            if self.endpoint in self.traffic.paused or (found is not None and found != before):
+                self.moved = _now()
+            before = before if found is None else found
+            if _now() - self.moved > self.traffic.hang_s:
+                self.hung = True
+                for task in list(self.open):
+                    task.cancel()
+                return
+
+    async def _tokens(self, timeout_s: float) -> float | None:
+        """How many tokens the server has read and made so far; None where it does not say."""
+        with contextlib.suppress(httpx2.HTTPError, OSError):
+            response = await self.client.get(f"{self.endpoint.url}/metrics", timeout=timeout_s)
+            if found := _TOKENS.findall(response.content):
+                return sum(map(float, found))
+        return None
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

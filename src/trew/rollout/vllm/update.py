@@ -1,0 +1,137 @@
+"""Brings a server to a published version of the weights: all steps confirmed, or the server is not to be used.
+
+    pause -> start -> update -> finish -> is it that version? -> resume -> canary
+
+An update may be accepted by every call and still be wrong: a head that is tied to the embedding and was not sent, a
+loader that caches. So the server is asked for log-probs that the policy has computed itself, before anything else.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...errors import EngineError
+from .client import ServerRefused, call
+from .endpoint import Endpoint
+from .traffic import GENERATE
+
+FORMAT = 1
+"""The format of published versions and their manifests."""
+QUICK_S = 60.0
+"""Limit of calls that move no weights."""
+TRIES = 2
+"""How often a server is given the same version before it is given up: an update from the start repairs what half an
+update broke."""
+
+
+@dataclass(frozen=True, slots=True)
+class Canary:
+    """Log-probs of the policy at temperature 1 by which its weights are known: of the last tokens of each of ``ids``.
+    ``limit``: the largest mean difference in nats that counts as rounding."""
+
+    ids: tuple[tuple[int, ...], ...]
+    logprobs: tuple[tuple[float, ...], ...]
+    limit: float
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A version of the weights that servers can load: ``root/folder``, with a manifest of this SHA-256. ``label`` is
+    what servers call it, and unlike any label of another run."""
+
+    version: int
+    label: str
+    root: Path
+    folder: str
+    manifest_sha256: str
+    canary: Canary
+
+
+def update(endpoint: Endpoint, published: Published, *, timeout_s: float) -> float:
+    """Gives a server these weights; returns the mean difference of the canary's log-probs in nats.
+
+    ``timeout_s`` limits each step that moves weights. Raises EngineError where the server may have other weights: it
+    must not be used then, and stays paused unless it was the canary that failed.
+    """
+    for attempt in range(TRIES):
+        try:
+            _replace(endpoint, published, timeout_s=timeout_s)
+            return _check_canary(endpoint, published.canary, timeout_s=timeout_s)
+        except (ServerRefused, StaleWeights):
+            if attempt == TRIES - 1:
+                raise
+    raise AssertionError("unreachable")
+
+
+class StaleWeights(EngineError):
+    """A server says that it has weights, and computes with others."""
+
+
+def _replace(endpoint: Endpoint, published: Published, *, timeout_s: float) -> None:
+    quick = min(QUICK_S, timeout_s)
+    what = f"weights {published.label}"
+    init = {"init_info": {"root": str(published.root), "format": FORMAT}}
+    info = {"update_info": {"folder": published.folder, "manifest_sha256": published.manifest_sha256}}
+    # Running requests are kept: they go on with the new weights, and what they have cached is computed anew.
+    keep = {"mode": "keep", "clear_cache": "true"}
+    call(endpoint, "POST", "/pause", what=f"{what}: pausing", timeout_s=quick, params=keep)
+    call(endpoint, "POST", "/init_weight_transfer_engine", what=f"{what}: preparing", timeout_s=quick, body=init)
+    _start(endpoint, what, timeout_s)
+    call(endpoint, "POST", "/update_weights", what=f"{what}: updating", timeout_s=timeout_s, body=info)
+    # Never after an update that failed: the layers would be completed with whatever was in them.
+    call(
+        endpoint, "POST", "/finish_weight_update", what=f"{what}: finishing the update", timeout_s=timeout_s,
+        body={"weight_version": published.label},
+    )  # fmt: skip
+    said = call(endpoint, "GET", "/weight_info", what=f"{what}: asking for its version", timeout_s=quick)
+    found = said.get("weight_version") if isinstance(said, dict) else said
+    if found != published.label:
+        raise StaleWeights(f"server {endpoint}: got weights {published.label!r}, says that it has {found!r}")
+    call(endpoint, "POST", "/resume", what=f"{what}: resuming", timeout_s=quick)
+
+
+def _start(endpoint: Endpoint, what: str, timeout_s: float) -> None:
+    """Begins an update, or goes on with one that another trainer began and left, killed in between: there is no route
+    to give it up, and it takes these weights as well."""
+    try:
+        call(endpoint, "POST", "/start_weight_update", what=f"{what}: starting the update", timeout_s=timeout_s)
+    except ServerRefused as error:
+        if "already active" not in str(error):
+            raise
+
+
+def _check_canary(endpoint: Endpoint, canary: Canary, *, timeout_s: float) -> float:
+    gaps: list[float] = []
+    for ids, want in zip(canary.ids, canary.logprobs, strict=True):
+        got = prompt_logprobs(endpoint, ids, timeout_s=min(QUICK_S, timeout_s))
+        gaps += [abs(a - b) for a, b in zip(got[-len(want) :], want, strict=True)]
+    gap = math.fsum(gaps) / len(gaps)
+    if not gap <= canary.limit:  # NaN must fail too
+        raise StaleWeights(
+            f"server {endpoint}: its log-probs differ from the policy's by {gap:.2g} nats on {len(gaps)} tokens, "
+            f"although it says that it has the same weights; accepted is {canary.limit:g}. It has kept some of its old "
+            "weights, or computes in another precision than learner.dtype"
+        )
+    return gap
+
+
+def prompt_logprobs(endpoint: Endpoint, ids: Sequence[int], *, timeout_s: float) -> list[float]:
+    """The log-probs at temperature 1 that a server gives the tokens ``ids``, without the first."""
+    sampling = {
+        "n": 1, "max_tokens": 1, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "seed": 0,
+        "repetition_penalty": 1.0, "prompt_logprobs": 0, "detokenize": False, "ignore_eos": True,
+    }  # fmt: skip
+    found: Any = call(
+        endpoint, "POST", GENERATE, what="canary", timeout_s=timeout_s,
+        body={"token_ids": list(ids), "sampling_params": sampling},
+    )  # fmt: skip
+    try:
+        # One mapping for each token from the second on, by id: {"17": {"logprob": -1.5, ...}}.
+        rows = found["prompt_logprobs"][1:]
+        return [float(row[str(i)]["logprob"]) for i, row in zip(ids[1:], rows, strict=True)]
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise StaleWeights(f"server {endpoint}: canary: a malformed answer: {type(error).__name__}: {error}") from None

@@ -1,0 +1,163 @@
+"""A rank other than 0: runs the same loop on the rollouts that rank 0 sends, and does what it is ordered in between."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ..config import parse
+from ..distributed import Place, Ranks
+from ..distributed.launch import WAIT_S, own_device
+from ..distributed.orders import Orders, generate_share
+from ..distributed.ranks import telling_of_lost_ranks
+from ..errors import NumericsError, RankError, TrewError
+from ..rollout import StepRollouts
+from ..rollout.endings import facts_of
+from ..runs import checkpoint_files, tensor_files
+from ..runs.writer import Writer
+from ..utils.signals import ALWAYS
+from ..weights import InPlace
+from ..weights.files import canary_samples
+from . import loop, planning
+from .build import parts
+from .policy_program import for_files, from_files
+from .run import Attempt
+from .summary import help_to_gather
+from .team import Gathering
+
+
+class Over(Exception):
+    """Rank 0 has ended the run."""
+
+
+def follow(place: Place) -> None:
+    """Joins the ranks and follows rank 0 to the end of the run."""
+    # Rank 0 gets the same signals, and decides for all.
+    for signum in ALWAYS:
+        signal.signal(signum, signal.SIG_IGN)
+    with telling_of_lost_ranks():
+        ranks = Ranks(place, device=own_device(place), timeout_s=WAIT_S)
+        orders = Orders(ranks)
+        with contextlib.suppress(Over):
+            order = orders.take()
+            if order["order"] == "start":
+                _follow(FollowerRun(order["config"], orders))
+        ranks.close()
+
+
+def _follow(run: FollowerRun) -> None:
+    with run.writer:
+        try:
+            loop.train(run)  # pyright: ignore[reportArgumentType] - the part of TrainingRun that the loop uses
+        except TrewError:
+            # The same computation has failed on all ranks; rank 0 reports it, and ends the run or its process.
+            run.await_order()
+
+
+class FollowerRun:
+    """The interface of the loop on a rank other than 0: see :class:`.run.TrainingRun`. Nothing is shown or recorded."""
+
+    def __init__(self, table: dict[str, Any], orders: Orders) -> None:
+        config = parse(table)
+        signal_numbers = [getattr(signal, name) for name in config.stop.signals]
+        for signum in signal_numbers:
+            signal.signal(signum, signal.SIG_IGN)
+        self._orders, self._ranks = orders, orders.ranks
+        self.plan = planning.follow(config, device=str(self._ranks.device))
+        self.config, self.objective = config, self.plan.objective
+        self._parts = parts(self.plan, self._ranks)
+        self.policy, self.engine = self._parts.learner, None
+        self.rollouts = self
+        self.weights: InPlace | Gathering
+        if config.cluster.rollout == "vllm":
+            facts = facts_of(self._parts.model)
+            self.weights = Gathering(canary_samples(facts.vocabulary, facts.positions))
+        else:
+            self.engine = self._parts.engine(self.plan)
+            self.weights = InPlace()
+        self.writer = Writer(background=config.checkpoint.background)
+        self.policy.before_update = self.writer.release
+
+    # ---- the loop's interface
+
+    def steps(self) -> Iterator[int]:
+        while True:
+            yield self.await_order()["step"]
+
+    @contextlib.contextmanager
+    def attempt(self, step: int) -> Iterator[Attempt]:
+        attempt = Attempt(step, self.policy.version)
+        try:
+            yield attempt
+        except NumericsError as error:
+            attempt.error = error
+
+    def next(self, step: int) -> StepRollouts:
+        """The rollouts of ``step``, from rank 0."""
+        order = self.await_order()
+        if order["order"] == "numerics":
+            raise NumericsError.from_json(order["error"])
+        if order["step"] != step:
+            raise RankError(f"rank 0 sent the rollouts of step {order['step']}, this rank is at step {step}")
+        return order["rollouts"]
+
+    def trained(self, step: int, version: int) -> None:
+        """Does nothing: rank 0 keeps the source."""
+
+    def note(self, text: str) -> None:
+        """Shows nothing."""
+
+    def record(self, attempt: Attempt) -> None:
+        """Records nothing."""
+
+    def finish(self) -> dict[str, Any]:
+        """Never called: :class:`Over` ends the loop."""
+        return {}
+
+    # ---- orders
+
+    def await_order(self) -> dict[str, Any]:
+        """Carries out orders until one is for the loop, and returns that. Raises Over at the end of the run."""
+        while True:
+            order = self._orders.take()
+            name = order["order"]
+            if name in ("step", "rollouts", "numerics"):
+                return order
+            if name == "end":
+                self.writer.finish()
+                raise Over
+            self._do[name](self, order)
+
+    def _check(self, order: dict[str, Any]) -> None:
+        self._ranks.gather(None)
+
+    def _publish(self, order: dict[str, Any]) -> None:
+        self.weights.publish(self.policy, self.engine)  # pyright: ignore[reportArgumentType] - None with servers
+
+    def _generate(self, order: dict[str, Any]) -> None:
+        assert self.engine is not None
+        generate_share(self.engine, self._ranks, order, self._parts.held)
+
+    def _save(self, order: dict[str, Any]) -> None:
+        tensors, _ = self.policy.state()
+        if self._parts.adapters is not None:
+            tensors = for_files(tensors)
+        part, parts = self._ranks.rank + 1, self._ranks.size
+        self.writer.run(lambda read: checkpoint_files.save_part(
+            Path(order["folder"]), tensors, part=part, parts=parts, read=read
+        ))  # fmt: skip
+
+    def _load(self, order: dict[str, Any]) -> None:
+        files = [Path(file) for file in order["files"]]
+        tensors, _ = tensor_files.read(files[0].parent, [file.name for file in files])
+        self.policy.load_state(from_files(tensors), order["counters"])
+
+    def _export(self, order: dict[str, Any]) -> None:
+        help_to_gather(self.policy, self._parts.adapters)
+
+    _do = {  # noqa: RUF012
+        "check": _check, "generate": _generate, "save": _save, "load": _load, "publish": _publish, "export": _export,
+    }  # fmt: skip

@@ -1,0 +1,91 @@
+"""What rank 0 tells the other ranks of a run, and what it does alone where there are none."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..distributed.orders import Orders
+from ..learner import Policy
+from ..models.sharded import Rows
+from ..rollout import Engine
+from ..runs import checkpoint_files
+from ..runs.tensor_files import Stored
+from ..types import TrainingSample
+from ..weights import WeightSync
+
+
+class Team:
+    """The other ranks of a run, as rank 0 sees them; without ``orders`` there are none."""
+
+    def __init__(self, orders: Orders | None = None, *, sharded: bool = False) -> None:
+        self.orders, self.sharded = orders, sharded
+
+    @property
+    def parts(self) -> int:
+        """The number of ranks that write a part of every checkpoint."""
+        return self.orders.ranks.size if self.orders is not None and self.sharded else 1
+
+    def step(self, step: int) -> None:
+        """All ranks begin a step."""
+        if self.orders is not None:
+            self.orders.give("step", step=step)
+
+    def stepped(self) -> None:
+        """The update is through, on every rank."""
+        if self.orders is not None:
+            self.orders.updated()
+
+    def save(self, root: Path, step: int) -> None:
+        """The other ranks write their parts of the checkpoint that this one begins."""
+        if self.orders is not None and self.parts > 1:
+            self.orders.give("save", folder=str(checkpoint_files.aside(root, step, os.getpid()).resolve()))
+
+    def load(self, tensors: Mapping[str, Stored | Rows], counters: Mapping[str, Any]) -> None:
+        """The other ranks load the checkpoint that this one has read."""
+        if self.orders is not None:
+            files = {
+                str(path.resolve()) for t in tensors.values() if isinstance(t, Stored) for _, _, path, _ in t.pieces
+            }
+            self.orders.give("load", files=sorted(files), counters=dict(counters))
+
+    def publish(self) -> None:
+        """All ranks help to publish the first weights; those of later steps are published without an order."""
+        if self.orders is not None:
+            self.orders.give("publish")
+
+    def export(self) -> None:
+        """The other ranks help to gather the weights."""
+        if self.orders is not None and self.sharded:
+            self.orders.give("export")
+
+
+class Together:
+    """Publishes weights that all ranks gather together, while rank 0 alone talks to the engine."""
+
+    def __init__(self, inner: WeightSync, orders: Orders) -> None:
+        self._inner, self._orders = inner, orders
+
+    def publish(self, policy: Policy, engine: Engine) -> None:
+        self._orders.heard = False  # after an error here, the others may be anywhere in the computation
+        self._inner.publish(policy, engine)
+        self._orders.heard = True
+
+
+class Gathering:
+    """The other ranks' part in :class:`..weights.files.PublishedFiles` of rank 0."""
+
+    def __init__(self, samples: Sequence[TrainingSample]) -> None:
+        self._samples = samples  # of the canary
+        self._version: int | None = None
+
+    def publish(self, policy: Policy, engine: Engine | None) -> None:
+        assert engine is None
+        if policy.version == self._version:
+            return
+        self._version = policy.version
+        for _ in policy.weights():
+            pass
+        policy.untempered(self._samples)

@@ -1,0 +1,29 @@
+"""Addresses of HTTP servers, as settings write them."""
+
+from __future__ import annotations
+
+from urllib.parse import urlsplit
+
+ACCEPTS = "addresses like 'http://127.0.0.1:8000', 'https://host:8443' or 'unix:/path/to/socket'"
+
+
+def split_address(text: str) -> tuple[str, str] | None:
+    """The URL of a server and the path of its Unix socket, empty over TCP; None where ``text`` is not an address.
+
+    >>> split_address("http://127.0.0.1:8000/"), split_address("unix:/run/a.sock")
+    (('http://127.0.0.1:8000', ''), ('http://localhost', '/run/a.sock'))
+    >>> split_address("127.0.0.1:8000"), split_address("unix:a.sock"), split_address("http://host:port")
+    (None, None, None)
+    """
+    if text.startswith("unix:"):
+        path = text.removeprefix("unix:")
+        return ("http://localhost", path) if path.startswith("/") and "\0" not in path else None
+    try:
+        parts = urlsplit(text)
+        port = parts.port
+    except ValueError:  # a port that is no number, a broken IPv6 address
+        return None
+    plain = parts.path in ("", "/") and not (parts.query or parts.fragment or parts.username)
+    if parts.scheme not in ("http", "https") or not parts.hostname or port is None or not plain:
+        return None
+    return f"{parts.scheme}://{parts.netloc}", ""

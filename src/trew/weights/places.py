@@ -1,0 +1,75 @@
+"""Where published weights lie: in shared memory while they fit, otherwise below the run's folder."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import tempfile
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from ..utils.memory import free_bytes
+
+SHARED_MEMORY = Path("/dev/shm")
+PREFIX = "trew-"
+VERSIONS = 3
+"""Versions that must fit: the two that are kept, and the one that is being written."""
+
+
+class Place:
+    """A folder for published versions; ``shared``: on a file system that other machines may read."""
+
+    def __init__(self, folder: Path, *, shared: bool, lock: FileLock | None = None) -> None:
+        self.folder, self.shared = folder, shared
+        self._lock = lock
+
+    def close(self) -> None:
+        """Removes the folder."""
+        shutil.rmtree(self.folder if self._lock is None else self.folder.parent, ignore_errors=True)
+        if self._lock is not None:
+            self._lock.release()
+
+
+def place_for(run: Path, *, size: int, local: bool) -> Place:
+    """A new place for versions of ``size`` bytes. ``local``: all servers run on this machine, so that shared memory
+    will do; otherwise they read the run's folder ``run``."""
+    if local and _fits(SHARED_MEMORY, size):
+        with contextlib.suppress(OSError):
+            return _in_memory(SHARED_MEMORY)
+    folder = run.resolve() / "weights"
+    shutil.rmtree(folder, ignore_errors=True)  # of a process that was killed: this one holds the run's lock
+    folder.mkdir(parents=True)
+    return Place(folder, shared=True)
+
+
+def _fits(memory: Path, size: int) -> bool:
+    try:
+        room = shutil.disk_usage(memory).free
+    except OSError:  # not on every system
+        return False
+    # Its files take RAM that is also needed for everything else.
+    free = free_bytes()
+    return VERSIONS * size <= min(room, room if free is None else free // 2)
+
+
+def _in_memory(memory: Path) -> Place:
+    """A folder in shared memory that is locked while its process lives; removes those whose process was killed."""
+    for left in memory.glob(f"{PREFIX}*"):
+        _remove_abandoned(left)
+    # Named only once it is locked: another process that starts now must not take it for abandoned.
+    work = Path(tempfile.mkdtemp(prefix=f".{PREFIX}", dir=memory))  # for this user alone
+    lock = FileLock(work / "lock", thread_local=False)
+    lock.acquire(blocking=False)
+    folder = memory / work.name.removeprefix(".")
+    work.rename(folder)
+    (folder / "weights").mkdir()
+    return Place(folder / "weights", shared=False, lock=lock)
+
+
+def _remove_abandoned(folder: Path) -> None:
+    with contextlib.suppress(OSError, Timeout):  # another user's, or in use
+        lock = FileLock(folder / "lock", thread_local=False)
+        lock.acquire(blocking=False)
+        shutil.rmtree(folder, ignore_errors=True)
+        lock.release()

@@ -1,0 +1,159 @@
+"""Real ranks (gloo processes) take the step of one process, sharded or not, and all fail together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import ranks_work
+from ranks_help import Fleet
+from trew.models.sharded import whole
+from trew.objective import presets
+from trew.runs import tensor_files
+from trew.runs.tensor_files import FileError
+
+
+@pytest.fixture(scope="module")
+def fleet() -> Iterator[Fleet]:
+    with Fleet() as started:
+        yield started
+
+
+def same(found: dict[str, Any], alone: dict[str, Any], *, tolerance: float = 1e-5, weights: float = 1e-5) -> None:
+    assert len(found["outputs"]) == len(alone["outputs"])
+    for got, want in zip(found["outputs"], alone["outputs"], strict=True):
+        torch.testing.assert_close(got["logprobs"], want["logprobs"], rtol=0, atol=tolerance)
+        assert got["loss"] == pytest.approx(want["loss"], rel=tolerance, abs=tolerance)
+        assert got["norm"] == pytest.approx(want["norm"], rel=tolerance, abs=tolerance)
+        assert got["metrics"].keys() == want["metrics"].keys()
+        for key, (value, count) in want["metrics"].items():
+            if key != "changed_share":  # a sample of the weights, which goes by shard
+                assert got["metrics"][key] == pytest.approx((value, count), rel=1e-3, abs=1e-4), key
+    assert found["weights"].keys() == alone["weights"].keys()
+    for name, tensor in alone["weights"].items():
+        torch.testing.assert_close(found["weights"][name], tensor, rtol=0, atol=weights, msg=name)
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "token": {"name": "dr-grpo"},
+    "sequence": {"name": "gspo"},
+    "batch": {"name": "kl-cov"},
+    "group": {"name": "pass-at-k"},
+    "entropy bonus": {"name": "grpo", "objective": {"entropy_bonus": 0.05}},
+    "untied": {"name": "dapo", "kind": "qwen3"},
+    "logits": {"name": "grpo", "fused": False},
+    "rows": {"name": "grpo", "share_prompts": False},
+    "recomputing": {"name": "gspo", "gradient_checkpointing": True},
+    "adapters": {"name": "grpo", "rank": 2},
+    "reference": {"name": "grpo", "with_reference": True, "reference_mix": 0.5, "reference_every": 1},
+    "offloaded moments": {"name": "grpo", "optimizer": "adamw-offload"},
+    "decay and clipping": {"name": "grpo", "weight_decay": 0.1, "max_grad_norm": 0.01},
+}
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("case", CASES)
+def test_sharded_ranks_take_the_step_of_one_process(fleet, case, size):
+    arguments = {"count": 2, **CASES[case]}
+    alone = ranks_work.steps(None, **arguments)
+    found = fleet.run("ranks_work:steps", size, **arguments)
+    for one in found:
+        same(one, alone)
+        assert one["path"] == alone["path"]
+        if alone["reference"] is not None:
+            torch.testing.assert_close(one["reference"], alone["reference"], rtol=0, atol=1e-5)
+    first = found[0]["weights"]
+    assert all(torch.equal(first[name], one["weights"][name]) for one in found for name in first)
+
+
+@pytest.mark.parametrize("how", ["none", "offload"])
+def test_replicas_and_shards_in_cpu_memory_take_it_too(fleet, how):
+    for one in fleet.run("ranks_work:steps", 2, name="dapo", how=how):
+        same(one, ranks_work.steps(None, name="dapo"))
+
+
+def test_in_bfloat16_ranks_are_as_near_as_rounding(fleet):
+    (one, _) = fleet.run("ranks_work:steps", 2, name="grpo", dtype="bfloat16", count=1)
+    same(one, ranks_work.steps(None, name="grpo", dtype="bfloat16", count=1), tolerance=0.1, weights=0.03)
+
+
+EVERY = sorted(presets())
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if i % 8 == 0 else pytest.mark.nightly) for i, name in enumerate(EVERY)]
+)
+def test_every_preset_takes_the_step_of_one_process(fleet, name):
+    alone = ranks_work.steps(None, name=name, count=1)
+    for one in fleet.run("ranks_work:steps", 2, name=name, count=1):
+        same(one, alone)
+
+
+def test_the_same_ranks_give_the_same_bits(fleet):
+    (first, _), (second, _) = (fleet.run("ranks_work:steps", 2, name="gspo") for _ in range(2))
+    assert [o["loss"] for o in first["outputs"]] == [o["loss"] for o in second["outputs"]]
+    assert all(torch.equal(first["weights"][name], second["weights"][name]) for name in first["weights"])
+
+
+@pytest.mark.parametrize("how", ["none", "fsdp"])
+@pytest.mark.parametrize("name", ["grpo", "gspo"])
+def test_a_number_that_is_not_finite_on_one_rank_is_the_error_of_all(fleet, name, how):
+    found = fleet.run("ranks_work:broken", 3, name=name, how=how)
+    assert found[0]["error"] is not None
+    assert all(one == found[0] for one in found)
+    assert found[0]["version"] == 1  # nothing was applied before it
+
+
+def test_ranks_that_disagree_are_named_and_nothing_is_applied(fleet):
+    for said in fleet.run("ranks_work:disagreeing", 3):
+        assert said.startswith("RankError: ranks disagree on loss: ")
+        assert "on rank 0, 2;" in said
+        assert "on rank 1." in said
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "adamw-offload"])
+@pytest.mark.parametrize(("before", "after"), [(2, 1), (2, 3), (3, 2), (1, 2)])
+def test_a_checkpoint_of_some_ranks_is_read_by_others(fleet, tmp_path, before, after, optimizer):
+    written = fleet.run("ranks_work:stored", before, folder=str(tmp_path), optimizer=optimizer)[0]
+    files = sorted(path.name for path in tmp_path.iterdir())
+    assert len(files) == 2 * before
+    found, _ = tensor_files.read(tmp_path, files)
+    assert found.keys() == written["tensors"].keys()
+    assert all(torch.equal(whole(found[name]), tensor) for name, tensor in written["tensors"].items())
+    arguments = {"folder": str(tmp_path), "counters": written["counters"], "optimizer": optimizer}
+    alone = ranks_work.restored(None, **arguments)
+    for one in fleet.run("ranks_work:restored", after, **arguments):
+        assert all(torch.equal(one["tensors"][name], tensor) for name, tensor in written["tensors"].items())
+        assert one["version"] == 2
+        assert one["loss"] == pytest.approx(alone["loss"], rel=1e-5)
+        for name, tensor in alone["weights"].items():
+            torch.testing.assert_close(one["weights"][name], tensor, rtol=0, atol=1e-5, msg=name)
+
+
+def test_a_part_that_is_missing_or_twice_is_named(fleet, tmp_path):
+    fleet.run("ranks_work:stored", 3, folder=str(tmp_path), optimizer="adamw")
+    files = sorted(path.name for path in tmp_path.iterdir())
+    for gone in files:
+        with pytest.raises(FileError, match="rows"):
+            tensor_files.read(tmp_path, [name for name in files if name != gone])
+    again = tmp_path / "model.part-1-of-4.safetensors"
+    again.write_bytes((tmp_path / "model.part-1-of-3.safetensors").read_bytes())
+    with pytest.raises(FileError, match="missing or twice"):
+        tensor_files.read(tmp_path, [*files, again.name])
+    again.write_bytes(b"no header")
+    with pytest.raises(FileError, match="is not a safetensors file"):
+        tensor_files.read(tmp_path, [*files, again.name])
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_sums_values_and_orders_are_equal_on_all_ranks(fleet, size):
+    for one in fleet.run("ranks_work:sums", size):
+        pair, count, ones = one["tensors"]
+        assert pair.tolist() == [size, sum(range(size))]
+        assert int(count) == sum(range(1, size + 1))
+        assert ones.tolist() == [float(size)] * 3
+        assert one["found"] == [{"rank": rank, "text": "é" * rank} for rank in range(size)]
+        assert (one["sent"], one["empty"]) == (b"order" * 1000, b"")

@@ -1,0 +1,338 @@
+"""A stand-in for a vLLM server: its routes and error bodies, as 0.32 has them, around a model of transformers.
+
+``python tests/fake_vllm.py MODEL SOCKET`` serves one by itself; :func:`serving` runs one in this process, with
+``faults`` that a test sets while it runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import uvicorn
+from safetensors import safe_open
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from trew_vllm import published
+
+from trew.rollout.vllm.endpoint import Endpoint
+
+CLOSE = object()
+"""An answer that is none: the connection is closed, as by a process that was killed."""
+
+
+@dataclass
+class Faults:
+    """What goes wrong; each is off by default."""
+
+    dies_after: int = -1  # tokens of one request, after which the server is as if it had been killed
+    hangs: bool = False  # no more tokens of completions, although it answers all questions
+    status: int = 0  # of every answer to generate
+    bad_answers: int = 0  # this many answers are changed by ``spoil``
+    spoil: Any = None  # a function of an answer's JSON, which it changes
+    stale: tuple[str, ...] = ()  # parts of names of tensors that an update leaves as they are
+    lies: str = ""  # what it calls its weights, whatever it was told
+    failing: dict[str, int] = field(default_factory=dict)  # calls to a route that get status 500 from here on
+    slow: float = 0.0  # seconds per token
+    lengths: Any = None  # a function of the seed: how many tokens a completion has
+
+
+class FakeVllm:
+    """A server's state and routes. ``calls`` has all requests, as (method and path, JSON)."""
+
+    def __init__(self, folder: Path, *, token: str = "") -> None:
+        self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        self.head = self.model.get_output_embeddings().weight.detach().clone()  # a copy, as in vLLM's CPU build
+        self.tokenizer = AutoTokenizer.from_pretrained(folder)
+        self.token, self.faults, self.folder = token, Faults(), folder
+        self.settings = {
+            "model": str(folder), "dtype": "torch.float32", "logprobs_mode": "processed_logprobs",
+            "generation_config": "vllm", "max_model_len": self.model.config.max_position_embeddings,
+        }  # fmt: skip
+        self.version, self.root, self.started, self.received = "default", None, False, False
+        self.paused, self.tokens, self.dead = False, 0, False
+        self.calls: list[tuple[str, Any]] = []
+        self.lock, self.threads = threading.Lock(), ThreadPoolExecutor(64)  # one for each request that waits
+        routes: dict[tuple[str, str], Any] = {
+            ("GET", "/health"): self.health, ("GET", "/version"): lambda r: {"version": "0.32.0"},
+            ("GET", "/openapi.json"): lambda r: {"paths": {path: {} for _, path in routes}},
+            ("GET", "/server_info"): self.info,
+            ("GET", "/v1/models"): self.models, ("GET", "/metrics"): self.metrics,
+            ("POST", "/inference/v1/generate"): self.generate, ("POST", "/pause"): self.pause,
+            ("POST", "/resume"): self.resume, ("GET", "/is_paused"): lambda r: {"is_paused": self.paused},
+            ("POST", "/init_weight_transfer_engine"): self.init, ("POST", "/start_weight_update"): self.start,
+            ("POST", "/update_weights"): self.update, ("POST", "/finish_weight_update"): self.finish,
+            ("GET", "/weight_info"): lambda r: {"weight_version": self.faults.lies or self.version},
+        }  # fmt: skip
+        self.app = Starlette(routes=[self._route(m, path, do) for (m, path), do in routes.items()])
+
+    def _route(self, method: str, path: str, do: Any) -> Route:
+        async def handle(request: Request) -> Response:
+            body = json.loads(await request.body() or b"null")
+            self.calls.append((f"{method} {path}", body))
+            if self.dead:
+                return Broken()
+            guarded = path.startswith(("/v1", "/inference"))  # and no other: as --api-key does
+            if self.token and guarded and request.headers.get("authorization") != f"Bearer {self.token}":
+                return JSONResponse({"error": "Unauthorized"}, 401)
+            if self.faults.failing.get(path, 0):
+                self.faults.failing[path] -= 1
+                return error(500, "RuntimeError: as the test wants it")
+            try:
+                found = await asyncio.get_running_loop().run_in_executor(self.threads, do, body)
+            except Refusal as refusal:
+                return error(refusal.status, str(refusal))
+            if found is CLOSE:
+                return Broken()
+            return found if isinstance(found, Response) else JSONResponse(found)
+
+        return Route(path, handle, methods=[method])
+
+    # ---- questions
+
+    def health(self, body: Any) -> Any:
+        return Response()
+
+    def info(self, body: Any) -> Any:
+        return {"vllm_config": {"model_config": self.settings, "weight_transfer_config": {"backend": "trew_files"}}}
+
+    def models(self, body: Any) -> Any:
+        return {"data": [{"id": "policy", "max_model_len": self.model.config.max_position_embeddings}]}
+
+    def metrics(self, body: Any) -> Any:
+        labels = '{engine="0",model_name="policy"}'
+        return PlainTextResponse(
+            "# HELP vllm:prompt_tokens_total Number of prefill tokens processed.\n"
+            f"vllm:prompt_tokens_total{labels} 7.0\n"
+            "# HELP vllm:generation_tokens_total Number of generation tokens processed.\n"
+            f"vllm:generation_tokens_total{labels} {float(self.tokens)}\n"
+        )
+
+    # ---- weights
+
+    def pause(self, body: Any) -> Any:
+        self.paused = True
+        with self.lock:  # a token that is being made is made
+            return {"status": "paused"}
+
+    def resume(self, body: Any) -> Any:
+        self.paused = False
+        return {"status": "resumed"}
+
+    def init(self, body: Any) -> Any:
+        try:
+            published.check_format(body["init_info"]["format"])
+        except published.Refused as refused:
+            raise Refusal(500, f"Refused: {refused}") from None
+        self.root = Path(body["init_info"]["root"])
+        return {"message": "Weight transfer initialized"}
+
+    def start(self, body: Any) -> Any:
+        if self.started:
+            raise Refusal(500, "start_weight_update called while a weight update is already active.")
+        self.started, self.received = True, False
+        return {"message": "Weight update started"}
+
+    def update(self, body: Any) -> Any:
+        if not self.started or self.root is None:
+            raise Refusal(500, "RuntimeError: start_weight_update must be called first")
+        info = body["update_info"]
+        try:
+            version = published.read(self.root, info["folder"], info["manifest_sha256"])
+        except published.Refused as refused:
+            self.started = False
+            raise Refusal(500, f"Refused: {refused}") from None
+        # From here on the old weights are given up: what goes wrong now leaves a server that cannot generate.
+        own = dict(self.model.named_parameters())
+        with torch.no_grad(), self.lock:
+            for name in version.files:
+                with safe_open(version.folder / name, framework="pt") as file:
+                    for key in file.keys():  # noqa: SIM118 - no mapping
+                        self._load(key, file.get_tensor(key), own)
+        self.received = True
+        return {"message": "Weights updated"}
+
+    def _load(self, key: str, value: torch.Tensor, own: dict[str, Any]) -> None:
+        if any(part in key for part in self.faults.stale):
+            return
+        if key == "lm_head.weight":
+            self.head.copy_(value)
+        if key in own:
+            own[key].copy_(value)
+
+    def finish(self, body: Any) -> Any:
+        if not self.received:
+            raise Refusal(500, "RuntimeError: nothing was received")
+        self.started = self.received = False
+        self.version = body["weight_version"]
+        return {"message": "Weight update finished"}
+
+    # ---- completions
+
+    def generate(self, body: Any) -> Any:
+        if self.faults.status:
+            return error(self.faults.status, "EngineCore encountered an issue.", kind="EngineDeadError")
+        sampling, prompt = body["sampling_params"], body["token_ids"]
+        if sampling["temperature"] == 0 and sampling["n"] > 1:
+            raise Refusal(400, f"n must be 1 when using greedy sampling, got {sampling['n']}.", "BadRequestError")
+        rows = [_Row(sampling["seed"] + i, self._length(sampling, i)) for i in range(sampling["n"])]
+        scored = self._scored(prompt) if sampling.get("prompt_logprobs") is not None else None
+        while running := [row for row in rows if not row.reason]:
+            if self._gone(running):
+                return CLOSE
+            while self.paused or (self.faults.hangs and scored is None):
+                if self.dead:
+                    return CLOSE
+                time.sleep(0.005)
+            time.sleep(self.faults.slow)
+            with self.lock:
+                self._token(prompt, running, sampling)
+        answer = {"choices": [row.choice(i) for i, row in enumerate(rows)], "prompt_logprobs": scored}
+        if self.faults.bad_answers and scored is None:
+            self.faults.bad_answers -= 1
+            self.faults.spoil(answer)
+        return answer
+
+    def _length(self, sampling: dict[str, Any], i: int) -> int:
+        wanted = self.faults.lengths(sampling["seed"] + i) if self.faults.lengths else sampling["max_tokens"]
+        return min(wanted, sampling["max_tokens"])
+
+    def _gone(self, running: list[_Row]) -> bool:
+        if 0 <= self.faults.dies_after <= max(len(row.tokens) for row in running):
+            self.dead = True
+        return self.dead
+
+    @torch.no_grad()
+    def _logits(self, ids: list[list[int]]) -> torch.Tensor:
+        hidden = self.model.base_model(input_ids=torch.tensor(ids)).last_hidden_state
+        return (hidden @ self.head.t()).float()
+
+    def _scored(self, prompt: list[int]) -> list[Any]:
+        with self.lock:
+            logprobs = self._logits([prompt])[0].log_softmax(-1)
+        rows = [{str(t): {"logprob": float(logprobs[i, t]), "rank": 1}} for i, t in enumerate(prompt[1:])]
+        return [None, *rows]
+
+    def _token(self, prompt: list[int], rows: list[_Row], sampling: dict[str, Any]) -> None:
+        """Gives every row a token of the sampling distribution."""
+        logits = self._logits([prompt + row.tokens for row in rows])[:, -1]
+        for row, z in zip(rows, logits, strict=True):
+            probs = (z / (sampling["temperature"] or 1e-4)).softmax(-1)
+            token = int(torch.multinomial(cut(probs, sampling), 1, generator=row.draws))
+            row.add(token, float(cut(probs, sampling)[token].log()), self.version)
+            self.tokens += 1
+            text = self.tokenizer.decode(row.tokens, skip_special_tokens=True)
+            found = [s for s in sampling.get("stop", ()) if s in text]
+            if token in sampling.get("stop_token_ids", ()):
+                row.reason, row.stop = "stop", token
+            elif found:
+                row.reason, row.stop = "stop", found[0]
+            elif len(row.tokens) == row.most:
+                row.reason = "length"
+
+
+class _Row:
+    """A completion in the making."""
+
+    def __init__(self, seed: int, most: int) -> None:
+        self.draws, self.most = torch.Generator().manual_seed(seed), most
+        self.tokens: list[int] = []
+        self.logprobs: list[float] = []
+        self.versions: list[str] = []
+        self.reason, self.stop = "", None
+
+    def add(self, token: int, logprob: float, version: str) -> None:
+        self.tokens.append(token)
+        self.logprobs.append(logprob)
+        self.versions.append(version)
+
+    def choice(self, index: int) -> dict[str, Any]:
+        pairs = zip(self.tokens, self.logprobs, strict=True)
+        content = [{"token_id": t, "logprob": p, "rank": 1, "top_logprobs": []} for t, p in pairs]
+        spans: list[dict[str, Any]] = []
+        for at, version in enumerate(self.versions):
+            if not spans or spans[-1]["version"] != version:
+                spans.append({"version": version, "start": at, "end": at})
+            spans[-1]["end"] = at + 1
+        return {
+            "index": index, "token_ids": self.tokens, "logprobs": {"content": content}, "weight_versions": spans,
+            "finish_reason": self.reason, "stop_reason": self.stop,
+        }  # fmt: skip
+
+
+class Refusal(Exception):
+    def __init__(self, status: int, text: str, kind: str = "InternalServerError") -> None:
+        super().__init__(text)
+        self.status, self.kind = status, kind
+
+
+def error(status: int, text: str, *, kind: str = "InternalServerError") -> JSONResponse:
+    return JSONResponse({"error": {"message": text, "type": kind, "param": None, "code": status}}, status)
+
+
+def cut(probs: torch.Tensor, sampling: dict[str, Any]) -> torch.Tensor:
+    """The sampling distribution: top-k, then min-p, then top-p, renormalised."""
+    if sampling["top_k"] > 0:
+        probs = probs.where(probs >= probs.topk(min(sampling["top_k"], len(probs))).values[-1], 0.0)
+    probs = probs.where(probs >= sampling["min_p"] * probs.max(), 0.0)
+    if sampling["top_p"] < 1:
+        ordered, at = (probs / probs.sum()).sort(descending=True)
+        outside = at[ordered.cumsum(0) - ordered >= sampling["top_p"]]
+        probs = probs.index_fill(0, outside, 0.0)
+    return probs / probs.sum()
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Serving
+
+
+class Broken(Response):
+    """A response that breaks off, as where the process is killed: uvicorn then closes the connection."""
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"1000")]})
+        raise ConnectionAbortedError
+
+
+@contextlib.contextmanager
+def serving(fake: FakeVllm, socket: Path | None = None) -> Iterator[Endpoint]:
+    """Serves on a Unix socket, or on a free port of 127.0.0.1; ends with the block."""
+    where: dict[str, Any] = {"uds": str(socket)} if socket else {"host": "127.0.0.1", "port": 0}
+    config = uvicorn.Config(fake.app, log_level="critical", timeout_graceful_shutdown=1, **where)
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    end = time.monotonic() + 60
+    while not server.started:
+        assert thread.is_alive()
+        assert time.monotonic() < end
+        time.sleep(0.005)
+    try:
+        if socket:
+            yield Endpoint("http://localhost", socket, fake.token)
+        else:
+            port = server.servers[0].sockets[0].getsockname()[1]
+            yield Endpoint(f"http://127.0.0.1:{port}", None, fake.token)
+    finally:
+        fake.dead, fake.paused, fake.faults.hangs = True, False, False
+        server.should_exit = True
+        thread.join()
+        fake.threads.shutdown()
+
+
+if __name__ == "__main__":
+    with serving(FakeVllm(Path(sys.argv[1])), Path(sys.argv[2])):
+        threading.Event().wait()

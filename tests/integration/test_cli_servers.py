@@ -1,0 +1,196 @@
+"""Whole runs through the command line whose completions come from servers: stand-ins for vLLM in this process."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from safetensors.numpy import load_file
+
+import tiny
+from fake_vllm import FakeVllm, serving
+from forks import wait_for
+
+RECIPE = """
+model = "{model}"
+steps = 4
+seed = 3
+
+[data]
+task = "arithmetic"
+[data.args]
+ops = ["+"]
+largest = 20
+
+[[rewards]]
+name = "reward.py:shorter"
+
+[rollout]
+prompts = 4
+completions = 3
+max_tokens = 6
+
+[objective]
+preset = "{preset}"
+
+[learner]
+lr = 1e-2
+
+[eval]
+size = 6
+
+[checkpoint]
+every = 2
+"""
+REWARD = """
+def shorter(prompts, completions, completion_ids, answer, **columns):
+    return [sum(i % 2 for i in ids) / 6 for ids in completion_ids]
+"""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.save(tmp_path_factory.mktemp("model"), "smollm")  # with a tied head
+
+
+@pytest.fixture
+def fakes(model: Path, tmp_path: Path) -> Iterator[list[FakeVllm]]:
+    made = [FakeVllm(model, token="secret") for _ in range(2)]
+    with serving(made[0], tmp_path / "0.sock"), serving(made[1], tmp_path / "1.sock"):
+        yield made
+
+
+def recipe(folder: Path, model: Path, *, servers: int = 1, preset: str = "grpo", more: str = "") -> Path:
+    """Writes a recipe; without ``servers`` the run has the embedded engine."""
+    (folder / "reward.py").write_text(REWARD)
+    text = RECIPE.format(model=model, preset=preset) + more
+    if servers:
+        table = {"rollout": "vllm", "endpoints": [f"unix:{folder}/{i}.sock" for i in range(servers)]}
+        text += "\n[cluster]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in table.items())
+    path = folder / f"servers-{servers}.toml"
+    path.write_text(text)
+    return path
+
+
+@pytest.fixture
+def cli(server: Any, tmp_path: Path) -> Any:
+    return partial(server.run, cwd=tmp_path, TREW_SERVER_TOKEN="secret")
+
+
+def rows(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def steps(run: Path) -> list[dict[str, Any]]:
+    return [row for row in rows(run) if "eval_accuracy" not in row]
+
+
+def rollouts(run: Path, *columns: str) -> list[Any]:
+    paths = sorted((run / "rollouts").glob("*.parquet"))
+    return [pq.read_table(path, columns=list(columns)).to_pylist() for path in paths]
+
+
+@pytest.fixture(scope="module")
+def whole(model: Path, server: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[tuple[str, Any]]]:
+    """The folder of an undisturbed run on one server, and what that was asked."""
+    folder = tmp_path_factory.mktemp("whole")
+    fake = FakeVllm(model, token="secret")
+    with serving(fake, folder / "0.sock"):
+        server.run("train", recipe(folder, model), cwd=folder, TREW_SERVER_TOKEN="secret")
+    return folder / "runs" / "servers-1", fake.calls
+
+
+def test_a_run_on_servers_is_the_run_it_would_be_without(whole, model, tmp_path, cli):
+    """The same prompts in the same order; the servers have the learner's weights at every step."""
+    there, calls = whole
+    cli("train", recipe(tmp_path, model, servers=0))
+    here = tmp_path / "runs" / "servers-0"
+    assert rollouts(there, "uid", "sample", "prompt_ids") == rollouts(here, "uid", "sample", "prompt_ids")
+    assert [row["policy_version"] for row in steps(there)] == [1, 2, 3, 4]
+    assert max(row["canary_gap"] for row in steps(there)) < 1e-5
+    assert all(row["staleness"] == 0 for row in steps(there))
+    for row in steps(there):
+        assert 0 < row["entropy"] < 6, "measured by the learner"
+    published = [body["weight_version"] for path, body in calls if path == "POST /finish_weight_update"]
+    assert [label.rpartition(".")[2] for label in published] == ["0", "1", "2", "3", "4"]
+    # Nothing is generated before the server has proven its weights: not the first evaluation either.
+    first = next(body for path, body in calls if "generate" in path)
+    assert first["sampling_params"].get("prompt_logprobs") == 0
+    assert not list((there / "weights").glob("*")), "versions end with the run"
+
+
+@pytest.mark.parametrize("place", ["trew.training.loop:update:4", "trew.weights.files:PublishedFiles.publish:4"])
+def test_a_killed_run_resumes_and_trains_every_step_once(whole, fakes, model, tmp_path, server, cli, place):
+    """kill -9 in the third step, when checkpoint 2 is there; the servers still have other weights."""
+    path, run = recipe(tmp_path, model), tmp_path / "runs" / "servers-1"
+    command = server.start("train", path, cwd=tmp_path, hold=place, TREW_SERVER_TOKEN="secret").held()
+    wait_for(lambda: (run / "checkpoints" / "000002" / "manifest.json").exists())
+    command.kill(signal.SIGKILL)
+    assert command.wait() == -signal.SIGKILL
+    assert "continuing after step 2" in cli("train", path, "--resume")
+    assert [row["step"] for row in steps(run)] == [1, 2, 3, 4]
+    assert max(row["canary_gap"] for row in steps(run)) < 1e-5
+    undisturbed, _ = whole
+    assert rollouts(run, "uid", "sample", "token_ids") == rollouts(undisturbed, "uid", "sample", "token_ids")
+    a, b = (load_file(folder / "final" / "model.safetensors") for folder in (run, undisturbed))
+    assert all((a[name] == b[name]).all() for name in a)
+
+
+@pytest.mark.parametrize("preset", ["entropy-advantage", "remax"])
+def test_objectives_get_what_servers_do_not_say(fakes, model, tmp_path, cli, preset):
+    """Entropies from the learner, baselines from greedy answers of the current weights."""
+    cli("train", recipe(tmp_path, model, servers=2, preset=preset))
+    run = tmp_path / "runs" / "servers-2"
+    assert len(steps(run)) == 4
+    assert all(abs(row["loss"]) < 100 for row in steps(run))
+    assert all(fake.tokens for fake in fakes), "both servers had work"
+
+
+def test_adapters_reach_the_servers_as_part_of_the_weights(fakes, model, tmp_path, cli):
+    cli("train", recipe(tmp_path, model, more="\n[lora]\nrank = 2\n"))
+    found = steps(tmp_path / "runs" / "servers-1")
+    assert max(row["canary_gap"] for row in found) < 1e-5
+    assert max(row["kl"] for row in found) > 1e-3, "the adapters have changed the policy"
+
+
+def test_a_server_that_dies_costs_no_step_while_another_lives(fakes, model, tmp_path, cli):
+    fakes[0].faults.dies_after = 4
+    out = cli("train", recipe(tmp_path, model, servers=2))
+    assert "the server is not used any more, 1 of 2 are left" in out
+    run = tmp_path / "runs" / "servers-2"
+    assert [row["step"] for row in steps(run)] == [1, 2, 3, 4]
+    assert "1 of 2 are left" in (run / "events.log").read_text()
+
+
+def test_without_servers_a_run_ends_resumable_and_says_why(fakes, model, tmp_path, server, cli):
+    """The message names server and cause; nothing of the step is lost or doubled afterwards."""
+    path, run = recipe(tmp_path, model), tmp_path / "runs" / "servers-1"
+    fakes[0].faults.spoil = lambda answer: answer["choices"].pop()
+    command = server.start("train", path, cwd=tmp_path, hold="trew.training.loop:update:3", TREW_SERVER_TOKEN="secret")
+    command.held()
+    fakes[0].faults.bad_answers = 10**6
+    assert command.go().wait() == 1
+    assert "2 completions where 3 were asked for" in " ".join(command.text().split())
+    fakes[0].faults.bad_answers = 0
+    assert "continuing after step 2" in cli("train", path, "--resume")
+    assert [row["step"] for row in steps(run)] == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"dtype": "torch.bfloat16"}, "computes in bfloat16, the learner in float32"),
+        ({"max_model_len": 9}, "has max_model_len = 9"),
+        ({"logprobs_mode": "raw_logprobs"}, "has logprobs_mode = 'raw_logprobs', needs 'processed_logprobs'"),
+    ],
+)
+def test_a_server_that_does_not_fit_is_refused_with_both_values(fakes, model, tmp_path, cli, settings, said):
+    fakes[0].settings |= settings
+    assert said in " ".join(cli("train", recipe(tmp_path, model), code=2).split())
+    assert not any("generate" in path for path, _ in fakes[0].calls)

@@ -1,0 +1,310 @@
+"""``trew train`` on several ranks: the run of one process, and what happens when ranks die, hang or are stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import tiny
+from forks import Command, Server
+from ranks_help import free_port, variables
+
+REWARD = """
+import time
+
+def vowels(completions, completion_ids, **columns):
+    return [round(sum(i % 2 for i in ids) / len(ids), 1) for ids in completion_ids]
+
+def slow(completions, completion_ids, **columns):
+    time.sleep(0.5)
+    return vowels(completions, completion_ids)
+"""
+RECIPE = """
+model = "lm"
+chat_template = "plain"
+steps = 4
+seed = 1
+kernels = "plain"
+linear = "plain"
+[data]
+task = "arithmetic"
+[[rewards]]
+name = "reward.py:vowels"
+[rollout]
+prompts = 4
+completions = 4
+max_tokens = 8
+[objective]
+preset = "grpo"
+[learner]
+lr = 1e-3
+inner_updates = 2
+microbatch_tokens = 64
+[eval]
+size = 3
+every = 2
+[checkpoint]
+every = 2
+background = true
+[track]
+samples_every = 0
+regrade_every = 0
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    place = tmp_path_factory.mktemp("ranks")
+    tiny.model("llama", initializer_range=0.1).save_pretrained(place / "lm")
+    tiny.tokenizer(chat=False).save_pretrained(place / "lm")
+    (place / "r.toml").write_text(RECIPE)
+    (place / "reward.py").write_text(REWARD)
+    return place
+
+
+def start(server: Server, folder: Path, size: int, *args: str, hold: dict[int, str] | None = None) -> list[Command]:
+    """The ranks of a run, as torchrun would start them."""
+    port, asked = free_port(), f"cluster.learner={size}"
+    return [
+        server.start(
+            "train", "r.toml", *args, "--set", asked, cwd=folder, hold=(hold or {}).get(rank, ""),
+            **(variables(rank, size, port) if size > 1 else {}),
+        )
+        for rank in range(size)
+    ]  # fmt: skip
+
+
+def run(server: Server, folder: Path, size: int, *args: str, codes: tuple[int, ...] = ()) -> str:
+    """Runs all ranks to their end; what rank 0 printed."""
+    commands = start(server, folder, size, *args)
+    found = tuple(command.wait() for command in commands)
+    texts = [command.text() for command in commands]
+    assert found == (codes or (0,) * size), "\n".join(texts)
+    assert not any("Traceback" in text for text in texts), "\n".join(texts)
+    return texts[0]
+
+
+def rows(folder: Path, out: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / out / "metrics.jsonl").read_text().splitlines()]
+
+
+def final(folder: Path, out: str) -> dict[str, torch.Tensor]:
+    return load_file(folder / out / "final" / "model.safetensors")
+
+
+TIMES = ("seconds", "tokens_per_second")
+
+
+def same_run(folder: Path, one: str, other: str, *, exact: bool = False) -> None:
+    tolerance = 0.0 if exact else 1e-5
+    for a, b in zip(rows(folder, one), rows(folder, other), strict=True):
+        assert a.keys() == b.keys()
+        for key, value in a.items():
+            if not isinstance(value, float) or key.endswith(TIMES) or (key == "changed_share" and not exact):
+                continue
+            assert b[key] == pytest.approx(value, rel=tolerance, abs=tolerance), (a["step"], key)
+    before, after = final(folder, one), final(folder, other)
+    assert before.keys() == after.keys()
+    for name, tensor in before.items():
+        torch.testing.assert_close(after[name], tensor, rtol=0, atol=tolerance, msg=name)
+
+
+@pytest.fixture(scope="module")
+def alone(server, folder) -> str:
+    server.run("train", "r.toml", "--out", "alone", cwd=folder)
+    return "alone"
+
+
+@pytest.fixture(scope="module")
+def pair(server, folder) -> str:
+    run(server, folder, 2, "--out", "pair")
+    return "pair"
+
+
+def test_a_run_of_two_ranks_is_the_run_of_one_process(server, folder, alone, pair):
+    same_run(folder, alone, pair)
+    config = json.loads((folder / pair / "final" / "config.json").read_text())
+    assert config["architectures"] == ["LlamaForCausalLM"]
+    names = {path.name for path in (folder / pair / "checkpoints" / "000004").iterdir()}
+    assert {"model.part-1-of-2.safetensors", "optimizer.part-2-of-2.safetensors"} <= names
+
+
+@pytest.mark.parametrize("settings", [("cluster.shard=none",), ("lora.rank=2",)], ids=["replicas", "adapters"])
+def test_replicas_and_adapters_are_too(server, folder, settings):
+    one = settings if settings[0].startswith("lora") else ()
+    name = settings[0].partition("=")[0]
+    server.run("train", "r.toml", "--out", f"{name}-1", "--set", "steps=2", *one, cwd=folder)
+    run(server, folder, 2, "--out", f"{name}-2", "--set", "steps=2", *settings)
+    same_run(folder, f"{name}-1", f"{name}-2")
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 3), (2, 1), (1, 2)])
+def test_a_run_goes_on_with_another_number_of_ranks(server, folder, alone, before, after):
+    out = f"from-{before}-to-{after}"
+    run(server, folder, before, "--out", out, "--set", "steps=2")
+    said = run(server, folder, after, "--out", out, "--resume", "--set", "steps=4")
+    assert "continuing after step 2" in said
+    assert f"cluster.learner: the run was started with {before}, now it is {after}" in said
+    last, want = rows(folder, out)[-1], rows(folder, alone)[-1]
+    assert last["step"] == want["step"] == 4
+    for name, tensor in final(folder, alone).items():
+        torch.testing.assert_close(final(folder, out)[name], tensor, rtol=0, atol=1e-5, msg=name)
+
+
+def test_a_rank_that_is_killed_is_told_and_the_run_goes_on_to_the_bit(server, folder, pair):
+    out = "killed"
+    ranks = start(server, folder, 2, "--out", out, hold={1: "trew.training.loop:update:3"})
+    ranks[1].held().kill(signal.SIGKILL)
+    assert ranks[0].wait() == 1
+    assert "the connection to another rank broke" in ranks[0].text()
+    assert "Traceback" not in ranks[0].text()
+    run(server, folder, 2, "--out", out, "--resume")
+    same_run(folder, pair, out, exact=True)
+
+
+def test_a_driver_that_is_killed_leaves_no_rank_behind(server, folder, pair):
+    ranks = start(server, folder, 2, "--out", "driver", hold={0: "trew.training.loop:update:3"})
+    ranks[0].held().kill(signal.SIGKILL)
+    assert ranks[1].wait() == 1
+    assert "the connection to another rank broke" in ranks[1].text()
+    run(server, folder, 2, "--out", "driver", "--resume")
+    same_run(folder, pair, "driver", exact=True)
+
+
+def test_ranks_that_are_stopped_save_and_go_on_to_the_bit(server, folder, pair):
+    ranks = start(server, folder, 2, "--out", "stopped", hold={0: "trew.training.loop:update:2"})
+    ranks[0].held()
+    for rank in ranks:
+        rank.kill(signal.SIGTERM)  # as torchrun's agent and batch systems do
+    ranks[0].go()
+    assert [rank.wait() for rank in ranks] == [143, 0], ranks[0].text()
+    assert "continue with --resume" in ranks[0].text()
+    run(server, folder, 2, "--out", "stopped", "--resume")
+    same_run(folder, pair, "stopped", exact=True)
+
+
+def test_other_ranks_than_asked_for_are_refused(server, folder):
+    port = free_port()
+    ranks = [
+        server.start("train", "r.toml", "--out", "no", "--set", "cluster.learner=3", cwd=folder,
+                     **variables(rank, 2, port))
+        for rank in range(2)
+    ]  # fmt: skip
+    assert [rank.wait() for rank in ranks] == [2, 0], ranks[0].text()
+    assert "cluster.learner: got 3, but 2 ranks were started; set cluster.learner = 2" in ranks[0].text()
+    assert not (folder / "no").exists()
+
+
+def test_a_bad_recipe_ends_all_ranks_at_once(server, folder):
+    said = run(server, folder, 2, "--out", "bad", "--set", "rollout.prompts=0", codes=(2, 0))
+    assert "rollout.prompts: got 0" in said
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("learner.optimizer=adamw-8bit", "accepts 'adamw' or 'adamw-offload' while weights are sharded"),
+        ("lora.base=nf4", "accepts 'float32' or 'bfloat16' while weights are sharded"),
+        ("learner.compile=true", "accepts false while weights are sharded"),
+        ("cluster.shard=fsdp cluster.learner=1", "only its default while cluster.learner = 1"),
+        ("cluster.shard=none cluster.offload=all", "where every rank has all weights"),
+        ("cluster.restarts=-1", "cluster.restarts: got -1, accepts 0 or more"),
+        ("cluster.hang_s=0.0", "cluster.hang_s: got 0.0, accepts a number of seconds above 0"),
+    ],
+)
+def test_what_ranks_cannot_do_is_refused_by_name(server, folder, setting, said):
+    settings = ["cluster.learner=2", "lora.rank=2", *setting.split()]
+    text = server.run("train", "r.toml", "--dry-run", "--set", *settings, cwd=folder, code=2)
+    assert said in text
+
+
+class Started:
+    """``trew train`` that starts its ranks itself, by torchrun's agent; use as a context."""
+
+    def __init__(self, folder: Path, out: str, *settings: str) -> None:
+        self.folder, self.out, self.log = folder, out, folder / f"{out}.log"
+        self._command = [sys.executable, "-m", "trew", "train", "r.toml", "--out", out, "--set", "cluster.learner=2",
+                         "rewards=[{name='reward.py:slow'}]", *settings]  # fmt: skip
+
+    def __enter__(self) -> Started:
+        env = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(self._command, cwd=self.folder, env=env, stdout=log, stderr=log)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()  # its ranks end with it
+
+    def text(self) -> str:
+        return self.log.read_text(errors="replace")
+
+    def done(self) -> int:
+        """Steps in the metrics."""
+        path = self.folder / self.out / "metrics.jsonl"
+        return sum("loss" in line for line in path.read_text().splitlines()) if path.exists() else 0
+
+    def rank(self, number: int) -> int:
+        """The rank's process; 0 where there is none."""
+        found = (p for p in Path("/proc").iterdir() if p.name.isdecimal())
+        return max((int(p.name) for p in found if _is_rank(p, self.process.pid, number)), default=0)
+
+    def hit(self, number: int, signum: int, *, after: int, other_than: int = 0) -> int:
+        """Sends a signal to a rank once so many steps are done."""
+
+        def there() -> bool:
+            return self.done() >= after and self.rank(number) not in (0, other_than)
+
+        patience(lambda: there() or self.process.poll() is not None, self.text)
+        assert self.process.poll() is None, self.text()
+        pid = self.rank(number)
+        assert pid > 0
+        os.kill(pid, signum)
+        return pid
+
+
+@pytest.mark.nightly
+def test_ranks_that_die_or_hang_are_started_again_until_the_run_is_done(folder, pair):
+    """One rank is killed, later one is stopped (it hangs); the run ends as if nothing had happened, to the bit."""
+    with Started(folder, "started", "cluster.hang_s=4", "steps=8", "checkpoint.every=1") as run:
+        first = run.hit(1, signal.SIGKILL, after=1)
+        run.hit(1, signal.SIGSTOP, after=2, other_than=first)
+        assert run.process.wait(300) == 0, run.text()
+    assert "no progress for 4 s (cluster.hang_s) on rank" in run.text()
+    assert [row["step"] for row in rows(folder, "started") if "loss" in row] == list(range(1, 9))
+    for a, b in zip(rows(folder, pair)[:4], rows(folder, "started")[:4], strict=True):
+        assert (a["step"], a.get("loss"), a.get("grad_norm")) == (b["step"], b.get("loss"), b.get("grad_norm"))
+
+
+@pytest.mark.nightly
+def test_a_rank_that_dies_too_often_is_named(folder):
+    with Started(folder, "often", "steps=50", "cluster.restarts=0") as run:
+        run.hit(1, signal.SIGKILL, after=1)
+        assert run.process.wait(120) == 1, run.text()
+    assert "rank 1 on " in run.text()
+    assert "killed by SIGKILL (out of memory, or by hand)" in run.text()
+    assert "continue with --resume" in run.text()
+
+
+def patience(condition: Any, what: Any) -> None:
+    end = time.monotonic() + 200
+    while not condition():
+        assert time.monotonic() < end, what()
+        time.sleep(0.05)
+
+
+def _is_rank(process: Path, parent: int, rank: int) -> bool:
+    try:
+        mine = int((process / "stat").read_text().rpartition(")")[2].split()[1]) == parent
+        return mine and f"\0RANK={rank}\0" in "\0" + (process / "environ").read_text()
+    except OSError:
+        return False

@@ -1,0 +1,127 @@
+"""What ranks compute in tests; each function runs on every rank (``ranks_help``)."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+
+import learner_help as help
+from trew.config import LoraConfig
+from trew.distributed import Ranks, sharding
+from trew.errors import NumericsError, TrewError
+from trew.learner import Learner, Parallel
+from trew.models import lora
+from trew.models.sharded import full
+from trew.objective import preset
+
+
+def _learner(parallel: Parallel | None, name: str, *, how: str, kind: str, rank: int = 0, **settings: Any) -> Learner:
+    objective = preset(name, **help.OVERRIDES.get(name, {}), **settings.pop("objective", {}))
+    net, adapters = copy.deepcopy(help.model(kind)), None
+    if rank:
+        adapters = lora.attach(net, LoraConfig(rank=rank), name="tiny", seed=0)
+        settings["adapters"] = adapters
+    reference = None
+    if settings.pop("with_reference", False):
+        reference = copy.deepcopy(help.model(kind))
+        settings["reference"] = reference
+    if isinstance(parallel, Ranks) and how != "none":
+        for each in (net, reference):
+            if each is not None:
+                over = sharding.mesh(parallel.place, "cpu", "fsdp")
+                sharding.shard(each, over, offload=how == "offload")
+    return help.learner(net, objective, parallel=parallel, microbatch_tokens=24, **settings)
+
+
+def steps(
+    ranks: Parallel | None, name: str, *, how: str = "fsdp", kind: str = "llama", count: int = 2, **settings: Any
+) -> dict[str, Any]:
+    """Log-probs, outputs and weights of ``count`` optimizer steps."""
+    learner = _learner(ranks, name, how=how, kind=kind, **settings)
+    items = help.samples()
+    data = help.prepared(help.model(kind), learner.objective, items, seed=3)
+    outputs = []
+    for _ in range(count):
+        logprobs = learner.logprobs(items)
+        out = learner.step(items, data)
+        if settings.get("with_reference"):
+            learner.update_reference()
+        outputs.append({"loss": out.loss, "norm": out.grad_norm, "metrics": dict(out.metrics), "logprobs": logprobs})
+    reference = learner.logprobs(items, reference=True) if settings.get("with_reference") else None
+    weights = {name: tensor.clone() for name, tensor in learner.weights()}
+    return {"outputs": outputs, "weights": weights, "reference": reference, "path": learner._runner.path}
+
+
+def broken(ranks: Ranks, *, name: str, how: str) -> dict[str, Any]:
+    """A step in which one pack's log-probs are not finite: the same error on every rank, and the next step works."""
+    learner = _learner(ranks, name, how=how, kind="llama")
+    items = help.samples()
+    data = help.prepared(help.model(), learner.objective, items, seed=3)
+    bad = data.replace(old_logprobs=data.old_logprobs.clone())
+    last = bad.sequence_ids == len(items) - 1
+    bad.old_logprobs[last] = float("nan")
+    bad = bad.replace(mask=bad.mask | last)
+    bad = learner.objective.prepare(bad.replace(advantages=None, token_weights=None))
+    error = None
+    try:
+        learner.step(items, bad)
+    except NumericsError as found:
+        error = found.to_json()
+    out = learner.step(items, data)
+    return {"error": error, "version": out.policy_version, "loss": out.loss}
+
+
+def disagreeing(ranks: Ranks) -> str:
+    """One rank's gradient is another: the error that each of them raises."""
+    learner = _learner(ranks, "dr-grpo", how="none", kind="llama")
+    items = help.samples()
+    data = help.prepared(help.model(), learner.objective, items, seed=3)
+    done = learner.accumulate(items, data)
+    if ranks.rank == 1:
+        done.loss += 1e-7
+    try:
+        learner.apply(done)
+    except TrewError as error:
+        assert all(p.grad is None for p in learner.model.parameters())
+        return f"{type(error).__name__}: {error}"
+    return "nothing"
+
+
+def stored(ranks: Ranks, *, folder: str, optimizer: str) -> dict[str, Any]:
+    """Writes a part of a checkpoint after a step, from every rank; the whole tensors."""
+    from pathlib import Path
+
+    from trew.runs import tensor_files
+
+    learner = _learner(ranks, "dr-grpo", how="fsdp", kind="llama", optimizer=optimizer)
+    items = help.samples()
+    learner.step(items, help.prepared(help.model(), learner.objective, items, seed=3))
+    tensors, counters = learner.state()
+    tensor_files.write(Path(folder), tensors, part=ranks.rank + 1, parts=ranks.size)
+    return {"tensors": {name: full(t).clone() for name, t in tensors.items()}, "counters": counters}
+
+
+def restored(ranks: Parallel | None, *, folder: str, counters: dict[str, Any], optimizer: str) -> dict[str, Any]:
+    """Loads what other ranks have written, and takes the next step."""
+    from pathlib import Path
+
+    from trew.runs import tensor_files
+
+    learner = _learner(ranks, "dr-grpo", how="fsdp", kind="llama", optimizer=optimizer)
+    tensors, _ = tensor_files.read(Path(folder), [path.name for path in Path(folder).iterdir()])
+    learner.load_state(tensors, counters)
+    now = {name: full(t).clone() for name, t in learner.state()[0].items()}
+    items = help.samples()
+    out = learner.step(items, help.prepared(help.model(), learner.objective, items, seed=4))
+    return {"tensors": now, "loss": out.loss, "version": out.policy_version, "weights": dict(learner.weights())}
+
+
+def sums(ranks: Ranks) -> dict[str, Any]:
+    tensors = [torch.tensor([1.0, float(ranks.rank)]), torch.tensor(ranks.rank + 1), torch.ones(3, dtype=torch.float64)]
+    ranks.sum_(tensors)
+    found = ranks.gather({"rank": ranks.rank, "text": "é" * ranks.rank})
+    sent = ranks.broadcast(b"order" * 1000 if ranks.rank == 0 else None)
+    empty = ranks.broadcast(b"" if ranks.rank == 0 else None)
+    return {"tensors": tensors, "found": found, "sent": sent, "empty": empty}

@@ -1,0 +1,100 @@
+"""A whole training through the command line on a server that the run starts: killed, and continued."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from vllm_models import save
+
+from trew.rewards.isolation import tree
+
+RECIPE = """
+model = "{model}"
+steps = {steps}
+seed = 3
+out = "run"
+
+[data]
+task = "arithmetic"
+[data.args]
+ops = ["+"]
+largest = 20
+
+[[rewards]]
+name = "reward.py:odd"
+
+[rollout]
+prompts = 4
+completions = 4
+max_tokens = 8
+
+[learner]
+lr = 1e-2
+
+[eval]
+size = 8
+
+[checkpoint]
+every = 2
+
+[cluster]
+rollout = "vllm"
+servers = 1
+python = "{python}"
+server_args = {{max-num-seqs = 16}}
+"""
+REWARD = """
+def odd(prompts, completions, completion_ids, answer, **columns):
+    return [sum(i % 2 for i in ids) / 8 for ids in completion_ids]
+"""
+
+
+def trew(*args: str, cwd: Path) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "trew", "train", "recipe.toml", *args]
+    out = (cwd / "out.txt").open("a")
+    return subprocess.Popen(
+        command, cwd=cwd, stdout=out, stderr=out, text=True, env={**os.environ, "HF_HUB_OFFLINE": "1"}
+    )
+
+
+def steps(folder: Path) -> list[dict[str, Any]]:
+    path = folder / "run" / "metrics.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return [row for row in rows if "eval_accuracy" not in row]
+
+
+def within(seconds: float, condition: Any) -> bool:
+    until = time.monotonic() + seconds
+    while not condition() and time.monotonic() < until:
+        time.sleep(0.1)
+    return bool(condition())
+
+
+def test_a_run_trains_on_its_own_server_and_goes_on_after_it_was_killed(tmp_path, record):
+    model = save(tmp_path / "model", tie_word_embeddings=True)
+    (tmp_path / "reward.py").write_text(REWARD)
+    recipe = RECIPE.format(model=model, python=os.environ["TREW_VLLM_PYTHON"], steps=12)
+    (tmp_path / "recipe.toml").write_text(recipe)
+    first = trew(cwd=tmp_path)
+    assert within(600, lambda: len(steps(tmp_path)) >= 5 or first.poll() is not None)
+    below = tree.descendants(first.pid)
+    first.kill()
+    first.wait()
+    said = (tmp_path / "out.txt").read_text()
+    assert len(steps(tmp_path)) >= 5, said
+    assert within(15, lambda: not [pid for pid in below if Path(f"/proc/{pid}").exists()])
+    second = trew("--resume", cwd=tmp_path)
+    assert second.wait(900) == 0, (tmp_path / "out.txt").read_text()
+    rows = steps(tmp_path)
+    assert [row["step"] for row in rows] == list(range(1, 13))
+    assert max(row["canary_gap"] for row in rows) < 1e-5
+    assert all(row["staleness"] == 0 for row in rows)
+    assert (tmp_path / "run" / "servers" / "0.log").read_text().count("==== trew starts:") == 2
+    assert not list((tmp_path / "run" / "weights").glob("*"))
+    record("training_canary_gap_max_nats", float(f"{max(row['canary_gap'] for row in rows):.2g}"))

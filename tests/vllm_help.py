@@ -1,0 +1,87 @@
+"""A policy, and engines on servers that get its weights: on a stand-in, or on real servers that are given.
+
+With ``TREW_VLLM_ENDPOINT`` (an address) and ``TREW_VLLM_MODEL`` (the folder of the model that is served), the tests
+that need no faults run against that server: ``make test-vllm`` does so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import learner_help
+import tiny
+from fake_vllm import FakeVllm, serving
+from trew.rollout import Renderer
+from trew.rollout.endings import facts_of
+from trew.rollout.vllm.endpoint import Endpoint
+from trew.rollout.vllm.engine import VllmEngine
+from trew.weights.files import PublishedFiles
+
+REAL = os.environ.get("TREW_VLLM_ENDPOINT", "")
+
+
+class House:
+    """A policy with its servers. ``fakes`` is empty where the servers are real."""
+
+    def __init__(self, model: Path, run: Path, endpoints: list[Endpoint], fakes: list[FakeVllm]) -> None:
+        self.net = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+        self.renderer = Renderer(AutoTokenizer.from_pretrained(model))
+        self.policy = learner_help.learner(self.net)
+        self.endpoints, self.fakes, self.run = endpoints, fakes, run
+        self.facts = facts_of(self.net)
+        self.weights = PublishedFiles(
+            run, dtype="float32", vocabulary=self.facts.vocabulary, positions=self.facts.positions
+        )
+        self.told: list[str] = []
+
+    def engine(self, *, publish: bool = True, **options: Any) -> VllmEngine:
+        made = VllmEngine(self.endpoints, self.renderer, facts=self.facts, tell=self.told.append, **options)
+        if publish:
+            self.publish(made, 0)
+        return made
+
+    def publish(self, engine: VllmEngine, version: int) -> None:
+        """Brings the servers to the policy's weights, as this version."""
+        self.policy.version = version
+        self.weights.publish(self.policy, engine)
+
+    def change(self, seed: int = 1, scale: float = 0.05) -> None:
+        """Changes the policy's weights, as an update does."""
+        draws = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for p in self.net.parameters():
+                p.add_(scale * p.abs().mean() * torch.randn(p.shape, generator=draws))
+        self.policy.version += 1
+
+
+@contextlib.contextmanager
+def house(folder: Path, *, servers: int = 1, kind: str = "smollm", tcp: bool = False) -> Iterator[House]:
+    """A house with stand-in servers."""
+    with contextlib.ExitStack() as stack:
+        model = tiny.save(folder / "model", kind)
+        fakes = [FakeVllm(model, token="secret") for _ in range(servers)]
+        sockets = [None if tcp else folder / f"{i}.sock" for i in range(servers)]
+        endpoints = [stack.enter_context(serving(f, s)) for f, s in zip(fakes, sockets, strict=True)]
+        made = House(model, folder, endpoints, fakes)
+        stack.callback(made.weights.close)
+        yield made
+
+
+@contextlib.contextmanager
+def any_house(folder: Path) -> Iterator[House]:
+    """A house with the server that the environment names, or else a stand-in."""
+    if not REAL:
+        with house(folder) as made:
+            yield made
+        return
+    endpoint = Endpoint.parse(REAL, os.environ.get("TREW_SERVER_TOKEN", ""))
+    made = House(Path(os.environ["TREW_VLLM_MODEL"]), folder, [endpoint], [])
+    with contextlib.closing(made.weights):
+        yield made
