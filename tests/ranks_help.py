@@ -29,10 +29,11 @@ def free_port() -> int:
         return s.getsockname()[1]
 
 
-def variables(rank: int, size: int, port: int) -> dict[str, str]:
-    """What torchrun sets for a rank."""
+def variables(rank: int, size: int, port: int, nodes: int = 1) -> dict[str, str]:
+    """What torchrun sets for a rank, on this machine as if it were ``nodes``."""
+    local = size // nodes
     return {
-        "RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(size),
+        "RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(rank % local), "LOCAL_WORLD_SIZE": str(local),
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
     }  # fmt: skip
 
@@ -51,14 +52,15 @@ class Fleet:
         self._process.stdin.close()
         self._process.wait(30)
 
-    def run(self, call: str, size: int, **arguments: Any) -> list[Any]:
+    def run(self, call: str, size: int, *, nodes: int = 1, **arguments: Any) -> list[Any]:
         """What ``module:function`` returns on each rank: anything that torch.save can write."""
         import torch
 
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         with tempfile.TemporaryDirectory() as folder:
-            order = {"call": call, "size": size, "arguments": arguments, "folder": folder, "port": free_port()}
+            order = {"call": call, "size": size, "nodes": nodes, "arguments": arguments, "folder": folder,
+                     "port": free_port()}  # fmt: skip
             self._process.stdin.write(json.dumps(order) + "\n")
             self._process.stdin.flush()
             assert select.select([self._process.stdout], [], [], PATIENCE)[0], order
@@ -75,7 +77,7 @@ def _rank(order: dict[str, Any], rank: int) -> None:
 
     folder = Path(order["folder"])
     try:
-        os.environ |= variables(rank, order["size"], order["port"])
+        os.environ |= variables(rank, order["size"], order["port"], order["nodes"])
         place = here()
         assert place is not None
         ranks = Ranks(place, device="cpu", timeout_s=60)

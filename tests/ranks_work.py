@@ -12,7 +12,7 @@ from trew.config import LoraConfig
 from trew.distributed import Ranks, sharding
 from trew.errors import NumericsError, TrewError
 from trew.learner import Learner, Parallel
-from trew.models import lora
+from trew.models import loading, lora
 from trew.models.sharded import full
 from trew.objective import preset
 
@@ -30,8 +30,8 @@ def _learner(parallel: Parallel | None, name: str, *, how: str, kind: str, rank:
     if isinstance(parallel, Ranks) and how != "none":
         for each in (net, reference):
             if each is not None:
-                over = sharding.mesh(parallel.place, "cpu", "fsdp")
-                sharding.shard(each, over, offload=how == "offload")
+                over = sharding.mesh(parallel.place, "cpu", "hsdp" if how == "hsdp" else "fsdp")
+                sharding.shard(each, over, offload=how == "offload", low=settings.get("dtype") == "bfloat16")
     return help.learner(net, objective, parallel=parallel, microbatch_tokens=24, **settings)
 
 
@@ -89,13 +89,31 @@ def disagreeing(ranks: Ranks) -> str:
     return "nothing"
 
 
-def stored(ranks: Ranks, *, folder: str, optimizer: str) -> dict[str, Any]:
+def distributed(ranks: Ranks, *, kind: str, rank: int) -> dict[str, Any]:
+    """A model that rank 0 alone has loaded: its weights and buffers on this rank, and whether its head is tied."""
+    net = copy.deepcopy(help.model(kind))
+    if rank:
+        lora.attach(net, LoraConfig(rank=rank), name="tiny", seed=0)
+    source = sharding.tensors_of(net)
+    if ranks.rank:
+        net.to("meta")
+        loading.allocate(net)
+        with torch.no_grad():
+            for tensor in sharding.tensors_of(net).values():
+                tensor.fill_(7)
+    tied = net.get_output_embeddings().weight is net.get_input_embeddings().weight
+    sharding.shard(net, sharding.mesh(ranks.place, "cpu", "fsdp"))
+    sharding.distribute(net, None if ranks.rank else source, ranks)
+    return {"tensors": {name: full(t).clone() for name, t in sharding.tensors_of(net).items()}, "tied": tied}
+
+
+def stored(ranks: Ranks, *, folder: str, optimizer: str, how: str = "fsdp") -> dict[str, Any]:
     """Writes a part of a checkpoint after a step, from every rank; the whole tensors."""
     from pathlib import Path
 
     from trew.runs import tensor_files
 
-    learner = _learner(ranks, "dr-grpo", how="fsdp", kind="llama", optimizer=optimizer)
+    learner = _learner(ranks, "dr-grpo", how=how, kind="llama", optimizer=optimizer)
     items = help.samples()
     learner.step(items, help.prepared(help.model(), learner.objective, items, seed=3))
     tensors, counters = learner.state()

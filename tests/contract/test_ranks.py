@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 
+import learner_help
 import ranks_work
 from ranks_help import Fleet
+from trew.config import LoraConfig
+from trew.distributed import sharding
+from trew.models import lora
 from trew.models.sharded import whole
 from trew.objective import presets
 from trew.runs import tensor_files
@@ -43,7 +48,8 @@ CASES: dict[str, dict[str, Any]] = {
     "batch": {"name": "kl-cov"},
     "group": {"name": "pass-at-k"},
     "entropy bonus": {"name": "grpo", "objective": {"entropy_bonus": 0.05}},
-    "untied": {"name": "dapo", "kind": "qwen3"},
+    "tied": {"name": "dapo", "kind": "smollm"},
+    "other norms": {"name": "dapo", "kind": "qwen3"},
     "logits": {"name": "grpo", "fused": False},
     "rows": {"name": "grpo", "share_prompts": False},
     "recomputing": {"name": "gspo", "gradient_checkpointing": True},
@@ -73,6 +79,31 @@ def test_sharded_ranks_take_the_step_of_one_process(fleet, case, size):
 def test_replicas_and_shards_in_cpu_memory_take_it_too(fleet, how):
     for one in fleet.run("ranks_work:steps", 2, name="dapo", how=how):
         same(one, ranks_work.steps(None, name="dapo"))
+
+
+def test_shards_inside_nodes_with_replicas_across_take_it_too(fleet, tmp_path):
+    alone = ranks_work.steps(None, name="gspo", max_grad_norm=0.01)
+    for one in fleet.run("ranks_work:steps", 4, nodes=2, name="gspo", how="hsdp", max_grad_norm=0.01):
+        same(one, alone)
+    # Every row is written once, whichever replica has it.
+    how = {"folder": str(tmp_path), "how": "hsdp", "optimizer": "adamw"}
+    written = fleet.run("ranks_work:stored", 4, nodes=2, **how)[0]
+    found, _ = tensor_files.read(tmp_path, [path.name for path in tmp_path.iterdir()])
+    assert found.keys() == written["tensors"].keys()
+    assert all(torch.equal(whole(found[name]), tensor) for name, tensor in written["tensors"].items())
+
+
+@pytest.mark.parametrize(("kind", "rank"), [("smollm", 0), ("qwen3", 0), ("llama", 2)])
+def test_ranks_get_the_weights_that_rank_0_has_loaded(fleet, kind, rank):
+    net = copy.deepcopy(learner_help.model(kind))
+    if rank:
+        lora.attach(net, LoraConfig(rank=rank), name="tiny", seed=0)
+    want = sharding.tensors_of(net)
+    tied = net.get_output_embeddings().weight is net.get_input_embeddings().weight
+    for one in fleet.run("ranks_work:distributed", 3, kind=kind, rank=rank):
+        assert one["tied"] == tied
+        assert one["tensors"].keys() == want.keys()
+        assert all(torch.equal(one["tensors"][name], tensor) for name, tensor in want.items())
 
 
 def test_in_bfloat16_ranks_are_as_near_as_rounding(fleet):

@@ -122,6 +122,10 @@ class Ranks:
             dist.broadcast(buffer, 0)
         return buffer.numpy().tobytes()
 
+    def broadcast_(self, tensor: Tensor) -> None:
+        """Overwrites a tensor with that of rank 0, of the same shape and dtype."""
+        dist.broadcast(tensor.view(-1).view(torch.uint8), 0)  # bytes: gloo does not know all dtypes
+
     def send(self, data: bytes) -> None:
         """Sends bytes to rank 0, which must call :meth:`receive`."""
         dist.send(torch.tensor([len(data)]), 0)

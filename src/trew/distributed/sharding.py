@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from ..learner.recompute import layers
-from .ranks import Place
+from ..models.sharded import copy_into
+from .ranks import Place, Ranks
 
 
 def mesh(place: Place, device: str, how: str) -> DeviceMesh:
@@ -22,22 +24,47 @@ def mesh(place: Place, device: str, how: str) -> DeviceMesh:
     return init_device_mesh(kind, (place.size,), mesh_dim_names=("shard",))
 
 
-def shard(model: Any, over: DeviceMesh, *, offload: bool = False) -> None:
-    """Shards ``model`` in place, layer by layer. Gradients are summed over ranks, never averaged.
+def shard(model: Any, over: DeviceMesh, *, offload: bool = False, low: bool = False) -> None:
+    """Shards ``model`` in place, layer by layer, and moves it to the mesh's device. Gradients are summed over ranks,
+    never averaged, in float32.
 
-    Weights are gathered in their own dtype, float32: what computes in bfloat16 casts them then (autocast), so that the
-    numbers are those of one process. ``offload``: shards, gradients and the optimizer's work stay in CPU memory.
+    ``low``: products are computed in bfloat16 (autocast), and so layers are gathered in it, which halves what is sent.
+    Embedding, final norm and head are gathered in float32, since their gradients add up over many tokens before they
+    are summed over ranks. ``offload``: shards, gradients and the optimizer's work stay in CPU memory.
     """
     how: dict[str, Any] = {"mesh": over}
     if offload:
         how["offload_policy"] = CPUOffloadPolicy(pin_memory=torch.cuda.is_available())
+    precision = MixedPrecisionPolicy()
+    if low:
+        # Inputs stay as they are: the residual stream is float32 under autocast.
+        precision = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
     for layer in layers(model):
-        fully_shard(layer, **how)
+        fully_shard(layer, **how, mp_policy=precision)
     fully_shard(model, **how)  # what is in no layer: embedding, final norm, head
     for module in _sharded(model):
         # Denominators refer to the whole step, so a mean over ranks would be wrong; and gloo has no pre-multiplied sum.
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)
+
+
+def tensors_of(model: Any) -> dict[str, Tensor]:
+    """The parameters and buffers of a model, by name; tied weights once."""
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+
+@torch.no_grad()
+def distribute(model: Any, source: Mapping[str, Tensor] | None, ranks: Ranks) -> None:
+    """Gives all ranks their rows of the weights that rank 0 has loaded: ``source``, its :func:`tensors_of` from before
+    it was sharded; None on the others. All ranks call this together."""
+    for name, target in tensors_of(model).items():
+        if source is not None:
+            whole = source[name].detach().to(ranks.device).contiguous()
+        else:
+            whole = torch.empty(target.shape, dtype=target.dtype, device=ranks.device)
+        ranks.broadcast_(whole)
+        if source is None:
+            copy_into(target, whole)
 
 
 @contextmanager

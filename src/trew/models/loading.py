@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DEFAULT_MODEL",
+    "allocate",
     "check",
     "check_vocab",
     "export",
@@ -211,6 +212,7 @@ def load_model(name: str, *, device: str = "cpu", dtype: str = "float32", quanti
     """Loads the model in eval mode, with weights of ``dtype`` (``auto``: as stored). Raises ModelError if weights are
     missing or do not fit.
 
+    ``device``: on ``meta`` the weights have shapes and no values; only the headers of their files are read.
     ``quantization``: transformers' configuration for storing linear layers in fewer bits. transformers fills missing
     weights with random numbers and continues; here that is an error.
     """
@@ -219,10 +221,12 @@ def load_model(name: str, *, device: str = "cpu", dtype: str = "float32", quanti
 
     _refuse_adapter(name)
     with quiet(), _readable(name, "model"):
-        quantized = {} if quantization is None else {"quantization_config": quantization, "device_map": {"": device}}
+        quantized = {} if quantization is None else {"quantization_config": quantization}
+        placed = {"device_map": {"": device}} if quantized or device == "meta" else {}
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             _source(name),
             **quantized,
+            **placed,
             dtype=dtype if dtype == "auto" else getattr(torch, dtype),
             trust_remote_code=False,
             use_safetensors=True,
@@ -233,7 +237,14 @@ def load_model(name: str, *, device: str = "cpu", dtype: str = "float32", quanti
     model, info = loaded
     _refuse_incomplete(name, info, want="a complete causal language model")
     _refuse_damage(name)
-    return model.eval() if quantized else model.to(device).eval()
+    return model.eval() if placed else model.to(device).eval()
+
+
+def allocate(model: PreTrainedModel) -> None:
+    """Gives a model on ``meta`` memory on the CPU for its weights, in place. Values are undefined, and pages that are
+    never written take no memory."""
+    model.to_empty(device="cpu")
+    model.tie_weights()  # to_empty() has made one tensor for each name
 
 
 def load_scorer(name: str, *, device: str = "cpu", dtype: str = "float32", new_head: bool = False) -> PreTrainedModel:

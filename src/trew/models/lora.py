@@ -104,10 +104,11 @@ def load_bfloat16(name: str, *, device: str, biases: bool = True) -> PreTrainedM
     layers' biases are in bfloat16 too."""
     # Loaded as stored, so that a float32 copy of the whole model never exists. Every parameter is copied below: one
     # left in the mapped file would keep all the file's pages in memory.
-    model = loading.load_model(name, dtype="auto")
+    at = "meta" if device == "meta" else "cpu"
+    model = loading.load_model(name, device=at, dtype="auto")
     stored = files.stored_types(loading.folder(name))
     if not stored <= _HOLDS.get(model.dtype, set()):  # config.json may name another type than the files have
-        model = loading.load_model(name)
+        model = loading.load_model(name, device=at)
     small = {id(p) for layer in linear_layers(model).values() for p in layer.parameters(recurse=False)}
     for p in model.parameters():
         low = id(p) in small and (biases or p.dim() > 1)

@@ -67,6 +67,15 @@ def row_range(tensor: Tensor) -> tuple[int, int]:
     return min(rank * size, tensor.shape[0]), min((rank + 1) * size, tensor.shape[0])
 
 
+def is_replica(tensor: Tensor) -> bool:
+    """Whether another rank holds the same rows and has a lower number: weights may be sharded inside each node, with
+    replicas across nodes."""
+    if not is_sharded(tensor):
+        return False
+    mesh = tensor.device_mesh
+    return any(mesh.get_local_rank(i) > 0 for i, placement in enumerate(tensor.placements) if placement.is_replicate())
+
+
 def copy_into(target: Tensor, source: Tensor | Rows) -> None:
     """Copies the rows that this rank holds of ``target``. Shapes and dtypes are checked before."""
     if is_sharded(target):

@@ -10,6 +10,7 @@ header (``trew_rows``) says which rows of which tensors it has.
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -21,7 +22,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from ..models.sharded import is_sharded, local, row_range
+from ..models.sharded import is_replica, is_sharded, local, row_range
 
 ROWS = "trew_rows"
 """Metadata key: JSON of {name: [first row, number of rows of the whole tensor]}."""
@@ -41,8 +42,8 @@ def write(folder: Path, tensors: Mapping[str, Tensor], *, part: int = 1, parts: 
         members, rows = files.setdefault(kind, ({}, {}))
         if is_sharded(tensor):
             start, stop = row_range(tensor)
-            if start == stop:
-                continue  # a weight of fewer rows than ranks
+            if start == stop or is_replica(tensor):
+                continue  # a weight of fewer rows than ranks, or rows that another rank writes
             rows[key] = start, tensor.shape[0]
         elif part > 1:
             continue
@@ -53,6 +54,9 @@ def write(folder: Path, tensors: Mapping[str, Tensor], *, part: int = 1, parts: 
         path = folder / file_name(kind, part=part, parts=parts)
         aside = path.with_suffix(".writing")
         save_file(members, aside, metadata=metadata)
+        if parts > 1:  # rank 0 syncs what it has written itself; this rank may be on another machine
+            with aside.open("rb") as file:
+                os.fsync(file.fileno())
         aside.rename(path)  # under its name a file is complete: others wait for it
 
 

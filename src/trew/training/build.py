@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import os
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,19 +65,13 @@ def parts(plan: Plan, ranks: Ranks | None = None) -> Parts:
     backend = backends.of(config, plan.device) if ranks is None else None
     if backend is not None:
         backend.start()
-    model, adapters = planning.load(plan)
-    # With adapters the reference is the model with them switched off: no second copy of the weights.
-    reference = None
-    if "ref_logprobs" in plan.objective.needs and adapters is None:
-        reference = planning.load_reference(plan, backend)
-    held: Held = nullcontext
     if ranks is not None and sharded(config):
-        from ..distributed import sharding  # imports FSDP, which takes long
-
-        for each in (model, reference):
-            if each is not None:
-                _shard(each, config, ranks)
-        held = functools.partial(sharding.gathered, model)
+        model, adapters, reference = _sharded(plan, ranks)
+        held: Held = functools.partial(_gathered, model)
+    else:
+        model, adapters = planning.load(plan)
+        reference = planning.load_reference(plan, backend) if needs_reference(plan) else None
+        held = nullcontext
     learner = Learner(
         model, config=config.learner, objective=plan.objective, optimizer_steps=config.optimizer_steps,
         temperature=config.rollout.temperature, reference=reference, adapters=adapters,
@@ -91,14 +86,39 @@ def sharded(config: Config) -> bool:
     return config.cluster.learner > 1 and config.cluster.shard != "none"
 
 
-def _shard(model: Any, config: Config, ranks: Ranks) -> None:
-    how = config.cluster.shard
+def needs_reference(plan: Plan) -> bool:
+    """Whether the reference is a model of its own. With adapters it is the same model with them switched off."""
+    return "ref_logprobs" in plan.objective.needs and not plan.config.lora.rank
+
+
+def _sharded(plan: Plan, ranks: Ranks) -> tuple[Any, Adapters | None, Any]:
+    """The model of which this rank holds some rows, its adapters, and the reference. Rank 0 alone reads the files."""
+    from ..distributed import sharding  # imports FSDP, which takes long
+
+    how = plan.config.cluster.shard
     if how == "auto":
         how = "hsdp" if ranks.place.nodes > 1 else "fsdp"
+    over = sharding.mesh(ranks.place, str(ranks.device), how)
+    offload, low = plan.config.cluster.offload == "all", plan.config.learner.dtype == "bfloat16"
+    device = "meta" if ranks.rank else "cpu"
+
+    def placed(model: Any) -> Any:
+        source = None if ranks.rank else sharding.tensors_of(model)
+        sharding.shard(model, over, offload=offload, low=low)
+        sharding.distribute(model, source, ranks)
+        return model
+
+    model, adapters = planning.load(plan, device=device)
+    if adapters is not None:  # the fingerprint of frozen weights that only rank 0 has seen
+        adapters = dataclasses.replace(adapters, base=ranks.gather(adapters.base)[0])
+    placed(model)
+    return model, adapters, placed(planning.load_reference(plan, device=device)) if needs_reference(plan) else None
+
+
+def _gathered(model: Any) -> AbstractContextManager[None]:
     from ..distributed import sharding
 
-    over = sharding.mesh(ranks.place, str(ranks.device), how)
-    sharding.shard(model, over, offload=config.cluster.offload == "all")
+    return sharding.gathered(model)
 
 
 def build(

@@ -232,14 +232,17 @@ def read(recipe: Path, overrides: Sequence[str] = ()) -> Config:
         raise
 
 
-def load(plan: Plan) -> tuple[Any, Adapters | None]:
+def load(plan: Plan, *, device: str = "") -> tuple[Any, Adapters | None]:
     """The model of a plan on its device, its vocabulary checked against the tokenizer, and the adapters inside it if
-    the plan has some."""
-    c = plan.config
+    the plan has some. ``device``: another one; ``meta`` for weights whose values come from elsewhere
+    (:func:`.loading.allocate`)."""
+    c, device = plan.config, device or plan.device
     if c.lora.rank:
-        model = lora.load_base(c.model, c.lora, device=plan.device, dtype=c.learner.dtype)
+        model = lora.load_base(c.model, c.lora, device=device, dtype=c.learner.dtype)
     else:
-        model = loading.load_model(c.model, device=plan.device)
+        model = loading.load_model(c.model, device=device)
+    if device == "meta":
+        loading.allocate(model)
     loading.check_vocab(model, plan.renderer.tokenizer)
     limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     if problems := length_problems(_most_tokens(plan.config), longest=plan.longest, limit=limit):
@@ -247,10 +250,14 @@ def load(plan: Plan) -> tuple[Any, Adapters | None]:
     return model, lora.attach(model, c.lora, name=c.model, seed=c.seed) if c.lora.rank else None
 
 
-def load_reference(plan: Plan, backend: Backend | None = None) -> Any:
+def load_reference(plan: Plan, backend: Backend | None = None, *, device: str = "") -> Any:
     """A second copy of a plan's model as the frozen reference, its linear weights in bfloat16 where that changes
-    nothing and needs less memory."""
-    c = plan.config
+    nothing and needs less memory. ``device`` as in :func:`load`."""
+    c, device = plan.config, device or plan.device
     if in_bfloat16(c, stored=files.stored_types(loading.folder(c.model)), backend=backend):
-        return lora.load_bfloat16(c.model, device=plan.device, biases=False)
-    return loading.load_model(c.model, device=plan.device)
+        model = lora.load_bfloat16(c.model, device=device, biases=False)
+    else:
+        model = loading.load_model(c.model, device=device)
+    if device == "meta":
+        loading.allocate(model)
+    return model
