@@ -106,7 +106,7 @@ def prepared(
 
 def learner(net: Any, objective: Objective | None = None, *, steps: int = 10, **settings: Any) -> Learner:
     """A learner; settings that belong to its configuration go there."""
-    names = ("temperature", "reference", "adapters", "fused", "backend", "parallel")
+    names = ("temperature", "reference", "adapters", "fused", "backend", "parallel", "offloaded")
     own = {name: settings.pop(name) for name in names if name in settings}
     config = LearnerConfig(**{"lr": 1e-2, "max_grad_norm": 1e9, **settings})
     return Learner(net, config=config, objective=objective or preset("dr-grpo"), optimizer_steps=steps, **own)

@@ -115,7 +115,7 @@ CASES: dict[str, Case] = {
     "lora.alpha": Case(4.0, "weights", LORA),
     "lora.dropout": Case(0.1, "lora.dropout: got 0.1", LORA),
     "lora.targets": Case(["q_proj"], "weights", LORA),
-    "cluster.learner": Case(0, "cluster.learner: got 0"),
+    "cluster.learner": Case(0, "cluster.learner: got 0, which means every GPU that servers leave"),
     "lora.base": Case("bfloat16", "weights", {**LORA, "learner.dtype": "bfloat16"}),
     "eval.every": Case(1, lambda a, b: (len(a.evals), len(b.evals)) == (2, 3), {"steps": 2}),
     "eval.size": Case(3, lambda a, b: (len(a.answers), len(b.answers)) == (2, 3)),

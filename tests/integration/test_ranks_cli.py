@@ -218,6 +218,8 @@ def test_a_bad_recipe_ends_all_ranks_at_once(server, folder):
         ("learner.compile=true", "accepts false while weights are sharded"),
         ("cluster.shard=fsdp cluster.learner=1", "only its default while cluster.learner = 1"),
         ("cluster.shard=none cluster.offload=all", "where every rank has all weights"),
+        ("cluster.shard=none cluster.offload=optimizer", "where every rank has all weights"),
+        ("cluster.learner=-1", "cluster.learner: got -1, accepts a whole number of at least 1, or 0 for"),
         ("cluster.restarts=-1", "cluster.restarts: got -1, accepts 0 or more"),
         ("cluster.hang_s=0.0", "cluster.hang_s: got 0.0, accepts a number of seconds above 0"),
     ],

@@ -50,6 +50,22 @@ def test_offloaded_moments_give_the_same_weights_and_moments_to_the_bit(device):
     assert "optimizer.step.unused" not in moments(b, away)
 
 
+def test_an_optimizer_that_is_offloaded_is_the_same_optimizer():
+    """cluster.offload may change when a run goes on: what one writes, the other reads."""
+    plain, away = parameters(), parameters()
+    a, b = made("adamw", plain), make_optimizer(away, LearnerConfig(lr=1e-2, weight_decay=0.1), offloaded=True)
+    assert isinstance(b, OffloadedAdamW)
+    run(a, plain, 0, 3)
+    load_moments(b, away, moments(a, plain))
+    with torch.no_grad():
+        for name, p in away.items():
+            p.copy_(plain[name])
+    run(a, plain, 3, 5)
+    run(b, away, 3, 5)
+    assert equal(dict(plain), dict(away))
+    assert equal(moments(a, plain), moments(b, away))
+
+
 def test_the_first_8_bit_step_is_adamw_s_and_later_ones_stay_near():
     plain, small = parameters(), parameters()
     a, b = made("adamw", plain), made("adamw-8bit", small)

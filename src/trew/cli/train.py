@@ -84,6 +84,7 @@ def _read(
     recipe: Path, set: tuple[str, ...], out: Path | None, *, resume: bool
 ) -> tuple[Config, dict[str, Any] | None, list[str]]:
     """The configuration; with ``resume``, the run's own settings and notes on how the recipe differs from them."""
+    from ..distributed import launch
     from ..training.continuing import continued, own_settings
     from ..training.planning import read
 
@@ -94,7 +95,7 @@ def _read(
         config = read(recipe, set)
     if out is not None:
         config = dataclasses.replace(config, out=str(out))
-    return config, own, notes
+    return launch.with_ranks(config), own, notes
 
 
 def _as_rank(place: Place, read: Read, *, resume: bool, overwrite: bool, allow_changes: bool) -> int:

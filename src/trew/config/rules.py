@@ -174,10 +174,11 @@ def _cluster(c: Config) -> Iterator[str]:
 def _ranks(c: Config) -> Iterator[str]:
     """Settings of the processes that learn."""
     set_ = c.cluster
-    yield from _need(c, set_.learner >= 1, "cluster.learner", "a whole number of at least 1")
+    accepts = "a whole number of at least 1, or 0 for every GPU that servers leave"
+    yield from _need(c, set_.learner >= 0, "cluster.learner", accepts)
     yield from _need(c, set_.restarts >= 0, "cluster.restarts", "0 or more")
     yield from _need(c, 0 < set_.hang_s < math.inf, "cluster.hang_s", "a number of seconds above 0")
-    if set_.learner <= 1:
+    if set_.learner == 1:
         for key in ("shard", "offload"):
             same = getattr(set_, key) == getattr(ClusterConfig(), key)
             yield from _need(c, same, f"cluster.{key}", "only its default while cluster.learner = 1")

@@ -20,7 +20,7 @@ RolloutEngine = Literal["embedded", "vllm"]
 WeightRoute = Literal["auto", "files"]
 Calls = Literal["step", "group"]
 Shard = Literal["auto", "none", "fsdp", "hsdp"]
-Offload = Literal["none", "all"]
+Offload = Literal["none", "optimizer", "all"]
 OnFailure = Literal["abort", "skip"]
 FUNCTION_SECONDS = 300.0
 
@@ -122,9 +122,10 @@ class LoraConfig:
 class ClusterConfig:
     """How the work is spread over processes. The defaults mean one process."""
 
-    learner: int = 1  # processes ("ranks") that share the work of every optimizer step
+    learner: int = 1  # processes ("ranks") that share each optimizer step; 0 = every GPU that servers leave
     shard: Shard = "auto"  # weights: none = whole on every rank; fsdp = over all ranks; hsdp = inside each node
-    offload: Offload = "none"  # all = shards, gradients and the optimizer in CPU memory
+    # optimizer = moments in CPU memory; all = shards, gradients and the optimizer's work
+    offload: Offload = "none"
     restarts: int = 3  # how often ranks are started again after one has died
     hang_s: float = 1800.0  # seconds without progress after which a rank that computes counts as dead
     rollout: RolloutEngine = "embedded"  # vllm = servers, which get the new weights after each step

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import dataclasses
 import json
 import os
 import shutil
@@ -25,6 +26,32 @@ OUTCOME = "outcome.json"
 """The file in which rank 0 leaves the exit code of a run that ended by its own decision."""
 LAST_LINES = 20
 """Lines of a rank's log in the message about its death."""
+
+
+def with_ranks(config: Config) -> Config:
+    """The configuration with a number of ranks: where ``cluster.learner`` is 0, as many as torchrun has started, or one
+    for each GPU of this machine that servers leave. Raises ConfigError where there is none."""
+    if config.cluster.learner != 0:
+        return config
+    place = here()
+    count = _free_gpus(config) if place is None else place.size
+    return dataclasses.replace(config, cluster=dataclasses.replace(config.cluster, learner=count))
+
+
+def _free_gpus(config: Config) -> int:
+    import torch
+
+    cluster, every = config.cluster, torch.cuda.device_count() if torch.cuda.is_available() else 0
+    means = "cluster.learner: got 0, which means every GPU that servers leave"
+    if not every:
+        raise ConfigError(f"{means}; this machine has none: set the number of ranks, 1 for a single process")
+    taken = cluster.servers * cluster.server_gpus
+    if taken >= every:
+        raise ConfigError(
+            f"{means}; cluster.servers = {cluster.servers} with cluster.server_gpus = {cluster.server_gpus} leave none "
+            f"of {every}: use fewer"
+        )
+    return every - taken
 
 
 def place_for(config: Config) -> Place | None:

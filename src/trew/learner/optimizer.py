@@ -31,7 +31,9 @@ def trainable(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
     return parameters
 
 
-def make_optimizer(parameters: Mapping[str, torch.nn.Parameter], config: LearnerConfig) -> torch.optim.Optimizer:
+def make_optimizer(
+    parameters: Mapping[str, torch.nn.Parameter], config: LearnerConfig, *, offloaded: bool = False
+) -> torch.optim.Optimizer:
     """The optimizer that ``config.optimizer`` names, with weight decay on matrices and embeddings but not on norms and
     biases. All are AdamW:
 
@@ -39,7 +41,7 @@ def make_optimizer(parameters: Mapping[str, torch.nn.Parameter], config: Learner
 
     ``adamw``: m and v in float32 beside the weights, 8 bytes per parameter. ``adamw-offload``: the same values in CPU
     memory. ``adamw-8bit``: m and v rounded to 8 bits in blocks of 256 (arXiv:2110.02861), 2 bytes per parameter;
-    vectors and matrices below 4,096 values stay in float32.
+    vectors and matrices below 4,096 values stay in float32. ``offloaded``: ``adamw`` as ``adamw-offload`` does it.
     """
     # By the number of dimensions: norms and biases are vectors, and decay would pull norm weights to 0 instead of 1.
     matrices = [p for p in parameters.values() if p.dim() >= 2]
@@ -51,9 +53,9 @@ def make_optimizer(parameters: Mapping[str, torch.nn.Parameter], config: Learner
     }  # fmt: skip
     # The fused kernels exist for these two devices; None leaves the choice to torch elsewhere (mps).
     fused = True if {p.device.type for p in parameters.values()} <= {"cpu", "cuda"} else None
-    if config.optimizer == "adamw":
+    if config.optimizer == "adamw" and not offloaded:
         return torch.optim.AdamW(groups, **how, fused=fused)
-    if config.optimizer == "adamw-offload":
+    if config.optimizer in ("adamw", "adamw-offload"):
         return OffloadedAdamW(groups, **how, fused=fused)
     from bitsandbytes.optim import AdamW8bit
 

@@ -43,8 +43,9 @@ class Learner:
     the KL term. With ``adapters``, which are part of the model, the reference is the model without them, and only they
     are trained and stored. ``optimizer_steps`` is the length of the whole run, for the learning rate schedule.
     ``fused``: compute the output head chunk by chunk. ``backend``: may run samples instead of the model's own forward.
-    ``parallel``: the ranks that share the packs of a step; a single process by default. ``objective`` changes only
-    where its entropy bonus is adaptive, and is always the one for the next step.
+    ``parallel``: the ranks that share the packs of a step; a single process by default. ``offloaded``: the optimizer's
+    moments stay in CPU memory. ``objective`` changes only where its entropy bonus is adaptive, and is always the one
+    for the next step.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class Learner:
         fused: bool = True,
         backend: Backend | None = None,
         parallel: Parallel | None = None,
+        offloaded: bool = False,
     ):
         assert adapters is None or (adapters.model is model and reference is None)
         self.model, self.config, self.objective = model.eval(), config, objective
@@ -72,7 +74,7 @@ class Learner:
         # the samples that have a gradient.
         self.measure_entropy = False
         self._parameters = trainable(model)
-        self._optimizer = make_optimizer(self._parameters, config)
+        self._optimizer = make_optimizer(self._parameters, config, offloaded=offloaded)
         self._adapters = adapters
         if config.gradient_checkpointing:
             recompute.check(model)

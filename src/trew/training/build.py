@@ -76,6 +76,7 @@ def parts(plan: Plan, ranks: Ranks | None = None) -> Parts:
         model, config=config.learner, objective=plan.objective, optimizer_steps=config.optimizer_steps,
         temperature=config.rollout.temperature, reference=reference, adapters=adapters,
         fused=config.kernels == "auto", backend=backend, parallel=ranks,
+        offloaded=config.cluster.offload == "optimizer",
     )  # fmt: skip
     learner.measure_entropy = config.cluster.rollout == "vllm"  # servers do not report entropies
     return Parts(model, adapters, learner, backend, held)

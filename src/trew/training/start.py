@@ -37,6 +37,7 @@ def train(
     ``overwrite`` starts over in a used folder.
     ``position``: the number of prompts of the shuffled stream that a new run skips.
     """
+    config = launch.with_ranks(config)
     with contextlib.ExitStack() as ranks:
         place = launch.place_for(config)
         orders = None if place is None else ranks.enter_context(launch.leading(place))

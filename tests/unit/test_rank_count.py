@@ -1,0 +1,61 @@
+"""``cluster.learner = 0``: how many ranks that is, by the GPUs of a machine or by what torchrun has started."""
+
+import pytest
+import torch
+
+from trew.config import parse
+from trew.distributed import launch
+from trew.errors import ConfigError
+
+
+def recipe(**cluster):
+    servers = {"rollout": "vllm"} if "servers" in cluster else {}
+    return parse({"model": "m", "out": "o", "cluster": {"learner": 0, **servers, **cluster}})
+
+
+@pytest.fixture
+def gpus(monkeypatch):
+    def there(count):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    return there
+
+
+@pytest.mark.parametrize(
+    ("count", "cluster", "ranks"),
+    [
+        (1, {}, 1),
+        (8, {}, 8),
+        (8, {"servers": 2}, 6),
+        (8, {"servers": 2, "server_gpus": 2}, 4),
+        (8, {"endpoints": ["unix:/elsewhere"], "rollout": "vllm"}, 8),
+        (8, {"learner": 3}, 3),
+    ],
+)
+def test_every_gpu_that_servers_leave_has_a_rank(gpus, count, cluster, ranks):
+    gpus(count)
+    assert launch.with_ranks(recipe(**cluster)).cluster.learner == ranks
+
+
+@pytest.mark.parametrize(
+    ("count", "cluster", "said"),
+    [
+        (0, {}, "this machine has none: set the number of ranks"),
+        (2, {"servers": 2}, "cluster.servers = 2 with cluster.server_gpus = 1 leave none of 2: use fewer"),
+    ],
+)
+def test_without_a_gpu_that_is_left_it_is_refused(gpus, count, cluster, said):
+    gpus(count)
+    with pytest.raises(ConfigError, match=said):
+        launch.with_ranks(recipe(**cluster))
+
+
+def test_ranks_that_torchrun_has_started_count_themselves(gpus, monkeypatch):
+    gpus(0)
+    place = {"RANK": 1, "WORLD_SIZE": 6, "LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 3, "MASTER_ADDR": "h", "MASTER_PORT": 1}
+    for name, value in place.items():
+        monkeypatch.setenv(name, str(value))
+    assert launch.with_ranks(recipe()).cluster.learner == 6
