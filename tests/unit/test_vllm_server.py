@@ -183,6 +183,16 @@ def test_a_killed_server_is_noticed_and_can_be_started_again(tmp_path, options):
         assert len(helpers(second.log)) == 1
 
 
+def test_no_server_starts_once_all_have_ended(tmp_path, options):
+    """One is being restarted by another thread when the run ends."""
+    with s.Servers(options(), count=1, folder=tmp_path / "servers") as servers:
+        servers.start(seconds=60)
+        log = servers.servers[0].log
+    with pytest.raises(EngineError, match="is not started again: the run has ended"):
+        servers.restart(0, seconds=60)
+    assert len(helpers(log)) == 1
+
+
 KILLED = """
 import sys, time
 from pathlib import Path

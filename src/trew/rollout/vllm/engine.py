@@ -22,11 +22,13 @@ from ..engine import Capabilities, Finished, Lost, Request
 from .answers import Asked, BadAnswer, body, read
 from .client import ServerGone, ServerRefused
 from .endpoint import Endpoint
+from .revival import Revival
 from .traffic import Traffic
 from .update import Published, update
 
 BAD_ANSWERS = 3
 """Answers of a server in a row that cannot be right, after which it is no longer used."""
+_LOOK_S = 0.2  # between two looks at servers that are on their way back
 MOST_OPEN = 256
 """Groups that one server works on at a time. More wait here, and go to whichever server is free first."""
 
@@ -43,6 +45,7 @@ class Server:
     open: int = 0  # completions that it was asked for and has not answered
     groups: int = 0  # the requests that they are in
     bad: int = 0  # answers in a row that could not be right
+    lives: int = 0  # how often it was given up
     gap: float = 0.0  # mean difference of the canary in nats, at the last update
 
 
@@ -55,6 +58,7 @@ class _Flight:
     endings: Endings
     server: Server | None = None
     since: int = 0  # the version when it was sent
+    life: int = 0  # of the server, then
 
     @property
     def sampling(self) -> Sampling:
@@ -72,8 +76,9 @@ class VllmEngine:
     server of that number again, at its endpoint, and raises EngineError where it cannot. ``tell`` receives warnings
     about servers; ``counts`` has lost and refused completions.
 
-    A server that fails is not used before an update has succeeded again: its requests are Lost. Once there is no server
-    left they are restarted and updated; without ``restart``, or where that fails, EngineError.
+    A server that fails is not used before an update has succeeded again: its requests are Lost. With ``restart``, one
+    that died or hung is restarted and updated in the background, while the others go on. Once there is no server left
+    these are waited for, and all are tried again; EngineError where that fails, or without ``restart``.
     """
 
     capabilities = Capabilities(reproducible=False, entropies=False, untruncated_logprobs=False, in_flight_updates=True)
@@ -92,6 +97,7 @@ class VllmEngine:
         self.servers = [Server(endpoint, number) for number, endpoint in enumerate(endpoints)]
         self._restart = restart
         self._newest: Published | None = None
+        self._revivals: dict[Server, Revival] = {}  # servers that are on their way back
         self.renderer, self.facts = renderer, facts
         self.request_timeout_s, self.sync_timeout_s, self.tell = request_timeout_s, sync_timeout_s, tell
         self.counts: Counter[str] = Counter()
@@ -180,12 +186,13 @@ class VllmEngine:
 
     def _dispatch(self) -> None:
         """Sends what waits to the servers with the least to do."""
+        self._welcome()
         while self._waiting:
             free = [server for server in self._usable() if server.groups < MOST_OPEN]
             if not free:
                 return
             server, flight = min(free, key=lambda s: s.open), self._waiting.popleft()
-            flight.server, flight.since = server, self._version
+            flight.server, flight.since, flight.life = server, self._version, server.lives
             server.groups += 1
             server.open += len(flight.requests)
             self._flights.add(flight)
@@ -220,7 +227,7 @@ class VllmEngine:
         try:
             if isinstance(found, Exception):
                 raise found
-            if server.version is None:  # given up while it answered
+            if server.version is None or server.lives != flight.life:  # given up while it answered
                 raise BadAnswer(f"an answer that is not used: {server.why}")
             turns = read(found, self._asked(flight), decode=self.renderer.decode)
         except (ServerGone, ServerRefused, BadAnswer) as error:
@@ -236,21 +243,26 @@ class VllmEngine:
         if isinstance(error, BadAnswer):
             reason = f"server {server.endpoint}: gave {reason}"
         self.counts["lost"] += len(flight.requests)
+        if server.lives == flight.life:  # else the server that failed is gone, and this may be another
+            self._blame(server, error, reason, len(flight.requests))
+        lost = [request.id for request in flight.requests if request.id in self._unfinished]
+        self._unfinished.difference_update(lost)
+        self._recover()
+        self._require_a_server()
+        return [Lost(each, reason) for each in lost]
+
+    def _blame(self, server: Server, error: EngineError, reason: str, completions: int) -> None:
+        """Gives up a server that is dead, or that has answered badly too often."""
         # A 500 of vLLM means that its engine is dead; other errors are about this request, or the answer to it.
         if isinstance(error, ServerGone) or (isinstance(error, ServerRefused) and error.status >= 500):
             self._give_up(server, reason)
-        else:
-            self.counts["refused"] += len(flight.requests)
-            server.bad += 1
-            self.tell(f"{reason}; its {len(flight.requests)} completions are asked for again")
-            if server.bad >= BAD_ANSWERS:
-                self._give_up(server, f"{server.bad} answers in a row could not be used, the last: {reason}")
-        lost = [request.id for request in flight.requests if request.id in self._unfinished]
-        self._unfinished.difference_update(lost)
-        if not self._usable() and self._restart is not None and self._newest is not None:
-            self._bring_up(self._newest, self.servers)
-        self._require_a_server()
-        return [Lost(each, reason) for each in lost]
+            self._revive(server)
+            return
+        self.counts["refused"] += completions
+        server.bad += 1
+        self.tell(f"{reason}; its {completions} completions are asked for again")
+        if server.bad >= BAD_ANSWERS:
+            self._give_up(server, f"{server.bad} answers in a row could not be used, the last: {reason}")
 
     # ---- servers
 
@@ -271,53 +283,99 @@ class VllmEngine:
         if server.version is None:
             return
         server.version, server.why = None, why
+        server.lives += 1
         others = len(self._usable())
         self.tell(f"{why}; the server is not used any more, {others} of {len(self.servers)} are left")
 
+    def _revive(self, server: Server) -> None:
+        """Begins to restart a server that was given up, unless that is under way."""
+        restart = self._restart
+        if restart is not None and self._newest is not None and server not in self._revivals:
+            self._begin_revival(server, lambda: restart(server.number))
+
+    def _begin_revival(self, server: Server, restart: Callable[[], None]) -> None:
+        def newest() -> Published:
+            assert self._newest is not None
+            return self._newest
+
+        self._revivals[server] = Revival(
+            server.endpoint, restart=restart, newest=newest, timeout_s=self.sync_timeout_s
+        )  # fmt: skip
+
+    def _welcome(self) -> None:
+        """Uses the servers that have come back."""
+        for server, revival in [(s, r) for s, r in self._revivals.items() if r.over]:
+            del self._revivals[server]
+            if revival.error:
+                server.why = revival.error
+                self.tell(f"{server.why}; the server is not used until an update succeeds")
+            elif revival.published is None or revival.published is not self._newest:  # others came meanwhile
+                self._begin_revival(server, lambda: None)
+            else:
+                server.version, server.bad, server.gap = revival.published.version, 0, revival.gap
+                self.tell(f"server {server.endpoint}: is back, and has the weights of version {server.version}")
+
+    def _recover(self) -> None:
+        """Does what there is to do where no server is left: waits for those that are on their way back, and then tries
+        every one."""
+        self._await_revivals()
+        if not self._usable() and self._restart is not None and self._newest is not None:
+            self._bring_up(self._newest, self.servers)
+            self._await_revivals()
+
+    def _await_revivals(self) -> None:
+        """Where no server is left, waits for the first of those that are on their way back."""
+        while not self._usable() and self._revivals:
+            next(iter(self._revivals.values())).wait(_LOOK_S)
+            self._welcome()
+
     def update(self, published: Published) -> None:
-        """Brings all servers to these weights, those too that have failed before, and uses those that have them.
+        """Brings all servers to these weights, those too that have failed before, and uses those that have them. Those
+        that are on their way back get them there.
 
         Requests that are running go on with the new weights. Raises EngineError if no server has got them.
         """
+        self._welcome()
         behind = [server for server in self.servers if server.version != published.version]
         if published.label not in self._labels:
             behind = self.servers
         self._labels[published.label] = published.version
-        self._bring_up(published, behind)
-        self._newest, self._version = published, published.version
+        self._newest = published
+        self._bring_up(published, [server for server in behind if server not in self._revivals])
+        self._version = published.version
+        self._await_revivals()
         oldest = min((flight.since for flight in self._flights), default=self._version)
         self._labels = {label: version for label, version in self._labels.items() if version >= oldest}
         self._require_a_server()
 
     def _bring_up(self, published: Published, servers: Sequence[Server]) -> None:
-        """Updates servers side by side; one that fails is not used, and says why."""
+        """Updates servers side by side; one that fails is not used, and says why. Those that are gone are restarted."""
         for server in servers:
             server.version, server.why = None, f"server {server.endpoint}: its weights are being updated"
         self._traffic.paused = {server.endpoint for server in servers}
+        gone: list[bool] = []
         try:
             if servers:
                 with ThreadPoolExecutor(len(servers), thread_name_prefix="trew-weights") as threads:
-                    list(threads.map(lambda server: self._update(server, published), servers))
+                    gone = list(threads.map(lambda server: self._update(server, published), servers))
         finally:
             self._traffic.paused = set()
-        for server in servers:
+        for server, lost in zip(servers, gone, strict=True):
             if server.version is None:
                 self.tell(f"{server.why}; the server is not used until an update succeeds")
+            if lost:
+                server.lives += 1
+                self._revive(server)
 
-    def _update(self, server: Server, published: Published) -> None:
+    def _update(self, server: Server, published: Published) -> bool:
+        """Brings a server to these weights; returns whether it is gone."""
         try:
-            try:
-                server.gap = update(server.endpoint, published, timeout_s=self.sync_timeout_s)
-            except ServerGone as error:
-                if self._restart is None:
-                    raise
-                server.why = str(error)
-                self._restart(server.number)
-                server.gap = update(server.endpoint, published, timeout_s=self.sync_timeout_s)
+            server.gap = update(server.endpoint, published, timeout_s=self.sync_timeout_s)
         except EngineError as error:
             server.why = str(error)
-        else:
-            server.version, server.bad = published.version, 0
+            return isinstance(error, ServerGone)
+        server.version, server.bad = published.version, 0
+        return False
 
     # ---- what is left behind
 

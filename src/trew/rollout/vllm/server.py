@@ -18,6 +18,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import weakref
 from collections.abc import Mapping, Sequence
@@ -217,6 +218,8 @@ class Servers:
         folder = folder.absolute()  # a server's own working directory is another
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder.chmod(0o700)
+        # A server may be restarted by another thread than the one that ends the run: none may start after that.
+        self._lock, self._closed = threading.Lock(), False
         self._sockets = _place_for_sockets(folder)
         self._remove = weakref.finalize(self, shutil.rmtree, self._sockets, True) if self._sockets != folder else None
         self.servers = tuple(
@@ -243,12 +246,16 @@ class Servers:
     def restart(self, index: int, *, seconds: float = START_S) -> None:
         """Ends what is left of a server and starts it again, with the weights that its model's files have."""
         server = self.servers[index]
-        server.stop()
-        server.start()
+        with self._lock:
+            if self._closed:
+                raise EngineError(f"{server} is not started again: the run has ended")
+            server.stop()
+            server.start()
         try:
             _wait([server], seconds)
         except BaseException:
-            server.stop()
+            with self._lock:
+                server.stop()
             raise
 
     def cause(self, index: int) -> str:
@@ -257,11 +264,13 @@ class Servers:
         return f"{server} ended: {server.cause()}" if server.died() else ""
 
     def close(self) -> None:
-        """Ends all servers."""
-        for server in self.servers:  # all at once: each may take GRACE_S
-            server.ask_to_end()
-        for server in self.servers:
-            server.stop()
+        """Ends all servers; none can be started again."""
+        with self._lock:
+            self._closed = True
+            for server in self.servers:  # all at once: each may take GRACE_S
+                server.ask_to_end()
+            for server in self.servers:
+                server.stop()
         if self._remove is not None:
             self._remove()
 

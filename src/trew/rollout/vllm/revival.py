@@ -1,0 +1,47 @@
+"""Brings a server that died back, in a thread of its own, while the others go on."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from .endpoint import Endpoint
+from .update import Published, update
+
+
+class Revival:
+    """A server on its way back: restarted, brought to the newest weights, proven by their canary. Begins at once.
+
+    ``restart`` returns when the server answers, or raises; ``newest`` returns the weights that it should have, which
+    may change while they are loaded. Where this is :attr:`over`, ``published`` are the weights that it has, or
+    ``error`` says why it has none.
+    """
+
+    def __init__(
+        self, endpoint: Endpoint, *, restart: Callable[[], None], newest: Callable[[], Published], timeout_s: float
+    ) -> None:
+        self.published: Published | None = None
+        self.gap = 0.0  # mean difference of the canary in nats
+        self.error = ""
+        self._endpoint, self._restart, self._newest, self._timeout_s = endpoint, restart, newest, timeout_s
+        # A daemon: a run that ends stops the server that it waits for, and must not wait for this thread before.
+        self._thread = threading.Thread(target=self._run, name="trew-revival", daemon=True)
+        self._thread.start()
+
+    @property
+    def over(self) -> bool:
+        """Whether it has succeeded or failed."""
+        return not self._thread.is_alive()
+
+    def wait(self, seconds: float) -> None:
+        """Returns once it is over, or after so many seconds."""
+        self._thread.join(seconds)
+
+    def _run(self) -> None:
+        try:
+            self._restart()
+            while self.published is not (newest := self._newest()):
+                self.gap = update(self._endpoint, newest, timeout_s=self._timeout_s)
+                self.published = newest
+        except Exception as error:  # whatever it is, whoever waits for this server must see it
+            self.error = str(error) or type(error).__name__
