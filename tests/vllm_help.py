@@ -20,8 +20,10 @@ import tiny
 from fake_vllm import FakeVllm, serving
 from trew.rollout import Renderer
 from trew.rollout.endings import facts_of
+from trew.rollout.generate import generate
 from trew.rollout.vllm.endpoint import Endpoint
 from trew.rollout.vllm.engine import VllmEngine
+from trew.types import Group, Prompt, Sampling
 from trew.weights.files import PublishedFiles
 
 REAL = os.environ.get("TREW_VLLM_ENDPOINT", "")
@@ -85,3 +87,39 @@ def any_house(folder: Path) -> Iterator[House]:
     made = House(Path(os.environ["TREW_VLLM_MODEL"]), folder, [endpoint], [])
     with contextlib.closing(made.weights):
         yield made
+
+
+PROMPTS = [Prompt(f"p{i}", text=f"What is {i} + {i}?") for i in range(6)]
+SAMPLING = Sampling(max_tokens=10, seed=5)
+
+
+@contextlib.contextmanager
+def as_at_first(made: House) -> Iterator[None]:
+    """Puts policy and stand-ins back afterwards, for the next test."""
+    kept = {name: p.detach().clone() for name, p in made.net.state_dict().items()}
+    yield
+    made.net.load_state_dict(kept)
+    made.weights.newest = None
+    made.told.clear()
+    for fake in made.fakes:
+        fake.faults.hangs = False
+        fake.faults, fake.dead = type(fake.faults)(), False
+        fake.calls.clear()
+
+
+def tokens(groups: list[Group]) -> list[list[list[int]]]:
+    return [[r.token_ids.tolist() for r in group.rollouts] for group in groups]
+
+
+def made(engine: VllmEngine, **options: Any) -> list[list[list[int]]]:
+    """Tokens of some completions."""
+    return tokens(generate(engine, PROMPTS, n=3, sampling=SAMPLING, **options))
+
+
+def only(house: House, number: int, **options: Any) -> VllmEngine:
+    """An engine that has this server alone."""
+    every, house.endpoints = house.endpoints, [house.endpoints[number]]
+    try:
+        return house.engine(**options)
+    finally:
+        house.endpoints = every
