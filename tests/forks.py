@@ -26,7 +26,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-PATIENCE = 60.0  # seconds until something that must happen counts as never
+PATIENCE = 180.0  # seconds until something that must happen counts as never
 
 
 class Command:

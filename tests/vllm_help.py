@@ -24,7 +24,7 @@ from trew.rollout.generate import generate
 from trew.rollout.vllm.endpoint import Endpoint
 from trew.rollout.vllm.engine import VllmEngine
 from trew.types import Group, Prompt, Sampling
-from trew.weights.files import PublishedFiles
+from trew.weights.files import PublishedFiles, version_size
 
 REAL = os.environ.get("TREW_VLLM_ENDPOINT", "")
 
@@ -38,8 +38,9 @@ class House:
         self.policy = learner_help.learner(self.net)
         self.endpoints, self.fakes, self.run = endpoints, fakes, run
         self.facts = facts_of(self.net)
+        size = version_size(self.net.config, "float32")
         self.weights = PublishedFiles(
-            run, dtype="float32", vocabulary=self.facts.vocabulary, positions=self.facts.positions
+            run, dtype="float32", size=size, vocabulary=self.facts.vocabulary, positions=self.facts.positions
         )
         self.told: list[str] = []
 

@@ -193,6 +193,29 @@ def test_ranks_that_are_stopped_save_and_go_on_to_the_bit(server, folder, pair):
     same_run(folder, pair, "stopped", exact=True)
 
 
+PROGRAM = """
+import sys, trew
+from trew.config import load
+if __name__ == "__main__":
+    print("summary", trew.train(load("r.toml", sys.argv[1:])).get("steps"))
+"""
+
+
+@pytest.mark.nightly
+def test_a_program_that_calls_train_is_run_on_all_ranks(folder):
+    (folder / "program.py").write_text(PROGRAM)
+    port, given = free_port(), ("out=program", "cluster.learner=2", "steps=1")
+    ranks = [
+        subprocess.Popen([sys.executable, "program.py", *given], cwd=folder, text=True, stdout=subprocess.PIPE,
+                         env={**os.environ, "OMP_NUM_THREADS": "1", **variables(rank, 2, port)})
+        for rank in range(2)
+    ]  # fmt: skip
+    said = [rank.communicate(timeout=200)[0] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0]
+    assert "summary 1" in said[0]
+    assert "summary None" in said[1]
+
+
 def test_other_ranks_than_asked_for_are_refused(server, folder):
     port = free_port()
     ranks = [
@@ -294,6 +317,7 @@ def test_a_rank_that_dies_too_often_is_named(folder):
         assert run.process.wait(120) == 1, run.text()
     assert "rank 1 on " in run.text()
     assert "killed by SIGKILL (out of memory, or by hand)" in run.text()
+    assert "what ranks printed is in often/ranks" in " ".join(run.text().split())
     assert "continue with --resume" in run.text()
 
 

@@ -201,11 +201,16 @@ def _ends(display: Display, plan: Plan) -> None:
 def _plan(display: Display, plan: Plan) -> None:
     """Prints memory, time, and the amount of work."""
     from ..estimate import Machine, estimate, knobs, table
+    from ..estimate import cluster as clusters
     from ..models import loading
 
     c = plan.config
     _heading(display, "plan")
-    if loading.is_here(c.model):
+    if loading.is_here(c.model) and (c.cluster.learner != 1 or c.cluster.rollout == "vllm"):
+        fleet = clusters.Fleet.here()
+        found = clusters.cluster_map(c, objective=plan.objective, prompt=plan.longest, fleet=fleet)
+        display.line("\n".join(clusters.table(found)))
+    elif loading.is_here(c.model):
         machine = Machine.of(plan.device, adapters=c.lora.rank > 0)
         needs = estimate(c, machine=machine, objective=plan.objective, prompt=plan.longest)
         display.line("\n".join(table(needs, () if needs.fits is not False else knobs(needs))))

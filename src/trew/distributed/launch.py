@@ -113,7 +113,20 @@ def launch(config: Config, arguments: Sequence[str], tell: Callable[[str], None]
     finally:
         for name, value in before.items():
             os.environ.pop(name, None) if value is None else os.environ.update({name: value})
+        _keep_logs(work / "logs", Path(config.out))
         shutil.rmtree(work, ignore_errors=True)
+
+
+def _keep_logs(logs: Path, run: Path) -> None:
+    """Moves what ranks other than 0 printed into the run's folder, where there is one: one file for each start."""
+    if not run.is_dir():
+        return
+    for path in sorted(logs.glob("*/attempt_*/*/std*.log")):
+        if path.stat().st_size:
+            attempt, rank = path.parent.parent.name.partition("_")[2], path.parent.name
+            with contextlib.suppress(OSError):
+                (run / "ranks").mkdir(exist_ok=True)
+                shutil.copy(path, run / "ranks" / f"{logs.parent.name}-start-{attempt}-rank-{rank}-{path.name}")
 
 
 SAVE_S = 600
@@ -142,7 +155,8 @@ def _death(error: Any, logs: Path, config: Config) -> str:
     restarts = config.cluster.restarts
     return (
         f"{text}; it died after {restarts} restarts (cluster.restarts). Everything up to the newest checkpoint is "
-        f"kept: continue with --resume{said and f'. Its last lines:{said}'}"
+        f"kept: continue with --resume; what ranks printed is in {Path(config.out) / 'ranks'}"
+        f"{said and f'. Its last lines:{said}'}"
     )
 
 

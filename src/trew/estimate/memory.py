@@ -277,11 +277,13 @@ def memory(s: Sizes, config: Config, load: Load) -> Memory:
     }
     # The optimizer reuses the memory that activations held, unless those lay in a separate arena.
     apart = load.heap and load.body is None and update(s, config) > 0
-    made = {
-        "laid out": laid_out(s, config, load),
-        "step": decoding(s, config, load),
-        "cache": cache(s, config, load),
-    }
+    made = dict.fromkeys(("laid out", "step", "cache"), 0)
+    if config.cluster.rollout == "embedded":  # servers have their own memory: see cluster.py
+        made = {
+            "laid out": laid_out(s, config, load),
+            "step": decoding(s, config, load),
+            "cache": cache(s, config, load),
+        }
     # Tensors being packed into 4 bits, several at once; the factor is measured.
     packing = 3 * s.linear if config.lora.base == "nf4" and config.lora.rank else 0
     trained = {

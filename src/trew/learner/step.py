@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from ..config import LearnerConfig
 from ..errors import NumericsError
 from ..models.backend import Backend
-from ..models.lora import Adapters, merged
+from ..models.lora import Adapters, merged_tensors
 from ..models.sharded import Rows, copy_into, full, is_sharded
 from ..objective import Objective, TokenBatch
 from ..objective.entropy_bonus import EntropyBonus
@@ -270,10 +270,12 @@ class Learner:
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Names and full tensors of the weights, tied ones under both names, for a process that samples from them.
-        With adapters, the weights that they and the frozen ones add up to: on the CPU, a copy of the model. Sharded
-        weights are gathered one by one, so all ranks must iterate together."""
-        model = self.model if self._adapters is None else merged(self._adapters)
-        for name, tensor in model.state_dict().items():
+        With adapters, the weights that they and the frozen ones add up to. Tensors are made one by one. Sharded
+        weights are gathered, so all ranks must iterate together."""
+        if self._adapters is not None:
+            yield from merged_tensors(self._adapters)
+            return
+        for name, tensor in self.model.state_dict().items():
             yield name, full(tensor)
 
     @contextmanager

@@ -312,23 +312,32 @@ def fingerprint(model: nn.Module) -> str:
     return digest.hexdigest()
 
 
-@torch.no_grad()
 def merged(adapters: Adapters) -> PreTrainedModel:
     """Returns a plain model on the CPU with W + (alpha / rank) B A in float32, whatever the type of W: bfloat16 would
     round away most of what was learned. Float32 tensors without an adapter are shared with the adapted model. Sharded
     weights are gathered: all ranks must call this together."""
-    model = adapters.model
-    config = copy.deepcopy(model.config)
+    plain = _plain(adapters)
+    tensors = {name: tensor.cpu() for name, tensor in merged_tensors(adapters)}
+    return loading.fill(plain, tensors, like=adapters.model)
+
+
+def merged_tensors(adapters: Adapters) -> Iterator[tuple[str, Tensor]]:
+    """Yields the tensors of :func:`merged` one by one, on the model's device, so that one at a time is in memory."""
+    plain = _plain(adapters)
+    # Parameters first, then all else in the state; tied weights appear under several names there.
+    for name in dict.fromkeys([*dict(plain.named_parameters()), *plain.state_dict()]):
+        owner, _, kind = name.rpartition(".")
+        with torch.no_grad():  # not around the yield, which would leave it on for the caller
+            tensor = _merged_tensor(adapters.model.get_submodule(owner), kind)
+        yield name, tensor
+
+
+def _plain(adapters: Adapters) -> PreTrainedModel:
+    """The model without adapters and without weights."""
+    config = copy.deepcopy(adapters.model.config)
     config.dtype = torch.float32
     vars(config).pop("quantization_config", None)
-    plain = loading.skeleton(config)
-    tensors: dict[str, Tensor] = {}
-    # Parameters first, then all else in the state; tied weights appear under several names there.
-    for name in [*dict(plain.named_parameters()), *plain.state_dict()]:
-        if name not in tensors:
-            owner, _, kind = name.rpartition(".")
-            tensors[name] = _merged_tensor(model.get_submodule(owner), kind).cpu()
-    return loading.fill(plain, tensors, like=model)
+    return loading.skeleton(config)
 
 
 def _merged_tensor(owner: Any, kind: str) -> Tensor:

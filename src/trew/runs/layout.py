@@ -28,7 +28,7 @@ class Layout:
 
 RUN = Layout(
     rows="metrics.jsonl", files=("events.log", "failed_reward.json"),
-    folders=("rollouts", "evals", "checkpoints", "final", "bad_steps", "servers"),
+    folders=("rollouts", "evals", "checkpoints", "final", "bad_steps", "servers", "ranks", "weights"),
     foreign=("wandb", "tensorboard", "mlflow.db"), made=("rollouts", "evals", "checkpoints"),
 )  # fmt: skip
 """One training, of a policy or of a reward model."""

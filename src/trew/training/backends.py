@@ -14,7 +14,10 @@ BY_DEVICE = {"cpu": "cpu", "cuda": "cuda_graphs"}
 
 
 def of(config: Config, device: str) -> Backend | None:
-    """The backend of a run, limited to the parts that its ``kernels`` and ``linear`` settings allow."""
+    """The backend of a run, limited to the parts that its ``kernels`` and ``linear`` settings allow; none where several
+    ranks learn: backends read whole weights in place, and choose by what one process sees."""
+    if config.cluster.learner != 1:
+        return None
     return find(device, layers=config.kernels == "auto", products=config.linear == "auto")
 
 

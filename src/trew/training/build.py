@@ -61,8 +61,7 @@ def parts(plan: Plan, ranks: Ranks | None = None) -> Parts:
     config = plan.config
     if config.threads:
         torch.set_num_threads(config.threads)
-    # Backends read weights in place and choose by what this process sees; ranks must all go the same way.
-    backend = backends.of(config, plan.device) if ranks is None else None
+    backend = backends.of(config, plan.device)
     if backend is not None:
         backend.start()
     if ranks is not None and sharded(config):
@@ -174,7 +173,7 @@ def _on_servers(
     from ..rollout.vllm import handshake, launch
     from ..rollout.vllm.endpoint import Endpoint
     from ..rollout.vllm.engine import VllmEngine
-    from ..weights.files import PublishedFiles
+    from ..weights.files import PublishedFiles, version_size
 
     cluster, facts = plan.config.cluster, facts_of(model)
     token = os.environ.get("TREW_SERVER_TOKEN", "")
@@ -201,7 +200,8 @@ def _on_servers(
         sync_timeout_s=cluster.sync_timeout_s, restart=restart, tell=tell,
     )  # fmt: skip
     weights = PublishedFiles(
-        folder.folder, dtype=plan.config.learner.dtype, vocabulary=facts.vocabulary, positions=facts.positions
-    )
+        folder.folder, dtype=plan.config.learner.dtype, size=version_size(model.config, plan.config.learner.dtype),
+        vocabulary=facts.vocabulary, positions=facts.positions,
+    )  # fmt: skip
     ending.callback(weights.close)
     return engine, weights

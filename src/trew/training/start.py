@@ -16,6 +16,7 @@ from ..utils.signals import Interrupts
 from . import loop, planning, watch
 from .build import build
 from .changes import FREE_IN_A_RUN, check_changes, complete
+from .follower import follow
 from .planning import Plan
 from .run import TrainingRun
 from .summary import headline
@@ -36,10 +37,16 @@ def train(
     continues from the newest complete checkpoint of ``config.out``, under other settings only with ``allow_changes``;
     ``overwrite`` starts over in a used folder.
     ``position``: the number of prompts of the shuffled stream that a new run skips.
+
+    Where a launcher started several ranks (``cluster.learner``), all of them call this. Rank 0 drives the run; on the
+    others this returns an empty dictionary once it has ended, and raises LostRankError where another rank died.
     """
     config = launch.with_ranks(config)
+    place = launch.place_for(config)
+    if place is not None and place.rank:
+        follow(place)
+        return {}
     with contextlib.ExitStack() as ranks:
-        place = launch.place_for(config)
         orders = None if place is None else ranks.enter_context(launch.leading(place))
         return lead(
             config, orders, resume=resume, overwrite=overwrite, allow_changes=allow_changes, display=display,

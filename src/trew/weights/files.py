@@ -16,7 +16,7 @@ import secrets
 import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError
@@ -25,11 +25,15 @@ from torch import Tensor
 
 from ..errors import EngineError, StorageError
 from ..learner import Policy
+from ..models import loading
 from ..rollout import Engine
 from ..rollout.vllm.engine import VllmEngine
 from ..rollout.vllm.update import FORMAT, Canary, Published
 from ..types import TrainingSample
 from .places import Place, place_for
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 SEQUENCES, TOKENS, SHARED = 3, 48, 16
 """The canary's sequences and their tokens; of each the first ``SHARED`` are a prompt, which two sequences share."""
@@ -43,10 +47,11 @@ LIMITS = {"float32": 1e-3, "bfloat16": 0.05}
 
 class PublishedFiles:
     """Brings the policy's weights to a :class:`.VllmEngine`. ``run``: the run's folder. ``dtype``: the type that the
-    servers compute in, float32 or bfloat16; the files have it too. ``vocabulary``, ``positions``: of the model."""
+    servers compute in, float32 or bfloat16; the files have it too. ``vocabulary``, ``positions``: of the model;
+    ``size``: bytes of a version (:func:`version_size`)."""
 
-    def __init__(self, run: Path, *, dtype: str, vocabulary: int, positions: int | None) -> None:
-        self.run, self.dtype = run, dtype
+    def __init__(self, run: Path, *, dtype: str, size: int, vocabulary: int, positions: int | None) -> None:
+        self.run, self.dtype, self.size = run, dtype, size
         self.newest: Published | None = None
         self._samples = canary_samples(vocabulary, positions)
         # Another run's version 3 on a server that both use must not pass for this one's.
@@ -72,19 +77,17 @@ class PublishedFiles:
 
     def _write(self, policy: Policy, *, local: bool) -> Published:
         dtype = getattr(torch, self.dtype)
-        tensors = [(name, tensor.detach()) for name, tensor in policy.weights()]
-        size = sum(tensor.numel() * _stored(tensor, dtype).itemsize for _, tensor in tensors)
         if self._place is None:
-            self._place = place_for(self.run, size=size, local=local)
+            self._place = place_for(self.run, size=self.size, local=local)
         root = self._place.folder
         self._remove_old(root)
         name = f"{policy.version:06d}"
         work = root / f".partial-{name}"
         try:
-            _require_room(root, size, version=policy.version)
+            _require_room(root, self.size, version=policy.version)
             shutil.rmtree(work, ignore_errors=True)
             work.mkdir()
-            files, known = _save(tensors, work, dtype)
+            files, known = _save(policy.weights(), work, dtype)
             logprobs = self._logprobs(policy)
             canary = {"ids": [list(ids) for ids in self._ids()], "logprobs": logprobs}
             text = json.dumps(
@@ -98,7 +101,7 @@ class PublishedFiles:
         except (OSError, SafetensorError) as error:
             shutil.rmtree(work, ignore_errors=True)
             raise StorageError(
-                f"{root}: weights of version {policy.version}, {_mib(size)}, cannot be written: "
+                f"{root}: weights of version {policy.version}, {_mib(self.size)}, cannot be written: "
                 f"{getattr(error, 'strerror', None) or error}; free some space there, or put out on another disk"
             ) from None
         return Published(
@@ -129,6 +132,12 @@ def canary_samples(vocabulary: int, positions: int | None = None) -> list[Traini
     return [TrainingSample(row[:shared], row[shared:], group=max(0, i - 1)) for i, row in enumerate(ids)]
 
 
+def version_size(config: PreTrainedConfig, dtype: str) -> int:
+    """Bytes of one published version of a model: all tensors of its state, tied ones under both names."""
+    low = getattr(torch, dtype)
+    return sum(t.numel() * _stored(t, low).itemsize for t in loading.skeleton(config).state_dict().values())
+
+
 def _stored(tensor: Tensor, dtype: torch.dtype) -> torch.dtype:
     return dtype if tensor.is_floating_point() else tensor.dtype
 
@@ -154,7 +163,7 @@ def _shards(tensors: Iterable[tuple[str, Tensor]], dtype: torch.dtype) -> Iterat
     memory: set[int] = set()
     size = 0
     for name, tensor in tensors:
-        made = tensor.to("cpu", _stored(tensor, dtype)).contiguous()
+        made = tensor.detach().to("cpu", _stored(tensor, dtype)).contiguous()
         if made.data_ptr() in memory:  # a file cannot hold tensors that share memory
             made = made.clone()
         if part and size + made.nbytes > SHARD_BYTES:

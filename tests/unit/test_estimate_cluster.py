@@ -1,0 +1,163 @@
+"""The map of ranks and servers: who is where, and whether that fits."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from test_estimate import config, saved
+from trew.cli.main import main
+from trew.config import ClusterConfig, Config
+from trew.estimate.cluster import GIB, ClusterMap, Device, Fleet, cluster_map, table
+from trew.objective import preset
+
+NODE = Fleet(1, 8, 80 * GIB)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return saved(tmp_path_factory.mktemp("model"), "smollm")
+
+
+def mapped(model: str, fleet: Fleet = NODE, **cluster: Any) -> ClusterMap:
+    made: Config = replace(config(model), cluster=ClusterConfig(**cluster))
+    return cluster_map(made, objective=preset("grpo"), prompt=12, fleet=fleet)
+
+
+def who(found: ClusterMap) -> list[list[str]]:
+    return [[tenant.who for tenant in device.tenants] for device in found.devices]
+
+
+def gpu(found: ClusterMap, number: int = 0) -> Device:
+    return found.devices[number]
+
+
+def test_ranks_have_the_first_gpus_and_servers_the_last(model):
+    found = mapped(model, learner=4, rollout="vllm", servers=2, server_gpus=2)
+    assert who(found)[:8] == [
+        *([f"rank {i}"] for i in range(4)),
+        ["server 0"],
+        ["server 0"],
+        ["server 1"],
+        ["server 1"],
+    ]
+    assert found.fits
+    assert found.sequences is not None
+    assert found.sequences > 0
+
+
+def test_0_ranks_are_all_gpus_that_servers_leave(model):
+    found = mapped(model, learner=0, rollout="vllm", servers=1, server_gpus=2)
+    assert who(found)[:8] == [*([f"rank {i}"] for i in range(6)), ["server 0"], ["server 0"]]
+    none_left = mapped(model, learner=0, rollout="vllm", servers=8)
+    assert not none_left.fits
+    assert "none is left" in none_left.problems[0]
+
+
+def test_too_few_gpus_are_a_problem_that_names_both_numbers(model):
+    found = mapped(model, learner=8, rollout="vllm", servers=1)
+    assert not found.fits
+    assert "the first node needs 9 GPUs (8 ranks, 1 servers of 1), and has 8" in found.problems[0]
+    uneven = mapped(model, Fleet(2, 8, 80 * GIB), learner=5)
+    assert any("got 5, accepts a multiple of the 2 nodes" in problem for problem in uneven.problems)
+
+
+def test_shards_divide_what_each_rank_keeps(model):
+    """Weights, moments and gradients by the ranks that share them: all of them, those of a node, or none."""
+
+    def kept(ranks: int, fleet: Fleet = NODE, **how: Any) -> tuple[int, ...]:
+        (phase,) = (gpu(mapped(model, fleet, learner=ranks, **how)).tenants[0].parts["training"],)
+        return tuple(phase[name] for name in ("weights", "optimizer", "gradients"))
+
+    whole = kept(2, shard="none")
+    assert whole[1] == 2 * whole[0] == 2 * whole[2]
+    assert kept(4) == tuple(-(-size // 4) for size in whole)
+    assert kept(16, Fleet(2, 8, 80 * GIB)) == tuple(-(-size // 8) for size in whole), "hsdp across nodes"
+    assert kept(16, Fleet(2, 8, 80 * GIB), shard="fsdp") == tuple(-(-size // 16) for size in whole)
+    assert kept(4, offload="optimizer")[1] == 0
+    assert kept(4, offload="all") == (0, 0, 0)
+
+
+def test_what_gpus_do_not_keep_is_in_the_memory_of_their_node(model):
+    def memory(**how: Any) -> Device:
+        return mapped(model, learner=4, **how).devices[-1]
+
+    assert memory().name == "memory"
+    assert memory(offload="all").need > memory(offload="optimizer").need > memory().need
+
+
+def test_a_model_that_is_too_large_does_not_fit(model):
+    small = Fleet(1, 2, 1 << 20)
+    found = mapped(model, small, learner=2)
+    assert not found.fits
+    assert "DOES NOT FIT" in "\n".join(table(found))
+    served = mapped(model, small, learner=1, rollout="vllm", servers=1)
+    assert any("leaves no memory for keys and values" in problem for problem in served.problems)
+
+
+def test_without_gpus_everybody_shares_one_memory(model):
+    found = mapped(model, Fleet(cpu_bytes=64 * GIB), learner=2, rollout="vllm", servers=1)
+    assert who(found) == [["rank 0", "rank 1", "server 0", "weights for servers"]]
+    assert found.devices[0].need == sum(tenant.peak for tenant in found.devices[0].tenants)
+    text = "\n".join(table(mapped(model, learner=6, rollout="vllm", servers=2)))
+    assert "GPU 0 to GPU 5" in text
+    assert "rank 0 to 5" in text
+
+
+def run(*args: str) -> Any:
+    with pytest.raises(SystemExit) as ended:
+        main(["plan", *args])
+    return ended.value.code
+
+
+def recipe(tmp_path: Any, model: str, cluster: str) -> str:
+    path = tmp_path / "r.toml"
+    path.write_text(
+        f"""model = {json.dumps(model)}
+        [data]
+        task = "arithmetic"
+        [rollout]
+        prompts = 2
+        completions = 2
+        max_tokens = 8
+        [objective]
+        preset = "grpo"
+        [cluster]
+        {cluster}"""
+    )
+    return str(path)
+
+
+def test_the_command_shows_the_map_and_says_by_its_code_whether_it_fits(model, tmp_path, capsys):
+    path = recipe(tmp_path, model, "learner = 2")
+    assert run(path) == 0, "several ranks are always shown as a map"
+    assert "rank 1" in capsys.readouterr().out
+    assert run(path, "--cluster", "--gpus", "1", "--gpu-gib", "80", "--json") == 1
+    found = json.loads(capsys.readouterr().out)
+    assert found["fits"] is False
+    assert "has 1" in found["problems"][0]
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--gpus", "2"], "--gpus: has no effect without --cluster"),
+        (["--cluster", "--nodes", "0"], "got 0 and None, accepts 1 or more machines"),
+        (["--cluster", "--gpu-gib", "80"], "give --gpus too"),
+        (["--cluster", "--gpus", "2", "--gpu-gib", "-1"], "--gpu-gib: got -1.0, accepts GiB above 0"),
+    ],
+)
+def test_flags_that_make_no_sense_are_refused(model, tmp_path, capsys, flags, said):
+    assert run(recipe(tmp_path, model, ""), *flags) == 2
+    assert said in " ".join(capsys.readouterr().err.split())
+
+
+def test_generation_on_servers_is_not_counted_for_the_learner(model, tmp_path, capsys):
+    path = recipe(tmp_path, model, 'rollout = "vllm"\nservers = 1')
+    assert run(path) == 0
+    out = capsys.readouterr().out
+    assert "servers are not counted: trew plan --cluster shows them" in out
+    assert "cache" not in out
