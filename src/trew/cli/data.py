@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -58,18 +58,18 @@ def prepare(
         unchecked: Write the rows without trying their golds.
         overwrite: Replace existing files.
     """
-    from ..data.files import write_rows
     from ..errors import ConfigError
 
-    task = _known_task(name, source or "", set)
-    if eval_size < 1 or ngram < 1:
+    source = source or ""
+    task = _known_task(name, source, set)
+    if min(eval_size, ngram) < 1:
         raise ConfigError(f"--eval-size and --ngram: got {eval_size} and {ngram}, accept whole numbers of at least 1")
     if remove_overlap and not against:
         raise ConfigError("--remove-overlap: needs evaluation sets to compare with; add --against FILE")
     folder = Path(out or f"data/{name.replace(':', '-')}")
-    if task.makes(source or ""):  # checked before the problems are generated, which may take long
+    if task.makes(source):  # checked before the problems are generated, which may take long
         _refuse_existing([folder / f"{key}.{format}" for key in ("train", "test")], overwrite)
-    prompts = _prepared(task, source or "", seed=seed, eval_size=eval_size)
+    prompts = _prepared(task, source, seed=seed, eval_size=eval_size)
     targets = {key: folder / f"{key}.{format}" for key in prompts}
     _refuse_existing(targets.values(), overwrite)
     _refuse_other_formats(targets.values())
@@ -78,12 +78,9 @@ def prepare(
     rows = {key: [task.prepared(prompt) for prompt in part] for key, part in prompts.items()}
     for place in against:
         rows["train"] = _compared(rows.get("train", []), place, ngram=ngram, remove=remove_overlap)
-    for key, part in rows.items():
-        if key in targets:
-            write_rows(targets[key], part)
-            _say(f"{targets[key]}: {len(part)} rows, sha256 {_sha256(targets[key])}")
+    _write_splits(rows, targets)
     if "test" not in rows:
-        _say(f"{source} has no test split next to it: wrote only the training rows")
+        _say(f"{task.source(source)} has no test split next to it: wrote only the training rows")
 
 
 def show(
@@ -154,26 +151,15 @@ def convert(
     """
     from ..config import DataConfig
     from ..data import load_prompts, trl, verl
-    from ..data.files import WRITTEN, write_rows
+    from ..data.files import write_rows
     from ..errors import ConfigError
 
     path = Path(out)
-    problems = []
-    if path.suffix not in WRITTEN:
-        problems.append(f"out: got {out!r}, accepts a file ending in .jsonl or .parquet")
-    if split not in ("train", "test"):
-        problems.append(f"--split: got {split!r}, accepts 'train' or 'test'")
-    if to not in ("trl", "verl", "trew"):
-        problems.append(f"--to: got {to!r}, accepts 'trl', 'verl' or 'trew'")
-    of_recipe = source.endswith(".toml")
-    if of_recipe and (task, prompt_column) != ("prompts", "prompt"):
-        problems.append(f"--task, --prompt-column: {source} sets them itself; change them with --set data.task=...")
-    if set and not of_recipe:
-        problems.append(f"--set: got {source!r}, which is not a recipe; --set applies only to a .toml file")
-    if problems:
+    reads_otherwise = (task, prompt_column) != ("prompts", "prompt")
+    if problems := [*_format_problems(out, split, to), *_recipe_problems(source, set, reads_otherwise)]:
         raise ConfigError(problems)
     _refuse_existing([path], overwrite)
-    if of_recipe:
+    if _is_recipe(source):
         config, prompts = _of_recipe(source, set, split)
         task, source = config.task, config.train or config.task
     else:
@@ -190,6 +176,43 @@ def convert(
 
 
 # --------------------------------------------------------------------------------------------------------------------
+
+
+def _write_splits(rows: Mapping[str, Sequence[dict[str, Any]]], targets: Mapping[str, Path]) -> None:
+    """Writes each split that has a target, and prints what was written."""
+    from ..data.files import write_rows
+
+    for key, path in targets.items():
+        write_rows(path, rows[key])
+        _say(f"{path}: {len(rows[key])} rows, sha256 {_sha256(path)}")
+
+
+def _format_problems(out: str, split: str, to: str) -> list[str]:
+    """Everything wrong with what ``convert`` is to write."""
+    from ..data.files import WRITTEN
+
+    problems = []
+    if Path(out).suffix not in WRITTEN:
+        problems.append(f"out: got {out!r}, accepts a file ending in .jsonl or .parquet")
+    if split not in ("train", "test"):
+        problems.append(f"--split: got {split!r}, accepts 'train' or 'test'")
+    if to not in ("trl", "verl", "trew"):
+        problems.append(f"--to: got {to!r}, accepts 'trl', 'verl' or 'trew'")
+    return problems
+
+
+def _is_recipe(source: str) -> bool:
+    return source.endswith(".toml")
+
+
+def _recipe_problems(source: str, changes: Sequence[str], reads_otherwise: bool) -> list[str]:
+    """Everything wrong with options that only a recipe takes, or only other sources (``reads_otherwise``)."""
+    problems = []
+    if _is_recipe(source) and reads_otherwise:
+        problems.append(f"--task, --prompt-column: {source} sets them itself; change them with --set data.task=...")
+    if changes and not _is_recipe(source):
+        problems.append(f"--set: got {source!r}, which is not a recipe; --set applies only to a .toml file")
+    return problems
 
 
 def _of_recipe(path: str, changes: Sequence[str], split: str) -> tuple[DataConfig, Sequence[Prompt]]:

@@ -155,15 +155,9 @@ def prepare(config: Config, *, files: tuple[Path | None, ...] = (), bar: Bar | N
     c = config
     device = problems.attempt(lambda: loading.resolve_device(c.device))
     model_notes: list[str] = []
-    bad_model = loading.check(c.model, tokenizer=c.tokenizer, chat_template=c.chat_template, notes=model_notes)
-    problems += bad_model
+    tokenizer = _tokenizer(c, problems, notes=model_notes)
     data = problems.attempt(lambda: load_eval(c.data, size=c.eval.size, seed=c.seed))
     rewards = _rewards(c, data[1] if data else (), problems) if data or c.rewards else None
-    tokenizer = None
-    if not bad_model:
-        tokenizer = problems.attempt(
-            lambda: loading.load_tokenizer(c.model, tokenizer=c.tokenizer, chat_template=c.chat_template)
-        )
     if device is None or data is None or rewards is None or tokenizer is None:
         raise ConfigError(problems)
     prompts, _, notes = data
@@ -178,6 +172,20 @@ def prepare(config: Config, *, files: tuple[Path | None, ...] = (), bar: Bar | N
     ]  # fmt: skip
     correct = correct_by(c.eval.correct_reward or rewards.names[0], at=c.eval.correct_at)
     return Ready(c, fitted[0], rewards, renderer, device, correct, tuple(notes))
+
+
+def _tokenizer(config: Config, problems: Problems, *, notes: list[str]) -> Any:
+    """Checks the model's files and loads its tokenizer; None, with problems added, where that cannot be done."""
+    from ..models import loading
+
+    template = config.chat_template
+    wrong = loading.check(config.model, tokenizer=config.tokenizer, chat_template=template, notes=notes)
+    problems += wrong
+    if wrong:
+        return None
+    return problems.attempt(
+        lambda: loading.load_tokenizer(config.model, tokenizer=config.tokenizer, chat_template=template)
+    )
 
 
 def _file_problems(file: Path) -> list[str]:

@@ -115,33 +115,15 @@ def score(
         overwrite: Replace an existing file.
     """
     from ..data.files import read_rows, write_rows
-    from ..errors import ConfigError
-    from ..utils.console import Display
 
-    path = Path(out)
-    if path.suffix not in (".jsonl", ".parquet"):
-        raise ConfigError(f"--out: got {out!r}, accepts a file ending in .jsonl or .parquet")
-    if path.exists() and not overwrite:
-        raise ConfigError(f"--out: {out} already exists; name another file, or add --overwrite")
+    _refuse_output(out, overwrite=overwrite)
     rewards = _load(reward, set, timeout_s=timeout_s)
     rows = read_rows(Path(data))
-    if not rows:
-        raise ConfigError(f"--data: {data} has no rows, so there is nothing to score; name a file with completions")
     groups = [_row_group(n, row, completion_column, prompt_column) for n, row in enumerate(rows)]
-    if any("token_ids" not in row.values for row in rows) and (needs := _needs_tokens(rewards)):
-        raise ConfigError(f"{data}: reward {needs!r} reads tokens, but not every row has a column token_ids")
-    problems = rewards.column_problems([group.prompt for group in groups])
-    if problems:
-        raise ConfigError(problems)
-    rewards.load()
-    scored = []
-    with Display().bar("scoring", sum(len(group.rollouts) for group in groups)) as bar:
-        for part in _parts(groups):
-            scored += rewards.score(part, progress=bar.advance)
-    rewards.close()
-    for warning in rewards.take_warnings():
-        print(_printable(f"warning: {warning}"))
+    _refuse_data(data, rows, groups, rewards)
+    scored = _scored(groups, rewards)
     firsts = _first_samples(rows, groups)
+    path = Path(out)
     write_rows(path, [line for group, first in zip(scored, firsts, strict=True) for line in _lines(group, first)])
     means = [(k, f"{total / n:.4f}", f"{n:g}") for k, (total, n) in rewards.summary(scored).items() if n]
     _table(f"{reward} on {data}", ("", "mean", "completions"), means)
@@ -150,6 +132,43 @@ def score(
 
 
 # --------------------------------------------------------------------------------------------------------------------
+
+
+def _refuse_output(out: str, *, overwrite: bool) -> None:
+    """Raises ConfigError where the scores cannot be written to ``out``; checked before anything is scored."""
+    from ..errors import ConfigError
+
+    if Path(out).suffix not in (".jsonl", ".parquet"):
+        raise ConfigError(f"--out: got {out!r}, accepts a file ending in .jsonl or .parquet")
+    if Path(out).exists() and not overwrite:
+        raise ConfigError(f"--out: {out} already exists; name another file, or add --overwrite")
+
+
+def _refuse_data(data: str, rows: Sequence[Row], groups: Sequence[Group], rewards: RewardSet) -> None:
+    """Raises ConfigError where the rows lack something that the rewards read."""
+    from ..errors import ConfigError
+
+    if not rows:
+        raise ConfigError(f"--data: {data} has no rows, so there is nothing to score; name a file with completions")
+    if any("token_ids" not in row.values for row in rows) and (needs := _needs_tokens(rewards)):
+        raise ConfigError(f"{data}: reward {needs!r} reads tokens, but not every row has a column token_ids")
+    if problems := rewards.column_problems([group.prompt for group in groups]):
+        raise ConfigError(problems)
+
+
+def _scored(groups: Sequence[Group], rewards: RewardSet) -> list[ScoredGroup]:
+    """Scores all groups under a progress bar, and prints the rewards' warnings."""
+    from ..utils.console import Display
+
+    rewards.load()
+    scored = []
+    with Display().bar("scoring", sum(len(group.rollouts) for group in groups)) as bar:
+        for part in _parts(groups):
+            scored += rewards.score(part, progress=bar.advance)
+    rewards.close()
+    for warning in rewards.take_warnings():
+        print(_printable(f"warning: {warning}"))
+    return scored
 
 
 def _load(reward: str, pairs: Sequence[str], *, timeout_s: float = 0.0) -> RewardSet:

@@ -101,10 +101,11 @@ def _read(
 def _as_rank(place: Place, read: Read, *, resume: bool, overwrite: bool, allow_changes: bool) -> int:
     """This process's part in a run of several ranks, which torchrun has started."""
     from ..distributed import launch
+    from ..rewards.isolation.lifelines import die_with_parent
 
     if launch.over():
         return 0  # started again although the run had ended by its own decision
-    launch.end_with_parent()
+    die_with_parent()  # the agent that started this rank: none is left behind
     if place.rank:
         from ..training.follower import follow
 

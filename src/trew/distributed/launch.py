@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import dataclasses
 import json
 import os
@@ -224,10 +223,3 @@ def own_device(place: Place) -> str:
 WAIT_S = 7 * 24 * 3600.0
 """Limit of one collective operation. Ranks wait for rank 0 while it generates and scores, for hours where rewards are
 slow. A rank that dies closes its connections, which the others see at once; one that hangs is the watch's matter."""
-
-
-def end_with_parent() -> None:
-    """Has the kernel end this process when the agent that started it dies, so that no rank is left behind."""
-    PR_SET_PDEATHSIG = 1
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,11 +51,7 @@ def _sizes(name: str, lora: LoraConfig) -> Sizes:
     matrices = {n: layer.get_parameter("weight").shape for n, layer in layers.items()}
     head: Any = model.get_output_embeddings()
     vocabulary, hidden = head.weight.shape
-    trained = [p.numel() for p in model.parameters()]
-    if lora.rank:
-        chosen = [s for n, s in matrices.items() if not lora.targets or n.rpartition(".")[2] in lora.targets]
-        # Each adapter is two matrices, rank x in and out x rank.
-        trained = [lora.rank * width for shape in chosen for width in shape]
+    trained = _adapters(matrices, lora) if lora.rank else [p.numel() for p in model.parameters()]
     # Of a multimodal model the text part; several architectures leave out what follows from other entries.
     text: Any = model.config.get_text_config()
     heads = text.num_attention_heads
@@ -72,6 +69,12 @@ def _sizes(name: str, lora: LoraConfig) -> Sizes:
         head_dim=getattr(text, "head_dim", None) or hidden // heads,
         intermediate=getattr(text, "intermediate_size", None) or max(max(s) for s in matrices.values()),
     )
+
+
+def _adapters(matrices: Mapping[str, torch.Size], lora: LoraConfig) -> list[int]:
+    """Returns the sizes of the adapters' matrices: two for each chosen layer, rank x in and out x rank."""
+    chosen = [s for n, s in matrices.items() if not lora.targets or n.rpartition(".")[2] in lora.targets]
+    return [lora.rank * width for shape in chosen for width in shape]
 
 
 @dataclass(frozen=True)

@@ -13,19 +13,33 @@ MIB = 2**20
 
 def table(e: Estimate, turns: Sequence[Knob]) -> list[str]:
     """Formats the whole estimate for people."""
+    lines = [*_about(e), "", *_memory(e), "", *summary(e)]
+    if turns:
+        lines += ["", f"{'to need less':<72}{'peak, MiB':>12}{'s/step':>9}"]
+        for knob in turns:
+            mark = "  fits" if knob.fits and not e.fits else ""
+            lines.append(f"  {knob!s:<70}{_mib(knob.peak):>12}{knob.seconds:>9.3g}{mark}")
+    return lines
+
+
+def _about(e: Estimate) -> list[str]:
+    """Formats what was estimated: the model, the size of a step, and the code that would run it."""
     c, s = e.config, e.sizes
     trained = "" if s.trained == s.weights else f", {_count(s.trained)} of them trained"
     if c.lora.rank:
         trained = f", and adapters of {_count(s.trained)}, which alone are trained"
     ours = {True: "trew's kernels", False: "the model's own forward"}
-    lines = [
+    return [
         f"model    {c.model}: {_count(s.weights)} weights{trained}; on {e.machine.device}",
         f"step     {c.rollout.prompts} prompts of up to {e.prompt} tokens x {c.rollout.completions} completions of up "
         f"to {c.rollout.max_tokens}; micro-batches of {e.load.tokens} tokens, {e.load.rows} rows decoded at once",
         f"by       generating: {ours[e.load.native_decode]}; training: {ours[e.load.body is None]}",
-        "",
-        f"{'memory, MiB':<14}" + "".join(f"{phase:>12}" for phase in e.memory.parts),
     ]
+
+
+def _memory(e: Estimate) -> list[str]:
+    """Formats the memory of every part in every phase, and the phases' sums."""
+    lines = [f"{'memory, MiB':<14}" + "".join(f"{phase:>12}" for phase in e.memory.parts)]
     names = list(dict.fromkeys(part for parts in e.memory.parts.values() for part in parts))
     for name in names:
         values = [parts.get(name, 0) for parts in e.memory.parts.values()]
@@ -34,12 +48,6 @@ def table(e: Estimate, turns: Sequence[Knob]) -> list[str]:
     lines.append(f"  {'sum':<12}" + "".join(f"{_mib(e.memory.total(p)):>12}" for p in e.memory.parts))
     if e.memory.aside:
         lines.append(f"  and {_mib(e.memory.aside)} of moments in CPU memory")
-    lines += ["", *summary(e)]
-    if turns:
-        lines += ["", f"{'to need less':<72}{'peak, MiB':>12}{'s/step':>9}"]
-        for knob in turns:
-            mark = "  fits" if knob.fits and not e.fits else ""
-            lines.append(f"  {knob!s:<70}{_mib(knob.peak):>12}{knob.seconds:>9.3g}{mark}")
     return lines
 
 

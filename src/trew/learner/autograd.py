@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -32,6 +31,7 @@ from .head import LossCallback, token_logprobs, token_logprobs_and_entropies
 from .packing import Pack, check_samples, pack_plain, pack_shared
 from .path import ExecutionPath
 from .runner import ModelRunner, RunnerSettings
+from .token_values import TokenValues
 
 TOLERANCE = 1e-3
 """Largest difference in nats between two ways, both computed in float32, that still counts as rounding."""
@@ -40,7 +40,7 @@ Products = Callable[[PreTrainedModel], AbstractContextManager[None]]
 """Replaces the code of a model's linear layers, forward and backward, inside the block."""
 
 
-class AutogradRunner:
+class AutogradRunner(TokenValues):
     """Runs samples through a model's own ``forward``. Implements :class:`.runner.ModelRunner`.
 
     A backend may replace parts of it: ``head``, a kind of :class:`.FusedHead`; ``products``, for the model's linear
@@ -82,14 +82,6 @@ class AutogradRunner:
             self._verify(samples, chosen)
         shared = self._shares and not self._beyond_window(samples, chosen)
         return (pack_shared if shared else pack_plain)(samples, budget=self.settings.budget, among=chosen)
-
-    def logprobs_of(self, pack: Pack) -> Float[Tensor, "n"]:
-        return self._values(pack, entropies=False)[0]
-
-    def values_of(self, pack: Pack) -> tuple[Float[Tensor, "n"], Float[Tensor, "n"]]:
-        logprobs, entropies = self._values(pack, entropies=True)
-        assert entropies is not None
-        return logprobs, entropies
 
     @torch.no_grad()
     def _values(self, pack: Pack, *, entropies: bool) -> tuple[Tensor, Tensor | None]:

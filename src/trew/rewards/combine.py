@@ -65,17 +65,14 @@ def combined(
 
 def _score(rewards: Sequence[Reward], column: Sequence[Verdict], means: Sequence[float | None], length: int) -> Score:
     """Scores one completion from its verdicts; ``means`` are the rewards' means over the group."""
-    is_open = all(v.score is None or v.score > 0 for r, v in zip(rewards, column, strict=True) if r.gate)
     pairs = [*zip(rewards, column, strict=True)]
-    counted = [(r, v, mean) for (r, v), mean in zip(pairs, means, strict=True) if r.gate or is_open]
+    is_open = _all_open(rewards, [v.score for v in column])
     status, is_known = _status(pairs, is_open=is_open)
     value, steps = None, ()
     if is_known:
-        # A missing number is replaced by the group's mean, which neither lifts nor lowers the completion within its
-        # group. A 0 would push it away from the others.
-        numbers = [(r.weight, mean if v.score is None else v.score) for r, v, mean in counted]
-        value = sum(weight * number for weight, number in numbers if number is not None)
-        # Steps get no such stand-in: a mean over the group has no place within this completion.
+        counted = [(r, v, mean) for (r, v), mean in zip(pairs, means, strict=True) if r.gate or is_open]
+        value = _value(counted)
+        # A missing number of a step has no stand-in: a mean over the group has no place within this completion.
         steps = combined_steps([(r.weight, v.score, v.steps) for r, v, _ in counted], length=length)
     return Score(
         value=value,
@@ -87,6 +84,19 @@ def _score(rewards: Sequence[Reward], column: Sequence[Verdict], means: Sequence
         statuses={r.name: v.status for r, v in pairs},
         part_seconds={r.name: v.seconds for r, v in pairs},
     )
+
+
+def _all_open(rewards: Sequence[Reward], numbers: Sequence[float | None]) -> bool:
+    """Whether no gate is closed; one without a number does not apply, and is open."""
+    return all(number is None or number > 0 for r, number in zip(rewards, numbers, strict=True) if r.gate)
+
+
+def _value(counted: Sequence[tuple[Reward, Verdict, float | None]]) -> float:
+    """Returns the weighted sum of the rewards that count; ``counted`` has each one's mean over the group."""
+    # A missing number is replaced by the group's mean, which neither lifts nor lowers the completion within its
+    # group. A 0 would push it away from the others.
+    numbers = [(r.weight, mean if v.score is None else v.score) for r, v, mean in counted]
+    return sum(weight * number for weight, number in numbers if number is not None)
 
 
 def _status(pairs: Sequence[tuple[Reward, Verdict]], *, is_open: bool) -> tuple[ScoreStatus, bool]:
@@ -116,5 +126,5 @@ def one_by_one(rewards: Sequence[Reward], score: Score) -> tuple[float | None, .
     if score.value is None:
         return (None,) * len(rewards)
     parts = [score.parts.get(r.name) for r in rewards]
-    is_open = all(p is None or p > 0 for r, p in zip(rewards, parts, strict=True) if r.gate)
+    is_open = _all_open(rewards, parts)
     return tuple(p if p is None or r.gate or is_open else 0.0 for r, p in zip(rewards, parts, strict=True))

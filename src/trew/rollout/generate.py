@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from ..errors import EngineError
 from ..types import Group, Prompt, Rollout, Sampling, Turn
@@ -35,41 +35,59 @@ def generate(
     """
     if n < 1:
         raise EngineError(f"n: got {n}, accepts a whole number of at least 1 completion for each prompt")
-    # By index, not by uid: a caller may pass the same prompt twice, and request ids must differ.
-    wanted = {
-        f"{number}/{sample}": (number, Request(f"{number}/{sample}", prompt, sample, sampling))
-        for number, prompt in enumerate(prompts)
-        for sample in range(n)
-    }
-    turns: list[dict[int, Turn]] = [{} for _ in prompts]
-    groups: dict[int, Group] = {}
-    losses: Counter[str] = Counter()  # by request id
-    engine.submit([request for _, request in wanted.values()])
+    waiting = _Waiting(prompts, n, sampling)
+    engine.submit(list(waiting.requests.values()))
     try:
-        while wanted:
-            reports = _own(engine.poll(), wanted)
+        while waiting.requests:
+            reports = _own(engine.poll(), waiting.requests)
             finished = [report for report in reports if isinstance(report, Finished)]
             if progress is not None and finished:
                 progress(len(finished))
-            for each in finished:
-                number, request = wanted.pop(each.id)
-                turns[number][request.sample] = each.turn
-                if len(turns[number]) == n:
-                    # Completions finish in any order; a group lists them by sample number, so that it is reproducible.
-                    groups[number] = Group(prompts[number], tuple(_rollout(turns[number].pop(s)) for s in range(n)))
-                    if on_group is not None:
-                        on_group(number, groups[number])
-            if lost := [report for report in reports if isinstance(report, Lost)]:
-                losses.update(report.id for report in lost)
-                _refuse_repeated([report for report in lost if losses[report.id] >= TRIES], wanted)
-                engine.submit([wanted[report.id][1] for report in lost])
+            for number in waiting.completed(finished):
+                if on_group is not None:
+                    on_group(number, waiting.groups[number])
+            if again := waiting.repeated([report for report in reports if isinstance(report, Lost)]):
+                engine.submit(again)
     except BaseException:  # KeyboardInterrupt too: leftovers would fail the next call as foreign requests
-        engine.cancel(list(wanted))
+        engine.cancel(list(waiting.requests))
         raise
-    return [groups[number] for number in range(len(prompts))]
+    return [waiting.groups[number] for number in range(len(prompts))]
 
 
-def _own(reports: Iterable[Finished | Lost], wanted: Mapping[str, tuple[int, Request]]) -> list[Finished | Lost]:
+class _Waiting:
+    """The requests that a call of :func:`generate` still waits for, and the groups that are complete."""
+
+    def __init__(self, prompts: Sequence[Prompt], n: int, sampling: Sampling) -> None:
+        # By index, not by uid: a caller may pass the same prompt twice, and request ids must differ.
+        places = {f"{number}/{sample}": (number, sample) for number in range(len(prompts)) for sample in range(n)}
+        self.requests = {id: Request(id, prompts[number], sample, sampling) for id, (number, sample) in places.items()}
+        self.groups: dict[int, Group] = {}
+        self._prompts, self._n = prompts, n
+        self._number = {id: number for id, (number, _) in places.items()}
+        self._turns: list[dict[int, Turn]] = [{} for _ in prompts]
+        self._losses: Counter[str] = Counter()  # by request id
+
+    def completed(self, finished: Iterable[Finished]) -> Iterator[int]:
+        """Takes finished completions in; yields the index of each prompt whose group this completes."""
+        for each in finished:
+            request, number = self.requests.pop(each.id), self._number[each.id]
+            turns = self._turns[number]
+            turns[request.sample] = each.turn
+            if len(turns) == self._n:
+                # Completions finish in any order; a group lists them by sample number, so that it is reproducible.
+                self.groups[number] = Group(
+                    self._prompts[number], tuple(_rollout(turns.pop(s)) for s in range(self._n))
+                )
+                yield number
+
+    def repeated(self, lost: Sequence[Lost]) -> list[Request]:
+        """Returns the requests to submit again; raises EngineError if one of them was lost too often."""
+        self._losses.update(report.id for report in lost)
+        _refuse_repeated([report for report in lost if self._losses[report.id] >= TRIES], self.requests)
+        return [self.requests[report.id] for report in lost]
+
+
+def _own(reports: Iterable[Finished | Lost], wanted: Mapping[str, Request]) -> list[Finished | Lost]:
     """Returns the reports; raises EngineError if a request belongs to another caller."""
     reports = list(reports)
     if foreign := [report.id for report in reports if report.id not in wanted]:
@@ -80,13 +98,13 @@ def _own(reports: Iterable[Finished | Lost], wanted: Mapping[str, tuple[int, Req
     return reports
 
 
-def _refuse_repeated(lost: Sequence[Lost], wanted: Mapping[str, tuple[int, Request]]) -> None:
+def _refuse_repeated(lost: Sequence[Lost], wanted: Mapping[str, Request]) -> None:
     """Raises EngineError if there are requests that were lost too often."""
     if not lost:
         return
     said = []
     for report in lost[:3]:
-        request = wanted[report.id][1]
+        request = wanted[report.id]
         said.append(f"prompt {request.prompt.uid!r}, sample {request.sample}: {report.reason}")
     more = f" (and {len(lost) - 3} more)" if len(lost) > 3 else ""
     raise EngineError(f"the engine lost {len(lost)} completions {TRIES} times: {'; '.join(said)}{more}")

@@ -16,6 +16,7 @@ from ...learner.head import LossCallback
 from ...learner.packing import Pack, pack_shared
 from ...learner.path import ExecutionPath
 from ...learner.runner import RunnerSettings
+from ...learner.token_values import TokenValues
 from ...models.anatomy import Transformer, describe
 from ...models.lora import split
 from ...models.verified import say
@@ -164,7 +165,7 @@ class CpuBody:
         return CpuBody(NativeBody(self.parts), self.arena)
 
 
-class KernelRunner:
+class KernelRunner(TokenValues):
     """Runs samples with the compiled kernels. Implements :class:`trew.learner.runner.ModelRunner`.
 
     ``files``: the model's weights, whose pages are released after use where the settings say so.
@@ -215,14 +216,6 @@ class KernelRunner:
         budget = min(self.settings.budget, max(pack_tokens(kept), PACK_PROMPTS * prompt))
         join = min(budget, max(PACK_TOKENS // 2, 2 * PACK_BYTES // kept))
         return pack_shared(samples, budget=budget, join=join, among=chosen, share=self.settings.share_prompts)
-
-    def logprobs_of(self, pack: Pack) -> Float[Tensor, "n"]:
-        return self._values(pack, entropies=False)[0]
-
-    def values_of(self, pack: Pack) -> tuple[Float[Tensor, "n"], Float[Tensor, "n"]]:
-        logprobs, entropies = self._values(pack, entropies=True)
-        assert entropies is not None
-        return logprobs, entropies
 
     @torch.no_grad()
     def _values(self, pack: Pack, *, entropies: bool) -> tuple[Tensor, Tensor | None]:

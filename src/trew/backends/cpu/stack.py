@@ -213,24 +213,33 @@ class Stack:
         if self._positions < positions:
             made = self.parts.rotary(positions, device=torch.device("cpu"))
             self._tables, self._positions = {name: t.contiguous() for name, t in made.items()}, positions
-        elif self._places and all(of.get(name) is p and p.data_ptr() == at for of, name, p, at in self._places):
+        elif self._holds():
             return
         # In reverse, the order of the backward pass: see _want_gradients.
         self._places, self._trained, self._copies = [], [], []
         for layer, struct in zip(reversed(self.parts.layers), reversed(self._layers), strict=True):
-            for module, field in zip(reversed(_linears(layer)), reversed(_LINEARS), strict=True):
-                self._point_linear(module, getattr(struct, field))
-            for norm, field in zip(_norms(layer), _NORMS, strict=True):
-                self._point_norm(norm, getattr(struct, field))
-            table = self._tables.get(layer.rope) if layer.rope else None
-            struct.table = None if table is None else table.data_ptr()
-            struct.positions, struct.window = self._positions, layer.window or 0
+            self._point_layer(layer, struct)
         self._point_norm(self.parts.norm, self._struct.last)
         self._struct.embedding = self._place(self.parts.embedding, "weight")
         self._trained.append((self.parts.embedding.weight, self._struct, "embedding_grad", False))
         if any(type(module) is not nn.Linear for layer in self.parts.layers for module in _linears(layer)):
             # Adapters may be switched on and off without any address changing: point again at every call.
             self._places = []
+
+    def _holds(self) -> bool:
+        """Whether every weight is the parameter, and at the address, that was recorded; costs less than to point."""
+        return bool(self._places) and all(
+            of.get(name) is p and p.data_ptr() == at for of, name, p, at in self._places
+        )  # fmt: skip
+
+    def _point_layer(self, layer: Layer, struct: LayerStruct) -> None:
+        for module, field in zip(reversed(_linears(layer)), reversed(_LINEARS), strict=True):
+            self._point_linear(module, getattr(struct, field))
+        for norm, field in zip(_norms(layer), _NORMS, strict=True):
+            self._point_norm(norm, getattr(struct, field))
+        table = self._tables.get(layer.rope) if layer.rope else None
+        struct.table = None if table is None else table.data_ptr()
+        struct.positions, struct.window = self._positions, layer.window or 0
 
     def _place(self, module: nn.Module, name: str) -> int:
         """Returns the address of a parameter, and records it, to notice when the parameter is replaced or moved."""

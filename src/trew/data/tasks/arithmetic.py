@@ -72,14 +72,7 @@ class Arithmetic(Task):
         forms = {op: parse(op) for op in self.ops}
         # Twice the held-out number: training leaves out what equals a held-out problem up to order.
         offers = {op: self._valid(op, form, seed, want=2 * eval_size + self.size) for op, form in forms.items()}
-        sizes = [len(offer) for offer in offers.values()]
-        quotas = share(eval_size, [3 * n // 4 for n in sizes])
-        if not all(sizes) or sum(quotas) < eval_size:
-            counts = ", ".join(f"{n} of {op!r}" for op, n in zip(self.ops, sizes, strict=True))
-            raise DataError(
-                f"data.args: the ranges give too few problems ({counts}): at most three quarters of each kind can be "
-                f"held out, and eval.size = {eval_size}; widen the ranges, change the ops, or lower eval.size"
-            )
+        quotas = self._quotas([len(offer) for offer in offers.values()], eval_size)
         classes: set[str] = set()
         held = [self._hold_out(op, offers[op], quota, classes) for op, quota in zip(self.ops, quotas, strict=True)]
         rest = [[x for x in offers[op] if forms[op].canonical(x) not in classes] for op in self.ops]
@@ -90,8 +83,22 @@ class Arithmetic(Task):
                 "widen the ranges, change the ops, or lower eval.size"
             )
         train = [part[:n] for part, n in zip(rest, kept, strict=True)]
-        counts = ", ".join(f"{n} of {op!r}" for op, n in zip(self.ops, kept, strict=True))
-        return self._mixed(train), self._mixed(held), [f"arithmetic: {sum(kept)} training problems ({counts})"]
+        note = f"arithmetic: {sum(kept)} training problems ({self._counts(kept)})"
+        return self._interleaved(train), self._interleaved(held), [note]
+
+    def _quotas(self, sizes: Sequence[int], eval_size: int) -> list[int]:
+        """How many problems of each op are held out; DataError where ``sizes`` leave too few."""
+        quotas = share(eval_size, [3 * n // 4 for n in sizes])
+        if not all(sizes) or sum(quotas) < eval_size:
+            raise DataError(
+                f"data.args: the ranges give too few problems ({self._counts(sizes)}): at most three quarters of each "
+                f"kind can be held out, and eval.size = {eval_size}; widen the ranges, change the ops, or lower "
+                "eval.size"
+            )
+        return quotas
+
+    def _counts(self, numbers: Sequence[int]) -> str:
+        return ", ".join(f"{n} of {op!r}" for op, n in zip(self.ops, numbers, strict=True))
 
     def _bounds(self, op: str, form: Form) -> dict[str, tuple[int, int]]:
         """The range of each operand of an op."""
@@ -134,7 +141,7 @@ class Arithmetic(Task):
                 held += _swapped(form, numbers, bounds)[: quota - len(held)] if scarce else [numbers]
         return held
 
-    def _mixed(self, parts: Sequence[Sequence[Numbers]]) -> list[Prompt]:
+    def _interleaved(self, parts: Sequence[Sequence[Numbers]]) -> list[Prompt]:
         """Interleaves the ops' prompts, so that every stretch of the list has all of them."""
         made = [[self._prompt(op, x) for x in part] for op, part in zip(self.ops, parts, strict=True)]
         return [prompt for turn in itertools.zip_longest(*made) for prompt in turn if prompt is not None]

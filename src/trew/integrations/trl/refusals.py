@@ -151,16 +151,18 @@ def _of_sampler(objective: Objective, args: Any, *, rollout_func: Any) -> Iterat
             'difference to vLLM is corrected, and has no correction: pass correction="mis" to trew.preset for what TRL '
             "does by default, or set it to False"
         )
+    for name, value in _cuts(args).items() if reads else ():
+        yield (
+            f"{name}: got {value!r}, accepts {CUTS[name][0]!r} here: {objective.name} reads the sampler's "
+            "log-probs, and those of a changed distribution are not the policy's"
+        )
+
+
+def _cuts(args: Any) -> dict[str, Any]:
+    """Returns the settings that change the distribution that the sampler draws from."""
     # generation_kwargs overrides the fields, as it does in TRL's own generation config.
-    given = {name: getattr(args, name) for name in CUTS} | {
-        name: value for name, value in (args.generation_kwargs or {}).items() if name in CUTS
-    }
-    for name, value in given.items() if reads else ():
-        if value not in CUTS[name]:
-            yield (
-                f"{name}: got {value!r}, accepts {CUTS[name][0]!r} here: {objective.name} reads the sampler's "
-                "log-probs, and those of a changed distribution are not the policy's"
-            )
+    given = {name: getattr(args, name) for name in CUTS} | (args.generation_kwargs or {})
+    return {name: given[name] for name in CUTS if given[name] not in CUTS[name]}
 
 
 def of_rewards(objective: Objective, functions: Sequence[Any], *, weights: Sequence[float] | None) -> list[str]:

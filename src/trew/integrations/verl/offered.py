@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ...objective import Objective, preset, presets
@@ -159,22 +160,29 @@ def _is_plain(objective: Objective) -> bool:
 
 
 def _settings(objective: Objective, *, loss: bool, advantage: bool) -> list[tuple[str, str]]:
-    actor, found = "actor_rollout_ref.actor.", []
-    aggregate = AGGREGATES.get(type(objective.aggregate))
-    if loss and aggregate:
-        found.append((f"{actor}loss_agg_mode", aggregate))
-    if loss and isinstance(objective.aggregate, Constant):
-        # A placeholder: the export fills in the recipe's length, and the documentation shows it as it is.
-        found.append((f"{actor}loss_scale_factor", "<data.max_response_length>"))
-    if loss and bypasses(objective):
-        found += BYPASS
+    found = []
+    if loss:
+        found += _of_loss(objective)
     kl = objective.reference
-    if loss and kl.active and kl.place == "loss":
-        found += [(f"{actor}use_kl_loss", "True"), (f"{actor}kl_loss_coef", f"{kl.beta:g}"),
-                  (f"{actor}kl_loss_type", KL_TYPES[kl.estimator][0])]  # fmt: skip
     if advantage and kl.active and kl.place != "loss":
         found += [("algorithm.use_kl_in_reward", "True"), ("algorithm.kl_ctrl.kl_coef", f"{kl.beta:g}"),
                   ("algorithm.kl_penalty", KL_TYPES[kl.estimator][0])]  # fmt: skip
     if (loss or advantage) and any(isinstance(k, (MixedGroups, UnevenGroups)) for k in objective.keep):
         found += [("algorithm.filter_groups.enable", "True"), ("algorithm.filter_groups.metric", "reward")]
     return found
+
+
+def _of_loss(objective: Objective) -> Iterator[tuple[str, str]]:
+    """Yields the keys under which verl calls a loss as the objective means it: the average, the old policy, the KL."""
+    actor = "actor_rollout_ref.actor."
+    if aggregate := AGGREGATES.get(type(objective.aggregate)):
+        yield f"{actor}loss_agg_mode", aggregate
+    if isinstance(objective.aggregate, Constant):
+        # A placeholder: the export fills in the recipe's length, and the documentation shows it as it is.
+        yield f"{actor}loss_scale_factor", "<data.max_response_length>"
+    if bypasses(objective):
+        yield from BYPASS
+    if kl := verl_s_kl(objective):
+        yield f"{actor}use_kl_loss", "True"
+        yield f"{actor}kl_loss_coef", f"{kl.beta:g}"
+        yield f"{actor}kl_loss_type", KL_TYPES[kl.estimator][0]

@@ -80,10 +80,9 @@ def stdin_cases(tests: Any) -> list[_Case] | str:
     tests = _parsed(tests)
     if isinstance(tests, Mapping):
         if "inputs" in tests and "outputs" in tests:
-            inputs, outputs = _listed(tests["inputs"]), _listed(tests["outputs"])
-            if inputs is None or outputs is None or len(inputs) != len(outputs):
+            tests = _paired(tests)
+            if tests is None:
                 return "inputs and outputs must be lists of one length"
-            tests = [{"input": i, "output": o} for i, o in zip(inputs, outputs, strict=True)]
         else:
             tests = _parsed(tests.get("tests"))
     listed = _listed(tests)
@@ -91,16 +90,33 @@ def stdin_cases(tests: Any) -> list[_Case] | str:
         return f"tests must be a list of {{input, output}} with at least one, got {tests!r:.80}"
     cases = []
     for number, test in enumerate(listed, start=1):
-        if not isinstance(test, Mapping):
-            return f"test {number} must be {{input, output}}, got {test!r:.80}"
-        for name in ("input", "output"):
-            if test.get(name) is None and not (name == "input" and name in test):
-                return f"test {number} has no {name}, got {dict(test)!r:.80}"
-        texts = [_lines_of(test["input"]), _lines_of(test["output"])]
-        if None in texts:
-            return f"test {number}: input and output must be text, or lists of lines, got {dict(test)!r:.80}"
-        cases.append(_Case(*texts))  # pyright: ignore[reportArgumentType]
+        case = _stdin_case(test)
+        if isinstance(case, str):
+            return f"test {number}{case}"
+        cases.append(case)
     return cases
+
+
+def _paired(tests: Mapping[str, Any]) -> list[dict[str, Any]] | None:
+    """Turns a list of inputs and one of outputs into tests; None if they do not fit each other."""
+    inputs, outputs = _listed(tests["inputs"]), _listed(tests["outputs"])
+    if inputs is None or outputs is None or len(inputs) != len(outputs):
+        return None
+    return [{"input": i, "output": o} for i, o in zip(inputs, outputs, strict=True)]
+
+
+def _stdin_case(test: Any) -> _Case | str:
+    """Reads one test; returns the end of a message, which begins with the test's number, if it is malformed."""
+    if not isinstance(test, Mapping):
+        return f" must be {{input, output}}, got {test!r:.80}"
+    for name in ("input", "output"):
+        # A program may read nothing, so that an input of null stands for an empty one; an output must be there.
+        if test.get(name) is None and not (name == "input" and name in test):
+            return f" has no {name}, got {dict(test)!r:.80}"
+    given, expected = _lines_of(test["input"]), _lines_of(test["output"])
+    if given is None or expected is None:
+        return f": input and output must be text, or lists of lines, got {dict(test)!r:.80}"
+    return _Case(given, expected)
 
 
 def _lines_of(value: Any) -> str | None:

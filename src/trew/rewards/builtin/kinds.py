@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
@@ -90,24 +90,33 @@ def unknown_kind(name: str) -> str:
 def argument_problems(kind: str, args: Mapping[str, Any], *, row: bool = False) -> list[str]:
     """Lists everything wrong with ``args`` of ``kind``; with ``row``, a data row's arguments are allowed and needed."""
     spec = KINDS[kind]
-    problems = []
-    known = (*spec.settings, *(spec.from_row if row else ()))
-    for name, value in args.items():
-        if name in spec.from_row and not row:
-            problems.append(f"args.{name}: comes from the data, one per row; leave it out")
-        elif name not in known:
-            accepts = f"accepts {', '.join(known)}" if known else "takes no arguments"
-            problems.append(f"args.{name}: unknown argument{nearest(name, known)}; {accepts}")
-        elif name in spec.settings and (accepts := spec.settings[name](value)):
-            problems.append(f"args.{name}: got {value!r}, accepts {accepts}")
-    for name in (*spec.required, *(n for n in spec.from_row if row and n in _COMPLETION_CHECKS)):
-        if name not in args:
-            problems.append(f"args.{name}: is required")
-        elif name in _COMPLETION_CHECKS and (accepts := _COMPLETION_CHECKS[name](args[name])):
-            problems.append(f"args.{name}: got {args[name]!r:.80}, accepts {accepts}")
+    problems = [*_given_problems(spec, args, row=row), *_needed_problems(spec, args, row=row)]
+    # Settings that must agree with each other are compared only when each is fine by itself.
     if not problems and (wrong := spec.together(args)):
         problems.append(wrong)
     return problems
+
+
+def _given_problems(spec: Kind, args: Mapping[str, Any], *, row: bool) -> Iterator[str]:
+    """Yields what is wrong with the arguments that are there: unknown, in the wrong place, or of a bad value."""
+    known = (*spec.settings, *(spec.from_row if row else ()))
+    for name, value in args.items():
+        if name in spec.from_row and not row:
+            yield f"args.{name}: comes from the data, one per row; leave it out"
+        elif name not in known:
+            accepts = f"accepts {', '.join(known)}" if known else "takes no arguments"
+            yield f"args.{name}: unknown argument{nearest(name, known)}; {accepts}"
+        elif name in spec.settings and (accepts := spec.settings[name](value)):
+            yield f"args.{name}: got {value!r}, accepts {accepts}"
+
+
+def _needed_problems(spec: Kind, args: Mapping[str, Any], *, row: bool) -> Iterator[str]:
+    """Yields what is missing, and what a completion's own arguments (its tokens, say) do not accept."""
+    for name in (*spec.required, *(n for n in spec.from_row if row and n in _COMPLETION_CHECKS)):
+        if name not in args:
+            yield f"args.{name}: is required"
+        elif name in _COMPLETION_CHECKS and (accepts := _COMPLETION_CHECKS[name](args[name])):
+            yield f"args.{name}: got {args[name]!r:.80}, accepts {accepts}"
 
 
 # ---- checks of settings: each returns what it accepts, or an empty text for a value that is fine. A bool is an int in

@@ -1,7 +1,7 @@
 """A small process between a run and the worker of users' functions that leaves no process behind when either ends.
 
-A function may start processes, even in new sessions. The guardian is their subreaper (PR_SET_CHILD_SUBREAPER): orphans
-become its children, where it finds and kills them, even after kill -9 of the run. It imports nothing from trew and is
+A function may start processes, even in new sessions. The guardian is their subreaper : orphans become its children,
+where it finds and kills them, even after kill -9 of the run. It imports nothing of trew outside ``isolation`` and is
 forked before the worker imports anything, so it stays small and costs milliseconds. Linux only; elsewhere the worker
 watches for the end of the run by itself.
 """
@@ -9,17 +9,15 @@ watches for the end of the run by itself.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import resource
 import select
 import signal
-import sys
 import time
 from typing import NoReturn
 
-PR_SET_PDEATHSIG = 1
-PR_SET_CHILD_SUBREAPER = 36
+from .lifelines import adopt_orphans, die_with_parent
+
 LOOK_SECONDS = 2.0  # between two checks that the run is alive, in case another process holds its end of the pipe
 REQUESTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
 """Stop signals, which cluster managers send to every process. Only the run acts on them: it ends its workers when its
@@ -31,10 +29,7 @@ def stand_guard(life: int, *, grace_s: float = 0.0) -> bool:
 
     The guardian never returns. It kills everything once the worker has ended or ``life`` is readable, by a byte or by
     end of file; with ``grace_s``, it sends SIGTERM first and leaves them so many seconds to end by themselves."""
-    if sys.platform != "linux":
-        return False
-    libc = ctypes.CDLL(None)
-    if libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+    if not adopt_orphans():
         return False
     run, guardian = os.getppid(), os.getpid()
     for request in REQUESTS:
@@ -44,10 +39,7 @@ def stand_guard(life: int, *, grace_s: float = 0.0) -> bool:
     if worker:
         _watch(worker, life, run, grace_s)
     os.setsid()  # a signal to the worker's process group must not reach the guardian
-    libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    # If the guardian died before the prctl, the signal never comes: check once more.
-    if os.getppid() != guardian:
-        os._exit(1)
+    die_with_parent(guardian)
     os.close(life)
     return True
 

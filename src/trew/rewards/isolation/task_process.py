@@ -8,18 +8,17 @@ when its parent is gone.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import importlib.util
 import json
 import os
 import resource
 import signal
-import sys
 import time
 from typing import Any
 
 from .frames import Channel, Closed, Late
-from .guardian import PR_SET_PDEATHSIG, REQUESTS
+from .guardian import REQUESTS
+from .lifelines import die_with_parent
 
 
 class Runner:
@@ -29,18 +28,12 @@ class Runner:
         down_read, down_write = os.pipe()
         up_read, up_write = os.pipe()
         worker = os.getpid()
-        # libc is loaded before the fork, so that the runner can set its death signal at once: it must not outlive the
-        # worker, not even a killed one.
-        libc = ctypes.CDLL(None) if sys.platform == "linux" else None
         self._limits, self._base = limits, bytes_used(1)
         self.calls, self.spent = 0, False
         self.pid = os.fork()
         if self.pid == 0:
             try:
-                if libc is not None:
-                    libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-                if os.getppid() != worker:  # the worker died before the prctl took effect
-                    os._exit(1)
+                die_with_parent(worker)  # first of all: it must not outlive the worker, not even a killed one
                 # An inherited copy of the worker's ends would keep the pipes open after the worker is gone.
                 for descriptor in (down_write, up_read, ours.source, ours.target):
                     os.close(descriptor)

@@ -140,8 +140,8 @@ def _children_by_parent(process: int) -> list[int]:
 def end_children(*, seconds: float = 5.0) -> bool:
     """Kills and reaps every child of this process, adopted ones included. False if some are left after ``seconds``.
 
-    This process must be their subreaper (PR_SET_CHILD_SUBREAPER) and have one thread. Only its own children are ever
-    killed, and a child keeps its number until it is reaped, so no other process can be hit.
+    This process must adopt orphans (``lifelines``) and have one thread. Only its own children are ever killed, and a
+    child keeps its number until it is reaped, so no other process can be hit.
     """
     until = time.monotonic() + seconds
     pause = 0.0002

@@ -152,13 +152,10 @@ def self_test(design: Design) -> str:
 
 def _self_test(trial: SandboxPool) -> str:
     limits = Limits(seconds=2.0, memory=128 << 20, processes=16)
-    # First something that must work: a sandbox that runs nothing would block every attack below. The random word rules
-    # out output from anything but this very program.
+    # First something that must work: a sandbox that runs nothing would block every attack below.
+    if wrong := _plain_program(trial, limits):
+        return wrong
     word = secrets.token_hex(8)
-    outcome = trial.run(Job("script", (f"print(input()[::-1] + {word!r})".encode(), b"olleh"), limits))
-    if outcome.ended != "exit" or outcome.status != 0 or outcome.parts[0].decode() != f"hello{word}\n":
-        said = outcome.parts[1].decode("utf-8", "replace").strip()[-200:] if len(outcome.parts) > 1 else ""
-        return outcome.why or f"a plain program did not run (status {outcome.status}) {said}"
     with (
         tempfile.NamedTemporaryFile("w+", prefix="trew-canary-") as canary,
         socket.create_server(("127.0.0.1", 0)) as server,
@@ -181,6 +178,22 @@ def _self_test(trial: SandboxPool) -> str:
         return f"the network can be reached ({_said(network)})"
     if file.parts[:1] != (b"False\n",) or not untouched:
         return f"files of this machine can be reached ({_said(file)})"
+    return _unlimited(forks, memory, limits)
+
+
+def _plain_program(trial: SandboxPool, limits: Limits) -> str:
+    """Says why a plain program does not run; empty if it does."""
+    # The random word rules out output from anything but this very program.
+    word = secrets.token_hex(8)
+    outcome = trial.run(Job("script", (f"print(input()[::-1] + {word!r})".encode(), b"olleh"), limits))
+    if outcome.ended == "exit" and outcome.status == 0 and outcome.parts[0].decode() == f"hello{word}\n":
+        return ""
+    said = outcome.parts[1].decode("utf-8", "replace").strip()[-200:] if len(outcome.parts) > 1 else ""
+    return outcome.why or f"a plain program did not run (status {outcome.status}) {said}"
+
+
+def _unlimited(forks: Outcome, memory: Outcome, limits: Limits) -> str:
+    """Says which limit the two attacks on limits overcame; empty if none."""
     # Being ended at a limit counts as holding; a sandbox that failed to start ("failed") shows nothing.
     made = forks.parts[0].split()[1:2] if forks.parts else []
     if forks.ended == "failed" or (made and int(made[0]) > limits.processes):

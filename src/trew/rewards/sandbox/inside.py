@@ -106,29 +106,38 @@ class Line:
         left[0] -= 1
         if depth < 0 or left[0] < 0:
             raise ValueError
-        kind = type(value)
-        if value is None or kind is bool:
-            put("null" if value is None else "true" if value else "false")
-        elif isinstance(value, int):
-            value = int.__index__(value)
-            put(int.__repr__(value) if -(2**53) < value < 2**53 else f'["i","{value:x}"]')
-        elif isinstance(value, float):
-            text = float.__repr__(value)
-            put(f'["f","{text}"]' if text in NONFINITE else text)
-        elif isinstance(value, str):
-            put(self.quote(str.__str__(value)))
-        elif isinstance(value, (bytes, bytearray)):
-            put(f'["{"b" if isinstance(value, bytes) else "B"}","{bytes(value).hex()}"]')
-        elif isinstance(value, complex):
-            put(f'["c","{value.real!r}","{value.imag!r}"]')
+        if (text := self._plain(value)) is not None:
+            put(text)
         elif items := self._parts(value):
             self._items(*items, put, depth, left)
-        elif kind is type and getattr(sys.modules["builtins"], type.__getattribute__(value, "__name__"), None) is value:
-            put(f'["y",{self.quote(type.__getattribute__(value, "__name__"))}]')
-        elif f"{kind.__module__}.{kind.__qualname__}" in ("decimal.Decimal", "fractions.Fraction"):
-            put(f'["{kind.__name__[0]}",{self.quote(str(value))}]')
         else:
-            put(f'["o",{self.quote(str(kind.__name__))}]')
+            put(self._named(value))
+
+    def _plain(self, value):
+        """What JSON has a form for, or a number or bytes with a mark of ours; None for anything else."""
+        # Methods of the base types, not the value's own: a program may derive a class from int that answers anything.
+        if value is None or type(value) is bool:
+            return "null" if value is None else "true" if value else "false"
+        if isinstance(value, int):
+            value = int.__index__(value)
+            return int.__repr__(value) if -(2**53) < value < 2**53 else f'["i","{value:x}"]'
+        if isinstance(value, float):
+            text = float.__repr__(value)
+            return f'["f","{text}"]' if text in NONFINITE else text
+        if isinstance(value, str):
+            return self.quote(str.__str__(value))
+        if isinstance(value, (bytes, bytearray)):
+            return f'["{"b" if isinstance(value, bytes) else "B"}","{bytes(value).hex()}"]'
+        return f'["c","{value.real!r}","{value.imag!r}"]' if isinstance(value, complex) else None
+
+    def _named(self, value):
+        """A built-in type by its name, an exact number by its digits, and what is no plain value by its type's name."""
+        kind = type(value)
+        if kind is type and getattr(sys.modules["builtins"], type.__getattribute__(value, "__name__"), None) is value:
+            return f'["y",{self.quote(type.__getattribute__(value, "__name__"))}]'
+        if f"{kind.__module__}.{kind.__qualname__}" in ("decimal.Decimal", "fractions.Fraction"):
+            return f'["{kind.__name__[0]}",{self.quote(str(value))}]'
+        return f'["o",{self.quote(str(kind.__name__))}]'
 
     def _parts(self, value):
         """The mark of a value that has parts, and the parts; None where it has none."""

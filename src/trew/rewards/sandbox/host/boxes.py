@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import fcntl
 import os
 import shutil
@@ -13,11 +12,11 @@ from pathlib import Path
 from typing import Literal
 
 from ...isolation import tree
+from ...isolation.lifelines import adopt_orphans
 from . import landlock, runtime, seccomp, stage
 
 NOBODY = 65534
 WORK_BYTES = 16 << 20  # size of the folder that a program may write in
-_SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER
 _NEIGHBOURS = 4  # programs of one user at once that its limit of tasks leaves room for
 
 
@@ -53,8 +52,7 @@ class Boxes:
     def __init__(self, design: Design):
         self.design = design
         self.runtime = runtime.find()
-        # Subreaper: orphans of a box become children of this process, which can then kill and reap all of them.
-        ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)
+        adopt_orphans()  # of a box, which this process can then kill and reap
         self._filter = self._rules = -1
         if design.kind == "bubblewrap":
             self._bwrap = os.path.realpath(shutil.which("bwrap") or "bwrap")

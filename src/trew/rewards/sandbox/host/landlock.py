@@ -11,14 +11,14 @@ import struct
 from collections.abc import Sequence
 from pathlib import Path
 
+from ...isolation.lifelines import die_with_parent
 from . import seccomp
 
 # landlock_create_ruleset, landlock_add_rule, landlock_restrict_self: the same numbers on every architecture.
 _CREATE, _ADD_RULE, _RESTRICT = 444, 445, 446
 # LANDLOCK_ACCESS_FS_…, the first four of them, and the options of prctl.
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1, 2, 4, 8
-_NO_NEW_PRIVS, _SECCOMP, _PDEATHSIG, _DUMPABLE, _CAPBSET_DROP = 38, 22, 1, 4, 24
-_SIGKILL = 9
+_NO_NEW_PRIVS, _SECCOMP, _CAPBSET_DROP = 38, 22, 24
 _O_PATH = getattr(os, "O_PATH", 0) | os.O_CLOEXEC  # O_PATH is Linux only; this module is imported everywhere
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -65,14 +65,14 @@ def give_up_rights(rules: int, *, user: int | None) -> None:
 
     ``user`` is the user that root becomes; without one, root only loses its capabilities.
     """
-    _checked(_libc.prctl(_PDEATHSIG, _SIGKILL, 0, 0, 0))
+    die_with_parent()
     for capability in range(64):
         _libc.prctl(_CAPBSET_DROP, capability, 0, 0, 0)  # unchecked: fails for numbers that the kernel does not know
     if user is not None:
         os.setgroups([])
         os.setresgid(user, user, user)
         os.setresuid(user, user, user)
-        _checked(_libc.prctl(_PDEATHSIG, _SIGKILL, 0, 0, 0))  # the change of user cleared it
+        die_with_parent()  # the change of user cleared it
     # Landlock and seccomp both require this of a process without CAP_SYS_ADMIN.
     _checked(_libc.prctl(_NO_NEW_PRIVS, 1, 0, 0, 0))
     _checked(_libc.syscall(_RESTRICT, ctypes.c_int(rules), ctypes.c_uint32(0)))
