@@ -4,23 +4,12 @@ from __future__ import annotations
 
 import json
 
-RECIPE = """
-model = "model"
-steps = 1
-[data]
-task = "arithmetic"
-[data.args]
-ops = ["+"]
-largest = 20
-[[rewards]]
-name = "arithmetic"
-[rollout]
-prompts = 2
-completions = 2
-max_tokens = 4
-[eval]
-size = 4
-"""
+from recipe_help import recipe
+
+SETTINGS = {
+    "steps": 1, "reward": "arithmetic", "rollout": {"prompts": 2, "completions": 2, "max_tokens": 4},
+    "eval": {"size": 4},
+}  # fmt: skip
 
 REWARDS = """
 import sys
@@ -53,7 +42,7 @@ def verl(i: int, **changes: object) -> dict:
 
 
 FILES: dict[str, bytes] = {
-    "r.toml": RECIPE.encode(),
+    "r.toml": recipe("model", **SETTINGS).encode(),
     "empty.toml": b"",
     "utf16.toml": "model = 'm'".encode("utf-16"),
     "syntax.toml": b"model = \n",

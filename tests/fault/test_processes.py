@@ -14,36 +14,20 @@ import pytest
 import disk
 import tiny
 from forks import gone, wait_for
+from recipe_help import ODD, metrics, recipe
 from trew.errors import ConfigError
 from trew.runs import RunFolder
 from trew.runs.files import write_atomic
 from trew.runs.lock import Lock
 
-RECIPE = """
-model = "{model}"
-steps = 4
-seed = 3
-[data]
-task = "prompts"
-train = "rows.jsonl"
-[rollout]
-prompts = 1
-completions = 3
-max_tokens = 4
-[learner]
-lr = 1e-2
-[eval]
-size = 1
-[checkpoint]
-every = 1
-background = false
-[track]
-regrade_every = 0
-"""
-ODD = """
+SETTINGS = {
+    "data": {"task": "prompts", "train": "rows.jsonl", "args": {}},
+    "rollout": {"prompts": 1, "max_tokens": 4}, "eval": {"size": 1},
+    "checkpoint": {"every": 1, "background": False}, "track": {"regrade_every": 0},
+}  # fmt: skip
+KILLED = f"""
 import os, signal
-def odd(completions, completion_ids, **columns):
-    return [sum(i % 2 for i in ids) / len(ids) for ids in completion_ids]
+{ODD}
 def killed(completions, completion_ids, **columns):
     if any(ids[0] % 2 for ids in completion_ids):
         os.kill(os.getpid(), signal.SIGKILL)  # as the kernel does when memory runs out
@@ -58,18 +42,13 @@ LEARN = "trew.learner.step:Learner.accumulate"
 def place(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("processes")
     tiny.save(folder / "model", "llama")
-    (folder / "reward.py").write_text(ODD)
+    (folder / "reward.py").write_text(KILLED)
     (folder / "rows.jsonl").write_text("".join(json.dumps({**ROW, "prompt": f"question {i}"}) + "\n" for i in range(5)))
-    recipe = RECIPE.format(model=folder / "model")
-    (folder / "odd.toml").write_text(recipe + '[[rewards]]\nname = "reward.py:odd"\n')
-    (folder / "killed.toml").write_text(recipe + '[[rewards]]\nname = "reward.py:killed"\n')
-    names = ("reward.py:odd", "math", "code_func")
-    (folder / "all.toml").write_text(recipe + "".join(f'[[rewards]]\nname = "{name}"\n' for name in names))
+    (folder / "odd.toml").write_text(recipe(folder / "model", **SETTINGS))
+    (folder / "killed.toml").write_text(recipe(folder / "model", **SETTINGS, reward="reward.py:killed"))
+    names = [{"name": name} for name in ("reward.py:odd", "math", "code_func")]
+    (folder / "all.toml").write_text(recipe(folder / "model", **SETTINGS, rewards=names))
     return folder
-
-
-def rows(run: Path) -> list[dict]:
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
 # --------------------------------------------------------------------------------------------------------- processes
@@ -101,7 +80,7 @@ def test_a_reward_process_that_is_killed_costs_its_completions(server, place):
     out = server.run("train", "killed.toml", "--out", "some", "--set", "steps=2", "track.max_failed=1.0", cwd=place)
     assert "was ended by signal 9 SIGKILL" in out
     assert "memory may have run out" in out
-    steps = [row for row in rows(place / "some") if "reward" in row]
+    steps = [row for row in metrics(place / "some") if "reward" in row]
     assert len(steps) == 2
     assert any(0 < row.get("reward/killed/sandbox_error", 0) <= 1 for row in steps)
     for row in steps:
@@ -114,7 +93,7 @@ def test_more_failures_than_allowed_end_the_run_with_the_cause(server, place):
                      "data.shuffle=false", cwd=place, code=1)  # fmt: skip
     assert "3 steps in a row in which" in out
     assert "sandbox_error" in out
-    assert len([row for row in rows(place / "most") if "reward" in row]) < 9
+    assert len([row for row in metrics(place / "most") if "reward" in row]) < 9
 
 
 def test_a_process_that_makes_problems_and_is_killed_is_an_error(tmp_path, monkeypatch):
@@ -262,6 +241,6 @@ def test_a_disk_that_fills_up_while_logging(server, place, tmp_path, where):
         assert metrics.read_bytes().endswith(b"\n")
         ballast.unlink()
         server.run("train", "odd.toml", "--out", out, "--resume", cwd=place)
-        assert [row["step"] for row in rows(out) if "reward" in row] == [1, 2, 3, 4]
+        assert [row["step"] for row in metrics(out) if "reward" in row] == [1, 2, 3, 4]
         weights = [(run / "final" / "model.safetensors").read_bytes() for run in (place / "whole", out)]
         assert weights[0] == weights[1]

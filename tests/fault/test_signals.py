@@ -15,34 +15,13 @@ import pytest
 import forks
 import tiny
 from forks import Command, Server, gone, wait_for
+from recipe_help import recipe, training_rows
 from trew.runs import checkpoint_files
 
-RECIPE = """
-model = "{model}"
-steps = 4
-seed = 3
-[data]
-task = "arithmetic"
-[data.args]
-ops = ["+"]
-largest = 20
-[[rewards]]
-name = "reward.py:odd"
-[rollout]
-prompts = 2
-completions = 3
-max_tokens = 4
-[learner]
-lr = 1e-2
-[eval]
-size = 2
-every = 3
-[checkpoint]
-every = 10
-background = false
-[track]
-regrade_every = 0
-"""
+SHORT = {
+    "rollout": {"prompts": 2, "max_tokens": 4}, "eval": {"size": 2, "every": 3},
+    "checkpoint": {"every": 10, "background": False}, "track": {"regrade_every": 0},
+}  # fmt: skip
 
 # Where the file "hang" lies, the function waits for as long as it is there.
 REWARD = """
@@ -64,7 +43,7 @@ def place(tmp_path_factory, server) -> Path:
     folder = tmp_path_factory.mktemp("signals")
     tiny.save(folder / "model", "llama")
     (folder / "reward.py").write_text(REWARD)
-    (folder / "r.toml").write_text(RECIPE.format(model=folder / "model"))
+    (folder / "r.toml").write_text(recipe(folder / "model", **SHORT))
     server.run("train", "r.toml", "--out", "whole", cwd=folder)
     return folder
 
@@ -79,8 +58,7 @@ def out(place, request):
 
 
 def steps(run: Path) -> list[int]:
-    lines = (run / "metrics.jsonl").read_text().splitlines()
-    return [row["step"] for row in map(json.loads, lines) if "reward" in row]
+    return [row["step"] for row in training_rows(run)]
 
 
 def saved(run: Path) -> int:
@@ -256,9 +234,8 @@ COMMANDS = {
 def test_every_long_command_ends_cleanly(server, place, out, name):
     args, hold = COMMANDS[name]
     (place / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in PAIRS))
-    recipe = RECIPE.format(model=place / "model").replace('[[rewards]]\nname = "reward.py:odd"\n', "")
-    more = "[iterate]\nrounds = 1\nprompts = 2\n[iterate.verifier]\nname = 'gsm8k'\n"
-    (place / "rounds.toml").write_text(recipe + more)
+    rounds = {"rounds": 1, "prompts": 2, "verifier": {"name": "gsm8k"}}
+    (place / "rounds.toml").write_text(recipe(place / "model", **SHORT, rewards=[], iterate=rounds))
     if not hold:
         (place / "hang").touch()
     command = server.start(*[a.replace("OUT", out) for a in args], cwd=place, hold=hold)

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors import safe_open
-from test_cli_train import RECIPE, REWARD, same_learning, training_rows
+from test_cli_train import REWARD, SETTINGS, same_learning
 
 import tiers
 import tiny
+from recipe_help import recipe as recipe_of
+from recipe_help import training_rows
 from trew.cli.main import main
 from trew.models.loading import load_model
-
-LORA = "\n[lora]\nrank = 4\n"
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +27,7 @@ def model(tmp_path_factory) -> Path:
 def recipe(tmp_path, model) -> Path:
     (tmp_path / "reward.py").write_text(REWARD)
     path = tmp_path / "tiny.toml"
-    path.write_text(RECIPE.format(model=model, reward="reward.py", beta=0.01) + LORA)
+    path.write_text(recipe_of(model, **SETTINGS, lora={"rank": 4}))
     return path
 
 

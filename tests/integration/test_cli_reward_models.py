@@ -13,6 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 
 import tiny
+from recipe_help import metrics
+from recipe_help import recipe as recipe_of
 from scorer_help import save_scorer
 from trew.cli.main import main
 from trew.errors import ConfigError
@@ -22,37 +24,10 @@ from trew.models import loading
 from trew.rewards.model.scorer import Encoder, Scorer
 from trew.types import Prompt
 
-RECIPE = """
-model = "{model}"
-steps = 2
-device = "cpu"
-
-[data]
-task = "arithmetic"
-[data.args]
-ops = ["+"]
-largest = 20
-
-{rewards}
-
-[rollout]
-prompts = 3
-completions = 4
-max_tokens = 12
-
-[objective]
-preset = "{preset}"
-beta = 0.0
-
-[learner]
-lr = 1e-3
-
-[eval]
-size = 6
-
-[checkpoint]
-every = 1
-"""
+SETTINGS = {
+    "steps": 2, "seed": 0, "device": "cpu", "rewards": [], "learner": {"lr": 1e-3}, "checkpoint": {"every": 1},
+    "rollout": {"prompts": 3, "completions": 4, "max_tokens": 12},
+}  # fmt: skip
 MINE = """
 def odd(completions, **columns):
     return [float(len(c[0]["content"]) % 2) for c in completions]
@@ -86,13 +61,9 @@ def recipe(folder: Path, rewards: str, *, preset: str = "grpo", more: str = "") 
         tiny.save(folder / "lm")
     (folder / "mine.py").write_text(MINE)
     path = folder / "r.toml"
-    text = RECIPE.format(model=folder / "lm", rewards=rewards, preset=preset)
-    path.write_text((text.replace("beta = 0.0\n", "") if preset == "grpo-process" else text) + more)
+    objective = {"preset": preset} if preset == "grpo-process" else {"preset": preset, "beta": 0.0}
+    path.write_text(recipe_of(folder / "lm", **SETTINGS, objective=objective) + rewards + more)
     return path
-
-
-def rows_of(folder: Path) -> list[dict]:
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
 def test_a_policy_is_trained_on_a_reward_model(tmp_path):
@@ -103,7 +74,7 @@ def test_a_policy_is_trained_on_a_reward_model(tmp_path):
     )
     path = recipe(tmp_path, rewards)
     trew("train", path, "--out", "out", cwd=tmp_path)
-    rows = rows_of(tmp_path / "out")
+    rows = metrics(tmp_path / "out")
     assert all("reward/learned" in row and "reward/arithmetic" in row for row in rows if "reward" in row)
     assert any(row.get("grad_norm", 0) > 0 for row in rows)
     table = pq.read_table(tmp_path / "out" / "rollouts" / "000001.parquet").to_pylist()
@@ -117,7 +88,7 @@ def test_a_policy_is_trained_on_a_reward_model(tmp_path):
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
     assert summary["accuracy_before"]["mean"] <= 1, "accuracy is the verifier's, though the learned reward comes first"
     trew("train", path, "--out", "out", "--resume", "--set", "steps=3", cwd=tmp_path)
-    assert rows_of(tmp_path / "out")[-1]["step"] == 3
+    assert metrics(tmp_path / "out")[-1]["step"] == 3
 
 
 @pytest.mark.parametrize("which", ["function", "token classifier", "sequence classifier"])

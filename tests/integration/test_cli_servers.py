@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 from collections.abc import Iterator
 from functools import partial
@@ -16,42 +15,8 @@ from safetensors.numpy import load_file
 import tiny
 from fake_vllm import FakeVllm, serving
 from forks import wait_for
-
-RECIPE = """
-model = "{model}"
-steps = 4
-seed = 3
-
-[data]
-task = "arithmetic"
-[data.args]
-ops = ["+"]
-largest = 20
-
-[[rewards]]
-name = "reward.py:shorter"
-
-[rollout]
-prompts = 4
-completions = 3
-max_tokens = 6
-
-[objective]
-preset = "{preset}"
-
-[learner]
-lr = 1e-2
-
-[eval]
-size = 6
-
-[checkpoint]
-every = 2
-"""
-REWARD = """
-def shorter(prompts, completions, completion_ids, answer, **columns):
-    return [sum(i % 2 for i in ids) / 6 for ids in completion_ids]
-"""
+from recipe_help import ODD, training_rows
+from recipe_help import recipe as recipe_of
 
 
 @pytest.fixture(scope="module")
@@ -68,27 +33,18 @@ def fakes(model: Path, tmp_path: Path) -> Iterator[list[FakeVllm]]:
 
 def recipe(folder: Path, model: Path, *, servers: int = 1, preset: str = "grpo", more: str = "") -> Path:
     """Writes a recipe; without ``servers`` the run has the embedded engine."""
-    (folder / "reward.py").write_text(REWARD)
-    text = RECIPE.format(model=model, preset=preset) + more
-    if servers:
-        table = {"rollout": "vllm", "endpoints": [f"unix:{folder}/{i}.sock" for i in range(servers)]}
-        text += "\n[cluster]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in table.items())
+    (folder / "reward.py").write_text(ODD)
+    endpoints = [f"unix:{folder}/{i}.sock" for i in range(servers)]
+    cluster = {"rollout": "vllm", "endpoints": endpoints} if servers else {}
     path = folder / f"servers-{servers}.toml"
-    path.write_text(text)
+    own = recipe_of(model, objective={"preset": preset}, checkpoint={"every": 2}, cluster=cluster)
+    path.write_text(own + more)
     return path
 
 
 @pytest.fixture
 def cli(server: Any, tmp_path: Path) -> Any:
     return partial(server.run, cwd=tmp_path, TREW_SERVER_TOKEN="secret")
-
-
-def rows(run: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-
-
-def steps(run: Path) -> list[dict[str, Any]]:
-    return [row for row in rows(run) if "eval_accuracy" not in row]
 
 
 def rollouts(run: Path, *columns: str) -> list[Any]:
@@ -112,10 +68,10 @@ def test_a_run_on_servers_is_the_run_it_would_be_without(whole, model, tmp_path,
     cli("train", recipe(tmp_path, model, servers=0))
     here = tmp_path / "runs" / "servers-0"
     assert rollouts(there, "uid", "sample", "prompt_ids") == rollouts(here, "uid", "sample", "prompt_ids")
-    assert [row["policy_version"] for row in steps(there)] == [1, 2, 3, 4]
-    assert max(row["canary_gap"] for row in steps(there)) < 1e-5
-    assert all(row["staleness"] == 0 for row in steps(there))
-    for row in steps(there):
+    assert [row["policy_version"] for row in training_rows(there)] == [1, 2, 3, 4]
+    assert max(row["canary_gap"] for row in training_rows(there)) < 1e-5
+    assert all(row["staleness"] == 0 for row in training_rows(there))
+    for row in training_rows(there):
         assert 0 < row["entropy"] < 6, "measured by the learner"
     published = [body["weight_version"] for path, body in calls if path == "POST /finish_weight_update"]
     assert [label.rpartition(".")[2] for label in published] == ["0", "1", "2", "3", "4"]
@@ -134,8 +90,8 @@ def test_a_killed_run_resumes_and_trains_every_step_once(whole, fakes, model, tm
     command.kill(signal.SIGKILL)
     assert command.wait() == -signal.SIGKILL
     assert "continuing after step 2" in cli("train", path, "--resume")
-    assert [row["step"] for row in steps(run)] == [1, 2, 3, 4]
-    assert max(row["canary_gap"] for row in steps(run)) < 1e-5
+    assert [row["step"] for row in training_rows(run)] == [1, 2, 3, 4]
+    assert max(row["canary_gap"] for row in training_rows(run)) < 1e-5
     undisturbed, _ = whole
     assert rollouts(run, "uid", "sample", "token_ids") == rollouts(undisturbed, "uid", "sample", "token_ids")
     a, b = (load_file(folder / "final" / "model.safetensors") for folder in (run, undisturbed))
@@ -147,14 +103,14 @@ def test_objectives_get_what_servers_do_not_say(fakes, model, tmp_path, cli, pre
     """Entropies from the learner, baselines from greedy answers of the current weights."""
     cli("train", recipe(tmp_path, model, servers=2, preset=preset))
     run = tmp_path / "runs" / "servers-2"
-    assert len(steps(run)) == 4
-    assert all(abs(row["loss"]) < 100 for row in steps(run))
+    assert len(training_rows(run)) == 4
+    assert all(abs(row["loss"]) < 100 for row in training_rows(run))
     assert all(fake.tokens for fake in fakes), "both servers had work"
 
 
 def test_adapters_reach_the_servers_as_part_of_the_weights(fakes, model, tmp_path, cli):
     cli("train", recipe(tmp_path, model, more="\n[lora]\nrank = 2\n"))
-    found = steps(tmp_path / "runs" / "servers-1")
+    found = training_rows(tmp_path / "runs" / "servers-1")
     assert max(row["canary_gap"] for row in found) < 1e-5
     assert max(row["kl"] for row in found) > 1e-3, "the adapters have changed the policy"
 
@@ -164,7 +120,7 @@ def test_a_server_that_dies_costs_no_step_while_another_lives(fakes, model, tmp_
     out = cli("train", recipe(tmp_path, model, servers=2))
     assert "the server is not used any more, 1 of 2 are left" in out
     run = tmp_path / "runs" / "servers-2"
-    assert [row["step"] for row in steps(run)] == [1, 2, 3, 4]
+    assert [row["step"] for row in training_rows(run)] == [1, 2, 3, 4]
     assert "1 of 2 are left" in (run / "events.log").read_text()
 
 
@@ -179,7 +135,7 @@ def test_without_servers_a_run_ends_resumable_and_says_why(fakes, model, tmp_pat
     assert "2 completions where 3 were asked for" in " ".join(command.text().split())
     fakes[0].faults.bad_answers = 0
     assert "continuing after step 2" in cli("train", path, "--resume")
-    assert [row["step"] for row in steps(run)] == [1, 2, 3, 4]
+    assert [row["step"] for row in training_rows(run)] == [1, 2, 3, 4]
 
 
 @pytest.mark.parametrize(

@@ -18,47 +18,19 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import tiny
 import trew
 from forks import wait_for
+from recipe_help import metrics, training_rows
+from recipe_help import recipe as recipe_of
 from trew.cli.main import main
 from trew.config import load
 from trew.utils.console import Silent
 
-RECIPE = """
-model = "{model}"
-steps = 3
-seed = 3
-
-[data]
-task = "arithmetic"
-[data.args]
-ops = ["+"]
-largest = 20
-
-[[rewards]]
-name = "{reward}:shorter"
-
-[rollout]
-prompts = 4
-completions = 3
-max_tokens = 6
-
-[objective]
-preset = "grpo"
-beta = {beta}
-
-[learner]
-lr = 1e-3
-minibatch_prompts = 2
-inner_updates = 2
-schedule = "cosine"
-warmup_steps = 2
-
-[eval]
-size = 10
-every = 2
-
-[checkpoint]
-every = 1
-"""
+SETTINGS = {
+    "steps": 3, "reward": "reward.py:shorter", "objective": {"preset": "grpo", "beta": 0.01},
+    "learner": {
+        "lr": 1e-3, "minibatch_prompts": 2, "inner_updates": 2, "schedule": "cosine", "warmup_steps": 2,
+    },
+    "eval": {"size": 10, "every": 2}, "checkpoint": {"every": 1},
+}  # fmt: skip
 
 # A reward that a random model can get: differs within groups, and learning moves it.
 REWARD = """
@@ -80,7 +52,7 @@ def written(folder: Path, model: Path) -> Path:
     """The recipe in a folder, with its reward."""
     (folder / "reward.py").write_text(REWARD)
     path = folder / "tiny.toml"
-    path.write_text(RECIPE.format(model=model, reward="reward.py", beta=0.01))
+    path.write_text(recipe_of(model, **SETTINGS))
     return path
 
 
@@ -109,14 +81,6 @@ def cli(server, tmp_path) -> Callable[..., str]:
     return partial(server.run, cwd=tmp_path)
 
 
-def rows(run: Path) -> list[dict]:
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-
-
-def training_rows(run: Path) -> list[dict]:
-    return [r for r in rows(run) if "eval_accuracy" not in r]
-
-
 def same_learning(a: Path, b: Path) -> None:
     """Two runs learned the same to the last bit: weights, metrics (but for clocks), completions."""
     first, second = (load_file(run / "final" / "model.safetensors") for run in (a, b))
@@ -124,7 +88,7 @@ def same_learning(a: Path, b: Path) -> None:
     for name, tensor in first.items():
         assert torch.equal(tensor, second[name]), name
     clocks = {"seconds", "tokens_per_second"}
-    for x, y in zip(rows(a), rows(b), strict=True):
+    for x, y in zip(metrics(a), metrics(b), strict=True):
         assert {k: v for k, v in x.items() if k not in clocks and not k.endswith("/seconds")} == {
             k: v for k, v in y.items() if k not in clocks and not k.endswith("/seconds")
         }
@@ -145,7 +109,7 @@ def test_a_run_leaves_everything_that_its_folder_promises(recipe, tmp_path, cli)
     assert summary["n_eval"] == 10
     assert summary["accuracy_after"]["low"] <= summary["accuracy_after"]["mean"] <= summary["accuracy_after"]["high"]
 
-    assert [r["step"] for r in rows(run) if "eval_accuracy" in r] == [0, 2, 3]
+    assert [r["step"] for r in metrics(run) if "eval_accuracy" in r] == [0, 2, 3]
     table = training_rows(run)
     assert [r["step"] for r in table] == [1, 2, 3]
     for r in table:

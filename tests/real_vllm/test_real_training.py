@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -12,47 +11,8 @@ from typing import Any
 
 from vllm_models import save
 
+from recipe_help import ODD, recipe, training_rows
 from trew.rewards.isolation import tree
-
-RECIPE = """
-model = "{model}"
-steps = {steps}
-seed = 3
-out = "run"
-
-[data]
-task = "arithmetic"
-[data.args]
-ops = ["+"]
-largest = 20
-
-[[rewards]]
-name = "reward.py:odd"
-
-[rollout]
-prompts = 4
-completions = 4
-max_tokens = 8
-
-[learner]
-lr = 1e-2
-
-[eval]
-size = 8
-
-[checkpoint]
-every = 2
-
-[cluster]
-rollout = "vllm"
-servers = 1
-python = "{python}"
-server_args = {{max-num-seqs = 16}}
-"""
-REWARD = """
-def odd(prompts, completions, completion_ids, answer, **columns):
-    return [sum(i % 2 for i in ids) / 8 for ids in completion_ids]
-"""
 
 
 def trew(*args: str, cwd: Path) -> subprocess.Popen[str]:
@@ -64,9 +24,8 @@ def trew(*args: str, cwd: Path) -> subprocess.Popen[str]:
 
 
 def steps(folder: Path) -> list[dict[str, Any]]:
-    path = folder / "run" / "metrics.jsonl"
-    rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-    return [row for row in rows if "eval_accuracy" not in row]
+    run = folder / "run"
+    return training_rows(run) if (run / "metrics.jsonl").exists() else []
 
 
 def within(seconds: float, condition: Any) -> bool:
@@ -78,9 +37,15 @@ def within(seconds: float, condition: Any) -> bool:
 
 def test_a_run_trains_on_its_own_server_and_goes_on_after_it_was_killed(tmp_path, record):
     model = save(tmp_path / "model", tie_word_embeddings=True)
-    (tmp_path / "reward.py").write_text(REWARD)
-    recipe = RECIPE.format(model=model, python=os.environ["TREW_VLLM_PYTHON"], steps=12)
-    (tmp_path / "recipe.toml").write_text(recipe)
+    (tmp_path / "reward.py").write_text(ODD)
+    cluster = {
+        "rollout": "vllm", "servers": 1, "python": os.environ["TREW_VLLM_PYTHON"], "server_args": {"max-num-seqs": 16},
+    }  # fmt: skip
+    text = recipe(
+        model, steps=12, out="run", rollout={"completions": 4, "max_tokens": 8}, eval={"size": 8},
+        checkpoint={"every": 2}, cluster=cluster,
+    )  # fmt: skip
+    (tmp_path / "recipe.toml").write_text(text)
     first = trew(cwd=tmp_path)
     assert within(600, lambda: len(steps(tmp_path)) >= 5 or first.poll() is not None)
     below = tree.descendants(first.pid)
