@@ -1,12 +1,12 @@
-/* Attention of decoding: rows against the pages of their sequences. Rows beside each other that share a prompt read its
-   pages together, and each its own. */
+/* Attention while decoding: each row's query against the pages of its sequence. Neighbouring rows that share a prompt
+   read the prompt's pages together, then each its own. */
 #pragma once
 #include "layers.h"
 #include "train.h"
 
-#define QUERIES 32 /* at once, of rows that share a prompt */
-#define SLOTS 8 /* pages at once: their scores stay in the first cache */
-#define SCORES (SLOTS * PAGE + W) /* from one query's scores to the next: not a power of two */
+#define QUERIES 32 /* worked on at once, of rows that share a prompt */
+#define SLOTS 8 /* pages worked on at once: their scores stay in the first-level cache */
+#define SCORES (SLOTS * PAGE + W) /* distance of two queries' scores: no power of two */
 
 /* Shared by all tasks of a call. */
 typedef struct {
@@ -16,14 +16,14 @@ typedef struct {
   float cap;
 } Attention;
 
-/* Queries of one key-value head, row by row, and the softmax that sees their scores bit by bit: m = the largest so far,
-   l = sum of exp(score - m), o = sum of exp(score - m) value. */
+/* Queries of one key-value head, row by row, and their online softmax over blocks of keys: m = the largest score so
+   far, l = sum of exp(score - m), o = sum of exp(score - m) value. */
 typedef struct {
   const float *query;
   float *score, *m, *l, *o;
 } Queries;
 
-/* Columns [from, to) of the scores. */
+/* The columns [from, to) of the scores. */
 typedef struct {
   int64_t from, to;
 } Span;
@@ -31,7 +31,7 @@ typedef struct {
 static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t greatest(int64_t a, int64_t b) { return a > b ? a : b; }
 
-/* m queries in tiles: CALL(how many, the first). */
+/* Cuts m queries into tiles: CALL(size, first). */
 #define BY_QUERIES(m, CALL)                       \
   for (int64_t i = 0; i < (m);) {                 \
     int64_t left = (m) - i;                       \
@@ -42,11 +42,11 @@ static inline int64_t greatest(int64_t a, int64_t b) { return a > b ? a : b; }
     else { CALL(1, i); i += 1; }                  \
   }
 
-/* Number of sums to take in turn, so that an addition need not wait for the one before it. */
+/* How many partial sums take turns, so that no addition waits for the one before it. */
 #define TURNS(sums) ((sums) >= 8 ? 1 : (sums) >= 4 ? 2 : 4)
 
-/* One query's scores in the columns of two spans become exp(score - m); 0 beside the first, where other rows see keys:
-   up to ``wide``. */
+/* Replaces one query's scores in the columns of two spans by exp(score - m). The first span is padded with 0 up to
+   ``wide``, the columns that other rows of the tile attend to. */
 static inline void soften(float *s, Span wide, const Span *seen, float cap, float *m, float *l, float *o, int64_t D) {
   const Span spans[2] = {wide, seen[1]};
   vec most = all(*m), total = {0};
@@ -75,7 +75,8 @@ static inline void soften(float *s, Span wide, const Span *seen, float cap, floa
     for (int64_t d = 0; d < D; d += W) store(o + d, load(o + d) * shrink);
 }
 
-/* Where runs of rows that share a prompt begin; their number. No run is so long that a thread would have none. */
+/* Writes where runs of rows that share a prompt begin; returns their number. Long runs are split, so that every thread
+   has work. */
 static int64_t runs(const Attention *a, int32_t *bounds) {
   const Tokens *t = a->t;
   int64_t most = t->count * a->K / (2 * omp_get_max_threads()), count = 0;

@@ -4,15 +4,15 @@
 
 #define BLOCK 256 /* vocabulary entries per block of the two-level search */
 
-/* Sixteen entries of a row of n from ``at`` on, -inf behind its end. */
+/* Loads sixteen entries of a row of n, starting at ``at``; -inf beyond its end. */
 static inline vec entries(const float *row, int64_t at, int64_t n) {
   return n - at < W ? load_end(row + at, n - at, -INFINITY) : load(row + at);
 }
 
-/* exp(x), 0 where it would be below the smallest normal number; NaN stays NaN. */
+/* Computes exp(x), as 0 where it would be below the smallest normal number; NaN stays NaN. */
 static inline vec weight(vec x) { return pick(x < all(-87.0f), all(0.0f), vexp(x)); }
 
-/* The largest entry of a row; NaN where one is NaN. */
+/* Returns the largest entry of a row; NaN if one is NaN. */
 static inline float largest_entry(const float *row, int64_t n) {
   vec most = all(-INFINITY);
   for (int64_t i = 0; i < n; i += W) {
@@ -24,8 +24,8 @@ static inline float largest_entry(const float *row, int64_t n) {
   return top;
 }
 
-/* Sums over a row, with x = logits - largest: of e = exp(x), of e x, and of exp(x / temperature) up to and with each
-   block, of which the last is the total. Temperature 0 leaves out the third. */
+/* Sums over a row, with x = logits - largest: z of e = exp(x), moment of e x, and total of exp(x / temperature), whose
+   running sum after each block is kept too. Temperature 0 needs no third sum. */
 typedef struct { double z, moment, total; } Sums;
 
 static inline Sums add_up(const float *row, int64_t n, float top, float temperature, double *running) {
@@ -36,7 +36,7 @@ static inline Sums add_up(const float *row, int64_t n, float top, float temperat
     for (int64_t i = at; i < end; i += W) {
       vec x = entries(row, i, n) - top, e = weight(x);
       z += e;
-      moment += pick(x < all(-87.0f), all(0.0f), e * x); /* masked tokens are 0 times -inf */
+      moment += pick(x < all(-87.0f), all(0.0f), e * x); /* 0 times -inf of a masked token would be NaN */
       if (temperature != 0.0f && temperature != 1.0f) total += weight(x / temperature);
     }
     all_of.z += sum(z);
@@ -47,7 +47,7 @@ static inline Sums add_up(const float *row, int64_t n, float top, float temperat
   return all_of;
 }
 
-/* The first entry of a running sum that is above target, but none after the sum is complete: rounding must not lead to
+/* Finds the first entry of a running sum above target; stops where the sum is complete, so that rounding never selects
    an entry of weight 0. */
 static inline int64_t first_above(const double *running, int64_t n, double target) {
   int64_t i = 0;
@@ -55,7 +55,8 @@ static inline int64_t first_above(const double *running, int64_t n, double targe
   return i;
 }
 
-/* The smallest entry up to which the weights exp((x - top) / temperature) sum to more than uniform times their total. */
+/* Finds the first entry at which the running sum of the weights exp((x - top) / temperature) exceeds ``uniform`` times
+   their total. */
 static inline int64_t invert(const float *row, int64_t n, float top, float temperature, const double *running,
                              double uniform) {
   int64_t blocks = (n + BLOCK - 1) / BLOCK;
@@ -69,7 +70,7 @@ static inline int64_t invert(const float *row, int64_t n, float top, float tempe
   return at + first_above(inside, count, target - (block ? running[block - 1] : 0));
 }
 
-/* splitmix64 of key + position x golden ratio, as numbers in [0, 1) of 53 random bits: sampler.py. */
+/* Computes splitmix64 of key + position x golden ratio as numbers in [0, 1) of 53 random bits: see sampler.py. */
 void uniforms(const int64_t *keys, const int64_t *positions, double *out, int64_t count) {
   for (int64_t i = 0; i < count; i++) {
     uint64_t z = (uint64_t)keys[i] + ((uint64_t)positions[i] + 1) * 0x9E3779B97F4A7C15u;
@@ -79,8 +80,8 @@ void uniforms(const int64_t *keys, const int64_t *positions, double *out, int64_
   }
 }
 
-/* One token per row of logits (rows, n). floats (3, rows): log-prob at temperature 1, log-prob of the distribution
-   drawn from, entropy. running (rows, blocks) is scratch memory. */
+/* Draws one token per row of logits (rows, n). floats (3, rows): its log-prob at temperature 1, its log-prob under the
+   distribution drawn from, and the entropy. running (rows, blocks) is scratch memory. */
 void draw(const float *logits, const double *uniform, float temperature, int64_t *tokens, float *floats, uint8_t *finite,
           double *running, int64_t rows, int64_t n) {
   int64_t blocks = (n + BLOCK - 1) / BLOCK;

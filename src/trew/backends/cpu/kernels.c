@@ -1,4 +1,4 @@
-/* What stands between the matrix products of a decoder, row by row: see layers.py and training.py.
+/* The decoder's operations between matrix products, row by row: see layers.py and training.py.
    Every width (hidden size, head size, intermediate size) is a multiple of 16; rows are independent of each other. */
 #include "vectors.h"
 

@@ -54,7 +54,7 @@ class DecoderStruct(ctypes.Structure):
 
 
 class _Room(ctypes.Structure):
-    _fields_ = fields(ctypes.c_void_p, "normed", "qkv", "q", "mixed", "gated", "delta", "scratch")
+    _fields_ = fields(ctypes.c_void_p, "normed", "qkv", "q", "attended", "gated", "delta", "scratch")
 
 
 @dataclass(frozen=True, slots=True)

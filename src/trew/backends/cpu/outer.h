@@ -1,8 +1,8 @@
-/* For the learner: tiles of a weight's gradient. See outer.inc and add_outer in training.py. */
+/* Tiles of a weight's gradient, for the learner: see outer.inc and add_outer in training.py. */
 #pragma once
 #include "train.h"
 
-/* A tile's sums, a row of b and one number of a fit into registers: 24 + 3 + 1 of 32, or 12 + 2 + 1 of 16. */
+/* The registers hold a tile's sums, a row of b and one number of a: 24 + 3 + 1 of 32, or 12 + 2 + 1 of 16. */
 #if defined __AVX512F__ || defined __aarch64__
 #define OUTER_TILE 8 /* rows */
 #define OUTER_WIDE 3 /* vectors */
@@ -11,15 +11,15 @@
 #define OUTER_WIDE 2
 #endif
 
-/* Lanes of 4 bytes: with all its depth, a panel of b and a thread's block of a share the second cache. Scratch memory:
-   OUTER_RIGHT for what is packed of b, and OUTER_LEFT for each thread, as in training.py. */
+/* Sizes in lanes of 4 bytes: a panel of b in its whole depth and a thread's block of a fit the second-level cache
+   together. Scratch memory: OUTER_RIGHT for the packed part of b, OUTER_LEFT for each thread, as in training.py. */
 #define OUTER_DEPTH 1344
 #define OUTER_LEFT (1 << 17)
 #define OUTER_RIGHT (1 << 20)
-#define OUTER_PART 8 /* of the depth, packed at once */
+#define OUTER_PART 8 /* steps of the depth that are packed at once */
 
 /* c (m x nv vectors) = or += the product of a (depth, OUTER_TILE), of which m columns count, and b (depth, nv vectors).
-   On the way the lines of c are fetched. */
+   Prefetches the lines of c meanwhile. */
 #define OUTER_TILES(NAME, LANE, ROW, LOAD, ALL, ADD)                                                                 \
   static inline __attribute__((always_inline)) void NAME(const int nv, int64_t depth, const LANE *a, const LANE *b,  \
                                                          float *c, int64_t ci, int64_t m, int64_t add) {             \
@@ -51,7 +51,7 @@
 OUTER_TILES(outer_tile_floats, float, part, load_part, , MULTIPLY_ADD)
 
 #ifdef __AVX512BF16__
-/* 32 bits hold two bfloat16 of neighbouring tokens, whose products are added in float. */
+/* A lane of 32 bits holds two bfloat16 of neighbouring tokens; their products are added in float. */
 #include <immintrin.h>
 #define PAIRS 1
 #define LOAD_PAIRS(p) ((__m512bh)_mm512_loadu_si512(p))
@@ -59,7 +59,7 @@ OUTER_TILES(outer_tile_floats, float, part, load_part, , MULTIPLY_ADD)
 #define ADD_PAIRS(sum, a, b) ((part)_mm512_dpbf16_ps((__m512)(sum), a, b))
 OUTER_TILES(outer_tile_pairs, uint32_t, __m512bh, LOAD_PAIRS, ALL_PAIRS, ADD_PAIRS)
 
-/* With no next row its half is zeros. */
+/* Without a next row, its half is zero. */
 static inline uint32_t one_pair(const bf16 *p, int64_t next) {
   return p[0] | ((uint32_t)p[next] << 16 & (uint32_t)-(next != 0));
 }
@@ -74,5 +74,5 @@ static inline float one_bf16(bf16 x) {
   return value;
 }
 
-/* Of ``count`` things, where the share of number ``at`` of ``shares`` begins. */
+/* Returns where share ``at`` begins when ``count`` things are divided into ``shares``. */
 static inline int64_t share(int64_t count, int64_t at, int64_t shares) { return count * at / shares; }

@@ -1,5 +1,6 @@
-/* Matrix products out = x W^T. The columns of W^T lie, or are laid, in strips: 16, 32 or 48 columns side by side, step
-   by step of the depth, which one thread reads from its second cache while tiles of the result stay in registers. */
+/* Matrix products out = x W^T. The columns of W^T are stored, or first packed, in strips: 16, 32 or 48 columns side by
+   side, step by step of the depth. A thread reads a strip from its second-level cache while tiles of the result stay
+   in registers. */
 #pragma once
 #include "vectors.h"
 
@@ -14,20 +15,20 @@
 #endif
 #define PARTS (W / LANES)
 
-/* How a matrix W lies: in strips of T; or as (n, depth); or as (depth, n), to be multiplied as its transpose; the
-   latter two in float or bfloat16. */
+/* How a matrix W is stored: PACKED in strips of T; FLAT as (n, depth); TRANSPOSED as (depth, n). The latter two in
+   float or bfloat16. */
 enum { PACKED = 0, FLAT = 1, TRANSPOSED = 2 };
 typedef struct Matrix {
   const void *weight;
-  const float *bias; /* (n,) or none */
-  int64_t n, depth, form, half; /* half: FLAT and TRANSPOSED lie in bfloat16 */
-  const struct Matrix *then; /* PACKED: what will be multiplied with after it, where that is known */
+  const float *bias; /* (n,) or null */
+  int64_t n, depth, form, half; /* half: FLAT and TRANSPOSED are stored in bfloat16 */
+  const struct Matrix *then; /* PACKED: the matrix of the next product, where that is known */
 } Matrix;
 
-/* What becomes of a product: it is written in T, in float, or added to what is there in float or in T. */
+/* Where a product goes: written in T or in float, or added to what is there in float or in T. */
 enum { WRITE = 0, WRITE_FLOAT = 1, ADD_FLOAT = 2, ADD = 3 };
 
-/* Strips are of even width, and of an even number, as most machines' threads are. */
+/* Strips have an even width, and their number is even, as most machines' numbers of threads are. */
 static inline int64_t vectors_of(const Matrix *w) { return (w->n + W - 1) / W; }
 static inline int64_t strips_of(const Matrix *w) {
   int64_t strips = (vectors_of(w) + STRIP - 1) / STRIP;
@@ -35,9 +36,9 @@ static inline int64_t strips_of(const Matrix *w) {
 }
 static inline int64_t strip_start(const Matrix *w, int64_t strip) { return vectors_of(w) * strip / strips_of(w) * W; }
 
-/* Of so many steps, how many are done at once: 8 rows of them stay in the first cache, a strip in the second. */
+/* How many of so many steps are done at once: 8 rows of them stay in the first-level cache, a strip in the second. */
 #define DEEPEST 1024
-#define PART 4096 /* steps that all strips take before the next ones, where there are many more */
+#define PART 4096 /* in a much greater depth, steps that all strips take before any takes the next ones */
 static inline int64_t piece_of(int64_t units) {
   int64_t pieces = (units + DEEPEST - 1) / DEEPEST;
   return pieces > 1 ? ((units + pieces - 1) / pieces + W - 1) / W * W : units;
@@ -60,7 +61,7 @@ static inline words load_words(const uint32_t *p) {
 }
 static inline void store_words(uint32_t *p, words x) { memcpy(p, &x, sizeof x); }
 
-/* 32 bits hold two bfloat16 of neighbouring steps of the depth, whose products are both added in float. */
+/* A lane of 32 bits holds two bfloat16 of neighbouring steps of the depth; both products are added in float. */
 typedef uint32_t part_words __attribute__((vector_size(4 * LANES)));
 static inline part_words load_part_words(const uint32_t *p) {
   part_words x;
@@ -121,7 +122,7 @@ static inline vec values_at(const void *w, int64_t half, int64_t i) {
   return half ? load_bf16((const bf16 *)w + i) : load((const float *)w + i);
 }
 
-/* Sixteen by sixteen numbers change rows and columns: in four rounds, blocks of 1, 2, 4 and 8 change places. */
+/* Transposes sixteen by sixteen numbers in four rounds, which swap blocks of 1, 2, 4 and 8. */
 static inline __attribute__((always_inline)) void transpose16(words *x) {
   UNROLLED for (int s = 1; s < W; s *= 2) {
     ints low, high;

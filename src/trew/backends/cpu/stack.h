@@ -1,18 +1,18 @@
-/* For the learner: a decoder's layers with what their gradients need, as stack.py hands them over. See stack.inc. */
+/* The structures of a decoder's layers with their gradients, for the learner; stack.py fills them in. See stack.inc. */
 #pragma once
 #include "layers.h"
 #include "outer.h"
 #include "train_attention.h"
 
-/* y = x W^T + bias, and scale (x A^T) B^T where there is an adapter, of a rank above 0. A gradient is wanted where there
-   is room for it; all are added to what is there, but a ``fresh`` one of W, which is written. */
+/* y = x W^T + bias, plus scale (x A^T) B^T where there is an adapter (rank above 0). A gradient is wanted where its
+   pointer is not null. All are added to what is there, except a ``fresh`` one of W, which is written. */
 typedef struct {
   const void *weight; /* (n, depth) */
   const float *bias;
   float *grad, *bias_grad;
   const float *a, *b; /* (even, depth), (n, even) */
   float *a_grad, *b_grad; /* (rank, depth), (n, rank) */
-  int64_t n, depth, half, fresh, rank, even; /* half: W lies in bfloat16; even: the rank, and a row of zeros if needed */
+  int64_t n, depth, half, fresh, rank, even; /* half: W is in bfloat16; even: the rank, rounded up */
   float scale;
 } Linear;
 
@@ -24,7 +24,7 @@ typedef struct {
 typedef struct {
   Linear q, k, v, o, gate, up, down;
   TrainedNorm attention, q_norm, k_norm, attention_after, mlp, mlp_after;
-  const float *table; /* (2, positions, D), or none */
+  const float *table; /* (2, positions, D), or null */
   int64_t positions, window;
 } TrainedLayer;
 
@@ -37,7 +37,7 @@ typedef struct {
   float embed_scale, scaling, cap;
 } Stack;
 
-/* A packed row: see Layout in stack.py. */
+/* A packed row: see RowLayout in stack.py. */
 typedef struct {
   const int64_t *ids, *positions; /* of each token */
   const Segment *segments;
@@ -45,10 +45,10 @@ typedef struct {
   int64_t tokens, segment_count, unit_count, read, shares;
 } PackedRow;
 
-/* What is kept for the backward pass: nothing; each layer's input, from which the rest is computed again; or all. */
+/* What is saved for the backward pass: nothing; each layer's input, from which the rest is recomputed; or all. */
 enum { KEEP_NOTHING = 0, KEEP_INPUTS = 1, KEEP_ALL = 2 };
 
-/* The next ``bytes``, as whole lines of a cache: memory is laid out by the same steps whether it is there yet or not. */
+/* Takes the next ``bytes``, in whole cache lines. The same steps lay memory out and, without any, count its bytes. */
 static inline void *take(uintptr_t *at, int64_t bytes) {
   uintptr_t found = *at;
   *at += (uintptr_t)(bytes + 63) / 64 * 64;
@@ -66,7 +66,7 @@ static inline Matrix turned_round(const Linear *l) {
   return (Matrix){l->weight, 0, l->depth, l->n, TRANSPOSED, l->half, 0};
 }
 
-/* Each thread's sums (threads, n) go into grad. */
+/* Adds each thread's sums (threads, n) to grad. */
 static inline void sum_threads(const float *partial, int64_t n, float *grad) {
   for (int64_t thread = 0; thread < omp_get_max_threads(); thread++)
     for (int64_t i = 0; i < n; i += W) store(grad + i, load(grad + i) + load(partial + thread * n + i));

@@ -1,10 +1,11 @@
-/* For the learner: the rows of the output head. See training.py. */
+/* The rows of the output head, for the learner: see training.py. */
 #pragma once
 #include "vectors.h"
 
 #define WIDEST 256 /* largest head size */
 
-/* Rows x = h W^T become z = cap tanh(x / cap) / tau; normaliser = log sum exp z; entropy (if wanted) of softmax(z). */
+/* Replaces rows x = h W^T by z = cap tanh(x / cap) / tau; normaliser = log sum exp z; entropy, if wanted, that of
+   softmax(z). */
 void head_normalise(float *z, float *normaliser, float *entropy, int64_t rows, int64_t n, float cap, float tau) {
 #pragma omp parallel for schedule(static)
   for (int64_t row = 0; row < rows; row++) {
@@ -21,7 +22,7 @@ void head_normalise(float *z, float *normaliser, float *entropy, int64_t rows, i
         if (i >= whole)
           for (int64_t j = n - i; j < W; j++) x[j] = -INFINITY;
       }
-      most = pick(x > most, x, pick(x == x, most, x)); /* NaN comes through */
+      most = pick(x > most, x, pick(x == x, most, x)); /* keeps NaN */
     }
     float top = largest(most);
     for (int j = 0; j < W; j++) top = most[j] == most[j] ? top : most[j];
@@ -39,7 +40,7 @@ void head_normalise(float *z, float *normaliser, float *entropy, int64_t rows, i
   }
 }
 
-/* Rows of n numbers become bfloat16, each where it begins: from one to the next there are 2 n of these. */
+/* Converts rows of n floats to bfloat16 in place: each row begins where it did, 2 n bfloat16 after the one before. */
 void head_round(float *z, int64_t rows, int64_t n) {
 #pragma omp parallel for schedule(static)
   for (int64_t row = 0; row < rows; row++) {
@@ -58,7 +59,7 @@ void head_round(float *z, int64_t rows, int64_t n) {
   }
 }
 
-/* z becomes - p (weight + slope (log p + entropy)), p = exp(z - normaliser), times the derivative of the cap. */
+/* Replaces z by - p (weight + slope (log p + entropy)), p = exp(z - normaliser), times the derivative of the cap. */
 void head_differentiate(float *z, const float *normaliser, const float *weight, const float *slope,
                         const float *entropy, int64_t rows, int64_t n, float cap, float tau) {
 #pragma omp parallel for schedule(static)

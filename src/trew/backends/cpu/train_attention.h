@@ -1,12 +1,12 @@
-/* Attention of the learner: what does not depend on the type of its result. A row is one query of one head; rows that
-   share keys are the lanes of their scores, which lie key by key: (keys, TILE). So keys and values are read as they
-   are, and a softmax is taken of sixteen rows at once. */
+/* The learner's attention, as far as it does not depend on the type of its result. A row is one query of one head.
+   Scores are stored key by key, (keys, TILE), with rows that share keys as lanes: so keys and values are read as they
+   are, and one vector operation works on the softmax of sixteen rows. */
 #pragma once
 #include "attend.h"
 #include "train.h"
 
-#define TILE 32 /* rows at once */
-#define FORWARD 192 /* keys at once: their scores stay in the first cache */
+#define TILE 32 /* rows worked on at once */
+#define FORWARD 192 /* keys worked on at once: their scores stay in the first-level cache */
 #define BACKWARD 64
 #define ALIGNED __attribute__((aligned(64)))
 
@@ -47,7 +47,7 @@ static inline __attribute__((always_inline)) void multiply(int64_t n, int64_t de
   if (j < n) multiply_tile(1, depth, a, ai, ak, b + j, bk, c + j, ci, m, add);
 }
 
-/* scores (n, wide lanes) = keys (n rows, ``apart`` floats from each other) times queries (D, TILE). */
+/* scores (n, wide lanes) = keys (n rows, ``apart`` floats apart) times queries (D, TILE). */
 static void score_rows(int64_t n, int64_t wide, int64_t D, const float *keys, int64_t apart, const float *queries,
                        float *scores) {
   for (int64_t at = 0; at < n; at += MULTIPLY) {
@@ -65,7 +65,7 @@ static void score_rows(int64_t n, int64_t wide, int64_t D, const float *keys, in
   }
 }
 
-/* out (D, TILE) = x (TILE, D) of which some sixteens of rows count. */
+/* out (D, TILE) = x (TILE, D) transposed, of which some sixteens of rows count. */
 static void turn_over(const float *x, int64_t wide, int64_t D, float *out) {
   for (int64_t r = 0; r < wide; r += W)
     for (int64_t d = 0; d < D; d += W) {
@@ -99,7 +99,7 @@ static void turn_over(const float *x, int64_t wide, int64_t D, float *out) {
     }
 }
 
-/* A run of tokens that see the prefix and their own past. */
+/* A run of tokens that attend to the prefix and to their own past. */
 typedef struct {
   int64_t start, length, prefix_start, prefix_length;
 } Segment;
@@ -112,8 +112,8 @@ typedef struct {
 } Packed;
 
 /* Rows from ``row`` on of one key-value head in a segment: row r is that head's query r % (H / K) of the token
-   r / (H / K). They begin to see at the key ``from``; of those before ``to`` the last row sees all from ``low`` on, and
-   the first one all before ``high``: outside [low, high) not every row sees a key. Keys are numbered by position. */
+   r / (H / K). They attend to keys in [from, to), numbered by position: the last row to all from ``low`` on, the first
+   row to all before ``high``. So only keys in [low, high) are attended to by every row. */
 typedef struct {
   Segment segment;
   int64_t head, row, rows, wide, group, position; /* of row 0 in the segment */
@@ -138,19 +138,19 @@ static Rows rows_of(const Packed *a, const Segment *s, int64_t head, int64_t row
   return x;
 }
 
-/* Where row r, or lane, of a tile lies in (tokens, H, D). */
+/* Returns where row r, that is lane r, of a tile lies in (tokens, H, D). */
 static inline int64_t place_of(const Packed *a, const Rows *x, int64_t r) {
   int64_t row = x->row + r;
   return ((x->segment.start + row / x->group) * a->H + x->head * x->group + row % x->group) * a->D;
 }
 
-/* Which of the lanes from j on do not see a key: all ones. */
+/* Returns all ones in those lanes from j on that do not attend to a key. */
 static inline ints hidden(const Packed *a, const Rows *x, int64_t j, int64_t key) {
   ints position = x->at[j / W], at = (int32_t)key - (ints){0};
   return a->window > 0 ? (at > position) | (at <= position - (int32_t)a->window) : at > position;
 }
 
-/* The tokens of the keys [from, to), which lie in one or two places: of a prefix and of the segment. */
+/* Returns the tokens of the keys [from, to), in one or two stretches: of a prefix and of the segment. */
 typedef struct {
   int64_t token, from, to;
 } Stretch;
@@ -163,14 +163,14 @@ static inline int64_t stretches(const Segment *s, int64_t from, int64_t to, Stre
   return count;
 }
 
-/* The scaled queries (TILE, D) of a tile; of lanes without a row, zeros. */
+/* Writes the scaled queries (TILE, D) of a tile; zeros for lanes without a row. */
 static void read_queries(const Packed *a, const Rows *x, float *query) {
   for (int64_t r = 0; r < x->rows; r++)
     for (int64_t d = 0; d < a->D; d += W) store(query + r * a->D + d, load(a->q + place_of(a, x, r) + d) * a->scaling);
   memset(query + x->rows * a->D, 0, (size_t)((x->wide - x->rows) * a->D) * sizeof(float));
 }
 
-/* out (rows, D) += weights (keys [from, to), TILE), transposed, times x (tokens, K, D), for the keys that rows see. */
+/* out (rows, D) += weights (keys [from, to), TILE), transposed, times x (tokens, K, D), for keys attended to. */
 static void weigh_rows(const Packed *a, const Rows *x, int64_t from, int64_t to, const float *weights, const float *of,
                        float *out) {
   Stretch found[2];
@@ -188,8 +188,8 @@ static void weigh_rows(const Packed *a, const Rows *x, int64_t from, int64_t to,
   }
 }
 
-/* Scores of the keys [from, to) become exp(score - m), zero where a lane does not see the key; m, the largest so far,
-   and l, their sum, go on; o (TILE, D) shrinks as m grows. */
+/* Replaces scores of the keys [from, to) by exp(score - m), zero where a lane does not attend to the key; updates m,
+   the largest so far, and l, the sum; scales o (TILE, D) down as m grows. */
 static void soften_rows(const Packed *a, const Rows *x, int64_t from, int64_t to, float *scores, float *m, float *l,
                         float *o) {
   for (int64_t j = 0; j < x->wide; j += W) {
@@ -219,7 +219,7 @@ static void soften_rows(const Packed *a, const Rows *x, int64_t from, int64_t to
   }
 }
 
-/* Scores and the gradients of weights (keys [from, to), TILE) become weights and the gradients of scores. */
+/* Replaces scores and the gradients of weights (keys [from, to), TILE) by weights and the gradients of scores. */
 static void soften_backward(const Packed *a, const Rows *x, int64_t from, int64_t to, const float *norm,
                             const float *delta, float *p, float *ds) {
   for (int64_t j = 0; j < x->wide; j += W) {
@@ -242,7 +242,7 @@ static void soften_backward(const Packed *a, const Rows *x, int64_t from, int64_
   }
 }
 
-/* To gradients (tokens, K, D) of a stretch of keys is added weights (keys from ``from`` on, TILE) times x (TILE, D). */
+/* Adds weights (keys from ``from`` on, TILE) times x (TILE, D) to the gradients (tokens, K, D) of a stretch of keys. */
 static void add_to_keys(const Packed *a, const Rows *x, Stretch s, int64_t from, const float *weights, const float *of,
                         float *to) {
   int64_t apart = a->K * a->D;

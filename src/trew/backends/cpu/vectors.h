@@ -1,4 +1,4 @@
-/* Sixteen floats at once, in the compiler's own vector types: AVX-512, AVX2 and NEON come from the same lines. */
+/* Vectors of sixteen floats in the compiler's own types: it makes AVX-512, AVX2 or NEON of the same lines. */
 #pragma once
 #include <math.h>
 #include <stddef.h>
@@ -24,7 +24,7 @@ static inline vec load(const float *p) { return *(const vec_any *)p; }
 static inline void store(float *p, vec x) { *(vec_any *)p = x; }
 static inline vec all(float x) { return x - (vec){0}; }
 
-/* Up to 16 floats of a row's end; the lanes beyond hold ``fill``. */
+/* Loads the last n <= 16 floats of a row; the lanes beyond them hold ``fill``. */
 static inline vec load_end(const float *p, int64_t n, float fill) {
   vec x = all(fill);
   memcpy(&x, p, (size_t)n * sizeof(float));
@@ -45,7 +45,7 @@ typedef float part_any __attribute__((vector_size(4 * LANES), aligned(4), may_al
 static inline part load_part(const float *p) { return *(const part_any *)p; }
 static inline void store_part(float *p, part x) { *(part_any *)p = x; }
 
-/* Lane by lane: a where the comparison holds, else b. */
+/* Selects, lane by lane, a where the comparison holds, else b. */
 static inline vec pick(ints holds, vec a, vec b) {
   ints x, y;
   memcpy(&x, &a, sizeof x);
@@ -55,7 +55,7 @@ static inline vec pick(ints holds, vec a, vec b) {
   return a;
 }
 
-/* Lane by lane: a where it is above (below) b, else b, also where one of them is no number. */
+/* Returns, lane by lane, a where it is above (below) b; else b, also where one of them is NaN. */
 static inline vec above(vec a, vec b) {
 #ifdef __AVX512F__
   return (vec)_mm512_max_ps((__m512)a, (__m512)b);
@@ -72,7 +72,7 @@ static inline vec below(vec a, vec b) {
 #endif
 }
 
-/* The lanes' sum and largest number, by halves. */
+/* Reduce a vector to its sum and its largest number, by halves: the order of additions is fixed. */
 typedef float eight __attribute__((vector_size(32)));
 typedef float four __attribute__((vector_size(16)));
 
@@ -101,7 +101,7 @@ static inline float largest(vec x) {
 /* exp by 2^n p(r), n = round(x / ln 2), |r| <= ln 2 / 2: 1e-7 relative. NaN stays NaN; below -87 the result is tiny. */
 static inline vec vexp(vec x) {
   x = below(all(88.0f), above(all(-87.0f), x));
-  vec magic = all(12582912.0f); /* 1.5 * 2^23: adding and taking it away rounds to a whole number */
+  vec magic = all(12582912.0f); /* 1.5 * 2^23: adding and subtracting it rounds to a whole number */
   vec n = (x * 1.44269504088896341f + magic) - magic;
   vec r = x - n * 0.693359375f + n * 2.12194440e-4f;
   vec p = all(1.9875691500e-4f);
