@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from test_cli_servers import recipe, rollouts, steps
+from test_cli_servers import recipe, rollouts
 
 import tiny
 from fake_vllm import FakeVllm, serving
 from forks import Command
 from ranks_help import free_port, variables
+from recipe_help import training_rows
 
 PLAIN = ("kernels=plain", "linear=plain")  # what ranks compute with
 
@@ -64,8 +65,8 @@ def test_ranks_on_a_server_are_one_process_on_a_server(server, fake, model, tmp_
     finish(start(server, path, "--out", "ranks", settings=settings))
     alone, ranks = tmp_path / "alone", tmp_path / "ranks"
     assert rollouts(alone, "uid", "sample", "token_ids") == rollouts(ranks, "uid", "sample", "token_ids")
-    assert max(row["canary_gap"] for row in steps(ranks)) < 1e-5
-    for a, b in zip(steps(alone), steps(ranks), strict=True):
+    assert max(row["canary_gap"] for row in training_rows(ranks)) < 1e-5
+    for a, b in zip(training_rows(alone), training_rows(ranks), strict=True):
         for key in ("loss", "grad_norm", "entropy"):
             assert b[key] == pytest.approx(a[key], rel=1e-5, abs=1e-6), key
     for name, tensor in load_file(alone / "final" / "model.safetensors").items():
@@ -82,7 +83,7 @@ def test_a_rank_that_is_killed_costs_nothing(server, fake, model, tmp_path):
     assert "the connection to another rank broke" in ranks[0].text()
     said = finish(start(server, path, "--out", "killed", "--resume"))
     assert "continuing after step 2" in said
-    assert [row["step"] for row in steps(tmp_path / "killed")] == [1, 2, 3, 4]
+    assert [row["step"] for row in training_rows(tmp_path / "killed")] == [1, 2, 3, 4]
     a, b = (load_file(tmp_path / out / "final" / "model.safetensors") for out in ("whole", "killed"))
     assert all(torch.equal(a[name], b[name]) for name in a)
 
