@@ -88,6 +88,7 @@ CASES: dict[str, Case] = {
     "rollout.min_p": Case(0.2, "tokens"),
     "rollout.stop": Case([], "tokens"),
     "rollout.batch": Case(2, same_result("slots")),
+    "rollout.stale_steps": Case(1, last("staleness"), {"steps": 2}),
     "rollout.refills": Case(0, last("groups_sampled"), DYNAMIC),
     "rollout.overlap": Case(False, same_result("early")),
     "objective.preset": Case("dr-grpo", "weights"),

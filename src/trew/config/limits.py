@@ -37,6 +37,7 @@ MOST: dict[str, float] = {
     "rollout.completions": 100_000,
     "rollout.max_tokens": 10_000_000,
     "rollout.refills": 10_000,
+    "rollout.stale_steps": 1000,
     "learner.inner_updates": 10_000,
     "learner.batch": 100_000,
     "cluster.learner": 4096,

@@ -20,9 +20,9 @@ AT_LEAST_ONE = (
     "learner.bad_steps",
 )  # fmt: skip
 AT_LEAST_ZERO = (
-    "rollout.top_k", "rollout.refills", "learner.minibatch_prompts", "learner.warmup_steps", "learner.reference_every",
-    "eval.every", "eval.max_tokens", "checkpoint.every", "track.samples_every", "track.regrade_every", "threads",
-    "learner.weight_decay", "eval.temperature",
+    "rollout.top_k", "rollout.refills", "rollout.stale_steps", "learner.minibatch_prompts", "learner.warmup_steps",
+    "learner.reference_every", "eval.every", "eval.max_tokens", "checkpoint.every", "track.samples_every",
+    "track.regrade_every", "threads", "learner.weight_decay", "eval.temperature",
 )  # fmt: skip
 TRACKERS = ("trackio", "wandb", "tensorboard", "mlflow")
 

@@ -33,6 +33,7 @@ class Facts:
     completions: int = 2
     max_grad_norm: float = 1.0
     max_tokens: int = 0
+    stale_steps: int = 0
     dtype: str = "float32"
 
     @staticmethod
@@ -55,7 +56,7 @@ class Facts:
         health = HealthConfig(**known("health", dataclasses.asdict(default.health)))
         return Facts(
             HealthConfig() if health.problems() else health,
-            **known("rollout", {"completions": default.completions, "max_tokens": default.max_tokens}),
+            **known("rollout", {k: getattr(default, k) for k in ("completions", "max_tokens", "stale_steps")}),
             **known("learner", {"max_grad_norm": default.max_grad_norm}),
             dtype="bfloat16" if half else default.dtype,
         )
@@ -188,7 +189,7 @@ def length(h: History, f: Facts) -> str:
 
 def stale(h: History, f: Facts) -> str:
     values = h.newest("staleness", 1)
-    if not values or values[0] <= 0:
+    if not values or values[0] <= 0 or f.stale_steps:  # asked for
         return ""
     return f"completions were made by weights that are {values[0]:g} updates old"
 

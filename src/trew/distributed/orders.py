@@ -8,10 +8,10 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from ..errors import EngineError, NumericsError, TrewError
+from ..rollout import codec
 from ..rollout.engine import Engine, Finished, Lost, Request
 from ..rollout.source import StepRollouts
 from ..types import Prompt, ScoredGroup
-from . import codec
 from .ranks import Ranks
 
 Held = Callable[[], AbstractContextManager[None]]

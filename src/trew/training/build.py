@@ -23,6 +23,7 @@ from ..models.backend import Backend
 from ..models.lora import Adapters
 from ..rollout import Engine
 from ..rollout.endings import facts_of
+from ..rollout.stale import StaleRollouts
 from ..rollout.sync import SyncRollouts
 from ..rollout.torch_engine import TorchEngine
 from ..runs import RunFolder, Trackers
@@ -136,7 +137,7 @@ def build(
     made = parts(plan, None if orders is None else orders.ranks)
     engine, weights = _sampler(plan, made, folder, display, ending, orders)
     plan.rewards.load(device=plan.device, decode=plan.renderer.decode)
-    rollouts = SyncRollouts(
+    rollouts = (StaleRollouts if config.rollout.stale_steps else SyncRollouts)(
         engine, config=config, objective=plan.objective, prompts=plan.train, rewards=plan.rewards, correct=plan.correct
     )
     writer = Writer(display.line, background=config.checkpoint.background)

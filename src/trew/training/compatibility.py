@@ -14,6 +14,7 @@ from ..objective import Objective, TokenBatch, preset, presets
 from ..objective.advantage import PassAtK
 from ..objective.batch import ReasoningSteps
 from ..objective.component import Component
+from ..objective.ratio import NoRatio
 from ..objective.shaping import SoftOverlong
 
 GIVEN = frozenset(
@@ -48,6 +49,7 @@ def problems(objective: Objective, config: Config, *, given: frozenset[str] = GI
             f"{objective.beta:g}): set objective.beta above 0, or leave it out"
         )
     found += _numbers_that_do_not_fit(objective, config)
+    found += _stale(objective, config)
     if not found and not teaches(objective, config):
         found.append(_nothing_to_learn(objective, config))
     return found
@@ -66,6 +68,25 @@ def _cut_distributions(objective: Objective, config: Config) -> list[str]:
         "an objective that does not read them"
         for key, off in _CUTS.items()
         if getattr(rollout, key) != off
+    ]
+
+
+def _stale(objective: Objective, config: Config) -> list[str]:
+    """Refuses rollouts of older weights where nothing in the objective would notice."""
+    stale, name = config.rollout.stale_steps, config.objective.preset
+    if not stale:
+        return []
+    got = f"rollout.stale_steps: got {stale}, accepts 0 here"
+    if isinstance(objective.ratio, NoRatio) and not any(correction.mismatch for correction in objective.correction):
+        return [
+            f"{got}: {name} takes every completion for one of the current weights; correct for the difference "
+            'with\n  [objective]\n  correction = "tis"\nor take a preset with an importance ratio, such as grpo'
+        ]
+    return [
+        f"{got}: rollout.{key} = {getattr(config.rollout, key)!r} cuts the sampling distribution, whose log-probs "
+        f"cannot be compared with the policy's; set rollout.{key} = {off!r}"
+        for key, off in _CUTS.items()
+        if getattr(config.rollout, key) != off
     ]
 
 

@@ -42,9 +42,11 @@ class EngineState:
 
 @dataclass(frozen=True, slots=True)
 class RolloutsState:
-    """The state that ``SyncRollouts.state`` returns."""
+    """The state that ``SyncRollouts.state`` and ``StaleRollouts.state`` return."""
 
     position: Count
+    sampled: Count = 0
+    ahead: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,5 @@
-"""Values that travel between ranks, as bytes: JSON with the arrays behind it. Nothing is pickled, so no rank can make
-another run code."""
+"""Rollouts and requests as bytes, for other ranks and for checkpoints: JSON with the arrays behind it. Nothing is
+pickled, so that reading them runs no code."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from ..rollout.engine import Finished, Lost, Request
-from ..rollout.source import StepRollouts
 from ..types import Group, Prompt, Rollout, Sampling, Score, ScoredGroup, Span, Turn
+from .engine import Finished, Lost, Request
+from .source import StepRollouts
 
 _KINDS: dict[str, type] = {
     kind.__name__: kind
@@ -46,7 +46,7 @@ def _tree(value: Any, arrays: list[np.ndarray]) -> Any:
         return value.item() if isinstance(value, np.generic) else value
     if isinstance(value, np.ndarray):
         if value.dtype.name not in _DTYPES:
-            raise TypeError(f"arrays of {value.dtype} are not sent between ranks")
+            raise TypeError(f"arrays of {value.dtype} cannot be encoded")
         arrays.append(np.ascontiguousarray(value))
         return {_TAG: "array", "dtype": value.dtype.name, "shape": list(value.shape)}
     if isinstance(value, tuple):
@@ -58,7 +58,7 @@ def _tree(value: Any, arrays: list[np.ndarray]) -> Any:
         return {_TAG: type(value).__name__, **fields}
     if hasattr(value, "items"):  # a mapping
         return {key: _tree(each, arrays) for key, each in value.items()}
-    raise TypeError(f"{type(value).__name__} is not sent between ranks")
+    raise TypeError(f"{type(value).__name__} cannot be encoded")
 
 
 class _Reader:
@@ -83,7 +83,7 @@ class _Reader:
 
     def array(self, dtype: str, shape: list[int]) -> np.ndarray:
         if dtype not in _DTYPES:
-            raise TypeError(f"arrays of {dtype} are not sent between ranks")
+            raise TypeError(f"arrays of {dtype} cannot be encoded")
         count = math.prod(shape)
         found = np.frombuffer(self.data, dtype, count, self.at).reshape(shape)
         self.at += found.nbytes
