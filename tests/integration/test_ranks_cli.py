@@ -148,6 +148,13 @@ def test_replicas_and_adapters_are_too(server, folder, settings):
     same_run(folder, f"{name}-1", f"{name}-2")
 
 
+def test_ranks_that_are_dealt_no_prompt_do_not_hold_up_the_others(server, folder):
+    few = ("--set", "steps=1", "eval.size=1", "rollout.prompts=2", "checkpoint.every=0")
+    server.run("train", "r.toml", "--out", "few-1", *few, cwd=folder)
+    run(server, folder, 3, "--out", "few-3", *few)
+    same_run(folder, "few-1", "few-3")
+
+
 @pytest.mark.parametrize(("before", "after"), [(2, 3), (2, 1), (1, 2)])
 def test_a_run_goes_on_with_another_number_of_ranks(server, folder, alone, before, after):
     out = f"from-{before}-to-{after}"

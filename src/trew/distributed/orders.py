@@ -69,7 +69,8 @@ class DealtEngine:
         self.capabilities = own.capabilities
         self._own, self._orders, self._ranks, self._held = own, orders, orders.ranks, held
         self._queued: list[Request] = []
-        self._elsewhere: set[str] = set()  # requests that other ranks generate in this round
+        self._here: set[str] = set()  # requests that this rank generates in this round
+        self._elsewhere: set[str] = set()  # those that other ranks generate
         self._waiting: list[int] = []  # ranks whose share is not collected yet
         self._round = 0
         self._open: AbstractContextManager[None] | None = None
@@ -91,6 +92,8 @@ class DealtEngine:
         self._own.submit(requests)  # checks them all; what other ranks generate is taken out again
         if self._open is None:
             self._queued += requests
+        else:
+            self._here |= {r.id for r in requests}
 
     def poll(self, timeout_s: float | None = None) -> list[Finished | Lost]:
         self._ranks.beat()
@@ -98,13 +101,16 @@ class DealtEngine:
             if self._queued:
                 self._begin()
             reports = self._own.poll(timeout_s)
+            self._here -= {report.id for report in reports}
             if not reports and self._waiting:
                 reports = self._collect(self._waiting.pop(0))
+            # Ranks without a share, in rounds of few prompts, send an answer too. Nobody may poll again.
+            while self._waiting and not self._here and not self._elsewhere:
+                self._collect(self._waiting.pop(0))
         except BaseException:
             self._abandon()
             raise
-        if self._open is not None and not self._waiting and not self._elsewhere and not reports:
-            self._end()
+        self._end_if_done()
         return reports
 
     def cancel(self, ids: Any) -> None:
@@ -112,8 +118,12 @@ class DealtEngine:
         self._own.cancel(list(ids))
         self._queued = [r for r in self._queued if r.id not in ids]
         self._elsewhere -= ids
+        self._here -= ids
         if self._waiting and not self._elsewhere:
-            self._abandon()
+            self._ranks.abandon(self._round)  # they stop now; their answers are taken once this rank is done too
+            if not self._here:
+                self._abandon()
+        self._end_if_done()
 
     def state(self) -> dict[str, Any]:
         return self._own.state()
@@ -130,6 +140,7 @@ class DealtEngine:
         others = [r.id for share in shares[1:] for r in share]
         self._own.cancel(others)
         self._queued, self._elsewhere = [], set(others)
+        self._here = {r.id for r in shares[0]}
         self._waiting = list(range(1, self._ranks.size))
         self._ranks.pulse.busy()
         self._open = self._held()
@@ -145,18 +156,20 @@ class DealtEngine:
         self._elsewhere -= {report.id for report in reports}
         if not self._waiting and self._elsewhere:
             raise EngineError(f"{len(self._elsewhere)} requests came back from no rank; this is an error of trew")
-        if not self._waiting:
-            self._end()
         return reports
 
     def _abandon(self) -> None:
         """Ends a round whose completions nobody wants any more; waits for the other ranks to notice."""
-        self._queued, self._elsewhere = [], set()
+        self._queued, self._elsewhere, self._here = [], set(), set()
         if self._waiting:
             self._ranks.abandon(self._round)
             while self._waiting:
                 self._ranks.receive(self._waiting.pop(0))
         self._end()
+
+    def _end_if_done(self) -> None:
+        if not (self._waiting or self._here or self._elsewhere):
+            self._end()
 
     def _end(self) -> None:
         if self._open is not None:
