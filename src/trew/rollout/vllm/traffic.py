@@ -18,6 +18,8 @@ from .endpoint import Endpoint
 GENERATE = "/inference/v1/generate"
 _TOKENS = re.compile(rb"^vllm:(?:generation|prompt)_tokens_total(?:\{[^}]*\})? (\S+)", re.MULTILINE)
 """The counters of tokens in a server's metrics: one line for each of its engines."""
+LOOK_S = 1.0
+"""How often a server's counters are read: a hung one is noticed within twice as long of its limit."""
 
 
 class Traffic:
@@ -137,19 +139,23 @@ class _Line:
 
     async def _watch(self) -> None:
         """Cancels all requests once the server has made no token for too long."""
-        often = min(2.0, self.traffic.hang_s / 4)
-        before = None
+        often, before = min(LOOK_S, self.traffic.hang_s / 4), None
         while self.open:
-            await asyncio.sleep(often)
-            found = await self._tokens(often)
+            await asyncio.sleep(min(often, max(self._left(), 0.0)))
+            # A server that answers nothing must not delay the verdict, nor one that answers slowly be blamed for it.
+            found = await self._tokens(min(2 * often, max(self._left(), often / 2)))
             if self.endpoint in self.traffic.paused or (found is not None and found != before):
                 self.moved = _now()
             before = before if found is None else found
-            if _now() - self.moved > self.traffic.hang_s:
+            if self._left() <= 0:
                 self.hung = True
                 for task in list(self.open):
                     task.cancel()
                 return
+
+    def _left(self) -> float:
+        """Seconds until the server counts as hung."""
+        return self.traffic.hang_s - (_now() - self.moved)
 
     async def _tokens(self, timeout_s: float) -> float | None:
         """How many tokens the server has read and made so far; None where it does not say."""
