@@ -101,13 +101,16 @@ test-vllm: $(VENV)/.installed-dev .venv-vllm/.installed
 mutation: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/mutation.py
 
-# What docs/performance.md shows: whole steps next to TRL's, generation, the machine's floor, scaling. Two hours.
-performance: $(VENV)/.installed .venv-trl/.installed
+# What docs/performance.md shows: whole steps next to TRL's, generation, the machine's floor, scaling, ranks and servers. Three hours.
+performance: $(VENV)/.installed .venv-trl/.installed .venv-vllm/.installed
+	$(BIN)/trew cluster install-plugin .venv-vllm/bin/python
 	$(BIN)/python benchmarks/step.py --peer trl --patience 300 --json benchmarks/results/step.json
 	$(BIN)/python benchmarks/step.py --peer hf --patience 300 --json benchmarks/results/generate.json
+	$(BIN)/python benchmarks/step.py --peer vllm --patience 300 --json benchmarks/results/vllm-generate.json
 	$(BIN)/python benchmarks/floor.py --patience 300 --json benchmarks/results/floor.json
 	$(BIN)/python benchmarks/scaling.py --patience 300 --json benchmarks/results/scaling.json
 	$(BIN)/python benchmarks/paths.py --patience 300 --json benchmarks/results/paths.json
+	$(BIN)/python benchmarks/cluster.py --patience 300 --json benchmarks/results/cluster.json
 	$(BIN)/python benchmarks/figures.py
 
 # The pinned versions against the database of known vulnerabilities. Needs the network.

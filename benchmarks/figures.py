@@ -19,7 +19,9 @@ from trew.runs.report.svg import CSS, side_by_side
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-PAGE, MEMORY_PAGE, PAIRS_PAGE = (ROOT / "docs" / f"{name}.md" for name in ("performance", "memory", "reward-models"))
+PAGE, MEMORY_PAGE, PAIRS_PAGE, SCALE_PAGE = (
+    ROOT / "docs" / f"{name}.md" for name in ("performance", "memory", "reward-models", "scale")
+)
 IMAGES = ROOT / "docs" / "images"
 PHASES = (("generate", ("generate",)), ("old and reference log-probs", ("old", "ref")),
           ("training pass", ("train", "forward", "backward", "optimizer")), ("rest", ("rest",)))  # fmt: skip
@@ -33,6 +35,7 @@ def files() -> dict[Path, str]:
         "machine": (machine, step),
         "step": (step_table, step),
         "generate": (generate_table, hf),
+        "vllm": (vllm_table, load("vllm-generate")),
         "floor": (floor_table, floor),
         "scaling": (scaling_table, scaling),
         "paths": (paths_table, paths),
@@ -43,6 +46,9 @@ def files() -> dict[Path, str]:
         PAGE: filled(PAGE.read_text(encoding="utf-8"), parts),
         MEMORY_PAGE: filled(MEMORY_PAGE.read_text(encoding="utf-8"), {"plan": written(plan_table, load("plan"))}),
         PAIRS_PAGE: filled(PAIRS_PAGE.read_text(encoding="utf-8"), {"pairs": written(pairs_table, load("pairs"))}),
+        SCALE_PAGE: filled(
+            SCALE_PAGE.read_text(encoding="utf-8"), {"cluster": written(cluster_table, load("cluster"))}
+        ),
         IMAGES / "performance-step.svg": stacked(shown),
         IMAGES / "performance-scaling.svg": scaling_picture(scaling),
     }
@@ -122,6 +128,28 @@ def generate_table(found: dict[str, Any]) -> str:
         for r in found["rows"]
     ]  # fmt: skip
     return table(("model", "setting", "trew, s", "transformers, s", "ratio", "trew, tokens/s"), rows)
+
+
+def vllm_table(found: dict[str, Any]) -> str:
+    rows = []
+    for r in found["rows"]:
+        ours, theirs = (f"{r['tokens_per_second'][side]:,.0f}" for side in ("ours", "peer"))
+        busy = f"{max(r['foreign_cpu'].values()):.2f}"
+        rows.append((r["setting"].replace("x", " × ").replace("-", ", "), ours, theirs, ratio(r), busy))
+    versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
+    head = ("prompts × completions, type", "trew, tokens/s", "vLLM, tokens/s", "ratio", "cores that others used")
+    return f"Measured {found['date']}; {versions}.\n\n{table(head, rows)}"
+
+
+def cluster_table(found: dict[str, Any]) -> str:
+    rows = []
+    for r in found["rows"]:
+        value, target = (f"{r[key]:.3g} {r['unit']}".strip() for key in ("value", "target"))
+        rows.append((r["name"], f"**{value}**", target, "yes" if r["value"] <= r["target"] else "no"))
+    m, versions = found["machine"], ", ".join(f"{name} {version}" for name, version in found["versions"].items())
+    where = f"{m['cpu']}, {m['cores']} cores, beside other work"
+    said = f"Measured {found['date']} on {where}; {versions}."
+    return f"{said}\n\n{table(('what', 'measured', 'at most', 'met'), rows)}"
 
 
 def paths_table(found: dict[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
     python benchmarks/step.py --peer trl        whole steps, against TRL in .venv-trl (make .venv-trl/.installed)
     python benchmarks/step.py --peer hf         generation alone, against generate of transformers
+    python benchmarks/step.py --peer vllm       generation alone, against vLLM's build for CPUs in .venv-vllm
     python benchmarks/step.py --peer none       ours alone
 
     --models A,B  --settings fixed-fp32,...  --repeats 3  --json FILE  --set key=value (of our recipe; for plain paths)
@@ -22,6 +23,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -56,6 +58,17 @@ SETTINGS: dict[str, dict[str, Any]] = {
 GENERATION = ("fixed-fp32", "ragged-fp32", "fixed-bf16", "ragged-bf16")
 """Settings that differ in generation, for ``--peer hf``."""
 
+SERVED: dict[str, dict[str, Any]] = {
+    "2x8-fp32": {},
+    "2x8-bf16": {"dtype": "bfloat16"},
+    "16x8-fp32": {"prompts": 16},
+    "16x8-bf16": {"prompts": 16, "dtype": "bfloat16"},
+}
+"""Settings for ``--peer vllm``: prompts x completions."""
+
+OPENMP = ROOT / ".venv-vllm" / "lib" / "libiomp5.so"
+"""Intel's OpenMP, which vLLM's documentation has one preload for speed on CPUs."""
+
 PEER_ROWS = {"A": 16, "B": 8, "tiny": 32}
 """Sequences in one of TRL's micro-batches at equal precision: with these it is quickest."""
 
@@ -73,7 +86,7 @@ PHASES = {
 
 def main() -> None:
     args = arguments()
-    settings = {name: SETTINGS[name] for name in args.settings}
+    settings = {name: known(args.peer)[name] for name in args.settings}
     rows = kept(args)
     with tempfile.TemporaryDirectory(prefix="trew-step-") as scratch:
         print(heading(), flush=True)
@@ -82,17 +95,19 @@ def main() -> None:
             save_model(folder, SHAPES[model])
             for setting, given in settings.items():
                 prompts, group = BATCHES[model]
+                sizes: dict[str, Any] = {"prompts": prompts, **given}
                 work = Work(
-                    shape=SHAPES[model], prompts=prompts, group=group, steps=args.steps or STEPS[model],
-                    threads=args.threads, device=args.device, peer_rows=args.peer_rows or PEER_ROWS[model],
-                    train=args.peer != "hf", overrides=tuple(args.set),
-                    **given,
+                    shape=SHAPES[model], group=group, steps=args.steps or STEPS[model], threads=args.threads,
+                    device=args.device, peer_rows=args.peer_rows or PEER_ROWS[model],
+                    train=args.peer not in ("hf", "vllm"), overrides=tuple(args.set),
+                    **sizes,
                 )  # fmt: skip
                 pairs = measured(work, folder, args)
                 rows.append(row(model, setting, args.peer, work, pairs))
                 print(shown(rows[-1]), flush=True)
                 if args.json:
-                    rows.sort(key=lambda r: (list(SHAPES).index(r["model"]), list(SETTINGS).index(r["setting"])))
+                    order = list(known(args.peer))
+                    rows.sort(key=lambda r: (list(SHAPES).index(r["model"]), order.index(r["setting"])))
                     args.json.write_text(json.dumps(head(args) | {"rows": rows}, indent=1) + "\n")
 
 
@@ -109,9 +124,11 @@ def arguments() -> argparse.Namespace:
 
         return read
 
-    parser.add_argument("--peer", choices=("trl", "hf", "none"), default="none")
-    parser.add_argument("--models", type=names(SHAPES), default=["A", "B"])
-    parser.add_argument("--settings", type=names(SETTINGS), help=f"of {', '.join(SETTINGS)}; all by default")
+    parser.add_argument("--peer", choices=("trl", "hf", "vllm", "none"), default="none")
+    models = "A and B by default; next to vLLM, which has no attention for the narrow heads of A, B alone"
+    parser.add_argument("--models", type=names(SHAPES), help=models)
+    settings = f"of {', '.join(SETTINGS)}; with --peer vllm of {', '.join(SERVED)}; all by default"
+    parser.add_argument("--settings", type=names(SETTINGS | SERVED), help=settings)
     parser.add_argument("--repeats", type=int, default=3, help="how often each side runs, in turn")
     parser.add_argument("--steps", type=int, default=0, help=f"measured steps of each run, after a warm-up: {STEPS}")
     parser.add_argument("--threads", type=int, default=0, help="0: torch's choice")
@@ -124,10 +141,19 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--keep", action="store_true", help="rows of FILE that are not measured now stay in it")
     args = parser.parse_args()
-    args.settings = args.settings or list(GENERATION if args.peer == "hf" else SETTINGS)
-    if args.peer == "trl" and not (ROOT / ".venv-trl" / ".installed").exists():
-        parser.error("--peer trl: TRL's environment .venv-trl is not there; make it with: make .venv-trl/.installed")
+    args.models = args.models or (["B"] if args.peer == "vllm" else ["A", "B"])
+    args.settings = args.settings or list(GENERATION if args.peer == "hf" else known(args.peer))
+    if unknown := [name for name in args.settings if name not in known(args.peer)]:
+        parser.error(f"--settings: got {', '.join(unknown)}, --peer {args.peer} accepts {', '.join(known(args.peer))}")
+    if args.peer in ("trl", "vllm") and not (ROOT / f".venv-{args.peer}" / ".installed").exists():
+        name = {"trl": "TRL", "vllm": "vLLM"}[args.peer]
+        parser.error(f"--peer {args.peer}: {name}'s environment .venv-{args.peer} is not there; make it with: make "
+                     f".venv-{args.peer}/.installed")  # fmt: skip
     return args
+
+
+def known(peer: str) -> dict[str, dict[str, Any]]:
+    return SERVED if peer == "vllm" else SETTINGS
 
 
 # --------------------------------------------------------------------------------------------------------- measuring
@@ -164,8 +190,9 @@ def measure(work: Work, model: Path, peer: str, patience: float = 0) -> dict[str
     found = {"ours": json.loads(ours.read_text())}
     if peer != "none":
         wait_until_quiet(patience)
-    if peer == "trl":
-        run([ROOT / ".venv-trl" / "bin" / "python", HERE / "work_trl.py", spec, model, theirs, ours])
+    if peer in ("trl", "vllm"):
+        run([ROOT / f".venv-{peer}" / "bin" / "python", HERE / f"work_{peer}.py", spec, model, theirs, ours],
+            preload=OPENMP if peer == "vllm" else None)  # fmt: skip
     elif peer == "hf":
         run([sys.executable, HERE / "work_hf.py", spec, model, theirs, ours])
     if peer != "none":
@@ -174,8 +201,9 @@ def measure(work: Work, model: Path, peer: str, patience: float = 0) -> dict[str
     return found
 
 
-def run(command: list[Any]) -> None:
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True)
+def run(command: list[Any], *, preload: Path | None = None) -> None:
+    env = os.environ | ({"LD_PRELOAD": str(preload)} if preload else {})
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, env=env)
     if done.returncode:
         sys.exit(f"{Path(command[1]).name} failed:\n" + "\n".join(done.stderr.splitlines()[-25:]))
 
@@ -258,9 +286,10 @@ def compared(found: dict[str, Any], pairs: list[dict[str, dict[str, Any]]]) -> d
 
 def head(args: argparse.Namespace) -> dict[str, Any]:
     versions = {"trew": trew.__version__, "torch": torch.__version__, "transformers": transformers.__version__}
-    if args.peer == "trl":
-        folder = next((ROOT / ".venv-trl" / "lib").glob("python*/site-packages/trl-*.dist-info"))
-        versions["trl"] = folder.name.removeprefix("trl-").removesuffix(".dist-info")
+    if args.peer in ("trl", "vllm"):
+        folder = next((ROOT / f".venv-{args.peer}" / "lib").glob(f"python*/site-packages/{args.peer}*-*.dist-info"))
+        name, _, version = folder.name.removesuffix(".dist-info").rpartition("-")
+        versions[name.replace("_", "-")] = version
     return {
         "date": datetime.date.today().isoformat(), "machine": machine(), "versions": versions, "device": args.device,
         "threads": args.threads or torch.get_num_threads(), "repeats": args.repeats,

@@ -210,7 +210,9 @@ class Watch:
         return 1024 * int(line.split()[1])
 
     def result(self) -> dict[str, Any]:
-        return {"loaded_bytes": self.loaded, "peak_bytes": self._memory("VmHWM"), "foreign_cpu": self.load.foreign()}
+        # Both are sums over threads that the kernel brings up to date now and then: the peak may seem the smaller one.
+        peak = max(self._memory("VmHWM"), self.loaded)
+        return {"loaded_bytes": self.loaded, "peak_bytes": peak, "foreign_cpu": self.load.foreign()}
 
 
 class Load:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import importlib
 import json
@@ -9,6 +10,7 @@ import os
 import runpy
 import sys
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +129,13 @@ def test_our_side_runs(module, monkeypatch, tmp_path):
     assert row["memory"]["ours"]["peak_bytes"] >= row["memory"]["ours"]["loaded_bytes"] > 0
 
 
+def test_a_setting_of_another_peer_is_refused(module, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["step.py", "--peer", "none", "--settings", "16x8-fp32"])
+    with pytest.raises(SystemExit, match="2"):
+        module("step").arguments()
+    assert "got 16x8-fp32, --peer none accepts fixed-fp32" in capsys.readouterr().err
+
+
 def test_an_unknown_setting_is_refused(module, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["step.py", "--settings", "fixed-fp33"])
     with pytest.raises(SystemExit, match="2"):
@@ -134,12 +143,103 @@ def test_an_unknown_setting_is_refused(module, monkeypatch, capsys):
     assert "got fixed-fp33, accepts fixed-fp32" in capsys.readouterr().err
 
 
-def test_without_its_environment_the_peer_is_refused(module, monkeypatch, capsys, tmp_path):
+@pytest.mark.parametrize("peer", ["trl", "vllm"])
+def test_without_its_environment_the_peer_is_refused(module, monkeypatch, capsys, tmp_path, peer):
     monkeypatch.setattr(module("step"), "ROOT", tmp_path)
-    monkeypatch.setattr(sys, "argv", ["step.py", "--peer", "trl"])
+    monkeypatch.setattr(sys, "argv", ["step.py", "--peer", peer])
     with pytest.raises(SystemExit, match="2"):
         module("step").arguments()
-    assert "make .venv-trl/.installed" in capsys.readouterr().err
+    assert f"make .venv-{peer}/.installed" in capsys.readouterr().err
+
+
+# ---------------------------------------------------------------------------------------------------- ranks and servers
+
+
+def cluster(module, monkeypatch, *args: str) -> Any:
+    """cluster.py, with these arguments."""
+    monkeypatch.setattr(sys, "argv", ["cluster.py", "--servers", "stand-in", "--model", "tiny", *args])
+    return module("cluster")
+
+
+def runs(module, seconds: float, peak: int, weight: float) -> list[Any]:
+    weights = {"w": torch.full((3,), weight)}
+    return [module("cluster").Measured([seconds, 9.0, seconds], peak, peak // 2, weights, [0.0], 0.0)] * 2
+
+
+def test_two_ranks_are_judged_by_time_and_memory(module, monkeypatch, tmp_path):
+    own = cluster(module, monkeypatch)
+    sides = [runs(module, 2.0, 1000, 1.0), runs(module, 3.2, 600, 1.0)]
+    monkeypatch.setattr(own, "in_turn", lambda recipes, args: sides)
+    time, memory = own.ranks(own.arguments(), tmp_path)
+    assert (time["value"], time["range"], memory["value"]) == (1.6, [1.6, 1.6], 0.6)
+    assert "MISSED" in own.shown(time)
+    assert "met" in own.shown(memory)
+    texts = [path.read_text() for path in sorted((tmp_path / "ranks").glob("*.toml"))]
+    assert "learner = 2" in texts[1]
+    assert "[cluster]" not in texts[0]
+    assert ["threads = 2" in text for text in texts] == [True, False]
+
+
+def test_bits_are_counted(module, monkeypatch, tmp_path):
+    own = cluster(module, monkeypatch)
+    sides = [runs(module, 2.0, 1000, 1.0), runs(module, 2.0, 1000, 1.0)]
+    monkeypatch.setattr(own, "in_turn", lambda recipes, args: sides)
+    assert own.one(own.arguments(), tmp_path)[1]["value"] == 0
+    sides[1] = runs(module, 2.0, 1000, 1.0 + 2**-23)  # the last bit of each of three
+    assert own.one(own.arguments(), tmp_path)[1]["value"] == 3
+
+
+def test_parts_that_are_not_measured_stay(module, monkeypatch, tmp_path, capsys):
+    out = tmp_path / "cluster.json"
+    old = {"part": "ranks", "name": "slow", "value": 2.0, "target": 1.5, "unit": "x", "detail": {}}
+    out.write_text(json.dumps({"rows": [old]}))
+    own = cluster(module, monkeypatch, "--parts", "faults", "--json", str(out))
+    new = {"name": "dead", "value": 0.1, "target": 2.0, "unit": "s", "detail": {}}
+    monkeypatch.setitem(own.MEASURED, "faults", lambda args, scratch: [new])
+    own.main()
+    assert [row["name"] for row in json.loads(out.read_text())["rows"]] == ["slow", "dead"]
+    assert "missed: slow" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("option", "value"), [("--parts", "one,two"), ("--servers", "sglang")])
+def test_unknown_parts_and_servers_are_refused(module, monkeypatch, capsys, option, value):
+    with pytest.raises(SystemExit, match="2"):
+        cluster(module, monkeypatch, option, value).arguments()
+    assert f"got {value.split(',')[-1]}, accepts" in capsys.readouterr().err
+
+
+def test_a_publication_is_timed(module, monkeypatch, tmp_path):
+    """On a stand-in in this process, which starts at once."""
+    from fake_vllm import FakeVllm, serving
+    from trew.rollout.vllm.endpoint import Endpoint
+
+    house = module("cluster_servers")
+
+    @contextlib.contextmanager
+    def near(work: Any, model: Path) -> Iterator[Any]:
+        socket = model.parent / "server.sock"
+        with serving(FakeVllm(model), socket):
+            yield Endpoint("http://localhost", socket), os.getpid
+
+    monkeypatch.setattr(house, "stand_in", near)
+    own = cluster(module, monkeypatch, "--repeats", "1")
+    whole, paused = own.publish(own.arguments(), tmp_path)
+    seconds = whole["runs"][0]
+    assert min(seconds.values()) > 0
+    moved = seconds["written"] + seconds["paused"]
+    assert whole["value"] == pytest.approx(moved / seconds["plain"])
+    assert paused["value"] == pytest.approx(seconds["paused"] / moved)
+
+
+@pytest.mark.nightly
+def test_everything_about_ranks_and_servers_runs(module, monkeypatch, tmp_path):
+    """Real runs of trew train, and servers that are killed and stopped."""
+    out = tmp_path / "cluster.json"
+    cluster(module, monkeypatch, "--repeats", "1", "--steps", "1", "--json", str(out)).main()
+    rows = json.loads(out.read_text())["rows"]
+    assert [row["part"] for row in rows] == ["one", "one", "ranks", "ranks", "publish", "publish", "faults", "faults"]
+    assert rows[1]["value"] == 0
+    assert all(row["value"] <= row["target"] for row in rows if row["part"] == "faults")
 
 
 def test_the_page_is_current(module):
