@@ -1,14 +1,17 @@
 """A stand-in for a vLLM server: its routes and error bodies, as 0.32 has them, around a model of transformers.
 
-``python tests/fake_vllm.py MODEL SOCKET`` serves one by itself; :func:`serving` runs one in this process, with
-``faults`` that a test sets while it runs.
+``python tests/fake_vllm.py MODEL SOCKET`` serves one by itself, :func:`run` with vLLM's own options; :func:`serving` runs
+one in this process, with ``faults`` that a test sets while it runs. Sleep is stricter than vLLM's,
+which crashes or runs out of memory later: a call in the wrong order is refused.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
+import os
 import sys
 import threading
 import time
@@ -47,6 +50,7 @@ class Faults:
     lies: str = ""  # what it calls its weights, whatever it was told
     failing: dict[str, int] = field(default_factory=dict)  # calls to a route that get status 500 from here on
     slow: float = 0.0  # seconds per token
+    sleepless: bool = False  # says that it is awake when it was told to sleep
     lengths: Any = None  # a function of the seed: how many tokens a completion has
 
 
@@ -64,6 +68,8 @@ class FakeVllm:
         }  # fmt: skip
         self.version, self.root, self.started, self.received = "default", None, False, False
         self.paused, self.tokens, self.dead = False, 0, False
+        self.renewed = False  # whether weights came since it slept
+        self.asleep: set[str] = set()  # what memory was given up for
         self.calls: list[tuple[str, Any]] = []
         self.lock, self.threads = threading.Lock(), ThreadPoolExecutor(64)  # one for each request that waits
         routes: dict[tuple[str, str], Any] = {
@@ -73,6 +79,8 @@ class FakeVllm:
             ("GET", "/v1/models"): self.models, ("GET", "/metrics"): self.metrics,
             ("POST", "/inference/v1/generate"): self.generate, ("POST", "/pause"): self.pause,
             ("POST", "/resume"): self.resume, ("GET", "/is_paused"): lambda r: {"is_paused": self.paused},
+            ("POST", "/sleep"): self.sleep, ("POST", "/wake_up"): self.wake_up,
+            ("GET", "/is_sleeping"): lambda r: {"is_sleeping": bool(self.asleep) and not self.faults.sleepless},
             ("POST", "/init_weight_transfer_engine"): self.init, ("POST", "/start_weight_update"): self.start,
             ("POST", "/update_weights"): self.update, ("POST", "/finish_weight_update"): self.finish,
             ("GET", "/weight_info"): lambda r: {"weight_version": self.faults.lies or self.version},
@@ -82,6 +90,8 @@ class FakeVllm:
     def _route(self, method: str, path: str, do: Any) -> Route:
         async def handle(request: Request) -> Response:
             body = json.loads(await request.body() or b"null")
+            if path in ("/sleep", "/wake_up"):  # as vLLM's, they take nothing from the body
+                body = {key: request.query_params.getlist(key) for key in request.query_params}
             self.calls.append((f"{method} {path}", body))
             if self.dead:
                 return Broken()
@@ -121,6 +131,31 @@ class FakeVllm:
             f"vllm:generation_tokens_total{labels} {float(self.tokens)}\n"
         )
 
+    # ---- sleep
+
+    def sleep(self, body: Any) -> Any:
+        """Level 2 keeps nothing: what is left of the weights is noise."""
+        if body.get("level") != ["2"]:
+            raise Refusal(400, f"this stand-in sleeps at level 2 only, got {body}")
+        if not self.asleep:
+            with self.lock, torch.no_grad():
+                for p in [*self.model.parameters(), self.head]:
+                    p.fill_(0.5)
+        self.asleep, self.paused, self.renewed = {"weights", "kv_cache"}, True, False
+        return Response()
+
+    def wake_up(self, body: Any) -> Any:
+        for tag in body.get("tags", ["weights", "kv_cache"]):
+            if tag == "kv_cache" and tag in self.asleep and not self.renewed:
+                raise Refusal(500, "the KV cache would take the memory that loading weights needs")
+            self.asleep.discard(tag)
+        self.paused = self.paused and bool(self.asleep)  # the scheduler goes on once everything is there
+        return Response()
+
+    def _require_awake(self, *tags: str) -> None:
+        if missing := self.asleep.intersection(tags):
+            raise Refusal(500, f"CUDA error: an illegal memory access was encountered ({', '.join(missing)} asleep)")
+
     # ---- weights
 
     def pause(self, body: Any) -> Any:
@@ -129,6 +164,7 @@ class FakeVllm:
             return {"status": "paused"}
 
     def resume(self, body: Any) -> Any:
+        self._require_awake("weights", "kv_cache")
         self.paused = False
         return {"status": "resumed"}
 
@@ -141,6 +177,7 @@ class FakeVllm:
         return {"message": "Weight transfer initialized"}
 
     def start(self, body: Any) -> Any:
+        self._require_awake("weights")
         if self.started:
             raise Refusal(500, "start_weight_update called while a weight update is already active.")
         self.started, self.received = True, False
@@ -178,11 +215,13 @@ class FakeVllm:
             raise Refusal(500, "RuntimeError: nothing was received")
         self.started = self.received = False
         self.version = body["weight_version"]
+        self.renewed = True
         return {"message": "Weight update finished"}
 
     # ---- completions
 
     def generate(self, body: Any) -> Any:
+        self._require_awake("weights", "kv_cache")
         if self.faults.status:
             return error(self.faults.status, "EngineCore encountered an issue.", kind="EngineDeadError")
         sampling, prompt = body["sampling_params"], body["token_ids"]
@@ -331,6 +370,23 @@ def serving(fake: FakeVllm, socket: Path | None = None) -> Iterator[Endpoint]:
         server.should_exit = True
         thread.join()
         fake.threads.shutdown()
+
+
+def run(arguments: list[str]) -> None:
+    """Serves as vLLM's command does, as far as ``--model``, ``--uds`` and ``--max-model-len`` go; prints every call."""
+    given = dict(itertools.pairwise(arguments))
+    fake = FakeVllm(Path(given["--model"]), token=os.environ.get("VLLM_API_KEY", ""))
+    fake.settings["max_model_len"] = int(given["--max-model-len"])
+    fake.calls = Printed()
+    with serving(fake, Path(given["--uds"])):
+        threading.Event().wait()
+
+
+class Printed(list[tuple[str, Any]]):
+    """A list that prints what is appended to it, and keeps nothing."""
+
+    def append(self, item: tuple[str, Any]) -> None:
+        print(f"called {item[0]} {json.dumps(item[1])}", flush=True)
 
 
 if __name__ == "__main__":

@@ -12,9 +12,25 @@ from trew.config import LoraConfig
 from trew.distributed import Ranks, sharding
 from trew.errors import NumericsError, TrewError
 from trew.learner import Learner, Parallel
+from trew.learner.placement import Placement
 from trew.models import loading, lora
-from trew.models.sharded import full
+from trew.models.sharded import full, local
 from trew.objective import preset
+
+
+class Moves:
+    """Moves tensors from the CPU to the CPU: into other memory, and what was there before is lost."""
+
+    def __init__(self) -> None:
+        self.calls: list[torch.device] = []
+        self.numbers = 0
+
+    def __call__(self, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+        self.calls.append(device)
+        self.numbers += tensor.numel()
+        moved = tensor.clone()
+        local(tensor).fill_(float("nan") if tensor.is_floating_point() else 0)
+        return moved
 
 
 def _learner(parallel: Parallel | None, name: str, *, how: str, kind: str, rank: int = 0, **settings: Any) -> Learner:
@@ -36,16 +52,26 @@ def _learner(parallel: Parallel | None, name: str, *, how: str, kind: str, rank:
 
 
 def steps(
-    ranks: Parallel | None, name: str, *, how: str = "fsdp", kind: str = "llama", count: int = 2, **settings: Any
+    ranks: Parallel | None,
+    name: str,
+    *,
+    how: str = "fsdp",
+    kind: str = "llama",
+    count: int = 2,
+    moving: bool = False,
+    **settings: Any,
 ) -> dict[str, Any]:
-    """Log-probs, outputs and weights of ``count`` optimizer steps."""
+    """Log-probs, outputs and weights of ``count`` optimizer steps. ``moving``: tensors leave in between."""
     learner = _learner(ranks, name, how=how, kind=kind, **settings)
     items = help.samples()
     data = help.prepared(help.model(kind), learner.objective, items, seed=3)
     outputs = []
+    placement = Placement(learner, move=Moves() if moving else None)
     for _ in range(count):
+        placement.enter()
         logprobs = learner.logprobs(items)
         out = learner.step(items, data)
+        placement.leave()
         if settings.get("with_reference"):
             learner.update_reference()
         outputs.append({"loss": out.loss, "norm": out.grad_norm, "metrics": dict(out.metrics), "logprobs": logprobs})

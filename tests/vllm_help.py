@@ -104,7 +104,8 @@ def as_at_first(made: House) -> Iterator[None]:
     made.told.clear()
     for fake in made.fakes:
         fake.faults.hangs = False
-        fake.faults, fake.dead = type(fake.faults)(), False
+        fake.faults, fake.dead, fake.paused = type(fake.faults)(), False, False
+        fake.asleep = set()
         fake.calls.clear()
 
 

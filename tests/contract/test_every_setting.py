@@ -154,6 +154,7 @@ ELSEWHERE = {
     "cluster.server_gpus": "tests/unit/test_vllm_server.py",
     "cluster.server_args": "tests/unit/test_vllm_server.py",
     "cluster.python": "tests/unit/test_vllm_environment.py",
+    "cluster.colocate": "tests/integration/test_cli_colocated.py",
     "cluster.endpoints": "tests/unit/test_cluster_rules.py",
     "cluster.request_timeout_s": "tests/unit/test_cluster_rules.py",
     "cluster.sync_timeout_s": "tests/unit/test_cluster_rules.py",

@@ -57,6 +57,7 @@ CASES: dict[str, dict[str, Any]] = {
     "reference": {"name": "grpo", "with_reference": True, "reference_mix": 0.5, "reference_every": 1},
     "offloaded moments": {"name": "grpo", "optimizer": "adamw-offload"},
     "moments in cpu memory": {"name": "grpo", "offloaded": True, "weight_decay": 0.1},
+    "in turns with servers": {"name": "grpo", "moving": True, "with_reference": True},
     "decay and clipping": {"name": "grpo", "weight_decay": 0.1, "max_grad_norm": 0.01},
 }
 

@@ -32,6 +32,9 @@ def problems(**cluster):
         ({"rollout": "vllm", "endpoints": []}, "cluster.rollout: got 'vllm' without servers"),
         ({"rollout": "embedded", "servers": 2}, "cluster.servers: got 2 with cluster.rollout = 'embedded'"),
         ({"rollout": "embedded", "servers": 0, "sync": "files"}, "cluster.sync: got 'files' with"),
+        ({"colocate": True}, "cluster.colocate: got true with cluster.endpoints; only servers that the run starts"),
+        ({"rollout": "embedded", "servers": 0, "colocate": True}, "cluster.colocate: got True with cluster.rollout"),
+        ({"server_args": {"enable-sleep-mode": True}}, "cluster.server_args.enable-sleep-mode: got True, but"),
         ({"server_args": {"seed": 3}}, "cluster.server_args.seed: got 3, but trew sets seed itself: the"),
         ({"server_args": {"max_model_len": 9}}, "cluster.server_args.max_model_len: got 9, but trew sets max"),
         ({"server_args": {"--dtype": "half"}}, "cluster.server_args.--dtype: got 'half', but trew sets dtype"),
@@ -66,3 +69,18 @@ def test_other_options_of_vllm_survive_toml():
     config = parse({**BASE, "cluster": {"rollout": "vllm", "server_args": given, "servers": 1}})
     assert dict(config.cluster.server_args) == given
     assert "gpu-memory-utilization" in dumps(config)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"learner": {"optimizer": "adamw-8bit"}}, "learner.optimizer: got 'adamw-8bit', accepts 'adamw' or"),
+        ({"lora": {"rank": 2, "base": "nf4"}}, "lora.base: got 'nf4', accepts 'float32' or 'bfloat16'"),
+    ],
+)
+def test_what_cannot_leave_a_gpu_is_refused_with_colocate(settings, said):
+    cluster = {"rollout": "vllm", "servers": 1, "colocate": True}
+    with pytest.raises(ConfigError) as error:
+        parse({**BASE, **settings, "cluster": cluster})
+    assert [line for line in error.value.problems if line.startswith(said)]
+    assert parse({**BASE, **settings, "cluster": {**cluster, "colocate": False}})

@@ -31,6 +31,7 @@ def gpus(monkeypatch):
         (8, {}, 8),
         (8, {"servers": 2}, 6),
         (8, {"servers": 2, "server_gpus": 2}, 4),
+        (8, {"servers": 8, "colocate": True}, 8),
         (8, {"endpoints": ["unix:/elsewhere"], "rollout": "vllm"}, 8),
         (8, {"learner": 3}, 3),
     ],

@@ -1,6 +1,7 @@
 """The handshake: a server that does not fit a run is refused with what it has and what is needed."""
 
 import copy
+import dataclasses
 import http.server
 import json
 import socketserver
@@ -134,6 +135,14 @@ def test_missing_routes_are_named_and_not_asked(server, tmp_path):
     (problem,) = problems(tmp_path)
     assert "has no route /pause, /init_weight_transfer_engine, /server_info; start it with VLLM_SERVER_DEV" in problem
     assert server.asked == []
+
+
+def test_a_server_that_takes_turns_needs_more_routes(server, tmp_path):
+    sleeping, endpoint = dataclasses.replace(EXPECTED, sleeps=True), Endpoint("http://localhost", tmp_path / "s")
+    with pytest.raises(ConfigError, match="has no route /sleep, /wake_up, /is_sleeping; start it"):
+        h.check(endpoint, sleeping, root=tmp_path)
+    server.answers["/openapi.json"]["paths"] |= {route: {} for route in h.SLEEP_ROUTES}
+    h.check(endpoint, sleeping, root=tmp_path)
 
 
 def test_a_server_that_is_not_there_is_gone(tmp_path):

@@ -1,6 +1,7 @@
 """Servers as processes of a run, with a small program that plays vLLM: options, readiness, last words, their end."""
 
 import contextlib
+import dataclasses
 import json
 import os
 import signal
@@ -279,9 +280,28 @@ def test_a_server_sees_neither_secrets_nor_what_launchers_told_this_process(monk
     assert told["cwd"] == str(tmp_path / "servers")
 
 
+@pytest.mark.parametrize(("gpus", "expected"), [(2, True), (0, False)])
+def test_servers_that_take_turns_can_sleep_and_know_their_share(tmp_path, gpus, expected):
+    """vLLM's build for CPUs refuses the option, although it has the routes."""
+    tiny.save(tmp_path / "m", "qwen2")
+    made = {"python": Path("/py"), "model": tmp_path / "m", "gpus": gpus}
+    options = dataclasses.replace(launch.options(config(servers=1, colocate=True), **made), share=0.45)
+    line = s.command(options, Path("/run/0.sock"))
+    assert ("--enable-sleep-mode" in line) is expected
+    assert ("--gpu-memory-utilization 0.45" in " ".join(line)) is expected
+    own = launch.options(config(servers=1, server_args={"gpu_memory_utilization": 0.3}, colocate=True), **made)
+    text = " ".join(s.command(dataclasses.replace(own, share=0.45), Path("/run/0.sock")))
+    assert "--gpu-memory-utilization 0.3" in text
+    assert "0.45" not in text
+    apart = s.command(launch.options(config(servers=1), **made), Path("/run/0.sock"))
+    assert not {"--enable-sleep-mode", "--gpu-memory-utilization"} & set(apart)
+
+
 @pytest.mark.parametrize(
     ("cluster", "device", "expected"),
     [
+        ({"servers": 4, "colocate": True}, "cuda:0", ["0", "1", "2", "3"]),
+        ({"servers": 1, "server_gpus": 2, "colocate": True}, "cuda:0", ["0,1"]),
         ({"servers": 1}, "cuda:0", ["3"]),
         ({"servers": 3}, "cuda", ["1", "2", "3"]),
         ({"servers": 1, "server_gpus": 2}, "cuda:0", ["2,3"]),
@@ -297,7 +317,7 @@ def test_servers_have_the_last_gpus(cluster, device, expected):
     ("cluster", "says"),
     [
         ({"servers": 5}, "got 5 with cluster.server_gpus = 1, which needs 5 GPUs; this process sees 4"),
-        ({"servers": 4}, "shares GPU 0 with the learner"),
+        ({"servers": 4}, "shares GPU 0 with the learner.*set cluster.colocate = true"),
     ],
 )
 def test_too_few_gpus_are_refused(cluster, says):

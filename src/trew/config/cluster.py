@@ -29,7 +29,7 @@ RESERVED = {
     "api-server-count": _ONE, "headless": _ONE, "nnodes": _ONE,
     "host": _ADDRESS, "port": _ADDRESS, "uds": _ADDRESS, "api-key": _ADDRESS, "ssl-keyfile": _ADDRESS,
     "ssl-certfile": _ADDRESS, "root-path": _ADDRESS, "grpc": _ADDRESS, "grpc-port": _ADDRESS, "config": _ADDRESS,
-    "enable-scale-out": _VERSIONS, "weight-transfer-config": _VERSIONS,
+    "enable-sleep-mode": "cluster.colocate sets it", "enable-scale-out": _VERSIONS, "weight-transfer-config": _VERSIONS,
     "logprobs-mode": _EXACT, "generation-config": _EXACT, "override-generation-config": _EXACT,
     "logits-processors": _EXACT, "speculative-config": _EXACT,
     "disable-log-stats": "its counters say whether a server makes progress",
@@ -62,12 +62,17 @@ def _engine(cluster: ClusterConfig) -> Iterator[str]:
         )
     if cluster.rollout == "embedded":
         defaults = ClusterConfig()
-        for key in ("servers", "endpoints", "sync", "python", "server_args"):
+        for key in ("servers", "colocate", "endpoints", "sync", "python", "server_args"):
             if (got := getattr(cluster, key)) != getattr(defaults, key):
                 yield f"cluster.{key}: got {got!r} with cluster.rollout = 'embedded'; set cluster.rollout = 'vllm'"
 
 
 def _endpoints(cluster: ClusterConfig) -> Iterator[str]:
+    if cluster.endpoints and cluster.colocate:
+        yield (
+            "cluster.colocate: got true with cluster.endpoints; only servers that the run starts take turns with it: "
+            "set cluster.servers instead, or remove cluster.colocate"
+        )
     found = []
     for i, text in enumerate(cluster.endpoints):
         if (address := split_address(text)) is None:

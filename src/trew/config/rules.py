@@ -169,6 +169,22 @@ def _lora(c: Config) -> Iterator[str]:
 def _cluster(c: Config) -> Iterator[str]:
     yield from cluster.problems(c.cluster)
     yield from _ranks(c)
+    if c.cluster.colocate:
+        yield from _colocated(c)
+
+
+def _colocated(c: Config) -> Iterator[str]:
+    """Settings whose tensors cannot leave a GPU and come back."""
+    refused = {
+        "learner.optimizer": (c.learner.optimizer == "adamw-8bit", "'adamw' or 'adamw-offload'"),
+        "lora.base": (c.lora.base == "nf4", "'float32' or 'bfloat16'"),
+    }
+    for name, (bad, accepts) in refused.items():
+        if bad:
+            yield (
+                f"{name}: got {_value(c, name)!r}, accepts {accepts} with cluster.colocate = true, where the learner "
+                "leaves the GPU while servers use it"
+            )
 
 
 def _ranks(c: Config) -> Iterator[str]:

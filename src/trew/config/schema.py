@@ -133,6 +133,7 @@ class ClusterConfig:
     sync: WeightRoute = "auto"  # how servers get the weights; files = as safetensors files
     servers: int = 0  # vLLM servers that the run starts on this machine, and ends with itself
     server_gpus: int = 1  # GPUs of each server (tensor parallel); on a machine without GPUs, servers use the CPU
+    colocate: bool = False  # servers and learner use the same GPUs, in turns
     endpoints: tuple[str, ...] = ()  # addresses of vLLM servers that run already; their token is in TREW_SERVER_TOKEN
     python: str = ""  # the Python that has vLLM; empty = that of trew cluster install-vllm
     server_args: Mapping[str, Any] = field(default_factory=dict)  # more options of vLLM, for servers that are started

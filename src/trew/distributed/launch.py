@@ -44,11 +44,11 @@ def _free_gpus(config: Config) -> int:
     means = "cluster.learner: got 0, which means every GPU that servers leave"
     if not every:
         raise ConfigError(f"{means}; this machine has none: set the number of ranks, 1 for a single process")
-    taken = cluster.servers * cluster.server_gpus
+    taken = 0 if cluster.colocate else cluster.servers * cluster.server_gpus
     if taken >= every:
         raise ConfigError(
             f"{means}; cluster.servers = {cluster.servers} with cluster.server_gpus = {cluster.server_gpus} leave none "
-            f"of {every}: use fewer"
+            f"of {every}: use fewer, or cluster.colocate = true"
         )
     return every - taken
 

@@ -115,6 +115,23 @@ class Learner:
         said = [*self._runner.messages, *(self._reference.messages if self._reference else [])]
         return list(dict.fromkeys(said))
 
+    @property
+    def models(self) -> list[torch.nn.Module]:
+        """The modules that it computes with: the model, and the reference where that is another."""
+        reference = self._reference.model if self._reference is not None else self.model
+        return [self.model] if reference is self.model else [self.model, reference]
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """The optimizer, whose state belongs to the parameters of the model."""
+        return self._optimizer
+
+    def release(self) -> None:
+        """Frees memory that is not needed until the next pass."""
+        for runner in (self._runner, self._at_one, self._reference):
+            if runner is not None:
+                runner.release()
+
     def verify(self, samples: Sequence[TrainingSample]) -> None:
         """Decides the execution path on whole samples, where it is not decided yet. To be called before
         truncated samples are run, which must not decide it."""

@@ -18,10 +18,11 @@ from ..diagnostics.monitors import Monitors
 from ..distributed import Ranks
 from ..distributed.orders import BroadcastRollouts, DealtEngine, Held, Orders
 from ..learner import Learner
+from ..learner.placement import Placement
 from ..models import loading
 from ..models.backend import Backend
 from ..models.lora import Adapters
-from ..rollout import Engine
+from ..rollout import Engine, RolloutSource
 from ..rollout.endings import facts_of
 from ..rollout.stale import StaleRollouts
 from ..rollout.sync import SyncRollouts
@@ -47,6 +48,7 @@ class Parts:
     learner: Learner
     backend: Backend | None
     held: Held  # makes sharded weights whole on every rank
+    placement: Placement  # where the learner's tensors are
 
     def engine(self, plan: Plan) -> TorchEngine:
         """An embedded engine on this rank's model."""
@@ -79,7 +81,12 @@ def parts(plan: Plan, ranks: Ranks | None = None) -> Parts:
         offloaded=config.cluster.offload == "optimizer",
     )  # fmt: skip
     learner.measure_entropy = config.cluster.rollout == "vllm"  # servers do not report entropies
-    return Parts(model, adapters, learner, backend, held)
+    placement = Placement(learner)
+    if config.cluster.colocate:
+        placement.leave()  # servers start on the same GPUs
+        if ranks is not None:
+            ranks.gather(None)  # on every rank
+    return Parts(model, adapters, learner, backend, held, placement)
 
 
 def sharded(config: Config) -> bool:
@@ -135,8 +142,9 @@ def build(
     gets what must be closed however it ends."""
     config = plan.config
     made = parts(plan, None if orders is None else orders.ranks)
-    engine, weights = _sampler(plan, made, folder, display, ending, orders)
+    # Before servers start, which take what is left of a GPU that they share.
     plan.rewards.load(device=plan.device, decode=plan.renderer.decode)
+    engine, weights = _sampler(plan, made, folder, display, ending, orders)
     rollouts = (StaleRollouts if config.rollout.stale_steps else SyncRollouts)(
         engine, config=config, objective=plan.objective, prompts=plan.train, rewards=plan.rewards, correct=plan.correct
     )
@@ -145,7 +153,7 @@ def build(
     made.learner.before_update, made.learner.tell = writer.release, display.line
     program = PolicyProgram(
         plan=plan, model=made.model, engine=engine, policy=made.learner, adapters=made.adapters, rollouts=rollouts,
-        source=rollouts if orders is None else BroadcastRollouts(rollouts, orders),
+        source=_source(rollouts, engine, made, orders),
         monitors=Monitors(plan.rewards.rewards, shuffled=config.data.shuffle),
         health=Health(Facts.of(to_table(config))),
         timetable=Timetable(config.steps, config.eval.every, config.checkpoint.every, config.checkpoint.keep),
@@ -156,19 +164,31 @@ def build(
     return program
 
 
+def _source(rollouts: SyncRollouts, engine: Engine, made: Parts, orders: Orders | None) -> RolloutSource:
+    """The source of the loop's rollouts."""
+    source: RolloutSource = rollouts
+    if rollouts.config.cluster.colocate:
+        from ..rollout.vllm.engine import VllmEngine
+        from .turns import TurnsOfSource
+
+        assert isinstance(engine, VllmEngine)
+        source = TurnsOfSource(source, made.placement, engine)
+    return source if orders is None else BroadcastRollouts(source, orders)
+
+
 def _sampler(
     plan: Plan, made: Parts, folder: RunFolder, display: Display, ending: contextlib.ExitStack, orders: Orders | None
 ) -> tuple[Engine, WeightSync]:
     """The engine, and how it gets the policy's weights. ``ending`` ends what must not outlive the run."""
     if plan.config.cluster.rollout == "vllm":
-        engine, weights = _on_servers(plan, made.model, folder, display, ending)
+        engine, weights = _on_servers(plan, made, folder, display, ending, orders)
         return engine, weights if orders is None else Together(weights, orders)
     own = made.engine(plan)
     return own if orders is None else DealtEngine(own, orders, made.held), InPlace()
 
 
 def _on_servers(
-    plan: Plan, model: Any, folder: RunFolder, display: Display, ending: contextlib.ExitStack
+    plan: Plan, made: Parts, folder: RunFolder, display: Display, ending: contextlib.ExitStack, orders: Orders | None
 ) -> tuple[Engine, WeightSync]:
     """An engine on vLLM servers: those of the recipe, or those that are started here."""
     from ..rollout.vllm import handshake, launch
@@ -176,10 +196,10 @@ def _on_servers(
     from ..rollout.vllm.engine import VllmEngine
     from ..weights.files import PublishedFiles, version_size
 
-    cluster, facts = plan.config.cluster, facts_of(model)
+    cluster, facts = plan.config.cluster, facts_of(made.model)
     token = os.environ.get("TREW_SERVER_TOKEN", "")
     endpoints = tuple(Endpoint.parse(address, token) for address in cluster.endpoints)
-    restart = None
+    restart = stop = None
     if not endpoints:
         files = loading.folder(plan.config.model)
         assert files is not None, "the model was loaded from there"
@@ -187,8 +207,10 @@ def _on_servers(
         ending.enter_context(servers)
         display.line(f"note: starting {cluster.servers} vLLM servers; their logs are in {folder.folder / 'servers'}")
         servers.start()
-        endpoints, restart = servers.endpoints, servers.restart
-    expected = handshake.Expected(plan.config.learner.dtype, facts.vocabulary, planning.most_tokens(plan))
+        endpoints, restart, stop = servers.endpoints, servers.restart, servers.stop
+    expected = handshake.Expected(
+        plan.config.learner.dtype, facts.vocabulary, planning.most_tokens(plan), sleeps=cluster.colocate
+    )
     for endpoint in endpoints:
         handshake.check(endpoint, expected, root=folder.folder.resolve())
 
@@ -198,11 +220,16 @@ def _on_servers(
 
     engine = VllmEngine(
         endpoints, plan.renderer, facts=facts, request_timeout_s=cluster.request_timeout_s,
-        sync_timeout_s=cluster.sync_timeout_s, restart=restart, tell=tell,
+        sync_timeout_s=cluster.sync_timeout_s, restart=restart, stop=stop, tell=tell,
     )  # fmt: skip
     weights = PublishedFiles(
-        folder.folder, dtype=plan.config.learner.dtype, size=version_size(model.config, plan.config.learner.dtype),
+        folder.folder, dtype=plan.config.learner.dtype, size=version_size(made.model.config, plan.config.learner.dtype),
         vocabulary=facts.vocabulary, positions=facts.positions,
     )  # fmt: skip
     ending.callback(weights.close)
-    return engine, weights
+    if not cluster.colocate:
+        return engine, weights
+    from .turns import TurnsOfWeights
+
+    meet = (lambda: None) if orders is None else functools.partial(orders.ranks.gather, None)
+    return engine, TurnsOfWeights(weights, made.placement, meet)

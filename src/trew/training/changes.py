@@ -32,6 +32,7 @@ FREE = (
     "cluster.sync",
     "cluster.servers",
     "cluster.server_",
+    "cluster.colocate",
     "cluster.endpoints",
     "cluster.python",
     "cluster.request_timeout_s",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +20,7 @@ from ..rollout.endings import facts_of
 from ..runs import checkpoint_files, tensor_files
 from ..runs.writer import Writer
 from ..utils.signals import ALWAYS
-from ..weights import InPlace
+from ..weights import InPlace, WeightSync
 from ..weights.files import canary_samples
 from . import loop, planning
 from .build import parts
@@ -27,6 +28,7 @@ from .policy_program import for_files, from_files
 from .run import Attempt
 from .summary import help_to_gather
 from .team import Gathering
+from .turns import TurnsOfRank, TurnsOfSource
 
 
 class Over(Exception):
@@ -70,11 +72,15 @@ class FollowerRun:
         self.config, self.objective = config, self.plan.objective
         self._parts = parts(self.plan, self._ranks)
         self.policy, self.engine = self._parts.learner, None
-        self.rollouts = self
-        self.weights: InPlace | Gathering
+        self.rollouts: Any = self
+        self.weights: WeightSync
         if config.cluster.rollout == "vllm":
             facts = facts_of(self._parts.model)
             self.weights = Gathering(canary_samples(facts.vocabulary, facts.positions))
+            if config.cluster.colocate:
+                meet = functools.partial(self._ranks.gather, None)
+                self.weights = TurnsOfRank(self.weights, self._parts.placement, meet)
+                self.rollouts = TurnsOfSource(self, self._parts.placement, None)  # pyright: ignore[reportArgumentType]
         else:
             self.engine = self._parts.engine(self.plan)
             self.weights = InPlace()

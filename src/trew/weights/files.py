@@ -63,9 +63,18 @@ class PublishedFiles:
         anything, where there is no room; EngineError where no server has got the weights."""
         if not isinstance(engine, VllmEngine):
             raise EngineError(f"weights are published to vLLM servers, got {type(engine).__name__}")
-        if self.newest is None or self.newest.version != policy.version:
+        engine.update(self.write(policy, engine))
+
+    def is_new(self, policy: Policy) -> bool:
+        """Whether the policy's weights are not written yet."""
+        return self.newest is None or self.newest.version != policy.version
+
+    def write(self, policy: Policy, engine: VllmEngine) -> Published:
+        """The first half of :meth:`publish`: the policy's version, written where it is new. No server is asked for
+        anything."""
+        if self.newest is None or self.is_new(policy):
             self.newest = self._write(policy, local=all(server.endpoint.local for server in engine.servers))
-        engine.update(self.newest)
+        return self.newest
 
     def close(self) -> None:
         """Removes all versions."""

@@ -23,6 +23,7 @@ from .answers import Asked, BadAnswer, body, read
 from .client import ServerGone, ServerRefused
 from .endpoint import Endpoint
 from .revival import Revival
+from .sleep import sleep
 from .traffic import Traffic
 from .update import Published, update
 
@@ -46,6 +47,7 @@ class Server:
     groups: int = 0  # the requests that they are in
     bad: int = 0  # answers in a row that could not be right
     lives: int = 0  # how often it was given up
+    asleep: bool = False  # so that others may use its GPUs
     gap: float = 0.0  # mean difference of the canary in nats, at the last update
 
 
@@ -73,8 +75,8 @@ class VllmEngine:
     once. A request's draws come from a seed that is a hash of (sampling.seed, prompt.uid), plus its sample number.
     Requests go to the server with the least to do. ``facts``: of the model that is trained. ``request_timeout_s``:
     without a new token, a server is given up. ``sync_timeout_s`` limits each step of an update. ``restart`` starts the
-    server of that number again, at its endpoint, and raises EngineError where it cannot. ``tell`` receives warnings
-    about servers; ``counts`` has lost and refused completions.
+    server of that number again, at its endpoint, and raises EngineError where it cannot; ``stop`` ends it, whatever it
+    does. ``tell`` receives warnings about servers; ``counts`` has lost and refused completions.
 
     A server that fails is not used before an update has succeeded again: its requests are Lost. With ``restart``, one
     that died or hung is restarted and updated in the background, while the others go on. Once there is no server left
@@ -92,10 +94,11 @@ class VllmEngine:
         request_timeout_s: float = 120.0,
         sync_timeout_s: float = 300.0,
         restart: Callable[[int], None] | None = None,
+        stop: Callable[[int], None] | None = None,
         tell: Callable[[str], None] = lambda text: None,
     ) -> None:
         self.servers = [Server(endpoint, number) for number, endpoint in enumerate(endpoints)]
-        self._restart = restart
+        self._restart, self._stop = restart, stop
         self._newest: Published | None = None
         self._revivals: dict[Server, Revival] = {}  # servers that are on their way back
         self.renderer, self.facts = renderer, facts
@@ -348,6 +351,31 @@ class VllmEngine:
         self._labels = {label: version for label, version in self._labels.items() if version >= oldest}
         self._require_a_server()
 
+    def sleep(self) -> None:
+        """Has all servers give up their memory, so that others may use their GPUs until the next :meth:`update`; one
+        that keeps it is ended. Raises EngineError where a server cannot be ended."""
+        while self._revivals:  # they take memory too, and would be nowhere if they were ended each time
+            next(iter(self._revivals.values())).wait(_LOOK_S)
+            self._welcome()
+        awake = [server for server in self.servers if not server.asleep]
+        if awake:
+            with ThreadPoolExecutor(len(awake), thread_name_prefix="trew-sleep") as threads:
+                list(threads.map(self._sleep, awake))
+
+    def _sleep(self, server: Server) -> None:
+        before, server.version = server.version, None
+        try:
+            sleep(server.endpoint, timeout_s=self.sync_timeout_s)
+        except EngineError as error:
+            if self._stop is None:
+                raise
+            self._stop(server.number)
+            server.why, server.lives = str(error), server.lives + 1
+            if before is not None:  # else this was told when it failed
+                self.tell(f"{error}; the server is ended, and started again at the next update")
+        else:
+            server.asleep, server.why = True, f"server {server.endpoint}: is asleep until the next update"
+
     def _bring_up(self, published: Published, servers: Sequence[Server]) -> None:
         """Updates servers side by side; one that fails is not used, and says why. Those that are gone are restarted."""
         for server in servers:
@@ -369,11 +397,13 @@ class VllmEngine:
 
     def _update(self, server: Server, published: Published) -> bool:
         """Brings a server to these weights; returns whether it is gone."""
+        asleep, server.asleep = server.asleep, False
         try:
-            server.gap = update(server.endpoint, published, timeout_s=self.sync_timeout_s)
+            server.gap = update(server.endpoint, published, timeout_s=self.sync_timeout_s, asleep=asleep)
         except EngineError as error:
             server.why = str(error)
-            return isinstance(error, ServerGone)
+            # One that is half awake would take no order to sleep.
+            return asleep or isinstance(error, ServerGone)
         server.version, server.bad = published.version, 0
         return False
 

@@ -18,6 +18,8 @@ ROUTES = (
     "/update_weights", "/finish_weight_update", "/weight_info", "/server_info",
 )  # fmt: skip
 """What is asked of a server. Control routes are there in development mode only."""
+SLEEP_ROUTES = ("/sleep", "/wake_up", "/is_sleeping")
+"""The same of servers that take turns with the learner."""
 SETTINGS = {"logprobs_mode": "processed_logprobs", "generation_config": "vllm"}
 """Of vLLM's model_config: log-probs are of the sampling distribution, and no default comes from the model's files."""
 BACKEND = "trew_files"
@@ -32,11 +34,13 @@ _START = (
 @dataclass(frozen=True, slots=True)
 class Expected:
     """What a run needs of its servers. ``dtype``: that of the learner's computations; ``vocabulary``: rows of the
-    model's embedding; ``length``: tokens of the longest prompt with its completion."""
+    model's embedding; ``length``: tokens of the longest prompt with its completion; ``sleeps``: whether servers take
+    turns with the learner."""
 
     dtype: str
     vocabulary: int
     length: int
+    sleeps: bool = False
 
 
 def check(endpoint: Endpoint, expected: Expected, *, root: Path) -> None:
@@ -52,7 +56,8 @@ def _problems(endpoint: Endpoint, expected: Expected, root: Path) -> Iterator[st
     version = _ask(endpoint, "/version").get("version")
     if not environment.supported(str(version)):
         yield f"has vLLM {version}, accepts {environment.accepts()}"
-    missing = [route for route in ROUTES if route not in _ask(endpoint, "/openapi.json").get("paths", {})]
+    needed = (*ROUTES, *(SLEEP_ROUTES if expected.sleeps else ()))
+    missing = [route for route in needed if route not in _ask(endpoint, "/openapi.json").get("paths", {})]
     if missing:
         yield f"has no route {', '.join(missing)}; {_START}"
     if "/server_info" not in missing:

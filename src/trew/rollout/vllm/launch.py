@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,10 @@ from .server import Options, Servers
 GIB = 2**30
 SHORTEST = 64
 """Positions that a server has at least: the sequences that are compared after each update have 48."""
+MOST_SHARE = 0.92
+"""vLLM's own default, of a GPU's memory."""
+RESERVE = 0.05
+"""The share of a GPU's memory that is left for what comes and goes beside a server that takes turns."""
 _CACHE_SHARE = 8  # of free memory, its inverse, for the keys and values of all servers on a CPU
 
 
@@ -32,6 +38,8 @@ def servers(config: Config, *, model: Path, device: str, folder: Path) -> Server
         raise ConfigError([f"cluster.python: {problem}" for problem in problems])
     gpus = [] if found.cpu else shares(config, visible(), device=device)
     made = options(config, python=found.python, model=model, gpus=config.cluster.server_gpus if gpus else 0)
+    if gpus and config.cluster.colocate:
+        made = dataclasses.replace(made, share=share_of(*torch.cuda.mem_get_info(device)))
     return Servers(made, count=config.cluster.servers, folder=folder, devices=gpus)
 
 
@@ -49,7 +57,7 @@ def options(config: Config, *, python: Path, model: Path, gpus: int) -> Options:
         # Servers and learner take turns in a synchronous run, so that each side may use all processors.
         threads=max(1, len(os.sched_getaffinity(0)) // count),
         cache_gib=_cache_gib(table, dtype=config.learner.dtype, tokens=length * config.rollout.batch, count=count),
-        more=config.cluster.server_args,
+        sleeps=config.cluster.colocate, more=config.cluster.server_args,
     )  # fmt: skip
 
 
@@ -62,6 +70,16 @@ def _cache_gib(table: dict[str, Any], *, dtype: str, tokens: int, count: int) ->
     return max(1, -(-min(size, most) // GIB))
 
 
+def share_of(free: int, total: int) -> float:
+    """The share of a GPU's memory for a server that takes turns with the learner, which has left: what is free, less
+    a reserve. What stays of the learner (its context, reward models) is not free.
+
+    >>> share_of(78 << 30, 80 << 30), share_of(40 << 30, 80 << 30), share_of(80 << 30, 80 << 30)
+    (0.92, 0.45, 0.92)
+    """
+    return min(MOST_SHARE, math.floor(100 * (free / total - RESERVE)) / 100)
+
+
 def visible() -> list[str]:
     """The GPUs of this process, named as in CUDA_VISIBLE_DEVICES."""
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -70,7 +88,8 @@ def visible() -> list[str]:
 
 
 def shares(config: Config, gpus: list[str], *, device: str) -> list[str]:
-    """The GPUs of each server, as values of CUDA_VISIBLE_DEVICES: the last ones, since the learner has the first.
+    """The GPUs of each server, as values of CUDA_VISIBLE_DEVICES: the last ones, since the learner has the first; with
+    cluster.colocate the first as well.
 
     Raises ConfigError where there are too few, or where a server would share the learner's and take all of its memory.
     """
@@ -80,14 +99,14 @@ def shares(config: Config, gpus: list[str], *, device: str) -> list[str]:
             f"cluster.servers: got {count} with cluster.server_gpus = {each}, which needs {count * each} GPUs; this "
             f"process sees {len(gpus)}. Use fewer, or vLLM's build for CPUs (trew cluster install-vllm --build cpu)"
         )
-    taken = gpus[len(gpus) - count * each :]
+    taken = gpus[: count * each] if config.cluster.colocate else gpus[len(gpus) - count * each :]
     kind, _, index = device.partition(":")
     learner = gpus[int(index or 0)] if kind == "cuda" else None
     given = {option_name(name) for name in config.cluster.server_args}
-    if learner in taken and "gpu-memory-utilization" not in given:
+    if learner in taken and not config.cluster.colocate and "gpu-memory-utilization" not in given:
         raise ConfigError(
             f"cluster.servers: got {count} with cluster.server_gpus = {each}, so that a server shares GPU {learner} "
-            "with the learner, and vLLM takes most of a GPU's memory unless it is told not to; set "
-            "cluster.server_args.gpu-memory-utilization, to 0.4 for example"
+            "with the learner, and vLLM takes most of a GPU's memory unless it is told not to; set cluster.colocate = "
+            "true, so that they take turns, or cluster.server_args.gpu-memory-utilization, to 0.4 for example"
         )
     return [",".join(taken[i * each : (i + 1) * each]) for i in range(count)]

@@ -57,7 +57,8 @@ _PREFIX = re.compile(r"^(?:\(\w+ pid=\d+\) )?(?:(?:ERROR|CRITICAL) [\d-]+ [\d:]+
 class Options:
     """What all servers of a run are started with. ``sequences`` are decoded at once at most; ``gpus`` are those of each
     server, 0 for vLLM's build for CPUs, where each uses ``threads`` and keeps ``cache_gib`` for keys and values;
-    ``more`` are further options of vLLM, which :mod:`trew.config.cluster` has accepted."""
+    ``share`` is that of a GPU's memory which a server may take, 0 for vLLM's default; with ``sleeps`` it can give it
+    back. ``more`` are further options of vLLM, which :mod:`trew.config.cluster` has accepted."""
 
     python: Path
     model: Path
@@ -69,6 +70,8 @@ class Options:
     gpus: int = 0
     threads: int = 1
     cache_gib: int = 1
+    share: float = 0.0
+    sleeps: bool = False
     more: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -85,8 +88,16 @@ def command(options: Options, path: Path) -> list[str]:
         "--generation-config", "vllm",  # the model's own file would change defaults of the sampling settings
         "--weight-transfer-config", json.dumps({"backend": "trew_files"}),
         *(["--tensor-parallel-size", str(options.gpus)] if options.gpus else ["--enforce-eager"]),
-        *_arguments({"max-num-seqs": options.sequences} | {option_name(k): v for k, v in options.more.items()}),
+        # The build for CPUs does not know sleep mode, but has its routes, which then do nothing.
+        *(["--enable-sleep-mode"] if options.gpus and options.sleeps else []),
+        *_arguments(_changeable(options) | {option_name(k): v for k, v in options.more.items()}),
     ]  # fmt: skip
+
+
+def _changeable(options: Options) -> dict[str, Any]:
+    """What a recipe may set otherwise."""
+    share = {"gpu-memory-utilization": options.share} if options.gpus and options.share else {}
+    return {"max-num-seqs": options.sequences, **share}
 
 
 def _arguments(options: Mapping[str, Any]) -> list[str]:
@@ -257,6 +268,11 @@ class Servers:
             with self._lock:
                 server.stop()
             raise
+
+    def stop(self, index: int) -> None:
+        """Ends a server, which may be started again."""
+        with self._lock:
+            self.servers[index].stop()
 
     def cause(self, index: int) -> str:
         """Why a server ended, for a message; empty where it has not."""

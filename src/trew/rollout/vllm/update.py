@@ -2,6 +2,8 @@
 
     pause -> start -> update -> finish -> is it that version? -> resume -> canary
 
+A server that sleeps takes memory for weights before that, and for its cache when it has them.
+
 An update may be accepted by every call and still be wrong: a head that is tied to the embedding and was not sent, a
 loader that caches. So the server is asked for log-probs that the policy has computed itself, before anything else.
 """
@@ -17,6 +19,7 @@ from typing import Any
 from ...errors import EngineError
 from .client import ServerRefused, call
 from .endpoint import Endpoint
+from .sleep import wake
 from .traffic import GENERATE
 
 FORMAT = 1
@@ -51,15 +54,16 @@ class Published:
     canary: Canary
 
 
-def update(endpoint: Endpoint, published: Published, *, timeout_s: float) -> float:
+def update(endpoint: Endpoint, published: Published, *, timeout_s: float, asleep: bool = False) -> float:
     """Gives a server these weights; returns the mean difference of the canary's log-probs in nats.
 
-    ``timeout_s`` limits each step that moves weights. Raises EngineError where the server may have other weights: it
-    must not be used then, and stays paused unless it was the canary that failed.
+    ``asleep``: the server sleeps, and is woken. ``timeout_s`` limits each step that moves weights. Raises EngineError
+    where the server may have other weights: it must not be used then, and stays paused unless it was the canary that
+    failed.
     """
     for attempt in range(TRIES):
         try:
-            _replace(endpoint, published, timeout_s=timeout_s)
+            _replace(endpoint, published, timeout_s=timeout_s, asleep=asleep)
             return _check_canary(endpoint, published.canary, timeout_s=timeout_s)
         except (ServerRefused, StaleWeights):
             if attempt == TRIES - 1:
@@ -71,13 +75,15 @@ class StaleWeights(EngineError):
     """A server says that it has weights, and computes with others."""
 
 
-def _replace(endpoint: Endpoint, published: Published, *, timeout_s: float) -> None:
+def _replace(endpoint: Endpoint, published: Published, *, timeout_s: float, asleep: bool) -> None:
     quick = min(QUICK_S, timeout_s)
     what = f"weights {published.label}"
     init = {"init_info": {"root": str(published.root), "format": FORMAT}}
     info = {"update_info": {"folder": published.folder, "manifest_sha256": published.manifest_sha256}}
     # Running requests are kept: they go on with the new weights, and what they have cached is computed anew.
     keep = {"mode": "keep", "clear_cache": "true"}
+    if asleep:  # also at a second try, where it changes nothing
+        wake(endpoint, "weights", timeout_s=timeout_s)
     call(endpoint, "POST", "/pause", what=f"{what}: pausing", timeout_s=quick, params=keep)
     call(endpoint, "POST", "/init_weight_transfer_engine", what=f"{what}: preparing", timeout_s=quick, body=init)
     _start(endpoint, what, timeout_s)
@@ -91,6 +97,8 @@ def _replace(endpoint: Endpoint, published: Published, *, timeout_s: float) -> N
     found = said.get("weight_version") if isinstance(said, dict) else said
     if found != published.label:
         raise StaleWeights(f"server {endpoint}: got weights {published.label!r}, says that it has {found!r}")
+    if asleep:
+        wake(endpoint, "kv_cache", timeout_s=timeout_s)
     call(endpoint, "POST", "/resume", what=f"{what}: resuming", timeout_s=quick)
 
 
