@@ -1,5 +1,7 @@
 """``cluster.learner = 0``: how many ranks that is, by the GPUs of a machine or by what torchrun has started."""
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -60,3 +62,16 @@ def test_ranks_that_torchrun_has_started_count_themselves(gpus, monkeypatch):
     for name, value in place.items():
         monkeypatch.setenv(name, str(value))
     assert launch.with_ranks(recipe()).cluster.learner == 6
+
+
+def test_ranks_have_time_to_save_where_torch_can_be_told_so():
+    @dataclasses.dataclass
+    class Older:
+        max_restarts: int = 3
+
+    @dataclasses.dataclass
+    class Newer(Older):
+        shutdown_timeout: int | None = None
+
+    assert launch._patience(Older, 620) == {}
+    assert launch._patience(Newer, 620) == {"shutdown_timeout": 620}

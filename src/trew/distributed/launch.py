@@ -93,8 +93,7 @@ def launch(config: Config, arguments: Sequence[str], tell: Callable[[str], None]
             log_dir=str(work / "logs"), redirects=dict.fromkeys(range(1, size), Std.ALL), tee=Std.NONE
         ),
         signals_to_handle=",".join(["SIGTERM", "SIGINT", "SIGHUP", *config.stop.signals]),
-        # The step that is under way ends, or is given up after the grace; then a checkpoint is written.
-        shutdown_timeout=int(config.stop.grace_s) + SAVE_S,
+        **_patience(LaunchConfig, int(config.stop.grace_s) + SAVE_S),
     )  # fmt: skip
     given = {"OMP_NUM_THREADS": threads, FOLDER: str(work)}
     before = {name: os.environ.get(name) for name in given}
@@ -130,6 +129,13 @@ def _keep_logs(logs: Path, run: Path) -> None:
 
 SAVE_S = 600
 """Seconds for the checkpoint of a run that was asked to stop."""
+
+
+def _patience(launch_config: type, seconds: int) -> dict[str, Any]:
+    """The setting that lets ranks that were asked to stop end their step, or give it up after the grace, and save.
+    Older versions of torch do not have it: there they are killed 30 seconds after the signal."""
+    known = any(field.name == "shutdown_timeout" for field in dataclasses.fields(launch_config))
+    return {"shutdown_timeout": seconds} if known else {}
 
 
 def _code(outcome: Path, otherwise: int) -> int:

@@ -177,7 +177,9 @@ def _unsupported_parts(made: Transformer, *, adapters: bool) -> str:
     linears = [m for x in made.layers for m in (x.q, x.k, x.v, x.o, x.gate, x.up, x.down)]
     if other := next((m for m in [*linears, made.head] if not _is_linear(m, adapters=adapters)), None):
         return f"it has linear layers of another kind ({type(other).__module__}.{type(other).__name__})"
-    widths = {t.shape[-1] for t in made.rotary(1, device=made.embedding.weight.device).values()}
+    # From the frequencies, one for each pair of numbers: older transformers cannot compute the tables on "meta".
+    buffers = made.model.model.rotary_emb.named_buffers()
+    widths = {2 * buffer.shape[-1] for name, buffer in buffers if name.endswith("inv_freq")}
     return "" if widths <= {made.head_dim} else "its rotary embedding covers only part of a head"
 
 

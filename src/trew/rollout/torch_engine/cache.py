@@ -41,14 +41,18 @@ class SlotLayer(CacheLayerMixin):
         self.end = new
         return self.keys[:rows, :, self.begin : new], self.values[:rows, :, self.begin : new]
 
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self.end - self.begin + query_length, 0
+    def get_mask_sizes(self, query_length: int | Tensor) -> tuple[int, int]:
+        # In older transformers it is a tensor with the position of each query.
+        queries = query_length if isinstance(query_length, int) else len(query_length)
+        return self.end - self.begin + queries, 0
 
     def get_seq_length(self) -> int:
         return self.end - self.begin
 
     def get_max_length(self) -> int:
         return -1
+
+    get_max_cache_shape = get_max_length  # its name in older transformers
 
 
 class SlotCache(Cache):
