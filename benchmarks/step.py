@@ -22,6 +22,8 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import importlib.metadata
+import importlib.util
 import json
 import os
 import statistics
@@ -69,10 +71,10 @@ SERVED: dict[str, dict[str, Any]] = {
 OPENMP = ROOT / ".venv-vllm" / "lib" / "libiomp5.so"
 """Intel's OpenMP, which vLLM's documentation has one preload for speed on CPUs."""
 
-PEER_ROWS = {"A": 16, "B": 8, "tiny": 32}
-"""Sequences in one of TRL's micro-batches at equal precision: with these it is quickest."""
+PEER_ROWS = {"A": 16, "B": 8, "C": 32, "tiny": 32}
+"""Sequences in one of TRL's micro-batches at equal precision: with these it is quickest (C, for GPUs: not tried)."""
 
-STEPS = {"A": 2, "B": 1, "tiny": 2}
+STEPS = {"A": 2, "B": 1, "C": 3, "tiny": 2}
 
 PHASES = {
     "generate": ("generate",),
@@ -145,11 +147,18 @@ def arguments() -> argparse.Namespace:
     args.settings = args.settings or list(GENERATION if args.peer == "hf" else known(args.peer))
     if unknown := [name for name in args.settings if name not in known(args.peer)]:
         parser.error(f"--settings: got {', '.join(unknown)}, --peer {args.peer} accepts {', '.join(known(args.peer))}")
-    if args.peer in ("trl", "vllm") and not (ROOT / f".venv-{args.peer}" / ".installed").exists():
+    if args.peer in ("trl", "vllm") and python_of(args.peer) is None:
         name = {"trl": "TRL", "vllm": "vLLM"}[args.peer]
         parser.error(f"--peer {args.peer}: {name}'s environment .venv-{args.peer} is not there; make it with: make "
                      f".venv-{args.peer}/.installed")  # fmt: skip
     return args
+
+
+def python_of(peer: str) -> Path | None:
+    """The Python that has a peer: that of its environment, for TRL else this one; None where neither has it."""
+    if (ROOT / f".venv-{peer}" / ".installed").exists():
+        return ROOT / f".venv-{peer}" / "bin" / "python"
+    return Path(sys.executable) if peer == "trl" and importlib.util.find_spec(peer) else None
 
 
 def known(peer: str) -> dict[str, dict[str, Any]]:
@@ -191,7 +200,7 @@ def measure(work: Work, model: Path, peer: str, patience: float = 0) -> dict[str
     if peer != "none":
         wait_until_quiet(patience)
     if peer in ("trl", "vllm"):
-        run([ROOT / f".venv-{peer}" / "bin" / "python", HERE / f"work_{peer}.py", spec, model, theirs, ours],
+        run([python_of(peer), HERE / f"work_{peer}.py", spec, model, theirs, ours],
             preload=OPENMP if peer == "vllm" else None)  # fmt: skip
     elif peer == "hf":
         run([sys.executable, HERE / "work_hf.py", spec, model, theirs, ours])
@@ -287,9 +296,10 @@ def compared(found: dict[str, Any], pairs: list[dict[str, dict[str, Any]]]) -> d
 def head(args: argparse.Namespace) -> dict[str, Any]:
     versions = {"trew": trew.__version__, "torch": torch.__version__, "transformers": transformers.__version__}
     if args.peer in ("trl", "vllm"):
-        folder = next((ROOT / f".venv-{args.peer}" / "lib").glob(f"python*/site-packages/{args.peer}*-*.dist-info"))
-        name, _, version = folder.name.removesuffix(".dist-info").rpartition("-")
-        versions[name.replace("_", "-")] = version
+        own = map(str, (ROOT / f".venv-{args.peer}" / "lib").glob("python*/site-packages"))
+        there = importlib.metadata.distributions(path=[*own, *sys.path])
+        peer = next(found for found in there if found.name.startswith(args.peer))
+        versions[peer.name] = peer.version
     return {
         "date": datetime.date.today().isoformat(), "machine": machine(), "versions": versions, "device": args.device,
         "threads": args.threads or torch.get_num_threads(), "repeats": args.repeats,

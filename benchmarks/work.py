@@ -40,7 +40,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "tiny": {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
              "num_key_value_heads": 2, "vocab_size": 256, "tie_word_embeddings": True},
 }  # fmt: skip
-BATCHES = {"A": (16, 8), "B": (2, 8), "tiny": (4, 8)}
+BATCHES = {"A": (16, 8), "B": (2, 8), "C": (16, 8), "tiny": (4, 8)}
 """Prompts per step, completions per prompt."""
 
 MEAN_END = 40

@@ -14,6 +14,8 @@ from trew.learner.optimizer import OffloadedAdamW, begin, load_moments, make_opt
 from trew.training import compatibility
 
 SHAPES = {"matrix": (64, 80), "small": (8, 16), "vector": (80,), "unused": (4, 4)}
+NO_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, NO_CUDA])]
 
 
 def parameters(device: str = "cpu") -> dict[str, torch.nn.Parameter]:
@@ -37,7 +39,7 @@ def equal(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[n].cpu(), b[n].cpu()) for n in a)
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("device", DEVICES)
 def test_offloaded_moments_give_the_same_weights_and_moments_to_the_bit(device):
     plain, away = parameters(device), parameters(device)
     a, b = made("adamw", plain), made("adamw-offload", away)
@@ -83,7 +85,7 @@ def test_the_first_8_bit_step_is_adamw_s_and_later_ones_stay_near():
     assert b.state[small["matrix"]]["state1"].dtype == torch.uint8
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("kind", ["adamw", "adamw-8bit", "adamw-offload"])
 def test_a_state_that_was_stored_and_loaded_goes_on_to_the_bit(kind, device):
     straight, stopped = parameters(device), parameters(device)
