@@ -1,8 +1,8 @@
 """A stand-in for a vLLM server: its routes and error bodies, as 0.32 has them, around a model of transformers.
 
-``python tests/fake_vllm.py MODEL SOCKET`` serves one by itself, :func:`run` with vLLM's own options; :func:`serving` runs
-one in this process, with ``faults`` that a test sets while it runs. Sleep is stricter than vLLM's,
-which crashes or runs out of memory later: a call in the wrong order is refused.
+``python tests/fake_vllm.py MODEL SOCKET`` serves one by itself, :func:`run` with vLLM's own options; :func:`serving`
+runs one in this process, with ``faults`` that a test sets while it runs. Sleep is stricter than vLLM's, which crashes
+or runs out of memory later: a call in the wrong order is refused.
 """
 
 from __future__ import annotations
