@@ -90,6 +90,7 @@ def test_on_a_cpu_nothing_moves():
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_gpu_is_empty_while_the_learner_is_away():
     learner = made(copy.deepcopy(help.model()).to("cuda"))
     before = torch.cuda.memory_allocated()
