@@ -70,10 +70,10 @@ def engine(m: Any, *, eos: bool = False, graphs: Any = None, native: bool = True
     return TorchEngine(m, Renderer(tiny.tokenizer(eos=eos)), backend=backend, **options)
 
 
-def kept(e: TorchEngine) -> StaticModel | None:
+def held(e: TorchEngine) -> StaticModel | None:
     """What the backend keeps between calls."""
     assert isinstance(e.backend, CudaGraphsBackend)
-    return e.backend.kept
+    return e.backend.held
 
 
 def generated(e: TorchEngine, *, n: int = 3, sampling: Sampling = SAMPLING) -> list[Group]:

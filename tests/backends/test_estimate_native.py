@@ -20,8 +20,8 @@ from trew.backends.cuda_graphs.graphs import Graphs
 from trew.backends.cuda_graphs.static_model import StaticModel
 from trew.config import LoraConfig
 from trew.estimate import passes
-from trew.estimate.ledger import Ledger
-from trew.estimate.memory import cache, kept, laid_out, memory, work
+from trew.estimate.ledger import StorageCount
+from trew.estimate.memory import cache, laid_out, memory, saved_activations, work
 from trew.estimate.sizes import sizes_of
 from trew.learner.packing import pack_shared
 from trew.models import loading, lora
@@ -47,8 +47,8 @@ def test_what_a_layer_keeps_is_what_the_formula_says(kind, dtype, tmp_path):
         row = NativeBody(few, body.dtype).row(pack)
         found.append(Stack(few, dtype=body.dtype, split=lora.split).bytes(row, keep=ALL))
     tokens, (one, three) = pack.input_ids.size, found
-    assert (three - one) / 2 == pytest.approx(kept(sizes, c) * tokens, rel=0.01)
-    rest = one - kept(sizes, c) * tokens - work(sizes, c) * tokens - 4 * training.SHARED
+    assert (three - one) / 2 == pytest.approx(saved_activations(sizes, c) * tokens, rel=0.01)
+    rest = one - saved_activations(sizes, c) * tokens - work(sizes, c) * tokens - 4 * training.SHARED
     assert 0 < rest < torch.get_num_threads() << 20  # what each thread works with
 
 
@@ -92,7 +92,7 @@ def test_the_proof_counts_where_a_vocabulary_is_large(tmp_path):
     parts = made(config(folder, lora=LoraConfig(rank=4), rollout=own), prompt=96).memory.parts
     logits = 4 * 40_000 * 96
     assert logits <= parts["training"]["proof"] + parts["training"]["gradients"] < 1.1 * logits
-    assert parts["generating"]["kept"] + parts["generating"]["step"] >= logits
+    assert parts["generating"]["saved_activations"] + parts["generating"]["step"] >= logits
     plain = dataclasses.replace(config(folder, rollout=own, share_prompts=False), kernels="plain", linear="plain")
     assert made(plain, prompt=96).memory.parts["training"]["proof"] == 0, "there is nothing to compare"
 
@@ -113,7 +113,7 @@ def test_buffers_of_generation_on_a_gpu(kind, dtype, tmp_path, monkeypatch):
     assert generating["laid out"] + generating["cache"] == real.bytes
     assert generating["cache"] == real.cache.numel() * real.cache.element_size()
     assert training["cache"] == generating["cache"], "with this much memory they stay"
-    with Ledger() as ledger, torch.no_grad():
+    with StorageCount() as ledger, torch.no_grad():
         for _ in range(2):
             ledger.peak = before = ledger.live
             real.prefill([[0] * 12] * 3, range(3), piece=100)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from trew.backends.cpu.build import kernel
 from trew.backends.cpu.layers import DecoderStruct, LayerStruct
-from trew.backends.cpu.pages import PAGE, PagedCache, Rows, Sequences
+from trew.backends.cpu.pages import PAGE, PagedCache, PagedRows, Sequences
 
 pytestmark = pytest.mark.skipif(not any(map(shutil.which, ("gcc", "clang"))), reason="there is no C compiler")
 
@@ -115,7 +115,7 @@ def attended(
         int32(table), int32([case.prompts[p] for p, _ in case.rows]), int32([len(shared[p]) for p, _ in case.rows])
     )
     positions, unused = int32([position for _, position in case.rows]), torch.zeros(n, dtype=torch.int32)
-    rows = Rows(sequences, torch.arange(n, dtype=torch.int32), positions, unused, unused)
+    rows = PagedRows(sequences, torch.arange(n, dtype=torch.int32), positions, unused, unused)
     out = torch.full((n, heads * dim), 9.0, dtype=dtype)
     decoder = DecoderStruct(heads=heads, kv_heads=kv_heads, head_dim=dim, cap=case.cap)
     given = decoder, LayerStruct(window=case.window or 0), cache.struct(), rows.struct()

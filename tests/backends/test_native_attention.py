@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from trew.backends.cpu.build import kernel
-from trew.backends.cpu.stack import Layout
+from trew.backends.cpu.stack import RowLayout
 
 pytestmark = pytest.mark.skipif(not any(map(shutil.which, ("gcc", "clang"))), reason="there is no C compiler")
 
@@ -108,7 +108,7 @@ def attended(case: Case, dtype: torch.dtype = torch.float32, broken: int | None 
     heads, kv_heads, dim = case.heads
     tokens = len(q)
     ids = np.zeros(tokens, dtype=np.int64)
-    row = Layout(segments(case), ids=ids, positions=ids, read_at=ids, kv_heads=kv_heads).struct
+    row = RowLayout(segments(case), ids=ids, positions=ids, read_at=ids, kv_heads=kv_heads).struct
     out, normaliser = torch.empty(q.shape, dtype=dtype), torch.empty(heads, tokens)
     sizes = case.window or 0, case.cap, dim**-0.5, heads, kv_heads, dim
     kernel("attention", dtype, "ppppp" "piii" "ffiii")(

@@ -10,8 +10,7 @@ import torch
 from torch import nn
 
 import tiny
-from static_help import KINDS, SAMPLING, Traced, engine, generated, parts_of, same, static_of
-from static_help import kept as held
+from static_help import KINDS, SAMPLING, Traced, engine, generated, held, parts_of, same, static_of
 from trew.backends.cuda_graphs import static, static_model
 from trew.backends.cuda_graphs.graphs import Graphs
 from trew.backends.cuda_graphs.static import StaticDecoder

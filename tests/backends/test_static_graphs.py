@@ -12,8 +12,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import tiny
-from static_help import KINDS, SAMPLING, Traced, engine, generated, parts_of, same, static_of
-from static_help import kept as held
+from static_help import KINDS, SAMPLING, Traced, engine, generated, held, parts_of, same, static_of
 from trew.backends.cuda_graphs.graphs import Graphs
 from trew.backends.cuda_graphs.static import StaticDecoder
 from trew.backends.cuda_graphs.static_draw import StaticDraw

@@ -114,7 +114,7 @@ def sources(engine: Engine) -> dict[str, RolloutSource]:
 
 def seen(source: RolloutSource, step: int) -> list[Any]:
     found = source.next(step)
-    assert set(map(id, found.kept)) <= set(map(id, found.sampled))
+    assert set(map(id, found.trained_on)) <= set(map(id, found.sampled))
     assert found.baselines is None
     return [
         (g.group.prompt.uid, [r.token_ids.tolist() for r in g.group.rollouts], [s.value for s in g.scores])

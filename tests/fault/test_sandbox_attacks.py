@@ -15,10 +15,10 @@ import boundaries
 from fault.sandbox_attacks import CONTAINED, STOPPED
 from sandbox_help import supervisors
 from trew.rewards.isolation import tree
-from trew.rewards.sandbox import Job, Limits, Outcome, pool
+from trew.rewards.sandbox import Job, JobLimits, JobOutcome, pool
 from trew.rewards.sandbox.host.boxes import Design
 
-LIMITS = Limits(seconds=0.6, memory=160 << 20, processes=24, output=1 << 20)
+LIMITS = JobLimits(seconds=0.6, memory=160 << 20, processes=24, output=1 << 20)
 
 
 @pytest.fixture(scope="module", params=boundaries.asked())
@@ -64,10 +64,10 @@ def host(tmp_path_factory):
     del os.environ["TREW_CANARY"]
 
 
-def everywhere(boxes: list[Design], program: str, *, stdin: bytes = b"input\n") -> list[tuple[Design, Outcome]]:
+def everywhere(boxes: list[Design], program: str, *, stdin: bytes = b"input\n") -> list[tuple[Design, JobOutcome]]:
     """The program's outcome behind every boundary: from the main thread, and from another one."""
     job = Job("script", (program.encode("utf-8", "surrogatepass"), stdin), LIMITS)
-    got: list[tuple[Design, Outcome]] = []
+    got: list[tuple[Design, JobOutcome]] = []
     others = [threading.Thread(target=lambda d=d: got.append((d, pool(d).run(job)))) for d in boxes]
     for thread in others:
         thread.start()

@@ -20,7 +20,7 @@ from sandbox_help import supervisors
 from trew.errors import SandboxError
 from trew.rewards import KINDS, grade
 from trew.rewards.isolation import tree
-from trew.rewards.sandbox import Job, Limits, boundary, choose, close_pools
+from trew.rewards.sandbox import Job, JobLimits, boundary, choose, close_pools
 from trew.rewards.sandbox.host.boxes import Design
 from trew.rewards.sandbox.pool import SandboxPool
 
@@ -113,7 +113,7 @@ def test_a_limit_is_of_cpu_and_not_of_the_clock():
     """Four programs of 0.4 s on one processor take longer than their limit by the clock, and none of them is wrong."""
     program = "import time\nend = time.process_time() + 0.4\nwhile time.process_time() < end: pass\nprint('end')"
     design = boundary().design
-    job = Job("script", (program.encode(), b""), Limits(seconds=1.2))
+    job = Job("script", (program.encode(), b""), JobLimits(seconds=1.2))
     processors = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(processors)})  # what is started from here on inherits it
     own = SandboxPool(design, size=4)

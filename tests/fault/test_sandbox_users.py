@@ -19,7 +19,7 @@ GRADED = """
 import json, os, sys, threading
 from trew.errors import SandboxError
 from trew.rewards import grade
-from trew.rewards.sandbox import Job, Limits, choose
+from trew.rewards.sandbox import Job, JobLimits, choose
 from trew.rewards.sandbox.host import boxes
 
 kind, tasks = sys.argv[1], int(sys.argv[2])
@@ -48,7 +48,7 @@ print(started, flush=True)
 '''
 
 def threads(count):
-    job = Job("script", (THREADS.replace("COUNT", str(count)).encode(), b""), Limits(seconds=2.0, processes=16))
+    job = Job("script", (THREADS.replace("COUNT", str(count)).encode(), b""), JobLimits(seconds=2.0, processes=16))
     outcome = found.run(job)
     return outcome.ended, outcome.parts[0].decode().strip()
 

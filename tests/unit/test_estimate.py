@@ -19,7 +19,7 @@ from trew.cli.main import main
 from trew.config import Config, LearnerConfig, LoraConfig, RolloutConfig
 from trew.estimate import advice, passes
 from trew.estimate import run as estimating
-from trew.estimate.ledger import Ledger
+from trew.estimate.ledger import StorageCount
 from trew.estimate.memory import optimizer, weights
 from trew.estimate.sizes import sizes_of
 from trew.estimate.times import Rates
@@ -97,7 +97,7 @@ def test_bytes_of_the_optimizer_s_state(name, tmp_path):
 
 
 def test_a_ledger_counts_what_is_made_until_it_is_released():
-    with Ledger() as ledger:
+    with StorageCount() as ledger:
         a = torch.zeros(1000)
         view = a[:10]
         assert ledger.live == 4000
@@ -113,7 +113,7 @@ def test_a_ledger_counts_what_is_made_until_it_is_released():
 
 def test_a_ledger_does_not_count_what_was_there_before():
     weight, gradient = torch.zeros(1000), torch.zeros(1000)
-    with Ledger() as ledger:
+    with StorageCount() as ledger:
         out = weight.view(10, 100).t()
         gradient.add_(1.0)
         assert ledger.peak == 0

@@ -14,7 +14,7 @@ from trew.errors import ConfigError, SandboxError
 from trew.rewards import KINDS, grade
 from trew.rewards.builtin import code_asserts, code_block, code_rows, code_values, gold_problem
 from trew.rewards.known_answers import known_answers
-from trew.rewards.sandbox import Job, Limits, boundary, pool
+from trew.rewards.sandbox import Job, JobLimits, boundary, pool
 
 RIGHT = "```python\ndef f(x):\n    return x + 1\n```"
 
@@ -242,7 +242,7 @@ def test_megabytes_of_fences_cost_nothing():
 
 
 def test_the_clock_of_the_wall_is_ours_and_gives_no_score(sandbox, monkeypatch):
-    monkeypatch.setattr(Limits, "wall", property(lambda self: 0.3))
+    monkeypatch.setattr(JobLimits, "wall", property(lambda self: 0.3))
     spin = "```python\nwhile True: pass\n```"
     verdict = grade("code_stdin", spin, None, tests=[{"input": "", "output": ""}], timeout_s=30)
     assert (verdict.score, verdict.status) == (None, "timeout")

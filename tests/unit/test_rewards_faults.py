@@ -23,7 +23,7 @@ from trew.types import Group
 
 def returning(tmp_path: Path, expression: str) -> RewardSet:
     source = f"import fractions\nimport numpy as np\ndef f(completions, **kwargs):\n    return {expression}\n"
-    return RewardSet.from_config([RewardConfig(name=f"{write(tmp_path, source)}:f")], runner=Session())
+    return RewardSet.from_config([RewardConfig(name=f"{write(tmp_path, source)}:f")], host=Session())
 
 
 def values(rewards: RewardSet, *groups: Group) -> list[float | None]:
@@ -113,7 +113,7 @@ def test_an_object_whose_repr_fails_is_refused_too(tmp_path: Path) -> None:
         def f(completions, **kwargs):
             return [Odd()] * len(completions)
     """
-    rewards = RewardSet.from_config([RewardConfig(name=f"{write(tmp_path, source)}:f")], runner=Session())
+    rewards = RewardSet.from_config([RewardConfig(name=f"{write(tmp_path, source)}:f")], host=Session())
     with pytest.raises(RewardError, match=r"returned Odd \(unprintable\)"):
         rewards.score(TWO)
 
@@ -139,7 +139,7 @@ def test_an_object_whose_repr_fails_is_refused_too(tmp_path: Path) -> None:
 )
 def test_an_error_names_function_line_and_sample(tmp_path: Path, body: str, says: str) -> None:
     source = f"def f(completions, **kwargs):\n    {body}\n    return [1.0] * len(completions)\n"
-    rewards = RewardSet.from_config([RewardConfig(name=f"{write(tmp_path, source)}:f")], runner=Session())
+    rewards = RewardSet.from_config([RewardConfig(name=f"{write(tmp_path, source)}:f")], host=Session())
     with pytest.raises(RewardError, match=says) as error:
         rewards.score(TWO)
     assert "my_rewards.py:2)" in str(error.value)
@@ -187,7 +187,7 @@ def test_process_state_is_put_back(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("TREW_TEST_KEPT", "yes")
     monkeypatch.chdir(tmp_path)
     config = RewardConfig(name=f"{write(tmp_path, MEDDLER)}:f", args={"fail": fail, "main": True})
-    rewards = RewardSet.from_config([config], runner=Session())
+    rewards = RewardSet.from_config([config], host=Session())
     random.seed(5), np.random.seed(5), torch.manual_seed(5)
     expected = random.random(), np.random.rand(), torch.rand(1).item()
     random.seed(5), np.random.seed(5), torch.manual_seed(5)
@@ -216,7 +216,7 @@ def test_a_working_folder_that_was_removed(tmp_path: Path, monkeypatch: pytest.M
             return [1.0] * len(completions)
     """
     monkeypatch.chdir(tmp_path)
-    rewards = RewardSet.from_config([RewardConfig(name=f"{write(tmp_path, source)}:f")], runner=Session())
+    rewards = RewardSet.from_config([RewardConfig(name=f"{write(tmp_path, source)}:f")], host=Session())
     assert values(rewards, *TWO) == [1.0, 1.0]
     assert Path.cwd() == tmp_path
 
@@ -227,7 +227,7 @@ def test_importing_a_file_changes_nothing_either(tmp_path: Path, monkeypatch: py
     source = (
         "import os, random\nos.chdir('/')\nrandom.seed(0)\ndef f(completions):\n    return [0.0] * len(completions)\n"
     )
-    RewardSet.from_config([RewardConfig(name=f"{write(tmp_path, source)}:f")], runner=Session())
+    RewardSet.from_config([RewardConfig(name=f"{write(tmp_path, source)}:f")], host=Session())
     assert Path.cwd() == tmp_path
     assert random.getstate() == state
 
@@ -236,7 +236,7 @@ def test_the_same_off_the_main_thread(tmp_path: Path) -> None:
     """Built-ins and functions, sync and async, judge alike from any thread (35)."""
     source = "async def f(completions, **kwargs):\n    return [float(len(c)) for c in completions]\n"
     path = write(tmp_path, source)
-    rewards = RewardSet.from_config([RewardConfig(name="gsm8k"), RewardConfig(name=f"{path}:f")], runner=Session())
+    rewards = RewardSet.from_config([RewardConfig(name="gsm8k"), RewardConfig(name=f"{path}:f")], host=Session())
     rows = group("#### 72", "#### 7", answer="72")
     got: list[list[float | None]] = []
     thread = threading.Thread(target=lambda: got.append(values(rewards, rows)))

@@ -18,7 +18,7 @@ from trew.types import Group
 
 def loaded(tmp_path: Path, source: str, name: str = "f", **args: object) -> RewardSet:
     """In this process: how functions are called is the same in one of their own (test_rewards_process.py)."""
-    return RewardSet.from_config([RewardConfig(name=f"{write(tmp_path, source)}:{name}", args=args)], runner=Session())
+    return RewardSet.from_config([RewardConfig(name=f"{write(tmp_path, source)}:{name}", args=args)], host=Session())
 
 
 def values(rewards: RewardSet, *groups: Group, step: int = 0) -> list[float | None]:
@@ -41,7 +41,7 @@ SEEN = """
 
 def test_trl_call(tmp_path: Path) -> None:
     session = Session()
-    rewards = RewardSet.from_config([RewardConfig(name=f"{write(tmp_path, SEEN)}:f")], runner=session)
+    rewards = RewardSet.from_config([RewardConfig(name=f"{write(tmp_path, SEEN)}:f")], host=session)
     groups = [group("72", "7", uid="a", answer="72", level=1), group("8", uid="b", answer="8", extra="e")]
     assert values(rewards, *groups, step=3) == [1.0, 0.0, 1.0]
     [(prompts, completions, ids, answer, level, rest)] = session._functions[0].__globals__["seen"]
@@ -186,13 +186,13 @@ def test_async_functions_run_together(tmp_path: Path) -> None:
     """
     path = write(tmp_path, source)
     configs = [RewardConfig(name=f"{path}:{name}") for name in ("f", "plain", "g")]
-    rewards = RewardSet.from_config(configs, runner=Session())
+    rewards = RewardSet.from_config(configs, host=Session())
     assert values(rewards, group("a", "b")) == [7.0, 7.0]
 
     async def in_a_notebook() -> list[float | None]:
         return values(rewards, group("a"))
 
-    rewards = RewardSet.from_config([RewardConfig(name=f"{path}:{name}") for name in ("f", "g")], runner=Session())
+    rewards = RewardSet.from_config([RewardConfig(name=f"{path}:{name}") for name in ("f", "g")], host=Session())
     assert asyncio.run(in_a_notebook()) == [3.0]
 
 
@@ -221,7 +221,7 @@ def test_an_async_function_that_raises(tmp_path: Path) -> None:
             return [1.0] * len(completions)
     """
     path = write(tmp_path, source)
-    rewards = RewardSet.from_config([RewardConfig(name=f"{path}:f"), RewardConfig(name=f"{path}:g")], runner=Session())
+    rewards = RewardSet.from_config([RewardConfig(name=f"{path}:f"), RewardConfig(name=f"{path}:g")], host=Session())
     with pytest.raises(
         RewardError, match=r"my_rewards.py:3\) raised ZeroDivisionError: .*; for prompt 'b', completion ''"
     ):
@@ -240,7 +240,7 @@ def test_a_sync_error_leaves_no_coroutine_behind(tmp_path: Path) -> None:
             raise ValueError("no")
     """
     path = write(tmp_path, source)
-    rewards = RewardSet.from_config([RewardConfig(name=f"{path}:{n}") for n in ("f", "compute", "g")], runner=Session())
+    rewards = RewardSet.from_config([RewardConfig(name=f"{path}:{n}") for n in ("f", "compute", "g")], host=Session())
     with pytest.raises(RewardError, match="ValueError: no"):
         rewards.score([group("a", answer="1")])  # an un-awaited coroutine would be a warning, and so an error here
 
@@ -266,7 +266,7 @@ def test_what_cannot_be_loaded(tmp_path: Path, spec: str, says: str) -> None:
     write(tmp_path, "x = 3\ndef f(completions):\n    return [0.0]\n")
     (tmp_path / "folder.py").mkdir()
     with pytest.raises(ConfigError, match=says):
-        RewardSet.from_config([RewardConfig(name=f"{tmp_path}/{spec}")], runner=Session())
+        RewardSet.from_config([RewardConfig(name=f"{tmp_path}/{spec}")], host=Session())
 
 
 @pytest.mark.parametrize(
@@ -327,5 +327,5 @@ def test_one_file_is_run_once_for_all_its_functions(tmp_path: Path) -> None:
         g = f
     """
     path = write(tmp_path, source)
-    rewards = RewardSet.from_config([RewardConfig(name=f"{path}:f"), RewardConfig(name=f"{path}:g")], runner=Session())
+    rewards = RewardSet.from_config([RewardConfig(name=f"{path}:f"), RewardConfig(name=f"{path}:g")], host=Session())
     assert values(rewards, group("a")) == [3.0]

@@ -32,7 +32,7 @@ def test_grading_early_gives_what_grading_late_gives(tmp_path: Path) -> None:
         RewardConfig(name=f"{path}:half", calls="group"), RewardConfig(name="cosine", args={"max_len": 9}),
     ]  # fmt: skip
     groups = [group("#### 72", "none", "7", uid=str(i), answer="72") for i in range(6)]
-    rewards = RewardSet.from_config(configs, runner=Session())
+    rewards = RewardSet.from_config(configs, host=Session())
     expected = rewards.score(groups, step=3)
     for order in ([], [0, 1, 2, 3, 4, 5], [5, 2, 0], [3]):
         with rewards.grading(step=3) as grading:
@@ -50,7 +50,7 @@ def test_grading_early_gives_what_grading_late_gives(tmp_path: Path) -> None:
 
 def test_an_error_while_grading_early_ends_the_step(tmp_path: Path) -> None:
     path = write(tmp_path, "def f(completions):\n    raise ValueError('no')\n")
-    rewards = RewardSet.from_config([RewardConfig(name=f"{path}:f", calls="group")], runner=Session())
+    rewards = RewardSet.from_config([RewardConfig(name=f"{path}:f", calls="group")], host=Session())
     one = group("a")
     with rewards.grading() as grading:
         grading.add(0, one)
@@ -95,7 +95,7 @@ def test_a_reward_that_is_not_the_same_twice_is_told(tmp_path: Path) -> None:
     path = write(tmp_path, source)
     names = ("steady", "relative", "unsteady")
     configs = [RewardConfig(name="gsm8k"), *(RewardConfig(name=f"{path}:{name}") for name in names)]
-    rewards = RewardSet.from_config(configs, runner=Session())
+    rewards = RewardSet.from_config(configs, host=Session())
     scored = rewards.score([group("a", "bb", answer="1"), group("c", uid="other", answer="1")])
     [problem] = rewards.judged_alike(scored[0])
     assert problem.startswith(

@@ -268,7 +268,7 @@ def test_what_a_function_draws_is_the_same_in_every_process(tmp_path: Path) -> N
     others = set()
     for seed in (1, 2, 3):
         runner = Process(hash_seed=seed)
-        rewards = RewardSet.from_config([RewardConfig(name=f"{path}:f")], runner=runner)
+        rewards = RewardSet.from_config([RewardConfig(name=f"{path}:f")], host=runner)
         others.add(rewards.score([group("a", "b")])[0].scores[0].value)
         rewards.close()
     assert len(others) > 1

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from trew.rewards.isolation.tasks import Limits, Outcome, TaskPool
+from trew.rewards.isolation.tasks import TaskLimits, TaskOutcome, TaskPool
 
 TASK = """
 import os, sys, time
@@ -64,7 +64,7 @@ def run(payload):
     if what == "hash":
         return [hash("x"), "torch" in sys.modules, "trew" in sys.modules]
 """
-LIMITS = Limits(cpu_s=0.4, memory_mb=128, wall_s=1.5, calls=5, growth_mb=32)
+LIMITS = TaskLimits(cpu_s=0.4, memory_mb=128, wall_s=1.5, calls=5, growth_mb=32)
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +110,7 @@ def wait_until(holds, seconds: float = 10.0) -> bool:
 
 
 def test_it_answers_and_keeps_its_runner_for_as_many_calls_as_allowed(pool: TaskPool) -> None:
-    assert pool.run({"do": "echo", "text": "\ud800 \x00 é" * 1000}) == Outcome("done", "\ud800 \x00 é" * 1000)
+    assert pool.run({"do": "echo", "text": "\ud800 \x00 é" * 1000}) == TaskOutcome("done", "\ud800 \x00 é" * 1000)
     pids = [pool.run({"do": "pid"}).value for _ in range(6)]
     assert len(set(pids[:4])) == 1  # the echo was the first of five calls
     assert len({pids[3], pids[4]}) == 2
@@ -119,7 +119,7 @@ def test_it_answers_and_keeps_its_runner_for_as_many_calls_as_allowed(pool: Task
 
 
 def test_what_runs_past_its_cpu_time_is_ended_and_the_next_call_does_not_notice(task: Path) -> None:
-    pool = TaskPool(task, limits=Limits(cpu_s=0.4, wall_s=60), size=1)
+    pool = TaskPool(task, limits=TaskLimits(cpu_s=0.4, wall_s=60), size=1)
     pool.run({"do": "pid"})
     [worker] = pool._idle
     for work in ("spin", "power"):
@@ -174,7 +174,7 @@ def test_the_process_has_fixed_hashes_and_neither_torch_nor_trew(pool: TaskPool)
 
 
 def test_neighbours_of_a_hostile_call_are_not_slowed(task: Path) -> None:
-    pool = TaskPool(task, limits=Limits(cpu_s=2.0, wall_s=60), size=2)
+    pool = TaskPool(task, limits=TaskLimits(cpu_s=2.0, wall_s=60), size=2)
     try:
         pool.run_many([{"do": "pid"}, {"do": "pid"}])
         hostile = threading.Thread(target=pool.run, args=({"do": "spin"},))
@@ -190,7 +190,7 @@ def test_neighbours_of_a_hostile_call_are_not_slowed(task: Path) -> None:
 
 def test_many_calls_from_many_threads_get_their_own_answers_and_leave_nothing(task: Path) -> None:
     before = children()
-    pool = TaskPool(task, limits=Limits(calls=100), size=2)
+    pool = TaskPool(task, limits=TaskLimits(calls=100), size=2)
     pool.run_many([{"do": "pid"}] * 4)
     fds = len(os.listdir("/proc/self/fd"))
     wrong: list[str] = []
@@ -207,7 +207,7 @@ def test_many_calls_from_many_threads_get_their_own_answers_and_leave_nothing(ta
     for thread in threads:
         thread.join()
     assert pool.run_many([{"do": "echo", "text": str(i)} for i in range(50)]) == [
-        Outcome("done", str(i)) for i in range(50)
+        TaskOutcome("done", str(i)) for i in range(50)
     ]
     assert wrong == []
     assert len(os.listdir("/proc/self/fd")) == fds
@@ -220,7 +220,7 @@ def test_many_calls_from_many_threads_get_their_own_answers_and_leave_nothing(ta
 
 @pytest.mark.slow
 def test_ten_thousand_calls_leak_nothing(task: Path) -> None:
-    pool = TaskPool(task, limits=Limits(calls=50), size=2)
+    pool = TaskPool(task, limits=TaskLimits(calls=50), size=2)
     pool.run_many([{"do": "pid"}] * 4)
     fds = len(os.listdir("/proc/self/fd"))
     assert all(o.status == "done" for o in pool.run_many([{"do": "echo", "text": "x"}] * 10_000))
@@ -231,9 +231,9 @@ def test_ten_thousand_calls_leak_nothing(task: Path) -> None:
 PARENT = """
 import json, os, signal, sys, threading, time
 from pathlib import Path
-from trew.rewards.isolation.tasks import Limits, TaskPool
+from trew.rewards.isolation.tasks import TaskLimits, TaskPool
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have had it ignored
-pool = TaskPool(Path(sys.argv[1]), limits=Limits(cpu_s=60), size=1)
+pool = TaskPool(Path(sys.argv[1]), limits=TaskLimits(cpu_s=60), size=1)
 found = []
 thread = threading.Thread(target=lambda: found.append(pool.run({"do": "pid"})))  # started in a thread that ends
 thread.start(); thread.join(); time.sleep(0.3)

@@ -277,7 +277,7 @@ def _graded(task: Task, prompts: Sequence[Prompt], split: str, *, drop: bool) ->
     """The prompts whose gold scores 1 with each of the task's rewards; raises DataError for others unless ``drop``."""
     from concurrent.futures import ThreadPoolExecutor
 
-    from ..data.rows import Problems
+    from ..data.rows import RowProblems
     from ..rewards.builtin import gold_problem
     from ..utils.console import Display
 
@@ -287,7 +287,7 @@ def _graded(task: Task, prompts: Sequence[Prompt], split: str, *, drop: bool) ->
         found = [(r.name, gold_problem(r.name, prompt.columns, r.args)) for r in rewards]
         return [f"reward {name!r}: {wrong}" for name, wrong in found if wrong]
 
-    bad = Problems(f"{split} rows")
+    bad = RowProblems(f"{split} rows")
     good = []
     with (
         Display().bar(f"{split}: trying every gold answer with its reward", len(prompts)) as bar,

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..config import limits
 from ..errors import DataError, output_file
-from .rows import Problems, Row, show
+from .rows import Row, RowProblems, show
 
 if TYPE_CHECKING:
     import pyarrow.parquet as pq
@@ -83,7 +83,7 @@ def _unpacked(path: Path) -> bytes:
 
 def _read_lines(path: Path, raw: bytes) -> list[Row]:
     rows: list[Row] = []
-    problems = Problems(str(path))
+    problems = RowProblems(str(path))
     # Split only at \n: str.splitlines would also split at U+2028 and the like, which JSON strings may contain.
     for number, line in enumerate(raw.split(b"\n"), start=1):
         line = line.strip(b" \t\r")
@@ -108,7 +108,7 @@ def _read_array(path: Path, raw: bytes) -> list[Row]:
     except ValueError as error:
         raise DataError(f"{path}: {error}") from None
     rows: list[Row] = []
-    problems = Problems(str(path))
+    problems = RowProblems(str(path))
     for number, value in enumerate(values, start=1):
         try:
             rows.append(Row(f"{path.name} row {number}", _object(value)))

@@ -34,7 +34,7 @@ class BadRow(ValueError):
     """What is wrong with one row; the collector adds its place."""
 
 
-class Problems:
+class RowProblems:
     """Collects the problems of rows and raises them as one DataError."""
 
     def __init__(self, source: str):
@@ -115,7 +115,7 @@ def to_prompts(
     """
     if not split.rows:
         raise DataError(f"{split.source}: has no rows")
-    problems = Problems(split.source)
+    problems = RowProblems(split.source)
     prompts: list[Prompt] = []
     seen: dict[str, str] = {}
     for number, row in enumerate(split.rows):

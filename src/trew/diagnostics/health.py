@@ -63,7 +63,7 @@ class Facts:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class HealthWarning:
     """One warning: at which step, by which rule, what was seen and what to do."""
 
     step: int
@@ -279,12 +279,12 @@ class Health:
 
     def __init__(self, facts: Facts) -> None:
         self.facts = facts
-        self.found: list[Finding] = []
+        self.found: list[HealthWarning] = []
         self._history = History(facts.health)
         self.holding: tuple[str, ...] = ()  # the rules that held after the last row, said or not
         self._told: dict[str, int] = {}
 
-    def observe(self, row: Row) -> list[Finding]:
+    def observe(self, row: Row) -> list[HealthWarning]:
         """The warnings that are due after this row; one of an evaluation is passed over."""
         if "eval_accuracy" in row:
             return []
@@ -295,7 +295,7 @@ class Health:
         self.holding = tuple(texts)
         due = [name for name in texts if name not in self._told or step - self._told[name] >= config.cooldown]
         self._told |= dict.fromkeys(due, step)
-        found = [Finding(step, name, f"{texts[name]}. {_sentence(ADVICE[name])}") for name in due]
+        found = [HealthWarning(step, name, f"{texts[name]}. {_sentence(ADVICE[name])}") for name in due]
         self.found += found
         return found
 
@@ -310,7 +310,7 @@ class Health:
         self._history.first = list(state["first"])
         self._history.last.clear()
         self._history.last.extend(state["last"])
-        self._told, self.found = dict(state["told"]), [Finding(**f) for f in state["found"]]
+        self._told, self.found = dict(state["told"]), [HealthWarning(**f) for f in state["found"]]
 
 
 READ = (
@@ -325,7 +325,7 @@ def _plain(row: Row) -> dict[str, float]:
     return {name: value for name in READ if (value := finite(row.get(name))) is not None}
 
 
-def findings(rows: Iterable[Row], table: Mapping[str, Any]) -> list[Finding]:
+def findings(rows: Iterable[Row], table: Mapping[str, Any]) -> list[HealthWarning]:
     """All warnings of a run, from its rows and its configuration as nested plain values.
 
     >>> rows = [{"step": s, "truncated_share": 0.8} for s in range(1, 13)]

@@ -219,7 +219,7 @@ def _generated(engine: Engine, requests: list[Request], order: dict[str, Any], r
 def bare_rollouts(rollouts: StepRollouts) -> StepRollouts:
     """What an update reads: the kept groups, without the columns of their prompts."""
     kept = tuple(
-        ScoredGroup(dataclasses.replace(g.group, prompt=bare(g.group.prompt)), g.scores) for g in rollouts.kept
+        ScoredGroup(dataclasses.replace(g.group, prompt=bare(g.group.prompt)), g.scores) for g in rollouts.trained_on
     )
     return StepRollouts(kept, kept, rollouts.baselines)
 

@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 
-class Ledger(TorchDispatchMode):
+class StorageCount(TorchDispatchMode):
     """Counts the bytes of storages created by operations inside the block, until they are released.
 
     Workspace inside a kernel is not visible. Sums over many tensors come within a few per cent of measured processes.

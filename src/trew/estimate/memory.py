@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from ..config import Config
 from ..learner.fused_head import BLOCK, at_once
 from ..models.planning import Planning
-from .passes import Line, Pass, Static
+from .passes import BytesByDepth, Pass, Static
 from .sizes import FOUR_BIT, Sizes
 
 CHUNK = 1 << 22
@@ -72,7 +72,7 @@ class Load:
     heap: bool  # memory comes from the C library and not from a GPU
     native_decode: bool
     body: Pass | None = None
-    prefill: Line | None = None
+    prefill: BytesByDepth | None = None
     plan: Planning | None = None  # of the backend, where there is one
     static: Static | None = None  # generation on a GPU by our decoder
     free: int | None = None  # bytes available for the whole run
@@ -179,7 +179,7 @@ def low_copies(s: Sizes, config: Config, load: Load) -> int:
     return 2 * s.head if config.learner.dtype == "bfloat16" and load.fused and not load.heap else 0
 
 
-def kept(s: Sizes, config: Config) -> int:
+def saved_activations(s: Sizes, config: Config) -> int:
     """Of a token between forward and backward pass, by layer: 8 H (the residual at its beginning and its middle),
     b (2 A + 2 K) (q, k, v, attention's result), 2 b F (gate, up), 4 per head (normalisers)."""
     b, wide = _width(config), s.heads * s.head_dim
@@ -194,16 +194,16 @@ def work(s: Sizes, config: Config) -> int:
     return 8 * s.hidden + b * (s.intermediate + 5 * s.hidden + wide) + 8 * wide + 24 * narrow
 
 
-def layers(s: Sizes, config: Config, load: Load) -> Line:
+def layers(s: Sizes, config: Config, load: Load) -> BytesByDepth:
     """By our kernels: T kept a layer, T work and 4 2^20 (numbers packed for a weight's gradient) besides; with gradient
     checkpointing 4 T H a layer, and T kept besides once, since one layer at a time is computed again."""
     layer, rest = (
-        load.tokens * kept(s, config),
+        load.tokens * saved_activations(s, config),
         load.tokens * work(s, config) + (load.plan.scratch if load.plan is not None else 0),
     )
     if config.learner.gradient_checkpointing:
-        return Line(4 * load.tokens * s.hidden, layer + rest)
-    return Line(layer, rest)
+        return BytesByDepth(4 * load.tokens * s.hidden, layer + rest)
+    return BytesByDepth(layer, rest)
 
 
 def body(s: Sizes, config: Config, load: Load) -> int:
@@ -224,7 +224,7 @@ def body(s: Sizes, config: Config, load: Load) -> int:
     return largest + before - gradients(s)
 
 
-def _at(line: Line, s: Sizes) -> int:
+def _at(line: BytesByDepth, s: Sizes) -> int:
     return line.layer * s.layers + line.rest
 
 

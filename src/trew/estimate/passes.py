@@ -26,7 +26,7 @@ from ..models.backend import Backend
 from ..models.planning import Planning
 from ..training import backends
 from ..types import TrainingSample
-from .ledger import Ledger
+from .ledger import StorageCount
 from .sizes import Copy, Sizes, copy_of
 
 DEEPEST = 8
@@ -46,7 +46,7 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class BytesByDepth:
     """Bytes of a pass as a linear function of depth: ``layer`` for each layer, plus ``rest``."""
 
     layer: int
@@ -58,8 +58,8 @@ class Pass:
     """Memory of a forward and backward pass: until the backward pass reaches the first layer, when activations of all
     layers are there, and from there on, when most gradients are."""
 
-    before: Line
-    after: Line
+    before: BytesByDepth
+    after: BytesByDepth
 
 
 def batch(config: Config, model: Any, *, prompt: int, vocabulary: int, layers: int | None = None) -> Batch:
@@ -131,7 +131,7 @@ def training_peaks(batch: Batch) -> tuple[int, int]:
     settings, layers = runner.settings, recompute.layers(runner.model)
     again = recompute.recomputing(runner.model) if settings.gradient_checkpointing else nullcontext()
     watched = layers[0].register_forward_hook(watch) if layers else nullcontext()
-    with Ledger() as ledger, again, watched, runner.running(pack) as out:
+    with StorageCount() as ledger, again, watched, runner.running(pack) as out:
         # A fused runner returns hidden states: the head works chunk by chunk outside, and :mod:`.memory` counts it.
         if runner.path.fused:
             out.backward(torch.zeros_like(out))
@@ -143,13 +143,13 @@ def training_peaks(batch: Batch) -> tuple[int, int]:
     return (before[0], ledger.peak) if before else (ledger.peak, 0)
 
 
-def prefill(config: Config, *, prompts: int, length: int, device: str) -> Line:
+def prefill(config: Config, *, prompts: int, length: int, device: str) -> BytesByDepth:
     """Bytes of computing prompts side by side, including their keys and values."""
     low = torch.bfloat16 if config.learner.dtype == "bfloat16" else None
 
     def peak(copy: Copy) -> tuple[int]:
         cast = torch.autocast(torch.device(device).type, dtype=low) if low is not None else nullcontext()
-        with copy.mode, torch.no_grad(), cast, Ledger() as ledger:
+        with copy.mode, torch.no_grad(), cast, StorageCount() as ledger:
             ids = torch.zeros((prompts, length), dtype=torch.int64, device=device)
             copy.model(input_ids=ids, use_cache=True, logits_to_keep=1)
         return (ledger.peak,)
@@ -161,9 +161,9 @@ def prefill(config: Config, *, prompts: int, length: int, device: str) -> Line:
 class Static:
     """Memory of generation on a GPU: buffers (including copies of weights), and the work of prefill and step."""
 
-    buffers: Line
-    cache: Line  # the part of ``buffers`` that holds keys and values
-    work: Line
+    buffers: BytesByDepth
+    cache: BytesByDepth  # the part of ``buffers`` that holds keys and values
+    work: BytesByDepth
 
 
 def static(
@@ -185,7 +185,7 @@ def static(
             return made(copy).cache.nbytes
 
     def work(copy: Copy) -> int:
-        with copy.mode, torch.no_grad(), Ledger() as ledger:
+        with copy.mode, torch.no_grad(), StorageCount() as ledger:
             model = made(copy)
             # Two rounds: the first also creates what stays between calls; only the second is the work of a step.
             for _ in range(2):
@@ -202,7 +202,7 @@ def static(
     return Static(*_lines(lambda copy: (buffers(copy), cache(copy), work(copy)), config, device=device))
 
 
-def _lines(peaks: Callable[[Copy], Sequence[int]], config: Config, *, device: str) -> list[Line]:
+def _lines(peaks: Callable[[Copy], Sequence[int]], config: Config, *, device: str) -> list[BytesByDepth]:
     more = copy_of(config, device=device, layers=DEEPEST)
     few = copy_of(config, device=device, layers=max(more.layers - 2, 1))
     return [
@@ -210,7 +210,7 @@ def _lines(peaks: Callable[[Copy], Sequence[int]], config: Config, *, device: st
     ]
 
 
-def _line(low: int, high: int, *, few: int, more: int) -> Line:
+def _line(low: int, high: int, *, few: int, more: int) -> BytesByDepth:
     # A one-layer model has no second depth to compare with: all of it counts as rest.
     layer = (high - low) // max(more - few, 1)
-    return Line(layer, low - layer * few) if more > few else Line(0, low)
+    return BytesByDepth(layer, low - layer * few) if more > few else BytesByDepth(0, low)

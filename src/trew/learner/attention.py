@@ -48,14 +48,14 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class BlockPlan:
     """The blocks of a packed row and, for each of its T tokens, the index of its output among theirs."""
 
     blocks: tuple[Block, ...]
     places: Int[Tensor, "T"]
 
 
-def plan(segments: Sequence[Segment], *, device: torch.device | str = "cpu") -> Plan:
+def plan(segments: Sequence[Segment], *, device: torch.device | str = "cpu") -> BlockPlan:
     """Groups segments into blocks by the next power of two of length and prefix length: padding stays below 2x.
 
     >>> p = plan([Segment(0, 3), Segment(3, 2, 0, 3), Segment(5, 1, 0, 3)])
@@ -92,7 +92,7 @@ def plan(segments: Sequence[Segment], *, device: torch.device | str = "cpu") -> 
         # The blocks' outputs will be concatenated with their padding; real tokens point to their row in that.
         places[queries[inside]] = (offset + np.arange(inside.size).reshape(inside.shape))[inside]
         offset += inside.size
-    return Plan(tuple(blocks), torch.as_tensor(places, device=device))
+    return BlockPlan(tuple(blocks), torch.as_tensor(places, device=device))
 
 
 @dataclass(slots=True)
@@ -100,7 +100,7 @@ class _Active:
     """The plan in use, set by :func:`shared_prefix`. A global, since transformers calls the registered function with
     its own arguments only; one at a time."""
 
-    plan: Plan | None = None
+    plan: BlockPlan | None = None
     eager: bool = False
 
 
@@ -186,7 +186,7 @@ def _configs(model: PreTrainedModel) -> list[Any]:
 
 
 @contextmanager
-def shared_prefix(model: PreTrainedModel, plan: Plan) -> Iterator[None]:
+def shared_prefix(model: PreTrainedModel, plan: BlockPlan) -> Iterator[None]:
     """Makes ``model`` attend by ``plan`` inside the block and restores its own attention afterwards."""
     before = [(config, config._attn_implementation) for config in _configs(model)]
     _active.plan, _active.eager = plan, model.config._attn_implementation == "eager"

@@ -12,7 +12,7 @@ from typing import Any
 from ..config.limits import MODEL_PARTS
 from ..errors import nearest
 from .default import DEFAULT_MODEL
-from .integrity import Stored, tensors_of
+from .integrity import StoredTensor, tensors_of
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
 _TOKENIZER_SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
@@ -280,7 +280,7 @@ def weight_files(folder: Path) -> tuple[list[Path], list[Path]]:
     return [folder / shard for shard in here], [folder / shard for shard in shards if shard not in here]
 
 
-def stored(folder: Path) -> list[Stored]:
+def stored(folder: Path) -> list[StoredTensor]:
     """Returns all tensors of a model's weight files; none if files are missing. Call after :func:`model_problems`."""
     here, missing = weight_files(folder)
     return [] if missing else [tensor for file in here for tensor in tensors_of(file)]

@@ -22,7 +22,7 @@ _AGAIN = "fetch the model again"
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredTensor:
     """One tensor of a safetensors file; it occupies the bytes from ``start`` up to ``stop``."""
 
     file: Path
@@ -33,14 +33,14 @@ class Stored:
     stop: int
 
 
-def tensors_of(file: Path) -> list[Stored]:
+def tensors_of(file: Path) -> list[StoredTensor]:
     """Returns the tensors named in the header of a safetensors file; raises ValueError and the like if it is broken."""
     with file.open("rb") as stream:
         length = int.from_bytes(stream.read(8), "little")
         header = json.loads(stream.read(length))
     first = 8 + length  # offsets in the header count from its end
     return [
-        Stored(file, name, one["dtype"], tuple(one["shape"]), *(first + at for at in one["data_offsets"]))
+        StoredTensor(file, name, one["dtype"], tuple(one["shape"]), *(first + at for at in one["data_offsets"]))
         for name, one in header.items()
         if name != "__metadata__"
     ]
@@ -50,7 +50,7 @@ def tensors_of(file: Path) -> list[Stored]:
 # Against the configuration
 
 
-def depth_problems(stored: Iterable[Stored], config: Mapping[str, Any], name: str) -> list[str]:
+def depth_problems(stored: Iterable[StoredTensor], config: Mapping[str, Any], name: str) -> list[str]:
     """Finds a configuration with more layers than there are tensors. This comes before :func:`mismatches`, which needs
     the model built, if without weights: a million layers would take minutes."""
     asked, count = _layers(config), sum(1 for _ in stored)
@@ -60,7 +60,12 @@ def depth_problems(stored: Iterable[Stored], config: Mapping[str, Any], name: st
 
 
 def mismatches(
-    info: Mapping[str, Any], stored: Iterable[Stored], config: Mapping[str, Any], name: str, *, parts: Iterable[str]
+    info: Mapping[str, Any],
+    stored: Iterable[StoredTensor],
+    config: Mapping[str, Any],
+    name: str,
+    *,
+    parts: Iterable[str],
 ) -> tuple[list[str], list[str]]:
     """Finds mismatches between a model's files and its configuration: problems, and notes on what is merely left out.
 
@@ -109,7 +114,7 @@ def _layers(config: Mapping[str, Any]) -> int:
     return max((n for n in counts if isinstance(n, int)), default=0)
 
 
-def _depth_told(stored: Iterable[Stored], config: Mapping[str, Any]) -> str:
+def _depth_told(stored: Iterable[StoredTensor], config: Mapping[str, Any]) -> str:
     """Says how the numbers of layers differ; empty if they agree."""
     numbers = [int(match[1]) for tensor in stored if (match := _DEPTH.search(tensor.name))]
     held, asked = max(numbers, default=-1) + 1, _layers(config)
@@ -120,7 +125,7 @@ def _depth_told(stored: Iterable[Stored], config: Mapping[str, Any]) -> str:
 # The numbers themselves
 
 
-def type_problems(stored: Iterable[Stored], name: str) -> list[str]:
+def type_problems(stored: Iterable[StoredTensor], name: str) -> list[str]:
     """Finds weights of integer types, or of float types that are not supported."""
     odd = [tensor for tensor in stored if tensor.dtype not in _ACCEPTED]
     if not odd:
@@ -131,7 +136,7 @@ def type_problems(stored: Iterable[Stored], name: str) -> list[str]:
     ]
 
 
-def number_problems(stored: Iterable[Stored], name: str) -> list[str]:
+def number_problems(stored: Iterable[StoredTensor], name: str) -> list[str]:
     """Finds weights that are not finite. Training may never notice them, in the embedding of a token that no text uses,
     and would write them with the rest."""
     broken = [(tensor, at) for tensor in stored if (at := _first_not_finite(tensor)) is not None]
@@ -145,7 +150,7 @@ def number_problems(stored: Iterable[Stored], name: str) -> list[str]:
     ]
 
 
-def _first_not_finite(tensor: Stored) -> int | None:
+def _first_not_finite(tensor: StoredTensor) -> int | None:
     """Returns the position of the first inf or nan of a tensor, or None: numbers whose exponent bits are all set.
 
     Works on the bits, since numpy has no bfloat16: shifted left by one, which drops the sign, exactly these numbers are

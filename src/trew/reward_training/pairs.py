@@ -17,7 +17,7 @@ import numpy as np
 
 from ..data.files import read_rows
 from ..data.messages import parse_prompt
-from ..data.rows import BadRow, Problems, show
+from ..data.rows import BadRow, RowProblems, show
 from ..errors import DataError
 from ..runs.files import write_atomic
 from ..types import Message, Prompt, ScoredGroup
@@ -59,7 +59,7 @@ def make_pair(prompt: str | Sequence[Message], *, chosen: str, rejected: str) ->
 def read_pairs(path: Path) -> list[Pair]:
     """Reads the pairs of a .jsonl, .json or .parquet file. Raises DataError that lists the invalid rows."""
     rows = read_rows(path)
-    problems = Problems(str(path))
+    problems = RowProblems(str(path))
     pairs = []
     for row in rows:
         try:
@@ -120,7 +120,7 @@ def write_pairs(path: Path, pairs: Iterable[Pair]) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ValuedText:
     """A completion's text and its value."""
 
     text: str
@@ -128,7 +128,7 @@ class Outcome:
 
 
 def rank(
-    prompt: str | Sequence[Message], outcomes: Sequence[Outcome], *, most: int, rng: np.random.Generator
+    prompt: str | Sequence[Message], outcomes: Sequence[ValuedText], *, most: int, rng: np.random.Generator
 ) -> list[Pair]:
     """At most ``most`` pairs of different texts with different values, drawn without replacement; all if there are
     fewer. Texts that occur several times in the group count once."""
@@ -147,7 +147,7 @@ def pairs_of_groups(groups: Iterable[ScoredGroup], *, reward: str, most: int, se
     for scored in groups:
         prompt = scored.group.prompt
         outcomes = [
-            Outcome(completion.text, value)
+            ValuedText(completion.text, value)
             for completion, score in zip(scored.group.rollouts, scored.scores, strict=True)
             if (value := score.parts.get(reward)) is not None
         ]
@@ -204,10 +204,10 @@ def _prompt_of(row: dict[str, Any]) -> Any:
     return row["prompt"] if row["messages"] is None else json.loads(row["messages"])
 
 
-def _outcomes(rows: Sequence[dict[str, Any]], reward: str) -> list[Outcome]:
+def _outcomes(rows: Sequence[dict[str, Any]], reward: str) -> list[ValuedText]:
     """The completions of a group that have a value."""
     values = [dict(row["parts"]).get(reward) if reward else row["score"] for row in rows]
-    return [Outcome(row["completion"], v) for row, v in zip(rows, values, strict=True) if v is not None]
+    return [ValuedText(row["completion"], v) for row, v in zip(rows, values, strict=True) if v is not None]
 
 
 def divide(pairs: Sequence[Pair], *, share: float, seed: int) -> tuple[list[Pair], list[Pair]]:

@@ -14,19 +14,21 @@ from .combine import Reward
 from .user.functions import UserFunction
 from .user.loading import is_file_spec
 from .user.process import Process
-from .user.session import Runner, Spec
+from .user.session import FunctionHost, Spec
 
 if TYPE_CHECKING:
     from .model.reward_model import ModelReward
 
 
-def load_rewards(configs: Sequence[RewardConfig], runner: Runner | None) -> tuple[list[Reward], Runner | None]:
-    """The rewards, and where their functions live: ``runner``, or a process of their own where none is given and there
+def load_rewards(
+    configs: Sequence[RewardConfig], host: FunctionHost | None
+) -> tuple[list[Reward], FunctionHost | None]:
+    """The rewards, and where their functions live: ``host``, or a process of their own where none is given and there
     are functions. Raises ConfigError with all problems at once."""
     specs: list[Spec] = [(config.name, dict(config.args)) for config in configs if _is_function(config)]
-    if specs and runner is None:
-        runner = Process()
-    functions = iter(runner.load(specs) if runner is not None else [])
+    if specs and host is None:
+        host = Process()
+    functions = iter(host.load(specs) if host is not None else [])
     rewards: list[Reward] = []
     problems: list[str] = []
     for i, config in enumerate(configs):
@@ -38,10 +40,10 @@ def load_rewards(configs: Sequence[RewardConfig], runner: Runner | None) -> tupl
     rewards = _numbered(rewards)
     problems += _set_problems(configs, rewards)
     if problems:
-        if runner is not None:
-            runner.close()  # nobody else knows of the process: it would outlive the error
+        if host is not None:
+            host.close()  # nobody else knows of the process: it would outlive the error
         raise ConfigError(problems)
-    return rewards, runner
+    return rewards, host
 
 
 def _is_function(config: RewardConfig) -> bool:

@@ -178,7 +178,7 @@ def _elsewhere(
     other = Process(hash_seed=1)
     try:
         config = RewardConfig(name=reward.kind, args=reward.args, calls=reward.calls, timeout_s=reward.timeout_s)
-        again = RewardSet.from_config([config], runner=other)
+        again = RewardSet.from_config([config], host=other)
         values = values_of(again.score(groups)) if reward.function else again.scores_in(other, groups)
     finally:
         other.close()

@@ -19,7 +19,7 @@ from .load import load_rewards
 from .metrics import summary
 from .user.functions import Sample, UserFunction
 from .user.process import Process
-from .user.session import Runner
+from .user.session import FunctionHost
 from .user.verdicts import Ask, verdicts_of
 from .verdict import Verdict
 
@@ -40,12 +40,12 @@ class RewardSet:
       ``sandbox_error``) has no value: what is missing is unknown, not neutral. Behind a closed gate it is known: 0.
     * Where no reward that counts gave a number there is no value.
 
-    ``runner`` is where users' functions live: a process of their own unless another is given.
+    ``host`` is where users' functions live: a process of their own unless another is given.
     """
 
-    def __init__(self, rewards: Sequence[Reward], *, runner: Runner | None = None):
+    def __init__(self, rewards: Sequence[Reward], *, host: FunctionHost | None = None):
         self.rewards = tuple(rewards)
-        self._runner = runner
+        self._host = host
         self._columns: frozenset[str] = frozenset()  # of the whole data set, once check_golds has seen it
         self._warnings: list[str] = []
         self._told: Counter[str] = Counter()
@@ -57,7 +57,7 @@ class RewardSet:
         return tuple(reward.name for reward in self.rewards)
 
     @classmethod
-    def from_config(cls, rewards: Sequence[RewardConfig], *, runner: Runner | None = None) -> RewardSet:
+    def from_config(cls, rewards: Sequence[RewardConfig], *, host: FunctionHost | None = None) -> RewardSet:
         """Loads every function and checks every argument; raises ConfigError with all problems at once.
 
         >>> RewardSet.from_config([RewardConfig(name="gsm8k"), RewardConfig(name="format", weight=0.1)]).names
@@ -68,8 +68,8 @@ class RewardSet:
         trew.errors.ConfigError: rewards[0] 'gsm8k': args.mood: unknown argument (did you mean 'mode'?);
         accepts mode, thinking
         """
-        loaded, runner = load_rewards(rewards, runner)
-        return cls(loaded, runner=runner)
+        loaded, host = load_rewards(rewards, host)
+        return cls(loaded, host=host)
 
     @property
     def code(self) -> list[str]:
@@ -84,8 +84,8 @@ class RewardSet:
 
     def close(self) -> None:
         """Ends the process of users' functions; a later call starts it again."""
-        if self._runner is not None:
-            self._runner.close()
+        if self._host is not None:
+            self._host.close()
 
     def take_warnings(self) -> list[str]:
         """What went wrong since the last call without ending the run, one line each. What happens again and again is
@@ -208,9 +208,9 @@ class RewardSet:
         """Calls every function that has something to judge; verdicts by name, in the order of the samples."""
         if not asks:
             return {}
-        assert self._runner is not None
+        assert self._host is not None
         rows = verdicts_of(
-            self._runner, list(asks.values()), step=step, warn=lambda function, text: self._warn(function.who, text)
+            self._host, list(asks.values()), step=step, warn=lambda function, text: self._warn(function.who, text)
         )
         return dict(zip(asks, rows, strict=True))
 

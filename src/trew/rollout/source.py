@@ -13,12 +13,13 @@ from ..types import ScoredGroup
 class StepRollouts:
     """The scored groups of one step.
 
-    ``kept`` are trained on; ``sampled`` are all that were generated, groups dropped by dynamic sampling included.
+    ``trained_on`` are the groups of the step; ``sampled`` are all that were generated, including groups that dynamic
+    sampling dropped.
     ``baselines`` is the reward of the greedy answer by prompt uid, where the objective compares with it; NaN where
     there is none.
     """
 
-    kept: tuple[ScoredGroup, ...]
+    trained_on: tuple[ScoredGroup, ...]
     sampled: tuple[ScoredGroup, ...]
     baselines: Mapping[str, float] | None = None
 

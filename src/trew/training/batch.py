@@ -29,7 +29,7 @@ def to_batch(plan: Plan, rollouts: StepRollouts) -> tuple[list[TrainingSample], 
     """
     flat = [
         (g, rollout, score)
-        for g, scored in enumerate(rollouts.kept)
+        for g, scored in enumerate(rollouts.trained_on)
         for rollout, score in zip(scored.group.rollouts, scored.scores, strict=True)
     ]
     made, scores = [rollout for _, rollout, _ in flat], [score for _, _, score in flat]
@@ -65,7 +65,7 @@ def _entropies(rollouts: Sequence[Rollout]) -> Tensor | None:
 def _baselines(rollouts: StepRollouts, groups: Sequence[int]) -> Tensor | None:
     if rollouts.baselines is None:
         return None
-    return torch.tensor([rollouts.baselines[rollouts.kept[g].group.prompt.uid] for g in groups])
+    return torch.tensor([rollouts.baselines[rollouts.trained_on[g].group.prompt.uid] for g in groups])
 
 
 def _step_rewards(plan: Plan, scores: Sequence[Score]) -> ReasoningSteps | None:
@@ -134,9 +134,9 @@ def optimizer_steps(config: Config, groups: int) -> int:
 def advantages_by_uid(rollouts: StepRollouts, batch: TokenBatch) -> dict[str, list[np.ndarray]]:
     """Per-token advantages of each rollout of a prepared batch, by the prompt's uid."""
     assert batch.advantages is not None
-    lengths = [len(r.token_ids) for scored in rollouts.kept for r in scored.group.rollouts]
+    lengths = [len(r.token_ids) for scored in rollouts.trained_on for r in scored.group.rollouts]
     split = np.split(batch.advantages.numpy(), np.cumsum(lengths)[:-1])
-    found: dict[str, list[np.ndarray]] = {scored.group.prompt.uid: [] for scored in rollouts.kept}
+    found: dict[str, list[np.ndarray]] = {scored.group.prompt.uid: [] for scored in rollouts.trained_on}
     for group, values in zip(batch.group_ids.tolist(), split, strict=True):
-        found[rollouts.kept[group].group.prompt.uid].append(values)
+        found[rollouts.trained_on[group].group.prompt.uid].append(values)
     return found

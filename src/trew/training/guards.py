@@ -72,7 +72,7 @@ def keep_evidence(program: PolicyProgram, attempt: Attempt, error: NumericsError
     """Saves the evidence of a bad step in the run's folder, warns, and returns the message."""
     step, rows = attempt.step, list(error.evidence)
     if attempt.rollouts is not None and attempt.batch is not None:
-        rows += _evidence(error, attempt.rollouts.kept, attempt.batch)
+        rows += _evidence(error, attempt.rollouts.trained_on, attempt.batch)
     whole = {"step": step, "error": error.cause, "quantity": error.quantity, "policy_version": program.policy.version}
     path = program.folder.write_bad_step(step, {**whole, "completions": rows[:SHOWN], "completions_in_all": len(rows)})
     names = ", ".join(f"{r['uid']!r} sample {r['sample']}" for r in rows[:4]) + (", …" if len(rows) > 4 else "")

@@ -22,7 +22,7 @@ def train(run: TrainingRun) -> dict[str, Any]:
     for step in run.steps():  # evaluates and saves when due; ends early when asked to
         with run.attempt(step) as attempt:  # non-finite numbers: not applied; an interrupt: rolled back
             attempt.rollouts = run.rollouts.next(step)
-            if attempt.rollouts.kept:
+            if attempt.rollouts.trained_on:
                 update(run, attempt)
         # Published before trained(), after which a source may sample the next rollouts with these weights.
         run.weights.publish(run.policy, run.engine)
@@ -43,7 +43,7 @@ def update(run: TrainingRun, attempt: Attempt) -> None:
     run.note("learning")
     samples, attempt.batch = to_batch(run.plan, rollouts)
     check_given(attempt.batch)
-    frozen = with_frozen_logprobs(run.plan, policy, rollouts.kept, samples, attempt.batch)
+    frozen = with_frozen_logprobs(run.plan, policy, rollouts.trained_on, samples, attempt.batch)
     attempt.canary = frozen.canary
     attempt.batch = objective.prepare(frozen.batch)  # advantages, denominators and weights of the whole step
     check_advantages(attempt.batch)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from numbers import Real
 
-from ..diagnostics.health import Finding
+from ..diagnostics.health import HealthWarning
 from ..utils.shapes import Count
 from .remembered import Progress, Shapes
 
@@ -73,7 +73,7 @@ class HealthState:
     first: list[dict[str, float]]
     last: list[dict[str, float]]
     told: dict[str, int]
-    found: list[Finding]
+    found: list[HealthWarning]
 
 
 @dataclass(frozen=True, slots=True)

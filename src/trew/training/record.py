@@ -23,7 +23,7 @@ def update_row(attempt: Attempt, version: int) -> dict[str, Any]:
     """The metrics of a step's updates; ``version`` is the policy's after them. NaN for values that were not finite."""
     row: dict[str, Any] = {}
     if attempt.rollouts is not None:
-        row = _learned(attempt, version) if attempt.rollouts.kept else {}
+        row = _learned(attempt, version) if attempt.rollouts.trained_on else {}
         row["advantage_share"] = _advantage_share(attempt)
     return row | (guards.bad_row(attempt.error) if attempt.error else {})
 
@@ -34,9 +34,9 @@ def _learned(attempt: Attempt, version: int) -> dict[str, Any]:
     assert batch is not None
     canary = attempt.canary
     row: dict[str, Any] = {
-        "staleness": staleness(rollouts.kept, attempt.version),
+        "staleness": staleness(rollouts.trained_on, attempt.version),
         "canary_gap": canary.gap if canary else None,
-        "fresh_share": fresh_share(rollouts.kept, attempt.version),
+        "fresh_share": fresh_share(rollouts.trained_on, attempt.version),
     }
     # (sum, count) pairs over all updates, divided once here: a mean of means would weigh small minibatches too much.
     sums = reduce_metrics([step_metrics(batch), *(update.metrics for update in updates)])

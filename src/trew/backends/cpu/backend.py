@@ -86,7 +86,7 @@ class CpuBackend:
     @contextmanager
     def _native(self, parts: Transformer, work: Decoding, *, apart: bool) -> Iterator[Decoder]:
         with self.arena.lease() as arena:
-            made = native.Decoder(
+            made = native.CompiledDecoder(
                 parts, positions=work.columns, autocast=work.autocast, arena=arena, apart=apart
             )  # fmt: skip
             yield made

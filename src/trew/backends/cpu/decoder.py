@@ -21,7 +21,7 @@ from ...types import Sampling
 from .arena import Arena
 from .build import SUFFIX, library
 from .layers import WIDEST, WIDTH, Layers, packed
-from .pages import PAGE, PagedCache, Rows, Sequences
+from .pages import PAGE, PagedCache, PagedRows, Sequences
 from .products import product
 from .sampling import drawn
 
@@ -68,7 +68,7 @@ class _Sequence:
     pages: list[int] = field(default_factory=list)  # its own, which follow the prompt's
 
 
-class Decoder:
+class CompiledDecoder:
     """Runs rows of completions through a model; see :class:`trew.rollout.torch_engine.decoder.Decoder`. Logits are
     float32. ``positions``: maximum number of tokens of a row. ``arena``: holds the cache and the head's weights, and
     must stay leased while the decoder is in use; ``apart``: the layers' weights are there too, not in the heap.
@@ -95,7 +95,7 @@ class Decoder:
         self.prompts: dict[int, _Prompt] = {}
         self.running: list[_Sequence] = []
         self.steps = 0
-        self.newest: Rows | None = None  # the last step's, while no row joins or leaves
+        self.newest: PagedRows | None = None  # the last step's, while no row joins or leaves
         self.full = 0  # the step at which some row needs another page
 
     @property
@@ -155,7 +155,7 @@ class Decoder:
     def draw(self, logits: Tensor, *, keys: Tensor, positions: Tensor, sampling: Sampling) -> Draw:
         return drawn(logits, keys=keys, positions=positions, sampling=sampling)
 
-    def _next(self) -> Rows:
+    def _next(self) -> PagedRows:
         """Assigns every row's next token a place in the cache, on a new page if the last one is full."""
         self.steps += 1
         if self.newest is not None and self.steps < self.full:
@@ -169,7 +169,7 @@ class Decoder:
             if place == 0:
                 row.pages += self.cache.take(1)
         self.full = self.steps + PAGE - max(places)
-        self.newest = Rows(
+        self.newest = PagedRows(
             sequences=self._sequences([(row.prompt, row.pages) for row in self.running]),
             sequence=torch.arange(self.rows, dtype=torch.int32),
             positions=_int32(
@@ -196,7 +196,7 @@ class Decoder:
         last = torch.empty(len(prompts), self.parts.embedding.embedding_dim, dtype=torch.float32)
         for begin in range(0, len(tokens), PREFILL_TOKENS):
             part = slice(begin, begin + PREFILL_TOKENS)
-            rows = Rows(sequences, *(t[part].contiguous() for t in (sequence, positions, pages, positions % PAGE)))
+            rows = PagedRows(sequences, *(t[part].contiguous() for t in (sequence, positions, pages, positions % PAGE)))
             hidden = self._forward(tokens[part], rows)
             here = (ends >= begin) & (ends < begin + PREFILL_TOKENS)
             # Only the prompts' last tokens go through the head: logits of all would be (tokens, V).
@@ -215,7 +215,7 @@ class Decoder:
             _int32([len(prompt.pages) for prompt in prompts]),
         )
 
-    def _forward(self, tokens: Tensor, rows: Rows) -> Tensor:
+    def _forward(self, tokens: Tensor, rows: PagedRows) -> Tensor:
         """Returns the final norm's output (N, H), in T."""
         return self.layers.forward(self.parts.embed(tokens), rows, self.cache)
 

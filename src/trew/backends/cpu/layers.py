@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from ...models.anatomy import Layer, Norm, Transformer, weight_of
 from .arena import Arena
 from .build import fields, kernel
-from .pages import PagedCache, Rows
+from .pages import PagedCache, PagedRows
 from .products import WeightMatrix, packed_size
 
 WIDTH = 16
@@ -110,7 +110,7 @@ class Layers:
             None if table is None else table.data_ptr(), 0 if table is None else table.shape[1], layer.window or 0,
         )  # fmt: skip
 
-    def forward(self, x: Tensor, rows: Rows, cache: PagedCache) -> Tensor:
+    def forward(self, x: Tensor, rows: PagedRows, cache: PagedCache) -> Tensor:
         """Returns the last norm's output (N, H) of T, for embeddings ``x`` (N, H) float32, which it overwrites. Writes
         the rows' keys and values into the cache; each query then sees the cache up to its own position."""
         assert x.dtype == torch.float32

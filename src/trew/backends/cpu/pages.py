@@ -43,7 +43,7 @@ class Sequences:
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class PagedRows:
     """N tokens of a forward pass, int32 (N,): their sequence, position in it, and page and place in the cache."""
 
     sequences: Sequences

@@ -25,7 +25,7 @@ from . import build
 from .arena import Arena
 from .file_backed import FileBacked
 from .head import CompiledHead
-from .stack import ALL, INPUTS, NOTHING, Layout, Passed, Stack, unsupported
+from .stack import ALL, INPUTS, NOTHING, Passed, RowLayout, Stack, unsupported
 
 PACK_TOKENS = 1024
 """Tokens per pack: larger packs would take more memory and be no faster ..."""
@@ -40,7 +40,7 @@ Several groups share a pack only up to half as many tokens, or twice as many byt
 class Tape:
     """What one backward pass needs of a forward pass. Serves a single backward pass."""
 
-    row: Layout
+    row: RowLayout
     last: Tensor  # (K, H) residuals at the positions that the head reads, before the last norm
     memory: Tensor
 
@@ -116,10 +116,10 @@ class NativeBody:
         """Adds to the weights' ``grad``, given the gradient with respect to the hidden states of :meth:`forward`."""
         self._stack.backward(tape.row, keep=self._keeps, memory=tape.memory, last=tape.last, gradient=gradient)
 
-    def row(self, pack: Pack) -> Layout:
+    def row(self, pack: Pack) -> RowLayout:
         """Converts the pack to the kernels' layout."""
         segments = [(s.start, s.length, s.prefix_start, s.prefix_length) for s in pack.segments]
-        return Layout(segments, ids=pack.input_ids[0], positions=pack.position_ids[0], read_at=pack.read_at,
+        return RowLayout(segments, ids=pack.input_ids[0], positions=pack.position_ids[0], read_at=pack.read_at,
                       kv_heads=self.parts.kv_heads)  # fmt: skip
 
     @property

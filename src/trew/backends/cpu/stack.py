@@ -68,7 +68,7 @@ class TrainedNormStruct(ctypes.Structure):
     _fields_ = (("norm", NormStruct), ("grad", ctypes.c_void_p))
 
 
-class LayerStruct(ctypes.Structure):
+class TrainedLayerStruct(ctypes.Structure):
     _fields_ = (
         *fields(LinearStruct, "q", "k", "v", "o", "gate", "up", "down"),
         *fields(TrainedNormStruct, "attention", "q_norm", "k_norm", "attention_after", "mlp", "mlp_after"),
@@ -94,7 +94,7 @@ class RowStruct(ctypes.Structure):
     )
 
 
-class Layout:
+class RowLayout:
     """A packed row of T tokens. ``segments`` (start, length, prefix start, prefix length) define which tokens attend to
     which; a segment that reads a prefix comes after the one that computes it. int64: ``ids`` and ``positions`` (T,),
     and ``read_at`` (K,), the tokens that the head reads."""
@@ -155,7 +155,7 @@ class Stack:
         self.parts, self.dtype, self.split = parts, dtype, split
         self._tables: dict[str, Tensor] = {}
         self._positions = 0  # of the tables
-        self._layers = (LayerStruct * len(parts.layers))()
+        self._layers = (TrainedLayerStruct * len(parts.layers))()
         first = parts.layers[0]
         self._struct = StackStruct(
             layers=ctypes.addressof(self._layers), count=len(parts.layers), hidden=parts.embedding.embedding_dim,
@@ -169,14 +169,14 @@ class Stack:
         self._trained: list[tuple[Any, Any, str, bool]] = []
         self._copies: list[Tensor] = []
 
-    def bytes(self, row: Layout, *, keep: int) -> int:
+    def bytes(self, row: RowLayout, *, keep: int) -> int:
         """Returns the bytes of memory that a forward pass over ``row`` takes and, if it keeps something, its backward
         pass."""
         self._point(row.positions)
         return self._bytes(row, keep)
 
     def forward(
-        self, row: Layout, *, keep: int, arena: Arena, passed: Passed | None = None
+        self, row: RowLayout, *, keep: int, arena: Arena, passed: Passed | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Returns residuals at the tokens that the head reads, before and after the last norm, (K, H) float32; and the
         memory for :meth:`backward`, valid while ``arena`` is leased."""
@@ -189,7 +189,7 @@ class Stack:
         )  # fmt: skip
         return last, hidden, memory
 
-    def backward(self, row: Layout, *, keep: int, memory: Tensor, last: Tensor, gradient: Tensor) -> None:
+    def backward(self, row: RowLayout, *, keep: int, memory: Tensor, last: Tensor, gradient: Tensor) -> None:
         """Adds to the ``grad`` of all trained weights, given the ``gradient`` (K, H) float32 with respect to the last
         norm's output. Call once per forward pass of the same row, with the ``memory`` that it returned."""
         gradient = gradient.contiguous()
@@ -203,7 +203,7 @@ class Stack:
             gradient.data_ptr(),
         )  # fmt: skip
 
-    def _bytes(self, row: Layout, keep: int) -> int:
+    def _bytes(self, row: RowLayout, keep: int) -> int:
         return kernel("stack_bytes", self.dtype, "ppi")(
             ctypes.addressof(self._struct), ctypes.addressof(row.struct), keep
         )  # fmt: skip
@@ -232,7 +232,7 @@ class Stack:
             of.get(name) is p and p.data_ptr() == at for of, name, p, at in self._places
         )  # fmt: skip
 
-    def _point_layer(self, layer: Layer, struct: LayerStruct) -> None:
+    def _point_layer(self, layer: Layer, struct: TrainedLayerStruct) -> None:
         for module, field in zip(reversed(_linears(layer)), reversed(_LINEARS), strict=True):
             self._point_linear(module, getattr(struct, field))
         for norm, field in zip(_norms(layer), _NORMS, strict=True):

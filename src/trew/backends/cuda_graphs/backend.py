@@ -31,7 +31,7 @@ class CudaGraphsBackend:
     def __init__(self, graphs: Callable[[torch.device], Graphs] | None = None) -> None:
         self._anywhere = graphs is not None
         self._graphs = graphs or Graphs.on
-        self.kept: StaticModel | None = None
+        self.held: StaticModel | None = None
 
     def missing(self) -> str:
         return ""
@@ -59,32 +59,32 @@ class CudaGraphsBackend:
         """Reuses the last schedule's buffers if they are large enough: its graphs replay on those addresses only."""
         columns = work.columns
         dtype = work.autocast or torch.float32
-        kept, self.kept = self.kept, None
-        if kept is None or not kept.serves(slots=work.slots, columns=columns, dtype=dtype) or not kept.begin(parts):
-            kept = None  # frees the old buffers before the new ones are allocated: both may not fit
-            kept = StaticModel(parts, slots=work.slots, columns=columns, dtype=dtype, graphs=self._graphs(device))
-            kept.begin(parts)
-        self.kept = kept
+        held, self.held = self.held, None
+        if held is None or not held.serves(slots=work.slots, columns=columns, dtype=dtype) or not held.begin(parts):
+            held = None  # frees the old buffers before the new ones are allocated: both may not fit
+            held = StaticModel(parts, slots=work.slots, columns=columns, dtype=dtype, graphs=self._graphs(device))
+            held.begin(parts)
+        self.held = held
         try:
-            yield StaticDecoder(kept)
+            yield StaticDecoder(held)
         finally:
-            del kept  # this frame's reference would keep the buffers alive when _settle drops them
+            del held  # this frame's reference would keep the buffers alive when _settle drops them
             self._settle(work, device)
 
     def _settle(self, work: Decoding, device: torch.device) -> None:
         """Ends a schedule: reports a failed recording, and frees the buffers unless memory is plentiful."""
-        if self.kept is None:
+        if self.held is None:
             return
-        if failed := self.kept.graphs.failed:
+        if failed := self.held.graphs.failed:
             self._graphs = lambda device: Graphs(None)
-            self.kept.graphs.failed = None
+            self.held.graphs.failed = None
             work.tell(f"no CUDA graphs, because recording one failed ({failed}): decoding continues, slower")
         if device.type == "cuda":
             free, total = torch.cuda.mem_get_info(device)
             # Memory that torch caches without a tensor in it is free for the learner too.
             unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
             if free + unused < total / 2:
-                self.kept = None
+                self.held = None
 
     def reads_by_layer(self, model: Any) -> bool:
         return False
@@ -96,7 +96,7 @@ class CudaGraphsBackend:
         return None
 
     def release(self) -> None:
-        self.kept = None
+        self.held = None
 
 
 def backend(*, layers: bool, products: bool) -> CudaGraphsBackend | None:

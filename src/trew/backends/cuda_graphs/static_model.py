@@ -27,7 +27,7 @@ ROWS, COLUMNS = 8, 256
 _KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
-"""(layer number, q (..., heads, D), k and v (..., kv_heads, D)) -> the mixed values (..., heads, D)."""
+"""(layer number, q (..., heads, D), k and v (..., kv_heads, D)) -> the attended values (..., heads, D)."""
 
 
 def rounded(n: int, unit: int) -> int:
@@ -171,8 +171,8 @@ class StaticModel:
                 buffer[at, :, begin:end] = new.transpose(1, 2)
                 whole = buffer[at, :, :end] if begin else new.transpose(1, 2)
                 both.append(whole.repeat_interleave(self.parts.heads // self.parts.kv_heads, dim=1))
-            mixed = self._attention(q.transpose(1, 2), *both, mask=masks[self.parts.layers[number].window])
-            return mixed.transpose(1, 2)
+            attended = self._attention(q.transpose(1, 2), *both, mask=masks[self.parts.layers[number].window])
+            return attended.transpose(1, 2)
 
         return self._layers(tokens, positions, attend)
 
@@ -202,8 +202,8 @@ class StaticModel:
         for number, (layer, packed) in enumerate(zip(self.parts.layers, self.packed.layers, strict=True)):
             qkv = packed.qkv(packed.attention_norm(x)).unflatten(-1, (-1, self.parts.head_dim))
             turn = turns[layer.rope] if layer.rope else None
-            mixed = attend(number, *self._heads(qkv, packed, turn))
-            x = _added(x, packed.o(mixed.flatten(-2)), packed.attention_after)
+            attended = attend(number, *self._heads(qkv, packed, turn))
+            x = _added(x, packed.o(attended.flatten(-2)), packed.attention_after)
             gate, up = packed.gate_up(packed.mlp_norm(x)).chunk(2, dim=-1)
             gated = F.silu(gate) if self.parts.activation == "silu" else F.gelu(gate, approximate="tanh")
             x = _added(x, packed.down(gated * up), packed.mlp_after)

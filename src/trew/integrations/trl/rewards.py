@@ -161,7 +161,7 @@ def steps(function: Callable[..., Sequence[Steps | None]]) -> StepFunction:
     return StepFunction(function)
 
 
-class Together:
+class RecipeRewards:
     """A recipe's rewards as one TRL reward function: returns :class:`~trew.rewards.RewardSet`'s value of each
     completion, or None. Logs each reward's mean as well, where TRL passes ``log_metric``."""
 
@@ -220,7 +220,7 @@ def _prompt(uid: str, given: Any, columns: Mapping[str, Any]) -> Prompt:
 
 def together(
     tables: Sequence[Mapping[str, Any]], *, columns: Mapping[str, str] | None = None, name: str = "trew"
-) -> Together:
+) -> RecipeRewards:
     """Makes one TRL reward function, logged as ``name``, from a list of rewards like a recipe's ``[[rewards]]``: with
     weights, gates and user functions (``path/to/file.py:function``). Raises ConfigError with all problems at once.
 
@@ -240,7 +240,7 @@ def together(
             problems.append(f"rewards[{i}].verify_with: is for trew train, which watches it; leave it out")
     if problems:
         raise ConfigError(problems)
-    return Together(RewardSet.from_config(configs), columns=columns or {}, name=name)
+    return RecipeRewards(RewardSet.from_config(configs), columns=columns or {}, name=name)
 
 
 def __getattr__(name: str) -> Callable[..., BuiltIn]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..isolation.pool import run_together
-from ..sandbox import Job, Limits, Outcome, boundary, pool
+from ..sandbox import Job, JobLimits, JobOutcome, boundary, pool
 from ..thinking import after_thinking
 from ..verdict import Verdict, bad_gold, no_answer, right_or_wrong
 from . import code_asserts, code_block
@@ -60,7 +60,7 @@ def grade_stdin(
     for number, case in enumerate(cases, start=1):
         # Room for the right output with a wide margin, however long it is; what prints more than that is wrong.
         most = max(limits.output, 2 * len(case.output) + (1 << 16))
-        allowed = Limits(seconds=limits.seconds, memory=limits.memory, output=most)
+        allowed = JobLimits(seconds=limits.seconds, memory=limits.memory, output=most)
         outcome = box.run(Job("script", (_encoded(program), _encoded(case.input)), allowed))
         if verdict := _not_judged(outcome):
             return verdict
@@ -131,7 +131,7 @@ def _lines_of(value: Any) -> str | None:
     return "\n".join(map(str, lines)) if lines is not None and all(isinstance(x, (str, int)) for x in lines) else None
 
 
-def _printed_wrong(outcome: Outcome, expected: str) -> str:
+def _printed_wrong(outcome: JobOutcome, expected: str) -> str:
     """Says how a program's run differs from what a test expects; empty if it does not."""
     if outcome.ended == "limit":
         return outcome.why
@@ -219,7 +219,7 @@ def func_tests(row: Mapping[str, Any], gold: Any = None) -> code_asserts.Asserts
     return code_asserts.read(tuple(listed), entry, setup)
 
 
-def _returned_wrong(outcome: Outcome, checks: Sequence[code_asserts.Check]) -> str:
+def _returned_wrong(outcome: JobOutcome, checks: Sequence[code_asserts.AssertedCall]) -> str:
     """Names the first check that does not hold; empty if all do."""
     lines = outcome.parts[0].split(b"\n") if outcome.parts and outcome.parts[0] else []
     if outcome.ended == "limit":
@@ -249,7 +249,7 @@ def _raised(line: bytes) -> str:
         return "something unreadable"
 
 
-def _failed_tests(outcome: Outcome) -> str | Verdict:
+def _failed_tests(outcome: JobOutcome) -> str | Verdict:
     """Reads the result of the asserts in the second sandbox; empty if all held."""
     # The order assigns the blame: a broken sandbox, the program's limit, the judge's limit, then what the judge said.
     judge = outcome.judge or {}
@@ -294,8 +294,8 @@ def _program(completion: str, *, thinking: bool) -> str | Verdict:
     return program
 
 
-def _limits(timeout_s: float, memory_mb: int) -> Limits:
-    return Limits(seconds=float(timeout_s), memory=int(memory_mb) << 20)
+def _limits(timeout_s: float, memory_mb: int) -> JobLimits:
+    return JobLimits(seconds=float(timeout_s), memory=int(memory_mb) << 20)
 
 
 def _encoded(text: str) -> bytes:
@@ -304,7 +304,7 @@ def _encoded(text: str) -> bytes:
     return text.encode("utf-8", "surrogatepass")
 
 
-def _not_judged(outcome: Outcome) -> Verdict | None:
+def _not_judged(outcome: JobOutcome) -> Verdict | None:
     """Returns a verdict if the sandbox, the setup or the wall clock is at fault rather than the program."""
     if outcome.ended == "failed":
         _, mark, said = outcome.why.partition("SETUP: ")  # written by inside.py before the program is loaded

@@ -25,7 +25,7 @@ _SINGLETONS = (None, True, False)
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class AssertedCall:
     """One call, as the line that asks for it, and what must hold of the value's text that comes back."""
 
     call: str
@@ -39,7 +39,7 @@ class Asserts:
 
     entry: str
     text: str
-    checks: tuple[Check, ...] | None
+    checks: tuple[AssertedCall, ...] | None
 
 
 @lru_cache(maxsize=1024)
@@ -155,10 +155,10 @@ def _undefined(tree: ast.AST) -> set[str]:
     return used - _defined(tree) - set(dir(builtins)) - {"candidate", "__name__", "__file__"}
 
 
-def _checks(tree: ast.Module, entry: str) -> tuple[Check, ...] | None:
+def _checks(tree: ast.Module, entry: str) -> tuple[AssertedCall, ...] | None:
     """Every assert as a check; None where one has another shape, or a statement does something."""
     names = {entry, "candidate"}
-    found: list[Check] = []
+    found: list[AssertedCall] = []
     for statement in _body(tree):
         if _is_idle(statement):
             continue
@@ -199,15 +199,15 @@ def _is_idle(statement: ast.stmt) -> bool:
     return False
 
 
-def _check(test: ast.expr, names: set[str]) -> Check | None:
+def _check(test: ast.expr, names: set[str]) -> AssertedCall | None:
     """The check of an assert's test: a call, ``not`` a call, or one comparison of a call with a literal."""
     source = ast.unparse(test)
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
         call = _call(test.operand, names)
-        return Check(call, lambda line: not code_values.is_true(line), source) if call else None
+        return AssertedCall(call, lambda line: not code_values.is_true(line), source) if call else None
     if not isinstance(test, ast.Compare):
         call = _call(test, names)
-        return Check(call, code_values.is_true, source) if call else None
+        return AssertedCall(call, code_values.is_true, source) if call else None
     if len(test.ops) != 1:
         return None
     left, right, operator = test.left, test.comparators[0], test.ops[0]
@@ -222,7 +222,7 @@ def _check(test: ast.expr, names: set[str]) -> Check | None:
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
         return None
     holds = _comparison(operator, expected)
-    return Check(call, holds, source) if holds else None
+    return AssertedCall(call, holds, source) if holds else None
 
 
 _SYMMETRIC = (ast.Eq, ast.NotEq, ast.Is, ast.IsNot)

@@ -23,7 +23,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from ..isolation.tasks import Limits, Outcome, TaskPool
+from ..isolation.tasks import TaskLimits, TaskOutcome, TaskPool
 from ..numbers import read_digits
 from ..thinking import after_thinking
 from ..verdict import Verdict, bad_gold, no_answer, right_or_wrong
@@ -32,7 +32,7 @@ from . import countdown
 INSTALL = "pip install 'trew[reasoning-gym]'"
 LONGEST = 20_000  # characters of an answer that is read
 DEEPEST = 100  # nesting of lists and objects that are compared item by item
-LIMITS = Limits(cpu_s=3.0, memory_mb=1024, wall_s=120.0, calls=500, growth_mb=256)
+LIMITS = TaskLimits(cpu_s=3.0, memory_mb=1024, wall_s=120.0, calls=500, growth_mb=256)
 
 EXPRESSION = frozenset({"countdown", "puzzle24"})
 FORMULA = frozenset({"polynomial_multiplication", "simple_integration", "intermediate_integration"})
@@ -243,7 +243,7 @@ def _expression(answer: str, puzzle: Puzzle) -> Verdict:
     return countdown.grade(f"<answer>{answer}</answer>", None, numbers=metadata.get("numbers"), target=target)
 
 
-def _judged(case: _Open, outcome: Outcome) -> Verdict:
+def _judged(case: _Open, outcome: TaskOutcome) -> Verdict:
     # Running past CPU or memory is the answer's doing, and wrong; anything else is ours, and not judged.
     if outcome.status in ("cpu", "memory"):
         return right_or_wrong(False, extracted=case.answer, detail=f"not decided within its limit: {outcome.detail}")

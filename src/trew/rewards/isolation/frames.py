@@ -16,17 +16,17 @@ to act on it. And after the parent was killed, another process forked from it ma
 _PIECE = 1 << 20
 
 
-class Lost(Exception):
+class WorkerLost(Exception):
     """No answer will come, and nothing more can be sent to this worker."""
 
 
-class Closed(Lost):
+class Closed(WorkerLost):
     """The other side is gone. ``ended`` says how its process ended, where known."""
 
     ended = ""
 
 
-class Late(Lost):
+class Late(WorkerLost):
     """The message did not arrive in time."""
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Generic, TypeVar
 
-from .frames import Closed, Lost
+from .frames import Closed, WorkerLost
 from .worker import Worker
 
 Request = TypeVar("Request")
@@ -42,24 +42,24 @@ class Pool(ABC, Generic[Request, Answer]):
 
     @abstractmethod
     def greet(self, worker: Worker) -> None:
-        """Exchanges what a new worker needs before its first request; raises Lost if the worker is unusable."""
+        """Exchanges what a new worker needs before its first request; raises WorkerLost if the worker is unusable."""
 
     @abstractmethod
     def ask(self, worker: Worker, request: Request) -> Answer:
-        """Returns the worker's answer; raises Lost if there is none."""
+        """Returns the worker's answer; raises WorkerLost if there is none."""
 
-    def lost(self, error: Lost) -> Answer:
+    def lost(self, error: WorkerLost) -> Answer:
         """Returns the answer to give when every try failed; ``error`` is the last failure."""
         raise error
 
     def run(self, request: Request) -> Answer:
         """Waits for a free worker and returns its answer. Raises RuntimeError once the pool is closed."""
-        error = Lost("not tried")
+        error = WorkerLost("not tried")
         with self._slots:
             for number in range(self.tries):
                 try:
                     return self._once(request, fresh=number > 0)
-                except Lost as why:
+                except WorkerLost as why:
                     error = why
         return self.lost(error)
 

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from .frames import Late, Lost
+from .frames import Late, WorkerLost
 from .pool import Pool, processors
 from .worker import START_S, Worker
 
@@ -28,8 +28,8 @@ _SLACK_S = 30.0  # on top of the wall-clock limit, which the worker keeps: it ma
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """Limits per call: ``cpu_s`` seconds of CPU time, ``memory_mb`` MiB beyond the warm task's, ``wall_s`` seconds.
+class TaskLimits:
+    """TaskLimits per call: ``cpu_s`` seconds of CPU time, ``memory_mb`` MiB beyond the warm task's, ``wall_s`` seconds.
 
     A runner is replaced after ``calls`` calls, or once it has grown by ``growth_mb`` MiB."""
 
@@ -41,7 +41,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class TaskOutcome:
     """Result of one call by ``status``: ``done`` with the task's ``value``; ``cpu`` or ``memory``, where the work
     exceeded its limit; ``wall`` or ``died``, where the cause is unknown and a second try failed too."""
 
@@ -50,14 +50,14 @@ class Outcome:
     detail: str = ""
 
 
-class TaskPool(Pool[Any, Outcome]):
+class TaskPool(Pool[Any, TaskOutcome]):
     """Up to ``size`` workers for the file ``task``, which defines ``prepare()`` and ``run(payload)``. Payloads and
     answers must be JSON-serialisable."""
 
-    def __init__(self, task: Path, *, limits: Limits | None = None, size: int | None = None):
+    def __init__(self, task: Path, *, limits: TaskLimits | None = None, size: int | None = None):
         super().__init__(size=size or min(8, processors()))
         self.task = task
-        self.limits = limits or Limits()
+        self.limits = limits or TaskLimits()
 
     def start(self) -> Worker:
         # An allow-list: a process that parses a model's text must not see secrets in the environment.
@@ -74,13 +74,13 @@ class TaskPool(Pool[Any, Outcome]):
     def greet(self, worker: Worker) -> None:
         worker.channel.receive(deadline=time.monotonic() + START_S)
 
-    def ask(self, worker: Worker, request: Any) -> Outcome:
+    def ask(self, worker: Worker, request: Any) -> TaskOutcome:
         [answer] = worker.ask(json.dumps(request).encode(), limit=self.limits.wall_s + _SLACK_S)
         status, value = json.loads(answer)
         # Only these two raise, and are tried again: running past a CPU or memory limit is a result.
         if status in ("wall", "died"):
-            raise Late(value) if status == "wall" else Lost(value)
-        return Outcome("done", value) if status == "done" else Outcome(status, None, str(value))
+            raise Late(value) if status == "wall" else WorkerLost(value)
+        return TaskOutcome("done", value) if status == "done" else TaskOutcome(status, None, str(value))
 
-    def lost(self, error: Lost) -> Outcome:
-        return Outcome("wall" if isinstance(error, Late) else "died", None, str(error))
+    def lost(self, error: WorkerLost) -> TaskOutcome:
+        return TaskOutcome("wall" if isinstance(error, Late) else "died", None, str(error))

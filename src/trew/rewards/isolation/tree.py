@@ -13,7 +13,7 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Usage of a whole tree: CPU seconds, idle seconds (see ``Watch``), resident bytes, number of tasks."""
+    """Usage of a whole tree: CPU seconds, idle seconds (see ``UsageWatch``), resident bytes, number of tasks."""
 
     cpu: float = 0.0
     idle: float = 0.0
@@ -21,7 +21,7 @@ class Usage:
     tasks: int = 0
 
 
-class Watch:
+class UsageWatch:
     """Samples the usage of a process and its descendants.
 
     Idle time is the time in which no task ran or waited for a processor. A sleeping program idles; a program that

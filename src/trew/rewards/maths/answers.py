@@ -12,7 +12,7 @@ from collections.abc import Callable
 from . import algebra, formula, intervals, units
 from .algebra import Malformed, NotExact, TooLarge, Undefined, Value
 from .bases import based
-from .shapes import Answer, Equation, Group, Matrix, Named, Scalar, Shape, Union, Unknown, Words
+from .shapes import Answer, AnswerList, Equation, Matrix, Named, Scalar, Shape, Union, Unknown, Words
 from .tokens import SHORT_WORDS, Token, tokenize
 from .units import Unit
 
@@ -169,12 +169,12 @@ def _list(parts: list[list[Token]], marks: list[str], level: int) -> Shape:
         return Union(items)
     if set(marks) == {"\\and"} and (both := intervals.meeting(items)) is not None:
         return both
-    return Group(",", items)
+    return AnswerList(",", items)
 
 
 def _plus_minus(tokens: list[Token], level: int) -> list[Answer]:
     found = _item(tokens, level)
-    return list(found.shape.items) if isinstance(found.shape, Group) and found.shape.ends == "±" else [found]
+    return list(found.shape.items) if isinstance(found.shape, AnswerList) and found.shape.ends == "±" else [found]
 
 
 def _excluded(tokens: list[Token], level: int) -> Shape | None:
@@ -186,7 +186,7 @@ def _excluded(tokens: list[Token], level: int) -> Shape | None:
     if len(parts) != 2 or [t.text for t in parts[0]] != ["\\R"]:
         return None
     points = _item(parts[1], level).shape
-    if not isinstance(points, Group) or points.ends != "{}":
+    if not isinstance(points, AnswerList) or points.ends != "{}":
         raise NotExact("a difference of sets")
     return intervals.all_but(points.items)
 
@@ -335,7 +335,7 @@ def _bracketed(tokens: list[Token], level: int) -> Shape | None:
     first, inside = tokens[0].text, tokens[1:-1]
     ends = _ends(tokens)
     if not ends or not inside:
-        return Group("{}", ()) if ends and first == "\\{" else None
+        return AnswerList("{}", ()) if ends and first == "\\{" else None
     if first == "{":  # TeX's own braces group nothing
         return _shape(inside, level + 1)
     if first == "\\{" and (condition := _condition(inside)):
@@ -344,7 +344,7 @@ def _bracketed(tokens: list[Token], level: int) -> Shape | None:
     if len(parts) == 1 and ends != "{}":
         return _single(tokens, ends, level)
     each = _plus_minus if ends == "{}" else _alone
-    return Group(ends, tuple(item for part in parts for item in each(part, level)))
+    return AnswerList(ends, tuple(item for part in parts for item in each(part, level)))
 
 
 def _ends(tokens: list[Token]) -> str:
@@ -410,7 +410,7 @@ def _ratio(tokens: list[Token], level: int) -> Shape | None:
     parts, _ = _split(tokens, (":",))
     if len(parts) == 1:
         return None
-    return Group(":", tuple(_item(part, level) for part in parts))
+    return AnswerList(":", tuple(_item(part, level) for part in parts))
 
 
 def _measured(tokens: list[Token], level: int) -> Shape | None:
@@ -420,13 +420,13 @@ def _measured(tokens: list[Token], level: int) -> Shape | None:
         return None
     inside, behind = tokens[: closed[-1] + 1], tokens[closed[-1] + 1 :]
     found = _bracketed(inside, level) or _matrix(inside, level)
-    if not isinstance(found, (Group, Matrix)):
+    if not isinstance(found, (AnswerList, Matrix)):
         return None
     each = _scalar(behind)
     if algebra.rational(each.value) != 1:
         raise Malformed("more than a unit behind brackets")
-    if isinstance(found, Group):
-        return Group(found.ends, tuple(_in_unit(item, each.unit) for item in found.items))
+    if isinstance(found, AnswerList):
+        return AnswerList(found.ends, tuple(_in_unit(item, each.unit) for item in found.items))
     return Matrix(tuple(tuple(_in_unit(item, each.unit) for item in row) for row in found.rows))
 
 
@@ -440,11 +440,11 @@ def _formula(tokens: list[Token]) -> Shape:
         return digits
     texts = [t.text for t in tokens]
     if texts == ["\\emptyset"]:
-        return Group("{}", ())
+        return AnswerList("{}", ())
     if texts == ["\\R"]:
         return intervals.everything()
     if "\\pm" in texts or "\\mp" in texts:
-        return Group("±", (Answer(_scalar(tokens)), Answer(_scalar(tokens, sign=-1))))
+        return AnswerList("±", (Answer(_scalar(tokens)), Answer(_scalar(tokens, sign=-1))))
     return _scalar(tokens)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from . import algebra, intervals, units
 from .algebra import NotExact, Value
 from .answers import read
-from .shapes import Answer, Based, Equation, Group, Matrix, Named, Scalar, Shape, Union, Unknown, Words
+from .shapes import Answer, AnswerList, Based, Equation, Matrix, Named, Scalar, Shape, Union, Unknown, Words
 from .units import Unit
 
 _RELATION = re.compile(r"\\(?:ne|le|ge)(?![A-Za-z])|[<>]")
@@ -36,9 +36,9 @@ def same(answer: Answer, gold: Answer) -> bool | None:
 def _otherwise(a: Answer, g: Answer) -> tuple[Answer, Answer] | None:
     """Both sides, where one of them can be read in another way that the other suggests."""
     left, right = a.shape, g.shape
-    if isinstance(left, Group) and isinstance(right, Scalar) and "," in g.text:
+    if isinstance(left, AnswerList) and isinstance(right, Scalar) and "," in g.text:
         return a, read(g.text, groups=False)  # 100,200 is a number, unless the other side is a list
-    if isinstance(right, Group) and isinstance(left, Scalar) and "," in a.text:
+    if isinstance(right, AnswerList) and isinstance(left, Scalar) and "," in a.text:
         return read(a.text, groups=False), g
     if isinstance(left, Scalar) and isinstance(right, Scalar) and bool(left.unit) != bool(right.unit):
         return (a, read(g.text, letters=True)) if left.unit else (read(a.text, letters=True), g)  # 5 m
@@ -178,16 +178,16 @@ def _unlike(items: Sequence[Answer]) -> list[Answer]:
 
 def _groups(a: Answer, g: Answer) -> bool | None:
     left, right = a.shape, g.shape
-    if isinstance(left, Group) and isinstance(right, Group):
+    if isinstance(left, AnswerList) and isinstance(right, AnswerList):
         return _two_groups(left, right)
-    if isinstance(left, Scalar) and isinstance(right, Group):
+    if isinstance(left, Scalar) and isinstance(right, AnswerList):
         return _alone(a, left, right)
-    if isinstance(right, Scalar) and isinstance(left, Group):
+    if isinstance(right, Scalar) and isinstance(left, AnswerList):
         return _alone(g, right, left)
     return False
 
 
-def _two_groups(left: Group, right: Group) -> bool | None:
+def _two_groups(left: AnswerList, right: AnswerList) -> bool | None:
     """In any order where neither has brackets of its own, else item by item where the brackets are the same."""
     ends = {left.ends, right.ends}
     if ends == {":"}:
@@ -201,7 +201,7 @@ def _two_groups(left: Group, right: Group) -> bool | None:
     return False
 
 
-def _is_bare_point(left: Group, right: Group) -> bool:
+def _is_bare_point(left: AnswerList, right: AnswerList) -> bool:
     """Whether one is a point, and the other a list that may be one written without its brackets.
 
     An interval needs them: [1, 2] is one, (1, 2) may be a point, three numbers in any brackets are none.
@@ -213,7 +213,7 @@ def _is_bare_point(left: Group, right: Group) -> bool:
     return not infinite and (bracketed.ends == "()" or len(bracketed.items) > 2)
 
 
-def _ratios(left: Group, right: Group) -> bool | None:
+def _ratios(left: AnswerList, right: AnswerList) -> bool | None:
     """3:4 is 6:8; but what looks like a time, 12:05 or 3:30 p.m., is compared as written."""
     if len(left.items) != len(right.items):
         return False
@@ -237,13 +237,13 @@ def _is_of_a_time(item: Answer) -> bool:
     return clock or (item.text.startswith("0") and len(item.text) > 1)
 
 
-def _unit(group: Group) -> Unit:
+def _unit(group: AnswerList) -> Unit:
     """The unit of the last of its items that has one."""
     found = [item.shape.unit for item in group.items if isinstance(item.shape, Scalar) and item.shape.unit]
     return found[-1] if found else ()
 
 
-def _alone(one: Answer, scalar: Scalar, group: Group) -> bool | None:
+def _alone(one: Answer, scalar: Scalar, group: AnswerList) -> bool | None:
     """A single value against a set of one, or a ratio of two."""
     if group.ends == ":":
         return _is_quotient(scalar, group)
@@ -255,7 +255,7 @@ def _alone(one: Answer, scalar: Scalar, group: Group) -> bool | None:
     return False
 
 
-def _is_quotient(one: Scalar, ratio: Group) -> bool | None:
+def _is_quotient(one: Scalar, ratio: AnswerList) -> bool | None:
     """Whether 3 is 6:2; of a time whether it is the full hour, 3 p.m. and 3:00 p.m."""
     parts = [item.shape.value for item in ratio.items if isinstance(item.shape, Scalar)]
     if len(ratio.items) != 2 or len(parts) != 2:
@@ -283,7 +283,7 @@ def _matrix_and_other(matrix: Shape, other: Shape) -> bool | None:
     assert isinstance(matrix, Matrix)
     entries = [item for row in matrix.rows for item in row]
     is_vector = len(matrix.rows) == 1 or len(matrix.rows[0]) == 1
-    if isinstance(other, Group) and other.ends in ("()", "[]") and is_vector:
+    if isinstance(other, AnswerList) and other.ends in ("()", "[]") and is_vector:
         return _in_order(entries, other.items)
     if isinstance(other, Scalar) and len(entries) == 1:
         return _same(Answer(other), entries[0])
@@ -291,7 +291,7 @@ def _matrix_and_other(matrix: Shape, other: Shape) -> bool | None:
 
 
 def _unions(a: Answer, g: Answer) -> bool | None:
-    if not all(isinstance(x.shape, (Group, Union)) for x in (a, g)):
+    if not all(isinstance(x.shape, (AnswerList, Union)) for x in (a, g)):
         return False
     left, right = (intervals.merged(x.shape.parts if isinstance(x.shape, Union) else (x,)) for x in (a, g))
     if left is None or right is None:
@@ -302,6 +302,6 @@ def _unions(a: Answer, g: Answer) -> bool | None:
 
 _JUDGES: tuple[tuple[type, Callable[[Answer, Answer], bool | None]], ...] = (
     (Unknown, _unknown), (Named, _named), (Words, _words), (Based, _based), (Equation, _equations),
-    (Matrix, _matrices), (Union, _unions), (Group, _groups),
+    (Matrix, _matrices), (Union, _unions), (AnswerList, _groups),
 )  # fmt: skip
 """Who compares two answers of which one is of a kind; the first that fits."""

@@ -176,7 +176,7 @@ class _Reader:
         return found
 
     def primary(self, *, single: bool = False) -> Value:
-        """A number, name, bracket, root, fraction or function; with ``single`` no mixed number."""
+        """A number, name, bracket, root, fraction or function; with ``single`` no mixed_number number."""
         self.deeper()
         found = self._primary(single)
         self.depth -= 1
@@ -217,11 +217,11 @@ class _Reader:
             raise Malformed("a number with an index")
         whole = token.kind == "number" and token.text.isdigit()
         if whole and not single:
-            found += self.mixed()
+            found += self.mixed_number()
         return algebra.number(found)
 
-    def mixed(self) -> Fraction:
-        r"""The fraction of a mixed number that follows a whole one, ``1\frac{4}{5}`` or ``1 4/5``; else 0."""
+    def mixed_number(self) -> Fraction:
+        r"""The fraction of a mixed_number number that follows a whole one, ``1\frac{4}{5}`` or ``1 4/5``; else 0."""
         above, below, length = self.fraction_ahead()
         # the digits are bounded before they are made numbers
         proper = above.isdigit() and below.isdigit() and len(below) < 20 and 0 < int(above or 0) < int(below or 0)

@@ -10,18 +10,18 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import ConfigError
-from ..isolation.tasks import Limits, Outcome, TaskPool
+from ..isolation.tasks import TaskLimits, TaskOutcome, TaskPool
 from ..numbers import MAX_DIGITS, parse_gold
 from ..thinking import after_thinking
 from ..verdict import Verdict, bad_gold, no_answer, right_or_wrong
 from . import compare, extract, units
 from .answers import read
 from .normalise import MAX_ANSWER, normalise
-from .shapes import Answer, Equation, Group, Matrix, Named, Scalar, Union, Unknown
+from .shapes import Answer, AnswerList, Equation, Matrix, Named, Scalar, Union, Unknown
 from .tokens import tokenize
 
 INSTALL = "pip install 'trew[math]'"
-LIMITS = Limits(cpu_s=2.0, memory_mb=512, wall_s=60.0, calls=500, growth_mb=128)
+LIMITS = TaskLimits(cpu_s=2.0, memory_mb=512, wall_s=60.0, calls=500, growth_mb=128)
 POOL = TaskPool(Path(__file__).with_name("symbolic.py"), limits=LIMITS)
 """The processes that math-verify runs in, started when they are first needed."""
 
@@ -119,7 +119,7 @@ def _formula(answer: Answer) -> str:
     return " ".join(t.text for t in tokens[:cut]) if behind else answer.text
 
 
-def _judged(case: _Open, outcome: Outcome) -> Verdict:
+def _judged(case: _Open, outcome: TaskOutcome) -> Verdict:
     if outcome.status in ("cpu", "memory"):
         return right_or_wrong(False, extracted=case.extracted, detail=f"not decided within its limit: {outcome.detail}")
     if outcome.status != "done":
@@ -209,8 +209,8 @@ def needs_math_verify(answer: Answer) -> bool:
         return needs_math_verify(shape.item)
     if isinstance(shape, Matrix):
         return any(needs_math_verify(item) for row in shape.rows for item in row)
-    if isinstance(shape, (Group, Union)):
-        return any(map(needs_math_verify, shape.items if isinstance(shape, Group) else shape.parts))
+    if isinstance(shape, (AnswerList, Union)):
+        return any(map(needs_math_verify, shape.items if isinstance(shape, AnswerList) else shape.parts))
     return isinstance(shape, Unknown)
 
 

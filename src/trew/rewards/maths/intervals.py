@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from . import algebra
 from .algebra import NotExact
-from .shapes import Answer, Group, Named, Scalar, Shape, Union
+from .shapes import Answer, AnswerList, Named, Scalar, Shape, Union
 
 INFINITY = algebra.variable("∞")
 
@@ -28,24 +28,24 @@ class _Span(NamedTuple):
 # ------------------------------------------------------------------------------------------------------------- making
 
 
-def everything() -> Group:
+def everything() -> AnswerList:
     """All real numbers."""
-    return Group("()", (Answer(Scalar(algebra.negative(INFINITY))), Answer(Scalar(INFINITY))))
+    return AnswerList("()", (Answer(Scalar(algebra.negative(INFINITY))), Answer(Scalar(INFINITY))))
 
 
-def up_to(bound: Answer, *, closed: bool) -> Group:
+def up_to(bound: Answer, *, closed: bool) -> AnswerList:
     """Everything below ``bound``; with it, if ``closed``."""
-    return Group("(]" if closed else "()", (Answer(Scalar(algebra.negative(INFINITY))), bound))
+    return AnswerList("(]" if closed else "()", (Answer(Scalar(algebra.negative(INFINITY))), bound))
 
 
-def down_to(bound: Answer, *, closed: bool) -> Group:
+def down_to(bound: Answer, *, closed: bool) -> AnswerList:
     """Everything above ``bound``; with it, if ``closed``."""
-    return Group("[)" if closed else "()", (bound, Answer(Scalar(INFINITY))))
+    return AnswerList("[)" if closed else "()", (bound, Answer(Scalar(INFINITY))))
 
 
-def between(low: Answer, high: Answer, *, low_in: bool, high_in: bool) -> Group:
+def between(low: Answer, high: Answer, *, low_in: bool, high_in: bool) -> AnswerList:
     """Everything between two bounds; with those that are ``in``."""
-    return Group(("[" if low_in else "(") + ("]" if high_in else ")"), (low, high))
+    return AnswerList(("[" if low_in else "(") + ("]" if high_in else ")"), (low, high))
 
 
 def all_but(points: tuple[Answer, ...]) -> Union:
@@ -56,7 +56,7 @@ def all_but(points: tuple[Answer, ...]) -> Union:
         raise NotExact("points that are no plain numbers")
     ends = [algebra.negative(INFINITY), *map(algebra.number, numbers), INFINITY]
     return Union(
-        tuple(Answer(Group("()", (Answer(Scalar(a)), Answer(Scalar(b))))) for a, b in itertools.pairwise(ends))
+        tuple(Answer(AnswerList("()", (Answer(Scalar(a)), Answer(Scalar(b))))) for a, b in itertools.pairwise(ends))
     )
 
 
@@ -65,13 +65,13 @@ def meeting(items: tuple[Answer, ...]) -> Named | None:
     shapes = [item.shape for item in items if isinstance(item.shape, Named) and is_interval(item)]
     if len(shapes) != len(items) or len(shapes) != 2 or shapes[0].name != shapes[1].name:
         return None
-    spans = [shape.item.shape for shape in shapes if isinstance(shape.item.shape, Group)]
+    spans = [shape.item.shape for shape in shapes if isinstance(shape.item.shape, AnswerList)]
     uppers = [span for span in spans if _infinite_ends(span) == (True, False)]
     lowers = [span for span in spans if _infinite_ends(span) == (False, True)]
     if len(uppers) != 1 or len(lowers) != 1:
         return None
     [upper], [lower] = uppers, lowers
-    return Named(shapes[0].name, Answer(Group(lower.ends[0] + upper.ends[1], (lower.items[0], upper.items[1]))))
+    return Named(shapes[0].name, Answer(AnswerList(lower.ends[0] + upper.ends[1], (lower.items[0], upper.items[1]))))
 
 
 def merged(parts: Sequence[Answer]) -> list[Answer] | None:
@@ -91,14 +91,14 @@ def merged(parts: Sequence[Answer]) -> list[Answer] | None:
 def is_interval(item: Answer) -> bool:
     """Whether it may be one: two things in round or square brackets, as they stand or under a name."""
     shape = _unnamed(item)
-    return isinstance(shape, Group) and len(shape.ends) == 2 and shape.ends != "{}" and len(shape.items) == 2
+    return isinstance(shape, AnswerList) and len(shape.ends) == 2 and shape.ends != "{}" and len(shape.items) == 2
 
 
 def _unnamed(item: Answer) -> Shape:
     return item.shape.item.shape if isinstance(item.shape, Named) else item.shape
 
 
-def _infinite_ends(span: Group) -> tuple[bool, ...]:
+def _infinite_ends(span: AnswerList) -> tuple[bool, ...]:
     """Whether infinity occurs in its ends, one by one."""
     return tuple(isinstance(i.shape, Scalar) and "∞" in i.shape.value.variables for i in span.items)
 
@@ -106,7 +106,7 @@ def _infinite_ends(span: Group) -> tuple[bool, ...]:
 def _spans(part: Answer) -> list[_Span] | None:
     """A group as intervals of plain numbers, each element of a set as one of its own; None where it has none such."""
     shape = _unnamed(part)
-    if not isinstance(shape, Group) or shape.ends in (",", ":", "±"):
+    if not isinstance(shape, AnswerList) or shape.ends in (",", ":", "±"):
         return None
     ends = [end for item in shape.items if (end := _end(item)) is not None]
     if len(ends) != len(shape.items):

@@ -25,7 +25,7 @@ class Words:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class AnswerList:
     """Several answers. ``ends`` is their brackets, ``()``, ``[)``, …: ordered; ``{}``: a set; ``,``: a bare list;
     ``:`` a ratio."""
 
@@ -80,7 +80,7 @@ class Unknown:
     too_large: bool = False
 
 
-Shape = Scalar | Words | Group | Union | Matrix | Named | Equation | Based | Unknown
+Shape = Scalar | Words | AnswerList | Union | Matrix | Named | Equation | Based | Unknown
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from ...errors import SandboxError
 from ..isolation.pool import run_together
 from .host.boxes import Design, designs
-from .pool import Job, Limits, Outcome, SandboxPool, drop, pool
+from .pool import Job, JobLimits, JobOutcome, SandboxPool, drop, pool
 
 INSTALL = (
     "install bubblewrap (apt-get install bubblewrap, dnf install bubblewrap) and allow user namespaces to it (in a "
@@ -34,7 +34,7 @@ class Boundary:
         second = "landlock + seccomp: no processes, no files to write"
         return "bubblewrap + seccomp" if self.design.kind == "bubblewrap" else second
 
-    def run(self, job: Job) -> Outcome:
+    def run(self, job: Job) -> JobOutcome:
         """Runs one job in a fresh sandbox; any thread may call it."""
         return pool(self.design).run(job)
 
@@ -151,7 +151,7 @@ def self_test(design: Design) -> str:
 
 
 def _self_test(trial: SandboxPool) -> str:
-    limits = Limits(seconds=2.0, memory=128 << 20, processes=16)
+    limits = JobLimits(seconds=2.0, memory=128 << 20, processes=16)
     # First something that must work: a sandbox that runs nothing would block every attack below.
     if wrong := _plain_program(trial, limits):
         return wrong
@@ -181,7 +181,7 @@ def _self_test(trial: SandboxPool) -> str:
     return _unlimited(forks, memory, limits)
 
 
-def _plain_program(trial: SandboxPool, limits: Limits) -> str:
+def _plain_program(trial: SandboxPool, limits: JobLimits) -> str:
     """Says why a plain program does not run; empty if it does."""
     # The random word rules out output from anything but this very program.
     word = secrets.token_hex(8)
@@ -192,7 +192,7 @@ def _plain_program(trial: SandboxPool, limits: Limits) -> str:
     return outcome.why or f"a plain program did not run (status {outcome.status}) {said}"
 
 
-def _unlimited(forks: Outcome, memory: Outcome, limits: Limits) -> str:
+def _unlimited(forks: JobOutcome, memory: JobOutcome, limits: JobLimits) -> str:
     """Says which limit the two attacks on limits overcame; empty if none."""
     # Being ended at a limit counts as holding; a sandbox that failed to start ("failed") shows nothing.
     made = forks.parts[0].split()[1:2] if forks.parts else []
@@ -203,6 +203,6 @@ def _unlimited(forks: Outcome, memory: Outcome, limits: Limits) -> str:
     return ""
 
 
-def _said(outcome: Outcome) -> str:
+def _said(outcome: JobOutcome) -> str:
     said = b" ".join(outcome.parts).decode("utf-8", "replace").strip()[-200:]
     return outcome.why or said or f"status {outcome.status}"

@@ -57,11 +57,11 @@ NONFINITE = {"inf": float("inf"), "-inf": float("-inf"), "nan": float("nan")}
 DEEPEST, MOST = 100, 1_000_000  # of a value that travels: nesting, and parts in it
 
 
-class Lost(BaseException):
+class Gone(BaseException):
     """The other side is gone. Not an Exception, so that no test catches it."""
 
 
-class Reading:
+class JsonForm:
     """How JSON is read, in the form that the interpreter's own scanner wants it."""
 
     strict, object_hook, object_pairs_hook = False, None, None
@@ -74,14 +74,14 @@ class Line:
     def __init__(self, request, reply):
         self.read, self.write, self.request, self.reply = os.read, os.write, request, reply
         self.quote, self.rest = _json.encode_basestring_ascii, b""
-        self.scan = _json.make_scanner(Reading)
+        self.scan = _json.make_scanner(JsonForm)
 
     def receive(self):
         parts = [self.rest]
         while b"\n" not in parts[-1]:
             part = self.read(self.request, 1 << 16)
             if not part:
-                raise Lost
+                raise Gone
             parts.append(part)
         line, _, self.rest = b"".join(parts).partition(b"\n")
         return self.scan(line.decode("ascii"), 0)[0]
@@ -238,7 +238,7 @@ def run_tests(line, entry, names, tests):
     def candidate(*arguments, **keywords):
         texts = line.encoded(arguments), line.encoded(keywords)
         if '["o",' in texts[0] + texts[1]:
-            raise Lost("an argument is no plain value")
+            raise Gone("an argument is no plain value")
         line.send(f'["call",{texts[0]},{texts[1]}]')
         mark, *rest = line.receive()
         if mark == "r":
@@ -247,7 +247,7 @@ def run_tests(line, entry, names, tests):
         # StopIteration would end a loop over the calls, as if all had been made.
         if isinstance(kind, type) and issubclass(kind, Exception) and kind not in (StopIteration, StopAsyncIteration):
             raise kind(rest[1])
-        raise Lost(rest[0])
+        raise Gone(rest[0])
 
     verdict = "true", "", ""
     try:

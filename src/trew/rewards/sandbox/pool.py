@@ -8,14 +8,14 @@ import time
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from ..isolation.frames import Lost
+from ..isolation.frames import WorkerLost
 from ..isolation.pool import Pool, processors
 from ..isolation.worker import START_S, Worker
 from .host.boxes import Design
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class JobLimits:
     """What one program may use.
 
     ``seconds`` limits CPU time of all its processes plus idle time. ``memory`` limits the address space of each
@@ -43,12 +43,12 @@ class Job:
 
     mode: Literal["script", "calls", "tests"]
     parts: tuple[bytes, ...]
-    limits: Limits = Limits()
+    limits: JobLimits = JobLimits()
     entry: str = "-"
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class JobOutcome:
     """How a job ended: ``exit`` with a status, ``limit`` if it exceeded one, ``failed`` if the sandbox itself did.
 
     ``clock`` says that the limit was the wall clock. ``parts`` are the bytes that came back; ``judge`` says how the box
@@ -70,10 +70,10 @@ class Outcome:
 
 
 class _NotReady(Exception):
-    """The boundary cannot be set up here. Not a Lost, so the pool does not try again: a second try would fail too."""
+    """The boundary cannot be set up here. No WorkerLost, so that the pool does not try again: that would fail too."""
 
 
-class SandboxPool(Pool[Job, Outcome]):
+class SandboxPool(Pool[Job, JobOutcome]):
     """Supervisors for one boundary, one per processor.
 
     Every job runs in a fresh sandbox. A job whose supervisor dies twice has the outcome ``failed``.
@@ -94,23 +94,23 @@ class SandboxPool(Pool[Job, Outcome]):
         if not ready["ready"]:
             raise _NotReady(ready["why"])
 
-    def ask(self, worker: Worker, request: Job) -> Outcome:
+    def ask(self, worker: Worker, request: Job) -> JobOutcome:
         limits = request.limits
         # RLIMIT_CPU takes whole seconds. One more than the limit makes it the second line: the supervisor, which counts
         # all processes and can name the limit, comes first.
         message = {"mode": request.mode, "entry": request.entry, **asdict(limits), "wall": limits.wall,
                    "cpu": math.ceil(limits.seconds) + 1}  # fmt: skip
         reply, *parts = worker.ask(json.dumps(message).encode(), *request.parts, limit=limits.wall + START_S)
-        return Outcome(parts=tuple(parts), **json.loads(reply))
+        return JobOutcome(parts=tuple(parts), **json.loads(reply))
 
-    def lost(self, error: Lost) -> Outcome:
-        return Outcome("failed", "the process that runs the sandbox died twice")
+    def lost(self, error: WorkerLost) -> JobOutcome:
+        return JobOutcome("failed", "the process that runs the sandbox died twice")
 
-    def run(self, request: Job) -> Outcome:
+    def run(self, request: Job) -> JobOutcome:
         try:
             return super().run(request)
         except _NotReady as why:
-            return Outcome("failed", str(why))
+            return JobOutcome("failed", str(why))
 
 
 _pools: dict[Design, SandboxPool] = {}

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import RewardError
-from ..isolation.frames import Closed, Late, Lost
+from ..isolation.frames import Closed, Late, WorkerLost
 from ..isolation.pool import Pool
 from ..isolation.worker import Worker
 from .functions import UserFunction
-from .session import Call, Fault, FaultKind, Outcome, Spec, took_too_long
+from .session import Call, CallOutcome, Fault, FaultKind, Spec, took_too_long
 from .wire import decode, encode
 
 LOAD_SECONDS = 600.0  # for what the files import: a reward model may be loaded
@@ -78,7 +78,7 @@ def _death(error: Closed) -> str:
 
 
 class Process:
-    """A Runner whose functions live in a child process, started on demand and again after it was ended.
+    """A FunctionHost whose functions live in a child process, started on demand and again after it was ended.
 
     The functions' state (module variables, caches) lives as long as the process. ``hash_seed`` is its PYTHONHASHSEED,
     the same for every start, because the iteration order of sets of strings depends on it. The functions' standard
@@ -91,14 +91,14 @@ class Process:
         self._closing = False
 
     def load(self, specs: Sequence[Spec]) -> list[UserFunction | tuple[str, ...]]:
-        """As Runner.load. A file that hangs, or ends the process while it is imported, is reported as a problem."""
+        """As FunctionHost.load. Reports a file that hangs or ends the process while it is imported."""
         with self._lock:
             loaded: list[UserFunction | tuple[str, ...]] = []
             # One message per file, so that a file that breaks the process does not take the others with it.
             for spec in specs:
                 try:
                     [found] = self._ask("load", [spec], limit=LOAD_SECONDS)
-                except Lost as error:
+                except WorkerLost as error:
                     why = _death(error) if isinstance(error, Closed) else _too_slow_to_load()
                     loaded.append((f"{spec[0]}: {why}",))
                     continue
@@ -112,10 +112,10 @@ class Process:
                 loaded.append(function)
             return loaded
 
-    def call(self, calls: Sequence[Call], *, step: int = 0) -> list[Outcome]:
-        """As Runner.call. Limits end sync functions too, by ending the process."""
+    def call(self, calls: Sequence[Call], *, step: int = 0) -> list[CallOutcome]:
+        """As FunctionHost.call. Limits end sync functions too, by ending the process."""
         with self._lock:
-            outcomes: dict[int, Outcome] = {}
+            outcomes: dict[int, CallOutcome] = {}
             # Async functions share one message and so one event loop. Sync ones get a message each: a function that
             # hangs must not cost the results of the others.
             together = [i for i, call in enumerate(calls) if call.function.is_async]
@@ -140,7 +140,7 @@ class Process:
             self._closing = False
             self._pool.stop()  # again: the other thread may have started a process between the two
 
-    def _one_by_one(self, call: Call, step: int) -> Outcome:
+    def _one_by_one(self, call: Call, step: int) -> CallOutcome:
         """Calls a verl-style function once per completion, each call with the full limit."""
         values: list[float | None] = []
         faults: dict[int, Fault] = {}
@@ -155,9 +155,9 @@ class Process:
                 faults[i] = fault
             if 0 in one.steps:
                 steps[i] = one.steps[0]
-        return Outcome(values, faults, seconds=seconds, steps=steps)
+        return CallOutcome(values, faults, seconds=seconds, steps=steps)
 
-    def _call(self, calls: Sequence[Call], step: int) -> list[Outcome]:
+    def _call(self, calls: Sequence[Call], step: int) -> list[CallOutcome]:
         start = time.perf_counter()
         limits = [call.limit for call in calls]
         # The event loop over there ends async calls at their limits, one by one. Ending the process, which loses all of
@@ -173,7 +173,7 @@ class Process:
             fault = [Fault(kind, f"{call.function.who}: {_death(error)}") for call in calls]
         else:
             return [_outcome(answer) for answer in answers]
-        return [Outcome([], whole=each, seconds=time.perf_counter() - start) for each in fault]
+        return [CallOutcome([], whole=each, seconds=time.perf_counter() - start) for each in fault]
 
     def _ask(self, *message: Any, limit: float | None) -> Any:
         """Returns the process's answer. Any failure ends the process, since the stream may stop within a message."""
@@ -219,7 +219,7 @@ def _set(names: Any) -> frozenset[str] | None:
     return None if names is None else frozenset(names)
 
 
-def _outcome(answer: Mapping[str, Any]) -> Outcome:
+def _outcome(answer: Mapping[str, Any]) -> CallOutcome:
     faults = {i: Fault(*fault) for i, fault in answer["faults"]}
     whole = Fault(*answer["whole"]) if answer["whole"] else None
-    return Outcome(answer["values"], faults, whole, answer["seconds"], answer["steps"])
+    return CallOutcome(answer["values"], faults, whole, answer["seconds"], answer["steps"])

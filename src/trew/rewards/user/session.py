@@ -56,7 +56,7 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class CallOutcome:
     """Result of a call: one value per completion, None for those in ``faults`` (by index). If the call failed as a
     whole, ``whole`` is set and there are no values. ``steps`` holds the (end, value) pairs of completions whose steps
     were scored."""
@@ -68,14 +68,14 @@ class Outcome:
     steps: dict[int, tuple[tuple[int, float], ...]] = field(default_factory=dict)
 
 
-class Runner(Protocol):
+class FunctionHost(Protocol):
     """Where functions live: a Session, or a Process with a session in it."""
 
     def load(self, specs: Sequence[Spec]) -> list[UserFunction | tuple[str, ...]]:
         """Loads functions; returns for each its description, or all its problems."""
         ...
 
-    def call(self, calls: Sequence[Call], *, step: int = 0) -> list[Outcome]:
+    def call(self, calls: Sequence[Call], *, step: int = 0) -> list[CallOutcome]:
         """Calls functions that were loaded here: sync ones in turn, async ones concurrently."""
         ...
 
@@ -83,7 +83,7 @@ class Runner(Protocol):
 
 
 class Session:
-    """A Runner within this process: used inside ``Process``'s child, in tests, and under a debugger."""
+    """A FunctionHost within this process: used inside ``Process``'s child, in tests, and under a debugger."""
 
     def __init__(self) -> None:
         self._modules: dict[Path, ModuleType] = {}  # a file is run once, so that its functions share their module
@@ -101,8 +101,8 @@ class Session:
             loaded.append(described)
         return loaded
 
-    def call(self, calls: Sequence[Call], *, step: int = 0) -> list[Outcome]:
-        """As Runner.call. Restores process-wide state afterwards. Limits end async functions only."""
+    def call(self, calls: Sequence[Call], *, step: int = 0) -> list[CallOutcome]:
+        """As FunctionHost.call. Restores process-wide state afterwards. Limits end async functions only."""
         with preserved_state(), contextlib.ExitStack() as stack:
             for folder in dict.fromkeys(call.function.file.parent for call in calls):
                 stack.enter_context(importable(folder))
@@ -189,15 +189,15 @@ def _run_together(waiting: Sequence[tuple[Awaitable[Any], float | None]]) -> lis
     return outcome[0]
 
 
-def _outcome(call: Call, raw: Any, seconds: float) -> Outcome:
+def _outcome(call: Call, raw: Any, seconds: float) -> CallOutcome:
     """Validates what a call returned."""
     function, samples = call.function, call.samples
     if isinstance(raw, _Failed):
-        return Outcome([], whole=_fault(call, raw), seconds=seconds)
+        return CallOutcome([], whole=_fault(call, raw), seconds=seconds)
     try:
         entries = as_list(raw, count=len(samples), who=function.who)
     except RewardError as error:
-        return Outcome([], whole=Fault("returned", str(error)), seconds=seconds)
+        return CallOutcome([], whole=Fault("returned", str(error)), seconds=seconds)
     read = verl_score if function.verl else as_number
     values: list[float | None] = []
     faults: dict[int, Fault] = {}
@@ -217,7 +217,7 @@ def _outcome(call: Call, raw: Any, seconds: float) -> Outcome:
         except RewardError as error:
             faults[i] = Fault("value", str(error))
             discard(entry)
-    return Outcome(values, faults, seconds=seconds, steps=steps)
+    return CallOutcome(values, faults, seconds=seconds, steps=steps)
 
 
 def _fault(call: Call, failed: _Failed) -> Fault:

@@ -16,7 +16,7 @@ from ...config import OnFailure
 from ...errors import RewardError
 from ..verdict import Verdict
 from .functions import Sample, UserFunction
-from .session import Call, Fault, Outcome, Runner
+from .session import Call, CallOutcome, Fault, FunctionHost
 
 SEARCH_SECONDS = 10.0  # to find the completion that made a function fail
 SHARE_SECONDS = 1.0  # least time for a single completion after the call with all of them hung
@@ -34,7 +34,7 @@ class Ask:
 
 
 def verdicts_of(
-    runner: Runner,
+    host: FunctionHost,
     asks: Sequence[Ask],
     *,
     step: int = 0,
@@ -45,11 +45,11 @@ def verdicts_of(
 
     Raises RewardError if the run must end. It names function, line and completion, and carries them as evidence.
     """
-    outcomes = runner.call([Call(ask.function, ask.samples, ask.limit) for ask in asks], step=step)
+    outcomes = host.call([Call(ask.function, ask.samples, ask.limit) for ask in asks], step=step)
     judged = []
     for ask, outcome in zip(asks, outcomes, strict=True):
         if (fault := outcome.whole) is not None:
-            outcome = _apart(runner, ask, outcome, fault, step=step, search_seconds=search_seconds)
+            outcome = _apart(host, ask, outcome, fault, step=step, search_seconds=search_seconds)
         for i, fault in sorted(outcome.faults.items()):
             if not _passes(ask, fault):
                 raise _ended(fault, [ask.samples[i]], named=f"; for {ask.samples[i]}")
@@ -73,7 +73,7 @@ def _passes(ask: Ask, fault: Fault) -> bool:
     return fault.kind in ("hung", "killed") or (ask.on_failure == "skip" and fault.kind != "returned")
 
 
-def _verdicts(ask: Ask, outcome: Outcome) -> Iterator[Verdict]:
+def _verdicts(ask: Ask, outcome: CallOutcome) -> Iterator[Verdict]:
     each = outcome.seconds / max(len(ask.samples), 1)  # one call judges all, so each counts for an equal share
     for i, value in enumerate(outcome.values):
         fault = outcome.faults.get(i)
@@ -85,7 +85,9 @@ def _verdicts(ask: Ask, outcome: Outcome) -> Iterator[Verdict]:
             yield Verdict(value, status, seconds=each, steps=outcome.steps.get(i, ()))
 
 
-def _apart(runner: Runner, ask: Ask, outcome: Outcome, fault: Fault, *, step: int, search_seconds: float) -> Outcome:
+def _apart(
+    host: FunctionHost, ask: Ask, outcome: CallOutcome, fault: Fault, *, step: int, search_seconds: float
+) -> CallOutcome:
     """Repeats a call that failed as a whole for each completion alone, and merges the outcomes.
 
     Raises RewardError if the run must end.
@@ -96,16 +98,16 @@ def _apart(runner: Runner, ask: Ask, outcome: Outcome, fault: Fault, *, step: in
     if not _passes(ask, fault):
         if fault.kind == "returned":
             raise _ended(fault, ask.samples)
-        raise _located(runner, ask, fault, step=step, search_seconds=search_seconds)
+        raise _located(host, ask, fault, step=step, search_seconds=search_seconds)
     # An async function that awaits can be cancelled at its limit, so all completions run at once. One that hangs in a
     # sync call takes the process with it each time, so they run in turn.
     if ask.function.is_async and not fault.blocked:
         calls = [Call(ask.function, [sample], ask.limit) for sample in ask.samples]
-        outcomes = runner.call(calls, step=step)
+        outcomes = host.call(calls, step=step)
     else:
         # Each gets a share of the call's limit: however many hang, all together take about as long as the call did.
         share = max(ask.limit / count, min(SHARE_SECONDS, ask.limit))
-        outcomes = [runner.call([Call(ask.function, [s], share)], step=step)[0] for s in ask.samples]
+        outcomes = [host.call([Call(ask.function, [s], share)], step=step)[0] for s in ask.samples]
     values: list[float | None] = []
     faults, steps = {}, {}
     for i, one in enumerate(outcomes):
@@ -115,10 +117,10 @@ def _apart(runner: Runner, ask: Ask, outcome: Outcome, fault: Fault, *, step: in
         if 0 in one.steps:
             steps[i] = one.steps[0]
     seconds = outcome.seconds + sum(one.seconds for one in outcomes)
-    return Outcome(values, faults, seconds=seconds, steps=steps)
+    return CallOutcome(values, faults, seconds=seconds, steps=steps)
 
 
-def _located(runner: Runner, ask: Ask, fault: Fault, *, step: int, search_seconds: float) -> RewardError:
+def _located(host: FunctionHost, ask: Ask, fault: Fault, *, step: int, search_seconds: float) -> RewardError:
     """Returns the error of a failed call, naming the completion: calls the function with one completion at a time."""
     end = time.monotonic() + search_seconds
     count = len(ask.samples)
@@ -127,7 +129,7 @@ def _located(runner: Runner, ask: Ask, fault: Fault, *, step: int, search_second
         if left <= 0:
             named = f"; which of its {count} completions it was could not be found quickly"
             return _ended(fault, ask.samples, named=named)
-        [alone] = runner.call([Call(ask.function, [sample], min(left, ask.limit))], step=step)
+        [alone] = host.call([Call(ask.function, [sample], min(left, ask.limit))], step=step)
         found = alone.whole or alone.faults.get(0)
         if found is not None and found.kind in ("raised", "died"):
             return _ended(fault, [sample], named=f"; for {sample}")

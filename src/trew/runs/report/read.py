@@ -45,7 +45,7 @@ class RunData:
         return [s for s, _ in pairs], [v if math.isfinite(v) else None for _, v in pairs]
 
     @property
-    def health(self) -> list[health.Finding]:
+    def health(self) -> list[health.HealthWarning]:
         """The warnings that the run gave about its metrics, ordered by step."""
         return health.findings(self.rows, self.config)
 

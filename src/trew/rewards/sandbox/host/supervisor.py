@@ -51,7 +51,7 @@ class Box:
 
     pid: int
     outputs: dict[int, str]  # open descriptors to read from, by name of the stream
-    watch: tree.Watch
+    watch: tree.UsageWatch
     request: int
     death: int  # a descriptor that becomes readable when the box ends; -1 if the kernel has none
     unsent: bytearray = field(default_factory=bytearray)
@@ -127,7 +127,7 @@ class Supervisor:
             for descriptor in (*held, stdin_at, sink, request_read, *(pair[1] for pair in pipes.values())):
                 os.close(descriptor)
         outputs = {pair[0]: name for name, pair in pipes.items()}
-        box = Box(pid, outputs, tree.Watch(pid), request_write, _death_of(pid))
+        box = Box(pid, outputs, tree.UsageWatch(pid), request_write, _death_of(pid))
         box.read = {name: bytearray() for name in pipes}
         for descriptor in box.outputs:
             os.set_blocking(descriptor, False)
