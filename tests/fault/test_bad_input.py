@@ -83,6 +83,7 @@ def _models(folder: Path) -> None:
     (adapter / "config.json").rename(adapter / "adapter_config.json")
     broken("m_shallow", num_hidden_layers=1)
     broken("m_deep", num_hidden_layers=10**6)
+    broken("m_wide", head_dim=10**9)
     (broken("m_settings") / "generation_config.json").write_text("{")
     (broken("m_end") / "generation_config.json").write_text('{"eos_token_id": 260}')
     for name, change in {
@@ -257,6 +258,7 @@ REFUSED: dict[str, str] = {
     f"{TRAIN} model=m_layers": "lack 9 of the weights that config.json asks for",
     f"{TRAIN} model=m_shallow": "(config.json has 1 layers, the files have 2)",
     f"{TRAIN} model=m_deep": "config.json has num_hidden_layers = 1000000, accepts at most 10,000",
+    f"{TRAIN} model=m_wide": "config.json has head_dim = 1000000000, accepts at most 10,000,000",
     f"{TRAIN} model=m_unread": "hold 1 tensors that a model of this config.json does not read",
     f"{TRAIN} model=m_nan": "weights hold inf or nan, among them model.norm.weight",
     f"{TRAIN} model=m_inf": "weights hold inf or nan, among them model.embed_tokens.weight, row 258",

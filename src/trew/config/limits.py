@@ -28,6 +28,8 @@ PROMPT_CHARACTERS = 4_000_000
 """The length of a prompt before tokenization."""
 MODEL_PARTS = 10_000
 """Layers, heads or experts of a model: building each costs time and memory, even before its weights are loaded."""
+MODEL_WIDTH = 10_000_000
+"""A width or a vocabulary of a model: tables of that length are made when it is built."""
 _DAYS_12 = 1e6  # seconds; operating system timers overflow after a few years
 
 MOST: dict[str, float] = {

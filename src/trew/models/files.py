@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..config.limits import MODEL_PARTS
+from ..config.limits import MODEL_PARTS, MODEL_WIDTH
 from ..errors import nearest
 from .default import DEFAULT_MODEL
 from .integrity import StoredTensor, tensors_of
@@ -132,7 +132,11 @@ def model_problems(folder: Path, name: str, *, weights: bool, kind: Kind | None 
     return found + (_weight_problems(folder, name) if weights else [])
 
 
-_COUNTS = re.compile(r"(layers?|heads|experts|blocks)$")
+_SIZES = (
+    (re.compile(r"(layers?|heads?|experts|blocks)$"), MODEL_PARTS),
+    (re.compile(r"(size|dim|rank|n_embd|n_inner)$"), MODEL_WIDTH),
+)
+"""Which keys of config.json count parts of a model or numbers in a row, and how many a model may have."""
 
 
 def _size_problems(config: dict[str, Any], name: str) -> list[str]:
@@ -140,9 +144,10 @@ def _size_problems(config: dict[str, Any], name: str) -> list[str]:
     inner = config.get("text_config")
     table = config | (inner if isinstance(inner, dict) else {})
     return [
-        f"model: {name}: config.json has {key} = {value}, accepts at most {MODEL_PARTS:,}; fetch it again"
+        f"model: {name}: config.json has {key} = {value}, accepts at most {most:,}; fetch it again"
         for key, value in table.items()
-        if isinstance(value, int) and _COUNTS.search(key) and value > MODEL_PARTS
+        for pattern, most in _SIZES
+        if isinstance(value, int) and pattern.search(key) and value > most
     ]
 
 
