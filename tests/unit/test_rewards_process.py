@@ -54,7 +54,7 @@ def gone(pid: int, seconds: float = 10.0) -> bool:
 
 
 def pid_of(rewards: RewardSet) -> int:
-    runner = rewards._runner
+    runner = rewards._host
     assert isinstance(runner, Process)
     return runner._pool._idle[0].process.pid
 
