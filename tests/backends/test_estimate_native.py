@@ -13,7 +13,7 @@ import tiers
 from test_estimate import WIDE, config, made, saved
 from trew.backends.cpu import build, training
 from trew.backends.cpu import runner as forward
-from trew.backends.cpu.decoder import Decoder
+from trew.backends.cpu.decoder import CompiledDecoder
 from trew.backends.cpu.runner import NativeBody
 from trew.backends.cpu.stack import ALL, Stack
 from trew.backends.cuda_graphs.graphs import Graphs
@@ -73,7 +73,7 @@ def test_cache_and_laid_out_weights_are_as_large_as_the_formulas_say(tmp_path):
     c = config(folder, rollout={"prompts": 40, "completions": 8, "max_tokens": 100, "batch": 256})
     found = made(c, prompt=70)
     parts = describe(loading.load_model(folder))
-    decoder = Decoder(parts, positions=170)
+    decoder = CompiledDecoder(parts, positions=170)
     prompts = [decoder.open(list(range(70)), 8) for _ in range(40)]
     for _ in range(100):
         if not decoder.rows:
@@ -92,7 +92,7 @@ def test_the_proof_counts_where_a_vocabulary_is_large(tmp_path):
     parts = made(config(folder, lora=LoraConfig(rank=4), rollout=own), prompt=96).memory.parts
     logits = 4 * 40_000 * 96
     assert logits <= parts["training"]["proof"] + parts["training"]["gradients"] < 1.1 * logits
-    assert parts["generating"]["saved_activations"] + parts["generating"]["step"] >= logits
+    assert parts["generating"]["kept"] + parts["generating"]["step"] >= logits
     plain = dataclasses.replace(config(folder, rollout=own, share_prompts=False), kernels="plain", linear="plain")
     assert made(plain, prompt=96).memory.parts["training"]["proof"] == 0, "there is nothing to compare"
 

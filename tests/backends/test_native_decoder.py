@@ -17,7 +17,7 @@ import tiny
 from trew.backends.cpu import build, decoder, pages
 from trew.backends.cpu.backend import CpuBackend
 from trew.backends.cpu.build import SUFFIX, library
-from trew.backends.cpu.decoder import PREFILL_TOKENS, Decoder, unsupported
+from trew.backends.cpu.decoder import PREFILL_TOKENS, CompiledDecoder, unsupported
 from trew.backends.cpu.layers import NormStruct
 from trew.backends.cpu.pages import PAGE, PagedCache
 from trew.config import LoraConfig
@@ -70,7 +70,7 @@ def test_the_kernels_compile():
 @pytest.mark.parametrize("kind", [*KINDS, "mistral", "smollm3"])
 def test_tokens_are_the_same_and_log_probs_within_rounding(kind, batch, monkeypatch):
     calls = []
-    monkeypatch.setattr(decoder.Decoder, "step", _counted(decoder.Decoder.step, calls))
+    monkeypatch.setattr(decoder.CompiledDecoder, "step", _counted(decoder.CompiledDecoder.step, calls))
     for one, other in zip(*both(model(kind), batch=batch), strict=True):
         for a, b in zip(one.rollouts, other.rollouts, strict=True):
             assert a.token_ids.tolist() == b.token_ids.tolist()
@@ -125,7 +125,7 @@ def test_bfloat16_stays_close_to_float32():
     with torch.no_grad():
         exact = m(torch.tensor([ids])).logits[0].double().log_softmax(-1)
     for dtype, most in ((None, 1e-5), (torch.bfloat16, 3e-2)):
-        run = Decoder(parts_of(m), positions=60, autocast=dtype)
+        run = CompiledDecoder(parts_of(m), positions=60, autocast=dtype)
         logits = [run.add([run.open(ids[:30], 1)])[0], *(run.step(torch.tensor([token]))[0] for token in ids[30:])]
         assert all(row.dtype == torch.float32 for row in logits)
         error = (torch.stack(logits).double().log_softmax(-1) - exact[29:]).abs().max()
@@ -187,8 +187,8 @@ def test_a_decoder_that_computes_something_else_is_not_used(monkeypatch):
 
 def test_each_prompt_is_computed_once_and_each_token_fed_once(monkeypatch):
     rows: list[int] = []
-    forward = Decoder._forward
-    monkeypatch.setattr(Decoder, "_forward", lambda self, t, r: rows.append(len(t)) or forward(self, t, r))
+    forward = CompiledDecoder._forward
+    monkeypatch.setattr(CompiledDecoder, "_forward", lambda self, t, r: rows.append(len(t)) or forward(self, t, r))
     e = engine(model(), eos=True, batch=6)
     groups = generate(e, PROMPTS, n=6, sampling=SAMPLING)
     lengths = [len(c) for g in groups for c in g.rollouts]
@@ -199,7 +199,7 @@ def test_each_prompt_is_computed_once_and_each_token_fed_once(monkeypatch):
 
 def test_pages_are_given_back():
     m = model()
-    run = Decoder(parts_of(m), positions=4 * PAGE)
+    run = CompiledDecoder(parts_of(m), positions=4 * PAGE)
     assert [run.open([5] * (PAGE + 1), 2), run.open([6] * 3, 2)] == [0, 1]
     total = len(run.cache.free)
     assert run.cache.per_chunk >= 12, "of one chunk, or the count below is not the whole"
@@ -219,8 +219,8 @@ def test_pages_are_given_back():
 def test_rows_may_come_and_go_between_any_two_steps():
     parts, prompts = parts_of(model()), [[5] * (PAGE + 1), [6] * 3]
 
-    def decoder() -> Decoder:
-        made = Decoder(parts, positions=4 * PAGE)
+    def decoder() -> CompiledDecoder:
+        made = CompiledDecoder(parts, positions=4 * PAGE)
         assert [made.open(ids, 2) for ids in prompts] == [0, 1]
         return made
 
@@ -366,10 +366,10 @@ def test_without_kernels_the_reason_is_said(change, expected, tmp_path, monkeypa
 
 
 def test_the_schedule_asks_for_equal_prompts_side_by_side():
-    """A contract of Decoder.add that the plain decoder relies on."""
+    """A contract of CompiledDecoder.add that the plain decoder relies on."""
     schedule = Schedule(
-        Decoder(parts_of(model()), positions=9), sampling=SAMPLING, slots=4, stop_ids=frozenset(), stop_strings=(),
-        decode=str, device=torch.device("cpu"),
+        CompiledDecoder(parts_of(model()), positions=9), sampling=SAMPLING, slots=4, stop_ids=frozenset(),
+        stop_strings=(), decode=str, device=torch.device("cpu"),
     )  # fmt: skip
     for ids in ([[1, 2], [3], [4, 5]], [[6], [7, 8]]):  # those that come later begin later
         prompts = [Prompt(str(row), text="?") for row in ids]

@@ -19,7 +19,7 @@ from trew.rewards.maths import grade as maths
 from trew.rewards.maths.answers import read
 from trew.rewards.maths.normalise import normalise
 from trew.rewards.maths.primes import factored
-from trew.rewards.maths.shapes import Group, Scalar, Unknown, Words
+from trew.rewards.maths.shapes import AnswerList, Scalar, Unknown, Words
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 
@@ -182,7 +182,7 @@ def test_shapes() -> None:
         ("3:4", ":"),
     ]:
         shape = read(text).shape
-        assert isinstance(shape, Group)
+        assert isinstance(shape, AnswerList)
         assert (shape.ends, len(shape.items)) == (ends, 2)
 
 
