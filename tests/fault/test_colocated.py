@@ -37,11 +37,11 @@ class Source:
     """Generates, and keeps what the test wants."""
 
     def __init__(self, engine: VllmEngine) -> None:
-        self.engine, self.kept = engine, KEPT
+        self.engine, self.trained_on = engine, KEPT
 
     def next(self, step: int) -> StepRollouts:
         made(self.engine)
-        return StepRollouts(self.kept, self.kept)
+        return StepRollouts(self.trained_on, self.trained_on)
 
 
 class Turns:
@@ -102,7 +102,7 @@ class Turns:
     def step(self, *, learn: bool = True) -> None:
         """A step of the loop: rollouts, an update if they are any good, and the weights for the next ones."""
         rollouts = self.source.next(1)
-        if rollouts.kept and learn:
+        if rollouts.trained_on and learn:
             assert not self.placement.away
             self.house.change()
         self.publish()
@@ -149,7 +149,7 @@ def test_a_step_that_was_not_applied_is_followed_by_the_servers_turn(turns):
 
 
 def test_without_anything_to_learn_nobody_moves(turns):
-    turns.inner.kept = ()
+    turns.inner.trained_on = ()
     turns.events.clear()
     turns.step()
     assert set(turns.events) - {"GET /metrics"} == {"POST /inference/v1/generate", "met"}
@@ -181,7 +181,7 @@ def test_a_server_that_does_not_fall_asleep_is_ended_before_the_learner_comes(tu
     assert steps == ["POST /sleep", "GET /is_sleeping", "stop", "learner on the GPU"]
     assert "answers {'is_sleeping': False} when asked whether it does; the server is ended" in turns.house.told[-1]
     turns.fake.faults.sleepless = False
-    assert rollouts.kept
+    assert rollouts.trained_on
     turns.house.change()
     turns.publish()
     assert "restart" in turns.events

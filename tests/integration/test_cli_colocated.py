@@ -126,6 +126,7 @@ def test_a_run_that_was_killed_while_its_servers_slept_goes_on(server, written, 
     same(apart, tmp_path / "killed")
 
 
+@pytest.mark.nightly
 def test_ranks_leave_and_enter_together(server, written, tmp_path):
     """Two ranks and a server on what would be the same GPUs."""
 

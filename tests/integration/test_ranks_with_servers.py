@@ -55,8 +55,11 @@ def finish(ranks: list[Command]) -> str:
 
 @pytest.mark.parametrize(
     ("settings", "more"),
-    [((), ""), (("cluster.shard=none",), ""), ((), "\n[lora]\nrank = 2\n")],
-    ids=["sharded", "replicas", "adapters"],
+    [
+        pytest.param((), "", id="sharded"),
+        pytest.param(("cluster.shard=none",), "", id="replicas", marks=pytest.mark.nightly),
+        pytest.param((), "\n[lora]\nrank = 2\n", id="adapters", marks=pytest.mark.nightly),
+    ],
 )
 def test_ranks_on_a_server_are_one_process_on_a_server(server, fake, model, tmp_path, settings, more):
     """All ranks gather the weights, rank 0 publishes them; the server has the learner's at every step."""

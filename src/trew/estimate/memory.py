@@ -277,7 +277,7 @@ def memory(s: Sizes, config: Config, load: Load) -> Memory:
     }
     # The optimizer reuses the memory that activations held, unless those lay in a separate arena.
     apart = load.heap and load.body is None and update(s, config) > 0
-    made = dict.fromkeys(("laid out", "step", "cache"), 0)
+    made: dict[str, int] = {"laid out": 0, "step": 0, "cache": 0}
     if config.cluster.rollout == "embedded":  # servers have their own memory: see cluster.py
         made = {
             "laid out": laid_out(s, config, load),

@@ -14,9 +14,8 @@ class StepRollouts:
     """The scored groups of one step.
 
     ``trained_on`` are the groups of the step; ``sampled`` are all that were generated, including groups that dynamic
-    sampling dropped.
-    ``baselines`` is the reward of the greedy answer by prompt uid, where the objective compares with it; NaN where
-    there is none.
+    sampling dropped. ``baselines`` is the reward of the greedy answer by prompt uid, where the objective compares with
+    it; NaN where there is none.
     """
 
     trained_on: tuple[ScoredGroup, ...]

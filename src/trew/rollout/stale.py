@@ -57,14 +57,17 @@ class StaleRollouts(SyncRollouts):
     def _rollouts(self, table: Mapping[str, Any]) -> StepRollouts:
         known = {prompt.uid: prompt for prompt in self.prompts}
         sampled = tuple(_with_prompt(group, _in_data(group.group.prompt, known)) for group in table["sampled"])
-        return StepRollouts(tuple(sampled[i] for i in table["kept"]), sampled, table["baselines"])
+        return StepRollouts(tuple(sampled[i] for i in table["trained_on"]), sampled, table["baselines"])
 
 
 def _table(rollouts: StepRollouts) -> dict[str, Any]:
-    """A step's rollouts without the columns of their prompts; the kept groups by their place among all."""
+    """A step's rollouts without the columns of their prompts; those that are trained on by their place among all."""
     bare = [_with_prompt(g, dataclasses.replace(g.group.prompt, columns={})) for g in rollouts.sampled]
     at = {id(group): i for i, group in enumerate(rollouts.sampled)}
-    return {"sampled": bare, "kept": [at[id(group)] for group in rollouts.kept], "baselines": rollouts.baselines}
+    return {
+        "sampled": bare, "trained_on": [at[id(group)] for group in rollouts.trained_on],
+        "baselines": rollouts.baselines,
+    }  # fmt: skip
 
 
 def _with_prompt(scored: ScoredGroup, prompt: Prompt) -> ScoredGroup:

@@ -33,7 +33,7 @@ class TurnsOfSource:
 
     def next(self, step: int) -> StepRollouts:
         found = self._source.next(step)
-        if found.kept:  # else there is nothing to learn, and the servers may go on
+        if found.trained_on:  # else there is nothing to learn, and the servers may go on
             if self._engine is not None:
                 self._engine.sleep()
             self._placement.enter()
