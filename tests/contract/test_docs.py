@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import importlib
 import importlib.util
@@ -236,6 +237,29 @@ def test_recipes_in_pages_parse(page, block):
 def test_a_wrong_recipe_in_a_page_would_be_noticed():
     with pytest.raises(ConfigError, match="lrr"):
         parse(tomllib.loads('model = "m"\n[learner]\nlrr = 1e-5'))
+
+
+# ---- distributed-faults.md
+
+
+def texts_of_the_code() -> str:
+    """Every string and f-string of the package, one a line, with … for what varies."""
+    found = []
+    for path in (ROOT / "src" / "trew").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            parts = node.values if isinstance(node, ast.JoinedStr) else [node]
+            if any(isinstance(part, ast.Constant) and isinstance(part.value, str) for part in parts):
+                found.append("".join(str(p.value) if isinstance(p, ast.Constant) else "…" for p in parts))
+    return "\n".join(text.replace("\n", " ") for text in found)
+
+
+def test_messages_on_the_page_of_faults_are_those_of_the_code():
+    page = (ROOT / "docs" / "distributed-faults.md").read_text()
+    quoted = re.findall(r"^(?: {4}| {8})(\S.*)$", page, re.M)
+    assert len(quoted) > 20
+    code = texts_of_the_code()
+    assert [line for line in quoted if not re.search(re.escape(line).replace("…", ".*"), code)] == []
+    assert not re.search("a message that .* prints", code)
 
 
 # ---- recipes
