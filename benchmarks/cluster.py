@@ -23,6 +23,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -59,6 +60,7 @@ def odd(completions, completion_ids, **columns):
 
 def main() -> None:
     args = arguments()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that runs and servers end too
     rows = {(row["part"], row["name"]): row for row in kept(args.json)}
     with tempfile.TemporaryDirectory(prefix="trew-cluster-") as scratch:
         for part in args.parts:
