@@ -47,7 +47,7 @@ def _learner(parallel: Parallel | None, name: str, *, how: str, kind: str, rank:
         for each in (net, reference):
             if each is not None:
                 over = sharding.mesh(parallel.place, "cpu", "hsdp" if how == "hsdp" else "fsdp")
-                sharding.shard(each, over, offload=how == "offload", low=settings.get("dtype") == "bfloat16")
+                sharding.shard(each, over, offload=how == "offload")
     return help.learner(net, objective, parallel=parallel, microbatch_tokens=24, **settings)
 
 

@@ -228,9 +228,9 @@ def test_a_disk_that_fills_up_while_logging(server, place, tmp_path, where):
     with disk.tmpfs(tmp_path / "mount", kilobytes=16 << 10) as mount:
         out = mount / "run"
         command = server.start("train", "odd.toml", "--out", out, cwd=place, hold=where).held()
-        metrics = out / "metrics.jsonl"
-        with metrics.open("a") as file:  # so that the next row needs room of its own
-            file.write(json.dumps({"step": 1, "padding": "x" * (-metrics.stat().st_size % 4096 - 30)}) + "\n")
+        log = out / "metrics.jsonl"
+        with log.open("a") as file:  # so that the next row needs room of its own
+            file.write(json.dumps({"step": 1, "padding": "x" * (-log.stat().st_size % 4096 - 30)}) + "\n")
         ballast = disk.fill(mount, leave=0)
         assert command.go().wait() == 1
         said = command.text()
@@ -238,7 +238,7 @@ def test_a_disk_that_fills_up_while_logging(server, place, tmp_path, where):
         assert "No space left on device" in said
         assert "--resume" in said
         assert "Traceback" not in said
-        assert metrics.read_bytes().endswith(b"\n")
+        assert log.read_bytes().endswith(b"\n")
         ballast.unlink()
         server.run("train", "odd.toml", "--out", out, "--resume", cwd=place)
         assert [row["step"] for row in metrics(out) if "reward" in row] == [1, 2, 3, 4]

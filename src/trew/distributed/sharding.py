@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, fully_shard
 
 from ..learner.recompute import layers
 from ..models.sharded import copy_into
@@ -24,23 +24,18 @@ def mesh(place: Place, device: str, how: str) -> DeviceMesh:
     return init_device_mesh(kind, (place.size,), mesh_dim_names=("shard",))
 
 
-def shard(model: Any, over: DeviceMesh, *, offload: bool = False, low: bool = False) -> None:
+def shard(model: Any, over: DeviceMesh, *, offload: bool = False) -> None:
     """Shards ``model`` in place, layer by layer, and moves it to the mesh's device. Gradients are summed over ranks,
-    never averaged, in float32.
+    never averaged.
 
-    ``low``: products are computed in bfloat16 (autocast), and so layers are gathered in it, which halves what is sent.
-    Embedding, final norm and head are gathered in float32, since their gradients add up over many tokens before they
-    are summed over ranks. ``offload``: shards, gradients and the optimizer's work stay in CPU memory.
+    Weights are gathered in their own dtype, float32: what computes in bfloat16 casts them then (autocast), so that the
+    numbers are those of one process. ``offload``: shards, gradients and the optimizer's work stay in CPU memory.
     """
     how: dict[str, Any] = {"mesh": over}
     if offload:
         how["offload_policy"] = CPUOffloadPolicy(pin_memory=torch.cuda.is_available())
-    precision = MixedPrecisionPolicy()
-    if low:
-        # Inputs stay as they are: the residual stream is float32 under autocast.
-        precision = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
     for layer in layers(model):
-        fully_shard(layer, **how, mp_policy=precision)
+        fully_shard(layer, **how)
     fully_shard(model, **how)  # what is in no layer: embedding, final norm, head
     for module in _sharded(model):
         # Denominators refer to the whole step, so a mean over ranks would be wrong; and gloo has no pre-multiplied sum.

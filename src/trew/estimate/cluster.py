@@ -145,11 +145,11 @@ def rank_parts(s: Sizes, config: Config, load: Load, *, shards: int) -> dict[str
     """Bytes of one rank by phase:
 
     always      4 N / S weights, 8 N_t / S moments, 4 N / S reference; none of the first two with ``offload = "all"``
-    training    4 N_t / S gradients; gathered 4 N_o and two layers of b N_l / L, and the gradients of one; of the whole
+    training    4 N_t / S gradients; gathered 4 N_o and two layers of 4 N_l / L, and the gradients of one; of the whole
                 head 4 V H; activations of one micro-batch, and the head's work
-    generating  embedded engine only: gathered 4 N_o + b N_l; cache and work of the model's own forward
+    generating  embedded engine only: gathered 4 N; cache and work of the model's own forward
     """
-    offload, b = config.cluster.offload, _width(config)
+    offload = config.cluster.offload
     outside = 4 * (s.weights - s.linear)
     kept, read = reference(s, config, load)
     whole = weights(s, config)
@@ -160,7 +160,7 @@ def rank_parts(s: Sizes, config: Config, load: Load, *, shards: int) -> dict[str
         "optimizer": 0 if aside or offload == "optimizer" else _part(_moments(s, config), shards),
         "reference": 0 if aside else _part(max(kept, read), shards),
     }
-    layer = b * s.linear // s.layers
+    layer = 4 * s.linear // s.layers
     apart = shards > 1 or aside
     assert load.body is not None
     training = always | {
@@ -174,7 +174,7 @@ def rank_parts(s: Sizes, config: Config, load: Load, *, shards: int) -> dict[str
     generating = dict(always)
     if config.cluster.rollout == "embedded":
         generating |= {
-            "gathered": outside + b * s.linear if apart else 0,
+            "gathered": outside + 4 * s.linear if apart else 0,
             "laid out": laid_out(s, config, load),
             "cache": cache(s, config, load),
             "step": decoding(s, config, load),

@@ -107,12 +107,12 @@ def _sharded(plan: Plan, ranks: Ranks) -> tuple[Any, Adapters | None, Any]:
     if how == "auto":
         how = "hsdp" if ranks.place.nodes > 1 else "fsdp"
     over = sharding.mesh(ranks.place, str(ranks.device), how)
-    offload, low = plan.config.cluster.offload == "all", plan.config.learner.dtype == "bfloat16"
+    offload = plan.config.cluster.offload == "all"
     device = "meta" if ranks.rank else "cpu"
 
     def placed(model: Any) -> Any:
         source = None if ranks.rank else sharding.tensors_of(model)
-        sharding.shard(model, over, offload=offload, low=low)
+        sharding.shard(model, over, offload=offload)
         sharding.distribute(model, source, ranks)
         return model
 
