@@ -44,7 +44,7 @@ def found(tmp_path_factory):
     env = os.environ | {"PYTHONPATH": with_metadata(folder), "VERL_USE_EXTERNAL_MODULES": "", "HOME": str(folder),
                         "TREW_VERL": json.dumps(MINE)}  # fmt: skip
     done = subprocess.run([sys.executable, "-W", "ignore", verl_ray.__file__, str(path)], capture_output=True,
-                          text=True, timeout=300, env=env)  # fmt: skip
+                          text=True, timeout=900, env=env)  # fmt: skip
     assert not done.returncode, done.stderr[-3000:]
     return json.loads(Path(job["out"]).read_text()) | {"lengths": [len(row) for row in job["responses"]]}
 
