@@ -16,7 +16,7 @@ from vllm_models import save
 
 from trew.errors import EngineError
 from trew.rewards.isolation import tree
-from trew.rollout.engine import Finished, Request
+from trew.rollout.engine import Finished, Lost, Request
 from trew.rollout.vllm.client import ServerGone, call
 from trew.rollout.vllm.server import Servers
 from trew.types import Prompt, Sampling
