@@ -89,6 +89,16 @@ def test_what_gpus_do_not_keep_is_in_the_memory_of_their_node(model):
     assert memory(offload="all").need > memory(offload="optimizer").need > memory().need
 
 
+def test_ranks_and_servers_that_take_turns_share_a_gpu_and_leave_it_for_memory(model):
+    apart = mapped(model, learner=1, rollout="vllm", servers=1)
+    turns = mapped(model, learner=1, rollout="vllm", servers=1, colocate=True)
+    assert who(turns)[0] == ["rank 0", "server 0"]
+    assert gpu(turns).need == max(tenant.peak for tenant in gpu(turns).tenants)
+    kept, before = (found.devices[-1].tenants[0].parts["always"] for found in (turns, apart))
+    assert kept["optimizer"] == 2 * kept["weights"] > 0
+    assert "weights" not in before
+
+
 def test_a_model_that_is_too_large_does_not_fit(model):
     small = Fleet(1, 2, 1 << 20)
     found = mapped(model, small, learner=2)

@@ -95,33 +95,57 @@ class ClusterMap:
 def cluster_map(config: Config, *, objective: Objective, prompt: int, fleet: Fleet) -> ClusterMap:
     """Places ranks and servers as a run does, and adds up what each needs for prompts of ``prompt`` tokens."""
     cluster, s = config.cluster, sizes_of(config)
-    started = cluster.servers if cluster.rollout == "vllm" else 0
-    each = cluster.server_gpus if fleet.gpus else 0
-    colocated = getattr(cluster, "colocate", False)
-    ranks = cluster.learner
-    if ranks == 0:
-        ranks = fleet.nodes * fleet.gpus - (0 if colocated else started * each)
+    if cluster.learner == 0:
+        taken = 0 if cluster.colocate else _started(config) * cluster.server_gpus
+        ranks = fleet.nodes * fleet.gpus - taken
         if ranks < 1:
             return ClusterMap((), ("cluster.learner: got 0 (every GPU that servers leave), and none is left",))
         config = replace(config, cluster=replace(cluster, learner=ranks))
     load = _load(config, s, objective, fleet, prompt=prompt)
-    shared = _shared(config, fleet)
-    alone = load.body is None  # a single process with a backend
-    rank = Tenant("rank", memory(s, config, load).parts if alone else rank_parts(s, config, load, shards=shared))
+    # A single process with a backend is what trew plan without ranks estimates.
+    parts = (
+        memory(s, config, load).parts
+        if load.body is None
+        else rank_parts(s, config, load, shards=_shared(config, fleet))
+    )
+    rank = Tenant("rank", parts)
     length = prompt + max(config.rollout.max_tokens, config.eval.max_tokens)
     if fleet.gpus:
-        server = Tenant("server", {"serving": _on_gpu(s, config, fleet.gpu_bytes, gpus=each)}) if started else None
-        devices, problems = _on_gpus(config, rank, server, fleet, colocated=colocated)
-        nodes = tuple(_node(s, config, load, node, fleet, shards=shared) for node in range(fleet.nodes))
-        room = None if server is None else server.parts["serving"].get("cache")
-        problems += [] if room is None or room > 0 else [_no_cache(config)]
-        count = None if room is None else max(0, room * each) // max(1, _cache_bytes(s, config, length))
-        return ClusterMap((*devices, *nodes), tuple(problems), count)
-    server = Tenant("server", {"serving": _on_cpu(s, config, length)}) if started else None
-    tenants = [*_numbered(rank, range(ranks)), *(_numbered(server, range(started)) if server else ())]
-    published = {"published": VERSIONS * _width(config) * (s.weights + s.head)} if started or cluster.endpoints else {}
-    tenants += [Tenant("weights for servers", {"always": published})] if published else []
+        return _gpu_map(config, s, load, rank, fleet, length=length)
+    return _cpu_map(config, s, rank, fleet, length=length)
+
+
+def _gpu_map(config: Config, s: Sizes, load: Load, rank: Tenant, fleet: Fleet, *, length: int) -> ClusterMap:
+    each, server = config.cluster.server_gpus, None
+    if _started(config):
+        server = Tenant("server", {"serving": _on_gpu(s, config, fleet.gpu_bytes, gpus=each)})
+    devices, problems = _on_gpus(config, rank, server, fleet)
+    nodes = [_node(s, config, load, node, fleet) for node in range(fleet.nodes)]
+    room = None if server is None else server.parts["serving"].get("cache")
+    if room is None:
+        return ClusterMap((*devices, *nodes), tuple(problems))
+    problems += [] if room > 0 else [_no_cache(config)]
+    count = max(0, room * each) // max(1, _cache_bytes(s, config, length))
+    return ClusterMap((*devices, *nodes), tuple(problems), count)
+
+
+def _cpu_map(config: Config, s: Sizes, rank: Tenant, fleet: Fleet, *, length: int) -> ClusterMap:
+    tenants = list(_numbered(rank, range(config.cluster.learner)))
+    if started := _started(config):
+        tenants += _numbered(Tenant("server", {"serving": _on_cpu(s, config, length)}), range(started))
+    if config.cluster.rollout == "vllm":
+        tenants.append(_published(s, config))
     return ClusterMap((Device("CPU", tuple(tenants), fleet.cpu_bytes),), ())
+
+
+def _started(config: Config) -> int:
+    """The number of servers that the run starts."""
+    return config.cluster.servers if config.cluster.rollout == "vllm" else 0
+
+
+def _published(s: Sizes, config: Config) -> Tenant:
+    size = VERSIONS * _width(config) * (s.weights + s.head)
+    return Tenant("weights for servers", {"always": {"published": size}})
 
 
 # ---- what one process needs
@@ -231,11 +255,9 @@ def _numbered(one: Tenant, numbers: Sequence[int] | range) -> Iterator[Tenant]:
     return (replace(one, who=f"{one.who} {number}") for number in numbers)
 
 
-def _on_gpus(
-    config: Config, rank: Tenant, server: Tenant | None, fleet: Fleet, *, colocated: bool
-) -> tuple[list[Device], list[str]]:
+def _on_gpus(config: Config, rank: Tenant, server: Tenant | None, fleet: Fleet) -> tuple[list[Device], list[str]]:
     """Every GPU with its tenants: ranks take the first ones of every node, servers the last ones of the first node."""
-    ranks, each = config.cluster.learner, config.cluster.server_gpus
+    ranks, each, colocated = config.cluster.learner, config.cluster.server_gpus, config.cluster.colocate
     on_node = _part(ranks, fleet.nodes)
     servers = config.cluster.servers if server is not None else 0
     problems = []
@@ -259,22 +281,27 @@ def _on_gpus(
     return devices, problems
 
 
-def _node(s: Sizes, config: Config, load: Load, node: int, fleet: Fleet, *, shards: int) -> Device:
+def _node(s: Sizes, config: Config, load: Load, node: int, fleet: Fleet) -> Device:
     """A node's own memory: what ranks keep there, the copy that rank 0 loads, and published weights."""
-    on_node, offload = _part(config.cluster.learner, fleet.nodes), config.cluster.offload
-    whole, tenants = weights(s, config), []
-    processes = {"process": on_node * LIBRARIES}
-    moved = {}
-    if offload == "optimizer" or config.learner.optimizer == "adamw-offload" or offload == "all":
-        moved["optimizer"] = _part(8 * s.trained, shards) * on_node
+    on_node, offload, shards = (
+        _part(config.cluster.learner, fleet.nodes),
+        config.cluster.offload,
+        _shared(config, fleet),
+    )
+    whole, away = weights(s, config), config.cluster.colocate  # while servers use the GPUs, ranks leave them
+    kept = {"process": on_node * LIBRARIES}
+    if offload != "none" or away or config.learner.optimizer == "adamw-offload":
+        kept["optimizer"] = _part(8 * s.trained, shards) * on_node
+    if offload == "all" or away:
+        kept["weights"] = _part(whole, shards) * on_node
+        kept["reference"] = _part(max(reference(s, config, load)), shards) * on_node
     if offload == "all":
-        moved |= {"weights": _part(whole, shards) * on_node, "gradients": _part(4 * s.trained, shards) * on_node}
-    tenants.append(Tenant("ranks", {"always": processes | moved}))
+        kept["gradients"] = _part(4 * s.trained, shards) * on_node
+    tenants = [Tenant("ranks", {"always": kept})]
     if node == 0 or shards == 1:
         tenants.append(Tenant("loading", {"loading": {"weights": whole * (on_node if shards == 1 else 1)}}))
     if config.cluster.rollout == "vllm" and node == 0:
-        size = VERSIONS * _width(config) * (s.weights + s.head)
-        tenants.append(Tenant("weights for servers", {"always": {"published": size}}))
+        tenants.append(_published(s, config))
     return Device(f"memory of node {node}" if fleet.nodes > 1 else "memory", tuple(tenants), fleet.cpu_bytes)
 
 
