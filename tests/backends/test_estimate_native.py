@@ -20,7 +20,7 @@ from trew.backends.cuda_graphs.graphs import Graphs
 from trew.backends.cuda_graphs.static_model import StaticModel
 from trew.config import LoraConfig
 from trew.estimate import passes
-from trew.estimate.ledger import StorageCount
+from trew.estimate.storages import StorageCount
 from trew.estimate.memory import cache, laid_out, memory, saved_activations, work
 from trew.estimate.sizes import sizes_of
 from trew.learner.packing import pack_shared
@@ -113,12 +113,12 @@ def test_buffers_of_generation_on_a_gpu(kind, dtype, tmp_path, monkeypatch):
     assert generating["laid out"] + generating["cache"] == real.bytes
     assert generating["cache"] == real.cache.numel() * real.cache.element_size()
     assert training["cache"] == generating["cache"], "with this much memory they stay"
-    with StorageCount() as ledger, torch.no_grad():
+    with StorageCount() as storages, torch.no_grad():
         for _ in range(2):
-            ledger.peak = before = ledger.live
+            storages.peak = before = storages.live
             real.prefill([[0] * 12] * 3, range(3), piece=100)
             real.compute(16, 512)
-    assert generating["step"] == pytest.approx(ledger.peak - before, rel=0.02)
+    assert generating["step"] == pytest.approx(storages.peak - before, rel=0.02)
     full = dataclasses.replace(e.load, free=2 * e.memory.total("generating") - 1)
     assert "cache" not in memory(e.sizes, c, full).parts["training"]
     assert made(dataclasses.replace(c, kernels="plain")).load.static is None

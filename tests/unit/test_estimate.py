@@ -19,7 +19,7 @@ from trew.cli.main import main
 from trew.config import Config, LearnerConfig, LoraConfig, RolloutConfig
 from trew.estimate import advice, passes
 from trew.estimate import run as estimating
-from trew.estimate.ledger import StorageCount
+from trew.estimate.storages import StorageCount
 from trew.estimate.memory import optimizer, weights
 from trew.estimate.sizes import sizes_of
 from trew.estimate.times import Rates
@@ -96,31 +96,31 @@ def test_bytes_of_the_optimizer_s_state(name, tmp_path):
     assert told == pytest.approx(real, rel=0.02)  # small tensors stay in float32
 
 
-def test_a_ledger_counts_what_is_made_until_it_is_released():
-    with StorageCount() as ledger:
+def test_a_storage_count_counts_what_is_made_until_it_is_released():
+    with StorageCount() as storages:
         a = torch.zeros(1000)
         view = a[:10]
-        assert ledger.live == 4000
+        assert storages.live == 4000
         b = a + 1
-        assert (ledger.live, ledger.peak) == (8000, 8000)
+        assert (storages.live, storages.peak) == (8000, 8000)
         del b
-        assert (ledger.live, ledger.peak) == (4000, 8000)
+        assert (storages.live, storages.peak) == (4000, 8000)
         del a
-        assert ledger.live == 4000
+        assert storages.live == 4000
         del view
-        assert ledger.live == 0
+        assert storages.live == 0
 
 
-def test_a_ledger_does_not_count_what_was_there_before():
+def test_a_storage_count_does_not_count_what_was_there_before():
     weight, gradient = torch.zeros(1000), torch.zeros(1000)
-    with StorageCount() as ledger:
+    with StorageCount() as storages:
         out = weight.view(10, 100).t()
         gradient.add_(1.0)
-        assert ledger.peak == 0
+        assert storages.peak == 0
         kept = out + gradient.view(100, 10)
-        assert (ledger.live, ledger.peak) == (4000, 4000)
+        assert (storages.live, storages.peak) == (4000, 4000)
         del kept
-        assert ledger.live == 0
+        assert storages.live == 0
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from ..models.backend import Backend
 from ..models.planning import Planning
 from ..training import backends
 from ..types import TrainingSample
-from .ledger import StorageCount
+from .storages import StorageCount
 from .sizes import Copy, Sizes, copy_of
 
 DEEPEST = 8
@@ -104,7 +104,7 @@ def training(config: Config, s: Sizes, *, prompt: int, device: str) -> Pass:
             found = batch(config, copy.model, prompt=prompt, vocabulary=s.vocabulary)
             several, head = len(found.packs) > 1, copy.model.get_output_embeddings().weight
             for p in copy.model.parameters():
-                # Gradients that are there before autograd's are not in the ledger: those of earlier micro-batches, and
+                # Gradients that are there before autograd's are not in the storages: those of earlier micro-batches, and
                 # the head's, which is made chunk by chunk before.
                 there = p.requires_grad and (several or (found.runner.path.fused and p is head))
                 p.grad = torch.zeros_like(p) if there else None
@@ -120,8 +120,8 @@ def training_peaks(batch: Batch) -> tuple[int, int]:
     assert isinstance(runner, AutogradRunner)
 
     def reached(gradient: Tensor) -> None:
-        before.append(ledger.peak)
-        ledger.peak = ledger.live
+        before.append(storages.peak)
+        storages.peak = storages.live
 
     def watch(layer: nn.Module, given: Any, out: Any) -> None:
         hidden = out if isinstance(out, Tensor) else out[0]
@@ -131,7 +131,7 @@ def training_peaks(batch: Batch) -> tuple[int, int]:
     settings, layers = runner.settings, recompute.layers(runner.model)
     again = recompute.recomputing(runner.model) if settings.gradient_checkpointing else nullcontext()
     watched = layers[0].register_forward_hook(watch) if layers else nullcontext()
-    with StorageCount() as ledger, again, watched, runner.running(pack) as out:
+    with StorageCount() as storages, again, watched, runner.running(pack) as out:
         # A fused runner returns hidden states: the head works chunk by chunk outside, and :mod:`.memory` counts it.
         if runner.path.fused:
             out.backward(torch.zeros_like(out))
@@ -140,7 +140,7 @@ def training_peaks(batch: Batch) -> tuple[int, int]:
             loss = token_logprobs(out, rows=rows, tokens=tokens).sum()
             del out  # as the learner does
             loss.backward()
-    return (before[0], ledger.peak) if before else (ledger.peak, 0)
+    return (before[0], storages.peak) if before else (storages.peak, 0)
 
 
 def prefill(config: Config, *, prompts: int, length: int, device: str) -> BytesByDepth:
@@ -149,10 +149,10 @@ def prefill(config: Config, *, prompts: int, length: int, device: str) -> BytesB
 
     def peak(copy: Copy) -> tuple[int]:
         cast = torch.autocast(torch.device(device).type, dtype=low) if low is not None else nullcontext()
-        with copy.mode, torch.no_grad(), cast, StorageCount() as ledger:
+        with copy.mode, torch.no_grad(), cast, StorageCount() as storages:
             ids = torch.zeros((prompts, length), dtype=torch.int64, device=device)
             copy.model(input_ids=ids, use_cache=True, logits_to_keep=1)
-        return (ledger.peak,)
+        return (storages.peak,)
 
     return _lines(peak, config, device=device)[0]
 
@@ -185,15 +185,15 @@ def static(
             return made(copy).cache.nbytes
 
     def work(copy: Copy) -> int:
-        with copy.mode, torch.no_grad(), StorageCount() as ledger:
+        with copy.mode, torch.no_grad(), StorageCount() as storages:
             model = made(copy)
             # Two rounds: the first also creates what stays between calls; only the second is the work of a step.
             for _ in range(2):
-                ledger.peak = before = ledger.live
+                storages.peak = before = storages.live
                 piece = max(plan.prefill_tokens // prompts, 1)
                 model.prefill([[0] * length] * prompts, range(prompts), piece=piece)
                 model.compute(model.slots, model.columns)
-            return ledger.peak - before
+            return storages.peak - before
 
     one = copy_of(config, device=device, layers=1)
     with one.mode:

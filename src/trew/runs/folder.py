@@ -24,7 +24,7 @@ from .config_file import redact_config
 from .files import ASIDE, make_private, storage, write_atomic
 from .layout import LOCK, RUN, Layout, has_run, problems
 from .lock import Lock
-from .record import Ledger, step_files
+from .record import Recorder, step_files
 from .rollouts import Advantages, Render, plain_prompt, write_rollouts
 from .rows import decode_row, encode_row, scalar
 
@@ -36,7 +36,7 @@ class RunFolder:
         self.folder, self.layout = folder, layout
         self.resumed = resumed  # the folder held a run, and this one continues it
         self.messages: tuple[str, ...] = (f"{folder}: {lock.stale}",) if lock.stale else ()
-        self.ledger = Ledger(folder)  # the folder's contents, for checkpoints
+        self.recorder = Recorder(folder)  # the folder's contents, for checkpoints
         self._lock = lock
 
     @classmethod
@@ -134,14 +134,14 @@ class RunFolder:
     ) -> Path:
         """Writes a step's completions to rollouts/NNNNNN.parquet."""
         path = self.folder / "rollouts" / f"{step:06d}.parquet"
-        self.ledger.forget(path)
+        self.recorder.forget(path)
         write_rollouts(path, groups, step=step, advantages=advantages, render=render)
         return path
 
     def write_eval(self, step: int, groups: Iterable[ScoredGroup], *, render: Render = plain_prompt) -> Path:
         """Writes the completions of an evaluation after ``step`` to evals/NNNNNN.parquet."""
         path = self.folder / "evals" / f"{step:06d}.parquet"
-        self.ledger.forget(path)
+        self.recorder.forget(path)
         write_rollouts(path, groups, step=step, render=render)
         return path
 
@@ -164,7 +164,7 @@ class RunFolder:
         with storage(folder):
             make_private(folder)
         path = folder / f"{step:06d}.json"
-        self.ledger.forget(path)
+        self.recorder.forget(path)
         text = json.dumps(redact(_as_text(evidence)), indent=1, allow_nan=False, default=str) + "\n"
         write_atomic(path, lambda f: f.write(text.encode()))
         return path
@@ -188,7 +188,7 @@ class RunFolder:
         with storage(self.folder):
             for name, path in list(step_files(self.folder)):
                 if int(path.stem) > step - (name.startswith("evals/") and not evaluated):
-                    self.ledger.forget(path)
+                    self.recorder.forget(path)
                     path.unlink()
                     messages.append(f"{name}: dropped because it was written after step {step}")
             # The summary marks a finished run, which this one no longer is once anything was taken back.

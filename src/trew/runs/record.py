@@ -40,7 +40,7 @@ class Record:
     files: dict[str, str]
 
 
-class Ledger:
+class Recorder:
     """Makes records of a run folder. Reads each file once, and again only after :meth:`forget`."""
 
     def __init__(self, folder: Path):

@@ -184,7 +184,7 @@ class Program(ABC):
         meta = {
             "learner": dict(model.counters), "state": dataclasses.asdict(state), "data": self.fingerprint,
             "remembered": {name: part.state() for name, part in self.stateful.items()},
-            "record": dataclasses.asdict(self.folder.ledger.record()),
+            "record": dataclasses.asdict(self.folder.recorder.record()),
         }  # fmt: skip
         self.team.save(self.folder.checkpoints, state.step)
         meta = redact(meta, keep=choices())  # a pending warning may quote a completion, and with it a secret
@@ -214,7 +214,7 @@ class Program(ABC):
                 f"steps: got {self.timetable.steps}, but {folder.folder} has done {step}; give that many or more"
             )
         # Files that the final report needs must be as they were; data that changed would mix two trainings.
-        gone = folder.ledger.differences(found.record, step)
+        gone = folder.recorder.differences(found.record, step)
         for change in self._other_data(found) + self._lost(gone, step):
             if not allow_changes:
                 raise ResumeError(f"{change}, start a new run with another out, or go on with --allow-changes")
