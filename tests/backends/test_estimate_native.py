@@ -20,9 +20,9 @@ from trew.backends.cuda_graphs.graphs import Graphs
 from trew.backends.cuda_graphs.static_model import StaticModel
 from trew.config import LoraConfig
 from trew.estimate import passes
-from trew.estimate.storages import StorageCount
 from trew.estimate.memory import cache, laid_out, memory, saved_activations, work
 from trew.estimate.sizes import sizes_of
+from trew.estimate.storages import StorageCount
 from trew.learner.packing import pack_shared
 from trew.models import loading, lora
 from trew.models.anatomy import describe

@@ -19,9 +19,9 @@ from trew.cli.main import main
 from trew.config import Config, LearnerConfig, LoraConfig, RolloutConfig
 from trew.estimate import advice, passes
 from trew.estimate import run as estimating
-from trew.estimate.storages import StorageCount
 from trew.estimate.memory import optimizer, weights
 from trew.estimate.sizes import sizes_of
+from trew.estimate.storages import StorageCount
 from trew.estimate.times import Rates
 from trew.models import loading, lora
 from trew.objective import preset

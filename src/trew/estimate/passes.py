@@ -26,8 +26,8 @@ from ..models.backend import Backend
 from ..models.planning import Planning
 from ..training import backends
 from ..types import TrainingSample
-from .storages import StorageCount
 from .sizes import Copy, Sizes, copy_of
+from .storages import StorageCount
 
 DEEPEST = 8
 """Layers of the deepest copy tried: enough that the layers dominate the peak, few enough to be quick."""
@@ -104,8 +104,8 @@ def training(config: Config, s: Sizes, *, prompt: int, device: str) -> Pass:
             found = batch(config, copy.model, prompt=prompt, vocabulary=s.vocabulary)
             several, head = len(found.packs) > 1, copy.model.get_output_embeddings().weight
             for p in copy.model.parameters():
-                # Gradients that are there before autograd's are not in the storages: those of earlier micro-batches, and
-                # the head's, which is made chunk by chunk before.
+                # Gradients that are there before autograd's are not counted: those of earlier micro-batches, and the
+                # head's, which is made chunk by chunk before.
                 there = p.requires_grad and (several or (found.runner.path.fused and p is head))
                 p.grad = torch.zeros_like(p) if there else None
             return training_peaks(found)

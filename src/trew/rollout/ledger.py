@@ -241,8 +241,8 @@ class Ledger:
                 self._apply(json.loads(line))
             except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
                 raise CheckpointError(
-                    f"{name}: line {number} does not follow from those before it ({type(error).__name__}: {error}); put "
-                    "a backup of the run's folder there, or begin anew with --overwrite"
+                    f"{name}: line {number} does not follow from those before it ({type(error).__name__}: {error}); "
+                    "put a backup of the run's folder there, or begin anew with --overwrite"
                 ) from None
 
     def _enter(self, entry: dict[str, Any]) -> None:
