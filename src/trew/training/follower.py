@@ -21,7 +21,7 @@ from ..runs import checkpoint_files, tensor_files
 from ..runs.writer import Writer
 from ..utils.signals import ALWAYS
 from ..weights import InPlace, WeightSync
-from ..weights.files import canary_samples
+from ..weights.canary import canary_samples
 from . import loop, planning
 from .build import parts
 from .policy_program import for_files, from_files

@@ -15,6 +15,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,21 +29,22 @@ from ..learner import Policy
 from ..models import loading
 from ..rollout import Engine
 from ..rollout.vllm.engine import VllmEngine
-from ..rollout.vllm.update import FORMAT, Canary, Published
-from ..types import TrainingSample
+from ..rollout.vllm.update import FORMAT, Published
+from .canary import canary_of, canary_samples
 from .places import Place, place_for
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-SEQUENCES, TOKENS, SHARED = 3, 48, 16
-"""The canary's sequences and their tokens; of each the first ``SHARED`` are a prompt, which two sequences share."""
-SHARD_BYTES = 1 << 30
-"""The size of a file: tensors that are converted on the way are in memory twice until their file is written."""
+SHARD_BYTES = 64 << 20
+"""The size of a file: tensors that are converted on the way are in memory twice until their file is written, and files
+are hashed side by side, here while others are written."""
+HEADERS = 1 << 20
+"""Room for what a version's files have besides tensors."""
+HASHERS = 4
+"""Threads that hash files, at most."""
 KEPT = 2
 """Versions that stay: one is in use while the next is written."""
-LIMITS = {"float32": 1e-3, "bfloat16": 0.05}
-"""Largest mean difference of the canary in nats that counts as rounding, by the type that both sides compute in."""
 
 
 class PublishedFiles:
@@ -89,18 +91,21 @@ class PublishedFiles:
         if self._place is None:
             self._place = place_for(self.run, size=self.size, local=local)
         root = self._place.folder
-        self._remove_old(root)
         name = f"{policy.version:06d}"
         work = root / f".partial-{name}"
         try:
-            _require_room(root, self.size, version=policy.version)
-            shutil.rmtree(work, ignore_errors=True)
-            work.mkdir()
-            files, known = _save(policy.weights(), work, dtype)
-            logprobs = self._logprobs(policy)
-            canary = {"ids": [list(ids) for ids in self._ids()], "logprobs": logprobs}
+            with ThreadPoolExecutor(HASHERS, thread_name_prefix="trew-files") as threads:
+                removed = threads.submit(_remove_old, root)
+                if shutil.disk_usage(root).free < self.size + HEADERS:
+                    removed.result()
+                _require_room(root, self.size, version=policy.version)
+                shutil.rmtree(work, ignore_errors=True)
+                work.mkdir()
+                files, known = _save(policy.weights(), work, dtype, threads)
+            canary = canary_of(policy, self._samples, self.dtype)
+            told = {"ids": canary.ids, "logprobs": canary.logprobs}
             text = json.dumps(
-                {"format": FORMAT, "version": policy.version, "files": files, "tensors": known, "canary": canary}
+                {"format": FORMAT, "version": policy.version, "files": files, "tensors": known, "canary": told}
             ).encode()
             (work / "manifest.json").write_bytes(text)
             if self._place.shared:
@@ -114,31 +119,8 @@ class PublishedFiles:
                 f"{getattr(error, 'strerror', None) or error}; free some space there, or put out on another disk"
             ) from None
         return Published(
-            policy.version, f"{self._tag}.{policy.version}", root, name, hashlib.sha256(text).hexdigest(),
-            Canary(self._ids(), tuple(map(tuple, logprobs)), LIMITS[self.dtype]),
+            policy.version, f"{self._tag}.{policy.version}", root, name, hashlib.sha256(text).hexdigest(), canary
         )  # fmt: skip
-
-    def _remove_old(self, root: Path) -> None:
-        versions = sorted(path for path in root.iterdir() if path.name.isdecimal())
-        for path in versions[: -(KEPT - 1)]:
-            shutil.rmtree(path, ignore_errors=True)
-
-    def _ids(self) -> tuple[tuple[int, ...], ...]:
-        return tuple((*s.prompt_ids.tolist(), *s.token_ids.tolist()) for s in self._samples)
-
-    def _logprobs(self, policy: Policy) -> list[list[float]]:
-        values, _ = policy.untempered(self._samples)
-        return [part.tolist() for part in values.split([len(s.token_ids) for s in self._samples])]
-
-
-def canary_samples(vocabulary: int, positions: int | None = None) -> list[TrainingSample]:
-    """Fixed tokens, the same for every model of this vocabulary; shorter where the model has fewer positions."""
-    length = min(TOKENS, (positions or TOKENS + 1) - 1)  # a server makes one token more
-    ids = torch.randint(vocabulary, (SEQUENCES, length), generator=torch.Generator().manual_seed(0)).numpy()
-    shared = min(SHARED, length // 2)
-    # The first samples decide how the policy runs samples: two of them share a prompt, as in training.
-    ids[1, :shared] = ids[0, :shared]
-    return [TrainingSample(row[:shared], row[shared:], group=max(0, i - 1)) for i, row in enumerate(ids)]
 
 
 def version_size(config: PreTrainedConfig, dtype: str) -> int:
@@ -151,20 +133,31 @@ def _stored(tensor: Tensor, dtype: torch.dtype) -> torch.dtype:
     return dtype if tensor.is_floating_point() else tensor.dtype
 
 
+def _remove_old(root: Path) -> None:
+    versions = sorted(path for path in root.iterdir() if path.name.isdecimal())
+    for path in versions[: -(KEPT - 1)]:
+        shutil.rmtree(path, ignore_errors=True)
+
+
 def _save(
-    tensors: Iterable[tuple[str, Tensor]], folder: Path, dtype: torch.dtype
+    tensors: Iterable[tuple[str, Tensor]], folder: Path, dtype: torch.dtype, threads: ThreadPoolExecutor
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Writes tensors into files of about ``SHARD_BYTES``; returns the manifest's ``files`` and ``tensors``."""
-    files: dict[str, Any] = {}
+    """Writes tensors into files of about ``SHARD_BYTES``, which ``threads`` hash; returns the manifest's ``files`` and
+    ``tensors``."""
+    files: dict[str, Future[dict[str, Any]]] = {}
     known: dict[str, Any] = {}
     for number, part in enumerate(_shards(tensors, dtype), start=1):
         path = folder / f"model-{number:05d}.safetensors"
         save_file(part, path, metadata={"format": "pt"})
-        with path.open("rb") as file:
-            files[path.name] = {"size": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+        files[path.name] = threads.submit(_size_and_digest, path)
         for name, tensor in part.items():
             known[name] = {"dtype": str(tensor.dtype).removeprefix("torch."), "shape": list(tensor.shape)}
-    return files, known
+    return {name: found.result() for name, found in files.items()}, known
+
+
+def _size_and_digest(path: Path) -> dict[str, Any]:
+    with path.open("rb") as file:
+        return {"size": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
 
 
 def _shards(tensors: Iterable[tuple[str, Tensor]], dtype: torch.dtype) -> Iterator[dict[str, Tensor]]:
@@ -187,7 +180,7 @@ def _shards(tensors: Iterable[tuple[str, Tensor]], dtype: torch.dtype) -> Iterat
 
 def _require_room(root: Path, size: int, *, version: int) -> None:
     free = shutil.disk_usage(root).free
-    needed = size + (1 << 20)  # headers and manifest
+    needed = size + HEADERS
     if free < needed:
         raise StorageError(
             f"{root}: weights of version {version} need {_mib(needed)}, {_mib(free)} are free; free some space there, "

@@ -16,6 +16,7 @@ import os
 import re
 import stat
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -25,6 +26,8 @@ FORMAT = 1
 MANIFEST = "manifest.json"
 MANIFEST_BYTES = 64 << 20
 HEADER_BYTES = 100 << 20  # the limit of the safetensors library itself
+HASHERS = 4
+"""Files that are hashed at the same time, at most."""
 DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 """The element types that weights are published in: their names in safetensors headers and in manifests."""
 _FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\.safetensors")
@@ -82,9 +85,10 @@ def read(root: Path, folder: str, manifest_sha256: str) -> Version:
     if manifest.get("version") != int(folder):
         raise Refused(f"{folder} holds version {manifest.get('version')!r}")
     files, told = _table(manifest, "files"), _tensors(_table(manifest, "tensors"))
+    with ThreadPoolExecutor(HASHERS) as threads:
+        verified = dict(zip(files, threads.map(lambda name: _verified(place, name, files[name]), files), strict=True))
     found: dict[str, Tensor] = {}
-    for name, expected in files.items():
-        held = _verified(place, name, expected)
+    for name, held in verified.items():
         if twice := sorted(found.keys() & held.keys()):
             raise Refused(f"{_label(place / name)}: {twice[0]} is also in another file")
         found |= held

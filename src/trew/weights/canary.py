@@ -1,0 +1,37 @@
+"""The canary: what the policy computes on a few fixed tokens, by which a server's weights are known.
+
+A server that computes something else has other weights, whatever it says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from ..learner import Policy
+from ..rollout.vllm.update import Canary
+from ..types import TrainingSample
+
+SEQUENCES, TOKENS, SHARED = 3, 48, 16
+"""The canary's sequences and their tokens; of each the first ``SHARED`` are a prompt, which two sequences share."""
+LIMITS = {"float32": 1e-3, "bfloat16": 0.05}
+"""Largest mean difference of the canary in nats that counts as rounding, by the type that both sides compute in."""
+
+
+def canary_samples(vocabulary: int, positions: int | None = None) -> list[TrainingSample]:
+    """Fixed tokens, the same for every model of this vocabulary; shorter where the model has fewer positions."""
+    length = min(TOKENS, (positions or TOKENS + 1) - 1)  # a server makes one token more
+    ids = torch.randint(vocabulary, (SEQUENCES, length), generator=torch.Generator().manual_seed(0)).numpy()
+    shared = min(SHARED, length // 2)
+    # The first samples decide how the policy runs samples: two of them share a prompt, as in training.
+    ids[1, :shared] = ids[0, :shared]
+    return [TrainingSample(row[:shared], row[shared:], group=max(0, i - 1)) for i, row in enumerate(ids)]
+
+
+def canary_of(policy: Policy, samples: Sequence[TrainingSample], dtype: str) -> Canary:
+    """The policy's log-probs of ``samples``. ``dtype``: the type that servers compute in."""
+    values, _ = policy.untempered(samples)
+    logprobs = values.split([len(s.token_ids) for s in samples])
+    ids = tuple((*s.prompt_ids.tolist(), *s.token_ids.tolist()) for s in samples)
+    return Canary(ids, tuple(tuple(part.tolist()) for part in logprobs), LIMITS[dtype])
