@@ -110,15 +110,15 @@ def test_sums_and_values_are_equal_on_all_ranks(size):
 OBJECTIVES = {"dr-grpo": {}, "gspo": {}, "kl-cov": help.OVERRIDES["kl-cov"], "grpo": {"entropy_bonus": 0.05}}
 
 
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize(("size", "budget"), [(2, 24), (3, 24), (3, 4096)])
 @pytest.mark.parametrize("name", OBJECTIVES)
-def test_several_ranks_take_the_step_of_one(name, size):
+def test_several_ranks_take_the_step_of_one(name, size, budget):
     objective, items = preset(name, **OBJECTIVES[name]), help.samples()
     data = help.prepared(help.model(), objective, items, seed=3)
 
     def work(parallel: Parallel) -> Any:
         net = copy.deepcopy(help.model())
-        learner = help.learner(net, objective, parallel=parallel, microbatch_tokens=24)
+        learner = help.learner(net, objective, parallel=parallel, microbatch_tokens=budget, lr=1e-4)
         logprobs = learner.logprobs(items)
         output = learner.step(items, data)
         return logprobs, output, dict(net.named_parameters())
@@ -132,20 +132,24 @@ def test_several_ranks_take_the_step_of_one(name, size):
         assert output.grad_norm == pytest.approx(step.grad_norm, rel=1e-5)
         assert output.metrics.keys() == step.metrics.keys()
         for key, (value, count) in step.metrics.items():
+            if key == "learner_tokens":  # prompts of groups that are split count once more
+                assert value <= output.metrics[key][0] <= value + (size - 1) * 13
+                continue
             assert output.metrics[key] == pytest.approx((value, count), rel=1e-4, abs=1e-5), key
         for key, tensor in weights.items():
-            torch.testing.assert_close(parameters[key], tensor, rtol=0, atol=2e-4, msg=key)
+            torch.testing.assert_close(parameters[key], tensor, rtol=0, atol=1e-5, msg=key)
     first = found[0][2]
     assert all(torch.equal(first[key], other[2][key]) for other in found for key in first)
 
 
 def test_a_rank_without_a_pack_takes_the_same_step():
-    objective, items = preset("dr-grpo"), help.samples(((4, (3, 2)),))
+    # One pack for three ranks: a prompt this long is not worth computing twice.
+    objective, items = preset("dr-grpo"), help.samples(((40, (3, 2)),))
     data = objective.prepare(help.batch(items))
 
     def work(parallel: Parallel) -> Any:
         net = copy.deepcopy(help.model())
-        help.learner(net, objective, parallel=parallel).step(items, data)  # one pack for three ranks
+        help.learner(net, objective, parallel=parallel).step(items, data)
         return dict(net.named_parameters())
 
     ((alone),) = on_all(1, work)

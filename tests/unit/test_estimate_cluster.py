@@ -81,6 +81,18 @@ def test_shards_divide_what_each_rank_keeps(model):
     assert kept(4, offload="all") == (0, 0, 0)
 
 
+def test_ranks_share_the_activations_of_a_step(model):
+    """Two prompts of two completions are one micro-batch: each of two ranks has one prompt, each of four one completion
+    and its prompt again."""
+
+    def training(ranks: int) -> dict[str, int]:
+        return dict(gpu(mapped(model, learner=ranks)).tenants[0].parts["training"])
+
+    one, two, four = (training(ranks)["activations"] for ranks in (1, 2, 4))
+    assert 0.4 * one < two < 0.6 * one
+    assert 0.5 * two < four < two
+
+
 def test_what_gpus_do_not_keep_is_in_the_memory_of_their_node(model):
     def memory(**how: Any) -> Device:
         return mapped(model, learner=4, **how).devices[-1]

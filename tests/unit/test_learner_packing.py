@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import learner_help as help
 from trew.errors import EngineError
@@ -55,6 +57,57 @@ def test_every_sample_is_packed_once_and_the_budget_holds(pack, budget):
         assert p.input_ids.size <= budget or len(p.samples) == 1
         assert len(p.targets) == len(p.read_rows) == sum(len(items[i].token_ids) for i in p.samples)
         assert p.targets.tolist() == [t for i in p.samples for t in items[i].token_ids]
+
+
+def equal(groups: int, size: int, *, prompt: int, completion: int) -> list[TrainingSample]:
+    return [of([1] * prompt, [2] * completion, group) for group in range(groups) for _ in range(size)]
+
+
+@pytest.mark.parametrize(("groups", "want", "sizes"), [
+    (4, [(0, 1, 2, 3), (4, 5, 6, 7)], [86, 86]),  # between groups
+    (1, [(0,), (1,)], [23, 23]),  # inside the only one
+    (3, [(0, 1, 2), (3, 4, 5)], [66, 66]),  # two groups for one rank and one for the other would take longer
+])  # fmt: skip
+def test_two_ranks_get_equal_packs_where_one_process_has_a_single_one(groups, want, sizes):
+    items = equal(groups, 2, prompt=3, completion=21)
+    assert len(pack_shared(items, budget=1000)) == 1
+    packs = pack_shared(items, budget=1000, ranks=2)
+    assert [p.samples for p in packs] == want
+    assert [p.input_ids.size for p in packs] == sizes
+
+
+def test_a_long_prompt_is_not_computed_twice():
+    items = equal(1, 2, prompt=200, completion=21)
+    assert len(pack_shared(items, budget=1000, ranks=2)) == 1
+    assert len(pack_shared(equal(2, 2, prompt=200, completion=21), budget=1000, ranks=2)) == 2
+
+
+SHAPES = st.lists(
+    st.tuples(st.integers(1, 40), st.lists(st.integers(0, 30), min_size=1, max_size=6)), min_size=1, max_size=8
+)
+
+
+@given(shape=SHAPES, budget=st.integers(8, 200), ranks=st.integers(2, 5), share=st.booleans())
+def test_ranks_take_no_more_rounds_than_the_budget_asks_for(shape, budget, ranks, share):
+    items = help.samples(shape)
+    pack = pack_shared if share else pack_plain
+    alone, packs = pack(items, budget=budget), pack(items, budget=budget, ranks=ranks)
+    assert sorted(i for p in packs for i in p.samples) == [i for i, s in enumerate(items) if len(s.token_ids)]
+    assert -(-len(packs) // ranks) <= -(-len(alone) // ranks)
+    largest = max((p.input_ids.size for p in packs), default=0)
+    assert largest <= max((p.input_ids.size for p in alone), default=0)
+    assert all(p.input_ids.size <= budget or len(p.samples) == 1 for p in packs)
+
+
+@pytest.mark.parametrize("pack", [pack_shared, pack_plain])
+def test_ranks_get_nearly_equal_shares(pack):
+    """Of ragged completions: no rank has a tenth more than the mean."""
+    rng = np.random.default_rng(0)
+    items = help.samples([(int(rng.integers(5, 20)), rng.integers(1, 60, 8).tolist()) for _ in range(16)])
+    for ranks in (2, 3, 4, 8):
+        sizes = [p.input_ids.size for p in pack(items, budget=1 << 20, ranks=ranks)]
+        assert len(sizes) == ranks
+        assert max(sizes) <= 1.1 * sum(sizes) / ranks
 
 
 def test_a_group_beyond_the_budget_is_split_and_its_prompt_repeated():

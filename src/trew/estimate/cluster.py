@@ -157,8 +157,9 @@ def _load(config: Config, s: Sizes, objective: Objective, fleet: Fleet, *, promp
     on_gpus = fleet.gpus > 0
     there = on_gpus and torch.cuda.is_available()
     if on_gpus and not there and config.cluster.learner == 1:
-        # Planned on a machine without GPUs, whose own backend says nothing about theirs; several ranks have none.
-        config = replace(config, cluster=replace(config.cluster, learner=2))
+        # Planned on a machine without GPUs, whose own backend says nothing about theirs; with 0, "as many as there
+        # are", there is none, and the packs are those of one process.
+        config = replace(config, cluster=replace(config.cluster, learner=0))
     # What a process holds before it loads a model is in RAM; the memory of a GPU has nothing of it yet.
     process = 0 if on_gpus else used_bytes() + LIBRARIES
     machine = Machine("cuda" if there else "cpu", process, fleet.gpu_bytes if on_gpus else fleet.cpu_bytes)

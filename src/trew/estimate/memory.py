@@ -59,7 +59,7 @@ class Load:
 
     tokens: int  # T
     reads: int  # R
-    passes: int  # micro-batches of an optimizer step
+    passes: int  # micro-batches of an optimizer step, of a rank
     rows: int  # S
     prompt: int  # P
     completion: int  # C

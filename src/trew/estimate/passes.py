@@ -63,7 +63,7 @@ class Pass:
 
 
 def batch(config: Config, model: Any, *, prompt: int, vocabulary: int, layers: int | None = None) -> Batch:
-    """Cuts an optimizer step of longest prompts and completions as the learner would.
+    """Cuts an optimizer step of longest prompts and completions as the learner would, for all ranks.
 
     ``layers`` is the depth of the real model where ``model`` is a shallower copy: the size of micro-batches depends on
     what all layers keep.
@@ -76,7 +76,7 @@ def batch(config: Config, model: Any, *, prompt: int, vocabulary: int, layers: i
     settings = RunnerSettings(
         temperature=rollout.temperature, budget=learner.microbatch_tokens, share_prompts=learner.share_prompts,
         fused=config.kernels == "auto", autocast=torch.bfloat16 if learner.dtype == "bfloat16" else None,
-        gradient_checkpointing=learner.gradient_checkpointing, layers=layers or 0,
+        gradient_checkpointing=learner.gradient_checkpointing, layers=layers or 0, ranks=ranks_of(config),
     )  # fmt: skip
     plain, backend = AutogradRunner(model, settings), backend_of(config, model.device.type)
     found = "there is no backend" if backend is None else backend.runner(model, plain=plain)
@@ -85,6 +85,11 @@ def batch(config: Config, model: Any, *, prompt: int, vocabulary: int, layers: i
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about slow settings: the run will repeat them
         return Batch(runner.packs(samples), runner)
+
+
+def ranks_of(config: Config) -> int:
+    """The ranks that share the packs of a step; one where their number is not known yet."""
+    return max(1, config.cluster.learner)
 
 
 def backend_of(config: Config, device: str) -> Backend | None:
@@ -102,7 +107,7 @@ def training(config: Config, s: Sizes, *, prompt: int, device: str) -> Pass:
     def peaks(copy: Copy) -> tuple[int, int]:
         with copy.mode:
             found = batch(config, copy.model, prompt=prompt, vocabulary=s.vocabulary)
-            several, head = len(found.packs) > 1, copy.model.get_output_embeddings().weight
+            several, head = len(found.packs) > ranks_of(config), copy.model.get_output_embeddings().weight
             for p in copy.model.parameters():
                 # Gradients that are there before autograd's are not counted: those of earlier micro-batches, and the
                 # head's, which is made chunk by chunk before.

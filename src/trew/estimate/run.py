@@ -99,7 +99,7 @@ def load_of(config: Config, s: Sizes, objective: Objective, machine: Machine, *,
     return Load(
         tokens=pack.input_ids.size,
         reads=len(pack.read_at) * len(pack.input_ids),
-        passes=len(batch.packs),
+        passes=-(-len(batch.packs) // passes.ranks_of(config)),
         rows=rows,
         prompt=prompt,
         completion=config.rollout.max_tokens,

@@ -81,7 +81,8 @@ class AutogradRunner(TokenValues):
         if not self.verified:
             self._verify(samples, chosen)
         shared = self._shares and not self._beyond_window(samples, chosen)
-        return (pack_shared if shared else pack_plain)(samples, budget=self.settings.budget, among=chosen)
+        pack = pack_shared if shared else pack_plain
+        return pack(samples, budget=self.settings.budget, among=chosen, ranks=self.settings.ranks)
 
     @torch.no_grad()
     def _values(self, pack: Pack, *, entropies: bool) -> tuple[Tensor, Tensor | None]:
@@ -294,7 +295,9 @@ class AutogradRunner(TokenValues):
     def _like(self, **changes: Any) -> AutogradRunner:
         """The same parts in float32 with other settings, taken as verified."""
         # float32, so that a difference is one of code: bfloat16 rounding would drown TOLERANCE.
-        plainly = {"budget": 1 << 30, "autocast": None, "gradient_checkpointing": False, "accelerator": None}
+        plainly = {
+            "budget": 1 << 30, "ranks": 1, "autocast": None, "gradient_checkpointing": False, "accelerator": None,
+        }  # fmt: skip
         products = self._products if self.settings.autocast is None else None
         settings = replace(self.settings, **(plainly | changes))
         made = type(self)(self.model, settings, head=self._head_kind, products=products)

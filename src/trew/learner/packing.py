@@ -13,14 +13,20 @@ with the completions ``a0 a1`` and ``b0 b1 b2``:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import TypeVar
 
 import numpy as np
 
 from ..errors import EngineError
 from ..types import TrainingSample
+
+T = TypeVar("T")
+PROMPT_AGAIN = 0.9
+"""For ranks, a group is split only where that makes the largest pack at least this much smaller: it costs its prompt
+once more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,40 +77,95 @@ def check_samples(samples: Sequence[TrainingSample], *, vocab_size: int) -> None
 
 def pack_shared(
     samples: Sequence[TrainingSample], *, budget: int, join: int | None = None, among: Sequence[int] | None = None,
-    share: bool = True,
+    share: bool = True, ranks: int = 1,
 ) -> list[Pack]:  # fmt: skip
     """Packs of one row [1, T] each, in which samples with the same group and prompt share the prompt's tokens.
 
     T exceeds ``budget`` only where a single prompt with its completion does: a group may be split over packs (the
     prompt is then repeated), a sequence never. Several groups share a pack up to T = ``join``, by default the budget.
     Samples without completion tokens are left out. ``among``: positions of the samples to pack; all by default.
-    Without ``share``, the prompt is repeated for each completion.
+    Without ``share``, the prompt is repeated for each completion. ``ranks`` that compute at the same time get as few
+    packs each as the budget allows, as equal in tokens as samples allow; by groups, where that is nearly as equal.
     """
     # A unit is one prompt with completions that share it: the smallest part that is packed as a whole.
     units = list(_units(samples, budget=budget, among=range(len(samples)) if among is None else among))
     if not share:
         units = [[i] for unit in units for i in unit]
     costs = [_cost(samples, unit) for unit in units]
-    return [_pack_row(samples, units[part]) for part in _even(costs, budget=join or budget)]
+    packs = [units[part] for part in _even(costs, budget=join or budget, ranks=ranks)]
+    if ranks > 1 and share:
+        packs = _smaller(samples, units, packs, count=_multiple(len(packs), ranks))
+    return [_pack_row(samples, pack) for pack in packs]
 
 
-def _even(costs: Sequence[int], *, budget: int) -> list[slice]:
-    """Splits into as few consecutive runs as ``budget`` allows (a single item may exceed it), and among those splits
-    takes the one whose largest run is smallest: a step needs the memory of its largest pack.
+def _smaller(
+    samples: Sequence[TrainingSample], units: Sequence[list[int]], whole: list[list[list[int]]], *, count: int
+) -> list[list[list[int]]]:
+    """Up to ``count`` packs with units split anywhere, where the largest is smaller (PROMPT_AGAIN) than that of the
+    packs of ``whole`` units; otherwise these."""
+    largest = _largest(samples, whole)
+    single = max((_cost(samples, [i]) for unit in units for i in unit), default=0)
+    parted = _smallest(lambda limit: _parted(samples, units, limit), count=count, low=single, high=largest)
+    # Each split repeats a prompt, so that even the highest limit may give too many.
+    return parted if len(parted) <= count and _largest(samples, parted) <= PROMPT_AGAIN * largest else whole
+
+
+def _largest(samples: Sequence[TrainingSample], packs: Sequence[Sequence[Sequence[int]]]) -> int:
+    """The tokens of the largest pack."""
+    return max((sum(_cost(samples, unit) for unit in pack) for pack in packs), default=0)
+
+
+def _parted(samples: Sequence[TrainingSample], units: Sequence[list[int]], limit: int) -> list[list[list[int]]]:
+    """Packs of up to ``limit`` tokens, filled one after the other with samples of all units in order."""
+    packs: list[list[list[int]]] = []
+    size = limit
+    for unit in units:
+        prompt, part = len(samples[unit[0]].prompt_ids), None
+        for i in unit:
+            fed = len(samples[i].token_ids) - 1
+            if not packs or size + fed + (prompt if part is None else 0) > limit:
+                packs.append([])
+                size, part = 0, None
+            if part is None:
+                part = []
+                packs[-1].append(part)
+                size += prompt
+            part.append(i)
+            size += fed
+    return packs
+
+
+def _even(costs: Sequence[int], *, budget: int, ranks: int = 1) -> list[slice]:
+    """Splits into as few consecutive runs as ``budget`` allows (a single item may exceed it), rounded up to a multiple
+    of ``ranks``, and among those splits takes the one whose largest run is smallest: a step needs the memory of its
+    largest pack.
 
     >>> _even([5, 5, 5, 5, 2], budget=15)
     [slice(0, 2, None), slice(2, 5, None)]
+    >>> _even([5, 5, 5, 5, 2], budget=15, ranks=3)
+    [slice(0, 2, None), slice(2, 4, None), slice(4, 5, None)]
     """
-    parts = _runs(costs, budget)
-    low, high = max(costs, default=0), budget
-    # Binary search over the largest run: a smaller limit never gives fewer runs.
+    count = _multiple(len(_runs(costs, budget)), ranks)
+    # A smaller limit never gives fewer runs.
+    return _smallest(lambda limit: _runs(costs, limit), count=count, low=max(costs, default=0), high=budget)
+
+
+def _smallest(split: Callable[[int], list[T]], *, count: int, low: int, high: int) -> list[T]:
+    """``split(limit)`` for the smallest limit from ``low`` to ``high`` that gives at most ``count`` parts, as ``high``
+    does."""
+    parts = split(high)
     while low < high:
         middle = (low + high) // 2
-        if len(smaller := _runs(costs, middle)) <= len(parts):
+        if len(smaller := split(middle)) <= count:
             parts, high = smaller, middle
         else:
             low = middle + 1
     return parts
+
+
+def _multiple(count: int, of: int) -> int:
+    """``count`` rounded up to a multiple."""
+    return -(-count // of) * of
 
 
 def _runs(costs: Sequence[int], budget: int) -> list[slice]:
@@ -185,22 +246,34 @@ def _pack_row(samples: Sequence[TrainingSample], units: Sequence[Sequence[int]])
     )
 
 
-def pack_plain(samples: Sequence[TrainingSample], *, budget: int, among: Sequence[int] | None = None) -> list[Pack]:
+def pack_plain(
+    samples: Sequence[TrainingSample], *, budget: int, among: Sequence[int] | None = None, ranks: int = 1
+) -> list[Pack]:
     """Packs of one padded row per sample: prompts padded on the left, completions on the right.
 
     Works for every architecture. Samples are sorted by length to keep padding small; rows x columns stays within
-    ``budget`` unless a single sample is longer. Samples without completion tokens are left out.
+    ``budget`` unless a single sample is longer. Samples without completion tokens are left out. ``ranks`` that compute
+    at the same time get as few packs each as the budget allows, of nearly equal size.
     """
     chosen = [i for i in (range(len(samples)) if among is None else among) if len(samples[i].token_ids)]
     # By both lengths: a pack is as wide as its longest prompt plus its longest completion.
     chosen.sort(key=lambda i: (len(samples[i].token_ids), len(samples[i].prompt_ids)))
-    packs, pending = [], []
+    packs = _rows(samples, chosen, budget)
+    if ranks > 1:
+        longest = max((_padded_size(samples, [i]) for i in chosen), default=0)
+        count = _multiple(len(packs), ranks)
+        packs = _smallest(lambda limit: _rows(samples, chosen, limit), count=count, low=longest, high=budget)
+    return [_pack_padded(samples, pack) for pack in packs]
+
+
+def _rows(samples: Sequence[TrainingSample], chosen: Sequence[int], budget: int) -> list[list[int]]:
+    """Consecutive samples whose padded rows fit into ``budget`` together."""
+    packs: list[list[int]] = []
     for i in chosen:
-        if pending and _padded_size(samples, [*pending, i]) > budget:
-            packs.append(_pack_padded(samples, pending))
-            pending = []
-        pending.append(i)
-    return [*packs, _pack_padded(samples, pending)] if pending else packs
+        if not packs or _padded_size(samples, [*packs[-1], i]) > budget:
+            packs.append([])
+        packs[-1].append(i)
+    return packs
 
 
 def _padded_size(samples: Sequence[TrainingSample], members: Sequence[int]) -> int:

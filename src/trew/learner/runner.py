@@ -22,6 +22,7 @@ class RunnerSettings:
 
     temperature: float = 1.0
     budget: int = 4096  # tokens of a pack, padding included
+    ranks: int = 1  # processes that compute the packs of a step at the same time: their number is a multiple of this
     share_prompts: bool = True  # compute a group's prompt once instead of once per completion
     fused: bool = True  # compute the head chunk by chunk, without logits for all tokens
     autocast: torch.dtype | None = None  # dtype of products; None = float32

@@ -86,6 +86,7 @@ class Learner:
             temperature=temperature, budget=config.microbatch_tokens, share_prompts=config.share_prompts, fused=fused,
             autocast=torch.bfloat16 if config.dtype == "bfloat16" else None,
             gradient_checkpointing=config.gradient_checkpointing, accelerator=self._accelerator,
+            ranks=self._parallel.size,
         )  # fmt: skip
         self._runner = runner_for(model, settings, backend)
         self._at_one = None  # the same at temperature 1, where that is another

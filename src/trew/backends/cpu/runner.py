@@ -215,7 +215,8 @@ class KernelRunner(TokenValues):
         prompt = max((len(samples[i].prompt_ids) for i in chosen), default=0)
         budget = min(self.settings.budget, max(pack_tokens(kept), PACK_PROMPTS * prompt))
         join = min(budget, max(PACK_TOKENS // 2, 2 * PACK_BYTES // kept))
-        return pack_shared(samples, budget=budget, join=join, among=chosen, share=self.settings.share_prompts)
+        share, ranks = self.settings.share_prompts, self.settings.ranks
+        return pack_shared(samples, budget=budget, join=join, among=chosen, share=share, ranks=ranks)
 
     @torch.no_grad()
     def _values(self, pack: Pack, *, entropies: bool) -> tuple[Tensor, Tensor | None]:
@@ -249,7 +250,7 @@ class KernelRunner(TokenValues):
     def exact(self) -> KernelRunner:
         """The same kernels on the same weights, with products in float32."""
         settings = replace(
-            self.settings, autocast=None, budget=1 << 30, gradient_checkpointing=False, accelerator=None,
+            self.settings, autocast=None, budget=1 << 30, ranks=1, gradient_checkpointing=False, accelerator=None,
             release_after_use=False,
         )  # fmt: skip
         body, head = NativeBody(self.body.parts), replace(self._head, low=None)
