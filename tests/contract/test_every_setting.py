@@ -154,6 +154,8 @@ ELSEWHERE = {
     "cluster.server_gpus": "tests/unit/test_vllm_server.py",
     "cluster.server_args": "tests/unit/test_vllm_server.py",
     "cluster.python": "tests/unit/test_vllm_environment.py",
+    "cluster.staleness": "tests/integration/test_cli_asynchronous.py",
+    "cluster.in_flight": "tests/integration/test_cli_asynchronous.py",
     "cluster.colocate": "tests/integration/test_cli_colocated.py",
     "cluster.endpoints": "tests/unit/test_cluster_rules.py",
     "cluster.request_timeout_s": "tests/unit/test_cluster_rules.py",

@@ -51,6 +51,9 @@ ONSET: list[tuple[str, dict[str, Any], int, int, str]] = [
     ("unchanged", {"changed_share": 0.1}, 30, 32, "leave 90.0% of the weights as they are at a learning rate of 1e-05"),
     ("clipped", {"grad_norm": 100.0}, 30, 32, "the gradient norm is 100, cut down to learner.max_grad_norm = 1"),
     ("mismatch", {"canary_gap": 5e-4}, 30, 32, "differ by 0.0005 nats"),
+    ("corrected", {"corrected_share": 0.25}, 30, 32, "25% of tokens are beyond the limits of the correction"),
+    ("waiting", {"waited_s": 6.0, "seconds": 10.0}, 30, 34, "the learner waits for completions 60% of the time"),
+    ("idle", {"idle_s": 7.0, "seconds": 10.0}, 30, 34, "servers have nothing to do 70% of the time"),
 ]  # fmt: skip
 TABLE = {"rollout": {"completions": 8, "max_tokens": 256}, "learner": {"max_grad_norm": 1.0}}
 
@@ -99,6 +102,13 @@ def test_it_is_said_again_after_the_cooldown_and_not_before():
     flapping = [{**row, "staleness": row["step"] % 2} for row in healthy(60)]
     assert [f.step for f in findings(flapping, TABLE)] == [1, 51]
     assert [f.step for f in findings(flapping, {"health": {"cooldown": 20}})] == [1, 21, 41]
+
+
+def test_rollouts_that_were_to_be_older_are_no_surprise():
+    rows = changed(1, staleness=1)
+    assert {f.rule for f in findings(rows, TABLE)} == {"stale"}
+    for key in ({"rollout": {"stale_steps": 1}}, {"cluster": {"staleness": 1}}):
+        assert findings(rows, {**TABLE, **key}) == []
 
 
 def test_groups_of_one_never_have_a_signal_of_their_own():

@@ -238,6 +238,21 @@ def test_corrections_on_their_bounds():
     assert OffPolicySequenceMask(0.49)(fresh).tolist() == [1, 1]
 
 
+def test_what_a_correction_cuts_is_counted():
+    log2 = math.log(2)
+    batch = step([[0.0, 0.0]], rollout_logprobs=f(-1 - log2, -1 + log2)[None], advantages=f(-1))  # kappa 2 and 1/2
+    shares = {
+        TruncatedImportance(0.0, 1.5): 0.5, TruncatedImportance(0.75, 1.5): 1.0, TruncatedImportance(0.0, 2.1): 0.0,
+        MaskedImportance(0.75, 3.0, "token"): 0.5, MaskedImportance(0.0, 0.9): 1.0, GeometricMask(0.9, 1.1): 0.0,
+        GeometricMask(1.1, 1.2): 1.0,
+    }  # fmt: skip
+    for rule, share in shares.items():
+        objective = trew.preset("grpo", beta=0.0).replace(correction=(rule,))
+        assert objective.corrected_share(batch) == share, rule
+        assert objective.corrected_share(batch.replace(old_logprobs=None)) is None  # there is nothing to compare
+    assert trew.preset("grpo", beta=0.0).corrected_share(batch) is None
+
+
 def test_a_geometric_mean_on_its_bounds():
     even = step([[0.0, 0.0]], rollout_logprobs=f(-1.5, -0.5)[None])  # kappa e^(1/2) and e^(-1/2), mean exactly 1
     for low, high, kept in ((1.0, 1.5, 1), (0.5, 1.0, 1), (1.01, 1.5, 0), (0.5, 0.99, 0)):

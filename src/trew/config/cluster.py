@@ -41,13 +41,14 @@ RESERVED = {
 
 def problems(cluster: ClusterConfig) -> Iterator[str]:
     """Yields every problem with the settings of servers, one line each."""
-    for key, least in (("servers", 0), ("server_gpus", 1)):
+    for key, least in (("servers", 0), ("server_gpus", 1), ("staleness", 0)):
         if (got := getattr(cluster, key)) < least:
             yield f"cluster.{key}: got {got}, accepts a whole number of at least {least}"
     for key in ("request_timeout_s", "sync_timeout_s"):
         if not 0 < (got := getattr(cluster, key)) < math.inf:
             yield f"cluster.{key}: got {got!r}, accepts a number of seconds above 0"
     yield from _engine(cluster)
+    yield from _asynchronous(cluster)
     yield from _endpoints(cluster)
     for name, value in cluster.server_args.items():
         yield from _server_arg(str(name), value)
@@ -62,9 +63,22 @@ def _engine(cluster: ClusterConfig) -> Iterator[str]:
         )
     if cluster.rollout == "embedded":
         defaults = ClusterConfig()
-        for key in ("servers", "colocate", "endpoints", "sync", "python", "server_args"):
+        for key in ("servers", "colocate", "endpoints", "sync", "python", "server_args", "staleness"):
             if (got := getattr(cluster, key)) != getattr(defaults, key):
                 yield f"cluster.{key}: got {got!r} with cluster.rollout = 'embedded'; set cluster.rollout = 'vllm'"
+
+
+def _asynchronous(cluster: ClusterConfig) -> Iterator[str]:
+    if cluster.staleness > 0 and cluster.colocate:
+        yield (
+            f"cluster.staleness: got {cluster.staleness} with cluster.colocate = true, where servers sleep while the "
+            "learner computes; set cluster.staleness = 0, or give servers GPUs of their own"
+        )
+    if cluster.staleness == 0 and cluster.in_flight != "keep":
+        yield (
+            f"cluster.in_flight: got {cluster.in_flight!r}, accepts only its default while cluster.staleness = 0, "
+            "where no completion is unfinished when weights change"
+        )
 
 
 def _endpoints(cluster: ClusterConfig) -> Iterator[str]:

@@ -48,6 +48,7 @@ MOST: dict[str, float] = {
     "lora.alpha": 1e6,
     "cluster.servers": 1024,
     "cluster.server_gpus": 1024,
+    "cluster.staleness": 1000,
     "cluster.request_timeout_s": _DAYS_12,
     "cluster.sync_timeout_s": _DAYS_12,
     "eval.samples": 10_000,

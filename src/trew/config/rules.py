@@ -171,6 +171,11 @@ def _cluster(c: Config) -> Iterator[str]:
     yield from _ranks(c)
     if c.cluster.colocate:
         yield from _colocated(c)
+    if c.cluster.staleness > 0 and c.rollout.stale_steps > 0:
+        yield (
+            f"rollout.stale_steps: got {c.rollout.stale_steps} with cluster.staleness = {c.cluster.staleness}; the one "
+            "makes rollouts older by a fixed number of steps, the other by as many as servers need: set one to 0"
+        )
 
 
 def _colocated(c: Config) -> Iterator[str]:

@@ -22,6 +22,7 @@ Calls = Literal["step", "group"]
 Shard = Literal["auto", "none", "fsdp", "hsdp"]
 Offload = Literal["none", "optimizer", "all"]
 OnFailure = Literal["abort", "skip"]
+InFlight = Literal["keep", "finish"]
 FUNCTION_SECONDS = 300.0
 
 
@@ -134,6 +135,8 @@ class ClusterConfig:
     servers: int = 0  # vLLM servers that the run starts on this machine, and ends with itself
     server_gpus: int = 1  # GPUs of each server (tensor parallel); on a machine without GPUs, servers use the CPU
     colocate: bool = False  # servers and learner use the same GPUs, in turns
+    staleness: int = 0  # how many versions old weights may be that sampled a token; 0 = rollouts wait for each step
+    in_flight: InFlight = "keep"  # what completions do while weights change: go on with the new ones, or finish first
     endpoints: tuple[str, ...] = ()  # addresses of vLLM servers that run already; their token is in TREW_SERVER_TOKEN
     python: str = ""  # the Python that has vLLM; empty = that of trew cluster install-vllm
     server_args: Mapping[str, Any] = field(default_factory=dict)  # more options of vLLM, for servers that are started
@@ -206,6 +209,9 @@ class HealthConfig:
     length: float = 2.0  # this many times longer or shorter than initially, without a better reward
     unchanged: float = 0.9  # share of weights that an update does not change
     clipped: float = 100.0  # gradient norm divided by learner.max_grad_norm
+    corrected: float = 0.2  # share of tokens beyond the limits of the correction
+    waiting: float = 0.5  # share of the time in which the learner waits for asynchronous rollouts
+    idle: float = 0.5  # share of the time in which servers have nothing to do in an asynchronous run
     mismatch: float = 0.05  # nats between the engine's and the learner's log-probs; a hundredth of this in float32
 
     def problems(self) -> list[str]:

@@ -34,6 +34,7 @@ class Facts:
     max_grad_norm: float = 1.0
     max_tokens: int = 0
     stale_steps: int = 0
+    staleness: int = 0
     dtype: str = "float32"
 
     @staticmethod
@@ -57,6 +58,7 @@ class Facts:
         return Facts(
             HealthConfig() if health.problems() else health,
             **known("rollout", {k: getattr(default, k) for k in ("completions", "max_tokens", "stale_steps")}),
+            **known("cluster", {"staleness": default.staleness}),
             **known("learner", {"max_grad_norm": default.max_grad_norm}),
             dtype="bfloat16" if half else default.dtype,
         )
@@ -189,7 +191,7 @@ def length(h: History, f: Facts) -> str:
 
 def stale(h: History, f: Facts) -> str:
     values = h.newest("staleness", 1)
-    if not values or values[0] <= 0 or f.stale_steps:  # asked for
+    if not values or values[0] <= 0 or f.stale_steps or f.staleness:  # asked for
         return ""
     return f"completions were made by weights that are {values[0]:g} updates old"
 
@@ -218,10 +220,31 @@ def mismatch(h: History, f: Facts) -> str:
     return f"log-probs of sampler and learner at the same weights differ by {values[-1]:.3g} nats, mean over tokens"
 
 
+def corrected(h: History, f: Facts) -> str:
+    values = h.newest("corrected_share")
+    if not values or min(values) < f.health.corrected:
+        return ""
+    return f"{values[-1]:.0%} of tokens are beyond the limits of the correction, {AGAIN} steps in a row"
+
+
+def waiting(h: History, f: Facts) -> str:
+    waited, all_of = h.mean("waited_s"), h.mean("seconds")
+    if not waited or not all_of or waited / all_of < f.health.waiting:
+        return ""
+    return f"the learner waits for completions {waited / all_of:.0%} of the time"
+
+
+def idle(h: History, f: Facts) -> str:
+    rest, all_of = h.mean("idle_s"), h.mean("seconds")
+    if not rest or not all_of or rest / all_of < f.health.idle:
+        return ""
+    return f"servers have nothing to do {rest / all_of:.0%} of the time"
+
+
 RULES: dict[str, Callable[[History, Facts], str]] = {
     "entropy": entropy, "kl": kl, "kl_old": kl_old, "ratio": ratio, "no_signal": no_signal, "zero_signal": zero_signal,
     "truncated": truncated, "length": length, "stale": stale, "unchanged": unchanged, "clipped": clipped,
-    "mismatch": mismatch,
+    "mismatch": mismatch, "corrected": corrected, "waiting": waiting, "idle": idle,
 }  # fmt: skip
 
 ADVICE = {
@@ -266,6 +289,18 @@ ADVICE = {
     "mismatch": (
         "ratios between them are noise of that size. Set learner.dtype = 'float32', or kernels = 'plain', or a "
         "correction (objective.correction)"
+    ),
+    "corrected": (
+        "they count less than they should, or not at all. Lower learner.lr or cluster.staleness, so that the policy "
+        "moves less while completions are made; look at canary_gap, which says how much of it is rounding"
+    ),
+    "waiting": (
+        "generation is the bottleneck. Give it more servers (cluster.servers), or shorten rollout.max_tokens; where "
+        "servers are idle as well, raise cluster.staleness"
+    ),
+    "idle": (
+        "learning is the bottleneck. Use fewer servers and more ranks (cluster.learner); where the learner waits as "
+        "well, raise cluster.staleness"
     ),
 }
 
@@ -316,6 +351,7 @@ class Health:
 READ = (
     "entropy", "accuracy", "kl", "kl_old", "ratio_q99", "ratio_q01", "advantage_share", "zero_signal_share",
     "truncated_share", "completion_length", "staleness", "changed_share", "lr", "grad_norm", "canary_gap",
+    "corrected_share", "waited_s", "idle_s", "seconds",
 )  # fmt: skip
 """The columns that rules read."""
 

@@ -82,7 +82,9 @@ def _kappa(batch: TokenBatch, level: str) -> Tensor:
 
 
 @dataclass(frozen=True)
-class _Bounded(Correction):
+class Bounded(Correction):
+    """A correction by kappa itself, within limits."""
+
     low: float = 0.0
     high: float = 2.0
     level: str = "token"
@@ -104,13 +106,23 @@ class _Bounded(Correction):
             return super().log_of_sequence(factor, batch=batch)
         return factor.clamp(min=1e-8).log()  # one factor for the whole sequence already: not to be multiplied T times
 
+    def limited(self, batch: TokenBatch) -> Bool[Tensor, "N"]:
+        """Where kappa is beyond the limits, so that c is not kappa."""
+        kappa = _kappa(batch, self._judged)
+        return (kappa < self.low) | (kappa > self.high)
+
+    @property
+    def _judged(self) -> str:
+        """The level of the kappa that the limits are for."""
+        return self.level
+
     @property
     def _shown(self) -> str:
         return "kappa_t" if self.level == "token" else "prod_t kappa_t"
 
 
 @dataclass(frozen=True)
-class TruncatedImportance(_Bounded):
+class TruncatedImportance(Bounded):
     """c = clip(kappa, low, high), of the token (:func:`truncated_importance`) or of the sequence's product: TIS."""
 
     def __call__(self, batch: TokenBatch) -> Tensor:
@@ -124,7 +136,7 @@ class TruncatedImportance(_Bounded):
 
 
 @dataclass(frozen=True)
-class MaskedImportance(_Bounded):
+class MaskedImportance(Bounded):
     """c = kappa where low <= kappa <= high, else 0, of the token or of the sequence's product: MIS. Per token within
     [0.5, 5] it is IcePop, arXiv 2510.18855."""
 
@@ -142,11 +154,15 @@ class MaskedImportance(_Bounded):
 
 
 @dataclass(frozen=True)
-class GeometricMask(_Bounded):
+class GeometricMask(Bounded):
     """c_t = kappa_t where the geometric mean of the sequence's kappa is within [low, high], else 0: Geo-RS."""
 
     low: float = 0.999
     high: float = 1.002
+
+    @property
+    def _judged(self) -> str:
+        return "geometric"
 
     def __call__(self, batch: TokenBatch) -> Tensor:
         mean = _kappa(batch, "geometric")

@@ -28,7 +28,7 @@ from .advantage import Advantage, ExternalAdvantages
 from .aggregate import Aggregate
 from .batch import Denominators, TokenBatch
 from .component import SCOPES, Component, Scope
-from .correction import Correction
+from .correction import Bounded, Correction
 from .divergence import KL, PLACES, Divergence
 from .entropy_bonus import EntropyBonus
 from .filter import GroupFilter, LossMask, MixedGroups, TokenMask
@@ -302,6 +302,15 @@ class Objective:
 
         def __getattr__(self, name: str) -> Any:
             raise AttributeError(message("Objective", name, RENAMED))
+
+    def corrected_share(self, batch: TokenBatch) -> float | None:
+        """The share of loss tokens beyond the limits of the mismatch correction, which then counts them less than they
+        should; None where there is no correction, or the batch lacks what it compares."""
+        bounded = [rule for rule in self.correction if isinstance(rule, Bounded)]
+        if not bounded or batch.old_logprobs is None or batch.rollout_logprobs is None:
+            return None
+        beyond = torch.stack([rule.limited(batch) for rule in bounded]).any(0) & batch.mask
+        return float(beyond.sum()) / max(float(batch.mask.sum()), 1.0)
 
     def _in_loss(self) -> list[Divergence]:
         return [t for t in self.divergence if t.active and not (isinstance(t, KL) and t.place != "loss")]

@@ -76,7 +76,7 @@ class _Waiting:
             if len(turns) == self._n:
                 # Completions finish in any order; a group lists them by sample number, so that it is reproducible.
                 self.groups[number] = Group(
-                    self._prompts[number], tuple(_rollout(turns.pop(s)) for s in range(self._n))
+                    self._prompts[number], tuple(rollout_of(turns.pop(s)) for s in range(self._n))
                 )
                 yield number
 
@@ -110,5 +110,6 @@ def _refuse_repeated(lost: Sequence[Lost], wanted: Mapping[str, Request]) -> Non
     raise EngineError(f"the engine lost {len(lost)} completions {TRIES} times: {'; '.join(said)}{more}")
 
 
-def _rollout(turn: Turn) -> Rollout:
+def rollout_of(turn: Turn) -> Rollout:
+    """A rollout of a single turn."""
     return Rollout((turn,), status="truncated" if turn.finish_reason == "length" else "finished")

@@ -215,22 +215,20 @@ class Ledger:
         later = [known[s] for s in sorted(known) if s >= step]
         return later[0] if step >= 0 and later else min(step, 0)
 
-    # ---- what may be forgotten
+    @property
+    def next_place(self) -> int:
+        """The place in the stream after those of all tickets; 0 where there are none."""
+        return max((account.ticket.place + 1 for account in self.accounts.values()), default=0)
 
-    def needed_files(self, covered: int) -> set[str]:
-        """The files that this run, or one that goes on after the checkpoint of step ``covered``, can still use."""
-        return {
-            a.stored.file
-            for a in self.accounts.values()
-            if a.stored is not None
-            and (a.state == "finished" or (a.step > covered and covered - a.oldest_after(covered) <= self.staleness))
-        }
-
-    def forget(self, covered: int) -> None:
-        """Forgets tickets that ended in step ``covered`` or before."""
-        old = [n for n, a in self.accounts.items() if a.state in ("trained", "dropped") and a.step <= covered]
-        for number in old:
-            del self.accounts[number]
+    def forget(self, covered: int) -> set[str]:
+        """Forgets tickets that have ended, unless a run that goes on after step ``covered``, that of a checkpoint or
+        -1, could train on them again. Returns the files that are still of use."""
+        covered = max(covered, self._first)
+        for number, account in list(self.accounts.items()):
+            again = account.step > covered and covered - account.oldest_after(covered) <= self.staleness
+            if 0 <= account.step <= self.published and not again:
+                del self.accounts[number]
+        return {account.stored.file for account in self.accounts.values() if account.stored is not None}
 
     # ---- reading
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ..types import ScoredGroup
@@ -15,12 +15,13 @@ class StepRollouts:
 
     ``trained_on`` are the groups of the step; ``sampled`` are all that were generated, including groups that dynamic
     sampling dropped. ``baselines`` is the reward of the greedy answer by prompt uid, where the objective compares with
-    it; NaN where there is none.
+    it; NaN where there is none. ``facts`` are more metrics of the step.
     """
 
     trained_on: tuple[ScoredGroup, ...]
     sampled: tuple[ScoredGroup, ...]
     baselines: Mapping[str, float] | None = None
+    facts: Mapping[str, float] = field(default_factory=dict)
 
 
 class RolloutSource(Protocol):

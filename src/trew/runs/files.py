@@ -41,6 +41,24 @@ def write_atomic(
         sync_folder(path.parent)
 
 
+def append_synced(path: Path, data: bytes) -> None:
+    """Appends all of ``data`` and fsyncs; on an error, restores the file to its previous length and raises OSError."""
+    fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        size = os.fstat(fd).st_size
+        try:
+            rest = memoryview(data)  # a write may be short
+            while rest:
+                rest = rest[os.write(fd, rest) :]
+            os.fsync(fd)
+        except OSError:
+            # A partial row would join the next one into a line that is neither.
+            os.ftruncate(fd, size)
+            raise
+    finally:
+        os.close(fd)
+
+
 def make_private(folder: Path) -> None:
     """Creates a folder that only its owner can open, whatever the umask; an existing one keeps its permissions."""
     try:

@@ -21,7 +21,7 @@ from ..errors import ConfigError
 from ..types import ScoredGroup
 from ..utils.secrets import redact
 from .config_file import redact_config
-from .files import ASIDE, make_private, storage, write_atomic
+from .files import ASIDE, append_synced, make_private, storage, write_atomic
 from .layout import LOCK, RUN, Layout, has_run, problems
 from .lock import Lock
 from .record import Recorder, step_files
@@ -122,7 +122,7 @@ class RunFolder:
         line = (json.dumps(redact(encode_row({"step": row["step"], **row})), allow_nan=False) + "\n").encode()
         path = self.folder / "metrics.jsonl"
         with storage(path):
-            _append(path, line)
+            append_synced(path, line)
 
     def write_rollouts(
         self,
@@ -174,7 +174,7 @@ class RunFolder:
         stamp = datetime.now(UTC).isoformat(timespec="seconds")
         line = " ".join("".join(c if c.isprintable() else " " for c in redact(text)).split())
         with contextlib.suppress(OSError):
-            _append(self.folder / "events.log", f"{stamp} {line}\n".encode("utf-8", "replace"))
+            append_synced(self.folder / "events.log", f"{stamp} {line}\n".encode("utf-8", "replace"))
 
     def rewind(self, step: int, *, evaluated: bool = True, size: int | None = None) -> list[str]:
         """Removes everything after ``step``, so that nothing that a resumed run repeats is there twice: metrics rows, a
@@ -270,24 +270,6 @@ def _as_text(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_as_text(v) for v in value]
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _append(path: Path, data: bytes) -> None:
-    """Appends all of ``data`` and fsyncs; on an error, restores the file to its previous length."""
-    fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    try:
-        size = os.fstat(fd).st_size
-        try:
-            rest = memoryview(data)  # a write may be short
-            while rest:
-                rest = rest[os.write(fd, rest) :]
-            os.fsync(fd)
-        except OSError:
-            # A partial row would join the next one into a line that is neither.
-            os.ftruncate(fd, size)
-            raise
-    finally:
-        os.close(fd)
 
 
 def _remove(path: Path) -> None:

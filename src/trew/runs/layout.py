@@ -27,8 +27,8 @@ class Layout:
 
 
 RUN = Layout(
-    rows="metrics.jsonl", files=("events.log", "failed_reward.json"),
-    folders=("rollouts", "evals", "checkpoints", "final", "bad_steps", "servers", "ranks", "weights"),
+    rows="metrics.jsonl", files=("events.log", "failed_reward.json", "ledger.jsonl"),
+    folders=("rollouts", "evals", "checkpoints", "final", "bad_steps", "servers", "ranks", "weights", "pending"),
     foreign=("wandb", "tensorboard", "mlflow.db"), made=("rollouts", "evals", "checkpoints"),
 )  # fmt: skip
 """One training, of a policy or of a reward model."""

@@ -23,11 +23,14 @@ from ..models import loading
 from ..models.backend import Backend
 from ..models.lora import Adapters
 from ..rollout import Engine, RolloutSource
+from ..rollout.asynchronous import AsyncRollouts
 from ..rollout.endings import facts_of
+from ..rollout.shared import SharedEngine
 from ..rollout.stale import StaleRollouts
 from ..rollout.sync import SyncRollouts
 from ..rollout.torch_engine import TorchEngine
-from ..runs import RunFolder, Trackers
+from ..runs import RunFolder, Trackers, checkpoint_files
+from ..runs.journal import Journal
 from ..runs.writer import Writer
 from ..utils.console import Display
 from ..utils.signals import Interrupts
@@ -145,9 +148,12 @@ def build(
     # Before servers start, which take what is left of a GPU that they share.
     plan.rewards.load(device=plan.device, decode=plan.renderer.decode)
     engine, weights = _sampler(plan, made, folder, display, ending, orders)
-    rollouts = (StaleRollouts if config.rollout.stale_steps else SyncRollouts)(
-        engine, config=config, objective=plan.objective, prompts=plan.train, rewards=plan.rewards, correct=plan.correct
-    )
+    if config.cluster.staleness:
+        engine, weights, rollouts = _asynchronous(plan, engine, weights, folder, ending)
+    else:
+        rollouts = (StaleRollouts if config.rollout.stale_steps else SyncRollouts)(engine, **_of_plan(plan))
+    if orders is not None and not isinstance(weights, InPlace):
+        weights = Together(weights, orders)
     writer = Writer(display.line, background=config.checkpoint.background)
     # The writer saves the live tensors in the background, so an update must wait until it has read them.
     made.learner.before_update, made.learner.tell = writer.release, display.line
@@ -162,6 +168,36 @@ def build(
     )  # fmt: skip
     rollouts.interruptible = lambda: interrupts.after_grace(program.saved())
     return program
+
+
+def _of_plan(plan: Plan) -> dict[str, Any]:
+    """What every source of rollouts needs."""
+    return {
+        "config": plan.config, "objective": plan.objective, "prompts": plan.train, "rewards": plan.rewards,
+        "correct": plan.correct,
+    }  # fmt: skip
+
+
+def _asynchronous(
+    plan: Plan, engine: Engine, weights: WeightSync, folder: RunFolder, ending: contextlib.ExitStack
+) -> tuple[Engine, WeightSync, AsyncRollouts]:
+    """Rollouts that are generated while the learner computes, and the engine for what is asked beside them."""
+    from ..rollout.vllm.engine import VllmEngine
+    from ..weights.files import PublishedFiles
+    from ..weights.shared import PublishedAlone
+
+    assert isinstance(engine, VllmEngine)
+    assert isinstance(weights, PublishedFiles)
+    shared = SharedEngine(engine)
+    ending.callback(shared.close)
+    beside = shared.view("beside")
+    rollouts = AsyncRollouts(
+        beside, ahead=shared.view("ahead"), keeper=Journal(folder.folder), idle=lambda: shared.idle_s,
+        covered=lambda: checkpoint_files.newest_step(folder.checkpoints), **_of_plan(plan),
+    )  # fmt: skip
+    rollouts.gather_in_background()
+    ending.callback(rollouts.close)
+    return beside, PublishedAlone(weights, shared), rollouts
 
 
 def _source(rollouts: SyncRollouts, engine: Engine, made: Parts, orders: Orders | None) -> RolloutSource:
@@ -181,8 +217,7 @@ def _sampler(
 ) -> tuple[Engine, WeightSync]:
     """The engine, and how it gets the policy's weights. ``ending`` ends what must not outlive the run."""
     if plan.config.cluster.rollout == "vllm":
-        engine, weights = _on_servers(plan, made, folder, display, ending, orders)
-        return engine, weights if orders is None else Together(weights, orders)
+        return _on_servers(plan, made, folder, display, ending, orders)
     own = made.engine(plan)
     return own if orders is None else DealtEngine(own, orders, made.held), InPlace()
 
@@ -220,7 +255,7 @@ def _on_servers(
 
     engine = VllmEngine(
         endpoints, plan.renderer, facts=facts, request_timeout_s=cluster.request_timeout_s,
-        sync_timeout_s=cluster.sync_timeout_s, restart=restart, stop=stop, tell=tell,
+        sync_timeout_s=cluster.sync_timeout_s, in_flight=cluster.in_flight, restart=restart, stop=stop, tell=tell,
     )  # fmt: skip
     weights = PublishedFiles(
         folder.folder, dtype=plan.config.learner.dtype, size=version_size(made.model.config, plan.config.learner.dtype),

@@ -73,15 +73,26 @@ def _cut_distributions(objective: Objective, config: Config) -> list[str]:
 
 def _stale(objective: Objective, config: Config) -> list[str]:
     """Refuses rollouts of older weights where nothing in the objective would notice."""
-    stale, name = config.rollout.stale_steps, config.objective.preset
-    if not stale:
+    stale, bound, name = config.rollout.stale_steps, config.cluster.staleness, config.objective.preset
+    corrected = any(correction.mismatch for correction in objective.correction)
+    add = 'with\n  [objective]\n  correction = "tis"\nor take a preset'
+    if stale:
+        got = f"rollout.stale_steps: got {stale}, accepts 0 here"
+        if isinstance(objective.ratio, NoRatio) and not corrected:
+            return [
+                f"{got}: {name} takes every completion for one of the current weights; correct for the difference "
+                f"{add} with an importance ratio, such as grpo"
+            ]
+    elif bound:
+        got = f"cluster.staleness: got {bound}, accepts 0 here"
+        if objective.ratio.anchor != "rollout" and not corrected:
+            return [
+                f"{got}: {name} does not account for the weights that a completion was sampled from, nor for servers "
+                f"that compute log-probs in their own way; correct for both {add} whose ratio is measured against the "
+                "sampler, such as aipo or dppo-tv"
+            ]
+    else:
         return []
-    got = f"rollout.stale_steps: got {stale}, accepts 0 here"
-    if isinstance(objective.ratio, NoRatio) and not any(correction.mismatch for correction in objective.correction):
-        return [
-            f"{got}: {name} takes every completion for one of the current weights; correct for the difference "
-            'with\n  [objective]\n  correction = "tis"\nor take a preset with an importance ratio, such as grpo'
-        ]
     return [
         f"{got}: rollout.{key} = {getattr(config.rollout, key)!r} cuts the sampling distribution, whose log-probs "
         f"cannot be compared with the policy's; set rollout.{key} = {off!r}"

@@ -42,10 +42,11 @@ class EngineState:
 
 @dataclass(frozen=True, slots=True)
 class RolloutsState:
-    """The state that ``SyncRollouts.state`` and ``StaleRollouts.state`` return."""
+    """The state that ``SyncRollouts.state``, ``StaleRollouts.state`` and ``AsyncRollouts.state`` return."""
 
     position: Count
     sampled: Count = 0
+    ledger: Count = 0
     ahead: str = ""
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..objective import step_metrics
+from ..objective import Objective, step_metrics
 from ..runs.rollouts import Advantages
 from ..types import Rollout, ScoredGroup, reduce_metrics
 from . import guards
@@ -24,6 +24,7 @@ def update_row(attempt: Attempt, version: int) -> dict[str, Any]:
     row: dict[str, Any] = {}
     if attempt.rollouts is not None:
         row = _learned(attempt, version) if attempt.rollouts.trained_on else {}
+        row |= attempt.rollouts.facts
         row["advantage_share"] = _advantage_share(attempt)
     return row | (guards.bad_row(attempt.error) if attempt.error else {})
 
@@ -55,6 +56,12 @@ def _learned(attempt: Attempt, version: int) -> dict[str, Any]:
     # Without a reference model, "kl" is the distance that the updates moved, or the one between learner and sampler.
     row.setdefault("kl", row.get("kl_old", row.get("kl_rollout")))
     return row
+
+
+def correction_row(attempt: Attempt, objective: Objective) -> dict[str, float]:
+    """How much of a step is beyond the limits of the objective's correction; empty where there is none."""
+    share = None if attempt.batch is None else objective.corrected_share(attempt.batch)
+    return {} if share is None else {"corrected_share": share}
 
 
 def _advantage_share(attempt: Attempt) -> float:

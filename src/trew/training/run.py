@@ -16,7 +16,7 @@ from ..types import ScoredGroup, StepOutput
 from . import guards, watch
 from .frozen import Canary
 from .policy_program import PolicyProgram
-from .record import advantages_of, rollout_row, update_row
+from .record import advantages_of, correction_row, rollout_row, update_row
 from .summary import export, summarize
 
 
@@ -90,7 +90,7 @@ class TrainingRun:
         sampled = attempt.rollouts.sampled if attempt.rollouts else ()
         tokens = sum(len(rollout) for g in sampled for rollout in g.group.rollouts)
         seconds = time.monotonic() - attempt.start
-        row = update_row(attempt, self.policy.version)
+        row = update_row(attempt, self.policy.version) | correction_row(attempt, self.objective)
         # The step counts although it may not have been applied: its prompts are used up, and the schedule of
         # evaluations and checkpoints goes by steps.
         state.step, state.tokens, state.seconds = step, state.tokens + tokens, state.seconds + seconds

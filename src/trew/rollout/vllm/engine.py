@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from ...config.schema import InFlight
 from ...errors import EngineError
 from ...types import Sampling
 from ..chat import Renderer
@@ -74,7 +75,8 @@ class VllmEngine:
     Requests of one prompt that are submitted side by side are one request to a server, which computes their prompt
     once. A request's draws come from a seed that is a hash of (sampling.seed, prompt.uid), plus its sample number.
     Requests go to the server with the least to do. ``facts``: of the model that is trained. ``request_timeout_s``:
-    without a new token, a server is given up. ``sync_timeout_s`` limits each step of an update. ``restart`` starts the
+    without a new token, a server is given up. ``sync_timeout_s`` limits each step of an update. ``in_flight``: whether
+    requests that are running at an update go on with the new weights, or are finished before. ``restart`` starts the
     server of that number again, at its endpoint, and raises EngineError where it cannot; ``stop`` ends it, whatever it
     does. ``tell`` receives warnings about servers; ``counts`` has lost and refused completions.
 
@@ -93,12 +95,14 @@ class VllmEngine:
         facts: ModelFacts,
         request_timeout_s: float = 120.0,
         sync_timeout_s: float = 300.0,
+        in_flight: InFlight = "keep",
         restart: Callable[[int], None] | None = None,
         stop: Callable[[int], None] | None = None,
         tell: Callable[[str], None] = lambda text: None,
     ) -> None:
         self.servers = [Server(endpoint, number) for number, endpoint in enumerate(endpoints)]
         self._restart, self._stop = restart, stop
+        self._in_flight = in_flight
         self._newest: Published | None = None
         self._revivals: dict[Server, Revival] = {}  # servers that are on their way back
         self.renderer, self.facts = renderer, facts
@@ -109,6 +113,7 @@ class VllmEngine:
         self._unfinished: set[str] = set()
         self._waiting: deque[_Flight] = deque()
         self._flights: set[_Flight] = set()
+        self._reports: list[Finished | Lost] = []  # that no poll has returned yet
         self._traffic = Traffic(hang_s=request_timeout_s)
 
     @property
@@ -146,23 +151,26 @@ class VllmEngine:
 
     def poll(self, timeout_s: float | None = None) -> list[Finished | Lost]:
         until = None if timeout_s is None else time.monotonic() + timeout_s
-        reports: list[Finished | Lost] = []
         try:
-            while self._unfinished and not reports:
+            while self._unfinished and not self._reports:
                 wait = None if until is None else max(0.0, until - time.monotonic())
                 for flight, found in self._answers(wait):
-                    reports += self._land(flight, found)
+                    self._reports += self._land(flight, found)
                 self._dispatch()
                 if wait == 0:
                     break
             self._rest()
         except BaseException:  # an interrupt too
             self._clear()
+            self._reports = []
             raise
+        reports, self._reports = self._reports, []
         return reports
 
     def cancel(self, ids: Sequence[str]) -> None:
         self._unfinished.difference_update(ids)
+        dropped = set(ids)
+        self._reports = [report for report in self._reports if report.id not in dropped]
         for flight in [f for f in (*self._waiting, *self._flights) if not self._wanted(f)]:
             if flight.server is None:
                 self._waiting.remove(flight)
@@ -336,8 +344,11 @@ class VllmEngine:
         """Brings all servers to these weights, those too that have failed before, and uses those that have them. Those
         that are on their way back get them there.
 
-        Requests that are running go on with the new weights. Raises EngineError if no server has got them.
+        Requests that are running go on with the new weights, or are finished before; those that wait here get the new
+        ones. Raises EngineError if no server has got them.
         """
+        if self._in_flight == "finish":
+            self._finish()
         self._welcome()
         behind = [server for server in self.servers if server.version != published.version]
         if published.label not in self._labels:
@@ -350,6 +361,12 @@ class VllmEngine:
         oldest = min((flight.since for flight in self._flights), default=self._version)
         self._labels = {label: version for label, version in self._labels.items() if version >= oldest}
         self._require_a_server()
+
+    def _finish(self) -> None:
+        """Waits for the requests that servers work on; those that wait here stay. A server that hangs loses its own."""
+        while self._flights:
+            for flight, found in self._answers(None):
+                self._reports += self._land(flight, found)
 
     def sleep(self) -> None:
         """Has all servers give up their memory, so that others may use their GPUs until the next :meth:`update`; one
@@ -399,12 +416,14 @@ class VllmEngine:
         """Brings a server to these weights; returns whether it is gone."""
         asleep, server.asleep = server.asleep, False
         try:
-            server.gap = update(server.endpoint, published, timeout_s=self.sync_timeout_s, asleep=asleep)
+            updated = update(server.endpoint, published, timeout_s=self.sync_timeout_s, asleep=asleep)
         except EngineError as error:
             server.why = str(error)
             # One that is half awake would take no order to sleep.
             return asleep or isinstance(error, ServerGone)
-        server.version, server.bad = published.version, 0
+        if updated.wrong_before:  # what it has made since then may be of any weights
+            server.why, server.lives = f"server {server.endpoint}: had other weights before", server.lives + 1
+        server.version, server.bad, server.gap = published.version, 0, updated.gap
         return False
 
     # ---- what is left behind

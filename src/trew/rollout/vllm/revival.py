@@ -41,7 +41,7 @@ class Revival:
         try:
             self._restart()
             while self.published is not (newest := self._newest()):
-                self.gap = update(self._endpoint, newest, timeout_s=self._timeout_s)
+                self.gap = update(self._endpoint, newest, timeout_s=self._timeout_s).gap
                 self.published = newest
         except Exception as error:  # whatever it is, whoever waits for this server must see it
             self.error = str(error) or type(error).__name__

@@ -54,17 +54,28 @@ class Published:
     canary: Canary
 
 
-def update(endpoint: Endpoint, published: Published, *, timeout_s: float, asleep: bool = False) -> float:
-    """Gives a server these weights; returns the mean difference of the canary's log-probs in nats.
+@dataclass(frozen=True, slots=True)
+class Updated:
+    """A server has these weights: the mean difference of the canary's log-probs in nats is ``gap``. ``wrong_before``:
+    it had gone on with wrong ones before, so that what it was working on then must not be used."""
+
+    gap: float
+    wrong_before: bool
+
+
+def update(endpoint: Endpoint, published: Published, *, timeout_s: float, asleep: bool = False) -> Updated:
+    """Gives a server these weights.
 
     ``asleep``: the server sleeps, and is woken. ``timeout_s`` limits each step that moves weights. Raises EngineError
     where the server may have other weights: it must not be used then, and stays paused unless it was the canary that
     failed.
     """
+    resumed = False
     for attempt in range(TRIES):
         try:
             _replace(endpoint, published, timeout_s=timeout_s, asleep=asleep)
-            return _check_canary(endpoint, published.canary, timeout_s=timeout_s)
+            before, resumed = resumed, True
+            return Updated(_check_canary(endpoint, published.canary, timeout_s=timeout_s), wrong_before=before)
         except (ServerRefused, StaleWeights):
             if attempt == TRIES - 1:
                 raise

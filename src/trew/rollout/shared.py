@@ -1,0 +1,169 @@
+"""One engine for several callers at the same time, each in its own thread: a thread drives it, and each caller has a
+view."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Generic, TypeVar
+
+from .engine import Capabilities, Engine, Finished, Lost, Request
+
+PAUSE_S = 0.01
+"""Between two looks at what the engine has finished."""
+
+E = TypeVar("E", bound=Engine)
+
+
+class SharedEngine(Generic[E]):
+    """Makes views of ``engine``, which nobody may use directly but inside :meth:`alone`.
+
+    The thread that polls it exists from the first request of a view to :meth:`close`. ``idle_s`` counts the seconds in
+    which no view had an unfinished request.
+    """
+
+    def __init__(self, engine: E) -> None:
+        self.engine = engine
+        self.changed = threading.Condition()  # of everything here and in the views
+        self._views: dict[str, View] = {}
+        self._thread: threading.Thread | None = None
+        self._closed = False
+        self._idle, self._idle_since = 0.0, time.monotonic()
+
+    def view(self, name: str) -> View:
+        """A new caller's :class:`.Engine`; names must differ."""
+        if name in self._views:
+            raise ValueError(f"there is a view {name!r} already")
+        made = self._views[name] = View(self, name)
+        return made
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[E]:
+        """The engine itself, while all views wait. What it was asked for stays unfinished."""
+        with self.changed:
+            yield self.engine
+
+    @property
+    def idle_s(self) -> float:
+        with self.changed:
+            return self._idle + (0.0 if self._busy() else time.monotonic() - self._idle_since)
+
+    def close(self) -> None:
+        """Drops all requests and ends the thread."""
+        with self.changed:
+            self._closed = True
+            for view in self._views.values():
+                view.cancel(list(view.unfinished))
+            self.changed.notify_all()
+        if self._thread is not None:
+            self._thread.join()
+
+    # ---- for the views, which hold the lock
+
+    def begin(self) -> None:
+        """Drives the engine from now on."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="trew-engine", daemon=True)
+            self._thread.start()
+        self.changed.notify_all()
+
+    @contextlib.contextmanager
+    def timed(self) -> Iterator[None]:
+        """Keeps count of idle time around a block in which requests begin or end."""
+        before = self._busy()
+        yield
+        if not before and self._busy():
+            self._idle += time.monotonic() - self._idle_since
+        elif before and not self._busy():
+            self._idle_since = time.monotonic()
+
+    def _busy(self) -> bool:
+        return any(view.unfinished for view in self._views.values())
+
+    def _run(self) -> None:
+        with self.changed:
+            while not self._closed:
+                if not self._busy():
+                    self.changed.wait()
+                    continue
+                with self.timed():
+                    self._poll()
+                self.changed.notify_all()
+                self.changed.wait(PAUSE_S)  # the lock is free: others submit, or have the engine alone
+
+    def _poll(self) -> None:
+        try:
+            # Without patience: whoever waits for the lock must not wait for completions.
+            reports = self.engine.poll(0.0)
+        except BaseException as error:  # whatever it is, everybody who waits must see it
+            for view in self._views.values():
+                view.fail(error)
+            return
+        for report in reports:
+            name, _, own = report.id.partition(":")
+            self._views[name].take(dataclasses.replace(report, id=own))
+
+
+class View:
+    """A caller's part of a shared engine: an :class:`.Engine` with its own requests and reports."""
+
+    def __init__(self, shared: SharedEngine[Any], name: str) -> None:
+        self.capabilities: Capabilities = shared.engine.capabilities
+        self._shared, self._name = shared, name
+        self.unfinished: set[str] = set()
+        self._reports: list[Finished | Lost] = []
+        self._error: BaseException | None = None
+
+    @property
+    def version(self) -> int:
+        return self._shared.engine.version
+
+    @version.setter
+    def version(self, version: int) -> None:
+        with self._shared.changed:
+            self._shared.engine.version = version
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        with self._shared.changed, self._shared.timed():
+            self._shared.engine.submit([dataclasses.replace(r, id=f"{self._name}:{r.id}") for r in requests])
+            self.unfinished |= {r.id for r in requests}
+            self._shared.begin()
+
+    def poll(self, timeout_s: float | None = None) -> list[Finished | Lost]:
+        with self._shared.changed:
+            self._shared.changed.wait_for(lambda: self._reports or self._error or not self.unfinished, timeout_s)
+            if self._error is not None:
+                error, self._error = self._error, None
+                raise error
+            reports, self._reports = self._reports, []
+            return reports
+
+    def cancel(self, ids: Sequence[str]) -> None:
+        dropped = set(ids)
+        with self._shared.changed, self._shared.timed():
+            self._shared.engine.cancel([f"{self._name}:{each}" for each in dropped])
+            self.unfinished -= dropped
+            self._reports = [report for report in self._reports if report.id not in dropped]
+
+    def state(self) -> dict[str, Any]:
+        with self._shared.changed:
+            return self._shared.engine.state()
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        with self._shared.changed:
+            self._shared.engine.load_state(state)
+
+    # ---- from the thread that drives the engine
+
+    def take(self, report: Finished | Lost) -> None:
+        self.unfinished.discard(report.id)
+        self._reports.append(report)
+
+    def fail(self, error: BaseException) -> None:
+        """The engine has dropped all requests."""
+        if self.unfinished:
+            self._error, self._reports = error, []
+            self.unfinished.clear()

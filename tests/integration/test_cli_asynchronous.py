@@ -1,0 +1,164 @@
+"""Whole runs whose completions are generated while the learner computes, on stand-ins for vLLM in this process."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections import Counter
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+import tiny
+from fake_vllm import FakeVllm, serving
+from forks import wait_for
+from recipe_help import ODD, recipe, training_rows
+
+STEPS, PROMPTS = 6, 4
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.save(tmp_path_factory.mktemp("model"), "smollm")
+
+
+@pytest.fixture
+def fakes(model: Path, tmp_path: Path) -> Iterator[list[FakeVllm]]:
+    made = [FakeVllm(model, token="secret") for _ in range(2)]
+    with serving(made[0], tmp_path / "0.sock"), serving(made[1], tmp_path / "1.sock"):
+        for fake in made:
+            fake.faults.slow = 0.002  # seconds per token: something is in flight when weights change
+        yield made
+
+
+@pytest.fixture
+def cli(server: Any, tmp_path: Path) -> Any:
+    return partial(server.run, cwd=tmp_path, TREW_SERVER_TOKEN="secret")
+
+
+def written(folder: Path, model: Path, **cluster: Any) -> Path:
+    (folder / "reward.py").write_text(ODD)
+    endpoints = [f"unix:{folder}/{i}.sock" for i in range(2)]
+    path = folder / "run.toml"
+    path.write_text(
+        recipe(
+            model, steps=STEPS, objective={"preset": "grpo", "correction": "tis"}, checkpoint={"every": 2},
+            cluster={"rollout": "vllm", "endpoints": endpoints, "staleness": 1, **cluster}, eval={"every": 3},
+            learner={"minibatch_prompts": 2},  # two versions per step
+        )
+    )  # fmt: skip
+    return path
+
+
+def ledger(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "ledger.jsonl").read_text().splitlines()]
+
+
+def trained_on(run: Path) -> Counter[int]:
+    """How often each ticket was trained on, after all that was undone."""
+    entries, used = ledger(run), {}
+    for at, entry in enumerate(entries):
+        if "trained" in entry:
+            used[entry["trained"]] = (at, entry["tickets"])
+        elif "begun" in entry:
+            used = {step: (line, tickets) for step, (line, tickets) in used.items() if line < entry["mark"]}
+    assert sorted(used) == list(range(1, STEPS + 1))
+    return Counter(ticket for _, tickets in used.values() for ticket in tickets)
+
+
+def check(run: Path, staleness: int = 1) -> None:
+    """Every group was trained on once, within the bound; the metrics say so."""
+    rows = training_rows(run)
+    assert [row["step"] for row in rows] == list(range(1, STEPS + 1))
+    assert max(row["age_max"] for row in rows) <= staleness
+    assert trained_on(run) == Counter(range(STEPS * PROMPTS))
+    for path in sorted((run / "rollouts").glob("*.parquet")):
+        step, oldest = int(path.stem), pq.read_table(path, columns=["policy_version"])["policy_version"].to_pylist()
+        assert min(oldest) >= 2 * (step - 1 - staleness), "two updates in each step"
+
+
+@pytest.mark.parametrize("in_flight", ["keep", "finish"])
+def test_a_run_learns_from_rollouts_within_the_bound(in_flight, fakes, model, tmp_path, cli):
+    cli("train", written(tmp_path, model, in_flight=in_flight))
+    run = tmp_path / "runs" / "run"
+    check(run)
+    rows = training_rows(run)
+    assert [row["policy_version"] for row in rows] == [2 * step for step in range(1, STEPS + 1)]
+    assert max(row["age_max"] for row in rows) == 1
+    for row in rows:
+        assert row["age/0"] + row["age/1"] == pytest.approx(1)
+        assert row["waited_s"] <= row["seconds"]
+    assert not list((run / "pending").iterdir()), "the last checkpoint covers all groups"
+    spans = Counter(len(entry["versions"]) for entry in ledger(run) if "finished" in entry)
+    assert (max(spans) > 1) == (in_flight == "keep")
+
+
+PLACES = (
+    "trew.training.loop:update:4", "trew.weights.files:PublishedFiles.write:5", "trew.runs.journal:Journal.put:3",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_killed_run_trains_on_nothing_twice_and_loses_nothing(place, fakes, model, tmp_path, server, cli):
+    path, run = written(tmp_path, model), tmp_path / "runs" / "run"
+    command = server.start("train", path, cwd=tmp_path, hold=place, TREW_SERVER_TOKEN="secret").held()
+    command.kill(signal.SIGKILL)
+    assert command.wait() == -signal.SIGKILL
+    made = {entry["finished"] for entry in ledger(run) if "finished" in entry}
+    assert made
+    cli("train", path, "--resume")
+    check(run)
+    begun = [at for at, entry in enumerate(ledger(run)) if "begun" in entry]
+    again = [e["again"] for e in ledger(run)[begun[-1] :] if "again" in e and "versions old" not in e["why"]]
+    assert not made.intersection(again), "what was finished is used"
+
+
+def asks_for_a_group(route: str, body: Any) -> bool:
+    return "generate" in route and body["sampling_params"]["n"] == 3
+
+
+def test_an_interrupted_run_goes_on_where_it_was(fakes, model, tmp_path, server, cli):
+    path, run = written(tmp_path, model), tmp_path / "runs" / "run"
+    command = server.start("train", path, "--set", "stop.grace_s=0.2", cwd=tmp_path, TREW_SERVER_TOKEN="secret")
+    wait_for(lambda: any(asks_for_a_group(*call) for fake in fakes for call in fake.calls))
+    for fake in fakes:
+        fake.faults.hangs = True
+    command.kill(signal.SIGTERM)
+    assert command.wait() == 128 + signal.SIGTERM
+    for fake in fakes:
+        fake.faults.hangs = False
+    cli("train", path, "--resume")
+    check(run)
+
+
+def test_servers_that_die_cost_no_group(fakes, model, tmp_path, server):
+    fakes[0].faults.slow = 0.05
+    command = server.start("train", written(tmp_path, model), cwd=tmp_path, TREW_SERVER_TOKEN="secret")
+    wait_for(lambda: any(asks_for_a_group(*call) for call in fakes[0].calls))
+    fakes[0].dead = True
+    assert command.wait() == 0
+    run = tmp_path / "runs" / "run"
+    check(run)
+    assert "the server is not used any more, 1 of 2 are left" in (run / "events.log").read_text()
+    assert any("again" in entry for entry in ledger(run))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (("objective.correction=none",), 'correction = "tis"'),
+        (("cluster.staleness=-1",), "cluster.staleness: got -1, accepts a whole number of at least 0"),
+        (("cluster.colocate=true",), "cluster.staleness: got 1 with cluster.colocate = true"),
+        (("rollout.stale_steps=1",), "rollout.stale_steps: got 1 with cluster.staleness = 1"),
+        (("rollout.top_p=0.5",), "rollout.top_p: got 0.5"),
+        (("cluster.staleness=0", "cluster.in_flight=finish"), "cluster.in_flight: got 'finish', accepts only its"),
+        (("cluster.rollout=embedded", "cluster.endpoints=[]"), "cluster.staleness: got 1 with cluster.rollout = 'emb"),
+    ],
+)
+def test_what_cannot_be_asynchronous_is_refused(changes, message, model, tmp_path, cli):
+    out = cli("train", written(tmp_path, model), "--set", *changes, code=2)
+    assert message in out
