@@ -102,16 +102,21 @@ def _value(counted: Sequence[tuple[Reward, Verdict, float | None]]) -> float:
 def _status(pairs: Sequence[tuple[Reward, Verdict]], *, is_open: bool) -> tuple[ScoreStatus, bool]:
     """Returns a completion's status and whether its value is known."""
     for reward, verdict in pairs:
-        # Behind a closed gate the other rewards count for nothing, so their failures do not matter. Nor does the
-        # failure of a weightless gate while another gate is closed.
-        matters = (reward.weight != 0 and (reward.gate or is_open)) or (reward.gate and is_open)
-        if matters and verdict.status in FAILED:
+        if verdict.status in FAILED and _matters(reward, is_open):
             return verdict.status, False
     # A reward of weight 0 is only logged: a completion that nothing else judged has no value.
     for reward, verdict in pairs:
         if verdict.score is not None and (reward.weight != 0 or reward.gate):
             return verdict.status, True
     return "not_applicable", False
+
+
+def _matters(reward: Reward, is_open: bool) -> bool:
+    """Whether a failure of ``reward`` leaves the completion without a value."""
+    # Behind a closed gate the other rewards count for nothing, so their failures do not matter. Nor does the failure of
+    # a weightless gate while another gate is closed.
+    counts = reward.weight != 0
+    return (is_open and (counts or reward.gate)) or (counts and reward.gate)
 
 
 def one_by_one(rewards: Sequence[Reward], score: Score) -> tuple[float | None, ...]:

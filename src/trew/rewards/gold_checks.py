@@ -36,14 +36,21 @@ def bad_golds(rewards: Sequence[Reward], prompts: Sequence[Prompt], *, bar: Bar 
         for first in range(0, len(prompts), AT_ONCE):
             # In batches: kinds with workers or a sandbox grade a batch side by side.
             part = prompts[first : first + AT_ONCE]
-            rows = [prompt.columns for prompt in part]
-            found = [(reward.name, gold_problems(reward.kind, rows, reward.args)) for reward in builtins]
-            for at, prompt in enumerate(part):
-                place = f"row {first + at + 1} ({prompt.uid})"
-                problems += [f"{place}: reward {name!r}: {lines[at]}" for name, lines in found if lines[at]]
+            problems += _bad_in(part, builtins, first)
             if shown is not None:
                 shown.advance(len(part))
     return problems
+
+
+def _bad_in(prompts: Sequence[Prompt], builtins: Sequence[Reward], first: int) -> list[str]:
+    rows = [prompt.columns for prompt in prompts]
+    found = [(reward.name, gold_problems(reward.kind, rows, reward.args)) for reward in builtins]
+    return [
+        f"row {first + at + 1} ({prompt.uid}): reward {name!r}: {lines[at]}"
+        for at, prompt in enumerate(prompts)
+        for name, lines in found
+        if lines[at]
+    ]
 
 
 def serving_problems(rewards: Sequence[Reward], prompts: Sequence[Prompt]) -> list[str]:

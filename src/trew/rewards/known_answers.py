@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -279,20 +280,28 @@ def solve(numbers: list[int], target: Fraction) -> str | None:
 
 
 def _search(pool: list[tuple[Fraction, str]], target: Fraction) -> str | None:
+    """An expression of all numbers of ``pool`` that equals ``target``: combines any two, then searches the rest."""
     if len(pool) == 1:
         return pool[0][1] if pool[0][0] == target else None
-    for i, (a, left) in enumerate(pool):
-        for j, (b, right) in enumerate(pool):
-            if i == j:
-                continue
-            rest = [entry for k, entry in enumerate(pool) if k not in (i, j)]
-            results = [(a - b, f"({left}-{right})")]
-            results += [(a + b, f"({left}+{right})"), (a * b, f"({left}*{right})")] if i < j else []
-            results += [(a / b, f"({left}/{right})")] if b else []
-            for result in results:
-                if (found := _search([result, *rest], target)) is not None:
-                    return found
+    for i, j in itertools.permutations(range(len(pool)), 2):
+        rest = [entry for k, entry in enumerate(pool) if k not in (i, j)]
+        for result in _results(pool[i], pool[j], both_ways=i < j):
+            if (found := _search([result, *rest], target)) is not None:
+                return found
     return None
+
+
+def _results(
+    left: tuple[Fraction, str], right: tuple[Fraction, str], *, both_ways: bool
+) -> Iterator[tuple[Fraction, str]]:
+    """What two numbers make. A sum or product is the same both ways, so the caller asks for it in one order only."""
+    (a, one), (b, other) = left, right
+    yield a - b, f"({one}-{other})"
+    if both_ways:
+        yield a + b, f"({one}+{other})"
+        yield a * b, f"({one}*{other})"
+    if b:
+        yield a / b, f"({one}/{other})"
 
 
 def _format_answers(template: str, prefilled: str) -> Iterator[KnownAnswer]:

@@ -23,27 +23,36 @@ if TYPE_CHECKING:
 def load_rewards(
     configs: Sequence[RewardConfig], host: FunctionHost | None
 ) -> tuple[list[Reward], FunctionHost | None]:
-    """The rewards, and where their functions live: ``host``, or a process of their own where none is given and there
-    are functions. Raises ConfigError with all problems at once."""
+    """Loads the rewards; returns them and the process of their functions.
+
+    Functions live in ``host``, or in a new process if it is None. Raises ConfigError with all problems at once.
+    """
     specs: list[Spec] = [(config.name, dict(config.args)) for config in configs if _is_function(config)]
     if specs and host is None:
         host = Process()
-    functions = iter(host.load(specs) if host is not None else [])
+    rewards, problems = _each(configs, host.load(specs) if host is not None else [])
+    problems += _set_problems(configs, rewards)
+    if problems:
+        if host is not None:
+            host.close()  # only this call knows of the process: it would outlive the error
+        raise ConfigError(problems)
+    return rewards, host
+
+
+def _each(
+    configs: Sequence[RewardConfig], functions: Sequence[UserFunction | tuple[str, ...]]
+) -> tuple[list[Reward], list[str]]:
+    """Every reward, and what is wrong with each alone."""
+    remaining = iter(functions)
     rewards: list[Reward] = []
     problems: list[str] = []
     for i, config in enumerate(configs):
-        reward, found = _reward(config, next(functions) if _is_function(config) else None)
+        reward, found = _reward(config, next(remaining) if _is_function(config) else None)
         if i == 0 and _asks_whether_right(reward):
             found.append("asks whether the answer is right, so a reward that says so must come first")
         problems += [f"rewards[{i}] {config.name or config.model!r}: {problem}" for problem in found]
         rewards.append(reward)
-    rewards = _numbered(rewards)
-    problems += _set_problems(configs, rewards)
-    if problems:
-        if host is not None:
-            host.close()  # nobody else knows of the process: it would outlive the error
-        raise ConfigError(problems)
-    return rewards, host
+    return _numbered(rewards), problems
 
 
 def _is_function(config: RewardConfig) -> bool:
@@ -113,7 +122,7 @@ def _unused(config: RewardConfig) -> list[str]:
 
 
 def _set_problems(configs: Sequence[RewardConfig], loaded: Sequence[Reward]) -> list[str]:
-    """What is wrong with the rewards together."""
+    """Says what is wrong with the rewards together."""
     if not configs:
         return [f"rewards: none given; built in are {', '.join(KINDS)}, or path/to/file.py:function"]
     problems = []
@@ -121,8 +130,13 @@ def _set_problems(configs: Sequence[RewardConfig], loaded: Sequence[Reward]) -> 
         problems.append("rewards: every weight is 0, so that nothing could be learned; give one a weight")
     if all(config.gate for config in configs) and len(configs) > 1:
         problems.append("rewards: every reward is a gate, so that there is nothing that they let through")
-    names = [reward.name for reward in loaded]
-    for i, reward in enumerate(loaded):
+    return problems + _verify_problems(loaded)
+
+
+def _verify_problems(rewards: Sequence[Reward]) -> list[str]:
+    problems = []
+    names = [reward.name for reward in rewards]
+    for i, reward in enumerate(rewards):
         others = [name for name in names if name != reward.name]
         if reward.verify_with and reward.verify_with not in others:
             problems.append(

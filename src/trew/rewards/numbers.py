@@ -153,7 +153,7 @@ def find_numbers(text: str) -> Iterator[Number]:
         if _begins_with_point(text, start):
             start, chunk = start - 1, "." + chunk
         value = read_digits(chunk)
-        if value is not None and (_continues(text, end) or (start and text[start - 1] in "√_")):
+        if _continues(text, end) or (start and text[start - 1] in "√_"):
             value = None
         if value is not None:
             value, end = _multiplied(text, value, end)
@@ -309,19 +309,25 @@ def _sign(text: str, start: int) -> tuple[bool, int]:
 
     A minus after a number, a word or a closing bracket subtracts (or makes a range); it is no sign.
     """
+    begin, at = _before_digits(text, start)
+    if at < 0:
+        return False, begin
+    before = text[max(0, at - 16) : at]
+    previous = before.rstrip()[-1:]
+    attached = before[-1:] == previous
+    binary = previous.isdigit() or previous in tuple(")]}%") or (attached and previous.isalnum())
+    return (False, at + 1) if binary else (text[at] == "-", begin)
+
+
+def _before_digits(text: str, start: int) -> tuple[int, int]:
+    """Where the sign and currency before the digits at ``start`` begin, and where the sign is; -1 without one."""
     i = start
     at = -1
-    for _ in range(4):  # "-$5", "$-5", "\$5", "-\$5": never more than a few characters
+    for _ in range(4):  # "-$5", "$-5", "\$5", "-\$5": never more than four characters
         if i and (text[i - 1] in _CURRENCY or (text[i - 1] == "\\" and text[i] in _CURRENCY)):
             i -= 1
         elif i and at < 0 and text[i - 1] in "+-":
             at = i = i - 1
         else:
             break
-    if at < 0:
-        return False, i
-    before = text[max(0, at - 16) : at]
-    previous = before.rstrip()[-1:]
-    attached = before[-1:] == previous
-    binary = previous.isdigit() or previous in tuple(")]}%") or (attached and previous.isalnum())
-    return (False, at + 1) if binary else (text[at] == "-", i)
+    return i, at

@@ -210,23 +210,23 @@ def _try_function(rewards: RewardSet, prompts: Sequence[Prompt]) -> Iterator[Che
 
 
 def _differing(got: Sequence[Sequence[float | None]], groups: Sequence[Group]) -> Check:
-    """Whether there is more than one value; where there is not, what the function was given, so that one sees why."""
-    seen = sorted({values[0] for values in got if values[0] is not None})
-    spread = f"{len(seen)} different, from {seen[0]:g} to {seen[-1]:g}" if seen else "no numbers"
-    why: tuple[str, ...] = ()
-    if len(seen) < 2 and groups:
-        first = groups[0]
-        gold = first_column(first.prompt.columns)
-        chat = first.prompt.messages is not None
-        why = (
-            f"columns there are: {', '.join(first.prompt.columns) or 'none'}",
-            f"the gold, as it was found there: {'none' if gold is None else short(str(gold))}",
-            "completions were lists of messages, as for chat prompts: [{'role': 'assistant', 'content': ...}]"
-            if chat
-            else "completions were strings, as for text prompts",
-            f"answers tried, for instance: {', '.join(short(c.text) for c in first.rollouts if c.text)}",
-        )
-    return Check("values differ between answers", len(seen) > 1, spread, why)
+    """Checks that there is more than one value; if not, shows what the function received."""
+    values = sorted({repeats[0] for repeats in got if repeats[0] is not None})
+    spread = f"{len(values)} different, from {values[0]:g} to {values[-1]:g}" if values else "no numbers"
+    why = _received(groups[0]) if len(values) < 2 and groups else ()
+    return Check("values differ between answers", len(values) > 1, spread, why)
+
+
+def _received(group: Group) -> tuple[str, ...]:
+    gold = first_column(group.prompt.columns)
+    chat = "completions were lists of messages, as for chat prompts: [{'role': 'assistant', 'content': ...}]"
+    text = "completions were strings, as for text prompts"
+    return (
+        f"columns there are: {', '.join(group.prompt.columns) or 'none'}",
+        f"the gold, as it was found there: {'none' if gold is None else short(str(gold))}",
+        text if group.prompt.messages is None else chat,
+        f"answers tried, for instance: {', '.join(short(c.text) for c in group.rollouts if c.text)}",
+    )
 
 
 def _batch(rewards: RewardSet, groups: Sequence[Group], got: Sequence[Sequence[float | None]]) -> Check:
@@ -242,9 +242,10 @@ def _batch(rewards: RewardSet, groups: Sequence[Group], got: Sequence[Sequence[f
 
 
 def _reachable(rewards: RewardSet, prompts: Sequence[Prompt]) -> Check | None:
-    """Whether the gold of every row, as it stands there or as a plain number, scores more than a wrong answer in some
-    form. A row where it does not (a comma that the function cannot read) trains nothing. None where no row's gold
-    does: then the function does not care for it.
+    """Checks that every row's gold, as it is or as a plain number, can score more than a wrong answer in some form.
+
+    A row whose gold cannot (a comma that the function does not read) trains nothing. None if no row's gold can: then
+    the function does not care for it.
     """
     rows = [(prompt, gold) for prompt in prompts if (gold := first_column(prompt.columns)) is not None]
     groups = []
@@ -258,8 +259,8 @@ def _reachable(rewards: RewardSet, prompts: Sequence[Prompt]) -> Check | None:
             silent.append(f"{prompt.uid}: the gold is {short(str(gold))}")
     if len(silent) == len(rows):
         return None
-    says = f"the gold scores no higher than a wrong answer in {len(silent)} rows" if silent else "in every row"
-    return Check("the gold can score", not silent, f"{says} of {len(rows)}" if silent else says, tuple(silent))
+    how_many = f"the gold scores no higher than a wrong answer in {len(silent)} rows of {len(rows)}"
+    return Check("the gold can score", not silent, how_many if silent else "in every row", tuple(silent))
 
 
 def _gold_plain_and_wrong(gold: Any) -> tuple[str, str, str]:

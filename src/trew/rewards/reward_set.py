@@ -122,44 +122,46 @@ class RewardSet:
         early: Sequence[Verdicts | None] = (),
         progress: Callable[[int], None] | None = None,
     ) -> list[ScoredGroup]:
-        """Scores every completion of every group; ``progress`` is told how many more completions are done.
+        """Scores every completion of every group; calls ``progress`` with the number of newly scored completions.
 
-        ``early`` is what :meth:`early` gave for some of the groups already. Raises RewardError when a user's function
+        ``early`` is what :meth:`early` returned for some of the groups already. Raises RewardError if a user's function
         fails, or needs columns that the data lack.
         """
         found: list[Verdicts] = [{**(early[g] or {})} if g < len(early) else {} for g in range(len(groups))]
+        self._add_early(groups, found, step, progress or (lambda _: None))
+        self._late(groups, found, step)
+        return [self._combined(group, verdicts) for group, verdicts in zip(groups, found, strict=True)]
+
+    def _add_early(
+        self, groups: Sequence[Group], found: list[Verdicts], step: int, progress: Callable[[int], None]
+    ) -> None:
+        """Judges the groups without verdicts, in batches."""
         waiting = [g for g in range(len(groups)) if not found[g]]
-        tell = progress or (lambda _: None)
         for group, verdicts in zip(groups, found, strict=True):
             if verdicts:
-                tell(len(group.rollouts))
+                progress(len(group.rollouts))
         for batch in _batches(waiting, groups):
             for g, verdicts in zip(batch, self.early([groups[g] for g in batch], step=step), strict=True):
                 found[g] = verdicts
-                tell(len(groups[g].rollouts))
-        self._late(groups, found, step)
-        return [
-            ScoredGroup(
-                group,
-                combined(
-                    self.rewards,
-                    [verdicts[name] for name in self.names],
-                    lengths=[len(rollout.token_ids) for rollout in group.rollouts],
-                ),
-            )
-            for group, verdicts in zip(groups, found, strict=True)
-        ]
+                progress(len(groups[g].rollouts))
+
+    def _combined(self, group: Group, verdicts: Verdicts) -> ScoredGroup:
+        columns = [verdicts[name] for name in self.names]
+        lengths = [len(rollout.token_ids) for rollout in group.rollouts]
+        return ScoredGroup(group, combined(self.rewards, columns, lengths=lengths))
 
     def grading(self, *, step: int = 0) -> Grading:
         """Scores groups of a step while others are still generated: see :class:`Grading`."""
         return Grading(self, step=step)
 
     def early(self, groups: Sequence[Group], *, step: int = 0) -> list[Verdicts]:
-        """Verdicts that a group's own completions suffice for: those of built-ins, and of functions that are called
-        once per group. Safe in any thread."""
+        """Verdicts that need no other group: those of built-ins, and of functions that are called once per group.
+
+        Safe in any thread.
+        """
         found: list[Verdicts] = [{} for _ in groups]
         for reward in self.rewards:
-            if reward.is_builtin and not _after(reward):
+            if reward.is_builtin and not _needs_correctness(reward):
                 for g, verdicts in enumerate(grade_groups(reward, groups)):
                     found[g][reward.name] = verdicts
         per_group = [r for r in self.rewards if r.function is not None and r.calls == "group"]
@@ -178,7 +180,7 @@ class RewardSet:
             for g, verdicts in enumerate(of_groups):
                 found[g][name] = verdicts
         for reward in self.rewards:
-            if _after(reward):
+            if _needs_correctness(reward):
                 for group, verdicts in zip(groups, found, strict=True):
                     verdicts[reward.name] = grade_after(reward, group, verdicts[self.names[0]])
 
@@ -240,10 +242,11 @@ class RewardSet:
         for reward in self.rewards:
             if reward.model is not None:
                 continue
-            differ = [i for i, s in enumerate(again) if s.parts[reward.name] != scored.scores[i].parts[reward.name]]
+            differ = _differing(reward.name, scored.scores, again, range(len(again)))
             if differ and reward.function is not None and reward.calls == "step":
+                # Two calls with this group alone: if they agree, the batch made the difference and not chance.
                 third = third or self.score([scored.group], step=step)[0].scores
-                differ = [i for i in differ if third[i].parts[reward.name] != again[i].parts[reward.name]]
+                differ = _differing(reward.name, third, again, differ)
             if differ:
                 i = differ[0]
                 sample = Sample(scored.group.prompt, scored.group.rollouts[i].text, ())
@@ -281,8 +284,12 @@ class RewardSet:
         return summary(self.names, scored)
 
 
-def _after(reward: Reward) -> bool:
-    """Whether a built-in asks what another reward said."""
+def _differing(name: str, one: Sequence[Score], other: Sequence[Score], where: Iterable[int]) -> list[int]:
+    return [i for i in where if one[i].parts[name] != other[i].parts[name]]
+
+
+def _needs_correctness(reward: Reward) -> bool:
+    """Whether a built-in needs the verdict of another reward."""
     return reward.is_builtin and "correct" in KINDS[reward.kind].from_row
 
 

@@ -201,11 +201,7 @@ def grade_func(
 
 def func_tests(row: Mapping[str, Any], gold: Any = None) -> code_asserts.Asserts | str:
     """Parses the asserts of a row; returns a message if they are malformed."""
-    nested = _parsed(gold)
-    if row.get("asserts") is None and isinstance(nested, Mapping):
-        row = {**nested, "setup": row.get("setup") or nested.get("setup")}
-    elif row.get("asserts") is None and _listed(nested) is not None:
-        row = {**row, "asserts": nested}
+    row = _with_nested_asserts(row, gold)
     asserts = _parsed(row.get("asserts"))
     listed = [asserts] if isinstance(asserts, str) else _listed(asserts)
     if not listed or not all(isinstance(one, str) and one.strip() for one in listed):
@@ -217,6 +213,16 @@ def func_tests(row: Mapping[str, Any], gold: Any = None) -> code_asserts.Asserts
     if not isinstance(entry, str):
         return f"entry_point must name the function that the asserts call, got {entry!r:.80}"
     return code_asserts.read(tuple(listed), entry, setup)
+
+
+def _with_nested_asserts(row: Mapping[str, Any], gold: Any) -> Mapping[str, Any]:
+    """The row with the asserts of its gold, a table or a list, if it has none of its own."""
+    if row.get("asserts") is not None:
+        return row
+    nested = _parsed(gold)
+    if isinstance(nested, Mapping):
+        return {**nested, "setup": row.get("setup") or nested.get("setup")}
+    return row if _listed(nested) is None else {**row, "asserts": nested}
 
 
 def _returned_wrong(outcome: JobOutcome, checks: Sequence[code_asserts.AssertedCall]) -> str:
@@ -251,7 +257,7 @@ def _raised(line: bytes) -> str:
 
 def _failed_tests(outcome: JobOutcome) -> str | Verdict:
     """Reads the result of the asserts in the second sandbox; empty if all held."""
-    # The order assigns the blame: a broken sandbox, the program's limit, the judge's limit, then what the judge said.
+    # The order assigns the blame: a broken sandbox, the program's limit, the judge's limit, then the judge's finding.
     judge = outcome.judge or {}
     if judge.get("ended") == "failed":
         return Verdict(None, "sandbox_error", None, judge["why"])
@@ -262,12 +268,15 @@ def _failed_tests(outcome: JobOutcome) -> str | Verdict:
             return Verdict(None, "timeout", None, judge["why"][7:])
         return f"the asserts {judge['why']} on what came back"
     answered, done = outcome.parts[:2]
-    if not done:
-        if answered.startswith(b'["x",'):
-            return "could not be loaded: " + _raised(answered)
-        return f"ended with status {outcome.status} before the tests were done"
-    if answered.startswith(b'["x",') and done == b"":
+    if done:
+        return _judgement(done)
+    if answered.startswith(b'["x",'):  # the answer to the import, the first that a program gives
         return "could not be loaded: " + _raised(answered)
+    return f"ended with status {outcome.status} before the tests were done"
+
+
+def _judgement(done: bytes) -> str | Verdict:
+    """Reads the judge's last line; empty if all asserts held."""
     try:
         _, held, kind, detail = json.loads(done)
     except (ValueError, RecursionError):

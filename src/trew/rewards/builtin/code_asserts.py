@@ -74,7 +74,7 @@ def read(asserts: tuple[str, ...], entry: str, setup: str = "") -> Asserts | str
 
 
 def likely_entry(asserts: Sequence[str]) -> str | None:
-    """The function that asserts are about, where nothing names it: the outermost one that nothing defines.
+    """Guesses the function that asserts are about if nothing names it: the outermost one that nothing defines.
 
     >>> likely_entry(["assert set(similar((3, 4), (5, 4))) == {4}"])
     'similar'
@@ -85,12 +85,12 @@ def likely_entry(asserts: Sequence[str]) -> str | None:
             tree = ast.parse("\n".join(asserts))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
-    called = [_called_names(node) for node in ast.walk(tree) if isinstance(node, ast.Assert)]
+    called = [names for node in ast.walk(tree) if isinstance(node, ast.Assert) and (names := _called_names(node))]
     unknown = _undefined(tree) - set(COMMON)
-    outermost = [next((name for name in names if name in unknown), None) for names in called]
-    # Where every name is known, the function is named as one of Python's: then the first name that is called.
-    found = Counter(name for name in outermost if name) or Counter(names[0] for names in called if names)
-    return found.most_common(1)[0][0] if found else None
+    outermost = [next((name for name in names if name in unknown), "") for names in called]
+    # If every name is known, the function has the name of one of Python's: then the first name that is called.
+    candidates = [name for name in outermost if name] or [names[0] for names in called]
+    return Counter(candidates).most_common(1)[0][0] if candidates else None
 
 
 def _called_names(one: ast.Assert) -> list[str]:
@@ -104,7 +104,7 @@ def _is_call(node: ast.AST, names: set[str]) -> bool:
 
 
 def _problem(tree: ast.Module, names: set[str]) -> str:
-    """What makes these asserts no test of a function that can be called from outside."""
+    """Says why these asserts cannot test a function from outside; empty if they can."""
     nodes = list(ast.walk(tree))
     if not any(isinstance(node, ast.Assert) for node in nodes):
         return "there is no assert"
@@ -112,12 +112,16 @@ def _problem(tree: ast.Module, names: set[str]) -> str:
         return f"no assert calls {' or '.join(sorted(names))}"
     functions = {node.name for node in nodes if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
     guarded = _guarded(nodes)
-    for node in nodes:
-        if isinstance(node, ast.Call) and _is_call(node, names) and _is_given_code(node, functions):
-            return f"{ast.unparse(node):.80}: only plain values can be given to the function, not code"
-        # A bare call matters only for what it changes, unless a try around it waits for what it raises.
-        if isinstance(node, ast.Expr) and _is_call(node.value, names) and id(node) not in guarded:
-            return f"{ast.unparse(node):.80}: looks for a change in its arguments, which are copies in the sandbox"
+    return next((why for node in nodes if (why := _call_problem(node, names, functions, guarded))), "")
+
+
+def _call_problem(node: ast.AST, names: set[str], functions: set[str], guarded: set[int]) -> str:
+    """Says what a call of the function does that cannot pass through a sandbox; empty if nothing."""
+    if isinstance(node, ast.Call) and _is_call(node, names) and _is_given_code(node, functions):
+        return f"{ast.unparse(node):.80}: only plain values can be given to the function, not code"
+    # A bare call matters only for what it changes, unless a try around it waits for what it raises.
+    if isinstance(node, ast.Expr) and _is_call(node.value, names) and id(node) not in guarded:
+        return f"{ast.unparse(node):.80}: looks for a change in its arguments, which are copies in the sandbox"
     return ""
 
 
@@ -208,8 +212,10 @@ def _check(test: ast.expr, names: set[str]) -> AssertedCall | None:
     if not isinstance(test, ast.Compare):
         call = _call(test, names)
         return AssertedCall(call, code_values.is_true, source) if call else None
-    if len(test.ops) != 1:
-        return None
+    return _compared(test, names, source) if len(test.ops) == 1 else None
+
+
+def _compared(test: ast.Compare, names: set[str], source: str) -> AssertedCall | None:
     left, right, operator = test.left, test.comparators[0], test.ops[0]
     if _is_call(right, names) and isinstance(operator, _SYMMETRIC):
         left, right = right, left
@@ -218,7 +224,7 @@ def _check(test: ast.expr, names: set[str]) -> AssertedCall | None:
         return None
     try:
         expected = ast.literal_eval(right)
-        code_values.wire(expected)  # raises for what the other side could never send
+        code_values.wire(expected)  # raises for a value that the program could never send back
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
         return None
     holds = _comparison(operator, expected)

@@ -25,11 +25,8 @@ def wire(value: Any) -> Any:
     kind = type(value)
     if value is None or kind in (bool, str):
         return value
-    if kind is int:
-        # In hexadecimal beyond 2**53: decimal conversion takes quadratic time, and Python limits it to 4300 digits.
-        return value if -(2**53) < value < 2**53 else ["i", f"{value:x}"]
-    if kind is float:
-        return value if value - value == 0 else ["f", repr(value)]  # the difference is nan for inf and nan
+    if kind in (int, float):
+        return _wire_number(value)
     if kind is complex:
         return ["c", repr(value.real), repr(value.imag)]
     if kind is bytes:
@@ -40,6 +37,13 @@ def wire(value: Any) -> Any:
     if kind not in marks:
         raise ValueError(f"{kind.__name__} is no literal")
     return [marks[kind], *map(wire, value)]
+
+
+def _wire_number(value: int | float) -> Any:
+    if isinstance(value, int):
+        # In hexadecimal beyond 2**53: decimal conversion takes quadratic time, and Python limits it to 4300 digits.
+        return value if -(2**53) < value < 2**53 else ["i", f"{value:x}"]
+    return value if value - value == 0 else ["f", repr(value)]  # the difference is nan for inf and nan
 
 
 def equal(line: bytes, expected: Any) -> bool:
@@ -103,13 +107,17 @@ def canonical(value: Any) -> str:
     if mark == "d":
         pairs = {canonical(key): canonical(item) for key, item in zip(rest[::2], rest[1::2], strict=True)}
         return "d(" + ",".join(f"{key}:{pairs[key]}" for key in sorted(pairs)) + ")"
+    return _canonical_scalar(mark, rest)
+
+
+def _canonical_scalar(mark: Any, rest: list[Any]) -> str:
     if mark in ("b", "B"):
         return "b" + rest[0]
     if mark == "i":
         return _number(Fraction(int(rest[0], 16)))
     if mark in ("f", "c", "D", "F"):
         return _other_number(mark, rest)
-    return f"?{next(_fresh)}"
+    return f"?{next(_fresh)}"  # an object of the program's own class equals nothing
 
 
 def _number(value: Fraction) -> str:

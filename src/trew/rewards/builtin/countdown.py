@@ -54,6 +54,14 @@ def parse_puzzle(gold: Any, numbers: Any = None, target: Any = None) -> tuple[Co
         return "no numbers are given"
     if target is None:
         return "no target is given"
+    given = _given_numbers(numbers)
+    if isinstance(given, str):
+        return given
+    goal = parse_gold(target)
+    return (given, goal) if goal is not None else f"the target {target!r:.80} is not a number"
+
+
+def _given_numbers(numbers: Any) -> Counter[int] | str:
     # Any iterable, because a Parquet row holds arrays; but the characters of "123" are not its numbers.
     if isinstance(numbers, (str, bytes, Mapping)) or not hasattr(numbers, "__iter__"):
         return f"numbers must be a list of whole numbers, got {numbers!r:.80}"
@@ -65,8 +73,7 @@ def parse_puzzle(gold: Any, numbers: Any = None, target: Any = None) -> tuple[Co
         given[int(value)] += 1
     if not 1 <= given.total() <= expression.MAX_OPERANDS:
         return f"{given.total()} numbers are given, must be 1 to {expression.MAX_OPERANDS}"
-    goal = parse_gold(target)
-    return (given, goal) if goal is not None else f"the target {target!r:.80} is not a number"
+    return given
 
 
 def first(*values: Any) -> Any:
@@ -110,16 +117,17 @@ def grade(
     try:
         tokens = expression.tokenize(answer)
         # Before anything is computed: with the given numbers alone, no value can grow beyond reason.
-        used = Counter(expression.operands(tokens))
-        for number, count in used.items():
-            if count > given[number]:
-                why = f"uses {number} more often than given" if given[number] else f"{number} was not given"
-                return right_or_wrong(False, extracted=answer, detail=why)
-        if require_all and used != given:
-            missing = next(iter(given - used))
-            return right_or_wrong(False, extracted=answer, detail=f"does not use {missing}")
-        value = expression.evaluate(tokens)
+        wrong = _wrong_numbers(Counter(expression.operands(tokens)), given, require_all=require_all)
+        value = expression.evaluate(tokens) if not wrong else None
     except expression.ExpressionError as error:
         return right_or_wrong(False, extracted=answer, detail=str(error))
     right = value == goal
-    return right_or_wrong(right, extracted=answer, detail="" if right else f"is {value}")
+    return right_or_wrong(right, extracted=answer, detail=wrong or ("" if right else f"is {value}"))
+
+
+def _wrong_numbers(used: Counter[int], given: Counter[int], *, require_all: bool) -> str:
+    """Names a number that is used too often, or is missing; empty if the numbers are right."""
+    for number, count in used.items():
+        if count > given[number]:
+            return f"uses {number} more often than given" if given[number] else f"{number} was not given"
+    return f"does not use {next(iter(given - used))}" if require_all and used != given else ""

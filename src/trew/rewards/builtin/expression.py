@@ -70,14 +70,7 @@ def evaluate(tokens: list[str]) -> Fraction:
     want_operand = True
     for token in tokens:
         if want_operand:
-            if token.isdigit():
-                values.append(Fraction(int(token)))
-                want_operand = False
-            elif token in "+-(":
-                # A sign where an operand belongs is unary; it binds tighter than * and /.
-                pending.append({"+": "pos", "-": "neg"}.get(token, token))
-            else:
-                raise ExpressionError(f"a number is missing before {token!r}")
+            want_operand = _take_operand(token, pending, values)
         elif token == ")":
             _close_bracket(pending, values)
         elif token in _PRECEDENCE:
@@ -96,6 +89,18 @@ def evaluate(tokens: list[str]) -> Fraction:
             raise ExpressionError("'(' without ')'")
         _apply(operator, values)
     return values[0]
+
+
+def _take_operand(token: str, pending: list[str], values: list[Fraction]) -> bool:
+    """Takes a number, or a sign or bracket before one; returns whether an operand is still wanted."""
+    if token.isdigit():
+        values.append(Fraction(int(token)))
+        return False
+    if token not in "+-(":
+        raise ExpressionError(f"a number is missing before {token!r}")
+    # A sign where an operand belongs is unary; it binds tighter than * and /.
+    pending.append({"+": "pos", "-": "neg"}.get(token, token))
+    return True
 
 
 def _close_bracket(pending: list[str], values: list[Fraction]) -> None:

@@ -346,17 +346,24 @@ def gold_problems(name: str, rows: Sequence[Mapping[str, Any]], settings: Mappin
     # Threads, because checking a row may run programs in the sandbox.
     with ThreadPoolExecutor(os.cpu_count() or 1) as threads:
         wrong = dict(zip(found, threads.map(lambda pair: kind.row_problem(*pair), found.values()), strict=True))
-    answers: dict[int, tuple[str, Any, Mapping[str, Any]]] = {}
-    for number, (gold, row) in found.items():
-        if not wrong[number] and kind.self_answer is not None:
-            answer = kind.self_answer(gold)
-            # The answer must look like a completion of such a prompt, whose thought is finished first.
-            if "thinking" in settings:
-                answer = "</think>" + answer if settings["thinking"] else answer
-            answers[number] = answer, gold, {**settings, **row}
-    items = [*answers.values()]
-    for number, verdict in zip(answers, graded_together(kind, items), strict=True):
-        if verdict.score != 1:
-            why = verdict.detail or "does not score 1 against itself"
-            wrong[number] = f"gold {answers[number][1]!r:.120}: {why}"
+    readable = {number: pair for number, pair in found.items() if not wrong[number]}
+    if kind.self_answer is not None:
+        wrong |= _scored_wrong(kind, kind.self_answer, readable, settings)
     return [wrong.get(number, "") for number in range(len(rows))]
+
+
+def _scored_wrong(
+    kind: Kind,
+    self_answer: Callable[[Any], str],
+    golds: Mapping[int, tuple[Any, Mapping[str, Any]]],
+    settings: Mapping[str, Any],
+) -> dict[int, str]:
+    """By row: what is wrong with a gold against which its own answer does not score 1."""
+    # The answer must look like a completion of such a prompt, whose thought is finished first.
+    prefix = "</think>" if settings.get("thinking") else ""
+    items = [(f"{prefix}{self_answer(gold)}", gold, {**settings, **row}) for gold, row in golds.values()]
+    wrong = {}
+    for number, item, verdict in zip(golds, items, graded_together(kind, items), strict=True):
+        if verdict.score != 1:
+            wrong[number] = f"gold {item[1]!r:.120}: {verdict.detail or 'does not score 1 against itself'}"
+    return wrong

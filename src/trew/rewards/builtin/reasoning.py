@@ -119,16 +119,20 @@ def grade(completion: str, gold: Any, *, puzzle: Any = None, thinking: bool = Fa
 def grade_many(cases: Sequence[tuple[str, Any, Mapping[str, Any]]]) -> list[Verdict]:
     """Grades (completion, gold, arguments); returns verdicts in order. Cases that need a worker run side by side."""
     found = [_here(completion, gold, **arguments) for completion, gold, arguments in cases]
-    left = [case for case in found if isinstance(case, _Open)]
-    if not left:
-        return [case for case in found if isinstance(case, Verdict)]
-    if not package_is_there():
-        missing = Verdict(None, "sandbox_error", None, f"this task is judged by the reasoning-gym package: {INSTALL}")
-        return [missing if isinstance(case, _Open) else case for case in found]
     # All open cases go to the workers in one batch; the verdicts are then put back into the cases' order.
-    outcomes = POOL.run_many([case.payload for case in left])
-    verdicts = iter([_judged(case, outcome) for case, outcome in zip(left, outcomes, strict=True)])
-    return [next(verdicts) if isinstance(case, _Open) else case for case in found]
+    decided = iter(_decided([case for case in found if isinstance(case, _Open)]))
+    return [next(decided) if isinstance(case, _Open) else case for case in found]
+
+
+def _decided(cases: list[_Open]) -> list[Verdict]:
+    """Decides ``cases`` with the package; each is a ``sandbox_error`` if it is not installed."""
+    if not cases:
+        return []
+    if not package_is_there():
+        why = f"this task is judged by the reasoning-gym package: {INSTALL}"
+        return [Verdict(None, "sandbox_error", None, why) for _ in cases]
+    outcomes = POOL.run_many([case.payload for case in cases])
+    return [_judged(case, outcome) for case, outcome in zip(cases, outcomes, strict=True)]
 
 
 def found_in(columns: Mapping[str, Any]) -> tuple[Any, dict[str, Any]] | None:
@@ -217,15 +221,18 @@ def _by_task(answer: str, gold: str, about: Puzzle) -> Verdict | _Open:
     if about.task in EXPRESSION:
         return _expression(answer, about)
     if about.task in ONE_OF:
-        boards = about.metadata.get("valid_answers") if isinstance(about.metadata, dict) else None
-        valid = boards if isinstance(boards, list) else [gold]
-        return right_or_wrong(any(same(answer, str(board)) for board in valid), extracted=answer)
+        return right_or_wrong(any(same(answer, valid) for valid in _valid_answers(gold, about)), extracted=answer)
     shape = SHAPES.get(about.task)
     if shape is not None and not shape.fullmatch(" ".join(answer.split())):
         return right_or_wrong(False, extracted=answer, detail="is not in the form that the problem asks for")
     if about.task in PACKAGE | FORMULA:
         return _Open(answer, _payload(answer, gold, about))
     return right_or_wrong(same(answer, gold, caseless=about.task in CASELESS), extracted=answer)
+
+
+def _valid_answers(gold: str, about: Puzzle) -> list[str]:
+    listed = about.metadata.get("valid_answers") if isinstance(about.metadata, dict) else None
+    return [str(valid) for valid in listed] if isinstance(listed, list) else [gold]
 
 
 def _payload(answer: str, gold: str, puzzle: Puzzle) -> dict[str, Any]:
@@ -339,21 +346,21 @@ def _depth(text: str) -> int:
 def _alike(answer: Any, gold: Any) -> bool:
     """Compares item by item; a number may be written as text. Recursion is bounded by the gold's depth."""
     if isinstance(gold, list):
-        return (
-            isinstance(answer, list)
-            and len(answer) == len(gold)
-            and all(_alike(a, g) for a, g in zip(answer, gold, strict=True))
-        )
-    if isinstance(gold, dict):
-        return (
-            isinstance(answer, dict) and answer.keys() == gold.keys() and all(_alike(answer[k], gold[k]) for k in gold)
-        )
-    if isinstance(gold, str):
-        if not isinstance(answer, str):
+        if not isinstance(answer, list) or len(answer) != len(gold):
             return False
-        value = number(gold)
-        return number(answer) == value if value is not None else answer == gold
+        return all(_alike(a, g) for a, g in zip(answer, gold, strict=True))
+    if isinstance(gold, dict):
+        if not isinstance(answer, dict) or answer.keys() != gold.keys():
+            return False
+        return all(_alike(answer[k], gold[k]) for k in gold)
+    if isinstance(gold, str):
+        return isinstance(answer, str) and _same_text(answer, gold)
     return type(answer) is type(gold) and answer == gold
+
+
+def _same_text(answer: str, gold: str) -> bool:
+    value = number(gold)
+    return number(answer) == value if value is not None else answer == gold
 
 
 def _plain(text: str) -> str:

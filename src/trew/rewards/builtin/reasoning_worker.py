@@ -129,17 +129,20 @@ PARTS = (ast.Constant, ast.Name, ast.BinOp, ast.UnaryOp, ast.Call, ast.operator,
 
 
 def _out_of_place(node: ast.AST) -> str:
-    """Why a node of Python's tree has no place in a formula; empty where it has."""
+    """Says why a node of Python's tree has no place in a formula; empty if it has one."""
     if isinstance(node, ast.Constant) and type(node.value) not in (int, float):  # by type: True is an int
         return "holds something that is no number"
     if isinstance(node, ast.Name) and len(node.id) > 1:
         name = NAMES.get(node.id, node.id)
         return "" if name in KNOWN or name == "pi" else f"{node.id[:40]} is no function that is known here"
     if isinstance(node, ast.Call):
-        name = node.func.id if isinstance(node.func, ast.Name) else ""
-        one_value = len(node.args) == 1 and not node.keywords
-        return "" if one_value and NAMES.get(name, name) in KNOWN else "holds a call that is no function of one value"
+        return "" if _is_known_call(node) else "holds a call that is no function of one value"
     return "" if isinstance(node, PARTS) else f"{type(node).__name__} has no place in a formula"
+
+
+def _is_known_call(node: ast.Call) -> bool:
+    name = node.func.id if isinstance(node.func, ast.Name) else ""
+    return len(node.args) == 1 and not node.keywords and NAMES.get(name, name) in KNOWN
 
 
 def is_expanded(tree: ast.expr) -> bool:
@@ -166,19 +169,27 @@ def equal(answer: ast.expr, gold: ast.expr, *, up_to_constant: bool) -> bool:
     differences, size = [], mpmath.mpf(1)
     for step in POINTS:
         at = _point(letters, step)
-        if up_to_constant:
+        if up_to_constant:  # the constant of integration has one value at all points
             at |= {name: mpmath.mpc(0.3775406687981454) for name in ("C", "K", "c") if name in at}
-        try:
-            left, right = value(answer, at), value(gold, at)
-        except (ArithmeticError, ValueError, TypeError):
+        both = _values(answer, gold, at)
+        if both is None:
             return False
-        if not (mpmath.isfinite(left) and mpmath.isfinite(right)):
-            return False
-        size = max(size, abs(left), abs(right))
-        differences.append(left - right)
+        size = max(size, abs(both[0]), abs(both[1]))
+        differences.append(both[0] - both[1])
     base = differences[0] if up_to_constant else mpmath.mpf(0)
-    # relative to the largest value seen: digits cancel in a difference of large ones
+    # Relative to the largest value: digits cancel in a difference of large ones.
     return all(abs(d - base) <= size * mpmath.mpf(10) ** -CLOSE for d in differences)
+
+
+def _values(answer: ast.expr, gold: ast.expr, at: dict[str, Any]) -> tuple[Any, Any] | None:
+    """Both values at one point; None if one does not exist or is not finite."""
+    import mpmath
+
+    try:
+        left, right = value(answer, at), value(gold, at)
+    except (ArithmeticError, ValueError, TypeError):
+        return None
+    return (left, right) if mpmath.isfinite(left) and mpmath.isfinite(right) else None
 
 
 def _point(letters: list[str], step: int) -> dict[str, Any]:
@@ -210,7 +221,7 @@ def _operated(operator: ast.operator, left: Any, right: Any) -> Any:
 
 
 def value(tree: ast.expr, at: dict[str, Any]) -> Any:
-    """The tree's value in ``mpmath``'s numbers; ``Abs`` is known in a logarithm alone, where it changes a constant."""
+    """The tree's value in mpmath's numbers. ``Abs`` is dropped in a logarithm only, where it changes a constant."""
     import mpmath
 
     go = functools.partial(value, at=at)
@@ -224,7 +235,7 @@ def value(tree: ast.expr, at: dict[str, Any]) -> Any:
         return -inner if isinstance(tree.op, ast.USub) else inner
     if isinstance(tree, ast.BinOp):
         return _operated(tree.op, go(tree.left), go(tree.right))
-    if isinstance(tree, ast.Call) and isinstance(tree.func, ast.Name) and len(tree.args) == 1 and not tree.keywords:
+    if isinstance(tree, ast.Call) and _is_known_call(tree) and isinstance(tree.func, ast.Name):
         name = NAMES.get(tree.func.id, tree.func.id)
         argument = _without_abs(tree.args[0]) if name == "log" else tree.args[0]
         if name in FUNCTIONS:

@@ -200,18 +200,23 @@ def root(base: Value, degree: int, *, principal: bool = False) -> Value:
     if degree == 1 or not base.above:
         return base
     n = rational(base)
-    if n is not None:
-        found = _root_of_number(n, degree, principal)
-        return found if found is not None else thing(("root", degree, key(base)))
-    # constants come out of a root; what is left of it is a single variable, or stays under the root
-    if len(base.above) == len(base.below) == 1:
-        [(mono, c)] = base.above.items()
-        [(low, d)] = base.below.items()
-        if c / d > 0 and low == ONE and _is_plain(mono):
-            outer = _root_of_number(c / d, degree, principal)
-            if outer is not None:
-                return multiply(outer, Value(*_split({tuple((g, e / degree) for g, e in mono): Fraction(1)})))
-    return thing(("root", degree, key(base)))
+    found = _root_of_term(base, degree, principal) if n is None else _root_of_number(n, degree, principal)
+    return found if found is not None else thing(("root", degree, key(base)))
+
+
+def _root_of_term(base: Value, degree: int, principal: bool) -> Value | None:
+    """The root of one term c x^e: the root of c, times x^(e / degree) or x^e under a root; None for other values."""
+    if len(base.above) != 1 or len(base.below) != 1:
+        return None
+    [(mono, c)] = base.above.items()
+    [(low, d)] = base.below.items()
+    # Only positive constants come out of a root: sqrt(-a) is not sqrt(-1) sqrt(a) for a negative a.
+    if c / d <= 0 or low != ONE or not _is_plain(mono):
+        return None
+    outer = _root_of_number(c / d, degree, principal)
+    if outer is None:
+        return None
+    return multiply(outer, Value(*_split({tuple((g, e / degree) for g, e in mono): Fraction(1)})))
 
 
 def function(name: str, *arguments: Value) -> Value:
@@ -289,11 +294,9 @@ def _sum(a: Terms, b: Terms, sign: int = 1) -> Terms:
 
 def _product(a: Terms, b: Terms) -> Terms:
     _spend(len(a) * len(b) * (1 + (_bits(a) * _bits(b) >> 20)))
-    if len(b) == 1 and ONE in b:
-        a, b = b, a
-    if len(a) == 1 and ONE in a:
-        c = a[ONE]
-        return b if c == 1 else {mono: _checked(c * d) for mono, d in b.items()}
+    for constant, other in ((b, a), (a, b)):
+        if len(constant) == 1 and ONE in constant:
+            return _multiple(other, constant[ONE])
     out: Terms = {}
     for left, c in a.items():
         for right, d in b.items():
@@ -301,11 +304,15 @@ def _product(a: Terms, b: Terms) -> Terms:
             total = out.get(mono, 0) + c * d * factor
             if total:
                 out[mono] = _checked(Fraction(total))
-            else:
+            else:  # a term without a coefficient would make equal sums differ
                 out.pop(mono, None)
     if len(out) > MAX_TERMS:
         raise TooLarge("too many terms")
     return out
+
+
+def _multiple(terms: Terms, c: Fraction) -> Terms:
+    return terms if c == 1 else {mono: _checked(c * d) for mono, d in terms.items()}
 
 
 def _bits(terms: Terms) -> int:
@@ -332,22 +339,27 @@ def _tidy(exponents: dict[Generator, Fraction]) -> tuple[Fraction, Monomial]:
     factor = Fraction(1)
     out = []
     for g, e in exponents.items():
-        if g[0] == "prime":
-            whole = e.numerator // e.denominator
-            if abs(whole) > MAX_POWER:
-                raise TooLarge("too many digits")
-            factor *= Fraction(g[1]) ** whole
-            e -= whole
-        elif g == I and e.denominator == 1:
-            turn = int(e) % 4
-            factor *= -1 if turn >= 2 else 1
-            e = Fraction(turn % 2)
-        elif g[0] == "root" and e.denominator == 1 and e >= g[1]:
+        if g[0] == "root" and e.denominator == 1 and e >= g[1]:
             return _unrooted(exponents, g)
-        if e:
-            out.append((g, e))
+        number, rest = _number_in(g, e)
+        factor *= number
+        if rest:
+            out.append((g, rest))
     out.sort(key=_order)
     return factor, tuple(out)
+
+
+def _number_in(g: Generator, e: Fraction) -> tuple[Fraction, Fraction]:
+    """The rational number in g^e, and the exponent without it: 2^(5/2) = 4 * 2^(1/2), i^3 = -1 * i^1."""
+    if g[0] == "prime":
+        whole = e.numerator // e.denominator
+        if abs(whole) > MAX_POWER:
+            raise TooLarge("too many digits")
+        return Fraction(g[1]) ** whole, e - whole
+    if g == I and e.denominator == 1:
+        turn = int(e) % 4
+        return Fraction(-1 if turn >= 2 else 1), Fraction(turn % 2)
+    return Fraction(1), e
 
 
 def _unrooted(exponents: dict[Generator, Fraction], g: Generator) -> tuple[Fraction, Monomial]:
@@ -408,13 +420,17 @@ def _whole_power(base: Value, n: int) -> Value:
         if rational(base) in (0, 1, -1):
             return base if n % 2 else multiply(base, base)
         raise TooLarge("a very high power")
-    for terms in (base.above, base.below):
-        # refused before it is computed: a coefficient's digits, and a sum's terms, grow with the power
-        if (_bits(terms) - 1) * n > MAX_BITS or (len(terms) > 1 and n > 64):
-            raise TooLarge("a very high power")
+    _refuse_high_power(base, n)
     if len(base.above) == len(base.below) == 1:
         return divide(_term_power(base.above, n), _term_power(base.below, n))
     return _by_squaring(base, n)
+
+
+def _refuse_high_power(base: Value, n: int) -> None:
+    """Raises TooLarge before a power is computed: a coefficient's digits, and a sum's terms, grow with it."""
+    for terms in (base.above, base.below):
+        if (_bits(terms) - 1) * n > MAX_BITS or (len(terms) > 1 and n > 64):
+            raise TooLarge("a very high power")
 
 
 def _term_power(term: Terms, n: int) -> Value:

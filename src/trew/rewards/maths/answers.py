@@ -110,6 +110,9 @@ def _labelled(tokens: list[Token], level: int) -> Shape | None:
 
 _OTHER = "not no never neither except least most more less than about wrong incorrect approximately"
 _DENIALS = frozenset(_OTHER.split())
+_SINGLE = r"(?:[A-Za-z]|\\[A-Za-z]+)'?(?:_(?:\{[A-Za-z0-9]+\}|[A-Za-z0-9]+))?"
+_NAME = re.compile(rf"{_SINGLE}(?:\({_SINGLE}(?:,{_SINGLE})*\))?|\({_SINGLE}(?:,{_SINGLE})+\)|[A-Z]{{2,3}}")
+_NO_NAMES = ("\\pi", "\\infty", "\\sqrt", "\\frac", "e", "i")  # values, unless they name a function or a side of =
 
 
 def _is_word(tokens: list[Token]) -> bool:
@@ -162,14 +165,17 @@ def _list(parts: list[list[Token]], marks: list[str], level: int) -> Shape:
     marks = [mark for mark, part in zip(marks, parts[1:], strict=True) if part]  # "1, or 2" has one
     items = tuple(item for part in parts if part for item in _plus_minus(part, level))
     if not items:
-        raise Malformed("nothing beside a joiner")
+        raise Malformed("nothing next to a joiner")
     if len(items) == 1:
         return items[0].shape
-    if set(marks) == {"\\or"} and all(intervals.is_interval(item) for item in items):
+    return _joined_bounds(set(marks), items) or AnswerList(",", items)
+
+
+def _joined_bounds(marks: set[str], items: tuple[Answer, ...]) -> Union | Named | None:
+    """x < 1 or x > 3 as a union, x > 2 and x < 5 as one interval; None if anything but bounds is joined."""
+    if marks == {"\\or"} and all(intervals.is_interval(item) for item in items):
         return Union(items)
-    if set(marks) == {"\\and"} and (both := intervals.meeting(items)) is not None:
-        return both
-    return AnswerList(",", items)
+    return intervals.meeting(items) if marks == {"\\and"} else None
 
 
 def _plus_minus(tokens: list[Token], level: int) -> list[Answer]:
@@ -198,7 +204,7 @@ def _approximate(tokens: list[Token], level: int) -> Shape | None:
         return None
     filled = [part for part in parts if part]
     if not filled:
-        raise Malformed("nothing beside a sign")
+        raise Malformed("nothing next to a sign")
     left, rest = filled[0], filled[1:]
     if not rest:
         return _shape(left, level + 1)
@@ -219,22 +225,22 @@ def _member(tokens: list[Token], level: int) -> Shape | None:
 
 def _name(tokens: list[Token]) -> str:
     """The name that tokens spell, x, x_1, f(x), (x, y), \\text{area}, \\angle ABC, P(A); empty when it is none."""
-    texts = [t.text for t in tokens]
-    written = "".join(texts)
     if len(tokens) > 8 or not tokens:
         return ""
-    if texts[:2] == ["m", "\\angle"]:  # the measure of the angle
+    written = "".join(t.text for t in tokens)
+    if _is_in_words(tokens):
         return written
-    if all(t.kind in ("text", "unit") for t in tokens) or texts[0] in ("\\angle", "\\triangle"):
-        return written
-    single = r"(?:[A-Za-z]|\\[A-Za-z]+)'?(?:_(?:\{[A-Za-z0-9]+\}|[A-Za-z0-9]+))?"
-    if texts[0] in ("\\pi", "\\infty", "\\sqrt", "\\frac", "e", "i") and not re.search("[=(]", written[1:]):
+    if tokens[0].text in _NO_NAMES and not re.search("[=(]", written[1:]):
         return ""
-    if re.fullmatch(rf"{single}(?:\({single}(?:,{single})*\))?|\({single}(?:,{single})+\)|[A-Z]{{2,3}}", written):
-        return written
-    if len(tokens) == 1 and tokens[0].kind == "word" and len(written) > 3:
-        return written  # area = 5
-    return ""
+    long_word = len(tokens) == 1 and tokens[0].kind == "word" and len(written) > 3  # area = 5
+    return written if long_word or _NAME.fullmatch(written) else ""
+
+
+def _is_in_words(tokens: list[Token]) -> bool:
+    """Whether the tokens are upright text, or name an angle or a triangle."""
+    if all(t.kind in ("text", "unit") for t in tokens) or tokens[0].text in ("\\angle", "\\triangle"):
+        return True
+    return [t.text for t in tokens[:2]] == ["m", "\\angle"]  # the measure of the angle
 
 
 def _equality(tokens: list[Token], level: int) -> Shape | None:
@@ -277,16 +283,21 @@ def _last(parts: list[list[Token]], level: int) -> Answer:
 def _chain(parts: list[list[Token]], level: int) -> Answer:
     """a = b = c: the last side, where all are the same; with unknowns and two sides an equation."""
     items = [_item(part, level) for part in parts]
-    values = [item.shape.value for item in items if isinstance(item.shape, Scalar)]
     if len(items) == 1:
         return items[0]
+    values = [item.shape.value for item in items if isinstance(item.shape, Scalar)]
     if len(values) < len(items):
         raise NotExact("an equation of something that is no formula")
+    return items[-1] if _all_same(values) else Answer(Equation(algebra.subtract(*values)))
+
+
+def _all_same(values: list[Value]) -> bool:
+    """Whether all sides of a chain are equal; False for an equation of two sides in unknowns. Else raises."""
     verdicts = [algebra.same(value, values[-1]) for value in values[:-1]]
     if all(verdicts):
-        return items[-1]
-    if len(items) == 2 and (values[0].variables or values[1].variables):
-        return Answer(Equation(algebra.subtract(*values)))
+        return True
+    if len(values) == 2 and (values[0].variables or values[1].variables):
+        return False
     if None in verdicts and False not in verdicts:
         raise NotExact("sides that exact algebra cannot compare")
     raise Malformed("its two sides are not equal")
@@ -340,7 +351,12 @@ def _bracketed(tokens: list[Token], level: int) -> Shape | None:
         return _shape(inside, level + 1)
     if first == "\\{" and (condition := _condition(inside)):
         return _shape(condition, level + 1)  # {x | x > 2}
-    parts, _ = _split(inside, (",", ";"))
+    return _elements(tokens, ends, level)
+
+
+def _elements(tokens: list[Token], ends: str, level: int) -> Shape | None:
+    """What stands between one pair of brackets: a list, or a single item, which only braces make a set."""
+    parts, _ = _split(tokens[1:-1], (",", ";"))
     if len(parts) == 1 and ends != "{}":
         return _single(tokens, ends, level)
     each = _plus_minus if ends == "{}" else _alone
@@ -396,14 +412,17 @@ def _matrix(tokens: list[Token], level: int) -> Shape | None:
         tokens = tokens[1:-1]
     if len(tokens) < 3 or tokens[0].text != "\\begin{matrix}" or tokens[-1].text != "\\end{matrix}":
         return None
-    inside = tokens[1:-1]
-    rows, _ = _split(inside, ("\\\\",))
-    if rows and not rows[-1]:
-        rows = rows[:-1]
-    found = tuple(tuple(_item(cell, level) for cell in _split(row, ("&",))[0]) for row in rows)
-    if len({len(row) for row in found}) != 1:
+    rows = _cells(tokens[1:-1], level)
+    if len({len(row) for row in rows}) != 1:
         raise NotExact("a matrix with rows of different lengths")
-    return Matrix(found)
+    return Matrix(rows)
+
+
+def _cells(tokens: list[Token], level: int) -> tuple[tuple[Answer, ...], ...]:
+    rows, _ = _split(tokens, ("\\\\",))
+    if rows and not rows[-1]:  # a line break after the last row
+        rows = rows[:-1]
+    return tuple(tuple(_item(cell, level) for cell in _split(row, ("&",))[0]) for row in rows)
 
 
 def _ratio(tokens: list[Token], level: int) -> Shape | None:
@@ -425,9 +444,13 @@ def _measured(tokens: list[Token], level: int) -> Shape | None:
     each = _scalar(behind)
     if algebra.rational(each.value) != 1:
         raise Malformed("more than a unit behind brackets")
-    if isinstance(found, AnswerList):
-        return AnswerList(found.ends, tuple(_in_unit(item, each.unit) for item in found.items))
-    return Matrix(tuple(tuple(_in_unit(item, each.unit) for item in row) for row in found.rows))
+    return _all_in_unit(found, each.unit)
+
+
+def _all_in_unit(shape: AnswerList | Matrix, unit: Unit) -> AnswerList | Matrix:
+    if isinstance(shape, AnswerList):
+        return AnswerList(shape.ends, tuple(_in_unit(item, unit) for item in shape.items))
+    return Matrix(tuple(tuple(_in_unit(item, unit) for item in row) for row in shape.rows))
 
 
 def _in_unit(item: Answer, unit: Unit) -> Answer:

@@ -1,4 +1,4 @@
-"""Numbers in another number system than ours."""
+"""Numbers in number systems other than the decimal one."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from .shapes import Based
 from .tokens import Token
 
 _BASE = re.compile(r"[_{( ]*(?:in )?(?:base)?[-{}( ]*([a-z]+|[0-9]{1,2})[)} ]*")
+_DIGITS = re.compile(r"[0-9A-Z]*[0-9][0-9A-Z]*|[A-Z]{2,}")
 _NUMBERS = "two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen"
 _BASES = {word: base for base, word in enumerate(_NUMBERS.split(), 2)} | {
     "binary": 2, "ternary": 3, "octal": 8, "decimal": 10, "hexadecimal": 16, "hex": 16
@@ -25,13 +26,23 @@ def based(tokens: list[Token]) -> Based | None:
     cut = next((i for i, text in enumerate(texts) if text == "_" or "base" in text), 0)
     if not cut:
         return None
-    before = texts[:cut] if texts[cut - 1] != "in" else texts[: cut - 1]
-    if (before[:1], before[-1:]) == (["("], [")"]):
-        before = before[1:-1]
-    said = _BASE.fullmatch("".join(texts[cut:]).lower().replace("\\text", ""))
-    named = said[1] if said else ""
-    base = int(named) if named.isdigit() else _BASES.get(named, 0)
-    digits = "".join(before)
-    if not re.fullmatch(r"[0-9A-Z]*[0-9][0-9A-Z]*|[A-Z]{2,}", digits) or not 2 <= base <= 36:
+    digits, base = _digits(texts[:cut]), _base(texts[cut:])
+    # Every digit must exist in the base: 82_8 is no number.
+    if not _DIGITS.fullmatch(digits) or not 2 <= base <= 36 or any(int(digit, 36) >= base for digit in digits):
         return None
-    return Based(digits.lstrip("0") or "0", base) if all(int(digit, 36) < base for digit in digits) else None
+    return Based(digits.lstrip("0") or "0", base)
+
+
+def _digits(texts: list[str]) -> str:
+    if texts[-1] == "in":  # 52 in base 9
+        texts = texts[:-1]
+    if (texts[:1], texts[-1:]) == (["("], [")"]):
+        texts = texts[1:-1]
+    return "".join(texts)
+
+
+def _base(texts: list[str]) -> int:
+    """The base that a subscript or words name; 0 for anything else."""
+    match = _BASE.fullmatch("".join(texts).lower().replace("\\text", ""))
+    name = match[1] if match else ""
+    return int(name) if name.isdigit() else _BASES.get(name, 0)

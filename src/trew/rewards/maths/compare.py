@@ -34,14 +34,14 @@ def same(answer: Answer, gold: Answer) -> bool | None:
 
 
 def _otherwise(a: Answer, g: Answer) -> tuple[Answer, Answer] | None:
-    """Both sides, where one of them can be read in another way that the other suggests."""
-    left, right = a.shape, g.shape
-    if isinstance(left, AnswerList) and isinstance(right, Scalar) and "," in g.text:
-        return a, read(g.text, groups=False)  # 100,200 is a number, unless the other side is a list
-    if isinstance(right, AnswerList) and isinstance(left, Scalar) and "," in a.text:
-        return read(a.text, groups=False), g
-    if isinstance(left, Scalar) and isinstance(right, Scalar) and bool(left.unit) != bool(right.unit):
-        return (a, read(g.text, letters=True)) if left.unit else (read(a.text, letters=True), g)  # 5 m
+    """Both sides with one of them read differently, as the other suggests; None if nothing suggests another reading."""
+    match a.shape, g.shape:
+        case AnswerList(), Scalar() if "," in g.text:
+            return a, read(g.text, groups=False)  # 100,200 is a number, unless the other side is a list
+        case Scalar(), AnswerList() if "," in a.text:
+            return read(a.text, groups=False), g
+        case Scalar() as left, Scalar() as right if bool(left.unit) != bool(right.unit):
+            return (a, read(g.text, letters=True)) if left.unit else (read(a.text, letters=True), g)  # 5 m
     return None
 
 
@@ -86,17 +86,22 @@ def _named(a: Answer, g: Answer) -> bool | None:
     """x = 5 is 5; but x = 5 is not y = 5, and 2x + 3 = y is y = 2x + 3."""
     left, right = a.shape, g.shape
     if isinstance(left, Named) and isinstance(right, Named):
-        if left.name == right.name:
-            return _same(left.item, right.item)
-        if left.equation is not None and right.equation is not None:
-            return _proportional(left.equation, right.equation)
-        plain = left.name.strip("{}").startswith("\\text") or right.name.startswith("\\text") or len(left.name) > 3
-        return _same(left.item, right.item) if plain else False
+        return _both_named(left, right)
     named, other, swapped = (left, g, False) if isinstance(left, Named) else (right, a, True)
     assert isinstance(named, Named)
     if isinstance(other.shape, Equation):
         return False if named.equation is None else _proportional(named.equation, other.shape.difference)
     return _same(other, named.item) if swapped else _same(named.item, other)
+
+
+def _both_named(left: Named, right: Named) -> bool | None:
+    if left.name == right.name:
+        return _same(left.item, right.item)
+    if left.equation is not None and right.equation is not None:
+        return _proportional(left.equation, right.equation)
+    # A description (area = 5) may be worded in many ways; x and y are different things.
+    described = left.name.strip("{}").startswith("\\text") or right.name.startswith("\\text") or len(left.name) > 3
+    return _same(left.item, right.item) if described else False
 
 
 def _words(a: Answer, g: Answer) -> bool:

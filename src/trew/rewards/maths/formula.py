@@ -192,23 +192,31 @@ class _Reader:
             return self.unit() if kind == "unit" else self.words()
         if token in ("(", "[", "{", "\\{"):
             close = {"(": ")", "[": "]", "{": "}", "\\{": "\\}"}[self.take().text]
+            # Inside brackets a bar opens an absolute value again, even if one is open outside.
             bars, self.bars = self.bars, 0
             found = self.sum()
             self.bars = bars
             self.take(close)
             return found
         if token == "|":
-            self.at += 1
-            self.bars += 1
-            found = self.sum()
-            self.bars -= 1
-            self.take("|")
-            return functions.absolute(found)
+            return self.bars_around()
         if kind == "command":
             return self.command(token[1:])
+        raise self.unexpected(token, kind)
+
+    def bars_around(self) -> Value:
+        self.at += 1
+        self.bars += 1
+        found = self.sum()
+        self.bars -= 1
+        self.take("|")
+        return functions.absolute(found)
+
+    def unexpected(self, token: str, kind: str) -> Malformed | NotExact:
+        """An error for a token that begins no value: Malformed if none could stand here, else NotExact."""
         if not token or kind == "newline" or token in ("*", "/", "+", "-", "^", "_", "!", "}", ")", "]", "&", '"'):
-            raise Malformed(f"{token[:20]!r} is not expected there" if token else "ends in the middle")
-        raise NotExact(f"{token[:20]!r} is not expected there")
+            return Malformed(f"{token[:20]!r} is not expected there" if token else "ends in the middle")
+        return NotExact(f"{token[:20]!r} is not expected there")
 
     def numeral(self, single: bool) -> Value:
         token = self.take()
@@ -260,11 +268,17 @@ class _Reader:
         elif name in units.ANGLES and self.arguments:
             turn = algebra.divide(algebra.thing(algebra.PI), algebra.number(180))
             return turn if name == "degree" else algebra.number(1)
-        found = algebra.thing(("unit", name))
-        if behind or name not in units.CURRENCY or not (self.begins_factor() or self.peek() in ("+", "-")):
-            return found
+        if not behind and name in units.CURRENCY:
+            return self.currency(name)
+        return algebra.thing(("unit", name))
+
+    def currency(self, name: str) -> Value:
+        """A currency with the amount that follows it, if any."""
+        unit = algebra.thing(("unit", name))
+        if not self.begins_factor() and self.peek() not in ("+", "-"):
+            return unit
         amount = self.product(self.signs())
-        return amount if units.measured(amount)[1] == ((name, 1),) else algebra.multiply(found, amount)  # $5 dollars
+        return amount if units.measured(amount)[1] == ((name, 1),) else algebra.multiply(unit, amount)  # $5 dollars
 
     def words(self) -> Value:
         r"""Words beside a value are equal to themselves only; a single letter in upright type is a name."""
@@ -284,21 +298,19 @@ class _Reader:
         if len(word) > 1 and (len(word) > 3 or word.lower() in SHORT_WORDS):
             raise NotExact(f"the word {word[:20]!r}")
         total = algebra.number(1)
-        for i, letter in enumerate(word):
-            last = i == len(word) - 1
-            if not last:
-                total = algebra.multiply(total, self.letter(letter))
-            else:  # an exponent or index belongs to the last letter alone
-                self.at -= 1
-                self.tokens = [*self.tokens]
-                self.tokens[self.at] = Token("word", letter)
-                self.at += 1
-                final = self.named(letter)
-                if self.peek() == "^" and len(word) > 1:
-                    self.at += 1
-                    final = functions.power(final, self.exponent())
-                total = algebra.multiply(total, final)
-        return total
+        for letter in word[:-1]:
+            total = algebra.multiply(total, self.letter(letter))
+        return algebra.multiply(total, self.last_letter(word))
+
+    def last_letter(self, word: str) -> Value:
+        """The last letter of a run, to which alone an exponent or index behind the run belongs."""
+        self.tokens = [*self.tokens]
+        self.tokens[self.at - 1] = Token("word", word[-1])
+        final = self.named(word[-1])
+        if self.peek() == "^" and len(word) > 1:
+            self.at += 1
+            final = functions.power(final, self.exponent())
+        return final
 
     def letter(self, letter: str) -> Value:
         if letter == "i":
@@ -336,6 +348,10 @@ class _Reader:
         if name not in ("frac", "sqrt", "binom", "infty", "lfloor", "lceil"):
             raise NotExact(f"\\{name[:20]} is not computed here")
         self.at += 1
+        return self.computed(name)
+
+    def computed(self, name: str) -> Value:
+        """The value of a command with its arguments, which follow."""
         if name == "frac":
             if self.at_derivative():
                 raise NotExact("a derivative")

@@ -62,17 +62,21 @@ def grade(completion: str, gold: Any, *, require_boxed: bool = True, thinking: b
 
 
 def grade_many(cases: Sequence[tuple[str, Any, Mapping[str, Any]]]) -> list[Verdict]:
-    """The verdicts on (completion, gold, arguments) in their order; what needs math-verify runs side by side."""
+    """Grades (completion, gold, arguments), in their order; math-verify decides the hard cases side by side."""
     found = [_guarded(completion, gold, arguments) for completion, gold, arguments in cases]
-    left = [case for case in found if isinstance(case, _Open)]
-    if not left:
-        return [case for case in found if isinstance(case, Verdict)]
+    decided = iter(_decided([case for case in found if isinstance(case, _Open)]))
+    return [next(decided) if isinstance(case, _Open) else case for case in found]
+
+
+def _decided(cases: list[_Open]) -> list[Verdict]:
+    """Decides ``cases`` with math-verify; each is a ``sandbox_error`` if it is not installed."""
+    if not cases:
+        return []
     if not math_verify_is_there():
-        missing = Verdict(None, "sandbox_error", None, f"exact algebra cannot decide this; math-verify can: {INSTALL}")
-        return [missing if isinstance(case, _Open) else case for case in found]
-    payloads = [{"gold": _formula(case.gold), "answer": _formula(case.answer)} for case in left]
-    verdicts = iter([_judged(case, out) for case, out in zip(left, POOL.run_many(payloads), strict=True)])
-    return [next(verdicts) if isinstance(case, _Open) else case for case in found]
+        why = f"exact algebra cannot decide this; math-verify can: {INSTALL}"
+        return [Verdict(None, "sandbox_error", None, why) for _ in cases]
+    payloads = [{"gold": _formula(case.gold), "answer": _formula(case.answer)} for case in cases]
+    return [_judged(case, out) for case, out in zip(cases, POOL.run_many(payloads), strict=True)]
 
 
 def _guarded(completion: str, gold: Any, arguments: Mapping[str, Any]) -> Verdict | _Open:

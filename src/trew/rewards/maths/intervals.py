@@ -61,16 +61,15 @@ def all_but(points: tuple[Answer, ...]) -> Union:
 
 
 def meeting(items: tuple[Answer, ...]) -> Named | None:
-    """x > 2 and x < 5: one interval. None for anything but an upper and a lower bound of the same name."""
+    """x > 2 and x < 5 as one interval; None for anything but an upper and a lower bound of the same name."""
     shapes = [item.shape for item in items if isinstance(item.shape, Named) and is_interval(item)]
-    if len(shapes) != len(items) or len(shapes) != 2 or shapes[0].name != shapes[1].name:
+    if not len(shapes) == len(items) == 2 or shapes[0].name != shapes[1].name:
         return None
-    spans = [shape.item.shape for shape in shapes if isinstance(shape.item.shape, AnswerList)]
-    uppers = [span for span in spans if _infinite_ends(span) == (True, False)]
-    lowers = [span for span in spans if _infinite_ends(span) == (False, True)]
-    if len(uppers) != 1 or len(lowers) != 1:
+    # Two bounds in the same direction share an entry, so that the other one is missing.
+    bounds = {_infinite_ends(span): span for shape in shapes if isinstance(span := shape.item.shape, AnswerList)}
+    upper, lower = bounds.get((True, False)), bounds.get((False, True))
+    if upper is None or lower is None:
         return None
-    [upper], [lower] = uppers, lowers
     return Named(shapes[0].name, Answer(AnswerList(lower.ends[0] + upper.ends[1], (lower.items[0], upper.items[1]))))
 
 

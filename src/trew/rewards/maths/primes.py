@@ -34,13 +34,20 @@ def factored(n: int) -> tuple[tuple[int, int], ...] | None:
             found.append((p, count))
     if rest == 1:
         return tuple(found)
-    if rest < TRIAL * TRIAL:
+    if rest < TRIAL * TRIAL:  # trial division has tried every possible factor
         return (*found, (rest, 1))
+    last = _prime_power(rest)
+    return None if last is None else (*found, last)
+
+
+def _prime_power(n: int) -> tuple[int, int] | None:
+    """The prime and its power that ``n`` is; None for a product of different primes, and for higher powers."""
     for power in (1, 2, 3, 5, 7):
-        base = round(rest ** (1 / power)) if rest.bit_length() < 900 else 0
-        base = math.isqrt(rest) if power == 2 else rest if power == 1 else base
-        if base**power == rest and is_prime(base):
-            return (*found, (base, power))
+        # A float root is exact enough below 900 bits; the check below rejects a rounded one.
+        base = round(n ** (1 / power)) if n.bit_length() < 900 else 0
+        base = math.isqrt(n) if power == 2 else n if power == 1 else base
+        if base**power == n and is_prime(base):
+            return base, power
     return None
 
 

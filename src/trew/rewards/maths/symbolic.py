@@ -72,7 +72,7 @@ def _parsed(text: str) -> Any:
 
 
 def _differ(gold: Any, answer: Any) -> bool:
-    """Whether the two are provably no equal formulas; False for what is no formula (sets, relations)."""
+    """Whether the two are provably different formulas; False for anything that is no formula (sets, relations)."""
     import sympy
 
     if not (isinstance(gold, sympy.Expr) and isinstance(answer, sympy.Expr)):
@@ -80,18 +80,25 @@ def _differ(gold: Any, answer: Any) -> bool:
     try:
         gold, answer = _exact(gold), _exact(answer)
         names = sorted(gold.free_symbols | answer.free_symbols, key=str)
+        # Without variables one place is enough: the value is the same everywhere.
         for above, below in POINTS if names else POINTS[:1]:
             point = {name: sympy.Rational(above + 2 * i, below + i) for i, name in enumerate(names)}
-            left, right = (sympy.N(side.subs(point), DIGITS + 20) for side in (gold, answer))
-            if not (left.is_number and right.is_number and left.is_finite and right.is_finite):
-                continue
-            if abs(left - right) > sympy.Float(10, DIGITS) ** -DIGITS * (1 + abs(left) + abs(right)):
+            if _far_apart(*(sympy.N(side.subs(point), DIGITS + 20) for side in (gold, answer))):
                 return True
     except MemoryError:
         raise
     except Exception:
         return False
     return False
+
+
+def _far_apart(left: Any, right: Any) -> bool:
+    """Whether two numbers of 70 digits differ within the first 50; False if one is no finite number."""
+    import sympy
+
+    if not (left.is_number and right.is_number and left.is_finite and right.is_finite):
+        return False
+    return bool(abs(left - right) > sympy.Float(10, DIGITS) ** -DIGITS * (1 + abs(left) + abs(right)))
 
 
 def _exact(formula: Any) -> Any:

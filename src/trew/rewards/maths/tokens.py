@@ -82,6 +82,10 @@ def tokenize(text: str, *, groups: bool = True, letters: bool = False) -> list[T
     return _Scanner(text, [], groups=groups, letters=letters).scan()
 
 
+def _is_prose(word: str) -> bool:
+    return (len(word) > 3 or word in SHORT_WORDS) and word not in NO_WORDS
+
+
 class _Scanner:
     """A place in a text, and the tokens before it. ``level`` counts the texts around it: inside one (upright type) all
     words must be known."""
@@ -156,12 +160,12 @@ class _Scanner:
         if token in _JOINERS:
             self.put("command", _JOINERS[token])
         elif self.quantity(token, behind, spaced):
-            pass
+            return
         elif token == "of" and self.level and (whole := _WHOLE.match(self.text, self.at)) and units.is_part(whole[1]):
             self.at = whole.start(1)
         elif self.level:
             self.upright(token)
-        elif behind and spaced and (len(token) > 3 or token in SHORT_WORDS) and token not in NO_WORDS:
+        elif behind and spaced and _is_prose(token):
             self.put("text", f"\\text{{{token}}}")
         else:
             self.put("word", token)

@@ -145,11 +145,15 @@ def measured(a: Value) -> tuple[Value, Unit]:
     >>> measured(algebra.multiply(algebra.number(5), algebra.thing(("unit", "inch"), 2)))
     (Value(above={(): Fraction(5, 1)}, below={(): Fraction(1, 1)}), (('inch', Fraction(2, 1)),))
     """
-    found = {tuple((g[1], e) for g, e in mono if g[0] == "unit") for mono in a.above} - {algebra.ONE}
-    if len(found) != 1 or any(g[0] == "unit" for mono in a.below for g, _ in mono):
+    found = {_unit_in(mono) for mono in a.above} - {algebra.ONE}
+    if len(found) != 1 or any(_unit_in(mono) for mono in a.below):
         return a, ()
     above: algebra.Terms = {}
     for mono, c in a.above.items():
         rest = tuple((g, e) for g, e in mono if g[0] != "unit")
         above[rest] = above.get(rest, Fraction(0)) + c
     return Value({mono: c for mono, c in above.items() if c}, a.below), found.pop()
+
+
+def _unit_in(mono: algebra.Monomial) -> Unit:
+    return tuple((g[1], e) for g, e in mono if g[0] == "unit")

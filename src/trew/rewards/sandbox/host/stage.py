@@ -40,20 +40,25 @@ def build(runtime: Runtime, *, keep: tuple[str, ...]) -> str:
     for name in ("null", "urandom"):
         (root / "dev" / name).touch()
     for path, source in sources:
-        target = root / path.lstrip("/")
-        real = f"/proc/self/fd/{source}"
-        if os.path.isdir(real):
-            target.mkdir(parents=True, exist_ok=True)
-        else:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.touch()
-        _mount(real, str(target), None, _BIND)
-        os.close(source)
+        _bind(source, root / path.lstrip("/"))
     for hidden in runtime.hidden:
         _mount("tmpfs", str(root / hidden.lstrip("/")), "tmpfs", _NOSUID | _RDONLY, "mode=0755,size=4k")
     # Read-only last: mount points had to be created first.
     _mount(None, place, None, _REMOUNT | _RDONLY | _NOSUID)
     return place
+
+
+def _bind(source: int, target: Path) -> None:
+    """Mounts an open file or folder at ``target``, and closes the descriptor."""
+    real = f"/proc/self/fd/{source}"
+    # A mount point must exist, and be of the kind that is mounted there.
+    if os.path.isdir(real):
+        target.mkdir(parents=True, exist_ok=True)
+    else:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.touch()
+    _mount(real, str(target), None, _BIND)
+    os.close(source)
 
 
 def _mount(source: str | None, target: str, kind: str | None, flags: int, options: str | None = None) -> None:
