@@ -123,7 +123,7 @@ def build(cls: type[T], table: Mapping[str, Any], *, where: str) -> T:
 
 
 def _build(cls: type, table: Any, where: str, problems: list[str]) -> Any:
-    """Builds one dataclass from one table. Appends what is wrong to ``problems`` and keeps its default."""
+    """Builds one dataclass from one table. Appends what is wrong to ``problems``, and keeps that key's default."""
     if not isinstance(table, Mapping):
         problems.append(f"{where.rstrip('.')}: expected a table, got {table!r}")
         table = {}
@@ -137,14 +137,19 @@ def _build(cls: type, table: Any, where: str, problems: list[str]) -> Any:
             continue
         before = len(problems)
         built = _coerce(hints[key], value, f"{where}{key}", problems)
+        # A section is built even if some of its keys are wrong: each of those has its default.
         if len(problems) == before or any(map(dataclasses.is_dataclass, (hints[key], *typing.get_args(hints[key])))):
             values[key] = built
-    for name, spec in fields.items():
-        if spec.default is dataclasses.MISSING and spec.default_factory is dataclasses.MISSING and name not in values:
-            if name not in table:
-                problems.append(f"{where}{name}: is required")
-            values[name] = ""
+    for name in _required(cls):
+        if name not in table:
+            problems.append(f"{where}{name}: is required")
+        values.setdefault(name, "")
     return cls(**values)
+
+
+def _required(cls: type) -> list[str]:
+    fields = dataclasses.fields(cls)
+    return [f.name for f in fields if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING]
 
 
 def _coerce(hint: Any, value: Any, where: str, problems: list[str]) -> Any:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from ..config import DataConfig, RewardConfig, build
-from ..errors import ConfigError, DataError, nearest
+from ..errors import ConfigError, DataError, Problems, nearest
 from ..types import Prompt
 from . import sources
 from .rows import Split
@@ -89,11 +89,10 @@ def make_task(config: DataConfig) -> Task:
     if kind not in TASKS or (named and kind != PREFIX):
         accepts = ", ".join(repr(f"{t}:NAME" if t == PREFIX else t) for t in TASKS)
         raise ConfigError(f"data.task: got {config.task!r}{nearest(config.task, TASKS)}, accepts {accepts}")
-    problems = _source_problems(config, generates=TASKS[kind]().makes(config.train))
-    try:
-        task = build(TASKS[kind], config.args, where="data.args")
-    except ConfigError as error:
-        raise ConfigError([*problems, *error.problems]) from None
+    problems = Problems(_source_problems(config, generates=TASKS[kind]().makes(config.train)))
+    task = problems.attempt(lambda: build(TASKS[kind], config.args, where="data.args"))
+    if task is None:
+        raise ConfigError(problems)
     if isinstance(task, Puzzles) and name:
         if task.puzzle not in ("", name):
             problems.append(f"data.args.puzzle: got {task.puzzle!r}, but data.task says {name!r}; remove it")

@@ -37,16 +37,15 @@ def apply_overlong(
     found = f"{len(long)} of {len(prompts)} {what} prompts are longer than data.max_prompt_tokens = {limit}"
     if policy == "error":
         raise DataError(_refusal(found, long, longest))
+    found += f" (the longest has {longest})"
     if policy == "drop":
-        kept = [prompt for length, prompt in measured if length <= limit]
-        if not kept:
-            raise DataError(
-                f'{found} (the longest has {longest}), so data.overlong = "drop" leaves none; raise the limit'
-            )
-        return kept, [f"{found} (the longest has {longest}): dropped, {len(kept)} are left"]
+        short = [prompt for length, prompt in measured if length <= limit]
+        if not short:
+            raise DataError(f'{found}, so data.overlong = "drop" leaves none; raise the limit')
+        return short, [f"{found}: dropped, {len(short)} are left"]
     shorten = truncate or partial(truncate_left, count=count)
     cut = [prompt if length <= limit else shorten(prompt, limit) for length, prompt in measured]
-    return cut, [f"{found} (the longest has {longest}): cut at their beginning, the ends are kept"]
+    return cut, [f"{found}: cut at their beginning, the ends are kept"]
 
 
 def truncate_left(prompt: Prompt, limit: int, *, count: Callable[[Prompt], int]) -> Prompt:

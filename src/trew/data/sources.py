@@ -7,7 +7,7 @@ A path on disk takes precedence over a hub id of the same name. A folder holds `
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ..errors import DataError
@@ -32,7 +32,7 @@ def read_eval(source: str) -> Split:
 
 
 def read_eval_beside(source: str) -> Split | None:
-    """Reads the test (or validation) split that belongs to a training source; None where there is none."""
+    """Reads the test (or validation) split that belongs to a training source; None if there is none."""
     path = Path(source)
     if path.is_dir() or (path.is_file() and _split_of(path) == "train"):
         folder = path if path.is_dir() else path.parent
@@ -42,9 +42,12 @@ def read_eval_beside(source: str) -> Split | None:
     parsed = hub.parse_id(source)
     if parsed is None or parsed.split not in ("", "train"):
         return None  # a named split such as train_sft has no well-known counterpart
-    names = hub.split_names(parsed)
-    found = [name for name in EVAL_SPLITS if name in names]
-    return hub.read_split(parsed, found[0]) if found else None
+    name = next(_among(EVAL_SPLITS, hub.split_names(parsed)), None)
+    return hub.read_split(parsed, name) if name else None
+
+
+def _among(wanted: Sequence[str], names: Sequence[str]) -> Iterator[str]:
+    return (name for name in wanted if name in names)
 
 
 def _read(source: str, wanted: Sequence[str]) -> Split:
@@ -59,14 +62,17 @@ def _read(source: str, wanted: Sequence[str]) -> Split:
     parsed = hub.parse_id(source)
     if parsed is None:
         raise DataError(f"{source}: no such file or folder, and not a hub id (owner/name, owner/name:config:split)")
-    if parsed.split:
-        return hub.read_split(parsed, parsed.split)
+    return hub.read_split(parsed, parsed.split or _split_on_hub(parsed, source, wanted))
+
+
+def _split_on_hub(parsed: hub.HubId, source: str, wanted: Sequence[str]) -> str:
+    """The first of the wanted splits, or the only split there is. Raises DataError if neither exists."""
     names = hub.split_names(parsed)
-    found = [name for name in wanted if name in names] or (names if len(names) == 1 else [])
+    found = [*_among(wanted, names)] or (names if len(names) == 1 else [])
     if not found:
         raise DataError(f"{source}: has no {' or '.join(wanted)} split, only {', '.join(names)}; "
                         f"name one: {parsed.path}:{parsed.config}:{names[0]}")  # fmt: skip
-    return hub.read_split(parsed, found[0])
+    return found[0]
 
 
 def _first_of(folder: Path, wanted: Sequence[str]) -> Split | None:
@@ -93,8 +99,7 @@ def _stem(path: Path) -> str:
 
 def _check_shards(folder: Path, name: str, files: Sequence[Path]) -> None:
     """Raises DataError unless several files are the complete, numbered shards of one split."""
-    found = [_SHARD.search(_stem(path)) for path in files]
-    shards = [shard for shard in found if shard]
+    shards = [shard for path in files if (shard := _SHARD.search(_stem(path)))]
     if len(files) == 1 and not shards:
         return
     if len(shards) < len(files) or len(set(map(suffix_of, files))) > 1:

@@ -23,19 +23,10 @@ def content_key(prompt: Prompt) -> str:
 def hold_out(prompts: Sequence[Prompt], *, size: int, seed: int, source: str) -> tuple[list[Prompt], list[Prompt], str]:
     """Returns (train, held out, note): holds out ``size`` different prompts chosen by the seed, and keeps file order.
 
-    Removes repeats of held-out prompts from training, and counts them in the note. Raises DataError where more than
-    half of the prompts would be held out.
+    Removes repeats of held-out prompts from training, and counts them in the note. Raises DataError if more than half
+    of the prompts would be held out.
     """
-    if 2 * size > len(prompts):
-        raise DataError(
-            f"{source}: there is no test split, so eval.size = {size} rows would be held out of training, but there "
-            f"are only {len(prompts)} rows; "
-            + (
-                f"set eval.size to at most {len(prompts) // 2}, or give data.eval"
-                if len(prompts) > 1
-                else "give data.eval"
-            )
-        )
+    _refuse_small(prompts, size=size, source=source)
     order = Permutation(len(prompts), "hold out", seed)
     picked: dict[str, int] = {}
     for index in map(order, range(len(prompts))):
@@ -54,6 +45,16 @@ def hold_out(prompts: Sequence[Prompt], *, size: int, seed: int, source: str) ->
     if repeats := len(prompts) - len(held) - len(train):
         note += f", and {repeats} repeats of them left out"
     return train, held, note
+
+
+def _refuse_small(prompts: Sequence[Prompt], *, size: int, source: str) -> None:
+    if 2 * size <= len(prompts):
+        return
+    smaller = f"set eval.size to at most {len(prompts) // 2}, or " if len(prompts) > 1 else ""
+    raise DataError(
+        f"{source}: there is no test split, so eval.size = {size} rows would be held out of training, but there are "
+        f"only {len(prompts)} rows; {smaller}give data.eval"
+    )
 
 
 def repeat_note(prompts: Iterable[Prompt], what: str) -> list[str]:

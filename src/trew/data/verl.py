@@ -129,15 +129,12 @@ def restored(prompt: Prompt) -> Prompt:
 
 
 def _restored_columns(note: Mapping[str, Any], truth: Any, extra: Mapping[str, Any]) -> dict[str, Any]:
-    kept = note["values"]
-    columns = {}
-    for name in note["columns"]:
-        if name == note["gold"]:
-            columns[name] = _parsed(str(truth)) if note["json"] else truth
-        elif name in kept or name in extra:
-            columns[name] = kept[name] if name in kept else extra[name]
-    # Columns that somebody added to the row since; to_rows itself wrote split, index and the old extra_info's entries.
-    written = {*columns, "split", "index", *(kept.get("extra_info") or {})}
+    values = note["values"]
+    gold = _parsed(str(truth)) if note["json"] else truth
+    known = {**extra, **values, note["gold"]: gold}
+    columns = {name: known[name] for name in note["columns"] if name in known}
+    # Columns added to the row since; to_rows itself wrote split, index and the entries of the row's own extra_info.
+    written = {*columns, "split", "index", *(values.get("extra_info") or {})}
     return columns | {name: value for name, value in extra.items() if name not in written and value is not None}
 
 

@@ -175,8 +175,8 @@ def disagreement(scored: Sequence[ScoredGroup], rewards: Sequence[Reward]) -> Me
 
 
 def lengths(scored: Sequence[ScoredGroup]) -> Metrics:
-    """Mean length in tokens; and ``length_gap``: by how much completions above their group's mean reward are longer
-    than those below it, as a share of the group's mean length."""
+    """Mean length in tokens, and ``length_gap``: how much longer completions above their group's mean reward are than
+    those below it, as a share of the group's mean length."""
     gap, groups, tokens, count = 0.0, 0, 0, 0
     for g in scored:
         pairs = [
@@ -185,12 +185,21 @@ def lengths(scored: Sequence[ScoredGroup]) -> Metrics:
             if (value := bounded(score.value)) is not None
         ]
         tokens, count = tokens + sum(n for _, n in pairs), count + len(pairs)
-        mean = sum(v for v, _ in pairs) / max(len(pairs), 1)
-        above, below = [n for v, n in pairs if v > mean], [n for v, n in pairs if v < mean]
-        if above and below and (size := sum(n for _, n in pairs) / len(pairs)):
-            gap += (sum(above) / len(above) - sum(below) / len(below)) / size
+        found = _gap_in(pairs)
+        if found is not None:
+            gap += found
             groups += 1
     return {"length": (float(tokens), float(count)), "length_gap": (gap, float(groups))}
+
+
+def _gap_in(pairs: Sequence[tuple[float, int]]) -> float | None:
+    """A group's gap from its (reward, length) pairs; None if the rewards are all equal, or no completion has tokens."""
+    mean = sum(v for v, _ in pairs) / max(len(pairs), 1)
+    above, below = [n for v, n in pairs if v > mean], [n for v, n in pairs if v < mean]
+    size = sum(n for _, n in pairs) / max(len(pairs), 1)
+    if not above or not below or not size:
+        return None
+    return (sum(above) / len(above) - sum(below) / len(below)) / size
 
 
 # --------------------------------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,21 +31,29 @@ class Knob:
 
 
 def knobs(now: Estimate) -> list[Knob]:
-    """Every single change that saves something, the harmless ones first; if none of them is enough, at last one after
-    another together, as long as each saves more."""
+    """Every single change that saves something, the harmless ones first.
+
+    If none of them is enough, adds one knob that turns several together.
+    """
     found = [
         knob for settings in _candidates(now) if (knob := _turned(now, settings)) and _saves(knob, now.memory.peak)
     ]
-    # Greedy, not exhaustive: each combination is a full estimate, and there are too many of them.
     if now.fits is False and len(found) > 1 and not any(knob.fits for knob in found):
-        best = min(found, key=lambda knob: knob.peak)
-        for one in found:
-            # Where both change the same key, the better one's value wins.
-            knob = _turned(now, one.settings | best.settings)
-            if knob and _saves(knob, best.peak) and not best.fits:
-                best = knob
+        best = _together(now, found)
         found += [best] if best not in found else []
     return found
+
+
+def _together(now: Estimate, single: Sequence[Knob]) -> Knob:
+    """Turns one knob after another, as long as each saves more and the run does not fit."""
+    # Greedy, not exhaustive: each combination is a full estimate, and there are too many of them.
+    best = min(single, key=lambda knob: knob.peak)
+    for one in single:
+        # Where both change the same key, the better one's value wins.
+        knob = _turned(now, one.settings | best.settings)
+        if knob and _saves(knob, best.peak) and not best.fits:
+            best = knob
+    return best
 
 
 def _saves(knob: Knob, peak: int) -> bool:

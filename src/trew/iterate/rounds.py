@@ -250,12 +250,7 @@ def sample_pairs(rounds: Rounds, number: int) -> None:
         (folder / "fresh" / "rollouts").mkdir(parents=True, exist_ok=True)
     write_rollouts(folder / "fresh" / "rollouts" / "000001.parquet", scored, step=1)
     pairs = pairs_of_groups(scored, reward=rounds.verifier_name, most=r.pairs_per_prompt, seed=seed + number)
-    train_pairs, held = divide(pairs, share=r.held_out, seed=seed)
-    # A prompt of an earlier round stays on its side; otherwise held-out pairs would measure what was trained on.
-    old_train = {p.key for n in range(number) for p in history(rounds, n, "pairs.jsonl")}
-    old_held = {p.key for n in range(number) for p in history(rounds, n, "held.jsonl")}
-    train_pairs = [p for p in train_pairs if p.key not in old_held]
-    held = [p for p in held if p.key not in old_train]
+    train_pairs, held = _split(rounds, number, pairs)
     if not train_pairs or not held:
         raise DataError(
             f"{folder}: {len(pairs)} pairs of {len({p.key for p in pairs})} prompts were found in {len(scored)} x "
@@ -266,6 +261,15 @@ def sample_pairs(rounds: Rounds, number: int) -> None:
     write_pairs(folder / "pairs.jsonl", train_pairs)
     write_pairs(folder / "held.jsonl", held)
     gc.collect()
+
+
+def _split(rounds: Rounds, number: int, pairs: list[Pair]) -> tuple[list[Pair], list[Pair]]:
+    """Divides pairs into training and held-out ones."""
+    train, held = divide(pairs, share=rounds.recipe.rounds.held_out, seed=rounds.recipe.policy.seed)
+    # A prompt of an earlier round stays on its side; otherwise held-out pairs would measure what was trained on.
+    old_train = {p.key for n in range(number) for p in history(rounds, n, "pairs.jsonl")}
+    old_held = {p.key for n in range(number) for p in history(rounds, n, "held.jsonl")}
+    return [p for p in train if p.key not in old_held], [p for p in held if p.key not in old_train]
 
 
 def _fresh_completions(rounds: Rounds, number: int) -> list[ScoredGroup]:

@@ -101,6 +101,18 @@ def load_recipe(path: Path, overrides: Iterable[str] = (), *, out: Path | None =
 
 def round_problems(rounds: Iterate, rewards: Sequence[Any] = ()) -> list[str]:
     """The problems of values in ``[iterate]``, one line each."""
+    found = _number_problems(rounds)
+    if rounds.verifier.model:
+        found.append("iterate.verifier.model: a reward model cannot be the verifier; give a built-in or a function")
+    # Model and pairs are made in the rounds: placeholders, so that only the learner's values are checked.
+    dummy = RewardTraining(model="m", learner=rounds.learner, data=PairData(pairs="p"))
+    found += [f"iterate.{p}" for p in training_problems(dummy)]
+    if any(isinstance(r, Mapping) and r.get("name") == REWARD for r in rewards):
+        found.append(f"rewards: {REWARD!r} is the name of the learned reward here; call yours otherwise")
+    return found
+
+
+def _number_problems(rounds: Iterate) -> list[str]:
     found = []
     least = {"rounds": 1, "prompts": 1, "pairs_per_prompt": 1, "epochs": 1, "first_epochs": 0, "first_prompts": 0,
              "completions": 0}  # fmt: skip
@@ -119,13 +131,6 @@ def round_problems(rounds: Iterate, rewards: Sequence[Any] = ()) -> list[str]:
         found.append(
             f"iterate.weight: got {rounds.weight!r}, accepts a finite number other than 0: the policy learns from it"
         )
-    if rounds.verifier.model:
-        found.append("iterate.verifier.model: a reward model cannot be the verifier; give a built-in or a function")
-    # Model and pairs are made in the rounds: placeholders, so that only the learner's values are checked.
-    dummy = RewardTraining(model="m", learner=rounds.learner, data=PairData(pairs="p"))
-    found += [f"iterate.{p}" for p in training_problems(dummy)]
-    if any(isinstance(r, Mapping) and r.get("name") == REWARD for r in rewards):
-        found.append(f"rewards: {REWARD!r} is the name of the learned reward here; call yours otherwise")
     return found
 
 

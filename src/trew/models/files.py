@@ -105,14 +105,7 @@ def model_problems(folder: Path, name: str, *, weights: bool, kind: Kind | None 
     """
     path = folder / "config.json"
     if not path.is_file():
-        if (folder / "adapter_config.json").is_file():
-            merged = " (the folder above it has the two merged)" if (folder.parent / "config.json").is_file() else ""
-            return [
-                f"model: {name} holds an adapter without its base model{merged}; merge them and save the whole model"
-            ]
-        if list(folder.glob("*.gguf")):
-            return [f"model: {name} holds GGUF files; give a folder in Hugging Face layout (config.json, safetensors)"]
-        return [f"model: {name} has no config.json, so it is not a Hugging Face model folder"]
+        return [_why_no_config(folder, name)]
     if (folder / "adapter_config.json").is_file():
         return [f"model: {name} has {ADAPTER_BESIDE}"]
     try:
@@ -130,6 +123,16 @@ def model_problems(folder: Path, name: str, *, weights: bool, kind: Kind | None 
     found += _size_problems(config, name)
     found += _table_problems("model", folder / "generation_config.json") + _end_problems(folder, config, name)
     return found + (_weight_problems(folder, name) if weights else [])
+
+
+def _why_no_config(folder: Path, name: str) -> str:
+    """Says what a folder without config.json is instead of a model."""
+    if (folder / "adapter_config.json").is_file():
+        merged = " (the folder above it has the two merged)" if (folder.parent / "config.json").is_file() else ""
+        return f"model: {name} holds an adapter without its base model{merged}; merge them and save the whole model"
+    if list(folder.glob("*.gguf")):
+        return f"model: {name} holds GGUF files; give a folder in Hugging Face layout (config.json, safetensors)"
+    return f"model: {name} has no config.json, so it is not a Hugging Face model folder"
 
 
 _SIZES = (
@@ -177,11 +180,7 @@ def _end_problems(folder: Path, config: dict[str, Any], name: str) -> list[str]:
         return []
     found = []
     for file in ("generation_config.json", "config.json"):
-        try:
-            table = json.loads((folder / file).read_bytes())
-            ends = table.get("eos_token_id")
-        except (OSError, ValueError, AttributeError, RecursionError):
-            continue  # not there, or reported by another check
+        ends = _end_ids(folder / file)
         listed = ends if isinstance(ends, list) else [] if ends is None else [ends]
         odd = [end for end in listed if type(end) is not int or not 0 <= end < rows]
         if odd:
@@ -190,6 +189,13 @@ def _end_problems(folder: Path, config: dict[str, Any], name: str) -> list[str]:
                 f"{rows}; accepts whole numbers from 0 to {rows - 1}: correct the file, or fetch it again"
             )
     return found
+
+
+def _end_ids(file: Path) -> Any:
+    try:
+        return json.loads(file.read_bytes()).get("eos_token_id")
+    except (OSError, ValueError, AttributeError, RecursionError):
+        return None  # the file does not exist, or another check reports it
 
 
 def _unknown_architecture(config: dict[str, Any], name: str) -> list[str]:
@@ -265,12 +271,20 @@ Kind = Callable[[dict[str, Any], str], list[str]]
 
 
 def weight_files(folder: Path) -> tuple[list[Path], list[Path]]:
-    """Returns a model's weight files, from its index if it has one: present files, and missing ones. Raises ValueError
-    for an invalid index."""
+    """Returns a model's weight files, from its index if it has one: present files, and missing ones.
+
+    Raises ValueError for an invalid index.
+    """
     index = folder / "model.safetensors.index.json"
     if not index.is_file():
         single = folder / "model.safetensors"
         return ([single], []) if single.is_file() else ([], [])
+    shards = _shards_in(index)
+    here = [shard for shard in shards if (folder / shard).is_file()]
+    return [folder / shard for shard in here], [folder / shard for shard in shards if shard not in here]
+
+
+def _shards_in(index: Path) -> list[str]:
     try:
         table = json.loads(index.read_bytes())
         shards = sorted(set(table["weight_map"].values()))
@@ -281,8 +295,7 @@ def weight_files(folder: Path) -> tuple[list[Path], list[Path]]:
         raise ValueError(f"{index} names files outside its own folder, which are not read; use another copy")
     if "metadata" not in table:  # transformers asks for it
         raise ValueError(f"{index} is not a valid index; the download is not complete")
-    here = [shard for shard in shards if (folder / shard).is_file()]
-    return [folder / shard for shard in here], [folder / shard for shard in shards if shard not in here]
+    return shards
 
 
 def stored(folder: Path) -> list[StoredTensor]:

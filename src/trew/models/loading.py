@@ -80,6 +80,7 @@ def check(
     if tokenizer:
         tokens, found = _locate_for_check(tokenizer, "tokenizer")
         problems += found
+    # A tokenizer that is still on the hub is checked when it is loaded.
     if tokens is not None and (files.is_path(tokenizer or name) or files.offline()):
         problems += files.tokenizer_problems(tokens, tokenizer or name)
         if folder is not None and not problems:
@@ -114,9 +115,13 @@ def _damage(folder: Path, name: str, notes: list[str]) -> list[str]:
     problems, more = integrity.mismatches(info, stored, config, name, parts=parts)
     notes += more
     ignored = {*(info.get("unexpected_keys") or ()), *dict(model.named_buffers())}
-    patterns = list(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ())
-    weights = [t for t in stored if t.name not in ignored and not any(re.search(p, t.name) for p in patterns)]
+    weights = [t for t in stored if t.name not in ignored and not _is_ignored_by_class(t.name, model)]
     return problems + (integrity.type_problems(weights, name) or integrity.number_problems(weights, name))
+
+
+def _is_ignored_by_class(name: str, model: PreTrainedModel) -> bool:
+    patterns = getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()
+    return any(re.search(pattern, name) for pattern in patterns)
 
 
 def _outline(folder: Path, name: str) -> tuple[PreTrainedModel, Mapping[str, Any]]:
@@ -277,16 +282,24 @@ def load_scorer(name: str, *, device: str = "cpu", dtype: str = "float32", new_h
         )
     model, info = loaded
     if fresh:
-        ours = {f"{part}.{key}" for part in ("score", "classifier") for key in ("weight", "bias")}
-        # Only the new head may be missing: all else that transformers filled with random numbers is an error below.
-        lacking = [key for key in info.get("missing_keys") or () if str(key) in ours]
-        with torch.no_grad():
-            for key in lacking:
-                model.get_parameter(str(key)).zero_()
-        info = {**info, "missing_keys": [key for key in info.get("missing_keys") or () if key not in lacking]}
+        info = _with_zero_head(model, info)
     _refuse_incomplete(name, info, want="a complete one; trew train-reward makes a reward model of a language model")
     _refuse_damage(name)
     return model.to(device).eval()
+
+
+def _with_zero_head(model: PreTrainedModel, info: Mapping[str, Any]) -> dict[str, Any]:
+    """Sets the new head to zeros, and returns the loading info without it."""
+    import torch
+
+    ours = {f"{part}.{key}" for part in ("score", "classifier") for key in ("weight", "bias")}
+    missing = list(info.get("missing_keys") or ())
+    # Only the new head may be missing: all else that transformers filled with random numbers is an error later.
+    head = [key for key in missing if str(key) in ours]
+    with torch.no_grad():
+        for key in head:
+            model.get_parameter(str(key)).zero_()
+    return {**info, "missing_keys": [key for key in missing if key not in head]}
 
 
 def _refuse_damage(name: str) -> None:

@@ -100,8 +100,10 @@ def load_base(name: str, config: LoraConfig, *, device: str, dtype: str) -> PreT
 
 
 def load_bfloat16(name: str, *, device: str, biases: bool = True) -> PreTrainedModel:
-    """Loads the model with the weights of its linear layers in bfloat16 and all else in float32; ``biases``: linear
-    layers' biases are in bfloat16 too."""
+    """Loads the model with the weights of its linear layers in bfloat16 and all else in float32.
+
+    ``biases``: the biases of linear layers are in bfloat16 too.
+    """
     # Loaded as stored, so that a float32 copy of the whole model never exists. Every parameter is copied below: one
     # left in the mapped file would keep all the file's pages in memory.
     at = "meta" if device == "meta" else "cpu"
@@ -113,11 +115,18 @@ def load_bfloat16(name: str, *, device: str, biases: bool = True) -> PreTrainedM
     for p in model.parameters():
         low = id(p) in small and (biases or p.dim() > 1)
         p.data = p.data.to(torch.bfloat16 if low else torch.float32, copy=True)
-    if rounded := {key: b for key, b in model.named_buffers() if b.dtype in (torch.bfloat16, torch.float16)}:
-        made = loading.made_buffers(model.config)  # Gemma's factor of embeddings, in a model made in bfloat16
-        for key, b in rounded.items():
-            b.data = made[key] if key in made else b.data.float()
+    _restore_buffers(model)
     return model.to(device)  # pyright: ignore[reportArgumentType]
+
+
+def _restore_buffers(model: PreTrainedModel) -> None:
+    """Replaces buffers that were rounded to 16 bits: Gemma's factor of embeddings, in a model made in bfloat16."""
+    rounded = {key: b for key, b in model.named_buffers() if b.dtype in (torch.bfloat16, torch.float16)}
+    if not rounded:
+        return
+    made = loading.made_buffers(model.config)
+    for key, b in rounded.items():
+        b.data = made[key] if key in made else b.data.float()
 
 
 def import_libraries() -> None:

@@ -54,23 +54,29 @@ def gather(config: PairData, *, seed: int) -> PairSet:
         from ..errors import ConfigError
 
         raise ConfigError(problems)
-    notes = []
-    if held is None:
-        train, held = divide(pairs, share=config.held_out, seed=seed)
-        if not held:
-            raise DataError(
-                "data.pairs: all pairs are of one prompt, so that none can be held out; give more prompts, or a file "
-                "of held-out pairs in data.eval"
-            )
-    else:
-        # By prompt, not by pair: another pair of a held-out prompt would leak it into training.
-        ours = {pair.key for pair in held}
-        train = [pair for pair in pairs if pair.key not in ours]
-        if len(train) < len(pairs):
-            notes.append(f"{len(pairs) - len(train)} training pairs were left out: their prompts are in data.eval")
-        if not train:
-            raise DataError("data.pairs: all their prompts are in data.eval too; nothing is left to train on")
-    return PairSet(train, held, tuple(notes))
+    return _held_out(pairs, config, seed=seed) if held is None else _without(held, pairs)
+
+
+def _held_out(pairs: Sequence[Pair], config: PairData, *, seed: int) -> PairSet:
+    train, held = divide(pairs, share=config.held_out, seed=seed)
+    if not held:
+        raise DataError(
+            "data.pairs: all pairs are of one prompt, so that none can be held out; give more prompts, or a file "
+            "of held-out pairs in data.eval"
+        )
+    return PairSet(train, held, ())
+
+
+def _without(held: list[Pair], pairs: Sequence[Pair]) -> PairSet:
+    """The pairs of prompts that ``held`` does not have."""
+    # By prompt, not by pair: another pair of a held-out prompt would leak it into training.
+    prompts = {pair.key for pair in held}
+    train = [pair for pair in pairs if pair.key not in prompts]
+    if not train:
+        raise DataError("data.pairs: all their prompts are in data.eval too; nothing is left to train on")
+    left_out = len(pairs) - len(train)
+    notes = (f"{left_out} training pairs were left out: their prompts are in data.eval",) if left_out else ()
+    return PairSet(train, held, notes)
 
 
 def encode(

@@ -77,20 +77,23 @@ def _pair(columns: Mapping[str, Any]) -> Pair:
             raise BadRow(f"has no {name!r}; a preference pair has prompt, chosen and rejected; columns: {have}")
     chosen, before = _answer(columns["chosen"], "chosen")
     rejected, also = _answer(columns["rejected"], "rejected")
-    if columns.get("prompt") is not None:
-        prompt = parse_prompt(columns["prompt"], "prompt")
-        asked = () if isinstance(prompt, str) else tuple(map(dict, prompt))
-        if (before and before != asked) or (also and also != asked):
-            raise BadRow("chosen or rejected holds another conversation than the prompt; give the answers alone")
-    elif before and before == also:
-        prompt = parse_prompt(list(before), "chosen")
-    else:
-        raise BadRow(
-            "has no 'prompt', and chosen and rejected are not conversations that differ in their last turn alone"
-        )
+    prompt = _shared_prompt(columns.get("prompt"), before, also)
     if chosen == rejected:
         raise BadRow(f"chosen and rejected are equal ({show(chosen)}); such a pair says nothing")
     return make_pair(prompt, chosen=chosen, rejected=rejected)
+
+
+def _shared_prompt(given: Any, before: tuple[dict[str, Any], ...], also: tuple[dict[str, Any], ...]) -> Any:
+    """The prompt of both answers: the column's, or the turns that both conversations begin with."""
+    if given is not None:
+        prompt = parse_prompt(given, "prompt")
+        asked = () if isinstance(prompt, str) else tuple(map(dict, prompt))
+        if (before and before != asked) or (also and also != asked):
+            raise BadRow("chosen or rejected holds another conversation than the prompt; give the answers alone")
+        return prompt
+    if before and before == also:
+        return parse_prompt(list(before), "chosen")
+    raise BadRow("has no 'prompt', and chosen and rejected are not conversations that differ in their last turn alone")
 
 
 def _answer(value: Any, name: str) -> tuple[str, tuple[dict[str, Any], ...]]:

@@ -18,7 +18,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -150,25 +150,30 @@ def save_part(
 
 
 def _counts(folder: Path, tensors: Mapping[str, Tensor], parts: int) -> dict[str, int]:
-    """The number of entries of each file, once all parts are there. Raises FileError where one is missing."""
+    """Waits for all parts, and returns the number of entries of each file. Raises FileError if a part is missing."""
     kinds = {name.partition(".")[0] for name in tensors}
     names = [tensor_files.file_name(kind, part=n, parts=parts) for kind in kinds for n in range(1, parts + 1)]
+    _wait_for(folder, names)
+    found, counts = tensor_files.read(folder, names)
+    if lacking := [name for name in tensors if name not in found]:
+        raise FileError(f"{lacking[0]} is in no part")
+    return counts
+
+
+def _wait_for(folder: Path, names: Sequence[str]) -> None:
     end, before = time.monotonic() + PART_S, 0
     while missing := [name for name in names if not (folder / name).exists()]:
-        if (now := _written(folder)) != before:  # somebody is still writing
+        if (now := _written(folder)) != before:  # a rank is still writing: the time limit is for silence
             end, before = time.monotonic() + PART_S, now
-        if said := sorted(folder.glob("part-*.error")):
-            raise FileError(f"rank {int(said[0].stem.partition('-')[2]) - 1}: {said[0].read_text(encoding='utf-8')}")
+        if errors := sorted(folder.glob("part-*.error")):
+            rank = int(errors[0].stem.partition("-")[2]) - 1
+            raise FileError(f"rank {rank}: {errors[0].read_text(encoding='utf-8')}")
         if time.monotonic() > end:
             raise FileError(
                 f"{missing[0]} was not written, and nothing else for {PART_S:g} s; has that rank died, and do all "
                 "ranks see this folder?"
             )
         time.sleep(0.01)
-    found, counts = tensor_files.read(folder, names)
-    if lacking := [name for name in tensors if name not in found]:
-        raise FileError(f"{lacking[0]} is in no part")
-    return counts
 
 
 def _written(folder: Path) -> int:
@@ -242,6 +247,11 @@ def load(folder: Path) -> Loaded:
     for where, step in (("manifest.json", manifest.step), ("state.json", state.step)):
         if step != _order(folder)[0]:
             raise _BrokenError(f"{where} is of step {step}")
+    return state.step, _tensors_of(folder, manifest, state), state.meta
+
+
+def _tensors_of(folder: Path, manifest: Manifest, state: StateFile) -> dict[str, Stored]:
+    """All tensors of the checkpoint, as many in each file as its state says."""
     files = {name for name in manifest.files if name.endswith(".safetensors")}
     if missing := sorted(set(state.tensors) - files):
         raise _BrokenError(f"manifest.json does not name {missing[0]}, which has {state.tensors[missing[0]]} tensors")
@@ -252,7 +262,7 @@ def load(folder: Path) -> Loaded:
     for name, count in counts.items():
         if count != state.tensors.get(name, 0):
             raise _BrokenError(f"{name} has {count} tensors, {state.tensors.get(name, 0)} by state.json")
-    return state.step, tensors, state.meta
+    return tensors
 
 
 def _read_manifest(folder: Path) -> Manifest:

@@ -62,7 +62,7 @@ def problems(
 
 
 def _content_problems(folder: Path, layout: Layout, *, resume: bool, overwrite: bool) -> list[str]:
-    """What in an existing folder keeps a run from writing there: links, another run, foreign files."""
+    """Says what in an existing folder keeps a run from writing there: links, another run, foreign files."""
     found = []
     names = {p.name for p in folder.iterdir()}
     links = sorted(name for name in names if layout.owns(name) and (folder / name).is_symlink())
@@ -71,14 +71,13 @@ def _content_problems(folder: Path, layout: Layout, *, resume: bool, overwrite: 
             f"out: {folder / links[0]} is a link, and a run writes only into its own folder; remove the link, or give "
             "the folder that it points to"
         )
-    if has_run(folder, layout):
-        if not (resume or overwrite):
-            state = "a finished run" if "summary.json" in names else "a run"
-            found.append(
-                f"out: {folder} already holds {state}; --resume continues it, --overwrite deletes it and starts over, "
-                "or choose another folder"
-            )
-    elif names and not _left_by_trew(names, layout):
+    if has_run(folder, layout) and not (resume or overwrite):
+        state = "a finished run" if "summary.json" in names else "a run"
+        found.append(
+            f"out: {folder} already holds {state}; --resume continues it, --overwrite deletes it and starts over, "
+            "or choose another folder"
+        )
+    if names and not has_run(folder, layout) and not _left_by_trew(names, layout):
         some = f"{', '.join(sorted(names)[:3])}{', …' if len(names) > 3 else ''}"
         found.append(
             f"out: {folder} is not empty and not a run folder (it holds {some}); choose a new or an empty folder"

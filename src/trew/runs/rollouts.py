@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..types import Prompt, ScoredGroup
+from ..types import Prompt, Rollout, Score, ScoredGroup
 from ..utils.secrets import redact, secrets
 from .files import write_atomic
 
@@ -85,34 +85,34 @@ def write_rollouts(
             "messages": _messages(group.prompt, hidden),
             "columns": _columns(group.prompt, hidden),
         }
-        for i, (c, s) in enumerate(zip(group.rollouts, scored.scores, strict=True)):
-            rows.append(
-                {
-                    **shared,
-                    "sample": i,
-                    "completion": _text(c.text, hidden),
-                    "prompt_ids": c.prompt_ids,
-                    "token_ids": c.token_ids,
-                    "sampled": c.sampled,
-                    "logprobs": c.policy_logprobs,
-                    "sampling_logprobs": c.logprobs,
-                    "entropies": c.entropies,
-                    "advantages": None if advantages is None else _per_token(advantages[g][i], len(c.token_ids)),
-                    "step_ends": [end for end, _ in s.steps] or None,
-                    "step_scores": [value for _, value in s.steps] or None,
-                    "score": s.value,
-                    "status": s.status,
-                    "parts": [(_text(k, ()), v) for k, v in s.parts.items()],
-                    "statuses": [(_text(k, ()), v) for k, v in s.statuses.items()],
-                    "extracted": None if s.extracted is None else _text(s.extracted, hidden),
-                    "finish_reason": c.finish_reason,
-                    "policy_version": c.oldest_version,
-                    "reward_seconds": s.seconds,
-                }
-            )
+        for i, (rollout, score) in enumerate(zip(group.rollouts, scored.scores, strict=True)):
+            advantage = None if advantages is None else _per_token(advantages[g][i], len(rollout.token_ids))
+            rows.append({**shared, "sample": i, "advantages": advantage, **_sample_row(rollout, score, hidden)})
     table = pa.Table.from_pylist(rows, schema=schema())
     write_atomic(path, lambda file: pq.write_table(table, file, compression="zstd"), guard=guard)
     return len(rows)
+
+
+def _sample_row(rollout: Rollout, score: Score, hidden: tuple[str, ...]) -> dict[str, Any]:
+    return {
+        "completion": _text(rollout.text, hidden),
+        "prompt_ids": rollout.prompt_ids,
+        "token_ids": rollout.token_ids,
+        "sampled": rollout.sampled,
+        "logprobs": rollout.policy_logprobs,
+        "sampling_logprobs": rollout.logprobs,
+        "entropies": rollout.entropies,
+        "step_ends": [end for end, _ in score.steps] or None,
+        "step_scores": [value for _, value in score.steps] or None,
+        "score": score.value,
+        "status": score.status,
+        "parts": [(_text(name, ()), value) for name, value in score.parts.items()],
+        "statuses": [(_text(name, ()), status) for name, status in score.statuses.items()],
+        "extracted": None if score.extracted is None else _text(score.extracted, hidden),
+        "finish_reason": rollout.finish_reason,
+        "policy_version": rollout.oldest_version,
+        "reward_seconds": score.seconds,
+    }
 
 
 def _columns(prompt: Prompt, hidden: tuple[str, ...]) -> str:

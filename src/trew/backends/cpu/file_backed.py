@@ -64,6 +64,14 @@ def _files() -> list[tuple[int, int]]:
 def _whole_pages(tensors: Iterable[Tensor], files: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     """Returns (start, stop) of the spans of whole file pages that hold nothing but these tensors."""
     spans = sorted((t.data_ptr(), t.data_ptr() + t.nbytes) for t in tensors if t.device.type == "cpu" and t.nbytes)
+    # Rounded inwards: the pages at a span's ends hold bytes of other tensors too.
+    page = mmap.PAGESIZE
+    inside = ((-(-start // page) * page, stop // page * page) for start, stop in _joined(spans, files))
+    return [(start, stop) for start, stop in inside if start < stop]
+
+
+def _joined(spans: Iterable[tuple[int, int]], files: Sequence[tuple[int, int]]) -> list[list[int]]:
+    """The spans inside of ``files``, those that touch or overlap as one."""
     joined: list[list[int]] = []
     for start, stop in spans:
         if not any(first <= start and stop <= last for first, last in files):
@@ -72,10 +80,7 @@ def _whole_pages(tensors: Iterable[Tensor], files: Sequence[tuple[int, int]]) ->
             joined[-1][1] = max(stop, joined[-1][1])
         else:
             joined.append([start, stop])
-    # Rounded inwards: the pages at a span's ends hold bytes of other tensors too.
-    page = mmap.PAGESIZE
-    inside = ((-(-start // page) * page, stop // page * page) for start, stop in joined)
-    return [(start, stop) for start, stop in inside if start < stop]
+    return joined
 
 
 def _unwritten(start: int, stop: int) -> bool:

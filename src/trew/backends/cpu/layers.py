@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 
@@ -134,20 +135,25 @@ class Layers:
 
 
 def packed(*modules: nn.Linear, dtype: torch.dtype, arena: Arena | None = None) -> WeightMatrix:
-    """The weights of ``modules``, whose outputs are to stand side by side."""
+    """Packs the weights of ``modules`` as one matrix, with their outputs side by side."""
     rows, depth = sum(m.out_features for m in modules), modules[0].in_features
     out = None if arena is None else arena.alloc(packed_size(rows, depth), dtype=dtype)
     bias = None
     if any(m.bias is not None for m in modules):
         bias = torch.cat([torch.zeros(m.out_features) if m.bias is None else m.bias.detach().float() for m in modules])
-    # In the arena what is made on the way leaves nothing behind. In the heap, small objects that stay keep the matrices
+    # Temporaries go to the arena, which takes them back whole. In the heap, small objects that stay keep the matrices
     # that are freed apart, in some runs for half as much as all the weights.
     with nullcontext() if arena is None else arena.again():
-        empty = torch.empty if arena is None else arena.alloc
-        each = [weight_of(m, empty=empty) for m in modules]
-        weights = [w if w.dtype == torch.bfloat16 else w.float() for w in each]
-        weight = weights[0].contiguous()
-        if len(weights) > 1:
-            widest = functools.reduce(torch.promote_types, (w.dtype for w in weights))
-            weight = torch.cat(weights, out=empty(rows, depth, dtype=widest))
+        weight = _side_by_side(modules, torch.empty if arena is None else arena.alloc)
         return WeightMatrix.packed(weight, bias, dtype=dtype, out=out)
+
+
+def _side_by_side(modules: Sequence[nn.Linear], empty: Callable[..., Tensor]) -> Tensor:
+    """The modules' weights one below the other, in float32 or bfloat16."""
+    each = [weight_of(m, empty=empty) for m in modules]
+    weights = [w if w.dtype == torch.bfloat16 else w.float() for w in each]
+    if len(weights) == 1:
+        return weights[0].contiguous()
+    widest = functools.reduce(torch.promote_types, (w.dtype for w in weights))
+    rows = sum(len(w) for w in weights)
+    return torch.cat(weights, out=empty(rows, weights[0].shape[1], dtype=widest))

@@ -118,7 +118,7 @@ class RowLayout:
 
 
 def unsupported(parts: Transformer) -> str | None:
-    """Why the kernels cannot run this model, in words that complete "because ..."; else None."""
+    """Says why the kernels cannot run this model, in words that complete "because ..."; None if they can."""
     widths = {"hidden size": parts.embedding.weight.shape[1], "head size": parts.head_dim,
               "intermediate size": parts.layers[0].gate.out_features}  # fmt: skip
     for name, width in widths.items():
@@ -128,6 +128,10 @@ def unsupported(parts: Transformer) -> str | None:
         return f"its head size of {parts.head_dim} is above {WIDEST}"
     if parts.heads // parts.kv_heads > TILE:
         return f"more than {TILE} of its heads share keys"
+    return _unsupported_weight(parts)
+
+
+def _unsupported_weight(parts: Transformer) -> str | None:
     small = {id(p) for layer in parts.layers for m in _linears(layer) for p in m.parameters()}
     for name, p in parts.model.named_parameters():
         if not p.is_contiguous():

@@ -86,14 +86,13 @@ class Mbpp(Task):
         return {name: prompt.columns[name] for name in names if name in prompt.columns}
 
     def _prompt(self, row: Row, uid: str) -> Prompt | None:
-        if row.values.get("task_id") in UNTESTABLE:
-            return None
         values = row.values
+        if values.get("task_id") in UNTESTABLE:
+            return None
+        # The rows that trew writes have names of their own for the data set's columns.
         text = text_column(row, "text" if "text" in values else "prompt").strip()
         reference = text_column(row, "reference" if "reference" in values else "code").replace("\r\n", "\n")
-        asserts = _asserts(row, "asserts" if "asserts" in values else "test_list")
-        if self.challenge and values.get("challenge_test_list"):
-            asserts += _asserts(row, "challenge_test_list")
+        asserts = self._all_asserts(row)
         entry = values.get("entry_point") or entry_point(reference, asserts)
         if not isinstance(entry, str) or not entry.isidentifier():
             raise BadRow(f"the tests call no function that the reference defines: {show(asserts[0])}")
@@ -101,6 +100,12 @@ class Mbpp(Task):
         rest = {name: value for name, value in values.items() if name != "prompt"}
         question = self._question(text, entry, asserts)
         return Prompt(uid, messages=user_turn(question, system=self.system), columns={**rest, **mine})
+
+    def _all_asserts(self, row: Row) -> list[str]:
+        asserts = _asserts(row, "asserts" if "asserts" in row.values else "test_list")
+        if self.challenge and row.values.get("challenge_test_list"):
+            asserts += _asserts(row, "challenge_test_list")
+        return asserts
 
     def _question(self, text: str, entry: str, asserts: Sequence[str]) -> str:
         question = f"{text}\n\nThe function must be called `{entry}`."

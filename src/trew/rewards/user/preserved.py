@@ -8,8 +8,9 @@ import random
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -48,10 +49,14 @@ def preserved_state() -> Iterator[None]:
             torch.set_rng_state(torch_random[0])
             if torch.get_num_threads() != torch_random[1]:
                 torch.set_num_threads(torch_random[1])
-        for number, handler in handlers.items():
-            # None is a handler that was not installed from Python, which Python cannot restore.
-            if handler is not None and signal.getsignal(number) is not handler:
-                signal.signal(number, handler)
+        _restore_handlers(handlers)
+
+
+def _restore_handlers(handlers: Mapping[signal.Signals, Any]) -> None:
+    for number, handler in handlers.items():
+        # None is a handler that was not installed from Python, which Python cannot restore.
+        if handler is not None and signal.getsignal(number) is not handler:
+            signal.signal(number, handler)
 
 
 def _is_current(folder: str) -> bool:

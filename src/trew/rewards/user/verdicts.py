@@ -108,6 +108,11 @@ def _apart(
         # Each gets a share of the call's limit: however many hang, all together take about as long as the call did.
         share = max(ask.limit / count, min(SHARE_SECONDS, ask.limit))
         outcomes = [host.call([Call(ask.function, [s], share)], step=step)[0] for s in ask.samples]
+    return _merged(outcomes, seconds=outcome.seconds)
+
+
+def _merged(outcomes: Sequence[CallOutcome], *, seconds: float) -> CallOutcome:
+    """The outcomes of one completion each as one outcome; ``seconds`` is the time taken before."""
     values: list[float | None] = []
     faults, steps = {}, {}
     for i, one in enumerate(outcomes):
@@ -116,8 +121,7 @@ def _apart(
             faults[i] = alone
         if 0 in one.steps:
             steps[i] = one.steps[0]
-    seconds = outcome.seconds + sum(one.seconds for one in outcomes)
-    return CallOutcome(values, faults, seconds=seconds, steps=steps)
+    return CallOutcome(values, faults, seconds=seconds + sum(one.seconds for one in outcomes), steps=steps)
 
 
 def _located(host: FunctionHost, ask: Ask, fault: Fault, *, step: int, search_seconds: float) -> RewardError:

@@ -259,10 +259,14 @@ def labels(values: Sequence[float]) -> list[str]:
         digits = max(0, math.floor(math.log10(largest)) - math.floor(math.log10(gap) + 1e-9))
         return ["0" if v == 0 else _power(v, digits) for v in values]
     if largest >= 1e4:
-        decimals = max(0, 3 - math.floor(math.log10(gap) + 1e-9)) if gap < 1000 else 0
-        return ["0" if v == 0 else f"{v / 1000:.{decimals}f}k" for v in values]
+        return _in_thousands(values, gap)
     decimals = max(0, -math.floor(math.log10(gap) + 1e-9))
     return [f"{v:.{decimals}f}" for v in values]
+
+
+def _in_thousands(values: Sequence[float], gap: float) -> list[str]:
+    decimals = max(0, 3 - math.floor(math.log10(gap) + 1e-9)) if gap < 1000 else 0
+    return ["0" if v == 0 else f"{v / 1000:.{decimals}f}k" for v in values]
 
 
 def _power(value: float, digits: int) -> str:

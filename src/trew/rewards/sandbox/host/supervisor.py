@@ -218,25 +218,29 @@ class Supervisor:
         """Reads, writes and enforces limits until ``there()``, or until every box has ended or one was stopped."""
         look = time.monotonic() + FIRST_LOOK
         while not there():
-            for box in self.boxed:
-                self._write(box)
-            # The selector waits for output and deaths. Unsent input, and deaths without a descriptor, need polling.
-            often = any(box.unsent or box.death < 0 for box in self.boxed)
-            for key, _ in self.selector.select(0.002 if often else max(look - time.monotonic(), 0.0)):
-                if key.fd != key.data.death:
-                    self._read(key.data, key.fd)
+            self._exchange(look)
             self._reap()
             if all(box.status is not None for box in self.boxed):
                 return
             if time.monotonic() >= look:
                 self._check(late=time.monotonic() > self.until)
                 look = time.monotonic() + BETWEEN
-                if os.getppid() != self.parent:  # the run is gone: nobody will read the answer
+                if os.getppid() != self.parent:  # the run has ended: no process is left to read the answer
                     tree.end_children()
                     os._exit(1)
             if any(box.stopped for box in self.boxed):
                 tree.end_children()
                 return
+
+    def _exchange(self, until: float) -> None:
+        """Sends what the boxes take, and reads what they have written, waiting up to the time ``until``."""
+        for box in self.boxed:
+            self._write(box)
+        # The selector waits for output and deaths. Unsent input, and deaths without a descriptor, need polling.
+        often = any(box.unsent or box.death < 0 for box in self.boxed)
+        for key, _ in self.selector.select(0.002 if often else max(until - time.monotonic(), 0.0)):
+            if key.fd != key.data.death:
+                self._read(key.data, key.fd)
 
     def _reap(self) -> None:
         for box in self.boxed:
@@ -285,7 +289,6 @@ class Supervisor:
                 return
 
     def _check(self, *, late: bool) -> None:
-        job = self.job
         idle = []
         for box in self.boxed:
             if box.status is None:
@@ -296,18 +299,21 @@ class Supervisor:
         self.idle += min(idle, default=0.0)
         for box in self.boxed:
             if box.status is None and not box.stopped:
-                usage = box.usage
-                box.counts["peak"] = max(box.counts.get("peak", 0), usage.resident)
-                slept = self.idle if box is self.boxed[0] else 0.0
-                if usage.cpu + slept > job["seconds"]:
-                    verb = "ran" if usage.cpu > 9 * slept else "slept" if slept > 9 * usage.cpu else "ran and slept"
-                    box.stopped = f"{verb} for more than {job['seconds']:g} s"
-                elif usage.resident > job["memory"] + _EXTRA:
-                    box.stopped = f"used more than {job['memory'] >> 20} MiB of memory"
-                elif usage.tasks > job["processes"] + _INTERNAL:
-                    box.stopped = f"had more than {job['processes']} processes and threads"
-                elif late:
-                    box.stopped = f"clock: was not done after {job['wall']:g} s on this machine"
+                box.counts["peak"] = max(box.counts.get("peak", 0), box.usage.resident)
+                box.stopped = self._exceeded(box, late=late)
+
+    def _exceeded(self, box: Box, *, late: bool) -> str:
+        """Names the limit that a box has exceeded; empty if none."""
+        job, usage = self.job, box.usage
+        slept = self.idle if box is self.boxed[0] else 0.0
+        if usage.cpu + slept > job["seconds"]:
+            verb = "ran" if usage.cpu > 9 * slept else "slept" if slept > 9 * usage.cpu else "ran and slept"
+            return f"{verb} for more than {job['seconds']:g} s"
+        if usage.resident > job["memory"] + _EXTRA:
+            return f"used more than {job['memory'] >> 20} MiB of memory"
+        if usage.tasks > job["processes"] + _INTERNAL:
+            return f"had more than {job['processes']} processes and threads"
+        return f"clock: was not done after {job['wall']:g} s on this machine" if late else ""
 
 
 def inside_of_boxes() -> dict[str, bytes]:
