@@ -244,33 +244,41 @@ def _known_task(name: str, source: str, pairs: Sequence[str]) -> Task:
 
 
 def _prepared(task: Task, source: str, *, seed: int, eval_size: int) -> dict[str, list[Prompt]]:
-    """The prompts of every existing split, read or generated; shows a progress bar while generating."""
-    from ..data import sources
-    from ..data.tasks import Puzzles
-    from ..utils.console import Display
-
-    if isinstance(task, Puzzles) and task.makes(source):
-        with Display().bar("problems", task.size + eval_size) as bar:
-            train, test, notes = task.generate(eval_size=eval_size, seed=seed, progress=bar.advance)
-        _notes(notes)
-        return {"train": train, "test": test}
+    """The prompts of every existing split, read or generated."""
     if task.makes(source):
-        train, test, notes = task.generate(eval_size=eval_size, seed=seed)
-        _notes(notes)
-        return {"train": train, "test": test}
-    where = task.source(source)
-    whole = sources.read_train(where) if task.home_split == "train" else sources.read_eval(where)
-    parts: dict[str, Split] = dict(task.parts(whole))
-    if not parts:
-        own = task.home_split if whole.stem not in sources.EVAL_SPLITS else "test"
-        parts = {own: whole}
-        if own == "train" and (beside := sources.read_eval_beside(where)) is not None:
-            parts["test"] = beside
+        return _generated(task, seed=seed, eval_size=eval_size)
     found = {}
-    for key, split in parts.items():
+    for key, split in _splits(task, task.source(source)).items():
         found[key] = (task if key == "train" else task.whole()).prompts(split)
         _notes(task.skipped(len(split.rows) - len(found[key]), split))
     return found
+
+
+def _generated(task: Task, *, seed: int, eval_size: int) -> dict[str, list[Prompt]]:
+    from ..data.tasks import Puzzles
+    from ..utils.console import Display
+
+    if isinstance(task, Puzzles):  # takes minutes for some puzzles, so it shows a progress bar
+        with Display().bar("problems", task.size + eval_size) as bar:
+            train, test, notes = task.generate(eval_size=eval_size, seed=seed, progress=bar.advance)
+    else:
+        train, test, notes = task.generate(eval_size=eval_size, seed=seed)
+    _notes(notes)
+    return {"train": train, "test": test}
+
+
+def _splits(task: Task, where: str) -> dict[str, Split]:
+    """The splits to write: the task's own parts of one file, or the file and the test split next to it."""
+    from ..data import sources
+
+    whole = sources.read_train(where) if task.home_split == "train" else sources.read_eval(where)
+    if parts := dict(task.parts(whole)):
+        return parts
+    own = task.home_split if whole.stem not in sources.EVAL_SPLITS else "test"
+    parts = {own: whole}
+    if own == "train" and (beside := sources.read_eval_beside(where)) is not None:
+        parts["test"] = beside
+    return parts
 
 
 def _graded(task: Task, prompts: Sequence[Prompt], split: str, *, drop: bool) -> list[Prompt]:
@@ -314,18 +322,19 @@ def _compared(rows: list[dict[str, Any]], place: str, *, ngram: int, remove: boo
     texts = [contamination.problem_text(row) or "" for row in rows]
     found = contamination.overlaps(texts, contamination.problem_texts(other), n=ngram)
     copies = sum(o.share == 1 for o in found)
-    met = len({o.other for o in found})
+    affected = len({o.other for o in found})
     _say(
         f"against {other.source} ({len(other.rows)} rows): {len(found)} of {len(rows)} training rows share a run of "
-        f"{ngram} words with it, {copies} of them entirely; at least {met} evaluation rows are affected"
+        f"{ngram} words with it, {copies} of them entirely; at least {affected} evaluation rows are affected"
     )
     for overlap in found[:_SHOWN]:
         _say(f"  row {overlap.row + 1}: {overlap.share:.0%} with {other.rows[overlap.other].place}: {overlap.words}")
     if len(found) > _SHOWN:
         _say(f"  ... and {len(found) - _SHOWN} more")
-    if not remove or not found:
-        return rows
-    gone = {overlap.row for overlap in found}
+    return _without(rows, {overlap.row for overlap in found}) if remove and found else rows
+
+
+def _without(rows: list[dict[str, Any]], gone: set[int]) -> list[dict[str, Any]]:
     _say(f"train: left out {len(gone)} overlapping rows")
     return [row for number, row in enumerate(rows) if number not in gone]
 

@@ -116,8 +116,6 @@ def describe(name: str, **overrides: Any) -> Description:
     use = [p for p in paragraphs if p.startswith("Use it")]
     deviations = [p for p in paragraphs if p.startswith("Deviations:")]
     own = settings(name)
-    plain, usual, chosen = (dataclasses.asdict(o) for o in (Options(), Options.of(preset(name)), Options.of(objective)))
-    plain["aggregate"] = "own"  # a preset's own average is listed with its other choices
     return Description(
         objective=objective,
         summary=summary,
@@ -127,8 +125,15 @@ def describe(name: str, **overrides: Any) -> Description:
         deviations=" ".join(p.removeprefix("Deviations:").strip() for p in deviations),
         papers=links(summary),
         settings={k: (overrides.get(k, default), default) for k, default in own.items()},
-        options={k: (chosen[k], usual[k]) for k in plain if {chosen[k], usual[k]} != {plain[k]} and k not in own},
+        options={k: pair for k, pair in _options(name, objective).items() if k not in own},
     )
+
+
+def _options(name: str, objective: Objective) -> dict[str, tuple[Any, Any]]:
+    """Options that the preset or the objective sets: the objective's value and the preset's."""
+    plain, usual, chosen = (dataclasses.asdict(o) for o in (Options(), Options.of(preset(name)), Options.of(objective)))
+    plain["aggregate"] = "own"  # a preset's own average is listed with its other choices
+    return {k: (chosen[k], usual[k]) for k in plain if {chosen[k], usual[k]} != {plain[k]}}
 
 
 def parse(doc: str) -> tuple[str, str, list[str]]:

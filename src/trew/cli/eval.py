@@ -158,20 +158,29 @@ def prepare(config: Config, *, files: tuple[Path | None, ...] = (), bar: Bar | N
     tokenizer = _tokenizer(c, problems, notes=model_notes)
     data = problems.attempt(lambda: load_eval(c.data, size=c.eval.size, seed=c.seed))
     rewards = _rewards(c, data[1] if data else (), problems) if data or c.rewards else None
+    # A missing part has left its problem in the list; the checks below need all parts.
     if device is None or data is None or rewards is None or tokenizer is None:
         raise ConfigError(problems)
     prompts, _, notes = data
     renderer = Renderer(tokenizer, stop=c.rollout.stop)
-    problems += renderer.check(prompts)
-    problems += rewards.check_golds(prompts, bar=bar)
-    fitted = None if problems else problems.attempt(lambda: _fit(c, prompts, renderer))
-    if problems or fitted is None:
-        raise ConfigError(problems)
+    fitted, fit_notes = _checked_prompts(c, prompts, renderer, rewards, problems, bar)
     notes = [
-        *model_notes, *notes, *renderer.notes(prompts), *rewards.unserved_notes(prompts), *rewards.code, *fitted[1],
+        *model_notes, *notes, *renderer.notes(prompts), *rewards.unserved_notes(prompts), *rewards.code, *fit_notes,
     ]  # fmt: skip
     correct = correct_by(c.eval.correct_reward or rewards.names[0], at=c.eval.correct_at)
-    return Ready(c, fitted[0], rewards, renderer, device, correct, tuple(notes))
+    return Ready(c, fitted, rewards, renderer, device, correct, tuple(notes))
+
+
+def _checked_prompts(
+    config: Config, prompts: list[Prompt], renderer: Renderer, rewards: RewardSet, problems: Problems, bar: Bar | None
+) -> tuple[list[Prompt], list[str]]:
+    """The prompts that fit into the model, and notes. Raises ConfigError with the problems of all of them."""
+    problems += renderer.check(prompts)
+    problems += rewards.check_golds(prompts, bar=bar)
+    fitted = None if problems else problems.attempt(lambda: _fit(config, prompts, renderer))
+    if problems or fitted is None:
+        raise ConfigError(problems)
+    return fitted
 
 
 def _tokenizer(config: Config, problems: Problems, *, notes: list[str]) -> Any:

@@ -71,12 +71,13 @@ def _check(
 ) -> None:
     """Refuses options that would have no effect."""
     problems = []
-    for option, given in (("--plot", plot is not None), ("--ratios", ratios is not None), ("--set", bool(overrides))):
-        if given and not names:
+    given = {"--plot": plot is not None, "--ratios": ratios is not None, "--set": bool(overrides)}
+    for option in (option for option, is_given in given.items() if is_given):
+        if not names:
             problems.append(
                 f"{option}: needs an objective: trew explain NAME {option} ...; trew explain --list shows all"
             )
-        elif given and list:
+        elif list:
             problems.append(f"{option}: has no effect with --list, which shows defaults; remove one of them")
     if ratios is not None and plot is None:
         problems.append("--ratios: has no effect without a plot; add --plot FILE.svg")

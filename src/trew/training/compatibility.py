@@ -120,19 +120,8 @@ def _numbers_that_do_not_fit(objective: Objective, config: Config) -> list[str]:
 
 def machine_problems(config: Config, device: str) -> list[str]:
     """What this machine lacks for ``[lora]`` and ``[learner]``: packages, a compiler, or a device of another kind."""
-    lora, optimizer = config.lora, config.learner.optimizer
-    needs = [
-        (lora.rank > 0, f"lora.rank: got {lora.rank}", "peft", "lora"),
-        (lora.base == "nf4", f"lora.base: got {lora.base!r}", "bitsandbytes", "4bit"),
-        (optimizer == "adamw-8bit", f"learner.optimizer: got {optimizer!r}", "bitsandbytes", "4bit"),
-    ]
-    found = []
-    for asked, what, package, extra in needs:
-        if asked and importlib.util.find_spec(package) is None:
-            found.append(f"{what}, which needs the package {package}; it is not installed: pip install 'trew[{extra}]'")
-        elif asked and package == "bitsandbytes" and device == "mps":
-            found.append(f"{what}, which does not run on mps; use device = 'cpu' or a CUDA GPU")
-    if optimizer == "adamw-offload" and not device.startswith("cuda"):
+    found = _package_problems(config, device)
+    if config.learner.optimizer == "adamw-offload" and not device.startswith("cuda"):
         found.append(
             f"learner.optimizer: got 'adamw-offload', which moves moments from a GPU's memory to the CPU's, but device "
             f"is {device}; set it to 'adamw', or 'adamw-8bit' if memory is short"
@@ -140,6 +129,22 @@ def machine_problems(config: Config, device: str) -> list[str]:
     if config.learner.compile and (missing := compile_problem(device)):
         found.append(f"learner.compile: got true, {missing}; or set it to false")
     return found + (_liger_problems(config, device) if config.learner.liger else [])
+
+
+def _package_problems(config: Config, device: str) -> list[str]:
+    lora, optimizer = config.lora, config.learner.optimizer
+    needs = [
+        (lora.rank > 0, f"lora.rank: got {lora.rank}", "peft", "lora"),
+        (lora.base == "nf4", f"lora.base: got {lora.base!r}", "bitsandbytes", "4bit"),
+        (optimizer == "adamw-8bit", f"learner.optimizer: got {optimizer!r}", "bitsandbytes", "4bit"),
+    ]
+    found = []
+    for what, package, extra in (need[1:] for need in needs if need[0]):
+        if importlib.util.find_spec(package) is None:
+            found.append(f"{what}, which needs the package {package}; it is not installed: pip install 'trew[{extra}]'")
+        elif package == "bitsandbytes" and device == "mps":
+            found.append(f"{what}, which does not run on mps; use device = 'cpu' or a CUDA GPU")
+    return found
 
 
 def compile_problem(device: str) -> str | None:
@@ -227,15 +232,11 @@ def _nothing_to_learn(objective: Objective, config: Config) -> str:
 def _idle_on_policy(objective: Objective, config: Config) -> list[str]:
     """Components with no effect while the policy is the one that sampled, but some effect once it has moved."""
     still = objective.prepare(_example(prompts=8, completions=8, max_length=config.rollout.max_tokens))
-    advantages = still.advantages
-    assert advantages is not None
     # Log-ratios of +-6: far outside the usual clip ranges and trust regions, in both directions.
     shift = torch.where(still.sequence_ids % 3 == 0, 6.0, -6.0)
     moved = still.replace(old_logprobs=still.logprobs + shift, rollout_logprobs=still.logprobs + shift)
-    w = [objective.weight(objective.ratio(b), advantages=advantages, batch=b) for b in (still, moved)]
     idle: list[tuple[str, Component]] = []
-    # A weight drawn over the whole step is random: one example does not tell whether it has an effect.
-    if objective.weight.scope != "batch" and (w[0] == 1).all() and (w[1] != 1).any():
+    if _is_idle_weight(objective, still, moved):
         idle.append(("its trust region", objective.weight))
     idle += [("its correction", c) for c in objective.correction if (c(still) == 1).all() and (c(moved) != 1).any()]
     idle += [
@@ -244,6 +245,15 @@ def _idle_on_policy(objective: Objective, config: Config) -> list[str]:
         if term.active and not term.derivative(still).any() and term.derivative(moved).any()
     ]
     return [f"{what} ({component.equation().partition('      ')[0]})" for what, component in idle]
+
+
+def _is_idle_weight(objective: Objective, still: TokenBatch, moved: TokenBatch) -> bool:
+    # A weight drawn over the whole step is random: one example does not tell whether it has an effect.
+    if objective.weight.scope == "batch":
+        return False
+    assert still.advantages is not None
+    w = [objective.weight(objective.ratio(b), advantages=still.advantages, batch=b) for b in (still, moved)]
+    return bool((w[0] == 1).all() and (w[1] != 1).any())
 
 
 def _example(*, prompts: int, completions: int, max_length: int) -> TokenBatch:

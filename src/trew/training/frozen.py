@@ -93,23 +93,25 @@ def _old_logprobs(
     plan: Plan, policy: Policy, samples: Sequence[TrainingSample], batch: TokenBatch, canary: Canary, *, stale: bool,
     known: Tensor | None,
 ) -> Tensor:  # fmt: skip
-    """Log-probs (N,) of the policy in the ratio's denominator. ``known``: the current policy's, where there are any."""
+    """Log-probs (N,) of the policy in the ratio's denominator. ``known``: those of the current policy, if computed."""
     own = batch.rollout_logprobs
-    if stale:
-        corrected = any(correction.mismatch for correction in plan.objective.correction)
-        if own is not None and not corrected:
-            return own
+    corrected = any(correction.mismatch for correction in plan.objective.correction)
+    # Without a correction the ratio itself must account for the policies that really sampled.
+    if stale and own is not None and not corrected:
+        return own
     if known is not None:
         return known
-    if stale:
-        return policy.logprobs(samples)
-    # The sampler has computed these log-probs already, and a forward pass over all rollouts is saved where they are the
-    # same numbers: same weights, an uncut distribution, float32, and equal to the policy's on the rollouts compared. Of
-    # another process, a few rollouts that agree say too little about the others.
-    comparable = plan.config.kernels == "auto" and plan.config.learner.dtype == "float32"
-    comparable = comparable and plan.config.cluster.rollout == "embedded"
-    equal = len(canary.differences) > 0 and float(canary.differences.max()) <= ROUNDING
-    return own if comparable and equal and own is not None else policy.logprobs(samples)
+    return own if own is not None and not stale and _are_equal(plan, canary) else policy.logprobs(samples)
+
+
+def _are_equal(plan: Plan, canary: Canary) -> bool:
+    """Whether the sampler's log-probs of fresh rollouts are the numbers that the policy would compute again."""
+    # Same weights, an uncut distribution, float32, and equal to the policy's on the rollouts compared. Of another
+    # process, a few rollouts that agree say too little about the others.
+    config = plan.config
+    if config.kernels != "auto" or config.learner.dtype != "float32" or config.cluster.rollout != "embedded":
+        return False
+    return len(canary.differences) > 0 and float(canary.differences.max()) <= ROUNDING
 
 
 def compare(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -48,11 +48,7 @@ def _learned(attempt: Attempt, version: int) -> dict[str, Any]:
         "policy_version": version,
     }
     if rollouts.baselines is not None:
-        judged = [value for value in rollouts.baselines.values() if value == value]
-        row |= {
-            "baseline": sum(judged) / len(judged) if judged else None,
-            "baseline/none": 1 - len(judged) / len(rollouts.baselines),
-        }
+        row |= _baseline_row(rollouts.baselines)
     # Without a reference model, "kl" is the distance that the updates moved, or the one between learner and sampler.
     row.setdefault("kl", row.get("kl_old", row.get("kl_rollout")))
     return row
@@ -62,6 +58,14 @@ def correction_row(attempt: Attempt, objective: Objective) -> dict[str, float]:
     """How much of a step is beyond the limits of the objective's correction; empty where there is none."""
     share = None if attempt.batch is None else objective.corrected_share(attempt.batch)
     return {} if share is None else {"corrected_share": share}
+
+
+def _baseline_row(baselines: Mapping[str, float]) -> dict[str, Any]:
+    judged = [value for value in baselines.values() if value == value]  # NaN: the greedy answer has no reward
+    return {
+        "baseline": sum(judged) / len(judged) if judged else None,
+        "baseline/none": 1 - len(judged) / len(baselines),
+    }
 
 
 def _advantage_share(attempt: Attempt) -> float:

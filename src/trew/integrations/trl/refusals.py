@@ -166,7 +166,7 @@ def _cuts(args: Any) -> dict[str, Any]:
 
 
 def of_rewards(objective: Objective, functions: Sequence[Any], *, weights: Sequence[float] | None) -> list[str]:
-    """Lists why an objective that needs step rewards cannot run with these reward functions; empty where it can."""
+    """Lists why an objective that needs step rewards cannot run with these reward functions; empty if it can."""
     if "step_rewards" not in objective.needs:
         return []
     scoring = [hasattr(function, "taken") for function in functions]
@@ -178,8 +178,14 @@ def of_rewards(objective: Objective, functions: Sequence[Any], *, weights: Seque
         )
     if objective.advantage.reads_rewards:
         return problems
+    weights = [1.0] * len(functions) if weights is None else weights
+    return problems + _weight_problems(objective, weights, scoring)
+
+
+def _weight_problems(objective: Objective, weights: Sequence[float], scoring: Sequence[bool]) -> list[str]:
     # Not strict: an environment's reward is in the functions only after TRL's constructor, and weights may count it.
-    given = list(zip([1.0] * len(functions) if weights is None else weights, scoring, strict=False))
+    given = list(zip(weights, scoring, strict=False))
+    problems = []
     if any(weight for weight, of_steps in given if not of_steps):
         problems.append(
             f"reward_funcs: {objective.name} reads the rewards of steps alone, so that the others (an environment's "

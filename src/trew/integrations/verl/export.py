@@ -208,17 +208,23 @@ def _elsewhere(config: Config, own: dict[str, Any], lost: list[str]) -> dict[str
         # in length would seem to have signal.
         if preset(config.objective.preset).keep:
             keys["algorithm.filter_groups.metric"] = hydra(_parts(config)[0])
-    if rule := own.get("correction"):
-        given = {key: own.pop(key) for key in ("correction", "correction_low", "correction_high") if key in own}
-        rules = preset(config.objective.preset, **given).correction
-        found = _correction([r for r in rules if r.mismatch])
-        keys |= found
-        if rules and (not found or len(rules) > 1):
-            part = "opsm" if found else rule
-            lost.append(f"objective.correction = {rule!r}: verl's algorithm.rollout_correction has no {part}")
+    if own.get("correction"):
+        keys |= _own_correction(config, own, lost)
     lost += [
         f"objective.{key} = {value!r}: {_ELSEWHERE.get(key, 'verl has no such rule')}" for key, value in own.items()
     ]
+    return keys
+
+
+def _own_correction(config: Config, own: dict[str, Any], lost: list[str]) -> dict[str, str]:
+    """Takes the settings of the correction out of ``own``, and returns verl's keys for it."""
+    rule = own["correction"]
+    given = {key: own.pop(key) for key in ("correction", "correction_low", "correction_high") if key in own}
+    rules = preset(config.objective.preset, **given).correction
+    keys = _correction([r for r in rules if r.mismatch])
+    if rules and (not keys or len(rules) > 1):
+        part = "opsm" if keys else rule
+        lost.append(f"objective.correction = {rule!r}: verl's algorithm.rollout_correction has no {part}")
     return keys
 
 

@@ -236,15 +236,23 @@ class AdvantageEstimator:
 
 
 def _denominators(name: str, objective: Objective, batch: TokenBatch, info: dict[str, Any]) -> Denominators:
-    """Returns the mini-batch's denominators by verl's counts, or this batch's where verl gives none."""
+    """Returns the mini-batch's denominators by verl's counts, or this batch's if verl gives none."""
     own = Denominators.of(batch)
-    tokens, sequences = info.get("batch_num_tokens"), info.get("global_batch_size")
-    needed = tokens if isinstance(objective.aggregate, TokenMean) else sequences
+    key = "batch_num_tokens" if isinstance(objective.aggregate, TokenMean) else "global_batch_size"
     # Each rank would divide by its own count, and ranks with few tokens would weigh more.
-    if (info.get("dp_size") or 1) > 1 and needed is None:
-        key = "batch_num_tokens" if isinstance(objective.aggregate, TokenMean) else "global_batch_size"
+    if (info.get("dp_size") or 1) > 1 and info.get(key) is None:
         raise DataError(f"{name}: got dp_size = {info['dp_size']} without {key}; verl's global_batch_info must have it")
-    length = info.get("loss_scale_factor")
+    tokens, sequences = info.get("batch_num_tokens"), info.get("global_batch_size")
+    return Denominators(
+        own.sequences if sequences is None else int(sequences),
+        own.tokens if tokens is None else int(tokens),
+        _longest(name, objective, info.get("loss_scale_factor")),
+        own.groups,
+    )
+
+
+def _longest(name: str, objective: Objective, length: float | None) -> int | None:
+    """The longest answer allowed, from verl's loss_scale_factor."""
     if isinstance(objective.aggregate, Constant) and length is None:
         raise ConfigError(
             f"{name}: got loss_scale_factor = None; it divides by the longest answer allowed, which no micro-batch "
@@ -252,12 +260,7 @@ def _denominators(name: str, objective: Objective, batch: TokenBatch, info: dict
         )
     if length is not None and (length < 1 or length != int(length)):
         raise ConfigError(f"{name}: got loss_scale_factor = {length}, accepts a whole number of at least 1")
-    return Denominators(
-        own.sequences if sequences is None else int(sequences),
-        own.tokens if tokens is None else int(tokens),
-        None if length is None else int(length),
-        own.groups,
-    )
+    return None if length is None else int(length)
 
 
 def _advantages_alone(objective: Objective) -> Objective:

@@ -96,20 +96,18 @@ def in_loss(objective: Objective) -> tuple[Divergence, ...]:
 
 
 def _no_loss(objective: Objective) -> str:
-    terms = in_loss(objective)
     components: list[Component] = [
         objective.ratio,
         objective.weight,
         *objective.correction,
         objective.aggregate,
-        *terms,
+        *in_loss(objective),
     ]
     needed = [
         n for component in components for n in component.needs if not (n == "rollout_logprobs" and bypasses(objective))
     ]
     missing = [NOT_GIVEN[n] for n in needed if n in NOT_GIVEN]
     # Reasons in order of precedence: only the first is reported.
-    kl = verl_s_kl(objective)
     checks = {
         "corrections of the mismatch are verl's own: algorithm.rollout_correction": bool(objective.correction),
         "the entropy bonus is verl's own: actor.entropy_coeff": objective.entropy_bonus.active,
@@ -117,14 +115,21 @@ def _no_loss(objective: Objective) -> str:
         "it must see the whole step at once, and verl calls a loss with one micro-batch at a time": any(
             SCOPES.index(p.scope) > SCOPES.index("sequence") for p in components
         ),
-        f"verl's KL term has no estimator {kl.estimator if kl else ''}": kl is not None
-        and kl.estimator not in KL_TYPES,
-        f"verl's KL term cannot be averaged by {type(objective.aggregate).__name__}": kl is not None
-        and type(objective.aggregate) not in AGGREGATES,
     }
-    told = [reason for reason, holds in checks.items() if holds]
+    reasons = [reason for reason, holds in checks.items() if holds] + _no_kl(objective)
     # A correction always needs the sampler's log-probs. That reason would hide the useful one, verl's equivalent key.
-    return next(iter(told if objective.correction else [*missing, *told]), "")
+    return next(iter(reasons if objective.correction else [*missing, *reasons]), "")
+
+
+def _no_kl(objective: Objective) -> list[str]:
+    """Why verl's own KL term in the loss cannot stand in for the objective's."""
+    kl = verl_s_kl(objective)
+    if kl is None:
+        return []
+    reasons = [] if kl.estimator in KL_TYPES else [f"verl's KL term has no estimator {kl.estimator}"]
+    if type(objective.aggregate) not in AGGREGATES:
+        reasons.append(f"verl's KL term cannot be averaged by {type(objective.aggregate).__name__}")
+    return reasons
 
 
 def _no_advantage(objective: Objective) -> str:
@@ -142,10 +147,15 @@ def _no_advantage(objective: Objective) -> str:
         if name in NOT_GIVEN:
             return NOT_GIVEN[name]
     kl = objective.reference
-    if kl.active and kl.place != "loss" and kl.estimator not in KL_TYPES:
+    return _no_kl_in_reward(objective) if kl.active and kl.place != "loss" else ""
+
+
+def _no_kl_in_reward(objective: Objective) -> str:
+    kl = objective.reference
+    if kl.estimator not in KL_TYPES:
         return f"verl's KL in the reward has no estimator {kl.estimator}"
     # verl subtracts the KL from the token rewards before it calls an estimator, which then sees sums only.
-    if kl.active and kl.place == "to-go" and not _is_plain(objective):
+    if kl.place == "to-go" and not _is_plain(objective):
         return "verl adds the KL to the token rewards, where a baseline cannot tell it from the reward"
     return ""
 

@@ -42,6 +42,21 @@ MIRROR = "=".join(BYPASS[1])
 def refuse_for_loss(name: str, objective: Objective, *, mode: str, config: Any) -> None:
     """Raises ConfigError for actor settings that this loss ignores, unless they are at verl's default or agree with the
     loss."""
+    problems = _ignored_bounds(name, objective, config)
+    own = AGGREGATES.get(type(objective.aggregate), "none of verl's")
+    # verl's default looks the same as a mode that nobody set; PolicyLoss warns about that one instead.
+    if mode not in (own, DEFAULT_MODE):
+        problems.append(
+            f"{name}: got loss_agg_mode={mode}, but averages by {own}: set actor_rollout_ref.actor.loss_agg_mode="
+            f"{own}, or give the objective another aggregate under a name of its own"
+        )
+    if bypasses(objective):
+        problems += _bypass(name, setting(config, "policy_loss.rollout_correction"))
+    if problems:
+        raise ConfigError(problems)
+
+
+def _ignored_bounds(name: str, objective: Objective, config: Any) -> list[str]:
     problems = []
     for key, (default, ours) in LOSS.items():
         got = setting(config, key)
@@ -53,17 +68,7 @@ def refuse_for_loss(name: str, objective: Objective, *, mode: str, config: Any) 
                 f"has {', '.join(has) or 'no such bound'}. Leave the key at {default}, and give the objective other "
                 "settings under a name of its own: TREW_VERL, or register"
             )
-    own = AGGREGATES.get(type(objective.aggregate), "none of verl's")
-    # verl's default cannot be told from a mode that nobody set; PolicyLoss warns about that one instead.
-    if mode not in (own, DEFAULT_MODE):
-        problems.append(
-            f"{name}: got loss_agg_mode={mode}, but averages by {own}: set actor_rollout_ref.actor.loss_agg_mode="
-            f"{own}, or give the objective another aggregate under a name of its own"
-        )
-    if bypasses(objective):
-        problems += _bypass(name, setting(config, "policy_loss.rollout_correction"))
-    if problems:
-        raise ConfigError(problems)
+    return problems
 
 
 def _bypass(name: str, correction: Any) -> Iterator[str]:

@@ -84,13 +84,34 @@ class _Sample:
 
 def render_report(runs: Sequence[RunData], *, created: str = "") -> str:
     """Renders the page. ``created`` is a date for the footer; an empty one is left out."""
-    import jinja2
     from markupsafe import Markup
 
     from ...utils.secrets import redact, secrets
 
     hidden = secrets()
     runs = [dataclasses.replace(run, rows=tuple(redact(row, hidden) for row in run.rows)) for run in runs]
+    style = _STYLE + CSS
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    names = _names(runs)
+    charts, more = _charts(names, runs)
+    return _template(hidden).render(
+        style=Markup(style),
+        # The policy allows this one style and nothing else: no script, image or style smuggled in by a completion.
+        policy=Markup(f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"),
+        title=names[0] if len(runs) == 1 else f"{len(runs)} runs",
+        charts=list(map(Markup, charts)),
+        more=list(map(Markup, more)),
+        created=created,
+        **_sections(list(zip(names, runs, strict=True))),
+    )
+
+
+def _template(hidden: tuple[str, ...]) -> Any:
+    """The page's template; every text in it is escaped, and without secrets and invisible characters."""
+    import jinja2
+    from markupsafe import Markup
+
+    from ...utils.secrets import redact
 
     def shown(value: Any) -> Any:
         return visible(redact(value, hidden)) if isinstance(value, str) and not isinstance(value, Markup) else value
@@ -103,27 +124,19 @@ def render_report(runs: Sequence[RunData], *, created: str = "") -> str:
         lstrip_blocks=True,
         finalize=shown,
     )
-    style = _STYLE + CSS
-    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
-    names = _names(runs)
-    named = list(zip(names, runs, strict=True))
-    charts, more = _charts(names, runs)
-    return environment.get_template("report.html.jinja").render(
-        style=Markup(style),
-        # The policy allows this one style and nothing else: no script, image or style smuggled in by a completion.
-        policy=Markup(f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"),
-        title=names[0] if len(runs) == 1 else f"{len(runs)} runs",
-        facts=[(name, _facts(run)) for name, run in named],
-        results=[_result(name, run) for name, run in named],
-        charts=list(map(Markup, charts)),
-        more=list(map(Markup, more)),
-        samples=[(name, _samples(run)) for name, run in named],
-        configs=[(name, run.config_text) for name, run in named],
-        outcomes=[(name, text) for name, run in named for text in run.outcome],
-        health=[(name, run.health) for name, run in named],
-        notes=[f"{name}: {note}" for name, run in named for note in _notes(run)],
-        created=created,
-    )
+    return environment.get_template("report.html.jinja")
+
+
+def _sections(named: Sequence[tuple[str, RunData]]) -> dict[str, list[Any]]:
+    return {
+        "facts": [(name, _facts(run)) for name, run in named],
+        "results": [_result(name, run) for name, run in named],
+        "samples": [(name, _samples(run)) for name, run in named],
+        "configs": [(name, run.config_text) for name, run in named],
+        "outcomes": [(name, text) for name, run in named for text in run.outcome],
+        "health": [(name, run.health) for name, run in named],
+        "notes": [f"{name}: {note}" for name, run in named for note in _notes(run)],
+    }
 
 
 def write_report(folders: Iterable[Path], out: Path | None = None) -> Path:
