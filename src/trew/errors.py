@@ -52,7 +52,7 @@ class RewardError(TrewError):
     """A reward function that raised, or returned something that is not a list of numbers and None.
 
     ``evidence`` is what its author needs to reproduce it: the completions with their prompts and columns, and the
-    traceback, as plain values; empty where there is none.
+    traceback, as plain values; empty if there is none.
     """
 
     def __init__(self, message: str, *, evidence: Mapping[str, Any] | None = None):
@@ -189,8 +189,8 @@ def path_problem(error: OSError) -> str:
 
 @contextmanager
 def output_file(path: Any) -> Iterator[None]:
-    """Turns an OSError inside into a message about a file that the user asked for: a ConfigError where the path is at
-    fault (an existing folder, no permission), a StorageError where the disk is."""
+    """Turns an OSError inside into a message about a file that the user asked for: a ConfigError if the path is at
+    fault (an existing folder, no permission), a StorageError if the disk is."""
     try:
         yield
     except OSError as error:

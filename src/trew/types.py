@@ -161,12 +161,12 @@ class Rollout:
 
     @property
     def policy_logprobs(self) -> np.ndarray | None:
-        """(N,) float32, at temperature 1 and untruncated; None where a turn lacks them."""
+        """(N,) float32, at temperature 1 and untruncated; None if a turn lacks them."""
         return self._known([(_zeros(turn), turn.policy_logprobs) for turn in self.turns])
 
     @property
     def entropies(self) -> np.ndarray | None:
-        """(N,) float32; None where a turn lacks them."""
+        """(N,) float32; None if a turn lacks them."""
         return self._known([(_zeros(turn), turn.entropies) for turn in self.turns])
 
     @property
@@ -183,7 +183,7 @@ class Rollout:
 
     @property
     def oldest_version(self) -> int | None:
-        """The version of the weights that sampled the oldest token; None where nothing was sampled."""
+        """The version of the weights that sampled the oldest token; None if nothing was sampled."""
         return min((span.version for turn in self.turns for span in turn.versions), default=None)
 
     @property
@@ -242,7 +242,7 @@ class Score:
 
     ``value`` is None when no reward applied or none could judge; statistics leave None out and never read it as 0.
     ``parts`` has each reward's value by name, before weights. ``steps`` are weighted rewards of the rollout's steps as
-    (end, value), with ``end`` the number of tokens up to and including the step's last one; empty where no reward
+    (end, value), with ``end`` the number of tokens up to and including the step's last one; empty if no reward
     scores steps. ``statuses`` explains each part's value, ``part_seconds`` is the time it took.
     """
 

@@ -95,7 +95,7 @@ class Description:
     about: tuple[str, ...]  # paragraphs
     use: str
     deviations: str
-    papers: tuple[str, ...]  # links to the source; empty where it has no address
+    papers: tuple[str, ...]  # links to the source; empty if it has no address
     settings: Mapping[str, tuple[Any, Any]]  # name -> (value, default)
     options: Mapping[str, tuple[Any, Any]]  # common options that differ from what most presets have, likewise
 

@@ -339,7 +339,7 @@ def _hub() -> Iterator[Finding]:
 
 
 def _ask(address: str) -> str:
-    """Why ``address`` does not answer; empty where it does, whatever the answer."""
+    """Says why ``address`` does not answer; empty if it does, whatever the answer."""
     if not address.startswith(("https://", "http://")):
         return "HF_ENDPOINT is not an http address"
     try:

@@ -95,7 +95,7 @@ def eval(
 
 
 def run_of(folder: Path) -> Path | None:
-    """The run whose folder, or whose folder of final weights, ``folder`` is; None where it is neither."""
+    """The run whose folder, or whose folder of final weights, ``folder`` is; None if it is neither."""
     for run in (folder, *([folder.parent] if folder.name == "final" else [])):
         # A model's folder has config.json; a run's folder has its recipe and metrics.
         if all((run / name).is_file() for name in ("config.toml", "metrics.jsonl")):
@@ -104,7 +104,7 @@ def run_of(folder: Path) -> Path | None:
 
 
 def _check_run(run: Path) -> None:
-    """Raises ConfigError where the run's recipe is not a regular file, or the run has no final weights."""
+    """Raises ConfigError if the run's recipe is not a regular file, or the run has no final weights."""
     from ..runs.report.safe_files import TEXT_BYTES, open_file
 
     try:
@@ -198,7 +198,7 @@ def _tokenizer(config: Config, problems: Problems, *, notes: list[str]) -> Any:
 
 
 def _file_problems(file: Path) -> list[str]:
-    """Why an output file cannot be written; checked first, because the evaluation before it may take hours."""
+    """Says why an output file cannot be written; checked first, because the evaluation before it may take hours."""
     if file.is_dir():
         return [f"{file}: cannot be written: is a folder; choose another file"]
     if not file.parent.is_dir():
@@ -225,7 +225,7 @@ def _rewards(config: Config, defaults: Sequence[RewardConfig], problems: Problem
 def _fit(config: Config, prompts: list[Prompt], renderer: Renderer) -> tuple[list[Prompt], list[str]]:
     """Applies the configuration's policy for overlong prompts; returns the prompts and notes.
 
-    Raises ConfigError where the remaining prompts with their completions are too long for the model.
+    Raises ConfigError if the remaining prompts with their completions are too long for the model.
     """
     from ..data import apply_overlong
     from ..models import loading

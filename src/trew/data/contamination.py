@@ -73,7 +73,7 @@ def _runs(text: str, n: int) -> Iterator[tuple[str, ...]]:
 
 
 def problem_text(row: Mapping[str, Any]) -> str | None:
-    """The problem of a row, without the instruction that a task adds; None where no column has one.
+    """The problem of a row, without the instruction that a task adds; None if no column has one.
 
     >>> problem_text({"prompt": [{"role": "user", "content": "2 + 2?"}], "gold": "4"})
     '2 + 2?'

@@ -52,7 +52,7 @@ def truncate_left(prompt: Prompt, limit: int, *, count: Callable[[Prompt], int])
     """Cuts the start of the text, or of the longest user message, until the whole prompt has at most ``limit`` tokens.
 
     Cuts between characters and measures with ``count``, so that the chat template, the other messages and multi-byte
-    characters stay whole. Raises DataError where everything else alone exceeds the limit.
+    characters stay whole. Raises DataError if everything else alone exceeds the limit.
     """
     content, rebuild = _cuttable(prompt)
     low, high = 0, len(content) - 1  # bisection: cutting `high` characters is enough, cutting `low` is not

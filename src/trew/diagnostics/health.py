@@ -74,7 +74,7 @@ class HealthWarning:
 
 
 # --------------------------------------------------------------------------------------------------------------------
-# Rules: (history, facts) -> what is wrong in words and numbers, empty where nothing is
+# Rules: (history, facts) -> what is wrong in words and numbers, empty if nothing is
 
 
 class History:
@@ -116,7 +116,7 @@ def _sentence(text: str) -> str:
 
 
 def finite(value: Any) -> float | None:
-    """The value as a finite float; None where it is no number, or one that no float can hold (10**400)."""
+    """The value as a finite float; None if it is no number, or one that no float can hold (10**400)."""
     if not isinstance(value, (int, float)) or isinstance(value, bool):
         return None
     try:

@@ -68,7 +68,7 @@ ADVICE = {
 
 
 def bounded(value: float | None) -> float | None:
-    """A reward as sums take it: from -``LARGEST`` to ``LARGEST``; None where it is NaN or missing.
+    """A reward as sums take it: from -``LARGEST`` to ``LARGEST``; None if it is NaN or missing.
 
     A reward may be any number of Python: 1e300, whose square is none, an infinity, or an integer of 400 digits.
 

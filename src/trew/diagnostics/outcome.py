@@ -12,7 +12,7 @@ from .health import Row, finite
 
 
 def outcome(rows: Sequence[Row], table: Mapping[str, Any]) -> list[str]:
-    """The findings to end a run with; none where any step had a gradient, or where there was no step.
+    """The findings to end a run with; none if any step had a gradient, or if there was no step.
 
     ``rows`` are the run's rows of metrics, ``table`` its configuration as nested plain values.
 

@@ -73,7 +73,7 @@ class Load:
     native_decode: bool
     body: Pass | None = None
     prefill: BytesByDepth | None = None
-    plan: Planning | None = None  # of the backend, where there is one
+    plan: Planning | None = None  # of the backend, if there is one
     static: Static | None = None  # generation on a GPU by our decoder
     free: int | None = None  # bytes available for the whole run
     stored: int = 0  # bytes of the model's files

@@ -57,7 +57,7 @@ class Estimate:
 
     @property
     def fits(self) -> bool | None:
-        """Whether the peak fits; None where the available memory is unknown."""
+        """Whether the peak fits; None if the available memory is unknown."""
         return None if self.machine.free is None else self.memory.peak <= self.machine.free
 
 

@@ -111,7 +111,7 @@ def evaluate(
     how many: they never count as wrong. Computes pass@k for k = 1, 2, 4, … and ``samples``, each over the prompts with
     at least k verdicts.
 
-    Raises ConfigError for settings that cannot be evaluated, DataError without prompts, and EngineError where the
+    Raises ConfigError for settings that cannot be evaluated, DataError without prompts, and EngineError if the
     engine returns other groups than requested.
     """
     if not prompts:
@@ -165,7 +165,7 @@ def _count(
 
 
 def _pass_at(judged: list[list[bool]], samples: int) -> dict[int, Interval]:
-    """pass@k over the prompts with at least k verdicts; no entry where there is no such prompt."""
+    """pass@k over the prompts with at least k verdicts; no entry if there is no such prompt."""
     found = {}
     for k in _ks(samples):
         if chances := [pass_at_k(len(v), sum(v), k) for v in judged if len(v) >= k]:
@@ -180,7 +180,7 @@ def _ks(samples: int) -> list[int]:
 
 
 def _check(groups: list[Group], prompts: Sequence[Prompt], samples: int) -> None:
-    """Raises EngineError where the engine lost, swapped or shortened a group: an accuracy would hide it."""
+    """Raises EngineError if the engine lost, swapped or shortened a group: an accuracy would hide it."""
     if [g.prompt.uid for g in groups] != [p.uid for p in prompts]:
         raise EngineError(
             f"evaluation: the engine returned {len(groups)} groups, which are not those of the {len(prompts)} prompts"
@@ -191,7 +191,7 @@ def _check(groups: list[Group], prompts: Sequence[Prompt], samples: int) -> None
 
 
 def _mean_reward(scored: list[ScoredGroup], name: str) -> float:
-    """The mean of one reward over the completions it scored; nan where it scored none."""
+    """The mean of one reward over the completions it scored; nan if it scored none."""
     parts = (score.parts.get(name) for group in scored for score in group.scores)
     known = [v for v in parts if v is not None]
     return sum(known) / len(known) if known else math.nan

@@ -244,7 +244,7 @@ def _mcnemar(b: int, c: int) -> float:
 
 
 def _sign_flip(differences: np.ndarray, resamples: int, seed: int) -> float:
-    """The p-value of the sign-flip permutation test; 1 where nothing changed."""
+    """The p-value of the sign-flip permutation test; 1 if nothing changed."""
     from scipy.stats import permutation_test
 
     # Flipping a zero changes nothing, so that zeros leave the p-value as it is and only cost exact enumeration.

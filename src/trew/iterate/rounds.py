@@ -88,7 +88,7 @@ class Rounds:
 
     @property
     def first_prompts(self) -> int:
-        """The number of prompts in round 0; 0 where the recipe's ``reward_model`` already is a reward model."""
+        """The number of prompts in round 0; 0 if the recipe's ``reward_model`` already is a reward model."""
         r = self.recipe.rounds
         return r.first_prompts or (0 if is_reward_model(r.reward_model) else r.prompts)
 

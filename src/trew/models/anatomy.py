@@ -146,7 +146,7 @@ def describe(model: Any, *, adapters: bool = False) -> Transformer | str:
 
 
 def _unknown(model: Any) -> str:
-    """Why the model's code is not code that this module knows; empty where it is."""
+    """Says why the model's code is not code that this module knows; empty if it is."""
     # The module's name too: remote code may define a class of the same name with another forward pass.
     if type(model).__name__ not in FAMILIES | CLASSIFIERS or not type(model).__module__.startswith("transformers."):
         return f"{type(model).__name__} is not one of {', '.join(sorted(FAMILIES))}"
@@ -158,7 +158,7 @@ def _unknown(model: Any) -> str:
 
 
 def _unsupported_config(model: Any) -> str:
-    """Why a known model's configuration is not supported; empty where it is."""
+    """Says why a known model's configuration is not supported; empty if it is."""
     config = model.config
     if _activation(config) not in ACTIVATIONS:
         return f"its activation is not one of {', '.join(ACTIVATIONS)}"
@@ -173,7 +173,7 @@ def _unsupported_config(model: Any) -> str:
 
 
 def _unsupported_parts(made: Transformer, *, adapters: bool) -> str:
-    """Why a model's layers are not supported; empty where they are."""
+    """Says why a model's layers are not supported; empty if they are."""
     linears = [m for x in made.layers for m in (x.q, x.k, x.v, x.o, x.gate, x.up, x.down)]
     if other := next((m for m in [*linears, made.head] if not _is_linear(m, adapters=adapters)), None):
         return f"it has linear layers of another kind ({type(other).__module__}.{type(other).__name__})"

@@ -215,7 +215,7 @@ def _unknown_architecture(config: dict[str, Any], name: str) -> list[str]:
 
 
 def causal_problems(config: dict[str, Any], name: str) -> list[str]:
-    """Why a configuration does not describe a causal language model; empty where it does."""
+    """Says why a configuration does not describe a causal language model; empty if it does."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     kind = config.get("model_type")
@@ -244,7 +244,7 @@ def head_of(config: dict[str, Any]) -> tuple[str, int]:
 
 
 def scorer_problems(config: dict[str, Any], name: str) -> list[str]:
-    """Why a configuration does not describe a model with one score; empty where it does."""
+    """Says why a configuration does not describe a model with one score; empty if it does."""
     head, labels = head_of(config)
     what = ", ".join(map(str, config.get("architectures") or [])) or config.get("model_type")
     accepts = "accepts a ...ForSequenceClassification with one label, or a ...ForTokenClassification with one or two"
@@ -257,7 +257,7 @@ def scorer_problems(config: dict[str, Any], name: str) -> list[str]:
 
 
 def base_problems(config: dict[str, Any], name: str) -> list[str]:
-    """Why a reward model cannot be trained from a model: it is neither a causal language model nor one with a score."""
+    """Says why a model cannot become a reward model: it is neither a causal language model nor one with a score."""
     head, labels = head_of(config)
     if head == "sequence":
         return scorer_problems(config, name)

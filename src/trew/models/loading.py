@@ -115,13 +115,9 @@ def _damage(folder: Path, name: str, notes: list[str]) -> list[str]:
     problems, more = integrity.mismatches(info, stored, config, name, parts=parts)
     notes += more
     ignored = {*(info.get("unexpected_keys") or ()), *dict(model.named_buffers())}
-    weights = [t for t in stored if t.name not in ignored and not _is_ignored_by_class(t.name, model)]
+    patterns = list(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ())
+    weights = [t for t in stored if t.name not in ignored and not any(re.search(p, t.name) for p in patterns)]
     return problems + (integrity.type_problems(weights, name) or integrity.number_problems(weights, name))
-
-
-def _is_ignored_by_class(name: str, model: PreTrainedModel) -> bool:
-    patterns = getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()
-    return any(re.search(pattern, name) for pattern in patterns)
 
 
 def _outline(folder: Path, name: str) -> tuple[PreTrainedModel, Mapping[str, Any]]:
@@ -441,7 +437,7 @@ def fill(plain: PreTrainedModel, tensors: Mapping[str, Tensor], *, like: PreTrai
 
 
 def save_config(model: PreTrainedModel, folder: Path) -> None:
-    """Writes config.json and, where there is one, generation_config.json, which ``from_pretrained`` needs beside the
+    """Writes config.json and, if there is one, generation_config.json, which ``from_pretrained`` needs beside the
     weights."""
     config = copy.deepcopy(model.config)
     # Sharding gives a model a class of its own: (FSDPModule, the real one).

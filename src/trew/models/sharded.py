@@ -56,7 +56,7 @@ def like(part: Tensor, tensor: Tensor) -> Tensor:
 
 
 def row_range(tensor: Tensor) -> tuple[int, int]:
-    """The rows (from, up to) that this rank holds; all of them where the tensor is whole."""
+    """The rows (from, up to) that this rank holds; all of them if the tensor is whole."""
     if not is_sharded(tensor):
         return 0, tensor.shape[0] if tensor.dim() else 1
     mesh, (placement,) = tensor.device_mesh, [p for p in tensor.placements if p.is_shard()]

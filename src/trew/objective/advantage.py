@@ -2,7 +2,7 @@
 
     A_i = (R_i - baseline_i) / scale_i
 
-Baselines and scales are components of their own, since RLOO, Lite-PPO, MaxRL and others differ in nothing else. Rewards
+Baselines and scales are separate components, since RLOO, Lite-PPO, MaxRL and others differ in nothing else. Rewards
 are float64 here; NaN marks a sequence that takes no part, and its advantage is 0.
 """
 

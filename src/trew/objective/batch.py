@@ -271,7 +271,7 @@ class TokenBatch:
 def _signal(
     rewards: Any, reward_weights: Any, advantages: Any, step_rewards: Any, *, mask: Bool[Tensor, "B T"], like: Tensor
 ) -> dict[str, Any]:
-    """Fields of what advantages are computed from, or of the advantages themselves; DataError where there are none."""
+    """The fields that advantages are computed from, or the advantages themselves; DataError if there are none."""
     if rewards is None and advantages is None and step_rewards is None and reward_weights is None:
         raise DataError("rewards: got None; give rewards (B,) or (B, K), or advantages (B,) or (B, T), or step_rewards")
     fields: dict[str, Any] = {}

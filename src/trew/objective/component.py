@@ -24,7 +24,7 @@ class Component(Protocol):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         # A component that still declares the old name would pass for one that needs no company: cut into parts, it
-        # would train with a wrong gradient and nobody would be told.
+        # would train with a wrong gradient, silently.
         if "couples" in cls.__dict__:
             raise TypeError(f"{cls.__name__}: couples was renamed scope; declare scope = {cls.__dict__['couples']!r}")
 

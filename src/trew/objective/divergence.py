@@ -67,7 +67,7 @@ def kl_derivative(
 
 @runtime_checkable
 class Divergence(Component, Protocol):
-    """A term of the loss beside the surrogate, share_t value_t, and its derivative by log pi_t; both (N,)."""
+    """A term added to the surrogate in the loss, share_t value_t, and its derivative by log pi_t; both (N,)."""
 
     @property
     def active(self) -> bool:

@@ -86,9 +86,9 @@ def _divergences(batch: TokenBatch) -> dict[str, Tensor]:
 
 
 def _effective(importance: Float[Tensor, "N"], *, where: Bool[Tensor, "N"]) -> float:
-    """Effective sample size as a share of the tokens; 0 where all importance weights are 0."""
+    """Effective sample size as a share of the tokens; 0 if all importance weights are 0."""
     g = torch.where(where, importance, 0.0).to(torch.float64)
-    squares = float((g**2).sum())  # in float64: beside the square of a ratio of 5e8, float32 drops all others
+    squares = float((g**2).sum())  # in float64: next to the square of a ratio of 5e8, float32 drops all others
     return float(g.sum()) ** 2 / (float(where.sum()) * squares) if squares else 0.0
 
 

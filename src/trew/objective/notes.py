@@ -10,7 +10,7 @@ WIDE = 0.1
 
 
 def notes(*, ratio: Ratio, weight: Weight) -> tuple[str, ...]:
-    """A sentence for each setting that cannot have the effect it is there for.
+    """Lists settings that cannot have their intended effect, one sentence each.
 
     >>> notes(ratio=GeometricRatio(), weight=Clip(3e-4, 4e-4))
     ()

@@ -42,7 +42,7 @@ from .typeset import typeset
 from .weight import Weight
 
 AXES = ("keep", "shape", "advantage", "adjust", "prune", "select", "ratio", "weight", "correction", "aggregate")
-"""An objective's choices in the order in which they act; ``divergence`` and ``entropy_bonus`` stand beside them."""
+"""An objective's choices in the order in which they act; ``divergence`` and ``entropy_bonus`` are added to them."""
 
 
 RENAMED = {"pieces": "components", "couples": "scope", "as_step": "renormalised_for"}
@@ -151,7 +151,7 @@ class Objective:
 
     @property
     def reference(self) -> KL:
-        """The KL term against the reference policy; a term with beta = 0 where there is none."""
+        """The KL term against the reference policy; a term with beta = 0 if there is none."""
         return next((t for t in self.divergence if isinstance(t, KL) and t.anchor == "ref"), KL())
 
     @property
@@ -214,7 +214,7 @@ class Objective:
         return self._with_token_weights(batch.replace(advantages=advantages, mean_entropy=mean_entropy))
 
     def renormalised_for(self, minibatch: TokenBatch) -> TokenBatch:
-        """Some sequences of a prepared batch as an optimizer step of their own: new denominators and token weights,
+        """Selects sequences of a prepared batch as one optimizer step: new denominators and token weights,
         the same advantages."""
         assert minibatch.advantages is not None
         return self._with_token_weights(minibatch.replace(denominators=None))
@@ -229,7 +229,7 @@ class Objective:
     def loss(self, batch: TokenBatch) -> LossOutput:
         """Loss, coefficients and metrics of a whole step, or of some sequences of a prepared step.
 
-        Raises DataError where the objective must see the whole step at once and is given a part of it.
+        Raises DataError if the objective must see the whole step at once and is given a part of it.
         """
         whole = batch.token_weights is None
         batch = self.prepare(batch) if whole else batch
@@ -389,7 +389,7 @@ class Objective:
         return batch.replace(denominators=denominators, token_weights=token_weights)
 
     def _refuse_part(self, batch: TokenBatch) -> None:
-        """Raises DataError where a component whose scope is the group or the batch is given a part of the step."""
+        """Raises DataError if a component whose scope is the group or the batch is given a part of the step."""
         assert batch.denominators is not None
         if self.scope in ("group", "batch") and int(batch.mask.sum()) != batch.denominators.tokens:
             raise DataError(

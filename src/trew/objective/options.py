@@ -1,4 +1,4 @@
-"""Options that every preset takes beside its own settings: KL, aggregation, corrections, filters, entropy bonus."""
+"""Options that every preset takes in addition to its own settings: KL, aggregation, corrections, filters, entropy."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Options:
     opsm_delta: float | None = None  # threshold of the off-policy sequence mask, in nats per token
     dynamic_sampling: bool = False  # replace groups that are all right or all wrong
     overlong_filtering: bool = False  # completions that were cut off carry no loss
-    overlong_cache: int = 0  # soft overlong punishment over so many tokens; 0 = none
+    overlong_cache: int = 0  # tokens over which the soft overlong punishment grows; 0 = none
     entropy_bonus: float = 0.0  # coefficient of the entropy bonus
     entropy_target: float = 0.0  # adaptive bonus: mean entropy in nats to be kept; 0 = fixed
     entropy_step: float = 0.005  # by which an adaptive coefficient moves after each optimizer step
@@ -89,7 +89,7 @@ def apply(objective: Objective, **changes: Any) -> Objective:
 
 
 def _aggregate_name(aggregate: Aggregate) -> str:
-    """Its name as an option; "own" where only presets of its own have it."""
+    """The option's name for an aggregate; "own" for one that only some presets use."""
     return next((name for name, kind in AGGREGATES.items() if type(aggregate) is kind), "own")
 
 

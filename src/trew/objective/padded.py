@@ -43,7 +43,7 @@ def _fits(got: Sequence[int], shape: Shape) -> bool:
 
 
 def kind(value: Any) -> str:
-    """An argument's type in words, for messages."""
+    """Describes an argument's type, for messages."""
     return "None" if value is None else f"a {type(value).__name__}"
 
 

@@ -45,7 +45,7 @@ def trpa_loss(
     log_ratio = torch.where(batch.mask, batch.logprobs - batch.ref_logprobs, 0.0)
     z = segment_mean(log_ratio, mask=batch.mask, ids=batch.sequence_ids, size=batch.size)
     alive = batch.lengths > 0
-    # All pairs as (S, S): completions are few beside their tokens.
+    # All pairs as (S, S): there are far fewer completions than tokens.
     peers = (batch.group_ids[:, None] == batch.group_ids) & alive[:, None] & alive
     factor = torch.where(levels == 1, torch.full_like(z, best_factor), 1.0)
     better, worse = (peers & (levels[:, None] < levels)).nonzero(as_tuple=True)

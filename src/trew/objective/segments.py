@@ -25,7 +25,7 @@ def segment_count(mask: Bool[Tensor, "N"], *, ids: Int[Tensor, "N"], size: int) 
 def segment_mean(
     values: Float[Tensor, "N"], *, mask: Bool[Tensor, "N"], ids: Int[Tensor, "N"], size: int
 ) -> Float[Tensor, "size"]:
-    """Mean of ``values`` where ``mask`` by id, computed in float64; 0 where an id has none.
+    """Mean of ``values`` where ``mask`` by id, computed in float64; 0 if an id has none.
 
     >>> m = torch.tensor([True, True, False])
     >>> segment_mean(torch.tensor([1., 2., 9.]), mask=m, ids=torch.tensor([0, 0, 1]), size=2).tolist()

@@ -55,7 +55,7 @@ def formula(text: str) -> str:
 
 
 def _space(token: str, *, beside_word: bool) -> str:
-    """Three blanks and more set notes apart; a blank beside a word is written out, since LaTeX ignores blanks."""
+    """Three or more blanks separate notes; a blank next to a word is written out, since LaTeX ignores blanks."""
     if len(token) > 2:
         return "\\qquad "
     return "\\ " if beside_word else " "

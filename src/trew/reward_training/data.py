@@ -82,7 +82,7 @@ def _without(held: list[Pair], pairs: Sequence[Pair]) -> PairSet:
 def encode(
     pairs: Sequence[Pair], encoder: Encoder, *, limit: int | None, config: PairData, what: str
 ) -> tuple[list[Encoded], list[str]]:
-    """The pairs as tokens, and notes. Raises DataError where the template refuses a prompt, or an answer is too long
+    """The pairs as tokens, and notes. Raises DataError if the template refuses a prompt, or an answer is too long
     and ``data.overlong`` says error."""
     out, long = [], []
     limit = min((n for n in (limit, config.max_tokens) if n), default=None)

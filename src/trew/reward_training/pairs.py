@@ -161,7 +161,7 @@ def pairs_of_groups(groups: Iterable[ScoredGroup], *, reward: str, most: int, se
 def pairs_of_run(folder: Path, *, reward: str, most: int, seed: int) -> list[Pair]:
     """Makes pairs from the rollouts of a run of trew, ranked by one of its rewards (the total if ``reward`` is empty).
 
-    Raises DataError where the folder has no rollouts, no such reward, or no group with different values.
+    Raises DataError if the folder has no rollouts, no such reward, or no group with different values.
     """
     files = sorted((folder / "rollouts").glob("*.parquet"))
     if not files:
@@ -187,7 +187,7 @@ def pairs_of_run(folder: Path, *, reward: str, most: int, seed: int) -> list[Pai
 
 
 def _rollout_rows(file: Path) -> list[dict[str, Any]]:
-    """The rows of a rollouts table. Raises DataError where the file cannot be read as one."""
+    """The rows of a rollouts table. Raises DataError if the file cannot be read as one."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

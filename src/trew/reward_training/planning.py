@@ -70,7 +70,7 @@ def plan(settings: RewardTraining, *, found: Sequence[str] = ()) -> RewardPlan:
 
 
 def _encoder(s: RewardTraining, problems: Problems, notes: list[str]) -> Encoder | None:
-    """The encoder from texts to the model's tokens; None where the model's files have problems."""
+    """The encoder from texts to the model's tokens; None if the model's files have problems."""
     if not s.model:
         return None  # one of the problems already
     own = {"tokenizer": s.tokenizer, "chat_template": s.chat_template}

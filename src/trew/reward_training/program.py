@@ -153,7 +153,7 @@ def _scores(chosen: Sequence[float], rejected: Sequence[float]) -> dict[str, flo
 
 
 def measure(model: Pairs, pairs: Sequence[Encoded], *, seed: int = 0) -> dict[str, Any]:
-    """The model's agreement with pairs (see :func:`agreement`) and its mean loss. Raises NumericsError where a score is
+    """The model's agreement with pairs (see :func:`agreement`) and its mean loss. Raises NumericsError if a score is
     not finite."""
     good, bad = model.scores(pairs)
     if not all(map(math.isfinite, [*good, *bad])):

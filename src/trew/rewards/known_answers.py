@@ -23,7 +23,7 @@ Family = Literal["right", "mutation", "wrapper", "hostile"]
 
 @dataclass(frozen=True, slots=True)
 class KnownAnswer:
-    """A completion and the score it must get; ``what`` says in words what it is. ``tokens`` is its length."""
+    """A completion and the score it must get; ``what`` describes it. ``tokens`` is its length."""
 
     what: str
     text: str
@@ -33,7 +33,7 @@ class KnownAnswer:
 
 
 def known_answers(kind: str, columns: Mapping[str, Any], args: Mapping[str, Any]) -> list[KnownAnswer]:
-    """Right and wrong completions for one row; empty where the kind does not apply to it or its gold is bad."""
+    """Right and wrong completions for one row; empty if the kind does not apply to it or its gold is bad."""
     found = KINDS[kind].gold(columns)
     if found is None:
         return []
@@ -75,7 +75,7 @@ def _thought(probe: KnownAnswer) -> KnownAnswer:
 
 
 def _own_answer(kind: str, gold: Any) -> Iterator[KnownAnswer]:
-    """What can be said of any kind that can answer with its gold."""
+    """Known answers for any kind that can write an answer from its gold."""
     answer = KINDS[kind].self_answer
     if answer is None or KINDS[kind].row_problem(gold, {}):
         return
@@ -231,7 +231,7 @@ def _repetition_answers(size: int, most: float) -> Iterator[KnownAnswer]:
 
 
 def _decimal(value: Fraction) -> str:
-    """A terminating decimal where there is one, else a fraction.
+    """A terminating decimal if there is one, else a fraction.
 
     >>> _decimal(Fraction(5, 2)), _decimal(Fraction(1, 3)), _decimal(Fraction(-7))
     ('2.5', '1/3', '-7')

@@ -1,4 +1,4 @@
-"""The rewards of a recipe: functions loaded, arguments checked, all that is wrong with them told at once."""
+"""Loads the rewards of a recipe: functions and their arguments, with all problems reported at once."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def _unused(config: RewardConfig) -> list[str]:
     if _is_function(config):
         return []
     defaults = {"calls": "step", "timeout_s": FUNCTION_SECONDS, "on_failure": "abort"}
-    what = "a reward model" if config.model else "a built-in kind, which has limits of its own"
+    what = "a reward model" if config.model else "a built-in kind, which has its own limits"
     return [
         f"{key}: got {getattr(config, key)!r}, but it is for functions in files; this is {what}: leave it out"
         for key, default in defaults.items()

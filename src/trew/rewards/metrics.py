@@ -47,8 +47,8 @@ def _of_reward(name: str, scores: Sequence[Score]) -> Metrics:
     }
     if len(parts) < n:
         metrics[f"reward/{name}/none"] = (n - len(parts), n)
-    told = {status: count for status, count in statuses.items() if status in ("no_answer", *FAILED)}
-    return metrics | _shares(f"reward/{name}", told, n)
+    reported = {status: count for status, count in statuses.items() if status in ("no_answer", *FAILED)}
+    return metrics | _shares(f"reward/{name}", reported, n)
 
 
 def _shares(name: str, counts: Mapping[str, int], n: float) -> dict[str, tuple[float, float]]:

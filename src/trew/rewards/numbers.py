@@ -1,4 +1,4 @@
-"""Exact numbers in free text: find them, read them, and tell one answer from a list, a range or an unfinished sum.
+"""Exact numbers in free text: finds them, reads them, and distinguishes an answer from a list, range or unfinished sum.
 
 All numbers are ``Fraction``: nothing is rounded, ``0.1`` is one tenth, and equal values in another spelling are equal.
 Reading takes time linear in the text: one pass of a pattern without nested quantifiers, bounded looks to either side.
@@ -223,7 +223,7 @@ def _stated(plain: str) -> str:
 
 
 def _states_no_value(text: str, plain: str) -> str:
-    """Why an answer with numbers in it states none of them as its value: it bounds or denies them."""
+    """Says why an answer with numbers in it states none of them as its value: it bounds or denies them."""
     if _BOUND.search(plain):
         return "a bound, not a number"
     # the whole text is looked at: in "x != 5" the denial is gone with the side before the last =
@@ -233,7 +233,7 @@ def _states_no_value(text: str, plain: str) -> str:
 
 
 def _no_one_number(plain: str, found: list[Number]) -> str:
-    """Why the numbers that were found are not one: some cannot be read, are joined, or differ."""
+    """Says why the numbers that were found are not one: some cannot be read, are joined, or differ."""
     if any(number.value is None for number in found):
         return "a number that cannot be read"
     between = [plain[a.end : b.start] for a, b in itertools.pairwise(found)]
@@ -261,7 +261,7 @@ def _denied(text: str, number: Number) -> bool:
 
 
 def _fraction(text: str, above: Number, below: Number) -> Fraction | None:
-    """a/b where it is a number in its own right: whole numbers in lowest terms. 144/2 is a sum left undone."""
+    """The value of a/b in lowest terms, which is a number; None for 144/2, which is an unfinished division."""
     if text[above.end : below.start] != "/" or above.value is None or not below.value or below.value <= 1:
         return None
     value = above.value / below.value
@@ -295,7 +295,7 @@ def _continues(text: str, end: int) -> bool:
 
 
 def _multiplied(text: str, value: Fraction, end: int) -> tuple[Fraction, int]:
-    for _ in range(3):  # "five hundred thousand million" is as far as anybody goes
+    for _ in range(3):  # at most as in "five hundred thousand million"
         match = _MULTIPLIER.match(text, end)
         if match is None:
             break

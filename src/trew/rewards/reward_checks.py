@@ -36,7 +36,7 @@ FAMILIES: dict[Family, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing that was looked at: whether it holds, in numbers, and examples where it does not."""
+    """The result of one check: whether it holds, figures, and examples of failures."""
 
     what: str
     holds: bool
@@ -53,7 +53,7 @@ def checks(rewards: RewardSet, prompts: Sequence[Prompt], *, limit: int = 200) -
     """Every check of a set of one reward, as it is done. Golds are checked in all ``prompts``, answers are made for the
     first ``limit``.
 
-    A built-in must give known answers their known score. Of a user's function nobody but its author knows the right
+    A built-in must give known answers their known score. Only the author of a user's function knows the right
     values; they must differ between answers, repeat, and not depend on which prompts share the batch.
     """
     bad = rewards.check_golds(prompts)
@@ -118,7 +118,7 @@ def _try_builtin(rewards: RewardSet, prompts: Sequence[Prompt]) -> list[Check]:
 
 
 def _families(made: Made, values: Sequence[float | None]) -> list[Check]:
-    """A check for each family that there are answers of; one that fails where there are none at all."""
+    """A check for each family of answers; one failing check if there are no answers at all."""
     if not made:
         # silence would read as a pass: nothing was shown to be right
         nothing = "no answers could be made for these rows"
@@ -135,7 +135,7 @@ def _attacked(rewards: RewardSet, prompts: Sequence[Prompt]) -> list[Check]:
 
 
 def _family(family: Family, made: Made, values: Sequence[float | None]) -> Check | None:
-    """Whether the answers of one family got the score they must get; None where there are none."""
+    """Whether the answers of one family got the score they must get; None if there are none."""
     pairs = [(prompt, probe, value) for (prompt, probe), value in zip(made, values, strict=True)
              if probe.family == family]  # fmt: skip
     wrong = [
@@ -280,7 +280,7 @@ def _above(right: float | None, plain: float | None, wrong: float | None) -> boo
 def _credit(rewards: RewardSet, prompts: Sequence[Prompt]) -> Check | None:
     """Whether answers with one thing changed score less than the gold, in the form that the function likes best.
 
-    None where that cannot be said: golds that are no numbers, and functions that do not care for the answer (the gold
+    None if that cannot be decided: golds that are no numbers, and functions that do not care for the answer (the gold
     and the gold plus one score the same in every form).
     """
     wrong, count = [], 0

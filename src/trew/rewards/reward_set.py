@@ -40,7 +40,7 @@ class RewardSet:
       ``sandbox_error``) has no value: what is missing is unknown, not neutral. Behind a closed gate it is known: 0.
     * Where no reward that counts gave a number there is no value.
 
-    ``host`` is where users' functions live: a process of their own unless another is given.
+    ``host`` runs users' functions: a separate process unless another host is given.
     """
 
     def __init__(self, rewards: Sequence[Reward], *, host: FunctionHost | None = None):
@@ -73,7 +73,7 @@ class RewardSet:
 
     @property
     def code(self) -> list[str]:
-        """Whose code is run for these rewards, one line for each function of a user's."""
+        """The files whose code these rewards run, one line for each user's function."""
         return [f"reward {r.name!r} runs the code in {r.function.file}" for r in self.rewards if r.function is not None]
 
     def load(self, *, device: str = "", decode: Callable[[Sequence[int]], str] | None = None) -> None:
@@ -88,19 +88,21 @@ class RewardSet:
             self._host.close()
 
     def take_warnings(self) -> list[str]:
-        """What went wrong since the last call without ending the run, one line each. What happens again and again is
-        told the first, second, fourth, eighth … time."""
+        """Returns the failures since the last call that did not end the run, one line each.
+
+        A failure that repeats is reported the first, second, fourth, eighth … time.
+        """
         with self._lock:
             taken, self._warnings = self._warnings, []
         return taken
 
     def state(self) -> dict[str, Any]:
-        """What later warnings depend on, as JSON can hold it."""
+        """The state that later warnings depend on, as plain values."""
         with self._lock:
             return {"told": dict(self._told), "waiting": list(self._warnings)}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Goes on where :meth:`state` was taken."""
+        """Continues from what :meth:`state` returned."""
         with self._lock:
             self._told, self._warnings = Counter(state["told"]), list(state["waiting"])
 
@@ -185,15 +187,17 @@ class RewardSet:
                     verdicts[reward.name] = grade_after(reward, group, verdicts[self.names[0]])
 
     def _called(self, rewards: Sequence[Reward], groups: Sequence[Group], step: int) -> dict[str, list[list[Verdict]]]:
-        """Verdicts of users' functions: by name, then group, then completion; not applicable where it was not asked."""
+        """Verdicts of users' functions by name, group and completion; not applicable if a function was not called."""
         columns = self._columns.union(*(group.prompt.columns for group in groups))
         asks = {reward.name: self._ask(reward, groups, columns) for reward in rewards}
         judged = self._judged({name: ask for name, ask in asks.items() if ask.samples}, step)
         return {name: _by_group(ask.function, groups, judged.get(name, ())) for name, ask in asks.items()}
 
     def _ask(self, reward: Reward, groups: Sequence[Group], columns: frozenset[str]) -> Ask:
-        """What a function is asked: the completions of the groups that it applies to. Raises RewardError where it
-        applies to none, and ``columns`` show that it could not."""
+        """The call of a function: with the completions of the groups that it applies to.
+
+        Raises RewardError if it applies to none, and ``columns`` show that it never could.
+        """
         function = reward.function
         assert function is not None
         served = [group for group in groups if function.applies(group.prompt)]

@@ -37,7 +37,7 @@ def split_steps(text: str, mark: str) -> list[int]:
     else:
         ends[-1] = len(text)
     if len(ends) > 1 and not text[: ends[0]].replace(mark, "").strip():
-        del ends[0]  # marks before anything was said
+        del ends[0]  # marks before the first text
     return ends
 
 

@@ -34,7 +34,7 @@ class Verdict:
     steps: tuple[tuple[int, float], ...] = ()
 
     def __post_init__(self) -> None:
-        # A failure that carried a 0 would train the model on a fault of ours, and nobody would notice.
+        # A failure that carried a 0 would silently train the model on a fault of ours.
         if (self.score is None) != (self.status in NOT_JUDGED):
             raise ValueError(f"status {self.status!r} does not go with score {self.score!r}")
 

@@ -11,7 +11,7 @@ from ..utils.toml import dump_table
 
 
 def read_config(folder: Path) -> str | None:
-    """Reads the configuration from a run folder; None where there is none."""
+    """Reads the configuration from a run folder; None if there is none."""
     try:
         return (folder / "config.toml").read_text("utf-8")
     except FileNotFoundError:

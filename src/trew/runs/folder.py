@@ -234,7 +234,7 @@ class RunFolder:
 
 
 def _out_of_place(line: bytes, number: int, step: int, evaluated: bool) -> str:
-    """Why a row does not belong in a run that continues after ``step``; empty where it does."""
+    """Says why a row does not belong in a run that continues after ``step``; empty if it does."""
     row = decode_row(line)
     if row is None:
         return f"dropped line {number}, which is not a metrics row"

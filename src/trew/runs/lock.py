@@ -108,7 +108,7 @@ def _alive(holder: dict) -> bool:
 
 
 def _started(pid: int) -> str | None:
-    """When a process started, as boot id and kernel clock; None where there is no /proc."""
+    """When a process started, as boot id and kernel clock; None if there is no /proc."""
     try:
         # The name in parentheses may hold spaces and parentheses itself, so fields count from the last one. Then field
         # 22, starttime, is at index 19. The boot id tells equal ticks of two boots apart.

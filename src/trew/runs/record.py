@@ -54,7 +54,7 @@ class Recorder:
     def record(self) -> Record:
         """Records what the folder holds now. Counts only complete lines of metrics.jsonl."""
         lines = _metrics(self._folder)
-        # rfind gives -1 where there is no newline, and so an empty prefix.
+        # rfind gives -1 if there is no newline, and so an empty prefix.
         whole = lines[: lines.rfind(b"\n") + 1]
         found = dict(step_files(self._folder))
         self._known = {name: value for name, value in self._known.items() if name in found}

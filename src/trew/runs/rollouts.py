@@ -16,7 +16,7 @@ from .files import write_atomic
 
 Render = Callable[[Prompt], str]
 Advantages = Sequence[Sequence["np.ndarray | float | None"]]
-"""Per group and completion: one number, one number per token, or None where the completion was not trained on."""
+"""Per group and completion: one number, one number per token, or None if the completion was not trained on."""
 
 
 def schema() -> Any:

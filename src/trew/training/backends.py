@@ -14,7 +14,7 @@ BY_DEVICE = {"cpu": "cpu", "cuda": "cuda_graphs"}
 
 
 def of(config: Config, device: str) -> Backend | None:
-    """The backend of a run, limited to the parts that its ``kernels`` and ``linear`` settings allow; none where several
+    """The backend of a run, limited to the parts that its ``kernels`` and ``linear`` settings allow; none if several
     ranks learn: backends read whole weights in place, and choose by what one process sees."""
     if config.cluster.learner != 1:
         return None

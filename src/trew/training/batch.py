@@ -57,7 +57,7 @@ def to_batch(plan: Plan, rollouts: StepRollouts) -> tuple[list[TrainingSample], 
 
 
 def _entropies(rollouts: Sequence[Rollout]) -> Tensor | None:
-    """Per token (N,); None where an engine does not report them."""
+    """Per token (N,); None if an engine does not report them."""
     known = [values for rollout in rollouts if (values := rollout.entropies) is not None]
     return torch.from_numpy(np.concatenate(known)) if len(known) == len(rollouts) else None
 
@@ -69,7 +69,7 @@ def _baselines(rollouts: StepRollouts, groups: Sequence[int]) -> Tensor | None:
 
 
 def _step_rewards(plan: Plan, scores: Sequence[Score]) -> ReasoningSteps | None:
-    """The step rewards of all rollouts, where the objective reads them. Raises RewardError where there are none."""
+    """The step rewards of all rollouts, where the objective reads them. Raises RewardError if there are none."""
     if "step_rewards" not in plan.objective.needs:
         return None
     flat = [(i, end, value) for i, score in enumerate(scores) for end, value in score.steps]

@@ -46,7 +46,7 @@ FREE_IN_A_RUN = (*FREE, "steps")
 
 
 def refuse_lost(run: RunFolder) -> None:
-    """Raises ResumeError where a run has no checkpoint but has done so many steps that it must have had one."""
+    """Raises ResumeError if a run has no checkpoint but has done so many steps that it must have had one."""
     if run.finished() is not None:
         raise ResumeError(
             f"{run.folder}: is a finished run without a checkpoint (checkpoint.every = 0), so that it cannot be "
@@ -64,7 +64,7 @@ def refuse_lost(run: RunFolder) -> None:
 
 
 def complete(run: RunFolder, steps: int) -> dict[str, Any] | None:
-    """The summary of a training that has done all its ``steps``; None where it has not."""
+    """The summary of a training that has done all its ``steps``; None if it has not."""
     summary = run.finished()
     if summary is None or summary.get("steps") != steps or not run.final.is_dir():
         return None
@@ -100,7 +100,7 @@ def check_changes(folder: Path, given: str, *, free: Sequence[str], allow: bool 
 
 
 def settings(folder: Path) -> dict[str, Any] | None:
-    """The configuration stored in a run's folder, as a table; None where there is none."""
+    """The configuration stored in a run's folder, as a table; None if there is none."""
     try:
         text = read_config(folder)
         return None if text is None else tomllib.loads(text)

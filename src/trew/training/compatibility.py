@@ -34,7 +34,7 @@ _CUTS = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}
 
 
 def problems(objective: Objective, config: Config, *, given: frozenset[str] = GIVEN) -> list[str]:
-    """Why this objective cannot be trained in this run; empty where it can. ``given``: fields that the run provides."""
+    """Says why this run cannot train this objective; empty if it can. ``given``: fields that the run provides."""
     name = config.objective.preset
     found = [
         f"objective.preset: got {name!r}, {_MISSING.get(need, f'which needs {need}')}; a run has rewards of whole "
@@ -148,7 +148,7 @@ def _package_problems(config: Config, device: str) -> list[str]:
 
 
 def compile_problem(device: str) -> str | None:
-    """What torch.compile lacks on a device, with what to do; None where it can run."""
+    """What torch.compile lacks on a device, with what to do; None if it can run."""
     if device == "mps":
         return "which is not supported on mps; use device = 'cpu' or a CUDA GPU"
     if device.startswith("cuda"):

@@ -14,7 +14,7 @@ from .changes import flatten, settings
 
 
 def own_settings(recipe: Path, out: Path | None, overrides: Sequence[str] = ()) -> dict[str, Any] | None:
-    """The settings of the run that ``--resume`` would continue, as a table; None where there is no run yet."""
+    """The settings of the run that ``--resume`` would continue, as a table; None if there is no run yet."""
     given = str(out) if out is not None else read_table(recipe, overrides)["out"]
     return settings(Path(given)) if isinstance(given, str) and given and has_run(Path(given)) else None
 
@@ -49,7 +49,7 @@ def _unmasked(own: Any, given: Any) -> Any:
 
 def _edited(recipe: Path, own: Mapping[str, Any], overrides: Sequence[str]) -> Iterator[str]:
     """A line for each key of the recipe that differs from the run's own settings and is not overridden."""
-    # A key counts as given anew if an override names it or a table above it.
+    # A key counts as given again if an override names it or a table above it.
     before, over = flatten(dict(own)), [text.partition("=")[0].strip() for text in overrides]
     for key, value in flatten(read_table(recipe)).items():
         mine = before.get(key)

@@ -52,7 +52,7 @@ class Canary:
 
     @property
     def gap(self) -> float | None:
-        """The mean difference in nats; None where nothing was compared."""
+        """The mean difference in nats; None if nothing was compared."""
         return float(self.differences.mean()) if len(self.differences) else None
 
 
@@ -122,7 +122,7 @@ def compare(
     comes entirely from the current weights; the group changes with each step.
 
     ``whole``: on all tokens of the first two rollouts of the first and the last group, since the choice of
-    ``old_logprobs`` depends on it. Raises EngineError where the mean is beyond rounding: the sampler then has other
+    ``old_logprobs`` depends on it. Raises EngineError if the mean is beyond rounding: the sampler then has other
     weights than the policy, and gradients from its log-probs would be wrong without any other symptom.
     """
     own, fresh = batch.rollout_logprobs, _fresh(groups, policy.version)
@@ -172,7 +172,7 @@ def _fresh(groups: Sequence[ScoredGroup], version: int) -> list[bool]:
 
 
 def fresh_share(groups: Sequence[ScoredGroup], version: int) -> float:
-    """The share of sampled tokens that come from the weights of ``version``; 1 where there are none."""
+    """The share of sampled tokens that come from the weights of ``version``; 1 if there are none."""
     spans = [span for g in groups for r in g.group.rollouts for span in r.versions]
     total = sum(span.end - span.start for span in spans)
     return sum(span.end - span.start for span in spans if span.version == version) / total if total else 1.0

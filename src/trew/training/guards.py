@@ -34,7 +34,7 @@ _NO_MEMORY = re.compile(  # messages of torch's allocators, the C++ library and 
 
 
 def check_given(batch: TokenBatch) -> None:
-    """Raises NumericsError where a reward or a log-prob of the sampler is not finite; NaN as a reward means "none"."""
+    """Raises NumericsError if a reward or a log-prob of the sampler is not finite; NaN as a reward means "none"."""
     for name, values in (("reward", batch.rewards), ("baseline", batch.baselines)):
         if values is not None and (wrong := values.isinf()).any():
             where = wrong.reshape(len(wrong), -1).any(1).nonzero().flatten().tolist()
@@ -46,7 +46,7 @@ def check_given(batch: TokenBatch) -> None:
 
 
 def check_advantages(batch: TokenBatch) -> None:
-    """Raises NumericsError where an advantage of a prepared batch is not finite."""
+    """Raises NumericsError if an advantage of a prepared batch is not finite."""
     _check_tokens(batch, batch.advantages, "advantages are not finite", "advantages")
 
 

@@ -145,7 +145,7 @@ def _rewards(
 
 def _fitting(config: Config, data: Dataset, renderer: Renderer) -> tuple[list[Prompt], list[Prompt], list[str], int]:
     """The prompts for training and evaluation that are short enough, notes on the others, and the length of the
-    longest. Raises ConfigError where too few are left, or where a prompt leaves no room for a completion."""
+    longest. Raises ConfigError if too few are left, or if a prompt leaves no room for a completion."""
     problems = Problems()
     fitted = problems.attempt(lambda: _fit(config, data, renderer))
     if fitted is None:

@@ -83,7 +83,7 @@ class Program(ABC):
 
     @abstractmethod
     def load(self, tensors: Mapping[str, Tensor | Rows], counters: Mapping[str, Any]) -> None:
-        """Restores what :meth:`snapshot` returned. Raises CheckpointError, and changes nothing, where it belongs to
+        """Restores what :meth:`snapshot` returned. Raises CheckpointError, and changes nothing, if it belongs to
         another model or optimizer."""
 
     @property
@@ -195,8 +195,8 @@ class Program(ABC):
 
     def restore(self, *, allow_changes: bool = False) -> None:
         """Restores the newest complete checkpoint; a training that stopped before its first one starts at step 1, with
-        a note. Raises ResumeError where that would lose finished steps, or where the checkpoint belongs to something
-        else; ConfigError where it is past the last step."""
+        a note. Raises ResumeError if that would lose finished steps, or if the checkpoint belongs to something
+        else; ConfigError if it is past the last step."""
         # ---- read and check everything before anything is changed
         folder = self.folder
         loaded, messages = checkpoint_files.load_latest(folder.checkpoints)
@@ -233,7 +233,7 @@ class Program(ABC):
         self.display.line(f"note: continuing after step {step}")
 
     def _other_data(self, found: Remembered) -> list[str]:
-        """A message for data other than the checkpoint's, with what to do; empty where they are the same."""
+        """A message for data other than the checkpoint's, with what to do; empty if they are the same."""
         if found.data == self.fingerprint:
             return []
         return [
@@ -242,7 +242,7 @@ class Program(ABC):
         ]
 
     def _lost(self, differences: list[str], step: int) -> list[str]:
-        """A message for files that the checkpoint of ``step`` relies on but the folder lacks; empty where none are."""
+        """A message for files that the checkpoint of ``step`` relies on but the folder lacks; empty if none are."""
         if not differences:
             return []
         return [

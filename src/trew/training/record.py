@@ -69,13 +69,13 @@ def _baseline_row(baselines: Mapping[str, float]) -> dict[str, Any]:
 
 
 def _advantage_share(attempt: Attempt) -> float:
-    """The share of rollouts with an advantage; 0 where no group was kept."""
+    """The share of rollouts with an advantage; 0 if no group was kept."""
     own = [bool(values.any()) for group in _advantages(attempt).values() for values in group]
     return sum(own) / len(own) if own else 0.0
 
 
 def _advantages(attempt: Attempt) -> dict[str, list[np.ndarray]]:
-    """Per-token advantages of each rollout by prompt uid; empty where the step failed before computing them."""
+    """Per-token advantages of each rollout by prompt uid; empty if the step failed before computing them."""
     if attempt.rollouts is None or attempt.batch is None or attempt.batch.advantages is None:
         return {}
     return advantages_by_uid(attempt.rollouts, attempt.batch)
@@ -108,7 +108,7 @@ def rollout_row(plan: Plan, sampled: Sequence[ScoredGroup]) -> dict[str, Any]:
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
-    """The mean of the known values; None where there are none."""
+    """The mean of the known values; None if there are none."""
     known = [value for value in values if value is not None]
     return float(np.mean(known)) if known else None
 
@@ -119,7 +119,7 @@ def _is_without_signal(scored: ScoredGroup) -> bool:
 
 
 def _mean_entropy(rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """Mean over all sampled tokens (nats); empty where the engine does not report entropies, which the update then
+    """Mean over all sampled tokens (nats); empty if the engine does not report entropies, which the update then
     measures."""
     known = [values for rollout in rollouts if (values := rollout.entropies) is not None]
     if len(known) < len(rollouts):

@@ -45,7 +45,7 @@ class Remembered:
 
 
 def read(kinds: Shapes, meta: dict[str, Any], step: int, folder: Path) -> Remembered:
-    """The state in the checkpoint of ``step`` in ``folder``. Raises ResumeError where it is damaged."""
+    """The state in the checkpoint of ``step`` in ``folder``. Raises ResumeError if it is damaged."""
     # One dataclass for the whole meta, made from the parts' types, so that errors name the full path of a field.
     whole = dataclasses.make_dataclass(
         "Meta",
@@ -67,7 +67,7 @@ def read(kinds: Shapes, meta: dict[str, Any], step: int, folder: Path) -> Rememb
 
 
 def _check(state: Progress, kinds: Shapes, step: int) -> None:
-    """Raises ShapeError where counters are below their first values, later than the checkpoint, or of another step."""
+    """Raises ShapeError if counters are below their first values, later than the checkpoint, or of another step."""
     # The defaults are the first values, and counters only rise.
     for name, least in dataclasses.asdict(kinds.state()).items():
         value = getattr(state, name)

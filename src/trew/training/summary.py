@@ -70,7 +70,7 @@ def headline(program: PolicyProgram) -> str:
 
 
 def _without_kernels(program: PolicyProgram) -> str:
-    """Why a run takes the plain path although a backend was requested; empty where it does not."""
+    """Says why a run takes the plain path although a backend was requested; empty if it does not."""
     backend = backends.of(program.config, program.plan.device)
     missing = "" if backend is None or program.config.kernels == "plain" else backend.missing()
     return f"; on the plain path of PyTorch, which is slower, because {missing}" if missing else ""

@@ -1,4 +1,4 @@
-"""What rank 0 tells the other ranks of a run, and what it does alone where there are none."""
+"""What rank 0 tells the other ranks of a run, and what it does alone if there are none."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def failures_saved(run: RunFolder) -> Iterator[None]:
 
 def after_scoring(program: PolicyProgram, step: int, sampled: Sequence[ScoredGroup]) -> dict[str, Any]:
     """Reports warnings of rewards and monitors about a step's completions, on screen and in events.log; returns the
-    monitors' metrics. Raises RewardError where too little could be judged for several steps."""
+    monitors' metrics. Raises RewardError if too little could be judged for several steps."""
     rewards, every = program.plan.rewards, program.config.track.regrade_every
     warnings = []
     if every and (step == 1 or step % every == 0) and sampled:

@@ -8,7 +8,7 @@ ACCEPTS = "addresses like 'http://127.0.0.1:8000', 'https://host:8443' or 'unix:
 
 
 def split_address(text: str) -> tuple[str, str] | None:
-    """The URL of a server and the path of its Unix socket, empty over TCP; None where ``text`` is not an address.
+    """The URL of a server and the path of its Unix socket, empty over TCP; None if ``text`` is not an address.
 
     >>> split_address("http://127.0.0.1:8000/"), split_address("unix:/run/a.sock")
     (('http://127.0.0.1:8000', ''), ('http://localhost', '/run/a.sock'))

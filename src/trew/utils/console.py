@@ -37,7 +37,7 @@ HEADING_EVERY = 25
 
 
 class Display:
-    """Prints a run to a terminal, or as plain lines where there is none."""
+    """Prints a run to a terminal, or as plain lines if there is none."""
 
     def __init__(self, console: Console | None = None):
         self.console = console or Console(highlight=False, file=cast(IO[str], _Steady(sys.stdout)))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def used_bytes() -> int:
-    """The bytes of RAM that this process holds now; 0 where the system does not report it."""
+    """The bytes of RAM that this process holds now; 0 if the system does not report it."""
     try:
         return int(re.search(r"^VmRSS:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)[1]) * 1024  # type: ignore[index]
     except (OSError, TypeError):

@@ -8,7 +8,7 @@ import signal
 
 
 def problem() -> str:
-    """One sentence about a system that lacks it; empty where all is there.
+    """One sentence about a system that lacks it; empty if all is there.
 
     >>> problem()
     ''

@@ -149,7 +149,7 @@ def _few_are_trained(model: Any) -> bool:
 
 
 def unusable(model: Any) -> str | None:
-    """Why the kernels, which read parameters as raw memory, cannot be used with this model's; else None."""
+    """Says why the kernels, which read parameters as raw memory, cannot be used with this model's; else None."""
     if model.device.type != "cpu":
         return f"the kernels are for CPUs and it is on {model.device}"
     return build.sharded(model)

@@ -29,7 +29,7 @@ PREFILL_TOKENS = 2048  # prompt tokens computed at once
 
 
 def unsupported(parts: Transformer | str, *, autocast: torch.dtype | None) -> str | None:
-    """Why these parts cannot be decoded here, in words that complete "because ..."; None where they can."""
+    """Says why these parts cannot be decoded here, in words that complete "because ..."; None if they can."""
     if isinstance(parts, str):
         return parts
     device = parts.embedding.weight.device

@@ -1,7 +1,7 @@
 """Matrix products by the compiled kernels, in T (float32 or bfloat16) with sums in float32.
 
 A :class:`WeightMatrix` describes the layout of W: the model's own, float32 or bfloat16, which every product casts to T
-and packs anew (this costs next to nothing with many rows); or packed once, for the few rows of decoding steps.
+and packs again (this costs next to nothing with many rows); or packed once, for the few rows of decoding steps.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ class Tape:
 
 
 def reason_against(model: PreTrainedModel) -> str | None:
-    """Why the kernels cannot run such a model, in words that complete "because ..."; its weights may be on "meta"."""
+    """Says why the kernels cannot run such a model, in words that complete "because ..."; weights may be on "meta"."""
     parts = _parts(model)
     return parts if isinstance(parts, str) else None
 

@@ -49,7 +49,7 @@ def row_bucket(rows: int) -> int:
 
 
 def unsupported(parts: Transformer | str) -> str | None:
-    """Why these parts cannot be decoded here, in words that complete "because ..."; None where they can."""
+    """Says why these parts cannot be decoded here, in words that complete "because ..."; None if they can."""
     if isinstance(parts, str):
         return parts
     plain = [n.weight for n in parts.norms] + [parts.embedding.weight, parts.head.weight]

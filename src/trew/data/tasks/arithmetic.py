@@ -68,7 +68,7 @@ class Arithmetic(Task):
         return (RewardConfig(name="arithmetic"),)
 
     def generate(self, *, eval_size: int, seed: int) -> tuple[list[Prompt], list[Prompt], list[str]]:
-        """Returns (train, eval, notes); equal arguments give equal problems. DataError where there are too few."""
+        """Returns (train, eval, notes); equal arguments give equal problems. DataError if there are too few."""
         forms = {op: parse(op) for op in self.ops}
         # Twice the held-out number: training leaves out what equals a held-out problem up to order.
         offers = {op: self._valid(op, form, seed, want=2 * eval_size + self.size) for op, form in forms.items()}
@@ -87,7 +87,7 @@ class Arithmetic(Task):
         return self._interleaved(train), self._interleaved(held), [note]
 
     def _quotas(self, sizes: Sequence[int], eval_size: int) -> list[int]:
-        """How many problems of each op are held out; DataError where ``sizes`` leave too few."""
+        """How many problems of each op are held out; DataError if ``sizes`` leave too few."""
         quotas = share(eval_size, [3 * n // 4 for n in sizes])
         if not all(sizes) or sum(quotas) < eval_size:
             raise DataError(

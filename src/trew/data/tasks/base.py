@@ -45,7 +45,7 @@ class Task:
         raise NotImplementedError
 
     def parts(self, split: Split) -> Mapping[str, Split]:
-        """The published splits (train, test, validation) where one file holds them all; empty where it does not."""
+        """The published splits (train, test, validation) where one file holds them all; empty if it does not."""
         return {}
 
     def rewards(self, prompts: Sequence[Prompt]) -> tuple[RewardConfig, ...]:

@@ -111,7 +111,7 @@ class Countdown(Task):
             yield problem
 
     def _draw(self, draws: Draws) -> tuple[tuple[int, ...], int] | None:
-        """Draws one problem; None where the expression's value is not in the range of targets."""
+        """Draws one problem; None if the expression's value is not in the range of targets."""
         nums = tuple(draws.between(self.smallest, self.largest) for _ in range(draws.choice(self.numbers)))
         pool = list(nums)
         while len(pool) > 1:

@@ -72,7 +72,7 @@ class Gsm8k(Task):
 
 
 def final_answer(solution: str) -> str:
-    """The number after the last ``####``, without thousands separators; raises BadRow where there is none.
+    """The number after the last ``####``, without thousands separators; raises BadRow if there is none.
 
     >>> final_answer("48 + 24 = 72, times 1,000\\n#### 72,000")
     '72000'

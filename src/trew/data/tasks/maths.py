@@ -149,7 +149,7 @@ def boxed(solution: str) -> str | None:
 
 
 def level_of(value: Any) -> int | None:
-    """The difficulty level as a number; None where the set does not give one.
+    """The difficulty level as a number; None if the set does not give one.
 
     >>> level_of("Level 5"), level_of(3), level_of("Level ?")
     (5, 3, None)

@@ -6,7 +6,7 @@ import ast
 
 
 def syntax_problem(text: str) -> str:
-    """Why ``text`` is not valid Python; empty where it is. Runs nothing."""
+    """Says why ``text`` is not valid Python; empty if it is. Runs nothing."""
     try:
         ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:

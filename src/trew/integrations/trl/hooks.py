@@ -30,7 +30,7 @@ MODEL_INPUTS = HOOKS["_get_per_token_logps_and_entropies"][8:]
 
 
 def installed() -> str | None:
-    """Returns TRL's version, or None where it is not installed."""
+    """Returns TRL's version, or None if it is not installed."""
     try:
         return importlib.metadata.version("trl")
     except importlib.metadata.PackageNotFoundError:

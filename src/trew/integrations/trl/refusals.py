@@ -63,7 +63,7 @@ CUTS = {"top_p": (1.0, None), "top_k": (0, -1, None), "min_p": (0.0, None), "rep
 
 
 def of_objective(objective: Objective) -> list[str]:
-    """Lists why an objective cannot run in TRL under any settings; empty where it can."""
+    """Lists why an objective cannot run in TRL under any settings; empty if it can."""
     problems = []
     if "baselines" in objective.needs:
         problems.append(f"{objective.name} needs the greedy answer's reward, which TRL does not sample")
@@ -233,6 +233,6 @@ def table() -> str:
 
 
 def _from_elsewhere(objective: Objective) -> str:
-    """Returns what a run must supply besides the objective; empty where nothing is needed."""
+    """Returns what a run must supply besides the objective; empty if nothing is needed."""
     sampler = "vLLM's or a rollout_func's log-probs" if "rollout_logprobs" in objective.needs else ""
     return sampler or ("rewards.steps" if "step_rewards" in objective.needs else "")

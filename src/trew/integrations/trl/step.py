@@ -119,7 +119,7 @@ def carrier(objective: Objective, inputs: Mapping[str, Tensor], *, batch: TokenB
 
 
 def refuse_unplanned(inputs: Mapping[str, Tensor], *, micro_batches: int) -> None:
-    """Raises DataError where an unplanned micro-batch would be mistaken for a whole optimizer step."""
+    """Raises DataError if an unplanned micro-batch would be mistaken for a whole optimizer step."""
     if MASK not in inputs and micro_batches > 1:
         raise DataError(
             f"inputs: got a micro-batch of {micro_batches} that did not come from _generate_and_score_completions, so "

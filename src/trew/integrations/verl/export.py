@@ -68,7 +68,7 @@ def export(
 ) -> Export:
     """Builds the command for ``config``, which was read from the file ``recipe`` with key=value ``changes``.
 
-    Raises ConfigError where its objective cannot run in verl at all.
+    Raises ConfigError if its objective cannot run in verl at all.
     """
     lost = list(_lost(config))
     keys = _run(config, files, lost) | _sizes(config, lost) | _optimizer(config, lost)
@@ -229,7 +229,7 @@ def _own_correction(config: Config, own: dict[str, Any], lost: list[str]) -> dic
 
 
 def _correction(rules: Sequence[Correction]) -> dict[str, str]:
-    """Returns the keys of verl's equivalent correction; empty where it has none."""
+    """Returns the keys of verl's equivalent correction; empty if it has none."""
     [rule] = rules if len(rules) == 1 else [None]
     if not isinstance(rule, TruncatedImportance | MaskedImportance):
         return {}

@@ -52,7 +52,7 @@ OF_VERL = ("use adv_estimator=", "use verl's own", "is verl's own")
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """Reasons why an objective cannot be a policy loss or an advantage estimator in verl; empty where it can.
+    """Reasons why an objective cannot be a policy loss or an advantage estimator in verl; empty if it can.
 
     ``settings`` are the verl keys that it needs besides its name.
     """
@@ -122,7 +122,7 @@ def _no_loss(objective: Objective) -> str:
 
 
 def _no_kl(objective: Objective) -> list[str]:
-    """Why verl's own KL term in the loss cannot stand in for the objective's."""
+    """Says why verl's own KL term in the loss cannot stand in for the objective's."""
     kl = verl_s_kl(objective)
     if kl is None:
         return []

@@ -59,7 +59,7 @@ def grpo_s(
     Use it where GTPO's token credit is too noisy; it needs ``entropies``, of the rollout.
 
     Deviations: the equations are from reproductions. The z-score is over the whole group, as in the paper;
-    ``normalize`` "separate" is GTPO's. Groups that are all right or all wrong have advantage 0 and are sampled anew.
+    ``normalize`` "separate" is GTPO's. Groups that are all right or all wrong have advantage 0 and are sampled again.
     The mean entropy is over loss tokens, with a floor of 1e-8 in place of a small number in the denominator; eps_high =
     0.28 is DAPO's. The gate is on the arithmetic mean of the ratios (GSPO's is the geometric one); behind it each token
     keeps its own ratio.
@@ -74,7 +74,7 @@ def grpo_s(
 
 
 def kl_cov(*, share: float = 2e-3, penalty: float = 1.0, ddof: int = 1, std_eps: float = 0.0) -> Objective:
-    """A pull back on the few tokens that drive entropy down: KL-Cov, arXiv 2505.22617, eq. 12.
+    """A KL penalty on the few tokens that drive entropy down: KL-Cov, arXiv 2505.22617, eq. 12.
 
     J = (1/N) sum_t { r_t A - penalty |log r_t| on the ``share`` of tokens with the highest cov_t },
     cov = (A - mean A)(log pi - mean log pi)

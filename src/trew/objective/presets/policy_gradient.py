@@ -131,7 +131,7 @@ def gpg() -> Objective:
     Use it for the simplest on-policy update that does not shrink when groups carry no signal.
 
     Deviations: alpha is written as leaving groups without signal out of the denominators, which is the same. The paper
-    also samples anew when too few groups are left; dynamic_sampling = true does that.
+    also samples again when too few groups are left; dynamic_sampling = true does that.
     """
     return Objective(
         name="gpg",

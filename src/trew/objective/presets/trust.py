@@ -165,7 +165,7 @@ def deepseek_v3_2(
     M_i = 0 iff A_i < 0 and mean_t log(mu / pi) > delta
 
     Use it off-policy with a KL anchor: r k3, differentiated through r, has the gradient of KL(pi || pi_ref), which k3
-    alone has not. It needs ``rollout_logprobs``.
+    alone does not have. It needs ``rollout_logprobs``.
 
     Deviations: the report leaves beta and delta to the domain (0.001 and 0.5, which TRL suggests). Keeping the
     sampler's routing and truncation masks is the engine's matter.

@@ -160,7 +160,7 @@ def _undefined(tree: ast.AST) -> set[str]:
 
 
 def _checks(tree: ast.Module, entry: str) -> tuple[AssertedCall, ...] | None:
-    """Every assert as a check; None where one has another shape, or a statement does something."""
+    """Every assert as a check; None if one has another shape, or a statement does something."""
     names = {entry, "candidate"}
     found: list[AssertedCall] = []
     for statement in _body(tree):

@@ -23,7 +23,7 @@ def _first(columns: Mapping[str, Any], *names: str) -> Any:
 
 
 def stdin_gold(columns: Mapping[str, Any]) -> tuple[Any, dict[str, Any]] | None:
-    """A row's reference program (None without one) and its tests; None where the row has none.
+    """A row's reference program (None without one) and its tests; None if the row has none.
 
     >>> stdin_gold({"tests": [{"input": "1", "output": "2"}], "solution": "print(2)"})
     ('print(2)', {'tests': [{'input': '1', 'output': '2'}]})
@@ -38,7 +38,7 @@ def stdin_gold(columns: Mapping[str, Any]) -> tuple[Any, dict[str, Any]] | None:
 
 
 def func_gold(columns: Mapping[str, Any]) -> tuple[Any, dict[str, Any]] | None:
-    """A row's reference program (None without one) and entry_point, asserts and setup; None where it has no asserts.
+    """A row's reference program (None without one) and entry_point, asserts and setup; None if it has no asserts.
 
     Columns are named as here, as in MBPP (test_list, test_setup_code, test_imports, code) or as in HumanEval (prompt,
     test, entry_point, canonical_solution, whose prompt is the beginning of the program).
@@ -60,7 +60,7 @@ def func_gold(columns: Mapping[str, Any]) -> tuple[Any, dict[str, Any]] | None:
 
 
 def _nested_func_gold(columns: Mapping[str, Any]) -> tuple[Any, dict[str, Any]] | None:
-    """The same from a table, or its JSON, in one column, as verl has it; None where it has no asserts."""
+    """The same from a table, or its JSON, in one column, as verl has it; None if it has no asserts."""
     nested = code._parsed(_first(columns, "ground_truth") or _nested(columns))
     if not isinstance(nested, Mapping) or nested.get("asserts") is None:
         return None
@@ -118,7 +118,7 @@ def _reference_problem(grade: Any, gold: Any, row: Mapping[str, Any]) -> str:
 
 
 def known_answers(kind: str, gold: Any, row: Mapping[str, Any]) -> list[tuple[str, str, float]]:
-    """Completions for one row with what they are and the score they must get; the right one where there is a reference.
+    """Completions for one row with their description and the score they must get; a right one if there is a reference.
 
     >>> row = {"entry_point": "f", "asserts": ["assert f(1) == 2"]}
     >>> [score for _, _, score in known_answers("code_func", None, row)]

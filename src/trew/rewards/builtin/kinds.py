@@ -98,7 +98,7 @@ def argument_problems(kind: str, args: Mapping[str, Any], *, row: bool = False) 
 
 
 def _given_problems(spec: Kind, args: Mapping[str, Any], *, row: bool) -> Iterator[str]:
-    """Yields what is wrong with the arguments that are there: unknown, in the wrong place, or of a bad value."""
+    """Yields the problems of the given arguments: unknown, in the wrong place, or of a value that is not accepted."""
     known = (*spec.settings, *(spec.from_row if row else ()))
     for name, value in args.items():
         if name in spec.from_row and not row:
@@ -111,7 +111,7 @@ def _given_problems(spec: Kind, args: Mapping[str, Any], *, row: bool) -> Iterat
 
 
 def _needed_problems(spec: Kind, args: Mapping[str, Any], *, row: bool) -> Iterator[str]:
-    """Yields what is missing, and what a completion's own arguments (its tokens, say) do not accept."""
+    """Yields the arguments that are missing."""
     for name in (*spec.required, *(n for n in spec.from_row if row and n in _COMPLETION_CHECKS)):
         if name not in args:
             yield f"args.{name}: is required"

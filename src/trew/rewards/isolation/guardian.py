@@ -28,7 +28,7 @@ def stand_guard(life: int, *, grace_s: float = 0.0) -> bool:
     """Forks; returns in the child, which continues as the worker. True if it is guarded.
 
     The guardian never returns. It kills everything once the worker has ended or ``life`` is readable, by a byte or by
-    end of file; with ``grace_s``, it sends SIGTERM first and leaves them so many seconds to end by themselves."""
+    end of file; with ``grace_s``, it sends SIGTERM first and gives them that many seconds to end."""
     if not adopt_orphans():
         return False
     run, guardian = os.getppid(), os.getpid()

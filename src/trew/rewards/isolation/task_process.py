@@ -42,7 +42,7 @@ class Runner:
                 os._exit(1)
         os.close(down_read)
         os.close(up_write)
-        # The channel also closes when the run is gone, so that nothing is computed for nobody.
+        # The channel also closes when the run has ended, so that no result is computed that nothing reads.
         self._channel = Channel(up_read, down_write, parent=ours.parent)
 
     def ask(self, payload: bytes) -> list[Any]:

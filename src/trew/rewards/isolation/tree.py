@@ -62,7 +62,7 @@ class UsageWatch:
         if busiest / 1e9 < passed / 2:  # a smaller gap is within the error of these samples on a loaded machine
             self._idle += passed - busiest / 1e9
         self._at, self._ran = now, ran
-        # Two lower bounds of the CPU time, neither complete: cutime and cstime miss children that nobody reaped, the
+        # Two lower bounds of the CPU time, neither complete: cutime and cstime miss children that were not reaped, the
         # sum of samples misses processes that lived between two of them.
         return Usage(max(inherited, sum(self._used.values())), self._idle, resident, tasks)
 

@@ -90,7 +90,7 @@ class Worker:
         self._finalizer()
 
     def how_it_ended(self) -> str:
-        """Says in words how a process whose pipe has closed ended."""
+        """Describes how a process whose pipe has closed ended."""
         until, ended = time.monotonic() + DEATH_S, None
         # WNOWAIT leaves the process unreaped, so that its number cannot be reused before the kill of its group.
         while ended is None and time.monotonic() < until:

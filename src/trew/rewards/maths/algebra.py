@@ -2,7 +2,7 @@
 
 The things (generators) are variables, units, words, π, e, i, roots of primes, logarithms of primes, powers with
 symbolic exponents such as 2^n, and functions such as sin(x) as they stand. Products of different roots of primes are
-linearly independent, so that a sum of them is 0 only if it is written as 0; the same holds with variables and π beside
+linearly independent, so that a sum of them is 0 only if it is written as 0; the same holds with variables and π next to
 them. Two values without functions in them are therefore equal exactly when their difference cancels: that is a decision
 and no approximation. Where functions occur (``opaque``), a difference that does not cancel decides nothing.
 
@@ -17,38 +17,18 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
+from . import monomials
+from .monomials import MAX_POWER, ONE, Generator, I, Monomial, Terms
+from .not_exact import NotExact, TooLarge, Undefined
 from .primes import prime_powers
 
 MAX_TERMS = 400
 MAX_BITS = 60_000  # of one coefficient
 MAX_WORK = 40_000  # term products per answer
-MAX_POWER = 100_000
 
-Generator = tuple[Any, ...]
-Monomial = tuple[tuple[Generator, Fraction], ...]
-Terms = dict[Monomial, Fraction]
-
-ONE: Monomial = ()
-I: Generator = ("i",)
 PI: Generator = ("pi",)
 E: Generator = ("e",)
 OPAQUE = frozenset({"function", "root", "power", "any"})  # kinds of generators between which hidden relations may hold
-
-
-class NotExact(ValueError):
-    """The text has no value that this algebra can hold; the message says why."""
-
-
-class Malformed(NotExact):
-    """The text is no formula at all; nobody could compute it."""
-
-
-class TooLarge(NotExact):
-    """The value exists, but it is larger than what is computed here."""
-
-
-class Undefined(NotExact):
-    """There is no value at all: a division by zero."""
 
 
 _work = threading.local()
@@ -96,7 +76,7 @@ def number(value: Fraction | int) -> Value:
 
 def thing(generator: Generator, power: Fraction | int = 1) -> Value:
     """One generator to a power."""
-    return Value(*_split({((generator, Fraction(power)),): Fraction(1)}))
+    return Value(*monomials.tidied_terms({((generator, Fraction(power)),): Fraction(1)}))
 
 
 def variable(name: str) -> Value:
@@ -162,7 +142,7 @@ def is_zero(a: Value) -> bool:
 
 
 def same(a: Value, b: Value) -> bool | None:
-    """Whether a = b; None where that cannot be decided because functions occur.
+    """Whether a = b; None if that cannot be decided because functions occur.
 
     >>> half = divide(number(1), root(number(2), 2)); same(half, divide(root(number(2), 2), number(2)))
     True
@@ -187,7 +167,7 @@ def power(base: Value, exponent: Value) -> Value:
 
 
 def root(base: Value, degree: int, *, principal: bool = False) -> Value:
-    """The ``degree``-th root: real for real numbers where there is one; with ``principal`` that of a negative number
+    """The ``degree``-th root: real for real numbers if there is one; with ``principal`` that of a negative number
     to an odd degree is left as it stands, since ``(-8)^{1/3}`` means different things to different people.
 
     >>> same(multiply(root(number(2), 2), root(number(6), 2)), multiply(number(2), root(number(3), 2)))
@@ -216,7 +196,7 @@ def _root_of_term(base: Value, degree: int, principal: bool) -> Value | None:
     outer = _root_of_number(c / d, degree, principal)
     if outer is None:
         return None
-    return multiply(outer, Value(*_split({tuple((g, e / degree) for g, e in mono): Fraction(1)})))
+    return multiply(outer, Value(*monomials.tidied_terms({tuple((g, e / degree) for g, e in mono): Fraction(1)})))
 
 
 def function(name: str, *arguments: Value) -> Value:
@@ -300,7 +280,7 @@ def _product(a: Terms, b: Terms) -> Terms:
     out: Terms = {}
     for left, c in a.items():
         for right, d in b.items():
-            factor, mono = _joined(left, right)
+            factor, mono = monomials.product(left, right)
             total = out.get(mono, 0) + c * d * factor
             if total:
                 out[mono] = _checked(Fraction(total))
@@ -325,75 +305,6 @@ def _checked(c: Fraction) -> Fraction:
     return c
 
 
-def _joined(a: Monomial, b: Monomial) -> tuple[Fraction, Monomial]:
-    """The product of two monomials: exponents added; whole powers of primes and of i go into the number in front."""
-    if not a or not b:
-        return Fraction(1), a or b
-    exponents = dict(a)
-    for g, e in b:
-        exponents[g] = exponents.get(g, Fraction(0)) + e
-    return _tidy(exponents)
-
-
-def _tidy(exponents: dict[Generator, Fraction]) -> tuple[Fraction, Monomial]:
-    factor = Fraction(1)
-    out = []
-    for g, e in exponents.items():
-        if g[0] == "root" and e.denominator == 1 and e >= g[1]:
-            return _unrooted(exponents, g)
-        number, rest = _number_in(g, e)
-        factor *= number
-        if rest:
-            out.append((g, rest))
-    out.sort(key=_order)
-    return factor, tuple(out)
-
-
-def _number_in(g: Generator, e: Fraction) -> tuple[Fraction, Fraction]:
-    """The rational number in g^e, and the exponent without it: 2^(5/2) = 4 * 2^(1/2), i^3 = -1 * i^1."""
-    if g[0] == "prime":
-        whole = e.numerator // e.denominator
-        if abs(whole) > MAX_POWER:
-            raise TooLarge("too many digits")
-        return Fraction(g[1]) ** whole, e - whole
-    if g == I and e.denominator == 1:
-        turn = int(e) % 4
-        return Fraction(-1 if turn >= 2 else 1), Fraction(turn % 2)
-    return Fraction(1), e
-
-
-def _unrooted(exponents: dict[Generator, Fraction], g: Generator) -> tuple[Fraction, Monomial]:
-    """sqrt(A)^2 is A; where A is a sum, the square stays as it stands (and decides nothing)."""
-    above, below = g[2]
-    if len(above) != 1 or below:
-        return Fraction(1), tuple(sorted(exponents.items(), key=_order))
-    [(mono, c)] = above
-    rest = dict(exponents)
-    rest[g] -= g[1]
-    for inner, e in mono:
-        rest[inner] = rest.get(inner, Fraction(0)) + e
-    factor, tidy = _tidy(rest)
-    return factor * c, tidy
-
-
-def _order(entry: tuple[Generator, Fraction]) -> str:
-    return _name_of(entry[0])
-
-
-@lru_cache(maxsize=8192)
-def _name_of(generator: Generator) -> str:
-    return repr(generator)
-
-
-def _split(terms: Terms) -> tuple[Terms, Terms]:
-    """Tidied terms over 1."""
-    out: Terms = {}
-    for mono, c in terms.items():
-        factor, tidy = _tidy(dict(mono))
-        out[tidy] = out.get(tidy, Fraction(0)) + c * factor
-    return {m: c for m, c in out.items() if c}, {ONE: Fraction(1)}
-
-
 def _fraction(above: Terms, below: Terms) -> Value:
     """A quotient; one whose denominator is a single term is multiplied out, so that common ones have one form."""
     if not above:
@@ -404,7 +315,7 @@ def _fraction(above: Terms, below: Terms) -> Value:
             if c != 1:
                 above = {m: _checked(d / c) for m, d in above.items()}
             return Value(above, {ONE: Fraction(1)})
-        inverse = Value(*_split({tuple((g, -e) for g, e in mono): 1 / c}))
+        inverse = Value(*monomials.tidied_terms({tuple((g, -e) for g, e in mono): 1 / c}))
         return Value(_product(above, inverse.above), {ONE: Fraction(1)})
     return Value(above, below)
 
@@ -435,7 +346,7 @@ def _refuse_high_power(base: Value, n: int) -> None:
 
 def _term_power(term: Terms, n: int) -> Value:
     [(mono, c)] = term.items()
-    return Value(*_split({tuple((g, e * n) for g, e in mono): c**n}))
+    return Value(*monomials.tidied_terms({tuple((g, e * n) for g, e in mono): c**n}))
 
 
 def _by_squaring(base: Value, n: int) -> Value:
@@ -509,5 +420,5 @@ def _root_of_number(n: Fraction, degree: int, principal: bool) -> Value | None:
     primes = prime_powers(n)
     if primes is None:
         return None
-    factor, mono = _tidy({("prime", p): Fraction(count, degree) for p, count in primes})
+    factor, mono = monomials.tidied({("prime", p): Fraction(count, degree) for p, count in primes})
     return Value({mono: factor}, {ONE: Fraction(1)})

@@ -10,8 +10,9 @@ import re
 from collections.abc import Callable
 
 from . import algebra, formula, intervals, units
-from .algebra import Malformed, NotExact, TooLarge, Undefined, Value
+from .algebra import Value
 from .bases import based
+from .not_exact import Malformed, NotExact, TooLarge, Undefined
 from .shapes import Answer, AnswerList, Equation, Matrix, Named, Scalar, Shape, Union, Unknown, Words
 from .tokens import SHORT_WORDS, Token, tokenize
 from .units import Unit
@@ -364,7 +365,7 @@ def _elements(tokens: list[Token], ends: str, level: int) -> Shape | None:
 
 
 def _ends(tokens: list[Token]) -> str:
-    """The two brackets around all of the tokens, (], {}, …, with ]a, b[ as (a, b); empty where there are none."""
+    """The two brackets around all of the tokens, (], {}, …, with ]a, b[ as (a, b); empty if there are none."""
     first, last = tokens[0].text, tokens[-1].text
     ends = {"\\{": "{", "]": "("}.get(first, first) + {"\\}": "}", "[": ")"}.get(last, last)
     known = ends in ("()", "[]", "(]", "[)", "{}")

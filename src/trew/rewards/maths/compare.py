@@ -1,4 +1,4 @@
-"""Step three: whether two answers are the same; True, False, or None where exact algebra cannot tell."""
+"""Step three: whether two answers are the same; True, False, or None if exact algebra cannot tell."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import re
 from collections.abc import Callable, Sequence
 
 from . import algebra, intervals, units
-from .algebra import NotExact, Value
+from .algebra import Value
 from .answers import read
+from .not_exact import NotExact
 from .shapes import Answer, AnswerList, Based, Equation, Matrix, Named, Scalar, Shape, Union, Unknown, Words
 from .units import Unit
 
@@ -58,7 +59,7 @@ def _same(a: Answer, g: Answer) -> bool | None:
 
 
 def _scalars(left: Scalar, right: Scalar) -> bool | None:
-    """Whether two formulas are equal and their units agree; other words beside them must be the same."""
+    """Whether two formulas are equal and their units agree; other words next to them must be the same."""
     if not units.agree(left.unit, right.unit):
         return False
     verdict = algebra.same(left.value, right.value)
@@ -193,7 +194,7 @@ def _groups(a: Answer, g: Answer) -> bool | None:
 
 
 def _two_groups(left: AnswerList, right: AnswerList) -> bool | None:
-    """In any order where neither has brackets of its own, else item by item where the brackets are the same."""
+    """Compares in any order if neither has brackets; otherwise item by item, if the brackets are the same."""
     ends = {left.ends, right.ends}
     if ends == {":"}:
         return _ratios(left, right)

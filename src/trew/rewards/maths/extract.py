@@ -6,7 +6,7 @@ import re
 from collections import deque
 
 MAX_READ = 200_000  # characters at the end of a completion that are searched: an answer stands at the end
-MAX_UNBOXED = 20_000  # the same, where there is no box
+MAX_UNBOXED = 20_000  # the same, if there is no box
 
 _BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])")
 # a box with its brace, or around the number or letter that follows; any other command; a brace
@@ -56,7 +56,7 @@ def last_box(text: str) -> str | None:
 def answer(text: str, *, require_boxed: bool = True) -> tuple[str | None, str]:
     """The answer in a completion whose thought is already gone, and why there is none.
 
-    With ``require_boxed`` only the last complete box counts. Without, where there is no box: what follows the last
+    With ``require_boxed`` only the last complete box counts. Without, if there is no box: what follows the last
     "answer is" or "####", else the last ``$…$``, else the last number that is not part of a list.
 
     >>> answer("so it is 5", require_boxed=False), answer("so it is 5")

@@ -7,7 +7,8 @@ from fractions import Fraction
 
 from ..numbers import read_digits
 from . import algebra, functions, units
-from .algebra import Malformed, NotExact, TooLarge, Value
+from .algebra import Value
+from .not_exact import Malformed, NotExact, TooLarge
 from .tokens import FUNCTIONS, NAMES, SHORT_WORDS, Token, is_value
 
 MAX_DEPTH = 40
@@ -239,8 +240,8 @@ class _Reader:
         return Fraction(int(above), int(below))
 
     def fraction_ahead(self) -> tuple[str, str, int]:
-        r"""The two sides of the fraction that comes next where they are single tokens, \frac{4}{5}, \frac45 or 4/5, and
-        its length in tokens; empty sides where there is none."""
+        r"""The two sides of the next fraction if they are single tokens, \frac{4}{5}, \frac45 or 4/5, and its length in
+        tokens; empty sides if no such fraction follows."""
         if self.peek() == "\\frac":
             above, first = self.argument_ahead(1)
             below, second = self.argument_ahead(1 + first)
@@ -281,7 +282,7 @@ class _Reader:
         return amount if units.measured(amount)[1] == ((name, 1),) else algebra.multiply(unit, amount)  # $5 dollars
 
     def words(self) -> Value:
-        r"""Words beside a value are equal to themselves only; a single letter in upright type is a name."""
+        r"""Words next to a value are equal to themselves only; a single letter in upright type is a name."""
         text = " ".join(self.take().text[len("\\text{") : -1].split())
         return self.letter(text) if len(text) == 1 and text.isalpha() else algebra.thing(("words", text.casefold()))
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from fractions import Fraction
 
-from . import algebra
-from .algebra import NotExact, TooLarge, Undefined, Value
+from . import algebra, monomials
+from .algebra import Value
+from .not_exact import NotExact, TooLarge, Undefined
 
 _ALIASES = {"asin": "arcsin", "acos": "arccos", "atan": "arctan", "arcarcsin": "sin"}
 
@@ -59,7 +60,7 @@ def _logarithm(name: str, argument: Value, base: Value | None) -> Value:
         return found
     if name == "lg":
         return algebra.divide(found, algebra.logarithm(algebra.number(10)))
-    return algebra.multiply(found, algebra.thing(("any", "log")))  # base 10 or e: a factor that nobody knows
+    return algebra.multiply(found, algebra.thing(("any", "log")))  # base 10 or e: an unknown factor
 
 
 def _trigonometric(name: str, turn: Fraction) -> Value | None:
@@ -101,7 +102,7 @@ def absolute(a: Value) -> Value:
         return algebra.number(abs(n))
     if len(a.above) == len(a.below) == 1:
         [(mono, c)] = a.above.items()
-        if all(g[0] in ("prime", "pi", "e") for g, _ in mono) and a.below == {algebra.ONE: Fraction(1)}:
+        if all(g[0] in ("prime", "pi", "e") for g, _ in mono) and a.below == {monomials.ONE: Fraction(1)}:
             return a if c > 0 else algebra.negative(a)
     return algebra.function("abs", a)
 

@@ -49,7 +49,7 @@ def grade(completion: str, gold: Any, *, require_boxed: bool = True, thinking: b
     The answer is what the last complete ``\boxed{…}`` holds; with ``require_boxed=False`` a completion without a box is
     read as well (``extract.answer``). Numbers, formulas in variables, roots and π, tuples, intervals, sets, matrices,
     equations and words are compared exactly; what is left (identities between functions, sums, integrals) goes to
-    math-verify in a process of its own. What runs past its CPU time or memory there scores 0.
+    math-verify in a separate process. An answer that exceeds its CPU time or memory there scores 0.
 
     >>> grade(r"so \boxed{\frac{2}{4}}", "0.5").score, grade(r"\boxed{0.33}", r"\frac{1}{3}").score
     (1.0, 0.0)
@@ -180,7 +180,7 @@ def self_answer(gold: Any) -> str:
 def gold_problem(gold: Any) -> str:
     """What is wrong with a gold: unreadable, also to math-verify where exact algebra does not do.
 
-    Raises ConfigError where math-verify is needed and not installed.
+    Raises ConfigError if math-verify is needed and not installed.
     """
     found = read_gold(gold)
     if found.problem or not needs_math_verify(found.answer):

@@ -1,4 +1,4 @@
-"""Intervals, which are groups of two ends: made of bounds, met, joined, and told from other groups."""
+"""Intervals, which are lists of two ends: recognises them, makes them of bounds, intersects and joins them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from . import algebra
-from .algebra import NotExact
+from .not_exact import NotExact
 from .shapes import Answer, AnswerList, Named, Scalar, Shape, Union
 
 INFINITY = algebra.variable("∞")
@@ -74,7 +74,7 @@ def meeting(items: tuple[Answer, ...]) -> Named | None:
 
 
 def merged(parts: Sequence[Answer]) -> list[Answer] | None:
-    """Intervals with overlaps and touching ends joined, in order; None where the ends are not plain numbers."""
+    """Intervals with overlaps and touching ends joined, in order; None if the ends are not plain numbers."""
     spans: list[_Span] = []
     for part in parts:
         found = _spans(part)
@@ -98,12 +98,12 @@ def _unnamed(item: Answer) -> Shape:
 
 
 def _infinite_ends(span: AnswerList) -> tuple[bool, ...]:
-    """Whether infinity occurs in its ends, one by one."""
+    """For each end, whether it is infinite."""
     return tuple(isinstance(i.shape, Scalar) and "∞" in i.shape.value.variables for i in span.items)
 
 
 def _spans(part: Answer) -> list[_Span] | None:
-    """A group as intervals of plain numbers, each element of a set as one of its own; None where it has none such."""
+    """A list as intervals of plain numbers, where each element of a set is an interval; None for other items."""
     shape = _unnamed(part)
     if not isinstance(shape, AnswerList) or shape.ends in (",", ":", "±"):
         return None
@@ -134,7 +134,7 @@ def _joined(spans: Sequence[_Span]) -> Iterator[_Span]:
 
 
 def _end(item: Answer) -> _Number | None:
-    """An end as a number, infinity as a float; None where it is no plain number."""
+    """An end as a number, infinity as a float; None if it is no plain number."""
     if not isinstance(item.shape, Scalar):
         return None
     value = item.shape.value

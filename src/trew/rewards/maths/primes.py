@@ -14,7 +14,7 @@ MAX_FACTORED_BITS = 4096
 
 @lru_cache(maxsize=4096)
 def factored(n: int) -> tuple[tuple[int, int], ...] | None:
-    """The prime powers of ``n`` >= 1 in order; None where they are not found in bounded time.
+    """The prime powers of ``n`` >= 1 in order; None if they are not found in bounded time.
 
     >>> factored(360), factored(1), factored((2**61 - 1) * (2**31 - 1))
     (((2, 3), (3, 2), (5, 1)), (), None)
@@ -52,7 +52,7 @@ def _prime_power(n: int) -> tuple[int, int] | None:
 
 
 def prime_powers(n: Fraction) -> list[tuple[int, int]] | None:
-    """The primes of a positive number with their exponents; None where they are not found in bounded time.
+    """The primes of a positive number with their exponents; None if they are not found in bounded time.
 
     >>> prime_powers(Fraction(8, 9))
     [(2, 3), (3, -2)]

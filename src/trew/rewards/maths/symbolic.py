@@ -51,7 +51,7 @@ def run(payload: dict[str, str]) -> dict[str, Any]:
 
 
 def _parsed(text: str) -> Any:
-    """The text as a sympy object; None where the grammar does not fit all of it."""
+    """The text as a sympy object; None if the grammar does not fit all of it."""
     from latex2sympy2_extended import NormalizationConfig, latex2sympy
     from latex2sympy2_extended.latex2sympy2 import ConversionConfig
     from sympy import Basic

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from . import units
-from .algebra import Malformed, TooLarge
+from .not_exact import Malformed, TooLarge
 
 _FUNCTIONS = "sin cos tan cot sec csc sinh cosh tanh coth arcsin arccos arctan arccot asin acos atan ln log lg exp sqrt"
 _NAMES = """

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fractions import Fraction
 
-from . import algebra
+from . import monomials
 from .algebra import Value
 
 Unit = tuple[tuple[str, Fraction], ...]
@@ -145,15 +145,15 @@ def measured(a: Value) -> tuple[Value, Unit]:
     >>> measured(algebra.multiply(algebra.number(5), algebra.thing(("unit", "inch"), 2)))
     (Value(above={(): Fraction(5, 1)}, below={(): Fraction(1, 1)}), (('inch', Fraction(2, 1)),))
     """
-    found = {_unit_in(mono) for mono in a.above} - {algebra.ONE}
+    found = {_unit_in(mono) for mono in a.above} - {monomials.ONE}
     if len(found) != 1 or any(_unit_in(mono) for mono in a.below):
         return a, ()
-    above: algebra.Terms = {}
+    above: monomials.Terms = {}
     for mono, c in a.above.items():
         rest = tuple((g, e) for g, e in mono if g[0] != "unit")
         above[rest] = above.get(rest, Fraction(0)) + c
     return Value({mono: c for mono, c in above.items() if c}, a.below), found.pop()
 
 
-def _unit_in(mono: algebra.Monomial) -> Unit:
+def _unit_in(mono: monomials.Monomial) -> Unit:
     return tuple((g[1], e) for g, e in mono if g[0] == "unit")

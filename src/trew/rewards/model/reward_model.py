@@ -1,4 +1,4 @@
-"""Reward models: a learned score beside functions. Checked by its files, loaded when a run is, scored in batches.
+"""Reward models: learned scores. Checks a model's files before a run, loads it with the run, and scores in batches.
 
 A recipe names one as ``[[rewards]] model = "folder or hub id"``: any sequence classifier with one label, or, with
 ``step_mark``, a model that scores each step of a completion (a process reward model). torch is imported when a model
@@ -174,7 +174,7 @@ class ModelReward:
 
     def score(self, groups: Sequence[Group]) -> list[list[Verdict]]:
         """A verdict for every completion of every group; None for rows that are not served, and for texts that are
-        longer than the model can see. Raises RewardError where a score is not finite."""
+        longer than the model can see. Raises RewardError if a score is not finite."""
         start = time.perf_counter()
         scorer = self.load()
         asked = [(g, i) for g, group in enumerate(groups) if self.applies(group.prompt)

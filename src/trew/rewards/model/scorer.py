@@ -58,7 +58,7 @@ class Encoder:
         return max(self.tokenizer.get_vocab().values()) + 1
 
     def whole(self, prompt: Prompt, text: str) -> list[int]:
-        """Prompt and completion. Raises DataError where there is no template, or it refuses the messages."""
+        """Prompt and completion. Raises DataError if there is no template, or it refuses the messages."""
         spelled = any(token in text for token in self._special)
         if prompt.messages is None:
             if spelled:
@@ -113,7 +113,7 @@ class Encoder:
 
 class Scorer:
     """A loaded model with its tokenizer. Deterministic: the same call gives the same scores, and a text's score
-    does not depend on the texts beside it but for the rounding of the sums (about 1e-6 in float32)."""
+    does not depend on the other texts, except for the rounding of sums (about 1e-6 in float32)."""
 
     def __init__(self, model: Any, encoder: Encoder, *, budget: int = 16384, autocast: torch.dtype | None = None):
         self.model, self.encoder, self.budget, self.autocast = model, encoder, budget, autocast
@@ -165,7 +165,7 @@ class Scorer:
 
     @contextlib.contextmanager
     def _padding(self, rows: Sequence[Sequence[int]]) -> Iterator[int]:
-        """The padding token; one that is in no row where the model has none of its own."""
+        """The padding token; for a model without one, a token that is in no row."""
         config = self.model.config.get_text_config()
         if config.pad_token_id is not None:
             yield int(config.pad_token_id)

@@ -73,7 +73,7 @@ def _found(process: int) -> Boundary:
         if not wrong:
             return Boundary(design, tuple(tried))
         tried.append(f"{_words(design)}: {wrong}")
-    reasons = "; ".join(tried) or "neither bwrap nor landlock is there"
+    reasons = "; ".join(tried) or "neither bwrap nor landlock is available"
     raise SandboxError(f"there is no sandbox for untrusted code here ({reasons}); {INSTALL}")
 
 

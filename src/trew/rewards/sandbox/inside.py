@@ -35,7 +35,7 @@ def read_all(descriptor):
 
 
 def run(source, name, names=(), path="main.py"):
-    """Runs source text as a module of its own; what the interpreter's own loader does with a file."""
+    """Runs source text as a module, as the interpreter's loader does with a file."""
     base = sys.modules["_frozen_importlib_external"].SourceFileLoader
 
     class Loader(base):
@@ -140,7 +140,7 @@ class Line:
         return f'["o",{self.quote(str(kind.__name__))}]'
 
     def _parts(self, value):
-        """The mark of a value that has parts, and the parts; None where it has none."""
+        """The mark of a value that has parts, and the parts; None if it has none."""
         kind = type(value)
         if isinstance(value, range):
             return "R", (value.start, value.stop, value.step)
@@ -211,7 +211,7 @@ CONTAINERS = ((list, "l"), (tuple, "t"), (set, "s"), (frozenset, "z"))
 
 # ==== calls
 def answer_calls(line, entry, names, program):
-    """Imports the program, then answers one call after the other until nobody asks any more."""
+    """Imports the program, then answers calls until the channel closes."""
     leave, encoded, quote = os._exit, line.encoded, line.quote
     try:
         function = run(program, "solution", names)[entry]

@@ -84,7 +84,7 @@ class SandboxPool(Pool[Job, JobOutcome]):
         self.design = design
 
     def start(self) -> Worker:
-        # -I and -S: a process beside untrusted programs takes nothing from the environment or from site-packages.
+        # -I and -S: a process that starts untrusted programs takes nothing from the environment or site-packages.
         design = {"design": asdict(self.design)}
         return Worker("trew_worker.sandbox.host.supervisor", design, flags=("-I", "-S"), folder="/")
 

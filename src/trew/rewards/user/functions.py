@@ -3,7 +3,7 @@
 TRL: ``f(prompts, completions, completion_ids=..., **columns) -> list[float | None]`` is called once with all
 completions of a step. verl: ``compute_score(data_source, solution_str, ground_truth, extra_info)`` is called per
 completion. The form is recognised by the parameters' names, and a function gets only the keywords that it accepts.
-Here a function is read and described; ``session`` calls it, ``process`` does so in a process of its own.
+This module reads and describes a function; ``session`` calls it, and ``process`` calls it in a separate process.
 """
 
 from __future__ import annotations
@@ -177,11 +177,11 @@ class _Form:
         return {"solution_str", "ground_truth"} <= set(self.named)
 
     def needed(self, args: Mapping[str, Any]) -> list[str]:
-        """Parameters that have no value of their own, and none in ``args``."""
+        """Parameters without a default and without a value in ``args``."""
         return [n for n, p in self.named.items() if p.default is inspect.Parameter.empty and n not in args]
 
     def problems(self, args: Mapping[str, Any]) -> list[str]:
-        """Why a function with these parameters cannot be a reward, or not with these arguments."""
+        """Says why a function with these parameters cannot be a reward, or not with these arguments."""
         found = [problem for key in args if (problem := self._argument_problem(key))]
         if self.verl:
             return found + [

@@ -39,11 +39,13 @@ def load_function(spec: str, modules: dict[Path, ModuleType] | None = None) -> t
 
 
 def _file_and_name(spec: str) -> tuple[Path, str]:
-    """The file that ``path/to/file.py:function`` names, and the name, empty where there is none. Raises ConfigError
-    where there is no such file."""
+    """The file and the function's name in ``path/to/file.py:function``; the name is empty if it is left out.
+
+    Raises ConfigError if there is no such file.
+    """
     file, colon, name = spec.rpartition(":")
     if not colon or not file.endswith(".py"):
-        # a path may have colons of its own: only one behind .py sets off a name
+        # a path may contain colons: only one behind .py separates a name
         file, name = (spec, "") if spec.endswith(".py") else (file or spec, name)
     if "\0" in file:  # resolve would raise a ValueError that names nothing
         raise ConfigError(f"{file!r} is no path: it has a NUL")
@@ -57,7 +59,7 @@ def _file_and_name(spec: str) -> tuple[Path, str]:
 
 def _named(module: ModuleType, path: Path, name: str) -> Callable[..., Any]:
     """The function of that name in a module. Raises ConfigError, with the names that it could be."""
-    # what the file imported is no choice of its own
+    # a function that the file imported is not one that it offers
     defined = [n for n, v in vars(module).items() if callable(v) and getattr(v, "__module__", "") == module.__name__]
     choices = f"it defines {', '.join(defined)}" if defined else "it defines no function"
     if not name:

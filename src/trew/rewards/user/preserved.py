@@ -72,7 +72,7 @@ def importable(folder: Path) -> Iterator[None]:
     entry = str(folder)
     added = entry not in sys.path
     if added:
-        sys.path.append(entry)  # appended, so that a file beside a reward cannot shadow an installed package
+        sys.path.append(entry)  # appended, so that a file next to a reward cannot shadow an installed package
     try:
         yield
     finally:

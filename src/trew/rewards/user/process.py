@@ -72,7 +72,7 @@ def _too_slow_to_load() -> str:
 
 
 def _death(error: Closed) -> str:
-    """Says in words how the process of the functions ended."""
+    """Describes how the process of the functions ended."""
     # The kernel's out-of-memory killer sends SIGKILL, and leaves no other trace here.
     return f"{error.ended} during the call" + ("; memory may have run out" if "SIGKILL" in error.ended else "")
 

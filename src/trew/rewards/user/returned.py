@@ -27,7 +27,7 @@ def as_list(returned: Any, *, count: int, who: str) -> list[Any]:
     if not isinstance(returned, (list, tuple)):
         hint = "; did you forget `return`?" if returned is None else ""
         raise RewardError(f"{who} returned {type(returned).__name__} ({short(returned)}), not {WANTED}{hint}")
-    # Never padded or cut: with a value too few, nobody could tell which completion lacks its own.
+    # Never padded or cut: with one value missing, it is unknown which completion lacks it.
     if len(returned) != count:
         discard(returned)
         raise RewardError(f"{who} returned {len(returned)} values for {count} completions, not {WANTED}")
@@ -87,7 +87,7 @@ def short(value: Any) -> str:
 
 
 def discard(value: Any) -> None:
-    """Closes coroutines that nobody will await; otherwise Python warns about them after the actual message."""
+    """Closes coroutines that will not be awaited; otherwise Python warns about them after the actual message."""
     if inspect.iscoroutine(value):
         value.close()
     elif isinstance(value, (list, tuple)):

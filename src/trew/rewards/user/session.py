@@ -151,7 +151,7 @@ async def _limited(awaitable: Awaitable[Any], limit: float | None) -> tuple[Any,
     try:
         async with scope:
             value = await awaitable
-    # The scope tells our limit from a TimeoutError that the function raised itself.
+    # The scope distinguishes our limit from a TimeoutError that the function raised itself.
     except BaseException as error:
         value = _Failed(error, in_time=not scope.expired())
     return value, time.perf_counter() - start

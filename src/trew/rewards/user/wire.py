@@ -1,4 +1,4 @@
-"""What is said between a run and the process that its reward functions live in, as JSON.
+"""The messages between a run and the process of its reward functions, as JSON.
 
 Columns of data rows are mostly JSON already; what parquet adds (bytes, dates, decimals, arrays) travels tagged. Nothing
 that is read is ever executed.
@@ -71,7 +71,7 @@ def _plain_items(values: Iterable[Any]) -> list[Any]:
 
 
 def _plain_moment(value: date | clock) -> list[Any]:
-    # isoformat leaves out the fold, which tells the hour before clocks are set back from the hour after
+    # isoformat leaves out the fold, which distinguishes the hour before clocks are set back from the hour after
     return [value.isoformat(), getattr(value, "fold", 0)]
 
 
@@ -96,7 +96,7 @@ _FORMS = (
     _Form("Decimal", Decimal, str, Decimal),
     _Form("Fraction", Fraction, str, Fraction),
 )
-"""The first whose types fit writes a value; what has no form of its own is refused."""
+"""The first form whose types fit writes a value; values without a form are refused."""
 _READERS = {form.tag: form.read for form in _FORMS}
 
 

@@ -36,7 +36,7 @@ class RunData:
     notes: tuple[str, ...] = field(default=())  # files and lines that could not be read
 
     def column(self, name: str) -> tuple[list[int], list[float | None]]:
-        """Steps and values of a metric, ordered by step; None where the value was not finite.
+        """Steps and values of a metric, ordered by step; None if the value was not finite.
 
         Leaves out steps without the metric.
         """
@@ -60,7 +60,7 @@ class RunData:
 
 
 def load_run(folder: Path) -> RunData:
-    """Reads a run folder; raises DataError where there is none."""
+    """Reads a run folder; raises DataError if there is none."""
     if not folder.is_dir():
         raise DataError(f"{folder}: no such run folder; give the folder that `trew train` wrote (runs/…)")
     if not any(safe_files.exists(folder, name) for name in ("metrics.jsonl", "summary.json", "config.toml")):
@@ -136,7 +136,7 @@ def _plain(value: Any) -> Any:
 
 
 def sample_steps(folder: Path, kind: str) -> list[int]:
-    """The steps with a file in ``rollouts`` or ``evals``, in order; none where that folder cannot be read."""
+    """The steps with a file in ``rollouts`` or ``evals``, in order; none if that folder cannot be read."""
     try:
         names = safe_files.file_names(folder, kind)
     except OSError:
@@ -147,7 +147,7 @@ def sample_steps(folder: Path, kind: str) -> list[int]:
 
 def load_samples(folder: Path, *, kind: str, step: int | None = None, most: int = 64) -> list[dict[str, Any]]:
     """The first ``most`` completions from the parquet file of ``step``, by default the last one, in ``rollouts`` or
-    ``evals``. Returns nothing where there is no such file, or where its columns are not those that a run writes.
+    ``evals``. Returns nothing if there is no such file, or if its columns are not those that a run writes.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq

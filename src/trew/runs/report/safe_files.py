@@ -67,7 +67,7 @@ def read_text(folder: Path, name: str, *, most: int = TEXT_BYTES) -> str:
 
 
 def file_names(folder: Path, name: str) -> list[str]:
-    """The names in the folder ``name`` below ``folder``; none where it does not exist. Refuses a link."""
+    """The names in the folder ``name`` below ``folder``; none if it does not exist. Refuses a link."""
     try:
         inside = _open_folder(folder, [name])
     except (FileNotFoundError, NotADirectoryError):

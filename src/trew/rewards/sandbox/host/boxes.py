@@ -155,7 +155,7 @@ class Boxes:
 
 
 def sealed(data: bytes) -> int:
-    """Writes ``data`` to an in-memory file that nobody can change; the caller closes the descriptor."""
+    """Writes ``data`` to a sealed in-memory file, which cannot be changed; the caller closes the descriptor."""
     # Sealed, because boxes share one file with the code and the filter: an untrusted program must not alter the next.
     made = os.memfd_create("trew", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     view = memoryview(data)
