@@ -129,7 +129,7 @@ def divide(a: Value, b: Value) -> Value:
     >>> divide(number(1), number(0))
     Traceback (most recent call last):
         ...
-    trew.rewards.maths.algebra.Undefined: a division by zero
+    trew.rewards.maths.not_exact.Undefined: a division by zero
     """
     if not b.above:
         raise Undefined("a division by zero")

@@ -142,6 +142,7 @@ def measured(a: Value) -> tuple[Value, Unit]:
     Terms without a unit are taken to be in that of the others (90° - x). A value in several units at once stays as it
     is, and is equal to no value without them.
 
+    >>> from trew.rewards.maths import algebra
     >>> measured(algebra.multiply(algebra.number(5), algebra.thing(("unit", "inch"), 2)))
     (Value(above={(): Fraction(5, 1)}, below={(): Fraction(1, 1)}), (('inch', Fraction(2, 1)),))
     """
