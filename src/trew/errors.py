@@ -153,9 +153,9 @@ class Problems(list[str]):
         except TrewError as error:
             self.append(str(error))
         except OSError as error:
-            if not (said := path_problem(error)):
+            if not (message := path_problem(error)):
                 raise
-            self.append(said)
+            self.append(message)
         return None
 
 

@@ -366,7 +366,7 @@ def test_an_error_of_another_rank_is_passed_on(tmp_path):
         (folder / "part-2.error").write_text("No space left on device")
 
     with pytest.raises(CheckpointError, match="rank 1: No space left on device"):
-        checkpoint_files.save(tmp_path, 1, tensors(1.0), {}, keep=1, parts=2, beside=beside)
+        checkpoint_files.save(tmp_path, 1, tensors(1.0), {}, keep=1, parts=2, extra_files=extra_files)
     assert names(tmp_path) == []
 
 

@@ -276,8 +276,8 @@ def _splits(task: Task, where: str) -> dict[str, Split]:
         return parts
     own = task.home_split if whole.stem not in sources.EVAL_SPLITS else "test"
     parts = {own: whole}
-    if own == "train" and (beside := sources.read_eval_beside(where)) is not None:
-        parts["test"] = beside
+    if own == "train" and (test := sources.read_eval_split_of(where)) is not None:
+        parts["test"] = test
     return parts
 
 

@@ -34,7 +34,7 @@ AXES = {
     "correction": "c, for a sampler that disagrees with the trainer about the same weights",
     "aggregate": "share_t, the token weight: how tokens are averaged into one loss",
     "divergence": "d, the pull towards another policy",
-    "entropy": "a push towards more entropy, beside C_t",
+    "entropy": "a push towards more entropy, in addition to C_t",
 }
 """What each line of ``Objective.equation`` decides."""
 

@@ -13,7 +13,7 @@ from typing import Any
 from ..errors import ConfigError
 
 WHOLE = 2**31 - 1
-"""For whole numbers without a limit of their own."""
+"""For whole numbers without a limit under their own name."""
 NUMBER = 1e9
 """For the absolute value of other numbers."""
 COMPLETIONS = 1_000_000
@@ -30,7 +30,7 @@ MODEL_PARTS = 10_000
 """Layers, heads or experts of a model: building each costs time and memory, even before its weights are loaded."""
 MODEL_WIDTH = 10_000_000
 """A width or a vocabulary of a model: tables of that length are made when it is built."""
-_DAYS_12 = 1e6  # seconds; operating system timers overflow after a few years
+_DAYS_12 = 1e6  # seconds; operating system timers overflow after years
 
 MOST: dict[str, float] = {
     "threads": 1024,

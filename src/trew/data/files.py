@@ -71,7 +71,7 @@ def _unpacked(path: Path) -> bytes:
     opened = gzip.open if path.suffix == ".gz" else open
     try:
         with opened(path, "rb") as file:
-            # One byte more than allowed tells a file at the limit from one beyond it, without unpacking all of a gzip
+            # One byte more than allowed distinguishes a file at the limit from a larger one, without unpacking a gzip
             # file that is small on the disk.
             raw = file.read(limits.FILE_BYTES + 1)
     except (EOFError, zlib.error, gzip.BadGzipFile):

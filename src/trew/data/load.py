@@ -56,7 +56,7 @@ def load_eval(config: DataConfig, *, size: int, seed: int) -> tuple[list[Prompt]
     if config.eval != "auto":
         split = sources.read_eval(task.source(config.eval))
     else:
-        split = sources.read_eval_beside(source)
+        split = sources.read_eval_split_of(source)
     # The same order of precedence as in training, so that both evaluate on the same prompts.
     if split is None:
         whole = sources.read_train(source)
@@ -135,12 +135,12 @@ def _from_rows(
         train, skipped = _prompts(task, parts.get("train", whole), config)
     with _collected(faults):
         explicit = config.eval != "auto"
-        split = sources.read_eval(task.source(config.eval)) if explicit else sources.read_eval_beside(source)
+        split = sources.read_eval(task.source(config.eval)) if explicit else sources.read_eval_split_of(source)
         split = split or parts.get("test") or parts.get("validation")
         if split is not None:
-            prompts, said = _prompts(task.whole(), split, config)
+            prompts, notes = _prompts(task.whole(), split, config)
             test = split.source, prompts
-            skipped += said
+            skipped += notes
     if faults:
         raise DataError("\n".join(dict.fromkeys(faults)))  # a hub that is down reports the same fault for both splits
     if test is None:
@@ -156,7 +156,7 @@ def _from_rows(
 
 
 def _prompts(task: Task, split: Split, config: DataConfig) -> tuple[list[Prompt], list[str]]:
-    """A split's prompts, with a note where the task leaves rows out."""
+    """A split's prompts, with a note if the task leaves rows out."""
     if isinstance(task, Prompts):
         return task.prompts(split, prompt_column=config.prompt_column), []
     prompts = task.prompts(split)

@@ -31,7 +31,7 @@ def read_eval(source: str) -> Split:
     return _read(source, EVAL_SPLITS)
 
 
-def read_eval_beside(source: str) -> Split | None:
+def read_eval_split_of(source: str) -> Split | None:
     """Reads the test (or validation) split that belongs to a training source; None if there is none."""
     path = Path(source)
     if path.is_dir() or (path.is_file() and _split_of(path) == "train"):

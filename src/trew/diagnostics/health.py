@@ -1,7 +1,7 @@
-"""Health of a run: rules over its rows of metrics, the same while it trains, after a resume and in its report.
+"""Health of a run: rules over its rows of metrics, equal while it trains, after a resume and in its report.
 
-A rule looks at the last rows, and where it must at the first ones, and says with numbers what is wrong; ``ADVICE`` says
-what to do. Nothing here changes the training. docs/health.md lists the rules.
+A rule reads the last rows, and some rules the first ones, and describes a problem with its figures; ``ADVICE`` suggests
+what to do. Rules never change the training. docs/health.md lists them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SOLVED = 0.9
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What of a run's configuration the rules need to know."""
+    """The configuration values that health rules read."""
 
     health: HealthConfig = field(default_factory=HealthConfig)
     completions: int = 2
@@ -39,10 +39,10 @@ class Facts:
 
     @staticmethod
     def of(table: Mapping[str, Any]) -> Facts:
-        """From a configuration as nested plain values, in which anything may be missing or broken."""
+        """Reads the facts from a configuration of nested plain values, any of which may be missing or broken."""
 
         def known(section: str, wanted: Any) -> dict[str, Any]:
-            """The settings that ``wanted`` has and that are of its type."""
+            """The settings of ``wanted`` that have the right type."""
             given = table.get(section)
             given = given if isinstance(given, Mapping) else {}
             return {
@@ -66,7 +66,7 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class HealthWarning:
-    """One warning: at which step, by which rule, what was seen and what to do."""
+    """A warning of a rule: the step, what the rule found, and what to do."""
 
     step: int
     rule: str
@@ -74,7 +74,7 @@ class HealthWarning:
 
 
 # --------------------------------------------------------------------------------------------------------------------
-# Rules: (history, facts) -> what is wrong in words and numbers, empty if nothing is
+# Rules: (history, facts) -> a description of the problem with its figures, empty if there is none
 
 
 class History:
@@ -91,11 +91,11 @@ class History:
         self.last.append(row)
 
     def mean(self, name: str) -> float | None:
-        """Over the last ``window`` rows; None before there are as many, and where fewer than half have a value."""
+        """The mean over the last ``window`` rows; None for fewer rows, or if fewer than half of them have a value."""
         return self._mean(name, list(self.last)[-self.window :])
 
     def at_first(self, name: str) -> float | None:
-        """Over the first ``window`` rows, in the same way."""
+        """The mean over the first ``window`` rows, in the same way."""
         return self._mean(name, self.first)
 
     def newest(self, name: str, count: int = AGAIN) -> list[float]:
@@ -309,18 +309,20 @@ ADVICE = {
 
 
 class Health:
-    """The rules over the steps of a run, row by row: each says once that it begins to hold, and again after
-    ``health.cooldown`` steps if it still does, or does again."""
+    """Applies the rules to the steps of a run, row by row.
+
+    A rule warns when it begins to hold, and again after ``health.cooldown`` steps if it still holds, or holds again.
+    """
 
     def __init__(self, facts: Facts) -> None:
         self.facts = facts
         self.found: list[HealthWarning] = []
         self._history = History(facts.health)
-        self.holding: tuple[str, ...] = ()  # the rules that held after the last row, said or not
+        self.holding: tuple[str, ...] = ()  # the rules that held after the last row, with a warning or without
         self._told: dict[str, int] = {}
 
     def observe(self, row: Row) -> list[HealthWarning]:
-        """The warnings that are due after this row; one of an evaluation is passed over."""
+        """Returns the warnings that are due after this row; ignores rows of evaluations."""
         if "eval_accuracy" in row:
             return []
         self._history.add(_plain(row))
@@ -335,13 +337,13 @@ class Health:
         return found
 
     def state(self) -> dict[str, Any]:
-        """What later warnings depend on, as JSON can hold it."""
+        """The state that later warnings depend on, as plain values."""
         h = self._history
         found = [dataclasses.asdict(f) for f in self.found]
         return {"first": list(h.first), "last": list(h.last), "told": dict(self._told), "found": found}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Goes on where :meth:`state` was taken."""
+        """Restores what :meth:`state` returned."""
         self._history.first = list(state["first"])
         self._history.last.clear()
         self._history.last.extend(state["last"])
@@ -357,7 +359,7 @@ READ = (
 
 
 def _plain(row: Row) -> dict[str, float]:
-    """The columns that rules read, where they are numbers."""
+    """The columns that rules read, as far as they are numbers."""
     return {name: value for name in READ if (value := finite(row.get(name))) is not None}
 
 

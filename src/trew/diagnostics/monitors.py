@@ -1,7 +1,7 @@
 """Monitors rewards during training for signs of hacking, or of a broken reward.
 
 Each monitor is a pure function from the scored groups of a step to sums and counts. Over the last ``WINDOW`` steps its
-figure is compared with a limit; a warning says what was seen and what to do. Nothing here changes the training.
+figure is compared with a limit; a warning gives the figure and what to do. Monitors never change the training.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..rewards.thinking import after_thinking
 from ..types import Metrics, ScoredGroup, reduce_metrics
 
 WINDOW = 20  # steps that a figure is taken over, and that "at first" means
-LEAST = 128  # completions (or groups, for orders: a quarter of it) before anything is said
+LEAST = 128  # completions (or groups, for orders: a quarter of it) before the first warning
 QUIET = 50  # steps until the same warning is repeated
 LONG = 32  # tokens from which two equal completions are no coincidence
 LARGEST = 1e100  # rewards count as at most this: their squares, and sums of those over a run, are finite numbers
@@ -68,7 +68,7 @@ ADVICE = {
 
 
 def bounded(value: float | None) -> float | None:
-    """A reward as sums take it: from -``LARGEST`` to ``LARGEST``; None if it is NaN or missing.
+    """A reward limited to ±``LARGEST`` for sums; None if it is NaN or missing.
 
     A reward may be any number of Python: 1e300, whose square is none, an infinity, or an integer of 400 digits.
 
@@ -97,7 +97,7 @@ def order(scored: Sequence[ScoredGroup]) -> Metrics:
 
 
 def rows(scored: Sequence[ScoredGroup]) -> Metrics:
-    """As :func:`order`, of the groups' mean rewards in the order of the step."""
+    """The same as :func:`order`, for the groups' mean rewards in the order of the step."""
     known = [_values(g) for g in scored]
     return _halves("rows", [[sum(v) / len(v) for v in known if v]])
 
@@ -133,12 +133,12 @@ def answers_in(text: str) -> int:
     >>> answers_in("so \\\\boxed{7} or \\\\boxed{8}"), answers_in("#### 7"), answers_in("<think>#### 1</think>#### 2")
     (2, 1, 1)
     """
-    said = after_thinking(text) or ""
-    return max(said.count(mark) for mark in _MARKS)
+    answer = after_thinking(text) or ""
+    return max(answer.count(mark) for mark in _MARKS)
 
 
 def identical(scored: Sequence[ScoredGroup]) -> Metrics:
-    """The share of completions, of those with at least ``LONG`` tokens, whose very text is in their group twice."""
+    """The share of completions of at least ``LONG`` tokens whose text occurs twice in their group."""
     again = count = 0
     for g in scored:
         texts = Counter(c.text for c in g.group.rollouts if len(c) >= LONG)
@@ -148,8 +148,7 @@ def identical(scored: Sequence[ScoredGroup]) -> Metrics:
 
 
 def exits(scored: Sequence[ScoredGroup]) -> Metrics:
-    """The share of programs (last ```` ```python ```` block) that call for their own end: ``exit()``, ``os._exit`` and
-    the like."""
+    """The share of programs (last ```` ```python ```` block) that end themselves, as by ``os._exit``."""
     programs = [
         _CODE.split(c.text)[-1].split("```")[0] for g in scored for c in g.group.rollouts if _CODE.search(c.text)
     ]
@@ -207,9 +206,9 @@ def _gap_in(pairs: Sequence[tuple[float, int]]) -> float | None:
 
 
 class Monitors:
-    """All monitors over the steps of a run. ``shuffled``: whether the order of prompts says nothing.
+    """All monitors over the steps of a run. ``shuffled``: whether prompts come in a random order.
 
-    What is in the metrics does not depend on the windows; the warnings do, so that they are part of :meth:`state`.
+    Metrics do not depend on the windows, but warnings do, so that the windows are part of :meth:`state`.
     """
 
     def __init__(self, rewards: Sequence[Reward] = (), *, shuffled: bool = True) -> None:
@@ -237,11 +236,11 @@ class Monitors:
         return shown, warnings
 
     def state(self) -> dict[str, Any]:
-        """What later warnings depend on, as JSON can hold it."""
+        """The state that later warnings depend on, as plain values."""
         return {"last": list(self._last), "first": list(self._first), "told": dict(self._told)}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Goes on where :meth:`state` was taken."""
+        """Restores what :meth:`state` returned."""
         kept: dict[str, list[Metrics]] = {
             part: [{name: (v[0], v[1]) for name, v in step.items()} for step in state[part]]
             for part in ("last", "first")
@@ -258,7 +257,7 @@ class Monitors:
         return reduce_metrics([*parts, rows(scored)] if self._shuffled else parts)
 
     def suspicions(self) -> dict[str, str]:
-        """What looks wrong in the last steps, by monitor."""
+        """Describes what looks wrong in the last steps, by monitor."""
         now, first = reduce_metrics(list(self._last)), reduce_metrics(self._first)
         found = {
             "order": _order_effect(now, "order", "half of each group"),

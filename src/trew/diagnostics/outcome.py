@@ -1,6 +1,6 @@
 """Reports at the end of a run that it learned nothing, however short it was, and why.
 
-The rules of :mod:`.health` need several rows before they speak; this looks at all rows of a run that has ended.
+The rules of :mod:`.health` need several rows before they warn; this module reads all rows of a run that has ended.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from .health import Row, finite
 
 
 def outcome(rows: Sequence[Row], table: Mapping[str, Any]) -> list[str]:
-    """The findings to end a run with; none if any step had a gradient, or if there was no step.
+    """The final findings about a run; none if any step had a gradient, or if there was no step.
 
     ``rows`` are the run's rows of metrics, ``table`` its configuration as nested plain values.
 
@@ -28,7 +28,7 @@ def outcome(rows: Sequence[Row], table: Mapping[str, Any]) -> list[str]:
 
 
 def _causes(steps: Sequence[Row], table: Mapping[str, Any]) -> list[str]:
-    """Every cause that the rows show, each with what to do."""
+    """Yields every cause that the rows show, with advice."""
     found = [_cut_off(steps, table), _constant(steps), _unjudged(steps)]
     return [text for text in found if text] or [
         "Rewards differed, but the objective made no gradient of them. Look at advantage_share and clip_share in the "

@@ -7,7 +7,7 @@ Every later round
     2. samples completions of fresh prompts from the new policy, which the verifier ranks into pairs
     3. continues training the reward model on these pairs and a share ``replay`` of earlier ones
 
-The verifier runs beside the learned reward with weight 0: it measures, and never affects the policy.
+The verifier runs next to the learned reward with weight 0: it measures, and never affects the policy.
 
     out/config.toml  rounds.jsonl  summary.json  report.html
         round-01/policy/  fresh/rollouts/  pairs.jsonl  held.jsonl  training.jsonl  reward/
@@ -162,8 +162,8 @@ def check(recipe: Recipe, *, found: Sequence[str] = ()) -> tuple[RewardConfig, s
     if not named:
         if recipe.policy.rewards:
             raise ConfigError(
-                "iterate.verifier: none given beside [[rewards]]; name the reward that ranks completions, for example "
-                '[iterate.verifier] name = "gsm8k"'
+                "iterate.verifier: none given in addition to [[rewards]]; name the reward that ranks completions, for "
+                'example [iterate.verifier] name = "gsm8k"'
             )
         verifier = plan.config.rewards[0]
     return verifier, RewardSet.from_config((verifier,)).names[0]
@@ -316,7 +316,7 @@ def history(rounds: Rounds, number: int, name: str) -> list[Pair]:
 
 
 def replayed(pairs: Sequence[Pair], *, fresh: int, share: float, seed: int) -> list[Pair]:
-    """Draws so many of ``pairs``, without replacement, that they are ``share`` of the total with ``fresh`` new ones.
+    """Draws pairs without replacement, as many as make up ``share`` of the total together with ``fresh`` new ones.
 
     >>> from ..reward_training.pairs import make_pair
     >>> old = [make_pair(str(i), chosen="a", rejected="b") for i in range(50)]

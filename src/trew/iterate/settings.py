@@ -26,7 +26,7 @@ class Iterate:
     rounds: int = 3
     verifier: RewardConfig = field(default_factory=RewardConfig)  # ranks completions; empty = the task's own reward
     reward_model: str = ""  # what it starts from: a language model (empty = the policy's) or a reward model
-    weight: float = 1.0  # of the learned reward beside the recipe's [[rewards]]
+    weight: float = 1.0  # of the learned reward among the recipe's [[rewards]]
     args: Mapping[str, Any] = field(default_factory=dict)  # of the reward model as a reward: batch_tokens, ...
     first_prompts: int = 0  # prompts for the first reward model; 0 = prompts, or none where it is one already
     prompts: int = 64  # per round: fresh prompts whose completions make pairs

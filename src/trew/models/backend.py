@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 class Backend(Protocol):
     """One object serves both engine and learner of a run. They take turns, so they may share memory through it.
 
-    A method that cannot provide what it is asked for returns the reason, in words that complete "because ...".
+    A method that cannot provide what is asked returns the reason, in words that complete "because ...".
     """
 
     name: str

@@ -17,7 +17,7 @@ from .integrity import StoredTensor, tensors_of
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
 _TOKENIZER_SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 ADAPTER_BESIDE = (
-    "an adapter beside the model (adapter_config.json), which would be added to it unasked; merge the two and save the "
+    "an adapter next to the model (adapter_config.json), which would be added to it unasked; merge them and save the "
     "whole model, or take the adapter away"
 )
 _NOT_GENERATIVE = ("ForMaskedLM", "Classification", "ForQuestionAnswering", "RewardModel", "ForMultipleChoice")

@@ -70,12 +70,12 @@ def mismatches(
     """Finds mismatches between a model's files and its configuration: problems, and notes on what is merely left out.
 
     ``info`` is transformers' loading report, ``parts`` are the names of the model's own modules. An unread tensor
-    inside one of these belongs to a different model; a part beside them (a value head) is only left out.
+    inside one of these belongs to a different model; a part outside of them (a value head) is only left out.
     """
     own = set(parts)
     unread = sorted(info.get("unexpected_keys") or ())
     inside = [key for key in unread if key.partition(".")[0] in own]
-    beside = [key for key in unread if key not in inside]
+    outside = [key for key in unread if key not in inside]
     depth = _depth_told(stored, config)
     found = [
         _told(name, keys, what, depth)
@@ -87,10 +87,10 @@ def mismatches(
         if keys
     ]
     notes = []
-    if beside:
+    if outside:
         notes = [
-            f"model {name}: {len(beside)} tensors of its files are no part of the model, among them {beside[0]}; they "
-            "are not read, and will not be in what is written"
+            f"model {name}: {len(outside)} tensors of its files are no part of the model, among them {outside[0]}; "
+            "they are not read, and will not be in what is written"
         ]
     return found, notes
 

@@ -393,11 +393,11 @@ def export(
     tokenizer: PreTrainedTokenizerBase,
     folder: Path,
     *,
-    beside: Callable[[Path], None] | None = None,
+    extra_files: Callable[[Path], None] | None = None,
 ) -> None:
     """Writes model and tokenizer so that ``from_pretrained`` loads them. ``folder`` is created or replaced as a whole.
 
-    ``beside`` may write more files into the folder that it receives.
+    ``extra_files`` may write more files into the folder that it receives.
     """
     folder = Path(folder)
     work, old = folder.with_name(f".{folder.name}.partial"), folder.with_name(f".{folder.name}.old")
@@ -408,8 +408,8 @@ def export(
         with quiet():
             model.save_pretrained(work)
             tokenizer.save_pretrained(work)
-        if beside is not None:
-            beside(work)
+        if extra_files is not None:
+            extra_files(work)
         # Two renames, as a folder cannot replace another one that holds files. A crash in between leaves both complete.
         if folder.exists():
             folder.rename(old)
@@ -437,10 +437,10 @@ def fill(plain: PreTrainedModel, tensors: Mapping[str, Tensor], *, like: PreTrai
 
 
 def save_config(model: PreTrainedModel, folder: Path) -> None:
-    """Writes config.json and, if there is one, generation_config.json, which ``from_pretrained`` needs beside the
+    """Writes config.json and, if there is one, generation_config.json, which ``from_pretrained`` needs next to the
     weights."""
     config = copy.deepcopy(model.config)
-    # Sharding gives a model a class of its own: (FSDPModule, the real one).
+    # Sharding gives a model a new class: (FSDPModule, the real one).
     bases = type(model).__bases__
     real = bases[1] if bases[0].__name__ == "FSDPModule" else type(model)
     config.architectures = [real.__name__]

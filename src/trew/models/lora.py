@@ -84,7 +84,7 @@ class Adapters:
     def export(self, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
         """Writes the merged model and the tokenizer as an ordinary model folder, with the adapters in its ``adapter/``.
         Both appear, or are replaced, together."""
-        loading.export(merged(self), tokenizer, folder, beside=lambda work: self.save(work / "adapter"))
+        loading.export(merged(self), tokenizer, folder, extra_files=lambda work: self.save(work / "adapter"))
 
 
 def load_base(name: str, config: LoraConfig, *, device: str, dtype: str) -> PreTrainedModel:
@@ -194,7 +194,7 @@ def target_problems(model: PreTrainedModel, targets: Sequence[str]) -> list[str]
     """Finds ``lora.targets`` that are not the last name of a linear layer; ``model`` may be without weights."""
     names = sorted({name.rpartition(".")[2] for name in linear_layers(model)})
     if not names:
-        return [f"lora.rank: {type(model).__name__} has no linear layers of its own, so LoRA cannot train it"]
+        return [f"lora.rank: {type(model).__name__} has no linear layers, so LoRA cannot train it"]
     return [
         f"lora.targets: got {target!r}, accepts {', '.join(names)}{nearest(target, names)}"
         for target in targets

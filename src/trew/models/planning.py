@@ -1,4 +1,4 @@
-"""``Planning``: what a backend tells the memory estimate of a run, before any weights are loaded."""
+"""``Planning``: the figures of a backend for the memory estimate of a run, before any weights are loaded."""
 
 from __future__ import annotations
 

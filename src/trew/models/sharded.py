@@ -29,7 +29,7 @@ class Rows(Protocol):
 
 def is_sharded(tensor: Tensor) -> TypeGuard[DTensor]:
     """Whether this rank holds only a part of the tensor."""
-    # Importing DTensor costs a second and brings the compiler along; where nobody has, nothing is one.
+    # Importing DTensor costs a second and loads the compiler; if no module has imported it, no tensor is one.
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(tensor, module.DTensor)
 

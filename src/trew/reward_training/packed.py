@@ -7,7 +7,7 @@ For the chosen text ``p0 p1 c0`` and the rejected ``p0 p1 r0 r1``:
     read           *       *
 
 The score is the model's head on the hidden state of a text's last token. A backend's :class:`trew.learner.body.Body`
-runs forward and backward below the head; autograd handles the head and the loss, which are a few numbers.
+runs forward and backward below the head; autograd handles the head and the loss, which are small.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ PROOF = 2
 def best(
     scorer: Scorer, pairs: Sequence[Encoded], *, backend: Backend | None, again: bool = False
 ) -> tuple[Pairs, str]:
-    """The fastest way to run pairs through ``scorer``, and a note where the ``backend`` cannot run them.
+    """The fastest way to run pairs through ``scorer``, and a note if the ``backend`` cannot run them.
 
     Hidden states of the first ``pairs`` decide whether the backend's code is right for this model. Equal pairs and
     weights give the same choice, which a resumed training depends on. ``again``: recompute activations.
@@ -54,9 +54,9 @@ def best(
         packed, plain, instead="pairs go through the model's own forward", subject="the kernels",
         remedy="kernels = 'plain'",
     )  # fmt: skip
-    few = pairs[:PROOF]
+    sample = pairs[:PROOF]
     choice.compare(
-        lambda _: packed.exact_states(few), packed.plain_states(few), tolerance=TOLERANCE, what="hidden states",
+        lambda _: packed.exact_states(sample), packed.plain_states(sample), tolerance=TOLERANCE, what="hidden states",
         unit="of them", distance=_relative,
     )  # fmt: skip
     return choice.chosen, ""

@@ -41,8 +41,8 @@ def plan(settings: RewardTraining, *, found: Sequence[str] = ()) -> RewardPlan:
     notes: list[str] = []
     encoder = _encoder(s, problems, notes)
     # Reading pairs would repeat problems that the values have reported already.
-    told = any(p.startswith(("data.pairs: none", "data.held_out")) for p in problems)
-    pairs = None if told else problems.attempt(lambda: gather(s.data, seed=s.seed))
+    reported = any(p.startswith(("data.pairs: none", "data.held_out")) for p in problems)
+    pairs = None if reported else problems.attempt(lambda: gather(s.data, seed=s.seed))
     train: list[Encoded] = []
     held: list[Encoded] = []
     if pairs is not None and encoder is not None:

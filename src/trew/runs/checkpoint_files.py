@@ -81,7 +81,7 @@ def save(
     *,
     keep: int,
     best: int | None = None,
-    beside: Callable[[Path], None] | None = None,
+    extra_files: Callable[[Path], None] | None = None,
     read: Callable[[], None] | None = None,
     parts: int = 1,
 ) -> Path:
@@ -89,7 +89,7 @@ def save(
     ``best``.
 
     The first part of a tensor's name is its file: ``model.embed.weight`` is embed.weight in model.safetensors. ``meta``
-    is anything JSON can hold. ``beside`` may write more files into the folder it is given. ``read`` is called once the
+    is anything JSON can hold. ``extra_files`` may write more files into the folder. ``read`` is called once the
     tensors are no longer needed. ``parts``: the number of ranks that write into :func:`aside`, this one included.
     Checkpoints of later steps are removed too: they were unusable when the run was
     resumed, otherwise it would be past them. If a write fails, older checkpoints stay, nothing half-written does, and
@@ -100,15 +100,15 @@ def save(
     written = aside(root, step)
     try:
         root.mkdir(parents=True, exist_ok=True)
-        # Leftovers of a killed write. The run holds the folder's lock, so that nobody else is writing here.
+        # Leftovers of a killed write. The run holds the folder's lock, so that no other process is writing here.
         for stray in root.glob(f"{ASIDE}*"):
             _remove(stray)
         written.mkdir()
         tensor_files.write(written, tensors, parts=parts)
         if read is not None:
             read()
-        if beside is not None:
-            beside(written)
+        if extra_files is not None:
+            extra_files(written)
         _complete(written, step, meta, _counts(written, tensors, parts))
         target = _free_name(root, step)
         # The folder's files are durable before its final name exists, and the name before the save counts as done.
@@ -314,7 +314,7 @@ def _complete(folder: Path, step: int, meta: Mapping[str, Any], tensors: Mapping
 
 
 def _free_name(root: Path, step: int) -> Path:
-    """``000020``, or ``000020.1`` and so on where a broken or older one has that name: nothing is ever overwritten."""
+    """``000020``, or ``000020.1`` and so on if a broken or older one has that name: nothing is ever overwritten."""
     candidates = (root / (f"{step:06d}" + (f".{n}" if n else "")) for n in range(1 << 20))
     return next(path for path in candidates if not os.path.lexists(path))
 

@@ -45,7 +45,7 @@ class RunFolder:
     ) -> "RunFolder":
         """Creates (mode 0700) or opens ``folder`` and locks it; raises ConfigError with every problem found.
 
-        ``resume`` starts a new run where there is nothing to continue. ``overwrite`` deletes the run's own files and
+        ``resume`` starts a new run if there is nothing to continue. ``overwrite`` deletes the run's own files and
         nothing else. This is cheap: call it before loading anything.
         """
         folder = Path(folder)

@@ -12,13 +12,13 @@ LOCK = "run.lock"
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The members of a kind of run's folder beside its lock; names may be patterns (``round-*``)."""
+    """The members of a kind of run's folder besides its lock; names may be patterns (``round-*``)."""
 
     rows: str  # the file with one row per step or round
-    files: tuple[str, ...]  # beside config.toml, summary.json and report.html
+    files: tuple[str, ...]  # besides config.toml, summary.json and report.html
     folders: tuple[str, ...]
     foreign: tuple[str, ...] = ()  # what trackers write there
-    made: tuple[str, ...] = ()  # folders that are there from the beginning
+    made: tuple[str, ...] = ()  # folders that exist from the beginning
 
     def owns(self, name: str) -> bool:
         """Whether a member of that name is the run's, so that ``overwrite`` removes it."""
@@ -111,7 +111,7 @@ def has_run(folder: Path, layout: Layout = RUN) -> bool:
     loaded) leaves nothing to protect, and files of the same names that trew did not write are not a run.
     """
     rows = folder / layout.rows
-    # metrics.jsonl alone is a common name; beside our lock or our configuration it is a run's.
+    # metrics.jsonl alone is a common name; next to our lock or our configuration it belongs to a run.
     ours = (folder / LOCK).exists() or ((folder / "config.toml").exists() and rows.exists())
     results = rows.exists() or (folder / "summary.json").exists()
     return ours and (results or any(any(path.glob("*")) for name in layout.folders for path in folder.glob(name)))

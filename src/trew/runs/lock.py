@@ -46,7 +46,7 @@ class Lock:
             raise
 
     def _sign(self, decisive: bool) -> None:
-        """Writes this process into the file; refuses where the last holder may still be there and flock cannot tell."""
+        """Writes this process into the file; refuses if the last holder may still run and flock cannot show it."""
         holder = _read(self.path)
         if holder and not decisive and (holder.get("host") != socket.gethostname() or _alive(holder)):
             raise ConfigError(self._refusal(holder))
@@ -71,7 +71,7 @@ class Lock:
 
 
 def _read(path: Path) -> dict:
-    """The holder that the file names; an empty dict where it names none."""
+    """The holder that the file names; an empty dict if it names none."""
     try:
         holder = json.loads(path.read_bytes()[:4096] or b"{}")
     except (ValueError, OSError):
@@ -111,7 +111,7 @@ def _started(pid: int) -> str | None:
     """When a process started, as boot id and kernel clock; None if there is no /proc."""
     try:
         # The name in parentheses may hold spaces and parentheses itself, so fields count from the last one. Then field
-        # 22, starttime, is at index 19. The boot id tells equal ticks of two boots apart.
+        # 22, starttime, is at index 19. The boot id distinguishes equal ticks of two boots.
         fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
         return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()}:{int(fields[19])}"
     except (OSError, ValueError, IndexError):

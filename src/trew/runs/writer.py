@@ -1,4 +1,4 @@
-"""Writes checkpoints in a background thread while the run continues, up to the point where it changes weights."""
+"""Writes checkpoints in a background thread while the run continues, until it changes the weights."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from . import checkpoint_files
 
 
 class Writer:
-    """Writes one checkpoint at a time; calls ``tell`` with a line about each.
+    """Writes one checkpoint at a time; calls ``notify`` with a line about each.
 
     The thread reads the tensors in place, without a copy, so that it needs no memory of their size. They do not change
     while completions are generated and scored; call :meth:`release` before changing them. The next call of any method
     raises the CheckpointError of a failed write.
     """
 
-    def __init__(self, tell: Callable[[str], None] = lambda line: None, *, background: bool = True) -> None:
-        self._tell, self._background = tell, background
+    def __init__(self, notify: Callable[[str], None] = lambda line: None, *, background: bool = True) -> None:
+        self._notify, self._background = notify, background
         self._thread: threading.Thread | None = None
         self._read = threading.Event()
         self._error: BaseException | None = None
-        self._done = ""  # the line about the finished checkpoint, until ``tell`` gets it
+        self._done = ""  # the line about the finished checkpoint, until ``notify`` gets it
         self._held = 0.0  # seconds that the run has waited for the current checkpoint
 
     def save(self, root: Path, step: int, tensors: Mapping[str, Tensor], meta: Mapping[str, Any], **how: Any) -> None:
@@ -46,7 +46,7 @@ class Writer:
 
     def run(self, write: Callable[[Callable[[], None]], str | None], what: str = "a part of a checkpoint") -> None:
         """Starts ``write`` once the previous one is complete. It calls its argument when tensors may change, and may
-        return a line for ``tell``; ``what`` names it in errors."""
+        return a line for ``notify``; ``what`` names it in errors."""
         self.finish()
         # A new event for each checkpoint: the previous one is set already.
         self._read, self._held = threading.Event(), 0.0
@@ -73,7 +73,7 @@ class Writer:
             self._held += time.monotonic() - start
             self._thread = None
         if self._done:
-            self._tell(f"{self._done}; the run waited {self._held:.2f} s for it")
+            self._notify(f"{self._done}; the run waited {self._held:.2f} s for it")
             self._done = ""
         if self._error is not None:
             error, self._error = self._error, None
@@ -89,7 +89,7 @@ class Writer:
         except TrewError as error:
             if kind is None:
                 raise
-            self._tell(str(error))  # another error is ending the run and must not be replaced
+            self._notify(str(error))  # another error is ending the run and must not be replaced
 
     def _write(self, write: Callable[[Callable[[], None]], str | None], what: str) -> None:
         try:

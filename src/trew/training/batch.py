@@ -21,7 +21,7 @@ from .planning import Plan
 
 
 def to_batch(plan: Plan, rollouts: StepRollouts) -> tuple[list[TrainingSample], TokenBatch]:
-    """The kept rollouts as samples for the policy and one packed batch for the objective, in the same order.
+    """Converts the rollouts to train on to samples for the policy and one packed batch for the objective.
 
     Tokens that the policy did not choose stay in the stream and are masked. ``logprobs`` is NaN until the policy
     computes it, so that reading it too early shows. ``rollout_logprobs`` is None under top-p, top-k or min-p: the
@@ -69,7 +69,7 @@ def _baselines(rollouts: StepRollouts, groups: Sequence[int]) -> Tensor | None:
 
 
 def _step_rewards(plan: Plan, scores: Sequence[Score]) -> ReasoningSteps | None:
-    """The step rewards of all rollouts, where the objective reads them. Raises RewardError if there are none."""
+    """The step rewards of all rollouts, if the objective reads them. Raises RewardError if there are none."""
     if "step_rewards" not in plan.objective.needs:
         return None
     flat = [(i, end, value) for i, score in enumerate(scores) for end, value in score.steps]
@@ -84,8 +84,8 @@ def _step_rewards(plan: Plan, scores: Sequence[Score]) -> ReasoningSteps | None:
 
 
 def _rewards(plan: Plan, scores: Sequence[Score]) -> tuple[Tensor, Tensor | None]:
-    """The combined rewards (S,); where the objective normalises each reward by itself, all rewards (S, K) with their
-    weights (K,). NaN: not judged, or not applicable."""
+    """The combined rewards (S,); for an objective that normalises each reward separately, all rewards (S, K) with
+    their weights (K,). NaN: not judged, or not applicable."""
     nan = float("nan")  # not 0: missing rewards must not enter a group's mean
     if not plan.objective.advantage.per_reward:
         return torch.tensor([nan if s.value is None else s.value for s in scores], dtype=torch.float32), None
@@ -103,7 +103,7 @@ class Minibatch:
 
     @contextmanager
     def named(self) -> Iterator[None]:
-        """Makes a NumericsError raised inside name samples of the whole step instead of the minibatch."""
+        """Renumbers the samples in a NumericsError raised inside: of the whole step instead of the minibatch."""
         try:
             yield
         except NumericsError as error:

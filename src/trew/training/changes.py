@@ -88,7 +88,7 @@ def check_changes(folder: Path, given: str, *, free: Sequence[str], allow: bool 
         if before.get(key) != now.get(key)
     }
     refused = [line for key, line in lines.items() if not key.startswith(tuple(free))]
-    if refused and not allow:  # all at once: a user who fixes one should not meet the next
+    if refused and not allow:  # all at once, so that a user does not meet them one by one
         raise ConfigError(
             [
                 *refused,

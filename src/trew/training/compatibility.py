@@ -56,7 +56,7 @@ def problems(objective: Objective, config: Config, *, given: frozenset[str] = GI
 
 
 def _cut_distributions(objective: Objective, config: Config) -> list[str]:
-    """Refuses top-p, top-k and min-p where the objective reads the sampler's log-probs."""
+    """Refuses top-p, top-k and min-p if the objective reads the sampler's log-probs."""
     if "rollout_logprobs" not in objective.needs:
         return []
     rollout, name = config.rollout, config.objective.preset
@@ -72,7 +72,7 @@ def _cut_distributions(objective: Objective, config: Config) -> list[str]:
 
 
 def _stale(objective: Objective, config: Config) -> list[str]:
-    """Refuses rollouts of older weights where nothing in the objective would notice."""
+    """Refuses rollouts of older weights if no part of the objective accounts for them."""
     stale, bound, name = config.rollout.stale_steps, config.cluster.staleness, config.objective.preset
     corrected = any(correction.mismatch for correction in objective.correction)
     add = 'with\n  [objective]\n  correction = "tis"\nor take a preset'
@@ -102,7 +102,7 @@ def _stale(objective: Objective, config: Config) -> list[str]:
 
 
 def _numbers_that_do_not_fit(objective: Objective, config: Config) -> list[str]:
-    """Numbers of the objective that are too large for the rollouts."""
+    """Refuses numbers of the objective that are too large for the rollouts."""
     rollout, advantage = config.rollout, objective.advantage
     found = [
         f"objective.overlong_cache: got {shape.cache}, accepts at most rollout.max_tokens = {rollout.max_tokens}: from "
@@ -119,7 +119,7 @@ def _numbers_that_do_not_fit(objective: Objective, config: Config) -> list[str]:
 
 
 def machine_problems(config: Config, device: str) -> list[str]:
-    """What this machine lacks for ``[lora]`` and ``[learner]``: packages, a compiler, or a device of another kind."""
+    """Lists what this machine lacks for ``[lora]`` and ``[learner]``: packages, a compiler, or a kind of device."""
     found = _package_problems(config, device)
     if config.learner.optimizer == "adamw-offload" and not device.startswith("cuda"):
         found.append(
@@ -148,7 +148,7 @@ def _package_problems(config: Config, device: str) -> list[str]:
 
 
 def compile_problem(device: str) -> str | None:
-    """What torch.compile lacks on a device, with what to do; None if it can run."""
+    """Says what torch.compile lacks on a device, with what to do; None if it can run."""
     if device == "mps":
         return "which is not supported on mps; use device = 'cpu' or a CUDA GPU"
     if device.startswith("cuda"):
@@ -181,7 +181,7 @@ def _liger_problems(config: Config, device: str) -> list[str]:
 
 
 def notes(objective: Objective, config: Config) -> list[str]:
-    """Settings that have no effect in this run, or are probably unintended."""
+    """Lists settings that have no effect in this run, or are probably unintended."""
     said = []
     if config.lora.rank and config.learner.lr < LORA_RATE:
         said.append(
@@ -230,7 +230,7 @@ def _nothing_to_learn(objective: Objective, config: Config) -> str:
 
 
 def _idle_on_policy(objective: Objective, config: Config) -> list[str]:
-    """Components with no effect while the policy is the one that sampled, but some effect once it has moved."""
+    """Lists components without effect while the policy is the one that sampled, but with some once it has moved."""
     still = objective.prepare(_example(prompts=8, completions=8, max_length=config.rollout.max_tokens))
     # Log-ratios of +-6: far outside the usual clip ranges and trust regions, in both directions.
     shift = torch.where(still.sequence_ids % 3 == 0, 6.0, -6.0)
@@ -248,7 +248,7 @@ def _idle_on_policy(objective: Objective, config: Config) -> list[str]:
 
 
 def _is_idle_weight(objective: Objective, still: TokenBatch, moved: TokenBatch) -> bool:
-    # A weight drawn over the whole step is random: one example does not tell whether it has an effect.
+    # A weight drawn over the whole step is random: one example does not show whether it has an effect.
     if objective.weight.scope == "batch":
         return False
     assert still.advantages is not None

@@ -22,8 +22,9 @@ def own_settings(recipe: Path, out: Path | None, overrides: Sequence[str] = ()) 
 def continued(
     recipe: Path, own: Mapping[str, Any], overrides: Sequence[str], *, out: Path | None
 ) -> tuple[Config, list[str]]:
-    """The configuration of a run resumed from the settings ``own``, and a line for each key where the recipe differs
-    now. Edits of the recipe do not change a run that has begun, and the user must not believe that they did.
+    """The configuration of a run resumed from the settings ``own``, and a line for each key that differs in the recipe.
+
+    Edits of the recipe do not change a run that has begun; the lines keep the user from believing that they did.
 
     Values that are masked in the run's config.toml (secrets) are taken from the recipe."""
     given = read_table(recipe, overrides)

@@ -33,7 +33,7 @@ CANARY = {
 A larger one means different weights or another distribution; rounding does not reach it."""
 
 CANARY_TOKENS = 32
-"""Tokens of a rollout that the canary compares where nothing else depends on it."""
+"""Tokens of a rollout that the canary compares if no other decision depends on it."""
 
 ROUNDING = 1e-4
 """Largest difference in nats between two float32 computations of the same log-prob."""
@@ -68,7 +68,7 @@ class Frozen:
 def with_frozen_logprobs(
     plan: Plan, policy: Policy, groups: Sequence[ScoredGroup], samples: Sequence[TrainingSample], batch: TokenBatch
 ) -> Frozen:
-    """The batch with ``old_logprobs`` and ``ref_logprobs`` where they are needed."""
+    """The batch with ``old_logprobs`` and ``ref_logprobs``, if they are needed."""
     config, objective = plan.config, plan.objective
     stale = not all(_fresh(groups, policy.version))
     several = optimizer_steps(config, len(groups)) > 1

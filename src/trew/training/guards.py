@@ -125,7 +125,7 @@ def end_if_broken(program: PolicyProgram, error: NumericsError, text: str) -> No
 
 
 # --------------------------------------------------------------------------------------------------------------------
-# In the memory there is
+# Within the available memory
 
 _KNOBS = {
     "generating": "Lower rollout.batch (completions decoded at once), rollout.max_tokens, or data.max_prompt_tokens",
@@ -138,8 +138,10 @@ _KNOBS = {
 
 @contextlib.contextmanager
 def memory(program: PolicyProgram, phase: Callable[[], str]) -> Iterator[None]:
-    """Turns running out of memory inside the block into MemoryShortage, with settings that need less. ``phase`` returns
-    what was going on: generating, learning or evaluating."""
+    """Raises MemoryShortage, with settings that need less, if memory runs out inside the block.
+
+    ``phase`` returns the activity: generating, learning or evaluating.
+    """
     try:
         yield
     except (MemoryError, RuntimeError) as error:

@@ -52,8 +52,8 @@ def plan(config: Config, *, found: Sequence[str] = (), bar: Bar | None = None) -
     """
     limits.refuse(config, found=found)  # absurd sizes first: the checks below would fill the memory
     # Reading a recipe may have found a key's problem already: one line per key is enough.
-    told = {p.partition(":")[0] for p in found}
-    problems = Problems([*found, *(p for p in validate(config) if p.partition(":")[0] not in told)])
+    reported = {p.partition(":")[0] for p in found}
+    problems = Problems([*found, *(p for p in validate(config) if p.partition(":")[0] not in reported)])
     of_model: list[str] = []
 
     objective = _objective(config, problems)
@@ -107,7 +107,7 @@ def follow(config: Config, *, device: str) -> Plan:
 
 
 def _objective(config: Config, problems: Problems) -> Objective | None:
-    """The objective of a recipe, checked against the run."""
+    """Makes the objective of a recipe, and checks it against the run."""
     objective = problems.attempt(lambda: preset(config.objective.preset, **config.objective.args))
     # The check below tries the objective on an example of these sizes; sizes below 1 are reported by validate().
     if objective and min(config.rollout.prompts, config.rollout.completions, config.rollout.max_tokens) >= 1:
@@ -117,7 +117,7 @@ def _objective(config: Config, problems: Problems) -> Objective | None:
 
 
 def _device(config: Config, problems: Problems) -> str | None:
-    """The device of a recipe, checked for what the recipe asks of it."""
+    """Resolves the device of a recipe, and checks that it has what the recipe needs."""
     if any(p.startswith("device:") for p in problems):
         return None
     device = problems.attempt(lambda: loading.resolve_device(config.device))
@@ -167,14 +167,14 @@ def _fitting(config: Config, data: Dataset, renderer: Renderer) -> tuple[list[Pr
 
 
 def _target_problems(config: Config) -> list[str]:
-    """What is wrong with ``lora.targets``. Empty for a model that is not downloaded yet: its layers are unknown."""
+    """Lists problems of ``lora.targets``; none for a model that is not downloaded yet, whose layers are unknown."""
     if not config.lora.rank or not loading.is_here(config.model):
         return []
     return lora.target_problems(loading.skeleton(loading.load_config(config.model)), config.lora.targets)
 
 
 def step_rewards(config: Config) -> frozenset[str]:
-    """``step_rewards``, where a reward may return them: a process reward model, or a function (known once it runs)."""
+    """``step_rewards`` if a reward may return them: a process reward model, or a function (known once it runs)."""
     may = any(r.args.get("step_mark") if r.model else is_file_spec(r.name) for r in config.rewards)
     return frozenset({"step_rewards"} if may else ())
 
@@ -189,15 +189,15 @@ def _fit(config: Config, data: Dataset, renderer: Renderer) -> tuple[list[Prompt
     """The prompts for training and evaluation that fit ``data.max_prompt_tokens``, after ``data.overlong``."""
     out, notes = [], []
     for name, prompts in (("training", data.train), ("evaluation", data.eval)):
-        kept, said = apply_overlong(
+        short, found = apply_overlong(
             prompts,
             count=lambda p: len(renderer.encode(p)),
             limit=config.data.max_prompt_tokens,
             policy=config.data.overlong,
             what=name,
         )
-        out.append(kept)
-        notes += said
+        out.append(short)
+        notes += found
     return out[0], out[1], notes
 
 
@@ -222,7 +222,7 @@ def length_problems(tokens: Mapping[str, int], *, longest: int, limit: int | Non
 
 
 def read(recipe: Path, overrides: Sequence[str] = ()) -> Config:
-    """The configuration of a recipe. Where it has problems, data, model and rewards are checked as well, so that one
+    """Reads the configuration of a recipe. If it has problems, checks data, model and rewards as well, so that one
     ConfigError reports everything."""
     try:
         return read_recipe(recipe, overrides)

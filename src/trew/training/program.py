@@ -43,7 +43,7 @@ class Snapshot:
 
     tensors: Mapping[str, Tensor]
     counters: Mapping[str, Any]
-    beside: Callable[[Path], None] | None = None  # writes more files into the checkpoint's folder
+    extra_files: Callable[[Path], None] | None = None  # writes more files into the checkpoint's folder
 
 
 class Stateful(Protocol):
@@ -140,8 +140,10 @@ class Program(ABC):
 
     @contextlib.contextmanager
     def rollback_on_interrupt(self) -> Iterator[None]:
-        """Restores the state from before the block where an interrupt ends it, and saves that. Weights need no
-        restoring: interrupts are raised while sampling or evaluating, before any update."""
+        """Restores and saves the state from before the block if an interrupt ends it.
+
+        Weights need no restoring: interrupts are raised while sampling or evaluating, before any update.
+        """
         before = dataclasses.replace(self.state), {name: part.state() for name, part in self.stateful.items()}
         try:
             yield
@@ -173,8 +175,8 @@ class Program(ABC):
     # ---- checkpoints
 
     def save(self) -> None:
-        """Starts writing a complete checkpoint: weights, optimizer, and all other state. Does nothing where this step
-        has one already."""
+        """Starts writing a complete checkpoint: weights, optimizer, and all other state. Does nothing if this step has
+        one already."""
         state = self.state
         # Several causes may fall on one step: its schedule, an interrupt, the end.
         if state.saved == state.step:
@@ -190,7 +192,7 @@ class Program(ABC):
         meta = redact(meta, keep=choices())  # a pending warning may quote a completion, and with it a secret
         self.writer.save(
             self.folder.checkpoints, state.step, model.tensors, meta, keep=self.keep, best=self.best,
-            beside=model.beside, parts=self.team.parts,
+            extra_files=model.extra_files, parts=self.team.parts,
         )  # fmt: skip
 
     def restore(self, *, allow_changes: bool = False) -> None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def update_row(attempt: Attempt, version: int) -> dict[str, Any]:
-    """The metrics of a step's updates; ``version`` is the policy's after them. NaN for values that were not finite."""
+    """The metrics of a step's updates; ``version`` is the policy's after them. NaN: the value was not finite."""
     row: dict[str, Any] = {}
     if attempt.rollouts is not None:
         row = _learned(attempt, version) if attempt.rollouts.trained_on else {}
@@ -90,7 +90,7 @@ def advantages_of(attempt: Attempt) -> Advantages:
 
 def rollout_row(plan: Plan, sampled: Sequence[ScoredGroup]) -> dict[str, Any]:
     """The metrics of all rollouts sampled in a step, dropped groups included: without those, filtering would distort
-    reward and accuracy. Empty where the sampler failed. Lengths and entropies count sampled tokens only."""
+    reward and accuracy. Empty if the sampler failed. Lengths and entropies count sampled tokens only."""
     if not sampled:
         return {}
     scores = [score for scored in sampled for score in scored.scores]

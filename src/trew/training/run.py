@@ -32,7 +32,7 @@ class Attempt:
     canary: Canary | None = None
     updates: list[StepOutput] = field(default_factory=list)
     error: NumericsError | None = None
-    told: str = ""  # the warning about the error
+    message: str = ""  # the warning about the error
 
 
 class TrainingRun:
@@ -62,7 +62,7 @@ class TrainingRun:
         self._open.__exit__(*error)
 
     def note(self, text: str) -> None:
-        """Shows the current activity beside the progress bar."""
+        """Shows the current activity next to the progress bar."""
         self._bar.note(text)
 
     def steps(self) -> Iterator[int]:
@@ -76,12 +76,12 @@ class TrainingRun:
         attempt = Attempt(step, self.policy.version)
         with self._program.rollback_on_interrupt():
             try:
-                # "learning" begins with the rollouts being there: the lambda is called when memory runs out.
+                # "learning" begins once the rollouts exist: the lambda is called when memory runs out.
                 with guards.memory(self._program, lambda: "learning" if attempt.rollouts else "generating"):
                     yield attempt
             except NumericsError as error:
                 attempt.error = error
-                attempt.told = guards.keep_evidence(self._program, attempt, error)
+                attempt.message = guards.keep_evidence(self._program, attempt, error)
         self._program.team.stepped()
 
     def record(self, attempt: Attempt) -> None:
@@ -111,7 +111,7 @@ class TrainingRun:
         program.display.step(row)
         # Last, so that the row and the rollouts of the step that ends the run are on disk.
         if attempt.error:
-            guards.end_if_broken(program, attempt.error, attempt.told)
+            guards.end_if_broken(program, attempt.error, attempt.message)
         self._show(step, sampled)
         self._bar.advance()
 

@@ -31,8 +31,8 @@ def export(program: PolicyProgram) -> None:
     if program.team.parts > 1:
         model, tensors = gather_for_export(program.policy, program.adapters)
         adapters = program.adapters
-        beside = None if adapters is None else lambda work: adapters.save(work / "adapter", tensors)
-        loading.export(model, tokenizer, program.folder.final, beside=beside)
+        extra_files = None if adapters is None else lambda work: adapters.save(work / "adapter", tensors)
+        loading.export(model, tokenizer, program.folder.final, extra_files=extra_files)
     elif program.adapters is None:
         loading.export(program.model, tokenizer, program.folder.final)
     else:
@@ -40,8 +40,10 @@ def export(program: PolicyProgram) -> None:
 
 
 def gather_for_export(policy: Learner, adapters: Adapters | None) -> tuple[PreTrainedModel, dict[str, Tensor]]:
-    """A whole model of sharded weights on the CPU, adapters merged into it, and the adapters' tensors. Meanwhile the
-    other ranks call :func:`help_to_gather`."""
+    """Gathers sharded weights into a whole model on the CPU, with adapters merged into it, and the adapters' tensors.
+
+    Meanwhile the other ranks call :func:`help_to_gather`.
+    """
     if adapters is not None:
         return lora.merged(adapters), {name: full(t).cpu() for name, t in adapters.tensors().items()}
     tensors = {name: t.cpu() for name, t in policy.weights()}
@@ -87,7 +89,7 @@ def short(count: int) -> str:
 
 
 def peak_memory_bytes(device: str) -> int:
-    """Peak memory of the run: GPU memory where it ran on a GPU, otherwise of the process."""
+    """Peak memory of the run: GPU memory if it ran on a GPU, otherwise of the process."""
     if device.startswith("cuda"):
         return torch.cuda.max_memory_allocated(device)
     # The high-water mark of the process: memory that was freed before the end still counts.

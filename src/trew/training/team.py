@@ -1,4 +1,4 @@
-"""What rank 0 tells the other ranks of a run, and what it does alone if there are none."""
+"""Orders from rank 0 to the other ranks of a run; without other ranks, rank 0 does everything alone."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ class Team:
         return self.orders.ranks.size if self.orders is not None and self.sharded else 1
 
     def step(self, step: int) -> None:
-        """All ranks begin a step."""
+        """Lets all ranks begin a step."""
         if self.orders is not None:
             self.orders.give("step", step=step)
 
     def stepped(self) -> None:
-        """The update is through, on every rank."""
+        """Reports that every rank has finished the update."""
         if self.orders is not None:
             self.orders.updated()
 
     def save(self, root: Path, step: int) -> None:
-        """The other ranks write their parts of the checkpoint that this one begins."""
+        """Lets the other ranks write their parts of the checkpoint that this rank begins."""
         if self.orders is not None and self.parts > 1:
             self.orders.give("save", folder=str(checkpoint_files.aside(root, step, os.getpid()).resolve()))
 
     def load(self, tensors: Mapping[str, Stored | Rows], counters: Mapping[str, Any]) -> None:
-        """The other ranks load the checkpoint that this one has read."""
+        """Lets the other ranks load the checkpoint that this rank has read."""
         if self.orders is not None:
             files = {
                 str(path.resolve()) for t in tensors.values() if isinstance(t, Stored) for _, _, path, _ in t.pieces
@@ -52,18 +52,18 @@ class Team:
             self.orders.give("load", files=sorted(files), counters=dict(counters))
 
     def publish(self) -> None:
-        """All ranks help to publish the first weights; those of later steps are published without an order."""
+        """Lets all ranks help to publish the first weights; those of later steps are published without an order."""
         if self.orders is not None:
             self.orders.give("publish")
 
     def export(self) -> None:
-        """The other ranks help to gather the weights."""
+        """Lets the other ranks help to gather the weights."""
         if self.orders is not None and self.sharded:
             self.orders.give("export")
 
 
 class Together:
-    """Publishes weights that all ranks gather together, while rank 0 alone talks to the engine."""
+    """Publishes weights that all ranks gather together; only rank 0 communicates with the engine."""
 
     def __init__(self, inner: WeightSync, orders: Orders) -> None:
         self._inner, self._orders = inner, orders

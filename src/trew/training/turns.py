@@ -4,7 +4,7 @@
              -> servers wake for weights -> update -> wake for the KV cache -> canary -> generate
 
 Every other order is a known way to run out of memory: a learner that is still there when the KV cache comes back,
-servers that load weights beside what they had. All ranks wait for one another where the GPUs change hands.
+servers that load weights in addition to their old ones. All ranks wait for one another where the GPUs change hands.
 """
 
 from __future__ import annotations
@@ -25,8 +25,10 @@ Meet = Callable[[], Any]
 
 
 class TurnsOfSource:
-    """Rollouts after which it is the learner's turn: servers sleep once those of a step are complete. Without
-    ``engine``, on a rank that gets its rollouts from another, they sleep already."""
+    """Rollouts after which it is the learner's turn: puts servers to sleep once those of a step are complete.
+
+    Without ``engine``, on a rank that gets its rollouts from another, they sleep already.
+    """
 
     def __init__(self, source: RolloutSource, placement: Placement, engine: VllmEngine | None) -> None:
         self._source, self._placement, self._engine = source, placement, engine
@@ -50,7 +52,7 @@ class TurnsOfSource:
 
 
 class TurnsOfWeights:
-    """Publishes weights, after which it is the servers' turn, whatever became of the step before.
+    """Publishes weights, after which it is the servers' turn, whether the step succeeded or not.
 
     A new version is written while the learner has the GPUs: gathering shards and the canary need them.
     """

@@ -79,6 +79,6 @@ def after_step(program: PolicyProgram, row: Mapping[str, Any]) -> int:
 
 
 def at_end(run: RunFolder, display: Display) -> None:
-    """Reports the overall outcome of a finished run's rows: see :mod:`trew.diagnostics.outcome`."""
+    """Reports the outcome of a finished run: see :mod:`trew.diagnostics.outcome`."""
     for text in load_run(run.folder).outcome:
         display.warn(text)

@@ -1,6 +1,6 @@
 """Bounds the time and memory of foreign code in this process, through the operating system.
 
-For what is quick unless it is broken, such as a chat template; untrusted code runs in processes of its own.
+For work that is quick unless it is broken, such as a chat template; untrusted code runs in separate processes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Overrun(Exception):
 
 @contextlib.contextmanager
 def bounded(*, seconds: float = 0.0, memory: int = 0) -> Iterator[None]:
-    """Raises Overrun where the block takes more processor time or memory than it may, SECONDS and MEMORY unless given.
+    """Raises Overrun if the block takes more processor time or memory than allowed: by default SECONDS and MEMORY.
 
     For a moment in which no other thread allocates much: the limit of memory is the process's. Outside the main thread,
     where Python allows no handlers, time has no limit.

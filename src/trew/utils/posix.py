@@ -8,7 +8,7 @@ import signal
 
 
 def problem() -> str:
-    """One sentence about a system that lacks it; empty if all is there.
+    """Says what this system lacks; empty if it lacks nothing.
 
     >>> problem()
     ''

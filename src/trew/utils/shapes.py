@@ -167,7 +167,7 @@ def _plain(value: Any, where: str) -> Any:
 
 
 def _got(value: Any) -> str:
-    """What was found, in a few words, whatever its size.
+    """Describes a value briefly, whatever its size.
 
     >>> _got([1, 2]), _got({}), _got(10**30), _got("x" * 99)[:9]
     ('got a list of 2', 'got an object', 'got a number of 31 digits', "got 'xxxx")
@@ -183,5 +183,5 @@ def _got(value: Any) -> str:
 
 
 def _digits(value: int) -> int:
-    """Decimal digits, without writing them out: Python refuses that beyond a few thousand."""
+    """The number of decimal digits, without writing them out: Python refuses that beyond 4,300."""
     return math.floor(abs(value).bit_length() * math.log10(2)) + 1

@@ -1,4 +1,4 @@
-"""Signals: the first asks for an end at the next place where nothing is lost, the second ends the process at once."""
+"""Signals: the first ends the run at the next point where nothing is lost, the second ends the process at once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 
 ALWAYS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 SAME_S = 0.3
-"""Signals that come within so many seconds of the first are the same request: timeout(1) and some launchers send theirs
+"""Signals within this many seconds of the first are the same request: timeout(1) and some launchers send theirs
 to the process and then to its group."""
 
 

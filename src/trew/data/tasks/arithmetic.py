@@ -23,7 +23,7 @@ from .forms import Form, Node, parse
 
 TEMPLATE = "What is {expression}? Answer with the number only."
 _LIMIT = 10**9  # the largest absolute value of an operand
-_LOOK = 30  # assignments tried per problem wanted: only few assignments of a form may be valid
+_LOOK = 30  # assignments tried per problem wanted, since a form may have few valid ones
 
 Numbers = dict[str, int]
 
@@ -87,7 +87,7 @@ class Arithmetic(Task):
         return self._interleaved(train), self._interleaved(held), [note]
 
     def _quotas(self, sizes: Sequence[int], eval_size: int) -> list[int]:
-        """How many problems of each op are held out; DataError if ``sizes`` leave too few."""
+        """The number of problems of each op that are held out. Raises DataError if ``sizes`` leave too few."""
         quotas = share(eval_size, [3 * n // 4 for n in sizes])
         if not all(sizes) or sum(quotas) < eval_size:
             raise DataError(

@@ -60,8 +60,8 @@ class HumanEval(Task):
                 raise BadRow(f"column '{name}' is not Python: {wrong}")
         if not entry.isidentifier() or f"def {entry}(" not in reference:
             raise BadRow(f"column 'entry_point' must name a function of the prompt, got {show(entry)}")
-        told = f"```python\n{start.strip()}\n```"
-        told = f"{self.instruction}\n\n{told}" if self.instruction else told
+        question = f"```python\n{start.strip()}\n```"
+        question = f"{self.instruction}\n\n{question}" if self.instruction else question
         mine = {"reference": reference, "asserts": [test], "setup": start, "entry_point": entry}
         rest = {name: value for name, value in row.values.items() if name != "prompt"}
-        return Prompt(uid, messages=user_turn(told, system=self.system), columns={**rest, **mine})
+        return Prompt(uid, messages=user_turn(question, system=self.system), columns={**rest, **mine})

@@ -55,7 +55,7 @@ class Math(Task):
 
     def prompts(self, split: Split) -> list[Prompt]:
         """One user message per row; columns ``gold`` (the answer as LaTeX), ``level`` (a number or None) and
-        ``subject``, beside the row's own."""
+        ``subject``, in addition to the row's own."""
         if is_verl(split):
             return to_prompts(split, self._verl_prompt)
         have = columns_of(split.rows)

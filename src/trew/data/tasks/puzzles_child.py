@@ -87,7 +87,7 @@ def main() -> None:
 
 
 def addresses() -> int:
-    """Bytes of addresses that this process has; 0 if there is no /proc."""
+    """The size of this process's address space in bytes; 0 if there is no /proc."""
     if not os.path.exists("/proc/self/statm"):
         return 0
     with open("/proc/self/statm") as file:
@@ -119,7 +119,7 @@ def generate(made: Any, say: Callable[[dict[str, Any]], None]) -> None:
 
 
 def answer_of(entry: dict[str, Any]) -> str | None:
-    """The correct answer, or the example from the metadata where there are many; None if there is none."""
+    """The correct answer, or the example from the metadata if there are many; None if there is none."""
     metadata = entry["metadata"] or {}
     answers = [entry["answer"], *(metadata.get(name) for name in EXAMPLES)]
     answer = next((answer for answer in answers if answer is not None), None)
@@ -127,7 +127,7 @@ def answer_of(entry: dict[str, Any]) -> str | None:
 
 
 def dataset(package: Any, wanted: dict[str, Any]) -> Any:
-    """The package's task with spare problems to replace repeats; without spare ones where it cannot have so many."""
+    """The package's task with spare problems to replace repeats; without them if it has no more problems."""
     settings = {**wanted["config"], "seed": wanted["seed"]}
     try:
         return package.create_dataset(wanted["task"], **settings, size=wanted["most"])

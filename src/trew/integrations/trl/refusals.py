@@ -108,7 +108,7 @@ def of_run(objective: Objective, args: Any, *, rollout_func: Any = None, reward_
 
 def _decided_twice(objective: Objective, args: Any) -> Iterator[str]:
     """Yields settings that differ from TRL's defaults although the objective decides them."""
-    # At its default nobody can tell a setting from one that was never given, so that only others are refused.
+    # A setting at its default looks the same as one that was never given, so only other values are refused.
     for field in dataclasses.fields(args):
         value = getattr(args, field.name)
         if field.name in DECIDED and value != field.default:

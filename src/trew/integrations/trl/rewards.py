@@ -32,8 +32,8 @@ def text_of(completion: Completion) -> str:
     """
     if isinstance(completion, str):
         return completion
-    said = [message.get("content") for message in completion if message.get("role") == "assistant"]
-    content = said[-1] if said else None
+    answers = [message.get("content") for message in completion if message.get("role") == "assistant"]
+    content = answers[-1] if answers else None
     if isinstance(content, str) or content is None:
         return content or ""
     return "".join(piece.get("text") or "" for piece in content)
@@ -225,8 +225,8 @@ def together(
     weights, gates and user functions (``path/to/file.py:function``). Raises ConfigError with all problems at once.
 
     >>> both = together([{"name": "gsm8k"}, {"name": "format", "gate": True, "weight": 0.0}])
-    >>> said = ["<think>a</think><answer>#### 72</answer>", "#### 72"]
-    >>> both(prompts=["?"] * 2, completions=said, answer=["72"] * 2)
+    >>> answers = ["<think>a</think><answer>#### 72</answer>", "#### 72"]
+    >>> both(prompts=["?"] * 2, completions=answers, answer=["72"] * 2)
     [1.0, 0.0]
     """
     configs = [build(RewardConfig, table, where=f"rewards[{i}]") for i, table in enumerate(tables)]

@@ -141,7 +141,7 @@ class GRPOTrainer(trl.GRPOTrainer):
         return hasattr(function, "taken") or not of_steps
 
     def _step_rewards(self) -> list[Any] | None:
-        """Gathers (end, value) lists for all processes' completions; None if no reward function scores steps."""
+        """Gathers (end, value) lists for all processes' completions; None where no reward function scores steps."""
         for function in self.reward_funcs:
             if hasattr(function, "taken"):
                 return gather_object(function.taken())

@@ -51,7 +51,11 @@ class Export:
 
     def script(self) -> str:
         """Renders the export as a shell script."""
-        lines = ["#!/bin/sh", "set -e", "# Made by trew export verl, for verl 0.9 with trew installed beside it."]
+        lines = [
+            "#!/bin/sh",
+            "set -e",
+            "# Made by trew export verl, for verl 0.9 with trew installed in its environment.",
+        ]
         lines += [f"# Does not carry over: {line}" for line in self.lost]
         lines += list(self.before)
         command = [*(f"{k}={shlex.quote(v)}" for k, v in self.environment.items()), "python3 -m verl.trainer.main_ppo"]

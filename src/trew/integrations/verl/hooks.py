@@ -124,7 +124,7 @@ class PolicyLoss:
         if weights is None:
             return ()
         if bypasses(self.objective):
-            raise ConfigError(f"{self.name}: got importance weights beside a ratio to the sampler: a correction twice")
+            raise ConfigError(f"{self.name}: got importance weights and a ratio to the sampler: a correction twice")
         level = setting(config, "policy_loss.rollout_correction.rollout_is")
         if self.objective.weight.folds_correction and level not in ("token", "sequence"):
             raise ConfigError(

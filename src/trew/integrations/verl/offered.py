@@ -26,7 +26,7 @@ KL_TYPES = {"k1": ("kl", "k1"), "k2": ("mse", "k2"), "k3": ("low_var_kl", "k3")}
 """Our KL estimators and verl's names for them (``kl_loss_type``, ``kl_penalty``), the usual one first."""
 
 NOT_GIVEN = {
-    "rollout_logprobs": "verl hands a loss no log-probabilities of the sampler beside those of the old policy",
+    "rollout_logprobs": "verl hands a loss no log-probabilities of the sampler besides those of the old policy",
     "ref_logprobs": "verl hands a loss no log-probabilities of the reference",
     "entropies": "verl hands over no entropies at this place",
     "step_rewards": "verl hands over no step rewards",
@@ -41,7 +41,7 @@ PRUNED = "the answers that it prunes leave the denominators too, and these are v
 BYPASS = (("algorithm.rollout_correction.bypass_mode", "True"),
           ("+actor_rollout_ref.actor.policy_loss.rollout_correction", "${algorithm.rollout_correction}"))  # fmt: skip
 """Keys that make verl pass the sampler's log-probs as the old policy's. The second copies the setting into the actor's
-configuration, the only one that a loss sees: without it, a loss cannot tell which log-probs it got."""
+configuration, the only one that a loss sees: without it, a loss does not know which log-probs it got."""
 
 V0 = {"use adv_estimator=remax": ("trainer.use_v1", "False"), "use adv_estimator=gdpo": ("trainer.use_v1", "False")}
 """verl estimators that need its old trainer: the new one does not pass them what they read."""

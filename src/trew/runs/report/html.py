@@ -39,8 +39,8 @@ _CHARTS: tuple[tuple[str, str, str, tuple[float, float] | None], ...] = (
     ("loss", "Loss", "", None),
     ("lr", "Learning rate", "", None),
 )
-_BESIDE = {"ratio": {"ratio_q99": "99 % of tokens below", "ratio_q01": "1 % below"}}
-"""Metrics drawn in another metric's chart for a single run, and in charts of their own for several runs."""
+_DRAWN_TOGETHER = {"ratio": {"ratio_q99": "99 % of tokens below", "ratio_q01": "1 % below"}}
+"""Metrics drawn in another metric's chart for a single run, and in separate charts for several runs."""
 _NOT_DRAWN = frozenset({"eval_accuracy", "eval_low", "eval_high", "eval_n", "seconds", "policy_version"})
 _STYLE = """
 :root{color-scheme:light dark;--ground:#fff;--ink:#1f2328;--muted:#59636e;--line:#d6dbe1;--soft:#f5f7f9}
@@ -279,7 +279,7 @@ def _other_metrics(runs: Sequence[RunData]) -> list[str]:
     """The metrics that no main chart shows, in the order of first appearance."""
     shown = {metric for metric, *_ in _CHARTS} | _NOT_DRAWN
     if len(runs) == 1:
-        shown |= {metric for beside in _BESIDE.values() for metric in beside}
+        shown |= {metric for together in _DRAWN_TOGETHER.values() for metric in together}
     found = dict.fromkeys(metric for run in runs for metric in run.metric_names())
     return [metric for metric in found if metric not in shown]
 
@@ -295,8 +295,8 @@ def _chart(
     """The chart of one metric over all runs; empty when no run has the metric."""
     series = [s for i, run in enumerate(runs) for s in _curve(run, metric, names[i], i, alone=len(runs) == 1)]
     if series and len(runs) == 1:
-        beside = [(label, *runs[0].column(m)) for m, label in _BESIDE.get(metric, {}).items()]
-        series += [Series(label, x, y, colour=i) for i, (label, x, y) in enumerate(beside, start=2) if x]
+        more = [(label, *runs[0].column(m)) for m, label in _DRAWN_TOGETHER.get(metric, {}).items()]
+        series += [Series(label, x, y, colour=i) for i, (label, x, y) in enumerate(more, start=2) if x]
     return line_chart(series, title=title, y_label=unit, y_range=fixed, standalone=False) if series else ""
 
 

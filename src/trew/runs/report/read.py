@@ -155,7 +155,7 @@ def load_samples(folder: Path, *, kind: str, step: int | None = None, most: int 
     steps = [at for at in sample_steps(folder, kind) if step is None or at == step]
     if not steps:
         return []
-    # Types are compared before any row is read: the page relies on them, and the file may be anybody's.
+    # Types are compared before any row is read: the page relies on them, and the file may come from anywhere.
     wanted = {name: schema().field(name).type for name in (*_IDENTITY, *_ANSWER)}
     try:
         with (

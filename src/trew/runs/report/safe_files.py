@@ -1,7 +1,7 @@
 """Reads a run folder that somebody else may have prepared: only regular files of bounded size, and no links.
 
 The folder itself may be a link, because the user named it; nothing below it may. Opens every name relative to the
-descriptor of its folder, so that nobody can swap a folder for a link between a check and its use.
+descriptor of its folder, so that a folder cannot be swapped for a link between a check and its use.
 """
 
 from __future__ import annotations
