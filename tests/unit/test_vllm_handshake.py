@@ -84,9 +84,23 @@ def problems(tmp_path):
     return []
 
 
-def test_a_server_that_fits_is_accepted_and_told_where_weights_will_be(server, tmp_path):
+def test_a_server_that_fits_is_accepted_and_shown_a_folder_that_nobody_can_guess(server, tmp_path):
     assert problems(tmp_path) == []
-    assert server.asked == [{"init_info": {"root": str(tmp_path), "format": 1}}]
+    assert problems(tmp_path) == []
+    one, other = (Path(asked["init_info"].pop("root")) for asked in server.asked)
+    assert server.asked == [{"init_info": {"format": 1}}] * 2
+    assert one.parent == other.parent == tmp_path
+    assert one != other
+    assert not one.exists()
+
+
+def test_a_server_that_does_not_see_the_runs_folder_is_refused(server, tmp_path):
+    """In the words of trew-vllm's own check."""
+    server.refuses = "Refused: root: got '...', accepts the absolute path of a folder on this host"
+    (problem,) = problems(tmp_path)
+    assert f"does not see the folder {tmp_path}, and weights reach it as files; put the run (out) on a file" in problem
+    said = (Path(h.__file__).parent / "plugin" / "trew_vllm" / "engine.py").read_text()
+    assert "accepts the absolute path of a folder on this host" in said
 
 
 def test_what_a_version_does_not_tell_is_not_judged(server, tmp_path):

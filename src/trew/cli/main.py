@@ -38,6 +38,7 @@ COMMANDS: dict[str, tuple[str, str | tuple[str, ...], str]] = {
     ),
     "rewards": ("rewards", ("test", "score"), "check a reward on data before training; score a file"),
     "export": ("export", ("verl",), "a recipe as another trainer's command"),
+    "serve": ("serve", "serve", "serve a model by vLLM to runs on other machines, behind a token"),
     "cluster": ("cluster", ("install-vllm", "install-plugin"), "make the environment that vLLM servers run in"),
     "doctor": ("doctor", "doctor", "what this machine can do, and what is missing"),
 }

@@ -85,6 +85,14 @@ def locate_on_hub(name: str, role: str) -> tuple[Path | None, list[str]]:
         ]
 
 
+def fetch(name: str) -> Path:
+    """Returns the folder with all files of hub id ``name`` that a model and its tokenizer are loaded from."""
+    from huggingface_hub import snapshot_download
+
+    loaded = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
+    return Path(snapshot_download(name, allow_patterns=loaded, local_files_only=offline()))
+
+
 def cause(error: BaseException) -> str:
     """The most informative line of an error."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]

@@ -226,7 +226,7 @@ def _on_servers(
     plan: Plan, made: Parts, folder: RunFolder, display: Display, ending: contextlib.ExitStack, orders: Orders | None
 ) -> tuple[Engine, WeightSync]:
     """An engine on vLLM servers: those of the recipe, or those that are started here."""
-    from ..rollout.vllm import handshake, launch
+    from ..rollout.vllm import handshake, launch, remote
     from ..rollout.vllm.endpoint import Endpoint
     from ..rollout.vllm.engine import VllmEngine
     from ..weights.files import PublishedFiles, version_size
@@ -235,7 +235,10 @@ def _on_servers(
     token = os.environ.get("TREW_SERVER_TOKEN", "")
     endpoints = tuple(Endpoint.parse(address, token) for address in cluster.endpoints)
     restart = stop = None
-    if not endpoints:
+    if endpoints:
+        lives = [found and found.life for found in (remote.wait_for(e, tell=display.line) for e in endpoints)]
+        restart = remote.Returns(endpoints, lives) if any(lives) else None
+    else:
         files = loading.folder(plan.config.model)
         assert files is not None, "the model was loaded from there"
         servers = launch.servers(plan.config, model=files, device=plan.device, folder=folder.folder / "servers")

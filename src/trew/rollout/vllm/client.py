@@ -17,6 +17,8 @@ from .endpoint import Endpoint
 
 CONNECT_S = 10.0
 """Seconds until a connection must be made: a server that is up accepts at once, however busy it is."""
+GATEWAY = (502, 504)
+"""What a proxy answers where the server behind it does not; vLLM itself never does."""
 SHOWN = 300
 """Characters of a server's own words in a message."""
 
@@ -78,7 +80,10 @@ def failure(endpoint: Endpoint, what: str, error: Exception, *, timeout_s: float
 
 
 def answer(endpoint: Endpoint, what: str, response: httpx2.Response) -> Any:
-    """The content of an answer. Raises ServerRefused where it is an error."""
+    """The content of an answer. Raises ServerRefused where it is an error, ServerGone where it is a
+    proxy's and says that there is no server."""
+    if response.status_code in GATEWAY:
+        raise ServerGone(f"server {endpoint}: {what}: {words(response)}")
     if response.status_code != 200:
         raise ServerRefused(
             f"server {endpoint}: {what}: status {response.status_code}: {words(response)}", status=response.status_code

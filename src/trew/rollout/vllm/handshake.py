@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,8 @@ SETTINGS = {"logprobs_mode": "processed_logprobs", "generation_config": "vllm"}
 BACKEND = "trew_files"
 SECONDS = 120.0
 """Limit of each question: the first look at a server's settings also collects facts about its machine."""
+_NO_FOLDER = "accepts the absolute path of a folder on this host"
+"""How trew-vllm refuses a root that is none."""
 _START = (
     "start it with VLLM_SERVER_DEV_MODE=1 in its environment and the options --enable-scale-out --logprobs-mode "
     'processed_logprobs --generation-config vllm --weight-transfer-config \'{"backend": "trew_files"}\''
@@ -109,8 +112,24 @@ def _vocabulary(folder: object) -> int | None:
 
 
 def _of_format(endpoint: Endpoint, root: Path) -> Iterator[str]:
-    body = {"init_info": {"root": str(root), "format": environment.FORMAT}}
-    try:
-        call(endpoint, "POST", "/init_weight_transfer_engine", what="handshake, weights", timeout_s=SECONDS, body=body)
-    except ServerRefused as error:
-        yield f"cannot be given weights: {error}"
+    """Whether it reads what is published, and sees the folder: a new one below ``root``, which nobody can guess, so
+    that another machine's folder of the same path does not pass for it."""
+    with tempfile.TemporaryDirectory(prefix=".seen-", dir=root) as folder:
+        body = {"init_info": {"root": folder, "format": environment.FORMAT}}
+        try:
+            call(
+                endpoint,
+                "POST",
+                "/init_weight_transfer_engine",
+                what="handshake, weights",
+                timeout_s=SECONDS,
+                body=body,
+            )
+        except ServerRefused as error:
+            if _NO_FOLDER in str(error):
+                yield (
+                    f"does not see the folder {root}, and weights reach it as files; put the run (out) on a file "
+                    "system that the server's machine shares under the same path, readable for the server's user"
+                )
+            else:
+                yield f"cannot be given weights: {error}"

@@ -1,0 +1,127 @@
+"""``trew serve``: vLLM servers for runs on other machines, behind a token."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import tyro
+
+from ..errors import ConfigError, EngineError
+
+if TYPE_CHECKING:
+    from ..config import Config
+
+_LOOK_S = 0.2
+
+
+def serve(
+    target: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RECIPE|MODEL")],
+    /,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    servers: int = 1,
+    set: tuple[str, ...] = (),
+    out: Path = Path("runs/serve"),
+    restarts: int = 3,
+    tls_cert: str = "",
+    tls_key: str = "",
+) -> int:
+    """Serve a model by vLLM to runs on other machines: started, watched, started again, and ended with this command.
+
+    Prints the line for the recipe of these runs: [cluster] endpoints. Each server has a port of its own. Requests need
+    the token in the environment variable TREW_SERVER_TOKEN, here and there; without it one is made, shown once and kept
+    in the folder --out. Only the routes that runs use can be reached. Weights reach a server as files: the run's folder
+    must be on a file system that this machine shares with the run's. Ctrl-C or SIGTERM ends everything.
+
+    Args:
+        target: A recipe (.toml), whose model, lengths, learner.dtype and [cluster] server settings are used; or a
+            model: a folder, or a hub id.
+        host: The interface to listen on: a name or address of this machine. A public one, or all, needs TLS.
+        port: The port of the first server, the next ones follow; 0 takes free ones.
+        servers: How many, each with cluster.server_gpus GPUs.
+        set: key=value, overrides the recipe: --set learner.dtype=bfloat16 data.max_prompt_tokens=2048
+        out: The folder for the servers' logs and the token.
+        restarts: How often a server that ends is started again, in a row; ten minutes of work count afresh.
+        tls_cert: The certificate to show, a PEM file; runs trust the system's authorities, or SSL_CERT_FILE.
+        tls_key: Its private key, a PEM file without a password.
+    """
+    from ..rollout.vllm import launch
+    from ..rollout.vllm.keeper import Keeper
+    from ..rollout.vllm.proxy import Proxy
+    from ..runs.lock import Lock
+    from ..utils import listening
+
+    if servers < 1 or restarts < 0:
+        raise ConfigError(f"--servers, --restarts: got {servers} and {restarts}, accepts 1 or more, and 0 or more")
+    config = _config(target, set, servers)
+    encryption = listening.tls(tls_cert, tls_key)
+    out.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with contextlib.ExitStack() as ending:
+        ending.callback(Lock(out / "serve.lock").release)
+        sockets = [
+            ending.enter_context(one)
+            for one in listening.sockets_for(host, port, count=servers, encrypted=encryption is not None)
+        ]
+        made = launch.servers(config, model=_files(config), device="cpu", folder=out)
+        token = listening.token_for("TREW_SERVER_TOKEN", out, _say)
+        keeper = Keeper(made, tries=restarts, tell=_say)
+        proxy = Proxy(keeper, {one.getsockname()[1]: i for i, one in enumerate(sockets)})
+        addresses = [listening.address_of(one, host=host, encrypted=encryption is not None) for one in sockets]
+        # The proxy first: a run that comes early is told to wait.
+        answers = ending.enter_context(listening.listening(listening.Guard(proxy, token, _say), sockets, encryption))
+        ending.enter_context(contextlib.closing(keeper))
+        _say(f"starting {servers} vLLM server{'s' * (servers > 1)} of {config.model}; logs are in {out}")
+        keeper.start()
+        _say("ready; in the recipe of a run:")
+        _say("")
+        _say(recipe_lines(addresses))
+        while not (why := keeper.lost()):
+            if not answers():
+                raise EngineError("the proxy has ended; start trew serve again")
+            time.sleep(_LOOK_S)
+        raise EngineError(f"no server is left: {why}")
+
+
+def recipe_lines(addresses: Sequence[str]) -> str:
+    """What a recipe says to use these servers.
+
+    >>> print(recipe_lines(["http://10.0.0.1:8000"]))
+    [cluster]
+    rollout = "vllm"
+    endpoints = ["http://10.0.0.1:8000"]
+    """
+    listed = ", ".join(f'"{address}"' for address in addresses)
+    return f'[cluster]\nrollout = "vllm"\nendpoints = [{listed}]'
+
+
+def _config(target: str, overrides: Sequence[str], servers: int) -> Config:
+    """The settings that servers are started with: a recipe's, or the defaults for a model. Raises ConfigError."""
+    from ..config import apply_overrides, load, parse
+
+    if target.endswith(".toml"):
+        config = load(target, overrides)
+    else:
+        table = {"model": target}
+        apply_overrides(table, overrides)
+        config = parse(table)
+    own = dataclasses.replace(config.cluster, rollout="vllm", servers=servers, endpoints=(), colocate=False)
+    return dataclasses.replace(config, cluster=own)
+
+
+def _files(config: Config) -> Path:
+    """The folder of the model's files, downloaded where they are not there. Raises ConfigError, ModelError."""
+    from ..models import loading
+
+    if problems := loading.check(config.model, tokenizer=config.tokenizer):
+        raise ConfigError(problems)
+    return loading.fetched(config.model)
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
