@@ -116,11 +116,11 @@ def _config(target: str, overrides: Sequence[str], servers: int) -> Config:
 
 def _files(config: Config) -> Path:
     """The folder of the model's files, downloaded where they are not there. Raises ConfigError, ModelError."""
-    from ..models import loading
+    from ..models import files, loading
 
     if problems := loading.check(config.model, tokenizer=config.tokenizer):
         raise ConfigError(problems)
-    return loading.fetched(config.model)
+    return files.fetched(config.model)
 
 
 def _say(line: str) -> None:

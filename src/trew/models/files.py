@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from ..config.limits import MODEL_PARTS, MODEL_WIDTH
-from ..errors import nearest
-from .default import DEFAULT_MODEL
+from ..errors import ModelError, nearest
+from .default import DEFAULT_MODEL, fetch_default
 from .integrity import StoredTensor, tensors_of
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
@@ -85,12 +85,19 @@ def locate_on_hub(name: str, role: str) -> tuple[Path | None, list[str]]:
         ]
 
 
-def fetch(name: str) -> Path:
-    """Returns the folder with all files of hub id ``name`` that a model and its tokenizer are loaded from."""
+def fetched(name: str) -> Path:
+    """Returns the folder of a model's files with its weights, downloaded where they are missing. Raises ModelError."""
+    if name == DEFAULT_MODEL:
+        return fetch_default()
+    if is_path(name):
+        return Path(os.path.expanduser(name))
     from huggingface_hub import snapshot_download
 
     loaded = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
-    return Path(snapshot_download(name, allow_patterns=loaded, local_files_only=offline()))
+    try:
+        return Path(snapshot_download(name, allow_patterns=loaded, local_files_only=offline()))
+    except Exception as error:  # the hub's client raises many types, and changes them
+        raise ModelError(f"model {name!r}: cannot be downloaded: {cause(error)}") from error
 
 
 def cause(error: BaseException) -> str:

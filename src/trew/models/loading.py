@@ -355,12 +355,6 @@ def folder(name: str) -> Path | None:
     return Path(found).parent if isinstance(found, str) else None
 
 
-def fetched(name: str) -> Path:
-    """Returns the folder of the model's files with its weights, downloaded where they are missing; loads nothing."""
-    with quiet(), _readable(name, "model"):
-        return Path(_source(name)) if _is_local(name) else files.fetch(name)
-
-
 def positions(name: str) -> int | None:
     """Returns the context length from the model's configuration; None if that does not say, or is not there yet."""
     if not is_here(name):
