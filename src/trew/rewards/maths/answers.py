@@ -39,6 +39,7 @@ def read(text: str, *, groups: bool = True, letters: bool = False) -> Answer:
 
 
 def _unknown(error: NotExact, text: str) -> Unknown:
+    # math-verify would read letters of prose as factors ("area" as a r e a), so prose is not worth asking it about.
     prose = "\\text" in text or bool(
         re.search(r"(?<![\\A-Za-z{])(?!sin|cos|tan|cot|sec|csc|arc|log|sqrt|matrix|begin|end)[A-Za-z]{4,}", text)
     )
@@ -49,6 +50,7 @@ def _unknown(error: NotExact, text: str) -> Unknown:
 def _words(text: str) -> Words | None:
     """The text as words, where it is nothing else: letters, spaces, hyphens, apostrophes, one pair of brackets."""
     inner = re.sub(r"\\text\s*\{([^{}]*)\}", r" \1 ", text).strip()
+    # (B), B. and \text{B} choose an option; a bare B stays a variable.
     lone = re.fullmatch(r"\(?\s*([A-Za-z])\s*[).]?", inner)
     if lone and ("\\text" in text or "(" in text or ")" in text):
         return Words(lone.group(1).casefold())
@@ -66,7 +68,7 @@ def _shape(tokens: list[Token], level: int) -> Shape:
         raise Malformed("empty")
     if level > MAX_NESTING:
         raise TooLarge("nested too deeply")
-    if _opens_backwards(tokens):
+    if _opens_backwards(tokens):  # unbalanced to the readers below, which count brackets
         return _bracketed(tokens, level) or _formula(tokens)
     for reader in _READERS:
         if (found := reader(tokens, level)) is not None:
@@ -94,7 +96,7 @@ def _spelled(tokens: list[Token]) -> Words | None:
     """The words that tokens spell: all in upright type, or bare letters that are no product of variables."""
     if not all(t.kind in ("text", "unit", "word") or t.text in ("(", ")") for t in tokens):
         return None
-    if all(t.kind == "word" for t in tokens) and not _is_word(tokens):
+    if all(t.kind == "word" for t in tokens) and not _is_word(tokens):  # xy is a product of letters
         return None
     return _words(" ".join(t.text for t in tokens))
 
@@ -134,6 +136,7 @@ def _item(tokens: list[Token], level: int) -> Answer:
     try:
         return Answer(_shape(tokens, level + 1), text)
     except NotExact as error:
+        # An item may be a word (red, blue); one that is too large must not become a word by its digits.
         if isinstance(error, TooLarge):
             raise
         words = _words(text)
@@ -152,6 +155,7 @@ def _split(tokens: list[Token], marks: tuple[str, ...]) -> tuple[list[list[Token
             depth += 1
         elif token.text in (")", "]", "}", "\\}") or token.text == "\\end{matrix}":
             depth -= 1
+        # Below 0 too: brackets that open backwards, as in ]1, 2[, close before they open.
         if depth <= 0 and token.text in marks:
             parts.append([])
             found.append(token.text)
@@ -180,6 +184,7 @@ def _joined_bounds(marks: set[str], items: tuple[Answer, ...]) -> Union | Named 
 
 
 def _plus_minus(tokens: list[Token], level: int) -> list[Answer]:
+    # 1 ± 2 in a list adds both values to it, as if they were written out.
     found = _item(tokens, level)
     return list(found.shape.items) if isinstance(found.shape, AnswerList) and found.shape.ends == "±" else [found]
 
@@ -209,6 +214,7 @@ def _approximate(tokens: list[Token], level: int) -> Shape | None:
     left, rest = filled[0], filled[1:]
     if not rest:
         return _shape(left, level + 1)
+    # x ≈ 3: the left side is a name, so that the value is on the right. Otherwise the exact side comes first.
     if "=" not in [t.text for t in left] and (name := _name(left)):
         return Named(name, _item(rest[0], level))
     return _shape(left, level + 1)
@@ -248,7 +254,7 @@ def _equality(tokens: list[Token], level: int) -> Shape | None:
     parts, _ = _split(tokens, ("=",))
     if len(parts) == 1:
         return None
-    if not parts[0]:
+    if not parts[0]:  # "= 5", an answer that continues a sentence
         parts = parts[1:]
     if len(parts) == 1:
         return _shape(parts[0], level + 1)
@@ -273,6 +279,7 @@ def _difference(left: list[Token], item: Answer) -> Value | None:
 
 def _last(parts: list[list[Token]], level: int) -> Answer:
     """Of S = a = b the last side; sides that are numbers must be the same."""
+    # Sides with unknowns are steps of a derivation (y = 2x + 1 = 5); sides with values must agree with the last.
     items = [_item(part, level) for part in parts]
     last = items[-1].shape
     values = [item.shape.value for item in items if isinstance(item.shape, Scalar)]
@@ -367,6 +374,7 @@ def _elements(tokens: list[Token], ends: str, level: int) -> Shape | None:
 def _ends(tokens: list[Token]) -> str:
     """The two brackets around all of the tokens, (], {}, …, with ]a, b[ as (a, b); empty if there are none."""
     first, last = tokens[0].text, tokens[-1].text
+    # The French notation ]a, b[ excludes its ends, as (a, b) does.
     ends = {"\\{": "{", "]": "("}.get(first, first) + {"\\}": "}", "[": ")"}.get(last, last)
     known = ends in ("()", "[]", "(]", "[)", "{}")
     if first in ("]", "[", "(") and last in ("[", ")", "]") and (first == "]" or last == "["):
@@ -385,6 +393,7 @@ def _condition(inside: list[Token]) -> list[Token]:
 def _single(tokens: list[Token], ends: str, level: int) -> Shape | None:
     """Brackets around one thing: a choice, (C), or nothing but grouping."""
     inside = tokens[1:-1]
+    # Brackets around one item only group it, except around words, where they may be part of the answer: (B).
     if ends not in ("()", "[]"):
         return None
     if any(t.kind == "text" for t in inside) or (len(inside) == 1 and inside[0].kind == "word"):
@@ -403,7 +412,7 @@ def _encloses(tokens: list[Token]) -> bool:
             depth += 1
         elif token.text in (")", "]", "}", "\\}"):
             depth -= 1
-            if depth == 0 and i < len(tokens) - 1:
+            if depth == 0 and i < len(tokens) - 1:  # (1)(2): the first bracket closes before the end
                 return False
     return True
 

@@ -22,6 +22,7 @@ def same(answer: Answer, gold: Answer) -> bool | None:
     >>> same(read("2, 1"), read("1, 2")), same(read("(2, 1)"), read("(1, 2)")), same(read("0.33"), read("1/3"))
     (True, False, False)
     """
+    # Equal texts are equal, also if neither can be read.
     if answer.text and answer.text == gold.text:
         return True
     algebra.allowance()
@@ -50,8 +51,10 @@ def _same(a: Answer, g: Answer) -> bool | None:
     left, right = a.shape, g.shape
     if isinstance(left, Scalar) and isinstance(right, Scalar):
         return _scalars(left, right)
+    # math-verify may take the bound of x < 5 for the value 5: an inequality never equals a number.
     if _RELATION.search(a.text) and _is_no_relation(left, right):
         return False
+    # The order of the table decides which judge two answers of different kinds get.
     for kind, judge in _JUDGES:
         if isinstance(left, kind) or isinstance(right, kind):
             return judge(a, g)
@@ -63,6 +66,7 @@ def _scalars(left: Scalar, right: Scalar) -> bool | None:
     if not units.agree(left.unit, right.unit):
         return False
     verdict = algebra.same(left.value, right.value)
+    # Values of different things differ, whatever their numbers are: sin(1) apples are no pears.
     if verdict is None and left.value.named("words", "unit") != right.value.named("words", "unit"):
         return False
     return verdict
@@ -76,8 +80,9 @@ def _is_no_relation(left: Shape, right: Shape) -> bool:
 
 
 def _unknown(a: Answer, g: Answer) -> bool | None:
-    """What cannot be computed on either side: left to others, unless it is no mathematics or too large to be one."""
+    """Compares answers of which one cannot be computed; None leaves the two to math-verify."""
     left, right = a.shape, g.shape
+    # An answer that is no mathematics is wrong, and nothing equals such a gold; math-verify decides the rest.
     if isinstance(left, Unknown) and (not left.readable or (left.too_large and not isinstance(right, Unknown))):
         return False
     return None if not isinstance(right, Unknown) or right.readable else False
@@ -118,6 +123,7 @@ def _based(a: Answer, g: Answer) -> bool:
         return (left.digits, left.base) == (right.digits, right.base)
     based, other = (left, g) if isinstance(left, Based) else (right, a)
     assert isinstance(based, Based)
+    # A gold of 52_8 is often answered 52: the problem has named the base. 42, its value, would be another answer.
     return other.text.replace(" ", "").lstrip("0") == based.digits
 
 
@@ -131,6 +137,7 @@ def _proportional(a: Value, b: Value) -> bool | None:
     """Whether a = 0 and b = 0 say the same, because one is the other times a number."""
     if a.opaque or b.opaque:
         return None
+    # 2x + 4y = 6 and x + 2y = 3 are one equation: each coefficient is the same multiple of the other's.
     if a.above.keys() != b.above.keys():
         return False
     ratios = {a.above[mono] / b.above[mono] for mono in a.above}
@@ -149,7 +156,7 @@ def _in_order(left: Sequence[Answer], right: Sequence[Answer]) -> bool | None:
     verdicts: list[bool | None] = []
     for a, g in zip(left, right, strict=True):
         verdicts.append(_same(a, g))
-        if verdicts[-1] is False:
+        if verdicts[-1] is False:  # one difference decides; an undecided pair before it does not matter
             return False
     return _all(verdicts)
 
@@ -170,6 +177,7 @@ def _any_order(left: Sequence[Answer], right: Sequence[Answer]) -> bool | None:
             return False
     if not undecided:
         return True
+    # Undecided items can only match golds that are left over. A gold that none of them may equal decides.
     return None if all(any(_same(a, g) is None for a in undecided) for g in rest) else False
 
 
@@ -223,6 +231,7 @@ def _ratios(left: AnswerList, right: AnswerList) -> bool | None:
     """3:4 is 6:8; but what looks like a time, 12:05 or 3:30 p.m., is compared as written."""
     if len(left.items) != len(right.items):
         return False
+    # 4:30 pm and 4:05 are times, in which no factor can be cancelled.
     if any(map(_is_of_a_time, (*left.items, *right.items))):
         return _in_order(left.items, right.items)
     values = [[i.shape.value for i in group.items if isinstance(i.shape, Scalar)] for group in (left, right)]
@@ -231,6 +240,7 @@ def _ratios(left: AnswerList, right: AnswerList) -> bool | None:
     first, second = values
     if not units.agree(_unit(left), _unit(right)):
         return False
+    # a : b : c = d : e : f if a / d is the same everywhere, multiplied out so that a 0 needs no special case.
     crossed = [
         algebra.same(algebra.multiply(x, second[0]), algebra.multiply(y, first[0]))
         for x, y in zip(first[1:], second[1:], strict=True)
@@ -268,6 +278,7 @@ def _is_quotient(one: Scalar, ratio: AnswerList) -> bool | None:
         return False
     above, below = parts
     unit = _unit(ratio)
+    # 5 pm is 5:00 pm, a time and no quotient.
     if units.on_the_clock(one.unit) or units.on_the_clock(unit):
         return units.agree(one.unit, unit) and algebra.is_zero(below) and algebra.same(one.value, above)
     return False if algebra.is_zero(below) else algebra.same(one.value, algebra.divide(above, below))
@@ -288,6 +299,7 @@ def _matrix_and_other(matrix: Shape, other: Shape) -> bool | None:
     """A single row or column may be written as a tuple, a single entry as itself."""
     assert isinstance(matrix, Matrix)
     entries = [item for row in matrix.rows for item in row]
+    # A vector may be written as a row, a column, or a point (1, 2, 3).
     is_vector = len(matrix.rows) == 1 or len(matrix.rows[0]) == 1
     if isinstance(other, AnswerList) and other.ends in ("()", "[]") and is_vector:
         return _in_order(entries, other.items)
@@ -301,6 +313,7 @@ def _unions(a: Answer, g: Answer) -> bool | None:
         return False
     left, right = (intervals.merged(x.shape.parts if isinstance(x.shape, Union) else (x,)) for x in (a, g))
     if left is None or right is None:
+        # Ends with variables cannot be ordered, so that equal parts prove equality, and different ones nothing.
         plain = [list(x.shape.parts) if isinstance(x.shape, Union) else [x] for x in (a, g)]
         return _any_order(*plain) or None
     return _any_order(left, right)

@@ -76,6 +76,7 @@ def answer(text: str, *, require_boxed: bool = True) -> tuple[str | None, str]:
 
 
 def _unboxed(text: str) -> tuple[str | None, str]:
+    # From the most explicit form to the least: a mark, a stated answer, the last formula, the last number.
     text = text[-MAX_UNBOXED:]
     _, mark, tail = text.rpartition("####")
     if mark and tail.strip():
@@ -97,6 +98,7 @@ def _last_number(text: str) -> tuple[str | None, str]:
     if not numbers:
         return None, "no answer is stated"
     last = numbers[-1]
+    # "3 and 5" or "3, 5" gives two numbers, of which the last must not count as the answer.
     if len(numbers) == 2 and _joins(text[numbers[0].end() : last.start()]):
         return None, "several numbers"
     return last.group(), ""
@@ -114,6 +116,7 @@ def _last_of(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
 
 def _sentence(rest: str) -> str:
     """The rest of a line up to the end of the sentence; one formula where it begins with one."""
+    # A formula at the beginning is the answer, unless another one is joined to it: "$3$ and $5$".
     math = _MATH.match(rest)
     if math is not None and not re.match(r"\s*(?:,|or\b|and\b)", rest[math.end() :]):
         return next(group for group in math.groups() if group is not None)

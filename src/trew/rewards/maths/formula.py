@@ -82,6 +82,7 @@ class _Reader:
         while self.peek() in ("+", "-", "\\pm", "\\mp") or self.at_another_quantity():
             together = self.at_another_quantity()
             total = algebra.add(total, self.product(self.signs()))
+            # 3 hours 20 minutes stays in two units, but 3 m 2 m is no sum that anyone would write.
             if together and units.measured(total)[1]:
                 raise Malformed("two numbers side by side")
         return total
@@ -112,6 +113,7 @@ class _Reader:
                 self.at += 1
                 total = algebra.divide(total, self.signed_factor())
             elif self.begins_factor() and not self.at_another_quantity():
+                # 2x is a product, but 2 3 is a mistake, and no 6.
                 if self.kind() in ("number", "repeating"):
                     raise Malformed("two numbers side by side")
                 total = algebra.multiply(total, self.factor())
@@ -166,6 +168,7 @@ class _Reader:
     def group(self) -> Value:
         """``{…}`` or, as TeX reads it, one token."""
         if self.peek() != "{":
+            # TeX takes one letter as an argument: \frac ab is a/b.
             token = self.peek()
             if self.kind() == "word" and len(token) > 1 and token not in FUNCTIONS and token not in (*NAMES, "pi"):
                 first, rest = Token("word", token[0]), Token("word", token[1:])

@@ -26,6 +26,7 @@ def apply(name: str, argument: Value, base: Value | None = None) -> Value:
         raise NotExact(f"{name} with an index")
     if name == "exp":
         return algebra.power(algebra.thing(algebra.E), argument)
+    # Multiples of π/12 have values in square roots; other arguments stay as they are, and decide nothing.
     turn = algebra.rational(algebra.divide(argument, algebra.thing(algebra.PI)))
     if turn is not None and name in ("sin", "cos", "tan", "cot", "sec", "csc"):
         found = _trigonometric(name, turn)
@@ -41,6 +42,7 @@ def power(base: Value, exponent: Value) -> Value:
     >>> algebra.rational(power(algebra.thing(algebra.E), algebra.multiply(i, pi)))
     Fraction(-1, 1)
     """
+    # Euler's formula: e^{i x} = cos x + i sin x.
     if base.above == {((algebra.E, Fraction(1)),): 1} and algebra.I in {g for mono in exponent.above for g, _ in mono}:
         turn = algebra.divide(exponent, algebra.multiply(algebra.thing(algebra.I), algebra.thing(algebra.PI)))
         twelfths = algebra.rational(algebra.multiply(turn, algebra.number(12)))
@@ -84,7 +86,7 @@ def _trigonometric(name: str, turn: Fraction) -> Value | None:
 def _sine(k: int) -> Value:
     """sin(k π / 12)."""
     k %= 24
-    if k >= 12:
+    if k >= 12:  # sin(x + π) = -sin x, and sin(π - x) = sin x: only the first quadrant is needed
         return algebra.negative(_sine(k - 12))
     k = min(k, 12 - k)
     six, two, three = (algebra.root(algebra.number(n), 2) for n in (6, 2, 3))
@@ -122,6 +124,6 @@ def binomial(above: Value, below: Value) -> Value:
         return algebra.function("binomial", above, below)
     if n < 0 or k < 0:
         raise NotExact("a binomial coefficient of negative numbers")
-    if n > 5000:
+    if n > 5000:  # the number of its digits grows with n
         raise TooLarge("a very large binomial coefficient")
     return algebra.number(math.comb(int(n), int(k)))

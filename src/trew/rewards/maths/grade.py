@@ -118,6 +118,7 @@ def _formula(answer: Answer) -> str:
         return answer.text
     tokens = tokenize(answer.text)
     names = dict(shape.unit)
+    # math-verify has no units: it gets the value alone, if the unit stands behind it as a whole.
     cut = next((i for i, t in enumerate(tokens) if t.kind == "unit" and units.name(t.text) in names), len(tokens))
     behind = all(t.kind in ("unit", "number", "mark") for t in tokens[cut:])
     return " ".join(t.text for t in tokens[:cut]) if behind else answer.text
@@ -133,6 +134,7 @@ def _judged(case: _Open, outcome: TaskOutcome) -> Verdict:
         return right_or_wrong(
             outcome.value["equal"], extracted=case.extracted, detail=f"math-verify{why and ': ' + why}"
         )
+    # Only a gold that exact algebra could not read either can be the one that math-verify fails on.
     if isinstance(case.gold.shape, Unknown):
         return bad_gold(outcome.value["error"])
     return right_or_wrong(False, extracted=case.extracted, detail=outcome.value["error"])
@@ -158,6 +160,7 @@ def _no_gold(problem: str) -> Gold:
 
 @functools.lru_cache(maxsize=4096)
 def _read_gold(gold: str) -> Gold:
+    # Golds of public data sets are worked solutions, with a box (MATH) or after #### (GSM8K), or the bare answer.
     boxed = extract.last_box(gold[-extract.MAX_READ :])
     text = boxed if boxed is not None else gold.rpartition("####")[2].strip()
     if not text.strip():

@@ -120,9 +120,11 @@ def _spans(part: Answer) -> list[_Span] | None:
 def _joined(spans: Sequence[_Span]) -> Iterator[_Span]:
     """The same numbers in the fewest intervals. In order of the low ends, each one meets the last or none before."""
     last: _Span | None = None
+    # Sorted by lower end, a closed one first, so that each span can only touch the last one.
     for span in sorted(spans, key=lambda s: (s.low, not s.low_in)):
         if last is None:
             last = span
+        # (1, 2) and (2, 3) leave out 2; with one of the ends closed nothing is left out.
         elif span.low < last.high or (span.low == last.high and (span.low_in or last.high_in)):
             high, high_in = max((last.high, last.high_in), (span.high, span.high_in))
             last = _Span(last.low, last.low_in, high, high_in)
@@ -140,6 +142,7 @@ def _end(item: Answer) -> _Number | None:
     value = item.shape.value
     if value.variables != {"∞"}:
         return algebra.rational(value)
+    # Infinity is a variable to the algebra: -∞ and ∞ are recognised, 2∞ or ∞ + 1 are no ends.
     for sign in (1, -1):
         if algebra.same(value, algebra.multiply(algebra.number(sign), INFINITY)):
             return sign * float("inf")

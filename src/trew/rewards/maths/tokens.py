@@ -110,6 +110,7 @@ class _Scanner:
 
     def step(self) -> None:
         text, at = self.text, self.at
+        # Outside of brackets 1,234 is one number; in (1,234) the comma separates two coordinates.
         if self.groups and self.depth == 0 and "1" <= text[at] <= "9" and (match := _GROUPED.match(text, at)):
             self.at = match.end()
             self.put("number", match.group().replace(",", ""))
@@ -120,6 +121,7 @@ class _Scanner:
             return
         kind, token = match.lastgroup or "", match.group()
         if kind == "number":
+            # TeX takes one digit as an argument: \frac12 is 1/2.
             token = token[0] if _is_argument(self.out) else token
             if len(token) > MAX_DIGITS:
                 raise TooLarge("a number of too many digits")
@@ -233,6 +235,7 @@ class _Scanner:
         try:
             inner.scan()
         except (_Prose, Malformed):
+            # One word that is no unit makes all of it prose: what was read before that word does not count.
             del self.out[before:]
             self.put("text", token)
 
@@ -249,6 +252,7 @@ _SPECIAL = {
 
 def is_value(out: list[Token]) -> bool:
     r"""Whether the tokens end in a value, so that a unit may follow: 5, x^2), \frac{1}{2}, and also 5/, 5\frac{."""
+    # "\frac{m" or "3/m": an opening or a sign between value and word leaves the word behind the value.
     i = len(out) - 1
     while i >= 0 and out[i].text in ("{", "\\frac", "/", "*"):
         i -= 1

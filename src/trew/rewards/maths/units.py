@@ -124,6 +124,7 @@ def agree(a: Unit, b: Unit) -> bool:
     >>> agree(inch, inch), agree(inch, ()), agree(inch, square)
     (True, True, False)
     """
+    # A missing unit is no error: most golds leave it out, or answers do where the problem names it.
     if not a or not b or a == b:
         return True
     return len(a) == len(b) and all(
