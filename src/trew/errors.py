@@ -78,6 +78,12 @@ class ResumeError(CheckpointError):
     exit_code = 2
 
 
+class ReplayError(TrewError):
+    """Recorded rollouts that are missing, damaged, or of something else than the run that is to learn from them."""
+
+    exit_code = 2
+
+
 class StorageError(TrewError):
     """The run folder cannot be written: disk full, read-only, gone. What was complete before stays complete."""
 

@@ -144,6 +144,7 @@ ELSEWHERE = {
     "learner.bad_steps": "tests/fault/test_numbers.py",
     "track.max_failed": "tests/fault/test_processes.py",
     "rewards.timeout_s": "tests/unit/test_rewards_process.py",
+    "rollout.replay": "tests/integration/test_replay.py",
     "cluster.shard": "tests/integration/test_ranks_cli.py",
     "cluster.offload": "tests/integration/test_ranks_cli.py",
     "cluster.restarts": "tests/integration/test_ranks_cli.py",

@@ -18,6 +18,7 @@ from trew.config import parse
 from trew.eval import correct_by
 from trew.rollout import StepRollouts
 from trew.rollout.sync import SyncRollouts, sampling
+from trew.runs.rollouts import Sampler
 from trew.training import loop
 from trew.training.batch import to_batch
 from trew.training.record import advantages_of, update_row
@@ -83,7 +84,11 @@ class Run:
     @property
     def plan(self) -> Any:
         return SimpleNamespace(
-            config=self.config, objective=self.objective, rewards=self.rewards, correct=correct_by("r")
+            sampler=Sampler(self.config.cluster.rollout, self.config.learner.dtype),
+            config=self.config,
+            objective=self.objective,
+            rewards=self.rewards,
+            correct=correct_by("r"),
         )
 
     def note(self, text: str) -> None:

@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol
 import tyro
 
 from .. import runs
-from ..config import Config
+from ..config import ClusterConfig, Config
+from ..config.cluster import OF_SERVERS
 from ..errors import ConfigError, TrewError
 from ..runs import trackers
 from ..utils.signals import Interrupted
+from ..utils.toml import toml_value
 
 if TYPE_CHECKING:
     from ..distributed import Place
@@ -29,11 +31,12 @@ class Read(Protocol):
 
 
 def train(
-    recipe: Annotated[Path, tyro.conf.Positional],
+    recipe: Annotated[Path | None, tyro.conf.Positional] = None,
     /,
     *,
     set: tuple[str, ...] = (),
     out: Path | None = None,
+    replay: Path | None = None,
     dry_run: bool = False,
     resume: bool = False,
     overwrite: bool = False,
@@ -45,9 +48,12 @@ def train(
     Ctrl-C finishes the step and saves; the same command with --resume continues.
 
     Args:
-        recipe: The recipe, a TOML file; docs/configuration.md lists its keys.
+        recipe: The recipe, a TOML file; docs/configuration.md lists its keys. With --replay it may be left out.
         set: key=value, overrides the recipe: --set learner.lr=1e-5 rollout.prompts=16
         out: Run folder, overrides the recipe.
+        replay: Folder of an earlier run: train on its recorded rollouts and generate none, in one process or on ranks,
+            with the settings of that run unless a recipe is given. Two replays are equal to the bit. Writes to
+            FOLDER-replay unless --out or the recipe names another folder.
         dry_run: Check everything, show the resolved configuration and where it comes from, the objective's equation,
             three prompts as the model reads them, golds with their rewards, memory and time; write and train nothing.
         resume: Continue from the newest complete checkpoint of the run folder, with the settings that the run was
@@ -60,6 +66,13 @@ def train(
 
     if allow_changes and not resume:
         raise ConfigError("--allow-changes: has no effect without --resume; add --resume, or remove it")
+    asked: dict[str, str] = {}
+    if replay is not None:
+        recipe, out = _replayed(replay, recipe, out, resume=resume)
+        asked = replay_settings(replay)
+    if recipe is None:
+        raise ConfigError("RECIPE: is missing; give a recipe (a TOML file), or --replay with the folder of a run")
+    set = (*(f"{key}={value}" for key, value in asked.items()), *set)
     read = partial(_read, recipe, set, out)
     place = here()
     if place is not None and place.size > 1 and not dry_run:
@@ -69,7 +82,7 @@ def train(
         from . import dry_run as dry
 
         busy = [*runs.problems(config.out, resume=resume, overwrite=overwrite), *trackers.problems(config.track.to)]
-        given = dry.origins(recipe, set, out=out is not None, own=own)
+        given = dry.origins(recipe, set, out=out is not None, own=own) | dict.fromkeys(asked, "--replay")
         dry.show(config, given=given, found=busy, resume=resume, allow_changes=allow_changes, edited=notes)
     elif config.cluster.learner > 1 and place is None:
         from .main import tell
@@ -78,6 +91,25 @@ def train(
     else:
         run(config, resume=resume, overwrite=overwrite, allow_changes=allow_changes, notes=notes)
     return 0
+
+
+def _replayed(run: Path, recipe: Path | None, out: Path | None, *, resume: bool) -> tuple[Path, Path | None]:
+    """The recipe and the folder of a replay: by default those settings that the recorded run stored with it, or a
+    replay that is resumed."""
+    if recipe is not None:
+        return recipe, out
+    out = out or Path(f"{run}-replay")
+    if not run.is_dir():
+        raise ConfigError(f"--replay: {run} is not a folder; give the folder of a run of trew train")
+    own = out / "config.toml"
+    return own if resume and own.exists() else run / "config.toml", out
+
+
+def replay_settings(run: Path) -> dict[str, str]:
+    """The settings of a replay of ``run``, as values of TOML: without servers, since only evaluations generate."""
+    defaults = ClusterConfig()
+    servers = {f"cluster.{key}": toml_value(getattr(defaults, key)) for key in ("rollout", *OF_SERVERS)}
+    return {"rollout.replay": toml_value(str(run.resolve())), **servers}
 
 
 def _read(

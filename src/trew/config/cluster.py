@@ -39,6 +39,10 @@ RESERVED = {
 """Options of vLLM that cluster.server_args cannot set, and why."""
 
 
+OF_SERVERS = ("servers", "colocate", "endpoints", "sync", "python", "server_args", "staleness")
+"""Keys that do nothing without servers."""
+
+
 def problems(cluster: ClusterConfig) -> Iterator[str]:
     """Yields every problem with the settings of servers, one line each."""
     for key, least in (("servers", 0), ("server_gpus", 1), ("staleness", 0)):
@@ -63,7 +67,7 @@ def _engine(cluster: ClusterConfig) -> Iterator[str]:
         )
     if cluster.rollout == "embedded":
         defaults = ClusterConfig()
-        for key in ("servers", "colocate", "endpoints", "sync", "python", "server_args", "staleness"):
+        for key in OF_SERVERS:
             if (got := getattr(cluster, key)) != getattr(defaults, key):
                 yield f"cluster.{key}: got {got!r} with cluster.rollout = 'embedded'; set cluster.rollout = 'vllm'"
 

@@ -90,6 +90,11 @@ def _rollout(c: Config) -> Iterator[str]:
     yield from _need(c, 0 < r.top_p <= 1, "rollout.top_p", "a number above 0 and at most 1")
     yield from _need(c, 0 <= r.min_p < 1, "rollout.min_p", "a number from 0 up to, not including, 1")
     yield from _need(c, all(r.stop), "rollout.stop", "non-empty strings")
+    if r.replay and c.cluster.rollout != "embedded":
+        yield (
+            f"cluster.rollout: got {c.cluster.rollout!r} with rollout.replay, where only evaluations generate "
+            "anything; set cluster.rollout = 'embedded' and leave out the settings of servers, as --replay does"
+        )
 
 
 def _learner(c: Config) -> Iterator[str]:

@@ -73,6 +73,7 @@ class RolloutConfig:
     refills: int = 8  # dynamic sampling: the most extra rounds of prompts per step
     overlap: bool = True  # grade finished groups while others are generated; results do not change
     stale_steps: int = 0  # train on completions of the weights of so many steps ago, to study what that does
+    replay: str = ""  # folder of an earlier run whose rollouts are trained on; empty = completions are generated
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

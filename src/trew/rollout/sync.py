@@ -78,7 +78,7 @@ class SyncRollouts:
             # drew the same prompts would most likely get groups without signal once more.
             scored = self._generate(self._draw(missing, uids), step=step, attempt=attempt)
             sampled += scored
-            kept += [g for g in scored if not dynamic or self._has_both_outcomes(g)]
+            kept += [g for g in scored if not dynamic or has_both_outcomes(g, self.correct)]
         return kept, sampled
 
     def _generate(self, prompts: Sequence[Prompt], *, step: int, attempt: int) -> list[ScoredGroup]:
@@ -107,11 +107,6 @@ class SyncRollouts:
         self.position += count
         return drawn
 
-    def _has_both_outcomes(self, scored: ScoredGroup) -> bool:
-        """Whether a group holds both correct and wrong rollouts."""
-        # None: not judged (a reward failed or abstained), which is neither outcome.
-        return len({c for s in scored.scores if (c := self.correct(s)) is not None}) == 2
-
     def _baselines(self, groups: Sequence[ScoredGroup], step: int) -> dict[str, float]:
         """Returns the reward of the greedy answer to each group's prompt, by the prompt's uid.
 
@@ -134,6 +129,12 @@ class SyncRollouts:
             )
             found[group.group.prompt.uid] = float("nan") if score.value is None or lacking else score.value
         return found
+
+
+def has_both_outcomes(scored: ScoredGroup, correct: Correct) -> bool:
+    """Whether a group holds both correct and wrong rollouts."""
+    # None: not judged (a reward failed or abstained), which is neither outcome.
+    return len({c for s in scored.scores if (c := correct(s)) is not None}) == 2
 
 
 def sampling(config: Config, step: int, attempt: int) -> Sampling:

@@ -12,7 +12,7 @@ import math
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from .files import ASIDE, append_synced, make_private, storage, write_atomic
 from .layout import LOCK, RUN, Layout, has_run, problems
 from .lock import Lock
 from .record import Recorder, step_files
-from .rollouts import Advantages, Render, plain_prompt, write_rollouts
+from .rollouts import Advantages, Render, Sampler, plain_prompt, write_rollouts
 from .rows import decode_row, encode_row, scalar
 
 
@@ -130,12 +130,19 @@ class RunFolder:
         groups: Iterable[ScoredGroup],
         *,
         advantages: Advantages | None = None,
+        trained_on: Sequence[ScoredGroup] = (),
+        baselines: Mapping[str, float] | None = None,
+        sampler: Sampler | None = None,
         render: Render = plain_prompt,
     ) -> Path:
-        """Writes a step's completions to rollouts/NNNNNN.parquet."""
+        """Writes a step's completions to rollouts/NNNNNN.parquet; the arguments are those of
+        :func:`.rollouts.write_rollouts`."""
         path = self.folder / "rollouts" / f"{step:06d}.parquet"
         self.recorder.forget(path)
-        write_rollouts(path, groups, step=step, advantages=advantages, render=render)
+        write_rollouts(
+            path, groups, step=step, advantages=advantages, trained_on=trained_on, baselines=baselines,
+            sampler=sampler, render=render,
+        )  # fmt: skip
         return path
 
     def write_eval(self, step: int, groups: Iterable[ScoredGroup], *, render: Render = plain_prompt) -> Path:

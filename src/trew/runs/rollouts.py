@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +20,35 @@ Advantages = Sequence[Sequence["np.ndarray | float | None"]]
 """Per group and completion: one number, one number per token, or None if the completion was not trained on."""
 
 
+@dataclass(frozen=True, slots=True)
+class Sampler:
+    """What sampled the completions of a table: its log-probs agree with a learner's only as far as this allows."""
+
+    engine: str  # cluster.rollout of the run
+    dtype: str  # learner.dtype of the run
+
+    def to_metadata(self) -> dict[str, str]:
+        """For the metadata of a table's schema."""
+        return {"trew.engine": self.engine, "trew.dtype": self.dtype}
+
+    @staticmethod
+    def from_metadata(metadata: Mapping[bytes, bytes]) -> Sampler:
+        """Restores the result of :meth:`to_metadata`. Raises KeyError where it is missing."""
+        return Sampler(metadata[b"trew.engine"].decode(), metadata[b"trew.dtype"].decode())
+
+
 def schema() -> Any:
     """The columns. Arrays have one entry per token of the completion; log-probabilities and entropies are in nats."""
     import pyarrow as pa
 
     floats = pa.list_(pa.float32())
+    turn = {"context": pa.int32(), "sampled": pa.int32(), "text": pa.string(), "finish_reason": pa.string()}
+    span = {"version": pa.int64(), "start": pa.int32(), "end": pa.int32()}
     return pa.schema(
         {
             "step": pa.int64(),
+            "group": pa.int32(),  # the number of the prompt's group among those sampled in the step
+            "trained_group": pa.int32(),  # its number among those trained on; null where it was dropped
             "uid": pa.string(),
             "sample": pa.int32(),
             "prompt": pa.string(),
@@ -36,6 +58,8 @@ def schema() -> Any:
             "prompt_ids": pa.list_(pa.int32()),
             "token_ids": pa.list_(pa.int32()),
             "sampled": pa.list_(pa.bool_()),
+            "turns": pa.list_(pa.struct(turn)),  # tokens of context and answer of each turn; null where there is one
+            "versions": pa.list_(pa.struct(span)),  # which weights sampled which of the tokens
             "logprobs": floats,
             "sampling_logprobs": floats,
             "entropies": floats,
@@ -46,8 +70,12 @@ def schema() -> Any:
             "status": pa.string(),
             "parts": pa.map_(pa.string(), pa.float64()),
             "statuses": pa.map_(pa.string(), pa.string()),
+            "part_seconds": pa.map_(pa.string(), pa.float64()),
+            "baseline": pa.float64(),  # of the greedy answer; NaN where it has none, null where none is compared with
             "extracted": pa.string(),
             "finish_reason": pa.string(),
+            "rollout_status": pa.string(),
+            "rollout_error": pa.string(),
             "policy_version": pa.int64(),
             "reward_seconds": pa.float64(),
         }
@@ -67,19 +95,30 @@ def write_rollouts(
     *,
     step: int,
     advantages: Advantages | None = None,
+    trained_on: Sequence[ScoredGroup] = (),
+    baselines: Mapping[str, float] | None = None,
+    sampler: Sampler | None = None,
     render: Render = plain_prompt,
     guard: Callable[[Path], AbstractContextManager[None]] | None = None,
 ) -> int:
-    """Writes ``path`` atomically and returns the number of completions. Raises what ``write_atomic`` raises."""
+    """Writes ``path`` atomically and returns the number of completions. Raises what ``write_atomic`` raises.
+
+    ``trained_on`` are those of ``groups`` that the step learned from, in its order. ``baselines``: rewards of greedy
+    answers by uid. ``sampler`` goes into the table's metadata.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     hidden = secrets()  # collected once, since redact would look them up for every text
+    places = {id(group): i for i, group in enumerate(trained_on)}
     rows = []
     for g, scored in enumerate(groups):
         group = scored.group
         shared = {
             "step": step,
+            "group": g,
+            "trained_group": places.get(id(scored)),
+            "baseline": None if baselines is None else baselines.get(group.prompt.uid),
             "uid": _text(group.prompt.uid, hidden),
             "prompt": _text(render(group.prompt), hidden),
             "messages": _messages(group.prompt, hidden),
@@ -88,8 +127,10 @@ def write_rollouts(
         for i, (rollout, score) in enumerate(zip(group.rollouts, scored.scores, strict=True)):
             advantage = None if advantages is None else _per_token(advantages[g][i], len(rollout.token_ids))
             rows.append({**shared, "sample": i, "advantages": advantage, **_sample_row(rollout, score, hidden)})
-    table = pa.Table.from_pylist(rows, schema=schema())
-    write_atomic(path, lambda file: pq.write_table(table, file, compression="zstd"), guard=guard)
+    table = pa.Table.from_pylist(rows, schema=schema().with_metadata(sampler.to_metadata() if sampler else None))
+    # With checksums, so that a replay notices a byte that has changed.
+    how = {"compression": "zstd", "write_page_checksum": True}
+    write_atomic(path, lambda file: pq.write_table(table, file, **how), guard=guard)
     return len(rows)
 
 
@@ -99,6 +140,8 @@ def _sample_row(rollout: Rollout, score: Score, hidden: tuple[str, ...]) -> dict
         "prompt_ids": rollout.prompt_ids,
         "token_ids": rollout.token_ids,
         "sampled": rollout.sampled,
+        "turns": _turns(rollout, hidden) if len(rollout.turns) > 1 else None,
+        "versions": [{"version": s.version, "start": s.start, "end": s.end} for s in rollout.versions],
         "logprobs": rollout.policy_logprobs,
         "sampling_logprobs": rollout.logprobs,
         "entropies": rollout.entropies,
@@ -108,11 +151,24 @@ def _sample_row(rollout: Rollout, score: Score, hidden: tuple[str, ...]) -> dict
         "status": score.status,
         "parts": [(_text(name, ()), value) for name, value in score.parts.items()],
         "statuses": [(_text(name, ()), status) for name, status in score.statuses.items()],
+        "part_seconds": [(_text(k, ()), v) for k, v in score.part_seconds.items()],
         "extracted": None if score.extracted is None else _text(score.extracted, hidden),
         "finish_reason": rollout.finish_reason,
+        "rollout_status": rollout.status,
+        "rollout_error": _text(rollout.error, hidden),
         "policy_version": rollout.oldest_version,
         "reward_seconds": score.seconds,
     }
+
+
+def _turns(rollout: Rollout, hidden: tuple[str, ...]) -> list[dict[str, Any]]:
+    return [
+        {
+            "context": len(turn.context_ids), "sampled": len(turn.token_ids), "text": _text(turn.text, hidden),
+            "finish_reason": turn.finish_reason,
+        }
+        for turn in rollout.turns
+    ]  # fmt: skip
 
 
 def _columns(prompt: Prompt, hidden: tuple[str, ...]) -> str:

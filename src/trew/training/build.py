@@ -25,6 +25,7 @@ from ..models.lora import Adapters
 from ..rollout import Engine, RolloutSource
 from ..rollout.asynchronous import AsyncRollouts
 from ..rollout.endings import facts_of
+from ..rollout.replay import ReplayRollouts
 from ..rollout.shared import SharedEngine
 from ..rollout.stale import StaleRollouts
 from ..rollout.sync import SyncRollouts
@@ -83,7 +84,7 @@ def parts(plan: Plan, ranks: Ranks | None = None) -> Parts:
         fused=config.kernels == "auto", backend=backend, parallel=ranks,
         offloaded=config.cluster.offload == "optimizer",
     )  # fmt: skip
-    learner.measure_entropy = config.cluster.rollout == "vllm"  # servers do not report entropies
+    learner.measure_entropy = plan.sampler.engine == "vllm"  # servers do not report entropies
     placement = Placement(learner)
     if config.cluster.colocate:
         placement.leave()  # servers start on the same GPUs
@@ -151,7 +152,7 @@ def build(
     if config.cluster.staleness:
         engine, weights, rollouts = _asynchronous(plan, engine, weights, folder, ending)
     else:
-        rollouts = (StaleRollouts if config.rollout.stale_steps else SyncRollouts)(engine, **_of_plan(plan))
+        rollouts = _rollouts(plan, engine, made)
     if orders is not None and not isinstance(weights, InPlace):
         weights = Together(weights, orders)
     writer = Writer(display.line, background=config.checkpoint.background)
@@ -200,7 +201,20 @@ def _asynchronous(
     return beside, PublishedAlone(weights, shared), rollouts
 
 
-def _source(rollouts: SyncRollouts, engine: Engine, made: Parts, orders: Orders | None) -> RolloutSource:
+def _rollouts(plan: Plan, engine: Engine, made: Parts) -> SyncRollouts | ReplayRollouts:
+    """What generates the rollouts, or reads those of an earlier run."""
+    config, replay = plan.config, plan.replay
+    if replay is not None:
+        return ReplayRollouts(
+            replay.recorded, follows=replay.follows, config=config, objective=plan.objective, correct=plan.correct,
+            facts=facts_of(made.model),
+        )  # fmt: skip
+    return (StaleRollouts if config.rollout.stale_steps else SyncRollouts)(engine, **_of_plan(plan))
+
+
+def _source(
+    rollouts: SyncRollouts | ReplayRollouts, engine: Engine, made: Parts, orders: Orders | None
+) -> RolloutSource:
     """The source of the loop's rollouts."""
     source: RolloutSource = rollouts
     if rollouts.config.cluster.colocate:

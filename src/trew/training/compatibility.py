@@ -6,6 +6,7 @@ import importlib.util
 import os
 import shutil
 import sys
+from collections.abc import Sequence
 
 import torch
 
@@ -26,6 +27,7 @@ _MISSING = {
     "advantages": "whose advantages come from outside (a critic)",
     "step_rewards": "which needs a reward for every step of a completion (a reward model with args.step_mark, or a "
     "function that returns (end, value) lists)",
+    "baselines": "which compares with greedy answers, and the rollouts that are replayed have none",
 }
 LORA_RATE = 1e-5
 """Learning rates below this get a note where only adapters are trained."""
@@ -33,8 +35,11 @@ LORA_RATE = 1e-5
 _CUTS = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}
 
 
-def problems(objective: Objective, config: Config, *, given: frozenset[str] = GIVEN) -> list[str]:
-    """Says why this run cannot train this objective; empty if it can. ``given``: fields that the run provides."""
+def problems(
+    objective: Objective, config: Config, *, given: frozenset[str] = GIVEN, departures: Sequence[str] = ()
+) -> list[str]:
+    """Says why this run cannot train this objective; empty if it can. ``given``: fields that the run provides.
+    ``departures``: settings by which a replay departs from the run that it replays."""
     name = config.objective.preset
     found = [
         f"objective.preset: got {name!r}, {_MISSING.get(need, f'which needs {need}')}; a run has rewards of whole "
@@ -49,7 +54,7 @@ def problems(objective: Objective, config: Config, *, given: frozenset[str] = GI
             f"{objective.beta:g}): set objective.beta above 0, or leave it out"
         )
     found += _numbers_that_do_not_fit(objective, config)
-    found += _stale(objective, config)
+    found += _stale(objective, config, departures)
     if not found and not teaches(objective, config):
         found.append(_nothing_to_learn(objective, config))
     return found
@@ -71,13 +76,15 @@ def _cut_distributions(objective: Objective, config: Config) -> list[str]:
     ]
 
 
-def _stale(objective: Objective, config: Config) -> list[str]:
+def _stale(objective: Objective, config: Config, departures: Sequence[str]) -> list[str]:
     """Refuses rollouts of older weights if no part of the objective accounts for them."""
     stale, bound, name = config.rollout.stale_steps, config.cluster.staleness, config.objective.preset
     corrected = any(correction.mismatch for correction in objective.correction)
     add = 'with\n  [objective]\n  correction = "tis"\nor take a preset'
-    if stale:
+    if stale or departures:
         got = f"rollout.stale_steps: got {stale}, accepts 0 here"
+        if departures:
+            got = f"rollout.replay: {', '.join(departures)} differ from the recorded run, whose weights this one leaves"
         if isinstance(objective.ratio, NoRatio) and not corrected:
             return [
                 f"{got}: {name} takes every completion for one of the current weights; correct for the difference "

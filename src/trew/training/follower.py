@@ -18,6 +18,7 @@ from ..errors import NumericsError, RankError, TrewError
 from ..rollout import StepRollouts
 from ..rollout.endings import facts_of
 from ..runs import checkpoint_files, tensor_files
+from ..runs.rollouts import Sampler
 from ..runs.writer import Writer
 from ..utils.signals import ALWAYS
 from ..weights import InPlace, WeightSync
@@ -46,7 +47,7 @@ def follow(place: Place) -> None:
         with contextlib.suppress(Over):
             order = orders.take()
             if order["order"] == "start":
-                _follow(FollowerRun(order["config"], orders))
+                _follow(FollowerRun(order["config"], Sampler(**order["sampler"]), orders))
         ranks.close()
 
 
@@ -62,13 +63,13 @@ def _follow(run: FollowerRun) -> None:
 class FollowerRun:
     """The interface of the loop on a rank other than 0: see :class:`.run.TrainingRun`. Nothing is shown or recorded."""
 
-    def __init__(self, table: dict[str, Any], orders: Orders) -> None:
+    def __init__(self, table: dict[str, Any], sampler: Sampler, orders: Orders) -> None:
         config = parse(table)
         signal_numbers = [getattr(signal, name) for name in config.stop.signals]
         for signum in signal_numbers:
             signal.signal(signum, signal.SIG_IGN)
         self._orders, self._ranks = orders, orders.ranks
-        self.plan = planning.follow(config, device=str(self._ranks.device))
+        self.plan = planning.follow(config, sampler, device=str(self._ranks.device))
         self.config, self.objective = config, self.plan.objective
         self._parts = parts(self.plan, self._ranks)
         self.policy, self.engine = self._parts.learner, None

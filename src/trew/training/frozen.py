@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..errors import EngineError, NumericsError
+from ..errors import EngineError, NumericsError, ReplayError, TrewError
 from ..learner import Policy
 from ..objective import TokenBatch
 from ..types import ScoredGroup, TrainingSample
@@ -29,7 +29,8 @@ CANARY = {
     "embedded": {"float32": 1e-3, "bfloat16": 0.25},
     "vllm": {"float32": 1e-3, "bfloat16": 0.05},
 }
-"""Largest mean difference in nats between sampler and policy at the same weights, by cluster.rollout and learner.dtype.
+"""Largest mean difference in nats between sampler and policy at the same weights, by the engine that sampled
+(cluster.rollout) and the narrower dtype of both.
 A larger one means different weights or another distribution; rounding does not reach it."""
 
 CANARY_TOKENS = 32
@@ -109,7 +110,7 @@ def _are_equal(plan: Plan, canary: Canary) -> bool:
     # Same weights, an uncut distribution, float32, and equal to the policy's on the rollouts compared. Of another
     # process, a few rollouts that agree say too little about the others.
     config = plan.config
-    if config.kernels != "auto" or config.learner.dtype != "float32" or config.cluster.rollout != "embedded":
+    if config.kernels != "auto" or config.learner.dtype != "float32" or plan.sampler.engine != "embedded":
         return False
     return len(canary.differences) > 0 and float(canary.differences.max()) <= ROUNDING
 
@@ -142,15 +143,37 @@ def compare(
         differences.append((values - own[tokens])[batch.mask[tokens]].abs())
     found = torch.cat(differences)
     # ``not ... <=`` instead of ``>``: NaN must fail too.
-    limit = CANARY[plan.config.cluster.rollout][plan.config.learner.dtype]
+    dtype = "bfloat16" if "bfloat16" in (plan.sampler.dtype, plan.config.learner.dtype) else "float32"
+    limit = CANARY[plan.sampler.engine][dtype]
     if len(found) and not float(found.mean()) <= limit:
-        raise EngineError(
-            f"the sampler's log-probs differ from the learner's by {float(found.mean()):.2g} nats on {len(found)} "
-            f"tokens, both at policy version {policy.version}; accepted is {limit:g}. The sampler has other "
-            "weights than the learner, or computes another distribution: nothing of this step was learned. Set "
-            "kernels = 'plain' and linear = 'plain', and report it if that helps"
-        )
+        raise _mismatch(plan, float(found.mean()), len(found), policy.version, limit)
     return Canary(found, cut=False)
+
+
+def _mismatch(plan: Plan, gap: float, tokens: int, version: int, limit: float) -> TrewError:
+    """The error about a canary of ``gap`` nats. In a replay the sampler is out of reach, and only its log-probs speak
+    of its weights."""
+    run = plan.config.rollout.replay
+    what = (
+        f"the sampler's log-probs differ from the learner's by {gap:.2g} nats on {tokens} tokens, both at policy "
+        f"version {version}; accepted is {limit:g}"
+    )
+    if run and not version:
+        return ReplayError(
+            f"rollout.replay: {what}. The rollouts in {run} were sampled from another model; give the model that run "
+            "began with"
+        )
+    if run:
+        return ReplayError(
+            f"rollout.replay: {what}. This run has left the weights of {run}, as it may on another device or with "
+            "other libraries; nothing of this step was learned. Replay it where it ran, fewer steps of it (steps), or "
+            "with an objective that takes its completions for those of other weights, for example --set "
+            'objective.correction="tis"'
+        )
+    return EngineError(
+        f"{what}. The sampler has other weights than the learner, or computes another distribution: nothing of this "
+        "step was learned. Set kernels = 'plain' and linear = 'plain', and report it if that helps"
+    )
 
 
 def _chosen(

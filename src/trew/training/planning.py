@@ -23,8 +23,10 @@ from ..rewards import RewardSet
 from ..rewards.gold_checks import Bar
 from ..rewards.user.loading import is_file_spec
 from ..rollout.chat import Renderer
+from ..runs.rollouts import Sampler
 from ..types import Prompt
-from . import compatibility
+from . import compatibility, replaying
+from .replaying import Replay
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,8 @@ class Plan:
     longest: int  # tokens of the longest prompt
     notes: tuple[str, ...]
     correct: Correct  # whether a score counts as correct in accuracies
+    sampler: Sampler  # of the rollouts that are trained on
+    replay: Replay | None = None
 
 
 def plan(config: Config, *, found: Sequence[str] = (), bar: Bar | None = None) -> Plan:
@@ -56,7 +60,9 @@ def plan(config: Config, *, found: Sequence[str] = (), bar: Bar | None = None) -
     problems = Problems([*found, *(p for p in validate(config) if p.partition(":")[0] not in reported)])
     of_model: list[str] = []
 
-    objective = _objective(config, problems)
+    objective = problems.attempt(lambda: preset(config.objective.preset, **config.objective.args))
+    replay = replaying.prepare(config, objective, problems)
+    problems += _objective_problems(objective, config, replay)
     device = _device(config, problems)
     own: dict[str, Any] = {"tokenizer": config.tokenizer, "chat_template": config.chat_template}
     bad_model = problems.attempt(lambda: loading.check(config.model, notes=of_model, **own))
@@ -74,6 +80,8 @@ def plan(config: Config, *, found: Sequence[str] = (), bar: Bar | None = None) -
     renderer = Renderer(tokenizer, stop=config.rollout.stop)
     prompts = [*data.train, *data.eval]
     problems += renderer.check(prompts)
+    if replay is not None:
+        problems += replaying.token_problems(replay, renderer) + replaying.reward_problems(replay, rewards)
     problems += rewards.check_golds(prompts, bar=bar)
     if problems:
         raise ConfigError(problems)
@@ -81,6 +89,7 @@ def plan(config: Config, *, found: Sequence[str] = (), bar: Bar | None = None) -
     notes = [
         *of_model,
         *data.notes,
+        *(replay.notes if replay else ()),
         *of_lengths,
         *renderer.notes(prompts),
         *rewards.unserved_notes(prompts),
@@ -91,10 +100,11 @@ def plan(config: Config, *, found: Sequence[str] = (), bar: Bar | None = None) -
         dataclasses.replace(config, rewards=specs), objective, train, eval_, rewards, renderer, device,
         data.fingerprint, longest, tuple(notes),
         correct_by(config.eval.correct_reward or first_verifier(rewards), at=config.eval.correct_at),
+        replay.sampler if replay else Sampler(config.cluster.rollout, config.learner.dtype), replay,
     )  # fmt: skip
 
 
-def follow(config: Config, *, device: str) -> Plan:
+def follow(config: Config, sampler: Sampler, *, device: str) -> Plan:
     """The plan of a rank that follows another one: ``config`` was checked there, and prompts come from there."""
     rewards = RewardSet.from_config(config.rewards)
     own: dict[str, Any] = {"tokenizer": config.tokenizer, "chat_template": config.chat_template}
@@ -103,17 +113,21 @@ def follow(config: Config, *, device: str) -> Plan:
     return Plan(
         config, objective, (), [], rewards, renderer, device, "", 0, (),
         correct_by(config.eval.correct_reward or first_verifier(rewards), at=config.eval.correct_at),
+        sampler,
     )  # fmt: skip
 
 
-def _objective(config: Config, problems: Problems) -> Objective | None:
-    """Makes the objective of a recipe, and checks it against the run."""
-    objective = problems.attempt(lambda: preset(config.objective.preset, **config.objective.args))
-    # The check below tries the objective on an example of these sizes; sizes below 1 are reported by validate().
-    if objective and min(config.rollout.prompts, config.rollout.completions, config.rollout.max_tokens) >= 1:
-        given = compatibility.GIVEN | step_rewards(config)
-        problems += problems.attempt(lambda: compatibility.problems(objective, config, given=given)) or []
-    return objective
+def _objective_problems(objective: Objective | None, config: Config, replay: Replay | None) -> list[str]:
+    """Why the objective does not fit the run."""
+    # The check tries the objective on an example of these sizes; sizes below 1 are reported by validate().
+    if objective is None or min(config.rollout.prompts, config.rollout.completions, config.rollout.max_tokens) < 1:
+        return []
+    given, departures = compatibility.GIVEN | step_rewards(config), ()
+    if replay is not None:
+        given, departures = given - replay.lacking, replay.departures
+    problems = Problems()
+    found = problems.attempt(lambda: compatibility.problems(objective, config, given=given, departures=departures))
+    return [*problems, *(found or ())]
 
 
 def _device(config: Config, problems: Problems) -> str | None:

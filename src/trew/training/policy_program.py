@@ -20,6 +20,7 @@ from ..models.lora import Adapters
 from ..models.sharded import Rows
 from ..rollout import Engine, RolloutSource
 from ..rollout.generate import generate
+from ..rollout.replay import ReplayRollouts
 from ..rollout.sync import SyncRollouts
 from ..runs import Trackers
 from ..types import Sampling
@@ -43,7 +44,7 @@ class PolicyProgram(Program):
     model: Any
     engine: Engine
     policy: Learner
-    rollouts: SyncRollouts
+    rollouts: SyncRollouts | ReplayRollouts
     source: RolloutSource  # of the loop: the rollouts, also for other ranks
     monitors: Monitors
     health: Health

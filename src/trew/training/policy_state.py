@@ -42,12 +42,13 @@ class EngineState:
 
 @dataclass(frozen=True, slots=True)
 class RolloutsState:
-    """The state that ``SyncRollouts.state``, ``StaleRollouts.state`` and ``AsyncRollouts.state`` return."""
+    """The state that ``SyncRollouts``, ``StaleRollouts``, ``AsyncRollouts`` and ``ReplayRollouts`` return."""
 
     position: Count
     sampled: Count = 0
     ledger: Count = 0
     ahead: str = ""
+    replayed: str = ""
 
 
 @dataclass(frozen=True, slots=True)

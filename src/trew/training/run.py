@@ -87,7 +87,8 @@ class TrainingRun:
     def record(self, attempt: Attempt) -> None:
         """Writes a row of metrics and a table of rollouts; shows warnings of rewards, monitors and health rules."""
         program, state, folder, step = self._program, self._program.state, self._program.folder, attempt.step
-        sampled = attempt.rollouts.sampled if attempt.rollouts else ()
+        rollouts = attempt.rollouts or StepRollouts((), ())
+        sampled = rollouts.sampled
         tokens = sum(len(rollout) for g in sampled for rollout in g.group.rollouts)
         seconds = time.monotonic() - attempt.start
         row = update_row(attempt, self.policy.version) | correction_row(attempt, self.objective)
@@ -106,7 +107,10 @@ class TrainingRun:
         row["health"] = watch.after_step(program, row)
         folder.log(row)
         if sampled:
-            folder.write_rollouts(step, sampled, advantages=advantages_of(attempt))
+            folder.write_rollouts(
+                step, sampled, advantages=advantages_of(attempt), trained_on=rollouts.trained_on,
+                baselines=rollouts.baselines, sampler=self.plan.sampler,
+            )  # fmt: skip
         program.trackers.log(step, row)
         program.display.step(row)
         # Last, so that the row and the rollouts of the step that ends the run are on disk.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import warnings
 from typing import Any
 
@@ -111,7 +112,7 @@ def _start(
     ending.callback(plan.rewards.close)
     interrupts = Interrupts(more=config.stop.signals, grace_s=config.stop.grace_s)
     if orders is not None:
-        orders.give("start", config=to_table(config))
+        orders.give("start", config=to_table(config), sampler=dataclasses.asdict(plan.sampler))
     program = build(plan, folder, outside, display, interrupts, ending, orders)
     program.rollouts.position = position  # a resumed run overwrites it with the checkpoint's
     display.line(headline(program))

@@ -41,7 +41,8 @@ def after_scoring(program: PolicyProgram, step: int, sampled: Sequence[ScoredGro
     monitors' metrics. Raises RewardError if too little could be judged for several steps."""
     rewards, every = program.plan.rewards, program.config.track.regrade_every
     warnings = []
-    if every and (step == 1 or step % every == 0) and sampled:
+    # A replay has scores that were given elsewhere, and perhaps not all that the rewards read.
+    if every and (step == 1 or step % every == 0) and sampled and program.plan.replay is None:
         # An interrupt only skips this check: the step itself is done and must be recorded.
         with contextlib.suppress(Interrupted), program.interrupts.after_grace("while judging again"):
             warnings += rewards.judged_alike(sampled[step // every % len(sampled)], step=step)

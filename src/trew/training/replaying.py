@@ -1,0 +1,145 @@
+"""Decides whether a run can train on the rollouts of an earlier one, and whether it follows that run."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..config import Config, dumps, to_table
+from ..errors import ReplayError, TrewError
+from ..objective import Objective
+from ..rewards import RewardSet
+from ..rollout import StepRollouts
+from ..rollout.chat import Renderer
+from ..runs import redact_config
+from ..runs.recorded import RecordedRollouts
+from ..runs.rollouts import Sampler
+from ..utils.secrets import MASK
+from .changes import flatten, settings
+
+HOW_SAMPLED = "rollout."
+FREE_OF_SAMPLING = frozenset({"rollout.batch", "rollout.overlap", "rollout.replay"})
+"""Settings of ``rollout`` that leave no trace in the rollouts; all others describe them, and cannot change."""
+
+LEARNED = ("objective.", "learner.", "lora.", "eval.correct_")
+"""Prefixes of settings that decide what is learned from given rollouts."""
+ROUNDING = frozenset(
+    {"learner.microbatch_tokens", "learner.bad_steps", "learner.dtype", "learner.gradient_checkpointing",
+     "learner.compile", "learner.liger", "learner.share_prompts"}
+)  # fmt: skip
+"""Those among them that change no more than rounding: the canary notices where that becomes too much."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """The rollouts of an earlier run, as this run may learn from them.
+
+    ``departures`` are the settings that let this run learn something else than that one did; without any, it follows
+    it: its policy has the weights that sampled the rollouts.
+    """
+
+    recorded: RecordedRollouts
+    sampler: Sampler
+    first: StepRollouts  # of the first step that has some
+    departures: tuple[str, ...] = ()
+
+    @property
+    def follows(self) -> bool:
+        return not self.departures
+
+    @property
+    def lacking(self) -> frozenset[str]:
+        """Fields of a batch that the rollouts do not have."""
+        scores = [score for group in self.first.sampled for score in group.scores]
+        has = {"baselines": self.first.baselines is not None, "step_rewards": any(score.steps for score in scores)}
+        return frozenset(name for name, there in has.items() if not there)
+
+    @property
+    def notes(self) -> list[str]:
+        run = self.recorded.folder
+        said = [f"trains on the rollouts of {run}; nothing is generated but evaluations"]
+        if not self.follows:
+            said.append(
+                f"{', '.join(self.departures)} differ from {run}, so that its completions count as those of other "
+                "weights: old log-probs are the recorded sampler's, or the policy's where the objective has a "
+                "correction for the sampler"
+            )
+        return said
+
+
+def prepare(config: Config, objective: Objective | None, problems: list[str]) -> Replay | None:
+    """The replay that ``config`` asks for; None where it asks for none, or has problems, which are added."""
+    if not config.rollout.replay:
+        return None
+    folder = Path(config.rollout.replay)
+    try:
+        own = settings(folder)
+        recorded = RecordedRollouts(folder)
+        recorded.check(config.steps)
+        if own is None:
+            raise ReplayError(f"{folder}: has no config.toml; give the folder of a run of trew train")
+        numbers = [step for step in range(1, config.steps + 1) if not recorded.is_empty(step)]
+        if not numbers:
+            raise ReplayError(f"{folder}: nothing was sampled in its first {config.steps} steps")
+        first, sampler = recorded.read(numbers[0]), recorded.sampler(numbers[0])
+    except (TrewError, OSError) as error:
+        problems.append(f"rollout.replay: {error}")
+        return None
+    if folder.resolve() == Path(config.out).resolve():
+        problems.append(f"out: {config.out} is the run that is replayed; give another folder (--out)")
+    then, now = _settings(own), _settings(tomllib.loads(redact_config(dumps(config))))
+    problems += [
+        f"{key}: got {now.get(key)!r}, but the rollouts of {folder} were sampled with {then.get(key)!r}; a replay "
+        "cannot change how they were sampled: leave it out"
+        for key in sorted({*then, *now})
+        if key.startswith(HOW_SAMPLED) and key not in FREE_OF_SAMPLING and then.get(key) != now.get(key)
+    ]
+    return Replay(recorded, sampler, first, _departures(then, now, config, objective))
+
+
+def _settings(table: Mapping[str, Any]) -> dict[str, Any]:
+    """All settings by dotted name, with defaults for those that an older run did not have."""
+    return {**flatten(to_table(Config(model=""))), **flatten(dict(table))}
+
+
+def _departures(
+    then: Mapping[str, Any], now: Mapping[str, Any], config: Config, objective: Objective | None
+) -> tuple[str, ...]:
+    prefixes: tuple[str, ...] = LEARNED
+    if config.learner.schedule != "constant":
+        prefixes += ("steps",)  # the schedule's length
+    if config.lora.rank:
+        prefixes += ("seed",)  # of the adapters' first weights
+    if objective is not None and objective.advantage.per_reward and config.rewards:
+        prefixes += ("rewards.",)
+    changed = [key for key in sorted({*then, *now}) if key.startswith(prefixes) and then.get(key) != now.get(key)]
+    return tuple(key for key in changed if key not in ROUNDING)
+
+
+def token_problems(replay: Replay, renderer: Renderer) -> list[str]:
+    """What is wrong where this tokenizer and chat template do not make the recorded prompts' tokens."""
+    for group in replay.first.sampled:
+        prompt, recorded = group.group.prompt, group.group.rollouts[0].prompt_ids.tolist()
+        texts = [prompt.text] if prompt.text is not None else [m.get("content", "") for m in prompt.messages or ()]
+        if any(MASK in (text or "") for text in texts):
+            continue  # the table has a mask where the prompt had a secret
+        if list(renderer.encode(prompt)) != recorded:
+            return [
+                f"rollout.replay: {replay.recorded.folder} has other tokens for prompt {prompt.uid!r} than this "
+                "tokenizer and chat template make of it; give the model, tokenizer and chat_template of that run"
+            ]
+    return []
+
+
+def reward_problems(replay: Replay, rewards: RewardSet) -> list[str]:
+    """What is wrong where the rollouts have the scores of other rewards."""
+    names: Sequence[str] = sorted({name for g in replay.first.sampled for s in g.scores for name in s.parts})
+    if names == sorted(rewards.names):
+        return []
+    return [
+        f"rewards: got {', '.join(rewards.names)}, but {replay.recorded.folder} has the scores of {', '.join(names)}; "
+        "a replay learns from those: give the same rewards"
+    ]
