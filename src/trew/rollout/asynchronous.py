@@ -21,7 +21,7 @@ from .engine import Engine, Finished, Lost, Request
 from .generate import TRIES, rollout_of
 from .ledger import Account, Ledger, Stored, Ticket
 from .source import StepRollouts
-from .sync import SyncRollouts, sampling
+from .sync import SyncRollouts, has_both_outcomes, sampling
 
 LOOK_S = 0.5
 """The longest wait for completions after which the thread that gathers them looks whether it should end."""
@@ -168,7 +168,7 @@ class AsyncRollouts(SyncRollouts):
             found = _with_own_uids(self._scored(numbers, step), numbers, beside=sampled)
             sampled += found
             for number, group in zip(numbers, found, strict=True):
-                if dynamic and not self._has_both_outcomes(group):
+                if dynamic and not has_both_outcomes(group, self.correct):
                     self._drop(number, replaced=attempt + 1 < rounds)
                 else:
                     kept.append(group)
