@@ -6,6 +6,7 @@ import copy
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import learner_help as help
 from trew.config import LoraConfig
@@ -47,7 +48,8 @@ def _learner(parallel: Parallel | None, name: str, *, how: str, kind: str, rank:
         for each in (net, reference):
             if each is not None:
                 over = sharding.mesh(parallel.place, "cpu", "hsdp" if how == "hsdp" else "fsdp")
-                sharding.shard(each, over, offload=how == "offload")
+                low = torch.bfloat16 if settings.get("dtype") == "bfloat16" else None
+                sharding.shard(each, over, offload=how == "offload", low=low)
     # Adam divides the gradient by its own size: where it is near adam_eps = 1e-8 its rounding moves a weight by a share
     # of the learning rate. After two steps of 1e-3, one process in float32 is up to 4.6e-5 from float64, and ranks
     # 5.8e-5 (an entry of a gradient of norm 9 is 1.11e-8 in float64, 1.34e-8 and 1.40e-8 here); at 1e-4 a tenth.
@@ -81,6 +83,33 @@ def steps(
     reference = learner.logprobs(items, reference=True) if settings.get("with_reference") else None
     weights = {name: tensor.clone() for name, tensor in learner.weights()}
     return {"outputs": outputs, "weights": weights, "reference": reference, "path": learner._runner.path}
+
+
+class Traffic(TorchDispatchMode):
+    """Counts the bytes of whole tensors that are gathered and reduced, by operation and type."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes: dict[str, dict[str, int]] = {"_allgather_base_": {}, "_reduce_scatter_base_": {}}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if (found := self.bytes.get(func.__name__.partition(".")[0])) is not None:
+            whole = max(args[:2], key=torch.numel)
+            kind = str(whole.dtype).removeprefix("torch.")
+            found[kind] = found.get(kind, 0) + whole.numel() * whole.element_size()
+        return func(*args, **(kwargs or {}))
+
+
+def traffic(ranks: Ranks, *, dtype: str) -> list[dict[str, int]]:
+    """The bytes that a step of one pack gathers, and those that it reduces, by type."""
+    learner = _learner(ranks, "dr-grpo", how="fsdp", kind="llama", dtype=dtype, microbatch_tokens=4096)
+    items = help.samples()
+    learner.verify(items)
+    learner.release()
+    data = help.prepared(help.model(), learner.objective, items, seed=3)
+    with Traffic() as counted:
+        learner.step(items, data)
+    return list(counted.bytes.values())
 
 
 def broken(ranks: Ranks, *, name: str, how: str) -> dict[str, Any]:

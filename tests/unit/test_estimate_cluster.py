@@ -12,6 +12,7 @@ from test_estimate import config, saved
 from trew.cli.main import main
 from trew.config import ClusterConfig, Config
 from trew.estimate.cluster import GIB, ClusterMap, Device, Fleet, cluster_map, table
+from trew.estimate.sizes import sizes_of
 from trew.objective import preset
 
 NODE = Fleet(1, 8, 80 * GIB)
@@ -79,6 +80,19 @@ def test_shards_divide_what_each_rank_keeps(model):
     assert kept(16, Fleet(2, 8, 80 * GIB), shard="fsdp") == tuple(-(-size // 16) for size in whole)
     assert kept(4, offload="optimizer")[1] == 0
     assert kept(4, offload="all") == (0, 0, 0)
+
+
+def test_layers_are_gathered_in_bfloat16_and_embedding_and_head_in_float32(model):
+    def gathered(dtype: str, phase: str) -> int:
+        made = config(model)
+        made = replace(made, cluster=ClusterConfig(learner=2), learner=replace(made.learner, dtype=dtype))
+        found = cluster_map(made, objective=preset("grpo"), prompt=12, fleet=NODE)
+        return gpu(found).tenants[0].parts[phase]["gathered"]
+
+    s = sizes_of(config(model))
+    for phase, layers in (("generating", s.linear), ("training", 2 * s.linear // s.layers)):
+        assert gathered("float32", phase) == 4 * (s.weights - s.linear + layers)
+        assert gathered("float32", phase) - gathered("bfloat16", phase) == 2 * layers
 
 
 def test_ranks_share_the_activations_of_a_step(model):

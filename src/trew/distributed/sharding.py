@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from ..learner.recompute import layers
+from ..models.precision import converts_weights
 from ..models.sharded import copy_into
 from .ranks import Place, Ranks
 
@@ -24,18 +25,25 @@ def mesh(place: Place, device: str, how: str) -> DeviceMesh:
     return init_device_mesh(kind, (place.size,), mesh_dim_names=("shard",))
 
 
-def shard(model: Any, over: DeviceMesh, *, offload: bool = False) -> None:
-    """Shards ``model`` in place, layer by layer, and moves it to the mesh's device. Gradients are summed over ranks,
-    never averaged.
+def shard(model: Any, over: DeviceMesh, *, offload: bool = False, low: torch.dtype | None = None) -> None:
+    """Shards ``model`` in place, layer by layer, and moves it to the mesh's device. Shards are float32, and so are the
+    gradients that are summed over ranks, never averaged.
 
-    Weights are gathered in their own dtype, float32: what computes in bfloat16 casts them then (autocast), so that the
-    numbers are those of one process. ``offload``: shards, gradients and the optimizer's work stay in CPU memory.
+    ``low``: the type of products (autocast), in which the weights of layers are gathered: the products of one process,
+    with half of what is sent and held. Embedding, final norm and head are gathered in float32: their gradients add up
+    over all tokens, and the residual stream begins with the embedding. ``offload``: shards, gradients and the
+    optimizer's work stay in CPU memory.
     """
     how: dict[str, Any] = {"mesh": over}
     if offload:
         how["offload_policy"] = CPUOffloadPolicy(pin_memory=torch.cuda.is_available())
+    # Inputs stay as they are: the residual stream is float32.
+    precision = MixedPrecisionPolicy(low, torch.float32 if low else None, cast_forward_inputs=False)
     for layer in layers(model):
-        fully_shard(layer, **how)
+        fully_shard(layer, **how, mp_policy=precision)
+        for module in layer.modules():
+            if low and isinstance(module, torch.nn.LayerNorm):  # takes weights of its input's type alone
+                converts_weights(module)
     fully_shard(model, **how)  # what is in no layer: embedding, final norm, head
     for module in _sharded(model):
         # Denominators refer to the whole step, so a mean over ranks would be wrong; and gloo has no pre-multiplied sum.

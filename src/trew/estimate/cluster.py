@@ -170,11 +170,11 @@ def rank_parts(s: Sizes, config: Config, load: Load, *, shards: int) -> dict[str
     """Bytes of one rank by phase:
 
     always      4 N / S weights, 8 N_t / S moments, 4 N / S reference; none of the first two with ``offload = "all"``
-    training    4 N_t / S gradients; gathered 4 N_o and two layers of 4 N_l / L, and the gradients of one; of the whole
-                head 4 V H; activations of one micro-batch, and the head's work
-    generating  embedded engine only: gathered 4 N; cache and work of the model's own forward
+    training    4 N_t / S gradients; gathered 4 N_o and two layers of b N_l / L, and the gradients of one, in float32
+                too where they are summed; of the whole head 4 V H; activations of one micro-batch, and the head's work
+    generating  embedded engine only: gathered 4 N_o + b N_l; cache and work of the model's own forward
     """
-    offload = config.cluster.offload
+    offload, b = config.cluster.offload, _width(config)
     outside = 4 * (s.weights - s.linear)
     kept, read = reference(s, config, load)
     whole = weights(s, config)
@@ -185,13 +185,14 @@ def rank_parts(s: Sizes, config: Config, load: Load, *, shards: int) -> dict[str
         "optimizer": 0 if aside or offload == "optimizer" else _part(_moments(s, config), shards),
         "reference": 0 if aside else _part(max(kept, read), shards),
     }
-    layer = 4 * s.linear // s.layers
+    layer = b * s.linear // s.layers
+    summed = (4 if b == 4 else 4 + b) * s.linear // s.layers  # gradients, and a copy of another type
     apart = shards > 1 or aside
     assert load.body is not None
     training = always | {
         "gradients": 0 if aside else _part(4 * s.trained, shards),
         "gathered": (outside + 2 * layer if apart else 0),
-        "whole gradients": (4 * s.head + 4 * s.linear // s.layers if apart and not config.lora.rank else 0),
+        "whole gradients": (4 * s.head + summed if apart and not config.lora.rank else 0),
         "copies": low_copies(s, config, load),
         "activations": load.body.before.layer * s.layers + load.body.before.rest,
         "head": head(s, config, load),
@@ -199,7 +200,7 @@ def rank_parts(s: Sizes, config: Config, load: Load, *, shards: int) -> dict[str
     generating = dict(always)
     if config.cluster.rollout == "embedded":
         generating |= {
-            "gathered": outside + 4 * s.linear if apart else 0,
+            "gathered": outside + b * s.linear if apart else 0,
             "laid out": laid_out(s, config, load),
             "cache": cache(s, config, load),
             "step": decoding(s, config, load),

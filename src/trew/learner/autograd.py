@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ..models.lora import in_float32
+from ..models.precision import in_float32
 from ..models.verified import Verified, say
 from ..types import TrainingSample
 from . import attention, recompute

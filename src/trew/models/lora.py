@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import functools
 import hashlib
 import importlib
 import logging
@@ -283,31 +282,6 @@ def split(module: Any) -> tuple[Any, LowRank | None]:
     return module.get_base_layer(), LowRank(
         module.lora_A[NAME].weight, module.lora_B[NAME].weight, module.scaling[NAME]
     )
-
-
-@contextlib.contextmanager
-def in_float32(model: nn.Module) -> Iterator[None]:
-    """Makes bfloat16 linear layers compute in float32 inside the block; converts their weights for each product, so
-    that no float32 copy of the model exists."""
-    from transformers.pytorch_utils import Conv1D
-
-    low = [
-        m for m in model.modules()
-        if isinstance(m, nn.Linear | Conv1D) and m.weight.dtype == torch.bfloat16 and "forward" not in m.__dict__
-    ]  # fmt: skip
-
-    def product(layer: Any, x: Tensor) -> Tensor:
-        weight = layer.weight.float()
-        bias = None if layer.bias is None else layer.bias.float()
-        return nn.functional.linear(x, weight if isinstance(layer, nn.Linear) else weight.t(), bias)
-
-    for layer in low:
-        layer.forward = functools.partial(product, layer)  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        for layer in low:
-            layer.__dict__.pop("forward", None)
 
 
 def fingerprint(model: nn.Module) -> str:

@@ -112,11 +112,12 @@ def _sharded(plan: Plan, ranks: Ranks) -> tuple[Any, Adapters | None, Any]:
         how = "hsdp" if ranks.place.nodes > 1 else "fsdp"
     over = sharding.mesh(ranks.place, str(ranks.device), how)
     offload = plan.config.cluster.offload == "all"
+    low = torch.bfloat16 if plan.config.learner.dtype == "bfloat16" else None
     device = "meta" if ranks.rank else "cpu"
 
     def placed(model: Any) -> Any:
         source = None if ranks.rank else sharding.tensors_of(model)
-        sharding.shard(model, over, offload=offload)
+        sharding.shard(model, over, offload=offload, low=low)
         sharding.distribute(model, source, ranks)
         return model
 

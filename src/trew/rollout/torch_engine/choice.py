@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ...models.backend import Backend
-from ...models.lora import in_float32
+from ...models.precision import in_float32
 from ...models.verified import Verified
 from .decoder import Decoder, Decoding
 from .plain import ForwardDecoder
