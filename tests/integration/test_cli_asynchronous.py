@@ -162,3 +162,28 @@ def test_servers_that_die_cost_no_group(fakes, model, tmp_path, server):
 def test_what_cannot_be_asynchronous_is_refused(changes, message, model, tmp_path, cli):
     out = cli("train", written(tmp_path, model), "--set", *changes, code=2)
     assert message in out
+
+
+def test_a_replay_is_the_run_to_the_bit_in_one_process(fakes, model, tmp_path, cli):
+    """Whatever versions sampled its tokens; two replays are equal in every byte but for times."""
+    cli("train", written(tmp_path, model))
+    run = tmp_path / "runs" / "run"
+    for out in ("one", "two"):
+        said = cli("train", "--replay", run, "--out", out)
+        assert "nothing is generated but evaluations" in said
+    names = ("final/model.safetensors", *(f"rollouts/{step:06d}.parquet" for step in range(1, STEPS + 1)))
+    for name in names:
+        one, two = (tmp_path / out / name for out in ("one", "two"))
+        assert one.read_bytes() == two.read_bytes(), name
+    assert (tmp_path / "one" / names[0]).read_bytes() == (run / names[0]).read_bytes()
+    measured = [
+        [{key: value for key, value in row.items() if key not in ("seconds", "tokens_per_second")} for row in rows]
+        for rows in (training_rows(tmp_path / "one"), training_rows(tmp_path / "two"), training_rows(run))
+    ]
+    assert measured[0] == measured[1]
+    assert max(row["staleness"] for row in measured[2]) > 0
+    for mine, its in zip(measured[0], measured[2], strict=True):
+        assert {key: its[key] for key in mine if key != "health"} == {k: v for k, v in mine.items() if k != "health"}
+        # Health rules read what was waited for, too.
+        waits = ("waited_s", "idle_s", "passed_over")
+        assert {*its} - {*mine} == {key for key in its if key.startswith("age") or key in waits}

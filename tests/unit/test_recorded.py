@@ -14,7 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from rollouts_help import rollout
-from trew.config import Config
+from trew.cli.train import replay_settings
+from trew.config import ClusterConfig, Config, apply_overrides, parse, validate
 from trew.errors import ReplayError
 from trew.objective import preset
 from trew.rollout import StepRollouts
@@ -267,3 +268,15 @@ def test_a_state_holds_the_rollouts_so_far():
     tables.mark = "changed"
     with pytest.raises(ReplayError, match="steps 1 to 2"):
         replay(tables).load_state(state)
+
+
+def test_a_replay_leaves_out_the_settings_of_servers():
+    servers = {"rollout": "vllm", "servers": 2, "staleness": 1, "in_flight": "finish", "sync": "files"}
+    ranks = {"learner": 2, "shard": "fsdp", "restarts": 1}
+    table: dict[str, Any] = {"cluster": {**servers, "server_args": {"max_num_seqs": 8}, **ranks}}
+    asked = replay_settings(Path("run"))
+    apply_overrides(table, [f"{key}={value}" for key, value in asked.items()])
+    config = parse({"model": "m", "out": "r", **table})
+    assert validate(config) == []
+    assert config.cluster == ClusterConfig(learner=2, shard="fsdp", restarts=1)
+    assert config.rollout.replay == str(Path("run").resolve())

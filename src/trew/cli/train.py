@@ -108,7 +108,7 @@ def _replayed(run: Path, recipe: Path | None, out: Path | None, *, resume: bool)
 def replay_settings(run: Path) -> dict[str, str]:
     """The settings of a replay of ``run``, as values of TOML: without servers, since only evaluations generate."""
     defaults = ClusterConfig()
-    servers = {f"cluster.{key}": toml_value(getattr(defaults, key)) for key in ("rollout", *OF_SERVERS)}
+    servers = {f"cluster.{key}": toml_value(getattr(defaults, key)) for key in ("rollout", "in_flight", *OF_SERVERS)}
     return {"rollout.replay": toml_value(str(run.resolve())), **servers}
 
 
