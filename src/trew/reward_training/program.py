@@ -36,7 +36,7 @@ from .planning import RewardPlan
 
 
 @dataclass(frozen=True, slots=True)
-class _Interval:
+class _Bounds:
     mean: float
     low: float
     high: float
@@ -48,8 +48,8 @@ class _Agreement:
 
     pairs: Count
     prompts: Count
-    accuracy: _Interval
-    auc: _Interval
+    accuracy: _Bounds
+    auc: _Bounds
     margin: float
     mean_score: float
     loss: float

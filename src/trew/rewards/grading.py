@@ -102,12 +102,12 @@ class Grading:
         self._wait()
         if self._error is not None:
             raise self._error
-        early: list[Verdicts | None] = [None] * len(groups)
+        known: list[Verdicts | None] = [None] * len(groups)
         for number, (group, verdicts) in self._done.items():
             # Compared by identity: the verdicts fit this very group, not another one under the same number.
             if group is groups[number]:
-                early[number] = verdicts
-        return self._rewards.score(groups, step=self._step, early=early, progress=progress)
+                known[number] = verdicts
+        return self._rewards.score(groups, step=self._step, known=known, progress=progress)
 
     def _run(self) -> None:
         while (item := self._todo.get()) is not None:
@@ -115,7 +115,7 @@ class Grading:
                 continue
             number, group = item
             try:
-                [verdicts] = self._rewards.early([group], step=self._step)
+                [verdicts] = self._rewards.group_verdicts([group], step=self._step)
                 self._done[number] = (group, verdicts)
             except BaseException as error:  # raised by finish, in the thread that can act on it
                 self._error = error

@@ -121,20 +121,20 @@ class RewardSet:
         groups: Sequence[Group],
         *,
         step: int = 0,
-        early: Sequence[Verdicts | None] = (),
+        known: Sequence[Verdicts | None] = (),
         progress: Callable[[int], None] | None = None,
     ) -> list[ScoredGroup]:
         """Scores every completion of every group; calls ``progress`` with the number of newly scored completions.
 
-        ``early`` is what :meth:`early` returned for some of the groups already. Raises RewardError if a user's function
+        ``known`` has what :meth:`group_verdicts` returned for some groups already. Raises RewardError if a function
         fails, or needs columns that the data lack.
         """
-        found: list[Verdicts] = [{**(early[g] or {})} if g < len(early) else {} for g in range(len(groups))]
-        self._add_early(groups, found, step, progress or (lambda _: None))
-        self._late(groups, found, step)
+        found: list[Verdicts] = [{**(known[g] or {})} if g < len(known) else {} for g in range(len(groups))]
+        self._add_group_verdicts(groups, found, step, progress or (lambda _: None))
+        self._add_step_verdicts(groups, found, step)
         return [self._combined(group, verdicts) for group, verdicts in zip(groups, found, strict=True)]
 
-    def _add_early(
+    def _add_group_verdicts(
         self, groups: Sequence[Group], found: list[Verdicts], step: int, progress: Callable[[int], None]
     ) -> None:
         """Judges the groups without verdicts, in batches."""
@@ -143,7 +143,7 @@ class RewardSet:
             if verdicts:
                 progress(len(group.rollouts))
         for batch in _batches(waiting, groups):
-            for g, verdicts in zip(batch, self.early([groups[g] for g in batch], step=step), strict=True):
+            for g, verdicts in zip(batch, self.group_verdicts([groups[g] for g in batch], step=step), strict=True):
                 found[g] = verdicts
                 progress(len(groups[g].rollouts))
 
@@ -156,7 +156,7 @@ class RewardSet:
         """Scores groups of a step while others are still generated: see :class:`Grading`."""
         return Grading(self, step=step)
 
-    def early(self, groups: Sequence[Group], *, step: int = 0) -> list[Verdicts]:
+    def group_verdicts(self, groups: Sequence[Group], *, step: int = 0) -> list[Verdicts]:
         """Verdicts that need no other group: those of built-ins, and of functions that are called once per group.
 
         Safe in any thread.
@@ -171,7 +171,7 @@ class RewardSet:
             found[g] |= {name: rows[0] for name, rows in self._called(per_group, [group], step).items()}
         return found
 
-    def _late(self, groups: Sequence[Group], found: list[Verdicts], step: int) -> None:
+    def _add_step_verdicts(self, groups: Sequence[Group], found: list[Verdicts], step: int) -> None:
         """Adds to ``found`` the verdicts that need all groups of the step, or other rewards' verdicts."""
         per_step = [r for r in self.rewards if r.function is not None and r.calls == "step"]
         rows = self._called(per_step, groups, step)

@@ -192,7 +192,7 @@ class AsyncRollouts(SyncRollouts):
         groups = [self._ready[number] for number in numbers]
         with self.interruptible():
             early = [self._early[number].result() if number in self._early else None for number in numbers]
-            return self.rewards.score(groups, step=step, early=early)
+            return self.rewards.score(groups, step=step, known=early)
 
     def _drop(self, number: int, *, replaced: bool) -> None:
         with self._changed:
@@ -339,7 +339,7 @@ class AsyncRollouts(SyncRollouts):
     def _grade(self, number: int) -> None:
         if self.config.rollout.overlap:
             step, group = self.ledger.accounts[number].ticket.step, self._ready[number]
-            self._early[number] = self._grader.submit(lambda: self.rewards.early([group], step=step)[0])
+            self._early[number] = self._grader.submit(lambda: self.rewards.group_verdicts([group], step=step)[0])
 
     def _forget(self, number: int) -> None:
         self._ready.pop(number, None)

@@ -24,7 +24,7 @@ _SHOWN = 5  # missing files or steps that a message names; it counts the others
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class RowsRecord:
     """The rows of metrics.jsonl: their number, and the size in bytes and SHA-256 of their lines."""
 
     count: Count
@@ -36,7 +36,7 @@ class Rows:
 class Record:
     """The rows and files at a checkpoint. ``files`` maps a path in the run folder to "size sha256"."""
 
-    rows: Rows
+    rows: RowsRecord
     files: dict[str, str]
 
 
@@ -114,11 +114,11 @@ def _metrics(folder: Path) -> bytes:
         return b""
 
 
-def _rows(lines: bytes) -> Rows:
-    return Rows(lines.count(b"\n"), len(lines), hashlib.sha256(lines).hexdigest())
+def _rows(lines: bytes) -> RowsRecord:
+    return RowsRecord(lines.count(b"\n"), len(lines), hashlib.sha256(lines).hexdigest())
 
 
-def _rows_differ(lines: bytes, rows: Rows, step: int) -> str:
+def _rows_differ(lines: bytes, rows: RowsRecord, step: int) -> str:
     """Describes how metrics.jsonl differs from its record, as far as the steps of its rows show."""
     decoded = map(decode_row, lines.splitlines())
     found = [row for row in decoded if row is not None and row["step"] <= step]

@@ -33,7 +33,7 @@ NOTHING, INPUTS, ALL = range(3)
 computed again; or all."""
 
 
-class LowRank(Protocol):
+class LowRankPair(Protocol):
     """A linear layer's adapter: scale B A is added to its weight."""
 
     @property
@@ -48,7 +48,7 @@ Passed = Callable[[int], None]
 """Called with a layer's number after its weights have been read."""
 _PASSED = ctypes.CFUNCTYPE(None, ctypes.c_int64)
 
-Split = Callable[[Any], tuple[nn.Linear, LowRank | None]]
+Split = Callable[[Any], tuple[nn.Linear, LowRankPair | None]]
 """Splits a linear layer into its base layer and its adapter, or None without an active one."""
 
 

@@ -26,7 +26,7 @@ class Recorded(Protocol):
     def replay(self) -> None: ...
 
 
-class Recorder(Protocol):
+class GraphRecorder(Protocol):
     """Records a function without running it, after :meth:`warm` ran it once, perhaps on other contents."""
 
     def warm(self, function: Callable[[], None]) -> None: ...
@@ -71,7 +71,7 @@ class Graphs:
     holds the reason.
     """
 
-    def __init__(self, recorder: Recorder | None) -> None:
+    def __init__(self, recorder: GraphRecorder | None) -> None:
         self.recorder = recorder
         self.recorded: dict[Hashable, Recorded] = {}
         self.failed: str | None = None

@@ -22,10 +22,10 @@ def value(tokens: list[Token], *, sign: int = 1) -> Value:
     >>> algebra.rational(value(tokenize(r"1\frac{4}{5} - \frac 12 + 2^{-1}")))
     Fraction(9, 5)
     """
-    reader = _Reader(tokens, sign)
-    found = reader.sum()
-    if reader.at < len(tokens):
-        token = tokens[reader.at].text
+    parser = _Parser(tokens, sign)
+    found = parser.sum()
+    if parser.at < len(tokens):
+        token = tokens[parser.at].text
         raise (Malformed if token in (")", "]", "}", "\\}", "&", "\\\\", "\\ldots", '"') else NotExact)(
             f"{token[:20]!r} is not expected there"
         )
@@ -46,7 +46,7 @@ def number_of(token: Token) -> Fraction:
     return found
 
 
-class _Reader:
+class _Parser:
     """A place in a list of tokens."""
 
     def __init__(self, tokens: list[Token], sign: int):

@@ -138,18 +138,18 @@ def load(
         parameters = inspect.signature(function).parameters
     except (TypeError, ValueError):
         raise ConfigError(f"{path}:{name}: its parameters cannot be read; wrap it in a plain def") from None
-    form = _Form.read(name, parameters)
-    if problems := form.problems(args):
+    signature = _Signature.read(name, parameters)
+    if problems := signature.problems(args):
         raise ConfigError([f"{path}: {problem}" for problem in problems])
     called = getattr(function, "__call__", None)  # noqa: B004 (of an object that is async when called)
     described = UserFunction(
         name=name,
         file=path,
         args=dict(args),
-        verl=form.verl,
-        accepts=None if form.any_keyword else frozenset(form.named),
-        required=("ground_truth",) if form.verl else tuple(n for n in form.needed(args) if n not in OFFERED),
-        positional=tuple(n for n, p in form.named.items() if p.kind is inspect.Parameter.POSITIONAL_ONLY),
+        verl=signature.verl,
+        accepts=None if signature.any_keyword else frozenset(signature.named),
+        required=("ground_truth",) if signature.verl else tuple(n for n in signature.needed(args) if n not in OFFERED),
+        positional=tuple(n for n, p in signature.named.items() if p.kind is inspect.Parameter.POSITIONAL_ONLY),
         is_async=inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(called),
         index=index,
     )
@@ -157,7 +157,7 @@ def load(
 
 
 @dataclass(frozen=True, slots=True)
-class _Form:
+class _Signature:
     """A function's parameters; their names say which form it has, and so what it is given in every call."""
 
     name: str
@@ -166,7 +166,7 @@ class _Form:
     any_keyword: bool
 
     @classmethod
-    def read(cls, name: str, parameters: Mapping[str, inspect.Parameter]) -> _Form:
+    def read(cls, name: str, parameters: Mapping[str, inspect.Parameter]) -> _Signature:
         kinds = inspect.Parameter
         named = {n: p for n, p in parameters.items() if p.kind not in (kinds.VAR_POSITIONAL, kinds.VAR_KEYWORD)}
         any_keyword = any(p.kind is kinds.VAR_KEYWORD for p in parameters.values())

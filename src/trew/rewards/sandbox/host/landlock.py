@@ -80,10 +80,10 @@ def give_up_rights(rules: int, *, user: int | None) -> None:
     code = seccomp.program(own_pid=os.getpid())
     held = ctypes.create_string_buffer(code, len(code))
 
-    class Program(ctypes.Structure):
+    class FilterProgram(ctypes.Structure):
         _fields_ = (("count", ctypes.c_ushort), ("code", ctypes.c_void_p))
 
-    program = Program(len(code) // 8, ctypes.cast(held, ctypes.c_void_p).value)
+    program = FilterProgram(len(code) // 8, ctypes.cast(held, ctypes.c_void_p).value)
     _checked(_libc.prctl(_SECCOMP, 2, ctypes.byref(program), 0, 0))
 
 
