@@ -171,7 +171,7 @@ def plan_table(found: dict[str, Any]) -> str:
     dates = sorted(run["date"] for r in found["rows"] for run in r["runs"])
     when = " to ".join(dict.fromkeys((dates[0], dates[-1])))
     said = f"Measured {when}, torch {found['versions']['torch']}, {found['machine']['cores']} cores:"
-    lines = [said, "", table(("setting", "told, MiB", "measured, MiB", "error"), rows)]
+    lines = [said, "", table(("setting", "estimated, MiB", "measured, MiB", "error"), rows)]
     peaks = [[max(run["peaks"].values()) for run in r["runs"]] for r in found["rows"] if len(r["runs"]) > 1]
     if peaks:
         apart = max(max(of) / min(of) - 1 for of in peaks)
