@@ -38,7 +38,7 @@ test: $(VENV)/.installed-dev
 test-nightly: $(VENV)/.installed-dev
 	TREW_TESTS=nightly $(PYTEST) $(USUAL)
 
-# Every boundary that this machine has, as root and as another user; those that it has not are skipped by name.
+# Every boundary that this machine has, as root and as another user; those that it lacks are skipped by name.
 test-sandbox: $(VENV)/.installed-dev
 	TREW_BOUNDARIES=all $(PYTEST) -n 2 -rs tests/fault/test_sandbox_attacks.py tests/fault/test_sandbox_pool.py \
 	  tests/fault/test_sandbox_users.py tests/unit/test_rewards_code.py
@@ -60,7 +60,7 @@ test-without-compiler: $(VENV)/.installed-dev
 test-slow: $(VENV)/.installed-dev fetch
 	$(BIN)/python -m pytest -m slow
 
-# Our numbers against those of the real TRL and verl. Each gets an environment of its own: their dependencies clash.
+# Our numbers against those of the real TRL and verl. Each gets a separate environment: their dependencies clash.
 # Two at a time, as each uses one core; what one says comes as a whole, when it is done.
 test-peers:
 	$(MAKE) --no-print-directory -j2 --output-sync=target test-trl test-verl
@@ -85,7 +85,7 @@ test-trl-previous: .venv-trl-previous/.installed
 	TRITON_INTERPRET=1 PYTHONPATH=src OMP_NUM_THREADS=1 .venv-trl-previous/bin/python -m pytest -W ignore \
 	  $(filter-out tests/peers/test_trl_step.py,$(wildcard tests/peers/test_trl_*.py))
 
-# Rollouts by the real vLLM, its build for CPUs, in an environment of its own (3 GiB). make test-vllm
+# Rollouts by the real vLLM, its build for CPUs, in a separate environment (3 GiB). make test-vllm
 # JSON=benchmarks/results/vllm.json writes what was measured.
 test-vllm: $(VENV)/.installed-dev .venv-vllm/.installed
 	$(BIN)/trew cluster install-plugin .venv-vllm/bin/python

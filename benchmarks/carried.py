@@ -40,7 +40,7 @@ LINUX = ("manylinux_2_28", "manylinux_2_27", "manylinux_2_17", "manylinux2014", 
 
 
 def roots(extra: Iterable[str] = ()) -> list[Requirement]:
-    """What trew and its tests need directly, without what is there in any case."""
+    """The direct requirements of trew and its tests, without those that every machine has."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     found = [Requirement(text) for text in (*project["dependencies"], *FOR_TESTS, *extra)]
     return [requirement for requirement in found if requirement.name not in THERE]
@@ -106,7 +106,7 @@ def download(folder: Path, pinned: list[str], python: str) -> None:
 
 
 def split(file: Path, size: int) -> None:
-    """Replaces a file of more than ``size`` bytes by numbered parts beside it."""
+    """Replaces a file of more than ``size`` bytes by numbered parts next to it."""
     if file.stat().st_size <= size:
         return
     count = -(-file.stat().st_size // size)

@@ -1,4 +1,4 @@
-"""What it costs to leave one process, as ratios beside their targets.
+"""Measures the cost of several processes, as ratios next to their targets.
 
     python benchmarks/cluster.py [--parts one,ranks,publish,faults] [--servers stand-in,vllm] [--json FILE]
 
@@ -90,7 +90,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=3, help="how often each side runs, in turn")
     parser.add_argument("--steps", type=int, default=2, help="measured steps of each run, after a warm-up")
     parser.add_argument("--patience", type=float, default=0, help="seconds to wait, before each run, for quiet")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="rows of parts that run anew replace those in it")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="rows of parts that run again replace those in it")
     args = parser.parse_args()
     args.servers = args.servers or cluster_servers.there()
     if "vllm" in args.servers and "vllm" not in cluster_servers.there():
@@ -107,17 +107,17 @@ def kept(path: Path | None) -> list[dict[str, Any]]:
 def head() -> dict[str, Any]:
     versions = {"trew": trew.__version__, "torch": torch.__version__, "transformers": transformers.__version__}
     return {
-        "what": "ratios and seconds beside their targets, which are upper limits",
+        "what": "ratios and seconds next to their targets, which are upper limits",
         "date": datetime.date.today().isoformat(), "machine": machine(),
         "versions": versions | cluster_servers.versions(), "threads": torch.get_num_threads(),
     }  # fmt: skip
 
 
 def shown(row: dict[str, Any]) -> str:
-    said = "met" if row["value"] <= row["target"] else "MISSED"
+    verdict = "met" if row["value"] <= row["target"] else "MISSED"
     value, target = (f"{row[key]:.3g} {row['unit']}".strip() for key in ("value", "target"))
     detail = ", ".join(f"{k} {f'{v:.3g}' if isinstance(v, float) else v}" for k, v in row["detail"].items())
-    return f"{row['name']:<58}{value:>10}  at most {target:<8}{said:<8}{detail}"
+    return f"{row['name']:<58}{value:>10}  at most {target:<8}{verdict:<8}{detail}"
 
 
 def progress(text: str) -> None:

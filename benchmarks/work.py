@@ -1,4 +1,4 @@
-"""The work that step.py measures, said once for all sides: models, prompts, settings, and how a process is watched.
+"""The work that step.py measures, defined once for all sides: models, prompts, settings, and how a process is watched.
 
 Imported by processes that have no trew (the peer's environment), so that nothing here needs it.
 """
@@ -196,7 +196,7 @@ class Watch:
             torch.cuda.synchronize()
             torch.cuda.reset_peak_memory_stats()
         with contextlib.suppress(OSError):
-            Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew; Linux alone has this
+            Path("/proc/self/clear_refs").write_text("5")  # the peak starts again; Linux alone has this
         self.loaded = self._memory("VmRSS")
         self.load = Load()
 

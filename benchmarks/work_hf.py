@@ -1,4 +1,4 @@
-"""Hugging Face's side of step.py, a process of its own: work_hf.py WORK MODEL OUT OURS writes one JSON file.
+"""Hugging Face's side of step.py, a separate process: work_hf.py WORK MODEL OUT OURS writes one JSON file.
 
 ``generate`` of transformers on the same prompts, each repeated for its completions; they end where ours did. At
 bfloat16 the weights are bfloat16, which is quicker than autocast.

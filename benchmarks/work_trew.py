@@ -1,4 +1,4 @@
-"""Our side of step.py, a process of its own: work_trew.py WORK MODEL OUT writes one JSON file.
+"""Our side of step.py, a separate process: work_trew.py WORK MODEL OUT writes one JSON file.
 
 Everything goes through the parts that ``trew train`` puts together: planning.plan, build, the engine's generate
 and loop.update. Only rewards are given (by number, as on the other side), and what they cost is left out.

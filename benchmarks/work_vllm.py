@@ -1,4 +1,4 @@
-"""vLLM's side of step.py, a process of its own: work_vllm.py WORK MODEL OUT OURS writes one JSON file.
+"""vLLM's side of step.py, a separate process: work_vllm.py WORK MODEL OUT OURS writes one JSON file.
 
 The build of vLLM for CPUs, through its Python class in this process: token ids in and out, one request per group, and
 the log-prob of every sampled token.

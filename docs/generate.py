@@ -43,11 +43,11 @@ COMPARED = ("ppo-clip", "trw-triangular", "ce-gppo", "sapo")
 INTRODUCTION = """\
 # Presets
 
-Every algorithm by its name, generated from the code by `make docs`. In a recipe, settings stand beside the preset's
+Every algorithm by its name, generated from the code by `make docs`. In a recipe, settings stand next to the preset's
 name: `[objective]` with `preset = "dapo"` and `eps_high = 0.3`. From Python: `trew.preset("dapo", eps_high=0.3)`.
 Unknown names and settings are refused with the nearest match. Every preset also takes the [common
 options](objectives.md#options-that-every-preset-takes); those that it sets itself are listed with it. The equations are
-with the defaults: what each line decides is said in [objectives.md](objectives.md). In the pictures, one token has the
+with the defaults; [objectives.md](objectives.md) explains what each line decides. In the pictures, one token has the
 ratio r and the advantage ±1; w(r, A) is on the left, the coefficient on the right.
 """
 

@@ -30,8 +30,8 @@ def layers() -> list[list[str]]:
 def purpose(place: Path) -> str:
     """The first paragraph of a room's or a file's docstring, as Markdown."""
     text = (place / "__init__.py" if place.is_dir() else place).read_text(encoding="utf-8")
-    said = " ".join((ast.get_docstring(ast.parse(text)) or "").partition("\n\n")[0].split())
-    return re.sub(r":\w+:`[.~]*([^`]+)`", r"`\1`", said.replace("``", "`"))
+    summary = " ".join((ast.get_docstring(ast.parse(text)) or "").partition("\n\n")[0].split())
+    return re.sub(r":\w+:`[.~]*([^`]+)`", r"`\1`", summary.replace("``", "`"))
 
 
 def protocols(place: Path) -> list[str]:

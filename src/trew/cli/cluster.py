@@ -13,7 +13,7 @@ def install_vllm(
 ) -> None:
     """Makes a Python environment with vLLM and trew-vllm, for runs with cluster.rollout = "vllm".
 
-    vLLM needs other versions of torch and transformers than trew, so it gets an environment of its own. Run it again to
+    vLLM needs other versions of torch and transformers than trew, so it gets a separate environment. Run it again to
     continue where it was interrupted.
 
     Args:

@@ -73,7 +73,7 @@ OPTIONS = {
     "opsm_delta": "threshold of `opsm`, in nats per token",
     "dynamic_sampling": "replace groups that are all right or all wrong by fresh ones",
     "overlong_filtering": "completions that were cut off carry no loss",
-    "overlong_cache": "soft punishment over the last so many tokens before the limit; 0: none",
+    "overlong_cache": "number of tokens before the limit over which the soft punishment grows; 0: none",
     "entropy_bonus": "coefficient of an entropy bonus in the loss",
     "entropy_target": "the bonus acts, and grows, while the mean entropy (nats per token) is at most this; 0: always",
     "entropy_step": "by how much an adaptive bonus grows or shrinks after each optimizer step",

@@ -1,4 +1,4 @@
-"""``trew explain``: describes objectives in words, numbers and a plot."""
+"""``trew explain``: describes objectives by their equations, numbers and a plot."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ Always kept: weights, optimizer state, and usually the reference. In addition, o
 loading     the file's pages, where its numbers are converted (float32 is used as it is, page by page)
 generating  weights laid out for products, cache of keys and values, the work of one step
 training    gradients, activations, the head's work
-exporting   a merged copy of the weights, where there are adapters
+exporting   a merged copy of the weights, if there are adapters
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def optimizer(s: Sizes, config: Config) -> int:
 
 
 def reference(s: Sizes, config: Config, load: Load) -> tuple[int, int]:
-    """Generating and training: 4 N, where there is a reference and no adapters that could be switched off. In bfloat16
+    """Generating and training: 4 N, if there is a reference and no adapters that could be switched off. In bfloat16
     4 (N - N_l) + 2 N_l. As pages of files, unless it is updated, only while they are read, by the kernels layer by
     layer: 4 (N - N_l) + 4 N_l / L."""
     if not load.reference or config.lora.rank:

@@ -133,7 +133,7 @@ class Arena:
 
 
 def _block(size: int) -> Tensor:
-    """Returns bytes aligned to 64: twice as many if possible, since pages that nobody writes cost nothing."""
+    """Returns bytes aligned to 64: twice as many if possible, since pages that are never written cost nothing."""
     memory = (_mapping(2 * size) or _mapping(size)) if sys.platform.startswith("linux") else None
     if memory is not None:
         return torch.frombuffer(memory, dtype=torch.uint8)

@@ -43,8 +43,8 @@ def library() -> ctypes.CDLL | str:
             ctypes.CDLL(openmp, mode=ctypes.RTLD_GLOBAL)
         return ctypes.CDLL(str(path))
     except subprocess.CalledProcessError as error:
-        said = (error.stderr or "").strip().splitlines()
-        return f"{compiler} failed: {said[0] if said else error}"
+        lines = (error.stderr or "").strip().splitlines()
+        return f"{compiler} failed: {lines[0] if lines else error}"
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"the library could not be built or loaded: {error}"
 

@@ -40,7 +40,7 @@ typedef struct {
 } Tokens;
 
 /* Buffers for the operands and results of products: normed (hidden), q, k and v together, q, the results of attention
-   and of the gated product, and what a norm is taken of before it is added (``delta``, where there is such a norm). */
+   and of the gated product, and what a norm is taken of before it is added (``delta``, if there is such a norm). */
 typedef struct {
   void *normed;
   float *qkv, *q;

@@ -87,7 +87,7 @@ class PagedCache:
         return [self.free.pop() for _ in range(count)]
 
     def give(self, pages: Sequence[int]) -> None:
-        """Frees pages that no row reads any more."""
+        """Frees pages that no row reads anymore."""
         self.free += pages
 
     def _grow(self) -> None:

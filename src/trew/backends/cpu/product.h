@@ -25,7 +25,7 @@ typedef struct Matrix {
   const struct Matrix *then; /* PACKED: the matrix of the next product, where that is known */
 } Matrix;
 
-/* Where a product goes: written in T or in float, or added to what is there in float or in T. */
+/* Where a product goes: written in T or in float, or added to existing values in float or in T. */
 enum { WRITE = 0, WRITE_FLOAT = 1, ADD_FLOAT = 2, ADD = 3 };
 
 /* Strips have an even width, and their number is even, as most machines' numbers of threads are. */
@@ -36,7 +36,7 @@ static inline int64_t strips_of(const Matrix *w) {
 }
 static inline int64_t strip_start(const Matrix *w, int64_t strip) { return vectors_of(w) * strip / strips_of(w) * W; }
 
-/* How many of so many steps are done at once: 8 rows of them stay in the first-level cache, a strip in the second. */
+/* How many of the steps are done at once: 8 rows of them stay in the first-level cache, a strip in the second. */
 #define DEEPEST 1024
 #define PART 4096 /* in a much greater depth, steps that all strips take before any takes the next ones */
 static inline int64_t piece_of(int64_t units) {

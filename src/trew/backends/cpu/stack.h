@@ -4,8 +4,8 @@
 #include "outer.h"
 #include "train_attention.h"
 
-/* y = x W^T + bias, plus scale (x A^T) B^T where there is an adapter (rank above 0). A gradient is wanted where its
-   pointer is not null. All are added to what is there, except a ``fresh`` one of W, which is written. */
+/* y = x W^T + bias, plus scale (x A^T) B^T if there is an adapter (rank above 0). A gradient is wanted where its
+   pointer is not null. All are added to the existing values, except a ``fresh`` one of W, which is written. */
 typedef struct {
   const void *weight; /* (n, depth) */
   const float *bias;

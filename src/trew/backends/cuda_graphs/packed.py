@@ -118,7 +118,7 @@ class Packed:
 
     def load(self, parts: Transformer) -> bool:
         """Copies the current weights. Returns False if tensors of the model that are read in place were replaced: this
-        object cannot be used any more then."""
+        object cannot be used afterwards."""
         if parts.embedding.weight.data_ptr() != self.embedding.data_ptr():
             return False
         self.norm.load((slice(None), parts.norm))
