@@ -361,7 +361,7 @@ def test_a_part_that_never_comes_is_named_and_nothing_is_left(tmp_path, monkeypa
 def test_an_error_of_another_rank_is_passed_on(tmp_path):
     aside = checkpoint_files.aside(tmp_path, 1)
 
-    def beside(folder: Path) -> None:
+    def extra_files(folder: Path) -> None:
         assert folder == aside
         (folder / "part-2.error").write_text("No space left on device")
 
