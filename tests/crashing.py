@@ -155,7 +155,7 @@ def watch(control: Path) -> None:
 
     instants = Instants(control)
     instants.say("loading")
-    append, optimizer_step, finish = run_module._append, torch.optim.AdamW.step, Grading.finish
+    append, optimizer_step, finish = run_module.append_synced, torch.optim.AdamW.step, Grading.finish
 
     def torn(path: Path, data: bytes) -> None:
         if path.name == "metrics.jsonl" and instants.reached("metrics row/torn"):
@@ -173,7 +173,7 @@ def watch(control: Path) -> None:
             threading.Timer(0.002, instants.die).start()
         return finish(self, *given, **named)
 
-    run_module._append, torch.optim.AdamW.step, Grading.finish = torn, between, meanwhile
+    run_module.append_synced, torch.optim.AdamW.step, Grading.finish = torn, between, meanwhile
     for owner, name, phase in (
         (sync, "generate", "generation"), (policy_program, "generate", "generation"), (Grading, "finish", "reward"),
         (Learner, "logprobs", "log-probs"),
