@@ -6,6 +6,8 @@ SEED ?= 0
 OUT ?= runs/demo
 # Compiling all of torch costs half a minute a time; Python compiles what is imported, when it is.
 INSTALL := -m pip install --quiet --disable-pip-version-check --no-compile
+# Compiled modules are kept, even if the environment says otherwise: each of hundreds of processes would compile torch again.
+unexport PYTHONDONTWRITEBYTECODE
 PEER_trl := trl==1.16.0
 PEER_trl-previous := trl==1.15.0
 PEER_verl := verl==0.9.1 TransferQueue==0.1.11
@@ -26,7 +28,8 @@ fetch: $(VENV)/.installed
 
 # What every tier leaves out: real models (make test-slow) and graphics cards.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
-USUAL := -n 2 -m "not slow and not gpu"
+# worksteal: each process begins with half of the files, and makes what a file's tests share once.
+USUAL := -n 2 --dist worksteal -m "not slow and not gpu"
 
 quick: $(VENV)/.installed-dev
 	TREW_TESTS=quick $(PYTEST) $(USUAL) tests/contract/test_objective_contract.py tests/golden \

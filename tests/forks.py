@@ -180,7 +180,8 @@ IMPORTED = (
     "trew.cli.main", "trew.cli.train", "trew.cli.eval", "trew.cli.iterate", "trew.cli.train_reward",
     "trew.training.start", "trew.training.continuing", "trew.iterate", "trew.rewards.reward_checks",
     "trew.rewards.model.scorer", "pyarrow.parquet", "typeguard", "transformers.models.llama.modeling_llama",
-    "transformers.models.auto.tokenization_auto", "transformers.convert_slow_tokenizer",
+    "transformers.models.auto.tokenization_auto", "transformers.convert_slow_tokenizer", "trew.learner.sharded_runner",
+    "peft", "bitsandbytes",
 )  # fmt: skip
 
 

@@ -8,6 +8,7 @@ Ranks are processes of their own, connected as torchrun connects them.
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
@@ -94,13 +95,13 @@ def _rank(order: dict[str, Any], rank: int) -> None:
 
 def _serve() -> None:
     import torch
-    import transformers  # noqa: F401 - imported before the forks
 
-    import trew.distributed.sharding
-    import trew.learner
-    import trew.models.lora  # noqa: F401
+    import ranks_work
 
     torch.set_num_threads(1)
+    ranks_work.warm()
+    gc.collect()
+    gc.freeze()  # no collection of a rank looks at what is there by now, and so none copies its pages
     for line in sys.stdin:
         order = json.loads(line)
         children = []

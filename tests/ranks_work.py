@@ -19,6 +19,15 @@ from trew.models.sharded import full, local
 from trew.objective import preset
 
 
+def warm() -> None:
+    """Imports and prepares, in the process that forks them, what ranks would need a second each for."""
+    from trew.learner import sharded_runner  # noqa: F401 - imported by the first step
+    from trew.runs import tensor_files  # noqa: F401
+
+    for kind in ("llama", "smollm", "qwen3"):
+        lora.attach(copy.deepcopy(help.model(kind)), LoraConfig(rank=2), name="tiny", seed=0)
+
+
 class Moves:
     """Moves tensors from the CPU to the CPU: into other memory, and what was there before is lost."""
 

@@ -38,7 +38,11 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def written(model: Path, python: Path, tmp_path: Path) -> Path:
-    path = recipe(tmp_path, model)
+    return write(tmp_path, model, python)
+
+
+def write(folder: Path, model: Path, python: Path) -> Path:
+    path = recipe(folder, model)
     text = path.read_text().replace("[cluster]", f'[cluster]\npython = "{python}"\nservers = 1')
     path.write_text("\n".join(line for line in text.splitlines() if not line.startswith("endpoints")) + "\n")
     return path
@@ -62,11 +66,12 @@ def same(a: Path, b: Path) -> None:
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
-@pytest.fixture
-def apart(server: Any, written: Path, tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def apart(server: Any, model: Path, python: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run whose server does not sleep."""
-    server.run("train", written, "--out", "apart", "--set", *PLAIN, cwd=tmp_path)
-    return tmp_path / "apart"
+    folder = tmp_path_factory.mktemp("apart")
+    server.run("train", write(folder, model, python), "--out", "apart", "--set", *PLAIN, cwd=folder)
+    return folder / "apart"
 
 
 def test_servers_that_take_turns_change_nothing_but_the_order(server, written, apart, tmp_path, python):

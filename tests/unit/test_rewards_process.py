@@ -13,6 +13,7 @@ from datetime import time as clock
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -94,7 +95,8 @@ RewardSet.from_config([RewardConfig(name=sys.argv[1])]).score([group('a')])
 
 
 @pytest.mark.parametrize("hang", HANGS)
-def test_a_function_that_hangs_costs_its_completions_alone(tmp_path: Path, hang: str) -> None:
+def test_a_function_that_hangs_costs_its_completions_alone(tmp_path: Path, hang: str, monkeypatch: Any) -> None:
+    monkeypatch.setattr("trew.rewards.user.process.GRACE_SECONDS", 0.5)
     define = "async def" if "event" in hang else "def"
     rewards = of(tmp_path, SLOW.format(define=define, hang=HANGS[hang]), timeout_s=0.5)
     first = pid_of(rewards)
@@ -145,11 +147,11 @@ def test_verls_form_has_the_limit_per_completion(tmp_path: Path) -> None:
         import time
 
         def compute_score(data_source, solution_str, ground_truth, extra_info=None):
-            time.sleep(0.3 if solution_str != "hang" else 1000)
+            time.sleep(0.15 if solution_str != "hang" else 1000)
             return 1.0
     """
-    rewards = of(tmp_path, source, "compute_score", timeout_s=2.0)
-    texts = ["hang", *"abcdefgh"]  # 8 x 0.3 s are more than the limit of one call
+    rewards = of(tmp_path, source, "compute_score", timeout_s=1.0)
+    texts = ["hang", *"abcdefgh"]  # 8 x 0.15 s are more than the limit of one call
     assert [v for v, _ in seen(rewards.score([group(*texts, answer="1")]))] == [None] + [1.0] * 8
 
 
