@@ -129,7 +129,7 @@ class House:
 
     def _plain(self) -> float:
         assert self.weights.newest is not None
-        folder = self.weights.newest.root / self.weights.newest.folder
+        folder = self.weights.newest.route.root / self.weights.newest.route.folder
         tensors = {
             name: t.clone() for file in sorted(folder.glob("*.safetensors")) for name, t in load_file(file).items()
         }

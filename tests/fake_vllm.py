@@ -29,7 +29,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from trew_vllm import published
+from trew_vllm import published, stream
 
 from trew.rollout.vllm.endpoint import Endpoint
 
@@ -52,16 +52,17 @@ class Faults:
     slow: float = 0.0  # seconds per token
     sleepless: bool = False  # says that it is awake when it was told to sleep
     lengths: Any = None  # a function of the seed: how many tokens a completion has
+    in_stream: Any = None  # a function of the tensors that have come so far, called before the next is taken
 
 
 class FakeVllm:
     """A server's state and routes. ``calls`` has all requests, as (method and path, JSON)."""
 
-    def __init__(self, folder: Path, *, token: str = "") -> None:
+    def __init__(self, folder: Path, *, token: str = "", backend: str = "trew_files") -> None:
         self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
         self.head = self.model.get_output_embeddings().weight.detach().clone()  # a copy, as in vLLM's CPU build
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
-        self.token, self.faults, self.folder = token, Faults(), folder
+        self.token, self.faults, self.folder, self.backend = token, Faults(), folder, backend
         self.settings = {
             "model": str(folder), "dtype": "torch.float32", "logprobs_mode": "processed_logprobs",
             "generation_config": "vllm", "max_model_len": self.model.config.max_position_embeddings,
@@ -83,6 +84,7 @@ class FakeVllm:
             ("GET", "/is_sleeping"): lambda r: {"is_sleeping": bool(self.asleep) and not self.faults.sleepless},
             ("POST", "/init_weight_transfer_engine"): self.init, ("POST", "/start_weight_update"): self.start,
             ("POST", "/update_weights"): self.update, ("POST", "/finish_weight_update"): self.finish,
+            ("GET", "/get_world_size"): lambda r: {"world_size": 1},
             ("GET", "/weight_info"): lambda r: {"weight_version": self.faults.lies or self.version},
         }  # fmt: skip
         self.app = Starlette(routes=[self._route(m, path, do) for (m, path), do in routes.items()])
@@ -117,7 +119,7 @@ class FakeVllm:
         return Response()
 
     def info(self, body: Any) -> Any:
-        return {"vllm_config": {"model_config": self.settings, "weight_transfer_config": {"backend": "trew_files"}}}
+        return {"vllm_config": {"model_config": self.settings, "weight_transfer_config": {"backend": self.backend}}}
 
     def models(self, body: Any) -> Any:
         return {"data": [{"id": "policy", "max_model_len": self.model.config.max_position_embeddings}]}
@@ -169,14 +171,18 @@ class FakeVllm:
         return {"status": "resumed"}
 
     def init(self, body: Any) -> Any:
+        info = body["init_info"]
         try:
-            published.check_format(body["init_info"]["format"])
-            root = Path(body["init_info"]["root"])
-            if not root.is_dir():
+            published.check_format(info["format"])
+            if "torch" in info:
+                self._require_streams()
+                stream.check_sender(info["torch"], info["backend"], torch.device("cpu"))
+            elif not (root := Path(info["root"])).is_dir():
                 raise published.Refused(f"root: got {root}, accepts the absolute path of a folder on this host")
+            else:
+                self.root = root
         except published.Refused as refused:
             raise Refusal(500, f"Refused: {refused}") from None
-        self.root = root
         return {"message": "Weight transfer initialized"}
 
     def start(self, body: Any) -> Any:
@@ -187,9 +193,11 @@ class FakeVllm:
         return {"message": "Weight update started"}
 
     def update(self, body: Any) -> Any:
+        info = body["update_info"]
+        if self.started and "offer" in info:
+            return self._stream(info["offer"])
         if not self.started or self.root is None:
             raise Refusal(500, "RuntimeError: start_weight_update must be called first")
-        info = body["update_info"]
         try:
             version = published.read(self.root, info["folder"], info["manifest_sha256"])
         except published.Refused as refused:
@@ -202,6 +210,31 @@ class FakeVllm:
                 with safe_open(version.folder / name, framework="pt") as file:
                     for key in file.keys():  # noqa: SIM118 - no mapping
                         self._load(key, file.get_tensor(key), own)
+        self.received = True
+        return {"message": "Weights updated"}
+
+    def _require_streams(self) -> None:
+        if self.backend != "trew_stream":
+            raise Refusal(500, "ValueError: Invalid init_info for FilesEngine")
+
+    def _stream(self, offered: Any) -> Any:
+        """As StreamEngine does it: what went wrong in between has changed a part of the model."""
+        self._require_streams()
+        own = dict(self.model.named_parameters())
+        try:
+            offer = stream.read(offered, torch.device("cpu"))
+            tied = self.model.config.tie_word_embeddings
+            published.check_model(offer.tensors, started_from=published.checkpoint(self.folder), tied=tied)
+            with contextlib.closing(stream.Receiver(offer, rank=1, device=torch.device("cpu"))) as receiver:
+                for number, (key, value) in enumerate(receiver.tensors()):
+                    with torch.no_grad(), self.lock:
+                        self._load(key, value, own)
+                    if self.faults.in_stream is not None and self.faults.in_stream(number) is CLOSE:
+                        self.dead = True
+                        return CLOSE
+        except published.Refused as refused:
+            self.started = False
+            raise Refusal(500, f"Refused: {refused}") from None
         self.received = True
         return {"message": "Weights updated"}
 
@@ -376,9 +409,11 @@ def serving(fake: FakeVllm, socket: Path | None = None) -> Iterator[Endpoint]:
 
 
 def run(arguments: list[str]) -> None:
-    """Serves as vLLM's command does, as far as ``--model``, ``--uds`` and ``--max-model-len`` go; prints every call."""
+    """Serves as vLLM's command does, as far as ``--model``, ``--uds``, ``--max-model-len`` and the engine for weights
+    go; prints every call."""
     given = dict(itertools.pairwise(arguments))
-    fake = FakeVllm(Path(given["--model"]), token=os.environ.get("VLLM_API_KEY", ""))
+    backend = json.loads(given["--weight-transfer-config"])["backend"]
+    fake = FakeVllm(Path(given["--model"]), token=os.environ.get("VLLM_API_KEY", ""), backend=backend)
     fake.settings["max_model_len"] = int(given["--max-model-len"])
     fake.calls = Printed()
     with serving(fake, Path(given["--uds"])):

@@ -25,23 +25,31 @@ from trew.rollout.vllm.endpoint import Endpoint
 from trew.rollout.vllm.engine import VllmEngine
 from trew.types import Group, Prompt, Sampling
 from trew.weights.files import PublishedFiles, version_size
+from trew.weights.publisher import Publisher
+from trew.weights.stream import PublishedStream
 
+BACKENDS = {"files": "trew_files", "nccl": "trew_stream"}
+"""What a server is started with, by the route of the weights."""
 REAL = os.environ.get("TREW_VLLM_ENDPOINT", "")
 
 
 class House:
     """A policy with its servers. ``fakes`` is empty where the servers are real."""
 
-    def __init__(self, model: Path, run: Path, endpoints: list[Endpoint], fakes: list[FakeVllm]) -> None:
+    def __init__(
+        self, model: Path, run: Path, endpoints: list[Endpoint], fakes: list[FakeVllm], *, sync: str = "files"
+    ) -> None:
         self.net = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
         self.renderer = Renderer(AutoTokenizer.from_pretrained(model))
         self.policy = learner_help.learner(self.net)
         self.endpoints, self.fakes, self.run = endpoints, fakes, run
         self.facts = facts_of(self.net)
-        size = version_size(self.net.config, "float32")
-        self.weights = PublishedFiles(
-            run, dtype="float32", size=size, vocabulary=self.facts.vocabulary, positions=self.facts.positions
-        )
+        known = {"dtype": "float32", "vocabulary": self.facts.vocabulary, "positions": self.facts.positions}
+        self.weights: Publisher
+        if sync == "files":
+            self.weights = PublishedFiles(run, size=version_size(self.net.config, "float32"), **known)
+        else:
+            self.weights = PublishedStream(device="cpu", **known)
         self.told: list[str] = []
 
     def engine(self, *, publish: bool = True, **options: Any) -> VllmEngine:
@@ -65,14 +73,16 @@ class House:
 
 
 @contextlib.contextmanager
-def house(folder: Path, *, servers: int = 1, kind: str = "smollm", tcp: bool = False) -> Iterator[House]:
-    """A house with stand-in servers."""
+def house(
+    folder: Path, *, servers: int = 1, kind: str = "smollm", tcp: bool = False, sync: str = "files"
+) -> Iterator[House]:
+    """A house with stand-in servers, which get weights by the route ``sync``."""
     with contextlib.ExitStack() as stack:
         model = tiny.save(folder / "model", kind)
-        fakes = [FakeVllm(model, token="secret") for _ in range(servers)]
+        fakes = [FakeVllm(model, token="secret", backend=BACKENDS[sync]) for _ in range(servers)]
         sockets = [None if tcp else folder / f"{i}.sock" for i in range(servers)]
         endpoints = [stack.enter_context(serving(f, s)) for f, s in zip(fakes, sockets, strict=True)]
-        made = House(model, folder, endpoints, fakes)
+        made = House(model, folder, endpoints, fakes, sync=sync)
         stack.callback(made.weights.close)
         yield made
 

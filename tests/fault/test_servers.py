@@ -209,7 +209,7 @@ def test_a_file_that_is_damaged_is_refused_by_all_servers(two, monkeypatch):
 
     def damaged(policy: Any, **options: Any) -> Any:
         published = real(policy, **options)
-        (path,) = (published.root / published.folder).glob("*.safetensors")
+        (path,) = (published.route.root / published.route.folder).glob("*.safetensors")
         path.write_bytes(path.read_bytes()[:-100])
         return published
 
@@ -301,7 +301,7 @@ def test_two_versions_stay_and_the_rest_is_removed(two):
     for version in range(1, 5):
         two.change()
         two.publish(engine, version)
-    root = two.weights.newest.root
+    root = two.weights.newest.route.root
     assert sorted(path.name for path in root.iterdir()) == ["000003", "000004"]
     assert root.is_relative_to("/dev/shm")
     assert (root.parent.stat().st_mode & 0o777) == 0o700

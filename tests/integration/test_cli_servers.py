@@ -98,6 +98,26 @@ def test_a_killed_run_resumes_and_trains_every_step_once(whole, fakes, model, tm
     assert all((a[name] == b[name]).all() for name in a)
 
 
+def test_weights_as_a_stream_change_nothing(whole, model, tmp_path, cli):
+    """``cluster.sync``: the run equals the one that publishes files, and writes none."""
+    there, _ = whole
+    fake = FakeVllm(model, token="secret", backend="trew_stream")
+    with serving(fake, tmp_path / "0.sock"):
+        cli("train", recipe(tmp_path, model), "--set", "cluster.sync=nccl")
+    run = tmp_path / "runs" / "servers-1"
+    assert rollouts(run, "uid", "sample", "token_ids") == rollouts(there, "uid", "sample", "token_ids")
+    a, b = (load_file(folder / "final" / "model.safetensors") for folder in (run, there))
+    assert all((a[name] == b[name]).all() for name in a)
+    offers = [body["update_info"]["offer"] for path, body in fake.calls if path == "POST /update_weights"]
+    assert [offer["version"] for offer in offers] == [0, 1, 2, 3, 4]
+    assert not (run / "weights").exists()
+
+
+def test_a_server_that_cannot_take_a_stream_is_refused(fakes, model, tmp_path, cli):
+    said = cli("train", recipe(tmp_path, model), "--set", "cluster.sync=nccl", code=2)
+    assert "has the weight transfer backend 'trew_files', needs 'trew_stream'; start it with" in said
+
+
 @pytest.mark.parametrize("preset", ["entropy-advantage", "remax"])
 def test_objectives_get_what_servers_do_not_say(fakes, model, tmp_path, cli, preset):
     """Entropies from the learner, baselines from greedy answers of the current weights."""

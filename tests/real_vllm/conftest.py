@@ -70,3 +70,9 @@ def tied(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def shared(start: Callable[..., Servers], tied: Path) -> Servers:
     """A server of the tied model, for tests that leave it in order."""
     return start(tied, more={"max-num-seqs": 48})
+
+
+@pytest.fixture(scope="session")
+def streaming(start: Callable[..., Servers], tied: Path) -> Servers:
+    """A server of the tied model that is sent its weights as streams."""
+    return start(tied, backend="trew_stream")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import re
 import subprocess
@@ -15,9 +16,11 @@ import pytest
 import torch
 
 from trew.errors import ConfigError, EngineError
+from trew.rollout.generate import generate
 from trew.rollout.vllm import handshake
 from trew.rollout.vllm.client import call
 from trew.rollout.vllm.update import StaleWeights, prompt_logprobs, update
+from trew.types import Prompt, Sampling
 from vllm_help import House
 
 GAP = 2e-5
@@ -140,7 +143,7 @@ def test_a_damaged_file_is_refused_and_the_old_weights_stay(house, monkeypatch, 
     whole = engine.update
 
     def on_the_way(published):
-        damage(next((published.root / published.folder).glob("*.safetensors")))
+        damage(next((published.route.root / published.route.folder).glob("*.safetensors")))
         return whole(published)
 
     monkeypatch.setattr(engine, "update", on_the_way)
@@ -164,7 +167,10 @@ def test_a_version_that_was_loaded_may_be_sent_again_before_it_is_finished(house
     house.change(seed=11)
     house.publish(engine, house.policy.version)
     newest = house.weights.newest
-    endpoint, body = house.endpoints[0], {"folder": newest.folder, "manifest_sha256": newest.manifest_sha256}
+    endpoint, body = (
+        house.endpoints[0],
+        {"folder": newest.route.folder, "manifest_sha256": newest.route.manifest_sha256},
+    )
     call(endpoint, "POST", "/pause", what="pausing", timeout_s=60, params={"mode": "keep"})
     call(endpoint, "POST", "/start_weight_update", what="start", timeout_s=60)
     for _ in range(2):
@@ -175,14 +181,22 @@ def test_a_version_that_was_loaded_may_be_sent_again_before_it_is_finished(house
     assert gap(house) < GAP
 
 
+def test_many_long_prompts_with_seeds_at_once_are_answered(house):
+    """More tokens than the server reads at a time: read in parts, with a seed, a prompt would end this build."""
+    engine = house.engine()
+    prompts = [Prompt(uid=f"p{i}", text=f"{i} " + "count on " * 45) for i in range(24)]
+    assert len(house.renderer.encode(prompts[0])) > 300
+    groups = generate(engine, prompts, n=2, sampling=Sampling(max_tokens=4, seed=5))
+    assert [len(group.rollouts) for group in groups] == [2] * 24
+
+
 def test_stale_weights_are_an_error_of_their_own(house):
     engine = house.engine()
     newest = house.weights.newest
     canary = newest.canary
     wrong = type(canary)(canary.ids, tuple(tuple(x - 1.0 for x in row) for row in canary.logprobs), canary.limit)
     with pytest.raises(StaleWeights, match="differ from the policy's by 1 nats"):
-        update(house.endpoints[0], type(newest)(newest.version, newest.label, newest.root, newest.folder,
-                                                newest.manifest_sha256, wrong), timeout_s=60)  # fmt: skip
+        update(house.endpoints[0], dataclasses.replace(newest, canary=wrong), timeout_s=60)
     house.publish(engine, 0)
 
 

@@ -32,6 +32,8 @@ def problems(**cluster):
         ({"rollout": "vllm", "endpoints": []}, "cluster.rollout: got 'vllm' without servers"),
         ({"rollout": "embedded", "servers": 2}, "cluster.servers: got 2 with cluster.rollout = 'embedded'"),
         ({"rollout": "embedded", "servers": 0, "sync": "files"}, "cluster.sync: got 'files' with"),
+        ({"sync": "ipc"}, "cluster.sync: got 'ipc', accepts 'auto', 'files', 'nccl'"),
+        ({"sync": "nccl", "servers": 1, "colocate": True}, "cluster.sync: got 'nccl' with cluster.colocate = true;"),
         ({"colocate": True}, "cluster.colocate: got true with cluster.endpoints; only servers that the run starts"),
         ({"rollout": "embedded", "servers": 0, "colocate": True}, "cluster.colocate: got True with cluster.rollout"),
         ({"server_args": {"enable-sleep-mode": True}}, "cluster.server_args.enable-sleep-mode: got True, but"),

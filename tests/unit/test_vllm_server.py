@@ -334,3 +334,22 @@ def test_an_environment_that_cannot_serve_is_refused(tmp_path):
         launch.servers(config(servers=1, python=str(python)), model=tmp_path, device="cpu", folder=tmp_path / "s")
     assert len(error.value.problems) == 2
     assert not (tmp_path / "s").exists()
+
+
+@pytest.mark.parametrize(
+    ("cluster", "gpus", "device", "expected"),
+    [
+        ({}, 0, "cpu", "trew_files"),
+        ({}, 1, "cuda:0", "trew_stream"),
+        ({}, 1, "cpu", "trew_files"),
+        ({"colocate": True}, 1, "cuda:0", "trew_files"),
+        ({"sync": "files"}, 1, "cuda:0", "trew_files"),
+        ({"sync": "nccl"}, 0, "cpu", "trew_stream"),
+    ],
+)
+def test_servers_can_take_weights_by_the_route_of_the_run(tmp_path, cluster, gpus, device, expected):
+    assert launch.backend(config(servers=1, **cluster), gpus=gpus, device=device) == expected
+    tiny.save(tmp_path / "m", "qwen2")
+    options = launch.options(config(servers=1), python=Path("/py"), model=tmp_path / "m", gpus=gpus)
+    line = s.command(dataclasses.replace(options, backend=expected), Path("/run/0.sock"))
+    assert line[line.index("--weight-transfer-config") + 1] == f'{{"backend": "{expected}"}}'

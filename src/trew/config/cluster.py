@@ -53,6 +53,7 @@ def problems(cluster: ClusterConfig) -> Iterator[str]:
             yield f"cluster.{key}: got {got!r}, accepts a number of seconds above 0"
     yield from _engine(cluster)
     yield from _asynchronous(cluster)
+    yield from _route(cluster)
     yield from _endpoints(cluster)
     for name, value in cluster.server_args.items():
         yield from _server_arg(str(name), value)
@@ -82,6 +83,14 @@ def _asynchronous(cluster: ClusterConfig) -> Iterator[str]:
         yield (
             f"cluster.in_flight: got {cluster.in_flight!r}, accepts only its default while cluster.staleness = 0, "
             "where no completion is unfinished when weights change"
+        )
+
+
+def _route(cluster: ClusterConfig) -> Iterator[str]:
+    if cluster.sync == "nccl" and cluster.colocate:
+        yield (
+            "cluster.sync: got 'nccl' with cluster.colocate = true; NCCL connects different GPUs, and the learner has "
+            "left its own when servers wake: set cluster.sync = 'files'"
         )
 
 

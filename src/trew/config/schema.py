@@ -17,7 +17,7 @@ Kernels = Literal["auto", "plain"]
 Optimizer = Literal["adamw", "adamw-8bit", "adamw-offload"]
 Base = Literal["float32", "bfloat16", "nf4"]
 RolloutEngine = Literal["embedded", "vllm"]
-WeightRoute = Literal["auto", "files"]
+WeightRoute = Literal["auto", "files", "nccl"]
 Calls = Literal["step", "group"]
 Shard = Literal["auto", "none", "fsdp", "hsdp"]
 Offload = Literal["none", "optimizer", "all"]
@@ -132,7 +132,7 @@ class ClusterConfig:
     restarts: int = 3  # how often ranks are started again after one has died
     hang_s: float = 1800.0  # seconds without progress after which a rank that computes counts as dead
     rollout: RolloutEngine = "embedded"  # vllm = servers, which get the new weights after each step
-    sync: WeightRoute = "auto"  # how servers get the weights; files = as safetensors files
+    sync: WeightRoute = "auto"  # how servers get the weights: files = safetensors; nccl = a stream from rank 0
     servers: int = 0  # vLLM servers that the run starts on this machine, and ends with itself
     server_gpus: int = 1  # GPUs of each server (tensor parallel); on a machine without GPUs, servers use the CPU
     colocate: bool = False  # servers and learner use the same GPUs, in turns

@@ -6,9 +6,10 @@ import contextlib
 import dataclasses
 import functools
 import os
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -17,6 +18,7 @@ from ..diagnostics.health import Facts, Health
 from ..diagnostics.monitors import Monitors
 from ..distributed import Ranks
 from ..distributed.orders import BroadcastRollouts, DealtEngine, Held, Orders
+from ..errors import ConfigError
 from ..learner import Learner
 from ..learner.placement import Placement
 from ..models import loading
@@ -41,6 +43,10 @@ from .planning import Plan
 from .policy_program import PolicyProgram
 from .program import Timetable
 from .team import Team, Together
+
+if TYPE_CHECKING:
+    from ..rollout.vllm.endpoint import Endpoint
+    from ..weights.publisher import Publisher
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,12 +250,12 @@ def _on_servers(
     from ..rollout.vllm import handshake, launch, remote
     from ..rollout.vllm.endpoint import Endpoint
     from ..rollout.vllm.engine import VllmEngine
-    from ..weights.files import PublishedFiles, version_size
 
     cluster, facts = plan.config.cluster, facts_of(made.model)
     token = os.environ.get("TREW_SERVER_TOKEN", "")
     endpoints = tuple(Endpoint.parse(address, token) for address in cluster.endpoints)
     restart = stop = None
+    backend = "trew_stream" if cluster.sync == "nccl" else "trew_files"
     if endpoints:
         lives = [found and found.life for found in (remote.wait_for(e, tell=display.line) for e in endpoints)]
         restart = remote.Returns(endpoints, lives) if any(lives) else None
@@ -261,9 +267,11 @@ def _on_servers(
         display.line(f"note: starting {cluster.servers} vLLM servers; their logs are in {folder.folder / 'servers'}")
         servers.start()
         endpoints, restart, stop = servers.endpoints, servers.restart, servers.stop
+        backend = servers.servers[0].options.backend
     expected = handshake.Expected(
-        plan.config.learner.dtype, facts.vocabulary, planning.most_tokens(plan), sleeps=cluster.colocate
-    )
+        plan.config.learner.dtype, facts.vocabulary, planning.most_tokens(plan), sleeps=cluster.colocate,
+        backend=backend,
+    )  # fmt: skip
     for endpoint in endpoints:
         handshake.check(endpoint, expected, root=folder.folder.resolve())
 
@@ -275,10 +283,7 @@ def _on_servers(
         endpoints, plan.renderer, facts=facts, request_timeout_s=cluster.request_timeout_s,
         sync_timeout_s=cluster.sync_timeout_s, in_flight=cluster.in_flight, restart=restart, stop=stop, tell=tell,
     )  # fmt: skip
-    weights = PublishedFiles(
-        folder.folder, dtype=plan.config.learner.dtype, size=version_size(made.model.config, plan.config.learner.dtype),
-        vocabulary=facts.vocabulary, positions=facts.positions,
-    )  # fmt: skip
+    weights = _publisher(plan, made, folder, endpoints, backend=backend, tell=tell)
     ending.callback(weights.close)
     if not cluster.colocate:
         return engine, weights
@@ -286,3 +291,30 @@ def _on_servers(
 
     meet = (lambda: None) if orders is None else functools.partial(orders.ranks.gather, None)
     return engine, TurnsOfWeights(weights, made.placement, meet)
+
+
+def _publisher(
+    plan: Plan, made: Parts, folder: RunFolder, endpoints: Sequence[Endpoint], *, backend: str,
+    tell: Callable[[str], None],
+) -> Publisher:  # fmt: skip
+    """The route of the weights to servers, which were started with ``backend``: streams where all of them can receive
+    these, otherwise files. Raises ConfigError where the recipe asks for streams that cannot be received."""
+    from ..rollout.vllm import handshake
+    from ..rollout.vllm.stream import backend_of
+    from ..weights.files import PublishedFiles, version_size
+    from ..weights.stream import PublishedStream
+
+    dtype, facts = plan.config.learner.dtype, facts_of(made.model)
+    if backend == "trew_stream":
+        stream = PublishedStream(
+            dtype=dtype, device=plan.device, vocabulary=facts.vocabulary, positions=facts.positions
+        )  # fmt: skip
+        if not (why := next(filter(None, (handshake.no_stream(e, backend_of(plan.device)) for e in endpoints)), "")):
+            return stream
+        if plan.config.cluster.sync == "nccl":
+            raise ConfigError(f"cluster.sync: got 'nccl', but {why}")
+        tell(f"weights are published as files: {why}")
+    return PublishedFiles(
+        folder.folder, dtype=dtype, size=version_size(made.model.config, dtype), vocabulary=facts.vocabulary,
+        positions=facts.positions,
+    )  # fmt: skip

@@ -75,7 +75,7 @@ class Together:
 
 
 class Gathering:
-    """The other ranks' part in :class:`..weights.files.PublishedFiles` of rank 0."""
+    """The other ranks' part in :class:`..weights.publisher.Publisher` of rank 0."""
 
     def __init__(self, samples: Sequence[TrainingSample]) -> None:
         self._samples = samples  # of the canary

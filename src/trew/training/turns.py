@@ -18,7 +18,7 @@ from ..learner.placement import Placement
 from ..rollout import Engine, RolloutSource, StepRollouts
 from ..rollout.vllm.engine import VllmEngine
 from ..weights import WeightSync
-from ..weights.files import PublishedFiles
+from ..weights.publisher import Publisher
 
 Meet = Callable[[], Any]
 """Waits until all ranks are here."""
@@ -57,17 +57,17 @@ class TurnsOfWeights:
     A new version is written while the learner has the GPUs: gathering shards and the canary need them.
     """
 
-    def __init__(self, files: PublishedFiles, placement: Placement, meet: Meet) -> None:
-        self._files, self._placement, self._meet = files, placement, meet
+    def __init__(self, weights: Publisher, placement: Placement, meet: Meet) -> None:
+        self._weights, self._placement, self._meet = weights, placement, meet
 
     def publish(self, policy: Policy, engine: Engine) -> None:
         if not isinstance(engine, VllmEngine):
             raise EngineError(f"weights are published to vLLM servers, got {type(engine).__name__}")
-        if self._files.is_new(policy):
+        if self._weights.is_new(policy):
             engine.sleep()
             self._meet()  # no rank enters before the servers sleep
             self._placement.enter()
-        published = self._files.write(policy, engine)
+        published = self._weights.write(policy, engine)
         self._placement.leave()
         self._meet()  # no server wakes before all ranks have left
         engine.update(published)

@@ -3,8 +3,7 @@
     weights/000012/model-00001.safetensors ...     all tensors, tied ones under both names
                    manifest.json                   SHA-256 and size of each file, the tensors, and the canary
 
-A version appears whole or not at all. The canary is what the policy computes with these weights on a few fixed tokens:
-a server that computes something else has other weights, whatever it says.
+A version appears whole or not at all.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import secrets
 import shutil
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -24,14 +22,15 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from ..errors import EngineError, StorageError
+from ..errors import StorageError
 from ..learner import Policy
 from ..models import loading
-from ..rollout import Engine
 from ..rollout.vllm.engine import VllmEngine
-from ..rollout.vllm.update import FORMAT, Published
-from .canary import canary_of, canary_samples
+from ..rollout.vllm.environment import FORMAT
+from ..rollout.vllm.routes import Files
+from ..rollout.vllm.update import Canary
 from .places import Place, place_for
+from .publisher import Publisher
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -47,48 +46,25 @@ KEPT = 2
 """Versions that stay: one is in use while the next is written."""
 
 
-class PublishedFiles:
-    """Brings the policy's weights to a :class:`.VllmEngine`. ``run``: the run's folder. ``dtype``: the type that the
-    servers compute in, float32 or bfloat16; the files have it too. ``vocabulary``, ``positions``: of the model;
-    ``size``: bytes of a version (:func:`version_size`)."""
+class PublishedFiles(Publisher):
+    """Publishes versions as files. ``run``: the run's folder; ``size``: bytes of a version (:func:`version_size`)."""
 
     def __init__(self, run: Path, *, dtype: str, size: int, vocabulary: int, positions: int | None) -> None:
-        self.run, self.dtype, self.size = run, dtype, size
-        self.newest: Published | None = None
-        self._samples = canary_samples(vocabulary, positions)
-        # Another run's version 3 on a server that both use must not pass for this one's.
-        self._tag = secrets.token_hex(4)
+        super().__init__(dtype=dtype, vocabulary=vocabulary, positions=positions)
+        self.run, self.size = run, size
         self._place: Place | None = None
-
-    def publish(self, policy: Policy, engine: Engine) -> None:
-        """Writes the weights, and brings all servers to them. Raises StorageError, before any server is asked for
-        anything, where there is no room; EngineError where no server has got the weights."""
-        if not isinstance(engine, VllmEngine):
-            raise EngineError(f"weights are published to vLLM servers, got {type(engine).__name__}")
-        engine.update(self.write(policy, engine))
-
-    def is_new(self, policy: Policy) -> bool:
-        """Whether the policy's weights are not written yet."""
-        return self.newest is None or self.newest.version != policy.version
-
-    def write(self, policy: Policy, engine: VllmEngine) -> Published:
-        """The first half of :meth:`publish`: the policy's version, written where it is new. No server is asked for
-        anything."""
-        if self.newest is None or self.is_new(policy):
-            self.newest = self._write(policy, local=all(server.endpoint.local for server in engine.servers))
-        return self.newest
 
     def close(self) -> None:
         """Removes all versions."""
+        super().close()
         if self._place is not None:
             self._place.close()
             self._place = None
 
-    # ---- writing
-
-    def _write(self, policy: Policy, *, local: bool) -> Published:
+    def _take(self, policy: Policy, engine: VllmEngine) -> tuple[Files, Canary]:
         dtype = getattr(torch, self.dtype)
         if self._place is None:
+            local = all(server.endpoint.local for server in engine.servers)
             self._place = place_for(self.run, size=self.size, local=local)
         root = self._place.folder
         name = f"{policy.version:06d}"
@@ -102,7 +78,7 @@ class PublishedFiles:
                 shutil.rmtree(work, ignore_errors=True)
                 work.mkdir()
                 files, known = _save(policy.weights(), work, dtype, threads)
-            canary = canary_of(policy, self._samples, self.dtype)
+            canary = self._canary(policy)
             told = {"ids": canary.ids, "logprobs": canary.logprobs}
             text = json.dumps(
                 {"format": FORMAT, "version": policy.version, "files": files, "tensors": known, "canary": told}
@@ -118,18 +94,17 @@ class PublishedFiles:
                 f"{root}: weights of version {policy.version}, {_mib(self.size)}, cannot be written: "
                 f"{getattr(error, 'strerror', None) or error}; free some space there, or put out on another disk"
             ) from None
-        return Published(
-            policy.version, f"{self._tag}.{policy.version}", root, name, hashlib.sha256(text).hexdigest(), canary
-        )  # fmt: skip
+        return Files(root, name, hashlib.sha256(text).hexdigest()), canary
 
 
 def version_size(config: PreTrainedConfig, dtype: str) -> int:
     """Bytes of one published version of a model: all tensors of its state, tied ones under both names."""
     low = getattr(torch, dtype)
-    return sum(t.numel() * _stored(t, low).itemsize for t in loading.skeleton(config).state_dict().values())
+    return sum(t.numel() * stored(t, low).itemsize for t in loading.skeleton(config).state_dict().values())
 
 
-def _stored(tensor: Tensor, dtype: torch.dtype) -> torch.dtype:
+def stored(tensor: Tensor, dtype: torch.dtype) -> torch.dtype:
+    """The type that a tensor is published in, where floating-point numbers have ``dtype``."""
     return dtype if tensor.is_floating_point() else tensor.dtype
 
 
@@ -165,7 +140,7 @@ def _shards(tensors: Iterable[tuple[str, Tensor]], dtype: torch.dtype) -> Iterat
     memory: set[int] = set()
     size = 0
     for name, tensor in tensors:
-        made = tensor.detach().to("cpu", _stored(tensor, dtype)).contiguous()
+        made = tensor.detach().to("cpu", stored(tensor, dtype)).contiguous()
         if made.data_ptr() in memory:  # a file cannot hold tensors that share memory
             made = made.clone()
         if part and size + made.nbytes > SHARD_BYTES:

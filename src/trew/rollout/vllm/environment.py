@@ -30,7 +30,7 @@ TESTED = "0.32.0"
 PLUGIN = Path(__file__).parent / "plugin"
 """The source of trew-vllm, which is installed beside vLLM."""
 FORMAT = 1
-"""The format of published versions that trew writes: that of trew-vllm's ``published.FORMAT``."""
+"""The format in which trew publishes versions, of manifests and of streams: trew-vllm's ``published.FORMAT``."""
 CPU_WHEELS = "https://download.pytorch.org/whl/cpu"
 OPTIONAL = ("torchvision", "torchaudio", "torchcodec")
 """What vLLM requires for pictures and sound. A build of these that does not fit torch's keeps vLLM from starting;

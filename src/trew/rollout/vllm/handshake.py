@@ -13,6 +13,8 @@ from ...errors import ConfigError
 from . import environment
 from .client import ServerRefused, call
 from .endpoint import Endpoint
+from .routes import prepare
+from .stream import introduction
 
 ROUTES = (
     "/inference/v1/generate", "/health", "/pause", "/resume", "/init_weight_transfer_engine", "/start_weight_update",
@@ -21,16 +23,19 @@ ROUTES = (
 """What is asked of a server. Control routes are there in development mode only."""
 SLEEP_ROUTES = ("/sleep", "/wake_up", "/is_sleeping")
 """The same of servers that take turns with the learner."""
+STREAM_ROUTES = ("/get_world_size",)
+"""The same of servers that are sent weights as streams."""
 SETTINGS = {"logprobs_mode": "processed_logprobs", "generation_config": "vllm"}
 """Of vLLM's model_config: log-probs are of the sampling distribution, and no default comes from the model's files."""
-BACKEND = "trew_files"
+BACKENDS = {"trew_files": ("trew_files", "trew_stream"), "trew_stream": ("trew_stream",)}
+"""Weight transfer engines of trew-vllm: which of them can do what another is needed for."""
 SECONDS = 120.0
 """Limit of each question: the first look at a server's settings also collects facts about its machine."""
 _NO_FOLDER = "accepts the absolute path of a folder on this host"
 """How trew-vllm refuses a root that is none."""
 _START = (
     "start it with VLLM_SERVER_DEV_MODE=1 in its environment and the options --enable-scale-out --logprobs-mode "
-    'processed_logprobs --generation-config vllm --weight-transfer-config \'{"backend": "trew_files"}\''
+    'processed_logprobs --generation-config vllm --weight-transfer-config \'{"backend": "BACKEND"}\''
 )
 
 
@@ -38,12 +43,18 @@ _START = (
 class Expected:
     """What a run needs of its servers. ``dtype``: that of the learner's computations; ``vocabulary``: rows of the
     model's embedding; ``length``: tokens of the longest prompt with its completion; ``sleeps``: whether servers take
-    turns with the learner."""
+    turns with the learner; ``backend``: the weight transfer engine for the run's route."""
 
     dtype: str
     vocabulary: int
     length: int
     sleeps: bool = False
+    backend: str = "trew_files"
+
+    @property
+    def start(self) -> str:
+        """How to start a server that fits."""
+        return _START.replace("BACKEND", self.backend)
 
 
 def check(endpoint: Endpoint, expected: Expected, *, root: Path) -> None:
@@ -59,14 +70,15 @@ def _problems(endpoint: Endpoint, expected: Expected, root: Path) -> Iterator[st
     version = _ask(endpoint, "/version").get("version")
     if not environment.supported(str(version)):
         yield f"has vLLM {version}, accepts {environment.accepts()}"
-    needed = (*ROUTES, *(SLEEP_ROUTES if expected.sleeps else ()))
+    streams = STREAM_ROUTES if expected.backend == "trew_stream" else ()
+    needed = (*ROUTES, *(SLEEP_ROUTES if expected.sleeps else ()), *streams)
     missing = [route for route in needed if route not in _ask(endpoint, "/openapi.json").get("paths", {})]
     if missing:
-        yield f"has no route {', '.join(missing)}; {_START}"
+        yield f"has no route {', '.join(missing)}; {expected.start}"
     if "/server_info" not in missing:
         config = _ask(endpoint, "/server_info", config_format="json").get("vllm_config", {})
         yield from _of_settings(config, expected)
-    if "/init_weight_transfer_engine" not in missing:
+    if "/init_weight_transfer_engine" not in missing and expected.backend == "trew_files":
         yield from _of_format(endpoint, root)
 
 
@@ -81,10 +93,10 @@ def _of_settings(config: Mapping[str, Any], expected: Expected) -> Iterator[str]
     model = config.get("model_config") or {}
     for key, want in SETTINGS.items():
         if (got := model.get(key)) not in (None, want):
-            yield f"has {key} = {got!r}, needs {want!r}; {_START}"
+            yield f"has {key} = {got!r}, needs {want!r}; {expected.start}"
     backend = (config.get("weight_transfer_config") or {}).get("backend")
-    if backend != BACKEND:
-        yield f"has the weight transfer backend {backend!r}, needs {BACKEND!r}; {_START}"
+    if backend not in BACKENDS[expected.backend]:
+        yield f"has the weight transfer backend {backend!r}, needs {expected.backend!r}; {expected.start}"
     dtype = str(model.get("dtype")).removeprefix("torch.")
     if dtype not in ("None", expected.dtype):
         yield f"computes in {dtype}, the learner in {expected.dtype}; start it with --dtype {expected.dtype}"
@@ -115,16 +127,8 @@ def _of_format(endpoint: Endpoint, root: Path) -> Iterator[str]:
     """Whether it reads what is published, and sees the folder: a new one below ``root``, which nobody can guess, so
     that another machine's folder of the same path does not pass for it."""
     with tempfile.TemporaryDirectory(prefix=".seen-", dir=root) as folder:
-        body = {"init_info": {"root": folder, "format": environment.FORMAT}}
         try:
-            call(
-                endpoint,
-                "POST",
-                "/init_weight_transfer_engine",
-                what="handshake, weights",
-                timeout_s=SECONDS,
-                body=body,
-            )
+            prepare(endpoint, "handshake", {"root": folder, "format": environment.FORMAT}, timeout_s=SECONDS)
         except ServerRefused as error:
             if _NO_FOLDER in str(error):
                 yield (
@@ -133,3 +137,12 @@ def _of_format(endpoint: Endpoint, root: Path) -> Iterator[str]:
                 )
             else:
                 yield f"cannot be given weights: {error}"
+
+
+def no_stream(endpoint: Endpoint, backend: str) -> str:
+    """Why a server cannot receive a stream of this process, in its own words; empty where it can."""
+    try:
+        prepare(endpoint, "handshake", introduction(backend), timeout_s=SECONDS)
+    except ServerRefused as error:
+        return str(error)
+    return ""

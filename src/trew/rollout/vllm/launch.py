@@ -38,9 +38,18 @@ def servers(config: Config, *, model: Path, device: str, folder: Path) -> Server
         raise ConfigError([f"cluster.python: {problem}" for problem in problems])
     gpus = [] if found.cpu else shares(config, visible(), device=device)
     made = options(config, python=found.python, model=model, gpus=config.cluster.server_gpus if gpus else 0)
+    made = dataclasses.replace(made, backend=backend(config, gpus=made.gpus, device=device))
     if gpus and config.cluster.colocate:
         made = dataclasses.replace(made, share=share_of(*torch.cuda.mem_get_info(device)))
     return Servers(made, count=config.cluster.servers, folder=folder, devices=gpus)
+
+
+def backend(config: Config, *, gpus: int, device: str) -> str:
+    """The engine of trew-vllm that servers are started with: for streams where they are asked for, and, if the route is
+    open, where learner and servers have GPUs of their own. It takes files as well."""
+    cluster = config.cluster
+    apart = gpus > 0 and device.startswith("cuda") and not cluster.colocate
+    return "trew_stream" if cluster.sync == "nccl" or (cluster.sync == "auto" and apart) else "trew_files"
 
 
 def options(config: Config, *, python: Path, model: Path, gpus: int) -> Options:

@@ -21,7 +21,8 @@ from .traffic import GENERATE
 
 FINISH = "/finish_weight_update"
 ROUTES = {
-    **dict.fromkeys(("/health", "/version", "/openapi.json", "/server_info", "/metrics", "/weight_info"), "GET"),
+    **dict.fromkeys(("/health", "/version", "/openapi.json", "/server_info", "/metrics"), "GET"),
+    **dict.fromkeys(("/weight_info", "/get_world_size"), "GET"),
     **dict.fromkeys(
         (
             GENERATE,

@@ -42,6 +42,9 @@ _KILL_S = 5.0  # that the guardian needs at most to kill what did not
 _LOOK_S = 0.2
 _SOCKET_BYTES = 100  # of a socket's path: the kernel's limit is 107
 _SHOWN_LINES = 3
+_ON_CPUS = ["--enforce-eager", "--no-enable-chunked-prefill"]
+"""A prompt that is read in parts, with a seed, ends vLLM's build for CPUs: it would turn a generator back, which torch
+cannot do there."""
 _OF_LAUNCHERS = re.compile(
     r"(?:RANK|LOCAL_RANK|GROUP_RANK|ROLE_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|ROLE_WORLD_SIZE|MASTER_ADDR|MASTER_PORT|"
     r"GROUP_WORLD_SIZE|ROLE_NAME|TORCHELASTIC_.*|VLLM_PORT|PYTHONPATH|PYTHONHOME|PYTHONSTARTUP|VIRTUAL_ENV)"
@@ -58,7 +61,8 @@ class Options:
     """What all servers of a run are started with. ``sequences`` are decoded at once at most; ``gpus`` are those of each
     server, 0 for vLLM's build for CPUs, where each uses ``threads`` and keeps ``cache_gib`` for keys and values;
     ``share`` is that of a GPU's memory which a server may take, 0 for vLLM's default; with ``sleeps`` it can give it
-    back. ``more`` are further options of vLLM, which :mod:`trew.config.cluster` has accepted."""
+    back. ``backend`` is the engine of trew-vllm that takes weights. ``more`` are further options of vLLM, which
+    :mod:`trew.config.cluster` has accepted."""
 
     python: Path
     model: Path
@@ -72,6 +76,7 @@ class Options:
     cache_gib: int = 1
     share: float = 0.0
     sleeps: bool = False
+    backend: str = "trew_files"
     more: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -86,8 +91,8 @@ def command(options: Options, path: Path) -> list[str]:
         "--dtype", options.dtype, "--seed", str(options.seed), "--max-model-len", str(options.max_length),
         "--logprobs-mode", "processed_logprobs",  # of the distribution that was drawn from
         "--generation-config", "vllm",  # the model's own file would change defaults of the sampling settings
-        "--weight-transfer-config", json.dumps({"backend": "trew_files"}),
-        *(["--tensor-parallel-size", str(options.gpus)] if options.gpus else ["--enforce-eager"]),
+        "--weight-transfer-config", json.dumps({"backend": options.backend}),
+        *(["--tensor-parallel-size", str(options.gpus)] if options.gpus else _ON_CPUS),
         # The build for CPUs does not know sleep mode, but has its routes, which then do nothing.
         *(["--enable-sleep-mode"] if options.gpus and options.sleeps else []),
         *_arguments(_changeable(options) | {option_name(k): v for k, v in options.more.items()}),

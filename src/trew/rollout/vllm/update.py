@@ -13,19 +13,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from ...errors import EngineError
 from .client import ServerRefused, call
 from .endpoint import Endpoint
+from .routes import QUICK_S, Route
 from .sleep import wake
 from .traffic import GENERATE
 
-FORMAT = 1
-"""The format of published versions and their manifests."""
-QUICK_S = 60.0
-"""Limit of calls that move no weights."""
 TRIES = 2
 """How often a server is given the same version before it is given up: an update from the start repairs what half an
 update broke."""
@@ -43,14 +39,12 @@ class Canary:
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """A version of the weights that servers can load: ``root/folder``, with a manifest of this SHA-256. ``label`` is
-    what servers call it, and unlike any label of another run."""
+    """A version of the weights that servers can load, by ``route``. ``label`` is what servers call it, and unlike any
+    label of another run."""
 
     version: int
     label: str
-    root: Path
-    folder: str
-    manifest_sha256: str
+    route: Route
     canary: Canary
 
 
@@ -89,16 +83,12 @@ class StaleWeights(EngineError):
 def _replace(endpoint: Endpoint, published: Published, *, timeout_s: float, asleep: bool) -> None:
     quick = min(QUICK_S, timeout_s)
     what = f"weights {published.label}"
-    init = {"init_info": {"root": str(published.root), "format": FORMAT}}
-    info = {"update_info": {"folder": published.folder, "manifest_sha256": published.manifest_sha256}}
     # Running requests are kept: they go on with the new weights, and what they have cached is computed anew.
     keep = {"mode": "keep", "clear_cache": "true"}
     if asleep:  # also at a second try, where it changes nothing
         wake(endpoint, "weights", timeout_s=timeout_s)
     call(endpoint, "POST", "/pause", what=f"{what}: pausing", timeout_s=quick, params=keep)
-    call(endpoint, "POST", "/init_weight_transfer_engine", what=f"{what}: preparing", timeout_s=quick, body=init)
-    _start(endpoint, what, timeout_s)
-    call(endpoint, "POST", "/update_weights", what=f"{what}: updating", timeout_s=timeout_s, body=info)
+    published.route.load(endpoint, what, timeout_s=timeout_s)
     # Never after an update that failed: the layers would be completed with whatever was in them.
     call(
         endpoint, "POST", "/finish_weight_update", what=f"{what}: finishing the update", timeout_s=timeout_s,
@@ -111,16 +101,6 @@ def _replace(endpoint: Endpoint, published: Published, *, timeout_s: float, asle
     if asleep:
         wake(endpoint, "kv_cache", timeout_s=timeout_s)
     call(endpoint, "POST", "/resume", what=f"{what}: resuming", timeout_s=quick)
-
-
-def _start(endpoint: Endpoint, what: str, timeout_s: float) -> None:
-    """Begins an update, or goes on with one that another trainer began and left, killed in between: there is no route
-    to give it up, and it takes these weights as well."""
-    try:
-        call(endpoint, "POST", "/start_weight_update", what=f"{what}: starting the update", timeout_s=timeout_s)
-    except ServerRefused as error:
-        if "already active" not in str(error):
-            raise
 
 
 def _check_canary(endpoint: Endpoint, canary: Canary, *, timeout_s: float) -> float:

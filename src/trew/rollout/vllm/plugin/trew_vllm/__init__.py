@@ -1,8 +1,8 @@
-"""Registers the weight transfer engine ``trew_files`` in every process of vLLM."""
+"""Registers the weight transfer engines ``trew_files`` and ``trew_stream`` in every process of vLLM."""
 
-__version__ = "1.0"
+__version__ = "1.1"
 
-ENGINE = "trew_files"
+ENGINES = {"trew_files": "FilesEngine", "trew_stream": "StreamEngine"}
 
 
 def register() -> None:
@@ -11,5 +11,6 @@ def register() -> None:
         WeightTransferEngineFactory as Factory,
     )
 
-    if ENGINE not in Factory._registry:  # a second registration raises
-        Factory.register_engine(ENGINE, "trew_vllm.engine", "FilesEngine")
+    for name, engine in ENGINES.items():
+        if name not in Factory._registry:  # a second registration raises
+            Factory.register_engine(name, "trew_vllm.engine", engine)

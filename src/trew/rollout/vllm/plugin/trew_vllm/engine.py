@@ -1,10 +1,12 @@
-"""``FilesEngine``: vLLM's side of published weights. Imported inside vLLM only."""
+"""``FilesEngine`` and ``StreamEngine``: vLLM's side of published weights. Imported inside vLLM only."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -18,7 +20,7 @@ from vllm.model_executor.model_loader.reload import (  # pyright: ignore[reportM
     initialize_layerwise_reload,
 )
 
-from . import published
+from . import published, stream
 
 
 @dataclass
@@ -78,15 +80,22 @@ class FilesEngine(WeightTransferEngine[Init, Update]):
                 f"version {version.number} was sent before version {self.loaded.number} was finished; start a new "
                 "update"
             )
+        self._check_model(version.tensors)
+        self._load(_tensors(version))
+        self.loaded = version
+
+    def _check_model(self, tensors: Mapping[str, published.Tensor]) -> None:
         config = self.model_config
         published.check_model(
-            version.tensors,
+            tensors,
             started_from=published.checkpoint(Path(config.model)),
             tied=bool(getattr(config.hf_text_config, "tie_word_embeddings", False)),
         )
+
+    def _load(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Gives up the layers' weights for these."""
         initialize_layerwise_reload(self.model)
-        self.model.load_weights(_tensors(version))
-        self.loaded = version
+        self.model.load_weights(tensors)
 
     def finish_weight_update(self) -> None:
         """Completes the layers. Raises where no version was loaded: vLLM would take on the new number without it."""
@@ -97,6 +106,58 @@ class FilesEngine(WeightTransferEngine[Init, Update]):
 
     def shutdown(self) -> None:
         """Nothing is held open."""
+
+
+@dataclass
+class StreamInit(WeightTransferInitInfo):
+    """``torch`` and ``backend`` are the trainer's, of a stream; ``root`` is as in :class:`Init`, for files."""
+
+    format: int
+    root: str = ""
+    torch: str = ""
+    backend: str = ""
+
+
+@dataclass
+class StreamUpdate(WeightTransferUpdateInfo):
+    """``offer``: a stream, see :mod:`trew_vllm.stream`. Otherwise files, as in :class:`Update`."""
+
+    offer: dict[str, Any] | None = None
+    folder: str = ""
+    manifest_sha256: str = ""
+
+
+class StreamEngine(FilesEngine):
+    """Receives versions as streams, and loads files too. What can be known beforehand is checked before the model is
+    touched; a stream that breaks off leaves a part of it in the model, which the next complete update repairs."""
+
+    init_info_cls, update_info_cls = StreamInit, StreamUpdate
+
+    def init_transfer_engine(self, init_info: StreamInit) -> None:
+        """Checks that the trainer can send to this process, or sets the root folder."""
+        if init_info.torch:
+            published.check_format(init_info.format)
+            stream.check_sender(init_info.torch, init_info.backend, self.device)
+        else:
+            super().init_transfer_engine(Init(init_info.root, init_info.format))
+
+    def receive_weights(self, update_info: StreamUpdate) -> None:
+        """Joins the trainer's group and loads what comes."""
+        if update_info.offer is None:
+            super().receive_weights(Update(update_info.folder, update_info.manifest_sha256))
+            return
+        if self.loaded is not None:
+            raise published.Refused(f"version {self.loaded.number} was not finished; start a new update")
+        offer = stream.read(update_info.offer, self.device)
+        self._check_model(offer.tensors)
+        parallel = self.parallel_config
+        rank = 1 + parallel.data_parallel_index * parallel.world_size + parallel.rank
+        with contextlib.closing(stream.Receiver(offer, rank=rank, device=self.device)) as receiver:
+            tensors = receiver.tensors()
+            self._load(tensors)
+            for _ in tensors:  # what the model has no use for is sent all the same
+                pass
+        self.loaded = published.Version(Path(), "", offer.version, (), offer.tensors)
 
 
 def _tensors(version: published.Version) -> Iterator[tuple[str, torch.Tensor]]:

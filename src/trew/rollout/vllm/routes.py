@@ -1,0 +1,58 @@
+"""The routes by which a version's bytes get into a server: as files here, as a stream in ``stream``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from .client import ServerRefused, call
+from .endpoint import Endpoint
+from .environment import FORMAT
+
+QUICK_S = 60.0
+"""Limit of calls that move no weights."""
+
+
+class Route(Protocol):
+    """One version of the weights, ready to be loaded by any server at any time."""
+
+    def load(self, endpoint: Endpoint, what: str, *, timeout_s: float) -> None:
+        """Begins an update on a paused server and brings it these weights; only finishing the update is left.
+
+        ``what`` names the version in messages, ``timeout_s`` limits each step. Raises EngineError where the server may
+        not have all of them."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """The files in ``root/folder``, with a manifest of this SHA-256."""
+
+    root: Path
+    folder: str
+    manifest_sha256: str
+
+    def load(self, endpoint: Endpoint, what: str, *, timeout_s: float) -> None:
+        prepare(endpoint, what, {"root": str(self.root), "format": FORMAT}, timeout_s=timeout_s)
+        start(endpoint, what, timeout_s=timeout_s)
+        info = {"update_info": {"folder": self.folder, "manifest_sha256": self.manifest_sha256}}
+        call(endpoint, "POST", "/update_weights", what=f"{what}: updating", timeout_s=timeout_s, body=info)
+
+
+def prepare(endpoint: Endpoint, what: str, info: dict[str, object], *, timeout_s: float) -> None:
+    """Tells a server how weights will come. Raises ServerRefused where it cannot take them that way."""
+    call(
+        endpoint, "POST", "/init_weight_transfer_engine", what=f"{what}: preparing",
+        timeout_s=min(QUICK_S, timeout_s), body={"init_info": info},
+    )  # fmt: skip
+
+
+def start(endpoint: Endpoint, what: str, *, timeout_s: float) -> None:
+    """Begins an update, or goes on with one that another trainer began and left, killed in between: there is no route
+    to give it up, and it takes these weights as well."""
+    try:
+        call(endpoint, "POST", "/start_weight_update", what=f"{what}: starting the update", timeout_s=timeout_s)
+    except ServerRefused as error:
+        if "already active" not in str(error):
+            raise

@@ -1,0 +1,287 @@
+"""The weights of a version as a stream: from this process to a server's, through a process group of their own.
+
+    update, over HTTP: where to meet, and what will come ->  the server checks it, and comes to the meeting
+    all are there                                        ->  the group is made: NCCL between GPUs, gloo otherwise
+    bucket after bucket, broadcast by rank 0             ->  checksum, then into the model's layers
+
+A group is for one update of one server: whatever happens to it touches no other server, and nothing of it is left for
+the next update. The buckets are in this process's memory and never change, so that a server may be given them at any
+time. Server's side: ``trew_vllm.stream``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from .client import ServerHung, call
+from .endpoint import Endpoint
+from .environment import FORMAT
+from .routes import QUICK_S, prepare, start
+
+BUCKET_BYTES = 64 << 20
+"""Tensors are sent together up to this size; one that is larger is a bucket by itself."""
+PIECE_BYTES = 256 << 20
+"""Bytes of one broadcast, at most."""
+ALIGN = 16
+"""Each tensor of a bucket begins at a multiple of this."""
+_WORDS = 1 << 20  # of which a checksum is computed at a time: it takes five times their memory
+_LOOK_S = 0.01
+_GRACE_S = 10.0  # for a server to say why a stream broke off
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """Tensors side by side, as bytes in CPU memory: name, type and shape of each in their order."""
+
+    data: Tensor
+    tensors: tuple[tuple[str, str, tuple[int, ...]], ...]
+    checksum: str
+
+    def told(self) -> dict[str, Any]:
+        """What the server is told of it beforehand."""
+        rows = [{"name": name, "dtype": dtype, "shape": list(shape)} for name, dtype, shape in self.tensors]
+        return {"bytes": self.data.numel(), "checksum": self.checksum, "tensors": rows}
+
+
+def pack(tensors: Iterable[tuple[str, Tensor]], stored: Callable[[Tensor], torch.dtype]) -> Iterator[Bucket]:
+    """Copies tensors, in the types that ``stored`` gives, into buckets. A tensor that comes under two names is in them
+    twice."""
+    part: list[tuple[str, Tensor]] = []
+    size = 0
+    for name, tensor in tensors:
+        length = _padded(tensor.numel() * stored(tensor).itemsize)
+        if part and size + length > BUCKET_BYTES:
+            yield _packed(part, size, stored)
+            part, size = [], 0
+        part.append((name, tensor.detach()))
+        size += length
+    if part:
+        yield _packed(part, size, stored)
+
+
+def _packed(part: Sequence[tuple[str, Tensor]], size: int, stored: Callable[[Tensor], torch.dtype]) -> Bucket:
+    data = torch.empty(size, dtype=torch.uint8)
+    rows, at = [], 0
+    for name, tensor in part:
+        dtype = stored(tensor)
+        length = tensor.numel() * dtype.itemsize
+        data[at : at + length].view(dtype).view(tensor.shape).copy_(tensor)
+        data[at + length : at + _padded(length)] = 0
+        rows.append((name, str(dtype).removeprefix("torch."), tuple(tensor.shape)))
+        at += _padded(length)
+    return Bucket(data, tuple(rows), checksum(data))
+
+
+def _padded(size: int) -> int:
+    return -(-size // ALIGN) * ALIGN
+
+
+def checksum(data: Tensor) -> str:
+    """Two sums over the 32-bit words w_i of a bucket, modulo 2^64: of w_i, and of i w_i. Integers, so that the order
+    of summation does not matter and every device computes the same. A word that has changed changes the first; words
+    that have changed places, the second. No protection against intent.
+
+    >>> checksum(torch.arange(16, dtype=torch.uint8)) != checksum(torch.arange(16, dtype=torch.uint8).flip(0))
+    True
+    """
+    plain = weighted = 0
+    for number, part in enumerate(data.view(torch.int32).split(_WORDS)):
+        words = part.to(torch.int64)
+        total = int(words.sum())
+        plain += total
+        weighted += number * _WORDS * total + int((words * torch.arange(len(words), device=words.device)).sum())
+    return f"{plain % 2**64:016x}{weighted % 2**64:016x}"
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """A version's buckets on their way to servers. ``device``: a GPU, which NCCL sends from, or the CPU, with gloo."""
+
+    version: int
+    buckets: tuple[Bucket, ...]
+    device: str
+
+    @property
+    def backend(self) -> str:
+        return backend_of(self.device)
+
+    def load(self, endpoint: Endpoint, what: str, *, timeout_s: float) -> None:
+        until = time.monotonic() + timeout_s
+        prepare(endpoint, what, introduction(self.backend), timeout_s=timeout_s)
+        size = 1 + _workers(endpoint, what, timeout_s=min(QUICK_S, timeout_s))
+        start(endpoint, what, timeout_s=timeout_s)
+        meeting = _Meeting(own_address(endpoint), size, until)
+        offer = {
+            "format": FORMAT, "version": self.version, "backend": self.backend, "torch": torch.__version__,
+            "address": meeting.address, "port": meeting.store.port, "key": meeting.key, "size": size,
+            "seconds": timeout_s, "buckets": [bucket.told() for bucket in self.buckets],
+        }  # fmt: skip
+        answer = _asked(
+            lambda: call(
+                endpoint, "POST", "/update_weights", what=f"{what}: updating", timeout_s=timeout_s,
+                body={"update_info": {"offer": offer}},
+            )
+        )  # fmt: skip
+        try:
+            meeting.gather(answer)
+            self._send(meeting)
+        except RuntimeError as error:  # c10d's own
+            meeting.close()  # so that the server notices, too
+            _explain(answer, f"server {endpoint}: {what}: the stream broke off: {_line(error)}")
+        except TimeoutError:
+            raise ServerHung(f"server {endpoint}: {what}: did not come to be sent weights in {timeout_s:g} s") from None
+        finally:
+            meeting.close()
+        try:
+            answer.result(max(0.0, until - time.monotonic()) + _GRACE_S)
+        except TimeoutError:
+            raise ServerHung(f"server {endpoint}: {what}: updating: no answer within {timeout_s:g} s") from None
+
+    def _send(self, meeting: _Meeting) -> None:
+        meeting.join(self.backend)
+        for bucket in self.buckets:
+            for piece in bucket.data.to(self.device).split(PIECE_BYTES):
+                meeting.send(piece)
+
+
+def backend_of(device: str) -> str:
+    """What sends from a device: NCCL from a GPU, gloo otherwise."""
+    return "nccl" if device.startswith("cuda") else "gloo"
+
+
+def introduction(backend: str) -> dict[str, object]:
+    """What a server is told before it is sent any weights: it refuses a stream that it could not receive."""
+    return {"format": FORMAT, "torch": torch.__version__, "backend": backend}
+
+
+def _workers(endpoint: Endpoint, what: str, *, timeout_s: float) -> int:
+    """How many processes of a server hold a part of the model."""
+    found = call(endpoint, "GET", "/get_world_size", what=f"{what}: counting its workers", timeout_s=timeout_s)
+    return int(found["world_size"])
+
+
+def _asked(ask: Callable[[], Any]) -> Future[Any]:
+    """Asks in a thread of its own, for which nobody has to wait."""
+    future: Future[Any] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(ask())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="trew-stream", daemon=True).start()
+    return future
+
+
+def _explain(answer: Future[Any], said: str) -> None:
+    """Raises the server's own reason for a stream that broke off, or else ServerHung with ours."""
+    with contextlib.suppress(TimeoutError):
+        answer.result(_GRACE_S)
+    raise ServerHung(said) from None
+
+
+def _line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0][:300] if str(error).strip() else type(error).__name__
+
+
+class _Meeting:
+    """Where this process, rank 0, and a server's workers find each other: a store on a free port of ``address``."""
+
+    def __init__(self, address: str, size: int, until: float) -> None:
+        self.address, self.key, self._size, self._until = address, secrets.token_hex(16), size, until
+        self._group: Any = None
+        with socket.create_server((address, 0), family=_family(address)) as listener:
+            port, descriptor = listener.getsockname()[1], listener.detach()
+        self.store = dist.TCPStore(
+            address, port, is_master=True, wait_for_workers=False, timeout=self.left(), master_listen_fd=descriptor
+        )
+
+    def left(self) -> datetime.timedelta:
+        """Time until the update must be through. Raises TimeoutError where there is none."""
+        seconds = self._until - time.monotonic()
+        if seconds <= 0:
+            raise TimeoutError
+        return datetime.timedelta(seconds=seconds)
+
+    def gather(self, answer: Future[Any]) -> None:
+        """Waits until all workers are there. Raises what the server answers before that."""
+        there = [f"{self.key}/{rank}" for rank in range(1, self._size)]
+        while not self.store.check(there):
+            self.left()
+            if answer.done():
+                answer.result()
+                raise RuntimeError("it answered before anything was sent")
+            time.sleep(_LOOK_S)
+
+    def join(self, backend: str) -> None:
+        """Makes the group of all that are there."""
+        self._group = self._made(backend)
+
+    def send(self, piece: Tensor) -> None:
+        """Returns when the workers have these bytes."""
+        left = self.left()
+        self._group.broadcast(piece, 0, left).wait(left)
+
+    def close(self) -> None:
+        """Gives the group up. A worker that still waits for something gets an error."""
+        self._group = None
+
+    def _made(self, backend: str) -> Any:
+        store = dist.PrefixStore(self.key, self.store)
+        if backend == "gloo":
+            options = dist.ProcessGroupGloo._Options()  # pyright: ignore[reportAttributeAccessIssue]
+            options._devices = [dist.ProcessGroupGloo.create_device(hostname=self.address)]
+            options._timeout = self.left()
+            return dist.ProcessGroupGloo(store, 0, self._size, options)
+        nccl = dist.ProcessGroupNCCL.Options()
+        # Longer than any wait of ours: NCCL's watchdog would end this process, not only the group.
+        nccl._timeout = 4 * self.left()
+        with _quiet_watchdog():
+            return dist.ProcessGroupNCCL(store, 0, self._size, nccl)
+
+
+@contextlib.contextmanager
+def _quiet_watchdog() -> Iterator[None]:
+    """A server that dies must not end this process: errors of groups that are made meanwhile are left to their
+    waits."""
+    name = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
+    before = os.environ.get(name)
+    os.environ[name] = "0"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
+
+
+def own_address(endpoint: Endpoint) -> str:
+    """The address at which a server reaches this process."""
+    if endpoint.local:
+        return "127.0.0.1"
+    parts = urlsplit(endpoint.url)
+    family, kind, _, _, address = socket.getaddrinfo(parts.hostname, parts.port or 80, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind) as probe:  # sends nothing
+        probe.connect(address)
+        return str(probe.getsockname()[0])
+
+
+def _family(address: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in address else socket.AF_INET

@@ -1,0 +1,26 @@
+"""Publishes weights as streams: servers receive them through process groups, and no file is written."""
+
+from __future__ import annotations
+
+import torch
+
+from ..learner import Policy
+from ..rollout.vllm.engine import VllmEngine
+from ..rollout.vllm.stream import Stream, pack
+from ..rollout.vllm.update import Canary
+from .files import stored
+from .publisher import Publisher
+
+
+class PublishedStream(Publisher):
+    """Keeps the newest version in CPU memory, from where servers are sent it: at an update, and whenever one comes
+    back. ``device``: the learner's, which decides between NCCL and gloo."""
+
+    def __init__(self, *, dtype: str, device: str, vocabulary: int, positions: int | None) -> None:
+        super().__init__(dtype=dtype, vocabulary=vocabulary, positions=positions)
+        self.device = device
+
+    def _take(self, policy: Policy, engine: VllmEngine) -> tuple[Stream, Canary]:
+        dtype = getattr(torch, self.dtype)
+        buckets = tuple(pack(policy.weights(), lambda tensor: stored(tensor, dtype)))
+        return Stream(policy.version, buckets, self.device), self._canary(policy)

@@ -1,0 +1,247 @@
+"""Weights as a stream: whole, or the server that did not get them is left alone, and the others go on."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+
+import pytest
+import torch
+from trew_vllm import stream as theirs
+from trew_vllm.published import Refused
+
+from fake_vllm import CLOSE
+from trew.errors import EngineError
+from trew.rollout.vllm import handshake, stream
+from trew.rollout.vllm.endpoint import Endpoint
+from vllm_help import as_at_first, house, made, only
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    with house(tmp_path_factory.mktemp("streams"), servers=2, sync="nccl") as found:
+        yield found
+
+
+@pytest.fixture
+def two(whole, monkeypatch):
+    """Two servers that are sent their weights, in several buckets."""
+    monkeypatch.setattr(stream, "BUCKET_BYTES", 1 << 14)
+    monkeypatch.setattr(stream, "_GRACE_S", 2.0)
+    with as_at_first(whole):
+        yield whole
+
+
+def same(house, number):
+    """Whether a server has the policy's weights, to the bit, and its head too."""
+    fake = house.fakes[number]
+    own = dict(house.net.named_parameters())
+    served = dict(fake.model.named_parameters())
+    return all(torch.equal(own[n], served[n]) for n in own) and torch.equal(
+        fake.head, house.net.get_output_embeddings().weight
+    )
+
+
+def test_a_stream_brings_every_tensor_and_the_tied_head(two):
+    engine = two.engine()
+    first = made(engine)
+    two.change(scale=0.3)
+    two.publish(engine, two.policy.version)
+    assert len(two.weights.newest.route.buckets) > 2
+    assert same(two, 0)
+    assert same(two, 1)
+    assert [server.version for server in engine.servers] == [two.policy.version] * 2
+    assert not list(two.run.glob("weights/*"))
+    assert made(engine) != first
+
+
+def test_a_version_stays_as_it_was_taken(two):
+    """A server that comes back while the policy learns is sent what the others have."""
+    engine = only(two, 0)
+    before = two.net.get_output_embeddings().weight.detach().clone()
+    two.change(scale=0.3)
+    two.fakes[0].head.zero_()
+    two.weights.newest.route.load(two.endpoints[0], "again", timeout_s=30)
+    assert torch.equal(two.fakes[0].head, before)
+    assert engine.servers[0].version == 0
+
+
+def left_alone(two, engine, said):
+    """The first server is not used, the second has the weights and does the work; the next update repairs the first."""
+    assert [server.version for server in engine.servers] == [None, two.policy.version]
+    assert said in engine.servers[0].why
+    assert same(two, 1)
+    assert len(made(engine)) == 6
+    two.fakes[0].faults.in_stream, two.fakes[0].dead = None, False
+    two.change(seed=9)
+    two.publish(engine, two.policy.version)
+    assert same(two, 0)
+    assert [server.version for server in engine.servers] == [two.policy.version] * 2
+
+
+def test_a_server_that_dies_in_mid_stream_is_left_alone(two):
+    engine = two.engine()
+    two.fakes[0].faults.in_stream = lambda number: CLOSE if number == 5 else None
+    two.change()
+    two.publish(engine, two.policy.version)
+    left_alone(two, engine, "weights")
+
+
+def test_a_server_that_hangs_in_mid_stream_is_left_alone(two):
+    engine = two.engine(sync_timeout_s=2.0)
+    woken = threading.Event()
+    two.fakes[0].faults.in_stream = lambda number: woken.wait(60) if number == 5 else None
+    two.change()
+    began = time.monotonic()
+    try:
+        two.publish(engine, two.policy.version)
+        assert time.monotonic() - began < 30  # of 60, after which it would go on
+    finally:
+        woken.set()
+    assert [server.version for server in engine.servers] == [None, two.policy.version]
+    assert "within 2 s" in engine.servers[0].why or "broke off" in engine.servers[0].why
+
+
+def test_a_server_that_does_not_come_is_left_alone(two, monkeypatch):
+    engine = two.engine(sync_timeout_s=1.0)
+    woken = threading.Event()
+    real = theirs.read
+    monkeypatch.setattr("fake_vllm.stream.read", lambda *given: woken.wait(60) and real(*given))
+    two.change()
+    try:
+        with pytest.raises(EngineError, match="no server is left"):
+            two.publish(engine, two.policy.version)
+    finally:
+        woken.set()
+
+
+def test_a_damaged_bucket_is_refused_before_it_is_used(two, monkeypatch):
+    engine = two.engine()
+    real = two.weights._take
+
+    def damaged(policy, engine):
+        route, canary = real(policy, engine)
+        bad = [*route.buckets]
+        bad[1] = dataclasses.replace(bad[1], checksum="0" * 32)
+        return dataclasses.replace(route, buckets=tuple(bad)), canary
+
+    monkeypatch.setattr(two.weights, "_take", damaged)
+    two.change()
+    with pytest.raises(EngineError, match="bucket 1 is damaged: its checksum is"):
+        two.publish(engine, two.policy.version)
+    assert engine.servers[0].version is None
+    monkeypatch.undo()
+    two.change()
+    two.publish(engine, two.policy.version)
+    assert same(two, 0)
+
+
+def test_a_stream_without_the_tied_head_touches_nothing(two, monkeypatch):
+    engine = two.engine()
+    kept = {name: p.detach().clone() for name, p in two.fakes[0].model.named_parameters()}
+    real = two.policy.weights
+    without = lambda: ((n, t) for n, t in real() if n != "lm_head.weight")  # noqa: E731
+    monkeypatch.setattr(type(two.policy), "weights", lambda self: without())
+    two.change(scale=0.3)
+    with pytest.raises(EngineError, match=r"lm_head\.weight is missing"):
+        two.publish(engine, two.policy.version)
+    assert all(torch.equal(kept[n], p) for n, p in two.fakes[0].model.named_parameters())
+
+
+def test_an_old_head_is_found_by_the_canary(two):
+    engine = two.engine()
+    two.fakes[0].faults.stale = two.fakes[1].faults.stale = ("lm_head",)
+    two.change(scale=0.3)
+    with pytest.raises(EngineError, match="log-probs differ from the policy's by"):
+        two.publish(engine, two.policy.version)
+
+
+def test_another_torch_is_refused_with_both_versions(two, monkeypatch):
+    monkeypatch.setattr(stream.torch, "__version__", "2.13.1+cu130")
+    assert handshake.no_stream(two.endpoints[0], "gloo") == ""
+    monkeypatch.setattr(theirs.torch, "__version__", "2.13.0")
+    with pytest.raises(Refused, match=r"the trainer has torch 2\.14\.0, this server 2\.13\.0"):
+        theirs.check_sender("2.14.0", "gloo", CPU)
+    with pytest.raises(Refused, match="sends by NCCL, this server computes on cpu"):
+        theirs.check_sender("2.13.0", "nccl", CPU)
+    two.fakes[0].backend = "trew_files"
+    try:
+        assert "Invalid init_info" in handshake.no_stream(two.endpoints[0], "gloo")
+    finally:
+        two.fakes[0].backend = "trew_stream"
+
+
+TENSORS = [
+    ("a", torch.arange(5.0)), ("b", torch.randn(3, 7).to(torch.bfloat16)), ("c", torch.tensor(2.5)),
+    ("d", torch.ones(0, 4)), ("e", torch.randn(40, 40)),
+]  # fmt: skip
+
+
+def test_what_is_packed_is_unpacked(monkeypatch):
+    monkeypatch.setattr(stream, "BUCKET_BYTES", 128)
+    buckets = list(stream.pack(TENSORS, lambda t: t.dtype))
+    assert [len(b.tensors) for b in buckets] == [4, 1], "one that is too large is a bucket by itself"
+    offered = offer(buckets=[b.told() for b in buckets])
+    read = theirs.read(offered, CPU)
+    found = [pair for b, told in zip(buckets, read.buckets, strict=True) for pair in theirs._unpacked(b.data, told)]
+    assert [name for name, _ in found] == [name for name, _ in TENSORS]
+    assert all(torch.equal(a, b) and a.dtype == b.dtype for (_, a), (_, b) in zip(found, TENSORS, strict=True))
+
+
+def bucket(size=16, dtype="float32"):
+    return {"bytes": size, "checksum": "0" * 32, "tensors": [{"name": "a", "dtype": dtype, "shape": [3]}]}
+
+
+def offer(**changes):
+    whole = {
+        "format": 1, "version": 3, "backend": "gloo", "torch": torch.__version__, "address": "127.0.0.1", "port": 1,
+        "key": "k", "size": 2, "seconds": 1.0, "buckets": [bucket()],
+    }  # fmt: skip
+    return {**whole, **changes}
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"format": 2}, "publishes format 2"),
+        ({"buckets": []}, "no tensors"),
+        ({"backend": "mpi"}, "accepts gloo, nccl"),
+        ({"torch": "1.0"}, "the trainer has torch 1.0"),
+        ({"port": "x"}, "ValueError"),
+        ({"buckets": [bucket(32)]}, "32 bytes"),
+        ({"buckets": [bucket(dtype="int8")]}, "a is int8"),
+        ({"buckets": [bucket(), bucket()]}, "one of them twice"),
+    ],
+)  # fmt: skip
+def test_an_offer_that_does_not_fit_is_refused(changes, says):
+    with pytest.raises(Refused, match=says):
+        theirs.read(offer(**changes), CPU)
+
+
+def test_a_trainer_that_is_not_there_is_given_up(monkeypatch):
+    with pytest.raises(Refused, match="cannot join the trainer"):
+        theirs.Receiver(theirs.read(offer(), CPU), rank=1, device=CPU)
+
+
+def test_both_sides_compute_the_same_checksum(monkeypatch):
+    for module in (stream, theirs):
+        monkeypatch.setattr(module, "_WORDS", 64)
+    data = torch.randint(256, (1024,), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    whole = stream.checksum(data)
+    assert theirs.checksum(data) == whole
+    words = data.view(torch.int32).to(torch.int64).tolist()
+    sums = (sum(words), sum(i * w for i, w in enumerate(words)))
+    assert whole == "".join(f"{s % 2**64:016x}" for s in sums)
+    swapped = data.clone()
+    swapped[0:4], swapped[512:516] = data[512:516], data[0:4]
+    assert stream.checksum(swapped) != whole
+    data[77] ^= 1
+    assert stream.checksum(data) != whole
+
+
+@pytest.mark.parametrize(("url", "address"), [("http://127.0.0.1:1", "127.0.0.1"), ("http://[::1]:1", "127.0.0.1")])
+def test_servers_of_this_machine_are_met_on_its_own_address(url, address):
+    assert stream.own_address(Endpoint(url)) == address
