@@ -205,16 +205,16 @@ def test_an_update_that_fails_once_is_begun_again(two, route):
 def test_a_file_that_is_damaged_is_refused_by_all_servers(two, monkeypatch):
     engine = two.engine()
     expected = made(engine)
-    real = two.weights._write
+    real = two.weights._take
 
-    def damaged(policy: Any, **options: Any) -> Any:
-        published = real(policy, **options)
-        (path,) = (published.route.root / published.route.folder).glob("*.safetensors")
+    def damaged(*given: Any) -> Any:
+        files, canary = real(*given)
+        (path,) = (files.root / files.folder).glob("*.safetensors")
         path.write_bytes(path.read_bytes()[:-100])
-        return published
+        return files, canary
 
     with monkeypatch.context() as within:
-        within.setattr(two.weights, "_write", damaged)
+        within.setattr(two.weights, "_take", damaged)
         with pytest.raises(EngineError, match="half written or damaged"):
             two.publish(engine, 1)
     with pytest.raises(EngineError, match="damaged"):

@@ -19,6 +19,9 @@ from vllm.model_executor.model_loader.reload import (  # pyright: ignore[reportM
     finalize_layerwise_reload,
     initialize_layerwise_reload,
 )
+from vllm.model_executor.model_loader.reload.layerwise import (  # pyright: ignore[reportMissingImports]
+    get_layerwise_info,
+)
 
 from . import published, stream
 
@@ -93,9 +96,17 @@ class FilesEngine(WeightTransferEngine[Init, Update]):
         )
 
     def _load(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Gives up the layers' weights for these."""
+        """Gives up the layers' weights for these. Where they do not all come, layers that are incomplete get their old
+        weights back: the next update would otherwise go on counting where this one ended."""
         initialize_layerwise_reload(self.model)
-        self.model.load_weights(tensors)
+        try:
+            self.model.load_weights(tensors)
+        except BaseException:
+            for layer in self.model.modules():
+                info = get_layerwise_info(layer)
+                info.loaded_weights, info.load_numel = [], 0
+            finalize_layerwise_reload(self.model, self.model_config)
+            raise
 
     def finish_weight_update(self) -> None:
         """Completes the layers. Raises where no version was loaded: vLLM would take on the new number without it."""
