@@ -27,7 +27,7 @@ from trew.rollout.vllm.endpoint import Endpoint
 from trew.rollout.vllm.engine import VllmEngine
 from trew.rollout.vllm.server import Options, Servers
 from trew.types import Sampling
-from trew.weights import files
+from trew.weights import publisher
 from trew.weights.files import PublishedFiles, version_size
 from work import Clock, Work, save_model
 from work_trew import make
@@ -113,15 +113,15 @@ class House:
             finally:
                 calls.append((path, begin, time.perf_counter()))
 
-        engine, clock, own = self.engine(), Clock("cpu"), files.canary_of
+        engine, clock, own = self.engine(), Clock("cpu"), publisher.canary_of
         update.call = timed  # type: ignore[assignment]
-        clock.wrap(files, "canary_of", "canary")
+        clock.wrap(publisher, "canary_of", "canary")
         try:
             begin = time.perf_counter()
             self.publish(engine)
             end = time.perf_counter()
         finally:
-            update.call, files.canary_of = call, own
+            update.call, publisher.canary_of = call, own
         canary = clock.take()["canary"]
         pausing = next(start for path, start, _ in calls if path == "/pause")
         resumed = next(stop for path, _, stop in calls if path == "/resume")
