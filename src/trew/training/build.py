@@ -191,11 +191,11 @@ def _asynchronous(
 ) -> tuple[Engine, WeightSync, AsyncRollouts]:
     """Rollouts that are generated while the learner computes, and the engine for what is asked beside them."""
     from ..rollout.vllm.engine import VllmEngine
-    from ..weights.files import PublishedFiles
+    from ..weights.publisher import Publisher
     from ..weights.shared import PublishedAlone
 
     assert isinstance(engine, VllmEngine)
-    assert isinstance(weights, PublishedFiles)
+    assert isinstance(weights, Publisher)
     shared = SharedEngine(engine)
     ending.callback(shared.close)
     beside = shared.view("beside")
