@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,9 +13,12 @@ from trew_vllm import stream as theirs
 from trew_vllm.published import Refused
 
 from fake_vllm import CLOSE
-from trew.errors import EngineError
+from trew.errors import ConfigError, EngineError
 from trew.rollout.vllm import handshake, stream
 from trew.rollout.vllm.endpoint import Endpoint
+from trew.training import build
+from trew.weights.files import PublishedFiles
+from trew.weights.stream import PublishedStream
 from vllm_help import as_at_first, house, made, only
 
 CPU = torch.device("cpu")
@@ -172,6 +176,27 @@ def test_another_torch_is_refused_with_both_versions(two, monkeypatch):
         assert "Invalid init_info" in handshake.no_stream(two.endpoints[0], "gloo")
     finally:
         two.fakes[0].backend = "trew_stream"
+
+
+def publisher(two, sync, told):
+    """What a run of this recipe publishes with, to the first server."""
+    config = SimpleNamespace(learner=SimpleNamespace(dtype="float32"), cluster=SimpleNamespace(sync=sync))
+    plan, parts = SimpleNamespace(config=config, device="cpu"), SimpleNamespace(model=two.net)
+    folder = SimpleNamespace(folder=two.run)
+    return build._publisher(plan, parts, folder, two.endpoints[:1], backend="trew_stream", tell=told.append)
+
+
+def test_a_run_falls_back_to_files_unless_it_asked_for_streams(two, monkeypatch):
+    told: list[str] = []
+    assert isinstance(publisher(two, "auto", told), PublishedStream)
+    assert not told
+    real = stream.introduction
+    monkeypatch.setattr(handshake, "introduction", lambda backend: {**real(backend), "torch": "2.99.0"})
+    assert isinstance(publisher(two, "auto", told), PublishedFiles)
+    assert "weights are published as files: server" in told[0]
+    assert "the trainer has torch 2.99.0, this server" in told[0]
+    with pytest.raises(ConfigError, match=r"cluster.sync: got 'nccl', but .* the trainer has torch 2.99.0"):
+        publisher(two, "nccl", told)
 
 
 TENSORS = [
