@@ -1,12 +1,15 @@
 """Measures the cost of several processes, as ratios next to their targets.
 
-    python benchmarks/cluster.py [--parts one,ranks,publish,faults] [--servers stand-in,vllm] [--json FILE]
+    python benchmarks/cluster.py [--parts one,ranks,publish,faults,async,ledger] [--servers stand-in,vllm] [--json FILE]
 
     one      `[cluster] learner = 1` next to a recipe without that table: seconds of a step, and bits of weights
     ranks    two gloo ranks of one thread next to one process of two, plain kernels: seconds of a step, peak memory
     publish  weights published as files and loaded by a server, next to save_file and load_file of the same bytes, and
              how long the server stands still; the canary, which both then compute, is listed apart
     faults   seconds until a dead server is noticed, and beyond cluster.request_timeout_s until a hung one is
+    async    asynchronous runs on stand-ins whose lengths have a heavy tail: seconds of a step beside the longer of
+             generation and learning alone, next to the synchronous run; idle shares, ages of groups
+    ledger   groups through the ledger and onto the disk, and what rank 0 needs for 100 of them per second
 
 The model has the shape of SmolLM2-135M and random weights. ``one`` and ``ranks`` are runs of `trew train`, the two
 sides in turn; the first step of each, a warm-up, is left out. Servers are the tests' stand-in (``stand-in``), and
@@ -39,6 +42,7 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
+import cluster_async
 import cluster_servers
 import trew
 from demo import machine
@@ -49,7 +53,7 @@ from work_trew import config_of
 
 ROOT = Path(__file__).parents[1]
 RESULT = ROOT / "benchmarks" / "results" / "cluster.json"
-PARTS = ("one", "ranks", "publish", "faults")
+PARTS = ("one", "ranks", "publish", "faults", "async", "ledger")
 MIB = 2**20
 REWARD = """
 def odd(completions, completion_ids, **columns):
@@ -89,6 +93,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--model", choices=BATCHES, default="B", help="a shape of work.py")
     parser.add_argument("--repeats", type=int, default=3, help="how often each side runs, in turn")
     parser.add_argument("--steps", type=int, default=2, help="measured steps of each run, after a warm-up")
+    parser.add_argument("--async-steps", type=int, default=26, help="of each asynchronous run, its warm-up included")
     parser.add_argument("--patience", type=float, default=0, help="seconds to wait, before each run, for quiet")
     parser.add_argument("--json", type=Path, metavar="FILE", help="rows of parts that run again replace those in it")
     args = parser.parse_args()
@@ -347,7 +352,10 @@ def faults(args: argparse.Namespace, scratch: Path) -> list[dict[str, Any]]:
     return rows
 
 
-MEASURED = {"one": one, "ranks": ranks, "publish": publish, "faults": faults}
+MEASURED = {
+    "one": one, "ranks": ranks, "publish": publish, "faults": faults, "async": cluster_async.asynchronous,
+    "ledger": cluster_async.ledger,
+}  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -83,6 +83,8 @@ def check(run: Path, staleness: int = 1) -> None:
 
 @pytest.mark.parametrize("in_flight", ["keep", "finish"])
 def test_a_run_learns_from_rollouts_within_the_bound(in_flight, fakes, model, tmp_path, cli):
+    for fake in fakes:
+        fake.faults.slow = 0.1  # a completion takes longer than a step
     cli("train", written(tmp_path, model, in_flight=in_flight))
     run = tmp_path / "runs" / "run"
     check(run)

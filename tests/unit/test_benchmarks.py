@@ -12,8 +12,11 @@ import sys
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -231,13 +234,54 @@ def test_a_publication_is_timed(module, monkeypatch, tmp_path):
     assert paused["value"] == pytest.approx(seconds["paused"] / moved)
 
 
+def test_an_asynchronous_run_is_judged_by_what_it_could_be(module):
+    own = module("cluster_async")
+    rows = [{"seconds": 2.0, "waited_s": 0.5, "idle_s": 0.2, "age/0": 0.25, "age/1": 0.75}] * 3
+    slots = own.SERVERS * own.SLOTS
+    found = own.figures(rows, [(0.0, 6.0)] * slots, steps=5)
+    assert (found["seconds"], found["learning"], found["generation"]) == (2.0, 1.5, pytest.approx(6 / 5))
+    assert (found["waits"], found["idle"], found["slots idle"]) == (0.25, 0.1, pytest.approx(0.4))
+    assert found["ages"] == {"0": 0.25, "1": 0.75}
+
+
+ENTRIES: list[dict[str, Any]] = [
+    {"begun": 0, "version": 0, "mark": 0},
+    *({"issued": n, "uid": f"p{n}", "place": n, "step": 1, "attempt": 0, "published": 0} for n in range(4)),
+    *({"finished": n, "versions": [0]} for n in range(4)),
+    {"trained": 1, "version": 1, "tickets": [0, 1, 2, 3]},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("more", "versions", "expected"),
+    [
+        ([], [0] * 4, (0, 0, 0)),
+        ([{"trained": 1, "version": 1, "tickets": [3]}], [0] * 4, (1, 0, 0)),
+        ([{**ENTRIES[1], "issued": 4}], [0] * 4, (0, 1, 0)),
+        ([{**ENTRIES[1], "issued": 4}, {"dropped": 4, "why": "no signal", "replaced": False}], [0] * 4, (0, 0, 0)),
+        ([{"begun": 0, "version": 0, "mark": 9}], [0] * 4, (0, 4, 0)),
+        ([], [0, 0, 0, -2], (0, 0, 1)),
+    ],
+)
+def test_what_kills_have_cost_is_read_from_the_files(module, tmp_path, more, versions, expected):
+    own = module("cluster_crash")
+    (tmp_path / "rollouts").mkdir()
+    (tmp_path / "ledger.jsonl").write_text("".join(f"{json.dumps(entry)}\n" for entry in [*ENTRIES, *more]))
+    (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": 1, "age_max": 0}) + "\n")
+    table = {"uid": [f"p{n}" for n in range(4)], "sample": [0] * 4, "policy_version": versions}
+    pq.write_table(pa.table(table), tmp_path / "rollouts" / "000001.parquet")
+    found = own.judged(tmp_path, SimpleNamespace(steps=1, staleness=1))
+    assert tuple(found[name] for name in ("trained twice", "lost", "beyond the bound")) == expected
+
+
 @pytest.mark.nightly
 def test_everything_about_ranks_and_servers_runs(module, monkeypatch, tmp_path):
     """Real runs of trew train, and servers that are killed and stopped."""
     out = tmp_path / "cluster.json"
-    cluster(module, monkeypatch, "--repeats", "1", "--steps", "1", "--json", str(out)).main()
+    cluster(module, monkeypatch, "--repeats", "1", "--steps", "1", "--async-steps", "8", "--json", str(out)).main()
     rows = json.loads(out.read_text())["rows"]
-    assert [row["part"] for row in rows] == ["one", "one", "ranks", "ranks", "publish", "publish", "faults", "faults"]
+    pairs = ["one", "ranks", "publish", "faults", "async", "ledger"]
+    assert [row["part"] for row in rows] == [part for part in pairs for _ in range(2)]
     assert rows[1]["value"] == 0
     assert all(row["value"] <= row["target"] for row in rows if row["part"] == "faults")
 

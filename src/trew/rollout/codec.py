@@ -20,7 +20,9 @@ _KINDS: dict[str, type] = {
         Finished, Group, Lost, Prompt, Request, Rollout, Sampling, Score, ScoredGroup, Span, StepRollouts, Turn,
     )
 }  # fmt: skip
-_DTYPES = frozenset({"bool", "int64", "float32", "float64"})
+_DTYPES = {np.dtype(name): name for name in ("bool", "int64", "float32", "float64")}
+_PLAIN = frozenset({type(None), str, int, float, bool})
+_FIELDS = {kind: tuple(f.name for f in dataclasses.fields(kind)) for kind in _KINDS.values()}
 _TAG = "\0"  # no key of a dict begins with it
 
 
@@ -42,23 +44,25 @@ def decode(data: bytes) -> Any:
 
 
 def _tree(value: Any, arrays: list[np.ndarray]) -> Any:
-    if value is None or isinstance(value, str | int | float):
-        return value.item() if isinstance(value, np.generic) else value
+    kind = type(value)
+    if kind in _PLAIN:
+        return value
+    if (names := _FIELDS.get(kind)) is not None:
+        return {_TAG: kind.__name__, **{name: _tree(getattr(value, name), arrays) for name in names}}
     if isinstance(value, np.ndarray):
-        if value.dtype.name not in _DTYPES:
+        if value.dtype not in _DTYPES:
             raise TypeError(f"arrays of {value.dtype} cannot be encoded")
         arrays.append(np.ascontiguousarray(value))
-        return {_TAG: "array", "dtype": value.dtype.name, "shape": list(value.shape)}
+        return {_TAG: "array", "dtype": _DTYPES[value.dtype], "shape": list(value.shape)}
     if isinstance(value, tuple):
         return {_TAG: "tuple", "of": [_tree(each, arrays) for each in value]}
     if isinstance(value, list):
         return [_tree(each, arrays) for each in value]
-    if type(value).__name__ in _KINDS and dataclasses.is_dataclass(value):
-        fields = {f.name: _tree(getattr(value, f.name), arrays) for f in dataclasses.fields(value)}
-        return {_TAG: type(value).__name__, **fields}
+    if isinstance(value, str | int | float):
+        return value.item() if isinstance(value, np.generic) else value
     if hasattr(value, "items"):  # a mapping
         return {key: _tree(each, arrays) for key, each in value.items()}
-    raise TypeError(f"{type(value).__name__} cannot be encoded")
+    raise TypeError(f"{kind.__name__} cannot be encoded")
 
 
 class _Reader:
@@ -82,7 +86,7 @@ class _Reader:
         return _KINDS[kind](**{key: self.value(each) for key, each in tree.items()})
 
     def array(self, dtype: str, shape: list[int]) -> np.ndarray:
-        if dtype not in _DTYPES:
+        if dtype not in _DTYPES.values():
             raise TypeError(f"arrays of {dtype} cannot be encoded")
         count = math.prod(shape)
         found = np.frombuffer(self.data, dtype, count, self.at).reshape(shape)

@@ -18,7 +18,6 @@ the finished groups of the earliest deadlines; so the bound holds and nothing is
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -123,8 +122,10 @@ class Ledger:
         versions = sorted(set(versions))
         if unknown := [v for v in versions if v not in self._step_of]:
             raise ValueError(f"ticket {number}: tokens of version {unknown[0]}, which was not published in this run")
-        where = {} if stored is None else dataclasses.asdict(stored)
-        self._enter({"finished": number, **where, "versions": versions})
+        entry: dict[str, Any] = {"finished": number}
+        if stored is not None:
+            entry |= {"file": stored.file, "at": stored.at, "size": stored.size, "sha256": stored.sha256}
+        self._enter({**entry, "versions": versions})
 
     def train(self, step: int, *, version: int, numbers: Sequence[int]) -> None:
         """``step`` has used up these tickets, and the engine has its weights, of ``version``. Raises ValueError, and

@@ -1,0 +1,254 @@
+"""Asynchronous runs for cluster.py: what they gain beside servers whose speed is prescribed, and what they cost."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "src" / "trew" / "rollout" / "vllm" / "plugin"))
+import fake_vllm
+import tiny
+from async_help import configured, parts
+from recipe_help import ODD, recipe, training_rows
+from trew.rollout import codec
+from trew.rollout.asynchronous import AsyncRollouts
+from trew.rollout.engine import Capabilities, Finished, Request
+from trew.rollout.ledger import Ledger
+from trew.rollout.shared import SharedEngine
+from trew.runs.journal import Journal
+from trew.types import Group, Prompt, Span, Turn, single_turn
+
+PROMPTS, GROUP, SERVERS, SLOTS, TOKENS, TOKEN_S = 8, 2, 2, 4, 60, 0.025
+"""Groups per step, completions of each; servers, the groups that each works on at a time, the longest completion, and
+the seconds of a token there."""
+UPDATES = 6
+"""Optimizer steps per step, so that learning takes about as long as generating."""
+BOUNDS = (0, 1, 4)
+WARM_UP = 6
+"""Steps that are left out: until the age of groups is what it stays."""
+GROUPS_PER_S = 100
+
+
+# ------------------------------------------------------------------------------------- runs on servers of known speed
+
+
+def length(seed: int) -> int:
+    """Of a completion, heavy-tailed: most have some tokens, a few reach the limit."""
+    return min(TOKENS, int(5 * random.Random(seed).paretovariate(1.1)))
+
+
+class Paced(fake_vllm.FakeVllm):
+    """A stand-in that works on ``SLOTS`` groups at a time, and writes down how long each took."""
+
+    def __init__(self, folder: Path, log: Path) -> None:
+        super().__init__(folder, token="secret")
+        self.faults.slow, self.faults.lengths = TOKEN_S, length
+        self.free, self.log = threading.Semaphore(SLOTS), log.open("w")
+
+    def generate(self, body: Any) -> Any:
+        if body["sampling_params"].get("prompt_logprobs") is not None or body["sampling_params"]["n"] < GROUP:
+            return super().generate(body)
+        with self.free:
+            begin = time.monotonic()
+            answer = super().generate(body)
+            self.log.write(f"{begin} {time.monotonic()}\n")
+            self.log.flush()
+            return answer
+
+
+def serve(model: Path, socket: Path) -> None:
+    torch.set_num_threads(1)
+    with fake_vllm.serving(Paced(model, socket.with_suffix(".log")), socket):
+        signal.pause()
+
+
+def asynchronous(args: argparse.Namespace, scratch: Path) -> list[dict[str, Any]]:
+    """Seconds of a step beside the longer of generation and learning alone."""
+    model = tiny.save(scratch / "async" / "model", "smollm")
+    found = {bound: run_of(model, scratch / "async", bound, steps=args.async_steps) for bound in BOUNDS}
+    sync = found[0]["seconds"]
+    return [
+        {"name": f"staleness = {bound}, seconds of a step over max(generation, learning)", "unit": "x",
+         "target": round(1 / 0.9, 3), "value": run["seconds"] / max(run["generation"], run["learning"]),
+         "detail": {"synchronous, s": sync, "asynchronous, s": run["seconds"], "generation, s": run["generation"],
+                    "learning, s": run["learning"], "synchronous over it": sync / run["seconds"],
+                    "learner waits": run["waits"], "servers idle": run["idle"], "ages": run["ages"],
+                    "sync: slots idle": found[0]["slots idle"], "slots idle": run["slots idle"]}}
+        for bound, run in found.items() if bound
+    ]  # fmt: skip
+
+
+def run_of(model: Path, folder: Path, bound: int, *, steps: int) -> dict[str, Any]:
+    """A run, and what its steps after the warm-up took."""
+    sockets = [folder / f"{bound}-{number}.sock" for number in range(SERVERS)]
+    servers = [multiprocessing.get_context("fork").Process(target=serve, args=(model, s), daemon=True) for s in sockets]
+    for server in servers:
+        server.start()
+    try:
+        path = written(model, folder, bound, sockets, steps)
+        env = os.environ | {"HF_HUB_OFFLINE": "1", "TREW_SERVER_TOKEN": "secret", "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(
+            [sys.executable, "-m", "trew", "train", path, "--overwrite"], cwd=folder, env=env, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
+        )  # fmt: skip
+        if done.returncode:
+            sys.exit(f"trew train {path} ended with code {done.returncode}:\n{done.stdout[-3000:]}")
+    finally:
+        for server in servers:
+            server.kill()
+            server.join()
+    rows = training_rows(folder / "runs" / path.stem)[WARM_UP:]
+    lines = [line for socket in sockets for line in socket.with_suffix(".log").read_text().splitlines()]
+    return figures(rows, [tuple(map(float, line.split())) for line in lines], steps)
+
+
+def figures(rows: Sequence[dict[str, Any]], spans: Iterable[tuple[float, ...]], steps: int) -> dict[str, Any]:
+    """``spans``: from when to when servers worked on each group of the whole run."""
+    seconds = statistics.mean(row["seconds"] for row in rows)
+    busy = sum(end - begin for begin, end in spans) / steps / (SERVERS * SLOTS)
+    waits = statistics.mean(row.get("waited_s", 0.0) for row in rows)
+    ages: dict[str, float] = {}
+    for row in rows:
+        for name, share in row.items():
+            if name.startswith("age/"):
+                ages[name[4:]] = ages.get(name[4:], 0.0) + share / len(rows)
+    return {
+        "seconds": seconds, "generation": busy, "learning": seconds - waits, "waits": waits / seconds,
+        "idle": statistics.mean(row.get("idle_s", 0.0) for row in rows) / seconds,
+        "slots idle": 1 - busy / seconds, "ages": {age: round(share, 3) for age, share in ages.items()},
+    }  # fmt: skip
+
+
+def written(model: Path, folder: Path, bound: int, sockets: Sequence[Path], steps: int) -> Path:
+    (folder / "reward.py").write_text(ODD)
+    path = folder / f"staleness-{bound}.toml"
+    path.write_text(recipe(
+        model, steps=steps, rollout={"prompts": PROMPTS, "completions": GROUP, "max_tokens": TOKENS},
+        objective={"preset": "grpo", "correction": "tis"}, eval={"size": 1, "max_tokens": 1}, checkpoint={"every": 0},
+        learner={"lr": 1e-5, "inner_updates": UPDATES}, track={"samples_every": 0, "regrade_every": 0},
+        cluster={"rollout": "vllm", "endpoints": [f"unix:{s}" for s in sockets], "staleness": bound},
+    ))  # fmt: skip
+    return path
+
+
+# ----------------------------------------------------------------------------------------------- what the ledger costs
+
+
+def ledger(args: argparse.Namespace, scratch: Path) -> list[dict[str, Any]]:
+    """Groups that are entered, stored and synced, many at a time; and what a process needs for it at 100 a second."""
+    through = [seconds_of_groups(scratch / f"ledger-{n}", count=4096, batch=128) for n in range(args.repeats)]
+    driver = [driving(scratch / f"driver-{n}", seconds=8.0) for n in range(args.repeats)]
+    return [
+        {"name": "a group through the ledger and onto the disk, 128 at a time", "unit": "ms", "target": 0.5,
+         "value": 1e3 * statistics.median(through), "runs": through,
+         "detail": {"groups/s": 1 / statistics.median(through), "completions": 8, "tokens each": 256}},
+        {"name": f"rank 0 beside {GROUPS_PER_S} groups/s, share of a core", "unit": "", "target": 0.05,
+         "value": statistics.median(share for share, _ in driver), "runs": driver,
+         "detail": {"groups/s": statistics.median(rate for _, rate in driver), "completions": 8, "tokens each": 256}},
+    ]  # fmt: skip
+
+
+def a_turn(tokens: int = 256, version: int = 0) -> Turn:
+    ids, logprobs = np.arange(tokens), np.full(tokens, -1.0, np.float32)
+    spans = (Span(version, 0, tokens),)
+    return Turn(np.arange(64), ids, logprobs, None, None, spans, "The answer is #### 1", "stop")
+
+
+def seconds_of_groups(folder: Path, *, count: int, batch: int) -> float:
+    """From a finished group to its place on the disk, with the entries of its whole life."""
+    folder.mkdir(parents=True)
+    journal = Journal(folder)
+    book = Ledger(prompts=batch, staleness=1, steps=10**6, journal=journal.write)
+    turn = a_turn()
+    rollouts = tuple(
+        single_turn(turn.context_ids, turn.token_ids, logprobs=turn.logprobs, policy_logprobs=None, entropies=None,
+                    version=0, text=turn.text, finish_reason="stop")
+        for _ in range(8)
+    )  # fmt: skip
+    group = Group(Prompt("p", text="What is 1 + 0?"), rollouts)
+    begin = time.perf_counter()
+    for step in range(1, count // batch + 1):
+        numbers = [
+            book.issue(uid=f"train/{book.issued}", place=book.issued, step=step, attempt=0).number for _ in range(batch)
+        ]
+        for number, stored in zip(numbers, journal.put([codec.encode(group) for _ in numbers]), strict=True):
+            book.finish(number, versions=[step - 1], stored=stored)
+        journal.flush()
+        chosen = book.choose(step, most=batch)
+        assert chosen == numbers
+        book.train(step, version=step, numbers=numbers)
+        journal.flush()
+        journal.keep(book.forget(step))
+    return (time.perf_counter() - begin) / count
+
+
+class Steady:
+    """An engine that finishes so many groups per second, at no cost."""
+
+    capabilities = Capabilities(reproducible=True, entropies=False, untruncated_logprobs=False, in_flight_updates=True)
+
+    def __init__(self) -> None:
+        self.version, self._open, self._turns = 0, [], {0: a_turn()}
+        self._due = time.monotonic()
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        self._open += requests
+
+    def poll(self, timeout_s: float | None = None) -> list[Finished]:
+        found: list[Finished] = []
+        while self._open and time.monotonic() >= self._due:
+            self._due = max(self._due + 1 / GROUPS_PER_S, time.monotonic() - 1)
+            made, self._open = self._open[:8], self._open[8:]
+            turn = self._turns.get(self.version) or a_turn(version=self.version)
+            self._turns = {self.version: turn}
+            found += [Finished(request.id, turn) for request in made]
+        return found
+
+    def cancel(self, ids: Sequence[str]) -> None:
+        self._open = [request for request in self._open if request.id not in ids]
+
+
+def driving(folder: Path, *, seconds: float) -> tuple[float, float]:
+    """The share of a core that rank 0 uses beside generation and learning, and groups per second."""
+    folder.mkdir(parents=True)
+    shared: Any = SharedEngine(Steady())  # type: ignore[type-var]
+    config = configured(4, prompts=20, completions=8, steps=10**5)
+    source = AsyncRollouts(
+        shared.view("beside"), ahead=shared.view("ahead"), keeper=Journal(folder), **parts(config, prompts=10_000)
+    )
+    source.gather_in_background()
+    step, groups = 0, 0
+    begin, before = time.monotonic(), time.process_time()
+    while time.monotonic() < begin + seconds:
+        step += 1
+        groups += len(source.next(step).trained_on)
+        with shared.alone() as engine:
+            engine.version = step
+        source.trained(step, step)
+    elapsed, used = time.monotonic() - begin, time.process_time() - before
+    source.close()
+    shared.close()
+    return used / elapsed, groups / elapsed
+
+
+if __name__ == "__main__":  # python benchmarks/cluster_async.py: the ledger's figures alone
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as place:
+        print(json.dumps(ledger(argparse.Namespace(repeats=1), Path(place)), indent=1))
