@@ -268,7 +268,7 @@ def differences(a: Path, b: Path) -> list[str]:
         if names[0] != names[1]:
             found.append(f"{kind}: {names[0]} and {names[1]}")
         for name in set(names[0]).intersection(names[1]):
-            x, y = (pq.read_table(run / kind / name).drop_columns(["reward_seconds"]) for run in (a, b))
+            x, y = (pq.read_table(run / kind / name).drop_columns(["reward_seconds", "part_seconds"]) for run in (a, b))
             if not x.equals(y):
                 found.append(f"{kind}/{name}: other completions")
     states = [_state(run) for run in (a, b)]

@@ -93,7 +93,10 @@ def same_learning(a: Path, b: Path) -> None:
             k: v for k, v in y.items() if k not in clocks and not k.endswith("/seconds")
         }
     for path in sorted((a / "rollouts").glob("*.parquet")):
-        tables = [pq.read_table(run / "rollouts" / path.name).drop_columns(["reward_seconds"]) for run in (a, b)]
+        tables = [
+            pq.read_table(run / "rollouts" / path.name).drop_columns(["reward_seconds", "part_seconds"])
+            for run in (a, b)
+        ]
         assert tables[0].equals(tables[1])
 
 
