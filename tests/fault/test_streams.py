@@ -109,6 +109,31 @@ def test_a_server_that_hangs_in_mid_stream_is_left_alone(two):
     assert "within 2 s" in engine.servers[0].why or "broke off" in engine.servers[0].why
 
 
+def test_a_server_that_comes_back_is_sent_what_the_others_have(two):
+    """In the background, when the policy has other weights already."""
+    asked: list[int] = []
+
+    def restart(number):
+        asked.append(number)
+        fake = two.fakes[number]
+        for p in fake.model.parameters():
+            p.data.zero_()
+        fake.faults.in_stream, fake.faults.dies_after, fake.dead = None, -1, False
+
+    engine = two.engine(restart=restart)
+    served = {name: p.detach().clone() for name, p in two.net.named_parameters()}
+    expected = made(engine)
+    two.fakes[0].faults.dies_after = 3
+    assert made(engine) == expected
+    two.change(scale=0.3)
+    until = time.monotonic() + 30
+    while engine.servers[0].version is None and time.monotonic() < until:
+        assert made(engine) == expected
+    assert asked == [0]
+    assert engine.servers[0].version == 0
+    assert all(torch.equal(served[name], p) for name, p in two.fakes[0].model.named_parameters())
+
+
 def test_a_server_that_does_not_come_is_left_alone(two, monkeypatch):
     engine = two.engine(sync_timeout_s=1.0)
     woken = threading.Event()
