@@ -292,6 +292,15 @@ def test_both_sides_compute_the_same_checksum(monkeypatch):
     assert stream.checksum(data) != whole
 
 
+def test_an_address_that_cannot_be_had_is_an_error_of_the_update(two, monkeypatch):
+    engine = two.engine()
+    monkeypatch.setattr(stream, "own_address", lambda endpoint: "192.0.2.1")  # nobody's
+    two.change()
+    with pytest.raises(EngineError, match=r"cannot listen for it: .*; set cluster.sync = 'files'"):
+        two.publish(engine, two.policy.version)
+    assert engine.servers[0].version is None
+
+
 @pytest.mark.parametrize(("url", "address"), [("http://127.0.0.1:1", "127.0.0.1"), ("http://[::1]:1", "127.0.0.1")])
 def test_servers_of_this_machine_are_met_on_its_own_address(url, address):
     assert stream.own_address(Endpoint(url)) == address

@@ -28,6 +28,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ...errors import EngineError
 from .client import ServerHung, call
 from .endpoint import Endpoint
 from .environment import FORMAT
@@ -125,7 +126,12 @@ class Stream:
         prepare(endpoint, what, introduction(self.backend), timeout_s=timeout_s)
         size = 1 + _workers(endpoint, what, timeout_s=min(QUICK_S, timeout_s))
         start(endpoint, what, timeout_s=timeout_s)
-        meeting = _Meeting(own_address(endpoint), size, until)
+        try:
+            meeting = _Meeting(own_address(endpoint), size, until)
+        except (OSError, RuntimeError) as error:
+            raise EngineError(
+                f"server {endpoint}: {what}: cannot listen for it: {_line(error)}; set cluster.sync = 'files'"
+            ) from None
         offer = {
             "format": FORMAT, "version": self.version, "backend": self.backend, "torch": torch.__version__,
             "address": meeting.address, "port": meeting.store.port, "key": meeting.key, "size": size,
@@ -144,7 +150,7 @@ class Stream:
             meeting.close()  # so that the server notices, too
             _explain(answer, f"server {endpoint}: {what}: the stream broke off: {_line(error)}")
         except TimeoutError:
-            raise ServerHung(f"server {endpoint}: {what}: did not come to be sent weights in {timeout_s:g} s") from None
+            raise ServerHung(f"server {endpoint}: {what}: did not take the weights within {timeout_s:g} s") from None
         finally:
             meeting.close()
         try:
@@ -172,7 +178,10 @@ def introduction(backend: str) -> dict[str, object]:
 def _workers(endpoint: Endpoint, what: str, *, timeout_s: float) -> int:
     """How many processes of a server hold a part of the model."""
     found = call(endpoint, "GET", "/get_world_size", what=f"{what}: counting its workers", timeout_s=timeout_s)
-    return int(found["world_size"])
+    try:
+        return int(found["world_size"])
+    except (KeyError, TypeError, ValueError):
+        raise EngineError(f"server {endpoint}: {what}: says {found!r} when asked for its workers") from None
 
 
 def _asked(ask: Callable[[], Any]) -> Future[Any]:
