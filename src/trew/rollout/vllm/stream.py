@@ -148,7 +148,8 @@ class Stream:
             self._send(meeting)
         except RuntimeError as error:  # c10d's own
             meeting.close()  # so that the server notices, too
-            _explain(answer, f"server {endpoint}: {what}: the stream broke off: {_line(error)}")
+            hint = "cluster.sync = 'files' needs no process group"
+            _explain(answer, f"server {endpoint}: {what}: the stream broke off: {_line(error)}; {hint}")
         except TimeoutError:
             raise ServerHung(f"server {endpoint}: {what}: did not take the weights within {timeout_s:g} s") from None
         finally:
