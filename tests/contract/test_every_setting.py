@@ -220,7 +220,8 @@ def test_a_key_that_nothing_reads_would_be_noticed(runs, monkeypatch):
 
 SICK = {"entropy": 0.01, "kl": 2.0, "kl_old": 0.5, "ratio_q99": 9.0, "ratio_q01": 0.5, "advantage_share": 0.0,
         "zero_signal_share": 1.0, "truncated_share": 1.0, "completion_length": 50.0, "accuracy": 0.1,
-        "changed_share": 0.0, "grad_norm": 1e4, "lr": 1e-9, "canary_gap": 1.0}  # fmt: skip
+        "changed_share": 0.0, "grad_norm": 1e4, "lr": 1e-9, "canary_gap": 1.0,
+        "corrected_share": 1.0, "waited_s": 9.0, "idle_s": 9.0, "seconds": 10.0}  # fmt: skip
 WELL = {"entropy": 2.0, "completion_length": 10.0, "accuracy": 0.1}
 
 

@@ -125,7 +125,7 @@ VERL = f"{TRAIN} data.args={{}} eval.size=2 rewards=[{{name='gsm8k'}}] data.task
 # command line -> what the message must say; exit code 2, nothing written
 REFUSED: dict[str, str] = {
     # recipes and --set
-    "train": "Missing from trew train",
+    "train": "RECIPE: is missing; give a recipe",
     "train none.toml": "none.toml: no such recipe",
     "train model": "is a folder, not a recipe",
     "train empty.toml": "model: is required",
