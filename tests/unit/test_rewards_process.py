@@ -55,7 +55,7 @@ def gone(pid: int, seconds: float = 10.0) -> bool:
 
 
 def pid_of(rewards: RewardSet) -> int:
-    runner = rewards._host
+    runner = rewards.host
     assert isinstance(runner, Process)
     return runner._pool._idle[0].process.pid
 

@@ -217,6 +217,9 @@ def _rewards(config: Config, defaults: Sequence[RewardConfig], problems: Problem
         problems.append("rewards: none given, and the data have no default; give a --recipe with [[rewards]]")
         return None
     rewards = problems.attempt(lambda: RewardSet.from_config(specs))
+    if rewards and config.cluster.reward_hosts:
+        token = os.environ.get("TREW_REWARDS_TOKEN", "")
+        problems.attempt(lambda: rewards.use_hosts(config.cluster.reward_hosts, token))
     if rewards and config.eval.correct_reward and config.eval.correct_reward not in rewards.names:
         problems.append(f"eval.correct_reward: got {config.eval.correct_reward!r}, accepts {', '.join(rewards.names)}")
     return rewards

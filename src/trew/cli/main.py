@@ -36,7 +36,11 @@ COMMANDS: dict[str, tuple[str, str | tuple[str, ...], str]] = {
         ("prepare", "convert", "show"),
         "prepare, convert and show data sets",
     ),
-    "rewards": ("rewards", ("test", "score"), "check a reward on data before training; score a file"),
+    "rewards": (
+        "rewards",
+        ("test", "score", "serve"),
+        "check a reward on data before training; score a file; compute rewards for other machines",
+    ),
     "export": ("export", ("verl",), "a recipe as another trainer's command"),
     "serve": ("serve", "serve", "serve a model by vLLM to runs on other machines, behind a token"),
     "cluster": ("cluster", ("install-vllm", "install-plugin"), "make the environment that vLLM servers run in"),

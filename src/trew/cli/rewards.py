@@ -131,6 +131,37 @@ def score(
     return 0
 
 
+def serve(
+    *,
+    recipe: Path,
+    host: str = "127.0.0.1",
+    port: int = 8100,
+    set: tuple[str, ...] = (),
+    out: Path = Path("runs/rewards-serve"),
+    tls_cert: str = "",
+    tls_key: str = "",
+) -> int:
+    """Compute the rewards of a recipe for runs on other machines, on all cores of this one.
+
+    A run with [cluster] reward_hosts sends completions and gets verdicts; no code is sent. Its reward files must be
+    those of this recipe, by SHA-256, and so must trew's own rewards, Python and the packages that decide scores.
+    Requests need the token in the environment variable TREW_REWARDS_TOKEN, here and there; without it one is made,
+    shown once and kept in the folder --out. Reward models are scored by the run itself. Ctrl-C or SIGTERM ends it.
+
+    Args:
+        recipe: The recipe of the runs, a TOML file: its [[rewards]] are used.
+        host: The interface to listen on: a name or address of this machine. A public one, or all, needs TLS.
+        port: The port; 0 takes a free one.
+        set: key=value, overrides the recipe.
+        out: The folder for the token.
+        tls_cert: The certificate to show, a PEM file; runs trust the system's authorities, or SSL_CERT_FILE.
+        tls_key: Its private key, a PEM file without a password.
+    """
+    from .serve import serve_rewards
+
+    return serve_rewards(_of_recipe(recipe, set), recipe, host, port, out, (tls_cert, tls_key))
+
+
 # --------------------------------------------------------------------------------------------------------------------
 
 
@@ -169,6 +200,16 @@ def _scored(groups: Sequence[Group], rewards: RewardSet) -> list[ScoredGroup]:
     for warning in rewards.take_warnings():
         print(_printable(f"warning: {warning}"))
     return scored
+
+
+def _of_recipe(recipe: Path, overrides: Sequence[str]) -> RewardSet:
+    """The rewards of a recipe, or its task's own."""
+    from ..config import load
+    from ..data.load import make_task
+    from ..rewards import RewardSet
+
+    config = load(recipe, overrides)
+    return RewardSet.from_config(config.rewards or make_task(config.data).rewards(()))
 
 
 def _load(reward: str, pairs: Sequence[str], *, timeout_s: float = 0.0) -> RewardSet:

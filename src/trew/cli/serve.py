@@ -1,4 +1,4 @@
-"""``trew serve``: vLLM servers for runs on other machines, behind a token."""
+"""``trew serve``: vLLM servers for runs on other machines, behind a token; and what ``trew rewards serve`` does."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from ..errors import ConfigError, EngineError
+from ..errors import ConfigError, EngineError, TrewError
 
 if TYPE_CHECKING:
     from ..config import Config
+    from ..rewards import RewardSet
 
 _LOOK_S = 0.2
 
@@ -86,6 +87,46 @@ def serve(
                 raise EngineError("the proxy has ended; start trew serve again")
             time.sleep(_LOOK_S)
         raise EngineError(f"no server is left: {why}")
+
+
+def serve_rewards(rewards: RewardSet, recipe: Path, host: str, port: int, out: Path, tls_files: tuple[str, str]) -> int:
+    """Computes ``rewards``, those of ``recipe``, for runs on other machines until it is interrupted."""
+    from ..rewards.remote.host import RewardHost
+    from ..runs.lock import Lock
+    from ..utils import listening
+
+    with contextlib.ExitStack() as ending:
+        ending.callback(rewards.close)
+        _refuse_lacking(rewards)
+        encryption = listening.tls(*tls_files)
+        out.mkdir(mode=0o700, parents=True, exist_ok=True)
+        ending.callback(Lock(out / "serve.lock").release)
+        sockets = listening.sockets_for(host, port, encrypted=encryption is not None)
+        ending.enter_context(sockets[0])
+        token = listening.token_for("TREW_REWARDS_TOKEN", out, _say)
+        served = listening.Guard(RewardHost(rewards), token, _say)
+        answers = ending.enter_context(listening.listening(served, sockets, encryption))
+        for line in rewards.code:
+            _say(line)
+        address = listening.address_of(sockets[0], host=host, encrypted=encryption is not None)
+        _say(f"ready: {', '.join(rewards.names)} of {recipe}; in the recipe of a run:")
+        _say("")
+        _say(f'[cluster]\nreward_hosts = ["{address}"]')
+        while answers():
+            time.sleep(_LOOK_S)
+        raise TrewError("the HTTP server has ended; start trew rewards serve again")
+
+
+def _refuse_lacking(rewards: RewardSet) -> None:
+    """Raises an error where this machine cannot grade: programs in completions need a sandbox, puzzles a package."""
+    from ..rewards.builtin import reasoning
+    from ..rewards.sandbox.choose import boundary
+
+    kinds = {reward.kind for reward in rewards.rewards}
+    if kinds & {"code_stdin", "code_func"}:
+        boundary()
+    if "reasoning_gym" in kinds and not reasoning.package_is_there():
+        raise ConfigError(f"reward 'reasoning_gym': {reasoning.INSTALL}")
 
 
 def recipe_lines(addresses: Sequence[str]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ..utils.addresses import ACCEPTS, split_address
@@ -55,6 +55,7 @@ def problems(cluster: ClusterConfig) -> Iterator[str]:
     yield from _asynchronous(cluster)
     yield from _route(cluster)
     yield from _endpoints(cluster)
+    yield from _addresses("reward_hosts", cluster.reward_hosts, sockets=False)
     for name, value in cluster.server_args.items():
         yield from _server_arg(str(name), value)
 
@@ -100,18 +101,25 @@ def _endpoints(cluster: ClusterConfig) -> Iterator[str]:
             "cluster.colocate: got true with cluster.endpoints; only servers that the run starts take turns with it: "
             "set cluster.servers instead, or remove cluster.colocate"
         )
-    found = []
-    for i, text in enumerate(cluster.endpoints):
-        if (address := split_address(text)) is None:
-            yield f"cluster.endpoints[{i}]: got {text!r}, accepts {ACCEPTS}"
-        elif address in found:
-            yield f"cluster.endpoints[{i}]: got {text!r} twice; name every server once"
-        found.append(address)
+    yield from _addresses("endpoints", cluster.endpoints, sockets=True)
     if cluster.endpoints and cluster.servers > 0:
         yield (
             f"cluster.endpoints: got {len(cluster.endpoints)} with cluster.servers = {cluster.servers}; a run either "
             "starts its servers or is given them: remove one of the two"
         )
+
+
+def _addresses(key: str, texts: Sequence[str], *, sockets: bool) -> Iterator[str]:
+    """What is wrong with a list of addresses; with ``sockets``, they may be of Unix sockets."""
+    found = []
+    accepts = ACCEPTS if sockets else "addresses like 'http://10.0.0.1:8100' or 'https://host:8443'"
+    for i, text in enumerate(texts):
+        address = split_address(text)
+        if address is None or (address[1] and not sockets):
+            yield f"cluster.{key}[{i}]: got {text!r}, accepts {accepts}"
+        elif address in found:
+            yield f"cluster.{key}[{i}]: got {text!r} twice; name each once"
+        found.append(address)
 
 
 def option_name(name: str) -> str:

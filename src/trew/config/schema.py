@@ -141,6 +141,8 @@ class ClusterConfig:
     endpoints: tuple[str, ...] = ()  # addresses of vLLM servers that run already; their token is in TREW_SERVER_TOKEN
     python: str = ""  # the Python that has vLLM; empty = that of trew cluster install-vllm
     server_args: Mapping[str, Any] = field(default_factory=dict)  # more options of vLLM, for servers that are started
+    # addresses of reward hosts (trew rewards serve); their token is in TREW_REWARDS_TOKEN
+    reward_hosts: tuple[str, ...] = ()
     request_timeout_s: float = 120.0  # seconds without a new token after which a server counts as hung
     sync_timeout_s: float = 300.0  # seconds that a step of updating a server's weights may take
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..types import Group, Rollout, ScoredGroup
-from .builtin import KINDS, graded, graded_together
+from .builtin import KINDS, Kind, graded, graded_together
 from .combine import Reward
 from .verdict import Verdict
 
@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 NOT_APPLICABLE = Verdict(None, "not_applicable")
 Verdicts = dict[str, list[Verdict]]
 """The verdicts on one group: by reward name, one per completion."""
+Grader = Callable[[Kind, Sequence[tuple[str, Any, Mapping[str, Any]]]], list[Verdict]]
+"""Grades (completion, gold, arguments) with a built-in kind."""
+AT_ONCE = 256
+"""Completions that are graded in one call at most, where so many wait."""
 
 
 def arguments(reward: Reward, group: Group) -> list[tuple[str, Any, Mapping[str, Any]]]:
@@ -31,12 +35,12 @@ def arguments(reward: Reward, group: Group) -> list[tuple[str, Any, Mapping[str,
     return [(c.text, gold, {**reward.args, **row, **_own(kind.from_row, c)}) for c in group.rollouts]
 
 
-def grade_groups(reward: Reward, groups: Sequence[Group]) -> list[list[Verdict]]:
+def grade_groups(reward: Reward, groups: Sequence[Group], grader: Grader = graded_together) -> list[list[Verdict]]:
     """Grades groups with a built-in, all in one call, so that a kind with workers can grade them side by side."""
     kind = KINDS[reward.kind]
     rows = [arguments(reward, group) for group in groups]
     items = [item for row in rows for item in row]
-    left = iter(graded_together(kind, items))
+    left = iter(grader(kind, items))
     return [
         [next(left) for _ in row] if row else [NOT_APPLICABLE] * len(group.rollouts)
         for group, row in zip(groups, rows, strict=True)
@@ -113,12 +117,27 @@ class Grading:
         while (item := self._todo.get()) is not None:
             if self._stopped or self._error is not None:  # keeps draining up to the final None, without grading
                 continue
-            number, group = item
             try:
-                [verdicts] = self._rewards.group_verdicts([group], step=self._step)
-                self._done[number] = (group, verdicts)
+                taken = self._taken(item)
+                verdicts = self._rewards.group_verdicts([group for _, group in taken], step=self._step)
+                for (number, group), found in zip(taken, verdicts, strict=True):
+                    self._done[number] = (group, found)
             except BaseException as error:  # raised by finish, in the thread that can act on it
                 self._error = error
+
+    def _taken(self, first: tuple[int, Group]) -> list[tuple[int, Group]]:
+        """A group and those that wait behind it, so that all workers have something to do."""
+        taken = [first]
+        while sum(len(group.rollouts) for _, group in taken) < AT_ONCE:
+            try:
+                item = self._todo.get_nowait()
+            except queue.Empty:
+                break
+            if item is None:  # the end is for the loop
+                self._todo.put(None)
+                break
+            taken.append(item)
+        return taken
 
     def _wait(self) -> None:
         if self._thread is not None:

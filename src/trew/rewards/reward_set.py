@@ -11,19 +11,20 @@ from ..config import RewardConfig
 from ..errors import RewardError
 from ..types import Group, Metrics, Prompt, Score, ScoredGroup
 from . import gold_checks
-from .builtin import KINDS
+from .builtin import KINDS, graded_together
 from .combine import Reward, combined, one_by_one
 from .gold_checks import Bar
-from .grading import NOT_APPLICABLE, Grading, Verdicts, arguments, grade_after, grade_groups
+from .grading import AT_ONCE, NOT_APPLICABLE, Grader, Grading, Verdicts, arguments, grade_after, grade_groups
+from .isolation.pool import run_together
 from .load import load_rewards
 from .metrics import summary
+from .remote.hosts import FunctionsOnHosts, Hosts
+from .remote.match import described
 from .user.functions import Sample, UserFunction
 from .user.process import Process
 from .user.session import FunctionHost
 from .user.verdicts import Ask, verdicts_of
 from .verdict import Verdict
-
-AT_ONCE = 256  # completions that built-ins grade between two reports of progress
 
 
 class RewardSet:
@@ -45,7 +46,8 @@ class RewardSet:
 
     def __init__(self, rewards: Sequence[Reward], *, host: FunctionHost | None = None):
         self.rewards = tuple(rewards)
-        self._host = host
+        self.host = host
+        self._hosts: Hosts | None = None
         self._columns: frozenset[str] = frozenset()  # of the whole data set, once check_golds has seen it
         self._warnings: list[str] = []
         self._told: Counter[str] = Counter()
@@ -82,10 +84,21 @@ class RewardSet:
             if reward.model is not None:
                 reward.model.load(device=device, decode=decode)
 
+    def use_hosts(self, addresses: Sequence[str], token: str) -> None:
+        """Has reward hosts grade from here on: built-ins that have workers, and functions. What they cannot be asked is
+        graded here. Raises ConfigError where a host cannot be reached, or grades by other rules or files."""
+        hosts = Hosts(addresses, token, own=described(self.rewards), tell=lambda text: self._warn(text, text))
+        hosts.connect()
+        self._hosts = hosts
+        if self.host is not None:
+            self.host = FunctionsOnHosts(self.host, hosts)
+
     def close(self) -> None:
-        """Ends the process of users' functions; a later call starts it again."""
-        if self._host is not None:
-            self._host.close()
+        """Ends the process of users' functions; a later call starts it again. Reward hosts are not asked any more."""
+        if self._hosts is not None:
+            self._hosts.close()
+        if self.host is not None:
+            self.host.close()
 
     def take_warnings(self) -> list[str]:
         """Returns the failures since the last call that did not end the run, one line each.
@@ -162,14 +175,24 @@ class RewardSet:
         Safe in any thread.
         """
         found: list[Verdicts] = [{} for _ in groups]
-        for reward in self.rewards:
+        for number, reward in enumerate(self.rewards):
             if reward.is_builtin and not _needs_correctness(reward):
-                for g, verdicts in enumerate(grade_groups(reward, groups)):
+                for g, verdicts in enumerate(grade_groups(reward, groups, self._grader(number))):
                     found[g][reward.name] = verdicts
         per_group = [r for r in self.rewards if r.function is not None and r.calls == "group"]
-        for g, group in enumerate(groups):
-            found[g] |= {name: rows[0] for name, rows in self._called(per_group, [group], step).items()}
+        # One group after the other here, where functions have one process; side by side on several hosts.
+        size = len(self._hosts.hosts) if self._hosts else 1
+        called = run_together(lambda group: self._called(per_group, [group], step), groups, size=size)
+        for g, rows in enumerate(called):
+            found[g] |= {name: of_groups[0] for name, of_groups in rows.items()}
         return found
+
+    def _grader(self, number: int) -> Grader:
+        """Who grades with a built-in: hosts, if there are any and it takes more than sending the text."""
+        hosts, kind = self._hosts, self.rewards[number].kind
+        if hosts is None or KINDS[kind].grade_many is None:
+            return graded_together
+        return lambda _, items: hosts.grade(number, kind, items)
 
     def _add_step_verdicts(self, groups: Sequence[Group], found: list[Verdicts], step: int) -> None:
         """Adds to ``found`` the verdicts that need all groups of the step, or other rewards' verdicts."""
@@ -214,9 +237,9 @@ class RewardSet:
         """Calls every function that has something to judge; verdicts by name, in the order of the samples."""
         if not asks:
             return {}
-        assert self._host is not None
+        assert self.host is not None
         rows = verdicts_of(
-            self._host, list(asks.values()), step=step, warn=lambda function, text: self._warn(function.who, text)
+            self.host, list(asks.values()), step=step, warn=lambda function, text: self._warn(function.who, text)
         )
         return dict(zip(asks, rows, strict=True))
 

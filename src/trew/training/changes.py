@@ -35,6 +35,7 @@ FREE = (
     "cluster.colocate",
     "cluster.endpoints",
     "cluster.python",
+    "cluster.reward_hosts",
     "cluster.request_timeout_s",
     "cluster.sync_timeout_s",
 )

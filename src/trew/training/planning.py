@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -152,6 +153,9 @@ def _rewards(
             "or path/to/file.py:function"
         )
     rewards = problems.attempt(lambda: RewardSet.from_config(specs)) if specs else None
+    if rewards and config.cluster.reward_hosts:
+        token = os.environ.get("TREW_REWARDS_TOKEN", "")
+        problems.attempt(lambda: rewards.use_hosts(config.cluster.reward_hosts, token))
     if rewards and config.eval.correct_reward and config.eval.correct_reward not in rewards.names:
         problems.append(f"eval.correct_reward: got {config.eval.correct_reward!r}, accepts {', '.join(rewards.names)}")
     return specs, rewards

@@ -371,7 +371,7 @@ def _plain(text: str) -> str:
 # ------------------------------------------------------------------------------------------------------------ workers
 
 
-POOL = TaskPool(Path(__file__).with_name("reasoning_worker.py"), limits=LIMITS, size=2)
+POOL = TaskPool(Path(__file__).with_name("reasoning_worker.py"), limits=LIMITS)
 """The grading processes, started on first use."""
 
 

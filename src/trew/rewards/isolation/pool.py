@@ -136,6 +136,16 @@ def run_together(function: Callable[[Item], Result], items: Sequence[Item], *, s
         return list(threads.map(function, items))
 
 
+def workers() -> int:
+    """Returns how many workers a pool has unless it is told: all processors but two, which the run itself needs; on a
+    small machine up to two.
+
+    >>> 1 <= workers() <= processors()
+    True
+    """
+    return max(processors() - 2, min(processors(), 2))
+
+
 def processors() -> int:
     """Returns how many processors this process may use."""
     # The affinity mask, not os.cpu_count(): schedulers pin a job to a share of a large machine.

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from .frames import Late, WorkerLost
-from .pool import Pool, processors
+from .pool import Pool, workers
 from .worker import START_S, Worker
 
 Status = Literal["done", "cpu", "memory", "wall", "died"]
@@ -55,7 +55,7 @@ class TaskPool(Pool[Any, TaskOutcome]):
     answers must be JSON-serialisable."""
 
     def __init__(self, task: Path, *, limits: TaskLimits | None = None, size: int | None = None):
-        super().__init__(size=size or min(8, processors()))
+        super().__init__(size=size or workers())
         self.task = task
         self.limits = limits or TaskLimits()
 

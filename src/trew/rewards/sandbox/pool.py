@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from ..isolation.frames import WorkerLost
-from ..isolation.pool import Pool, processors
+from ..isolation.pool import Pool, workers
 from ..isolation.worker import START_S, Worker
 from .host.boxes import Design
 
@@ -74,13 +74,13 @@ class _NotReady(Exception):
 
 
 class SandboxPool(Pool[Job, JobOutcome]):
-    """Supervisors for one boundary, one per processor.
+    """Supervisors for one boundary.
 
     Every job runs in a fresh sandbox. A job whose supervisor dies twice has the outcome ``failed``.
     """
 
     def __init__(self, design: Design, *, size: int | None = None):
-        super().__init__(size=size or processors())
+        super().__init__(size=size or workers())
         self.design = design
 
     def start(self) -> Worker:

@@ -19,7 +19,7 @@ from ...errors import ConfigError, nearest
 from ...types import Prompt
 from ..builtin import first_column
 from ..verdict import shown
-from .loading import load_function
+from .loading import load_function, sources_of
 
 OFFERED = ("prompts", "completions", "completion_ids", "trainer_state")  # by us, in TRL's form
 NOT_OFFERED = ("log_extra", "log_metric", "environments")  # TRL's trainer has them; here they must have defaults
@@ -53,6 +53,8 @@ class UserFunction:
     positional: tuple[str, ...] = ()
     is_async: bool = False
     index: int = field(default=0, compare=False)  # its place in the session that loaded it
+    # By path below the file's folder: SHA-256 of the file and of what it has imported from there.
+    sources: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     @property
     def who(self) -> str:
@@ -152,6 +154,7 @@ def load(
         positional=tuple(n for n, p in signature.named.items() if p.kind is inspect.Parameter.POSITIONAL_ONLY),
         is_async=inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(called),
         index=index,
+        sources=sources_of(path),
     )
     return described, function
 

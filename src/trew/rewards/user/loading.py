@@ -91,6 +91,20 @@ def _run_file(path: Path) -> ModuleType:
     return module
 
 
+def sources_of(path: Path) -> dict[str, str]:
+    """SHA-256 of a reward's file and of the modules that were imported from its folder, by path below that; not of
+    installed packages, or of what is imported only when a function is called."""
+    folder, found = path.parent.resolve(), {path.resolve()}
+    for name, module in [*sys.modules.items()]:
+        file = getattr(module, "__file__", None)
+        if file and name.partition(".")[0] != "trew":
+            found.add(Path(file).resolve())
+    own = [file for file in found if file.is_relative_to(folder) and "site-packages" not in file.parts]
+    return {
+        str(file.relative_to(folder)): hashlib.sha256(file.read_bytes()).hexdigest() for file in own if file.is_file()
+    }
+
+
 def where(error: BaseException, path: Path) -> str:
     """``path:line`` of the innermost line of ``path`` that ``error`` came through, or ``path`` alone."""
     if isinstance(error, SyntaxError) and error.filename and Path(error.filename) == path and error.lineno:

@@ -18,6 +18,7 @@ from ..isolation.frames import Closed, Late, WorkerLost
 from ..isolation.pool import Pool
 from ..isolation.worker import Worker
 from .functions import UserFunction
+from .packing import packed_calls, unpacked_outcomes
 from .session import Call, CallOutcome, Fault, FaultKind, Spec, took_too_long
 from .wire import decode, encode
 
@@ -165,14 +166,14 @@ class Process:
         grace = GRACE_SECONDS if calls[0].function.is_async else 0.0
         limit = None if None in limits else max(limits) + grace  # type: ignore[type-var]
         try:
-            answers = self._ask("call", *_packed(calls), step, limit=limit)
+            answers = self._ask("call", *packed_calls(calls), step, limit=limit)
         except Late:
             fault = [Fault("hung", took_too_long(call.function, call.limit), blocked=True) for call in calls]
         except Closed as error:
             kind: FaultKind = "killed" if "SIGKILL" in error.ended else "died"
             fault = [Fault(kind, f"{call.function.who}: {_death(error)}") for call in calls]
         else:
-            return [_outcome(answer) for answer in answers]
+            return unpacked_outcomes(answers)
         return [CallOutcome([], whole=each, seconds=time.perf_counter() - start) for each in fault]
 
     def _ask(self, *message: Any, limit: float | None) -> Any:
@@ -193,33 +194,9 @@ def _content(file: Path) -> str:
 # What travels
 
 
-def _packed(calls: Sequence[Call]) -> tuple[list[Any], list[Any]]:
-    """Packs the prompts, each once, and calls that refer to them by index: a group's completions share their prompt."""
-    numbers: dict[int, int] = {}
-    prompts, packed = [], []
-    for call in calls:
-        rows = []
-        for sample in call.samples:
-            if id(sample.prompt) not in numbers:
-                numbers[id(sample.prompt)] = len(prompts)
-                p = sample.prompt
-                prompts.append([p.uid, p.text, p.messages, dict(p.columns)])
-            # Messages stay small: token ids go only to functions that ask for them.
-            ids = [int(t) for t in sample.token_ids] if call.function.reads_tokens else []
-            rows.append([numbers[id(sample.prompt)], sample.text, ids, sample.length])
-        packed.append([call.function.index, rows, call.limit])
-    return prompts, packed
-
-
 def _function(found: Mapping[str, Any]) -> UserFunction:
     return UserFunction(**{**found, "file": Path(found["file"]), "accepts": _set(found["accepts"])})
 
 
 def _set(names: Any) -> frozenset[str] | None:
     return None if names is None else frozenset(names)
-
-
-def _outcome(answer: Mapping[str, Any]) -> CallOutcome:
-    faults = {i: Fault(*fault) for i, fault in answer["faults"]}
-    whole = Fault(*answer["whole"]) if answer["whole"] else None
-    return CallOutcome(answer["values"], faults, whole, answer["seconds"], answer["steps"])

@@ -15,13 +15,13 @@ from typing import Any, BinaryIO, cast
 
 import numpy as np
 
-from ...types import Prompt
 from ...utils.secrets import redact
 from ..builtin import KINDS, graded
 from ..isolation.frames import Channel, Closed
 from ..isolation.guardian import REQUESTS
-from .functions import Sample, UserFunction
-from .session import Call, Session
+from .functions import UserFunction
+from .packing import packed_outcomes, unpacked_calls
+from .session import Session
 from .wire import decode, encode
 
 
@@ -60,20 +60,8 @@ def _grade(_session: Session, _loaded: list[UserFunction], kind: str, items: Any
 
 
 def _call(session: Session, loaded: list[UserFunction], prompts: Any, calls: Any, step: int) -> list[Any]:
-    rows = [Prompt(uid, text=text, messages=messages, columns=columns) for uid, text, messages, columns in prompts]
-    made = [
-        Call(loaded[index], [Sample(rows[p], *rest) for p, *rest in samples], limit) for index, samples, limit in calls
-    ]
-    return [
-        {
-            "values": outcome.values,
-            "faults": [(i, dataclasses.astuple(fault)) for i, fault in outcome.faults.items()],
-            "whole": None if outcome.whole is None else dataclasses.astuple(outcome.whole),
-            "seconds": outcome.seconds,
-            "steps": outcome.steps,
-        }
-        for outcome in session.call(made, step=step)
-    ]
+    made = unpacked_calls(dict(enumerate(loaded)), prompts, calls)
+    return packed_outcomes(session.call(made, step=step))
 
 
 _ANSWERS = {"load": _load, "grade": _grade, "call": _call}
