@@ -91,9 +91,11 @@ def test_a_route_is_passed_on_with_its_own_method_only(served):
 def test_exactly_the_routes_that_runs_use_pass():
     """A route that is asked for and does not pass would break runs; one that passes for nothing is a way in."""
     source = Path(handshake.__file__).parent
-    texts = "".join((source / f"{name}.py").read_text() for name in ("update", "traffic", "handshake", "server"))
+    texts = "".join(
+        (source / f"{name}.py").read_text() for name in ("update", "traffic", "handshake", "server", "stream", "routes")
+    )
     assert all(f'"{route}"' in texts or f"{{self.endpoint.url}}{route}" in texts for route in ROUTES)
-    assert set(handshake.ROUTES) | {"/version", "/openapi.json", "/metrics"} == set(ROUTES)
+    assert {*handshake.ROUTES, *handshake.STREAM_ROUTES} | {"/version", "/openapi.json", "/metrics"} == set(ROUTES)
 
 
 def test_a_run_through_the_proxy_is_the_run_without(served):

@@ -79,7 +79,7 @@ def _problems(endpoint: Endpoint, expected: Expected, root: Path) -> Iterator[st
         config = _ask(endpoint, "/server_info", config_format="json").get("vllm_config", {})
         yield from _of_settings(config, expected)
     if "/init_weight_transfer_engine" not in missing and expected.backend == "trew_files":
-        yield from _of_format(endpoint, root)
+        yield from _of_format(endpoint, root, needed=expected.backend == "trew_files")
 
 
 def _ask(endpoint: Endpoint, route: str, **params: str) -> Mapping[str, Any]:
@@ -123,20 +123,20 @@ def _vocabulary(folder: object) -> int | None:
         return None
 
 
-def _of_format(endpoint: Endpoint, root: Path) -> Iterator[str]:
-    """Whether it reads what is published, and sees the folder: a new one below ``root``, which nobody can guess, so
-    that another machine's folder of the same path does not pass for it."""
+def _of_format(endpoint: Endpoint, root: Path, *, needed: bool) -> Iterator[str]:
+    """Whether it reads what is published and, where that is ``needed``, sees the folder: a new one below ``root``,
+    which nobody can guess, so that another machine's folder of the same path does not pass for it."""
     with tempfile.TemporaryDirectory(prefix=".seen-", dir=root) as folder:
         try:
             prepare(endpoint, "handshake", {"root": folder, "format": environment.FORMAT}, timeout_s=SECONDS)
         except ServerRefused as error:
-            if _NO_FOLDER in str(error):
+            if _NO_FOLDER not in str(error):
+                yield f"cannot be given weights: {error}"
+            elif needed:
                 yield (
                     f"does not see the folder {root}, and weights reach it as files; put the run (out) on a file "
                     "system that the server's machine shares under the same path, readable for the server's user"
                 )
-            else:
-                yield f"cannot be given weights: {error}"
 
 
 def no_stream(endpoint: Endpoint, backend: str) -> str:
