@@ -22,8 +22,9 @@ BANNED_MODULES = {
 BANNED_NAMES = {"parse_expr", "sympify", "allow_pickle", "load_extension"}
 LISTENERS = {"listen", "create_server", "start_server", "HTTPServer", "serve_forever"}
 MAY = {
-    # On 127.0.0.1, for the moment in which the sandbox must not reach it; and what `trew serve` is for, with a token.
-    "listener": {"rewards/sandbox/choose.py", "utils/listening.py"},
+    # On 127.0.0.1, for the moment in which the sandbox must not reach it; what `trew serve` is for, with a token; the
+    # store by which the process group of an update finds together (cluster.sync = "nccl").
+    "listener": {"rewards/sandbox/choose.py", "utils/listening.py", "rollout/vllm/stream.py"},
     "dynamic import": {
         "__init__.py",
         "cli/main.py",
