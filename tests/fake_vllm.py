@@ -51,7 +51,7 @@ class Faults:
     failing: dict[str, int] = field(default_factory=dict)  # calls to a route that get status 500 from here on
     slow: float = 0.0  # seconds per token
     sleepless: bool = False  # says that it is awake when it was told to sleep
-    lengths: Any = None  # a function of the seed: how many tokens a completion has
+    lengths: Any = None  # a function of the seed: after how many tokens a completion ends, if it has not before
     in_stream: Any = None  # a function of the tensors that have come so far, called before the next is taken
 
 
@@ -307,6 +307,8 @@ class FakeVllm:
         for row, z in zip(rows, logits, strict=True):
             probs = (z / (sampling["temperature"] or 1e-4)).softmax(-1)
             token = int(torch.multinomial(cut(probs, sampling), 1, generator=row.draws))
+            if len(row.tokens) + 1 == row.most < sampling["max_tokens"]:  # ends where ``lengths`` says
+                token = sampling["stop_token_ids"][0]
             row.add(token, float(cut(probs, sampling)[token].log()), self.version)
             self.tokens += 1
             text = self.tokenizer.decode(row.tokens, skip_special_tokens=True)

@@ -226,6 +226,22 @@ def test_an_error_of_the_engine_ends_the_run_and_goes_on_doing_so():
             source.next(1)
 
 
+def test_groups_of_new_weights_may_be_there_before_the_step_is_over():
+    """Servers have the weights of a step, and go on with them, before the source is told of it."""
+    config, keeper, engine = configured(2), Memory(), ScriptedEngine(batch=100)
+    source, found = asynchronous(config, engine, keeper), []
+    for step in range(1, 7):
+        found.append(source.next(step))
+        engine.version = step
+        while engine._open:
+            source._gather(None)
+        assert source._error is None
+        source.trained(step, step)
+    assert len({g.group.prompt.uid for step in found for g in step.trained_on}) == 18
+    entries = [json.loads(line) for line in keeper.written]
+    assert any(max(entry["versions"]) > 0 for entry in entries if "finished" in entry)
+
+
 def test_a_step_without_an_update_drops_its_groups():
     config, keeper, engine = configured(1), Memory(), ScriptedEngine()
     source = asynchronous(config, engine, keeper)

@@ -78,6 +78,7 @@ class AsyncRollouts(SyncRollouts):
         self._changed = threading.Condition()  # of everything from here on, and of the ledger
         self._asked: dict[int, dict[int, Turn]] = {}  # running tickets: the turns of their group that are there
         self._prompts: dict[int, Prompt] = {}  # of tickets that are open
+        self._held: list[int] = []  # running tickets whose groups have tokens of weights that trained() will tell of
         self._ready: dict[int, Group] = {}  # finished tickets
         self._early: dict[int, Future[Any]] = {}  # the verdicts on them that need no other group
         self._losses: Counter[int] = Counter()
@@ -113,6 +114,8 @@ class AsyncRollouts(SyncRollouts):
             self.ledger.train(step, version=version, numbers=[n for n in taken if n not in unused])
             for number in taken:
                 self._forget(number)
+            held, self._held = self._held, []
+            self._store(held)
             self._ask(step=step + 1)
             self._keeper.flush()
             self._keeper.keep(self.ledger.forget(self._covered()))
@@ -302,8 +305,7 @@ class AsyncRollouts(SyncRollouts):
                 if len(turns) == self.config.rollout.completions:
                     complete.append(number)
         self._repeat(lost)
-        if complete:
-            self._store(complete)
+        self._store(complete)
 
     def _repeat(self, lost: Mapping[int, str]) -> None:
         """Asks for the whole groups again of which completions were lost. Raises EngineError after too many losses."""
@@ -319,6 +321,12 @@ class AsyncRollouts(SyncRollouts):
 
     def _store(self, numbers: Sequence[int]) -> None:
         """Enters groups that are complete, once they are kept."""
+        # Servers have new weights before trained() tells the ledger of them.
+        early = [n for n in numbers if not all(map(self.ledger.knows, _versions(self._asked[n].values())))]
+        self._held += early
+        numbers = [number for number in numbers if number not in early]
+        if not numbers:
+            return
         for number in numbers:
             turns = self._asked.pop(number)
             # Completions finish in any order; a group lists them by sample number, so that it is reproducible.
@@ -326,7 +334,7 @@ class AsyncRollouts(SyncRollouts):
             self._ready[number] = Group(self._prompts[number], rollouts)
         stored = self._keeper.put([_encoded(self._ready[number]) for number in numbers])
         for number, where in zip(numbers, stored, strict=True):
-            versions = {span.version for rollout in self._ready[number].rollouts for span in rollout.versions}
+            versions = _versions(turn for rollout in self._ready[number].rollouts for turn in rollout.turns)
             self.ledger.finish(number, versions=versions, stored=where)
             if self.ledger.accounts[number].state == "finished":
                 self._grade(number)
@@ -356,6 +364,7 @@ class AsyncRollouts(SyncRollouts):
                 return
             self._ahead.cancel([each for number in self._asked for each in self._ids(number)])
             self._asked.clear()
+            self._held.clear()
             self.ledger.begin(step=step - 1, version=self._ahead.version, mark=self._mark)
             self._mark = None
             self.position = max(self.position, self.ledger.next_place)
@@ -402,6 +411,10 @@ class AsyncRollouts(SyncRollouts):
 def _number(report: Finished | Lost) -> int:
     """The number of a report's ticket."""
     return int(report.id.partition("/")[0])
+
+
+def _versions(turns: Iterable[Turn]) -> set[int]:
+    return {span.version for turn in turns for span in turn.versions}
 
 
 def _encoded(group: Group) -> bytes:

@@ -209,6 +209,10 @@ class Ledger:
         """The accounts of finished tickets that are not used up, in order."""
         return self._all("finished")
 
+    def knows(self, version: int) -> bool:
+        """Whether weights of this version were published, as far as was entered."""
+        return version in self._step_of
+
     def version_at(self, step: int) -> int:
         """The version of the weights that ``step`` published, or else a number below all versions, in the same order:
         weights that were left behind may count as older than the first."""

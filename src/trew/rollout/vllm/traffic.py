@@ -18,6 +18,8 @@ from .endpoint import Endpoint
 GENERATE = "/inference/v1/generate"
 _TOKENS = re.compile(rb"^vllm:(?:generation|prompt)_tokens_total(?:\{[^}]*\})? (\S+)", re.MULTILINE)
 """The counters of tokens in a server's metrics: one line for each of its engines."""
+CLOSE_S = 5.0
+"""How long requests that are given up, and connections, may take to end."""
 LOOK_S = 1.0
 """How often a server's counters are read: a hung one is noticed within twice as long of its limit."""
 
@@ -88,13 +90,18 @@ class Traffic:
     async def _end(self) -> None:
         own = asyncio.current_task()
         tasks = [task for task in asyncio.all_tasks() if task is not own]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        for line in self._lines.values():
-            await line.client.aclose()
-        self._lines = {}
-        asyncio.get_running_loop().stop()
+        try:
+            for task in tasks:
+                task.cancel()
+            if tasks:
+                # A connection that breaks just now may lose its cancellation: nobody may wait for it here for good.
+                await asyncio.wait(tasks, timeout=CLOSE_S)
+            for line in self._lines.values():
+                with contextlib.suppress(Exception):
+                    await asyncio.wait_for(line.client.aclose(), CLOSE_S)
+            self._lines = {}
+        finally:
+            asyncio.get_running_loop().stop()
 
 
 class _Line:
