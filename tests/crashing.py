@@ -67,7 +67,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 def recipe(folder: Path, kind: str, **sections: Any) -> Path:
     """Writes a model, rewards and a recipe of ``KINDS`` into ``folder``; returns the recipe."""
-    from trew.models.loading import quiet
+    from trew.models.quiet import quiet
     from trew.utils.toml import dump_table
 
     if not (folder / "model" / "config.json").exists():

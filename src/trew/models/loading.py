@@ -22,6 +22,7 @@ from ..errors import CheckpointError, ConfigError, ModelError
 from ..utils.bounds import Overrun, bounded
 from . import files, integrity
 from .default import DEFAULT_MODEL, cached, fetch_default
+from .quiet import quiet
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -448,22 +449,6 @@ def save_config(model: PreTrainedModel, folder: Path) -> None:
         config.save_pretrained(folder)
         if model.generation_config is not None:
             model.generation_config.save_pretrained(folder)
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Silences transformers' progress bars and advice: trew reports what matters as its own errors."""
-    from transformers.utils import logging
-
-    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(level)
-        if bars:
-            logging.enable_progress_bar()
 
 
 @contextlib.contextmanager

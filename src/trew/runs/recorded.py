@@ -153,13 +153,25 @@ def _table(path: Path) -> Any:
 
 
 def _step(table: Any, step: int) -> StepRollouts:
-    """The rollouts of a table. Raises ValueError where its columns contradict one another."""
+    """The rollouts of a table. Raises ValueError if its columns contradict one another."""
     columns = {
         name: _arrays(table[name]) if name in _ARRAYS else table[name].to_pylist() for name in table.column_names
     }
     rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
     if other := {row["step"] for row in rows} - {step}:
         raise ValueError(f"it holds step {min(other)}")
+    members = _members(rows)
+    uids: set[str] = set()
+    groups = [_group(rows, uids) for rows in members]
+    order = _trained_on(members)
+    baselines = {groups[i].group.prompt.uid: members[i][0]["baseline"] for i in order}
+    return StepRollouts(
+        tuple(groups[i] for i in order), tuple(groups), None if None in baselines.values() or not order else baselines
+    )
+
+
+def _members(rows: Sequence[Row]) -> list[list[Row]]:
+    """The rows of each group. Raises ValueError unless groups and their completions are numbered in order."""
     members: list[list[Row]] = []
     for row in rows:
         if row["group"] == len(members):
@@ -167,16 +179,15 @@ def _step(table: Any, step: int) -> StepRollouts:
         if row["group"] != len(members) - 1 or row["sample"] != len(members[-1]):
             raise ValueError(f"completion {row['sample']} of group {row['group']} is out of order")
         members[-1].append(row)
-    uids: set[str] = set()
-    groups = [_group(rows, uids) for rows in members]
+    return members
+
+
+def _trained_on(members: Sequence[Sequence[Row]]) -> list[int]:
+    """The groups that the step learned from, in its order; dropped groups have no number."""
     places = {first["trained_group"]: i for i, (first, *_) in enumerate(members) if first["trained_group"] is not None}
     if sorted(places) != list(range(len(places))):
         raise ValueError("groups that were trained on are missing")
-    order = [places[i] for i in range(len(places))]
-    baselines = {groups[i].group.prompt.uid: members[i][0]["baseline"] for i in order}
-    return StepRollouts(
-        tuple(groups[i] for i in order), tuple(groups), None if None in baselines.values() or not order else baselines
-    )
+    return [places[i] for i in range(len(places))]
 
 
 def _arrays(column: Any) -> list[np.ndarray | None]:
@@ -208,19 +219,15 @@ def _group(rows: Sequence[Row], uids: set[str]) -> ScoredGroup:
 
 def _rollout(row: Row) -> Rollout:
     tokens = row["token_ids"]
+    _check_tokens(row)
     turns = row["turns"] or [
         {
             "context": len(row["prompt_ids"]), "sampled": len(tokens), "text": row["completion"],
             "finish_reason": row["finish_reason"],
         }
     ]  # fmt: skip
-    per_token = ("sampled", "sampling_logprobs", "logprobs", "entropies")
-    for name in per_token:
-        if row[name] is not None and len(row[name]) != len(tokens):
-            raise ValueError(f"{len(row[name])} {name} for {len(tokens)} tokens")
-    if (tokens < 0).any() or (row["prompt_ids"] < 0).any() or not len(row["prompt_ids"]):
-        raise ValueError("a token id is negative, or a prompt is empty")
     spans = [Span(**span) for span in row["versions"]]
+    # Positions count from the first token after the prompt, so that the first turn's context begins below 0.
     made, at = [], -len(row["prompt_ids"])
     for turn in turns:
         start = at + turn["context"]
@@ -237,6 +244,15 @@ def _rollout(row: Row) -> Rollout:
     ):
         raise ValueError("turns or versions do not cover the tokens")
     return found
+
+
+def _check_tokens(row: Row) -> None:
+    tokens = row["token_ids"]
+    for name in ("sampled", "sampling_logprobs", "logprobs", "entropies"):
+        if row[name] is not None and len(row[name]) != len(tokens):
+            raise ValueError(f"{len(row[name])} {name} for {len(tokens)} tokens")
+    if (tokens < 0).any() or (row["prompt_ids"] < 0).any() or not len(row["prompt_ids"]):
+        raise ValueError("a token id is negative, or a prompt is empty")
 
 
 def _turn(row: Row, turn: Row, context: np.ndarray, part: slice, versions: tuple[Span, ...]) -> Turn:

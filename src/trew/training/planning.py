@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..config import Config, RewardConfig, limits, validate
 from ..config import load as read_recipe
@@ -28,6 +28,9 @@ from ..runs.rollouts import Sampler
 from ..types import Prompt
 from . import compatibility, replaying
 from .replaying import Replay
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 @dataclass(frozen=True)
@@ -65,14 +68,9 @@ def plan(config: Config, *, found: Sequence[str] = (), bar: Bar | None = None) -
     replay = replaying.prepare(config, objective, problems)
     problems += _objective_problems(objective, config, replay)
     device = _device(config, problems)
-    own: dict[str, Any] = {"tokenizer": config.tokenizer, "chat_template": config.chat_template}
-    bad_model = problems.attempt(lambda: loading.check(config.model, notes=of_model, **own))
-    problems += bad_model if bad_model and config.model else []
+    tokenizer = _tokenizer(config, problems, notes=of_model)
     data = problems.attempt(lambda: load_task(config.data, eval_size=config.eval.size, seed=config.seed))
     specs, rewards = _rewards(config, data, problems)
-    tokenizer = None
-    if bad_model == []:
-        tokenizer = problems.attempt(lambda: loading.load_tokenizer(config.model, **own))
     # A missing part has left its problem in the list; the checks below need all parts.
     if tokenizer is None or data is None or rewards is None or objective is None or device is None:
         raise ConfigError(problems)
@@ -103,6 +101,15 @@ def plan(config: Config, *, found: Sequence[str] = (), bar: Bar | None = None) -
         correct_by(config.eval.correct_reward or first_verifier(rewards), at=config.eval.correct_at),
         replay.sampler if replay else Sampler(config.cluster.rollout, config.learner.dtype), replay,
     )  # fmt: skip
+
+
+def _tokenizer(config: Config, problems: Problems, *, notes: list[str]) -> PreTrainedTokenizerBase | None:
+    """Checks the model's files, and loads the tokenizer if they have no problem."""
+    own: dict[str, Any] = {"tokenizer": config.tokenizer, "chat_template": config.chat_template}
+    found = problems.attempt(lambda: loading.check(config.model, notes=notes, **own))
+    if found and config.model:  # a missing model is a problem of the recipe, and reported as such
+        problems += found
+    return problems.attempt(lambda: loading.load_tokenizer(config.model, **own)) if found == [] else None
 
 
 def follow(config: Config, sampler: Sampler, *, device: str) -> Plan:
