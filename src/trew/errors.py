@@ -143,6 +143,13 @@ class LostRankError(RankError):
     """The connection to another rank broke, most likely because that one died."""
 
 
+class MissingResources(TrewError):
+    """A cluster has no place for processes of a run, and got none in the time that was given; another try may succeed.
+    The exit code is EX_TEMPFAIL."""
+
+    exit_code = 75
+
+
 class MemoryShortage(TrewError):
     """The machine's or the GPU's memory ran out; what is in checkpoints is complete."""
 

@@ -145,6 +145,8 @@ ELSEWHERE = {
     "track.max_failed": "tests/fault/test_processes.py",
     "rewards.timeout_s": "tests/unit/test_rewards_process.py",
     "rollout.replay": "tests/integration/test_replay.py",
+    "cluster.launcher": "tests/unit/test_ray_launch.py",
+    "cluster.resources_timeout_s": "tests/real_ray/test_ray_ranks.py",
     "cluster.shard": "tests/integration/test_ranks_cli.py",
     "cluster.offload": "tests/integration/test_ranks_cli.py",
     "cluster.restarts": "tests/integration/test_ranks_cli.py",

@@ -46,7 +46,7 @@ def house(servers, model, tmp_path) -> Iterator[House]:
 def processes(servers: Servers) -> dict[str, list[int]]:
     """The processes of the server, by name."""
     found: dict[str, list[int]] = {}
-    for pid in tree.descendants(servers.servers[0]._process.pid):
+    for pid in tree.descendants(servers.servers[0]._program.pid):
         with contextlib.suppress(OSError):
             found.setdefault(Path(f"/proc/{pid}/comm").read_text().strip(), []).append(pid)
     return found

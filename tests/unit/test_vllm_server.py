@@ -172,7 +172,7 @@ def test_a_killed_server_is_noticed_and_can_be_started_again(tmp_path, options):
     with s.Servers(options(), count=2, folder=tmp_path / "servers") as servers:
         servers.start(seconds=60)
         first, second = servers.servers
-        serving = int(subprocess.check_output(["pgrep", "-P", str(first._process.pid)]))
+        serving = int(subprocess.check_output(["pgrep", "-P", str(first._program.pid)]))
         os.kill(serving, signal.SIGKILL)
         assert within(20, first.died)
         assert "killed by SIGKILL" in servers.cause(0)

@@ -75,7 +75,7 @@ def train(
     set = (*(f"{key}={value}" for key, value in asked.items()), *set)
     read = partial(_read, recipe, set, out)
     place = here()
-    if place is not None and place.size > 1 and not dry_run:
+    if place is not None and (place.size > 1 or launch.launched()) and not dry_run:
         return _as_rank(place, read, resume=resume, overwrite=overwrite, allow_changes=allow_changes)
     config, own, notes = read(resume=resume)
     if dry_run:
@@ -84,10 +84,12 @@ def train(
         busy = [*runs.problems(config.out, resume=resume, overwrite=overwrite), *trackers.problems(config.track.to)]
         given = dry.origins(recipe, set, out=out is not None, own=own) | dict.fromkeys(asked, "--replay")
         dry.show(config, given=given, found=busy, resume=resume, allow_changes=allow_changes, edited=notes)
-    elif config.cluster.learner > 1 and place is None:
+    elif how := launch.launcher(config):
+        from ..distributed import ray_launch
         from .main import tell
 
-        return launch.launch(config, sys.argv[1:], tell)
+        start = ray_launch.launch if how == "ray" else launch.launch
+        return start(config, sys.argv[1:], tell)
     else:
         run(config, resume=resume, overwrite=overwrite, allow_changes=allow_changes, notes=notes)
     return 0
@@ -131,13 +133,13 @@ def _read(
 
 
 def _as_rank(place: Place, read: Read, *, resume: bool, overwrite: bool, allow_changes: bool) -> int:
-    """This process's part in a run of several ranks, which torchrun has started."""
+    """This process's part in a run of several ranks, which torchrun or Ray Train has started."""
     from ..distributed import launch
     from ..rewards.isolation.lifelines import die_with_parent
 
     if launch.over():
         return 0  # started again although the run had ended by its own decision
-    die_with_parent()  # the agent that started this rank: none is left behind
+    die_with_parent()  # the agent, or on Ray the guardian, that started this rank: none is left behind
     if place.rank:
         from ..training.follower import follow
 

@@ -46,6 +46,7 @@ MOST: dict[str, float] = {
     "cluster.restarts": 1000,
     "lora.rank": 4096,
     "lora.alpha": 1e6,
+    "cluster.resources_timeout_s": _DAYS_12,
     "cluster.servers": 1024,
     "cluster.server_gpus": 1024,
     "cluster.staleness": 1000,

@@ -203,7 +203,18 @@ def _ranks(c: Config) -> Iterator[str]:
     accepts = "a whole number of at least 1, or 0 for every GPU that servers leave"
     yield from _need(c, set_.learner >= 0, "cluster.learner", accepts)
     yield from _need(c, set_.restarts >= 0, "cluster.restarts", "0 or more")
-    yield from _need(c, 0 < set_.hang_s < math.inf, "cluster.hang_s", "a number of seconds above 0")
+    for key in ("hang_s", "resources_timeout_s"):
+        yield from _need(c, 0 < getattr(set_, key) < math.inf, f"cluster.{key}", "a number of seconds above 0")
+    if set_.launcher == "torchrun" and set_.resources_timeout_s != ClusterConfig().resources_timeout_s:
+        yield (
+            f"cluster.resources_timeout_s: got {set_.resources_timeout_s:g} with cluster.launcher = 'torchrun', which "
+            "starts on this machine at once; remove it, or set cluster.launcher = 'ray'"
+        )
+    if set_.launcher == "ray" and set_.colocate:
+        yield (
+            "cluster.colocate: got true with cluster.launcher = 'ray', which may place servers and ranks on different "
+            "nodes; set cluster.launcher = 'torchrun', or remove cluster.colocate"
+        )
     if set_.learner == 1:
         for key in ("shard", "offload"):
             same = getattr(set_, key) == getattr(ClusterConfig(), key)

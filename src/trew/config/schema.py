@@ -21,6 +21,7 @@ WeightRoute = Literal["auto", "files", "nccl"]
 Calls = Literal["step", "group"]
 Shard = Literal["auto", "none", "fsdp", "hsdp"]
 Offload = Literal["none", "optimizer", "all"]
+Launcher = Literal["auto", "torchrun", "ray"]
 OnFailure = Literal["abort", "skip"]
 InFlight = Literal["keep", "finish"]
 FUNCTION_SECONDS = 300.0
@@ -125,11 +126,14 @@ class LoraConfig:
 class ClusterConfig:
     """How the work is spread over processes. The defaults mean one process."""
 
+    # what starts ranks and servers; auto = ray where RAY_ADDRESS is set and there are some to start, else torchrun
+    launcher: Launcher = "auto"
     learner: int = 1  # processes ("ranks") that share each optimizer step; 0 = every GPU that servers leave
     shard: Shard = "auto"  # weights: none = whole on every rank; fsdp = over all ranks; hsdp = inside each node
     # optimizer = moments in CPU memory; all = shards, gradients and the optimizer's work
     offload: Offload = "none"
     restarts: int = 3  # how often ranks are started again after one has died
+    resources_timeout_s: float = 600.0  # seconds without a place on the Ray cluster after which the run ends
     hang_s: float = 1800.0  # seconds without progress after which a rank that computes counts as dead
     rollout: RolloutEngine = "embedded"  # vllm = servers, which get the new weights after each step
     sync: WeightRoute = "auto"  # how servers get the weights: files = safetensors; nccl = a stream from rank 0

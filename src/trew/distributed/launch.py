@@ -12,10 +12,11 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ..config import Config
 from ..errors import ConfigError, LostRankError, RankError, TrewError
+from ..utils.ray_cluster import ADDRESS, INSIDE
 from ..utils.signals import Interrupted
 from .orders import Orders
 from .pulse import FOLDER, Watch
@@ -27,13 +28,40 @@ LAST_LINES = 20
 """Lines of a rank's log in the message about its death."""
 
 
+def launcher(config: Config) -> Literal["", "torchrun", "ray"]:
+    """What is to start the processes of a run; "" where there is nothing to start, or where this is one of them.
+
+    Raises ConfigError where ranks that something else started were to be started by Ray."""
+    cluster = config.cluster
+    if here() is not None:
+        if cluster.launcher == "ray" and INSIDE not in os.environ:
+            raise ConfigError(
+                "cluster.launcher: got 'ray', but RANK and WORLD_SIZE are set: torchrun or a batch system has started "
+                "this rank; set cluster.launcher = 'torchrun', or run trew train once, without torchrun"
+            )
+        return ""
+    some = cluster.learner != 1 or cluster.servers > 0
+    # Servers that take turns with ranks must be on the same node, of which Ray makes no promise.
+    on_cluster = bool(os.environ.get(ADDRESS)) and some and not cluster.colocate
+    if cluster.launcher == "ray" or (cluster.launcher == "auto" and on_cluster):
+        return "ray"
+    return "torchrun" if cluster.learner > 1 else ""
+
+
 def with_ranks(config: Config) -> Config:
     """The configuration with a number of ranks: where ``cluster.learner`` is 0, as many as torchrun has started, or one
     for each GPU of this machine that servers leave. Raises ConfigError where there is none."""
     if config.cluster.learner != 0:
         return config
     place = here()
-    count = _free_gpus(config) if place is None else place.size
+    if place is not None:
+        count = place.size
+    elif launcher(config) == "ray":
+        from . import ray_launch
+
+        count = ray_launch.free_gpus(config)
+    else:
+        count = _free_gpus(config)
     return dataclasses.replace(config, cluster=dataclasses.replace(config.cluster, learner=count))
 
 
@@ -57,6 +85,11 @@ def place_for(config: Config) -> Place | None:
     """This process's place among the ranks that ``config`` asks for; None where it is the only one. Raises ConfigError
     where other ranks were started than asked for."""
     place, wanted = here(), config.cluster.learner
+    if place is None and launcher(config) == "ray":
+        raise ConfigError(
+            f"cluster.launcher: got {config.cluster.launcher!r}, but this process was not started on Ray; run the "
+            "recipe with trew train, which starts the ranks there, or set cluster.launcher = 'torchrun'"
+        )
     if place is None:
         if wanted > 1:
             raise ConfigError(
@@ -83,7 +116,6 @@ def launch(config: Config, arguments: Sequence[str], tell: Callable[[str], None]
 
     size = config.cluster.learner
     work = Path(tempfile.mkdtemp(prefix="trew-ranks-"))
-    outcome = work / OUTCOME
     # Each rank gets its share of the cores; torch would give every one of them all.
     threads = str(config.threads or max(1, len(os.sched_getaffinity(0)) // size))
     settings = LaunchConfig(
@@ -101,13 +133,13 @@ def launch(config: Config, arguments: Sequence[str], tell: Callable[[str], None]
     try:
         with Watch(work, config.cluster.hang_s, tell):
             elastic_launch(settings, sys.executable)("-m", "trew", *arguments)
-        return _code(outcome, 1)
+        return _code(work, 1)
     except ChildFailedError as error:
-        if outcome.exists():
-            return _code(outcome, 1)
+        if (code := outcome_of(work)) is not None:
+            return code
         raise RankError(_death(error, work / "logs", config)) from None
     except SignalException as error:
-        return _code(outcome, 128 + error.sigval)
+        return _code(work, 128 + error.sigval)
     finally:
         for name, value in before.items():
             os.environ.pop(name, None) if value is None else os.environ.update({name: value})
@@ -138,11 +170,17 @@ def _patience(launch_config: type, seconds: int) -> dict[str, Any]:
     return {"shutdown_timeout": seconds} if known else {}
 
 
-def _code(outcome: Path, otherwise: int) -> int:
+def outcome_of(folder: Path) -> int | None:
+    """The exit code of a run that ended by its own decision, in the folder that its rank 0 shares; None before."""
     try:
-        return int(json.loads(outcome.read_text())["code"])
+        return int(json.loads((folder / OUTCOME).read_text())["code"])
     except (OSError, ValueError, KeyError):
-        return otherwise
+        return None
+
+
+def _code(folder: Path, otherwise: int) -> int:
+    code = outcome_of(folder)
+    return otherwise if code is None else code
 
 
 def _death(error: Any, logs: Path, config: Config) -> str:
@@ -166,16 +204,16 @@ def _death(error: Any, logs: Path, config: Config) -> str:
 
 
 @contextlib.contextmanager
-def leading(place: Place) -> Iterator[Orders]:
-    """Joins the ranks as rank 0, whose decisions the others follow. However the block ends, they are told."""
+def leading(place: Place) -> Iterator[Orders | None]:
+    """Joins the ranks as rank 0, whose decisions the others follow; None where there are no others. However the block
+    ends, they are told."""
     with telling_of_lost_ranks():
-        ranks = Ranks(place, device=own_device(place), timeout_s=WAIT_S)
-        orders = Orders(ranks)
+        orders = None if place.size == 1 else Orders(Ranks(place, device=own_device(place), timeout_s=WAIT_S))
         try:
             yield orders
         except BaseException as error:
             # The agent ends all ranks by the same signal when one has died: that is no wish to stop.
-            if isinstance(error, Interrupted) and orders.heard:
+            if isinstance(error, Interrupted) and orders is not None and orders.heard:
                 orders.check()
             # Anything else is a death: the ranks are started again, or the run is resumed by hand.
             if decided(error):
@@ -191,15 +229,15 @@ def decided(error: BaseException) -> bool:
     return isinstance(error, TrewError | Interrupted) and not isinstance(error, LostRankError)
 
 
-def _dismiss(orders: Orders) -> None:
-    if orders.heard:
+def _dismiss(orders: Orders | None) -> None:
+    if orders is not None and orders.heard:
         orders.give("end")
         orders.ranks.close()
 
 
 def over() -> bool:
     """Whether the run has ended by its own decision, before this process was started again."""
-    return launched() and (Path(os.environ[FOLDER]) / OUTCOME).exists()
+    return launched() and outcome_of(Path(os.environ[FOLDER])) is not None
 
 
 def launched() -> bool:

@@ -13,9 +13,7 @@ import os
 import re
 import secrets
 import shutil
-import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import threading
@@ -28,7 +26,7 @@ from typing import Any
 
 from ...config.cluster import option_name
 from ...errors import ConfigError, EngineError
-from ...rewards.isolation.worker import BOOT
+from ...rewards.isolation.program import Program, how_it_ended
 from ...utils.secrets import can_be_secret
 from .client import ServerGone, ServerRefused, call
 from .endpoint import Endpoint
@@ -38,7 +36,6 @@ START_S = 1800.0
 """Seconds that servers may take to load their model and answer."""
 GRACE_S = 5.0
 """Seconds that a server may take to end by itself, before its processes are killed."""
-_KILL_S = 5.0  # that the guardian needs at most to kill what did not
 _LOOK_S = 0.2
 _SOCKET_BYTES = 100  # of a socket's path: the kernel's limit is 107
 _SHOWN_LINES = 3
@@ -151,10 +148,8 @@ class Server:
         self.log = logs / f"{index}.log"
         path = sockets / f"{index}.sock"
         self.endpoint = Endpoint("http://localhost", path, secrets.token_hex(16))
-        self._process: subprocess.Popen[bytes] | None = None
+        self._program: Program | None = None
         self._began = 0  # where the log of the last start begins
-        self._life = -1  # this end of the pipe that its guardian watches
-        self._end: weakref.finalize[..., Any] | None = None
 
     def __str__(self) -> str:
         return f"server {self.index} (log: {self.log})"
@@ -166,33 +161,22 @@ class Server:
                 "cluster.servers: servers are started on Linux only, where they are sure to end with the run; start "
                 "them yourself and set cluster.endpoints"
             )
-        assert self._process is None or self._process.returncode is not None
+        assert self._program is None or self._program.poll() is not None
         path = self.endpoint.socket
         assert path is not None
         path.unlink(missing_ok=True)  # of a start before: nobody listens there
         line = command(self.options, path)
-        theirs, life = os.pipe()
-        start = {
-            "module": "trew_worker.isolation.command", "arguments": {"command": line}, "parent": os.getpid(),
-            "life": theirs, "path": None, "grace_s": GRACE_S,
-        }  # fmt: skip
         with self.log.open("ab") as log:
             log.write(f"==== trew starts: {' '.join(line)}\n".encode())
             self._began = log.tell()
-            self._process = subprocess.Popen(
-                [sys.executable, "-I", str(BOOT), json.dumps(start)],
-                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=log, cwd=self.log.parent, pass_fds=[theirs],
-                start_new_session=True,
-                env=variables(self.options, token=self.endpoint.token, devices=self.devices),
+            self._program = Program(
+                line, output=log, folder=self.log.parent, grace_s=GRACE_S,
+                environment=variables(self.options, token=self.endpoint.token, devices=self.devices),
             )  # fmt: skip
-        os.close(theirs)
-        self._life = life
-        # Also runs when the interpreter exits. Must not hold a reference to self.
-        self._end = weakref.finalize(self, _end, self._process, life, os.getpid())
 
     def died(self) -> bool:
         """Whether it was started and has ended."""
-        return self._process is not None and self._process.poll() is not None
+        return self._program is not None and self._program.poll() is not None
 
     def ready(self) -> bool:
         """Whether it answers. Raises EngineError, with its own last words, where it has ended."""
@@ -206,24 +190,20 @@ class Server:
 
     def cause(self) -> str:
         """Why it ended, as far as its exit status and the log of its last start say."""
-        code = None if self._process is None else self._process.poll()
-        how = "it has not ended" if code is None else f"exit code {code}"
-        if code is not None and code < 0:
-            known = signal.Signals(-code).name if -code in set(signal.Signals) else str(-code)
-            how = f"killed by {known}"
+        code = None if self._program is None else self._program.poll()
+        how = "it has not ended" if code is None else how_it_ended(code)
         lines = _last_words(self.log, self._began)
         return f"{how}; its log: {' | '.join(lines)}" if lines else f"{how}, and it wrote nothing"
 
     def ask_to_end(self) -> None:
         """Lets it clean up and end by itself; :meth:`stop` is to follow."""
-        if self._end is not None and self._end.alive:
-            with contextlib.suppress(BrokenPipeError):  # its guardian has ended
-                os.write(self._life, b"x")
+        if self._program is not None:
+            self._program.ask_to_end()
 
     def stop(self) -> None:
         """Ends it with all its processes: asks first, so that it cleans up, and kills what is left after GRACE_S."""
-        if self._end is not None:
-            self._end()
+        if self._program is not None:
+            self._program.end()
 
 
 class Servers:
@@ -308,19 +288,6 @@ def _wait(servers: Sequence[Server], seconds: float) -> None:
         if time.monotonic() > until:
             raise EngineError(f"{waiting[0]} did not answer within {seconds:g} s: {waiting[0].cause()}")
         time.sleep(_LOOK_S)
-
-
-def _end(process: subprocess.Popen[bytes], life: int, owner: int) -> None:
-    """Ends a server: ``process`` is its guardian, ``life`` the pipe that the guardian watches, ``owner`` the process
-    that started it. A fork of the owner only gives up its end of the pipe."""
-    os.close(life)
-    if os.getpid() != owner:
-        return
-    try:
-        process.wait(GRACE_S + _KILL_S)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
 
 
 def _place_for_sockets(folder: Path) -> Path:

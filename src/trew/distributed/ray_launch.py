@@ -1,0 +1,273 @@
+"""Starts the ranks of a run on a Ray cluster by Ray Train, shows what rank 0 prints, and passes back how it ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from ..config import Config
+from ..errors import ConfigError, MissingResources, RankError
+from ..utils import ray_cluster
+from ..utils.ray_cluster import Bundle, connect, lacking, nodes, total
+from ..utils.signals import Interrupted, Interrupts
+from . import ray_rank
+from .ray_board import Board
+from .ray_rank import LOOK_S, Order
+
+PASSED = ("TREW_", "HF_", "HUGGINGFACE_", "TRANSFORMERS_", "TORCH_", "NCCL_", "GLOO_", "CUBLAS_", "WANDB_", "MLFLOW_",
+          "TRACKIO_", "PYTHONPATH", "PYTHONHASHSEED", "CC", "CXX")  # fmt: skip
+"""Environment variables, or their first letters, that ranks on other nodes get from this process. All others are those
+of Ray's workers (``ray start``, or the ``env_vars`` of a job's runtime environment)."""
+_TELL_S = 3.0  # that places may take to be found, before somebody is told that they are missing
+
+
+def free_gpus(config: Config) -> int:
+    """The GPUs of the cluster that servers leave. Raises ConfigError where there is none."""
+    cluster, every = config.cluster, total(nodes(connect()), "GPU")
+    taken = cluster.servers * cluster.server_gpus
+    if every - taken > 0:
+        return every - taken
+    means = "cluster.learner: got 0, which means every GPU that servers leave"
+    if not every:
+        raise ConfigError(f"{means}; no node of the Ray cluster has one: set the number of ranks")
+    raise ConfigError(f"{means}; the Ray cluster has {every}, servers take {taken}: use fewer servers")
+
+
+def bundles(config: Config, *, gpus: bool) -> list[Bundle]:
+    """What each process of a run asks of Ray: ranks first, then servers."""
+    cluster, cpus = config.cluster, float(config.threads or 1)
+    rank: Bundle = {"CPU": cpus, "GPU": 1.0} if gpus else {"CPU": cpus}
+    server: Bundle = {"CPU": cpus, "GPU": float(cluster.server_gpus)} if gpus else {"CPU": cpus}
+    return [*[rank] * cluster.learner, *[server] * cluster.servers]
+
+
+def launch(config: Config, arguments: Sequence[str], tell: Callable[[str], None]) -> int:
+    """Runs ``trew ARGUMENTS`` as ``cluster.learner`` ranks on the cluster; returns the run's exit code.
+
+    Ranks that die are started again from the newest checkpoint, all together, up to ``cluster.restarts`` times. Raises
+    RankError, which names the first rank that died, after that; MissingResources where the cluster has no place for
+    them for ``cluster.resources_timeout_s`` seconds.
+    """
+    module, run = connect(), Path(config.out)
+    try:
+        board = Board.make(run)
+        try:
+            _check_shared(module, board, config)
+            return _Launch(module, board, config, arguments, tell).run()
+        finally:
+            board.keep_logs(run)
+            board.remove()
+    finally:
+        module.shutdown()  # ends Ray's workers, and with them their ranks
+
+
+def _check_shared(module: Any, board: Board, config: Config) -> None:
+    """Raises ConfigError where a node that may get a rank does not see the run folder, or this working directory."""
+    kind = "GPU" if uses_gpus(config, nodes(module)) else "CPU"
+    strategies = module.util.scheduling_strategies
+    asked = {
+        node["NodeManagerHostname"]: module.remote(_sees)
+        .options(num_cpus=0, scheduling_strategy=strategies.NodeAffinitySchedulingStrategy(node["NodeID"], soft=False))
+        .remote(str(board.folder), board.mark, str(Path.cwd()))
+        for node in module.nodes()
+        if node["Alive"] and node["Resources"].get(kind)
+    }
+    problems = []
+    for name, answer in asked.items():
+        try:
+            missing = module.get(answer, timeout=120)
+        except Exception as error:  # a node that is busy or just lost: the ranks that it gets look again
+            problems += [f"node {name}: {_first_line(error)}"] if _unimportable(error) else []
+            continue
+        problems += [f"node {name} does not see {place}: {ray_rank.NOT_SHARED}" for place in missing]
+    if problems:
+        raise ConfigError(problems)
+
+
+def _sees(board: str, mark: str, folder: str) -> list[str]:
+    """On another node: which of the two folders it does not see."""
+    found = [] if Board(Path(board), mark).seen() else [board]
+    return found if Path(folder).is_dir() else [*found, folder]
+
+
+def _unimportable(error: Exception) -> bool:
+    return "ModuleNotFoundError" in str(error) or isinstance(error, ImportError)
+
+
+def uses_gpus(config: Config, there: Sequence[Bundle]) -> bool:
+    """Whether the processes of a run get GPUs."""
+    return config.device != "cpu" and total(there, "GPU") > 0
+
+
+class _Launch:
+    """One run on the cluster, as the process sees it that started it."""
+
+    def __init__(
+        self, module: Any, board: Board, config: Config, arguments: Sequence[str], tell: Callable[[str], None]
+    ) -> None:
+        self.module, self.board, self.config, self.tell = module, board, config, tell
+        self.gpus = uses_gpus(config, nodes(module))
+        self.arguments = arguments
+        self._shown = _Shown(board)
+        self._since, self._told = time.monotonic(), False
+
+    def run(self) -> int:
+        fit = _Fit(self._trainer())
+        with Interrupts(more=self.config.stop.signals) as interrupts:
+            fit.start()
+            asked: Interrupted | None = None
+            while fit.is_alive():
+                try:
+                    with interrupts.anywhere() if asked is None else contextlib.nullcontext():
+                        self._look(fit)
+                except Interrupted as error:
+                    asked = error
+                    self._stop(error)
+        self._shown.copy()
+        if (code := self.board.code) is not None:
+            return code
+        if asked is not None:
+            raise asked
+        raise self._death(fit.error)
+
+    def _look(self, fit: _Fit) -> None:
+        fit.join(LOOK_S)
+        self._shown.copy()
+        if not self.board.waiting:
+            self._since, self._told = time.monotonic(), False
+            return
+        waited, limit = time.monotonic() - self._since, self.config.cluster.resources_timeout_s
+        if waited > min(_TELL_S, limit) and not self._told:
+            self._told = True
+            if missing := self._missing():
+                self.tell(f"waiting for places on the Ray cluster: {missing} (cluster.resources_timeout_s = {limit:g})")
+        if waited > limit:
+            raise MissingResources(
+                f"cluster.resources_timeout_s: no place for the ranks on the Ray cluster for {limit:g} s: "
+                f"{self._missing() or 'the nodes have room, other jobs may use it'}. Everything up to the newest "
+                "checkpoint is kept: add nodes, and continue with --resume"
+            )
+
+    def _missing(self) -> str:
+        return lacking(bundles(self.config, gpus=self.gpus), nodes(self.module))
+
+    def _stop(self, error: Interrupted) -> None:
+        """Has the ranks end their step and save; a second signal ends this process, and them with it."""
+        if self.board.waiting:
+            raise error
+        self.tell("asking the ranks to end this step and to save; once more stops now")
+        self.board.stop()
+
+    def _trainer(self) -> Any:
+        train, torch = ray_cluster.train()
+        cluster, cpus = self.config.cluster, bundles(self.config, gpus=self.gpus)[0]
+        return torch.TorchTrainer(
+            ray_rank.run,
+            train_loop_config=asdict(self._order()),
+            torch_config=_rendezvous(torch),
+            scaling_config=train.ScalingConfig(
+                num_workers=cluster.learner, use_gpu=self.gpus, resources_per_worker=dict(cpus)
+            ),
+            run_config=train.RunConfig(
+                name="ranks", storage_path=str(self.board.folder / "ray"), callbacks=[_failures(train, self.board)],
+                failure_config=train.FailureConfig(max_failures=cluster.restarts),
+            ),
+        )  # fmt: skip
+
+    def _order(self) -> Order:
+        config = self.config
+        return Order(
+            arguments=tuple(self.arguments), folder=str(Path.cwd()), board=str(self.board.folder), mark=self.board.mark,
+            variables=passed(os.environ), address=self.module.get_runtime_context().gcs_address,
+            threads=config.threads or 1, hang_s=config.cluster.hang_s, grace_s=config.stop.grace_s,
+            shard=config.cluster.shard,
+        )  # fmt: skip
+
+    def _death(self, error: BaseException | None) -> RankError:
+        """The error for ranks that died too often."""
+        kept = "Everything up to the newest checkpoint is kept: continue with --resume"
+        death = self.board.death()
+        if death is None:
+            return RankError(f"Ray Train ended the ranks: {_first_line(error)}. {kept}")
+        said = "".join(f"\n  {line}" for line in death.lines)
+        return RankError(
+            f"rank {death.rank} on {death.node}: {death.how}; it died after {self.config.cluster.restarts} restarts "
+            f"(cluster.restarts). {kept}; what ranks printed is in {Path(self.config.out) / 'ranks'}"
+            f"{said and f'. Its last lines:{said}'}"
+        )
+
+
+class _Fit(threading.Thread):
+    """Ray Train at work, in a thread: the main thread has the signals."""
+
+    def __init__(self, trainer: Any) -> None:
+        super().__init__(name="trew-ray-train", daemon=True)
+        self._trainer = trainer
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            self._trainer.fit()
+        except BaseException as error:  # whatever it is, the main thread must see it
+            self.error = error
+
+
+class _Shown:
+    """Copies what rank 0 prints to this process's output, as it comes."""
+
+    def __init__(self, board: Board) -> None:
+        self._board, self._start, self._at = board, 0, 0
+
+    def copy(self) -> None:
+        while True:
+            with contextlib.suppress(OSError), self._board.log(self._start, 0).open("rb") as log:
+                log.seek(self._at)
+                text = log.read()
+                self._at += len(text)
+                sys.stdout.write(text.decode("utf-8", "replace"))
+                sys.stdout.flush()
+            if not self._board.log(self._start + 1, 0).exists():
+                return
+            self._start, self._at = self._start + 1, 0
+
+
+def passed(variables: Any) -> dict[str, str]:
+    """The environment variables that ranks get.
+
+    >>> passed({"TREW_CACHE": "/shared", "HOME": "/root", "HF_HUB_OFFLINE": "1"})
+    {'TREW_CACHE': '/shared', 'HF_HUB_OFFLINE': '1'}
+    """
+    return {name: value for name, value in variables.items() if name.startswith(PASSED)}
+
+
+def _rendezvous(torch: Any) -> Any:
+    """A process group of Ray's workers, by whose store ranks find each other: gloo, and no GPU is touched by it."""
+
+    class Rendezvous(torch.TorchConfig):
+        @property
+        def train_func_context(self) -> Any:
+            return contextlib.nullcontext
+
+    return Rendezvous(backend="gloo")
+
+
+def _failures(train: Any, board: Board) -> Any:
+    """Has Ray Train note on the board that ranks were given up."""
+
+    class Failures(train.UserCallback):
+        def after_exception(self, run_context: Any, worker_exceptions: Any) -> None:
+            board.failed()
+
+    return Failures()
+
+
+def _first_line(error: BaseException | None) -> str:
+    lines = [line.strip() for line in str(error or "").splitlines() if line.strip()]
+    return lines[-1][:400] if lines else type(error).__name__

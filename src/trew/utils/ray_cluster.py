@@ -1,0 +1,176 @@
+"""Connects to a Ray cluster, and computes what it lacks. Ray is imported on first use."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from ..errors import ConfigError
+
+ADDRESS = "RAY_ADDRESS"
+"""Environment variable: the address of the cluster; ``ray job submit`` sets it for what it runs."""
+INSIDE = "TREW_RAY"
+"""Environment variable of ranks that run on Ray: the address of their cluster."""
+CONNECT_S = 10.0
+"""Seconds in which the cluster must accept a connection; Ray itself would try for minutes."""
+START = "start one with ray start --head, and ray start --address HOST:6379 on the other nodes"
+
+Bundle = Mapping[str, float]
+"""Resources of one process, by Ray's names: CPU, GPU."""
+
+
+def ray() -> Any:
+    """The module ``ray``. Raises ConfigError where it is not installed."""
+    try:
+        with keeping_signals():
+            return importlib.import_module("ray")
+    except ImportError as error:
+        raise ConfigError(
+            f"cluster.launcher: Ray cannot be imported by {sys.executable} ({error}); pip install 'trew[ray]' on every "
+            "node of the cluster, or set cluster.launcher = 'torchrun'"
+        ) from None
+
+
+def train() -> tuple[Any, Any]:
+    """The modules ``ray.train`` and ``ray.train.torch``. Raises ConfigError where one cannot be imported."""
+    ray()
+    try:
+        with keeping_signals():
+            return importlib.import_module("ray.train"), importlib.import_module("ray.train.torch")
+    except ImportError as error:
+        raise ConfigError(
+            f"cluster.launcher: Ray Train cannot be imported by {sys.executable} ({error}); pip install 'trew[ray]' on "
+            "every node of the cluster"
+        ) from None
+
+
+def connect() -> Any:
+    """Connects this process to the cluster of RAY_ADDRESS, or to one that runs on this machine; returns the module
+    ``ray``. Does nothing where it is connected. Raises ConfigError where there is no cluster."""
+    module = ray()
+    if module.is_initialized():
+        return module
+    address = checked_address(os.environ.get(ADDRESS, ""))
+    try:
+        with keeping_signals():
+            module.init(address=address, log_to_driver=False, logging_level="ERROR")
+    except ConnectionError:
+        raise ConfigError(
+            f"cluster.launcher: no Ray cluster runs on this machine; {START}, or set {ADDRESS} to the address of one"
+        ) from None
+    except Exception as error:  # of Ray's own kinds: another version, a wrong token
+        said = " ".join(str(error).split())[:400]
+        raise ConfigError(f"cluster.launcher: the Ray cluster at {address} refused the connection: {said}") from None
+    return module
+
+
+def checked_address(address: str) -> str:
+    """The address for Ray; "auto" for an empty one, which means a cluster of this machine. Raises ConfigError for one
+    that cannot be used, or where nobody answers.
+
+    >>> checked_address("")
+    'auto'
+    """
+    if address in ("", "auto", "local"):
+        return "auto"
+    if "://" in address:
+        job = "that of a job server" if address.startswith("http") else "that of Ray Client"
+        raise ConfigError(
+            f"{ADDRESS}: got {address!r}, {job}, accepts HOST:PORT; run trew on a node of the cluster: ray job submit "
+            "--address http://HOST:8265 -- trew train RECIPE"
+        )
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal():
+        raise ConfigError(f"{ADDRESS}: got {address!r}, accepts HOST:PORT, like 10.0.0.1:6379")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S).close()
+    except OSError as error:
+        raise ConfigError(
+            f"{ADDRESS}: got {address!r}, where nobody answers ({error.strerror or error}); {START}, or unset {ADDRESS}"
+        ) from None
+    return address
+
+
+@contextlib.contextmanager
+def keeping_signals() -> Iterator[None]:
+    """Restores this process's signal handlers afterwards: Ray replaces that of SIGTERM by an exit."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {signum: signal.getsignal(signum) for signum in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for signum, handler in before.items():
+            if handler is not None:
+                signal.signal(signum, handler)
+
+
+# ----------------------------------------------------------------------------------------------------------- resources
+
+
+def nodes(module: Any) -> list[Bundle]:
+    """What each node that is alive has in all, used or not."""
+    return [node["Resources"] for node in module.nodes() if node["Alive"]]
+
+
+def total(there: Sequence[Bundle], kind: str) -> int:
+    """How many of a resource all nodes have.
+
+    >>> total([{"CPU": 4.0, "GPU": 2.0}, {"CPU": 4.0}], "GPU")
+    2
+    """
+    return int(sum(node.get(kind, 0.0) for node in there))
+
+
+def unplaced(wanted: Sequence[Bundle], there: Sequence[Bundle]) -> list[Bundle]:
+    """Those of ``wanted`` that have no room: each must be on one node. First fit, the largest first.
+
+    >>> unplaced([{"GPU": 1}, {"GPU": 2}, {"GPU": 1}], [{"GPU": 2}, {"GPU": 1}])
+    [{'GPU': 1}]
+    >>> unplaced([{"GPU": 2}], [{"GPU": 1}, {"GPU": 1}])
+    [{'GPU': 2}]
+    """
+    free, left = [dict(node) for node in there], []
+    for bundle in sorted(wanted, key=lambda b: (b.get("GPU", 0), b.get("CPU", 0)), reverse=True):
+        for node in free:
+            if all(node.get(kind, 0.0) >= amount for kind, amount in bundle.items()):
+                for kind, amount in bundle.items():
+                    node[kind] -= amount
+                break
+        else:
+            left.append(bundle)
+    return left
+
+
+def lacking(wanted: Sequence[Bundle], there: Sequence[Bundle]) -> str:
+    """What a cluster lacks for ``wanted``, in words; empty where all of it has room.
+
+    >>> lacking([{"CPU": 1, "GPU": 1}] * 4, [{"CPU": 8.0, "GPU": 2.0}])
+    'no room for 2 processes with 1 CPU and 1 GPU each; 1 node: 8 CPU and 2 GPU'
+    """
+    left = unplaced(wanted, there)
+    if not left:
+        return ""
+    kinds = "; ".join(
+        f"{count} {'process' if count == 1 else 'processes'} with {said} each" for said, count in _counted(left)
+    )
+    have = "; ".join(f"{count} {'node' if count == 1 else 'nodes'}: {said}" for said, count in _counted(there))
+    return f"no room for {kinds}; {have or 'no node is alive'}"
+
+
+def _counted(bundles: Sequence[Bundle]) -> list[tuple[str, int]]:
+    said = [_words(bundle) for bundle in bundles]
+    return [(words, said.count(words)) for words in dict.fromkeys(said)]
+
+
+def _words(bundle: Bundle) -> str:
+    found = [f"{bundle[kind]:g} {kind}" for kind in ("CPU", "GPU") if bundle.get(kind)]
+    return " and ".join(found) or "no CPU"

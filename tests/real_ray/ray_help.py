@@ -1,0 +1,161 @@
+"""A Ray cluster of several nodes on this machine, and runs on it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import tiny
+
+PATIENCE_S = 400.0
+"""Ray's workers run at low priority: beside other work they may take minutes."""
+STORE_BYTES = 80_000_000
+REWARD = """
+import time
+
+def vowels(completions, completion_ids, **columns):
+    return [round(sum(i % 2 for i in ids) / len(ids), 1) for ids in completion_ids]
+
+def slow(completions, completion_ids, **columns):
+    time.sleep(0.5)
+    return vowels(completions, completion_ids)
+"""
+RECIPE = """
+model = "lm"
+chat_template = "plain"
+steps = 4
+seed = 1
+kernels = "plain"
+linear = "plain"
+[data]
+task = "arithmetic"
+[[rewards]]
+name = "reward.py:vowels"
+[rollout]
+prompts = 4
+completions = 4
+max_tokens = 8
+[objective]
+preset = "grpo"
+[learner]
+lr = 1e-3
+inner_updates = 2
+microbatch_tokens = 64
+[eval]
+size = 3
+[checkpoint]
+every = 1
+[track]
+samples_every = 0
+regrade_every = 0
+"""
+
+
+def furnish(folder: Path) -> None:
+    """Writes a model, a reward and a recipe."""
+    tiny.model("llama", initializer_range=0.1).save_pretrained(folder / "lm")
+    tiny.tokenizer(chat=False).save_pretrained(folder / "lm")
+    (folder / "r.toml").write_text(RECIPE)
+    (folder / "reward.py").write_text(REWARD)
+
+
+@contextlib.contextmanager
+def cluster(*cpus: int) -> Iterator[Any]:
+    """Nodes with so many CPUs each: processes of their own, the first is the head."""
+    from ray.cluster_utils import Cluster
+
+    made = Cluster(
+        initialize_head=True,
+        head_node_args={"num_cpus": cpus[0], "object_store_memory": STORE_BYTES, "include_dashboard": False},
+    )
+    try:
+        for count in cpus[1:]:
+            made.add_node(num_cpus=count, object_store_memory=STORE_BYTES)
+        yield made
+    finally:
+        made.shutdown()
+
+
+class Run:
+    """``trew train r.toml`` on a cluster; use as a context."""
+
+    def __init__(self, folder: Path, address: str, out: str, *arguments: str, **variables: str) -> None:
+        self.folder, self.out, self.log = folder, folder / out, folder / f"{out}.log"
+        self._command = [sys.executable, "-m", "trew", "train", "r.toml", "--out", out, *arguments]
+        self._variables = {"RAY_ADDRESS": address, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **variables}
+
+    def __enter__(self) -> Run:
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(
+                self._command, cwd=self.folder, env=os.environ | self._variables, stdout=log, stderr=log
+            )
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def text(self) -> str:
+        return " ".join(self.log.read_text(errors="replace").split())
+
+    def wait(self) -> int:
+        return self.process.wait(PATIENCE_S)
+
+    def rows(self) -> list[dict[str, Any]]:
+        path = self.out / "metrics.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def steps(self) -> list[int]:
+        return [row["step"] for row in self.rows() if "loss" in row]
+
+    def after(self, steps: int) -> None:
+        """Waits until so many steps are done."""
+        wait_for(lambda: len(self.steps()) >= steps or self.process.poll() is not None, self.text)
+        assert self.process.poll() is None, self.text()
+
+    def rank(self, number: int, *, other_than: int = 0) -> int:
+        """The process of a rank."""
+        found = [0]
+
+        def there() -> bool:
+            found[0] = max((pid for pid in processes(self.out.name) if _has(pid, f"RANK={number}")), default=0)
+            return found[0] not in (0, other_than)
+
+        wait_for(there, self.text)
+        return found[0]
+
+
+def processes(*words: str) -> list[int]:
+    """Python processes of ranks and servers whose command line has all of these words."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            line = entry.read_bytes().decode(errors="replace").split("\0")
+            if "isolation/boot.py" not in " ".join(line) and all(word in line for word in ("train", *words)):
+                found.append(int(entry.parent.name))
+    return [pid for pid in found if pid != os.getpid()]
+
+
+def _has(pid: int, variable: str) -> bool:
+    with contextlib.suppress(OSError):
+        return f"\0{variable}\0" in "\0" + Path(f"/proc/{pid}/environ").read_text(errors="replace")
+    return False
+
+
+def kill(pid: int, signum: int = signal.SIGKILL) -> None:
+    os.kill(pid, signum)
+
+
+def wait_for(condition: Callable[[], Any], what: Callable[[], Any], seconds: float = PATIENCE_S) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, what()
+        time.sleep(0.1)
