@@ -19,13 +19,15 @@ PATIENCE_S = 400.0
 """Ray's workers run at low priority: beside other work they may take minutes."""
 STORE_BYTES = 80_000_000
 REWARD = """
-import time
+import os, time
 
 def vowels(completions, completion_ids, **columns):
     return [round(sum(i % 2 for i in ids) / len(ids), 1) for ids in completion_ids]
 
-def slow(completions, completion_ids, **columns):
-    time.sleep(0.5)
+def held(completions, completion_ids, out, **columns):
+    # From the first checkpoint on, waits for the test.
+    while os.path.exists(out + "/checkpoints/000001/manifest.json") and not os.path.exists(out + ".go"):
+        time.sleep(0.05)
     return vowels(completions, completion_ids)
 """
 RECIPE = """
@@ -65,6 +67,11 @@ def furnish(folder: Path) -> None:
     tiny.tokenizer(chat=False).save_pretrained(folder / "lm")
     (folder / "r.toml").write_text(RECIPE)
     (folder / "reward.py").write_text(REWARD)
+
+
+def holding(out: str) -> list[str]:
+    """Settings with which a run stands after its first checkpoint."""
+    return ["--set", f"rewards=[{{name='reward.py:held', args={{out='{out}'}}}}]"]
 
 
 @contextlib.contextmanager
@@ -116,10 +123,16 @@ class Run:
     def steps(self) -> list[int]:
         return [row["step"] for row in self.rows() if "loss" in row]
 
-    def after(self, steps: int) -> None:
-        """Waits until so many steps are done."""
-        wait_for(lambda: len(self.steps()) >= steps or self.process.poll() is not None, self.text)
+    def held(self) -> Run:
+        """Waits until the first checkpoint is there: the run, by :func:`holding`, then stands until :meth:`go`."""
+        saved = self.out / "checkpoints" / "000001" / "manifest.json"
+        wait_for(lambda: saved.exists() or self.process.poll() is not None, self.text)
         assert self.process.poll() is None, self.text()
+        return self
+
+    def go(self) -> None:
+        """Lets the run go on."""
+        self.out.with_suffix(".go").touch()
 
     def rank(self, number: int, *, other_than: int = 0) -> int:
         """The process of a rank."""

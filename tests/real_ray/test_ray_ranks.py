@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 import torch
-from ray_help import PATIENCE_S, Run, cluster, kill, wait_for
+from ray_help import PATIENCE_S, Run, cluster, holding, kill, wait_for
 from safetensors.torch import load_file
 
-SLOW = ("--set", "rewards=[{name='reward.py:slow'}]")
 PAIR = ("--set", "cluster.learner=2", "threads=2")  # two CPUs each, so that each node has one
 
 
@@ -63,43 +62,44 @@ def test_a_single_rank_is_the_process_that_it_would_be(alone: Path, folder: Path
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_that_is_killed_goes_on_from_the_checkpoint(pair: Path, folder: Path, two_nodes: Any, rank: int) -> None:
-    with Run(folder, two_nodes.address, f"killed-{rank}", *PAIR, *SLOW) as run:
-        run.after(1)
-        kill(run.rank(rank))
+    out = f"killed-{rank}"
+    with Run(folder, two_nodes.address, out, *PAIR, *holding(out)) as run:
+        kill(run.held().rank(rank))
+        run.go()
         assert run.wait() == 0, run.text()
-    assert "continuing after step" in run.text()
+    assert "continuing after step 1" in run.text()
     assert run.steps() == [1, 2, 3, 4]
     assert metrics(run.out) == metrics(pair), "to the bit"
 
 
 def test_a_rank_that_dies_too_often_is_named(folder: Path, two_nodes: Any) -> None:
-    with Run(folder, two_nodes.address, "often", *PAIR, *SLOW, "--set", "cluster.restarts=0", "steps=50") as run:
-        run.after(1)
-        kill(run.rank(1))
+    with Run(folder, two_nodes.address, "often", *PAIR, *holding("often"), "--set", "cluster.restarts=0") as run:
+        kill(run.held().rank(1))
         assert run.wait() == 1
     assert "rank 1 on " in run.text()
     assert "killed by SIGKILL (out of memory, or by hand); it died after 0 restarts" in run.text()
     assert "Traceback" not in run.text()
-    assert list((run.out / "ranks").glob("*-start-0-rank-1.log")) or "continue with --resume" in run.text()
+    assert "continue with --resume; what ranks printed is in often/ranks" in run.text()
 
 
 def test_a_signal_saves_and_ends_all_ranks(pair: Path, folder: Path, two_nodes: Any) -> None:
-    with Run(folder, two_nodes.address, "stopped", *PAIR, *SLOW) as run:
-        run.after(1)
-        run.process.send_signal(signal.SIGTERM)
+    with Run(folder, two_nodes.address, "stopped", *PAIR, *holding("stopped")) as run:
+        run.held().process.send_signal(signal.SIGTERM)
+        wait_for(lambda: "asking the ranks to end this step" in run.text(), run.text)
+        wait_for(lambda: "stopping after this step" in run.text(), run.text)
+        run.go()
         assert run.wait() == 143, run.text()
     assert "continue with --resume" in run.text()
     assert len(run.steps()) < 4
-    with Run(folder, two_nodes.address, "stopped", *PAIR, *SLOW, "--resume") as again:
+    with Run(folder, two_nodes.address, "stopped", *PAIR, *holding("stopped"), "--resume") as again:
         assert again.wait() == 0, again.text()
     assert metrics(again.out) == metrics(pair), "to the bit"
 
 
-def test_a_second_kill_of_everything_leaves_no_process(folder: Path, two_nodes: Any) -> None:
-    """The process that started the run is killed: the fixture sees whether anything is left."""
-    with Run(folder, two_nodes.address, "orphans", *PAIR, *SLOW, "--set", "steps=50") as run:
-        run.after(1)
-        kill(run.process.pid)
+def test_nothing_is_left_where_the_process_that_started_the_run_is_killed(folder: Path, two_nodes: Any) -> None:
+    """The fixture sees whether anything is left."""
+    with Run(folder, two_nodes.address, "orphans", *PAIR, *holding("orphans")) as run:
+        kill(run.held().process.pid)
         assert run.wait() == -signal.SIGKILL
 
 
@@ -121,18 +121,16 @@ def test_without_places_the_run_says_what_is_missing_and_ends(folder: Path, two_
 def test_a_node_that_is_lost_costs_no_step(pair: Path, folder: Path) -> None:
     """The run goes on with the node that is left; when there is none any more, it ends for another try."""
     with cluster(1, 2, 2, 2) as nodes:
-        lost = ("--set", "cluster.resources_timeout_s=30.0")
-        with Run(folder, nodes.address, "lost", *PAIR, *SLOW, *lost) as run:
-            run.after(1)
-            first = run.rank(1)
-            nodes.remove_node(node_of(nodes, first), allow_graceful=False)
-            run.rank(1, other_than=first)
+        lost = ("--set", "cluster.resources_timeout_s=60.0")
+        with Run(folder, nodes.address, "lost", *PAIR, *holding("lost"), *lost) as run:
+            nodes.remove_node(node_of(nodes, run.held().rank(1)), allow_graceful=False)
+            run.go()
             assert run.wait() == 0, run.text()
-        assert run.steps() == [1, 2, 3, 4]
+        assert "continuing after step 1" in run.text()
         assert metrics(run.out) == metrics(pair), "to the bit"
-        with Run(folder, nodes.address, "gone", *PAIR, *SLOW, *lost, "--set", "steps=50") as run:
-            run.after(1)
-            nodes.remove_node(node_of(nodes, run.rank(1)), allow_graceful=False)
+        soon = ("--set", "cluster.resources_timeout_s=15.0")
+        with Run(folder, nodes.address, "gone", *PAIR, *holding("gone"), *soon) as run:
+            nodes.remove_node(node_of(nodes, run.held().rank(1)), allow_graceful=False)
             assert run.wait() == 75, run.text()
         assert "no room for 1 process with 2 CPU each; 1 node: 1 CPU; 1 node: 2 CPU" in run.text()
 

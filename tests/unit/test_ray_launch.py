@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from trew.config import Config, parse
+from trew.config.places import bundles
 from trew.distributed import launch, ray_launch, ray_rank
 from trew.distributed.ranks import Place
 from trew.distributed.ray_board import Board, Death
@@ -96,12 +97,12 @@ def test_settings_that_ray_cannot_honour_are_refused(cluster, said):
 
 def test_what_is_asked_of_the_cluster():
     many = config(learner=2, servers=1, server_gpus=4)
-    assert ray_launch.bundles(many, gpus=True) == [{"CPU": 1.0, "GPU": 1.0}] * 2 + [{"CPU": 1.0, "GPU": 4.0}]
-    assert ray_launch.bundles(many, gpus=False) == [{"CPU": 1.0}] * 3
+    assert bundles(many, gpus=True) == [{"CPU": 1.0, "GPU": 1.0}] * 2 + [{"CPU": 1.0, "GPU": 4.0}]
+    assert bundles(many, gpus=False) == [{"CPU": 1.0}] * 3
 
 
 def test_what_lacks_is_said_by_kind():
-    wanted = ray_launch.bundles(config(learner=2, servers=1, server_gpus=4), gpus=True)
+    wanted = bundles(config(learner=2, servers=1, server_gpus=4), gpus=True)
     assert ray_cluster.lacking(wanted, [{"CPU": 64.0, "GPU": 8.0}]) == ""
     said = ray_cluster.lacking(wanted, [{"CPU": 64.0, "GPU": 3.0}, {"CPU": 64.0, "GPU": 3.0}, {"CPU": 8.0}])
     assert said == "no room for 1 process with 1 CPU and 4 GPU each; 2 nodes: 64 CPU and 3 GPU; 1 node: 8 CPU"

@@ -13,18 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from ..config import Config
+from ..config.places import bundles, rank_bundle, uses_gpus
 from ..errors import ConfigError, MissingResources, RankError
 from ..utils import ray_cluster
-from ..utils.ray_cluster import Bundle, connect, lacking, nodes, total
+from ..utils.ray_cluster import connect, lacking, nodes, passed, total
 from ..utils.signals import Interrupted, Interrupts
 from . import ray_rank
 from .ray_board import Board
 from .ray_rank import LOOK_S, Order
 
-PASSED = ("TREW_", "HF_", "HUGGINGFACE_", "TRANSFORMERS_", "TORCH_", "NCCL_", "GLOO_", "CUBLAS_", "WANDB_", "MLFLOW_",
-          "TRACKIO_", "PYTHONPATH", "PYTHONHASHSEED", "CC", "CXX")  # fmt: skip
-"""Environment variables, or their first letters, that ranks on other nodes get from this process. All others are those
-of Ray's workers (``ray start``, or the ``env_vars`` of a job's runtime environment)."""
 _TELL_S = 3.0  # that places may take to be found, before somebody is told that they are missing
 
 
@@ -38,14 +35,6 @@ def free_gpus(config: Config) -> int:
     if not every:
         raise ConfigError(f"{means}; no node of the Ray cluster has one: set the number of ranks")
     raise ConfigError(f"{means}; the Ray cluster has {every}, servers take {taken}: use fewer servers")
-
-
-def bundles(config: Config, *, gpus: bool) -> list[Bundle]:
-    """What each process of a run asks of Ray: ranks first, then servers."""
-    cluster, cpus = config.cluster, float(config.threads or 1)
-    rank: Bundle = {"CPU": cpus, "GPU": 1.0} if gpus else {"CPU": cpus}
-    server: Bundle = {"CPU": cpus, "GPU": float(cluster.server_gpus)} if gpus else {"CPU": cpus}
-    return [*[rank] * cluster.learner, *[server] * cluster.servers]
 
 
 def launch(config: Config, arguments: Sequence[str], tell: Callable[[str], None]) -> int:
@@ -99,11 +88,6 @@ def _sees(board: str, mark: str, folder: str) -> list[str]:
 
 def _unimportable(error: Exception) -> bool:
     return "ModuleNotFoundError" in str(error) or isinstance(error, ImportError)
-
-
-def uses_gpus(config: Config, there: Sequence[Bundle]) -> bool:
-    """Whether the processes of a run get GPUs."""
-    return config.device != "cpu" and total(there, "GPU") > 0
 
 
 class _Launch:
@@ -167,13 +151,13 @@ class _Launch:
 
     def _trainer(self) -> Any:
         train, torch = ray_cluster.train()
-        cluster, cpus = self.config.cluster, bundles(self.config, gpus=self.gpus)[0]
+        cluster, rank = self.config.cluster, rank_bundle(self.config, gpus=self.gpus)
         return torch.TorchTrainer(
             ray_rank.run,
             train_loop_config=asdict(self._order()),
             torch_config=_rendezvous(torch),
             scaling_config=train.ScalingConfig(
-                num_workers=cluster.learner, use_gpu=self.gpus, resources_per_worker=dict(cpus)
+                num_workers=cluster.learner, use_gpu=self.gpus, resources_per_worker=dict(rank)
             ),
             run_config=train.RunConfig(
                 name="ranks", storage_path=str(self.board.folder / "ray"), callbacks=[_failures(train, self.board)],
@@ -236,15 +220,6 @@ class _Shown:
             if not self._board.log(self._start + 1, 0).exists():
                 return
             self._start, self._at = self._start + 1, 0
-
-
-def passed(variables: Any) -> dict[str, str]:
-    """The environment variables that ranks get.
-
-    >>> passed({"TREW_CACHE": "/shared", "HOME": "/root", "HF_HUB_OFFLINE": "1"})
-    {'TREW_CACHE': '/shared', 'HF_HUB_OFFLINE': '1'}
-    """
-    return {name: value for name, value in variables.items() if name.startswith(PASSED)}
 
 
 def _rendezvous(torch: Any) -> Any:

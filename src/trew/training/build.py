@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -35,6 +36,7 @@ from ..rollout.torch_engine import TorchEngine
 from ..runs import RunFolder, Trackers, checkpoint_files
 from ..runs.journal import Journal
 from ..runs.writer import Writer
+from ..utils import ray_cluster
 from ..utils.console import Display
 from ..utils.signals import Interrupts
 from ..weights import InPlace, WeightSync
@@ -46,6 +48,8 @@ from .team import Team, Together
 
 if TYPE_CHECKING:
     from ..rollout.vllm.endpoint import Endpoint
+    from ..rollout.vllm.ray_servers import RayServers
+    from ..rollout.vllm.server import Servers
     from ..weights.publisher import Publisher
 
 
@@ -243,11 +247,22 @@ def _sampler(
     return own if orders is None else DealtEngine(own, orders, made.held), InPlace()
 
 
+def _started_servers(plan: Plan, folder: Path, display: Display) -> Servers | RayServers:
+    """The servers that the run starts: here, or on Ray, where this process was started there."""
+    from ..rollout.vllm import launch, ray_servers
+
+    files = loading.folder(plan.config.model)
+    assert files is not None, "the model was loaded from there"
+    if ray_cluster.INSIDE in os.environ:
+        return ray_servers.servers(plan.config, model=files, folder=folder, tell=display.line)
+    return launch.servers(plan.config, model=files, device=plan.device, folder=folder)
+
+
 def _on_servers(
     plan: Plan, made: Parts, folder: RunFolder, display: Display, ending: contextlib.ExitStack, orders: Orders | None
 ) -> tuple[Engine, WeightSync]:
     """An engine on vLLM servers: those of the recipe, or those that are started here."""
-    from ..rollout.vllm import handshake, launch, remote
+    from ..rollout.vllm import handshake, remote
     from ..rollout.vllm.endpoint import Endpoint
     from ..rollout.vllm.engine import VllmEngine
 
@@ -260,10 +275,7 @@ def _on_servers(
         lives = [found and found.life for found in (remote.wait_for(e, tell=display.line) for e in endpoints)]
         restart = remote.Returns(endpoints, lives) if any(lives) else None
     else:
-        files = loading.folder(plan.config.model)
-        assert files is not None, "the model was loaded from there"
-        servers = launch.servers(plan.config, model=files, device=plan.device, folder=folder.folder / "servers")
-        ending.enter_context(servers)
+        servers = ending.enter_context(_started_servers(plan, folder.folder / "servers", display))
         display.line(f"note: starting {cluster.servers} vLLM servers; their logs are in {folder.folder / 'servers'}")
         servers.start()
         endpoints, restart, stop = servers.endpoints, servers.restart, servers.stop

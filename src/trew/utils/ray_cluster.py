@@ -20,6 +20,10 @@ INSIDE = "TREW_RAY"
 """Environment variable of ranks that run on Ray: the address of their cluster."""
 CONNECT_S = 10.0
 """Seconds in which the cluster must accept a connection; Ray itself would try for minutes."""
+PASSED = ("TREW_", "HF_", "HUGGINGFACE_", "TRANSFORMERS_", "TORCH_", "NCCL_", "GLOO_", "CUBLAS_", "WANDB_", "MLFLOW_",
+          "TRACKIO_", "PYTHONPATH", "PYTHONHASHSEED", "CC", "CXX")  # fmt: skip
+"""Environment variables, or their first letters, that ranks on other nodes get from this process. All others are those
+of Ray's workers (``ray start``, or the ``env_vars`` of a job's runtime environment)."""
 START = "start one with ray start --head, and ray start --address HOST:6379 on the other nodes"
 
 Bundle = Mapping[str, float]
@@ -96,6 +100,15 @@ def checked_address(address: str) -> str:
             f"{ADDRESS}: got {address!r}, where nobody answers ({error.strerror or error}); {START}, or unset {ADDRESS}"
         ) from None
     return address
+
+
+def passed(variables: Any) -> dict[str, str]:
+    """The environment variables that ranks get.
+
+    >>> passed({"TREW_CACHE": "/shared", "HOME": "/root", "HF_HUB_OFFLINE": "1"})
+    {'TREW_CACHE': '/shared', 'HF_HUB_OFFLINE': '1'}
+    """
+    return {name: value for name, value in variables.items() if name.startswith(PASSED)}
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ...config.schema import InFlight
-from ...errors import EngineError
+from ...errors import EngineError, MissingResources
 from ...types import Sampling
 from ..chat import Renderer
 from ..endings import Endings, ModelFacts
@@ -23,7 +23,7 @@ from ..engine import Capabilities, Finished, Lost, Request
 from .answers import Asked, BadAnswer, body, read
 from .client import ServerGone, ServerRefused
 from .endpoint import Endpoint
-from .revival import Revival
+from .revival import Restart, Revival
 from .sleep import sleep
 from .traffic import Traffic
 from .update import Published, update
@@ -50,6 +50,7 @@ class Server:
     lives: int = 0  # how often it was given up
     asleep: bool = False  # so that others may use its GPUs
     gap: float = 0.0  # mean difference of the canary in nats, at the last update
+    missing: bool = False  # a cluster has no place to start it again
 
 
 @dataclass(eq=False, slots=True)
@@ -77,8 +78,9 @@ class VllmEngine:
     Requests go to the server with the least to do. ``facts``: of the model that is trained. ``request_timeout_s``:
     without a new token, a server is given up. ``sync_timeout_s`` limits each step of an update. ``in_flight``: whether
     requests that are running at an update go on with the new weights, or are finished before. ``restart`` starts the
-    server of that number again, at its endpoint, and raises EngineError where it cannot; ``stop`` ends it, whatever it
-    does. ``tell`` receives warnings about servers; ``counts`` has lost and refused completions.
+    server of that number again and returns where it listens, None for where it did before; it raises where it cannot.
+    ``stop`` ends it, whatever it does. ``tell`` receives warnings about servers; ``counts`` has lost and refused
+    completions.
 
     A server that fails is not used before an update has succeeded again: its requests are Lost. With ``restart``, one
     that died or hung is restarted and updated in the background, while the others go on. Once there is no server left
@@ -96,7 +98,7 @@ class VllmEngine:
         request_timeout_s: float = 120.0,
         sync_timeout_s: float = 300.0,
         in_flight: InFlight = "keep",
-        restart: Callable[[int], None] | None = None,
+        restart: Callable[[int], Endpoint | None] | None = None,
         stop: Callable[[int], None] | None = None,
         tell: Callable[[str], None] = lambda text: None,
     ) -> None:
@@ -282,9 +284,8 @@ class VllmEngine:
 
     def _require_a_server(self) -> None:
         if not self._usable():
-            raise EngineError(
-                f"no server is left that has the weights of version {self._version}: {self._complaints()}"
-            )
+            kind = MissingResources if any(server.missing for server in self.servers) else EngineError
+            raise kind(f"no server is left that has the weights of version {self._version}: {self._complaints()}")
 
     def _complaints(self) -> str:
         return "; ".join(server.why for server in self.servers if server.version != self._version)
@@ -304,7 +305,7 @@ class VllmEngine:
         if restart is not None and self._newest is not None and server not in self._revivals:
             self._begin_revival(server, lambda: restart(server.number))
 
-    def _begin_revival(self, server: Server, restart: Callable[[], None]) -> None:
+    def _begin_revival(self, server: Server, restart: Restart) -> None:
         def newest() -> Published:
             assert self._newest is not None
             return self._newest
@@ -317,6 +318,7 @@ class VllmEngine:
         """Uses the servers that have come back."""
         for server, revival in [(s, r) for s, r in self._revivals.items() if r.over]:
             del self._revivals[server]
+            server.endpoint, server.missing = revival.endpoint, revival.missing
             if revival.error:
                 server.why = revival.error
                 self.tell(f"{server.why}; the server is not used until an update succeeds")

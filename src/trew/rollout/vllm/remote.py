@@ -77,8 +77,9 @@ class Returns:
     def __init__(self, endpoints: Sequence[Endpoint], lives: Sequence[str | None]) -> None:
         self._endpoints, self._lives = endpoints, [*lives]
 
-    def __call__(self, number: int, *, seconds: float = START_S) -> None:
-        """Returns once a server is up in another life. Raises EngineError where it is lost, or nobody starts it."""
+    def __call__(self, number: int, *, seconds: float = START_S) -> Endpoint:
+        """Returns where a server listens, once it is up in another life. Raises EngineError where it is lost, or nobody
+        starts it."""
         endpoint, known = self._endpoints[number], self._lives[number]
         if known is None:
             raise EngineError(f"server {endpoint}: is gone, and no trew serve starts it again; do so yourself")
@@ -93,7 +94,7 @@ class Returns:
                 found = None
             if found is not None and found.state == "up" and found.life != known:
                 self._lives[number] = found.life
-                return
+                return endpoint
             time.sleep(_LOOK_S)
         raise EngineError(f"server {endpoint}: was not up again within {seconds:g} s")
 

@@ -239,8 +239,9 @@ class Servers:
             self.close()
             raise
 
-    def restart(self, index: int, *, seconds: float = START_S) -> None:
-        """Ends what is left of a server and starts it again, with the weights that its model's files have."""
+    def restart(self, index: int, *, seconds: float = START_S) -> Endpoint:
+        """Ends what is left of a server and starts it again, with the weights that its model's files have; returns
+        where it listens."""
         server = self.servers[index]
         with self._lock:
             if self._closed:
@@ -253,6 +254,7 @@ class Servers:
             with self._lock:
                 server.stop()
             raise
+        return server.endpoint
 
     def stop(self, index: int) -> None:
         """Ends a server, which may be started again."""
