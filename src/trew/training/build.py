@@ -279,7 +279,7 @@ def _on_servers(
         display.line(f"note: starting {cluster.servers} vLLM servers; their logs are in {folder.folder / 'servers'}")
         servers.start()
         endpoints, restart, stop = servers.endpoints, servers.restart, servers.stop
-        backend = servers.servers[0].options.backend
+        backend = servers.backend
     expected = handshake.Expected(
         plan.config.learner.dtype, facts.vocabulary, planning.most_tokens(plan), sleeps=cluster.colocate,
         backend=backend,

@@ -41,12 +41,13 @@ class Request:
 @dataclass(frozen=True, slots=True)
 class State:
     """What an actor says of its server: ``number`` is that of the last order, 0 before the first. ``address``: where
-    it listens; ``wrong``: that it never will, since something must be changed first."""
+    it listens; ``backend``: how it receives weights; ``wrong``: that it never will, since something must be changed first."""
 
     number: int = 0
     state: Literal["none", "starting", "up", "lost"] = "none"
     why: str = ""
     address: str = ""
+    backend: str = ""
     wrong: bool = False
 
 
@@ -67,7 +68,8 @@ class _Server:
         if self._keeper is None or self._thread.is_alive():
             return State(number, "starting")
         (kept,) = self._keeper.kept
-        return State(number, "up" if kept.state == "up" else "lost", kept.why, self.address)
+        state: Literal["up", "lost"] = "up" if kept.state == "up" else "lost"
+        return State(number, state, kept.why, self.address, self._keeper.servers.backend)
 
     def close(self) -> None:
         """Ends the server; one that is still being started fails then."""

@@ -62,6 +62,7 @@ class RayServers:
         self._model, self._folder = model.absolute(), folder.absolute()
         self._held = tuple(_Held(index) for index in range(config.cluster.servers))
         self._closed = threading.Event()
+        self.backend = ""  # how the servers receive weights; they say so once they are up
 
     @property
     def endpoints(self) -> tuple[Endpoint, ...]:
@@ -143,7 +144,7 @@ class RayServers:
             said = self._ask(held, "state")
         if said.state != "up":
             raise (ConfigError if said.wrong else EngineError)(f"{held} on {held.host}: {said.why}")
-        held.endpoint = Endpoint(said.address, None, token)
+        held.endpoint, self.backend = Endpoint(said.address, None, token), said.backend
         return held.endpoint
 
     def _ask(self, held: _Held, what: str, *arguments: Any) -> State:

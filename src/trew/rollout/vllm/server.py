@@ -228,6 +228,11 @@ class Servers:
         """Where the servers listen, by number."""
         return tuple(server.endpoint for server in self.servers)
 
+    @property
+    def backend(self) -> str:
+        """How they receive weights."""
+        return self.servers[0].options.backend
+
     def start(self, *, seconds: float = START_S) -> None:
         """Starts all servers and waits until they answer. Raises EngineError, with all of them ended, where one does
         not."""
