@@ -41,7 +41,8 @@ class Request:
 @dataclass(frozen=True, slots=True)
 class State:
     """What an actor says of its server: ``number`` is that of the last order, 0 before the first. ``address``: where
-    it listens; ``backend``: how it receives weights; ``wrong``: that it never will, since something must be changed first."""
+    it listens; ``backend``: how it receives weights; ``wrong``: that it never will, since something must be changed
+    first."""
 
     number: int = 0
     state: Literal["none", "starting", "up", "lost"] = "none"
