@@ -282,3 +282,10 @@ def test_workers_end_with_their_parent_however_it_ends(task: Path, tmp_path: Pat
     pids = [int(part) for part in first.strip("[]").split(",")]
     assert rest == (["interrupted"] if how == "interrupt" else [])
     assert wait_until(lambda: not any(map(alive, pids)))
+
+
+@pytest.mark.parametrize(("cores", "size"), [(1, 1), (2, 2), (3, 2), (4, 2), (8, 6), (96, 94)])
+def test_a_pool_has_all_cores_but_two(tmp_path, monkeypatch, cores, size):
+    """The run itself needs two; no constant keeps a large machine from grading with the others."""
+    monkeypatch.setattr("trew.rewards.isolation.pool.processors", lambda: cores)
+    assert TaskPool(tmp_path / "task.py").size == size

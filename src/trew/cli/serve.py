@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -143,16 +142,20 @@ def recipe_lines(addresses: Sequence[str]) -> str:
 
 def _config(target: str, overrides: Sequence[str], servers: int) -> Config:
     """The settings that servers are started with: a recipe's, or the defaults for a model. Raises ConfigError."""
-    from ..config import apply_overrides, load, parse
+    from ..config import apply_overrides, parse
+    from ..config.recipe import read_table
 
     if target.endswith(".toml"):
-        config = load(target, overrides)
+        table = read_table(target, overrides)
     else:
         table = {"model": target}
         apply_overrides(table, overrides)
-        config = parse(table)
-    own = dataclasses.replace(config.cluster, rollout="vllm", servers=servers, endpoints=(), colocate=False)
-    return dataclasses.replace(config, cluster=own)
+    # What runs do with servers is theirs; here they are started.
+    given = table.get("cluster", {})
+    if isinstance(given, dict):
+        own = {k: v for k, v in given.items() if k not in ("endpoints", "colocate")}
+        table["cluster"] = {**own, "rollout": "vllm", "servers": servers}
+    return parse(table, base=Path(target).parent)
 
 
 def _files(config: Config) -> Path:
