@@ -95,6 +95,19 @@ def test_layers_are_gathered_in_bfloat16_and_embedding_and_head_in_float32(model
         assert gathered("float32", phase) - gathered("bfloat16", phase) == 2 * layers
 
 
+def test_weights_that_are_gathered_in_bfloat16_are_not_cast_again(model):
+    """In one process, or with whole copies, products cast float32 weights."""
+
+    def activations(**cluster: Any) -> int:
+        made = config(model)
+        made = replace(made, cluster=ClusterConfig(**cluster), learner=replace(made.learner, dtype="bfloat16"))
+        found = cluster_map(made, objective=preset("grpo"), prompt=12, fleet=NODE)
+        return gpu(found).tenants[0].parts["training"]["activations"]
+
+    saved = activations(learner=2, shard="none") - activations(learner=2)
+    assert saved >= 2 * sizes_of(config(model)).linear
+
+
 def test_ranks_share_the_activations_of_a_step(model):
     """Two prompts of two completions are one micro-batch: each of two ranks has one prompt, each of four one completion
     and its prompt again."""

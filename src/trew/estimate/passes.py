@@ -107,10 +107,10 @@ def training(config: Config, s: Sizes, *, prompt: int, device: str) -> Pass:
     def peaks(copy: Copy) -> tuple[int, int]:
         with copy.mode:
             found = batch(config, copy.model, prompt=prompt, vocabulary=s.vocabulary)
-            several, head = len(found.packs) > ranks_of(config), copy.model.get_output_embeddings().weight
+            several, head = len(found.packs) > 1, copy.model.get_output_embeddings().weight
             for p in copy.model.parameters():
                 # Gradients that are there before autograd's are not counted: those of earlier micro-batches, and the
-                # head's, which is made chunk by chunk before.
+                # head's, which is made chunk by chunk before. What ranks keep of theirs is counted with the ranks.
                 there = p.requires_grad and (several or (found.runner.path.fused and p is head))
                 p.grad = torch.zeros_like(p) if there else None
             return training_peaks(found)

@@ -88,7 +88,8 @@ class Copy:
 
 
 def copy_of(config: Config, *, device: str, layers: int) -> Copy:
-    """Builds the model that ``config`` names, cut to ``layers``. 16 or 32 bits stand in for a 4-bit base."""
+    """Builds the model that ``config`` names, cut to ``layers``, with weights in the type in which a pass finds them.
+    16 or 32 bits stand in for a 4-bit base."""
     shape = copy.deepcopy(loading.load_config(config.model))
     text: Any = shape.get_text_config()
     layers = min(layers, text.num_hidden_layers)
@@ -97,10 +98,12 @@ def copy_of(config: Config, *, device: str, layers: int) -> Copy:
         text.layer_types = text.layer_types[:layers]
     text.num_hidden_layers = layers
     model = loading.skeleton(shape).eval()
+    gathered = config.cluster.learner > 1 and config.cluster.shard != "none"  # in the type of products
+    small = gathered or (config.lora.rank and config.lora.base != "float32")
+    if small and config.learner.dtype == "bfloat16":
+        for layer in linear_layers(model).values():
+            layer.to(torch.bfloat16)
     if config.lora.rank:
-        if config.lora.base != "float32" and config.learner.dtype == "bfloat16":
-            for layer in linear_layers(model).values():
-                layer.to(torch.bfloat16)
         insert(model, config.lora, name=config.model)
     return Copy(_without_memory(model, device), model, layers)
 
