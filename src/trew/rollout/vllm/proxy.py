@@ -92,10 +92,8 @@ class Proxy:
             await asyncio.gather(passing, watching, return_exceptions=True)
 
     async def _carry(self, number: int, scope: Scope, upload: _Upload, send: Send) -> None:
-        endpoint = self.keeper.servers.endpoints[number]
         kept = self.keeper.kept[number]
         life = kept.life
-        query = scope["query_string"].decode("ascii", "replace")
         given = {name.decode(): value.decode("latin-1") for name, value in scope["headers"] if name in _PASSED}
         has_body = scope["method"] == "POST"
         if not has_body:
@@ -103,7 +101,7 @@ class Proxy:
         began = False
         try:
             async with self._client(number).stream(
-                scope["method"], f"{endpoint.url}{scope['path']}{'?' if query else ''}{query}",
+                scope["method"], self._address(number, scope),
                 headers=given if has_body else None, content=upload.pieces() if has_body else None,
             ) as response:  # fmt: skip
                 if scope["path"] == FINISH and response.status_code == 200 and kept.life == life:
@@ -122,6 +120,11 @@ class Proxy:
             if began:  # the answer cannot be taken back: its end is missing, and the connection is cut
                 return
             await answer(send, 502, f"{self.keeper.why(number)} ({type(error).__name__})")
+
+    def _address(self, number: int, scope: Scope) -> str:
+        """The address of a request at the server."""
+        query = scope["query_string"].decode("ascii", "replace")
+        return f"{self.keeper.servers.endpoints[number].url}{scope['path']}{'?' if query else ''}{query}"
 
     def _client(self, number: int) -> httpx2.AsyncClient:
         # Made here, in the event loop that it belongs to.
