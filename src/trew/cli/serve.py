@@ -6,7 +6,7 @@ import contextlib
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
@@ -145,6 +145,7 @@ def _config(target: str, overrides: Sequence[str], servers: int) -> Config:
     from ..config import apply_overrides, parse
     from ..config.recipe import read_table
 
+    table: dict[str, Any]
     if target.endswith(".toml"):
         table = read_table(target, overrides)
     else:
