@@ -157,6 +157,17 @@ def processes(*words: str) -> list[int]:
     return [pid for pid in found if pid != os.getpid()]
 
 
+def processes_with(word: str) -> list[int]:
+    """Processes with a word in their command line that begins with it, without shells and guardians."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            line = entry.read_bytes().decode(errors="replace").split("\0")
+            if any(each.startswith(word) for each in line) and "isolation/boot.py" not in " ".join(line):
+                found.append(int(entry.parent.name))
+    return found
+
+
 def _has(pid: int, variable: str) -> bool:
     with contextlib.suppress(OSError):
         return f"\0{variable}\0" in "\0" + Path(f"/proc/{pid}/environ").read_text(errors="replace")

@@ -48,7 +48,7 @@ def doctor(
 
     Args:
         peer: Check this trainer instead: whether it is installed and works with trew. cluster: check the environment
-            that vLLM servers run in.
+            that vLLM servers run in, and the Ray cluster.
         python: The Python that has vLLM, as in a recipe's cluster.python; default: the one that runs would find.
     """
     if python and peer != "cluster":
@@ -91,6 +91,36 @@ def _verl() -> Iterator[Finding]:
 
 
 def _cluster(python: str) -> Iterator[Finding]:
+    yield from _ray()
+    yield from _vllm(python)
+
+
+def _ray() -> Iterator[Finding]:
+    """Which Ray is installed, and what the cluster has that runs would use."""
+    from ..utils import ray_cluster
+
+    version, address = _version("ray"), os.environ.get(ray_cluster.ADDRESS, "")
+    if version is None:
+        needed = f"{ray_cluster.ADDRESS} is set to {address}" if address else "optional"
+        yield Finding("bad" if address else "note", "ray", f"not installed ({needed})", "pip install 'trew[ray]'")
+        return
+    yield Finding("ok", "ray", version)
+    if not address:
+        says = f"none looked for: {ray_cluster.ADDRESS} is not set, so that runs start their processes on this machine"
+        yield Finding("note", "ray cluster", says)
+        return
+    try:
+        module = ray_cluster.connect()
+        there = ray_cluster.nodes(module)
+        module.shutdown()
+    except TrewError as error:
+        yield Finding("bad", "ray cluster", str(error))
+        return
+    cpus, gpus = (ray_cluster.total(there, kind) for kind in ("CPU", "GPU"))
+    yield Finding("ok", "ray cluster", f"{address}: {len(there)} nodes, {cpus} CPUs, {gpus} GPUs")
+
+
+def _vllm(python: str) -> Iterator[Finding]:
     """What the environment of vLLM servers has, and whether a server would start in it."""
     from ..rollout.vllm import environment
 
