@@ -146,6 +146,44 @@ def test_replicas_and_adapters_are_too(server, folder, settings):
     server.run("train", "r.toml", "--out", f"{name}-1", "--set", "steps=2", *one, cwd=folder)
     run(server, folder, 2, "--out", f"{name}-2", "--set", "steps=2", *settings)
     same_run(folder, f"{name}-1", f"{name}-2")
+    exported(server, folder, f"{name}-2")
+
+
+def exported(server: Server, folder: Path, out: str, *args: str) -> Path:
+    """The model of a checkpoint, exported by one process; without a step, it is the run's final model to the bit."""
+    target = folder / f"exported-{out}{''.join(args)}"
+    server.run("export", "model", out, "--out", target.name, *args, cwd=folder)
+    if not args:
+        for path in sorted((folder / out / "final").rglob("*.safetensors")):
+            found, wanted = load_file(target / path.relative_to(folder / out / "final")), load_file(path)
+            assert found.keys() == wanted.keys()
+            assert all(torch.equal(found[key], wanted[key]) for key in wanted), path.name
+    return target
+
+
+def test_one_process_exports_what_ranks_saved(server, folder, pair):
+    newest, earlier = exported(server, folder, pair), exported(server, folder, pair, "--step", "2")
+    for name in ("config.json", "tokenizer.json"):
+        assert json.loads((newest / name).read_text()) == json.loads((folder / pair / "final" / name).read_text())
+    a, b = (load_file(path / "model.safetensors") for path in (newest, earlier))
+    assert not all(torch.equal(a[key], b[key]) for key in a)
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (("pair", "--out", "lm"), "--out: lm already exists"),
+        (("lm", "--out", "new"), "RUN: got lm, accepts the folder of a run"),
+        (("pair", "--out", "new", "--step", "3"), "has no checkpoint of step 3; there are: 2, 4"),
+        (("pair", "--out", "new", "--set", "lora.rank=2"), "trained on other weights"),
+    ],
+)
+def test_what_cannot_be_exported_is_refused(server, folder, pair, args, says):
+    command = server.start("export", "model", *args, cwd=folder)
+    assert command.wait() == 2, command.text()
+    assert says in command.text()
+    assert "Traceback" not in command.text()
+    assert not (folder / "new").exists()
 
 
 def test_ranks_that_are_dealt_no_prompt_do_not_hold_up_the_others(server, folder):

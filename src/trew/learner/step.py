@@ -29,7 +29,7 @@ from .optimizer import Watched, begin, learning_rate, load_moments, make_optimiz
 from .packing import Pack
 from .parallel import Parallel, Solo
 from .runner import ModelRunner, RunnerSettings
-from .stored import check_stored
+from .stored import check_stored, stored_tensors
 
 Progress = Callable[[int], None]
 """Receives the number of samples finished since the last call."""
@@ -461,14 +461,7 @@ class Learner:
         return self._adapters.base if self._adapters is not None else ""
 
     def _stored(self) -> dict[str, Tensor]:
-        """The adapters' weights; without adapters, all parameters (frozen ones too, tied ones once) and the persistent
-        buffers."""
-        if self._adapters is not None:
-            return dict(self._parameters)
-        # Buffers that state_dict() leaves out (rotary frequencies, for example) are rebuilt from the configuration.
-        persistent = self.model.state_dict().keys()
-        buffers = {name: b for name, b in self.model.named_buffers() if name in persistent}
-        return {**dict(self.model.named_parameters()), **buffers}
+        return stored_tensors(self.model, adapters=self._adapters is not None)
 
 
 def _lengths(pack: Pack, samples: Sequence[TrainingSample]) -> list[int]:

@@ -1,15 +1,26 @@
-"""Checks that a checkpoint's tensors fit a model, before any of them is copied."""
+"""A model's tensors that checkpoints hold, and the check that a checkpoint's tensors fit before any is copied."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..errors import CheckpointError
 from ..models.sharded import Rows
 
 _SHOWN = 8  # differences in the message
+
+
+def stored_tensors(model: nn.Module, *, adapters: bool) -> dict[str, Tensor]:
+    """The tensors of a model that a checkpoint holds: the trained ones of a model with ``adapters``; otherwise all
+    parameters (frozen ones too, tied ones once) and the persistent buffers."""
+    if adapters:
+        return {name: p for name, p in model.named_parameters() if p.requires_grad}
+    # Buffers that state_dict() leaves out (rotary frequencies, for example) are rebuilt from the configuration.
+    persistent = model.state_dict().keys()
+    buffers = {name: b for name, b in model.named_buffers() if name in persistent}
+    return {**dict(model.named_parameters()), **buffers}
 
 
 def check_stored(own: Mapping[str, Tensor], saved: Mapping[str, Tensor | Rows], found: Sequence[str] = ()) -> None:

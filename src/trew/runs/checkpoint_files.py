@@ -234,6 +234,19 @@ def newest_step(root: Path) -> int:
     return max((_order(folder)[0] for folder in _checkpoints(root)), default=-1) if root.is_dir() else -1
 
 
+def load_step(root: Path, step: int) -> Loaded:
+    """Loads the newest checkpoint of a step. Raises ResumeError where it is damaged, or where there is none."""
+    found = _checkpoints(root) if root.is_dir() else []
+    folders = [folder for folder in found if _order(folder)[0] == step]
+    if not folders:
+        steps = ", ".join(str(_order(folder)[0]) for folder in found) or "none"
+        raise ResumeError(f"{root}: has no checkpoint of step {step}; there are: {steps}")
+    try:
+        return load(folders[-1])
+    except _BrokenError as error:
+        raise ResumeError(f"{folders[-1]}: {error}; choose another step") from None
+
+
 def load(folder: Path) -> Loaded:
     """Loads one checkpoint. Verifies every file against the manifest before reading it, and the parts against each
     other.

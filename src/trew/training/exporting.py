@@ -1,0 +1,75 @@
+"""Exports the model of a checkpoint as an ordinary model folder, whichever processes wrote it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..config import Config
+from ..errors import CheckpointError, ConfigError, ResumeError
+from ..learner.stored import check_stored, stored_tensors
+from ..models import loading, lora
+from ..models.sharded import Rows, copy_into
+from ..runs import checkpoint_files
+from .policy_program import from_files
+
+
+def export_checkpoint(
+    config: Config, run: Path, out: Path, *, step: int | None = None, notify: Callable[[str], None] = lambda text: None
+) -> int:
+    """Writes the policy of a checkpoint of ``run``, whose recipe is ``config``, to the folder ``out``; with adapters,
+    the merged model and the adapters. Returns the checkpoint's step.
+
+    ``step``: of the checkpoint; by default the newest complete one. One process reads the parts of all ranks, on the
+    CPU. ``notify`` receives a message for every checkpoint that is damaged. Raises ConfigError if there is no
+    checkpoint, ResumeError if none is usable, CheckpointError if it is of another model than the recipe's.
+    """
+    root = run / "checkpoints"
+    if step is None:
+        loaded, messages = checkpoint_files.load_latest(root)
+        for message in messages:
+            notify(message)
+        if loaded is None:
+            raise ConfigError(f"{run}: has no checkpoint; name the folder of a run that has saved one")
+    else:
+        loaded = checkpoint_files.load_step(root, step)
+    found, tensors, meta = loaded
+    tokenizer = loading.load_tokenizer(config.model, tokenizer=config.tokenizer, chat_template=config.chat_template)
+    if config.lora.rank:
+        model = lora.load_base(config.model, config.lora, device="cpu", dtype=config.learner.dtype)
+        adapters = lora.attach(model, config.lora, name=config.model, seed=config.seed)
+        _refuse_other_base(adapters.base, meta, root)
+        _fill(model, tensors, root, adapters=True)
+        adapters.export(tokenizer, out)
+    else:
+        model = loading.load_model(config.model, device="cpu")
+        _fill(model, tensors, root, adapters=False)
+        loading.export(model, tokenizer, out)
+    return found
+
+
+def _fill(model: Any, tensors: Mapping[str, Tensor | Rows], root: Path, *, adapters: bool) -> None:
+    """Copies a checkpoint's weights into the model."""
+    own = {f"model.{name}": t for name, t in stored_tensors(model, adapters=adapters).items()}
+    # A reference that follows the policy is part of a checkpoint, but not of its model.
+    saved = {name: t for name, t in from_files(tensors).items() if not name.startswith("reference.")}
+    try:
+        check_stored(own, saved)
+    except CheckpointError as error:
+        raise ResumeError(f"{root}: {error}") from None
+    with torch.no_grad():
+        for name, tensor in own.items():
+            copy_into(tensor, saved[name])
+
+
+def _refuse_other_base(base: str, meta: Mapping[str, Any], root: Path) -> None:
+    """Raises ResumeError where the adapters of a checkpoint were trained on other frozen weights."""
+    if meta.get("learner", {}).get("base") != base:
+        raise ResumeError(
+            f"{root}: its adapters were trained on other weights than those of the recipe's model; put the model that "
+            "the run began with where the recipe says"
+        )
