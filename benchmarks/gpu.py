@@ -121,8 +121,8 @@ def prepare(env: dict[str, str], tiny: Path | None) -> dict[str, Any]:
 
 def refuse_without_gpu(here: dict[str, Any]) -> None:
     if here["gpu"] is None:
-        refuse(f"no CUDA device: torch {here['versions']['torch']} sees none; run it if there is one, or with --dry "
-               "(make gpu DRY=1) on a CPU")  # fmt: skip
+        refuse(f"no CUDA device: torch {here['versions']['torch']} sees none; run it on a machine with one, or with "
+               "--dry (make gpu DRY=1) on a CPU")  # fmt: skip
 
 
 def refuse(text: str) -> None:

@@ -88,7 +88,8 @@ def test_without_a_gpu_it_says_so(module, capsys):  # noqa: F811
     with pytest.raises(SystemExit, match="2"):
         gpu.refuse_without_gpu({"gpu": None, "versions": {"torch": "2.13.0"}})
     assert capsys.readouterr().err == (
-        "no CUDA device: torch 2.13.0 sees none; run it where there is one, or with --dry (make gpu DRY=1) on a CPU\n"
+        "no CUDA device: torch 2.13.0 sees none; run it on a machine with one, or with --dry (make gpu DRY=1) on a "
+        "CPU\n"
     )
 
 
