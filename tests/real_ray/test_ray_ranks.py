@@ -86,7 +86,7 @@ def test_a_signal_saves_and_ends_all_ranks(pair: Path, folder: Path, two_nodes: 
     with Run(folder, two_nodes.address, "stopped", *PAIR, *holding("stopped")) as run:
         run.held().process.send_signal(signal.SIGTERM)
         wait_for(lambda: "asking the ranks to end this step" in run.text(), run.text)
-        wait_for(lambda: "stopping after this step" in run.text(), run.text)
+        wait_for(lambda: "stopping after this step" in printed_by_rank_0(folder), run.text)
         run.go()
         assert run.wait() == 143, run.text()
     assert "continue with --resume" in run.text()
@@ -133,6 +133,11 @@ def test_a_node_that_is_lost_costs_no_step(pair: Path, folder: Path) -> None:
             nodes.remove_node(node_of(nodes, run.held().rank(1)), allow_graceful=False)
             assert run.wait() == 75, run.text()
         assert "no room for 1 process with 2 CPU each; 1 node: 1 CPU; 1 node: 2 CPU" in run.text()
+
+
+def printed_by_rank_0(folder: Path) -> str:
+    (log,) = folder.glob(".trew-ranks-*/start-0-rank-0.log")
+    return log.read_text()
 
 
 def node_of(nodes: Any, pid: int) -> Any:

@@ -107,22 +107,23 @@ class _Launch:
         with Interrupts(more=self.config.stop.signals) as interrupts:
             fit.start()
             asked: Interrupted | None = None
-            while fit.is_alive():
+            while not fit.done.is_set():
                 try:
                     with interrupts.anywhere() if asked is None else contextlib.nullcontext():
-                        self._look(fit)
+                        fit.done.wait(LOOK_S)
                 except Interrupted as error:
                     asked = error
                     self._stop(error)
+                self._look()
         self._shown.copy()
         if (code := self.board.code) is not None:
             return code
         if asked is not None:
+            self.tell(f"the ranks ended before they had saved: {_first_line(fit.error)}")
             raise asked
         raise self._death(fit.error)
 
-    def _look(self, fit: _Fit) -> None:
-        fit.join(LOOK_S)
+    def _look(self) -> None:
         self._shown.copy()
         if not self.board.waiting:
             self._since, self._told = time.monotonic(), False
@@ -195,12 +196,16 @@ class _Fit(threading.Thread):
         super().__init__(name="trew-ray-train", daemon=True)
         self._trainer = trainer
         self.error: BaseException | None = None
+        # Not join: where a signal interrupts that, Python 3.11 takes the thread for one that has ended.
+        self.done = threading.Event()
 
     def run(self) -> None:
         try:
             self._trainer.fit()
         except BaseException as error:  # whatever it is, the main thread must see it
             self.error = error
+        finally:
+            self.done.set()
 
 
 class _Shown:
