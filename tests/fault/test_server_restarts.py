@@ -123,7 +123,7 @@ def test_a_server_that_is_gone_at_an_update_is_restarted_while_the_others_go_on(
 def test_what_a_server_answers_after_it_was_given_up_says_nothing_about_the_next(two):
     """One request is answered by 500, which ends the server; the other's answer comes when it has been restarted."""
     engine = only(two, 0, restart=lambda number: setattr(two.fakes[0].faults, "status", 0))
-    two.fakes[0].faults.slow = 0.1
+    two.fakes[0].faults.hangs = True
     two.fakes[0].calls.clear()
     engine.submit([Request("slow", PROMPTS[0], 0, SAMPLING)])
     wait_for(lambda: any("generate" in path for path, _ in two.fakes[0].calls))
@@ -131,6 +131,7 @@ def test_what_a_server_answers_after_it_was_given_up_says_nothing_about_the_next
     engine.submit([Request("refused", PROMPTS[1], 0, SAMPLING)])
     assert [report.id for report in engine.poll()] == ["refused"]
     assert engine.servers[0].version == 0, "it has been restarted"
+    two.fakes[0].faults.hangs = False
     (late,) = engine.poll()
     assert isinstance(late, Lost)
     assert (engine.servers[0].bad, engine.servers[0].version) == (0, 0)
