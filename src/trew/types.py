@@ -15,8 +15,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-Message = Mapping[str, str]
-"""One chat turn, ``{"role": ..., "content": ...}``."""
+Message = Mapping[str, Any]
+"""One chat message, ``{"role": ..., "content": ...}``; with tools also ``tool_calls`` or ``name``."""
 
 FinishReason = Literal["stop", "length", "tool_call", "abort"]
 """Why a turn ended. ``stop``: the policy ended it (end token or stop string). ``length``: it was cut off.
