@@ -7,7 +7,7 @@ may merge tokens differently, and the learner would then train on tokens that we
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..errors import DataError
@@ -17,7 +17,7 @@ from ..utils.bounds import Overrun, bounded
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_REPLY = "trewreply"  # stands for an assistant's answer in probes: plain letters, no template changes them
+REPLY = "trewreply"  # stands for an assistant's answer in probes: plain letters, no template changes them
 
 
 class Renderer:
@@ -37,10 +37,16 @@ class Renderer:
         ends: set[int] = {*eos_ids, *self.split_stop(self.stop)[0]}
         # Many base tokenizers name <|endoftext|> as eos, while their chat template ends a turn with another token: with
         # eos alone, every chat completion would run on to max_tokens.
-        for end in (self.tokenizer.eos_token_id, self._end_of_turn()):
+        self._turn_end = self._end_of_turn()
+        for end in (self.tokenizer.eos_token_id, self._turn_end):
             if end is not None:
                 ends.add(int(end))
         self.stop_ids = frozenset(ends)
+
+    @property
+    def end_of_turn(self) -> str:
+        """The special token that the template writes right after an assistant's message; empty if there is none."""
+        return "" if self._turn_end is None else self.tokenizer.convert_ids_to_tokens(self._turn_end)
 
     # ---- text and tokens
 
@@ -52,7 +58,7 @@ class Renderer:
 
     def _tokens(self, prompt: Prompt, text: str) -> list[int]:
         # Templates write their begin token themselves: with add_special_tokens there would be two.
-        ids: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        ids = self.tokens(text)
         if prompt.text is not None and ids[: len(self._begin)] != self._begin:
             ids = self._begin + ids
         return ids
@@ -65,6 +71,15 @@ class Renderer:
         if not self.tokenizer.chat_template:
             raise DataError(f"prompt {prompt.uid!r}: is a chat, but the tokenizer has no chat template; {_FIX}")
         return self._apply(prompt.messages, uid=prompt.uid)
+
+    def apply(self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] = ()) -> str:
+        """Returns messages as the template writes them, with its generation prompt. Raises DataError where it refuses
+        them."""
+        return self._apply(messages, uid="", tools=tools)
+
+    def tokens(self, text: str) -> list[int]:
+        """Tokenises text as it stands, without a begin or an end token."""
+        return self.tokenizer(text, add_special_tokens=False)["input_ids"]
 
     def decode(self, ids: Iterable[int]) -> str:
         """Returns the text of ``ids`` without special tokens."""
@@ -155,7 +170,7 @@ class Renderer:
         assert prompt.messages is not None
         bare = self._apply(prompt.messages, uid=prompt.uid, generation_prompt=False)
         asked = self._apply(prompt.messages, uid=prompt.uid)
-        reply = {"role": "assistant", "content": _REPLY}
+        reply = {"role": "assistant", "content": REPLY}
         try:
             answered = self._apply((*prompt.messages, reply), uid=prompt.uid, generation_prompt=False)
         except DataError:
@@ -164,17 +179,28 @@ class Renderer:
 
     # ---- the template
 
-    def _apply(self, messages: Sequence[Message], *, uid: str, generation_prompt: bool = True) -> str:
+    def _apply(
+        self,
+        messages: Sequence[Message],
+        *,
+        uid: str,
+        generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> str:
         try:
             with self._guard():
                 return self.tokenizer.apply_chat_template(
-                    [dict(message) for message in messages], tokenize=False, add_generation_prompt=generation_prompt
+                    [dict(message) for message in messages],
+                    tools=[dict(tool) for tool in tools] or None,
+                    tokenize=False,
+                    add_generation_prompt=generation_prompt,
                 )
         except Overrun:
             raise
         except Exception as error:  # templates raise jinja2's errors, or whatever Python does inside them
             first = next(iter(str(error).splitlines()), type(error).__name__)
-            raise DataError(f"prompt {uid!r}: the chat template refuses the messages: {first}") from None
+            subject = f"prompt {uid!r}: " if uid else ""
+            raise DataError(f"{subject}the chat template refuses the messages: {first}") from None
 
     @contextlib.contextmanager
     def _guarded(self) -> Iterator[None]:
@@ -198,13 +224,13 @@ class Renderer:
         """Returns the special token that the template writes right after an assistant's message, or None."""
         if not self.tokenizer.chat_template:
             return None
-        messages = ({"role": "user", "content": "hi"}, {"role": "assistant", "content": _REPLY})
+        messages = ({"role": "user", "content": "hi"}, {"role": "assistant", "content": REPLY})
         try:
             with self._guarded():
-                tail = self._apply(messages, uid="", generation_prompt=False).rpartition(_REPLY)[2].strip()
+                tail = self._apply(messages, uid="", generation_prompt=False).rpartition(REPLY)[2].strip()
         except (DataError, Overrun):
             return None  # a template that refuses even this is reported by check, with the user's own messages
-        ids = self.tokenizer(tail, add_special_tokens=False)["input_ids"] if tail else []
+        ids = self.tokens(tail) if tail else []
         return ids[0] if ids and ids[0] in self.tokenizer.get_added_vocab().values() else None
 
 
