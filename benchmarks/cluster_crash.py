@@ -12,6 +12,9 @@ rank, or of rank 0, all ranks are started again with --resume. Once a run has co
     lost            tickets that were asked for, and neither trained on nor dropped with a reason
     bound           the oldest token of every group is at most ``staleness`` published versions old, by the versions
                     that its completions were written with
+    longest pause   the longest time in which ranks that all run added nothing to the ledger; one longer than a minute
+                    ends the benchmark with the stacks of all threads, as a wait without a limit would
+    tracebacks      launches in which a rank that was not killed printed a traceback
 """
 
 from __future__ import annotations
@@ -47,6 +50,7 @@ from forks import Command, Server
 from ranks_help import free_port, variables
 from recipe_help import ODD, recipe
 from trew import __version__
+from trew.distributed.pulse import FOLDER
 
 RESULTS = Path(__file__).parent / "results" / "cluster_crash.json"
 PROMPTS, SERVERS, RANKS = 4, 2, 2
@@ -55,6 +59,9 @@ SLOW_S = 0.05
 """Seconds per token, so that most kills meet groups on their way."""
 LATEST_S = 2.5
 """The longest time from one kill to the next."""
+STALL_S = 60.0
+"""Seconds without a line in the ledger after which a run counts as one that hangs: three times the longest limit that
+its recipe has."""
 
 
 def main() -> None:
@@ -83,7 +90,7 @@ def main() -> None:
                 print(json.dumps(rows[-1]), flush=True)
     said = summary(before + rows)
     print(json.dumps(said, indent=1))
-    sys.exit(1 if said["trained twice"] or said["lost"] or said["beyond the bound"] else 0)
+    sys.exit(1 if any(said[key] for key in ("trained twice", "lost", "beyond the bound", "tracebacks")) else 0)
 
 
 def save(path: Path, rows: list[dict[str, Any]]) -> None:
@@ -99,8 +106,10 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
     kills: Counter[str] = Counter()
     for row in rows:
         kills.update(row["kills"])
-    keys = ("launches", "trained", "trained twice", "lost", "beyond the bound", "made again", "used after a kill")
+    keys = ("launches", "trained", "trained twice", "lost", "beyond the bound", "made again", "used after a kill",
+            "tracebacks")  # fmt: skip
     return {"kills": dict(kills), **{key: sum(row[key] for row in rows) for key in keys},
+            "longest pause": max((row["longest pause"] for row in rows), default=0.0),
             "seconds": round(sum(row["seconds"] for row in rows), 1)}  # fmt: skip
 
 
@@ -169,11 +178,13 @@ def written(model: Path, folder: Path, args: argparse.Namespace) -> Path:
     return path
 
 
-def ranks(forks: Server, path: Path) -> list[Command]:
-    port = free_port()
+def ranks(forks: Server, path: Path, launch: int) -> list[Command]:
+    port, shared = free_port(), path.parent / f"launch-{launch}"
+    shared.mkdir()
     return [
+        # With a folder for signs of life a rank prints its stacks on SIGABRT.
         forks.start("train", path, "--resume", cwd=path.parent, TREW_SERVER_TOKEN="secret",
-                    **variables(rank, RANKS, port))
+                    **{FOLDER: str(shared)}, **variables(rank, RANKS, port))
         for rank in range(RANKS)
     ]  # fmt: skip
 
@@ -182,28 +193,35 @@ def one_run(
     forks: Server, model: Path, folder: Path, args: argparse.Namespace, draw: random.Random, most: int
 ) -> dict[str, Any]:
     """A run that is killed again and again, ``most`` times at most, until it comes to its end."""
-    path, start, kills, launches = written(model, folder, args), time.monotonic(), Counter[str](), 0
+    path, start, kills, pauses, tracebacks = written(model, folder, args), time.monotonic(), Counter[str](), [0.0], 0
     with house(model, folder) as servers:
         while not (folder / "runs" / "run" / "summary.json").exists():
             servers.look()
-            launches += 1
-            disturb(ranks(forks, path), servers, draw, kills, most, folder / "runs" / "run")
-    return {"kills": dict(kills), "launches": launches, "steps": args.steps, "staleness": args.staleness,
-            "seconds": round(time.monotonic() - start, 1), **judged(folder / "runs" / "run", args)}  # fmt: skip
+            started = ranks(forks, path, len(pauses))
+            pauses.append(disturb(started, servers, draw, kills, most, folder / "runs" / "run"))
+            texts = [rank.text() for rank in started if rank.code != -signal.SIGKILL]
+            if found := [text for text in texts if "Traceback" in text or "exception was never retrieved" in text]:
+                tracebacks += 1
+                print("\n".join(found), file=sys.stderr)
+    return {"kills": dict(kills), "launches": len(pauses) - 1, "steps": args.steps, "staleness": args.staleness,
+            "seconds": round(time.monotonic() - start, 1), "longest pause": round(max(pauses), 1),
+            "tracebacks": tracebacks, **judged(folder / "runs" / "run", args)}  # fmt: skip
 
 
 def disturb(
     started: list[Command], servers: House, draw: random.Random, kills: Counter[str], most: int, run: Path
-) -> None:
-    """One launch of the ranks, up to its end, or the death of one of them."""
-    lines, due = size_of(run), None
+) -> float:
+    """One launch of the ranks, up to its end, or the death of one of them; returns the longest pause of the ledger."""
+    lines, due, paused = size_of(run), None, Pause()
     while not any(rank.ended() for rank in started):
         time.sleep(0.002)
         servers.look(time.monotonic())
         if due is None:
             if size_of(run) > lines:  # it trains
                 due = time.monotonic() + draw.uniform(0, LATEST_S)
-        elif time.monotonic() >= due and kills.total() < most:
+            continue
+        paused.look(size_of(run), started)
+        if time.monotonic() >= due and kills.total() < most:
             [victim] = draw.choices(list(VICTIMS), list(VICTIMS.values()))
             kills[victim] += 1
             if victim == "server":
@@ -212,10 +230,32 @@ def disturb(
             else:
                 started[int(victim[-1])].kill(signal.SIGKILL)
                 break
+    dying = time.monotonic()
     codes = [rank.wait() for rank in started]  # the others notice, and end
     text = started[0].text()
     if any(codes) and -signal.SIGKILL not in codes and "no server is left" not in text:
         sys.exit(f"a run ended with codes {codes}:\n{text[-4000:]}\n{started[1].text()[-2000:]}")
+    return max(paused.longest, time.monotonic() - dying)
+
+
+class Pause:
+    """How long a ledger did not grow."""
+
+    def __init__(self) -> None:
+        self.longest, self._size, self._since = 0.0, 0, time.monotonic()
+
+    def look(self, size: int, started: list[Command]) -> None:
+        """Ends the benchmark with the stacks of all ranks where nothing has happened for too long."""
+        if size != self._size:
+            self._size, self._since = size, time.monotonic()
+        paused = time.monotonic() - self._since
+        self.longest = max(self.longest, paused)
+        if paused > STALL_S:
+            for rank in started:
+                rank.kill(signal.SIGABRT)
+            for rank in started:
+                rank.wait()
+            sys.exit(f"no line in the ledger for {STALL_S:g} s:\n" + "\n".join(rank.text() for rank in started))
 
 
 def size_of(run: Path) -> int:

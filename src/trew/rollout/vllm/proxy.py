@@ -17,7 +17,7 @@ from ...utils.listening import Receive, Scope, Send, answer
 from .client import CONNECT_S, headers, wire
 from .keeper import Keeper
 from .remote import RENEW, STATE
-from .traffic import GENERATE
+from .traffic import GENERATE, report_unless_late
 
 FINISH = "/finish_weight_update"
 ROUTES = {
@@ -129,6 +129,7 @@ class Proxy:
     def _client(self, number: int) -> httpx2.AsyncClient:
         # Made here, in the event loop that it belongs to.
         if number not in self._clients:
+            asyncio.get_running_loop().set_exception_handler(report_unless_late)
             endpoint = self.keeper.servers.endpoints[number]
             every = httpx2.Limits(max_connections=None, max_keepalive_connections=64, keepalive_expiry=_REUSED_S)
             self._clients[number] = httpx2.AsyncClient(

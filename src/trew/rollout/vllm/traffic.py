@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import re
 import threading
+import weakref
 from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any
@@ -59,13 +60,15 @@ class Traffic:
         if self._thread is None or self._loop is None:
             return
         asyncio.run_coroutine_threadsafe(self._end(), self._loop)
-        self._thread.join()
+        # A daemon that does not end costs its connections; waiting for it would cost the run.
+        self._thread.join(3 * CLOSE_S)
         self._thread = self._loop = None
         self._futures, self.answers = {}, SimpleQueue()
 
     def _running(self) -> asyncio.AbstractEventLoop:
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
+            self._loop.set_exception_handler(report_unless_late)
             self._thread = threading.Thread(target=self._run, args=(self._loop,), name="trew-requests", daemon=True)
             self._thread.start()
         return self._loop
@@ -96,9 +99,12 @@ class Traffic:
             if tasks:
                 # A connection that breaks just now may lose its cancellation: nobody may wait for it here for good.
                 await asyncio.wait(tasks, timeout=CLOSE_S)
-            for line in self._lines.values():
-                with contextlib.suppress(Exception):
-                    await asyncio.wait_for(line.client.aclose(), CLOSE_S)
+            closing = [asyncio.ensure_future(line.client.aclose()) for line in self._lines.values()]
+            if closing:
+                await asyncio.wait(closing, timeout=CLOSE_S)
+            for task in closing:
+                if task.done() and not task.cancelled():
+                    task.exception()  # that a broken connection cannot be closed is no news
             self._lines = {}
         finally:
             asyncio.get_running_loop().stop()
@@ -119,7 +125,9 @@ class _Line:
         self.open: set[asyncio.Task[Any]] = set()
         self.watcher: asyncio.Task[None] | None = None
         self.moved = 0.0  # when a token was last seen
-        self.hung = False
+        # Requests that the watcher gave up. Not one flag for the line: a request that is sent while they end must not
+        # change what they report.
+        self.hung: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
 
     async def ask(self, body: dict[str, Any]) -> Any:
         """The server's answer. Raises ServerGone or ServerRefused."""
@@ -127,7 +135,7 @@ class _Line:
         assert task is not None
         self.open.add(task)
         if self.watcher is None or self.watcher.done():
-            self.moved, self.hung = _now(), False
+            self.moved = _now()
             self.watcher = asyncio.ensure_future(self._watch())
         try:
             response = await self.client.post(f"{self.endpoint.url}{GENERATE}", json=body)
@@ -136,7 +144,7 @@ class _Line:
         except (httpx2.HTTPError, OSError) as error:
             raise failure(self.endpoint, "generate", error) from None
         except asyncio.CancelledError:
-            if not self.hung:
+            if task not in self.hung:
                 raise
             raise ServerHung(
                 f"server {self.endpoint}: no new token for {self.traffic.hang_s:g} s (cluster.request_timeout_s)"
@@ -155,10 +163,14 @@ class _Line:
                 self.moved = _now()
             before = before if found is None else found
             if self._left() <= 0:
-                self.hung = True
-                for task in list(self.open):
-                    task.cancel()
+                self._give_up()
                 return
+
+    def _give_up(self) -> None:
+        """Ends all requests with ServerHung."""
+        for task in list(self.open):
+            self.hung.add(task)
+            task.cancel()
 
     def _left(self) -> float:
         """Seconds until the server counts as hung."""
@@ -166,11 +178,21 @@ class _Line:
 
     async def _tokens(self, timeout_s: float) -> float | None:
         """How many tokens the server has read and made so far; None where it does not say."""
-        with contextlib.suppress(httpx2.HTTPError, OSError):
+        # Whatever goes wrong: without this watcher nobody would notice that the server hangs.
+        with contextlib.suppress(Exception):
             response = await self.client.get(f"{self.endpoint.url}/metrics", timeout=timeout_s)
             if found := _TOKENS.findall(response.content):
                 return sum(map(float, found))
         return None
+
+
+def report_unless_late(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Handles errors of callbacks in an event loop as asyncio does, except one that means nothing.
+
+    anyio has a Unix socket set the result of a future as soon as it can be read. Where the request that waits for this
+    is cancelled in the same pass of the loop, the future is done already, and asyncio would print a traceback."""
+    if not isinstance(context.get("exception"), asyncio.InvalidStateError):
+        loop.default_exception_handler(context)
 
 
 def _now() -> float:

@@ -1,0 +1,103 @@
+"""Requests to a server that accepts everything and answers nothing: none is forgotten, and nothing is printed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trew.rollout.vllm import traffic
+from trew.rollout.vllm.client import ServerHung
+from trew.rollout.vllm.endpoint import Endpoint
+from trew.rollout.vllm.traffic import Traffic
+
+LIMIT_S = 60.0
+"""For what takes a fraction of a second unless it never comes."""
+
+
+class Silent:
+    """Accepts connections on a Unix socket. ``accepted`` has them, ``came`` says that there is one."""
+
+    def __init__(self, path: Path) -> None:
+        self.accepted: list[socket.socket] = []
+        self.came = threading.Event()
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.bind(str(path))
+        self._socket.listen()
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                connection = self._socket.accept()[0]
+                while not connection.recv(65536).endswith(b"{}"):  # the body of a request
+                    pass
+                self.accepted.append(connection)
+                self.came.set()
+
+    def close(self) -> None:
+        for one in (self._socket, *self.accepted):
+            one.close()
+
+
+@pytest.fixture
+def silent(tmp_path: Path) -> Iterator[tuple[Silent, Endpoint]]:
+    path = tmp_path / "s.sock"
+    with contextlib.closing(Silent(path)) as server:
+        yield server, Endpoint("http://localhost", path)
+
+
+def test_requests_sent_while_others_are_given_up_are_answered_and_so_are_those(silent, monkeypatch):
+    _, endpoint = silent
+    carried = Traffic(hang_s=0.3)
+    give_up = traffic._Line._give_up
+
+    def and_another_comes(line: Any) -> None:
+        monkeypatch.undo()
+        give_up(line)
+        line.late = asyncio.ensure_future(carried._carry("late", endpoint, {}))
+
+    monkeypatch.setattr(traffic._Line, "_give_up", and_another_comes)
+    carried.send("early", endpoint, {})
+    found = dict(carried.answers.get(timeout=LIMIT_S) for _ in range(2))
+    carried.stop()
+    assert found.keys() == {"early", "late"}
+    assert all(isinstance(error, ServerHung) for error in found.values()), found
+
+
+def test_a_request_given_up_while_its_answer_arrives_prints_no_traceback(silent, caplog):
+    server, endpoint = silent
+    carried = Traffic(hang_s=LIMIT_S)
+    carried.send("one", endpoint, {})
+    assert server.came.wait(LIMIT_S)
+    loop, done = carried._loop, threading.Event()
+    assert loop is not None
+
+    def both() -> None:
+        # The next pass of the loop cancels the request, and sees that its socket can be read.
+        server.accepted[0].sendall(b"HTTP/1.1 200 OK\r\n")
+        carried.drop("one")
+        loop.call_later(0.05, done.set)
+
+    with caplog.at_level(logging.ERROR, logger="asyncio"):
+        loop.call_soon_threadsafe(loop.call_later, 0.1, both)  # once the request waits for its answer
+        assert done.wait(LIMIT_S)
+        carried.stop()
+    assert caplog.records == []
+
+
+def test_other_errors_in_callbacks_are_still_printed(caplog):
+    loop = asyncio.new_event_loop()
+    loop.set_exception_handler(traffic.report_unless_late)
+    with contextlib.closing(loop), caplog.at_level(logging.ERROR, logger="asyncio"):
+        loop.call_soon(int, "no number")
+        loop.call_soon(loop.stop)
+        loop.run_forever()
+    assert "no number" in caplog.text
