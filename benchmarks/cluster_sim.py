@@ -14,34 +14,33 @@ spent outside of waiting. Prints a table and keeps all in results/cluster_sim.js
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
-import multiprocessing
 import os
 import platform
-import random
-import signal
 import statistics
-import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-sys.path.insert(0, str(Path(__file__).parents[1] / "src" / "trew" / "rollout" / "vllm" / "plugin"))
-import fake_vllm
 import tiny
-from recipe_help import recipe, training_rows
+from paced import Length, Pace, PacedRun, heavy_tailed_length, log_normal_length, run_paced
 from trew import __version__
-from trew.estimate.simulation import Servers, Work, best_split, drop_the_slow, log_normal, simulate
+from trew.config import load
+from trew.estimate.simulation import Simulation, Work, best_split, drop_the_slow, log_normal, simulate
+from trew.estimate.virtual_servers import Servers
 from trew.rollout import codec
+from trew.rollout.sync import sampling
+from trew.rollout.vllm.engine import seed_of
 from trew.types import Group, Prompt, single_turn
 
 RESULTS = Path(__file__).parent / "results" / "cluster_sim.json"
@@ -50,17 +49,21 @@ LIMIT = 0.10
 
 
 def main() -> None:
-    parts: dict[str, Callable[[], list[dict[str, Any]]]] = {
+    parts: dict[str, Callable[[argparse.Namespace], list[dict[str, Any]]]] = {
         "validate": validate, "scale": scale, "limits": limits, "published": published,
     }  # fmt: skip
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("part", choices=parts, nargs="*", default=list(parts))
+    parser.add_argument("--only", default="", help="of validate: the settings whose names contain this")
+    args = parser.parse_args()
     kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    for name in parser.parse_args().part:
-        print(f"\n{name}")
-        rows = parts[name]()
+    for name in args.part:
+        print(f"\n{name}", flush=True)
+        rows = parts[name](args)
         for row in rows:
-            print("  " + "  ".join(f"{key}: {shown(value)}" for key, value in row.items()))
+            print("  " + "  ".join(f"{key}: {shown(value)}" for key, value in row.items()), flush=True)
+        new = {row["what"] for row in rows}
+        rows = [row for row in kept.get(name, {}).get("rows", []) if args.only and row["what"] not in new] + rows
         kept[name] = {
             "measured": datetime.now(UTC).date().isoformat(), "trew": __version__, "torch": torch.__version__,
             "machine": f"{platform.machine()}, {os.cpu_count()} cores", "rows": rows,
@@ -80,149 +83,93 @@ def shown(value: Any) -> str:
 
 # --------------------------------------------------------------------------------- real runs beside simulated ones
 
-PROMPTS, GROUP, COUNT, SLOTS, TOKENS = 8, 4, 2, 8, 40
-TOKEN_S, SEQUENCE_S, REWARD_S = 0.03, 0.0015, 1.2
-"""Of decoding, as in :class:`.Servers`; and of a reward that is called once per step, which stands for learning."""
-STEPS, WARM_UP, BOUNDS = 16, 4, (0, 1, 3)
-REWARD = f"""
+PROMPTS, GROUP, SERVERS, SLOTS = 8, 4, 2, 8
+TOKEN_S, SEQUENCE_S = 0.03, 0.0015
+"""Of an iteration of a stand-in, as in :class:`.Servers`."""
+STEPS, WARM_UP, BOUNDS = 16, 3, (0, 1, 4)
+REWARD = """
 import time
 def slow(completions, completion_ids, **columns):
-    time.sleep({REWARD_S})
+    time.sleep({seconds})
     return [float(sum(i % 2 for i in ids)) for ids in completion_ids]
 """
+"""A reward that is called once per step; its time stands for learning."""
+SETTINGS: dict[str, tuple[Length, int, float]] = {
+    "log-normal, little learning": (log_normal_length, 40, 0.3),
+    "log-normal, as much learning as generating": (log_normal_length, 40, 1.2),
+    "log-normal, learning takes longer": (log_normal_length, 40, 2.0),
+    "heavy tail, little learning": (heavy_tailed_length, 60, 0.3),
+    "heavy tail, as much learning as generating": (heavy_tailed_length, 60, 1.2),
+}
+"""Lengths, the longest of them, and the learner's seconds."""
 
 
-def length(seed: int) -> int:
-    """Heavy-tailed: half of the completions have up to 10 tokens, some reach the limit."""
-    return max(1, min(TOKENS, round(random.Random(seed).lognormvariate(2.3, 0.9))))
+def validate(args: argparse.Namespace) -> list[dict[str, Any]]:
+    return [row for name in SETTINGS if args.only in name for row in compared(name)]
 
 
-def prescribed(rng: np.random.Generator, n: int) -> np.ndarray:
-    return np.array([length(int(seed)) for seed in rng.integers(2**62, size=n)], float)
-
-
-class Paced(fake_vllm.FakeVllm):
-    """A stand-in that decodes up to ``SLOTS`` sequences in lock-step at the prescribed speed.
-
-    Tokens are computed beside that: they are ready before their time has passed.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder, token="secret")
-        self.faults.lengths = length
-        self.free, self.count = threading.Semaphore(SLOTS), 0
-
-    def generate(self, body: Any) -> Any:
-        sampling = body["sampling_params"]
-        if sampling.get("prompt_logprobs") is not None or sampling["n"] < GROUP:
-            return super().generate(body)
-        paced = [threading.Thread(target=self.decode, args=(self._length(sampling, i),)) for i in range(sampling["n"])]
-        for thread in paced:
-            thread.start()
-        answer = super().generate(body)
-        for thread in paced:
-            thread.join()
-        return answer
-
-    @torch.no_grad()
-    def _token(self, prompt: list[int], rows: list[Any], sampling: dict[str, Any]) -> None:
-        """Ends every row by a stop token at its prescribed length, and nowhere else."""
-        if sampling["n"] < GROUP:  # canaries, evaluations
-            super()._token(prompt, rows, sampling)
-            return
-        stop = sampling["stop_token_ids"]
-        logits = self._logits([prompt + row.tokens for row in rows])[:, -1]
-        for row, z in zip(rows, logits, strict=True):
-            probs = z.softmax(-1)
-            last = len(row.tokens) + 1 == row.most
-            token = stop[0] if last else int(torch.multinomial(without(probs, stop), 1, generator=row.draws))
-            row.add(token, float(probs[token].log()), self.version)
-            self.tokens += 1
-            if last:
-                row.reason, row.stop = "stop", token
-
-    def decode(self, tokens: int) -> None:
-        """Takes a slot for as long as a sequence needs."""
-        with self.free:
-            with self.lock:
-                self.count += 1
-            due = time.monotonic()
-            for _ in range(tokens):
-                while self.paused:
-                    time.sleep(0.002)
-                    due = time.monotonic()
-                due += TOKEN_S + SEQUENCE_S * self.count
-                time.sleep(max(0.0, due - time.monotonic()))
-            with self.lock:
-                self.count -= 1
-
-
-def without(probs: torch.Tensor, ids: list[int]) -> torch.Tensor:
-    probs = probs.clone()
-    probs[ids] = 0
-    return probs
-
-
-def serve(model: Path, socket: Path) -> None:
-    torch.set_num_threads(1)
-    with fake_vllm.serving(Paced(model), socket):
-        signal.pause()
-
-
-def validate() -> list[dict[str, Any]]:
+def compared(name: str) -> list[dict[str, Any]]:
+    """A run of each bound beside its simulation with the same lengths, ticket by ticket."""
+    of, most, learning = SETTINGS[name]
+    pace = Pace(SLOTS, TOKEN_S, SEQUENCE_S, of, GROUP)
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         model = tiny.save(folder / "model", "smollm")
-        real = {bound: run_of(model, folder, bound) for bound in BOUNDS}
-    update = real[1]["seconds"] - real[1]["waited"]
-    found = []
-    for bound, run in real.items():
-        work = Work(PROMPTS, GROUP, bound, update, 0.0, prescribed, steps=400)
-        made = simulate(Servers(COUNT, SLOTS, TOKEN_S, SEQUENCE_S), work)
-        off = made.seconds / run["seconds"] - 1
-        found.append({
-            "staleness": bound, "real s per step": run["seconds"], "simulated": made.seconds, "off": off,
-            "within 10 %": "yes" if abs(off) <= LIMIT else "NO", "learner's s": update,
-            "learner idle, real": run["waited"] / run["seconds"] if bound else None,
-            "learner idle, simulated": made.learner_idle,
-            "ages, real": run["ages"], "ages, simulated": made.ages,
-        })  # fmt: skip
-    return found
+        (folder / "reward.py").write_text(REWARD.format(seconds=learning))
+        runs = {
+            bound: run_paced(
+                model, folder, f"staleness-{bound}", pace=pace, servers=SERVERS, steps=STEPS,
+                rollout={"prompts": PROMPTS, "completions": GROUP, "max_tokens": most}, learner={"lr": 1e-5},
+                rewards=[{"name": "reward.py:slow"}], cluster={"staleness": bound},
+            )
+            for bound in BOUNDS
+        }  # fmt: skip
+        lengths = ticket_lengths(runs[1].folder, of)
+        for run in runs.values():
+            assert generated(run.folder) == sum(int(each.sum()) for each in lengths), "lengths were not as prescribed"
+    # Prompts, seeds and so lengths are the same for every bound. The learner's time is taken from one run for all.
+    sync = statistics.median(run.paused_s for run in runs.values())
+    own = statistics.median(row["seconds"] - row["waited_s"] for row in runs[1].rows[WARM_UP:]) - sync
+    return [beside(name, bound, run, lengths, update_s=own, sync_s=sync) for bound, run in runs.items()]
 
 
-def run_of(model: Path, folder: Path, bound: int) -> dict[str, Any]:
-    sockets = [folder / f"{bound}-{number}.sock" for number in range(COUNT)]
-    servers = [multiprocessing.get_context("fork").Process(target=serve, args=(model, s), daemon=True) for s in sockets]
-    for server in servers:
-        server.start()
-    (folder / "reward.py").write_text(REWARD)
-    path = folder / f"staleness-{bound}.toml"
-    path.write_text(recipe(
-        model, steps=STEPS, rollout={"prompts": PROMPTS, "completions": GROUP, "max_tokens": TOKENS},
-        objective={"preset": "grpo", "correction": "tis"}, eval={"size": 1, "max_tokens": 1}, checkpoint={"every": 0},
-        learner={"lr": 1e-5}, track={"samples_every": 0, "regrade_every": 0}, rewards=[{"name": "reward.py:slow"}],
-        cluster={"rollout": "vllm", "endpoints": [f"unix:{s}" for s in sockets], "staleness": bound},
-    ))  # fmt: skip
-    env = os.environ | {"HF_HUB_OFFLINE": "1", "TREW_SERVER_TOKEN": "secret", "OMP_NUM_THREADS": "1"}
-    try:
-        done = subprocess.run(
-            [sys.executable, "-m", "trew", "train", path], cwd=folder, env=env, text=True, stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT, check=False,
-        )  # fmt: skip
-    finally:
-        for server in servers:
-            server.kill()
-            server.join()
-    if done.returncode:
-        sys.exit(f"trew train {path} ended with code {done.returncode}:\n{done.stdout[-3000:]}")
-    every = training_rows(folder / "runs" / path.stem)
+def beside(
+    name: str, bound: int, run: PacedRun, lengths: Sequence[np.ndarray], *, update_s: float, sync_s: float
+) -> dict[str, Any]:
     # The last steps ask for nothing new, so that servers run empty: they are no steady state.
-    rows = every[WARM_UP : len(every) - bound]
-    ages = {name[4:]: statistics.mean(row[name] for row in rows) for name in rows[0] if name.startswith("age/")}
+    steps = STEPS - bound
+    rows = run.rows[WARM_UP:steps]
+    ages = {int(name[4:]): statistics.mean(row[name] for row in rows) for name in rows[0] if name.startswith("age/")}
+    replay = iter(lengths)
+    work = Work(PROMPTS, GROUP, bound, update_s, sync_s, lambda rng, n: next(replay), steps=steps, warm_up=WARM_UP)
+    simulation = Simulation(Servers(SERVERS, SLOTS, TOKEN_S, SEQUENCE_S), work, steps=STEPS)
+    while simulation.step <= steps:
+        simulation.advance()
+    made, seconds = simulation.forecast(), statistics.mean(row["seconds"] for row in rows)
+    off = made.seconds / seconds - 1
     return {
-        "seconds": statistics.mean(row["seconds"] for row in rows), "ages": ages,
-        "waited": statistics.mean(row.get("waited_s", 0.0) for row in rows),
+        "what": name, "staleness": bound, "real s per step": seconds, "simulated": made.seconds, "off": off,
+        "within 10 %": "yes" if abs(off) <= LIMIT else "NO", "learner's s": update_s, "servers paused, s": sync_s,
+        "learner idle, real": statistics.mean(row["waited_s"] for row in rows) / seconds if bound else None,
+        "learner idle, simulated": made.learner_idle, "ages, real": ages, "ages, simulated": made.ages,
     }  # fmt: skip
+
+
+def generated(run: Path) -> int:
+    """Tokens of all completions of a run."""
+    found = pyarrow.parquet.read_table(run / "rollouts", columns=["token_ids"])["token_ids"]
+    return sum(len(each) for each in found)
+
+
+def ticket_lengths(run: Path, of: Length) -> list[np.ndarray]:
+    """The lengths of every ticket's completions, by the seeds that its ledger implies."""
+    config = load(run / "config.toml")
+    found = []
+    for entry in map(json.loads, (run / "ledger.jsonl").read_text().splitlines()):
+        if "issued" in entry:
+            first = seed_of(sampling(config, entry["step"], entry["attempt"]).seed, entry["uid"])
+            found.append(np.array([of(first + i) for i in range(GROUP)], float))
+    return found
 
 
 # ------------------------------------------------------------------------------------------------------ large runs
@@ -243,17 +190,17 @@ def row(name: str, servers: Servers, work: Work, **more: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def scale() -> list[dict[str, Any]]:
+def scale(args: argparse.Namespace) -> list[dict[str, Any]]:
     work = Work(512, 16, 1, 106.0, 5.0, LONG, steps=16)
     servers = Servers(64, **H20)
-    found = [row(f"64 servers, staleness {s}", servers, replaced(work, staleness=s)) for s in (0, 1, 2, 4)]
-    found.append(row("64, staleness 2, slow groups dropped", servers, replaced(work, staleness=2), take=drop_the_slow))
-    found.append(row("64, a tenth half as fast", replaced(servers, slow_share=0.1), work))
-    found.append(row("64, each fails every 10 h", replaced(servers, mtbf_s=36_000.0, restart_s=180.0), work))
+    found = [row(f"64 servers, staleness {s}", servers, dataclasses.replace(work, staleness=s)) for s in (0, 1, 2, 4)]
+    found.append(row("64, staleness 2, slow groups dropped", servers, dataclasses.replace(work, staleness=2), take=drop_the_slow))
+    found.append(row("64, a tenth half as fast", dataclasses.replace(servers, slow_share=0.1), work))
+    found.append(row("64, each fails every 10 h", dataclasses.replace(servers, mtbf_s=36_000.0, restart_s=180.0), work))
     for count in (250, 1000):
-        large = replaced(work, prompts=8 * count, steps=6, warm_up=2)
-        found.append(row(f"{count} servers, staleness 1", replaced(servers, count=count), large))
-        failing = replaced(servers, count=count, mtbf_s=36_000.0, restart_s=180.0)
+        large = dataclasses.replace(work, prompts=8 * count, steps=6, warm_up=2)
+        found.append(row(f"{count} servers, staleness 1", dataclasses.replace(servers, count=count), large))
+        failing = dataclasses.replace(servers, count=count, mtbf_s=36_000.0, restart_s=180.0)
         found.append(row(f"{count}, each fails every 10 h", failing, large))
     learner, best = best_split(128, work, servers, update_gpu_s=106.0 * 64, gpus_per_server=2)
     found.append({"what": "best of 128 GPUs for the learner", "GPUs": learner, "s per step": best.seconds,
@@ -261,13 +208,7 @@ def scale() -> list[dict[str, Any]]:
     return found
 
 
-def replaced(value: Any, **changes: Any) -> Any:
-    import dataclasses
-
-    return dataclasses.replace(value, **changes)
-
-
-def limits() -> list[dict[str, Any]]:
+def limits(args: argparse.Namespace) -> list[dict[str, Any]]:
     """At 10,000 servers: groups, lines and bytes per second on rank 0."""
     work = Work(80_000, 4, 1, 106.0, 5.0, LONG, steps=3, warm_up=1)
     found = row("10,000 servers, 80,000 prompts of 4", Servers(10_000, **H20), work)
@@ -288,7 +229,7 @@ def limits() -> list[dict[str, Any]]:
 # ------------------------------------------------------------------------------------------- beside published ones
 
 
-def published() -> list[dict[str, Any]]:
+def published(args: argparse.Namespace) -> list[dict[str, Any]]:
     """verl's rows for Qwen2.5-Math-7B, 28k tokens: 64 cards generate (32 servers of 2), 64 learn."""
     found = []
     for staleness, seconds in ((0, 231.34), (1, 150.63)):

@@ -7,7 +7,8 @@ import dataclasses
 import numpy as np
 import pytest
 
-from trew.estimate.simulation import Servers, Work, best_split, drop_the_slow, log_normal, simulate
+from trew.estimate.simulation import Work, best_split, drop_the_slow, log_normal, simulate
+from trew.estimate.virtual_servers import Servers
 
 
 def fixed(tokens: float):
