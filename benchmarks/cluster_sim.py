@@ -194,7 +194,9 @@ def scale(args: argparse.Namespace) -> list[dict[str, Any]]:
     work = Work(512, 16, 1, 106.0, 5.0, LONG, steps=16)
     servers = Servers(64, **H20)
     found = [row(f"64 servers, staleness {s}", servers, dataclasses.replace(work, staleness=s)) for s in (0, 1, 2, 4)]
-    found.append(row("64, staleness 2, slow groups dropped", servers, dataclasses.replace(work, staleness=2), take=drop_the_slow))
+    found.append(
+        row("64, staleness 2, slow groups dropped", servers, dataclasses.replace(work, staleness=2), take=drop_the_slow)
+    )
     found.append(row("64, a tenth half as fast", dataclasses.replace(servers, slow_share=0.1), work))
     found.append(row("64, each fails every 10 h", dataclasses.replace(servers, mtbf_s=36_000.0, restart_s=180.0), work))
     for count in (250, 1000):

@@ -69,7 +69,7 @@ class _Group:
 
 
 class VirtualServers:
-    """Generates groups of prescribed lengths. ``version`` is of the weights, which the caller sets; ``now`` the time."""
+    """Generates groups of prescribed lengths. The caller sets ``version``, that of the weights; ``now`` is the time."""
 
     def __init__(self, servers: Servers, rng: np.random.Generator) -> None:
         self.settings, self._rng = servers, rng

@@ -18,6 +18,7 @@ the finished groups of the earliest deadlines; so the bound holds and nothing is
 
 from __future__ import annotations
 
+import heapq
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -97,6 +98,7 @@ class Ledger:
         self._regular = 0  # tickets that replace no other
         self._replaced = 0  # dropped tickets whose place another may take
         self._dormant: set[int] = set()
+        self._dormant_order: list[int] = []  # a heap of them; behind its first, of some that are dormant no more
         # The open tickets by their deadlines, which are few: a step that waits asks again and again.
         self._by: dict[State, dict[int, set[int]]] = {"running": {}, "finished": {}}
         self._step_of: dict[int, int] = {0: 0}  # version -> the last step with these weights
@@ -160,8 +162,8 @@ class Ledger:
 
     @property
     def dormant(self) -> int | None:
-        """The first ticket that has to be asked for again; None where there is none."""
-        return min(self._dormant, default=None)
+        """The first ticket that has to be asked for again; None if there is none."""
+        return self._dormant_order[0] if self._dormant_order else None
 
     @property
     def next_step(self) -> int:
@@ -182,19 +184,27 @@ class Ledger:
         there = {d: len(numbers) - sum(n in numbers for n in taken) for d, numbers in finished.items()}
         if any(running.values()) and sum(there.values()) < most:
             return None
-        chosen: list[int] = []
+        # Counted first: a step that waits asks again whenever a group finishes, and must not sort all groups each time.
+        counts: dict[int, int] = {}
+        missing = most
         left = 0  # open tickets with this deadline or an earlier one that this step does not take
         behind = False  # whether one of them is running
         waiting = False  # whether a later step would have too many, and one that runs may still be taken now
         for deadline in sorted({*finished, *running}):
-            if waiting and there.get(deadline, 0) and len(chosen) < most:
+            available, unfinished = there.get(deadline, 0), len(running.get(deadline, ()))
+            if waiting and available and missing:
                 return None  # this step would take what has more time instead
-            numbers = sorted(n for n in finished.get(deadline, ()) if n not in taken)[: most - len(chosen)]
-            chosen += numbers
-            left += there.get(deadline, 0) - len(numbers) + len(running.get(deadline, ()))
-            behind = behind or bool(running.get(deadline))
+            counts[deadline] = min(available, missing)
+            missing -= counts[deadline]
+            left += available - counts[deadline] + unfinished
+            behind = behind or unfinished > 0
             waiting = waiting or (behind and left > self.prompts * (deadline - step))
-        return chosen
+        return [
+            number
+            for deadline, count in counts.items()
+            if count
+            for number in sorted(finished[deadline].difference(taken))[:count]
+        ]
 
     def passed_over(self, numbers: Iterable[int]) -> int:
         """How many running tickets have an earlier deadline, or the same and a lower number, than the last of these."""
@@ -341,6 +351,8 @@ class Ledger:
         if account.state not in states:
             raise ValueError(f"ticket {number} is {account.state}, not {' or '.join(states)}")
         self._dormant.discard(number)
+        while self._dormant_order and self._dormant_order[0] not in self._dormant:
+            heapq.heappop(self._dormant_order)
         if account.state in self._by:
             deadline = self.deadline(number)
             same = self._by[account.state][deadline]
@@ -356,6 +368,7 @@ class Ledger:
         account.state, account.why, account.stored = "dormant", why, None
         account.weights = account.versions = ()
         self._dormant.add(number)
+        heapq.heappush(self._dormant_order, number)
 
     def _all(self, state: State) -> list[Account]:
         return [self.accounts[n] for n in sorted(n for numbers in self._by[state].values() for n in numbers)]
