@@ -60,6 +60,10 @@ class RewardError(TrewError):
         super().__init__(message)
 
 
+class EpisodeError(TrewError):
+    """An environment that failed where the run must not go on, or whose episodes cannot be compared."""
+
+
 class SandboxError(TrewError):
     """The sandbox for untrusted code is missing, or failed its own test."""
 

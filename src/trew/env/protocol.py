@@ -93,6 +93,8 @@ class Say:
             return cls(({"role": "user", "content": said},))
         if isinstance(said, Mapping):
             return cls((dict(said),))
+        if not isinstance(said, list | tuple):
+            raise TypeError(f"it said {said!r:.100}, which is no text, no message, no list of messages and no Say")
         return cls(tuple(dict(message) for message in said))
 
 

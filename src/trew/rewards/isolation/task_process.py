@@ -16,34 +16,22 @@ import signal
 import time
 from typing import Any
 
+from .forked import Forked
 from .frames import Channel, Closed, Late
 from .guardian import REQUESTS
-from .lifelines import die_with_parent
 
 
 class Runner:
     """A forked process that runs the task, with its channel. Once ``spent``, it must not take another call."""
 
     def __init__(self, task: Any, limits: dict[str, Any], ours: Channel):
-        down_read, down_write = os.pipe()
-        up_read, up_write = os.pipe()
-        worker = os.getpid()
         self._limits, self._base = limits, bytes_used(1)
         self.calls, self.spent = 0, False
-        self.pid = os.fork()
-        if self.pid == 0:
-            try:
-                die_with_parent(worker)  # first of all: it must not outlive the worker, not even a killed one
-                # An inherited copy of the worker's ends would keep the pipes open after the worker is gone.
-                for descriptor in (down_write, up_read, ours.source, ours.target):
-                    os.close(descriptor)
-                _work(task, limits, Channel(down_read, up_write, parent=worker))
-            finally:
-                os._exit(1)
-        os.close(down_read)
-        os.close(up_write)
         # The channel also closes when the run has ended, so that no result is computed that nothing reads.
-        self._channel = Channel(up_read, down_write, parent=ours.parent)
+        self._forked = Forked(
+            lambda channel: _work(task, limits, channel), inherited=(ours.source, ours.target), parent=ours.parent
+        )
+        self._channel = self._forked.channel
 
     def ask(self, payload: bytes) -> list[Any]:
         """Makes one call; returns [status, value]."""
@@ -59,7 +47,7 @@ class Runner:
             self.spent = True
             # Closed because the run is gone, not the runner: the runner may still compute, and a wait would block.
             is_alone = os.getppid() != self._channel.parent
-            return _reason(self._collect(kill=is_alone), self._limits)
+            return _reason(self._forked.collect(kill=is_alone), self._limits)
         status, value, memory = json.loads(answer)
         grown = memory - self._base > self._limits["growth_mb"] * 2**20
         self.spent = status == "memory" or self.calls >= self._limits["calls"] or grown
@@ -67,18 +55,7 @@ class Runner:
 
     def end(self) -> None:
         """Kills the runner if it still runs, and closes the pipes."""
-        self._collect(kill=True)
-        self._channel.close()
-
-    def _collect(self, *, kill: bool = False) -> int:
-        """Reaps the runner and returns its wait status."""
-        if self.pid == 0:  # reaped already: the number may belong to another process by now
-            return 0
-        if kill:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, signal.SIGKILL)
-        pid, self.pid = self.pid, 0
-        return os.waitpid(pid, 0)[1]
+        self._forked.end()
 
 
 def bytes_used(field: int) -> int:

@@ -28,6 +28,17 @@ def is_file_spec(name: str) -> bool:
 def load_function(spec: str, modules: dict[Path, ModuleType] | None = None) -> tuple[Callable[..., Any], Path, str]:
     """The function of ``path/to/file.py:function``, the file's path and the function's name.
 
+    Raises ConfigError with the one thing that is wrong. See :func:`load_named`.
+    """
+    function, path, name = load_named(spec, modules)
+    if inspect.isclass(function):
+        raise ConfigError(f"{path}: {name} is a class; make an object of it in the file and name that object")
+    return function, path, name
+
+
+def load_named(spec: str, modules: dict[Path, ModuleType] | None = None) -> tuple[Callable[..., Any], Path, str]:
+    """The function or class of ``path/to/file.py:name``, the file's path and the name.
+
     The file is run once per ``modules``; what it imports is looked for in its own folder after everything installed.
     Raises ConfigError with the one thing that is wrong.
     """
@@ -67,8 +78,6 @@ def _named(module: ModuleType, path: Path, name: str) -> Callable[..., Any]:
     if not hasattr(module, name):
         raise ConfigError(f"{path}: has no function {name!r}{nearest(name, defined)}; {choices}")
     function = getattr(module, name)
-    if inspect.isclass(function):
-        raise ConfigError(f"{path}: {name} is a class; make an object of it in the file and name that object")
     if not callable(function):
         raise ConfigError(f"{path}: {name} is not a function but {type(function).__name__}; {choices}")
     return function

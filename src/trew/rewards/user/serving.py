@@ -29,11 +29,11 @@ def main(source: int, target: int, *, parent: int, life: int | None) -> None:
     """Answers messages until the channel closes. ``life`` is the pipe to the run ``parent`` if no guardian holds it."""
     if life is not None:
         os.set_inheritable(life, False)
-        _end_with_parent(life)
+        end_with_parent(life)
     # A guarded process has the guardian for its parent, and ends with it; only an unguarded one compares parents.
     channel = Channel(source, target, parent=None if life is None else parent)
-    _survive_requests()
-    sys.stdout = sys.stderr = _Shown(open(2, "wb", buffering=0, closefd=False))  # noqa: SIM115 (for the whole life)
+    survive_requests()
+    sys.stdout = sys.stderr = Shown(open(2, "wb", buffering=0, closefd=False))  # noqa: SIM115 (for the whole life)
     # Seeded, and restored after every call (preserved_state): what functions draw depends on the call alone, not on
     # when the process was started.
     random.seed(0)
@@ -67,7 +67,7 @@ def _call(session: Session, loaded: list[UserFunction], prompts: Any, calls: Any
 _ANSWERS = {"load": _load, "grade": _grade, "call": _call}
 
 
-class _Shown(io.TextIOWrapper):
+class Shown(io.TextIOWrapper):
     """Standard output of functions. They often print a model's text, so control characters are escaped and secrets
     redacted; a failed write is ignored."""
 
@@ -80,7 +80,7 @@ class _Shown(io.TextIOWrapper):
         return len(text)
 
 
-def _survive_requests() -> None:
+def survive_requests() -> None:
     """Ignores stop signals in this process: cluster managers send them to every process, and the run needs this one to
     finish its step. A handler instead of SIG_IGN, because exec resets handlers, so that what functions start still
     obeys the signals. A fork of this process (multiprocessing) obeys them too."""
@@ -95,7 +95,7 @@ def _survive_requests() -> None:
         signal.signal(signum, only_here)
 
 
-def _end_with_parent(life: int) -> None:
+def end_with_parent(life: int) -> None:
     """Ends this process when the other end of the pipe closes. The kernel then sends SIGIO, whose default action kills
     even while C code holds the interpreter. A thread watches as well, for systems without that signal (macOS)."""
     with contextlib.suppress(AttributeError, OSError):

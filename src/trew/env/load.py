@@ -1,0 +1,108 @@
+"""Finds the environment that a recipe names, and makes one object per episode of it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from ..errors import ConfigError, nearest
+from ..rewards.user.loading import is_file_spec, load_named, sources_of
+from .protocol import Environment, Episode, Reply, Reward, Say
+
+ENVIRONMENTS: Mapping[str, Callable[..., Episode]] = {}
+"""Built-in environments, by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """What a recipe says of an environment: a built-in name or ``path/to/file.py:name``, empty for tools alone; its
+    arguments, and the names of tools."""
+
+    name: str = ""
+    args: Mapping[str, Any] = field(default_factory=dict)
+    tools: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """``make`` returns the environment of an episode. ``sources`` has the SHA-256 of users' files, by path."""
+
+    make: Callable[[], Environment]
+    sources: Mapping[str, str] = field(default_factory=dict)
+
+
+class Generated:
+    """An episode that is played by a generator."""
+
+    def __init__(self, function: Callable[..., Episode], args: Mapping[str, Any]) -> None:
+        self._function, self._args = function, args
+        self._episode: Episode | None = None
+
+    def reset(self, row: Mapping[str, Any], seed: int) -> Say:
+        self._episode = self._function(row, seed, **self._args)
+        try:
+            return Say.of(next(self._episode))
+        except StopIteration:
+            raise ValueError("it returned before it said anything; yield the opening first") from None
+
+    def step(self, reply: Reply) -> Say:
+        assert self._episode is not None
+        try:
+            return Say.of(self._episode.send(reply))
+        except StopIteration as end:
+            return _last(end.value)
+
+    def close(self) -> None:
+        if self._episode is not None:
+            self._episode.close()
+
+
+def load(spec: Spec) -> Loaded:
+    """Loads an environment; runs the file that it is in. Raises ConfigError with what is wrong."""
+    if not is_file_spec(spec.name):
+        if spec.name not in ENVIRONMENTS:
+            raise ConfigError(
+                f"environment.name: got {spec.name!r}, accepts {', '.join(ENVIRONMENTS)}, or path/to/file.py:name"
+                f"{nearest(spec.name, ENVIRONMENTS)}"
+            )
+        return Loaded(_factory(ENVIRONMENTS[spec.name], spec, spec.name))
+    modules: dict[Path, ModuleType] = {}
+    try:
+        found, path, name = load_named(spec.name, modules)
+    except ConfigError as error:
+        raise ConfigError([f"environment.name: {problem}" for problem in error.problems]) from error
+    return Loaded(_factory(found, spec, f"{path}:{name}"), sources_of(path))
+
+
+def _factory(found: Any, spec: Spec, who: str) -> Callable[[], Environment]:
+    """What makes one episode's environment of a generator function or a class."""
+    is_class = inspect.isclass(found)
+    function = inspect.unwrap(found)
+    if inspect.isasyncgenfunction(function):
+        raise ConfigError(f"environment.name: {who} is an async generator; write it as a plain generator")
+    if is_class:
+        if missing := [name for name in ("reset", "step") if not callable(getattr(found, name, None))]:
+            raise ConfigError(f"environment.name: class {who} has no {' and no '.join(missing)}; it needs both")
+    elif not inspect.isgeneratorfunction(function):
+        raise ConfigError(
+            f"environment.name: {who} is neither a generator function (reply = yield observation) nor a class with "
+            "reset and step"
+        )
+    try:
+        signature = inspect.signature(found)
+        signature.bind(**spec.args) if is_class else signature.bind({}, 0, **spec.args)
+    except TypeError as error:
+        raise ConfigError(f"environment.args: {who}: {error}; it takes {inspect.signature(found)}") from None
+    return (lambda: found(**spec.args)) if is_class else (lambda: Generated(found, spec.args))
+
+
+def _last(value: Reward) -> Say:
+    """What a generator returned: the last reply's reward, or numbers by name."""
+    if not isinstance(value, Mapping):
+        return Say(reward=value, done=True)
+    numbers = {name: number for name, number in value.items() if name != "reward" and number is not None}
+    return Say(reward=value.get("reward"), done=True, metrics=numbers)

@@ -1,0 +1,56 @@
+"""The process of one episode: a fork of a host that answers the policy's replies until it is ended."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import traceback
+from typing import Any
+
+import numpy as np
+
+from ..rewards.isolation.frames import Channel, Closed
+from ..rewards.user.wire import decode, encode
+from .load import Loaded
+from .protocol import Environment
+from .wire import from_say, to_reply
+
+MOST_BYTES = 64 << 20
+"""Of one answer."""
+
+
+def play(loaded: Loaded, channel: Channel) -> None:
+    """Answers messages until the channel closes: ``["begin", row, seed]``, ``["reply", reply]``, ``["end"]``.
+
+    Answers are ``["said", say]`` or ``["failed", kind, text]``. Nothing that the environment does, exiting included,
+    reaches another episode."""
+    environment: Environment | None = None
+    with contextlib.suppress(Closed):
+        while True:
+            what, *given = decode(channel.receive()[0])
+            if what == "end":
+                break
+            try:
+                if environment is None:
+                    environment = loaded.make()
+                    _seed(given[1])
+                answer = ["said", _answer(environment, what, given)]
+            except (Exception, SystemExit, KeyboardInterrupt) as error:
+                answer = ["failed", "raised", "".join(traceback.format_exception(error))]
+            message = encode(answer)
+            if len(message) > MOST_BYTES:
+                message = encode(["failed", "raised", f"it said {len(message):,} bytes, more than {MOST_BYTES:,}"])
+            channel.send(message)
+    if environment is not None:
+        environment.close()
+
+
+def _answer(environment: Environment, what: str, given: list[Any]) -> dict[str, Any]:
+    say = environment.reset(*given) if what == "begin" else environment.step(to_reply(given[0]))
+    return from_say(say, opening=what == "begin")
+
+
+def _seed(seed: int) -> None:
+    """Seeds global generators: what an environment draws without one of its own depends on its seed alone."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
