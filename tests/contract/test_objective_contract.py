@@ -42,6 +42,8 @@ NOT_SHIFT_INVARIANT = {
     "remax": "its baseline is the reward of the greedy answer, which the caller gives",
     "bnpo-paper": "solve rates are probabilities: rewards are 0 and 1",
     "maxrl": "divides by the mean reward",
+    "gigpo": "discounts rewards over turns, and episodes differ in length",
+    "turn-returns": "adds up rewards over turns, and episodes differ in length",
 }
 SCALES = {
     "reinforce": "no scale", "remax": "no scale", "rloo": "no scale", "dr-grpo": "no scale", "dppo-tv": "no scale",
@@ -69,6 +71,9 @@ NO_GROUP_BASELINE = {
     "remax": "its baseline is the reward of the greedy answer",
     "reinforce-pp": "whitens over the batch, its baseline is no group's",
     "grpo-process": "its signal is the rewards of steps",
+    "gigpo": "its signal is the rewards of turns, too",
+    "mt-grpo": "its signal is the rewards of turns",
+    "turn-returns": "its signal is the rewards of turns",
 }
 RECENTRED = {
     "reinforce-pp-baseline": "whitening moves the mean of the batch to 0, and with it a group that was there",
@@ -203,7 +208,8 @@ def test_what_stands_outside_the_mask_is_never_read(name, choice, poison, left):
             filler = False if field == "mask" else poison
             value = value.detach() if field == "mask" else torch.where(data["mask"], value.detach(), filler)
             wide[field] = torch.nn.functional.pad(value, (left, 1), value=filler)
-    wide["step_rewards"] = [[(end + left, value) for end, value in steps] for steps in data["step_rewards"]]
+    for field in ("step_rewards", "turns"):
+        wide[field] = [[(end + left, value) for end, value in own] for own in data[field]]
     (a, plain), (b, padded) = run(name, data), run(name, wide)
     inner = slice(left, left + data["mask"].shape[1])
     assert torch.equal(b.coefficients[:, inner], a.coefficients)
@@ -252,9 +258,8 @@ def with_rewards(data: dict, change) -> dict:
     """The same answers under other rewards; what is correct stays so."""
     total = data["rewards"] if data["rewards"].dim() == 1 else data["rewards"].nansum(1)
     out = data | {"rewards": change(data["rewards"]), "correct": total > 0}
-    out["step_rewards"] = [
-        [(end, float(change(torch.tensor(v, dtype=F64)))) for end, v in steps] for steps in data["step_rewards"]
-    ]
+    for field in ("step_rewards", "turns"):
+        out[field] = [[(end, float(change(torch.tensor(v, dtype=F64)))) for end, v in own] for own in data[field]]
     return out
 
 

@@ -28,6 +28,8 @@ class Rollout:
     truncated: bool
     baseline: float | None
     steps: list[tuple[int, float]]
+    turns: list[tuple[int, float]] = field(default_factory=list)  # (last column counted from 1, reward)
+    states: list = field(default_factory=list)
     l: list = field(default_factory=list)  # torch scalars
     A: list[float] = field(default_factory=list)
     in_loss: bool = True
@@ -222,6 +224,67 @@ def process(step, s):
             o.A = [sum(z for end, z in done if end >= column + 1) for column in o.columns]
 
 
+# ---------------------------------------------------------------- turns of episodes
+
+
+def turn_rewards(o: Rollout) -> list[float]:
+    """What was added to the episode's reward counts as earned by its last turn."""
+    rewards = [reward for _, reward in o.turns]
+    return [*rewards[:-1], rewards[-1] + o.R - o.raw]
+
+
+def returns_of(o: Rollout, discount: float) -> list[float]:
+    rewards = turn_rewards(o)
+    return [sum(discount ** (l - k) * rewards[l] for l in range(k, len(rewards))) for k in range(len(rewards))]
+
+
+def give_turns(o: Rollout, values: list[float]) -> None:
+    """Each loss token takes over the advantage of its turn, the first one that ends in its column or later."""
+    ends = [end for end, _ in o.turns]
+    o.A = [values[next(k for k, end in enumerate(ends) if end >= column + 1)] for column in o.columns]
+
+
+def compared(kinds: list, values: list[float], rule) -> list[float]:
+    """``rule`` on the values of each kind, put back in place."""
+    out = [0.0] * len(values)
+    for kind in set(kinds):
+        at = [i for i, k in enumerate(kinds) if k == kind]
+        for i, value in zip(at, rule([values[i] for i in at]), strict=True):
+            out[i] = value
+    return out
+
+
+def gigpo(step, s):
+    def norm(values):
+        return centred(values) if s["norm"] == "mean" else zscore(values, ddof=s["ddof"], eps=s["std_eps"])
+
+    for group in groups_of(step):
+        episodes = norm([o.R for o in group])
+        states = [state for o in group for state in o.states]
+        micro = iter(compared(states, [g for o in group for g in returns_of(o, s["turn_discount"])], norm))
+        for o, macro in zip(group, episodes, strict=True):
+            give_turns(o, [macro + s["omega"] * next(micro) for _ in o.turns])
+
+
+def mt_grpo(step, s):
+    for group in groups_of(step):
+        outcome = zscore([turn_rewards(o)[-1] for o in group], ddof=s["ddof"], eps=s["std_eps"])
+        numbers = [k for o in group for k in range(len(o.turns) - 1)]
+        earlier = [r for o in group for r in turn_rewards(o)[:-1]]
+        own = iter(compared(numbers, earlier, lambda r: zscore(r, ddof=s["ddof"], eps=s["std_eps"])))
+        for o, last in zip(group, outcome, strict=True):
+            give_turns(o, [*(next(own) + s["outcome_weight"] * last for _ in o.turns[:-1]), last])
+
+
+def turn_returns(step, s):
+    for group in groups_of(step):
+        numbers = [k for o in group for k in range(len(o.turns))]
+        returns = [g for o in group for g in returns_of(o, s["turn_discount"])]
+        values = iter(compared(numbers, returns, lambda g: zscore(g, ddof=s["ddof"], eps=s["std_eps"])))
+        for o in group:
+            give_turns(o, [next(values) for _ in o.turns])
+
+
 def gtpo(step, s):
     a1, a2 = s["a1"], s["a2"]
     for group in groups_of(step):
@@ -292,6 +355,9 @@ ESTIMATORS = {
     "pass-at-k": pass_at_k,
     "gdpo": gdpo,
     "process": process,
+    "gigpo": gigpo,
+    "mt-grpo": mt_grpo,
+    "turn-returns": turn_returns,
     "gtpo": gtpo,
     "grpo-s": grpo_s,
 }

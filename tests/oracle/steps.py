@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+import random
 
 import torch
 
 F64 = torch.float64
 PER_ROW = ("logprobs", "mask", "group_ids", "rewards", "advantages", "old_logprobs", "rollout_logprobs",
-           "ref_logprobs", "entropies", "step_rewards", "correct", "truncated", "baselines")  # fmt: skip
+           "ref_logprobs", "entropies", "step_rewards", "turns", "states", "correct", "truncated", "baselines")  # fmt: skip
 
 
 def make_step(
@@ -64,6 +65,7 @@ def make_step(
         steps.append(
             [(e, float(torch.rand((), generator=g))) for e in ends[: int(torch.randint(1, 4, (), generator=g))]]
         )
+    turns, states = make_turns(seed, rows=rows, width=width)
     return {
         "logprobs": logprobs.requires_grad_(),
         "mask": mask,
@@ -76,8 +78,21 @@ def make_step(
         "truncated": torch.rand(rows, generator=g) < 0.2,
         "baselines": torch.rand(rows, generator=g, dtype=F64),
         "step_rewards": steps,
+        "turns": turns,
+        "states": states,
         "max_length": width,
     }
+
+
+def make_turns(seed: int, *, rows: int, width: int) -> tuple[list, list]:
+    """One to four turns of (end, reward) in each row, and the states that they began in, of which there are few."""
+    draw = random.Random(seed)  # of its own: the numbers of all other fields stay what they were
+    turns, states = [], []
+    for _ in range(rows):
+        ends = sorted({*draw.choices(range(1, width + 1), k=draw.randint(0, 3)), width})
+        turns.append([(end, draw.choice([0.0, 0.25, 1.0])) for end in ends])
+        states.append(["start", *(f"room {draw.randint(1, 2)}" for _ in ends[1:])])
+    return turns, states
 
 
 def rows_of(data: dict, rows: list[int]) -> dict:

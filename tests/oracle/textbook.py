@@ -43,6 +43,9 @@ PRESETS: dict[str, dict] = {
     "dual-clip": {"surrogate": "dual-clip", "cap": 3.0},
     "grpo": {"beta": 0.04} | PER_TOKEN_MEAN,
     "grpo-process": {"advantage": "process", "beta": 0.04} | PER_TOKEN_MEAN,
+    "gigpo": {"advantage": "gigpo", "omega": 1.0, "turn_discount": 0.95, "norm": "mean-std", "beta": 0.01},
+    "mt-grpo": {"advantage": "mt-grpo", "outcome_weight": 1.0},
+    "turn-returns": {"advantage": "turn-returns", "turn_discount": 1.0},
     "bnpo-paper": {"advantage": "beta"},
     "token-mean-local": {"aggregate": "token-mean-local", "microbatch": 8},
     "dapo": {"dynamic_sampling": True} | HIGHER,
@@ -148,6 +151,8 @@ def read(data: dict, s: dict) -> list[Rollout]:
                 truncated=bool(data["truncated"][i]) if data.get("truncated") is not None else False,
                 baseline=baselines[i] if baselines is not None else None,
                 steps=data["step_rewards"][i] if data.get("step_rewards") is not None else [],
+                turns=data["turns"][i] if data.get("turns") is not None else [],
+                states=data["states"][i] if data.get("states") is not None else [],
                 l=[l[i, t] for t in columns],
             )
         )  # fmt: skip

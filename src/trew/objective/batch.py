@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from ..errors import DataError
 from . import padded
 from .renamed import message
 from .segments import segment_count, segment_starts
+from .turns import Turns
 
 _PER_TOKEN = ("logprobs", "mask", "sequence_ids", "advantages", "old_logprobs", "rollout_logprobs", "ref_logprobs",
              "entropies", "token_weights")  # fmt: skip
@@ -87,7 +88,8 @@ class TokenBatch:
     nats. ``mask`` is True where a token carries loss. ``rewards`` may hold NaN (does not apply): such a sequence takes
     no part in its group's statistics and carries no loss. ``old_logprobs`` defaults to ``logprobs.detach()``,
     ``correct`` to a total reward above 0 (dynamic sampling reads it only where it is given, and otherwise whether the
-    rewards of a group differ). ``baselines`` is the reward of the greedy answer to each sequence's prompt.
+    rewards of a group differ). ``baselines`` is the reward of the greedy answer to each sequence's prompt. ``turns``
+    are those of multi-turn episodes; ``states`` is theirs.
 
     ``Objective.prepare`` adds ``advantages``, ``denominators``, ``token_weights`` (each token's weight in the loss's
     average, share_t in equations) and ``mean_entropy`` (of the step, in nats).
@@ -104,6 +106,7 @@ class TokenBatch:
     ref_logprobs: Float[Tensor, "N"] | None = None
     entropies: Float[Tensor, "N"] | None = None
     step_rewards: ReasoningSteps | None = None
+    turns: Turns | None = None
     correct: Bool[Tensor, "S"] | None = None
     truncated: Bool[Tensor, "S"] | None = None
     baselines: Float[Tensor, "S"] | None = None
@@ -150,6 +153,11 @@ class TokenBatch:
         """``correct`` where given, otherwise whether the total reward is above 0."""
         return self.total_rewards > 0 if self.correct is None else self.correct
 
+    @property
+    def states(self) -> Int[Tensor, "M"] | None:
+        """The numbers of the states in which the turns began; None if no turns or no states are known."""
+        return None if self.turns is None else self.turns.states
+
     if not TYPE_CHECKING:  # a type checker would take every misspelled name for a known one
 
         def __getattr__(self, name: str) -> Any:
@@ -166,31 +174,35 @@ class TokenBatch:
 
         Consecutive sequences become views of this batch, others copies: packs of a step are mostly consecutive.
         """
-        # Step rewards refer to sequences by number, so they need the map from old to new numbers in both cases below.
+        # Step rewards and turns refer to sequences by number, so they need the map from old to new numbers in both
+        # cases below.
         position = torch.full((self.size,), -1, dtype=torch.int64, device=self.mask.device)
         position[sequences] = torch.arange(len(sequences), device=self.mask.device)
-        steps = None if self.step_rewards is None else self.step_rewards.select(position)
+        parts = {
+            "step_rewards": None if self.step_rewards is None else self.step_rewards.select(position),
+            "turns": None if self.turns is None else self.turns.select(position),
+        }
         first, count = (int(sequences[0]), len(sequences)) if len(sequences) else (0, 0)
         if count and torch.equal(sequences, torch.arange(first, first + count, device=sequences.device)):
             start, end = segment_starts(self.sequence_ids, size=self.size + 1)[[first, first + count]].tolist()
             ids = self.sequence_ids[start:end] - first
-            return self._cut(slice(start, end), slice(first, first + count), ids).replace(step_rewards=steps)
+            return self._cut(slice(start, end), slice(first, first + count), ids).replace(**parts)
         # ---- otherwise copy: tokens in the order of their sequences' new numbers, stable to keep each one's own order
         new_ids = position[self.sequence_ids]
         chosen = (new_ids >= 0).nonzero().squeeze(1)
         order = chosen[torch.argsort(new_ids[chosen], stable=True)]
-        return self._cut(order, sequences, new_ids[order]).replace(step_rewards=steps)
+        return self._cut(order, sequences, new_ids[order]).replace(**parts)
 
     def select_tokens(self, tokens: slice) -> TokenBatch:
         """The batch of these consecutive tokens, at least one, as views; denominators stay the step's.
 
         It may cut sequences, so that ``lengths`` counts what is left of them: what a component computes from it is that
-        of the whole batch only where its scope is "token" or no sequence was cut. Step rewards are left out, since
-        their ends count the tokens of whole sequences.
+        of the whole batch only where its scope is "token" or no sequence was cut. Step rewards and turns are left out,
+        since their ends count the tokens of whole sequences.
         """
         ids = self.sequence_ids[tokens]
         first, last = int(ids[0]), int(ids[-1])
-        return self._cut(tokens, slice(first, last + 1), ids - first).replace(step_rewards=None)
+        return self._cut(tokens, slice(first, last + 1), ids - first).replace(step_rewards=None, turns=None)
 
     def _cut(self, tokens: slice | Tensor, sequences: slice | Tensor, sequence_ids: Int[Tensor, "M"]) -> TokenBatch:
         fields = {k: v[tokens] for k in _PER_TOKEN if (v := getattr(self, k)) is not None}
@@ -219,6 +231,8 @@ class TokenBatch:
         ref_logprobs: Tensor | None = None,
         entropies: Tensor | None = None,
         step_rewards: Sequence[Sequence[tuple[int, float]]] | None = None,
+        turns: Sequence[Sequence[tuple[int, float]]] | None = None,
+        states: Sequence[Sequence[Hashable]] | None = None,
         correct: Tensor | None = None,
         truncated: Tensor | None = None,
         baselines: Tensor | None = None,
@@ -230,8 +244,9 @@ class TokenBatch:
 
         ``rewards`` is (B,) or (B, K), NaN where a reward does not apply; ``advantages``, (B,) or (B, T) and final, may
         be given instead; ``step_rewards`` lists (end, value) for each sequence, ``end`` the number of columns up to and
-        including the step's last token. Values outside ``mask`` are never read. 16-bit tensors are widened to float32;
-        all but ``logprobs`` and ``entropies`` are detached.
+        including the step's last token; ``turns`` lists (end, reward) of each turn likewise, ``states`` the state in
+        which each began (whatever compares equal if it is the same). Values outside ``mask`` are never read. 16-bit
+        tensors are widened to float32; all but ``logprobs`` and ``entropies`` are detached.
 
         Raises DataError for shapes and types that do not fit, a mask with values other than 0 and 1, log-probs or
         entropies that are not finite, log-probs above 0 (most likely negative log-likelihoods), and a batch without
@@ -252,6 +267,10 @@ class TokenBatch:
         if entropies is not None:
             fields["entropies"] = padded.stream("entropies", entropies, mask, keep_gradient=True)
         fields |= _signal(rewards, reward_weights, advantages, step_rewards, mask=mask, like=logprobs)
+        if turns is not None:
+            fields["turns"] = Turns.of(turns, states=states, mask=mask)
+        elif states is not None:
+            raise DataError("states: got some, but turns is None; give the turns that began in them")
         fields |= _per_sequence(correct, truncated, baselines, like=logprobs)
         if not isinstance(denominators, Denominators | None):
             raise DataError(f"denominators: got {padded.kind(denominators)}, accepts trew.objective.Denominators")

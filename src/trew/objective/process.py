@@ -13,7 +13,7 @@ from .advantage import Advantage
 from .batch import TokenBatch
 from .component import Scope
 from .scale import GroupStd
-from .segments import group_mean, group_std, has_signal, segment_starts, to_go
+from .segments import group_z_score, segment_starts, to_go
 
 
 def process_advantages(
@@ -38,9 +38,7 @@ def process_advantages(
     [0.2182, 0.2182, 1.0911, 1.0911, 1.0911, -0.2182, -0.2182, -0.2182]
     """
     groups = group_ids[step_sequences]
-    deviation = group_std(values, group_ids=groups, ddof=ddof) + std_eps
-    normalised = (values - group_mean(values, group_ids=groups)) / deviation
-    normalised = torch.where(has_signal(values, group_ids=groups), normalised, 0.0).nan_to_num(0.0)
+    normalised = group_z_score(values, group_ids=groups, ddof=ddof, std_eps=std_eps)
     # Each step's reward is placed at its last token; the sum to go then credits it to all tokens up to there.
     placed = torch.zeros(len(sequence_ids), dtype=values.dtype, device=values.device)
     inside = ends > 0  # a step that ends before the first loss token pushes nothing, but counts in the statistics

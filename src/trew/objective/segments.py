@@ -127,6 +127,29 @@ def has_signal(rewards: Float[Tensor, "S"], *, group_ids: Int[Tensor, "S"]) -> B
     return (high - low > tolerance)[ids]
 
 
+def group_centred(values: Float[Tensor, "S"], *, group_ids: Int[Tensor, "S"]) -> Float[Tensor, "S"]:
+    """x - mean within the group; exactly 0 for NaN, and where all values of the group are equal.
+
+    >>> group_centred(torch.tensor([1., 3., .7]), group_ids=torch.tensor([0, 0, 1])).tolist()
+    [-1.0, 1.0, 0.0]
+    """
+    centred = values - group_mean(values, group_ids=group_ids)
+    return torch.where(has_signal(values, group_ids=group_ids), centred, 0.0).nan_to_num(0.0)
+
+
+def group_z_score(
+    values: Float[Tensor, "S"], *, group_ids: Int[Tensor, "S"], ddof: int = 1, std_eps: float = 0.0
+) -> Float[Tensor, "S"]:
+    """(x - mean) / (std + std_eps) within the group; exactly 0 for NaN, and where all values of the group are equal.
+
+    >>> group_z_score(torch.tensor([1., 3., .7]), group_ids=torch.tensor([0, 0, 1]), ddof=0).tolist()
+    [-1.0, 1.0, 0.0]
+    """
+    deviation = group_std(values, group_ids=group_ids, ddof=ddof) + std_eps
+    scaled = (values - group_mean(values, group_ids=group_ids)) / deviation
+    return torch.where(has_signal(values, group_ids=group_ids), scaled, 0.0).nan_to_num(0.0)
+
+
 def standardize(
     values: Float[Tensor, "M"], *, where: Bool[Tensor, "M"], ddof: int = 1, std_eps: float = 0.0
 ) -> Float[Tensor, "M"]:
@@ -136,6 +159,4 @@ def standardize(
     [-1.0, 1.0, 0.0]
     """
     one = torch.zeros(len(values), dtype=torch.int64, device=values.device)
-    chosen = torch.where(where, values, torch.nan)
-    scaled = (chosen - group_mean(chosen, group_ids=one)) / (group_std(chosen, group_ids=one, ddof=ddof) + std_eps)
-    return torch.where(where & has_signal(chosen, group_ids=one), scaled, 0.0).nan_to_num(0.0)
+    return group_z_score(torch.where(where, values, torch.nan), group_ids=one, ddof=ddof, std_eps=std_eps)

@@ -10,7 +10,7 @@ from typing import Any
 from ...errors import ConfigError, nearest
 from .. import options as common
 from ..objective import Objective
-from . import clip, entropy, group, policy_gradient, sequence, trust
+from . import clip, entropy, group, policy_gradient, sequence, trust, turns
 
 PRESETS: dict[str, Callable[..., Objective]] = {
     "reinforce": policy_gradient.reinforce,
@@ -22,6 +22,9 @@ PRESETS: dict[str, Callable[..., Objective]] = {
     "dual-clip": clip.dual_clip,
     "grpo": group.grpo,
     "grpo-process": group.grpo_process,
+    "gigpo": turns.gigpo,
+    "mt-grpo": turns.mt_grpo,
+    "turn-returns": turns.turn_returns,
     "bnpo-paper": group.bnpo_paper,
     "token-mean-local": group.token_mean_local,
     "dapo": group.dapo,
