@@ -103,9 +103,21 @@ def make(name: str) -> trew.TokenBatch:
         return batch.replace(advantages=torch.randn(n, generator=g))
     if name == "grpo-process":
         return batch.replace(step_rewards=eight_steps(lengths, g))
+    if name in ("gigpo", "mt-grpo", "turn-returns"):
+        return batch.replace(turns=eight_turns(lengths, g))
     if name == "gdpo":
         return batch.replace(rewards=torch.stack([rewards, torch.rand(SEQUENCES, generator=g)], dim=1))
     return batch
+
+
+def eight_turns(lengths: torch.Tensor, g: torch.Generator) -> object:
+    """Eight turns of equal length in every sequence, in twenty states."""
+    from trew.objective.turns import Turns
+
+    ends = (lengths[:, None] * torch.arange(1, 9) // 8).flatten()
+    rewards = torch.rand(len(ends), generator=g, dtype=torch.float64)
+    states = torch.randint(0, 20, (len(ends),), generator=g)
+    return Turns(rewards, torch.arange(SEQUENCES).repeat_interleave(8), ends, states)
 
 
 def eight_steps(lengths: torch.Tensor, g: torch.Generator) -> object:

@@ -99,7 +99,7 @@ def prepared(
         rollout_logprobs=near(net, items, seed=seed + 1), entropies=3 * torch.rand(total, generator=g),
         baselines=torch.rand(size, generator=g), truncated=torch.rand(size, generator=g) < 0.2,
     )  # fmt: skip
-    if objective.name in ("ppo-clip", "grpo-process"):  # what a run cannot give
+    if objective.name in ("ppo-clip", "grpo-process", "gigpo", "mt-grpo", "turn-returns"):  # what only some runs give
         data = data.replace(rewards=None, advantages=torch.randn(total, generator=g))
     return objective.prepare(data.replace(logprobs=torch.full_like(data.logprobs, torch.nan)))
 

@@ -86,7 +86,8 @@ class Turn:
 
     ``logprobs`` are under the distribution that each token was actually drawn from (0 for greedy decoding);
     ``policy_logprobs`` and ``entropies`` are the policy's at temperature 1, untruncated, and None where the engine
-    does not report them. ``versions`` covers all T tokens in order, without gaps.
+    does not report them. ``versions`` covers all T tokens in order, without gaps. ``state`` names the situation that an
+    environment had the policy answer in: equal states within a group are the same situation. None outside environments.
     """
 
     context_ids: np.ndarray  # (C,) int64: the prompt, tool output; never carries loss
@@ -97,6 +98,7 @@ class Turn:
     versions: tuple[Span, ...]
     text: str  # what rewards read: special tokens and the stop string removed
     finish_reason: FinishReason
+    state: str | None = None
 
     def __post_init__(self) -> None:
         count = len(self.token_ids)

@@ -33,6 +33,9 @@ STOPS = string.ascii_letters + string.digits  # so that a random model's complet
 REFUSED = {
     "ppo-clip": "whose advantages come from outside",
     "grpo-process": "which needs a reward for every step of a completion",
+    "gigpo": "which gives credit to the turns of an episode",
+    "mt-grpo": "which gives credit to the turns of an episode",
+    "turn-returns": "which gives credit to the turns of an episode",
 }
 OPTIONS: dict[str, dict[str, Any]] = {
     "kl in the reward": {"preset": "grpo", "beta": 0.1, "kl": "k1", "kl_place": "reward"},

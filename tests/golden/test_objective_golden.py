@@ -121,6 +121,47 @@ def test_process_supervision():
     assert second == pytest.approx([-0.2182178902] * 3 + [0.0] * 2, **NEAR)
 
 
+# Two episodes of one group, of two turns and of three, of two tokens each: the first turns begin in state a, and state
+# b comes back in both. Rewards of the turns: 0, 1 and 0.5, 0, 0; of the episodes: 1 and 0.5.
+EPISODES = {
+    "lengths": [4, 6], "turns": [[(2, 0.0), (4, 1.0)], [(2, 0.5), (4, 0.0), (6, 0.0)]],
+    "states": [["a", "b"], ["a", "b", "b"]],
+}  # fmt: skip
+HALF = 0.7071067812  # the z-scores of two different numbers are +- sqrt(1/2)
+THIRD = 0.5773502692  # those of 1, 0, 0 are 2 / sqrt(3) and -1 / sqrt(3)
+
+
+def of_turns(name: str, **settings) -> list[list[float]]:
+    """The advantage of each turn's first token, having checked that the turn's others have the same."""
+    out = from_rewards(name, [1.0, 0.5], settings={"beta": 0.0} | settings, **EPISODES)
+    found = [row[: 2 * len(own)] for row, own in zip(out.advantages.tolist(), EPISODES["turns"], strict=True)]
+    assert all(row[0::2] == row[1::2] for row in found)
+    return [row[0::2] for row in found]
+
+
+# Half a discount: returns are 0.5, 1 and 0.5, 0, 0. From a both are 0.5; from b they are 1, 0, 0.
+TURNS = [
+    ("gigpo", {"turn_discount": 0.5}, [HALF, HALF + 2 * THIRD], [-HALF, -HALF - THIRD, -HALF - THIRD]),
+    ("gigpo", {"turn_discount": 0.5, "omega": 0.1}, [HALF, HALF + 0.2 * THIRD], [-HALF, *[-HALF - 0.1 * THIRD] * 2]),
+    ("gigpo", {"turn_discount": 0.5, "norm": "mean"}, [0.25, 0.25 + 2 / 3], [-0.25, *[-0.25 - 1 / 3] * 2]),
+    # Undiscounted, the first turns' returns are the episodes' rewards.
+    ("gigpo", {"turn_discount": 1.0, "norm": "mean"}, [0.5, 0.25 + 2 / 3], [-0.5, *[-0.25 - 1 / 3] * 2]),
+    # Outcomes are 1 and 0; the first turns earned 0 and 0.5; no other second turn earned something before the end.
+    ("mt-grpo", {}, [0.0, HALF], [0.0, -HALF, -HALF]),
+    ("mt-grpo", {"outcome_weight": 0.5}, [-HALF / 2, HALF], [HALF / 2, -HALF / 2, -HALF]),
+    ("turn-returns", {}, [HALF, HALF], [-HALF, -HALF, 0.0]),
+    ("turn-returns", {"turn_discount": 0.5}, [0.0, HALF], [0.0, -HALF, 0.0]),
+    ("turn-returns", {"turn_discount": 0.0}, [-HALF, HALF], [HALF, -HALF, 0.0]),
+]
+
+
+@pytest.mark.parametrize(("name", "settings", "first", "second"), TURNS)
+def test_credit_of_turns(name, settings, first, second):
+    found = of_turns(name, **settings)
+    assert found[0] == pytest.approx(first, **NEAR)
+    assert found[1] == pytest.approx(second, **NEAR)
+
+
 def test_entropy_advantage():
     """alpha = 0.4, kappa = 2, on groups whose z-scores are 0.5 (three of four right) and -0.5 (one of four)."""
     entropies = torch.full((8, 1), 1.0, dtype=F64)

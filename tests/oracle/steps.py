@@ -9,7 +9,8 @@ import torch
 
 F64 = torch.float64
 PER_ROW = ("logprobs", "mask", "group_ids", "rewards", "advantages", "old_logprobs", "rollout_logprobs",
-           "ref_logprobs", "entropies", "step_rewards", "turns", "states", "correct", "truncated", "baselines")  # fmt: skip
+           "ref_logprobs", "entropies", "step_rewards", "turns", "states", "correct", "truncated",
+           "baselines")  # fmt: skip
 
 
 def make_step(

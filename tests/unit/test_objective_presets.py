@@ -22,6 +22,7 @@ from trew.objective.correction import (
     truncated_importance,
 )
 from trew.objective.covariance import ClipCov, CovariancePenalty
+from trew.objective.credit import GroupInGroup, TurnAndOutcome, TurnReturns, mt_grpo_advantages
 from trew.objective.divergence import KL, SequenceSquare, kl_derivative, kl_value
 from trew.objective.entropy_bonus import EntropyBonus
 from trew.objective.entropy_shares import EntropySequenceShares, EntropyTokenShares
@@ -32,7 +33,7 @@ from trew.objective.probability import ProbabilityMask
 from trew.objective.process import StepRewards, process_advantages
 from trew.objective.ratio import ClippedGeometricRatio, GeometricRatio, ProductRatio, TokenRatio, log_ratio
 from trew.objective.scale import BatchStd, GroupStd
-from trew.objective.segments import group_std, standardize
+from trew.objective.segments import group_std, group_z_score, standardize
 from trew.objective.shaping import SoftOverlong
 from trew.objective.smooth import GammaKernel, Sech2, gamma_kernel, sech2_weight
 from trew.objective.trw import Logistic, RareTokenBoost, Triangular, logistic_weight, triangular_weight
@@ -54,6 +55,9 @@ PRESETS = {
     "dual-clip": (CLIP | {"cap": 3.0} | Z, "token-mean", 0.0, "k3 loss"),
     "grpo": (CLIP | Z, "seq-mean-token-mean", 0.04, "k3 loss"),
     "grpo-process": (CLIP | Z, "seq-mean-token-mean", 0.04, "k3 loss"),
+    "gigpo": (CLIP | {"omega": 1.0, "turn_discount": 0.95, "norm": "mean-std"} | Z, "token-mean", 0.01, "k3 loss"),
+    "mt-grpo": (CLIP | {"outcome_weight": 1.0} | Z, "token-mean", 0.0, "k3 loss"),
+    "turn-returns": (CLIP | {"turn_discount": 1.0} | Z, "token-mean", 0.0, "k3 loss"),
     "bnpo-paper": (CLIP, "token-mean", 0.0, "k3 loss"),
     "token-mean-local": (CLIP | Z | {"microbatch": 8}, "own", 0.0, "k3 loss"),
     "dapo": (HIGHER | Z, "token-mean", 0.0, "k3 loss", "mixed"),
@@ -103,16 +107,19 @@ PRESETS = {
 PLACES = {"ddof": "advantage.scale.ddof", "std_eps": "advantage.scale.std_eps", "microbatch": "aggregate.microbatch",
           "pruning": "prune.0.pruning", "tau": "divergence.1.tau", "alpha": "adjust.0.alpha", "kappa": "adjust.0.kappa",
           "k": "advantage.k", "a1": "advantage.outcome", "b1": "advantage.outcome", "a2": "advantage.shared",
-          "b2": "advantage.shared", "normalize": "advantage.normalize", "anchor": "ratio.anchor"}  # fmt: skip
+          "b2": "advantage.shared", "normalize": "advantage.normalize", "omega": "advantage.omega",
+          "norm": "advantage.norm", "turn_discount": "advantage.turn_discount", "anchor": "ratio.anchor",
+          "outcome_weight": "advantage.outcome_weight"}  # fmt: skip
 OWN_ADVANTAGE = {"ddof": "advantage.ddof", "std_eps": "advantage.std_eps"}
 ELSEWHERE = {
+    "gigpo": OWN_ADVANTAGE, "mt-grpo": OWN_ADVANTAGE, "turn-returns": OWN_ADVANTAGE,
     "grpo-process": OWN_ADVANTAGE, "gdpo": OWN_ADVANTAGE, "gtpo": OWN_ADVANTAGE, "grpo-s": OWN_ADVANTAGE,
     "trw-logistic": {"alpha": "weight.alpha"}, "two-sided": {"delta": "weight.cap"},
     "trw-entropy": {name: f"weight.base.{name}" for name in TENT},
     "deepseek-v3.2": {"delta": "correction.0.delta"}, "high-entropy-tokens": {"share": "select.0.share"},
     "kl-cov": {"share": "divergence.1.share", "penalty": "divergence.1.penalty"},
 }  # fmt: skip
-OTHER_CHOICE = {"joint": "separate", "probability": "entropy", "old": "rollout"}
+OTHER_CHOICE = {"mean-std": "mean", "joint": "separate", "probability": "entropy", "old": "rollout"}
 EACH = [
     (name, key) for name, (own, *_) in PRESETS.items() for key in own if key not in ("baseline", "level", "penalty")
 ]
@@ -161,6 +168,8 @@ def test_a_setting_arrives_where_it_belongs(name, key):
     assert found(trew.preset(name), name, key) == default
     if isinstance(default, str):
         other = OTHER_CHOICE[default]
+    elif key == "turn_discount":  # 1 at most
+        other = default / 2
     elif isinstance(default, bool) or key == "ddof":
         other = type(default)(not default)
     elif isinstance(default, int):
@@ -212,6 +221,8 @@ BY_ITSELF = [
     ("cppo", "prune", (LargestAdvantages(),)), ("high-entropy-tokens", "select", (HighEntropyTokens(),)),
     ("pass-at-k", "advantage", PassAtK()), ("gtpo", "advantage", EntropyTokenShares()),
     ("grpo-s", "advantage", EntropySequenceShares()), ("gdpo", "advantage", PerReward()),
+    ("gigpo", "advantage", GroupInGroup()), ("mt-grpo", "advantage", TurnAndOutcome()),
+    ("turn-returns", "advantage", TurnReturns()),
     ("grpo-process", "advantage", StepRewards()), ("token-mean-local", "aggregate", LocalTokenMean()),
     ("dr-grpo", "advantage", BaselineAdvantage()), ("lite-ppo", "advantage", BaselineAdvantage(scale=BatchStd())),
     ("deepseek-v3.2", "correction", (OffPolicySequenceMask(),)), ("dapo", "entropy_bonus", EntropyBonus()),
@@ -222,7 +233,8 @@ ALIKE = [
     (flipped_weight, Flipped()), (logistic_weight, Logistic()), (capped_weight, Capped()),
     (sech2_weight, Sech2()), (gamma_kernel, GammaKernel()),
     (off_policy_sequences, OffPolicySequenceMask()), (truncated_importance, TruncatedImportance()),
-    (high_entropy, HighEntropyTokens()), (process_advantages, StepRewards()), (z_score, GroupStd()),
+    (high_entropy, HighEntropyTokens()), (process_advantages, StepRewards()), (mt_grpo_advantages, TurnAndOutcome()),
+    (group_z_score, GroupStd()), (z_score, GroupStd()),
     (group_std, GroupStd()), (standardize, GroupStd()), (kl_value, KL()), (kl_derivative, KL()),
     (log_ratio, TokenRatio()),
 ]  # fmt: skip

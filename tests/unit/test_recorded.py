@@ -36,7 +36,7 @@ def turn(
     return Turn(
         np.array(context, np.int64), np.array(answer, np.int64), values, values * 2 if known else None,
         -values if known else None, tuple(Span(v, bounds[i], end) for i, (v, end) in enumerate(spans)),
-        more.get("text", "t"), more.get("finish", "stop"),
+        more.get("text", "t"), more.get("finish", "stop"), more.get("state"),
     )  # fmt: skip
 
 
@@ -44,14 +44,14 @@ def step() -> StepRollouts:
     """Three groups: one of several turns and versions, one that was dropped, one whose engine reports little."""
     several = Rollout(
         (
-            turn([1, 2], [3, 4, 5], [(0, 2), (1, 3)], text="call", finish="tool_call"),
+            turn([1, 2], [3, 4, 5], [(0, 2), (1, 3)], text="call", finish="tool_call", state="start"),
             turn([6], [], []),
             turn([7, 8], [9], [(2, 1)], text="end"),
         ),
         "failed", "the tool did not answer",
     )  # fmt: skip
     cut = Rollout((turn([1, 2], [4], [(2, 1)], finish="length"),), "truncated")
-    lacking = Rollout((turn([5], [6, 7], [(2, 2)], known=False),))
+    lacking = Rollout((turn([5], [6, 7], [(2, 2)], known=False, state="alone"),))
     empty = Rollout((turn([5], [], [], known=False),))
     question = Prompt("p/1", messages=({"role": "user", "content": "2+2?"},), columns={"gold": [4, None]})
     first = ScoredGroup(

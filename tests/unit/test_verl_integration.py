@@ -20,7 +20,8 @@ def test_every_preset_is_offered_or_has_a_reason() -> None:
     found = table()
     assert tuple(found) == trew.presets()
     assert {name for name, o in found.items() if o.loss and o.advantage} == {
-        "grpo-process", "gtpo", "grpo-s", "cppo", "high-entropy-tokens", "entropy-advantage"
+        "grpo-process", "gigpo", "mt-grpo", "turn-returns", "gtpo", "grpo-s", "cppo", "high-entropy-tokens",
+        "entropy-advantage",
     }  # fmt: skip
 
 

@@ -53,6 +53,8 @@ FIELDS = {
     "entropies": "entropy of the next-token distribution at each token",
     "advantages": "advantages instead of rewards (a critic's, for instance)",
     "step_rewards": "rewards of reasoning steps, with their ends",
+    "turns": "turns of multi-turn episodes: their ends and rewards",
+    "states": "the state in which each turn began, whatever compares equal if it is the same",
     "baselines": "reward of the greedy answer to each prompt",
     "correct": "whether each answer counts as correct (not given: reward above 0)",
     "truncated": "whether each completion was cut off",

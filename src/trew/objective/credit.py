@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .advantage import Advantage
 from .batch import TokenBatch
-from .component import Scope, not_negative, one_of, share_of
+from .component import Scope, not_negative, one_of
 from .scale import GroupStd
 from .segments import dense_ids, group_centred, group_z_score
 from .turns import Turns, discounted_returns
@@ -113,7 +113,7 @@ class GroupInGroup(_TurnCredit):
 
     def __post_init__(self) -> None:
         not_negative(omega=self.omega)
-        share_of(turn_discount=self.turn_discount)
+        _check_discount(self.turn_discount)
         one_of(NORMS, norm=self.norm)
         GroupStd(self.ddof, self.std_eps)
         if self.norm == "mean":
@@ -138,10 +138,10 @@ class GroupInGroup(_TurnCredit):
         return group_z_score(values, group_ids=group_ids, ddof=self.ddof, std_eps=self.std_eps)
 
     def equation(self) -> str:
-        kind = "difference to the mean" if self.norm == "mean" else f"z-score, ddof = {self.ddof}{_shown(self.std_eps)}"
+        kind = f"z-score, ddof = {self.ddof}{_shown(self.std_eps)}" if self.norm == "mean-std" else "minus the mean"
         return (
-            f"A_k = z(R_i) + {_times(self.omega)}z(G_k)      {_return(self.turn_discount)}; z: {kind}; of R in the group, "
-            "of G among the group's turns that began in the same state"
+            f"A_k = z(R_i) + {_times(self.omega)}z(G_k)      {_return(self.turn_discount)}; z: {kind}; R in the "
+            "group, G among the group's turns that began in the same state"
         )
 
 
@@ -166,8 +166,7 @@ class TurnAndOutcome(_TurnCredit):
     def equation(self) -> str:
         return (
             f"A_k = z(r_k) + {_times(self.outcome_weight)}z(R_i), of the last turn z(R_i)      R_i: reward of the last "
-            f"turn; z: z-score, ddof = {self.ddof}{_shown(self.std_eps)}; of R in the group, of r_k among the group's k-th "
-            "turns"
+            f"turn; z: z-score, ddof = {self.ddof}{_shown(self.std_eps)}; R in the group, r_k among its k-th turns"
         )
 
 
@@ -184,7 +183,7 @@ class TurnReturns(_TurnCredit):
     std_eps: float = 0.0
 
     def __post_init__(self) -> None:
-        share_of(turn_discount=self.turn_discount)
+        _check_discount(self.turn_discount)
         GroupStd(self.ddof, self.std_eps)
 
     def of_turns(self, turn_rewards: Tensor, rewards: Tensor, *, batch: TokenBatch, turns: Turns) -> Tensor:
@@ -197,6 +196,11 @@ class TurnReturns(_TurnCredit):
             f"A_k = z(G_k)      {_return(self.turn_discount)}; z: z-score among the group's k-th turns, "
             f"ddof = {self.ddof}{_shown(self.std_eps)}"
         )
+
+
+def _check_discount(turn_discount: float) -> None:
+    if not 0 <= turn_discount <= 1:
+        raise ValueError(f"turn_discount: got {turn_discount!r}, accepts a number from 0 to 1; 1 discounts nothing")
 
 
 def _times(factor: float) -> str:

@@ -6,7 +6,21 @@ import re
 
 GREEK = {
     name: f"\\{name}"
-    for name in ("alpha", "beta", "gamma", "delta", "eta", "kappa", "lambda", "mu", "phi", "pi", "sigma", "tau")
+    for name in (
+        "alpha",
+        "beta",
+        "gamma",
+        "delta",
+        "eta",
+        "kappa",
+        "lambda",
+        "mu",
+        "omega",
+        "phi",
+        "pi",
+        "sigma",
+        "tau",
+    )
 } | {"lam": "\\lambda", "inf": "\\infty"}
 OPERATORS = {"exp", "log", "min", "max", "clip", "clamp", "mean", "std", "sign", "sqrt", "sech"}
 SYMBOLS = {"<=": "\\le ", ">=": "\\ge ", "<-": "\\leftarrow ", "*": "\\cdot ", "±": "\\pm ", "#": "\\#", "%": "\\%",

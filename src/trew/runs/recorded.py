@@ -223,7 +223,7 @@ def _rollout(row: Row) -> Rollout:
     turns = row["turns"] or [
         {
             "context": len(row["prompt_ids"]), "sampled": len(tokens), "text": row["completion"],
-            "finish_reason": row["finish_reason"],
+            "finish_reason": row["finish_reason"], "state": None,
         }
     ]  # fmt: skip
     spans = [Span(**span) for span in row["versions"]]
@@ -261,7 +261,7 @@ def _turn(row: Row, turn: Row, context: np.ndarray, part: slice, versions: tuple
 
     return Turn(
         context, row["token_ids"][part], row["sampling_logprobs"][part], of("logprobs"), of("entropies"), versions,
-        turn["text"], turn["finish_reason"],
+        turn["text"], turn["finish_reason"], turn["state"],
     )  # fmt: skip
 
 

@@ -42,7 +42,8 @@ def schema() -> Any:
     import pyarrow as pa
 
     floats = pa.list_(pa.float32())
-    turn = {"context": pa.int32(), "sampled": pa.int32(), "text": pa.string(), "finish_reason": pa.string()}
+    turn = {"context": pa.int32(), "sampled": pa.int32(), "text": pa.string(), "finish_reason": pa.string(),
+            "state": pa.string()}  # fmt: skip
     span = {"version": pa.int64(), "start": pa.int32(), "end": pa.int32()}
     return pa.schema(
         {
@@ -140,7 +141,7 @@ def _sample_row(rollout: Rollout, score: Score, hidden: tuple[str, ...]) -> dict
         "prompt_ids": rollout.prompt_ids,
         "token_ids": rollout.token_ids,
         "sampled": rollout.sampled,
-        "turns": _turns(rollout, hidden) if len(rollout.turns) > 1 else None,
+        "turns": _turns(rollout, hidden) if len(rollout.turns) > 1 or rollout.turns[0].state is not None else None,
         "versions": [{"version": s.version, "start": s.start, "end": s.end} for s in rollout.versions],
         "logprobs": rollout.policy_logprobs,
         "sampling_logprobs": rollout.logprobs,
@@ -165,7 +166,7 @@ def _turns(rollout: Rollout, hidden: tuple[str, ...]) -> list[dict[str, Any]]:
     return [
         {
             "context": len(turn.context_ids), "sampled": len(turn.token_ids), "text": _text(turn.text, hidden),
-            "finish_reason": turn.finish_reason,
+            "finish_reason": turn.finish_reason, "state": None if turn.state is None else _text(turn.state, hidden),
         }
         for turn in rollout.turns
     ]  # fmt: skip

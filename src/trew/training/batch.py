@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from ..config import Config, LearnerConfig
 from ..errors import NumericsError, RewardError
 from ..objective import Objective, TokenBatch
 from ..objective.batch import ReasoningSteps
+from ..objective.turns import Turns, number_states
 from ..rollout import StepRollouts
 from ..rollout.sync import sampling
 from ..types import Rollout, Score, TrainingSample
@@ -49,10 +51,11 @@ def to_batch(plan: Plan, rollouts: StepRollouts) -> tuple[list[TrainingSample], 
         entropies=_entropies(made),
         # Unjudged (None) counts as not correct here; its reward is NaN, which keeps it out of all statistics.
         correct=torch.tensor([bool(plan.correct(score)) for score in scores]),
-        truncated=torch.tensor([rollout.finish_reason == "length" for rollout in made]),
+        truncated=torch.tensor([rollout.status == "truncated" for rollout in made]),
         baselines=_baselines(rollouts, [g for g, _, _ in flat]),
         max_length=plan.config.rollout.max_tokens,
         step_rewards=_step_rewards(plan, scores),
+        turns=_turns(plan, made, scores),
     )
 
 
@@ -81,6 +84,42 @@ def _step_rewards(plan: Plan, scores: Sequence[Score]) -> ReasoningSteps | None:
     sequences, ends, values = ([entry[k] for entry in flat] for k in range(3))
     return ReasoningSteps(torch.tensor(values, dtype=torch.float64), torch.tensor(sequences, dtype=torch.int64),
                  torch.tensor(ends, dtype=torch.int64))  # fmt: skip
+
+
+def _turns(plan: Plan, rollouts: Sequence[Rollout], scores: Sequence[Score]) -> Turns | None:
+    """The turns of all rollouts and what each earned, if the objective reads them; no states if a turn has none."""
+    if "turns" not in plan.objective.needs:
+        return None
+    ends = [_turn_ends(rollout) for rollout in rollouts]
+    rewards = [reward for own, score in zip(ends, scores, strict=True) for reward in turn_rewards(score, own)]
+    states = [turn.state for rollout in rollouts for turn in rollout.turns]
+    counts = torch.tensor([len(own) for own in ends], dtype=torch.int64)
+    return Turns(
+        torch.tensor(rewards, dtype=torch.float64),
+        torch.arange(len(ends)).repeat_interleave(counts),
+        torch.tensor([end for own in ends for end in own], dtype=torch.int64),
+        None if None in states else number_states(states),
+    )
+
+
+def _turn_ends(rollout: Rollout) -> list[int]:
+    """The number of tokens after the prompt up to and including the last of each turn."""
+    lengths = [len(turn.context_ids) + len(turn.token_ids) for turn in rollout.turns]
+    return (np.cumsum(lengths) - len(rollout.prompt_ids)).tolist()
+
+
+def turn_rewards(score: Score, ends: Sequence[int]) -> list[float]:
+    """What each turn earned, given where turns end: the rewards of the steps within it. Without steps the last turn
+    earned the whole value.
+
+    >>> turn_rewards(Score(1.2, steps=((3, 0.2), (9, 1.0))), [3, 6, 9]), turn_rewards(Score(1.2), [3, 6, 9])
+    ([0.2, 0.0, 1.0], [0.0, 0.0, 1.2])
+    """
+    rewards = [0.0] * len(ends)
+    for end, value in score.steps or ((ends[-1], score.value or 0.0),):
+        # A step that ends behind the last token is none that a reward can return.
+        rewards[bisect_left(ends, end)] += value
+    return rewards
 
 
 def _rewards(plan: Plan, scores: Sequence[Score]) -> tuple[Tensor, Tensor | None]:

@@ -17,6 +17,7 @@ from ..objective.batch import ReasoningSteps
 from ..objective.component import Component
 from ..objective.ratio import NoRatio
 from ..objective.shaping import SoftOverlong
+from ..objective.turns import Turns
 
 GIVEN = frozenset(
     {"rewards", "entropies", "truncated", "old_logprobs", "ref_logprobs", "rollout_logprobs", "baselines"}
@@ -24,10 +25,12 @@ GIVEN = frozenset(
 """The optional batch fields that a run provides; ``rollout_logprobs`` only without top-p, top-k and min-p."""
 
 _MISSING = {
-    "advantages": "whose advantages come from outside (a critic)",
+    "advantages": "whose advantages come from outside (a critic), and a run has rewards only",
     "step_rewards": "which needs a reward for every step of a completion (a reward model with args.step_mark, or a "
-    "function that returns (end, value) lists)",
+    "function that returns (end, value) lists), and this run has rewards of whole completions only",
     "baselines": "which compares with greedy answers, and the rollouts that are replayed have none",
+    "turns": "which gives credit to the turns of an episode, and without an [environment] a completion is one turn",
+    "states": "which compares turns that began in the same state, and the rollouts that are replayed name no states",
 }
 LORA_RATE = 1e-5
 """Learning rates below this get a note where only adapters are trained."""
@@ -41,11 +44,12 @@ def problems(
     """Says why this run cannot train this objective; empty if it can. ``given``: fields that the run provides.
     ``departures``: settings by which a replay departs from the run that it replays."""
     name = config.objective.preset
+    # One reason is enough: what lacks turns lacks their states as well.
+    lacking = [need for need in objective.needs if need not in given][:1]
     found = [
-        f"objective.preset: got {name!r}, {_MISSING.get(need, f'which needs {need}')}; a run has rewards of whole "
-        f"completions only; choose another preset, or call trew.preset({name!r}).loss in a loop of your own"
-        for need in objective.needs
-        if need not in given
+        f"objective.preset: got {name!r}, {_MISSING.get(need, f'which needs {need}')}; choose another preset, or call "
+        f"trew.preset({name!r}).loss in a loop of your own"
+        for need in lacking
     ]
     found += _cut_distributions(objective, config)
     if config.learner.reference_every and "ref_logprobs" not in objective.needs:
@@ -286,5 +290,6 @@ def _example(*, prompts: int, completions: int, max_length: int) -> TokenBatch:
         truncated=torch.zeros(size, dtype=torch.bool),
         baselines=torch.zeros(size),
         step_rewards=ReasoningSteps(right.to(torch.float64), number, torch.full((size,), 2)),
+        turns=Turns(right.to(torch.float64), number, torch.full((size,), 2), torch.zeros_like(number)),
         max_length=max_length,
     )

@@ -54,7 +54,12 @@ class Replay:
     def lacking(self) -> frozenset[str]:
         """Fields of a batch that the rollouts do not have."""
         scores = [score for group in self.first.sampled for score in group.scores]
-        has = {"baselines": self.first.baselines is not None, "step_rewards": any(score.steps for score in scores)}
+        turns = [t for group in self.first.sampled for rollout in group.group.rollouts for t in rollout.turns]
+        has = {
+            "baselines": self.first.baselines is not None,
+            "step_rewards": any(score.steps for score in scores),
+            "states": all(turn.state is not None for turn in turns),
+        }
         return frozenset(name for name, there in has.items() if not there)
 
     @property

@@ -30,6 +30,7 @@ NOT_GIVEN = {
     "ref_logprobs": "verl hands a loss no log-probabilities of the reference",
     "entropies": "verl hands over no entropies at this place",
     "step_rewards": "verl hands over no step rewards",
+    "turns": "verl hands over no turns",
     "truncated": "verl does not say which answers were cut off",
     "baselines": "verl samples the greedy answer only for its own estimator: use adv_estimator=remax",
     "correct": "verl does not say which answers are correct",

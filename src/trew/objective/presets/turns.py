@@ -22,8 +22,9 @@ def gigpo(
     the group that began in the same state (anchor state): which action was the better one from there. F is the
     deviation, or 1 with ``norm = "mean"``.
 
-    Use it in environments whose states recur within a group (grids, games, shops); where none does, it is GRPO. All
-    episodes of a group begin in one state, so that episodes of a single turn have 1 + omega times GRPO's advantage.
+    Use it in environments whose states recur within a group (grids, games, shops). A turn whose state no other turn of
+    the group began in has GRPO's advantage; as all episodes of a group begin in one state, episodes of a single turn
+    have 1 + omega times GRPO's.
 
     Deviations: mean and F of R are over episodes, as in the paper's eq. 3; the authors' code counts an episode once for
     each of its turns. F is the sample deviation without their 1e-6. States are equal or different; their search runs
