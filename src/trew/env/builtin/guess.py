@@ -1,0 +1,58 @@
+"""``guess``: find a number from "higher" and "lower"."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from ..protocol import Episode, Say
+
+
+def guess(row: Mapping[str, Any], seed: int, *, largest: int = 9, turns: int = 4, inside: float = 0.1) -> Episode:
+    """The policy guesses a number from 1 to ``largest`` in at most ``turns`` guesses, told "higher" or "lower".
+
+    A hit earns 1. Any other guess earns ``inside`` where it was still possible by what the policy had been told, and 0
+    elsewhere: halving what is left needs 4 guesses for 9 numbers, blind guesses hit 4 times in 9.
+    """
+    number = random.Random(seed).randint(1, largest)
+    low, high, earned = 1, largest, 0.0
+    reply = yield Say(_opening(largest), state=f"{low}-{high}")
+    for turn in range(turns):
+        said = first_number(reply.text)
+        if said == number:
+            return {"reward": 1.0, "guesses": turn + 1}
+        hint, earned = "Say only a number.", 0.0
+        if said is not None:
+            hint = "higher" if said < number else "lower"
+            if low <= said <= high:
+                earned = inside
+                low, high = (said + 1, high) if said < number else (low, said - 1)
+        if turn < turns - 1:
+            reply = yield Say(({"role": "user", "content": hint},), reward=earned, state=f"{low}-{high}")
+    return {"reward": earned, "guesses": turns}
+
+
+def first_number(text: str) -> int | None:
+    """The first whole number in a text.
+
+    >>> first_number("I say 7, not 8"), first_number("seven")
+    (7, None)
+    """
+    found = re.search(r"\d{1,6}", text)
+    return int(found[0]) if found else None
+
+
+def _opening(largest: int) -> tuple[dict[str, str], ...]:
+    # A whole example, without which the default model answers in prose. It shows the form and what the hints mean.
+    middle = (largest + 1) // 2
+    upper = (middle + 1 + largest) // 2
+    said = [
+        ("user", f"Guess my number from 1 to {largest}. Say only a number."),
+        ("assistant", str(middle)),
+        ("user", "higher"),
+        ("assistant", str(upper)),
+        ("user", f"Right. Guess my next number from 1 to {largest}."),
+    ]
+    return tuple({"role": role, "content": content} for role, content in said)
