@@ -41,6 +41,7 @@ COMMANDS: dict[str, tuple[str, str | tuple[str, ...], str]] = {
         ("test", "score", "serve"),
         "check a reward on data before training; score a file; compute rewards for other machines",
     ),
+    "env": ("env", "env", "list environments; --play plays one by hand, --check tests it before training"),
     "export": ("export", ("model", "verl"), "a checkpoint as a model folder; a recipe as another trainer's command"),
     "serve": ("serve", "serve", "serve a model by vLLM to runs on other machines, behind a token"),
     "cluster": ("cluster", ("install-vllm", "install-plugin"), "make the environment that vLLM servers run in"),

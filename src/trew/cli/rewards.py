@@ -66,7 +66,7 @@ def test(
     for check in checks(rewards, prompts, limit=limit):
         done.append(check)
         if not json:
-            _show_check(check)
+            show_check(check)
     rewards.close()
     holds = all(check.holds for check in done)
     if json:
@@ -78,7 +78,7 @@ def test(
     return 0 if holds else 1
 
 
-def _show_check(check: Check) -> None:
+def show_check(check: Check) -> None:
     """Prints a check as soon as it is done, with the first examples where it fails."""
     print(_printable(f"{'ok' if check.holds else 'FAILED':<7} {check.what}: {check.numbers}"), flush=True)
     if not check.holds:

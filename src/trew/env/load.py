@@ -11,9 +11,12 @@ from typing import Any
 
 from ..errors import ConfigError, nearest
 from ..rewards.user.loading import is_file_spec, load_named, sources_of
+from .builtin.calculator import calculator
+from .builtin.grid import grid
+from .builtin.guess import guess
 from .protocol import Environment, Episode, Reply, Reward, Say
 
-ENVIRONMENTS: Mapping[str, Callable[..., Episode]] = {}
+ENVIRONMENTS: Mapping[str, Callable[..., Episode]] = {"guess": guess, "grid": grid, "calculator": calculator}
 """Built-in environments, by name."""
 
 

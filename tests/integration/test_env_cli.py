@@ -1,0 +1,112 @@
+"""``trew env``: environments are listed, played by hand and checked before anything is trained."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+
+from trew.cli import main as cli
+
+GOOD = """
+import random
+
+def count(row, seed, *, most=3):
+    at = random.Random(seed).randint(1, 9)
+    for _ in range(most):
+        reply = yield f"What comes after {at}?"
+        at += 1
+    return float(reply.text == str(at))
+"""
+
+BAD = """
+import os, time
+from trew.env import Say
+
+def fickle(row, seed):
+    reply = yield f"the clock says {time.perf_counter_ns()}"
+    return 1.0
+
+def fragile(row, seed):
+    reply = yield f"number {seed}"
+    return 1.0 / len(reply.text)
+
+def leaves(row, seed):
+    reply = yield f"number {seed}"
+    os._exit(3)
+"""
+
+
+def trew(*args):
+    with pytest.raises(SystemExit) as end:
+        cli.main(["env", *map(str, args)])
+    return end.value.code
+
+
+@pytest.fixture
+def file(tmp_path):
+    (tmp_path / "own.py").write_text(GOOD + BAD)
+    return tmp_path / "own.py"
+
+
+def test_the_built_in_environments_are_listed(capsys):
+    assert trew() == 0
+    assert {"guess", "grid", "calculator"} <= {line.split()[0] for line in capsys.readouterr().out.splitlines() if line}
+
+
+def test_a_name_alone_describes_it(capsys):
+    assert trew("guess") == 0
+    assert "largest = 9, turns = 4, inside = 0.1" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["guess", "grid", "calculator"])
+def test_the_built_in_environments_pass_their_own_check(name, capsys):
+    assert trew(name, "--check", "--episodes", 12) == 0, capsys.readouterr().out
+
+
+def test_an_environment_is_played_by_hand(file, capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO("a\nb\n0\n"))
+    assert trew(f"{file}:count", "--play", "--seed", 1) == 0
+    assert "The episode is over after 3 replies; its reward is 0." in capsys.readouterr().out
+
+
+def test_an_empty_line_leaves(file, capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    assert trew(f"{file}:count", "--play") == 0
+    assert "You left after 0 replies" in capsys.readouterr().out
+
+
+def test_an_environment_that_does_not_repeat_is_found(file, capsys):
+    assert trew(f"{file}:fickle", "--check", "--episodes", 4) == 1
+    out = capsys.readouterr().out
+    assert "FAILED  equal seeds give equal episodes: 4 of 4 differ" in out
+    assert "seed 0: the opening is 'the clock says" in out
+
+
+def test_an_environment_that_a_reply_crashes_is_found(file, capsys):
+    assert trew(f"{file}:fragile", "--check", "--episodes", 40) == 1
+    out = capsys.readouterr().out
+    assert "FAILED  no episode crashes" in out
+    assert "ZeroDivisionError" in out
+
+
+def test_an_environment_that_exits_is_found(file, capsys):
+    assert trew(f"{file}:leaves", "--check", "--episodes", 2) == 1
+    assert "its process exited with code 3" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("gess",), "did you mean 'guess'"),
+        (("guess", "--check", "--play"), "got both, accepts one of them"),
+        (("guess", "--check", "--episodes", 0), "--episodes: got 0"),
+        (("guess", "--set", "size=3"), "unexpected keyword argument 'size'"),
+        (("guess", "--set", "largest"), "expected key=value"),
+    ],
+)
+def test_bad_input_is_refused_with_one_message(args, message, capsys):
+    assert trew(*args) == 2
+    said = capsys.readouterr().err
+    assert message in said
+    assert "Traceback" not in said
