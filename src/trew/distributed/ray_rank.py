@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from ..errors import ConfigError, RankError
-from ..rewards.isolation.program import Program, how_it_ended
+from ..rewards.isolation.program import GuardedProgram, how_it_ended
 from ..utils import ray_cluster
 from .launch import LAST_LINES, SAVE_S, outcome_of
 from .pulse import FOLDER, Watch
@@ -131,7 +131,7 @@ def _watched(order: Order, place: Place, board: Board, start: int, log: BinaryIO
         log.write(f"trew: {text}\n".encode())
         log.flush()
 
-    program = Program(
+    program = GuardedProgram(
         [sys.executable, "-m", "trew", *order.arguments], output=log, folder=Path(order.folder),
         environment=environment(order, place, start, work), grace_s=order.grace_s + SAVE_S,
     )  # fmt: skip
@@ -148,7 +148,7 @@ def _watched(order: Order, place: Place, board: Board, start: int, log: BinaryIO
 class _Ending:
     """Ends a program when it is closed."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: GuardedProgram) -> None:
         self.close = program.end
 
 

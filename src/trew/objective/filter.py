@@ -136,7 +136,7 @@ class UnevenGroups(GroupFilter):
 
 
 @dataclass(frozen=True)
-class Finished(LossMask):
+class UncutCompletions(LossMask):
     """Completions that were cut off at the length limit carry no loss: DAPO's overlong filtering."""
 
     scope: ClassVar[Scope] = "sequence"

@@ -19,7 +19,7 @@ from .component import one_of
 from .correction import Correction, GeometricMask, MaskedImportance, OffPolicySequenceMask, TruncatedImportance
 from .divergence import KL, Divergence
 from .entropy_bonus import EntropyBonus
-from .filter import Finished, MixedGroups
+from .filter import MixedGroups, UncutCompletions
 from .objective import Objective
 from .shaping import SoftOverlong
 
@@ -70,7 +70,7 @@ class Options:
             aggregate=_aggregate_name(objective.aggregate),
             **_correction_options(objective.correction),
             dynamic_sampling=objective.dynamic_sampling,
-            overlong_filtering=any(isinstance(p, Finished) for p in objective.prune),
+            overlong_filtering=any(isinstance(p, UncutCompletions) for p in objective.prune),
             overlong_cache=next((s.cache for s in objective.shape if isinstance(s, SoftOverlong)), 0),
             entropy_bonus=bonus.coefficient, entropy_target=bonus.target, entropy_step=bonus.step,
         )  # fmt: skip
@@ -170,8 +170,8 @@ def _sampling(objective: Objective, options: Options) -> Objective:
 
 
 def _filtering(objective: Objective, options: Options) -> Objective:
-    others = tuple(p for p in objective.prune if not isinstance(p, Finished))
-    return objective.replace(prune=(*others, Finished()) if options.overlong_filtering else others)
+    others = tuple(p for p in objective.prune if not isinstance(p, UncutCompletions))
+    return objective.replace(prune=(*others, UncutCompletions()) if options.overlong_filtering else others)
 
 
 def _punishment(objective: Objective, options: Options) -> Objective:

@@ -18,7 +18,7 @@ from .grading import AT_ONCE, NOT_APPLICABLE, Grader, Grading, Verdicts, argumen
 from .isolation.pool import run_together
 from .load import load_rewards
 from .metrics import summary
-from .remote.hosts import FunctionsOnHosts, Hosts
+from .remote.hosts import FunctionsOnHosts, RewardHosts
 from .remote.match import described
 from .user.functions import Sample, UserFunction
 from .user.process import Process
@@ -47,7 +47,7 @@ class RewardSet:
     def __init__(self, rewards: Sequence[Reward], *, host: FunctionHost | None = None):
         self.rewards = tuple(rewards)
         self.host = host
-        self._hosts: Hosts | None = None
+        self._hosts: RewardHosts | None = None
         self._columns: frozenset[str] = frozenset()  # of the whole data set, once check_golds has seen it
         self._warnings: list[str] = []
         self._told: Counter[str] = Counter()
@@ -87,7 +87,7 @@ class RewardSet:
     def use_hosts(self, addresses: Sequence[str], token: str) -> None:
         """Has reward hosts grade from here on: built-ins that have workers, and functions. What they cannot be asked is
         graded here. Raises ConfigError where a host cannot be reached, or grades by other rules or files."""
-        hosts = Hosts(addresses, token, own=described(self.rewards), tell=lambda text: self._warn(text, text))
+        hosts = RewardHosts(addresses, token, own=described(self.rewards), tell=lambda text: self._warn(text, text))
         hosts.connect()
         self._hosts = hosts
         if self.host is not None:

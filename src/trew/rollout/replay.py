@@ -21,7 +21,7 @@ from .source import StepRollouts
 from .sync import has_both_outcomes
 
 
-class Recorded(Protocol):
+class RecordedRun(Protocol):
     """The rollouts that a run left behind."""
 
     def read(self, step: int) -> StepRollouts:
@@ -45,7 +45,7 @@ class ReplayRollouts:
     """
 
     def __init__(
-        self, recorded: Recorded, *, follows: bool, config: Config, objective: Objective, correct: Correct,
+        self, recorded: RecordedRun, *, follows: bool, config: Config, objective: Objective, correct: Correct,
         facts: ModelFacts,
     ) -> None:  # fmt: skip
         self.recorded, self.follows, self.config = recorded, follows, config

@@ -30,7 +30,7 @@ from ..errors import CheckpointError, ResumeError
 from ..utils import shapes
 from ..utils.shapes import Count, ShapeError
 from . import tensor_files
-from .tensor_files import FileError, Stored
+from .tensor_files import FileError, TensorOnDisk
 
 T = TypeVar("T")
 
@@ -190,7 +190,7 @@ def size(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.iterdir())
 
 
-Loaded = tuple[int, dict[str, Stored], dict[str, Any]]
+Loaded = tuple[int, dict[str, TensorOnDisk], dict[str, Any]]
 """Step, tensors (read on demand) and meta, as given to :func:`save`."""
 
 
@@ -263,7 +263,7 @@ def load(folder: Path) -> Loaded:
     return state.step, _tensors_of(folder, manifest, state), state.meta
 
 
-def _tensors_of(folder: Path, manifest: Manifest, state: StateFile) -> dict[str, Stored]:
+def _tensors_of(folder: Path, manifest: Manifest, state: StateFile) -> dict[str, TensorOnDisk]:
     """All tensors of the checkpoint, as many in each file as its state says."""
     files = {name for name in manifest.files if name.endswith(".safetensors")}
     if missing := sorted(set(state.tensors) - files):

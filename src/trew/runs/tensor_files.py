@@ -69,7 +69,7 @@ def file_name(kind: str, *, part: int = 1, parts: int = 1) -> str:
 
 
 @dataclass(slots=True)
-class Stored:
+class TensorOnDisk:
     """A tensor in one file or several, read on demand. Implements :class:`..learner.sharded.Rows`."""
 
     shape: torch.Size
@@ -89,10 +89,10 @@ class Stored:
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def read(folder: Path, names: Iterable[str]) -> tuple[dict[str, Stored], dict[str, int]]:
+def read(folder: Path, names: Iterable[str]) -> tuple[dict[str, TensorOnDisk], dict[str, int]]:
     """The tensors in these files by full name, not read yet, and the number of entries of each file. Raises FileError
     where a file is damaged or rows are missing."""
-    found: dict[str, Stored] = {}
+    found: dict[str, TensorOnDisk] = {}
     counts: dict[str, int] = {}
     for name in sorted(names):
         match = _PART.fullmatch(name)
@@ -107,7 +107,7 @@ def read(folder: Path, names: Iterable[str]) -> tuple[dict[str, Stored], dict[st
     return found, counts
 
 
-def _read_header(path: Path, kind: str, found: dict[str, Stored]) -> int:
+def _read_header(path: Path, kind: str, found: dict[str, TensorOnDisk]) -> int:
     """Adds the entries of one file to ``found``; returns their number."""
     with safe_open(path, framework="pt") as file:
         rows: dict[str, Any] = json.loads((file.metadata() or {}).get(ROWS, "{}"))
@@ -117,14 +117,14 @@ def _read_header(path: Path, kind: str, found: dict[str, Stored]) -> int:
             shape, name = list(entry.get_shape()), f"{kind}.{key}"
             first, total = (int(n) for n in rows.get(key, (0, shape[0] if shape else 1)))
             whole = torch.Size([total, *shape[1:]] if shape else [])
-            known = found.setdefault(name, Stored(whole, _DTYPES[entry.get_dtype()]))
+            known = found.setdefault(name, TensorOnDisk(whole, _DTYPES[entry.get_dtype()]))
             if (known.shape, known.dtype) != (whole, _DTYPES[entry.get_dtype()]):
                 raise FileError(f"{path.name} has {name} as {tuple(whole)}, another part as {tuple(known.shape)}")
             known.pieces.append((first, first + (shape[0] if shape else 1), path, key))
     return len(keys)
 
 
-def _check_whole(name: str, tensor: Stored) -> None:
+def _check_whole(name: str, tensor: TensorOnDisk) -> None:
     """Raises FileError unless the pieces are all rows of a tensor, each once."""
     tensor.pieces.sort(key=lambda piece: piece[0])
     end = 0

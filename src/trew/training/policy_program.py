@@ -28,7 +28,7 @@ from ..weights import InPlace, WeightSync
 from . import guards, policy_state
 from .changes import settings
 from .planning import Plan
-from .policy_state import State
+from .policy_state import PolicyState
 from .program import Program, Snapshot, Stateful
 from .remembered import Shapes
 
@@ -52,7 +52,7 @@ class PolicyProgram(Program):
     adapters: Adapters | None = None
     weights: WeightSync = field(default_factory=InPlace)
     backend: Backend | None = None
-    state: State = field(default_factory=State)
+    state: PolicyState = field(default_factory=PolicyState)
 
     @property
     def config(self) -> Config:

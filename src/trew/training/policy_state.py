@@ -11,7 +11,7 @@ from .remembered import Progress, Shapes
 
 
 @dataclass
-class State(Progress):
+class PolicyState(Progress):
     """The state of a policy's training besides weights and optimizer."""
 
     tokens: int = 0  # completion tokens generated in training
@@ -90,22 +90,22 @@ class StatefulParts:
 
 
 @dataclass(frozen=True, slots=True)
-class _Interval:
+class _SavedInterval:
     mean: float | None
     low: float | None
     high: float | None
 
 
 @dataclass(frozen=True, slots=True)
-class _Evaluation:
+class _SavedEvaluation:
     """The result that ``EvalResult.to_json`` returns."""
 
-    accuracy: _Interval
+    accuracy: _SavedInterval
     n: Count
     samples: Count
     left_out: Count
     left_out_samples: Count
-    pass_at: dict[str, _Interval]
+    pass_at: dict[str, _SavedInterval]
     mean_length: float | None
     truncated_share: float | None
     rewards: dict[str, Real | None]
@@ -114,4 +114,4 @@ class _Evaluation:
     prompt_accuracy: dict[str, float]
 
 
-SHAPES = Shapes(LearnerCounters, State, StatefulParts, _Evaluation)
+SHAPES = Shapes(LearnerCounters, PolicyState, StatefulParts, _SavedEvaluation)

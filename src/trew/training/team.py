@@ -12,7 +12,7 @@ from ..learner import Policy
 from ..models.sharded import Rows
 from ..rollout import Engine
 from ..runs import checkpoint_files
-from ..runs.tensor_files import Stored
+from ..runs.tensor_files import TensorOnDisk
 from ..types import TrainingSample
 from ..weights import WeightSync
 
@@ -43,12 +43,11 @@ class Team:
         if self.orders is not None and self.parts > 1:
             self.orders.give("save", folder=str(checkpoint_files.aside(root, step, os.getpid()).resolve()))
 
-    def load(self, tensors: Mapping[str, Stored | Rows], counters: Mapping[str, Any]) -> None:
+    def load(self, tensors: Mapping[str, TensorOnDisk | Rows], counters: Mapping[str, Any]) -> None:
         """Lets the other ranks load the checkpoint that this rank has read."""
         if self.orders is not None:
-            files = {
-                str(path.resolve()) for t in tensors.values() if isinstance(t, Stored) for _, _, path, _ in t.pieces
-            }
+            stored = [tensor for tensor in tensors.values() if isinstance(tensor, TensorOnDisk)]
+            files = {str(path.resolve()) for tensor in stored for _, _, path, _ in tensor.pieces}
             self.orders.give("load", files=sorted(files), counters=dict(counters))
 
     def publish(self) -> None:

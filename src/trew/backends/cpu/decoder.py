@@ -49,7 +49,7 @@ def unsupported(parts: Transformer | str, *, autocast: torch.dtype | None) -> st
 
 
 @dataclass(slots=True)
-class _Prompt:
+class _OpenPrompt:
     """A prompt with ``left`` running or future completions; once it is computed, its first logits and its pages of keys
     and values."""
 
@@ -92,7 +92,7 @@ class CompiledDecoder:
         # float32 whatever the autocast: bfloat16 would round logits above 16 by up to 0.06.
         self.head = packed(parts.head, dtype=torch.float32, arena=self.cache.arena)
         self.numbers = itertools.count()  # of prompts
-        self.prompts: dict[int, _Prompt] = {}
+        self.prompts: dict[int, _OpenPrompt] = {}
         self.running: list[_Sequence] = []
         self.steps = 0
         self.newest: PagedRows | None = None  # the last step's, while no row joins or leaves
@@ -107,7 +107,7 @@ class CompiledDecoder:
 
     def open(self, prompt_ids: Sequence[int], count: int) -> int:
         number = next(self.numbers)
-        self.prompts[number] = _Prompt(prompt_ids, count)
+        self.prompts[number] = _OpenPrompt(prompt_ids, count)
         return number
 
     def withdraw(self, prompt: int, count: int) -> None:

@@ -20,7 +20,7 @@ from typing import Protocol
 import torch
 
 
-class Recorded(Protocol):
+class Recording(Protocol):
     """A recording."""
 
     def replay(self) -> None: ...
@@ -31,7 +31,7 @@ class GraphRecorder(Protocol):
 
     def warm(self, function: Callable[[], None]) -> None: ...
 
-    def record(self, function: Callable[[], None]) -> Recorded: ...
+    def record(self, function: Callable[[], None]) -> Recording: ...
 
 
 class CudaRecorder:
@@ -50,7 +50,7 @@ class CudaRecorder:
                 function()
             torch.cuda.current_stream().wait_stream(self.stream)
 
-    def record(self, function: Callable[[], None]) -> Recorded:
+    def record(self, function: Callable[[], None]) -> Recording:
         graph = torch.cuda.CUDAGraph()
         # thread_local: other threads (rewards, trackers) may use the GPU meanwhile; in the default mode, an allocation
         # of theirs would make the recording fail. The explicit stream block restores the outer stream after a failure,
@@ -73,7 +73,7 @@ class Graphs:
 
     def __init__(self, recorder: GraphRecorder | None) -> None:
         self.recorder = recorder
-        self.recorded: dict[Hashable, Recorded] = {}
+        self.recorded: dict[Hashable, Recording] = {}
         self.failed: str | None = None
 
     @classmethod

@@ -95,7 +95,7 @@ class Puzzle:
 
 
 @dataclass(frozen=True, slots=True)
-class _Open:
+class _ForWorker:
     """An answer that a worker process has to judge."""
 
     answer: str
@@ -120,11 +120,11 @@ def grade_many(cases: Sequence[tuple[str, Any, Mapping[str, Any]]]) -> list[Verd
     """Grades (completion, gold, arguments); returns verdicts in order. Cases that need a worker run side by side."""
     found = [_here(completion, gold, **arguments) for completion, gold, arguments in cases]
     # All open cases go to the workers in one batch; the verdicts are then put back into the cases' order.
-    decided = iter(_decided([case for case in found if isinstance(case, _Open)]))
-    return [next(decided) if isinstance(case, _Open) else case for case in found]
+    decided = iter(_decided([case for case in found if isinstance(case, _ForWorker)]))
+    return [next(decided) if isinstance(case, _ForWorker) else case for case in found]
 
 
-def _decided(cases: list[_Open]) -> list[Verdict]:
+def _decided(cases: list[_ForWorker]) -> list[Verdict]:
     """Decides ``cases`` with the package; each is a ``sandbox_error`` if it is not installed."""
     if not cases:
         return []
@@ -189,8 +189,8 @@ def read_puzzle(value: Any) -> Puzzle | str:
     return _parsed(value) if isinstance(value, str) else f"puzzle must be JSON text, got {type(value).__name__}"
 
 
-def _here(completion: str, gold: Any, *, puzzle: Any = None, thinking: bool = False) -> Verdict | _Open:
-    """Returns the verdict if this process can give it, else an ``_Open`` for a worker."""
+def _here(completion: str, gold: Any, *, puzzle: Any = None, thinking: bool = False) -> Verdict | _ForWorker:
+    """Returns the verdict if this process can give it, else an ``_ForWorker`` for a worker."""
     about = read_puzzle(puzzle)
     if isinstance(about, str):
         return bad_gold(about)
@@ -211,7 +211,7 @@ def _here(completion: str, gold: Any, *, puzzle: Any = None, thinking: bool = Fa
     return _by_task(answer, gold, about)
 
 
-def _by_task(answer: str, gold: str, about: Puzzle) -> Verdict | _Open:
+def _by_task(answer: str, gold: str, about: Puzzle) -> Verdict | _ForWorker:
     """Grades a non-empty answer by the rule of its task."""
     if about.task in ROUNDED:
         return right_or_wrong(_close(answer, gold), extracted=answer)
@@ -226,7 +226,7 @@ def _by_task(answer: str, gold: str, about: Puzzle) -> Verdict | _Open:
     if shape is not None and not shape.fullmatch(" ".join(answer.split())):
         return right_or_wrong(False, extracted=answer, detail="is not in the form that the problem asks for")
     if about.task in PACKAGE | FORMULA:
-        return _Open(answer, _payload(answer, gold, about))
+        return _ForWorker(answer, _payload(answer, gold, about))
     return right_or_wrong(same(answer, gold, caseless=about.task in CASELESS), extracted=answer)
 
 
@@ -250,7 +250,7 @@ def _expression(answer: str, puzzle: Puzzle) -> Verdict:
     return countdown.grade(f"<answer>{answer}</answer>", None, numbers=metadata.get("numbers"), target=target)
 
 
-def _judged(case: _Open, outcome: TaskOutcome) -> Verdict:
+def _judged(case: _ForWorker, outcome: TaskOutcome) -> Verdict:
     # Running past CPU or memory is the answer's doing, and wrong; anything else is ours, and not judged.
     if outcome.status in ("cpu", "memory"):
         return right_or_wrong(False, extracted=case.answer, detail=f"not decided within its limit: {outcome.detail}")

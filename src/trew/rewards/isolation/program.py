@@ -18,7 +18,7 @@ from .worker import BOOT
 _KILL_S = 5.0  # that the guardian needs at most to kill what did not end by itself
 
 
-class Program:
+class GuardedProgram:
     """A started program. ``output`` receives what it prints; ``grace_s`` are the seconds that it may take to end by
     itself, before its processes are killed. Linux only: elsewhere it would not be sure to end with this process."""
 

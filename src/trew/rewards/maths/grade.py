@@ -35,7 +35,7 @@ class Gold:
 
 
 @dataclass(frozen=True, slots=True)
-class _Open:
+class _Undecided:
     """A verdict that exact algebra leaves to math-verify."""
 
     extracted: str
@@ -64,11 +64,11 @@ def grade(completion: str, gold: Any, *, require_boxed: bool = True, thinking: b
 def grade_many(cases: Sequence[tuple[str, Any, Mapping[str, Any]]]) -> list[Verdict]:
     """Grades (completion, gold, arguments), in their order; math-verify decides the hard cases side by side."""
     found = [_guarded(completion, gold, arguments) for completion, gold, arguments in cases]
-    decided = iter(_decided([case for case in found if isinstance(case, _Open)]))
-    return [next(decided) if isinstance(case, _Open) else case for case in found]
+    decided = iter(_decided([case for case in found if isinstance(case, _Undecided)]))
+    return [next(decided) if isinstance(case, _Undecided) else case for case in found]
 
 
-def _decided(cases: list[_Open]) -> list[Verdict]:
+def _decided(cases: list[_Undecided]) -> list[Verdict]:
     """Decides ``cases`` with math-verify; each is a ``sandbox_error`` if it is not installed."""
     if not cases:
         return []
@@ -79,7 +79,7 @@ def _decided(cases: list[_Open]) -> list[Verdict]:
     return [_judged(case, out) for case, out in zip(cases, POOL.run_many(payloads), strict=True)]
 
 
-def _guarded(completion: str, gold: Any, arguments: Mapping[str, Any]) -> Verdict | _Open:
+def _guarded(completion: str, gold: Any, arguments: Mapping[str, Any]) -> Verdict | _Undecided:
     """A mistake of ours in reading a text must not end a run: the completion is not judged, and the metrics say so."""
     try:
         return _exactly(completion, gold, **arguments)
@@ -87,7 +87,7 @@ def _guarded(completion: str, gold: Any, arguments: Mapping[str, Any]) -> Verdic
         return Verdict(None, "sandbox_error", None, f"the grader failed: {type(error).__name__}: {error!s:.100}")
 
 
-def _exactly(completion: str, gold: Any, *, require_boxed: bool = True, thinking: bool = False) -> Verdict | _Open:
+def _exactly(completion: str, gold: Any, *, require_boxed: bool = True, thinking: bool = False) -> Verdict | _Undecided:
     target = read_gold(gold)
     if target.problem:
         return bad_gold(target.problem)
@@ -102,7 +102,7 @@ def _exactly(completion: str, gold: Any, *, require_boxed: bool = True, thinking
     answer = read(normalise(written))
     verdict = compare.same(answer, target.answer)
     if verdict is None:
-        return _Open(written, answer, target.answer)
+        return _Undecided(written, answer, target.answer)
     detail = answer.shape.why if isinstance(answer.shape, Unknown) and not verdict else ""
     return right_or_wrong(verdict, extracted=written, detail=detail)
 
@@ -124,7 +124,7 @@ def _formula(answer: Answer) -> str:
     return " ".join(t.text for t in tokens[:cut]) if behind else answer.text
 
 
-def _judged(case: _Open, outcome: TaskOutcome) -> Verdict:
+def _judged(case: _Undecided, outcome: TaskOutcome) -> Verdict:
     if outcome.status in ("cpu", "memory"):
         return right_or_wrong(False, extracted=case.extracted, detail=f"not decided within its limit: {outcome.detail}")
     if outcome.status != "done":

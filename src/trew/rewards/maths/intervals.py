@@ -16,7 +16,7 @@ INFINITY = algebra.variable("∞")
 _Number = Fraction | float  # a float where it is infinite, and only there
 
 
-class _Span(NamedTuple):
+class _Stretch(NamedTuple):
     """An interval of plain numbers, and whether its ends belong to it."""
 
     low: _Number
@@ -75,7 +75,7 @@ def meeting(items: tuple[Answer, ...]) -> Named | None:
 
 def merged(parts: Sequence[Answer]) -> list[Answer] | None:
     """Intervals with overlaps and touching ends joined, in order; None if the ends are not plain numbers."""
-    spans: list[_Span] = []
+    spans: list[_Stretch] = []
     for part in parts:
         found = _spans(part)
         if found is None:
@@ -102,7 +102,7 @@ def _infinite_ends(span: AnswerList) -> tuple[bool, ...]:
     return tuple(isinstance(i.shape, Scalar) and "∞" in i.shape.value.variables for i in span.items)
 
 
-def _spans(part: Answer) -> list[_Span] | None:
+def _spans(part: Answer) -> list[_Stretch] | None:
     """A list as intervals of plain numbers, where each element of a set is an interval; None for other items."""
     shape = _unnamed(part)
     if not isinstance(shape, AnswerList) or shape.ends in (",", ":", "±"):
@@ -111,15 +111,15 @@ def _spans(part: Answer) -> list[_Span] | None:
     if len(ends) != len(shape.items):
         return None
     if shape.ends == "{}":
-        return [_Span(end, True, end, True) for end in ends]
+        return [_Stretch(end, True, end, True) for end in ends]
     if len(ends) != 2:
         return None
-    return [_Span(ends[0], shape.ends[0] == "[", ends[1], shape.ends[1] == "]")]
+    return [_Stretch(ends[0], shape.ends[0] == "[", ends[1], shape.ends[1] == "]")]
 
 
-def _joined(spans: Sequence[_Span]) -> Iterator[_Span]:
+def _joined(spans: Sequence[_Stretch]) -> Iterator[_Stretch]:
     """The same numbers in the fewest intervals. In order of the low ends, each one meets the last or none before."""
-    last: _Span | None = None
+    last: _Stretch | None = None
     # Sorted by lower end, a closed one first, so that each span can only touch the last one.
     for span in sorted(spans, key=lambda s: (s.low, not s.low_in)):
         if last is None:
@@ -127,7 +127,7 @@ def _joined(spans: Sequence[_Span]) -> Iterator[_Span]:
         # (1, 2) and (2, 3) leave out 2; with one of the ends closed nothing is left out.
         elif span.low < last.high or (span.low == last.high and (span.low_in or last.high_in)):
             high, high_in = max((last.high, last.high_in), (span.high, span.high_in))
-            last = _Span(last.low, last.low_in, high, high_in)
+            last = _Stretch(last.low, last.low_in, high, high_in)
         else:
             yield last
             last = span

@@ -17,7 +17,7 @@ from ...errors import ConfigError
 from ..builtin import KINDS, graded_together
 from ..isolation.pool import run_together
 from ..user.packing import packed_calls, unpacked_outcomes
-from ..user.session import Call, CallOutcome, FunctionHost, Spec
+from ..user.session import CallOutcome, FunctionCall, FunctionHost, Spec
 from ..user.wire import decode, encode
 from ..verdict import Verdict
 from . import match
@@ -39,11 +39,11 @@ RETRY_S = 15.0
 _CONNECT_S = 10.0
 
 
-class _Lost(Exception):
+class _HostError(Exception):
     """A host that gave no answer, or one that cannot be right."""
 
 
-class Host:
+class RewardHost:
     """A reward host at ``address`` (a URL)."""
 
     def __init__(self, address: str, token: str) -> None:
@@ -56,21 +56,21 @@ class Host:
         return f"reward host {self.address}"
 
     def about(self) -> Any:
-        """What must agree with the run. Raises _Lost; ConfigError where the token is not the host's."""
+        """What must agree with the run. Raises _HostError; ConfigError where the token is not the host's."""
         status, found = self._ask("GET", ABOUT, None, seconds=SILENT_S)
         if status == 401:
             got = "another one" if self._token else "none: TREW_REWARDS_TOKEN is not set"
             raise ConfigError(f"{self}: needs its token, got {got}; set TREW_REWARDS_TOKEN to that of the host")
         if status != 200 or not isinstance(found, dict):
-            raise _Lost(f"{self}: is no reward host (status {status})")
+            raise _HostError(f"{self}: is no reward host (status {status})")
         return found
 
     def work(self, path: str, body: bytes, *, seconds: float) -> Any:
-        """The answer to a request. Raises _Lost."""
+        """The answer to a request. Raises _HostError."""
         status, found = self._ask("POST", path, body, seconds=seconds)
         if status != 200 or not isinstance(found, dict) or "answer" not in found:
             said = found.get("error") if isinstance(found, dict) else found
-            raise _Lost(f"{self}: status {status}: {said!s:.300}")
+            raise _HostError(f"{self}: status {status}: {said!s:.300}")
         return found["answer"]
 
     def close(self) -> None:
@@ -91,12 +91,12 @@ class Host:
                     size += len(pieces[-1])
                     if size > MOST_BYTES or time.monotonic() > until:
                         limit = f"{seconds:g} s" if size <= MOST_BYTES else f"{MOST_BYTES} bytes"
-                        raise _Lost(f"{self}: no whole answer within {limit}")
+                        raise _HostError(f"{self}: no whole answer within {limit}")
             return response.status_code, decode(b"".join(pieces))
         except (httpx2.HTTPError, OSError, RuntimeError, ValueError, KeyError, TypeError) as error:
             # RuntimeError: the client was closed in another thread; the last three: an answer that cannot be read.
             silent = f"no sign of life for {SILENT_S:g} s" if isinstance(error, httpx2.ReadTimeout) else str(error)
-            raise _Lost(f"{self}: {silent or type(error).__name__}") from None
+            raise _HostError(f"{self}: {silent or type(error).__name__}") from None
 
     def _client(self) -> httpx2.Client:
         import httpx2
@@ -108,14 +108,14 @@ class Host:
         return self._made
 
 
-class Hosts:
+class RewardHosts:
     """The reward hosts of a run. ``own`` is what must agree (:func:`.match.described`); ``tell`` receives what happens
     to hosts, one line each."""
 
     def __init__(
         self, addresses: Sequence[str], token: str, *, own: Mapping[str, Any], tell: Callable[[str], None]
     ) -> None:
-        self.hosts = [Host(address, token) for address in addresses]
+        self.hosts = [RewardHost(address, token) for address in addresses]
         self._own, self._tell = json.loads(json.dumps(own)), tell
         self._lock, self._ending = threading.Lock(), threading.Event()
 
@@ -125,7 +125,7 @@ class Hosts:
         for host in self.hosts:
             try:
                 problems += self._differences(host)
-            except _Lost as error:
+            except _HostError as error:
                 problems.append(f"cluster.reward_hosts: {error}")
             except ConfigError as error:
                 problems += error.problems
@@ -155,7 +155,7 @@ class Hosts:
         done = run_together(one, parts, size=AT_ONCE * len(self.hosts))
         return [verdict for part in done for verdict in part]
 
-    def call(self, call: Call, *, step: int) -> CallOutcome | None:
+    def call(self, call: FunctionCall, *, step: int) -> CallOutcome | None:
         """The outcome of a call of a function; None where no host is left."""
         body = encode([*packed_calls([call]), step])
 
@@ -170,12 +170,12 @@ class Hosts:
 
     def _ask(self, path: str, body: bytes, read: Callable[[Any], Any], *, seconds: float) -> Any:
         """The answer of one host or, where that is lost, of another; None where none is left."""
-        tried: set[Host] = set()
+        tried: set[RewardHost] = set()
         while (host := self._next(tried)) is not None:
             tried.add(host)
             try:
                 return read(host.work(path, body, seconds=seconds))
-            except _Lost as error:
+            except _HostError as error:
                 self._lose(host, str(error))
             except (ValueError, TypeError, KeyError) as error:
                 self._lose(host, f"{host}: an answer that cannot be right: {error}")
@@ -184,7 +184,7 @@ class Hosts:
                     host.open -= 1
         return None
 
-    def _next(self, tried: set[Host]) -> Host | None:
+    def _next(self, tried: set[RewardHost]) -> RewardHost | None:
         """The usable host with the least to do."""
         with self._lock:
             free = [host for host in self.hosts if host.usable and host not in tried]
@@ -193,7 +193,7 @@ class Hosts:
                 host.open += 1
             return host
 
-    def _lose(self, host: Host, why: str) -> None:
+    def _lose(self, host: RewardHost, why: str) -> None:
         with self._lock:
             known, host.usable = not host.usable, False
         if known or self._ending.is_set():
@@ -202,13 +202,13 @@ class Hosts:
         self._tell(f"{why}; its work is done by {f'{left} other hosts' if left else 'this machine'}")
         threading.Thread(target=self._return, args=(host,), name="trew-reward-host", daemon=True).start()
 
-    def _return(self, host: Host) -> None:
+    def _return(self, host: RewardHost) -> None:
         """Tries a lost host again until it is back, with the same rewards."""
         told = ""
         while not self._ending.wait(RETRY_S):
             try:
                 problems = list(self._differences(host))
-            except _Lost:
+            except _HostError:
                 continue
             except ConfigError as error:
                 problems = [*error.problems]
@@ -220,7 +220,7 @@ class Hosts:
                 told = problems[0]
                 self._tell(f"{told}; it is not used")
 
-    def _differences(self, host: Host) -> Iterator[str]:
+    def _differences(self, host: RewardHost) -> Iterator[str]:
         found = host.about()
         yield from (f"{host}: {line}" for line in match.differences(self._own, found))
 
@@ -229,13 +229,13 @@ class FunctionsOnHosts:
     """A FunctionHost that asks reward hosts, and ``own`` where none is left. Functions are loaded here as well: their
     descriptions are needed, and what to do when they fail is decided here."""
 
-    def __init__(self, own: FunctionHost, hosts: Hosts) -> None:
+    def __init__(self, own: FunctionHost, hosts: RewardHosts) -> None:
         self.own, self._hosts = own, hosts
 
     def load(self, specs: Sequence[Spec]) -> list[UserFunction | tuple[str, ...]]:
         return self.own.load(specs)
 
-    def call(self, calls: Sequence[Call], *, step: int = 0) -> list[CallOutcome]:
+    def call(self, calls: Sequence[FunctionCall], *, step: int = 0) -> list[CallOutcome]:
         """As FunctionHost.call; calls go to hosts side by side."""
         found = run_together(lambda call: self._hosts.call(call, step=step), calls, size=len(self._hosts.hosts))
         left = [i for i, outcome in enumerate(found) if outcome is None]

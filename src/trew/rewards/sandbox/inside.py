@@ -57,7 +57,7 @@ NONFINITE = {"inf": float("inf"), "-inf": float("-inf"), "nan": float("nan")}
 DEEPEST, MOST = 100, 1_000_000  # of a value that travels: nesting, and parts in it
 
 
-class Gone(BaseException):
+class ChannelClosed(BaseException):
     """The other side is gone. Not an Exception, so that no test catches it."""
 
 
@@ -68,7 +68,7 @@ class JsonForm:
     parse_float, parse_int, parse_constant = float, int, float
 
 
-class Line:
+class JsonPipe:
     """Values over two pipes, a line of JSON each. It holds what it uses, whatever a program does to modules."""
 
     def __init__(self, request, reply):
@@ -81,7 +81,7 @@ class Line:
         while b"\n" not in parts[-1]:
             part = self.read(self.request, 1 << 16)
             if not part:
-                raise Gone
+                raise ChannelClosed
             parts.append(part)
         line, _, self.rest = b"".join(parts).partition(b"\n")
         return self.scan(line.decode("ascii"), 0)[0]
@@ -238,7 +238,7 @@ def run_tests(line, entry, names, tests):
     def candidate(*arguments, **keywords):
         texts = line.encoded(arguments), line.encoded(keywords)
         if '["o",' in texts[0] + texts[1]:
-            raise Gone("an argument is no plain value")
+            raise ChannelClosed("an argument is no plain value")
         line.send(f'["call",{texts[0]},{texts[1]}]')
         mark, *rest = line.receive()
         if mark == "r":
@@ -247,7 +247,7 @@ def run_tests(line, entry, names, tests):
         # StopIteration would end a loop over the calls, as if all had been made.
         if isinstance(kind, type) and issubclass(kind, Exception) and kind not in (StopIteration, StopAsyncIteration):
             raise kind(rest[1])
-        raise Gone(rest[0])
+        raise ChannelClosed(rest[0])
 
     verdict = "true", "", ""
     try:
@@ -286,7 +286,7 @@ def main():
         os.close(request)
         run(text, "__main__")
         return
-    (answer_calls if mode == "calls" else run_tests)(Line(request, reply), entry, names, text)
+    (answer_calls if mode == "calls" else run_tests)(JsonPipe(request, reply), entry, names, text)
 
 
 if __name__ == "__main__":

@@ -8,10 +8,10 @@ from typing import Any
 
 from ...types import Prompt
 from .functions import Sample, UserFunction
-from .session import Call, CallOutcome, Fault
+from .session import CallOutcome, Fault, FunctionCall
 
 
-def packed_calls(calls: Sequence[Call]) -> tuple[list[Any], list[Any]]:
+def packed_calls(calls: Sequence[FunctionCall]) -> tuple[list[Any], list[Any]]:
     """Packs the prompts, each once, and calls that refer to them by index: a group's completions share their prompt."""
     numbers: dict[int, int] = {}
     prompts, packed = [], []
@@ -29,11 +29,11 @@ def packed_calls(calls: Sequence[Call]) -> tuple[list[Any], list[Any]]:
     return prompts, packed
 
 
-def unpacked_calls(functions: Mapping[int, UserFunction], prompts: Any, calls: Any) -> list[Call]:
+def unpacked_calls(functions: Mapping[int, UserFunction], prompts: Any, calls: Any) -> list[FunctionCall]:
     """What :func:`packed_calls` packed; ``functions`` by their index."""
     rows = [Prompt(uid, text=text, messages=messages, columns=columns) for uid, text, messages, columns in prompts]
     return [
-        Call(functions[index], [Sample(rows[p], *rest) for p, *rest in samples], limit)
+        FunctionCall(functions[index], [Sample(rows[p], *rest) for p, *rest in samples], limit)
         for index, samples, limit in calls
     ]
 

@@ -19,7 +19,7 @@ from ..isolation.pool import Pool
 from ..isolation.worker import Worker
 from .functions import UserFunction
 from .packing import packed_calls, unpacked_outcomes
-from .session import Call, CallOutcome, Fault, FaultKind, Spec, took_too_long
+from .session import CallOutcome, Fault, FaultKind, FunctionCall, Spec, took_too_long
 from .wire import decode, encode
 
 LOAD_SECONDS = 600.0  # for what the files import: a reward model may be loaded
@@ -113,7 +113,7 @@ class Process:
                 loaded.append(function)
             return loaded
 
-    def call(self, calls: Sequence[Call], *, step: int = 0) -> list[CallOutcome]:
+    def call(self, calls: Sequence[FunctionCall], *, step: int = 0) -> list[CallOutcome]:
         """As FunctionHost.call. Limits end sync functions too, by ending the process."""
         with self._lock:
             outcomes: dict[int, CallOutcome] = {}
@@ -141,7 +141,7 @@ class Process:
             self._closing = False
             self._pool.stop()  # again: the other thread may have started a process between the two
 
-    def _one_by_one(self, call: Call, step: int) -> CallOutcome:
+    def _one_by_one(self, call: FunctionCall, step: int) -> CallOutcome:
         """Calls a verl-style function once per completion, each call with the full limit."""
         values: list[float | None] = []
         faults: dict[int, Fault] = {}
@@ -158,7 +158,7 @@ class Process:
                 steps[i] = one.steps[0]
         return CallOutcome(values, faults, seconds=seconds, steps=steps)
 
-    def _call(self, calls: Sequence[Call], step: int) -> list[CallOutcome]:
+    def _call(self, calls: Sequence[FunctionCall], step: int) -> list[CallOutcome]:
         start = time.perf_counter()
         limits = [call.limit for call in calls]
         # The event loop over there ends async calls at their limits, one by one. Ending the process, which loses all of

@@ -47,7 +47,7 @@ class Fault:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class FunctionCall:
     """One function, the completions it judges, and its limit in seconds (None: no limit)."""
 
     function: UserFunction
@@ -75,7 +75,7 @@ class FunctionHost(Protocol):
         """Loads functions; returns for each its description, or all its problems."""
         ...
 
-    def call(self, calls: Sequence[Call], *, step: int = 0) -> list[CallOutcome]:
+    def call(self, calls: Sequence[FunctionCall], *, step: int = 0) -> list[CallOutcome]:
         """Calls functions that were loaded here: sync ones in turn, async ones concurrently."""
         ...
 
@@ -101,7 +101,7 @@ class Session:
             loaded.append(described)
         return loaded
 
-    def call(self, calls: Sequence[Call], *, step: int = 0) -> list[CallOutcome]:
+    def call(self, calls: Sequence[FunctionCall], *, step: int = 0) -> list[CallOutcome]:
         """As FunctionHost.call. Restores process-wide state afterwards. Limits end async functions only."""
         with preserved_state(), contextlib.ExitStack() as stack:
             for folder in dict.fromkeys(call.function.file.parent for call in calls):
@@ -117,7 +117,7 @@ class Session:
     def close(self) -> None:
         pass
 
-    def _begin(self, call: Call, step: int) -> tuple[Any, float]:
+    def _begin(self, call: FunctionCall, step: int) -> tuple[Any, float]:
         """Makes a call; returns its raw result (an awaitable if the function is async) and the seconds it took."""
         start, function = time.perf_counter(), self._functions[call.function.index]
         if not call.samples:
@@ -189,7 +189,7 @@ def _run_together(waiting: Sequence[tuple[Awaitable[Any], float | None]]) -> lis
     return outcome[0]
 
 
-def _outcome(call: Call, raw: Any, seconds: float) -> CallOutcome:
+def _outcome(call: FunctionCall, raw: Any, seconds: float) -> CallOutcome:
     """Validates what a call returned."""
     function, samples = call.function, call.samples
     if isinstance(raw, _Failed):
@@ -220,7 +220,7 @@ def _outcome(call: Call, raw: Any, seconds: float) -> CallOutcome:
     return CallOutcome(values, faults, seconds=seconds, steps=steps)
 
 
-def _fault(call: Call, failed: _Failed) -> Fault:
+def _fault(call: FunctionCall, failed: _Failed) -> Fault:
     if not failed.in_time:
         return Fault("hung", took_too_long(call.function, call.limit))
     error, function = failed.error, call.function

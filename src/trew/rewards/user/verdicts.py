@@ -16,7 +16,7 @@ from ...config import OnFailure
 from ...errors import RewardError
 from ..verdict import Verdict
 from .functions import Sample, UserFunction
-from .session import Call, CallOutcome, Fault, FunctionHost
+from .session import CallOutcome, Fault, FunctionCall, FunctionHost
 
 SEARCH_SECONDS = 10.0  # to find the completion that made a function fail
 SHARE_SECONDS = 1.0  # least time for a single completion after the call with all of them hung
@@ -45,7 +45,7 @@ def verdicts_of(
 
     Raises RewardError if the run must end. It names function, line and completion, and carries them as evidence.
     """
-    outcomes = host.call([Call(ask.function, ask.samples, ask.limit) for ask in asks], step=step)
+    outcomes = host.call([FunctionCall(ask.function, ask.samples, ask.limit) for ask in asks], step=step)
     judged = []
     for ask, outcome in zip(asks, outcomes, strict=True):
         if (fault := outcome.whole) is not None:
@@ -102,12 +102,12 @@ def _apart(
     # An async function that awaits can be cancelled at its limit, so all completions run at once. One that hangs in a
     # sync call takes the process with it each time, so they run in turn.
     if ask.function.is_async and not fault.blocked:
-        calls = [Call(ask.function, [sample], ask.limit) for sample in ask.samples]
+        calls = [FunctionCall(ask.function, [sample], ask.limit) for sample in ask.samples]
         outcomes = host.call(calls, step=step)
     else:
         # Each gets a share of the call's limit: however many hang, all together take about as long as the call did.
         share = max(ask.limit / count, min(SHARE_SECONDS, ask.limit))
-        outcomes = [host.call([Call(ask.function, [s], share)], step=step)[0] for s in ask.samples]
+        outcomes = [host.call([FunctionCall(ask.function, [s], share)], step=step)[0] for s in ask.samples]
     return _merged(outcomes, seconds=outcome.seconds)
 
 
@@ -133,7 +133,7 @@ def _located(host: FunctionHost, ask: Ask, fault: Fault, *, step: int, search_se
         if left <= 0:
             named = f"; which of its {count} completions it was could not be found quickly"
             return _ended(fault, ask.samples, named=named)
-        [alone] = host.call([Call(ask.function, [sample], min(left, ask.limit))], step=step)
+        [alone] = host.call([FunctionCall(ask.function, [sample], min(left, ask.limit))], step=step)
         found = alone.whole or alone.faults.get(0)
         if found is not None and found.kind in ("raised", "died"):
             return _ended(fault, [sample], named=f"; for {sample}")

@@ -48,9 +48,9 @@ def _plain(value: Any) -> Any:
         return [_plain(v) for v in value]
     if isinstance(value, Mapping):
         return _plain_table(value)
-    for form in _FORMS:
-        if isinstance(value, form.kinds):
-            return {TAG: form.tag, "v": form.write(value)}
+    for encoding in _ENCODINGS:
+        if isinstance(value, encoding.kinds):
+            return {TAG: encoding.tag, "v": encoding.write(value)}
     if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in "biufU":
         return {TAG: "array" if isinstance(value, np.ndarray) else "number", "v": value.tolist(), "d": value.dtype.str}
     raise RewardError(
@@ -75,8 +75,8 @@ def _plain_moment(value: date | clock) -> list[Any]:
     return [value.isoformat(), getattr(value, "fold", 0)]
 
 
-class _Form(NamedTuple):
-    """How values of some types travel: as what ``write`` makes of them, under a tag that says who reads them."""
+class _Encoding(NamedTuple):
+    """Encodes values of some types: ``write`` makes plain values of them, which travel under ``tag``."""
 
     tag: str
     kinds: type | tuple[type, ...]
@@ -84,20 +84,20 @@ class _Form(NamedTuple):
     read: Callable[[Any], Any]
 
 
-_FORMS = (
-    _Form("tuple", tuple, _plain_items, tuple),
-    _Form("set", (set, frozenset), _plain_items, set),
-    _Form("bytes", bytes, lambda v: base64.b64encode(v).decode("ascii"), base64.b64decode),
+_ENCODINGS = (
+    _Encoding("tuple", tuple, _plain_items, tuple),
+    _Encoding("set", (set, frozenset), _plain_items, set),
+    _Encoding("bytes", bytes, lambda v: base64.b64encode(v).decode("ascii"), base64.b64decode),
     # before date: a datetime is a date too
-    _Form("datetime", datetime, _plain_moment, lambda v: datetime.fromisoformat(v[0]).replace(fold=v[1])),
-    _Form("date", date, _plain_moment, lambda v: date.fromisoformat(v[0])),
-    _Form("time", clock, _plain_moment, lambda v: clock.fromisoformat(v[0]).replace(fold=v[1])),
-    _Form("timedelta", timedelta, lambda v: [v.days, v.seconds, v.microseconds], lambda v: timedelta(*v)),
-    _Form("Decimal", Decimal, str, Decimal),
-    _Form("Fraction", Fraction, str, Fraction),
+    _Encoding("datetime", datetime, _plain_moment, lambda v: datetime.fromisoformat(v[0]).replace(fold=v[1])),
+    _Encoding("date", date, _plain_moment, lambda v: date.fromisoformat(v[0])),
+    _Encoding("time", clock, _plain_moment, lambda v: clock.fromisoformat(v[0]).replace(fold=v[1])),
+    _Encoding("timedelta", timedelta, lambda v: [v.days, v.seconds, v.microseconds], lambda v: timedelta(*v)),
+    _Encoding("Decimal", Decimal, str, Decimal),
+    _Encoding("Fraction", Fraction, str, Fraction),
 )
-"""The first form whose types fit writes a value; values without a form are refused."""
-_READERS = {form.tag: form.read for form in _FORMS}
+"""The first encoding whose types fit is used; other values are refused."""
+_READERS = {encoding.tag: encoding.read for encoding in _ENCODINGS}
 
 
 def _restored(table: dict[str, Any]) -> Any:

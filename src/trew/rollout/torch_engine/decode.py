@@ -33,7 +33,7 @@ class Completion:
 
 
 @dataclass(frozen=True, slots=True)
-class _Row:
+class _Scheduled:
     """A request in the schedule; ``prompt`` is the decoder's number for its prompt."""
 
     request: Request
@@ -71,9 +71,9 @@ class Schedule:
         self.device = device
         self.stop_ids = torch.tensor(sorted(stop_ids), dtype=torch.int64, device=self.device)
         self.calls = self.added = 0
-        self.waiting: list[_Row] = []
+        self.waiting: list[_Scheduled] = []
 
-        self.row_at: dict[int, _Row] = {}  # by place
+        self.row_at: dict[int, _Scheduled] = {}  # by place
         self.free = list(range(slots))  # free places
         self.tokens_out = torch.zeros((slots, sampling.max_tokens), dtype=torch.int64, device=self.device)
         self.floats_out = torch.zeros((3, slots, sampling.max_tokens), dtype=torch.float32, device=self.device)
@@ -95,7 +95,7 @@ class Schedule:
             prompt = self.decoder.open(prompt_ids.tolist(), len(requests))
             for request in requests:
                 self.added += 1
-                self.waiting.append(_Row(request, prompt_ids, prompt, self.calls, self.added))
+                self.waiting.append(_Scheduled(request, prompt_ids, prompt, self.calls, self.added))
         # Rows are taken from the end of the list. Within a call the longest prompts go first: shorter ones then fit
         # beside them without moving the cache, and if memory runs out, it does so at once rather than late in the run.
         # Rows of one prompt stay together, which decoders rely on to compute it once.

@@ -26,7 +26,7 @@ from typing import Any
 
 from ...config.cluster import option_name
 from ...errors import ConfigError, EngineError
-from ...rewards.isolation.program import Program, how_it_ended
+from ...rewards.isolation.program import GuardedProgram, how_it_ended
 from ...utils.secrets import can_be_secret
 from .client import ServerGone, ServerRefused, call
 from .endpoint import Endpoint
@@ -148,7 +148,7 @@ class Server:
         self.log = logs / f"{index}.log"
         path = sockets / f"{index}.sock"
         self.endpoint = Endpoint("http://localhost", path, secrets.token_hex(16))
-        self._program: Program | None = None
+        self._program: GuardedProgram | None = None
         self._began = 0  # where the log of the last start begins
 
     def __str__(self) -> str:
@@ -169,7 +169,7 @@ class Server:
         with self.log.open("ab") as log:
             log.write(f"==== trew starts: {' '.join(line)}\n".encode())
             self._began = log.tell()
-            self._program = Program(
+            self._program = GuardedProgram(
                 line, output=log, folder=self.log.parent, grace_s=GRACE_S,
                 environment=variables(self.options, token=self.endpoint.token, devices=self.devices),
             )  # fmt: skip

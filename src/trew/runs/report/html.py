@@ -67,7 +67,7 @@ details{margin:8px 0}summary{cursor:pointer}
 
 
 @dataclass(frozen=True, slots=True)
-class _Answer:
+class _ShownCompletion:
     """One completion as the report shows it."""
 
     when: str
@@ -76,10 +76,10 @@ class _Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class _Sample:
+class _ShownPrompt:
     prompt: str
     expected: str
-    answers: tuple[_Answer, ...]
+    answers: tuple[_ShownCompletion, ...]
 
 
 def render_report(runs: Sequence[RunData], *, created: str = "") -> str:
@@ -331,7 +331,7 @@ def _evaluations(run: RunData, name: str, colour: int, *, alone: bool) -> list[S
 # ------------------------------------------------------------------------------------------------------------- samples
 
 
-def _samples(run: RunData, *, most: int = 8) -> list[_Sample]:
+def _samples(run: RunData, *, most: int = 8) -> list[_ShownPrompt]:
     """Completions of the same held-out prompts before and after training, or of the last step without evaluations."""
     steps = sample_steps(run.folder, "evals")
     if len(steps) >= 2:
@@ -339,14 +339,16 @@ def _samples(run: RunData, *, most: int = 8) -> list[_Sample]:
         later = {(r["uid"], r["sample"]): r for r in after}
         pairs = [(r, later[key]) for r in before if (key := (r["uid"], r["sample"])) in later]
         return [
-            _Sample(_prompt(a), _expected(a), (_answer(a, "before training"), _answer(b, f"after step {b['step']}")))
+            _ShownPrompt(
+                _prompt(a), _expected(a), (_answer(a, "before training"), _answer(b, f"after step {b['step']}"))
+            )
             for a, b in pairs[:most]
         ]
     rows = load_samples(run.folder, kind="rollouts")
     # The best and the worst, so that a page of good completions does not hide bad ones.
     rows = sorted(rows, key=lambda r: -math.inf if r["score"] is None else r["score"], reverse=True)
     chosen = rows if len(rows) <= most else [*rows[: most // 2], *rows[-(most // 2) :]]
-    return [_Sample(_prompt(r), _expected(r), (_answer(r, f"step {r['step']}"),)) for r in chosen]
+    return [_ShownPrompt(_prompt(r), _expected(r), (_answer(r, f"step {r['step']}"),)) for r in chosen]
 
 
 def _prompt(row: Mapping[str, Any]) -> str:
@@ -358,7 +360,7 @@ def _expected(row: Mapping[str, Any]) -> str:
     return "" if columns in ("", "{}") else shorten(columns, 300)
 
 
-def _answer(row: Mapping[str, Any], when: str) -> _Answer:
+def _answer(row: Mapping[str, Any], when: str) -> _ShownCompletion:
     facts = [("score", number(row["score"]))]
     facts += [(name, number(value)) for name, value in row["parts"].items() if len(row["parts"]) > 1]
     if row["status"] != "scored":
@@ -368,4 +370,4 @@ def _answer(row: Mapping[str, Any], when: str) -> _Answer:
     facts.append(("tokens", str(len(row["token_ids"] or ()))))
     if row["finish_reason"] != "stop":
         facts.append(("ended by", row["finish_reason"]))
-    return _Answer(when, shorten(row["completion"] or ""), tuple(facts))
+    return _ShownCompletion(when, shorten(row["completion"] or ""), tuple(facts))
