@@ -14,6 +14,7 @@ from trew import TokenBatch
 from trew.errors import DataError
 from trew.objective import batch as objective_batch
 from trew.objective.batch import Denominators, ReasoningSteps
+from trew.objective.turns import Turns
 
 F64 = torch.float64
 MASK = torch.tensor([[1, 1, 0], [0, 1, 1], [1, 0, 0], [0, 0, 0]], dtype=torch.bool)
@@ -28,6 +29,8 @@ def make(*, unchecked: bool = False, **changes) -> TokenBatch:
         "ref_logprobs": L + 0.5, "entropies": -L, "correct": torch.tensor([1, 0, 0, 1]),
         "truncated": torch.tensor([0, 0, 1, 1]), "baselines": torch.tensor([1, 0, 1, 0]),
         "step_rewards": [[(1, 0.5), (2, 1.0)], [(1, 2.0), (3, 3.0)], [(3, 4.0)], []], "max_length": 3,
+        "turns": [[(1, 0.0), (2, 1.0)], [(1, 0.5), (2, 0.0), (3, 0.25)], [(3, 4.0)], [(1, 0.0)]],
+        "states": [["a", "b"], ["a", "a", "c"], ["a"], ["b"]],
     }  # fmt: skip
     from_padded = TokenBatch.from_padded.__func__
     return (inspect.unwrap(from_padded) if unchecked else from_padded)(TokenBatch, **(data | changes))
@@ -111,6 +114,56 @@ def test_steps_that_cannot_be(steps, message):
         make(step_rewards=steps)
 
 
+def test_turns_end_at_tokens_of_the_stream():
+    turns = make().turns
+    assert turns.rewards.tolist() == [0.0, 1.0, 0.5, 0.0, 0.25, 4.0, 0.0]
+    assert turns.rewards.dtype == F64
+    assert turns.sequence_ids.tolist() == [0, 0, 1, 1, 1, 2, 3]
+    assert turns.ends.tolist() == [1, 2, 0, 1, 2, 1, 0]  # the first turn of the second has no token inside the mask
+    assert turns.states.tolist() == [0, 1, 0, 0, 2, 0, 1]
+    assert turns.numbers.tolist() == [0, 1, 0, 1, 2, 0, 0]
+    assert turns.is_last.tolist() == [False, True, False, False, True, True, True]
+    assert turns.of_tokens(make().sequence_ids).tolist() == [0, 1, 3, 4, 5]
+    assert make(states=None).states is None
+    assert make(turns=None, states=None).states is None
+
+
+@pytest.mark.parametrize(
+    ("turns", "message"),
+    [([[(0, 1.0)], [(3, 0.0)], [(1, 0.0)], [(1, 0.0)]], "sequence 0 has a turn that ends at 0 after one at 0, acc"),
+     ([[(2, 1.0)], [(2, 0.0), (4, 1.0)], [(1, 0.0)], [(1, 0.0)]], "sequence 1 has a turn that ends at 4 after one"),
+     ([[(2, 1.0)], [(3, 0.0), (3, 1.0)], [(1, 0.0)], [(1, 0.0)]], "sequence 1 has a turn that ends at 3 after one"),
+     ([[(2, 1.0)], [(2, 0.0)], [(1, 0.0)], [(1, 0.0)]], "sequence 1 has loss tokens up to column 3, but its la"),
+     ([[(2, 1.0)], [(3, 0.0)], [(1, math.nan)], [(1, 0.0)]], "sequence 2 has the reward nan, accepts finite numbers"),
+     ([[(2, 1.0)], [(3, 0.0)], [(1, 0.0)], []], "sequence 3 has none, accepts at least one"),
+     ([[(2, 1.0)]], "got 1 lists, accepts 4, one per sequence")],
+)  # fmt: skip
+def test_turns_that_cannot_be(turns, message):
+    with pytest.raises(DataError, match=f"^turns: {message}"):
+        make(turns=turns, states=None)
+
+
+@pytest.mark.parametrize(
+    ("states", "message"),
+    [([["a", "b"], ["a"], ["a"], ["b"]], "got 1 states for sequence 1, accepts 3, one per turn"),
+     ([["a", "b"]], "got 1 lists, accepts 4, one per sequence")],
+)  # fmt: skip
+def test_states_belong_to_turns(states, message):
+    with pytest.raises(DataError, match=f"^states: {message}"):
+        make(states=states)
+    with pytest.raises(DataError, match=r"^states: got some, but turns is None"):
+        make(turns=None)
+
+
+def test_a_token_behind_the_last_turn_is_noticed():
+    """In a stream that was packed by hand: it would take over the advantage of another sequence's turn."""
+    turns = make().turns
+    for cut in (dataclasses.replace(turns, ends=turns.ends - 1),
+                Turns(turns.rewards[:5], turns.sequence_ids[:5], turns.ends[:5])):  # fmt: skip
+        with pytest.raises(DataError, match=r"turns: sequence . has tokens that belong to no turn"):
+            cut.of_tokens(make().sequence_ids)
+
+
 def test_selected_sequences_in_another_order():
     batch = make(advantages=torch.tensor([1.0, 2.0, 3.0, 4.0])).replace(
         denominators=Denominators(3, 5), token_weights=torch.tensor([0.1, 0.2, 0.3, 0.4, 0.5], dtype=F64)
@@ -136,14 +189,18 @@ def test_selected_sequences_in_another_order():
     assert part.step_rewards.values.tolist() == [0.5, 1.0, 4.0]
     assert part.step_rewards.sequence_ids.tolist() == [1, 1, 0]
     assert part.step_rewards.ends.tolist() == [1, 2, 1]
+    assert part.turns.rewards.tolist() == [4.0, 0.0, 1.0]
+    assert part.turns.sequence_ids.tolist() == [0, 1, 1]
+    assert part.turns.ends.tolist() == [1, 1, 2]
+    assert part.states.tolist() == [0, 0, 1]
 
 
 def same(one: TokenBatch, other: TokenBatch) -> None:
     """Every field of the two is equal."""
     for field in dataclasses.fields(TokenBatch):
         a, b = getattr(one, field.name), getattr(other, field.name)
-        if field.name == "step_rewards" and a is not None:
-            a, b = (torch.cat([s.values, s.sequence_ids, s.ends]) for s in (a, b))
+        if field.name in ("step_rewards", "turns") and a is not None:
+            a, b = (torch.cat([getattr(s, f.name) for f in dataclasses.fields(s)]) for s in (a, b))
         assert torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b, field.name
 
 
@@ -166,14 +223,22 @@ def test_selected_tokens_cut_sequences_and_keep_what_belongs_to_them():
     assert part.logprobs.tolist() == batch.logprobs[1:3].tolist()
     assert part.advantages.tolist() == batch.advantages[1:3].tolist()
     assert part.rewards.tolist() == batch.rewards[int(ids[0]) : int(ids[-1]) + 1].tolist()
-    assert part.step_rewards is None
+    assert part.step_rewards is part.turns is part.states is None
     assert part.padded_mask is None
     whole = batch.select_tokens(slice(0, len(batch.mask)))
-    same(whole, batch.select(torch.arange(int(batch.sequence_ids[-1]) + 1)).replace(step_rewards=None))
+    same(whole, batch.select(torch.arange(int(batch.sequence_ids[-1]) + 1)).replace(step_rewards=None, turns=None))
 
 
 def test_every_field_of_a_batch_is_cut_with_its_tokens_or_its_sequences_or_belongs_to_the_step():
-    of_the_step = {"step_rewards", "reward_weights", "max_length", "denominators", "mean_entropy", "padded_mask"}
+    of_the_step = {
+        "step_rewards",
+        "turns",
+        "reward_weights",
+        "max_length",
+        "denominators",
+        "mean_entropy",
+        "padded_mask",
+    }
     cut = {*objective_batch._PER_TOKEN, *objective_batch._PER_SEQUENCE}
     assert cut | of_the_step == {field.name for field in dataclasses.fields(TokenBatch)}
 

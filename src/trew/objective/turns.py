@@ -137,8 +137,8 @@ def _check(turns: Any, *, row: int, width: int, last: int) -> None:
     for end, reward in turns:
         if not before < end <= width:
             raise DataError(
-                f"turns: sequence {row} has a turn that ends at {end}, accepts {before + 1} to {width}, each end "
-                "larger than the one before"
+                f"turns: sequence {row} has a turn that ends at {end} after one at {before}, accepts increasing ends, "
+                f"{width} at most"
             )
         if not math.isfinite(reward):
             raise DataError(f"turns: sequence {row} has the reward {reward}, accepts finite numbers, 0 for none")
