@@ -15,6 +15,11 @@ from .builtin.calculator import calculator
 from .builtin.grid import grid
 from .builtin.guess import guess
 from .protocol import Environment, Episode, Reply, Reward, Say
+from .tools import ToolLoop
+from .tools import load as load_tools
+
+TOOLS_SHARE = 0.8
+"""Of a step's time, what calls of tools may take: a slow tool is an observation, a slow step ends the episode."""
 
 ENVIRONMENTS: Mapping[str, Callable[..., Episode]] = {"guess": guess, "grid": grid, "calculator": calculator}
 """Built-in environments, by name."""
@@ -64,8 +69,18 @@ class Generated:
             self._episode.close()
 
 
-def load(spec: Spec) -> Loaded:
-    """Loads an environment; runs the file that it is in. Raises ConfigError with what is wrong."""
+def load(spec: Spec, *, timeout_s: float = 20.0) -> Loaded:
+    """Loads an environment and its tools; runs the files that they are in. Calls of tools have most of ``timeout_s``,
+    the time of a step. Raises ConfigError with what is wrong."""
+    tools, sources = load_tools(spec.tools)
+    if not spec.name and tools:
+        return Loaded(lambda: ToolLoop(tools, seconds=TOOLS_SHARE * timeout_s), sources)
+    found = _named(spec)
+    return Loaded(lambda: ToolLoop(tools, found.make(), seconds=TOOLS_SHARE * timeout_s), {**sources, **found.sources})
+
+
+def _named(spec: Spec) -> Loaded:
+    """Loads the environment that a recipe names."""
     if not is_file_spec(spec.name):
         if spec.name not in ENVIRONMENTS:
             raise ConfigError(

@@ -14,7 +14,7 @@ import signal
 import sys
 import time
 
-from ..errors import ConfigError
+from ..errors import ConfigError, SandboxError
 from ..rewards.isolation.forked import Forked
 from ..rewards.isolation.frames import LOOK_S, Channel, Closed, Late
 from ..rewards.isolation.worker import DEATH_S
@@ -36,9 +36,9 @@ def main(source: int, target: int, *, parent: int, life: int | None) -> None:
     with contextlib.suppress(Closed):
         name, args, tools, limit_s = decode(channel.receive()[0])
         try:
-            loaded = load(Spec(name, args, tuple(tools)))
-        except ConfigError as error:
-            channel.send(encode({"problems": list(error.problems)}))
+            loaded = load(Spec(name, args, tuple(tools)), timeout_s=limit_s)
+        except (ConfigError, SandboxError) as error:
+            channel.send(encode({"problems": str(error).split("\n")}))
             return
         channel.send(encode({"sources": dict(loaded.sources)}))
         gc.collect()

@@ -89,7 +89,7 @@ def _printed(outcome: JobOutcome) -> str:
 def _last_line(outcome: JobOutcome) -> str:
     """The exception that ended a program, from its traceback, with the line that raised it."""
     said = outcome.parts[1].decode("utf-8", "replace").strip() if len(outcome.parts) > 1 else ""
-    lines = re.findall(r'^  File "program\.py", line (\d+)', said, re.MULTILINE)
+    lines = re.findall(r'^  File "main\.py", line (\d+)', said, re.MULTILINE)
     error = said.rpartition("\n")[2][:500] or f"the program ended with status {outcome.status}"
     return f"line {lines[-1]}: {error}" if lines else error
 

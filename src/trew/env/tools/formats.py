@@ -16,7 +16,8 @@ from ...types import Message
 from ..protocol import Call, Tool
 from .arguments import from_text, read_json_at
 
-_BARE = re.compile(r'\s*(?:<\|python_tag\|>)?\s*(?=\{\s*"(?:name|type|function|parameters)")')
+# Possessive (*+): a long run of white space must not be tried in parts.
+_BARE = re.compile(r'\s*+(?:<\|python_tag\|>\s*+)?(?=\{\s*+"(?:name|parameters)")')
 _BETWEEN = re.compile(r"[\s;]*")
 _SPACE = re.compile(r"\s*")
 _FUNCTION = re.compile(r"\s*<function=([^<>\s]{1,100})>\s*")
@@ -35,8 +36,11 @@ class Parsed:
 class ToolFormat(Protocol):
     """How the policy calls tools, and how it reads of them. ``shown`` says that the chat template describes them."""
 
-    name: str
-    shown: bool
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def shown(self) -> bool: ...
 
     def opening(self, messages: Sequence[Message], tools: Sequence[Tool]) -> tuple[Message, ...]:
         """The opening, with what the template does not say about tools."""

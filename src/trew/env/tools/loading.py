@@ -7,14 +7,14 @@ from pathlib import Path
 from types import ModuleType
 
 from ...errors import ConfigError, nearest
-from ...rewards.user.loading import is_file_spec, load_function
+from ...rewards.user.loading import is_file_spec, load_function, sources_of
 from ..protocol import Tool
 from .builtin import BUILTIN, sandbox
 from .schema import tool_of
 
 
-def load(names: Sequence[str]) -> tuple[Tool, ...]:
-    """Loads tools by name: ``calculator``, ``python``, or ``path/to/file.py:function``.
+def load(names: Sequence[str]) -> tuple[tuple[Tool, ...], dict[str, str]]:
+    """Loads tools by name, ``calculator``, ``python`` or ``path/to/file.py:function``, with the SHA-256 of their files.
 
     Raises ConfigError with every problem, and SandboxError if ``python`` is asked for on a machine without a sandbox.
     """
@@ -34,7 +34,10 @@ def load(names: Sequence[str]) -> tuple[Tool, ...]:
         raise ConfigError(problems)
     if any(tool.function is BUILTIN["python"] for tool in found.values()):
         sandbox()
-    return tuple(found.values())
+    sources: dict[str, str] = {}
+    for file in modules:
+        sources |= sources_of(file)
+    return tuple(found.values()), sources
 
 
 def _tool(name: str, modules: dict[Path, ModuleType]) -> Tool:

@@ -46,8 +46,9 @@ class ToolLoop:
         return Say(said, metrics={"tool_calls": float(len(results)), "tool_errors": float(failed)})
 
     def close(self) -> None:
-        if self.environment is not None:
-            self.environment.close()
+        # A class of a user's may have nothing to free.
+        if (close := getattr(self.environment, "close", None)) is not None:
+            close()
 
     def _is_the_environments(self, name: str) -> bool:
         tool = self._tools.get(name)
