@@ -35,7 +35,7 @@ def plan(
     Args:
         recipe: The recipe, a TOML file; docs/configuration.md lists its keys.
         set: key=value, overrides the recipe: --set lora.rank=16 learner.microbatch_tokens=2048
-        cluster: Show who is on which device: the ranks and servers of [cluster].
+        cluster: Show which ranks and servers of [cluster] are on which device.
         nodes: With --cluster, the number of machines.
         gpus: With --cluster, the GPUs of each machine; without it, those of this one.
         gpu_gib: With --gpus, the memory of each GPU in GiB, for example 80.

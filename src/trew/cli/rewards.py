@@ -47,7 +47,7 @@ def test(
         limit: How many rows to generate answers for; golds are checked in all rows.
         prompt_column: The column that holds the prompt (task prompts only).
         seed: Seed of generated problems.
-        timeout_s: Seconds that one call of a function of your own may take; 0 = 20, less than in a recipe.
+        timeout_s: Time limit in seconds for one call of a function of your own; 0 = 20, less than in a recipe.
         json: Print the checks as JSON instead of a table.
     """
     from ..config import DataConfig
@@ -111,7 +111,7 @@ def score(
         set: key=value, an argument of the reward: --set mode=flexible thinking=true
         completion_column: The column with the completion: text, messages, or a list of texts.
         prompt_column: The column with the prompt, text or messages; it may be missing.
-        timeout_s: Seconds that one call of a function of your own may take; 0 = the default of a recipe.
+        timeout_s: Time limit in seconds for one call of a function of your own; 0 = the default of a recipe.
         overwrite: Replace an existing file.
     """
     from ..data.files import read_rows, write_rows
@@ -145,8 +145,9 @@ def serve(
 
     A run with [cluster] reward_hosts sends completions and gets verdicts; no code is sent. Its reward files must be
     those of this recipe, by SHA-256, and so must trew's own rewards, Python and the packages that decide scores.
-    Requests need the token in the environment variable TREW_REWARDS_TOKEN, here and there; without it one is made,
-    shown once and kept in the folder --out. Reward models are scored by the run itself. Ctrl-C or SIGTERM ends it.
+    Requests need the token in the environment variable TREW_REWARDS_TOKEN on both sides; without one, this command
+    generates a token, shows it once and keeps it in the folder --out. Reward models are scored by the run itself.
+    Ctrl-C or SIGTERM ends it.
 
     Args:
         recipe: The recipe of the runs, a TOML file: its [[rewards]] are used.
@@ -166,7 +167,7 @@ def serve(
 
 
 def _refuse_output(out: str, *, overwrite: bool) -> None:
-    """Raises ConfigError where the scores cannot be written to ``out``; checked before anything is scored."""
+    """Raises ConfigError if the scores cannot be written to ``out``; called before anything is scored."""
     from ..errors import ConfigError
 
     if Path(out).suffix not in (".jsonl", ".parquet"):
@@ -176,7 +177,7 @@ def _refuse_output(out: str, *, overwrite: bool) -> None:
 
 
 def _refuse_data(data: str, rows: Sequence[Row], groups: Sequence[Group], rewards: RewardSet) -> None:
-    """Raises ConfigError where the rows lack something that the rewards read."""
+    """Raises ConfigError if the rows lack something that the rewards read."""
     from ..errors import ConfigError
 
     if not rows:

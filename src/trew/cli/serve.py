@@ -1,4 +1,4 @@
-"""``trew serve``: vLLM servers for runs on other machines, behind a token; and what ``trew rewards serve`` does."""
+"""``trew serve``: vLLM servers for runs on other machines, behind a token; and the work of ``trew rewards serve``."""
 
 from __future__ import annotations
 
@@ -34,20 +34,21 @@ def serve(
 ) -> int:
     """Serve a model by vLLM to runs on other machines: started, watched, started again, and ended with this command.
 
-    Prints the line for the recipe of these runs: [cluster] endpoints. Each server has a port of its own. Requests need
-    the token in the environment variable TREW_SERVER_TOKEN, here and there; without it one is made, shown once and kept
-    in the folder --out. Only the routes that runs use can be reached. Weights reach a server as files: the run's folder
-    must be on a file system that this machine shares with the run's. Ctrl-C or SIGTERM ends everything.
+    Prints the line for the recipe of these runs: [cluster] endpoints. Each server has a port of its own. Requests
+    need the token in the environment variable TREW_SERVER_TOKEN on both sides; without one, this command generates
+    a token, shows it once and keeps it in the folder --out. Only the routes that runs use can be reached. Weights
+    reach a server as files: the run's folder must be on a file system that this machine shares with the run's.
+    Ctrl-C or SIGTERM ends everything.
 
     Args:
         target: A recipe (.toml), whose model, lengths, learner.dtype and [cluster] server settings are used; or a
             model: a folder, or a hub id.
         host: The interface to listen on: a name or address of this machine. A public one, or all, needs TLS.
         port: The port of the first server, the next ones follow; 0 takes free ones.
-        servers: How many, each with cluster.server_gpus GPUs.
+        servers: Number of servers, each with cluster.server_gpus GPUs.
         set: key=value, overrides the recipe: --set learner.dtype=bfloat16 data.max_prompt_tokens=2048
         out: The folder for the servers' logs and the token.
-        restarts: How often a server that ends is started again, in a row; ten minutes of work count afresh.
+        restarts: How often in a row a server that ended is started again; ten minutes of work reset the count.
         tls_cert: The certificate to show, a PEM file; runs trust the system's authorities, or SSL_CERT_FILE.
         tls_key: Its private key, a PEM file without a password.
     """
@@ -73,7 +74,7 @@ def serve(
         keeper = Keeper(made, tries=restarts, tell=_say)
         proxy = Proxy(keeper, {one.getsockname()[1]: i for i, one in enumerate(sockets)})
         addresses = [listening.address_of(one, host=host, encrypted=encryption is not None) for one in sockets]
-        # The proxy first: a run that comes early is told to wait.
+        # The proxy first: it asks a run that connects early to wait.
         answers = ending.enter_context(listening.listening(listening.Guard(proxy, token, _say), sockets, encryption))
         ending.enter_context(contextlib.closing(keeper))
         _say(f"starting {servers} vLLM server{'s' * (servers > 1)} of {config.model}; logs are in {out}")
@@ -117,7 +118,7 @@ def serve_rewards(rewards: RewardSet, recipe: Path, host: str, port: int, out: P
 
 
 def _refuse_lacking(rewards: RewardSet) -> None:
-    """Raises an error where this machine cannot grade: programs in completions need a sandbox, puzzles a package."""
+    """Raises an error if this machine cannot grade: programs in completions need a sandbox, puzzles a package."""
     from ..rewards.builtin import reasoning
     from ..rewards.sandbox.choose import boundary
 
@@ -129,7 +130,7 @@ def _refuse_lacking(rewards: RewardSet) -> None:
 
 
 def recipe_lines(addresses: Sequence[str]) -> str:
-    """What a recipe says to use these servers.
+    """Returns the lines of a recipe that uses these servers.
 
     >>> print(recipe_lines(["http://10.0.0.1:8000"]))
     [cluster]
@@ -151,7 +152,7 @@ def _config(target: str, overrides: Sequence[str], servers: int) -> Config:
     else:
         table = {"model": target}
         apply_overrides(table, overrides)
-    # What runs do with servers is theirs; here they are started.
+    # How a run uses its servers does not concern this machine, which only starts them.
     given = table.get("cluster", {})
     if isinstance(given, dict):
         own = {k: v for k, v in given.items() if k not in ("endpoints", "colocate")}
@@ -160,7 +161,7 @@ def _config(target: str, overrides: Sequence[str], servers: int) -> Config:
 
 
 def _files(config: Config) -> Path:
-    """The folder of the model's files, downloaded where they are not there. Raises ConfigError, ModelError."""
+    """The folder of the model's files, which are downloaded if missing. Raises ConfigError, ModelError."""
     from ..models import files, loading
 
     if problems := loading.check(config.model, tokenizer=config.tokenizer):

@@ -138,14 +138,14 @@ def _as_rank(place: Place, read: Read, *, resume: bool, overwrite: bool, allow_c
     from ..rewards.isolation.lifelines import die_with_parent
 
     if launch.over():
-        return 0  # started again although the run had ended by its own decision
-    die_with_parent()  # the agent, or on Ray the guardian, that started this rank: none is left behind
+        return 0  # the agent restarted this rank although the run had decided to end
+    die_with_parent()  # of the agent, or on Ray the guardian: a rank never outlives what started it
     if place.rank:
         from ..training.follower import follow
 
         follow(place)
         return 0
-    again = launch.restarted()  # after a rank has died: from the newest checkpoint, however the run was begun
+    again = launch.restarted()  # after a rank died: resume from the newest checkpoint, whatever flags began the run
     try:
         with launch.leading(place) as orders:
             config, _, notes = read(resume=resume or again)
@@ -159,7 +159,7 @@ def _as_rank(place: Place, read: Read, *, resume: bool, overwrite: bool, allow_c
             raise
         from .main import tell
 
-        tell(error)  # exits with 0: the agent would take anything else for a death, and start the ranks again
+        tell(error)  # and exit with 0: the agent takes any other code for a crash, and restarts the ranks
     return 0
 
 

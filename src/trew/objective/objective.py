@@ -305,7 +305,7 @@ class Objective:
 
     def corrected_share(self, batch: TokenBatch) -> float | None:
         """The share of loss tokens beyond the limits of the mismatch correction, which then counts them less than they
-        should; None where there is no correction, or the batch lacks what it compares."""
+        should; None without a correction, or if the batch lacks the log-probs that it compares."""
         bounded = [rule for rule in self.correction if isinstance(rule, Bounded)]
         if not bounded or batch.old_logprobs is None or batch.rollout_logprobs is None:
             return None

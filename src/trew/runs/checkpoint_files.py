@@ -230,12 +230,12 @@ class _BrokenError(Exception):
 
 
 def newest_step(root: Path) -> int:
-    """The step of the newest checkpoint; -1 where there is none. Nothing is read."""
+    """The step of the newest checkpoint, from its name; -1 if the folder has no checkpoint."""
     return max((_order(folder)[0] for folder in _checkpoints(root)), default=-1) if root.is_dir() else -1
 
 
 def load_step(root: Path, step: int) -> Loaded:
-    """Loads the newest checkpoint of a step. Raises ResumeError where it is damaged, or where there is none."""
+    """Loads the newest checkpoint of a step. Raises ResumeError if it is damaged or missing."""
     found = _checkpoints(root) if root.is_dir() else []
     folders = [folder for folder in found if _order(folder)[0] == step]
     if not folders:

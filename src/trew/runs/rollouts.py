@@ -59,7 +59,7 @@ def schema() -> Any:
             "prompt_ids": pa.list_(pa.int32()),
             "token_ids": pa.list_(pa.int32()),
             "sampled": pa.list_(pa.bool_()),
-            "turns": pa.list_(pa.struct(turn)),  # tokens of context and answer of each turn; null where there is one
+            "turns": pa.list_(pa.struct(turn)),  # numbers of context and answer tokens per turn; null for a single turn
             "versions": pa.list_(pa.struct(span)),  # which weights sampled which of the tokens
             "logprobs": floats,
             "sampling_logprobs": floats,
@@ -72,7 +72,7 @@ def schema() -> Any:
             "parts": pa.map_(pa.string(), pa.float64()),
             "statuses": pa.map_(pa.string(), pa.string()),
             "part_seconds": pa.map_(pa.string(), pa.float64()),
-            "baseline": pa.float64(),  # of the greedy answer; NaN where it has none, null where none is compared with
+            "baseline": pa.float64(),  # the greedy answer's; NaN if it has none, null without a greedy baseline
             "extracted": pa.string(),
             "finish_reason": pa.string(),
             "rollout_status": pa.string(),

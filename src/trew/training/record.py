@@ -55,7 +55,7 @@ def _learned(attempt: Attempt, version: int) -> dict[str, Any]:
 
 
 def correction_row(attempt: Attempt, objective: Objective) -> dict[str, float]:
-    """How much of a step is beyond the limits of the objective's correction; empty where there is none."""
+    """The share of a step's tokens beyond the limits of the objective's correction; empty without a correction."""
     share = None if attempt.batch is None else objective.corrected_share(attempt.batch)
     return {} if share is None else {"corrected_share": share}
 

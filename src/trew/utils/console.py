@@ -93,7 +93,7 @@ class Display:
         self.console.print(Text("".join(f"{c:>{WIDTH}}" for c in cells)), soft_wrap=True)
 
     def samples(self, groups: list[ScoredGroup], *, limit: int = 2) -> None:
-        """Prints the last prompt with one correct and one wrong completion, as far as there are."""
+        """Prints the last prompt with one correct and one wrong completion, if it has them."""
         for scored in groups:
             values = [s.value for s in scored.scores]
             order = sorted(range(len(values)), key=lambda i: (values[i] is None, -(values[i] or 0.0)))

@@ -137,7 +137,7 @@ def run_together(function: Callable[[Item], Result], items: Sequence[Item], *, s
 
 
 def workers() -> int:
-    """Returns how many workers a pool has unless it is told: all processors but two, which the run itself needs; on a
+    """Returns the default number of workers of a pool: all processors but two, which the run itself needs; on a
     small machine up to two.
 
     >>> 1 <= workers() <= processors()

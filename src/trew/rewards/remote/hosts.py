@@ -43,7 +43,7 @@ class _HostError(Exception):
     """A host that gave no answer, or one that cannot be right."""
 
 
-class RewardHost:
+class RemoteHost:
     """A reward host at ``address`` (a URL)."""
 
     def __init__(self, address: str, token: str) -> None:
@@ -115,7 +115,7 @@ class RewardHosts:
     def __init__(
         self, addresses: Sequence[str], token: str, *, own: Mapping[str, Any], tell: Callable[[str], None]
     ) -> None:
-        self.hosts = [RewardHost(address, token) for address in addresses]
+        self.hosts = [RemoteHost(address, token) for address in addresses]
         self._own, self._tell = json.loads(json.dumps(own)), tell
         self._lock, self._ending = threading.Lock(), threading.Event()
 
@@ -169,8 +169,8 @@ class RewardHosts:
         return self._ask(CALL, body, read, seconds=WORK_S + per_completion * (call.limit or 0.0))
 
     def _ask(self, path: str, body: bytes, read: Callable[[Any], Any], *, seconds: float) -> Any:
-        """The answer of one host or, where that is lost, of another; None where none is left."""
-        tried: set[RewardHost] = set()
+        """The answer of a host; if that host is lost, of another one; None if no host is left."""
+        tried: set[RemoteHost] = set()
         while (host := self._next(tried)) is not None:
             tried.add(host)
             try:
@@ -184,7 +184,7 @@ class RewardHosts:
                     host.open -= 1
         return None
 
-    def _next(self, tried: set[RewardHost]) -> RewardHost | None:
+    def _next(self, tried: set[RemoteHost]) -> RemoteHost | None:
         """The usable host with the least to do."""
         with self._lock:
             free = [host for host in self.hosts if host.usable and host not in tried]
@@ -193,7 +193,7 @@ class RewardHosts:
                 host.open += 1
             return host
 
-    def _lose(self, host: RewardHost, why: str) -> None:
+    def _lose(self, host: RemoteHost, why: str) -> None:
         with self._lock:
             known, host.usable = not host.usable, False
         if known or self._ending.is_set():
@@ -202,7 +202,7 @@ class RewardHosts:
         self._tell(f"{why}; its work is done by {f'{left} other hosts' if left else 'this machine'}")
         threading.Thread(target=self._return, args=(host,), name="trew-reward-host", daemon=True).start()
 
-    def _return(self, host: RewardHost) -> None:
+    def _return(self, host: RemoteHost) -> None:
         """Tries a lost host again until it is back, with the same rewards."""
         told = ""
         while not self._ending.wait(RETRY_S):
@@ -220,13 +220,13 @@ class RewardHosts:
                 told = problems[0]
                 self._tell(f"{told}; it is not used")
 
-    def _differences(self, host: RewardHost) -> Iterator[str]:
+    def _differences(self, host: RemoteHost) -> Iterator[str]:
         found = host.about()
         yield from (f"{host}: {line}" for line in match.differences(self._own, found))
 
 
 class FunctionsOnHosts:
-    """A FunctionHost that asks reward hosts, and ``own`` where none is left. Functions are loaded here as well: their
+    """A FunctionHost that asks reward hosts, and ``own`` once no host is left. Functions are loaded here as well: their
     descriptions are needed, and what to do when they fail is decided here."""
 
     def __init__(self, own: FunctionHost, hosts: RewardHosts) -> None:
