@@ -29,10 +29,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from trew_vllm import published, stream
+from trew_vllm import memory, published, stream
 
 from trew.rollout.vllm.endpoint import Endpoint
 
+CPU = torch.device("cpu")
 CLOSE = object()
 """An answer that is none: the connection is closed, as by a process that was killed."""
 
@@ -52,7 +53,7 @@ class Faults:
     slow: float = 0.0  # seconds per token
     sleepless: bool = False  # says that it is awake when it was told to sleep
     lengths: Any = None  # a function of the seed: after how many tokens a completion ends, if it has not before
-    in_stream: Any = None  # a function of the tensors that have come so far, called before the next is taken
+    in_update: Any = None  # a function of how many tensors of an update were loaded, called after each
 
 
 class FakeVllm:
@@ -174,8 +175,11 @@ class FakeVllm:
         info = body["init_info"]
         try:
             published.check_format(info["format"])
-            if "torch" in info:
-                self._require_streams()
+            if "gpu" in info:
+                self._require("trew_memory")
+                memory.check_gpu(info["gpu"], CPU)
+            elif "torch" in info:
+                self._require("trew_stream")
                 stream.check_sender(info["torch"], info["backend"], torch.device("cpu"))
             elif not (root := Path(info["root"])).is_dir():
                 raise published.Refused(f"root: got {root}, accepts the absolute path of a folder on this host")
@@ -193,43 +197,17 @@ class FakeVllm:
         return {"message": "Weight update started"}
 
     def update(self, body: Any) -> Any:
+        """As trew-vllm's engines do it: what goes wrong once a tensor was loaded has changed a part of the model."""
         info = body["update_info"]
-        if self.started and "offer" in info:
-            return self._stream(info["offer"])
-        if not self.started or self.root is None:
+        own = dict(self.model.named_parameters())
+        if not self.started:
             raise Refusal(500, "RuntimeError: start_weight_update must be called first")
         try:
-            version = published.read(self.root, info["folder"], info["manifest_sha256"])
-        except published.Refused as refused:
-            self.started = False
-            raise Refusal(500, f"Refused: {refused}") from None
-        # From here on the old weights are given up: what goes wrong now leaves a server that cannot generate.
-        own = dict(self.model.named_parameters())
-        with torch.no_grad(), self.lock:
-            for name in version.files:
-                with safe_open(version.folder / name, framework="pt") as file:
-                    for key in file.keys():  # noqa: SIM118 - no mapping
-                        self._load(key, file.get_tensor(key), own)
-        self.received = True
-        return {"message": "Weights updated"}
-
-    def _require_streams(self) -> None:
-        if self.backend != "trew_stream":
-            raise Refusal(500, "ValueError: Invalid init_info for FilesEngine")
-
-    def _stream(self, offered: Any) -> Any:
-        """As StreamEngine does it: what went wrong in between has changed a part of the model."""
-        self._require_streams()
-        own = dict(self.model.named_parameters())
-        try:
-            offer = stream.read(offered, torch.device("cpu"))
-            tied = self.model.config.tie_word_embeddings
-            published.check_model(offer.tensors, started_from=published.checkpoint(self.folder), tied=tied)
-            with contextlib.closing(stream.Receiver(offer, rank=1, device=torch.device("cpu"))) as receiver:
-                for number, (key, value) in enumerate(receiver.tensors()):
+            with contextlib.closing(self._opened(info)) as opened:
+                for number, (key, value) in enumerate(opened.tensors()):
                     with torch.no_grad(), self.lock:
                         self._load(key, value, own)
-                    if self.faults.in_stream is not None and self.faults.in_stream(number) is CLOSE:
+                    if self.faults.in_update is not None and self.faults.in_update(number) is CLOSE:
                         self.dead = True
                         return CLOSE
         except published.Refused as refused:
@@ -237,6 +215,31 @@ class FakeVllm:
             raise Refusal(500, f"Refused: {refused}") from None
         self.received = True
         return {"message": "Weights updated"}
+
+    def _opened(self, info: Any) -> Any:
+        if "offer" in info:
+            self._require("trew_stream")
+            offer = stream.read(info["offer"], CPU)
+            self._check_model(offer.tensors)
+            return stream.Receiver(offer, rank=1, device=CPU)
+        if "memory" in info:
+            self._require("trew_memory")
+            shared = memory.read(info["memory"], CPU)
+            self._check_model(shared.tensors)
+            return memory.Mapped(shared, root=self.root, device=CPU)
+        if self.root is None:
+            raise Refusal(500, "RuntimeError: init_weight_transfer_engine must be called first")
+        version = published.read(self.root, info["folder"], info["manifest_sha256"])
+        self._check_model(version.tensors)
+        return _Files(version)
+
+    def _check_model(self, tensors: Any) -> None:
+        tied = self.model.config.tie_word_embeddings
+        published.check_model(tensors, started_from=published.checkpoint(self.folder), tied=tied)
+
+    def _require(self, backend: str) -> None:
+        if self.backend != backend:
+            raise Refusal(500, "ValueError: Invalid init_info for FilesEngine")
 
     def _load(self, key: str, value: torch.Tensor, own: dict[str, Any]) -> None:
         if any(part in key for part in self.faults.stale):
@@ -319,6 +322,22 @@ class FakeVllm:
                 row.reason, row.stop = "stop", found[0]
             elif len(row.tokens) == row.most:
                 row.reason = "length"
+
+
+class _Files:
+    """The tensors of a version in files."""
+
+    def __init__(self, version: published.Version) -> None:
+        self.version = version
+
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for name in self.version.files:
+            with safe_open(self.version.folder / name, framework="pt") as file:
+                for key in file.keys():  # noqa: SIM118 - no mapping
+                    yield key, file.get_tensor(key)
+
+    def close(self) -> None:
+        """Nothing is open."""
 
 
 class _Row:

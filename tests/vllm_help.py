@@ -12,24 +12,24 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import learner_help
 import tiny
 from fake_vllm import FakeVllm, serving
+from trew.config import parse
 from trew.rollout import Renderer
 from trew.rollout.endings import facts_of
 from trew.rollout.generate import generate
 from trew.rollout.vllm.endpoint import Endpoint
 from trew.rollout.vllm.engine import VllmEngine
+from trew.rollout.vllm.handshake import ENGINES
 from trew.types import Group, Prompt, Sampling
-from trew.weights.files import PublishedFiles, version_size
+from trew.weights import choose
 from trew.weights.publisher import Publisher
-from trew.weights.stream import PublishedStream
 
-BACKENDS = {"files": "trew_files", "nccl": "trew_stream"}
-"""What a server is started with, by the route of the weights."""
 REAL = os.environ.get("TREW_VLLM_ENDPOINT", "")
 
 
@@ -44,13 +44,19 @@ class House:
         self.policy = learner_help.learner(self.net)
         self.endpoints, self.fakes, self.run = endpoints, fakes, run
         self.facts = facts_of(self.net)
-        known = {"dtype": "float32", "vocabulary": self.facts.vocabulary, "positions": self.facts.positions}
-        self.weights: Publisher
-        if sync == "files":
-            self.weights = PublishedFiles(run, size=version_size(self.net.config, "float32"), **known)
-        else:
-            self.weights = PublishedStream(device="cpu", **known)
         self.told: list[str] = []
+        self.weights = self.publisher(sync)
+
+    def publisher(self, sync: str, *, backend: str = "") -> Publisher:
+        """What a run with this cluster.sync publishes with."""
+        config = parse({
+            "model": "m", "learner": {"dtype": "float32"},
+            "cluster": {"rollout": "vllm", "sync": sync, "endpoints": [str(each) for each in self.endpoints]},
+        })  # fmt: skip
+        return choose.publisher(
+            config, device="cpu", model=self.net.config, facts=self.facts, run=self.run, endpoints=self.endpoints,
+            backend=backend or ENGINES[sync], tell=self.told.append,
+        )  # fmt: skip
 
     def engine(self, *, publish: bool = True, **options: Any) -> VllmEngine:
         made = VllmEngine(self.endpoints, self.renderer, facts=self.facts, tell=self.told.append, **options)
@@ -79,7 +85,7 @@ def house(
     """A house with stand-in servers, which get weights by the route ``sync``."""
     with contextlib.ExitStack() as stack:
         model = tiny.save(folder / "model", kind)
-        fakes = [FakeVllm(model, token="secret", backend=BACKENDS[sync]) for _ in range(servers)]
+        fakes = [FakeVllm(model, token="secret", backend=ENGINES[sync]) for _ in range(servers)]
         sockets = [None if tcp else folder / f"{i}.sock" for i in range(servers)]
         endpoints = [stack.enter_context(serving(f, s)) for f, s in zip(fakes, sockets, strict=True)]
         made = House(model, folder, endpoints, fakes, sync=sync)
@@ -88,16 +94,30 @@ def house(
 
 
 @contextlib.contextmanager
-def any_house(folder: Path) -> Iterator[House]:
+def any_house(folder: Path, *, sync: str = "files") -> Iterator[House]:
     """A house with the server that the environment names, or else a stand-in."""
     if not REAL:
-        with house(folder) as made:
+        with house(folder, sync=sync) as made:
             yield made
         return
     endpoint = Endpoint.parse(REAL, os.environ.get("TREW_SERVER_TOKEN", ""))
-    made = House(Path(os.environ["TREW_VLLM_MODEL"]), folder, [endpoint], [])
+    made = House(Path(os.environ["TREW_VLLM_MODEL"]), folder, [endpoint], [], sync=sync)
     with contextlib.closing(made.weights):
         yield made
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+    """A house of two servers for a module."""
+    with house(tmp_path_factory.mktemp("house"), servers=2) as made:
+        yield made
+
+
+@pytest.fixture
+def two(pair: House) -> Iterator[House]:
+    """A policy and two servers, as they were at first."""
+    with as_at_first(pair):
+        yield pair
 
 
 PROMPTS = [Prompt(f"p{i}", text=f"What is {i} + {i}?") for i in range(6)]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import re
 import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -42,6 +42,7 @@ from trew.rollout.engine import Request
 from trew.rollout.generate import generate
 from trew.rollout.torch_engine import TorchEngine
 from trew.rollout.vllm.client import call
+from trew.rollout.vllm.endpoint import Endpoint
 from trew.types import Prompt, Turn
 from vllm_help import REAL, House, any_house
 
@@ -119,20 +120,23 @@ def test_an_update_changes_what_is_computed(servers):
     assert all(server.gap < GAP for server in engine.servers)
 
 
+def tokens_made(endpoint: Endpoint) -> float:
+    """How many tokens a server has generated so far, by its own count."""
+    text = call(endpoint, "GET", "/metrics", what="metrics", timeout_s=60)
+    return sum(map(float, re.findall(r"(?m)^vllm:generation_tokens_total(?:\{[^}]*\})? (\S+)", text)))
+
+
 def test_weights_may_change_while_completions_are_made(servers):
     """They go on with the new weights, and say which token is whose."""
-    engine, fakes = servers.engine(), servers.fakes
-    made = sum(fake.tokens for fake in fakes)
-    engine.submit(requests(of=PROMPTS[:2], sampling=dataclasses.replace(SAMPLING, max_tokens=24 if fakes else 400)))
-    if fakes:
-        wait_for(lambda: fakes[0].tokens > made + 2)
-        fakes[0].faults.hangs = True
-    else:
-        time.sleep(0.3)
+    engine, endpoint = servers.engine(), servers.endpoints[0]
+    made = tokens_made(endpoint)
+    most = 24 if servers.fakes else 400
+    engine.submit(requests(of=PROMPTS[:2], sampling=dataclasses.replace(SAMPLING, max_tokens=most)))
+    wait_for(lambda: tokens_made(endpoint) > made + 2)
+    # Held back here, so that none is complete before the update, however long that takes on a busy machine.
+    call(endpoint, "POST", "/pause", what="holding back", timeout_s=60, params={"mode": "keep"})
     servers.change()
     servers.publish(engine, 1)
-    for fake in fakes:
-        fake.faults.hangs = False
     found = turns(drained(engine))
     assert {0, 1} == {span.version for turn in found.values() for span in turn.versions}
     for turn in found.values():

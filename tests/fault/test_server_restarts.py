@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
 
 import pytest
 
@@ -12,20 +11,7 @@ from forks import wait_for
 from trew.errors import EngineError
 from trew.rollout.engine import Lost, Request
 from trew.rollout.vllm.engine import VllmEngine
-from vllm_help import PROMPTS, SAMPLING, House, as_at_first, house, made, only
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
-    with house(tmp_path_factory.mktemp("house"), servers=2) as made:
-        yield made
-
-
-@pytest.fixture
-def two(pair: House) -> Iterator[House]:
-    """A policy and two servers, as they were at first."""
-    with as_at_first(pair):
-        yield pair
+from vllm_help import PROMPTS, SAMPLING, House, made, only
 
 
 def test_a_server_that_can_be_restarted_is_not_the_end(two):

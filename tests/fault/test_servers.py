@@ -7,7 +7,7 @@ import dataclasses
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,21 +17,7 @@ import trew.weights.places as places
 from disk import fill, tmpfs
 from trew.errors import EngineError, StorageError
 from trew.rollout.generate import generate
-from vllm_help import PROMPTS, SAMPLING, House, as_at_first, house, made, only, tokens
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
-    with house(tmp_path_factory.mktemp("house"), servers=2) as made:
-        yield made
-
-
-@pytest.fixture
-def two(pair: House) -> Iterator[House]:
-    """A policy and two servers, as they were at first."""
-    with as_at_first(pair):
-        yield pair
-
+from vllm_help import PROMPTS, SAMPLING, House, made, only, tokens
 
 # ---- S4, S5: dead and hung
 
@@ -286,7 +272,7 @@ def test_a_disk_that_fills_up_while_weights_are_written_leaves_no_half_version(t
     with tmpfs(tmp_path / "small", kilobytes=1024) as small:
         crowded = House(two.fakes[0].folder, small, two.endpoints, two.fakes)
         monkeypatch.setattr(places, "SHARED_MEMORY", small / "none")
-        monkeypatch.setattr("trew.weights.files._require_room", lambda *_, **__: None)
+        monkeypatch.setattr("trew.weights.folders._require_room", lambda *_, **__: None)
         fill(small, leave=50_000)
         with pytest.raises(StorageError, match="cannot be written"):
             crowded.publish(crowded.engine(publish=False), 0)

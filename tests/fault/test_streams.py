@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 import time
-from types import SimpleNamespace
 
 import pytest
 import torch
+from trew_vllm import buckets as form
 from trew_vllm import stream as theirs
 from trew_vllm.published import Refused
 
-from fake_vllm import CLOSE
 from trew.errors import ConfigError, EngineError
-from trew.rollout.vllm import handshake, stream
+from trew.rollout.vllm import buckets, handshake, stream
 from trew.rollout.vllm.endpoint import Endpoint
-from trew.training import build
 from trew.weights.files import PublishedFiles
 from trew.weights.stream import PublishedStream
-from vllm_help import as_at_first, house, made, only
+from vllm_help import as_at_first, house, made
 
 CPU = torch.device("cpu")
 
@@ -33,7 +30,7 @@ def whole(tmp_path_factory):
 @pytest.fixture
 def two(whole, monkeypatch):
     """Two servers that are sent their weights, in several buckets."""
-    monkeypatch.setattr(stream, "BUCKET_BYTES", 1 << 14)
+    monkeypatch.setattr(buckets, "BUCKET_BYTES", 1 << 14)
     monkeypatch.setattr(stream, "_GRACE_S", 2.0)
     with as_at_first(whole):
         yield whole
@@ -49,55 +46,10 @@ def same(house, number):
     )
 
 
-def test_a_stream_brings_every_tensor_and_the_tied_head(two):
-    engine = two.engine()
-    first = made(engine)
-    two.change(scale=0.3)
-    two.publish(engine, two.policy.version)
-    assert len(two.weights.newest.route.buckets) > 2
-    assert same(two, 0)
-    assert same(two, 1)
-    assert [server.version for server in engine.servers] == [two.policy.version] * 2
-    assert not list(two.run.glob("weights/*"))
-    assert made(engine) != first
-
-
-def test_a_version_stays_as_it_was_taken(two):
-    """A server that comes back while the policy learns is sent what the others have."""
-    engine = only(two, 0)
-    before = two.net.get_output_embeddings().weight.detach().clone()
-    two.change(scale=0.3)
-    two.fakes[0].head.zero_()
-    two.weights.newest.route.load(two.endpoints[0], "again", timeout_s=30)
-    assert torch.equal(two.fakes[0].head, before)
-    assert engine.servers[0].version == 0
-
-
-def left_alone(two, engine, said):
-    """The first server is not used, the second has the weights and does the work; the next update repairs the first."""
-    assert [server.version for server in engine.servers] == [None, two.policy.version]
-    assert said in engine.servers[0].why
-    assert same(two, 1)
-    assert len(made(engine)) == 6
-    two.fakes[0].faults.in_stream, two.fakes[0].dead = None, False
-    two.change(seed=9)
-    two.publish(engine, two.policy.version)
-    assert same(two, 0)
-    assert [server.version for server in engine.servers] == [two.policy.version] * 2
-
-
-def test_a_server_that_dies_in_mid_stream_is_left_alone(two):
-    engine = two.engine()
-    two.fakes[0].faults.in_stream = lambda number: CLOSE if number == 5 else None
-    two.change()
-    two.publish(engine, two.policy.version)
-    left_alone(two, engine, "weights")
-
-
 def test_a_server_that_hangs_in_mid_stream_is_left_alone(two):
     engine = two.engine(sync_timeout_s=2.0)
     woken = threading.Event()
-    two.fakes[0].faults.in_stream = lambda number: woken.wait(60) if number == 5 else None
+    two.fakes[0].faults.in_update = lambda number: woken.wait(60) if number == 5 else None
     two.change()
     began = time.monotonic()
     try:
@@ -118,7 +70,7 @@ def test_a_server_that_comes_back_is_sent_what_the_others_have(two):
         fake = two.fakes[number]
         for p in fake.model.parameters():
             p.data.zero_()
-        fake.faults.in_stream, fake.faults.dies_after, fake.dead = None, -1, False
+        fake.faults.in_update, fake.faults.dies_after, fake.dead = None, -1, False
 
     engine = two.engine(restart=restart)
     served = {name: p.detach().clone() for name, p in two.net.named_parameters()}
@@ -147,50 +99,9 @@ def test_a_server_that_does_not_come_is_left_alone(two, monkeypatch):
         woken.set()
 
 
-def test_a_damaged_bucket_is_refused_before_it_is_used(two, monkeypatch):
-    engine = two.engine()
-    real = two.weights._take
-
-    def damaged(policy, engine):
-        route, canary = real(policy, engine)
-        bad = [*route.buckets]
-        bad[1] = dataclasses.replace(bad[1], checksum="0" * 32)
-        return dataclasses.replace(route, buckets=tuple(bad)), canary
-
-    monkeypatch.setattr(two.weights, "_take", damaged)
-    two.change()
-    with pytest.raises(EngineError, match="bucket 1 is damaged: its checksum is"):
-        two.publish(engine, two.policy.version)
-    assert engine.servers[0].version is None
-    monkeypatch.undo()
-    two.change()
-    two.publish(engine, two.policy.version)
-    assert same(two, 0)
-
-
-def test_a_stream_without_the_tied_head_touches_nothing(two, monkeypatch):
-    engine = two.engine()
-    kept = {name: p.detach().clone() for name, p in two.fakes[0].model.named_parameters()}
-    real = two.policy.weights
-    without = lambda: ((n, t) for n, t in real() if n != "lm_head.weight")  # noqa: E731
-    monkeypatch.setattr(type(two.policy), "weights", lambda self: without())
-    two.change(scale=0.3)
-    with pytest.raises(EngineError, match=r"lm_head\.weight is missing"):
-        two.publish(engine, two.policy.version)
-    assert all(torch.equal(kept[n], p) for n, p in two.fakes[0].model.named_parameters())
-
-
-def test_an_old_head_is_found_by_the_canary(two):
-    engine = two.engine()
-    two.fakes[0].faults.stale = two.fakes[1].faults.stale = ("lm_head",)
-    two.change(scale=0.3)
-    with pytest.raises(EngineError, match="log-probs differ from the policy's by"):
-        two.publish(engine, two.policy.version)
-
-
 def test_another_torch_is_refused_with_both_versions(two, monkeypatch):
     monkeypatch.setattr(stream.torch, "__version__", "2.13.1+cu130")
-    assert handshake.no_stream(two.endpoints[0], "gloo") == ""
+    assert handshake.refusal(two.endpoints[0], stream.introduction("gloo")) == ""
     monkeypatch.setattr(theirs.torch, "__version__", "2.13.0")
     with pytest.raises(Refused, match=r"the trainer has torch 2\.14\.0, this server 2\.13\.0"):
         theirs.check_sender("2.14.0", "gloo", CPU)
@@ -198,30 +109,22 @@ def test_another_torch_is_refused_with_both_versions(two, monkeypatch):
         theirs.check_sender("2.13.0", "nccl", CPU)
     two.fakes[0].backend = "trew_files"
     try:
-        assert "Invalid init_info" in handshake.no_stream(two.endpoints[0], "gloo")
+        assert "Invalid init_info" in handshake.refusal(two.endpoints[0], stream.introduction("gloo"))
     finally:
         two.fakes[0].backend = "trew_stream"
 
 
-def publisher(two, sync, told):
-    """What a run of this recipe publishes with, to the first server."""
-    config = SimpleNamespace(learner=SimpleNamespace(dtype="float32"), cluster=SimpleNamespace(sync=sync))
-    plan, parts = SimpleNamespace(config=config, device="cpu"), SimpleNamespace(model=two.net)
-    folder = SimpleNamespace(folder=two.run)
-    return build._publisher(plan, parts, folder, two.endpoints[:1], backend="trew_stream", tell=told.append)
-
-
 def test_a_run_falls_back_to_files_unless_it_asked_for_streams(two, monkeypatch):
-    told: list[str] = []
-    assert isinstance(publisher(two, "auto", told), PublishedStream)
-    assert not told
+    as_stream = handshake.ENGINES["nccl"]
+    assert isinstance(two.publisher("auto", backend=as_stream), PublishedStream)
+    assert not two.told
     real = stream.introduction
-    monkeypatch.setattr(handshake, "introduction", lambda backend: {**real(backend), "torch": "2.99.0"})
-    assert isinstance(publisher(two, "auto", told), PublishedFiles)
-    assert "weights are published as files: server" in told[0]
-    assert "the trainer has torch 2.99.0, this server" in told[0]
+    monkeypatch.setattr(stream, "introduction", lambda backend: {**real(backend), "torch": "2.99.0"})
+    assert isinstance(two.publisher("auto", backend=as_stream), PublishedFiles)
+    assert "weights are published as files: server" in two.told[0]
+    assert "the trainer has torch 2.99.0, this server" in two.told[0]
     with pytest.raises(ConfigError, match=r"cluster.sync: got 'nccl', but .* the trainer has torch 2.99.0"):
-        publisher(two, "nccl", told)
+        two.publisher("nccl")
 
 
 TENSORS = [
@@ -231,12 +134,11 @@ TENSORS = [
 
 
 def test_what_is_packed_is_unpacked(monkeypatch):
-    monkeypatch.setattr(stream, "BUCKET_BYTES", 128)
-    buckets = list(stream.pack(TENSORS, lambda t: t.dtype))
-    assert [len(b.tensors) for b in buckets] == [4, 1], "one that is too large is a bucket by itself"
-    offered = offer(buckets=[b.told() for b in buckets])
-    read = theirs.read(offered, CPU)
-    found = [pair for b, told in zip(buckets, read.buckets, strict=True) for pair in theirs._unpacked(b.data, told)]
+    monkeypatch.setattr(buckets, "BUCKET_BYTES", 128)
+    filled = list(buckets.fill(TENSORS, lambda t: t.dtype))
+    assert [len(each.bucket.tensors) for each in filled] == [4, 1], "one that is too large is a bucket by itself"
+    read = theirs.read(offer(buckets=[each.bucket.table() for each in filled]), CPU)
+    found = [pair for each, told in zip(filled, read.buckets, strict=True) for pair in told.unpack(each.data)]
     assert [name for name, _ in found] == [name for name, _ in TENSORS]
     assert all(torch.equal(a, b) and a.dtype == b.dtype for (_, a), (_, b) in zip(found, TENSORS, strict=True))
 
@@ -276,20 +178,20 @@ def test_a_trainer_that_is_not_there_is_given_up(monkeypatch):
         theirs.Receiver(theirs.read(offer(), CPU), rank=1, device=CPU)
 
 
-def test_both_sides_compute_the_same_checksum(monkeypatch):
-    for module in (stream, theirs):
-        monkeypatch.setattr(module, "_WORDS", 64)
-    data = torch.randint(256, (1024,), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    whole = stream.checksum(data)
-    assert theirs.checksum(data) == whole
-    words = data.view(torch.int32).to(torch.int64).tolist()
-    sums = (sum(words), sum(i * w for i, w in enumerate(words)))
+@pytest.mark.parametrize("words", [4, 255, 256, 260, 1024, 3 * 1024 + 17])
+def test_a_checksum_is_the_two_sums_that_it_is_said_to_be(monkeypatch, words):
+    monkeypatch.setattr(form, "_SIDE", 16)
+    monkeypatch.setattr(form, "_WORDS", 256)
+    data = torch.randint(256, (4 * words,), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    whole = form.checksum(data)
+    values = data.view(torch.int32).to(torch.int64).tolist()
+    sums = (sum(values), sum(i * w for i, w in enumerate(values)))
     assert whole == "".join(f"{s % 2**64:016x}" for s in sums)
     swapped = data.clone()
-    swapped[0:4], swapped[512:516] = data[512:516], data[0:4]
-    assert stream.checksum(swapped) != whole
-    data[77] ^= 1
-    assert stream.checksum(data) != whole
+    swapped[0:4], swapped[-4:] = data[-4:], data[0:4]
+    assert form.checksum(swapped) != whole
+    data[7] ^= 1
+    assert form.checksum(data) != whole
 
 
 def test_an_address_that_cannot_be_had_is_an_error_of_the_update(two, monkeypatch):

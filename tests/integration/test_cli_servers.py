@@ -98,19 +98,24 @@ def test_a_killed_run_resumes_and_trains_every_step_once(whole, fakes, model, tm
     assert all((a[name] == b[name]).all() for name in a)
 
 
-def test_weights_as_a_stream_change_nothing(whole, model, tmp_path, cli):
-    """``cluster.sync``: the run equals the one that publishes files, and writes none."""
+@pytest.mark.parametrize(
+    ("sync", "backend", "key"), [("nccl", "trew_stream", "offer"), ("ipc", "trew_memory", "memory")]
+)
+def test_the_route_of_the_weights_changes_nothing(whole, model, tmp_path, cli, sync, backend, key):
+    """``cluster.sync``: the run equals the one that publishes files, and leaves nothing behind."""
     there, _ = whole
-    fake = FakeVllm(model, token="secret", backend="trew_stream")
+    fake = FakeVllm(model, token="secret", backend=backend)
     with serving(fake, tmp_path / "0.sock"):
-        cli("train", recipe(tmp_path, model), "--set", "cluster.sync=nccl")
+        cli("train", recipe(tmp_path, model), "--set", f"cluster.sync={sync}")
     run = tmp_path / "runs" / "servers-1"
     assert rollouts(run, "uid", "sample", "token_ids") == rollouts(there, "uid", "sample", "token_ids")
     a, b = (load_file(folder / "final" / "model.safetensors") for folder in (run, there))
     assert all((a[name] == b[name]).all() for name in a)
-    offers = [body["update_info"]["offer"] for path, body in fake.calls if path == "POST /update_weights"]
+    offers = [body["update_info"][key] for path, body in fake.calls if path == "POST /update_weights"]
     assert [offer["version"] for offer in offers] == [0, 1, 2, 3, 4]
     assert not (run / "weights").exists()
+    told = [body["init_info"] for path, body in fake.calls if path == "POST /init_weight_transfer_engine"]
+    assert not [info["root"] for info in told if Path(info.get("root", "/nowhere")).exists()]
 
 
 def test_a_server_that_cannot_take_a_stream_is_refused(fakes, model, tmp_path, cli):

@@ -73,6 +73,12 @@ def shared(start: Callable[..., Servers], tied: Path) -> Servers:
 
 
 @pytest.fixture(scope="session")
+def sharing(start: Callable[..., Servers], tied: Path) -> Servers:
+    """A server of the tied model that reads its weights out of shared memory."""
+    return start(tied, backend="trew_memory")
+
+
+@pytest.fixture(scope="session")
 def streaming(start: Callable[..., Servers], tied: Path) -> Servers:
     """A server of the tied model that is sent its weights as streams."""
     return start(tied, backend="trew_stream")

@@ -15,7 +15,7 @@ from test_real_faults import engine_core
 from test_real_updates import GAP, gap, version
 
 from trew.errors import EngineError
-from trew.rollout.vllm import handshake, stream
+from trew.rollout.vllm import buckets, handshake, stream
 from trew.rollout.vllm.client import ServerHung
 from vllm_help import House, made
 
@@ -23,7 +23,7 @@ from vllm_help import House, made
 @pytest.fixture
 def house(streaming, tied, tmp_path, monkeypatch) -> Iterator[House]:
     """A policy beside the server, which is sent its weights in several buckets."""
-    monkeypatch.setattr(stream, "BUCKET_BYTES", 1 << 17)
+    monkeypatch.setattr(buckets, "BUCKET_BYTES", 1 << 17)
     found = House(tied, tmp_path, list(streaming.endpoints), [], sync="nccl")
     with contextlib.closing(found.weights):
         yield found
@@ -34,7 +34,7 @@ def test_streamed_weights_are_the_ones_that_are_served(streaming, house, record)
         dtype="float32", vocabulary=house.facts.vocabulary, length=512, backend="trew_stream"
     )  # fmt: skip
     handshake.check(streaming.endpoints[0], fits, root=house.run)
-    assert handshake.no_stream(streaming.endpoints[0], "gloo") == ""
+    assert handshake.refusal(streaming.endpoints[0], stream.introduction("gloo")) == ""
     engine = house.engine()
     gaps, seconds = [gap(house)], []
     for seed in (1, 2, 3):
@@ -44,7 +44,7 @@ def test_streamed_weights_are_the_ones_that_are_served(streaming, house, record)
         house.publish(engine, house.policy.version)
         seconds.append(time.monotonic() - began)
         gaps.append(gap(house))
-    assert len(house.weights.newest.route.buckets) > 3
+    assert len(house.weights.newest.route.filled) > 3
     assert max(gaps) < GAP
     assert len(made(engine)) == 6
     record("stream_gap_max_nats", [float(f"{g:.2g}") for g in gaps])
@@ -66,10 +66,10 @@ def test_a_damaged_bucket_is_refused_and_the_next_update_repairs_it(house):
     before = version(house)
     house.change(seed=5)
     route, canary = house.weights._take(house.policy, house.engine(publish=False))
-    bad = [*route.buckets]
-    bad[2] = dataclasses.replace(bad[2], checksum="0" * 32)
+    bad = [*route.filled]
+    bad[2] = dataclasses.replace(bad[2], bucket=dataclasses.replace(bad[2].bucket, checksum="0" * 32))
     published = dataclasses.replace(
-        house.weights.newest, route=dataclasses.replace(route, buckets=tuple(bad)), canary=canary, version=1
+        house.weights.newest, route=dataclasses.replace(route, filled=tuple(bad)), canary=canary, version=1
     )  # fmt: skip
     with pytest.raises(EngineError, match="bucket 2 is damaged: its checksum is"):
         house.engine(publish=False).update(published)

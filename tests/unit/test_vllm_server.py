@@ -345,6 +345,8 @@ def test_an_environment_that_cannot_serve_is_refused(tmp_path):
         ({"colocate": True}, 1, "cuda:0", "trew_files"),
         ({"sync": "files"}, 1, "cuda:0", "trew_files"),
         ({"sync": "nccl"}, 0, "cpu", "trew_stream"),
+        ({"sync": "ipc"}, 0, "cpu", "trew_memory"),
+        ({"sync": "ipc", "colocate": True}, 1, "cuda:0", "trew_memory"),
     ],
 )
 def test_servers_can_take_weights_by_the_route_of_the_run(tmp_path, cluster, gpus, device, expected):

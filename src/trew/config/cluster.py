@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ..utils.addresses import ACCEPTS, split_address
+from ..utils.addresses import ACCEPTS, is_local, split_address
 from .schema import ClusterConfig
 
 _MODEL = "a server has the run's model"
@@ -93,6 +93,14 @@ def _route(cluster: ClusterConfig) -> Iterator[str]:
             "cluster.sync: got 'nccl' with cluster.colocate = true; NCCL connects different GPUs, and the learner has "
             "left its own when servers wake: set cluster.sync = 'files'"
         )
+    if cluster.sync == "ipc":
+        found = [(text, split_address(text)) for text in cluster.endpoints]
+        if elsewhere := [text for text, address in found if address is not None and not is_local(*address)]:
+            yield (
+                f"cluster.sync: got 'ipc' with {elsewhere[0]!r} in cluster.endpoints; only servers on the host of "
+                "rank 0 see its memory: set cluster.sync = 'files' or 'nccl', or name a server on this host by "
+                "127.0.0.1 or its socket"
+            )
 
 
 def _endpoints(cluster: ClusterConfig) -> Iterator[str]:

@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import functools
 import os
-from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,6 @@ from ..diagnostics.health import Facts, Health
 from ..diagnostics.monitors import Monitors
 from ..distributed import Ranks
 from ..distributed.orders import BroadcastRollouts, DealtEngine, Held, Orders
-from ..errors import ConfigError
 from ..learner import Learner
 from ..learner.placement import Placement
 from ..models import loading
@@ -47,10 +45,8 @@ from .program import Timetable
 from .team import Team, Together
 
 if TYPE_CHECKING:
-    from ..rollout.vllm.endpoint import Endpoint
     from ..rollout.vllm.ray_servers import RayServers
     from ..rollout.vllm.server import Servers
-    from ..weights.publisher import Publisher
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,12 +261,13 @@ def _on_servers(
     from ..rollout.vllm import handshake, remote
     from ..rollout.vllm.endpoint import Endpoint
     from ..rollout.vllm.engine import VllmEngine
+    from ..weights import choose
 
     cluster, facts = plan.config.cluster, facts_of(made.model)
     token = os.environ.get("TREW_SERVER_TOKEN", "")
     endpoints = tuple(Endpoint.parse(address, token) for address in cluster.endpoints)
     restart = stop = None
-    backend = "trew_stream" if cluster.sync == "nccl" else "trew_files"
+    backend = handshake.ENGINES[cluster.sync]
     if endpoints:
         lives = [found and found.life for found in (remote.wait_for(e, tell=display.line) for e in endpoints)]
         restart = remote.Returns(endpoints, lives) if any(lives) else None
@@ -285,7 +282,7 @@ def _on_servers(
         backend=backend,
     )  # fmt: skip
     for endpoint in endpoints:
-        handshake.check(endpoint, expected, root=folder.folder.resolve())
+        handshake.check(endpoint, expected, root=choose.folder_of(backend, folder.folder))
 
     def tell(text: str) -> None:
         display.warn(text)
@@ -295,7 +292,10 @@ def _on_servers(
         endpoints, plan.renderer, facts=facts, request_timeout_s=cluster.request_timeout_s,
         sync_timeout_s=cluster.sync_timeout_s, in_flight=cluster.in_flight, restart=restart, stop=stop, tell=tell,
     )  # fmt: skip
-    weights = _publisher(plan, made, folder, endpoints, backend=backend, tell=tell)
+    weights = choose.publisher(
+        plan.config, device=plan.device, model=made.model.config, facts=facts, run=folder.folder, endpoints=endpoints,
+        backend=backend, tell=tell,
+    )  # fmt: skip
     ending.callback(weights.close)
     if not cluster.colocate:
         return engine, weights
@@ -303,30 +303,3 @@ def _on_servers(
 
     meet = (lambda: None) if orders is None else functools.partial(orders.ranks.gather, None)
     return engine, TurnsOfWeights(weights, made.placement, meet)
-
-
-def _publisher(
-    plan: Plan, made: Parts, folder: RunFolder, endpoints: Sequence[Endpoint], *, backend: str,
-    tell: Callable[[str], None],
-) -> Publisher:  # fmt: skip
-    """The route of the weights to servers, which were started with ``backend``: streams where all of them can receive
-    these, otherwise files. Raises ConfigError where the recipe asks for streams that cannot be received."""
-    from ..rollout.vllm import handshake
-    from ..rollout.vllm.stream import backend_of
-    from ..weights.files import PublishedFiles, version_size
-    from ..weights.stream import PublishedStream
-
-    dtype, facts = plan.config.learner.dtype, facts_of(made.model)
-    if backend == "trew_stream":
-        stream = PublishedStream(
-            dtype=dtype, device=plan.device, vocabulary=facts.vocabulary, positions=facts.positions
-        )  # fmt: skip
-        if not (why := next(filter(None, (handshake.no_stream(e, backend_of(plan.device)) for e in endpoints)), "")):
-            return stream
-        if plan.config.cluster.sync == "nccl":
-            raise ConfigError(f"cluster.sync: got 'nccl', but {why}")
-        tell(f"weights are published as files: {why}")
-    return PublishedFiles(
-        folder.folder, dtype=dtype, size=version_size(made.model.config, dtype), vocabulary=facts.vocabulary,
-        positions=facts.positions,
-    )  # fmt: skip

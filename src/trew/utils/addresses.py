@@ -27,3 +27,12 @@ def split_address(text: str) -> tuple[str, str] | None:
     if parts.scheme not in ("http", "https") or not parts.hostname or port is None or not plain:
         return None
     return f"{parts.scheme}://{parts.netloc}", ""
+
+
+def is_local(url: str, socket: str | None) -> bool:
+    """Whether a server is on this machine, by its address.
+
+    >>> is_local("http://localhost:80", None), is_local("http://localhost", "/a"), is_local("http://10.0.0.1:80", None)
+    (True, True, False)
+    """
+    return bool(socket) or urlsplit(url).hostname in ("127.0.0.1", "localhost", "::1")

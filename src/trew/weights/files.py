@@ -10,25 +10,22 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import shutil
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from ..errors import StorageError
 from ..learner import Policy
 from ..models import loading
 from ..rollout.vllm.engine import VllmEngine
 from ..rollout.vllm.environment import FORMAT
 from ..rollout.vllm.routes import Files
 from ..rollout.vllm.update import Canary
+from .folders import name_of, new_version
 from .places import Place, place_for
 from .publisher import Publisher
 
@@ -38,12 +35,8 @@ if TYPE_CHECKING:
 SHARD_BYTES = 64 << 20
 """The size of a file: tensors that are converted on the way are in memory twice until their file is written, and files
 are hashed side by side, here while others are written."""
-HEADERS = 1 << 20
-"""Room for what a version's files have besides tensors."""
 HASHERS = 4
 """Threads that hash files, at most."""
-KEPT = 2
-"""Versions that stay: one is in use while the next is written."""
 
 
 class PublishedFiles(Publisher):
@@ -66,52 +59,28 @@ class PublishedFiles(Publisher):
         if self._place is None:
             local = all(server.endpoint.local for server in engine.servers)
             self._place = place_for(self.run, size=self.size, local=local)
-        root = self._place.folder
-        name = f"{policy.version:06d}"
-        work = root / f".partial-{name}"
-        try:
+        with new_version(self._place, policy.version, self.size) as folder:
             with ThreadPoolExecutor(HASHERS, thread_name_prefix="trew-files") as threads:
-                removed = threads.submit(_remove_old, root)
-                if shutil.disk_usage(root).free < self.size + HEADERS:
-                    removed.result()
-                _require_room(root, self.size, version=policy.version)
-                shutil.rmtree(work, ignore_errors=True)
-                work.mkdir()
-                files, known = _save(policy.weights(), work, dtype, threads)
+                files, known = _save(policy.weights(), folder, dtype, threads)
             canary = self._canary(policy)
             told = {"ids": canary.ids, "logprobs": canary.logprobs}
             text = json.dumps(
                 {"format": FORMAT, "version": policy.version, "files": files, "tensors": known, "canary": told}
             ).encode()
-            (work / "manifest.json").write_bytes(text)
-            if self._place.shared:
-                _to_disk(work)
-            shutil.rmtree(root / name, ignore_errors=True)
-            work.rename(root / name)
-        except (OSError, SafetensorError) as error:
-            shutil.rmtree(work, ignore_errors=True)
-            raise StorageError(
-                f"{root}: weights of version {policy.version}, {_mib(self.size)}, cannot be written: "
-                f"{getattr(error, 'strerror', None) or error}; free some space there, or put out on another disk"
-            ) from None
-        return Files(root, name, hashlib.sha256(text).hexdigest()), canary
+            (folder / "manifest.json").write_bytes(text)
+        digest = hashlib.sha256(text).hexdigest()
+        return Files(self._place.folder, name_of(policy.version), digest), canary
 
 
 def version_size(config: PreTrainedConfig, dtype: str) -> int:
     """Bytes of one published version of a model: all tensors of its state, tied ones under both names."""
     low = getattr(torch, dtype)
-    return sum(t.numel() * stored(t, low).itemsize for t in loading.skeleton(config).state_dict().values())
+    return sum(t.numel() * published_dtype(t, low).itemsize for t in loading.skeleton(config).state_dict().values())
 
 
-def stored(tensor: Tensor, dtype: torch.dtype) -> torch.dtype:
+def published_dtype(tensor: Tensor, dtype: torch.dtype) -> torch.dtype:
     """The type that a tensor is published in, where floating-point numbers have ``dtype``."""
     return dtype if tensor.is_floating_point() else tensor.dtype
-
-
-def _remove_old(root: Path) -> None:
-    versions = sorted(path for path in root.iterdir() if path.name.isdecimal())
-    for path in versions[: -(KEPT - 1)]:
-        shutil.rmtree(path, ignore_errors=True)
 
 
 def _save(
@@ -140,7 +109,7 @@ def _shards(tensors: Iterable[tuple[str, Tensor]], dtype: torch.dtype) -> Iterat
     memory: set[int] = set()
     size = 0
     for name, tensor in tensors:
-        made = tensor.detach().to("cpu", stored(tensor, dtype)).contiguous()
+        made = tensor.detach().to("cpu", published_dtype(tensor, dtype)).contiguous()
         if made.data_ptr() in memory:  # a file cannot hold tensors that share memory
             made = made.clone()
         if part and size + made.nbytes > SHARD_BYTES:
@@ -151,27 +120,3 @@ def _shards(tensors: Iterable[tuple[str, Tensor]], dtype: torch.dtype) -> Iterat
         size += made.nbytes
     if part:
         yield part
-
-
-def _require_room(root: Path, size: int, *, version: int) -> None:
-    free = shutil.disk_usage(root).free
-    needed = size + HEADERS
-    if free < needed:
-        raise StorageError(
-            f"{root}: weights of version {version} need {_mib(needed)}, {_mib(free)} are free; free some space there, "
-            "or put out on another disk. No server was paused"
-        )
-
-
-def _to_disk(folder: Path) -> None:
-    """Other machines must not see a name before the content."""
-    for path in (*folder.iterdir(), folder):
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-
-def _mib(size: int) -> str:
-    return f"{size / (1 << 20):,.1f} MiB"

@@ -9,10 +9,12 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from ..errors import StorageError
 from ..utils.memory import free_bytes
 
 SHARED_MEMORY = Path("/dev/shm")
 PREFIX = "trew-"
+MIB = 1 << 20
 VERSIONS = 3
 """Versions that must fit: the two that are kept, and the one that is being written."""
 
@@ -41,6 +43,23 @@ def place_for(run: Path, *, size: int, local: bool) -> Place:
     shutil.rmtree(folder, ignore_errors=True)  # of a process that was killed: this one holds the run's lock
     folder.mkdir(parents=True)
     return Place(folder, shared=True)
+
+
+def in_shared_memory(size: int) -> Place:
+    """A new place in shared memory for versions of ``size`` bytes. Raises StorageError if two do not fit there, the
+    one that is in use and the next."""
+    try:
+        if (room := shutil.disk_usage(SHARED_MEMORY).free) < 2 * size:
+            raise StorageError(
+                f"cluster.sync: got 'ipc', which keeps two versions of {size / MIB:,.1f} MiB in {SHARED_MEMORY}, where "
+                f"{room / MIB:,.1f} MiB are free; make it larger (docker run --shm-size), or set cluster.sync = 'files'"
+            )
+        return _in_memory(SHARED_MEMORY)
+    except OSError as error:
+        raise StorageError(
+            f"cluster.sync: got 'ipc', but {SHARED_MEMORY} cannot be used: {error.strerror or error}; set cluster.sync "
+            "= 'files'"
+        ) from None
 
 
 def _fits(memory: Path, size: int) -> bool:

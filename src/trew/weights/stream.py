@@ -5,10 +5,11 @@ from __future__ import annotations
 import torch
 
 from ..learner import Policy
+from ..rollout.vllm.buckets import fill
 from ..rollout.vllm.engine import VllmEngine
-from ..rollout.vllm.stream import Stream, pack
+from ..rollout.vllm.stream import Stream
 from ..rollout.vllm.update import Canary
-from .files import stored
+from .files import published_dtype
 from .publisher import Publisher
 
 
@@ -22,5 +23,5 @@ class PublishedStream(Publisher):
 
     def _take(self, policy: Policy, engine: VllmEngine) -> tuple[Stream, Canary]:
         dtype = getattr(torch, self.dtype)
-        buckets = tuple(pack(policy.weights(), lambda tensor: stored(tensor, dtype)))
-        return Stream(policy.version, buckets, self.device), self._canary(policy)
+        filled = tuple(fill(policy.weights(), lambda tensor: published_dtype(tensor, dtype)))
+        return Stream(policy.version, filled, self.device), self._canary(policy)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ...errors import ConfigError
-from ...utils.addresses import ACCEPTS, split_address
+from ...utils.addresses import ACCEPTS, is_local, split_address
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +34,7 @@ class Endpoint:
     @property
     def local(self) -> bool:
         """Whether the server runs on this machine, and so sees its files."""
-        host = self.url.rpartition("://")[2].rpartition(":")[0]
-        return self.socket is not None or host in ("127.0.0.1", "localhost", "[::1]")
+        return is_local(self.url, str(self.socket or ""))
 
     def __str__(self) -> str:
         return self.url if self.socket is None else f"unix:{self.socket}"

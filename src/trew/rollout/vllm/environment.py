@@ -21,6 +21,8 @@ from typing import Any
 
 from ...errors import ConfigError, EngineError, StorageError
 from ...models.default import cache_folder
+from .plugin.trew_vllm import __version__ as plugin_version
+from .plugin.trew_vllm.published import FORMAT
 
 GIB = 2**30
 SERIES = ("0.30", "0.31", "0.32", "0.33")
@@ -29,8 +31,6 @@ TESTED = "0.32.0"
 """The version that the tests have run, as its CPU build."""
 PLUGIN = Path(__file__).parent / "plugin"
 """The source of trew-vllm, which is installed beside vLLM."""
-FORMAT = 1
-"""The format in which trew publishes versions, of manifests and of streams: trew-vllm's ``published.FORMAT``."""
 CPU_WHEELS = "https://download.pytorch.org/whl/cpu"
 OPTIONAL = ("torchvision", "torchaudio", "torchcodec")
 """What vLLM requires for pictures and sound. A build of these that does not fit torch's keeps vLLM from starting;
@@ -96,11 +96,23 @@ class Environment:
             found.append(Problem("vllm", f"is not installed in {self.python}", make))
         elif not supported(self.vllm):
             found.append(Problem("vllm", f"{self.vllm} is not supported; accepts {accepts()}", make))
-        if self.format != FORMAT:
-            there = f"format {self.format}" if self.versions["trew-vllm"] else "not installed"
-            says = f"{there} in {self.python}, this trew publishes weights in format {FORMAT}"
+        if says := self._of_plugin():
             found.append(Problem("trew-vllm", says, f"trew cluster install-plugin {self.python}"))
         return found
+
+    def _of_plugin(self) -> str:
+        """What is wrong with trew-vllm; empty if nothing is."""
+        there = self.versions["trew-vllm"]
+        if self.format != FORMAT:
+            has = f"format {self.format}" if there else "not installed"
+            return f"{has} in {self.python}, this trew publishes weights in format {FORMAT}"
+        if _numbers(there) < _numbers(plugin_version):
+            return f"{there} in {self.python}, this trew needs {plugin_version}"
+        return ""
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(part) for part in re.findall(r"[0-9]+", version)]
 
 
 def accepts() -> str:

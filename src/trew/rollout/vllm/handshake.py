@@ -14,7 +14,6 @@ from . import environment
 from .client import ServerRefused, call
 from .endpoint import Endpoint
 from .routes import prepare
-from .stream import introduction
 
 ROUTES = (
     "/inference/v1/generate", "/health", "/pause", "/resume", "/init_weight_transfer_engine", "/start_weight_update",
@@ -27,12 +26,18 @@ STREAM_ROUTES = ("/get_world_size",)
 """The same of servers that are sent weights as streams."""
 SETTINGS = {"logprobs_mode": "processed_logprobs", "generation_config": "vllm"}
 """Of vLLM's model_config: log-probs are of the sampling distribution, and no default comes from the model's files."""
-BACKENDS = {"trew_files": ("trew_files", "trew_stream"), "trew_stream": ("trew_stream",)}
-"""Weight transfer engines of trew-vllm: which of them can do what another is needed for."""
+ENGINES = {"auto": "trew_files", "files": "trew_files", "nccl": "trew_stream", "ipc": "trew_memory"}
+"""The weight transfer engine of trew-vllm that cluster.sync needs, of servers whose GPUs are not known."""
 SECONDS = 120.0
 """Limit of each question: the first look at a server's settings also collects facts about its machine."""
 _NO_FOLDER = "accepts the absolute path of a folder on this host"
 """How trew-vllm refuses a root that is none."""
+_NOT_SEEN = {
+    "trew_files": "does not see the folder {}, and weights reach it as files; put the run (out) on a file system that "
+    "the server's machine shares under the same path, readable for the server's user",
+    "trew_memory": "does not see {} of rank 0's host, and with cluster.sync = 'ipc' weights reach it there; it runs on "
+    "another host or in a container of its own: set cluster.sync = 'files' or 'nccl'",
+}
 _START = (
     "start it with VLLM_SERVER_DEV_MODE=1 in its environment and the options --enable-scale-out --logprobs-mode "
     'processed_logprobs --generation-config vllm --weight-transfer-config \'{"backend": "BACKEND"}\''
@@ -58,7 +63,8 @@ class Expected:
 
 
 def check(endpoint: Endpoint, expected: Expected, *, root: Path) -> None:
-    """Asks a server whether it fits. ``root`` is where versions of the weights will be published.
+    """Asks a server whether it fits. ``root`` is the folder below which versions of the weights will be published, as
+    files or as segments of shared memory.
 
     Raises ConfigError with every problem, each with what the server has and what is needed; ServerGone where it does
     not answer."""
@@ -78,8 +84,8 @@ def _problems(endpoint: Endpoint, expected: Expected, root: Path) -> Iterator[st
     if "/server_info" not in missing:
         config = _ask(endpoint, "/server_info", config_format="json").get("vllm_config", {})
         yield from _of_settings(config, expected)
-    if "/init_weight_transfer_engine" not in missing and expected.backend == "trew_files":
-        yield from _of_format(endpoint, root, needed=expected.backend == "trew_files")
+    if "/init_weight_transfer_engine" not in missing and expected.backend != "trew_stream":
+        yield from _of_folder(endpoint, root, expected.backend)
 
 
 def _ask(endpoint: Endpoint, route: str, **params: str) -> Mapping[str, Any]:
@@ -95,7 +101,7 @@ def _of_settings(config: Mapping[str, Any], expected: Expected) -> Iterator[str]
         if (got := model.get(key)) not in (None, want):
             yield f"has {key} = {got!r}, needs {want!r}; {expected.start}"
     backend = (config.get("weight_transfer_config") or {}).get("backend")
-    if backend not in BACKENDS[expected.backend]:
+    if backend not in ({*ENGINES.values()} if expected.backend == "trew_files" else {expected.backend}):
         yield f"has the weight transfer backend {backend!r}, needs {expected.backend!r}; {expected.start}"
     dtype = str(model.get("dtype")).removeprefix("torch.")
     if dtype not in ("None", expected.dtype):
@@ -123,26 +129,18 @@ def _vocabulary(folder: object) -> int | None:
         return None
 
 
-def _of_format(endpoint: Endpoint, root: Path, *, needed: bool) -> Iterator[str]:
-    """Whether it reads what is published and, where that is ``needed``, sees the folder: a new one below ``root``,
-    which nobody can guess, so that another machine's folder of the same path does not pass for it."""
+def _of_folder(endpoint: Endpoint, root: Path, backend: str) -> Iterator[str]:
+    """Whether it reads this format and sees ``root``: it is shown a new folder there, which nobody can guess, so that
+    another machine's folder of the same path does not pass for it."""
     with tempfile.TemporaryDirectory(prefix=".seen-", dir=root) as folder:
-        try:
-            prepare(endpoint, "handshake", {"root": folder, "format": environment.FORMAT}, timeout_s=SECONDS)
-        except ServerRefused as error:
-            if _NO_FOLDER not in str(error):
-                yield f"cannot be given weights: {error}"
-            elif needed:
-                yield (
-                    f"does not see the folder {root}, and weights reach it as files; put the run (out) on a file "
-                    "system that the server's machine shares under the same path, readable for the server's user"
-                )
+        if says := refusal(endpoint, {"root": folder, "format": environment.FORMAT}):
+            yield f"cannot be given weights: {says}" if _NO_FOLDER not in says else _NOT_SEEN[backend].format(root)
 
 
-def no_stream(endpoint: Endpoint, backend: str) -> str:
-    """Why a server cannot receive a stream of this process, in its own words; empty where it can."""
+def refusal(endpoint: Endpoint, introduction: Mapping[str, object]) -> str:
+    """Why a server cannot take weights that are introduced like this, in its own words; empty if it can."""
     try:
-        prepare(endpoint, "handshake", introduction(backend), timeout_s=SECONDS)
+        prepare(endpoint, "handshake", introduction, timeout_s=SECONDS)
     except ServerRefused as error:
         return str(error)
     return ""

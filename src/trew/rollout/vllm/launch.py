@@ -16,6 +16,7 @@ from ...config.cluster import option_name
 from ...errors import ConfigError
 from ...utils.memory import free_bytes
 from . import environment
+from .handshake import ENGINES
 from .server import Options, Servers
 
 GIB = 2**30
@@ -45,11 +46,11 @@ def servers(config: Config, *, model: Path, device: str, folder: Path) -> Server
 
 
 def backend(config: Config, *, gpus: int, device: str) -> str:
-    """The engine of trew-vllm that servers are started with: for streams where they are asked for, and, if the route is
-    open, where learner and servers have GPUs of their own. It takes files as well."""
+    """The engine of trew-vllm that servers are started with: that of cluster.sync; with ``auto``, the one for streams
+    if learner and servers have GPUs of their own. All of them take files as well."""
     cluster = config.cluster
     apart = gpus > 0 and device.startswith("cuda") and not cluster.colocate
-    return "trew_stream" if cluster.sync == "nccl" or (cluster.sync == "auto" and apart) else "trew_files"
+    return ENGINES["nccl"] if cluster.sync == "auto" and apart else ENGINES[cluster.sync]
 
 
 def options(config: Config, *, python: Path, model: Path, gpus: int) -> Options:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -40,11 +41,11 @@ class Files:
         call(endpoint, "POST", "/update_weights", what=f"{what}: updating", timeout_s=timeout_s, body=info)
 
 
-def prepare(endpoint: Endpoint, what: str, info: dict[str, object], *, timeout_s: float) -> None:
+def prepare(endpoint: Endpoint, what: str, info: Mapping[str, object], *, timeout_s: float) -> None:
     """Tells a server how weights will come. Raises ServerRefused where it cannot take them that way."""
     call(
         endpoint, "POST", "/init_weight_transfer_engine", what=f"{what}: preparing",
-        timeout_s=min(QUICK_S, timeout_s), body={"init_info": info},
+        timeout_s=min(QUICK_S, timeout_s), body={"init_info": dict(info)},
     )  # fmt: skip
 
 

@@ -18,7 +18,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
@@ -29,84 +29,15 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ...errors import EngineError
+from .buckets import Filled
 from .client import ServerHung, call
 from .endpoint import Endpoint
 from .environment import FORMAT
+from .plugin.trew_vllm import groups
 from .routes import QUICK_S, prepare, start
 
-BUCKET_BYTES = 64 << 20
-"""Tensors are sent together up to this size; one that is larger is a bucket by itself."""
-PIECE_BYTES = 256 << 20
-"""Bytes of one broadcast, at most."""
-ALIGN = 16
-"""Each tensor of a bucket begins at a multiple of this."""
-_WORDS = 1 << 20  # of which a checksum is computed at a time: it takes five times their memory
 _LOOK_S = 0.01
 _GRACE_S = 10.0  # for a server to say why a stream broke off
-
-
-@dataclass(frozen=True, slots=True)
-class Bucket:
-    """Tensors side by side, as bytes in CPU memory: name, type and shape of each in their order."""
-
-    data: Tensor
-    tensors: tuple[tuple[str, str, tuple[int, ...]], ...]
-    checksum: str
-
-    def told(self) -> dict[str, Any]:
-        """What the server is told of it beforehand."""
-        rows = [{"name": name, "dtype": dtype, "shape": list(shape)} for name, dtype, shape in self.tensors]
-        return {"bytes": self.data.numel(), "checksum": self.checksum, "tensors": rows}
-
-
-def pack(tensors: Iterable[tuple[str, Tensor]], stored: Callable[[Tensor], torch.dtype]) -> Iterator[Bucket]:
-    """Copies tensors, in the types that ``stored`` gives, into buckets. A tensor that comes under two names is in them
-    twice."""
-    part: list[tuple[str, Tensor]] = []
-    size = 0
-    for name, tensor in tensors:
-        length = _padded(tensor.numel() * stored(tensor).itemsize)
-        if part and size + length > BUCKET_BYTES:
-            yield _packed(part, size, stored)
-            part, size = [], 0
-        part.append((name, tensor.detach()))
-        size += length
-    if part:
-        yield _packed(part, size, stored)
-
-
-def _packed(part: Sequence[tuple[str, Tensor]], size: int, stored: Callable[[Tensor], torch.dtype]) -> Bucket:
-    data = torch.empty(size, dtype=torch.uint8)
-    rows, at = [], 0
-    for name, tensor in part:
-        dtype = stored(tensor)
-        length = tensor.numel() * dtype.itemsize
-        data[at : at + length].view(dtype).view(tensor.shape).copy_(tensor)
-        data[at + length : at + _padded(length)] = 0
-        rows.append((name, str(dtype).removeprefix("torch."), tuple(tensor.shape)))
-        at += _padded(length)
-    return Bucket(data, tuple(rows), checksum(data))
-
-
-def _padded(size: int) -> int:
-    return -(-size // ALIGN) * ALIGN
-
-
-def checksum(data: Tensor) -> str:
-    """Two sums over the 32-bit words w_i of a bucket, modulo 2^64: of w_i, and of i w_i. Integers, so that the order
-    of summation does not matter and every device computes the same. A word that has changed changes the first; words
-    that have changed places, the second. No protection against intent.
-
-    >>> checksum(torch.arange(16, dtype=torch.uint8)) != checksum(torch.arange(16, dtype=torch.uint8).flip(0))
-    True
-    """
-    plain = weighted = 0
-    for number, part in enumerate(data.view(torch.int32).split(_WORDS)):
-        words = part.to(torch.int64)
-        total = int(words.sum())
-        plain += total
-        weighted += number * _WORDS * total + int((words * torch.arange(len(words), device=words.device)).sum())
-    return f"{plain % 2**64:016x}{weighted % 2**64:016x}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +45,7 @@ class Stream:
     """A version's buckets on their way to servers. ``device``: a GPU, which NCCL sends from, or the CPU, with gloo."""
 
     version: int
-    buckets: tuple[Bucket, ...]
+    filled: tuple[Filled, ...]
     device: str
 
     @property
@@ -130,12 +61,13 @@ class Stream:
             meeting = _Meeting(own_address(endpoint), size, until)
         except (OSError, RuntimeError) as error:
             raise EngineError(
-                f"server {endpoint}: {what}: cannot listen for it: {_line(error)}; set cluster.sync = 'files'"
+                f"server {endpoint}: {what}: cannot listen for it: {groups.first_line(error)}; "
+                "set cluster.sync = 'files'"
             ) from None
         offer = {
             "format": FORMAT, "version": self.version, "backend": self.backend, "torch": torch.__version__,
             "address": meeting.address, "port": meeting.store.port, "key": meeting.key, "size": size,
-            "seconds": timeout_s, "buckets": [bucket.told() for bucket in self.buckets],
+            "seconds": timeout_s, "buckets": [each.bucket.table() for each in self.filled],
         }  # fmt: skip
         answer = _asked(
             lambda: call(
@@ -149,7 +81,7 @@ class Stream:
         except RuntimeError as error:  # c10d's own
             meeting.close()  # so that the server notices, too
             hint = "cluster.sync = 'files' needs no process group"
-            _explain(answer, f"server {endpoint}: {what}: the stream broke off: {_line(error)}; {hint}")
+            _explain(answer, f"server {endpoint}: {what}: the stream broke off: {groups.first_line(error)}; {hint}")
         except TimeoutError:
             raise ServerHung(f"server {endpoint}: {what}: did not take the weights within {timeout_s:g} s") from None
         finally:
@@ -161,8 +93,8 @@ class Stream:
 
     def _send(self, meeting: _Meeting) -> None:
         meeting.join(self.backend)
-        for bucket in self.buckets:
-            for piece in bucket.data.to(self.device).split(PIECE_BYTES):
+        for each in self.filled:
+            for piece in each.data.to(self.device).split(groups.PIECE_BYTES):
                 meeting.send(piece)
 
 
@@ -206,10 +138,6 @@ def _explain(answer: Future[Any], said: str) -> None:
     raise ServerHung(said) from None
 
 
-def _line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0][:300] if str(error).strip() else type(error).__name__
-
-
 class _Meeting:
     """Where this process, rank 0, and a server's workers find each other: a store on a free port of ``address``."""
 
@@ -241,7 +169,13 @@ class _Meeting:
 
     def join(self, backend: str) -> None:
         """Makes the group of all that are there."""
-        self._group = self._made(backend)
+        # NCCL's watchdog would end this process, not only the group: it gets longer than any wait here.
+        limit = self.left() * (4 if backend == "nccl" else 1)
+        with _quiet_watchdog():
+            self._group = groups.join(
+                dist.PrefixStore(self.key, self.store), rank=0, size=self._size, backend=backend, address=self.address,
+                timeout=limit,
+            )  # fmt: skip
 
     def send(self, piece: Tensor) -> None:
         """Returns when the workers have these bytes."""
@@ -251,19 +185,6 @@ class _Meeting:
     def close(self) -> None:
         """Gives the group up. A worker that still waits for something gets an error."""
         self._group = None
-
-    def _made(self, backend: str) -> Any:
-        store = dist.PrefixStore(self.key, self.store)
-        if backend == "gloo":
-            options = dist.ProcessGroupGloo._Options()  # pyright: ignore[reportAttributeAccessIssue]
-            options._devices = [dist.ProcessGroupGloo.create_device(hostname=self.address)]
-            options._timeout = self.left()
-            return dist.ProcessGroupGloo(store, 0, self._size, options)
-        nccl = dist.ProcessGroupNCCL.Options()
-        # Longer than any wait of ours: NCCL's watchdog would end this process, not only the group.
-        nccl._timeout = 4 * self.left()
-        with _quiet_watchdog():
-            return dist.ProcessGroupNCCL(store, 0, self._size, nccl)
 
 
 @contextlib.contextmanager
@@ -287,10 +208,7 @@ def own_address(endpoint: Endpoint) -> str:
     if endpoint.local:
         return "127.0.0.1"
     parts = urlsplit(endpoint.url)
-    family, kind, _, _, address = socket.getaddrinfo(parts.hostname, parts.port or 80, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, kind) as probe:  # sends nothing
-        probe.connect(address)
-        return str(probe.getsockname()[0])
+    return groups.own_address(str(parts.hostname), parts.port or 80)
 
 
 def _family(address: str) -> socket.AddressFamily:

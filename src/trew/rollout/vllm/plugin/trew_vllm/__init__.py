@@ -1,8 +1,8 @@
-"""Registers the weight transfer engines ``trew_files`` and ``trew_stream`` in every process of vLLM."""
+"""Registers trew's weight transfer engines in every process of vLLM."""
 
-__version__ = "1.1"
+__version__ = "1.2"
 
-ENGINES = {"trew_files": "FilesEngine", "trew_stream": "StreamEngine"}
+ENGINES = {"trew_files": "FilesEngine", "trew_stream": "StreamEngine", "trew_memory": "MemoryEngine"}
 
 
 def register() -> None:

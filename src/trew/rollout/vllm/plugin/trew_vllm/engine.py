@@ -1,4 +1,4 @@
-"""``FilesEngine`` and ``StreamEngine``: vLLM's side of published weights. Imported inside vLLM only."""
+"""vLLM's side of published weights: files, streams, shared memory. Imported inside vLLM only."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from vllm.model_executor.model_loader.reload.layerwise import (  # pyright: igno
     get_layerwise_info,
 )
 
-from . import published, stream
+from . import memory, published, stream
 
 
 @dataclass
@@ -166,8 +166,58 @@ class StreamEngine(FilesEngine):
         with contextlib.closing(stream.Receiver(offer, rank=rank, device=self.device)) as receiver:
             tensors = receiver.tensors()
             self._load(tensors)
-            for _ in tensors:  # what the model has no use for is sent all the same
+            for _ in tensors:  # the trainer also sends what the model has no use for
                 pass
+        self.loaded = published.Version(Path(), "", offer.version, (), offer.tensors)
+
+
+@dataclass
+class MemoryInit(WeightTransferInitInfo):
+    """``root`` has the segments, and is as in :class:`Init`; ``gpu``: the UUID of the GPU that weights are on."""
+
+    format: int
+    root: str = ""
+    gpu: str = ""
+
+
+@dataclass
+class MemoryUpdate(WeightTransferUpdateInfo):
+    """``memory``: a version in shared memory, see :mod:`trew_vllm.memory`. Otherwise files, as in :class:`Update`."""
+
+    memory: dict[str, Any] | None = None
+    folder: str = ""
+    manifest_sha256: str = ""
+
+
+class MemoryEngine(FilesEngine):
+    """Loads versions out of the trainer's memory, and files too. Everything is verified before the model is touched,
+    and nothing stays mapped afterwards."""
+
+    init_info_cls, update_info_cls = MemoryInit, MemoryUpdate
+
+    def init_transfer_engine(self, init_info: MemoryInit) -> None:
+        """Checks that this process can open the trainer's memory."""
+        if init_info.gpu:
+            published.check_format(init_info.format)
+            memory.check_gpu(init_info.gpu, self.device)
+        else:
+            super().init_transfer_engine(Init(init_info.root, init_info.format))
+
+    def receive_weights(self, update_info: MemoryUpdate) -> None:
+        """Maps a version, verifies and loads it, and lets go of it."""
+        if update_info.memory is None:
+            super().receive_weights(Update(update_info.folder, update_info.manifest_sha256))
+            return
+        try:
+            if self.loaded is not None:
+                raise published.Refused(f"version {self.loaded.number} was not finished; start a new update")
+            offer = memory.read(update_info.memory, self.device)
+            self._check_model(offer.tensors)
+        except BaseException:
+            memory.release(update_info.memory.get("handles") or ())
+            raise
+        with contextlib.closing(memory.Mapped(offer, root=self.root, device=self.device)) as mapped:
+            self._load(mapped.tensors())
         self.loaded = published.Version(Path(), "", offer.version, (), offer.tensors)
 
 

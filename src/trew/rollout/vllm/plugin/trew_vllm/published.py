@@ -103,7 +103,7 @@ def _label(path: Path) -> str:
 
 
 def _manifest(path: Path, digest: str) -> dict[str, Any]:
-    with _open(path) as file:
+    with open_file(path) as file:
         text = file.read(MANIFEST_BYTES + 1)
     if len(text) > MANIFEST_BYTES:
         raise Refused(f"{_label(path)} is larger than {MANIFEST_BYTES} bytes")
@@ -137,7 +137,7 @@ def _verified(place: Path, name: str, expected: Mapping[str, Any]) -> dict[str, 
     if not _FILE.fullmatch(name):
         raise Refused(f"{MANIFEST}: {name!r} is not the name of a safetensors file")
     path = place / name
-    with _open(path) as file:
+    with open_file(path) as file:
         size = os.fstat(file.fileno()).st_size
         if size != expected.get("size"):
             raise Refused(f"{_label(path)} is half written or damaged: {size} bytes, expected {expected.get('size')}")
@@ -147,8 +147,8 @@ def _verified(place: Path, name: str, expected: Mapping[str, Any]) -> dict[str, 
         return header(file, path)
 
 
-def _open(path: Path) -> BinaryIO:
-    """Opens a regular file that is no link."""
+def open_file(path: Path) -> BinaryIO:
+    """Opens a regular file that is no link. Raises Refused where there is none."""
     try:
         file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb")
     except OSError as error:

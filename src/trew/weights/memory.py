@@ -1,0 +1,71 @@
+"""Publishes weights in memory that servers on this host read: segments of host memory, or blocks on a shared GPU."""
+
+from __future__ import annotations
+
+import torch
+
+from ..learner import Policy
+from ..rollout.vllm.buckets import fill
+from ..rollout.vllm.engine import VllmEngine
+from ..rollout.vllm.memory import OnGpu, Segments, gpu_of, segment, segment_name
+from ..rollout.vllm.update import Canary
+from .files import published_dtype
+from .folders import name_of, new_version
+from .places import Place, in_shared_memory
+from .publisher import Publisher
+
+
+class PublishedSegments(Publisher):
+    """Keeps the two newest versions in shared memory. ``size``: bytes of a version (:func:`.version_size`)."""
+
+    def __init__(self, *, dtype: str, size: int, vocabulary: int, positions: int | None) -> None:
+        super().__init__(dtype=dtype, vocabulary=vocabulary, positions=positions)
+        self.size = size
+        self._place: Place | None = None
+
+    def close(self) -> None:
+        """Removes all segments. Servers let go of theirs at the end of each update."""
+        super().close()
+        if self._place is not None:
+            self._place.close()
+            self._place = None
+
+    def _take(self, policy: Policy, engine: VllmEngine) -> tuple[Segments, Canary]:
+        dtype = getattr(torch, self.dtype)
+        if self._place is None:
+            self._place = in_shared_memory(self.size)
+        with new_version(self._place, policy.version, self.size) as folder:
+            names = map(segment_name, range(1 << 16))
+            buckets = tuple(
+                filled.bucket
+                for filled in fill(
+                    policy.weights(), lambda tensor: published_dtype(tensor, dtype),
+                    lambda size: segment(folder / next(names), size),
+                )
+            )  # fmt: skip
+            canary = self._canary(policy)
+        return Segments(policy.version, self._place.folder, name_of(policy.version), buckets), canary
+
+
+class PublishedOnGpu(Publisher):
+    """Keeps the newest version on the learner's GPU, ``device``, for servers that have the same one. While it is taken,
+    the one before is there as well: a server may be reading it."""
+
+    def __init__(self, *, dtype: str, device: str, vocabulary: int, positions: int | None) -> None:
+        super().__init__(dtype=dtype, vocabulary=vocabulary, positions=positions)
+        self.device, self.gpu = device, gpu_of(device)
+
+    def close(self) -> None:
+        """Gives up the version; its memory is free once servers have let go of it."""
+        super().close()
+        torch.cuda.ipc_collect()
+
+    def _take(self, policy: Policy, engine: VllmEngine) -> tuple[OnGpu, Canary]:
+        dtype = getattr(torch, self.dtype)
+        filled = tuple(
+            fill(
+                policy.weights(), lambda tensor: published_dtype(tensor, dtype),
+                lambda size: torch.empty(size, dtype=torch.uint8, device=self.device),
+            )
+        )  # fmt: skip
+        return OnGpu(policy.version, self.gpu, filled), self._canary(policy)

@@ -1,0 +1,5 @@
+"""Fixtures of several files in this folder."""
+
+from vllm_help import pair, two
+
+__all__ = ["pair", "two"]
