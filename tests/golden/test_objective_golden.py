@@ -152,6 +152,9 @@ TURNS = [
     ("turn-returns", {}, [HALF, HALF], [-HALF, -HALF, 0.0]),
     ("turn-returns", {"turn_discount": 0.5}, [0.0, HALF], [0.0, -HALF, 0.0]),
     ("turn-returns", {"turn_discount": 0.0}, [-HALF, HALF], [HALF, -HALF, 0.0]),
+    # The longest completion loses 1, in its last turn, which has no other to be compared with.
+    ("turn-returns", {"turn_discount": 0.0, "overlong_cache": 2}, [-HALF, HALF], [HALF, -HALF, 0.0]),
+    ("turn-returns", {"overlong_cache": 2}, [HALF, HALF], [-HALF, -HALF, 0.0]),
 ]
 
 
