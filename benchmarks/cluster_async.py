@@ -4,28 +4,22 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
-import os
-import random
-import signal
 import statistics
-import subprocess
 import sys
-import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-sys.path.insert(0, str(Path(__file__).parents[1] / "src" / "trew" / "rollout" / "vllm" / "plugin"))
-import fake_vllm
 import tiny
 from async_help import configured, parts
-from recipe_help import ODD, recipe, training_rows
+from paced import Pace, PacedRun, heavy_tailed_length, run_paced
+from recipe_help import ODD
+from trew.estimate.simulation import LengthDraw, Work, simulate
+from trew.estimate.virtual_servers import Servers
 from trew.rollout import codec
 from trew.rollout.asynchronous import AsyncRollouts
 from trew.rollout.engine import Capabilities, Finished, Request
@@ -34,94 +28,74 @@ from trew.rollout.shared import SharedEngine
 from trew.runs.journal import Journal
 from trew.types import Group, Prompt, Span, Turn, single_turn
 
-PROMPTS, GROUP, SERVERS, SLOTS, TOKENS, TOKEN_S = 8, 2, 2, 4, 60, 0.025
-"""Groups per step, completions of each; servers, the groups that each works on at a time, the longest completion, and
-the seconds of a token there."""
+PROMPTS, GROUP, SERVERS, SLOTS, TOKENS, TOKEN_S = 8, 2, 2, 7, 60, 0.025
+"""Groups per step, completions of each; servers, the completions that each decodes at a time, the longest completion,
+and the seconds of a token."""
 UPDATES = 6
-"""Optimizer steps per step, so that learning takes about as long as generating."""
+"""Optimizer steps per step."""
 BOUNDS = (0, 1, 4)
 WARM_UP = 6
 """Steps that are left out: until the age of groups is what it stays."""
 GROUPS_PER_S = 100
+TARGET = round(1 / 0.9, 3)
 
 
 # ------------------------------------------------------------------------------------- runs on servers of known speed
 
 
-def length(seed: int) -> int:
-    """Of a completion, heavy-tailed: most have some tokens, a few reach the limit."""
-    return min(TOKENS, int(5 * random.Random(seed).paretovariate(1.1)))
-
-
-class Paced(fake_vllm.FakeVllm):
-    """A stand-in that works on ``SLOTS`` groups at a time, and writes down how long each took."""
-
-    def __init__(self, folder: Path, log: Path) -> None:
-        super().__init__(folder, token="secret")
-        self.faults.slow, self.faults.lengths = TOKEN_S, length
-        self.free, self.log = threading.Semaphore(SLOTS), log.open("w")
-
-    def generate(self, body: Any) -> Any:
-        if body["sampling_params"].get("prompt_logprobs") is not None or body["sampling_params"]["n"] < GROUP:
-            return super().generate(body)
-        with self.free:
-            begin = time.monotonic()
-            answer = super().generate(body)
-            self.log.write(f"{begin} {time.monotonic()}\n")
-            self.log.flush()
-            return answer
-
-
-def serve(model: Path, socket: Path) -> None:
-    torch.set_num_threads(1)
-    with fake_vllm.serving(Paced(model, socket.with_suffix(".log")), socket):
-        signal.pause()
-
-
 def asynchronous(args: argparse.Namespace, scratch: Path) -> list[dict[str, Any]]:
-    """Seconds of a step beside the longer of generation and learning alone."""
-    model = tiny.save(scratch / "async" / "model", "smollm")
-    found = {bound: run_of(model, scratch / "async", bound, steps=args.async_steps) for bound in BOUNDS}
-    sync = found[0]["seconds"]
-    return [
-        {"name": f"staleness = {bound}, seconds of a step over max(generation, learning)", "unit": "x",
-         "target": round(1 / 0.9, 3), "value": run["seconds"] / max(run["generation"], run["learning"]),
-         "detail": {"synchronous, s": sync, "asynchronous, s": run["seconds"], "generation, s": run["generation"],
-                    "learning, s": run["learning"], "synchronous over it": sync / run["seconds"],
-                    "learner waits": run["waits"], "servers idle": run["idle"], "ages": run["ages"],
-                    "sync: slots idle": found[0]["slots idle"], "slots idle": run["slots idle"]}}
-        for bound, run in found.items() if bound
-    ]  # fmt: skip
+    """Seconds of a step beside the longer of generation and learning alone, and beside what servers without a limit
+    would need: where that is longer, no rule that keeps the bound on age could reach the former."""
+    folder = scratch / "async"
+    model = tiny.save(folder / "model", "smollm")
+    (folder / "reward.py").write_text(ODD)
+    pace = Pace(SLOTS, TOKEN_S, 0.0, heavy_tailed_length, GROUP)
+    runs = {
+        bound: run_paced(
+            model, folder, f"staleness-{bound}", pace=pace, servers=SERVERS, steps=args.async_steps,
+            rollout={"prompts": PROMPTS, "completions": GROUP, "max_tokens": TOKENS},
+            learner={"lr": 1e-5, "inner_updates": UPDATES}, cluster={"staleness": bound},
+        )
+        for bound in BOUNDS
+    }  # fmt: skip
+    found = {bound: figures(run, bound) for bound, run in runs.items()}
+    rows = []
+    for bound in BOUNDS[1:]:
+        run = found[bound]
+        work = Work(
+            PROMPTS, GROUP, bound, run["learning"] - runs[bound].paused_s, runs[bound].paused_s, drawn(), steps=400
+        )
+        same = simulate(Servers(SERVERS, SLOTS, TOKEN_S), work).seconds
+        unlimited = simulate(Servers(PROMPTS, GROUP * PROMPTS * (bound + 1), TOKEN_S), work).seconds
+        alone = max(run["generation"], run["learning"])
+        detail = {
+            "synchronous, s": found[0]["seconds"], "asynchronous, s": run["seconds"], "simulated, s": same,
+            "simulated on unlimited servers, s": unlimited, "generation, s": run["generation"],
+            "learning, s": run["learning"], "synchronous over it": found[0]["seconds"] / run["seconds"],
+            "learner waits": run["waits"], "servers idle": run["idle"], "ages": run["ages"],
+            "sync: slots idle": found[0]["slots idle"], "slots idle": run["slots idle"],
+        }  # fmt: skip
+        # The longest completions of a step must end within the S + 1 steps after it, however many servers there are.
+        note = "" if unlimited <= alone * TARGET else f"; on unlimited servers {unlimited / alone:.2f} x"
+        rows += [
+            {"name": f"staleness = {bound}, seconds of a step over max(generation, learning)", "unit": "x",
+             "target": TARGET, "value": run["seconds"] / alone, "note": note, "detail": detail},
+            {"name": f"staleness = {bound}, over max(generation, learning, a step on unlimited servers)", "unit": "x",
+             "target": TARGET, "value": run["seconds"] / max(alone, unlimited), "detail": {}},
+        ]  # fmt: skip
+    return rows
 
 
-def run_of(model: Path, folder: Path, bound: int, *, steps: int) -> dict[str, Any]:
-    """A run, and what its steps after the warm-up took."""
-    sockets = [folder / f"{bound}-{number}.sock" for number in range(SERVERS)]
-    servers = [multiprocessing.get_context("fork").Process(target=serve, args=(model, s), daemon=True) for s in sockets]
-    for server in servers:
-        server.start()
-    try:
-        path = written(model, folder, bound, sockets, steps)
-        env = os.environ | {"HF_HUB_OFFLINE": "1", "TREW_SERVER_TOKEN": "secret", "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(
-            [sys.executable, "-m", "trew", "train", path, "--overwrite"], cwd=folder, env=env, text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
-        )  # fmt: skip
-        if done.returncode:
-            sys.exit(f"trew train {path} ended with code {done.returncode}:\n{done.stdout[-3000:]}")
-    finally:
-        for server in servers:
-            server.kill()
-            server.join()
-    rows = training_rows(folder / "runs" / path.stem)[WARM_UP:]
-    lines = [line for socket in sockets for line in socket.with_suffix(".log").read_text().splitlines()]
-    return figures(rows, [tuple(map(float, line.split())) for line in lines], steps)
+def drawn() -> LengthDraw:
+    return lambda rng, n: np.array([heavy_tailed_length(int(seed)) for seed in rng.integers(2**62, size=n)], float)
 
 
-def figures(rows: Sequence[dict[str, Any]], spans: Iterable[tuple[float, ...]], steps: int) -> dict[str, Any]:
-    """``spans``: from when to when servers worked on each group of the whole run."""
+def figures(run: PacedRun, bound: int) -> dict[str, Any]:
+    """What the steps took, without the warm-up, and without the last ones: they ask for nothing new, and servers run
+    empty."""
+    rows = run.rows[WARM_UP : len(run.rows) - bound]
     seconds = statistics.mean(row["seconds"] for row in rows)
-    busy = sum(end - begin for begin, end in spans) / steps / (SERVERS * SLOTS)
+    busy = run.used_s / len(run.rows) / (SERVERS * SLOTS)
     waits = statistics.mean(row.get("waited_s", 0.0) for row in rows)
     ages: dict[str, float] = {}
     for row in rows:
@@ -133,18 +107,6 @@ def figures(rows: Sequence[dict[str, Any]], spans: Iterable[tuple[float, ...]], 
         "idle": statistics.mean(row.get("idle_s", 0.0) for row in rows) / seconds,
         "slots idle": 1 - busy / seconds, "ages": {age: round(share, 3) for age, share in ages.items()},
     }  # fmt: skip
-
-
-def written(model: Path, folder: Path, bound: int, sockets: Sequence[Path], steps: int) -> Path:
-    (folder / "reward.py").write_text(ODD)
-    path = folder / f"staleness-{bound}.toml"
-    path.write_text(recipe(
-        model, steps=steps, rollout={"prompts": PROMPTS, "completions": GROUP, "max_tokens": TOKENS},
-        objective={"preset": "grpo", "correction": "tis"}, eval={"size": 1, "max_tokens": 1}, checkpoint={"every": 0},
-        learner={"lr": 1e-5, "inner_updates": UPDATES}, track={"samples_every": 0, "regrade_every": 0},
-        cluster={"rollout": "vllm", "endpoints": [f"unix:{s}" for s in sockets], "staleness": bound},
-    ))  # fmt: skip
-    return path
 
 
 # ----------------------------------------------------------------------------------------------- what the ledger costs

@@ -145,7 +145,8 @@ def cluster_table(found: dict[str, Any]) -> str:
     rows = []
     for r in found["rows"]:
         value, target = (f"{r[key]:.3g} {r['unit']}".strip() for key in ("value", "target"))
-        rows.append((r["name"], f"**{value}**", target, "yes" if r["value"] <= r["target"] else "no"))
+        met = "yes" if r["value"] <= r["target"] else f"no{r.get('note', '')}"
+        rows.append((r["name"], f"**{value}**", target, met))
     m, versions = found["machine"], ", ".join(f"{name} {version}" for name, version in found["versions"].items())
     where = f"{m['cpu']}, {m['cores']} cores, beside other work"
     said = f"Measured {found['date']} on {where}; {versions}."

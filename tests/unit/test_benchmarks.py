@@ -237,8 +237,9 @@ def test_a_publication_is_timed(module, monkeypatch, tmp_path):
 def test_an_asynchronous_run_is_judged_by_what_it_could_be(module):
     own = module("cluster_async")
     rows = [{"seconds": 2.0, "waited_s": 0.5, "idle_s": 0.2, "age/0": 0.25, "age/1": 0.75}] * 3
-    slots = own.SERVERS * own.SLOTS
-    found = own.figures(rows, [(0.0, 6.0)] * slots, steps=5)
+    first, last = [{"seconds": 9.0}] * own.WARM_UP, [{"seconds": 0.1}]
+    used = 6.0 * own.SERVERS * own.SLOTS / 5 * (own.WARM_UP + 4)
+    found = own.figures(own.PacedRun(first + rows + last, paused_s=0.0, used_s=used, folder=Path()), 1)
     assert (found["seconds"], found["learning"], found["generation"]) == (2.0, 1.5, pytest.approx(6 / 5))
     assert (found["waits"], found["idle"], found["slots idle"]) == (0.25, 0.1, pytest.approx(0.4))
     assert found["ages"] == {"0": 0.25, "1": 0.75}
@@ -281,7 +282,7 @@ def test_everything_about_ranks_and_servers_runs(module, monkeypatch, tmp_path):
     cluster(module, monkeypatch, "--repeats", "1", "--steps", "1", "--async-steps", "8", "--json", str(out)).main()
     rows = json.loads(out.read_text())["rows"]
     pairs = ["one", "ranks", "publish", "faults", "async", "ledger"]
-    assert [row["part"] for row in rows] == [part for part in pairs for _ in range(2)]
+    assert [row["part"] for row in rows] == [part for part in pairs for _ in range(4 if part == "async" else 2)]
     assert rows[1]["value"] == 0
     assert all(row["value"] <= row["target"] for row in rows if row["part"] == "faults")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -29,7 +30,9 @@ from test_engines import (  # noqa: F401
 from async_help import Memory, configured, parts
 from engine_help import ScriptedEngine
 from trew.errors import EngineError
+from trew.rollout import asynchronous
 from trew.rollout.asynchronous import AsyncRollouts
+from trew.rollout.engine import Request
 from trew.rollout.generate import generate
 from trew.rollout.shared import SharedEngine, View
 from trew.types import Sampling
@@ -150,3 +153,27 @@ def test_an_error_in_the_background_ends_the_run():
         source.next(1)
     source.close()
     shared.close()
+
+
+class EndlessEngine(ScriptedEngine):
+    """Never finishes the last sample of ticket 5."""
+
+    def _length(self, request: Request) -> int:
+        return 10**9 if request.id == "ahead:5/3" else super()._length(request)
+
+
+def test_groups_wait_to_be_stored_with_others_unless_a_step_or_the_end_needs_them(monkeypatch):
+    monkeypatch.setattr(asynchronous, "BATCH_S", 1e6)
+    shared, keeper = SharedEngine(EndlessEngine()), Memory()
+    source = AsyncRollouts(shared.view("other"), ahead=shared.view("ahead"), keeper=keeper, **parts(configured(1)))
+    source.gather_in_background()
+    step = threading.Thread(target=source.next, args=(1,), daemon=True)
+    step.start()
+    step.join(60)
+    assert not step.is_alive(), "a step that needs three groups waits although they are there"
+    while len(source._complete) < 2:  # of six groups three are taken, and one never ends
+        time.sleep(0.001)
+    stored = sum('"finished"' in line for line in keeper.written)
+    source.close()
+    shared.close()
+    assert (stored, sum('"finished"' in line for line in keeper.written)) == (3, 5)

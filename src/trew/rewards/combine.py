@@ -73,7 +73,8 @@ def _score(rewards: Sequence[Reward], column: Sequence[Verdict], means: Sequence
         counted = [(r, v, mean) for (r, v), mean in zip(pairs, means, strict=True) if r.gate or is_open]
         value = _value(counted)
         # A missing number of a step has no stand-in: a mean over the group has no place within this completion.
-        steps = combined_steps([(r.weight, v.score, v.steps) for r, v, _ in counted], length=length)
+        if any(v.steps for v in column):
+            steps = combined_steps([(r.weight, v.score, v.steps) for r, v, _ in counted], length=length)
     return Score(
         value=value,
         status=status,

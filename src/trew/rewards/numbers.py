@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
+from functools import lru_cache
 from typing import Any
 
 MAX_DIGITS = 1000  # longer digit runs are not read: converting them costs more than linear time
@@ -73,6 +74,8 @@ def parse_gold(gold: Any) -> Fraction | None:
     >>> parse_gold("so 70+2 = 72 #### 1,072"), parse_gold(0.5), parse_gold("7 or 8"), parse_gold(True)
     (Fraction(1072, 1), Fraction(1, 2), None, None)
     """
+    if isinstance(gold, str):
+        return _gold_text(gold.rpartition("####")[2])
     if isinstance(gold, bool) or type(gold).__name__ == "bool":  # numpy's bool as well
         return None
     if isinstance(gold, numbers.Rational):
@@ -81,9 +84,12 @@ def parse_gold(gold: Any) -> Fraction | None:
         return Fraction(gold) if gold.is_finite() and abs(gold.adjusted()) <= MAX_EXPONENT else None
     if isinstance(gold, numbers.Real):
         return single_number(repr(float(gold))).value if math.isfinite(float(gold)) else None
-    if isinstance(gold, str):
-        return single_number(gold.rpartition("####")[2]).value
     return None
+
+
+@lru_cache(4096)  # every completion of a group asks for the same gold
+def _gold_text(text: str) -> Fraction | None:
+    return single_number(text).value
 
 
 def single_number(text: str) -> Reading:
@@ -181,7 +187,8 @@ def read_digits(chunk: str) -> Fraction | None:
         whole, _, decimals = chunk.replace(",", "").partition(".")
     else:
         return None
-    return Fraction(int((whole or "0") + decimals)) * Fraction(10) ** (exponent - len(decimals))
+    digits, power = int((whole or "0") + decimals), exponent - len(decimals)
+    return Fraction(digits) * Fraction(10) ** power if power else Fraction(digits)
 
 
 def normalise(text: str) -> str:
@@ -240,7 +247,7 @@ def _no_one_number(plain: str, found: list[Number]) -> str:
     if any(map(joined, between)):
         sum_like = len(between) == 1 and between[0].strip() in set("+-*/^×÷·")
         return "not worked out to one number" if sum_like else "several numbers"
-    return "several numbers" if any(number.value != found[0].value for number in found) else ""
+    return "several numbers" if any(number.value != found[0].value for number in found[1:]) else ""
 
 
 def _denies(word: str) -> bool:

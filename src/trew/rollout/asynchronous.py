@@ -25,6 +25,9 @@ from .sync import SyncRollouts, has_both_outcomes, sampling
 
 LOOK_S = 0.5
 """The longest wait for completions after which the thread that gathers them looks whether it should end."""
+BATCH_S = 0.1
+"""How long a complete group waits at most for others, to be stored with them: a sync of the disk costs as much CPU time
+as several groups. A step that could go on with it does not wait."""
 
 
 class Keeper(Protocol):
@@ -79,6 +82,9 @@ class AsyncRollouts(SyncRollouts):
         self._asked: dict[int, dict[int, Turn]] = {}  # running tickets: the turns of their group that are there
         self._prompts: dict[int, Prompt] = {}  # of tickets that are open
         self._held: list[int] = []  # running tickets whose groups have tokens of weights that trained() will tell of
+        self._complete: list[int] = []  # running tickets whose groups are there, and not stored yet
+        self._since = 0.0  # when the first of these was complete
+        self._missing: int | None = None  # finished tickets without which a step cannot go on; None while none waits
         self._ready: dict[int, Group] = {}  # finished tickets
         self._early: dict[int, Future[Any]] = {}  # the verdicts on them that need no other group
         self._losses: Counter[int] = Counter()
@@ -151,6 +157,8 @@ class AsyncRollouts(SyncRollouts):
             self._changed.notify_all()
         if self._thread is not None:
             self._thread.join()
+        if self._mark is None and self._error is None:
+            self._store(self._complete)
         self._grader.shutdown(wait=False, cancel_futures=True)
         if self._mark is None:
             self._keeper.flush()
@@ -185,7 +193,10 @@ class AsyncRollouts(SyncRollouts):
         with self._changed:
             self._ask(step=step, attempt=attempt)
             while (numbers := self.ledger.choose(step, most=most, taken=self._taken)) is None:
-                self._wait()
+                self._missing = most + len(self._taken) - self.ledger.count_finished()
+                if not self._store_due():
+                    self._wait()
+            self._missing = None
             self._passed_over += self.ledger.passed_over(numbers)
         self._waited += time.monotonic() - start
         return numbers
@@ -277,10 +288,14 @@ class AsyncRollouts(SyncRollouts):
     def _gather_all(self) -> None:
         while self._error is None:
             with self._changed:
-                self._changed.wait_for(lambda: self._asked or self._closed)
+                self._changed.wait_for(lambda: self._is_generating() or self._closed)
                 if self._closed:
                     return
-            self._gather(LOOK_S)
+            self._gather(BATCH_S if self._complete else LOOK_S)
+
+    def _is_generating(self) -> bool:
+        """Whether the engine has requests of groups that are not complete."""
+        return len(self._asked) > len(self._held) + len(self._complete)
 
     def _gather(self, timeout_s: float | None) -> None:
         """Takes in what the engine has finished or lost."""
@@ -288,7 +303,7 @@ class AsyncRollouts(SyncRollouts):
             reports = self._ahead.poll(timeout_s)
             with self._changed:
                 self._take_in(reports)
-                self._changed.notify_all()
+                self._store_due()
         except BaseException as error:  # raised by whoever waits, in the thread that can act on it
             with self._changed:
                 self._error = error
@@ -296,16 +311,28 @@ class AsyncRollouts(SyncRollouts):
 
     def _take_in(self, reports: Sequence[Finished | Lost]) -> None:
         lost = {_number(report): report.reason for report in reports if isinstance(report, Lost)}
-        complete: list[int] = []
         for report in reports:
             number = _number(report)
             if isinstance(report, Finished) and number not in lost:
                 turns = self._asked[number]
                 turns[int(report.id.partition("/")[2])] = report.turn
                 if len(turns) == self.config.rollout.completions:
-                    complete.append(number)
+                    self._since = self._since if self._complete else time.monotonic()
+                    self._complete.append(number)
         self._repeat(lost)
+
+    def _store_due(self) -> bool:
+        """Stores complete groups if a step may go on with them, or once they have waited for long enough; returns
+        whether it did."""
+        awaited = self._missing is not None and len(self._complete) >= self._missing
+        # Without a thread nobody would come back to store them.
+        late = self._thread is None or not self._is_generating() or time.monotonic() >= self._since + BATCH_S
+        if not self._complete or not (awaited or late):
+            return False
+        complete, self._complete = self._complete, []
         self._store(complete)
+        self._changed.notify_all()
+        return True
 
     def _repeat(self, lost: Mapping[int, str]) -> None:
         """Asks for the whole groups again of which completions were lost. Raises EngineError after too many losses."""
@@ -359,12 +386,13 @@ class AsyncRollouts(SyncRollouts):
 
     def _begin(self, step: int) -> None:
         with self._changed:
-            self._taken, self._waited, self._passed_over = [], 0.0, 0
+            self._taken, self._waited, self._passed_over, self._missing = [], 0.0, 0, None
             if self._mark is None:
                 return
             self._ahead.cancel([each for number in self._asked for each in self._ids(number)])
             self._asked.clear()
             self._held.clear()
+            self._complete.clear()
             self.ledger.begin(step=step - 1, version=self._ahead.version, mark=self._mark)
             self._mark = None
             self.position = max(self.position, self.ledger.next_place)

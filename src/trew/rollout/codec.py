@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ _KINDS: dict[str, type] = {
 _DTYPES = {np.dtype(name): name for name in ("bool", "int64", "float32", "float64")}
 _PLAIN = frozenset({type(None), str, int, float, bool})
 _FIELDS = {kind: tuple(f.name for f in dataclasses.fields(kind)) for kind in _KINDS.values()}
+_VALUES = {kind: attrgetter(*names) for kind, names in _FIELDS.items()}  # of all fields at once, which is faster
 _TAG = "\0"  # no key of a dict begins with it
 
 
@@ -48,7 +50,10 @@ def _tree(value: Any, arrays: list[np.ndarray]) -> Any:
     if kind in _PLAIN:
         return value
     if (names := _FIELDS.get(kind)) is not None:
-        return {_TAG: kind.__name__, **{name: _tree(getattr(value, name), arrays) for name in names}}
+        tree: dict[str, Any] = {_TAG: kind.__name__}
+        for name, each in zip(names, _VALUES[kind](value), strict=True):
+            tree[name] = each if type(each) in _PLAIN else _tree(each, arrays)
+        return tree
     if isinstance(value, np.ndarray):
         if value.dtype not in _DTYPES:
             raise TypeError(f"arrays of {value.dtype} cannot be encoded")

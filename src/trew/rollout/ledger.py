@@ -215,6 +215,10 @@ class Ledger:
         """The tickets that are running, in order."""
         return [account.ticket for account in self._all("running")]
 
+    def count_finished(self) -> int:
+        """The number of finished tickets that are not used up."""
+        return sum(map(len, self._by["finished"].values()))
+
     def finished(self) -> list[Account]:
         """The accounts of finished tickets that are not used up, in order."""
         return self._all("finished")

@@ -4,7 +4,6 @@ view."""
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,8 +11,8 @@ from typing import Any, Generic, TypeVar
 
 from .engine import Capabilities, Engine, Finished, Lost, Request
 
-PAUSE_S = 0.01
-"""Between two looks at what the engine has finished."""
+PAUSE_S = 0.02
+"""Between two looks at what the engine has finished. Each look wakes threads, which costs more than what they do."""
 
 E = TypeVar("E", bound=Engine)
 
@@ -104,7 +103,7 @@ class SharedEngine(Generic[E]):
             return
         for report in reports:
             name, _, own = report.id.partition(":")
-            self._views[name].take(dataclasses.replace(report, id=own))
+            self._views[name].take(_with_id(report, own))
 
 
 class View:
@@ -128,7 +127,9 @@ class View:
 
     def submit(self, requests: Sequence[Request]) -> None:
         with self._shared.changed, self._shared.timed():
-            self._shared.engine.submit([dataclasses.replace(r, id=f"{self._name}:{r.id}") for r in requests])
+            self._shared.engine.submit(
+                [Request(f"{self._name}:{r.id}", r.prompt, r.sample, r.sampling) for r in requests]
+            )
             self.unfinished |= {r.id for r in requests}
             self._shared.begin()
 
@@ -167,3 +168,7 @@ class View:
         if self.unfinished:
             self._error, self._reports = error, []
             self.unfinished.clear()
+
+
+def _with_id(report: Finished | Lost, own: str) -> Finished | Lost:
+    return Finished(own, report.turn) if isinstance(report, Finished) else Lost(own, report.reason)
