@@ -97,3 +97,13 @@ def test_an_empty_step_has_metrics_and_nothing_else():
     assert out.loss.item() == 0
     assert out.metrics["clip_share"] == (0.0, 0.0)
     assert out.metrics["ess"] == (0.0, 0.0)
+
+
+def test_turns_that_have_another_to_be_compared_with():
+    """In a group: a state of one's own does not count, one that comes back in the same episode does."""
+    turns = [[(1, 0.0), (3, 1.0)], [(2, 0.0), (3, 0.0)], [(3, 0.0)], [(1, 0.0), (2, 0.0), (3, 0.0)]]
+    states = [["a", "b"], ["a", "c"], ["a"], ["d", "d", "b"]]
+    data = {"turns": turns, "rewards": torch.tensor([1.0, 0, 0, 0]), "group_ids": torch.tensor([0, 0, 1, 1])}
+    objective = trew.preset("grpo", beta=0.0)
+    assert objective.loss(make(**data, states=states)).metrics["shared_state_share"] == (4.0, 8.0)
+    assert "shared_state_share" not in objective.loss(make(**data)).metrics

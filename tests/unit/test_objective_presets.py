@@ -22,7 +22,7 @@ from trew.objective.correction import (
     truncated_importance,
 )
 from trew.objective.covariance import ClipCov, CovariancePenalty
-from trew.objective.credit import GroupInGroup, TurnAndOutcome, TurnReturns, mt_grpo_advantages
+from trew.objective.credit import EpisodeAndState, TurnAndOutcome, TurnReturns, mt_grpo_advantages
 from trew.objective.divergence import KL, SequenceSquare, kl_derivative, kl_value
 from trew.objective.entropy_bonus import EntropyBonus
 from trew.objective.entropy_shares import EntropySequenceShares, EntropyTokenShares
@@ -221,7 +221,7 @@ BY_ITSELF = [
     ("cppo", "prune", (LargestAdvantages(),)), ("high-entropy-tokens", "select", (HighEntropyTokens(),)),
     ("pass-at-k", "advantage", PassAtK()), ("gtpo", "advantage", EntropyTokenShares()),
     ("grpo-s", "advantage", EntropySequenceShares()), ("gdpo", "advantage", PerReward()),
-    ("gigpo", "advantage", GroupInGroup()), ("mt-grpo", "advantage", TurnAndOutcome()),
+    ("gigpo", "advantage", EpisodeAndState()), ("mt-grpo", "advantage", TurnAndOutcome()),
     ("turn-returns", "advantage", TurnReturns()),
     ("grpo-process", "advantage", StepRewards()), ("token-mean-local", "aggregate", LocalTokenMean()),
     ("dr-grpo", "advantage", BaselineAdvantage()), ("lite-ppo", "advantage", BaselineAdvantage(scale=BatchStd())),

@@ -13,23 +13,11 @@ from .advantage import Advantage
 from .batch import TokenBatch
 from .component import Scope, not_negative, one_of
 from .scale import GroupStd
-from .segments import dense_ids, group_centred, group_z_score
+from .segments import group_centred, group_z_score, subgroups
 from .turns import Turns, discounted_returns
 
 NORMS = ("mean-std", "mean")
 """What is done to rewards within a group: centred and divided by the deviation, or centred alone."""
-
-
-def state_groups(states: Int[Tensor, "M"], *, group_ids: Int[Tensor, "M"]) -> Int[Tensor, "M"]:
-    """Numbers the pairs (group, state): turns of one group that began in one state. GiGPO, arXiv 2505.10978, eq. 6.
-
-    States of different groups are never compared: their prompts differ.
-
-    >>> state_groups(torch.tensor([7, 7, 8, 7]), group_ids=torch.tensor([0, 0, 0, 1])).tolist()
-    [0, 0, 1, 2]
-    """
-    dense, size = dense_ids(states)
-    return dense_ids(dense_ids(group_ids)[0] * size + dense)[0]
 
 
 def mt_grpo_advantages(
@@ -58,7 +46,7 @@ def mt_grpo_advantages(
     """
     outcome = group_z_score(torch.where(is_last, rewards, torch.nan), group_ids=group_ids, ddof=ddof, std_eps=std_eps)
     own = group_z_score(
-        torch.where(is_last, torch.nan, rewards), group_ids=state_groups(numbers, group_ids=group_ids),
+        torch.where(is_last, torch.nan, rewards), group_ids=subgroups(numbers, group_ids=group_ids),
         ddof=ddof, std_eps=std_eps,
     )  # fmt: skip
     # Turns are in order, so that the number of last turns before a turn is the place of its episode among them.
@@ -98,7 +86,7 @@ def _turn_rewards(rewards: Float[Tensor, "S"], *, batch: TokenBatch, turns: Turn
 
 
 @dataclass(frozen=True)
-class GroupInGroup(_TurnCredit):
+class EpisodeAndState(_TurnCredit):
     """A_k = norm(R_i) + omega norm(G_k), where norm is within the group of episodes, and within the group of turns
     that began in the same state: GiGPO, arXiv 2505.10978.
 
@@ -128,7 +116,8 @@ class GroupInGroup(_TurnCredit):
     def of_turns(self, turn_rewards: Tensor, rewards: Tensor, *, batch: TokenBatch, turns: Turns) -> Tensor:
         assert turns.states is not None
         returns = discounted_returns(turn_rewards, sequence_ids=turns.sequence_ids, discount=self.turn_discount)
-        alike = state_groups(turns.states, group_ids=batch.group_ids[turns.sequence_ids])
+        # Anchor states, eq. 6: those of other groups are never compared, since their prompts differ.
+        alike = subgroups(turns.states, group_ids=batch.group_ids[turns.sequence_ids])
         episodes = self._normalised(rewards, group_ids=batch.group_ids)
         return episodes[turns.sequence_ids] + self.omega * self._normalised(returns, group_ids=alike)
 
@@ -188,7 +177,7 @@ class TurnReturns(_TurnCredit):
 
     def of_turns(self, turn_rewards: Tensor, rewards: Tensor, *, batch: TokenBatch, turns: Turns) -> Tensor:
         returns = discounted_returns(turn_rewards, sequence_ids=turns.sequence_ids, discount=self.turn_discount)
-        alike = state_groups(turns.numbers, group_ids=batch.group_ids[turns.sequence_ids])
+        alike = subgroups(turns.numbers, group_ids=batch.group_ids[turns.sequence_ids])
         return group_z_score(returns, group_ids=alike, ddof=self.ddof, std_eps=self.std_eps)
 
     def equation(self) -> str:

@@ -9,7 +9,7 @@ from torch import Tensor
 from ..types import Metrics
 from .batch import TokenBatch
 from .divergence import kl_value
-from .segments import dense_ids, has_signal, segment_count
+from .segments import dense_ids, has_signal, segment_count, subgroups
 
 QUANTILES = {"ratio_q01": 0.01, "ratio_q50": 0.5, "ratio_q99": 0.99}
 
@@ -103,6 +103,10 @@ def step_metrics(batch: TokenBatch) -> Metrics:
         out["zero_signal_share"] = (float((~alive).sum()), float(size))
         out["reward"] = (float(rewards.nansum()), float(known.sum()))
         out["unscored_share"] = (float((~known).sum()), float(len(known)))
+    if batch.turns is not None and batch.turns.states is not None:
+        alike = subgroups(batch.turns.states, group_ids=batch.group_ids[batch.turns.sequence_ids])
+        # Turns that GiGPO compares with another: without any, it is GRPO, and nothing else would show it.
+        out["shared_state_share"] = (float((torch.bincount(alike)[alike] > 1).sum()), float(len(alike)))
     if batch.truncated is not None:
         out["truncated_share"] = (float(batch.truncated.sum()), float(len(batch.truncated)))
     return out

@@ -79,6 +79,16 @@ def dense_ids(ids: Int[Tensor, "S"]) -> tuple[Int[Tensor, "S"], int]:
     return dense, len(unique)
 
 
+def subgroups(kinds: Int[Tensor, "M"], *, group_ids: Int[Tensor, "M"]) -> Int[Tensor, "M"]:
+    """Numbers the pairs (group, kind): one id for the members of a group that are of one kind.
+
+    >>> subgroups(torch.tensor([7, 7, 8, 7]), group_ids=torch.tensor([0, 0, 0, 1])).tolist()
+    [0, 0, 1, 2]
+    """
+    dense, size = dense_ids(kinds)
+    return dense_ids(dense_ids(group_ids)[0] * size + dense)[0]
+
+
 def group_mean(rewards: Float[Tensor, "S"], *, group_ids: Int[Tensor, "S"]) -> Float[Tensor, "S"]:
     """The mean reward of each sequence's group, over rewards that are not NaN; NaN where a group has none.
 

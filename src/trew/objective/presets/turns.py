@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..advantage import Advantage
 from ..aggregate import TokenMean
-from ..credit import GroupInGroup, TurnAndOutcome, TurnReturns
+from ..credit import EpisodeAndState, TurnAndOutcome, TurnReturns
 from ..divergence import KL
 from ..objective import Objective
 from ..weight import Clip
@@ -31,7 +31,7 @@ def gigpo(
     also join observations that are similar. What shaping adds to a reward belongs to the last turn. Clip, KL (0.01, k3)
     and token mean are those of their scripts; the paper averages over turns.
     """
-    rule = GroupInGroup(omega, turn_discount, norm, ddof, std_eps)
+    rule = EpisodeAndState(omega, turn_discount, norm, ddof, std_eps)
     return _clipped("gigpo", rule, eps_low=eps_low, eps_high=eps_high).replace(divergence=(KL(0.01),))
 
 
