@@ -17,7 +17,7 @@ from .advantage import Advantage
 from .batch import TokenBatch
 from .component import Scope, not_negative, one_of
 from .scale import GroupStd
-from .segments import dense_ids, group_mean, group_std, has_signal, positions, segment_count, segment_mean, segment_sum
+from .segments import dense_ids, group_z_score, positions, segment_count, segment_mean, segment_sum
 
 ENTROPY_FLOOR = 1e-8
 """The smallest entropy that is used, in nats: wrong answers share by 1 / H."""
@@ -49,9 +49,7 @@ def _normalised(
     """z-scores of shaped rewards: of a whole group (joint), or of its right and wrong entries apart (separate)."""
     ids, _ = dense_ids(group_ids)
     sets = ids if normalize == "joint" else 2 * ids + correct.to(torch.int64)
-    chosen = torch.where(known, rewards, torch.nan)
-    z = (chosen - group_mean(chosen, group_ids=sets)) / group_std(chosen, group_ids=sets, ddof=ddof)
-    return torch.where(known & has_signal(chosen, group_ids=sets), z, 0.0)
+    return group_z_score(torch.where(known, rewards, torch.nan), group_ids=sets, ddof=ddof)
 
 
 def _contrast(correct: Tensor, *, group_ids: Tensor, known: Tensor) -> Tensor:

@@ -20,11 +20,11 @@ ABOVE_ZERO = 1e-3
 ABOVE_ZERO_HALF = 0.25
 """The same in 16 bits: neighbouring bfloat16 numbers near a logit of 60 differ by 0.25."""
 
-Shape = tuple[int | str, ...]
+Sizes = tuple[int | str, ...]
 """Sizes: a number stands for itself, a letter for any size of at least 1."""
 
 
-def expect(name: str, value: Any, *shapes: Shape, like: Tensor) -> Tensor:
+def expect(name: str, value: Any, *shapes: Sizes, like: Tensor) -> Tensor:
     """``value``, if it is a tensor of one of the shapes on the device of ``like``; otherwise raises DataError."""
     accepts = " or ".join(f"({', '.join(map(str, shape))}{',' * (len(shape) == 1)})" for shape in shapes)
     if not isinstance(value, Tensor):
@@ -36,7 +36,7 @@ def expect(name: str, value: Any, *shapes: Shape, like: Tensor) -> Tensor:
     return value
 
 
-def _fits(got: Sequence[int], shape: Shape) -> bool:
+def _fits(got: Sequence[int], shape: Sizes) -> bool:
     return len(got) == len(shape) and all(
         n == size if isinstance(size, int) else n >= 1 for n, size in zip(got, shape, strict=True)
     )
@@ -60,7 +60,7 @@ def wide(value: Tensor) -> Tensor:
     return value.to(torch.float32) if value.dtype in HALF or not value.is_floating_point() else value
 
 
-def flags(name: str, value: Any, shape: Shape, *, like: Tensor) -> Bool[Tensor, "..."]:
+def flags(name: str, value: Any, shape: Sizes, *, like: Tensor) -> Bool[Tensor, "..."]:
     """A mask as bool. Refuses all but 0 and 1: an additive mask (0 and -inf) or a weighted one would be misread."""
     value = expect(name, value, shape, like=like)
     if value.dtype == torch.bool:
@@ -71,7 +71,7 @@ def flags(name: str, value: Any, shape: Shape, *, like: Tensor) -> Bool[Tensor, 
     return value.to(torch.bool)
 
 
-def whole(name: str, value: Any, shape: Shape, *, like: Tensor) -> Tensor:
+def whole(name: str, value: Any, shape: Sizes, *, like: Tensor) -> Tensor:
     """Whole numbers as int64. Refuses floats instead of truncating them."""
     value = expect(name, value, shape, like=like)
     if value.is_floating_point():
@@ -117,7 +117,7 @@ def finite(name: str, value: Tensor, *, where: str = "") -> Tensor:
     return value
 
 
-def numbers(name: str, value: Any, *shapes: Shape, like: Tensor) -> Tensor:
+def numbers(name: str, value: Any, *shapes: Sizes, like: Tensor) -> Tensor:
     """Detached numbers, in float32 at least; NaN is allowed."""
     return wide(expect(name, value, *shapes, like=like).detach())
 
