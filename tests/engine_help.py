@@ -107,4 +107,4 @@ class ScriptedEngine:
             np.array([1, 2]), tokens, np.full(count, -1.0, np.float32), None, None, tuple(spans),
             self.text_of(request), "length" if count == request.sampling.max_tokens else "stop",
         )  # fmt: skip
-        return Finished(request.id, turn)
+        return Finished.of(request.id, turn)

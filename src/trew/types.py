@@ -25,8 +25,15 @@ FinishReason = Literal["stop", "length", "tool_call", "abort"]
 RolloutStatus = Literal["finished", "truncated", "failed"]
 """How an attempt ended: normally, at a limit, or by a failure (``Rollout.error`` says which)."""
 
-ScoreStatus = Literal["scored", "no_answer", "bad_gold", "timeout", "sandbox_error", "not_applicable"]
-"""Why a score is what it is; ``None`` scores come with the last four (see ``rewards``)."""
+ScoreStatus = Literal[
+    "scored", "no_answer", "bad_gold", "timeout", "sandbox_error", "environment_error", "not_applicable"
+]
+"""Why a score is what it is; ``None`` scores come with the last five (see ``rewards``)."""
+
+Ending = Literal["", "done", "turns", "tokens", "length", "wrong_end", "failed"]
+"""Why an episode ended: the environment ended it (``done``) or ``failed``; replies (``turns``) or ``tokens`` were used
+up, a reply was cut off (``length``), or it ended with a token behind which the template has no next turn
+(``wrong_end``). Empty outside environments."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +49,7 @@ class Prompt:
     messages: tuple[Message, ...] | None = None
     columns: Mapping[str, Any] = field(default_factory=dict)
     place: str = field(default="", compare=False, repr=False)
+    seed: int = 0  # of its environment, together with the uid
 
     def __post_init__(self) -> None:
         if (self.text is None) == (self.messages is None):
@@ -86,8 +94,10 @@ class Turn:
 
     ``logprobs`` are under the distribution that each token was actually drawn from (0 for greedy decoding);
     ``policy_logprobs`` and ``entropies`` are the policy's at temperature 1, untruncated, and None where the engine
-    does not report them. ``versions`` covers all T tokens in order, without gaps. ``state`` names the situation that an
-    environment had the policy answer in: equal states within a group are the same situation. None outside environments.
+    does not report them. ``versions`` covers all T tokens in order, without gaps. ``state`` names the situation in
+    which an environment let the policy answer: turns of one group with equal states are answers to the same situation.
+    None outside environments, as are all fields behind it: ``messages`` is what the context says, ``calls`` are the
+    tool calls in the answer, ``reward`` and ``metrics`` are what the environment gave for it.
     """
 
     context_ids: np.ndarray  # (C,) int64: the prompt, tool output; never carries loss
@@ -99,6 +109,10 @@ class Turn:
     text: str  # what rewards read: special tokens and the stop string removed
     finish_reason: FinishReason
     state: str | None = None
+    messages: tuple[Message, ...] = ()
+    calls: tuple[Mapping[str, Any], ...] = ()
+    reward: float | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         count = len(self.token_ids)
@@ -133,6 +147,7 @@ class Rollout:
     turns: tuple[Turn, ...]
     status: RolloutStatus = "finished"
     error: str = ""
+    ending: Ending = ""
 
     def __post_init__(self) -> None:
         if not self.turns:
@@ -198,6 +213,19 @@ class Rollout:
         """Why the last turn ended."""
         return self.turns[-1].finish_reason
 
+    @property
+    def conversation(self) -> tuple[Message, ...]:
+        """What was said in an episode, by the environment and the policy; empty outside environments."""
+        if not self.ending:
+            return ()
+        return tuple(message for turn in self.turns for message in (*turn.messages, _answer(turn)))
+
+    @property
+    def turn_ends(self) -> tuple[int, ...]:
+        """For each turn, the number of ``token_ids`` up to and including its last one."""
+        lengths = [len(turn.context_ids) + len(turn.token_ids) for turn in self.turns]
+        return tuple(np.cumsum([lengths[0] - len(self.prompt_ids), *lengths[1:]]).tolist())
+
     def _join(self, parts: list[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
         """Concatenates the (context, answer) arrays of all turns, without the first context."""
         if len(parts) == 1:
@@ -207,6 +235,11 @@ class Rollout:
     def _known(self, parts: list[tuple[np.ndarray, np.ndarray | None]]) -> np.ndarray | None:
         known = [(context, answer) for context, answer in parts if answer is not None]
         return self._join(known) if len(known) == len(parts) else None
+
+
+def _answer(turn: Turn) -> Message:
+    calls = {"tool_calls": list(turn.calls)} if turn.calls else {}
+    return {"role": "assistant", "content": turn.text, **calls}
 
 
 def _zeros(turn: Turn) -> np.ndarray:

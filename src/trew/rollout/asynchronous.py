@@ -15,10 +15,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol
 
 from ..errors import CheckpointError, EngineError
-from ..types import Group, Prompt, Rollout, ScoredGroup, Span, Turn
+from ..types import Group, Prompt, Rollout, ScoredGroup, Span
 from . import codec
 from .engine import Engine, Finished, Lost, Request
-from .generate import TRIES, rollout_of
+from .generate import TRIES
 from .ledger import Account, Ledger, Stored, Ticket
 from .source import StepRollouts
 from .sync import SyncRollouts, has_both_outcomes, sampling
@@ -79,7 +79,7 @@ class AsyncRollouts(SyncRollouts):
         self.ledger.read(keeper.lines(), name="ledger.jsonl")
         self._mark: int | None = 0  # of the ledger, to go on from in the next step; None once it has
         self._changed = threading.Condition()  # of everything from here on, and of the ledger
-        self._asked: dict[int, dict[int, Turn]] = {}  # running tickets: the turns of their group that are there
+        self._asked: dict[int, dict[int, Rollout]] = {}  # running tickets: the rollouts of their group that are there
         self._prompts: dict[int, Prompt] = {}  # of tickets that are open
         self._held: list[int] = []  # running tickets whose groups have tokens of weights that trained() will tell of
         self._complete: list[int] = []  # running tickets whose groups are there, and not stored yet
@@ -314,9 +314,9 @@ class AsyncRollouts(SyncRollouts):
         for report in reports:
             number = _number(report)
             if isinstance(report, Finished) and number not in lost:
-                turns = self._asked[number]
-                turns[int(report.id.partition("/")[2])] = report.turn
-                if len(turns) == self.config.rollout.completions:
+                rollouts = self._asked[number]
+                rollouts[int(report.id.partition("/")[2])] = report.rollout
+                if len(rollouts) == self.config.rollout.completions:
                     self._since = self._since if self._complete else time.monotonic()
                     self._complete.append(number)
         self._repeat(lost)
@@ -355,13 +355,12 @@ class AsyncRollouts(SyncRollouts):
         if not numbers:
             return
         for number in numbers:
-            turns = self._asked.pop(number)
+            found = self._asked.pop(number)
             # Completions finish in any order; a group lists them by sample number, so that it is reproducible.
-            rollouts = tuple(rollout_of(turns[sample]) for sample in range(len(turns)))
-            self._ready[number] = Group(self._prompts[number], rollouts)
+            self._ready[number] = Group(self._prompts[number], tuple(found[sample] for sample in range(len(found))))
         stored = self._keeper.put([_encoded(self._ready[number]) for number in numbers])
         for number, where in zip(numbers, stored, strict=True):
-            versions = _versions(turn for rollout in self._ready[number].rollouts for turn in rollout.turns)
+            versions = _versions(self._ready[number].rollouts)
             self.ledger.finish(number, versions=versions, stored=where)
             if self.ledger.accounts[number].state == "finished":
                 self._grade(number)
@@ -441,8 +440,8 @@ def _number(report: Finished | Lost) -> int:
     return int(report.id.partition("/")[0])
 
 
-def _versions(turns: Iterable[Turn]) -> set[int]:
-    return {span.version for turn in turns for span in turn.versions}
+def _versions(rollouts: Iterable[Rollout]) -> set[int]:
+    return {span.version for rollout in rollouts for turn in rollout.turns for span in turn.versions}
 
 
 def _encoded(group: Group) -> bytes:

@@ -97,18 +97,26 @@ class Bridges:
 
     # ---- text
 
-    def cleaned(self, messages: Sequence[Message]) -> Cleaned:
+    def harmless(self, messages: Sequence[Message]) -> Cleaned:
         """Makes messages safe to render: text that would become a special token gets a space behind its first
-        character, and what is longer than an observation may be is cut in the middle."""
-        found, escaped, cut = [], 0, 0
+        character."""
+        found, escaped = [], 0
         for message in messages:
             # A lone surrogate is no character of any text, and tokenizers refuse it.
-            text = message["content"].encode("utf-8", "replace").decode("utf-8")
-            text, times = self._harmless(text)
-            text, was_cut = self._shortened(text, self.most // len(messages))
+            text, times = self._harmless(message["content"].encode("utf-8", "replace").decode("utf-8"))
             found.append({**message, "content": text})
-            escaped, cut = escaped + times, cut + was_cut
-        return Cleaned(tuple(found), escaped, cut)
+            escaped += times
+        return Cleaned(tuple(found), escaped)
+
+    def cleaned(self, messages: Sequence[Message]) -> Cleaned:
+        """Makes an observation safe to render, and cuts what is longer than it may be in the middle."""
+        safe = self.harmless(messages)
+        found, cut = [], 0
+        for message in safe.messages:
+            text, was_cut = self._shortened(message["content"], self.most // len(messages))
+            found.append({**message, "content": text})
+            cut += was_cut
+        return Cleaned(tuple(found), safe.escaped, cut)
 
     def _harmless(self, text: str) -> tuple[str, int]:
         if self._forged is None:

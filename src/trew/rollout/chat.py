@@ -72,10 +72,15 @@ class Renderer:
             raise DataError(f"prompt {prompt.uid!r}: is a chat, but the tokenizer has no chat template; {_FIX}")
         return self._apply(prompt.messages, uid=prompt.uid)
 
-    def apply(self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] = ()) -> str:
-        """Returns messages as the template writes them, with its generation prompt. Raises DataError where it refuses
-        them."""
-        return self._apply(messages, uid="", tools=tools)
+    def apply(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        generation_prompt: bool = True,
+    ) -> str:
+        """Returns messages as the template writes them. Raises DataError where it refuses them."""
+        return self._apply(messages, uid="", tools=tools, generation_prompt=generation_prompt)
 
     def tokens(self, text: str) -> list[int]:
         """Tokenises text as it stands, without a begin or an end token."""
@@ -85,6 +90,10 @@ class Renderer:
         """Returns the text of ``ids`` without special tokens."""
         # Without clean-up: it would remove spaces before punctuation, so rewards would see text the model never wrote.
         return self.tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+    def decode_whole(self, ids: Iterable[int]) -> str:
+        """Returns the text of ``ids`` with special tokens."""
+        return self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
     def split_stop(self, stop: Iterable[str]) -> tuple[frozenset[int], tuple[str, ...]]:
         """Splits stop strings into the ids of special tokens and other strings. Decoding removes special tokens, so a

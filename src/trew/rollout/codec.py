@@ -12,13 +12,14 @@ from typing import Any
 import numpy as np
 
 from ..types import Group, Prompt, Rollout, Sampling, Score, ScoredGroup, Span, Turn
-from .engine import Finished, Lost, Request
+from .engine import Earlier, Finished, Lost, Request
 from .source import StepRollouts
 
 _KINDS: dict[str, type] = {
     kind.__name__: kind
     for kind in (
-        Finished, Group, Lost, Prompt, Request, Rollout, Sampling, Score, ScoredGroup, Span, StepRollouts, Turn,
+        Earlier, Finished, Group, Lost, Prompt, Request, Rollout, Sampling, Score, ScoredGroup, Span, StepRollouts,
+        Turn,
     )
 }  # fmt: skip
 _DTYPES = {np.dtype(name): name for name in ("bool", "int64", "float32", "float64")}

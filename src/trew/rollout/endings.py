@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from ..errors import EngineError
 from ..types import FinishReason, Prompt, Sampling
 from .chat import Renderer
@@ -44,11 +46,11 @@ class ModelFacts:
     positions: int | None = None
     ends: frozenset[int] = frozenset()
 
-    def check(self, prompt: Prompt, ids: Sequence[int], max_tokens: int) -> None:
+    def check(self, prompt: Prompt, ids: Sequence[int] | np.ndarray, max_tokens: int) -> None:
         """Raises EngineError if the model cannot answer this prompt, of tokens ``ids``."""
         if max_tokens < 1:
             raise EngineError(f"prompt {prompt.uid!r}: max_tokens: got {max_tokens}, accepts at least 1")
-        if not ids:
+        if not len(ids):
             raise EngineError(f"prompt {prompt.uid!r}: has no tokens; remove it or give it text")
         if self.positions and len(ids) + max_tokens > self.positions:
             raise EngineError(

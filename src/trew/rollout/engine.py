@@ -1,12 +1,25 @@
-"""``Engine``: generates turns without blocking the caller: requests go in, turns come out as they finish."""
+"""``Engine``: generates without blocking the caller: requests go in, rollouts come out as they finish."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from ..types import Prompt, Sampling, Turn
+import numpy as np
+
+from ..types import Prompt, Rollout, Sampling, Turn
+from .chat import Renderer
+
+
+@dataclass(frozen=True, slots=True)
+class Earlier:
+    """What precedes a turn of an episode. ``ids``: the whole context, of which the last ``begin`` tokens follow the
+    prompt. ``longest``: the most tokens that the context of a later turn may have; 0 where none follows."""
+
+    ids: np.ndarray
+    begin: int = 0
+    longest: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,21 +37,44 @@ class Capabilities:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One turn to generate: sample number ``sample`` of ``prompt``. Draws depend on (sampling.seed, prompt.uid, sample,
-    position); the caller chooses ``id``, which must differ from the id of every unfinished request."""
+    """A rollout to generate: sample number ``sample`` of ``prompt``. Draws depend on (sampling.seed, prompt.uid,
+    sample, position); the caller chooses ``id``, which must differ from the id of every unfinished request.
+
+    With ``earlier``, a turn of an episode: its tokens are the context instead of the prompt's, and positions count from
+    the first token behind the prompt. All turns of an episode have one id, by which an engine may find again what it
+    has computed for the turn before; :meth:`Engine.cancel` frees that."""
 
     id: str
     prompt: Prompt
     sample: int
     sampling: Sampling
+    earlier: Earlier | None = field(default=None, compare=False)
+
+
+def context_ids(request: Request, renderer: Renderer) -> np.ndarray:
+    """The tokens (C,) int64 that a request's answer follows."""
+    if request.earlier is not None:
+        return request.earlier.ids
+    return np.asarray(renderer.encode(request.prompt), dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The turn generated for a request; its ``finish_reason`` is never "abort"."""
+    """What was generated for a request: a rollout of a single turn, whose ``finish_reason`` is never "abort", or from
+    :class:`~.episodes.Episodes` a whole episode."""
 
     id: str
-    turn: Turn
+    rollout: Rollout
+
+    @staticmethod
+    def of(id: str, turn: Turn) -> Finished:
+        """A request that is answered by one turn."""
+        return Finished(id, Rollout((turn,), status="truncated" if turn.finish_reason == "length" else "finished"))
+
+    @property
+    def turn(self) -> Turn:
+        """The last turn."""
+        return self.rollout.turns[-1]
 
 
 @dataclass(frozen=True, slots=True)

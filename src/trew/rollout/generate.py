@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from ..errors import EngineError
-from ..types import Group, Prompt, Rollout, Sampling, Turn
+from ..types import Group, Prompt, Rollout, Sampling
 from .engine import Engine, Finished, Lost, Request
 
 TRIES = 5
@@ -64,20 +64,18 @@ class _Waiting:
         self.groups: dict[int, Group] = {}
         self._prompts, self._n = prompts, n
         self._number = {id: number for id, (number, _) in places.items()}
-        self._turns: list[dict[int, Turn]] = [{} for _ in prompts]
+        self._rollouts: list[dict[int, Rollout]] = [{} for _ in prompts]
         self._losses: Counter[str] = Counter()  # by request id
 
     def completed(self, finished: Iterable[Finished]) -> Iterator[int]:
         """Takes finished completions in; yields the index of each prompt whose group this completes."""
         for each in finished:
             request, number = self.requests.pop(each.id), self._number[each.id]
-            turns = self._turns[number]
-            turns[request.sample] = each.turn
-            if len(turns) == self._n:
+            rollouts = self._rollouts[number]
+            rollouts[request.sample] = each.rollout
+            if len(rollouts) == self._n:
                 # Completions finish in any order; a group lists them by sample number, so that it is reproducible.
-                self.groups[number] = Group(
-                    self._prompts[number], tuple(rollout_of(turns.pop(s)) for s in range(self._n))
-                )
+                self.groups[number] = Group(self._prompts[number], tuple(rollouts.pop(s) for s in range(self._n)))
                 yield number
 
     def repeated(self, lost: Sequence[Lost]) -> list[Request]:
@@ -108,8 +106,3 @@ def _refuse_repeated(lost: Sequence[Lost], wanted: Mapping[str, Request]) -> Non
         said.append(f"prompt {request.prompt.uid!r}, sample {request.sample}: {report.reason}")
     more = f" (and {len(lost) - 3} more)" if len(lost) > 3 else ""
     raise EngineError(f"the engine lost {len(lost)} completions {TRIES} times: {'; '.join(said)}{more}")
-
-
-def rollout_of(turn: Turn) -> Rollout:
-    """A rollout of a single turn."""
-    return Rollout((turn,), status="truncated" if turn.finish_reason == "length" else "finished")

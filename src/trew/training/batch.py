@@ -90,7 +90,7 @@ def _turns(plan: Plan, rollouts: Sequence[Rollout], scores: Sequence[Score]) -> 
     """The turns of all rollouts and what each earned, if the objective reads them; no states if a turn has none."""
     if "turns" not in plan.objective.needs:
         return None
-    ends = [_turn_ends(rollout) for rollout in rollouts]
+    ends = [rollout.turn_ends for rollout in rollouts]
     rewards = [reward for own, score in zip(ends, scores, strict=True) for reward in turn_rewards(score, own)]
     states = [turn.state for rollout in rollouts for turn in rollout.turns]
     counts = torch.tensor([len(own) for own in ends], dtype=torch.int64)
@@ -100,12 +100,6 @@ def _turns(plan: Plan, rollouts: Sequence[Rollout], scores: Sequence[Score]) -> 
         torch.tensor([end for own in ends for end in own], dtype=torch.int64),
         None if None in states else number_states(states),
     )
-
-
-def _turn_ends(rollout: Rollout) -> list[int]:
-    """The number of tokens after the prompt up to and including the last of each turn."""
-    lengths = [len(turn.context_ids) + len(turn.token_ids) for turn in rollout.turns]
-    return (np.cumsum(lengths) - len(rollout.prompt_ids)).tolist()
 
 
 def turn_rewards(score: Score, ends: Sequence[int]) -> list[float]:

@@ -80,6 +80,7 @@ class Schedule:
 
         self.place = torch.zeros(slots, dtype=torch.int64, device=self.device)  # of the row in the slot
         self.keys = torch.zeros(slots, dtype=torch.int64, device=self.device)  # of its draws
+        self.begin = torch.zeros(slots, dtype=torch.int64, device=self.device)  # number of its first draw
         self.position = torch.zeros(slots, dtype=torch.int64, device=self.device)  # tokens it has
         self.last = torch.zeros(slots, dtype=torch.int64, device=self.device)  # its newest token
 
@@ -142,6 +143,8 @@ class Schedule:
         asked = [row.request for row in taken]
         keys = [row_key(r.sampling.seed, r.prompt.uid, r.sample) for r in asked]
         self.keys[new] = torch.tensor(keys, device=self.device)
+        begin = [0 if r.earlier is None else r.earlier.begin for r in asked]
+        self.begin[new] = torch.tensor(begin, device=self.device)
         # A slot still holds the values of the row that left it, so everything per row is set here.
         self.position[new] = 0
         return logits
@@ -150,7 +153,8 @@ class Schedule:
         """Draws a token for slots ``first`` and up, and records it; returns the slots whose completion has ended."""
         new = slice(first, self.decoder.rows)
         keys, position, place = self.keys[new], self.position[new], self.place[new]
-        drawn = self.decoder.draw(logits, keys=keys, positions=position, sampling=self.sampling)
+        numbers = position + self.begin[new]
+        drawn = self.decoder.draw(logits, keys=keys, positions=numbers, sampling=self.sampling)
         self.tokens_out[place, position] = drawn.tokens
         self.floats_out[:, place, position] = drawn.floats
         self.last[new] = drawn.tokens
@@ -224,5 +228,5 @@ class Schedule:
             dtype=torch.int64, device=self.device,
         )  # fmt: skip
         # The decoder decides which row moves where; the state per slot must follow in the same order.
-        for state in (self.place, self.keys, self.position, self.last):
+        for state in (self.place, self.keys, self.begin, self.position, self.last):
             state[: len(order)] = state[order]

@@ -19,7 +19,7 @@ from ...models.verified import say
 from ...types import Sampling, Span, Turn
 from ..chat import Renderer
 from ..endings import Endings, facts_of
-from ..engine import Capabilities, Finished, Lost, Request
+from ..engine import Capabilities, Finished, Lost, Request, context_ids
 from .choice import choose
 from .decode import Completion, Schedule
 from .decoder import Decoding
@@ -36,6 +36,11 @@ class _Queued:
 
     request: Request
     prompt_ids: np.ndarray
+
+    @property
+    def longest(self) -> int:
+        """The most tokens before an answer, of this turn or of a later one."""
+        return max(len(self.prompt_ids), self.request.earlier.longest if self.request.earlier else 0)
 
 
 class TorchEngine:
@@ -122,11 +127,10 @@ class TorchEngine:
         # Everything is checked before the engine's state changes: a refused call must leave nothing behind.
         queued: list[_Queued] = []
         facts = facts_of(self.model)
-        for _, side_by_side in itertools.groupby(requests, key=lambda request: id(request.prompt)):
+        for _, side_by_side in itertools.groupby(requests, key=_context_of):
             same = list(side_by_side)
-            ids = self.renderer.encode(same[0].prompt)
-            facts.check(same[0].prompt, ids, max(request.sampling.max_tokens for request in same))
-            array = np.asarray(ids, dtype=np.int64)
+            array = context_ids(same[0], self.renderer)
+            facts.check(same[0].prompt, array, max(request.sampling.max_tokens for request in same))
             queued += [_Queued(request, array) for request in same]
         self._queue += queued
         self._unfinished |= taken
@@ -144,7 +148,7 @@ class TorchEngine:
                     while schedule.unfinished and (more or not ended) and time.monotonic() < until:
                         more -= bool(ended)
                         ended += schedule.advance()
-                reports = [Finished(done.request.id, self._turn(done)) for done in ended]
+                reports = [Finished.of(done.request.id, self._turn(done)) for done in ended]
             self._unfinished -= {report.id for report in reports}
             if not schedule.unfinished:
                 self._end()
@@ -183,7 +187,7 @@ class TorchEngine:
     def _fits(self, queued: _Queued) -> bool:
         assert self._schedule is not None
         alike = _drawn_alike(queued.request.sampling, self._schedule.sampling)
-        return alike and len(queued.prompt_ids) <= self._longest
+        return alike and queued.longest <= self._longest
 
     def _begin(self) -> Schedule:
         """Makes an empty schedule for the requests at the queue's front that share sampling settings."""
@@ -191,9 +195,9 @@ class TorchEngine:
         first = list(itertools.takewhile(lambda queued: _drawn_alike(queued.request.sampling, sampling), self._queue))
         longest = max((queued.prompt_ids for queued in first), key=len)
         self._endings = Endings.of(self.renderer, sampling, ids=self.stop_ids)
-        self._longest = len(longest)
+        self._longest = max(queued.longest for queued in first)
         work = Decoding(
-            slots=min(self.batch, len(first)), longest_prompt=len(longest), max_tokens=sampling.max_tokens,
+            slots=min(self.batch, len(first)), longest_prompt=self._longest, max_tokens=sampling.max_tokens,
             autocast=self.autocast, tell=lambda text: say(self.messages, text),
         )  # fmt: skip
         decoder, refused = choose(
@@ -225,6 +229,11 @@ class TorchEngine:
             text=text,
             finish_reason=reason,
         )
+
+
+def _context_of(request: Request) -> tuple[int, int]:
+    """Equal for requests that certainly have the same context."""
+    return id(request.prompt), id(request.earlier)
 
 
 def _drawn_alike(a: Sampling, b: Sampling) -> bool:

@@ -19,7 +19,7 @@ from ...errors import EngineError, MissingResources
 from ...types import Sampling
 from ..chat import Renderer
 from ..endings import Endings, ModelFacts
-from ..engine import Capabilities, Finished, Lost, Request
+from ..engine import Capabilities, Finished, Lost, Request, context_ids
 from .answers import Asked, BadAnswer, body, read
 from .client import ServerGone, ServerRefused
 from .endpoint import Endpoint
@@ -185,12 +185,11 @@ class VllmEngine:
 
     def _grouped(self, requests: Sequence[Request]) -> Iterator[_Flight]:
         """Requests of one prompt and sampling whose sample numbers follow one another, as one flight each."""
-        for _, side_by_side in itertools.groupby(requests, key=lambda r: (id(r.prompt), r.sampling)):
+        for _, side_by_side in itertools.groupby(requests, key=lambda r: (id(r.prompt), id(r.earlier), r.sampling)):
             same = list(side_by_side)
             prompt, sampling = same[0].prompt, same[0].sampling
-            ids = self.renderer.encode(prompt)
-            self.facts.check(prompt, ids, sampling.max_tokens)
-            array = np.asarray(ids, dtype=np.int64)
+            array = context_ids(same[0], self.renderer)
+            self.facts.check(prompt, array, sampling.max_tokens)
             endings = Endings.of(self.renderer, sampling, ids=self.renderer.stop_ids | self.facts.ends)
             # Sample i has the draws of seed + i, on which a gap between the numbers must have no influence.
             runs = itertools.groupby(enumerate(same), key=lambda pair: pair[1].sample - pair[0])
@@ -210,7 +209,8 @@ class VllmEngine:
             server.open += len(flight.requests)
             self._flights.add(flight)
             request = flight.requests[0]
-            seed = seed_of(flight.sampling.seed, request.prompt.uid) + request.sample
+            begin = request.earlier.begin if request.earlier else 0
+            seed = seed_of(flight.sampling.seed, request.prompt.uid, begin) + request.sample
             self._traffic.send(flight, server.endpoint, body(self._asked(flight), seed=seed))
 
     def _asked(self, flight: _Flight) -> Asked:
@@ -248,7 +248,7 @@ class VllmEngine:
         server.bad = 0
         wanted = [(r, t) for r, t in zip(flight.requests, turns, strict=True) if r.id in self._unfinished]
         self._unfinished.difference_update(request.id for request, _ in wanted)
-        return [Finished(request.id, turn) for request, turn in wanted]
+        return [Finished.of(request.id, turn) for request, turn in wanted]
 
     def _lost(self, flight: _Flight, server: Server, error: EngineError) -> list[Finished | Lost]:
         """Reports a flight without a usable answer. Raises EngineError if no server is left to ask again."""
@@ -453,12 +453,13 @@ class VllmEngine:
         self._unfinished = set()
 
 
-def seed_of(seed: int, uid: str) -> int:
-    """The seed of a prompt's sample 0; sample i has this plus i.
+def seed_of(seed: int, uid: str, begin: int = 0) -> int:
+    """The seed of a prompt's sample 0; sample i has this plus i. ``begin``: tokens between the prompt and the answer.
 
     Hashed: seeds of neighbouring prompts or steps that were counted up would give them the same draws.
 
     >>> seed_of(1, "a") != seed_of(1, "b") != seed_of(2, "a"), seed_of(1, "a") < 2**56
     (True, True)
     """
-    return int.from_bytes(hashlib.blake2b(f"{seed}:{uid}".encode(), digest_size=7).digest(), "big")
+    turn = f"{begin}:" if begin else ""
+    return int.from_bytes(hashlib.blake2b(f"{turn}{seed}:{uid}".encode(), digest_size=7).digest(), "big")

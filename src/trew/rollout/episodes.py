@@ -1,0 +1,387 @@
+"""Plays episodes with an engine: an :class:`.Engine` whose rollouts have several turns.
+
+A request opens an episode; each reply goes to its environment, and what that says is the context of the next reply.
+Neither engines nor callers know of environments. Tokens that were sampled are never tokenised again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import itertools
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+import numpy as np
+
+from ..env.hosts import Answer, Hosts
+from ..env.protocol import Call, Reply, Say, Tool
+from ..env.wire import from_say
+from ..errors import EngineError, EpisodeError
+from ..types import Ending, FinishReason, Message, Prompt, Rollout, Turn
+from .bridge import Bridges
+from .engine import Earlier, Engine, Finished, Lost, Request
+
+PAUSE_S = 0.02
+"""The longest time in which an engine generates before answers of environments are looked for."""
+
+
+class Format(Protocol):
+    """How replies call tools, and how their results are read: :class:`trew.env.tools.ToolFormat`."""
+
+    shown: bool
+
+    def opening(self, messages: Sequence[Message], tools: Sequence[Tool]) -> tuple[Message, ...]: ...
+
+    def parse(self, text: str, tools: Sequence[Tool]) -> Any: ...
+
+    def observation(self, messages: Sequence[Message]) -> tuple[Message, ...]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Of an episode: ``turns`` replies, and ``tokens`` in all, prompt and observations included. ``observation``: the
+    most tokens between two replies, with what the template writes around what the environment says."""
+
+    turns: int
+    tokens: int
+    observation: int
+
+    def longest(self, prompt: int, reply: int) -> int:
+        """The most tokens that the context of a turn may have, after a prompt and with replies of so many tokens."""
+        return max(prompt, min(self.tokens - reply, prompt + (self.turns - 1) * (reply + self.observation)))
+
+
+@dataclass(eq=False, slots=True)
+class _Play:
+    """An episode that is being played. ``ids``: all its tokens so far; ``context``: those behind the last reply, and
+    ``read`` the messages that they are of, both without the next reply."""
+
+    request: Request
+    key: str = ""  # in the environment
+    opening: _Opening | None = None  # until it has begun
+    said: Say | None = None
+    tools: tuple[Tool, ...] = ()
+    turns: list[Turn] = field(default_factory=list)
+    ids: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    prompt: int = 0  # tokens of ids that are the prompt's
+    context: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    read: tuple[Message, ...] = ()
+    counts: dict[str, float] = field(default_factory=dict)
+    error: str = ""
+
+
+@dataclass(eq=False, slots=True)
+class _Opening:
+    """The episodes of a group, which begin together: they share the opening, so that it is computed once."""
+
+    plays: list[_Play]
+    missing: int  # those whose environment has not answered
+
+
+class Episodes:
+    """Plays an episode for each request, with the environment of ``hosts`` and the policy of ``engine``.
+
+    A request's row is its prompt's ``columns``, and ``prompt``; its environment's seed is a hash of the prompt's
+    ``seed`` and ``uid``. Requests of one prompt in one :meth:`submit` are a group: where their openings differ,
+    :meth:`poll` raises EpisodeError. An episode whose environment fails is a rollout of status ``failed``; with
+    ``on_failure = "abort"`` it is an EpisodeError. ``ends`` are the tokens that end a reply.
+
+    Nothing depends on how fast environments answer, or in which order. ``waited_s`` counts the seconds in which nothing
+    was generated, because all episodes waited for their environments.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        hosts: Hosts,
+        bridges: Bridges,
+        *,
+        limits: Limits,
+        ends: frozenset[int],
+        format: Format | None = None,
+        on_failure: Literal["abort", "skip"] = "skip",
+    ) -> None:
+        self.capabilities = engine.capabilities
+        self.engine, self.hosts, self.bridges, self.limits = engine, hosts, bridges, limits
+        self.ends, self.format, self.on_failure = ends, format, on_failure
+        self.waited_s = 0.0
+        self._plays: dict[str, _Play] = {}  # by the request's id
+        self._asked: dict[str, _Play] = {}  # those whose environment has to answer, by its key
+        self._generating: set[str] = set()  # the ids of those that the engine is to answer
+        self._reports: list[Finished | Lost] = []
+
+    @property
+    def version(self) -> int:
+        return self.engine.version
+
+    @version.setter
+    def version(self, version: int) -> None:
+        if version != self.version and self._plays and not self.capabilities.in_flight_updates:
+            raise EngineError(f"version: got {version} while {len(self._plays)} episodes of {self.version} are played")
+        self.engine.version = version
+
+    def state(self) -> dict[str, Any]:
+        return self.engine.state()
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        self.engine.load_state(state)
+
+    # ---- the protocol
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        ids = [request.id for request in requests]
+        if taken := [id for i, id in enumerate(ids) if id in self._plays or id in ids[:i]]:
+            raise EngineError(f"request {taken[0]!r}: another one with this id is unfinished; ids must differ")
+        for _, side_by_side in itertools.groupby(requests, key=lambda request: (id(request.prompt), request.sampling)):
+            opening = _Opening([_Play(request) for request in side_by_side], 0)
+            opening.missing = len(opening.plays)
+            for play in opening.plays:
+                prompt = play.request.prompt
+                play.opening = opening
+                self._plays[play.request.id] = play
+                play.key = self.hosts.begin(_row(prompt), environment_seed(prompt))
+                self._asked[play.key] = play
+
+    def poll(self, timeout_s: float | None = None) -> list[Finished | Lost]:
+        until = None if timeout_s is None else time.monotonic() + timeout_s
+        try:
+            while self._plays and not self._reports:
+                left = None if until is None else max(0.0, until - time.monotonic())
+                self._work(left)
+                if left == 0:
+                    break
+        except BaseException:  # an interrupt too
+            self._drop(list(self._plays))
+            self._reports = []
+            raise
+        reports, self._reports = self._reports, []
+        return reports
+
+    def cancel(self, ids: Sequence[str]) -> None:
+        self._drop([id for id in ids if id in self._plays])
+        dropped = set(ids)
+        self._reports = [report for report in self._reports if report.id not in dropped]
+
+    def _work(self, left: float | None) -> None:
+        """Takes in what environments have answered, and generates."""
+        for answer in self._answers(0.0 if self._generating else left):
+            play = self._asked.pop(answer.key)
+            if answer.say is None:
+                self._failed(play, answer)
+            elif play.opening is not None:
+                play.said = answer.say
+                self._opened(play.opening)
+            else:
+                self._answered(play, answer.say)
+        if not self._generating:
+            return
+        wait = left if not self._asked else PAUSE_S if left is None else min(left, PAUSE_S)
+        for report in self.engine.poll(wait):
+            self._generating.discard(report.id)
+            if isinstance(report, Finished):
+                self._replied(self._plays[report.id], report.turn)
+            else:  # the whole episode may be asked for again
+                self._drop([report.id])
+                self._reports.append(report)
+
+    def _answers(self, wait: float | None) -> list[Answer]:
+        start = time.monotonic()
+        answers = self.hosts.poll(wait)
+        if not self._generating:
+            self.waited_s += time.monotonic() - start
+        return answers
+
+    # ---- an episode
+
+    def _opened(self, opening: _Opening) -> None:
+        """Begins the episodes of a group, once all of its environments have answered."""
+        opening.missing -= 1
+        if opening.missing:
+            return
+        for play in opening.plays:
+            play.opening = None
+        begun = [play for play in opening.plays if play.said is not None]
+        ids = self._prompt(begun) if begun else self._encoded(opening.plays[0].request.prompt)
+        most = begun[0].request.sampling.max_tokens if begun else 0
+        too_long = len(ids) + most > self.limits.tokens
+        longest = self.limits.longest(len(ids), most) if self.limits.turns > 1 else 0
+        earlier = Earlier(ids, 0, longest)  # the same object for all: the engine computes it once
+        for play in opening.plays:
+            play.ids, play.context, play.prompt = ids, ids, len(ids)
+            if play in begun and too_long:
+                play.error = (
+                    f"the opening has {len(ids)} tokens, which with rollout.max_tokens = {most} is more than the "
+                    f"{self.limits.tokens} of an episode; shorten it, or raise environment.episode_tokens"
+                )
+            if play.error:
+                self._end(play, "failed")
+        self._generate([play for play in begun if not play.error], earlier)
+
+    def _prompt(self, plays: Sequence[_Play]) -> np.ndarray:
+        """The tokens of the opening that episodes share. Raises EpisodeError where they do not."""
+        first = plays[0]
+        assert first.said is not None
+        for play in plays[1:]:
+            assert play.said is not None
+            if _shown(play.said) != _shown(first.said):
+                uid, one, other = first.request.prompt.uid, _text(first.said.messages), _text(play.said.messages)
+                raise EpisodeError(
+                    f"environment: prompt {uid!r} has different openings for one seed, {one[:200]!r} and "
+                    f"{other[:200]!r}, so that its group would compare answers to different questions; draw from "
+                    "random.Random(seed) alone"
+                )
+        messages, tools = first.said.messages, first.said.tools
+        if self.format is not None:
+            messages = self.format.opening(messages, tools)
+        cleaned = self.bridges.harmless(messages)
+        shown = tools if self.format is None or self.format.shown else ()
+        ids = np.asarray(self.bridges.opening(cleaned.messages, tools=[tool.schema for tool in shown]), np.int64)
+        for play in plays:
+            play.tools, play.read, play.counts = tools, cleaned.messages, _counts(cleaned)
+        return ids
+
+    def _encoded(self, prompt: Prompt) -> np.ndarray:
+        """A stand-in for the prompt of a group without an opening."""
+        return np.asarray(self.bridges.renderer.encode(prompt), np.int64)
+
+    def _generate(self, plays: Sequence[_Play], earlier: Earlier) -> None:
+        self.engine.submit([dataclasses.replace(play.request, earlier=earlier) for play in plays])
+        self._generating.update(play.request.id for play in plays)
+
+    def _replied(self, play: _Play, turn: Turn) -> None:
+        """Passes a reply on to its environment."""
+        assert play.said is not None
+        state = _text(play.said.messages) if play.said.state is None else play.said.state
+        calls, malformed = self._parsed(play, turn)
+        as_messages = tuple(map(_as_message, calls))
+        known = {"context_ids": play.context, "messages": play.read, "state": state, "metrics": play.counts}
+        play.turns.append(dataclasses.replace(turn, calls=as_messages, **known))
+        play.ids = np.concatenate([play.ids, turn.token_ids])
+        if turn.finish_reason == "length":
+            self._end(play, "length")
+            return
+        reason: FinishReason = "tool_call" if calls else turn.finish_reason
+        reply = Reply(turn.text, calls, malformed, len(play.turns) - 1, reason)
+        self._asked[play.key] = play
+        self.hosts.reply(play.key, reply)
+
+    def _parsed(self, play: _Play, turn: Turn) -> tuple[tuple[Call, ...], str | None]:
+        """The tool calls of a reply, and what is wrong with them; of one that was cut off none."""
+        if self.format is None or not play.tools or turn.finish_reason == "length":
+            return (), None
+        # Formats may mark calls by special tokens, which the text of a turn lacks; a stop string ends that text.
+        ended = self._ended_by(turn) is not None
+        text = self.bridges.renderer.decode_whole(turn.token_ids[:-1].tolist()) if ended else turn.text
+        parsed = self.format.parse(text, play.tools)
+        return tuple(parsed.calls), parsed.malformed
+
+    def _ended_by(self, turn: Turn) -> int | None:
+        last = int(turn.token_ids[-1]) if len(turn.token_ids) else None
+        return last if last in self.ends else None
+
+    def _answered(self, play: _Play, say: Say) -> None:
+        """Goes on with an episode, or ends it."""
+        last = play.turns[-1]
+        play.turns[-1] = dataclasses.replace(last, reward=say.reward, metrics={**last.metrics, **say.metrics})
+        if say.done or len(play.turns) >= self.limits.turns:
+            self._end(play, "done" if say.done else "turns")
+            return
+        messages = say.messages if self.format is None else self.format.observation(say.messages)
+        cleaned = self.bridges.cleaned(messages)
+        bridge = self.bridges.bridge(cleaned.messages, ended_by=self._ended_by(last))
+        if bridge is None:
+            self._end(play, "wrong_end")
+            return
+        play.said, play.read, play.counts = say, cleaned.messages, _counts(cleaned)
+        play.context = np.asarray(bridge, np.int64)
+        ids = np.concatenate([play.ids, play.context])
+        reply = play.request.sampling.max_tokens
+        if len(ids) + reply > self.limits.tokens:
+            self._end(play, "tokens")
+            return
+        play.ids = ids
+        more = len(play.turns) + 1 < self.limits.turns
+        longest = self.limits.longest(play.prompt, reply) if more else 0
+        self._generate([play], Earlier(ids, len(ids) - play.prompt, longest))
+
+    def _failed(self, play: _Play, answer: Answer) -> None:
+        uid = play.request.prompt.uid
+        play.error = f"{answer.kind}: {answer.error}"
+        if self.on_failure == "abort":
+            raise EpisodeError(
+                f"environment: the episode of prompt {uid!r}, sample {play.request.sample} failed after "
+                f"{len(play.turns)} replies: {play.error.rstrip()}"
+            )
+        if play.opening is not None:
+            self._opened(play.opening)
+        else:
+            self._end(play, "failed")
+
+    def _end(self, play: _Play, ending: Ending) -> None:
+        turns = tuple(play.turns) or (_nothing(play.context, play.read),)
+        status = "finished" if ending == "done" else "failed" if ending == "failed" else "truncated"
+        self._reports.append(Finished(play.request.id, Rollout(turns, status, play.error, ending)))
+        self._drop([play.request.id])
+
+    def _drop(self, ids: Sequence[str]) -> None:
+        """Forgets episodes, here, in their environments and in the engine."""
+        openings = set()
+        for id in ids:
+            play = self._plays.pop(id)
+            self.hosts.end(play.key)
+            if play.opening is not None:
+                play.opening.plays.remove(play)
+                play.opening.missing -= play.key in self._asked
+                openings.add(play.opening)
+            self._asked.pop(play.key, None)
+            self._generating.discard(id)
+        self.engine.cancel(ids)
+        for opening in openings:
+            if opening.plays and not opening.missing:  # those that are left waited for the others
+                opening.missing = 1
+                self._opened(opening)
+
+
+def environment_seed(prompt: Prompt) -> int:
+    """The seed of a prompt's environment, the same for all samples.
+
+    >>> environment_seed(Prompt("a", text="?")) == environment_seed(Prompt("a", text="?", seed=1))
+    False
+    """
+    digest = hashlib.blake2b(f"{prompt.seed}:{prompt.uid}".encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
+
+
+def _row(prompt: Prompt) -> dict[str, Any]:
+    """What an environment gets of a data row."""
+    said = prompt.text if prompt.messages is None else [dict(message) for message in prompt.messages]
+    return {"prompt": said, **prompt.columns}
+
+
+def _shown(say: Say) -> Any:
+    """What the episodes of a group must have in common."""
+    return {**from_say(say, opening=True), "metrics": None}
+
+
+def _text(messages: Sequence[Message]) -> str:
+    return "\n".join(message["content"] for message in messages)
+
+
+def _counts(cleaned: Any) -> dict[str, float]:
+    """What was done to an observation, where anything was."""
+    counts = {"observations_escaped": float(cleaned.escaped), "observations_cut": float(cleaned.cut)}
+    return {name: count for name, count in counts.items() if count}
+
+
+def _as_message(call: Call) -> dict[str, Any]:
+    """A call as chat messages have it."""
+    return {"type": "function", "id": call.id, "function": {"name": call.name, "arguments": dict(call.arguments)}}
+
+
+def _nothing(context: np.ndarray, read: tuple[Message, ...]) -> Turn:
+    """The turn of an episode that failed before the first reply."""
+    empty = np.zeros(0, np.float32)
+    return Turn(context, np.zeros(0, np.int64), empty, empty, empty, (), "", "abort", messages=read)
