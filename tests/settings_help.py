@@ -52,6 +52,13 @@ def calls(completions, **_): return [float(len(completions))] * len(completions)
 def first(completion_ids, **_): return [float(ids[0] % 2) for ids in completion_ids]
 def raises(completions, **_): raise ValueError("no")
 def unsteady(completions, **_): return [time.time()] * len(completions)
+def talk(row, seed, *, size=1):
+    reply = yield str(seed % 10) * size
+    while True:
+        reply = yield {"role": "user", "content": reply.text + "x" * size}
+def breaks(row, seed):
+    yield "begin"
+    raise ValueError("no")
 """
 
 

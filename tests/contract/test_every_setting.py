@@ -39,6 +39,7 @@ TWO = {"learner.inner_updates": 2}
 LORA = {"lora.rank": 2}
 FIRST = {"name": "f.py:first"}
 SAVED = {"checkpoint.every": 1, "steps": 3}
+TALK = {"environment.name": "f.py:talk", "environment.turns": 3}
 REFERENCE = {"objective.beta": 0.5, "steps": 2}
 
 
@@ -79,6 +80,19 @@ CASES: dict[str, Case] = {
                           {"rewards": rewards({"name": "f.py:calls"})}),
     "rewards.on_failure": Case(rewards({"name": "f.py:raises", "on_failure": "skip"}), "refused",
                                {"rewards": rewards({"name": "f.py:raises"})}),
+    "environment.name": Case("f.py:talk", last("turns")),
+    "environment.args": Case({"size": 3}, "prompt_ids", TALK),
+    "environment.episodes": Case(4, "prompts", {**TALK, "data.task": "prompts", "data.args": {}}),
+    "environment.turns": Case(1, last("turns"), TALK),
+    "environment.episode_tokens": Case(60, last("environment/tokens"), TALK),
+    "environment.observation_tokens": Case(
+        32, last("environment/observations_cut"), {**TALK, "environment.args": {"size": 99}}
+    ),
+    "environment.workers": Case(
+        3, lambda a, b: (len(a.program.player.hosts._hosts), len(b.program.player.hosts._hosts)) == (1, 3),
+        {**TALK, "environment.workers": 1},
+    ),
+    "environment.on_failure": Case("abort", "refused", {"environment.name": "f.py:breaks"}),
     "rollout.prompts": Case(3, "shape"),
     "rollout.completions": Case(4, "shape"),
     "rollout.max_tokens": Case(5, "shape"),
@@ -144,6 +158,9 @@ ELSEWHERE = {
     "learner.bad_steps": "tests/fault/test_numbers.py",
     "track.max_failed": "tests/fault/test_processes.py",
     "rewards.timeout_s": "tests/unit/test_rewards_process.py",
+    "environment.timeout_s": "tests/unit/test_env_hosts.py",
+    "environment.tools": "tests/unit/test_bridge.py",
+    "environment.tools_format": "tests/unit/test_bridge.py",
     "rollout.replay": "tests/integration/test_replay.py",
     "cluster.launcher": "tests/unit/test_ray_launch.py",
     "cluster.resources_timeout_s": "tests/real_ray/test_ray_ranks.py",

@@ -35,6 +35,10 @@ _DAYS_12 = 1e6  # seconds; operating system timers overflow after years
 MOST: dict[str, float] = {
     "threads": 1024,
     "steps": 10_000_000,
+    "environment.episodes": 1_000_000,
+    "environment.turns": 10_000,
+    "environment.timeout_s": _DAYS_12,
+    "environment.workers": 1024,
     "rollout.prompts": 100_000,
     "rollout.completions": 100_000,
     "rollout.max_tokens": 10_000_000,

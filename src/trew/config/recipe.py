@@ -18,7 +18,7 @@ from ..errors import ConfigError, nearest
 from ..utils.toml import dump_table
 from . import limits
 from .rules import validate
-from .schema import Config, RewardConfig
+from .schema import Config
 
 T = typing.TypeVar("T")
 
@@ -96,7 +96,7 @@ def parse(table: Mapping[str, Any], *, base: Path | None = None) -> Config:
             "args": {k: v for k, v in objective.items() if k != "preset"},
         }
     config = _build(Config, table, "", problems)
-    config = dataclasses.replace(config, rewards=tuple(_anchor(r, base) for r in config.rewards))
+    config = _anchored(config, base)
     # Keys that could not be read have their defaults here, so that validation still finds every other problem.
     problems += [p for p in validate(config) if p.partition(":")[0] not in {q.partition(":")[0] for q in problems}]
     if problems:
@@ -104,13 +104,21 @@ def parse(table: Mapping[str, Any], *, base: Path | None = None) -> Config:
     return config
 
 
-def _anchor(reward: RewardConfig, base: Path | None) -> RewardConfig:
-    """Makes a relative reward file absolute: it is relative to the recipe, whatever the working directory."""
-    file, colon, function = reward.name.rpartition(":")
+def _anchored(config: Config, base: Path | None) -> Config:
+    """Makes relative files of users' code absolute: they are relative to the recipe, whatever the working directory."""
+    rewards = tuple(dataclasses.replace(reward, name=_anchor(reward.name, base)) for reward in config.rewards)
+    own = config.environment
+    tools = tuple(_anchor(tool, base) for tool in own.tools)
+    environment = dataclasses.replace(own, name=_anchor(own.name, base), tools=tools)
+    return dataclasses.replace(config, rewards=rewards, environment=environment)
+
+
+def _anchor(name: str, base: Path | None) -> str:
+    file, colon, function = name.rpartition(":")
     if not colon or not file.endswith(".py") or Path(file).is_absolute() or "\0" in file:
-        return reward
+        return name
     here = (base / file) if base is not None and (base / file).exists() else Path(file)
-    return dataclasses.replace(reward, name=f"{here.resolve()}:{function}")
+    return f"{here.resolve()}:{function}"
 
 
 def build(cls: type[T], table: Mapping[str, Any], *, where: str) -> T:

@@ -5,6 +5,7 @@ Each yields its problems, one line each: the setting, what it got, what it accep
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -12,17 +13,18 @@ from typing import Any
 from ..errors import nearest
 from ..utils.toml import toml_value
 from . import cluster, limits
-from .schema import ClusterConfig, Config, LoraConfig, RewardConfig
+from .schema import ClusterConfig, Config, EnvironmentConfig, LoraConfig, RewardConfig
 
 AT_LEAST_ONE = (
     "rollout.prompts", "rollout.completions", "rollout.max_tokens", "rollout.batch", "learner.inner_updates",
     "learner.microbatch_tokens", "data.max_prompt_tokens", "eval.size", "eval.samples", "steps", "checkpoint.keep",
-    "learner.bad_steps",
+    "learner.bad_steps", "environment.episodes", "environment.turns",
 )  # fmt: skip
 AT_LEAST_ZERO = (
     "rollout.top_k", "rollout.refills", "rollout.stale_steps", "learner.minibatch_prompts", "learner.warmup_steps",
     "learner.reference_every", "eval.every", "eval.max_tokens", "checkpoint.every", "track.samples_every",
-    "track.regrade_every", "threads", "learner.weight_decay", "eval.temperature",
+    "track.regrade_every", "threads", "learner.weight_decay", "eval.temperature", "environment.episode_tokens",
+    "environment.workers",
 )  # fmt: skip
 TRACKERS = ("trackio", "wandb", "tensorboard", "mlflow")
 
@@ -37,6 +39,7 @@ def validate(config: Config) -> list[str]:
     sections = (
         _counts,
         _top,
+        _environment,
         _rollout,
         _learner,
         _reference,
@@ -74,6 +77,28 @@ def _top(c: Config) -> Iterator[str]:
     yield from _need(c, bool(c.model.strip()), "model", "a folder, a hub id, or 'smollm2-135m-instruct'")
     known = c.device in ("auto", "cpu", "mps") or c.device.partition(":")[0] == "cuda"
     yield from _need(c, known, "device", "'auto', 'cpu', 'mps', 'cuda' or 'cuda:N'")
+
+
+def _environment(c: Config) -> Iterator[str]:
+    e = c.environment
+    yield from _need(
+        c, e.observation_tokens >= 32, "environment.observation_tokens", "at least 32, the mark of a cut included"
+    )  # fmt: skip
+    yield from _need(c, 0 < e.timeout_s < math.inf, "environment.timeout_s", "a number of seconds above 0")
+    yield from _arguments(e.args.items(), "environment")
+    if not c.plays:
+        unused = [f.name for f in dataclasses.fields(e) if getattr(e, f.name) != getattr(EnvironmentConfig(), f.name)]
+        for key in unused:
+            yield (
+                f"environment.{key}: got {getattr(e, key)!r}, but no environment is named; set environment.name, or "
+                "environment.tools"
+            )
+    if not e.name and e.args:
+        yield "environment.args: is set without environment.name, which they are for"
+    if not e.name and any(reward.name == "environment" for reward in c.rewards):
+        yield "rewards: 'environment' is what an environment gives; set environment.name"
+    if e.tools_format != "auto" and not e.tools and not e.name:
+        yield f"environment.tools_format: got {e.tools_format!r} without environment.tools"
 
 
 def _rollout(c: Config) -> Iterator[str]:

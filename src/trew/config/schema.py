@@ -24,6 +24,7 @@ Offload = Literal["none", "optimizer", "all"]
 Launcher = Literal["auto", "torchrun", "ray"]
 OnFailure = Literal["abort", "skip"]
 InFlight = Literal["keep", "finish"]
+ToolsFormat = Literal["auto", "plain"]
 FUNCTION_SECONDS = 300.0
 
 
@@ -56,6 +57,24 @@ class RewardConfig:
     calls: Calls = "step"  # one call with all completions of a step, or one per group as soon as it is finished
     timeout_s: float = FUNCTION_SECONDS  # seconds per call, after which the function is stopped
     on_failure: OnFailure = "abort"  # abort the run; skip = leave the failed completions without a value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvironmentConfig:
+    """Episodes of several turns: what answers the policy's replies. Without a name and tools, completions have one turn
+    each."""
+
+    name: str = ""  # guess, grid, calculator, or path/to/file.py:name of a generator function or a class
+    args: Mapping[str, Any] = field(default_factory=dict)  # keyword arguments of the function or class
+    tools: tuple[str, ...] = ()  # python, calculator, or path/to/file.py:function; without a name, a tool loop
+    tools_format: ToolsFormat = "auto"  # how replies call tools: as the chat template does, or plain = one line each
+    episodes: int = 1000  # without data: episodes to train on, which differ by their number
+    turns: int = 6  # the most replies of an episode
+    episode_tokens: int = 0  # the most tokens, prompt and observations included; 0 = the model's positions
+    observation_tokens: int = 256  # what an environment says at once is cut in the middle beyond this
+    timeout_s: float = 20.0  # seconds for one answer, after which its episode has failed
+    workers: int = 0  # processes that start episodes; 0 = one per core
+    on_failure: OnFailure = "skip"  # leave a failed episode without a value; abort = end the run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -247,6 +266,7 @@ class Config:
     out: str = ""  # run folder; empty = runs/<recipe name>
     data: DataConfig = field(default_factory=DataConfig)
     rewards: tuple[RewardConfig, ...] = ()  # empty = the task's default rewards
+    environment: EnvironmentConfig = field(default_factory=EnvironmentConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
     learner: LearnerConfig = field(default_factory=LearnerConfig)
@@ -257,6 +277,16 @@ class Config:
     stop: StopConfig = field(default_factory=StopConfig)
     track: TrackConfig = field(default_factory=TrackConfig)
     health: HealthConfig = field(default_factory=HealthConfig)
+
+    @property
+    def plays(self) -> bool:
+        """Whether completions are episodes of several turns."""
+        return bool(self.environment.name or self.environment.tools)
+
+    @property
+    def sampled_tokens(self) -> int:
+        """The most tokens that the policy samples in a rollout."""
+        return self.rollout.max_tokens * (self.environment.turns if self.plays else 1)
 
     @property
     def optimizer_steps(self) -> int:

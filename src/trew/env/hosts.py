@@ -133,9 +133,11 @@ class Hosts:
     def close(self) -> None:
         """Ends all hosts and episodes."""
         self._host_of.clear()
-        hosts, self._hosts = [host for host in self._hosts if host is not None], [None] * self._size
-        for host in hosts:
-            host.end()
+        ended: list[_Host | None] = [None] * self._size
+        ended, self._hosts = self._hosts, ended
+        for host in ended:
+            if host is not None:
+                host.end()
 
     def _send(self, host: _Host, *message: Any) -> None:
         with contextlib.suppress(Closed):  # its thread reports it

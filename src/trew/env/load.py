@@ -98,7 +98,7 @@ def _named(spec: Spec) -> Loaded:
 
 def _factory(found: Any, spec: Spec, who: str) -> Callable[[], Environment]:
     """What makes one episode's environment of a generator function or a class."""
-    is_class = inspect.isclass(found)
+    is_class: bool = inspect.isclass(found)
     function = inspect.unwrap(found)
     if inspect.isasyncgenfunction(function):
         raise ConfigError(f"environment.name: {who} is an async generator; write it as a plain generator")

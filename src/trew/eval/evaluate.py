@@ -155,7 +155,7 @@ def _count(
         pass_at={k: v.mean for k, v in pass_at.items()},
         pass_at_intervals=pass_at,
         mean_length=tokens / len(completions),
-        truncated_share=sum(c.finish_reason == "length" for c in completions) / len(completions),
+        truncated_share=sum(c.status == "truncated" for c in completions) / len(completions),
         rewards={name: _mean_reward(scored, name) for name in names},
         seconds=seconds,
         tokens_per_second=tokens / seconds if seconds > 0 else 0.0,

@@ -15,7 +15,7 @@ from .verdict import Verdict
 if TYPE_CHECKING:
     from .model.reward_model import ModelReward
 
-FAILED: tuple[ScoreStatus, ...] = ("bad_gold", "timeout", "sandbox_error")
+FAILED: tuple[ScoreStatus, ...] = ("bad_gold", "timeout", "sandbox_error", "environment_error")
 """Statuses of a completion that a reward should have judged but could not. Its score is unknown, not neutral, so the
 completion gets no value."""
 

@@ -49,7 +49,12 @@ def grade_groups(reward: Reward, groups: Sequence[Group], grader: Grader = grade
 
 def _own(names: Sequence[str], rollout: Rollout) -> dict[str, Any]:
     """Returns the arguments that come from the rollout itself."""
-    return {n: len(rollout) if n == "length" else rollout.token_ids for n in names if n in ("length", "token_ids")}
+    known: dict[str, Callable[[], Any]] = {
+        "length": lambda: len(rollout),
+        "token_ids": lambda: rollout.token_ids,
+        "episode": lambda: rollout,
+    }
+    return {name: known[name]() for name in names if name in known}
 
 
 def grade_after(reward: Reward, group: Group, first: Sequence[Verdict]) -> list[Verdict]:

@@ -24,7 +24,7 @@ from .user.functions import Sample, UserFunction
 from .user.process import Process
 from .user.session import FunctionHost
 from .user.verdicts import Ask, verdicts_of
-from .verdict import Verdict
+from .verdict import NOT_PLAYED, Verdict
 
 
 class RewardSet:
@@ -39,6 +39,7 @@ class RewardSet:
       those numbers. Counting None as 0 would push them away from the rest of the group; the mean moves them nowhere.
     * A completion that a reward with non-zero weight, or a gate, *could not* judge (``bad_gold``, ``timeout``,
       ``sandbox_error``) has no value: what is missing is unknown, not neutral. Behind a closed gate it is known: 0.
+    * An episode whose environment failed (``environment_error``) is judged by no reward.
     * Where no reward that counts gave a number there is no value.
 
     ``host`` runs users' functions: a separate process unless another host is given.
@@ -161,7 +162,7 @@ class RewardSet:
                 progress(len(groups[g].rollouts))
 
     def _combined(self, group: Group, verdicts: Verdicts) -> ScoredGroup:
-        columns = [verdicts[name] for name in self.names]
+        columns = [_of_played(group, verdicts[name]) for name in self.names]
         lengths = [len(rollout.token_ids) for rollout in group.rollouts]
         return ScoredGroup(group, combined(self.rewards, columns, lengths=lengths))
 
@@ -230,7 +231,11 @@ class RewardSet:
             hopeless = _lacks(function, columns) if self._columns else reward.calls == "step"
             if hopeless:
                 raise RewardError(f"{function.who} {function.missing(columns)}")
-        samples = [Sample(g.prompt, c.text, c.token_ids, len(c)) for g in served for c in g.rollouts]
+        samples = [
+            Sample(g.prompt, c.text, c.token_ids, len(c.token_ids), c.conversation, len(c.turns[0].messages))
+            for g in served
+            for c in g.rollouts
+        ]
         return Ask(function, samples, reward.timeout_s, reward.on_failure)
 
     def _judged(self, asks: Mapping[str, Ask], step: int) -> dict[str, list[Verdict]]:
@@ -309,6 +314,12 @@ class RewardSet:
     def summary(self, scored: Sequence[ScoredGroup]) -> Metrics:
         """Metrics of a step: see :func:`~trew.rewards.metrics.summary`."""
         return summary(self.names, scored)
+
+
+def _of_played(group: Group, verdicts: Sequence[Verdict]) -> list[Verdict]:
+    """The verdicts on a group, none on an episode whose environment failed: what it said until then is no answer."""
+    pairs = zip(group.rollouts, verdicts, strict=True)
+    return [NOT_PLAYED if rollout.status == "failed" else verdict for rollout, verdict in pairs]
 
 
 def _differing(name: str, one: Sequence[Score], other: Sequence[Score], where: Iterable[int]) -> list[int]:

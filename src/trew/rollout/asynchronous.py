@@ -241,7 +241,7 @@ class AsyncRollouts(SyncRollouts):
 
     def _issue(self, step: int, attempt: int) -> Ticket:
         place = self.position
-        [prompt] = self._draw(1, self._uids.setdefault(step, set()))
+        [prompt] = self._draw(1, self._uids.setdefault(step, set()), step)
         ticket = self.ledger.issue(uid=prompt.uid, place=place, step=step, attempt=attempt)
         self._prompts[ticket.number] = prompt
         return ticket
@@ -254,7 +254,7 @@ class AsyncRollouts(SyncRollouts):
                 if not ticket.uid.startswith(f"{prompt.uid}~"):  # a prompt that one step drew twice
                     return None
                 prompt = dataclasses.replace(prompt, uid=ticket.uid)
-            self._prompts[ticket.number] = prompt
+            self._prompts[ticket.number] = self.seeded(prompt, ticket.step)
         return self._prompts[ticket.number]
 
     def _submit(self, tickets: Sequence[Ticket]) -> None:

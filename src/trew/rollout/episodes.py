@@ -142,7 +142,7 @@ class Episodes:
                 prompt = play.request.prompt
                 play.opening = opening
                 self._plays[play.request.id] = play
-                play.key = self.hosts.begin(_row(prompt), environment_seed(prompt))
+                play.key = self.hosts.begin(row_of(prompt), environment_seed(prompt))
                 self._asked[play.key] = play
 
     def poll(self, timeout_s: float | None = None) -> list[Finished | Lost]:
@@ -355,7 +355,7 @@ def environment_seed(prompt: Prompt) -> int:
     return int.from_bytes(digest, "big") >> 1
 
 
-def _row(prompt: Prompt) -> dict[str, Any]:
+def row_of(prompt: Prompt) -> dict[str, Any]:
     """What an environment gets of a data row."""
     said = prompt.text if prompt.messages is None else [dict(message) for message in prompt.messages]
     return {"prompt": said, **prompt.columns}
@@ -384,4 +384,4 @@ def _as_message(call: Call) -> dict[str, Any]:
 def _nothing(context: np.ndarray, read: tuple[Message, ...]) -> Turn:
     """The turn of an episode that failed before the first reply."""
     empty = np.zeros(0, np.float32)
-    return Turn(context, np.zeros(0, np.int64), empty, empty, empty, (), "", "abort", messages=read)
+    return Turn(context, np.zeros(0, np.int64), empty, empty, empty, (), "", "abort", "", read)

@@ -76,7 +76,7 @@ class SyncRollouts:
                 break
             # Only what is missing is drawn again. The stream's position advances for dropped groups too: a refill that
             # drew the same prompts would most likely get groups without signal once more.
-            scored = self._generate(self._draw(missing, uids), step=step, attempt=attempt)
+            scored = self._generate(self._draw(missing, uids, step), step=step, attempt=attempt)
             sampled += scored
             kept += [g for g in scored if not dynamic or has_both_outcomes(g, self.correct)]
         return kept, sampled
@@ -93,19 +93,23 @@ class SyncRollouts:
             self.note("scoring")
             return grading.finish(groups)
 
-    def _draw(self, count: int, taken: set[str]) -> list[Prompt]:
+    def _draw(self, count: int, taken: set[str], step: int) -> list[Prompt]:
         """Returns the next prompts of the endless, per-epoch shuffled stream. A prompt that this step has already drawn
         (its uid is in ``taken``) gets a new, unique uid: uids identify groups, and equal uids would draw equal
         tokens."""
         drawn = []
         for index in self._order.take(self.position, count):
-            prompt = self.prompts[index]
+            prompt = self.seeded(self.prompts[index], step)
             if prompt.uid in taken:
                 prompt = dataclasses.replace(prompt, uid=f"{prompt.uid}~{len(taken)}")
             taken.add(prompt.uid)
             drawn.append(prompt)
         self.position += count
         return drawn
+
+    def seeded(self, prompt: Prompt, step: int) -> Prompt:
+        """The prompt with the seed of its environment in this step; the greedy baseline plays the same episode."""
+        return dataclasses.replace(prompt, seed=seed_of(self.config, str(step))) if self.config.plays else prompt
 
     def _baselines(self, groups: Sequence[ScoredGroup], step: int) -> dict[str, float]:
         """Returns the reward of the greedy answer to each group's prompt, by the prompt's uid.
@@ -144,10 +148,15 @@ def sampling(config: Config, step: int, attempt: int) -> Sampling:
 
 def keyed_sampling(config: Config, key: str) -> Sampling:
     """The sampling settings of a recipe; the seed is a function of the run's seed and ``key``."""
-    # Hashed, not added: seed + step would give seed 1 at step 2 the draws of seed 2 at step 1.
-    digest = hashlib.blake2b(f"{config.seed}:{key}".encode(), digest_size=8).digest()
     r = config.rollout
     return Sampling(
         max_tokens=r.max_tokens, temperature=r.temperature, top_p=r.top_p, top_k=r.top_k, min_p=r.min_p, stop=r.stop,
-        seed=int.from_bytes(digest, "big") >> 1,  # 63 bits: a non-negative int64
+        seed=seed_of(config, key),
     )  # fmt: skip
+
+
+def seed_of(config: Config, key: str) -> int:
+    """A seed that is a function of the run's seed and ``key``: 63 bits, a non-negative int64."""
+    # Hashed, not added: seed + step would give seed 1 at step 2 the draws of seed 2 at step 1.
+    digest = hashlib.blake2b(f"{config.seed}:{key}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1

@@ -24,10 +24,10 @@ Row = dict[str, Any]
 _ARRAYS = ("prompt_ids", "token_ids", "sampled", "logprobs", "sampling_logprobs", "entropies")
 _OPTIONAL = frozenset(
     {"messages", "turns", "logprobs", "entropies", "advantages", "step_ends", "step_scores", "score", "baseline",
-     "extracted", "policy_version", "trained_group"}
+     "extracted", "policy_version", "trained_group", "conversation"}
 )  # fmt: skip
 """Columns that may be null."""
-_UNUSED = ("advantages", "policy_version")
+_UNUSED = ("advantages", "policy_version", "conversation")
 """Columns that follow from others: advantages are computed again."""
 
 
@@ -223,7 +223,8 @@ def _rollout(row: Row) -> Rollout:
     turns = row["turns"] or [
         {
             "context": len(row["prompt_ids"]), "sampled": len(tokens), "text": row["completion"],
-            "finish_reason": row["finish_reason"], "state": None,
+            "finish_reason": row["finish_reason"], "state": None, "messages": "[]", "calls": "[]", "reward": None,
+            "metrics": (),
         }
     ]  # fmt: skip
     spans = [Span(**span) for span in row["versions"]]
@@ -236,7 +237,7 @@ def _rollout(row: Row) -> Rollout:
         own = tuple(Span(s.version, s.start - start, s.end - start) for s in spans if start <= s.start and s.end <= end)
         made.append(_turn(row, turn, context, slice(start, end), own))
         at = end
-    found = Rollout(tuple(made), row["rollout_status"], row["rollout_error"])
+    found = Rollout(tuple(made), row["rollout_status"], row["rollout_error"], row["ending"])
     if (
         len(found.token_ids) != len(tokens)
         or (found.sampled != row["sampled"]).any()
@@ -261,7 +262,8 @@ def _turn(row: Row, turn: Row, context: np.ndarray, part: slice, versions: tuple
 
     return Turn(
         context, row["token_ids"][part], row["sampling_logprobs"][part], of("logprobs"), of("entropies"), versions,
-        turn["text"], turn["finish_reason"], turn["state"],
+        turn["text"], turn["finish_reason"], turn["state"], tuple(json.loads(turn["messages"])),
+        tuple(json.loads(turn["calls"])), turn["reward"], dict(turn["metrics"]),
     )  # fmt: skip
 
 

@@ -43,7 +43,8 @@ def schema() -> Any:
 
     floats = pa.list_(pa.float32())
     turn = {"context": pa.int32(), "sampled": pa.int32(), "text": pa.string(), "finish_reason": pa.string(),
-            "state": pa.string()}  # fmt: skip
+            "state": pa.string(), "messages": pa.string(), "calls": pa.string(), "reward": pa.float64(),
+            "metrics": pa.map_(pa.string(), pa.float64())}  # fmt: skip
     span = {"version": pa.int64(), "start": pa.int32(), "end": pa.int32()}
     return pa.schema(
         {
@@ -77,6 +78,8 @@ def schema() -> Any:
             "finish_reason": pa.string(),
             "rollout_status": pa.string(),
             "rollout_error": pa.string(),
+            "ending": pa.string(),  # why an episode ended; empty where a completion is none
+            "conversation": pa.string(),  # all messages of an episode as JSON; null where a completion is none
             "policy_version": pa.int64(),
             "reward_seconds": pa.float64(),
         }
@@ -141,7 +144,11 @@ def _sample_row(rollout: Rollout, score: Score, hidden: tuple[str, ...]) -> dict
         "prompt_ids": rollout.prompt_ids,
         "token_ids": rollout.token_ids,
         "sampled": rollout.sampled,
-        "turns": _turns(rollout, hidden) if len(rollout.turns) > 1 or rollout.turns[0].state is not None else None,
+        "turns": _turns(rollout, hidden)
+        if len(rollout.turns) > 1 or any(t.state is not None for t in rollout.turns)
+        else None,
+        "ending": rollout.ending,
+        "conversation": _json(rollout.conversation, hidden) if rollout.ending else None,
         "versions": [{"version": s.version, "start": s.start, "end": s.end} for s in rollout.versions],
         "logprobs": rollout.policy_logprobs,
         "sampling_logprobs": rollout.logprobs,
@@ -167,6 +174,8 @@ def _turns(rollout: Rollout, hidden: tuple[str, ...]) -> list[dict[str, Any]]:
         {
             "context": len(turn.context_ids), "sampled": len(turn.token_ids), "text": _text(turn.text, hidden),
             "finish_reason": turn.finish_reason, "state": None if turn.state is None else _text(turn.state, hidden),
+            "messages": _json(turn.messages, hidden), "calls": _json(turn.calls, hidden), "reward": turn.reward,
+            "metrics": [(_text(name, ()), value) for name, value in turn.metrics.items()],
         }
         for turn in rollout.turns
     ]  # fmt: skip
@@ -174,16 +183,19 @@ def _turns(rollout: Rollout, hidden: tuple[str, ...]) -> list[dict[str, Any]]:
 
 def _columns(prompt: Prompt, hidden: tuple[str, ...]) -> str:
     """The other columns of the data row as JSON. Values are masked first: masking the text could break the JSON."""
+    return _json(prompt.columns, hidden)
+
+
+def _json(value: Any, hidden: tuple[str, ...]) -> str:
     # The round trip turns whatever JSON does not know (dates, decimals) into strings that redact can see.
-    plain = json.loads(json.dumps(prompt.columns, default=str))
+    plain = json.loads(json.dumps(value, default=str))
     return _text(json.dumps(redact(plain, hidden), ensure_ascii=False), ())
 
 
 def _messages(prompt: Prompt, hidden: tuple[str, ...]) -> str | None:
     if prompt.messages is None:
         return None
-    turns = [{key: _text(value, hidden) for key, value in turn.items()} for turn in prompt.messages]
-    return json.dumps(turns, ensure_ascii=False)
+    return _json([dict(message) for message in prompt.messages], hidden)
 
 
 def _text(text: str, hidden: tuple[str, ...]) -> str:

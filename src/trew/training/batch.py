@@ -53,7 +53,7 @@ def to_batch(plan: Plan, rollouts: StepRollouts) -> tuple[list[TrainingSample], 
         correct=torch.tensor([bool(plan.correct(score)) for score in scores]),
         truncated=torch.tensor([rollout.status == "truncated" for rollout in made]),
         baselines=_baselines(rollouts, [g for g, _, _ in flat]),
-        max_length=plan.config.rollout.max_tokens,
+        max_length=plan.config.sampled_tokens,
         step_rewards=_step_rewards(plan, scores),
         turns=_turns(plan, made, scores),
     )

@@ -157,9 +157,11 @@ def build(
     plan.rewards.load(device=plan.device, decode=plan.renderer.decode)
     engine, weights = _sampler(plan, made, folder, display, ending, orders)
     if config.cluster.staleness:
-        engine, weights, rollouts = _asynchronous(plan, engine, weights, folder, ending)
+        engine, weights, rollouts = _asynchronous(plan, engine, weights, made, folder, ending)
+        player = rollouts.engine
     else:
-        rollouts = _rollouts(plan, engine, made)
+        player = _player(plan, engine, made, ending)
+        rollouts = _rollouts(plan, player, made)
     if orders is not None and not isinstance(weights, InPlace):
         weights = Together(weights, orders)
     writer = Writer(display.line, background=config.checkpoint.background)
@@ -172,7 +174,7 @@ def build(
         health=Health(Facts.of(to_table(config))),
         timetable=Timetable(config.steps, config.eval.every, config.checkpoint.every, config.checkpoint.keep),
         fingerprint=plan.fingerprint, folder=folder, trackers=trackers, display=display, interrupts=interrupts,
-        writer=writer, weights=weights, backend=made.backend, team=Team(orders, sharded=sharded(config)),
+        writer=writer, weights=weights, backend=made.backend, team=Team(orders, sharded=sharded(config)), player=player,
     )  # fmt: skip
     rollouts.interruptible = lambda: interrupts.after_grace(program.saved())
     return program
@@ -186,8 +188,13 @@ def _of_plan(plan: Plan) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _player(plan: Plan, engine: Engine, made: Parts, ending: contextlib.ExitStack) -> Engine:
+    """What generates rollouts: the engine, or episodes that are played with it."""
+    return plan.episodes.play(engine, facts_of(made.model), ending) if plan.episodes else engine
+
+
 def _asynchronous(
-    plan: Plan, engine: Engine, weights: WeightSync, folder: RunFolder, ending: contextlib.ExitStack
+    plan: Plan, engine: Engine, weights: WeightSync, made: Parts, folder: RunFolder, ending: contextlib.ExitStack
 ) -> tuple[Engine, WeightSync, AsyncRollouts]:
     """Rollouts that are generated while the learner computes, and the engine for what is asked beside them."""
     from ..rollout.vllm.engine import VllmEngine
@@ -199,8 +206,10 @@ def _asynchronous(
     shared = SharedEngine(engine)
     ending.callback(shared.close)
     beside = shared.view("beside")
+    # Each caller has episodes of its own: they are played in its thread.
+    ahead = _player(plan, shared.view("ahead"), made, ending)
     rollouts = AsyncRollouts(
-        beside, ahead=shared.view("ahead"), keeper=Journal(folder.folder), idle=lambda: shared.idle_s,
+        _player(plan, beside, made, ending), ahead=ahead, keeper=Journal(folder.folder), idle=lambda: shared.idle_s,
         covered=lambda: checkpoint_files.newest_step(folder.checkpoints), **_of_plan(plan),
     )  # fmt: skip
     rollouts.gather_in_background()

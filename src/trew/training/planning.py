@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..config import Config, RewardConfig, limits, validate
 from ..config import load as read_recipe
-from ..data import Dataset, apply_overlong, load_task
+from ..data import Dataset, apply_overlong
 from ..errors import ConfigError, ModelError, Problems
 from ..eval import correct_by
 from ..eval.evaluate import Correct
@@ -26,7 +26,8 @@ from ..rewards.user.loading import is_file_spec
 from ..rollout.chat import Renderer
 from ..runs.rollouts import Sampler
 from ..types import Prompt
-from . import compatibility, replaying
+from . import compatibility, episodes, replaying
+from .episodes import EpisodePlan
 from .replaying import Replay
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ class Plan:
     correct: Correct  # whether a score counts as correct in accuracies
     sampler: Sampler  # of the rollouts that are trained on
     replay: Replay | None = None
+    episodes: EpisodePlan | None = None
 
 
 def plan(config: Config, *, found: Sequence[str] = (), bar: Bar | None = None) -> Plan:
@@ -69,7 +71,7 @@ def plan(config: Config, *, found: Sequence[str] = (), bar: Bar | None = None) -
     problems += _objective_problems(objective, config, replay)
     device = _device(config, problems)
     tokenizer = _tokenizer(config, problems, notes=of_model)
-    data = problems.attempt(lambda: load_task(config.data, eval_size=config.eval.size, seed=config.seed))
+    data = problems.attempt(lambda: episodes.dataset(config))
     specs, rewards = _rewards(config, data, problems)
     # A missing part has left its problem in the list; the checks below need all parts.
     if tokenizer is None or data is None or rewards is None or objective is None or device is None:
@@ -78,19 +80,19 @@ def plan(config: Config, *, found: Sequence[str] = (), bar: Bar | None = None) -
     # ---- the rest needs prompts, and a tokenizer and rewards to check them with
     renderer = Renderer(tokenizer, stop=config.rollout.stop)
     prompts = [*data.train, *data.eval]
-    problems += renderer.check(prompts)
+    problems += renderer.check([] if config.plays else prompts)
     if replay is not None:
         problems += replaying.token_problems(replay, renderer) + replaying.reward_problems(replay, rewards)
     problems += rewards.check_golds(prompts, bar=bar)
     if problems:
         raise ConfigError(problems)
-    train, eval_, of_lengths, longest = _fitting(config, data, renderer)
+    played, train, eval_, of_lengths, longest = _fitting(config, data, renderer)
     notes = [
         *of_model,
         *data.notes,
         *(replay.notes if replay else ()),
         *of_lengths,
-        *renderer.notes(prompts),
+        *([] if config.plays else renderer.notes(prompts)),
         *rewards.unserved_notes(prompts),
         *rewards.code,
         *compatibility.notes(objective, config),
@@ -99,7 +101,7 @@ def plan(config: Config, *, found: Sequence[str] = (), bar: Bar | None = None) -
         dataclasses.replace(config, rewards=specs), objective, train, eval_, rewards, renderer, device,
         data.fingerprint, longest, tuple(notes),
         correct_by(config.eval.correct_reward or first_verifier(rewards), at=config.eval.correct_at),
-        replay.sampler if replay else Sampler(config.cluster.rollout, config.learner.dtype), replay,
+        replay.sampler if replay else Sampler(config.cluster.rollout, config.learner.dtype), replay, played,
     )  # fmt: skip
 
 
@@ -131,6 +133,8 @@ def _objective_problems(objective: Objective | None, config: Config, replay: Rep
     if objective is None or min(config.rollout.prompts, config.rollout.completions, config.rollout.max_tokens) < 1:
         return []
     given, departures = compatibility.GIVEN | step_rewards(config), ()
+    if config.plays:
+        given |= {"turns", "states"}
     if replay is not None:
         given, departures = given - replay.lacking, replay.departures
     problems = Problems()
@@ -153,6 +157,8 @@ def _rewards(
 ) -> tuple[tuple[RewardConfig, ...], RewardSet | None]:
     """The recipe's rewards or, without any, those that the data name; both as settings and loaded."""
     specs = config.rewards or (data.default_rewards if data else ())
+    if config.environment.name and all(spec.name != "environment" for spec in specs):
+        specs = (RewardConfig(name="environment"), *specs)
     specs = tuple(spec for spec in specs if spec.name or spec.model)  # one without a name is a known problem
     if data and not specs:
         problems.append(
@@ -168,11 +174,15 @@ def _rewards(
     return specs, rewards
 
 
-def _fitting(config: Config, data: Dataset, renderer: Renderer) -> tuple[list[Prompt], list[Prompt], list[str], int]:
-    """The prompts for training and evaluation that are short enough, notes on the others, and the length of the
-    longest. Raises ConfigError if too few are left, or if a prompt leaves no room for a completion."""
+def _fitting(
+    config: Config, data: Dataset, renderer: Renderer
+) -> tuple[EpisodePlan | None, Sequence[Prompt], list[Prompt], list[str], int]:
+    """The episodes of an environment, the prompts for training and evaluation that are short enough, notes on the
+    others, and the length of the longest. Raises ConfigError if too few are left, or if a prompt leaves no room for a
+    completion."""
     problems = Problems()
-    fitted = problems.attempt(lambda: _fit(config, data, renderer))
+    # What is rendered of a row is its environment's affair.
+    fitted = (data.train, data.eval, []) if config.plays else problems.attempt(lambda: _fit(config, data, renderer))
     if fitted is None:
         raise ConfigError(problems)
     train, eval_, notes = fitted
@@ -182,13 +192,19 @@ def _fitting(config: Config, data: Dataset, renderer: Renderer) -> tuple[list[Pr
             "are there; lower rollout.prompts or give more data"
         )
         raise ConfigError(problems)
-    longest = max((len(renderer.encode(p)) for p in [*train, *eval_]), default=0)
     limit = problems.attempt(lambda: loading.positions(config.model))
-    problems += length_problems(_most_tokens(config), longest=longest, limit=limit)
+    played = None
+    if config.plays:
+        tried = [*train[: episodes.TRIED], *eval_[: episodes.TRIED]]
+        played = problems.attempt(lambda: episodes.prepare(config, tried, renderer, positions=limit))
+        longest = played.opening if played else 0
+    else:
+        longest = max((len(renderer.encode(p)) for p in [*train, *eval_]), default=0)
+        problems += length_problems(_most_tokens(config), longest=longest, limit=limit)
     problems += problems.attempt(lambda: _target_problems(config)) or []
     if problems:
         raise ConfigError(problems)
-    return train, eval_, notes, longest
+    return played, train, eval_, notes, longest
 
 
 def _target_problems(config: Config) -> list[str]:
@@ -200,7 +216,8 @@ def _target_problems(config: Config) -> list[str]:
 
 def step_rewards(config: Config) -> frozenset[str]:
     """``step_rewards`` if a reward may return them: a process reward model, or a function (known once it runs)."""
-    may = any(r.args.get("step_mark") if r.model else is_file_spec(r.name) for r in config.rewards)
+    may = bool(config.environment.name)
+    may |= any(r.args.get("step_mark") if r.model else is_file_spec(r.name) for r in config.rewards)
     return frozenset({"step_rewards"} if may else ())
 
 
@@ -228,7 +245,8 @@ def _fit(config: Config, data: Dataset, renderer: Renderer) -> tuple[list[Prompt
 
 def most_tokens(plan: Plan) -> int:
     """The most tokens that a prompt and its completion take together."""
-    return plan.longest + max(_most_tokens(plan.config).values())
+    most = max(_most_tokens(plan.config).values())
+    return plan.longest + (plan.episodes.most_tokens(most, None) if plan.episodes else most)
 
 
 def _most_tokens(config: Config) -> dict[str, int]:
@@ -270,7 +288,9 @@ def load(plan: Plan, *, device: str = "") -> tuple[Any, Adapters | None]:
         loading.allocate(model)
     loading.check_vocab(model, plan.renderer.tokenizer)
     limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    if problems := length_problems(_most_tokens(plan.config), longest=plan.longest, limit=limit):
+    if not plan.episodes and (
+        problems := length_problems(_most_tokens(plan.config), longest=plan.longest, limit=limit)
+    ):
         raise ModelError("\n".join(problems))  # plan() reports it, except for a model not downloaded by then
     return model, lora.attach(model, c.lora, name=c.model, seed=c.seed) if c.lora.rank else None
 

@@ -53,6 +53,7 @@ class PolicyProgram(Program):
     weights: WeightSync = field(default_factory=InPlace)
     backend: Backend | None = None
     state: PolicyState = field(default_factory=PolicyState)
+    player: Engine | None = None  # what generates rollouts, where that is more than the engine
 
     @property
     def config(self) -> Config:
@@ -108,8 +109,8 @@ class PolicyProgram(Program):
         bar = self.display.bar(name, len(plan.eval) * e.samples)
         with stoppable, guards.memory(self, lambda: "evaluating"), bar as shown:
             return evaluate(
-                functools.partial(generate, self.engine), plan.eval, plan.rewards, samples=e.samples, sampling=how,
-                correct=plan.correct, progress=shown.advance,
+                functools.partial(generate, self.player or self.engine), plan.eval, plan.rewards, samples=e.samples,
+                sampling=how, correct=plan.correct, progress=shown.advance,
             )  # fmt: skip
 
     def snapshot(self) -> Snapshot:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -100,11 +101,33 @@ def rollout_row(plan: Plan, sampled: Sequence[ScoredGroup]) -> dict[str, Any]:
         "accuracy": _mean([plan.correct(score) for score in scores]),
         **_mean_entropy(rollouts),
         "completion_length": sum(map(len, rollouts)) / len(rollouts),
-        "truncated_share": _mean([rollout.finish_reason == "length" for rollout in rollouts]),
+        "truncated_share": _mean([rollout.status == "truncated" for rollout in rollouts]),
         "zero_signal_share": _mean([_is_without_signal(scored) for scored in sampled]),
         "groups_sampled": len(sampled),
     }
+    if plan.config.plays:
+        row |= episode_row(rollouts)
     return row | {k: v / n for k, (v, n) in plan.rewards.summary(list(sampled)).items() if n}
+
+
+def episode_row(rollouts: Sequence[Rollout]) -> dict[str, float]:
+    """The metrics of episodes: ``turns`` per episode, the share of observations among tokens behind the prompt, the
+    share of episodes by how they ended where the environment did not end them, and what environments count."""
+    played = [rollout for rollout in rollouts if len(rollout)]
+    count = len(rollouts)
+    tokens = sum(len(rollout.token_ids) for rollout in played)
+    row = {
+        "turns": sum(len(rollout.turns) for rollout in played) / count,
+        "observation_share": 1 - sum(map(len, played)) / tokens if tokens else 0.0,
+    }
+    endings = Counter(rollout.ending for rollout in rollouts)
+    row |= {f"environment/{name}": n / count for name, n in sorted(endings.items()) if name not in ("", "done")}
+    sums: Counter[str] = Counter()
+    for rollout in rollouts:
+        for turn in rollout.turns:
+            sums.update(turn.metrics)
+    top = ("tool_calls", "tool_errors", "malformed")
+    return row | {name if name in top else f"environment/{name}": sums[name] / count for name in sorted(sums)}
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

@@ -14,7 +14,7 @@ from ...errors import ConfigError, RewardError, nearest
 from ..maths import extract as math_extract
 from ..maths import grade as maths
 from ..verdict import Verdict
-from . import arithmetic, code, code_rows, countdown, gsm8k, layout, length, reasoning
+from . import arithmetic, code, code_rows, countdown, episode, gsm8k, layout, length, reasoning
 
 GOLD_COLUMNS = ("gold", "ground_truth", "answer")  # the first one present; else verl's reward_model.ground_truth
 
@@ -326,6 +326,13 @@ KINDS: dict[str, Kind] = {
         settings={"ngram_size": _whole(1), "max_penalty": _number},
         gold=lambda columns: (None, {}),
         from_row=("token_ids",),
+    ),
+    "environment": Kind(
+        grade=episode.grade,
+        settings={},
+        gold=lambda columns: (None, {}),
+        looks_for="an episode (a recipe with environment.name)",
+        from_row=("episode",),
     ),
 }
 """Every built-in reward by name."""

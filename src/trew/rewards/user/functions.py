@@ -16,12 +16,13 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from ...errors import ConfigError, nearest
-from ...types import Prompt
+from ...types import Message, Prompt
 from ..builtin import first_column
 from ..verdict import shown
 from .loading import load_function, sources_of
 
 OFFERED = ("prompts", "completions", "completion_ids", "trainer_state")  # by us, in TRL's form
+CONVERSATION = "messages"  # offered with episodes; elsewhere a column may have this name
 NOT_OFFERED = ("log_extra", "log_metric", "environments")  # TRL's trainer has them; here they must have defaults
 VERL = ("data_source", "solution_str", "ground_truth", "extra_info")
 
@@ -34,6 +35,8 @@ class Sample:
     text: str
     token_ids: Iterable[int]  # (T,), or empty where the function does not read them
     length: int = 0  # T
+    conversation: Sequence[Message] = ()  # of an episode: all that was said
+    opening: int = 0  # how many messages of it came before the first reply
 
     def __str__(self) -> str:
         return f"prompt {self.prompt.uid!r}, completion {shown(self.text)!r}"
@@ -98,9 +101,11 @@ class UserFunction:
     def _trl_keywords(self, samples: Sequence[Sample], step: int) -> dict[str, Any]:
         names = dict.fromkeys(name for sample in samples for name in sample.prompt.columns)
         columns = {n: [s.prompt.columns.get(n) for s in samples] for n in names if n not in OFFERED and n != "prompt"}
+        if any(s.conversation for s in samples):
+            columns[CONVERSATION] = [[dict(message) for message in s.conversation] for s in samples]
         return {
             **columns,
-            "prompts": [_as_prompt(s.prompt) for s in samples],
+            "prompts": [_as_prompt(s) for s in samples],
             "completions": [_as_completion(s) for s in samples],
             "completion_ids": [[int(t) for t in s.token_ids] for s in samples],
             "trainer_state": SimpleNamespace(global_step=step),
@@ -118,11 +123,16 @@ class UserFunction:
         }
 
 
-def _as_prompt(prompt: Prompt) -> Any:
+def _as_prompt(sample: Sample) -> Any:
+    prompt = sample.prompt
+    if sample.conversation:
+        return [dict(message) for message in sample.conversation[: sample.opening]]
     return prompt.text if prompt.messages is None else [dict(message) for message in prompt.messages]
 
 
 def _as_completion(sample: Sample) -> Any:
+    if sample.conversation:  # as in TRL: everything behind the prompt
+        return [dict(message) for message in sample.conversation[sample.opening :]]
     return sample.text if sample.prompt.messages is None else [{"role": "assistant", "content": sample.text}]
 
 
@@ -150,7 +160,9 @@ def load(
         args=dict(args),
         verl=signature.verl,
         accepts=None if signature.any_keyword else frozenset(signature.named),
-        required=("ground_truth",) if signature.verl else tuple(n for n in signature.needed(args) if n not in OFFERED),
+        required=("ground_truth",)
+        if signature.verl
+        else tuple(n for n in signature.needed(args) if n not in (*OFFERED, CONVERSATION)),
         positional=tuple(n for n, p in signature.named.items() if p.kind is inspect.Parameter.POSITIONAL_ONLY),
         is_async=inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(called),
         index=index,

@@ -24,7 +24,8 @@ def packed_calls(calls: Sequence[FunctionCall]) -> tuple[list[Any], list[Any]]:
                 prompts.append([p.uid, p.text, p.messages, dict(p.columns)])
             # Messages stay small: token ids go only to functions that ask for them.
             ids = [int(t) for t in sample.token_ids] if call.function.reads_tokens else []
-            rows.append([numbers[id(sample.prompt)], sample.text, ids, sample.length])
+            said = [dict(message) for message in sample.conversation]
+            rows.append([numbers[id(sample.prompt)], sample.text, ids, sample.length, said, sample.opening])
         packed.append([call.function.index, rows, call.limit])
     return prompts, packed
 

@@ -1,0 +1,138 @@
+"""Prepares the episodes of a recipe with an environment: checks them before a model is loaded, and plays them later."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..config import Config, EnvironmentConfig
+from ..data import Dataset
+from ..data.episodes import numbered_episodes
+from ..data.load import load_task
+from ..env.hosts import Hosts
+from ..env.load import Spec
+from ..env.protocol import Say
+from ..errors import ConfigError
+from ..rollout.bridge import Bridges
+from ..rollout.chat import Renderer
+from ..rollout.endings import ModelFacts
+from ..rollout.engine import Engine
+from ..rollout.episodes import Episodes, Format, Limits, environment_seed, row_of
+from ..types import Prompt
+
+TRIED = 8
+"""Openings that are looked at before a run: the first of the data for training and evaluation."""
+WITHOUT_LIMIT = 1 << 31
+"""Tokens of an episode where neither the recipe nor the model has a limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodePlan:
+    """Episodes that can be played. ``opening``: tokens of the longest opening that was tried; ``around``: tokens that
+    the template writes around an observation."""
+
+    settings: EnvironmentConfig
+    renderer: Renderer
+    format: Format | None
+    opening: int
+    around: int
+
+    def limits(self, positions: int | None) -> Limits:
+        """What ends an episode, for a model of so many positions."""
+        own = self.settings
+        tokens = min(n for n in (own.episode_tokens, positions, WITHOUT_LIMIT) if n)
+        return Limits(own.turns, tokens, own.observation_tokens + self.around)
+
+    def most_tokens(self, reply: int, positions: int | None) -> int:
+        """The most tokens behind an opening, with replies of so many tokens."""
+        return self.limits(positions).longest(self.opening, reply) + reply - self.opening
+
+    def play(self, engine: Engine, facts: ModelFacts, ending: contextlib.ExitStack) -> Episodes:
+        """An engine whose rollouts are episodes. ``ending`` ends its processes."""
+        hosts = _hosts(self.settings)
+        ending.callback(hosts.close)
+        bridges = Bridges(self.renderer, most=self.settings.observation_tokens, ends=facts.ends)
+        return Episodes(
+            engine, hosts, bridges, limits=self.limits(facts.positions), format=self.format,
+            ends=self.renderer.stop_ids | facts.ends, on_failure=self.settings.on_failure,
+        )  # fmt: skip
+
+
+def dataset(config: Config) -> Dataset:
+    """The prompts of a recipe: its data or, where it names none for its environment, numbered episodes."""
+    if config.environment.name and config.data.task == "prompts" and not config.data.train:
+        return numbered_episodes(config.environment.episodes, eval_size=config.eval.size)
+    return load_task(config.data, eval_size=config.eval.size, seed=config.seed)
+
+
+def prepare(config: Config, prompts: Sequence[Prompt], renderer: Renderer, *, positions: int | None) -> EpisodePlan:
+    """Begins an episode for the first of ``prompts``, and checks that this model can play them. Raises ConfigError with
+    every problem."""
+    openings = _openings(config.environment, prompts)
+    tools = openings[0].tools
+    format = _format(renderer, config) if tools or config.environment.tools else None
+    bridges = Bridges(renderer, most=config.environment.observation_tokens)
+    shown = tools if format is None or format.shown else ()
+    said = openings[0].messages if format is None else format.opening(openings[0].messages, tools)
+    if problems := bridges.check(said, tools=[tool.schema for tool in shown]):
+        raise ConfigError(problems)
+    lengths = []
+    for opening in openings:
+        messages = opening.messages if format is None else format.opening(opening.messages, opening.tools)
+        schemas = [tool.schema for tool in opening.tools] if format is None or format.shown else []
+        lengths.append(len(bridges.opening(bridges.harmless(messages).messages, tools=schemas)))
+    bridge = bridges.bridge([{"role": "user", "content": "x"}], ended_by=None)
+    # Twice what the template writes around one message: several results of tools are one observation.
+    plan = EpisodePlan(config.environment, renderer, format, max(lengths), 2 * len(bridge or ()))
+    if problems := _length_problems(config, plan, positions):
+        raise ConfigError(problems)
+    return plan
+
+
+def _hosts(settings: EnvironmentConfig) -> Hosts:
+    spec = Spec(settings.name, settings.args, settings.tools)
+    return Hosts(spec, size=settings.workers, timeout_s=settings.timeout_s)
+
+
+def _openings(settings: EnvironmentConfig, prompts: Sequence[Prompt]) -> list[Say]:
+    """The openings of episodes. Raises ConfigError where one fails."""
+    hosts = _hosts(settings)
+    try:
+        keys = {hosts.begin(row_of(prompt), environment_seed(prompt)): prompt for prompt in prompts}
+        found: dict[str, Say] = {}
+        while len(found) < len(keys):
+            for answer in hosts.poll(None):
+                if answer.say is None:
+                    uid, error = keys[answer.key].uid, answer.error.rstrip()
+                    raise ConfigError(f"environment: the opening of prompt {uid!r} failed: {answer.kind}: {error}")
+                found[answer.key] = answer.say
+        return [found[key] for key in keys]
+    finally:
+        hosts.close()
+
+
+def _format(renderer: Renderer, config: Config) -> Format:
+    from ..env.tools import recognised
+
+    response = getattr(renderer.tokenizer, "response_schema", None) and renderer.tokenizer.parse_response
+    return recognised(renderer.apply, response=response, wanted=config.environment.tools_format)
+
+
+def _length_problems(config: Config, plan: EpisodePlan, positions: int | None) -> list[str]:
+    """Settings that leave no room for a reply, or none for another turn."""
+    tokens, own = plan.limits(positions).tokens, config.environment
+    if positions and own.episode_tokens > positions:
+        return [
+            f"environment.episode_tokens: got {own.episode_tokens}, accepts at most the model's {positions} positions"
+        ]
+    return [
+        f"{key}: got {most} after openings of up to {plan.opening} tokens, accepts at most "
+        f"{max(tokens - plan.opening, 0)}: an episode has {tokens} tokens (environment.episode_tokens, or the model's "
+        "positions); lower it, or shorten the opening"
+        for key, most in {
+            "rollout.max_tokens": config.rollout.max_tokens,
+            "eval.max_tokens": config.eval.max_tokens,
+        }.items()
+        if plan.opening + most > tokens
+    ]
