@@ -68,6 +68,25 @@ def faulty(row, seed, *, when=1, kind="", share=1.0):
     return 1.0 if reply else 0.0
 
 
+def once(row, seed, *, kind, when, marker):
+    """Fails for one episode of a group: when its reply is ``bad``, or (``when = 0``) at the opening of the first."""
+    if when == 0 and _is_first(marker):
+        FAULTS[kind]() if kind != "nothing" else (yield Say())
+    reply = yield "begin"
+    if reply.text == "bad" and when:
+        FAULTS[kind]() if kind != "nothing" else (yield Say())
+    return 1.0
+
+
+def _is_first(marker) -> bool:
+    """Whether no episode has asked before: openings may fail by chance."""
+    try:
+        os.close(os.open(marker, os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return False
+    return True
+
+
 class Counter:
     """A class with state."""
 

@@ -79,7 +79,7 @@ class _Host:
 
 class Hosts:
     """Episodes of one environment, in up to ``size`` host processes; see :mod:`.serving`. ``timeout_s`` limits the time
-    of each answer. For one thread at a time.
+    of each answer. One thread may begin and end episodes while another one polls.
 
     An episode that fails is over. After the death of a host all of its episodes have failed, and the next episode
     starts another one."""
@@ -92,6 +92,7 @@ class Hosts:
         self._host_of: dict[str, _Host] = {}
         self._numbers = itertools.count()
         self._sources: Mapping[str, str] | None = None
+        self._lock = threading.RLock()  # of everything but the queue
         _alive.add(self)
 
     def load(self) -> None:
@@ -100,23 +101,26 @@ class Hosts:
 
     def begin(self, row: Mapping[str, Any], seed: int) -> str:
         """Begins an episode; returns its key, under which answers will come."""
-        number = next(self._numbers)
-        key, host = str(number), self._host(number % self._size)
-        host.keys.add(key)
-        self._host_of[key] = host
-        self._send(host, key, "begin", dict(row), seed)
-        return key
+        with self._lock:
+            number = next(self._numbers)
+            key, host = str(number), self._host(number % self._size)
+            host.keys.add(key)
+            self._host_of[key] = host
+            self._send(host, key, "begin", dict(row), seed)
+            return key
 
     def reply(self, key: str, reply: Reply) -> None:
         """Passes on what the policy said."""
-        self._send(self._host_of[key], key, "reply", from_reply(reply))
+        with self._lock:
+            self._send(self._host_of[key], key, "reply", from_reply(reply))
 
     def end(self, key: str) -> None:
         """Ends an episode, whose answers are dropped from now on. Ignores unknown keys."""
-        host = self._host_of.pop(key, None)
-        if host is not None:
-            host.keys.discard(key)
-            self._send(host, key, "end")
+        with self._lock:
+            host = self._host_of.pop(key, None)
+            if host is not None:
+                host.keys.discard(key)
+                self._send(host, key, "end")
 
     def poll(self, timeout_s: float | None = 0.0) -> list[Answer]:
         """Returns the answers that are there; waits up to ``timeout_s`` for the first one, None = without a limit.
@@ -127,7 +131,8 @@ class Hosts:
                 host, message = self._answers.get(timeout=0 if found else timeout_s)
             except queue.Empty:
                 break
-            found += self._lost(host) if message is None else self._read(*message)
+            with self._lock:
+                found += self._lost(host) if message is None else self._read(*message)
         return found
 
     def close(self) -> None:

@@ -115,7 +115,8 @@ def _factory(found: Any, spec: Spec, who: str) -> Callable[[], Environment]:
         signature.bind(**spec.args) if is_class else signature.bind({}, 0, **spec.args)
     except TypeError as error:
         raise ConfigError(f"environment.args: {who}: {error}; it takes {inspect.signature(found)}") from None
-    return (lambda: found(**spec.args)) if is_class else (lambda: Generated(found, spec.args))
+    make: Any = found
+    return (lambda: make(**spec.args)) if is_class else (lambda: Generated(make, spec.args))
 
 
 def _last(value: Reward) -> Say:

@@ -9,15 +9,17 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import itertools
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 
 from ..env.hosts import Answer, Hosts
 from ..env.protocol import Call, Reply, Say, Tool
+from ..env.tools import ToolFormat
 from ..env.wire import from_say
 from ..errors import EngineError, EpisodeError
 from ..types import Ending, FinishReason, Message, Prompt, Rollout, Turn
@@ -26,18 +28,6 @@ from .engine import Earlier, Engine, Finished, Lost, Request
 
 PAUSE_S = 0.02
 """The longest time in which an engine generates before answers of environments are looked for."""
-
-
-class Format(Protocol):
-    """How replies call tools, and how their results are read: :class:`trew.env.tools.ToolFormat`."""
-
-    shown: bool
-
-    def opening(self, messages: Sequence[Message], tools: Sequence[Tool]) -> tuple[Message, ...]: ...
-
-    def parse(self, text: str, tools: Sequence[Tool]) -> Any: ...
-
-    def observation(self, messages: Sequence[Message]) -> tuple[Message, ...]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +91,7 @@ class Episodes:
         *,
         limits: Limits,
         ends: frozenset[int],
-        format: Format | None = None,
+        format: ToolFormat | None = None,
         on_failure: Literal["abort", "skip"] = "skip",
     ) -> None:
         self.capabilities = engine.capabilities
@@ -109,8 +99,10 @@ class Episodes:
         self.ends, self.format, self.on_failure = ends, format, on_failure
         self.waited_s = 0.0
         self._plays: dict[str, _Play] = {}  # by the request's id
+        self._by_key: dict[str, _Play] = {}  # by the environment's key
         self._asked: dict[str, _Play] = {}  # those whose environment has to answer, by its key
-        self._generating: set[str] = set()  # the ids of those that the engine is to answer
+        self._generating: dict[str, _Play] = {}  # those that the engine has to answer, by the same key
+        self._lock = threading.RLock()  # of everything here: one thread may submit while another one polls
         self._reports: list[Finished | Lost] = []
 
     @property
@@ -133,17 +125,18 @@ class Episodes:
 
     def submit(self, requests: Sequence[Request]) -> None:
         ids = [request.id for request in requests]
-        if taken := [id for i, id in enumerate(ids) if id in self._plays or id in ids[:i]]:
-            raise EngineError(f"request {taken[0]!r}: another one with this id is unfinished; ids must differ")
-        for _, side_by_side in itertools.groupby(requests, key=lambda request: (id(request.prompt), request.sampling)):
-            opening = _Opening([_Play(request) for request in side_by_side], 0)
-            opening.missing = len(opening.plays)
-            for play in opening.plays:
-                prompt = play.request.prompt
-                play.opening = opening
-                self._plays[play.request.id] = play
-                play.key = self.hosts.begin(row_of(prompt), environment_seed(prompt))
-                self._asked[play.key] = play
+        with self._lock:
+            if taken := [id for i, id in enumerate(ids) if id in self._plays or id in ids[:i]]:
+                raise EngineError(f"request {taken[0]!r}: another one with this id is unfinished; ids must differ")
+            for _, side_by_side in itertools.groupby(requests, key=lambda r: (id(r.prompt), r.sampling)):
+                opening = _Opening([_Play(request) for request in side_by_side], 0)
+                opening.missing = len(opening.plays)
+                for play in opening.plays:
+                    prompt = play.request.prompt
+                    play.opening = opening
+                    self._plays[play.request.id] = play
+                    play.key = self.hosts.begin(row_of(prompt), environment_seed(prompt))
+                    self._by_key[play.key] = self._asked[play.key] = play
 
     def poll(self, timeout_s: float | None = None) -> list[Finished | Lost]:
         until = None if timeout_s is None else time.monotonic() + timeout_s
@@ -154,45 +147,62 @@ class Episodes:
                 if left == 0:
                     break
         except BaseException:  # an interrupt too
-            self._drop(list(self._plays))
-            self._reports = []
+            with self._lock:
+                self._drop(list(self._plays))
+                self._reports = []
             raise
-        reports, self._reports = self._reports, []
+        with self._lock:
+            reports, self._reports = self._reports, []
         return reports
 
     def cancel(self, ids: Sequence[str]) -> None:
-        self._drop([id for id in ids if id in self._plays])
         dropped = set(ids)
-        self._reports = [report for report in self._reports if report.id not in dropped]
+        with self._lock:
+            self._drop([id for id in dropped if id in self._plays])
+            self._reports = [report for report in self._reports if report.id not in dropped]
 
     def _work(self, left: float | None) -> None:
-        """Takes in what environments have answered, and generates."""
-        for answer in self._answers(0.0 if self._generating else left):
-            play = self._asked.pop(answer.key)
-            if answer.say is None:
-                self._failed(play, answer)
-            elif play.opening is not None:
-                play.said = answer.say
-                self._opened(play.opening)
-            else:
-                self._answered(play, answer.say)
+        """Takes in what environments have answered, and generates. Waits without the lock: others may submit."""
+        idle, start = not self._generating, time.monotonic()
+        answers = self.hosts.poll(left if idle else 0.0)
+        with self._lock:
+            if idle:
+                self.waited_s += time.monotonic() - start
+            for answer in answers:
+                self._heard(answer)
         if not self._generating:
             return
         wait = left if not self._asked else PAUSE_S if left is None else min(left, PAUSE_S)
-        for report in self.engine.poll(wait):
-            self._generating.discard(report.id)
-            if isinstance(report, Finished):
-                self._replied(self._plays[report.id], report.turn)
-            else:  # the whole episode may be asked for again
-                self._drop([report.id])
-                self._reports.append(report)
+        reports = self.engine.poll(wait)
+        with self._lock:
+            for report in reports:
+                self._reported(report)
 
-    def _answers(self, wait: float | None) -> list[Answer]:
-        start = time.monotonic()
-        answers = self.hosts.poll(wait)
-        if not self._generating:
-            self.waited_s += time.monotonic() - start
-        return answers
+    def _heard(self, answer: Answer) -> None:
+        """Takes in what an environment has answered."""
+        play = self._by_key.get(answer.key)
+        if play is None:  # cancelled meanwhile
+            return
+        if answer.say is None:  # a host may die while nothing was asked of it
+            self._failed(play, answer)
+            return
+        del self._asked[answer.key]
+        if play.opening is not None:
+            play.said = answer.say
+            self._opened(play.opening)
+        else:
+            self._answered(play, answer.say)
+
+    def _reported(self, report: Finished | Lost) -> None:
+        """Takes in what the engine has finished or lost."""
+        play = self._generating.pop(report.id, None)
+        if play is None:
+            return
+        if isinstance(report, Finished):
+            self._replied(play, report.turn)
+        else:  # the whole episode may be asked for again
+            self._drop([play.request.id])
+            self._reports.append(Lost(play.request.id, report.reason))
 
     # ---- an episode
 
@@ -248,8 +258,9 @@ class Episodes:
         return np.asarray(self.bridges.renderer.encode(prompt), np.int64)
 
     def _generate(self, plays: Sequence[_Play], earlier: Earlier) -> None:
-        self.engine.submit([dataclasses.replace(play.request, earlier=earlier) for play in plays])
-        self._generating.update(play.request.id for play in plays)
+        self._generating.update((play.key, play) for play in plays)
+        # The key instead of the request's id: it is never given again, so that no late report is of another episode.
+        self.engine.submit([dataclasses.replace(play.request, id=play.key, earlier=earlier) for play in plays])
 
     def _replied(self, play: _Play, turn: Turn) -> None:
         """Passes a reply on to its environment."""
@@ -315,10 +326,12 @@ class Episodes:
                 f"environment: the episode of prompt {uid!r}, sample {play.request.sample} failed after "
                 f"{len(play.turns)} replies: {play.error.rstrip()}"
             )
-        if play.opening is not None:
-            self._opened(play.opening)
-        else:
+        if play.opening is None:
             self._end(play, "failed")
+            return
+        play.said = None
+        if self._asked.pop(play.key, None) is not None:
+            self._opened(play.opening)
 
     def _end(self, play: _Play, ending: Ending) -> None:
         turns = tuple(play.turns) or (_nothing(play.context, play.read),)
@@ -328,7 +341,7 @@ class Episodes:
 
     def _drop(self, ids: Sequence[str]) -> None:
         """Forgets episodes, here, in their environments and in the engine."""
-        openings = set()
+        openings, keys = set[_Opening](), list[str]()
         for id in ids:
             play = self._plays.pop(id)
             self.hosts.end(play.key)
@@ -336,9 +349,11 @@ class Episodes:
                 play.opening.plays.remove(play)
                 play.opening.missing -= play.key in self._asked
                 openings.add(play.opening)
+            del self._by_key[play.key]
             self._asked.pop(play.key, None)
-            self._generating.discard(id)
-        self.engine.cancel(ids)
+            self._generating.pop(play.key, None)
+            keys.append(play.key)
+        self.engine.cancel(keys)
         for opening in openings:
             if opening.plays and not opening.missing:  # those that are left waited for the others
                 opening.missing = 1

@@ -13,12 +13,13 @@ from ..data.load import load_task
 from ..env.hosts import Hosts
 from ..env.load import Spec
 from ..env.protocol import Say
+from ..env.tools import ToolFormat, recognised
 from ..errors import ConfigError
 from ..rollout.bridge import Bridges
 from ..rollout.chat import Renderer
 from ..rollout.endings import ModelFacts
 from ..rollout.engine import Engine
-from ..rollout.episodes import Episodes, Format, Limits, environment_seed, row_of
+from ..rollout.episodes import Episodes, Limits, environment_seed, row_of
 from ..types import Prompt
 
 TRIED = 8
@@ -34,7 +35,7 @@ class EpisodePlan:
 
     settings: EnvironmentConfig
     renderer: Renderer
-    format: Format | None
+    format: ToolFormat | None
     opening: int
     around: int
 
@@ -112,10 +113,9 @@ def _openings(settings: EnvironmentConfig, prompts: Sequence[Prompt]) -> list[Sa
         hosts.close()
 
 
-def _format(renderer: Renderer, config: Config) -> Format:
-    from ..env.tools import recognised
-
-    response = getattr(renderer.tokenizer, "response_schema", None) and renderer.tokenizer.parse_response
+def _format(renderer: Renderer, config: Config) -> ToolFormat:
+    has_parser = getattr(renderer.tokenizer, "response_template", None)
+    response = renderer.tokenizer.parse_response if has_parser else None
     return recognised(renderer.apply, response=response, wanted=config.environment.tools_format)
 
 
