@@ -245,7 +245,7 @@ def test_options_are_read_off_an_objective():
 
 def test_options_are_taken_back():
     cut = apply(trew.preset("cppo"), overlong_filtering=True)
-    assert [type(p).__name__ for p in cut.prune] == ["LargestAdvantages", "Finished"]
+    assert [type(p).__name__ for p in cut.prune] == ["LargestAdvantages", "UncutCompletions"]
     assert apply(cut, overlong_filtering=False) == trew.preset("cppo")
     punished = trew.preset("dapo", overlong_cache=4)
     assert apply(punished, overlong_cache=8) == trew.preset("dapo", overlong_cache=8)

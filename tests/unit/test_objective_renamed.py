@@ -32,6 +32,7 @@ def test_an_old_member_of_an_objective_is_refused_with_its_new_name(old, new):
         ("filter", "Keep", "GroupFilter"),
         ("filter", "Prune", "LossMask"),
         ("filter", "Select", "TokenMask"),
+        ("filter", "Finished", "UncutCompletions"),
         ("advantage", "Relative", "BaselineAdvantage"),
         ("advantage", "Given", "ExternalAdvantages"),
         ("scale", "Unit", "NoScaling"),

@@ -22,7 +22,7 @@ from trew.objective.baseline import (
     length_weighted_mean,
 )
 from trew.objective.entropy_shares import shares_of_peers
-from trew.objective.filter import Finished, high_entropy, largest_in_group, mixed_groups, uneven_groups
+from trew.objective.filter import UncutCompletions, high_entropy, largest_in_group, mixed_groups, uneven_groups
 from trew.objective.process import process_advantages
 from trew.objective.scale import BatchStd, BetaDensity, GroupStd, MeanReward, NoScaling, beta_density
 from trew.objective.segments import (
@@ -140,7 +140,7 @@ def test_a_signal_is_looked_for_where_the_baseline_is_taken():
 
 def test_what_baselines_and_scales_look_at():
     alone, group, batch = (
-        (NoBaseline(), Greedy(), NoScaling(), Finished(), SoftOverlong(4)),
+        (NoBaseline(), Greedy(), NoScaling(), UncutCompletions(), SoftOverlong(4)),
         (GroupMean(), LeaveOneOut(), GroupStd()),
         (BatchMean(),),
     )

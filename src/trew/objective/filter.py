@@ -194,4 +194,5 @@ class HighEntropyTokens(TokenMask):
 
 
 if not TYPE_CHECKING:
-    __getattr__ = refuse(__name__, {"Keep": "GroupFilter", "Prune": "LossMask", "Select": "TokenMask"})
+    _RENAMED = {"Keep": "GroupFilter", "Prune": "LossMask", "Select": "TokenMask", "Finished": "UncutCompletions"}
+    __getattr__ = refuse(__name__, _RENAMED)
