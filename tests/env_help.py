@@ -68,6 +68,13 @@ def faulty(row, seed, *, when=1, kind="", share=1.0):
     return 1.0 if reply else 0.0
 
 
+def quiet(row, seed, *, turns=4):
+    """Says something else than it heard."""
+    for turn in range(turns):
+        yield f"{seed % 1000} {turn}"
+    return 1.0
+
+
 def once(row, seed, *, kind, when, marker):
     """Fails for one episode of a group: when its reply is ``bad``, or (``when = 0``) at the opening of the first."""
     if when == 0 and _is_first(marker):

@@ -123,7 +123,7 @@ def test_what_is_trained_on_is_what_the_policy_was_fed(env):
         episodes.bridges.renderer.tokenizer.sampled.add(text)
         return text
 
-    episodes = played(env("echo", turns=4), says)
+    episodes = played(env("quiet"), says)
     for group in generate(episodes, prompts(2), n=3, sampling=HOW):
         for rollout in group.rollouts:
             key = next(k for k, fed in episodes.engine.fed.items() if fed[-1] == _before_last(rollout))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import os
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from ..rewards import RewardSet
     from ..rewards.gold_checks import Bar
     from ..rollout import Renderer
+    from ..training.episodes import EpisodePlan
     from ..types import Prompt
     from ..utils.console import Display
 
@@ -140,14 +142,15 @@ class Ready:
     device: str
     correct: Correct
     notes: tuple[str, ...]
+    episodes: EpisodePlan | None = None
 
 
 def prepare(config: Config, *, files: tuple[Path | None, ...] = (), bar: Bar | None = None) -> Ready:
     """Checks settings, data, model and output files; raises ConfigError with every problem at once."""
-    from ..data.load import load_eval
     from ..eval import correct_by
     from ..models import loading
     from ..rollout import Renderer
+    from ..training import episodes
 
     limits.refuse(config)
     problems = Problems(validate(config))
@@ -156,7 +159,7 @@ def prepare(config: Config, *, files: tuple[Path | None, ...] = (), bar: Bar | N
     device = problems.attempt(lambda: loading.resolve_device(c.device))
     model_notes: list[str] = []
     tokenizer = _tokenizer(c, problems, notes=model_notes)
-    data = problems.attempt(lambda: load_eval(c.data, size=c.eval.size, seed=c.seed))
+    data = problems.attempt(lambda: episodes.held_out(c))
     rewards = _rewards(c, data[1] if data else (), problems) if data or c.rewards else None
     # A missing part has left its problem in the list; the checks below need all parts.
     if device is None or data is None or rewards is None or tokenizer is None:
@@ -164,19 +167,24 @@ def prepare(config: Config, *, files: tuple[Path | None, ...] = (), bar: Bar | N
     prompts, _, notes = data
     renderer = Renderer(tokenizer, stop=c.rollout.stop)
     fitted, fit_notes = _checked_prompts(c, prompts, renderer, rewards, problems, bar)
+    positions, tried = loading.positions(c.model), prompts[: episodes.TRIED]
+    played = episodes.prepare(c, tried, renderer, positions=positions) if c.plays else None
     notes = [
-        *model_notes, *notes, *renderer.notes(prompts), *rewards.unserved_notes(prompts), *rewards.code, *fit_notes,
+        *model_notes, *notes, *([] if c.plays else renderer.notes(prompts)), *rewards.unserved_notes(prompts),
+        *rewards.code, *fit_notes,
     ]  # fmt: skip
     correct = correct_by(c.eval.correct_reward or rewards.names[0], at=c.eval.correct_at)
-    return Ready(c, fitted, rewards, renderer, device, correct, tuple(notes))
+    return Ready(c, fitted, rewards, renderer, device, correct, tuple(notes), played)
 
 
 def _checked_prompts(
     config: Config, prompts: list[Prompt], renderer: Renderer, rewards: RewardSet, problems: Problems, bar: Bar | None
 ) -> tuple[list[Prompt], list[str]]:
     """The prompts that fit into the model, and notes. Raises ConfigError with the problems of all of them."""
-    problems += renderer.check(prompts)
+    problems += renderer.check([] if config.plays else prompts)
     problems += rewards.check_golds(prompts, bar=bar)
+    if config.plays and not problems:  # what is rendered of a row is its environment's affair
+        return prompts, []
     fitted = None if problems else problems.attempt(lambda: _fit(config, prompts, renderer))
     if problems or fitted is None:
         raise ConfigError(problems)
@@ -211,8 +219,9 @@ def _file_problems(file: Path) -> list[str]:
 def _rewards(config: Config, defaults: Sequence[RewardConfig], problems: Problems) -> RewardSet | None:
     """The recipe's rewards, or the task's ``defaults``; None, with a problem added, where they cannot be used."""
     from ..rewards import RewardSet
+    from ..training.episodes import rewards_of
 
-    specs = config.rewards or tuple(defaults)
+    specs = rewards_of(config, defaults)
     if not specs:
         problems.append("rewards: none given, and the data have no default; give a --recipe with [[rewards]]")
         return None
@@ -255,6 +264,7 @@ def measure(ready: Ready, display: Display) -> EvalResult:
 
     from ..eval import evaluate
     from ..models import loading
+    from ..rollout.endings import facts_of
     from ..rollout.generate import generate
     from ..rollout.torch_engine import TorchEngine
     from ..training import backends
@@ -277,9 +287,14 @@ def measure(ready: Ready, display: Display) -> EvalResult:
         stop=c.rollout.stop,
         seed=c.seed,
     )
-    with display.bar(f"evaluating {c.data.task}", len(ready.prompts) * c.eval.samples) as bar:
+    what = c.environment.name or c.data.task
+    with (
+        contextlib.ExitStack() as ending,
+        display.bar(f"evaluating {what}", len(ready.prompts) * c.eval.samples) as bar,
+    ):
+        player = ready.episodes.play(engine, facts_of(model), ending) if ready.episodes else engine
         return evaluate(
-            functools.partial(generate, engine),
+            functools.partial(generate, player),
             ready.prompts,
             ready.rewards,
             samples=c.eval.samples,
@@ -295,7 +310,10 @@ def show(display: Display, ready: Ready, result: EvalResult) -> None:
 
     c, k = ready.config, result.samples
     how = "greedy" if c.eval.temperature == 0 else f"temperature {c.eval.temperature:g}, seed {c.seed}"
-    display.line(f"\n{c.model} on {c.data.task}: {result.n} prompts, {k} completion{'s' * (k > 1)} each, {how}")
+    display.line(
+        f"\n{c.model} on {c.environment.name or c.data.task}: {result.n} prompts, "
+        f"{k} completion{'s' * (k > 1)} each, {how}"
+    )
     table = Table(box=None, pad_edge=False, padding=(0, 3))
     for heading in ("", "value", "95 % interval"):
         table.add_column(heading, justify="left" if heading == "" else "right")

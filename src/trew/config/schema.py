@@ -289,6 +289,16 @@ class Config:
         return self.rollout.max_tokens * (self.environment.turns if self.plays else 1)
 
     @property
+    def completion_tokens(self) -> int:
+        """About the most tokens behind a prompt: of an episode, its observations included."""
+        own, most = self.environment, self.sampled_tokens
+        if not self.plays:
+            return most
+        # A template writes some 32 tokens around what an environment says.
+        most += (own.turns - 1) * (own.observation_tokens + 32)
+        return min(most, own.episode_tokens) if own.episode_tokens else most
+
+    @property
     def optimizer_steps(self) -> int:
         """Number of optimizer steps in the whole run: steps x minibatches x inner updates."""
         per_pass = -(-self.rollout.prompts // (self.learner.minibatch_prompts or self.rollout.prompts or 1))

@@ -13,6 +13,7 @@ from typing import Any
 from ..config import Config
 from ..objective import Objective
 from ..utils.memory import free_bytes, used_bytes
+from . import passes
 from .memory import Load, cache, decoding, head, laid_out, low_copies, memory, reference, weights
 from .run import LIBRARIES, Machine, load_of
 from .sizes import Sizes, sizes_of
@@ -109,7 +110,7 @@ def cluster_map(config: Config, *, objective: Objective, prompt: int, fleet: Fle
         else rank_parts(s, config, load, shards=_shared(config, fleet))
     )
     rank = Tenant("rank", parts)
-    length = prompt + max(config.rollout.max_tokens, config.eval.max_tokens)
+    length = prompt + max(passes.completion_tokens(config, prompt), config.eval.max_tokens)
     if fleet.gpus:
         return _gpu_map(config, s, load, rank, fleet, length=length)
     return _cpu_map(config, s, rank, fleet, length=length)

@@ -22,6 +22,7 @@ from ..learner.autograd import AutogradRunner
 from ..learner.head import token_logprobs
 from ..learner.packing import Pack
 from ..learner.runner import ModelRunner, RunnerSettings
+from ..models import loading
 from ..models.backend import Backend
 from ..models.planning import Planning
 from ..training import backends
@@ -69,7 +70,7 @@ def batch(config: Config, model: Any, *, prompt: int, vocabulary: int, layers: i
     what all layers keep.
     """
     learner, rollout = config.learner, config.rollout
-    one = np.arange(rollout.max_tokens) % vocabulary
+    one = np.arange(completion_tokens(config, prompt)) % vocabulary
     ids = np.arange(prompt) % vocabulary
     groups = learner.minibatch_prompts or rollout.prompts
     samples = [TrainingSample(ids, one, group) for group in range(groups) for _ in range(rollout.completions)]
@@ -85,6 +86,12 @@ def batch(config: Config, model: Any, *, prompt: int, vocabulary: int, layers: i
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about slow settings: the run will repeat them
         return Batch(runner.packs(samples), runner)
+
+
+def completion_tokens(config: Config, prompt: int) -> int:
+    """The most tokens behind a prompt: episodes end where the model's positions do."""
+    positions = loading.positions(config.model) if config.plays else None
+    return min(config.completion_tokens, positions - prompt) if positions else config.completion_tokens
 
 
 def ranks_of(config: Config) -> int:

@@ -64,7 +64,8 @@ class Estimate:
 def estimate(
     config: Config, *, machine: Machine, objective: Objective, prompt: int, rates: times.Rates | None = None
 ) -> Estimate:
-    """Estimates the worst case: all prompts of ``prompt`` tokens, all completions of ``rollout.max_tokens``.
+    """Estimates the worst case: all prompts of ``prompt`` tokens, all completions as long as
+    they may be.
 
     ``rates`` reuses another estimate's measurement on the same machine; without it, rates are measured.
     """
@@ -94,6 +95,7 @@ def load_of(config: Config, s: Sizes, objective: Objective, machine: Machine, *,
         native = plan is not None and plan.decodes(copy.model, autocast=low)
     types = frozenset(stored_types(loading.folder(config.model)))
     pack, way = batch.largest, batch.runner.path
+    completion = passes.completion_tokens(config, prompt)
     # Prompts, not rows: a group's prompt is computed once and shared by its completions.
     side_by_side = max(1, min(-(-rows // config.rollout.completions), PREFILL_TOKENS // prompt))
     return Load(
@@ -102,7 +104,7 @@ def load_of(config: Config, s: Sizes, objective: Objective, machine: Machine, *,
         passes=-(-len(batch.packs) // passes.ranks_of(config)),
         rows=rows,
         prompt=prompt,
-        completion=config.rollout.max_tokens,
+        completion=completion,
         group=config.rollout.completions,
         shares=way.shared,
         fused=way.fused,
@@ -118,7 +120,7 @@ def load_of(config: Config, s: Sizes, objective: Objective, machine: Machine, *,
             config,
             plan,
             rows=rows,
-            columns=prompt + config.rollout.max_tokens,
+            columns=prompt + completion,
             prompts=side_by_side,
             length=prompt,
             device=machine.device,

@@ -32,7 +32,7 @@ def _about(e: Estimate) -> list[str]:
     return [
         f"model    {c.model}: {_count(s.weights)} weights{trained}; on {e.machine.device}",
         f"step     {c.rollout.prompts} prompts of up to {e.prompt} tokens x {c.rollout.completions} completions of up "
-        f"to {c.rollout.max_tokens}; micro-batches of {e.load.tokens} tokens, {e.load.rows} rows decoded at once",
+        f"to {e.load.completion}; micro-batches of {e.load.tokens} tokens, {e.load.rows} rows decoded at once",
         f"by       generating: {ours[e.load.native_decode]}; training: {ours[e.load.body is None]}",
     ]
 

@@ -88,6 +88,8 @@ def load_recipe(path: Path, overrides: Iterable[str] = (), *, out: Path | None =
         problems += round_problems(rounds, rewards if isinstance(rewards, list) else ())
     if policy is None or rounds is None or problems:
         raise ConfigError(problems)
+    if policy.plays:
+        raise ConfigError("environment: pairs for a reward model are made of single completions here; leave it out")
     if policy.eval.correct_reward:
         raise ConfigError(
             f"eval.correct_reward: got {policy.eval.correct_reward!r}, but here accuracy is the verifier's "

@@ -16,6 +16,7 @@ from ..objective import Objective
 from ..rewards import RewardSet
 from ..types import Prompt, Sampling, ScoredGroup
 from .engine import Engine
+from .episodes import Episodes
 from .generate import generate
 from .source import StepRollouts
 
@@ -44,6 +45,7 @@ class SyncRollouts:
         self.engine, self.config, self.objective = engine, config, objective
         self.prompts, self.rewards, self.correct = prompts, rewards, correct
         self.position, self.interruptible, self.note = position, interruptible, note
+        self._waited_before = 0.0
         self._order = PromptStream(len(prompts), seed=config.seed, shuffle=config.data.shuffle)
 
     def next(self, step: int) -> StepRollouts:
@@ -53,7 +55,14 @@ class SyncRollouts:
             baselines = None
             if kept and "baselines" in self.objective.needs:
                 baselines = self._baselines(kept, step)
-        return StepRollouts(tuple(kept), tuple(sampled), baselines)
+        return StepRollouts(tuple(kept), tuple(sampled), baselines, self.waited())
+
+    def waited(self) -> dict[str, float]:
+        """The seconds since the last call in which all episodes waited for their environments; a metric of the step."""
+        if not isinstance(self.engine, Episodes):
+            return {}
+        before, self._waited_before = self._waited_before, self.engine.waited_s
+        return {"seconds_waited": self.engine.waited_s - before}
 
     def trained(self, step: int, version: int) -> None:
         """Does nothing: no rollouts are in flight between steps."""

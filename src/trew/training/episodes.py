@@ -6,10 +6,10 @@ import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..config import Config, EnvironmentConfig
+from ..config import Config, EnvironmentConfig, RewardConfig
 from ..data import Dataset
 from ..data.episodes import numbered_episodes
-from ..data.load import load_task
+from ..data.load import load_eval, load_task
 from ..env.hosts import Hosts
 from ..env.load import Spec
 from ..env.protocol import Say
@@ -62,9 +62,24 @@ class EpisodePlan:
 
 def dataset(config: Config) -> Dataset:
     """The prompts of a recipe: its data or, where it names none for its environment, numbered episodes."""
-    if config.environment.name and config.data.task == "prompts" and not config.data.train:
+    if _numbered(config):
         return numbered_episodes(config.environment.episodes, eval_size=config.eval.size)
     return load_task(config.data, eval_size=config.eval.size, seed=config.seed)
+
+
+def held_out(config: Config) -> tuple[list[Prompt], tuple[RewardConfig, ...], list[str]]:
+    """The prompts to evaluate on, with the task's rewards and notes."""
+    if _numbered(config):
+        return numbered_episodes(0, eval_size=config.eval.size).eval, (), []
+    return load_eval(config.data, size=config.eval.size, seed=config.seed)
+
+
+def rewards_of(config: Config, defaults: Sequence[RewardConfig]) -> tuple[RewardConfig, ...]:
+    """The recipe's rewards, or the task's ``defaults``; with an environment, also what that gives."""
+    specs = config.rewards or tuple(defaults)
+    if config.environment.name and all(spec.name != "environment" for spec in specs):
+        return (RewardConfig(name="environment"), *specs)
+    return specs
 
 
 def prepare(config: Config, prompts: Sequence[Prompt], renderer: Renderer, *, positions: int | None) -> EpisodePlan:
@@ -89,6 +104,11 @@ def prepare(config: Config, prompts: Sequence[Prompt], renderer: Renderer, *, po
     if problems := _length_problems(config, plan, positions):
         raise ConfigError(problems)
     return plan
+
+
+def _numbered(config: Config) -> bool:
+    """Whether the environment makes its own problems: the recipe names no data for it."""
+    return bool(config.environment.name) and config.data.task == "prompts" and not config.data.train
 
 
 def _hosts(settings: EnvironmentConfig) -> Hosts:

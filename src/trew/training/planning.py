@@ -156,9 +156,7 @@ def _rewards(
     config: Config, data: Dataset | None, problems: Problems
 ) -> tuple[tuple[RewardConfig, ...], RewardSet | None]:
     """The recipe's rewards or, without any, those that the data name; both as settings and loaded."""
-    specs = config.rewards or (data.default_rewards if data else ())
-    if config.environment.name and all(spec.name != "environment" for spec in specs):
-        specs = (RewardConfig(name="environment"), *specs)
+    specs = episodes.rewards_of(config, data.default_rewards if data else ())
     specs = tuple(spec for spec in specs if spec.name or spec.model)  # one without a name is a known problem
     if data and not specs:
         problems.append(

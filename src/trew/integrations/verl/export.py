@@ -168,6 +168,8 @@ def _rewards(config: Config) -> Sequence[RewardConfig]:
     rewards = config.rewards or make_task(config.data).rewards(())
     if not rewards:
         raise ConfigError("rewards: got none, and the task has none of its own; verl needs one as well")
+    if config.plays:
+        raise ConfigError("environment: is not exported: verl plays episodes by agent loops of its own; leave it out")
     refuse(rewards)
     return rewards
 
