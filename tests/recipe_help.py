@@ -7,6 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from safetensors.torch import load_file
+from torch import Tensor
+
+import tiny
 from trew.utils.toml import dump_table
 
 ODD = """
@@ -34,6 +38,27 @@ def recipe(model: object, *, reward: str = "reward.py:odd", **sections: Any) -> 
         "learner": {"lr": 1e-2}, "eval": {"size": 6}, "rewards": [{"name": reward}],
     }  # fmt: skip
     return dump_table(merged(table, sections))
+
+
+def run_folder(place: Path, recipe: str, *, reward: str = ODD, seed: int = 0) -> Path:
+    """A folder for whole runs: the model ``lm`` with a plain tokenizer, ``reward.py`` and ``r.toml``."""
+    tiny.model("llama", initializer_range=0.1, seed=seed).save_pretrained(place / "lm")
+    tiny.tokenizer(chat=False).save_pretrained(place / "lm")
+    (place / "reward.py").write_text(reward)
+    (place / "r.toml").write_text(recipe)
+    return place
+
+
+def final_weights(run: Path) -> dict[str, Tensor]:
+    """The weights of a finished run's model."""
+    return load_file(run / "final" / "model.safetensors")
+
+
+def assert_equal_weights(a: Path, b: Path) -> None:
+    """Fails unless two finished runs have the same weights to the bit."""
+    first, second = final_weights(a), final_weights(b)
+    assert first.keys() == second.keys()
+    assert [name for name in first if not first[name].equal(second[name])] == []
 
 
 def metrics(run: Path) -> list[dict[str, Any]]:

@@ -9,15 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from safetensors.torch import load_file
 from test_cli_servers import recipe, rollouts
 from test_ranks_with_servers import PLAIN
 
 import tiny
 from forks import wait_for
 from ranks_help import free_port, variables
-from recipe_help import training_rows
+from recipe_help import assert_equal_weights, training_rows
 from serve_help import left_over, python_with_vllm
 
 WAKE = [
@@ -62,8 +60,7 @@ def calls(run: Path) -> list[str]:
 def same(a: Path, b: Path) -> None:
     """The same tokens were trained on, and the weights are the same to the bit."""
     assert rollouts(a, "uid", "sample", "token_ids") == rollouts(b, "uid", "sample", "token_ids")
-    first, second = (load_file(run / "final" / "model.safetensors") for run in (a, b))
-    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert_equal_weights(a, b)
 
 
 @pytest.fixture(scope="module")

@@ -10,12 +10,11 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from safetensors.numpy import load_file
 
 import tiny
 from fake_vllm import FakeVllm, serving
 from forks import wait_for
-from recipe_help import ODD, training_rows
+from recipe_help import ODD, assert_equal_weights, training_rows
 from recipe_help import recipe as recipe_of
 
 
@@ -94,8 +93,7 @@ def test_a_killed_run_resumes_and_trains_every_step_once(whole, fakes, model, tm
     assert max(row["canary_gap"] for row in training_rows(run)) < 1e-5
     undisturbed, _ = whole
     assert rollouts(run, "uid", "sample", "token_ids") == rollouts(undisturbed, "uid", "sample", "token_ids")
-    a, b = (load_file(folder / "final" / "model.safetensors") for folder in (run, undisturbed))
-    assert all((a[name] == b[name]).all() for name in a)
+    assert_equal_weights(run, undisturbed)
 
 
 @pytest.mark.parametrize(
@@ -109,8 +107,7 @@ def test_the_route_of_the_weights_changes_nothing(whole, model, tmp_path, cli, s
         cli("train", recipe(tmp_path, model), "--set", f"cluster.sync={sync}")
     run = tmp_path / "runs" / "servers-1"
     assert rollouts(run, "uid", "sample", "token_ids") == rollouts(there, "uid", "sample", "token_ids")
-    a, b = (load_file(folder / "final" / "model.safetensors") for folder in (run, there))
-    assert all((a[name] == b[name]).all() for name in a)
+    assert_equal_weights(run, there)
     offers = [body["update_info"][key] for path, body in fake.calls if path == "POST /update_weights"]
     assert [offer["version"] for offer in offers] == [0, 1, 2, 3, 4]
     assert not (run / "weights").exists()

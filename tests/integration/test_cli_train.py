@@ -12,13 +12,12 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 import torch
-from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import tiny
 import trew
 from forks import wait_for
-from recipe_help import metrics, training_rows
+from recipe_help import assert_equal_weights, final_weights, metrics, training_rows
 from recipe_help import recipe as recipe_of
 from trew.cli.main import main
 from trew.config import load
@@ -83,10 +82,7 @@ def cli(server, tmp_path) -> Callable[..., str]:
 
 def same_learning(a: Path, b: Path) -> None:
     """Two runs learned the same to the last bit: weights, metrics (but for clocks), completions."""
-    first, second = (load_file(run / "final" / "model.safetensors") for run in (a, b))
-    assert first.keys() == second.keys()
-    for name, tensor in first.items():
-        assert torch.equal(tensor, second[name]), name
+    assert_equal_weights(a, b)
     clocks = {"seconds", "tokens_per_second"}
     for x, y in zip(metrics(a), metrics(b), strict=True):
         assert {k: v for k, v in x.items() if k not in clocks and not k.endswith("/seconds")} == {
@@ -146,7 +142,7 @@ def test_the_same_command_twice_gives_the_same_bits_and_another_seed_others(reci
     for name, seed in (("b", 3), ("c", 4)):
         cli("train", recipe, "--out", name, "--set", f"seed={seed}")
     same_learning(undisturbed(3), tmp_path / "b")
-    first, other = (load_file(run / "final" / "model.safetensors") for run in (undisturbed(3), tmp_path / "c"))
+    first, other = final_weights(undisturbed(3)), final_weights(tmp_path / "c")
     assert any(not torch.equal(first[name], other[name]) for name in first)
 
 
@@ -154,7 +150,7 @@ def test_the_same_command_twice_gives_the_same_bits_and_another_seed_others(reci
 def test_how_the_step_is_cut_for_memory_does_not_change_what_is_learned(recipe, tmp_path, share, cli, undisturbed):
     settings = ("learner.microbatch_tokens=40", f"learner.share_prompts={share}", "rollout.batch=5")
     cli("train", recipe, "--out", "b", "--set", *settings)
-    first, second = (load_file(run / "final" / "model.safetensors") for run in (undisturbed(3), tmp_path / "b"))
+    first, second = final_weights(undisturbed(3)), final_weights(tmp_path / "b")
     for name, tensor in first.items():
         torch.testing.assert_close(tensor, second[name], rtol=0, atol=2e-4)
 

@@ -15,9 +15,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-import tiny
 from forks import Command, Server
 from ranks_help import free_port, variables
+from recipe_help import run_folder
 
 REWARD = """
 import time
@@ -64,12 +64,7 @@ regrade_every = 0
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    place = tmp_path_factory.mktemp("ranks")
-    tiny.model("llama", initializer_range=0.1).save_pretrained(place / "lm")
-    tiny.tokenizer(chat=False).save_pretrained(place / "lm")
-    (place / "r.toml").write_text(RECIPE)
-    (place / "reward.py").write_text(REWARD)
-    return place
+    return run_folder(tmp_path_factory.mktemp("ranks"), RECIPE, reward=REWARD)
 
 
 def start(server: Server, folder: Path, size: int, *args: str, hold: dict[int, str] | None = None) -> list[Command]:

@@ -10,14 +10,13 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from test_cli_servers import recipe, rollouts
 
 import tiny
 from fake_vllm import FakeVllm, serving
 from forks import Command
 from ranks_help import free_port, variables
-from recipe_help import training_rows
+from recipe_help import assert_equal_weights, final_weights, training_rows
 
 PLAIN = ("kernels=plain", "linear=plain")  # what ranks compute with
 
@@ -72,9 +71,7 @@ def test_ranks_on_a_server_are_one_process_on_a_server(server, fake, model, tmp_
     for a, b in zip(training_rows(alone), training_rows(ranks), strict=True):
         for key in ("loss", "grad_norm", "entropy"):
             assert b[key] == pytest.approx(a[key], rel=1e-5, abs=1e-6), key
-    for name, tensor in load_file(alone / "final" / "model.safetensors").items():
-        found = load_file(ranks / "final" / "model.safetensors")[name]
-        torch.testing.assert_close(found, tensor, rtol=0, atol=1e-5, msg=name)
+    torch.testing.assert_close(final_weights(ranks), final_weights(alone), rtol=0, atol=1e-5)
 
 
 def test_a_rank_that_is_killed_costs_nothing(server, fake, model, tmp_path):
@@ -87,8 +84,7 @@ def test_a_rank_that_is_killed_costs_nothing(server, fake, model, tmp_path):
     said = finish(start(server, path, "--out", "killed", "--resume"))
     assert "continuing after step 2" in said
     assert [row["step"] for row in training_rows(tmp_path / "killed")] == [1, 2, 3, 4]
-    a, b = (load_file(tmp_path / out / "final" / "model.safetensors") for out in ("whole", "killed"))
-    assert all(torch.equal(a[name], b[name]) for name in a)
+    assert_equal_weights(tmp_path / "whole", tmp_path / "killed")
 
 
 def test_without_a_server_all_ranks_end_and_say_why(server, fake, model, tmp_path):

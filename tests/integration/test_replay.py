@@ -11,13 +11,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import torch
-from safetensors.torch import load_file
 
 import tiers
 import tiny
 from forks import wait_for
 from ranks_help import free_port, variables
+from recipe_help import ODD, assert_equal_weights, final_weights, metrics, run_folder
 
 RECIPE = """
 model = "lm"
@@ -44,9 +43,7 @@ every = 2
 [track]
 samples_every = 0
 """
-REWARD = """
-def odd(completions, completion_ids, **columns):
-    return [sum(i % 2 for i in ids) / len(ids) for ids in completion_ids]
+EVEN = """
 def even(completions, completion_ids, **columns):
     return [sum(i % 2 == 0 for i in ids) / len(ids) for ids in completion_ids]
 """
@@ -56,13 +53,10 @@ OFF_POLICY = ("objective.preset=dr-grpo", "learner.lr=2e-2")
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    place = tmp_path_factory.mktemp("replay")
-    for name, seed in (("lm", 0), ("other", 1)):
-        tiny.model("llama", initializer_range=0.1, seed=seed).save_pretrained(place / name)
-        tiny.tokenizer(chat=False).save_pretrained(place / name)
+    place = run_folder(tmp_path_factory.mktemp("replay"), RECIPE, reward=ODD + EVEN)
+    tiny.model("llama", initializer_range=0.1, seed=1).save_pretrained(place / "other")
+    tiny.tokenizer(chat=False).save_pretrained(place / "other")
     tiny.tokenizer(chat=False, bos=True).save_pretrained(place / "begins")
-    (place / "r.toml").write_text(RECIPE)
-    (place / "reward.py").write_text(REWARD)
     return place
 
 
@@ -73,13 +67,7 @@ def run(server, folder) -> Path:
 
 
 def rows(run: Path) -> list[dict[str, Any]]:
-    found = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [{key: value for key, value in row.items() if key not in TIMES} for row in found]
-
-
-def equal_weights(a: Path, b: Path) -> bool:
-    first, second = (load_file(run / "final" / "model.safetensors") for run in (a, b))
-    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+    return [{key: value for key, value in row.items() if key not in TIMES} for row in metrics(run)]
 
 
 SETTINGS = {
@@ -96,7 +84,7 @@ def test_a_replay_is_the_run_to_the_bit(server, folder, case):
     name = case.replace(" ", "-")
     server.run("train", "r.toml", "--out", name, "--set", *SETTINGS[case], cwd=folder)
     assert "nothing is generated but evaluations" in server.run("train", "--replay", name, cwd=folder)
-    assert equal_weights(folder / name, folder / f"{name}-replay")
+    assert_equal_weights(folder / name, folder / f"{name}-replay")
     assert rows(folder / name) == rows(folder / f"{name}-replay")
     steps = [row for row in rows(folder / name) if "loss" in row]
     if case == "dropped groups":
@@ -114,8 +102,9 @@ def test_two_replays_are_equal(server, folder, run):
     assert (folder / "one/rollouts/000004.parquet").read_bytes() == (
         folder / "two/rollouts/000004.parquet"
     ).read_bytes()
-    assert equal_weights(folder / "one", folder / "two")
-    assert not equal_weights(folder / "one", run)
+    assert_equal_weights(folder / "one", folder / "two")
+    with pytest.raises(AssertionError):
+        assert_equal_weights(folder / "one", run)
     steps = [row for row in rows(folder / "one") if "loss" in row]
     assert [row["staleness"] for row in steps] == [0, 2, 4, 6], (
         "updates on both sides since the model that both began with"
@@ -127,7 +116,7 @@ def test_two_replays_are_equal(server, folder, run):
     assert all(row["ratio"] != 1 for row in steps[1:])
     # A replay of a replay that departed is one that follows it.
     server.run("train", "--replay", "one", "--out", "again", cwd=folder)
-    assert equal_weights(folder / "one", folder / "again")
+    assert_equal_weights(folder / "one", folder / "again")
 
 
 def test_ranks_replay_what_one_process_sampled(server, folder, run):
@@ -140,7 +129,7 @@ def test_ranks_replay_what_one_process_sampled(server, folder, run):
         for rank in range(2)
     ]  # fmt: skip
     assert [command.wait() for command in ranks] == [0, 0], ranks[0].text()
-    first, second = (load_file(out / "final" / "model.safetensors") for out in (run, folder / "ranks"))
+    first, second = final_weights(run), final_weights(folder / "ranks")
     # Adam's first updates at a rate of 1e-2 magnify what is left of rounding.
     assert max(float((first[name] - second[name]).abs().max()) for name in first) < 1e-3
     a, b = ([row for row in rows(out) if "loss" in row] for out in (run, folder / "ranks"))
@@ -155,7 +144,7 @@ def test_a_killed_replay_goes_on_to_the_bit(server, folder, run):
     command.kill(signal.SIGKILL)
     command.wait()
     assert "continuing after step 2" in server.run("train", "r.toml", "--out", "killed", "--resume", cwd=folder)
-    assert equal_weights(folder / "killed", run)
+    assert_equal_weights(folder / "killed", run)
 
 
 def test_a_resumed_replay_notices_other_rollouts(server, folder, run):

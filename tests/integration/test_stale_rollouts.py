@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import signal
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-import torch
-from safetensors.torch import load_file
 
-import tiny
 from forks import wait_for
+from recipe_help import assert_equal_weights, run_folder, training_rows
 
 RECIPE = """
 model = "lm"
@@ -40,20 +37,11 @@ every = 1
 [track]
 samples_every = 0
 """
-REWARD = """
-def odd(completions, completion_ids, **columns):
-    return [sum(i % 2 for i in ids) / len(ids) for ids in completion_ids]
-"""
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    place = tmp_path_factory.mktemp("stale")
-    tiny.model("llama", initializer_range=0.1).save_pretrained(place / "lm")
-    tiny.tokenizer(chat=False).save_pretrained(place / "lm")
-    (place / "r.toml").write_text(RECIPE)
-    (place / "reward.py").write_text(REWARD)
-    return place
+    return run_folder(tmp_path_factory.mktemp("stale"), RECIPE)
 
 
 @pytest.fixture(scope="module")
@@ -62,27 +50,22 @@ def stale(server, folder) -> Path:
     return folder / "stale"
 
 
-def rows(run: Path) -> list[dict[str, Any]]:
-    found = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [row for row in found if "loss" in row]
-
-
 def tokens(run: Path, step: int) -> list[Any]:
     paths = sorted((run / "rollouts").glob("*.parquet"))
     return pq.read_table(paths[step - 1], columns=["uid", "sample", "token_ids"]).to_pylist()
 
 
 def test_each_step_learns_from_the_weights_of_two_steps_ago(server, folder, stale):
-    assert [row["staleness"] for row in rows(stale)] == [0, 1, 2, 2, 2]
-    assert [row["policy_version"] for row in rows(stale)] == [1, 2, 3, 4, 5]
+    assert [row["staleness"] for row in training_rows(stale)] == [0, 1, 2, 2, 2]
+    assert [row["policy_version"] for row in training_rows(stale)] == [1, 2, 3, 4, 5]
     # A run whose weights hardly move samples every step from the first weights.
     still = folder / "still"
     server.run("train", "r.toml", "--out", "still", "--set", "rollout.stale_steps=0", "learner.lr=1e-30", cwd=folder)
     assert [tokens(stale, step) == tokens(still, step) for step in range(1, 6)] == [True, True, True, False, False]
     # Prompts do not depend on it.
     assert [row["uid"] for row in tokens(stale, 4)] == [row["uid"] for row in tokens(still, 4)]
-    assert rows(stale)[0]["canary_gap"] < 1e-5
-    assert rows(stale)[3]["canary_gap"] is None, "nothing could be compared"
+    assert training_rows(stale)[0]["canary_gap"] < 1e-5
+    assert training_rows(stale)[3]["canary_gap"] is None, "nothing could be compared"
 
 
 @pytest.mark.parametrize("settings", [(), ("objective.preset=remax", "objective.correction=tis")])
@@ -98,8 +81,7 @@ def test_a_killed_run_goes_on_to_the_bit(server, folder, settings):
     command.wait()
     assert "continuing after step 3" in server.run("train", "r.toml", "--out", out, "--resume", cwd=folder)
     assert [tokens(folder / out, step) for step in range(1, 6)] == [tokens(folder / whole, s) for s in range(1, 6)]
-    a, b = (load_file(folder / name / "final" / "model.safetensors") for name in (whole, out))
-    assert all(torch.equal(a[name], b[name]) for name in a)
+    assert_equal_weights(folder / whole, folder / out)
 
 
 @pytest.mark.parametrize(

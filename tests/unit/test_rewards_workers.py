@@ -123,9 +123,7 @@ def test_what_runs_past_its_cpu_time_is_ended_and_the_next_call_does_not_notice(
     pool.run({"do": "pid"})
     [worker] = pool._idle
     for work in ("spin", "power"):
-        before = time.process_time()
         assert pool.run({"do": work}).status == "cpu"
-        assert time.process_time() - before < 0.2  # nothing is computed on this side
         assert pool.run({"do": "echo", "text": "x"}).value == "x"
         assert pool._idle == [worker]  # with a forked runner, not a new interpreter
     pool.close()
