@@ -11,6 +11,7 @@ from typing import Any
 
 from ..errors import ConfigError, nearest
 from ..rewards.user.loading import is_file_spec, load_named, sources_of
+from .adapters import ADAPTERS
 from .builtin.calculator import calculator
 from .builtin.grid import grid
 from .builtin.guess import guess
@@ -81,6 +82,9 @@ def load(spec: Spec, *, timeout_s: float = 20.0) -> Loaded:
 
 def _named(spec: Spec) -> Loaded:
     """Loads the environment that a recipe names."""
+    kind, colon, rest = spec.name.partition(":")
+    if colon and kind in ADAPTERS:
+        return Loaded(*ADAPTERS[kind](rest, spec.args))
     if not is_file_spec(spec.name):
         if spec.name not in ENVIRONMENTS:
             raise ConfigError(

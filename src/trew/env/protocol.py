@@ -19,12 +19,14 @@ others are metrics."""
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A function that the policy may call. ``parameters`` is the JSON schema of its arguments, an object."""
+    """A function that the policy may call. ``parameters`` is the JSON schema of its arguments, an object; ``returns``
+    that of its result, where it has one."""
 
     name: str
     description: str
     parameters: Mapping[str, Any]
     function: Callable[..., Any] | None = field(default=None, compare=False, repr=False)
+    returns: Mapping[str, Any] | None = None
 
     @property
     def schema(self) -> dict[str, Any]:
@@ -33,10 +35,10 @@ class Tool:
         >>> Tool("now", "The time.", {"type": "object", "properties": {}}).schema["function"]["name"]
         'now'
         """
-        return {
-            "type": "function",
-            "function": {"name": self.name, "description": self.description, "parameters": dict(self.parameters)},
-        }
+        function = {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
+        if self.returns is not None:
+            function["return"] = dict(self.returns)
+        return {"type": "function", "function": function}
 
 
 @dataclass(frozen=True, slots=True)

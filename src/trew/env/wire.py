@@ -27,7 +27,12 @@ def from_say(say: Any, *, opening: bool) -> dict[str, Any]:
         "done": bool(say.done),
         "metrics": {str(name): _number(value, f"metric {name!r}") for name, value in say.metrics.items()},
         "tools": [
-            {"name": tool.name, "description": tool.description, "parameters": dict(tool.parameters)}
+            {
+                "name": tool.name,
+                "description": tool.description,
+                "parameters": dict(tool.parameters),
+                "returns": None if tool.returns is None else dict(tool.returns),
+            }
             for tool in say.tools
         ],
         "state": None if say.state is None else str(say.state),

@@ -19,7 +19,12 @@ _DECIMAL = re.compile(r"([0-9]{0,15})\.([0-9]{1,15})")
 
 
 class ToolError(Exception):
-    """A call that a tool refuses, or that came to nothing; the message is for the policy."""
+    """A call that a tool refuses, or that came to nothing; the message is for the policy, which reads it behind
+    ``error:`` and the tool's name, unless ``whole`` is all that it reads."""
+
+    def __init__(self, message: str, *, whole: str | None = None) -> None:
+        self.whole = whole
+        super().__init__(message)
 
 
 def calculator(formula: str) -> str:

@@ -59,6 +59,8 @@ def _result(call: Call, tools: Mapping[str, Tool], *, until: float, seconds: flo
         except _Late:
             why = f"{call.name}: took longer than {seconds:g} s"
         except ToolError as error:
+            if error.whole is not None:
+                return Result(call, error.whole, failed=True)
             why = f"{call.name}: {error}"
         except SandboxError:
             raise

@@ -40,7 +40,7 @@ def tool_of(function: Callable[..., Any]) -> Tool:
     except Exception as error:  # its own two exceptions, and what evaluating annotations raises
         why = " ".join(str(error).split()).removeprefix(f"Cannot generate JSON schema for {name} because ")
         raise ConfigError(f"tool {name}: {why}; {_EXAMPLE}") from None
-    return Tool(name, schema["description"] or "", schema["parameters"], function)
+    return Tool(name, schema["description"] or "", schema["parameters"], function, schema.get("return"))
 
 
 def _unfit(function: Callable[..., Any], name: str) -> str:
