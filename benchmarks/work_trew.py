@@ -22,11 +22,11 @@ from trew.rollout.generate import generate
 from trew.rollout.sync import sampling as sampling_of
 from trew.runs import RunFolder, Trackers
 from trew.training import loop, planning
+from trew.training.attempt import Attempt
 from trew.training.build import build
 from trew.training.planning import Plan
 from trew.training.policy_program import PolicyProgram
 from trew.training.record import update_row
-from trew.training.run import Attempt
 from trew.types import Group, Sampling, Score, ScoredGroup
 from trew.utils.console import Silent
 from trew.utils.signals import Interrupts

@@ -20,9 +20,9 @@ from trew.rollout import StepRollouts
 from trew.rollout.sync import SyncRollouts, sampling
 from trew.runs.rollouts import Sampler
 from trew.training import loop
+from trew.training.attempt import Attempt
 from trew.training.batch import to_batch
 from trew.training.record import advantages_of, update_row
-from trew.training.run import Attempt
 from trew.types import Group, Prompt, Rollout, Score, ScoredGroup, Span, StepOutput
 from trew.weights import InPlace
 

@@ -63,26 +63,37 @@ def problems(
 
 def _content_problems(folder: Path, layout: Layout, *, resume: bool, overwrite: bool) -> list[str]:
     """Says what in an existing folder keeps a run from writing there: links, another run, foreign files."""
-    found = []
     names = {p.name for p in folder.iterdir()}
+    found = [] if overwrite else _link_problems(folder, names, layout)  # overwriting removes links
+    if not has_run(folder, layout):
+        return found + _foreign_problems(folder, names, layout)
+    if resume or overwrite:
+        return found
+    state = "a finished run" if "summary.json" in names else "a run"
+    return [
+        *found,
+        f"out: {folder} already holds {state}; --resume continues it, --overwrite deletes it and starts over, "
+        "or choose another folder",
+    ]
+
+
+def _link_problems(folder: Path, names: set[str], layout: Layout) -> list[str]:
+    """Says which of the run's own names is a link, through which a run would write into another folder."""
     links = sorted(name for name in names if layout.owns(name) and (folder / name).is_symlink())
-    if links and not overwrite:  # overwriting removes the link
-        found.append(
-            f"out: {folder / links[0]} is a link, and a run writes only into its own folder; remove the link, or give "
-            "the folder that it points to"
-        )
-    if has_run(folder, layout) and not (resume or overwrite):
-        state = "a finished run" if "summary.json" in names else "a run"
-        found.append(
-            f"out: {folder} already holds {state}; --resume continues it, --overwrite deletes it and starts over, "
-            "or choose another folder"
-        )
-    if names and not has_run(folder, layout) and not _left_by_trew(names, layout):
-        some = f"{', '.join(sorted(names)[:3])}{', …' if len(names) > 3 else ''}"
-        found.append(
-            f"out: {folder} is not empty and not a run folder (it holds {some}); choose a new or an empty folder"
-        )
-    return found
+    if not links:
+        return []
+    return [
+        f"out: {folder / links[0]} is a link, and a run writes only into its own folder; remove the link, or give "
+        "the folder that it points to"
+    ]
+
+
+def _foreign_problems(folder: Path, names: set[str], layout: Layout) -> list[str]:
+    """Refuses a folder with files of other origin: it was probably named by mistake."""
+    if not names or _left_by_trew(names, layout):
+        return []
+    some = f"{', '.join(sorted(names)[:3])}{', …' if len(names) > 3 else ''}"
+    return [f"out: {folder} is not empty and not a run folder (it holds {some}); choose a new or an empty folder"]
 
 
 def _left_by_trew(names: set[str], layout: Layout) -> bool:

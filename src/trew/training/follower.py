@@ -24,9 +24,9 @@ from ..utils.signals import ALWAYS
 from ..weights import InPlace, WeightSync
 from ..weights.canary import canary_samples
 from . import loop, planning
+from .attempt import Attempt
 from .build import parts
 from .policy_program import for_files, from_files
-from .run import Attempt
 from .summary import help_to_gather
 from .team import Gathering
 from .turns import TurnsOfRank, TurnsOfSource

@@ -18,8 +18,8 @@ from ..runs.rollouts import plain_prompt
 from ..types import ScoredGroup
 
 if TYPE_CHECKING:
+    from .attempt import Attempt
     from .policy_program import PolicyProgram
-    from .run import Attempt
 
 SHOWN = 32
 """Limit of completions in the file of a bad step; rollouts/ has all of them."""

@@ -13,7 +13,8 @@ from .frozen import with_frozen_logprobs
 from .guards import check_advantages, check_given
 
 if TYPE_CHECKING:
-    from .run import Attempt, TrainingRun
+    from .attempt import Attempt
+    from .run import TrainingRun
 
 
 def train(run: TrainingRun) -> dict[str, Any]:

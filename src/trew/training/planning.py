@@ -164,12 +164,20 @@ def _rewards(
             "or path/to/file.py:function"
         )
     rewards = problems.attempt(lambda: RewardSet.from_config(specs)) if specs else None
-    if rewards and config.cluster.reward_hosts:
+    if rewards is not None:
+        _use_rewards(config, rewards, problems)
+    return specs, rewards
+
+
+def _use_rewards(config: Config, rewards: RewardSet, problems: Problems) -> None:
+    """Connects loaded rewards with the settings that name them: the machines that compute them, and the one that
+    accuracy is read from."""
+    if config.cluster.reward_hosts:
         token = os.environ.get("TREW_REWARDS_TOKEN", "")
         problems.attempt(lambda: rewards.use_hosts(config.cluster.reward_hosts, token))
-    if rewards and config.eval.correct_reward and config.eval.correct_reward not in rewards.names:
-        problems.append(f"eval.correct_reward: got {config.eval.correct_reward!r}, accepts {', '.join(rewards.names)}")
-    return specs, rewards
+    verifier = config.eval.correct_reward
+    if verifier and verifier not in rewards.names:
+        problems.append(f"eval.correct_reward: got {verifier!r}, accepts {', '.join(rewards.names)}")
 
 
 def _fitting(

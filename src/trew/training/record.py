@@ -17,7 +17,7 @@ from .frozen import fresh_share, staleness
 from .planning import Plan
 
 if TYPE_CHECKING:
-    from .run import Attempt
+    from .attempt import Attempt
 
 
 def update_row(attempt: Attempt, version: int) -> dict[str, Any]:

@@ -5,34 +5,17 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import NumericsError
-from ..objective import TokenBatch
 from ..rollout import StepRollouts
 from ..runs.report import write_report
-from ..types import ScoredGroup, StepOutput
+from ..types import ScoredGroup
 from . import guards, watch
-from .frozen import Canary
+from .attempt import Attempt
 from .policy_program import PolicyProgram
 from .record import advantages_of, correction_row, rollout_row, update_row
 from .summary import export, summarize
-
-
-@dataclass(slots=True)
-class Attempt:
-    """One try at a step. Results from before an error stay, and are recorded with it."""
-
-    step: int
-    version: int  # of the policy before the first update
-    start: float = field(default_factory=time.monotonic)
-    rollouts: StepRollouts | None = None
-    batch: TokenBatch | None = None
-    canary: Canary | None = None
-    updates: list[StepOutput] = field(default_factory=list)
-    error: NumericsError | None = None
-    message: str = ""  # the warning about the error
 
 
 class TrainingRun:

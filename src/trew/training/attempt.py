@@ -1,0 +1,28 @@
+"""``Attempt``: the record of one step while it runs, from its rollouts to its updates or its error."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from ..errors import NumericsError
+from ..objective import TokenBatch
+from ..rollout import StepRollouts
+from ..types import StepOutput
+from .frozen import Canary
+
+
+@dataclass(slots=True)
+class Attempt:
+    """One try at a step, filled in by the loop as it goes. What was there before an error stays, and is recorded with
+    it: None and empty lists mean that the step did not get so far."""
+
+    step: int
+    version: int  # of the policy before the first update
+    start: float = field(default_factory=time.monotonic)
+    rollouts: StepRollouts | None = None
+    batch: TokenBatch | None = None  # of the whole step; prepared, once the advantages are known
+    canary: Canary | None = None
+    updates: list[StepOutput] = field(default_factory=list)  # those that were applied
+    error: NumericsError | None = None
+    message: str = ""  # the warning about the error
