@@ -91,10 +91,12 @@ def ratio_range(objective: Objective) -> tuple[float, float]:
     """The range of ratios that shows this objective's trust region: [0, 2], wider where w changes beyond it, and narrow
     around 1 where the region is narrow (sequence ratios have bounds of 1e-4).
     """
+    # Evaluated rather than asked of each rule: a new rule gets a fitting plot without saying where it changes.
     distance = torch.logspace(-5, 0, 301, dtype=torch.float64)[:-1]
     above = 1 + torch.cat([distance, torch.linspace(1.0, 3.9, 117, dtype=torch.float64)])
     low = _changes(evaluate(objective, 1 - distance.flip(0)), around=-1)
     high = _changes(evaluate(objective, above), around=0)
+    # Large ratios need a small old probability: the new one would exceed 1 otherwise.
     far = torch.linspace(4.9, 20, 303, dtype=torch.float64)
     beyond = _changes(evaluate(objective, torch.cat([above[:1], far]), p_old=probability(20.0)), around=0)
     high = [h if math.isfinite(h) else b for h, b in zip(high, beyond, strict=True)]

@@ -174,6 +174,7 @@ def _coerce(hint: Any, value: Any, where: str, problems: list[str]) -> Any:
         if not isinstance(value, (list, tuple)):
             problems.append(f"{where}: expected a list, got {value!r}")
             return ()
+        # Lists of TOML become tuples: a frozen configuration must not have parts that can change.
         return tuple(_coerce(args[0], v, f"{where}[{i}]", problems) for i, v in enumerate(value))
     if origin in (Mapping, dict) or getattr(origin, "__name__", "") == "Mapping":
         if not isinstance(value, Mapping):

@@ -29,7 +29,7 @@ def apply_overlong(
     ``truncate`` cuts them with ``truncate(prompt, limit)``, by default ``truncate_left``, which keeps the end of the
     question and never cuts the chat template.
     """
-    measured = [(count(prompt), prompt) for prompt in prompts]
+    measured = [(count(prompt), prompt) for prompt in prompts]  # once: counting renders and tokenizes the prompt
     long = [(length, prompt) for length, prompt in measured if length > limit]
     if not long:
         return list(prompts), []

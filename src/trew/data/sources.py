@@ -107,6 +107,7 @@ def _check_shards(folder: Path, name: str, files: Sequence[Path]) -> None:
         raise DataError(f"{folder}: several files could be the {name} split ({names}); give one file as the source")
     numbers = sorted(int(shard["number"]) for shard in shards)
     totals = {int(shard["total"]) for shard in shards}
+    # Different totals are shards of two versions of the set, whose rows may overlap.
     if len(totals) > 1 or numbers != list(range(max(totals))):
         raise DataError(
             f"{folder}: the {name} split is incomplete: {len(files)} of {max(totals)} files are here; "

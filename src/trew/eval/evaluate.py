@@ -140,6 +140,7 @@ def _count(
     samples: int,
     seconds: float,
 ) -> EvalResult:
+    # None: no reward could judge the completion. Counting it as wrong would blame the model for the grader.
     judged = [[v for v in row if v is not None] for row in verdicts]
     # Pairs, not a dict: two prompts of equal text have one uid and still count as two.
     accuracies = [(g.group.prompt.uid, sum(v) / len(v)) for g, v in zip(scored, judged, strict=True) if v]

@@ -169,6 +169,7 @@ def _multiple(count: int, of: int) -> int:
 
 
 def _runs(costs: Sequence[int], budget: int) -> list[slice]:
+    # Filled in order, though another order may need fewer packs: packs keep the order of the samples.
     starts: list[int] = []
     size = 0
     for i, cost in enumerate(costs):
@@ -227,7 +228,7 @@ def _pack_row(samples: Sequence[TrainingSample], units: Sequence[Sequence[int]])
         for i in unit:
             fed = len(samples[i].token_ids) - 1
             if fed:
-                tokens.append(samples[i].token_ids[:-1])
+                tokens.append(samples[i].token_ids[:-1])  # nothing is predicted after the last token
                 positions.append(length + np.arange(fed))  # as if each followed the prompt directly
                 segments.append(Segment(end, fed, start, length))
                 read_at.append(end + np.arange(fed))

@@ -115,6 +115,7 @@ def _damage(folder: Path, name: str, notes: list[str]) -> list[str]:
     parts = {part for owner in (model, base) for part, _ in owner.named_children()}
     problems, more = integrity.mismatches(info, stored, config, name, parts=parts)
     notes += more
+    # Tensors that transformers skips, or computes itself, may hold anything: they never reach the model.
     ignored = {*(info.get("unexpected_keys") or ()), *dict(model.named_buffers())}
     patterns = list(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ())
     weights = [t for t in stored if t.name not in ignored and not any(re.search(p, t.name) for p in patterns)]
@@ -155,6 +156,7 @@ def resolve_device(device: str) -> str:
     if device == "auto":
         return "cuda" if torch.cuda.is_available() else "mps" if mps else "cpu"
     kind, _, index = device.partition(":")
+    # A bare "cuda" is the current GPU, whichever number that has; it is not among those listed by number.
     there = ["cpu", *(["mps"] if mps else []), *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
     if kind == "cuda" and torch.cuda.is_available() and (not index or device in there):
         return device
@@ -278,7 +280,7 @@ def load_scorer(name: str, *, device: str = "cpu", dtype: str = "float32", new_h
             ignore_mismatched_sizes=True,
         )
     model, info = loaded
-    if fresh:
+    if fresh:  # transformers has filled the new head with random numbers
         info = _with_zero_head(model, info)
     _refuse_incomplete(name, info, want="a complete one; trew train-reward makes a reward model of a language model")
     _refuse_damage(name)

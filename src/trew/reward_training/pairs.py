@@ -136,6 +136,7 @@ def rank(
     """At most ``most`` pairs of different texts with different values, drawn without replacement; all if there are
     fewer. Texts that occur several times in the group count once."""
     texts = list({o.text: o for o in outcomes}.values())
+    # Strictly greater: equal values say nothing about which text is better.
     better = [(a, b) for a in texts for b in texts if a.value > b.value]
     # Drawn, not the first ones: those would all pair the same few texts. Sorted, to keep the order of the group.
     if len(better) > most:

@@ -105,6 +105,7 @@ def _try_builtin(rewards: RewardSet, prompts: Sequence[Prompt]) -> list[Check]:
     groups = [text_group(prompt, [probe.text], lengths=[probe.tokens]) for prompt, probe in made]
     got, seconds = _repeat(rewards, groups)
     labels = [f"{prompt.uid}: {probe.what}" for prompt, probe in made]
+    # Another thread and another process take seconds to start and score: the answers to a few prompts are enough.
     first = {prompt.uid for prompt in prompts[:ALONE]}
     some = [i for i, (prompt, _) in enumerate(made) if prompt.uid in first]
     expected = [got[i][0] for i in some]
@@ -254,6 +255,7 @@ def _reachable(rewards: RewardSet, prompts: Sequence[Prompt]) -> Check | None:
         groups.append(text_group(prompt, [form.format(text) for form in FORMS for text in texts]))
     silent = []
     for (prompt, gold), scored in zip(rows, rewards.score(groups), strict=True):
+        # In the order in which the texts were made: three for each form.
         values = iter([score.value for score in scored.scores])
         if not any(_above(next(values), next(values), next(values)) for _ in FORMS):
             silent.append(f"{prompt.uid}: the gold is {short(str(gold))}")
@@ -300,6 +302,7 @@ def _in_every_form(
     """By form, the gold and its changes and what they score; only of the prompts whose gold is a number."""
     rows = [(p, value) for p in prompts if (value := parse_gold(first_column(p.columns))) is not None]
     tried: list[tuple[Prompt, dict[str, list[str]]]] = [(p, {f: changed(v, form=f) for f in FORMS}) for p, v in rows]
+    # One call for all forms of all prompts, as a function may be slow to call; then the values are dealt out again.
     groups = [text_group(p, [text for texts in forms.values() for text in texts]) for p, forms in tried]
     for (prompt, forms), scored in zip(tried, rewards.score(groups), strict=True):
         values = iter([score.value for score in scored.scores])

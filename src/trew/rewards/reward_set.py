@@ -205,6 +205,7 @@ class RewardSet:
         for name, of_groups in rows.items():
             for g, verdicts in enumerate(of_groups):
                 found[g][name] = verdicts
+        # Last: these depend on the verdict of the first reward, which may have come only now.
         for reward in self.rewards:
             if _needs_correctness(reward):
                 for group, verdicts in zip(groups, found, strict=True):

@@ -141,6 +141,7 @@ def _table(path: Path) -> Any:
 
     wanted = [field for field in schema() if field.name not in _UNUSED]
     names = [field.name for field in wanted]
+    # The footer first: a table of another version is refused by name, before its columns fail to convert.
     there = {field.name: field.type for field in _footer(path).schema.to_arrow_schema()}
     if any(field.name not in there for field in wanted):
         raise ReplayError(f"{path}: {_OLDER}")

@@ -139,6 +139,8 @@ def write_rollouts(
 
 
 def _sample_row(rollout: Rollout, score: Score, hidden: tuple[str, ...]) -> dict[str, Any]:
+    """The columns of one completion. Secrets (``hidden``) are redacted in every text that a model or an environment
+    wrote; token ids stay, since a replay must learn from the same ones."""
     return {
         "completion": _text(rollout.text, hidden),
         "prompt_ids": rollout.prompt_ids,

@@ -85,6 +85,8 @@ def _stale(objective: Objective, config: Config, departures: Sequence[str]) -> l
     stale, bound, name = config.rollout.stale_steps, config.cluster.staleness, config.objective.preset
     corrected = any(correction.mismatch for correction in objective.correction)
     add = 'with\n  [objective]\n  correction = "tis"\nor take a preset'
+    # In one process an importance ratio is enough: `frozen` measures it against the sampler's log-probs. Those of a
+    # server differ from the learner's also at equal weights, so there the objective must account for the sampler.
     if stale or departures:
         got = f"rollout.stale_steps: got {stale}, accepts 0 here"
         if departures:

@@ -75,6 +75,7 @@ def _check(state: Progress, kinds: Shapes, step: int) -> None:
             raise ShapeError(f"meta.state.{name}: got {value}, accepts {least} or more")
     if state.step != step:
         raise ShapeError(f"meta.state.step: got {state.step} in the checkpoint of step {step}")
+    # A checkpoint cannot know of an event after its step.
     for name in ("evaluated", "saved", "best_step"):
         if getattr(state, name, -1) > step:
             raise ShapeError(f"meta.state.{name}: got {getattr(state, name)} in the checkpoint of step {step}")

@@ -95,6 +95,7 @@ def prepare(config: Config, objective: Objective | None, problems: list[str]) ->
         return None
     if folder.resolve() == Path(config.out).resolve():
         problems.append(f"out: {config.out} is the run that is replayed; give another folder (--out)")
+    # The recorded settings were redacted when they were written: only redacted ones compare equal to them.
     then, now = _settings(own), _settings(tomllib.loads(redact_config(dumps(config))))
     problems += [
         f"{key}: got {now.get(key)!r}, but the rollouts of {folder} were sampled with {then.get(key)!r}; a replay "

@@ -119,6 +119,7 @@ def _record(shape: Any, value: Any, where: str) -> Any:
     if not isinstance(value, Mapping):
         raise ShapeError(f"{where}: {_got(value)}, accepts an object")
     fields, hints = dataclasses.fields(shape), typing.get_type_hints(shape, include_extras=True)
+    # An unknown field is not skipped: it comes from another version, and may change what the known ones mean.
     if unknown := sorted(set(value) - {f.name for f in fields}):
         raise ShapeError(f"{where}: has {unknown[0]!r}, which is unknown here")
     needed = [f.name for f in fields if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING]
@@ -138,7 +139,7 @@ def _scalar(shape: Any, value: Any, where: str) -> Any:
         return value
     if shape is Any:
         return _plain(value, where)
-    if shape is numbers.Real:
+    if shape is numbers.Real:  # the one type that may be NaN or infinite; float may not
         if isinstance(value, float) and not math.isfinite(value):
             return value
         return _scalar(float, value, where)

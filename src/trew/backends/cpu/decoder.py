@@ -39,9 +39,11 @@ def unsupported(parts: Transformer | str, *, autocast: torch.dtype | None) -> st
         return found
     if autocast not in (None, *SUFFIX):
         return f"there are none for {autocast}"
+    # The kernels' loops go over whole vectors, without a tail for the rest.
     widths = parts.head_dim, parts.embedding.embedding_dim, parts.layers[0].gate.out_features
     if any(width % WIDTH for width in widths) or parts.head_dim > WIDEST:
         return f"its widths (head, hidden, intermediate: {widths}) are not all multiples of {WIDTH}"
+    # Linear layers are packed in any type; these are read where they are.
     plain = [n.weight for n in parts.norms] + [parts.embedding.weight, parts.head.weight]
     if any(p.dtype != torch.float32 for p in plain):
         return "its norms, embedding or head are not float32"

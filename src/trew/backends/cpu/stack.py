@@ -291,6 +291,7 @@ class Stack:
             if written:
                 struct.fresh = gradient is None
             if gradient is None and parameter.requires_grad:
+                # Memory that the kernels overwrite needs no zeros, which would take a pass over all weights.
                 gradient = (torch.empty_like if written else torch.zeros_like)(parameter)
                 parameter.grad = gradient
             assert gradient is None or (gradient.dtype == torch.float32 and gradient.is_contiguous())

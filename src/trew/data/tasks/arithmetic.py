@@ -73,6 +73,7 @@ class Arithmetic(Task):
         # Twice the held-out number: training leaves out what equals a held-out problem up to order.
         offers = {op: self._valid(op, form, seed, want=2 * eval_size + self.size) for op, form in forms.items()}
         quotas = self._quotas([len(offer) for offer in offers.values()], eval_size)
+        # Equal up to order (8 * 7 and 7 * 8), also between ops: "+" and "a + b" may both be asked for.
         classes: set[str] = set()
         held = [self._hold_out(op, offers[op], quota, classes) for op, quota in zip(self.ops, quotas, strict=True)]
         rest = [[x for x in offers[op] if forms[op].canonical(x) not in classes] for op in self.ops]

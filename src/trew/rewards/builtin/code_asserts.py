@@ -139,6 +139,8 @@ def _is_given_code(call: ast.Call, functions: set[str]) -> bool:
 
 
 def _defined(tree: ast.AST) -> set[str]:
+    """Every name that the code binds somewhere, whatever its scope."""
+    # Scopes are ignored on purpose: a name that is bound anywhere is not reported as undefined.
     found: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):

@@ -307,6 +307,7 @@ def complex_number(text: str) -> tuple[Fraction, Fraction] | None:
     (True, True, None)
     """
     match = _COMPLEX.fullmatch("".join(text.split()))
+    # Both parts are optional in the pattern: it also matches nothing at all, and two numbers without a sign between.
     if match is None or not text.strip() or (match[1] and match[2] and match[2][0] not in "+-"):
         return None
     real = number(match[1]) if match[1] else Fraction(0)

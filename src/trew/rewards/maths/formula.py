@@ -270,6 +270,7 @@ class _Parser:
         if name == "degree" and self.peek() in ("celsius", "fahrenheit"):
             name = self.take().text
         elif name in units.ANGLES and self.arguments:
+            # Inside sin(...) an angle is a number, in radians; elsewhere a degree stays a unit, which is not converted.
             turn = algebra.divide(algebra.thing(algebra.PI), algebra.number(180))
             return turn if name == "degree" else algebra.number(1)
         if not behind and name in units.CURRENCY:

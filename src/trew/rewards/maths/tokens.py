@@ -116,7 +116,7 @@ class _Scanner:
             self.put("number", match.group().replace(",", ""))
             return
         match = _TOKEN.match(text, at)
-        if match is None:
+        if match is None:  # a point is no token of its own: it could belong to a number or to an abbreviation
             self.full_stop()
             return
         kind, token = match.lastgroup or "", match.group()
@@ -157,6 +157,7 @@ class _Scanner:
 
     def word(self, token: str) -> None:
         """Puts a word as what it is: a joiner, a part of a quantity, another word behind a value, or letters."""
+        # Both decide whether a word is a unit: 5 kN has one, 5ms has none.
         behind = is_value(self.out)
         spaced = self.text[self.at - len(token) - 1 : self.at - len(token)].isspace()
         if token in _JOINERS:
@@ -185,6 +186,8 @@ class _Scanner:
         """Puts the tokens of a word that belongs to a quantity, and says whether it does."""
         low = token.lower()
         last = self.out[-1].kind if self.out else ""
+        # From the narrowest reading to the widest: "square" behind a unit is a power and "per" a division, although
+        # both could also begin a unit.
         if last in ("number", "repeating") and low in _MULTIPLES:
             self.out += [
                 Token("mark", "*"),

@@ -99,6 +99,9 @@ class UserFunction:
         return function(*leading, **keywords)
 
     def _trl_keywords(self, samples: Sequence[Sample], step: int) -> dict[str, Any]:
+        """The arguments as TRL's trainer passes them: one list per column, with an entry for each completion."""
+        # The union of all rows' columns, and None where a row lacks one: a step may mix rows of several tasks. Names
+        # that TRL gives a meaning of its own win over columns, and the recipe's args over both.
         names = dict.fromkeys(name for sample in samples for name in sample.prompt.columns)
         columns = {n: [s.prompt.columns.get(n) for s in samples] for n in names if n not in OFFERED and n != "prompt"}
         if any(s.conversation for s in samples):

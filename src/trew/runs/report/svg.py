@@ -99,7 +99,7 @@ def line_chart(
     """Returns a complete ``<svg>`` element. ``x_range`` and ``y_range`` fix an axis (accuracy: 0 to 1); by default the
     data do. ``standalone`` includes the style; pass False on a page that has ``CSS`` already.
     """
-    series = [_thin(s, 2 * width) for s in series]
+    series = [_thin(s, 2 * width) for s in series]  # more points than half pixels would only make the page larger
     frame = _frame(
         series, x_range, y_range, width, height, title=bool(title), y_label=bool(y_label), x_label=bool(x_label)
     )
@@ -192,11 +192,11 @@ def _frame(
 ) -> _Frame:
     xs, ys = _extent(series)
     x_ends = x_range or _ends(xs, pad=0.0)
-    y_ends = y_range or _ends(ys, pad=0.06)
+    y_ends = y_range or _ends(ys, pad=0.06)  # a line along the frame's edge would be hard to see
     x_ticks = ticks(*x_ends, most=max(2, width // 90), whole=all(float(x).is_integer() for x in xs))
     y_ticks = ticks(*y_ends, most=max(2, height // 48))
     top = (34 if title else 12) + (18 if y_label and not title else 0)
-    left = 14 + 7.0 * max(len(label) for label in labels(y_ticks))
+    left = 14 + 7.0 * max(len(label) for label in labels(y_ticks))  # an SVG cannot measure text: 7 px per character
     legend = len(_legend_rows([s.name for s in series if s.name], width - left - 16))
     bottom = height - (40 if x_label else 24)
     return _Frame(
