@@ -70,10 +70,19 @@ class _Sequence:
     pages: list[int] = field(default_factory=list)  # its own, which follow the prompt's
 
 
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """A row that may go on: ``length`` tokens behind its prompt, on ``pages``."""
+
+    prompt: int
+    length: int
+    pages: list[int]
+
+
 class CompiledDecoder:
-    """Runs rows of completions through a model; see :class:`trew.rollout.torch_engine.decoder.Decoder`. Logits are
-    float32. ``positions``: maximum number of tokens of a row. ``arena``: holds the cache and the head's weights, and
-    must stay leased while the decoder is in use; ``apart``: the layers' weights are there too, not in the heap.
+    """Runs rows of completions through a model; see :class:`trew.rollout.torch_engine.decoder.ResumingDecoder`. Logits
+    are float32. ``positions``: maximum number of tokens of a row. ``arena``: holds the cache and the head's weights,
+    and must stay leased while the decoder is in use; ``apart``: the layers' weights are there too, not in the heap.
     """
 
     def __init__(
@@ -96,6 +105,7 @@ class CompiledDecoder:
         self.numbers = itertools.count()  # of prompts
         self.prompts: dict[int, _OpenPrompt] = {}
         self.running: list[_Sequence] = []
+        self.held: dict[int, _Held] = {}
         self.steps = 0
         self.newest: PagedRows | None = None  # the last step's, while no row joins or leaves
         self.full = 0  # the step at which some row needs another page
@@ -144,10 +154,48 @@ class CompiledDecoder:
         self.running = [self.running[number] for number in order]
         return order
 
+    def hold(self, row: int) -> int:
+        number, sequence = next(self.numbers), self.running[row]
+        self.held[number] = _Held(sequence.prompt, self.steps - sequence.born, sequence.pages)
+        # keep() will drop the row, and must neither free these pages nor those of the prompt.
+        sequence.pages = []
+        self.prompts[sequence.prompt].left += 1
+        return number
+
+    def release(self, held: int) -> None:
+        row = self.held.pop(held)
+        self.cache.give(row.pages)
+        self.withdraw(row.prompt, 1)
+
+    @torch.no_grad()
+    def resume(self, held: Sequence[int], tokens: Sequence[Sequence[int]]) -> Tensor:
+        rows, begins = [], []
+        for number, new in zip(held, tokens, strict=True):
+            row = self.held.pop(number)
+            length = row.length + len(new)
+            pages = [*row.pages, *self.cache.take(-(-length // PAGE) - len(row.pages))]
+            rows.append(_Sequence(row.prompt, self.steps - length, pages))
+            begins.append(row.length)
+        counts = torch.tensor([len(new) for new in tokens])
+        sequence = torch.arange(len(rows), dtype=torch.int32).repeat_interleave(counts)
+        ages = [range(begin, begin + len(new)) for begin, new in zip(begins, tokens, strict=True)]
+        behind = _int32([age for of_row in ages for age in of_row])
+        pages = _int32([row.pages[age // PAGE] for row, of_row in zip(rows, ages, strict=True) for age in of_row])
+        prompts = _int32([len(self.prompts[row.prompt].ids) for row in rows])
+        found = PagedRows(
+            self._sequences([(row.prompt, row.pages) for row in rows]), sequence, prompts[sequence.long()] + behind,
+            pages, behind % PAGE,
+        )  # fmt: skip
+        logits = self._logits(self._last([token for new in tokens for token in new], found, counts)).clone()
+        self.running += rows
+        self.newest = None
+        return logits
+
     def forget(self) -> None:
-        for pages in [row.pages for row in self.running] + [prompt.pages for prompt in self.prompts.values()]:
-            self.cache.give(pages)
-        self.running, self.newest, self.prompts = [], None, {}
+        for rows in (self.running, self.held.values(), self.prompts.values()):
+            for row in rows:
+                self.cache.give(row.pages)
+        self.running, self.held, self.newest, self.prompts = [], {}, None, {}
 
     def close(self) -> None:
         """Lets go of all that it holds memory for, whoever still holds the decoder."""
@@ -190,21 +238,27 @@ class CompiledDecoder:
             self.prompts[p].pages = self.cache.take(-(-len(self.prompts[p].ids) // PAGE))
         sequences = self._sequences([(p, []) for p in prompts])
         lengths = torch.tensor([len(row) for row in ids])
-        tokens = torch.tensor([token for row in ids for token in row])
         sequence = torch.arange(len(prompts), dtype=torch.int32).repeat_interleave(lengths)
         positions = torch.cat([torch.arange(int(length), dtype=torch.int32) for length in lengths])
         pages = sequences.table[sequence.long(), (positions // PAGE).long()]
-        ends = lengths.cumsum(0) - 1
-        last = torch.empty(len(prompts), self.parts.embedding.embedding_dim, dtype=torch.float32)
-        for begin in range(0, len(tokens), PREFILL_TOKENS):
-            part = slice(begin, begin + PREFILL_TOKENS)
-            rows = PagedRows(sequences, *(t[part].contiguous() for t in (sequence, positions, pages, positions % PAGE)))
-            hidden = self._forward(tokens[part], rows)
-            here = (ends >= begin) & (ends < begin + PREFILL_TOKENS)
-            # Only the prompts' last tokens go through the head: logits of all would be (tokens, V).
-            last[here] = hidden[ends[here] - begin].float()
+        rows = PagedRows(sequences, sequence, positions, pages, positions % PAGE)
+        last = self._last([token for row in ids for token in row], rows, lengths)
         for p, logits in zip(prompts, self._logits(last), strict=True):
             self.prompts[p].logits = logits.clone()  # not a view, which would keep the logits of all prompts alive
+
+    def _last(self, tokens: Sequence[int], rows: PagedRows, counts: Tensor) -> Tensor:
+        """Feeds counts[i] tokens to sequence i, in pieces of PREFILL_TOKENS; returns the final norm's output (S, H)
+        after the last one of each, in float32."""
+        ids, ends = torch.tensor(tokens), counts.cumsum(0) - 1
+        last = torch.empty(len(counts), self.parts.embedding.embedding_dim, dtype=torch.float32)
+        of_tokens = rows.sequence, rows.positions, rows.pages, rows.places
+        for begin in range(0, len(ids), PREFILL_TOKENS):
+            part = slice(begin, begin + PREFILL_TOKENS)
+            hidden = self._forward(ids[part], PagedRows(rows.sequences, *(t[part].contiguous() for t in of_tokens)))
+            here = (ends >= begin) & (ends < begin + PREFILL_TOKENS)
+            # Only last tokens go through the head: logits of all would be (tokens, V).
+            last[here] = hidden[ends[here] - begin].float()
+        return last
 
     def _sequences(self, of: Sequence[tuple[int, list[int]]]) -> Sequences:
         """Builds the kernels' tables from each sequence's (prompt, own pages)."""

@@ -93,6 +93,27 @@ class SlotCache(Cache):
         self.starts += [end - length for length in lengths]
         self._set_view(end)
 
+    def copy(self, row: int) -> DynamicCache:
+        """A cache of one row's columns alone."""
+        copied = DynamicCache()
+        start = self.starts[row]
+        for index, layer in enumerate(self.layers):
+            keys, values = (x[row : row + 1, :, start : self.end].clone() for x in (layer.keys, layer.values))
+            copied.update(keys, values, index)
+        return copied
+
+    def reorder(self, first: int, order: list[int]) -> None:
+        """Moves the rows from ``first`` on: the row that is number i among them becomes number order[i]."""
+        if order == sorted(order):
+            return
+        place = sorted(range(len(order)), key=order.__getitem__)  # place[new] = old
+        source = torch.tensor(place, device=self.layers[0].device) + first
+        target = slice(first, first + len(order))
+        for layer in self.layers:
+            layer.keys[target] = layer.keys[source]
+            layer.values[target] = layer.values[source]
+        self.starts[first:] = [self.starts[first + old] for old in place]
+
     def keep(self, alive: list[int]) -> list[int]:
         """Drops all other rows; the last rows move into the gaps. Returns the old slot of each remaining row.
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from ...errors import NumericsError
 from ...types import Sampling
 from ..engine import Request
-from .decoder import Decoder
+from .decoder import Decoder, ResumingDecoder
 from .sampler import Draw, row_key
 
 
@@ -33,12 +33,22 @@ class Completion:
 
 
 @dataclass(frozen=True, slots=True)
+class _Held:
+    """The turns of an episode so far, and the decoder's number for all that was computed for them: everything but the
+    last token."""
+
+    ids: np.ndarray
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
 class _Scheduled:
-    """A request in the schedule; ``prompt`` is the decoder's number for its prompt."""
+    """A request in the schedule; ``prompt`` is the decoder's number for its prompt, unless it goes on from ``held``."""
 
     request: Request
     prompt_ids: np.ndarray
     prompt: int
+    held: _Held | None
     call: int  # number of the Schedule.add call
     order: int  # number among all requests
 
@@ -49,6 +59,10 @@ class Schedule:
     Slots 0 .. rows - 1 of all state tensors are in use: a step then reads slices, without gathers. Rows move to other
     slots when some leave. What a row has drawn so far does not move: each row keeps one place of ``tokens_out`` and
     ``floats_out`` until it ends.
+
+    ``held`` is what was computed for episodes that may go on, by request id, so that a later turn computes only what
+    is new in it. :meth:`cancel` frees it. If more are held than there are slots, those that ended first are freed:
+    their next turn computes everything again.
     """
 
     def __init__(
@@ -72,6 +86,7 @@ class Schedule:
         self.stop_ids = torch.tensor(sorted(stop_ids), dtype=torch.int64, device=self.device)
         self.calls = self.added = 0
         self.waiting: list[_Scheduled] = []
+        self.held: dict[str, _Held] = {}
 
         self.row_at: dict[int, _Scheduled] = {}  # by place
         self.free = list(range(slots))  # free places
@@ -93,10 +108,11 @@ class Schedule:
         """Queues completions: (tokens of a prompt, its requests). Each prompt is computed once for all its requests."""
         self.calls += 1
         for prompt_ids, requests in prompts:
-            prompt = self.decoder.open(prompt_ids.tolist(), len(requests))
+            held = self._found(prompt_ids, requests)
+            prompt = -1 if held else self.decoder.open(prompt_ids.tolist(), len(requests))
             for request in requests:
                 self.added += 1
-                self.waiting.append(_Scheduled(request, prompt_ids, prompt, self.calls, self.added))
+                self.waiting.append(_Scheduled(request, prompt_ids, prompt, held, self.calls, self.added))
         # Rows are taken from the end of the list. Within a call the longest prompts go first: shorter ones then fit
         # beside them without moving the cache, and if memory runs out, it does so at once rather than late in the run.
         # Rows of one prompt stay together, which decoders rely on to compute it once.
@@ -104,8 +120,12 @@ class Schedule:
 
     def cancel(self, ids: Collection[str]) -> None:
         """Drops completions, both waiting and running."""
+        for id in self.held.keys() & ids:
+            self._release(self.held.pop(id))
         for row in self.waiting:
-            if row.request.id in ids:
+            if row.request.id in ids and row.held is not None:
+                self._release(row.held)
+            elif row.request.id in ids:
                 self.decoder.withdraw(row.prompt, 1)
         self.waiting = [row for row in self.waiting if row.request.id not in ids]
         places = self.place[: self.decoder.rows].tolist()
@@ -123,6 +143,7 @@ class Schedule:
         ended = self._take(logits, first)
         found = self._completions(ended) if ended else []
         if ended:
+            self._hold(ended, found)
             self._drop(ended)
         return found
 
@@ -135,7 +156,8 @@ class Schedule:
         """Fills free slots; returns the new rows' first logits (new rows, V)."""
         first = self.decoder.rows
         taken = [self.waiting.pop() for _ in range(min(self.slots - first, len(self.waiting)))]
-        logits = self.decoder.add([row.prompt for row in taken])
+        taken.sort(key=lambda row: row.held is not None)  # stable: rows of one prompt stay together
+        logits = self._begun(taken)
         new = slice(first, self.decoder.rows)
         places = [self.free.pop() for _ in taken]
         self.row_at |= zip(places, taken, strict=True)
@@ -148,6 +170,42 @@ class Schedule:
         # A slot still holds the values of the row that left it, so everything per row is set here.
         self.position[new] = 0
         return logits
+
+    def _begun(self, rows: Sequence[_Scheduled]) -> Tensor:
+        """Starts rows, those that go on behind the others; returns their first logits."""
+        new = [row.prompt for row in rows if row.held is None]
+        logits = [self.decoder.add(new)] if new else []
+        if resumed := [(row.held, row.prompt_ids) for row in rows if row.held is not None]:
+            assert isinstance(self.decoder, ResumingDecoder)
+            numbers = [held.number for held, _ in resumed]
+            tokens = [prompt_ids[len(held.ids) - 1 :].tolist() for held, prompt_ids in resumed]
+            logits.append(self.decoder.resume(numbers, tokens))
+        return torch.cat(logits) if len(logits) > 1 else logits[0]
+
+    def _found(self, prompt_ids: np.ndarray, requests: Sequence[Request]) -> _Held | None:
+        """What is held for the episode that a request goes on with."""
+        held = self.held.pop(requests[0].id, None)
+        if held is not None and not np.array_equal(prompt_ids[: len(held.ids)], held.ids):
+            self._release(held)  # it goes on differently: nothing may be taken over
+            held = None
+        return held
+
+    def _hold(self, slots: Sequence[int], completions: Sequence[Completion]) -> None:
+        """Keeps what was computed for rows whose episodes may go on."""
+        decoder = self.decoder
+        if not isinstance(decoder, ResumingDecoder):
+            return
+        for slot, done in zip(slots, completions, strict=True):
+            earlier = done.request.earlier
+            if earlier is not None and earlier.longest:
+                ids = np.concatenate([done.prompt_ids, done.token_ids])
+                self.held[done.request.id] = _Held(ids, decoder.hold(slot))
+        while len(self.held) > self.slots:
+            self._release(self.held.pop(next(iter(self.held))))
+
+    def _release(self, held: _Held) -> None:
+        assert isinstance(self.decoder, ResumingDecoder)
+        self.decoder.release(held.number)
 
     def _take(self, logits: Tensor, first: int) -> list[int]:
         """Draws a token for slots ``first`` and up, and records it; returns the slots whose completion has ended."""

@@ -96,6 +96,8 @@ class TorchEngine:
                 f"version: got {version} while {len(self._unfinished)} requests of version {self._version} are "
                 "unfinished, whose tokens would be of both; poll until they are finished, or cancel them"
             )
+        if version != self._version:
+            self._end()  # what it holds for later turns was computed with the weights of before
         self._version = version
 
     def state(self) -> dict[str, Any]:
@@ -150,8 +152,7 @@ class TorchEngine:
                         ended += schedule.advance()
                 reports = [Finished.of(done.request.id, self._turn(done)) for done in ended]
             self._unfinished -= {report.id for report in reports}
-            if not schedule.unfinished:
-                self._end()
+            self._end_idle()
         except BaseException:  # an interrupt too: a schedule cut off within a pass is not consistent
             self._queue, self._unfinished = [], set()
             self._end()
@@ -159,20 +160,19 @@ class TorchEngine:
         return list(reports)
 
     def cancel(self, ids: Sequence[str]) -> None:
-        gone = self._unfinished.intersection(ids)
-        if not gone:
-            return
+        gone = set(ids)
         self._unfinished -= gone
         self._queue = [queued for queued in self._queue if queued.request.id not in gone]
         if self._schedule is not None:
             self._schedule.cancel(gone)
-            if not self._schedule.unfinished:
-                self._end()
+            self._end_idle()
 
     # ---- the schedule
 
     def _filled(self) -> Schedule:
         """Returns the schedule, or a new one, after adding all requests from the queue that may join it."""
+        if self._schedule is not None and not self._schedule.unfinished and not self._fits(self._queue[0]):
+            self._end()  # it only holds what was computed for other episodes
         schedule = self._schedule or self._begin()
         # A schedule with few slots takes only as many as it has slots for: the rest decode faster together, in the next
         # schedule, which gets more slots.
@@ -210,6 +210,11 @@ class TorchEngine:
             stop_strings=self._endings.strings, decode=self.renderer.decode, device=self.device,
         )  # fmt: skip
         return self._schedule
+
+    def _end_idle(self) -> None:
+        """Ends a schedule that generates nothing, and holds nothing for later turns."""
+        if self._schedule is not None and not self._schedule.unfinished and not self._schedule.held:
+            self._end()
 
     def _end(self) -> None:
         """Frees the schedule and its decoder's memory, which the learner needs."""

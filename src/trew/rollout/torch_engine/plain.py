@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import itertools
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -39,6 +40,8 @@ class ForwardDecoder(OpenPrompts[tuple[DynamicCache, Tensor]]):
     def forget(self) -> None:
         super().forget()
         self.cache = SlotCache(self.slots)
+        self._holds = itertools.count()
+        self._held_rows: dict[int, DynamicCache] = {}  # by number
 
     @property
     def rows(self) -> int:
@@ -80,6 +83,44 @@ class ForwardDecoder(OpenPrompts[tuple[DynamicCache, Tensor]]):
 
     def keep(self, alive: Sequence[int]) -> list[int]:
         return self.cache.keep(list(alive))
+
+    def hold(self, row: int) -> int:
+        number = next(self._holds)
+        self._held_rows[number] = self.cache.copy(row)
+        return number
+
+    def release(self, held: int) -> None:
+        del self._held_rows[held]
+
+    def resume(self, held: Sequence[int], tokens: Sequence[Sequence[int]]) -> Tensor:
+        logits: dict[int, Tensor] = {}
+        order: list[int] = []
+        # Side by side only where equally many tokens are fed: no padding stands between old and new tokens then.
+        for count in dict.fromkeys(map(len, tokens)):
+            alike = [number for number, new in enumerate(tokens) if len(new) == count]
+            found = self._resumed([self._held_rows.pop(held[n]) for n in alike], [tokens[n] for n in alike])
+            order += alike
+            logits |= zip(alike, found, strict=True)
+        self.cache.reorder(self.rows - len(order), order)
+        return torch.stack([logits[number] for number in range(len(held))])
+
+    def _resumed(self, rows: list[DynamicCache], tokens: Sequence[Sequence[int]]) -> Tensor:
+        """Appends rows to the cache, with tokens fed to them, equally many to each; returns the logits after them."""
+        lengths = [row.get_seq_length() for row in rows]
+        width, new = max(lengths), len(tokens[0])
+        cache = _side_by_side(rows, width)
+        starts = torch.tensor([width - length for length in lengths], device=self.device)
+        columns = torch.arange(width + new, device=self.device)
+        logits = self._call(
+            torch.tensor([list(row) for row in tokens], device=self.device),
+            cache,
+            mask=columns >= starts[:, None],
+            positions=columns[width:] - starts[:, None],
+            ragged=len(set(lengths)) > 1,
+        )
+        every = torch.arange(len(rows), device=self.device)
+        self.cache.add(cache, source=every, lengths=[n + new for n in lengths], room=self.max_tokens)
+        return logits
 
     def draw(self, logits: Tensor, *, keys: Tensor, positions: Tensor, sampling: Sampling) -> Draw:
         return draw(logits, uniform=uniforms(keys, positions), sampling=sampling)
@@ -136,8 +177,24 @@ def _one_row(cache: DynamicCache, row: int) -> DynamicCache:
     """A copy of one row of a prefill cache, so that the others can be freed."""
     copy = DynamicCache()
     for index, layer in enumerate(cache.layers):
-        assert isinstance(layer, DynamicLayer)
-        assert layer.keys is not None
-        assert layer.values is not None
-        copy.update(layer.keys[row : row + 1].clone(), layer.values[row : row + 1].clone(), index)
+        keys, values = _tensors(layer)
+        copy.update(keys[row : row + 1].clone(), values[row : row + 1].clone(), index)
     return copy
+
+
+def _side_by_side(rows: Sequence[DynamicCache], width: int) -> DynamicCache:
+    """One cache of several rows, padded on the left to ``width`` columns with zeros: memory that holds NaN would reach
+    the attention's sum although it is masked."""
+    joined = DynamicCache()
+    for index in range(len(rows[0].layers)):
+        pairs = [_tensors(row.layers[index]) for row in rows]
+        padded = [[torch.nn.functional.pad(x, (0, 0, width - x.shape[2], 0)) for x in pair] for pair in pairs]
+        joined.update(torch.cat([keys for keys, _ in padded]), torch.cat([values for _, values in padded]), index)
+    return joined
+
+
+def _tensors(layer: Any) -> tuple[Tensor, Tensor]:
+    assert isinstance(layer, DynamicLayer)
+    assert layer.keys is not None
+    assert layer.values is not None
+    return layer.keys, layer.values
