@@ -43,6 +43,8 @@ def batch(scale: float, *, scored: bool = True) -> Any:
     old = old.clamp(max=-1e-3)  # a probability
     rewards = torch.randint(0, 3, (ROWS,), generator=g).to(torch.float64) / 2
     steps = [[(2, float(r)), (3, 0.5 * float(r))] for r in rewards]
+    turns = [[(1 + i % 2, 0.5 * (i % 3)), (3, 0.25), (WIDTH, float(r))] for i, r in enumerate(rewards)]
+    states = [["start", "left" if i % 4 else "right", "left"] for i in range(ROWS)]
     return trew.TokenBatch.from_padded(
         logprobs=logprobs, mask=mask, old_logprobs=old, rollout_logprobs=(old + noise(0.3)).clamp(max=-1e-3),
         ref_logprobs=(logprobs + noise(0.5)).clamp(max=-1e-3),
@@ -50,13 +52,14 @@ def batch(scale: float, *, scored: bool = True) -> Any:
         group_ids=torch.arange(ROWS) // 6, rewards=rewards if scored else None, correct=rewards == 1,
         truncated=torch.arange(ROWS) % 5 == 0,
         baselines=torch.rand(ROWS // 6, generator=g, dtype=torch.float64).repeat_interleave(6), step_rewards=steps,
+        turns=turns, states=states,
         advantages=None if scored else rewards - 0.4, max_length=WIDTH,
     )  # fmt: skip
 
 
 OTHERS: dict[str, list[Any]] = {
     "baseline": ["group", "batch"], "normalize": ["separate"], "rarity": ["entropy"], "anchor": ["rollout"],
-    "level": ["sequence"],
+    "level": ["sequence"], "norm": ["mean"],
 }  # fmt: skip
 GIVEN: dict[str, dict[str, Any]] = {"h_max": {"rarity": "entropy"}, "seed": {"share": 0.1, "cov_low": -1.0}}
 """What a setting needs beside it to have anything to act on."""
