@@ -17,6 +17,7 @@ from ..rollout.chat import Renderer
 from ..runs import redact_config
 from ..runs.recorded import RecordedRollouts
 from ..runs.rollouts import Sampler
+from ..types import Turn
 from ..utils.secrets import MASK
 from .changes import flatten, settings
 
@@ -126,9 +127,17 @@ def _departures(
 
 
 def token_problems(replay: Replay, renderer: Renderer) -> list[str]:
-    """What is wrong where this tokenizer and chat template do not make the recorded prompts' tokens."""
+    """What is wrong where this tokenizer and chat template do not make the recorded prompts' tokens. The opening of an
+    episode is its environment's; there the tokenizer must make the recorded texts of the tokens that were sampled."""
     for group in replay.first.sampled:
         prompt, recorded = group.group.prompt, group.group.rollouts[0].prompt_ids.tolist()
+        if group.group.rollouts[0].ending:
+            if any(_reads_otherwise(turn, renderer) for rollout in group.group.rollouts for turn in rollout.turns):
+                return [
+                    f"rollout.replay: {replay.recorded.folder} has other texts for replies to prompt {prompt.uid!r} "
+                    "than this tokenizer makes of their tokens; give the model and tokenizer of that run"
+                ]
+            continue
         texts = [prompt.text] if prompt.text is not None else [m.get("content", "") for m in prompt.messages or ()]
         if any(MASK in (text or "") for text in texts):
             continue  # the table has a mask where the prompt had a secret
@@ -138,6 +147,11 @@ def token_problems(replay: Replay, renderer: Renderer) -> list[str]:
                 "tokenizer and chat template make of it; give the model, tokenizer and chat_template of that run"
             ]
     return []
+
+
+def _reads_otherwise(turn: Turn, renderer: Renderer) -> bool:
+    """Whether the tokens of a reply have another text than the recorded one, from which a stop string was cut."""
+    return MASK not in turn.text and not renderer.decode(turn.token_ids.tolist()).startswith(turn.text)
 
 
 def reward_problems(replay: Replay, rewards: RewardSet) -> list[str]:

@@ -20,6 +20,10 @@ def grade(completion: str, gold: Any = None, *, episode: Rollout | None = None) 
         return NOT_PLAYED
     ends = zip(episode.turn_ends, episode.turns, strict=True)
     steps = tuple((end, turn.reward) for end, turn in ends if turn.reward is not None)
-    if not steps and episode.status == "finished":
-        return Verdict(None, "not_applicable")
+    if not steps:
+        if episode.status == "finished":
+            return Verdict(None, "not_applicable")
+        # A step of 0, not none: an objective that learns from steps would leave the episode out instead of ranking it
+        # behind those that earned something.
+        steps = ((episode.turn_ends[-1], 0.0),)
     return Verdict(sum((value for _, value in steps), 0.0), detail=episode.ending, steps=steps)
