@@ -93,7 +93,7 @@ class Turn:
     """The tokens added to the policy's context since its last turn, and the T tokens of its answer.
 
     ``logprobs`` are under the distribution that each token was actually drawn from (0 for greedy decoding);
-    ``policy_logprobs`` and ``entropies`` are the policy's at temperature 1, untruncated, and None where the engine
+    ``policy_logprobs`` and ``entropies`` are the policy's at temperature 1, untruncated, and None if the engine
     does not report them. ``versions`` covers all T tokens in order, without gaps. ``state`` names the situation in
     which an environment let the policy answer: turns of one group with equal states are answers to the same situation.
     None outside environments, as are all fields behind it: ``messages`` is what the context says, ``calls`` are the

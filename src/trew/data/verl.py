@@ -147,7 +147,7 @@ def _parsed(text: str) -> Any:
 
 
 def _ground_truth(prompt: Prompt, gold_column: str) -> tuple[str, str]:
-    """Returns (the gold answer's column, "" where it is made of several; the gold answer as a string)."""
+    """Returns (the gold answer's column, "" if it is made of several; the gold answer as a string)."""
     columns = prompt.columns
     if not gold_column and (combined := _combined_truth(columns)):
         return "", combined

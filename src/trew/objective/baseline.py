@@ -31,7 +31,7 @@ def leave_one_out_mean(rewards: Float[Tensor, "S"], *, group_ids: Int[Tensor, "S
 def length_weighted_mean(
     rewards: Float[Tensor, "S"], *, lengths: Int[Tensor, "S"], group_ids: Int[Tensor, "S"]
 ) -> Float[Tensor, "S"]:
-    """b = sum_i T_i R_i / sum_i T_i within the group: OPO, arXiv 2505.23585. 0 where a group has no tokens.
+    """b = sum_i T_i R_i / sum_i T_i within the group: OPO, arXiv 2505.23585. 0 if a group has no tokens.
 
     >>> l, ids = torch.tensor([100, 300]), torch.tensor([0, 0])
     >>> length_weighted_mean(torch.tensor([1., 0.]), lengths=l, group_ids=ids).tolist()

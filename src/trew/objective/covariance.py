@@ -80,7 +80,7 @@ class ClipCov(Weight):
 
     def surrogate(self, ratio: Tensor, *, advantages: Tensor, batch: TokenBatch) -> Tensor:
         clip = Clip(self.eps_low, self.eps_high)
-        # A drawn token has w = 0 where the clip alone has not, and reports 0; a clipped one keeps the clip's value.
+        # A drawn token has w = 0 if the clip alone has not, and reports 0; a clipped one keeps the clip's value.
         not_drawn = (self(ratio, advantages=advantages, batch=batch) > 0) | (
             clip(ratio, advantages=advantages, batch=batch) == 0
         )

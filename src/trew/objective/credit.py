@@ -77,7 +77,7 @@ class _TurnCredit(Advantage):
 
 
 def _turn_rewards(rewards: Float[Tensor, "S"], *, batch: TokenBatch, turns: Turns) -> Float[Tensor, "M"]:
-    """The rewards of turns: with what shaping added to the sequence's reward in its last turn; NaN where that is NaN.
+    """The rewards of turns: with what shaping added to the sequence's reward in its last turn; NaN if that is NaN.
 
     A penalty for length, for instance, is known only when the episode is over.
     """

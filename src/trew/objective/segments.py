@@ -90,7 +90,7 @@ def subgroups(kinds: Int[Tensor, "M"], *, group_ids: Int[Tensor, "M"]) -> Int[Te
 
 
 def group_mean(rewards: Float[Tensor, "S"], *, group_ids: Int[Tensor, "S"]) -> Float[Tensor, "S"]:
-    """The mean reward of each sequence's group, over rewards that are not NaN; NaN where a group has none.
+    """The mean reward of each sequence's group, over rewards that are not NaN; NaN if a group has none.
 
     >>> group_mean(torch.tensor([1., 0., float("nan")]), group_ids=torch.tensor([5, 5, 5])).tolist()
     [0.5, 0.5, 0.5]

@@ -58,7 +58,7 @@ class Turns:
         return Turns(rewards, sequences, ends, numbered)
 
     def select(self, position: Int[Tensor, "S"]) -> Turns:
-        """Turns of the sequences that stay; ``position`` (S,) has each one's new number, -1 where it is left out."""
+        """Turns of the sequences that stay; ``position`` (S,) has each one's new number, -1 if it is left out."""
         new = position[self.sequence_ids]
         kept = (new >= 0).nonzero().squeeze(1)
         order = kept[torch.argsort(new[kept], stable=True)]  # stable keeps the turns of a sequence in order
@@ -108,7 +108,7 @@ def discounted_returns(
 ) -> Float[Tensor, "M"]:
     """G_k = sum_(l >= k) discount^(l - k) r_l over the turns of each sequence: GiGPO, arXiv 2505.10978, eq. 5.
 
-    ``rewards`` are in order within each sequence, NaN where a sequence takes no part: so are its returns.
+    ``rewards`` are in order within each sequence, NaN if a sequence takes no part: so are its returns.
 
     >>> r, ids = torch.tensor([0., 0., 1., 5.]), torch.tensor([0, 0, 0, 1])
     >>> discounted_returns(r, sequence_ids=ids, discount=0.5).tolist()

@@ -87,7 +87,7 @@ class RewardSet:
 
     def use_hosts(self, addresses: Sequence[str], token: str) -> None:
         """Has reward hosts grade from here on: built-ins that have workers, and functions. What they cannot be asked is
-        graded here. Raises ConfigError where a host cannot be reached, or grades by other rules or files."""
+        graded here. Raises ConfigError if a host cannot be reached, or grades by other rules or files."""
         hosts = RewardHosts(addresses, token, own=described(self.rewards), tell=lambda text: self._warn(text, text))
         hosts.connect()
         self._hosts = hosts

@@ -55,7 +55,7 @@ class Bridges:
         """The tokens from a reply to the next one: the rest of the reply's end, the messages, the generation prompt.
 
         ``ended_by`` is the end token that the policy sampled last, which is not repeated; None if a stop string ended
-        the reply, whose end token is then added unsampled. Returns None where the template ends a reply with another
+        the reply, whose end token is then added unsampled. Returns None if the template ends a reply with another
         special token than the policy did: the next turn would follow tokens that no template writes.
         """
         text = self._behind_reply(messages)

@@ -79,7 +79,7 @@ class Renderer:
         tools: Sequence[Mapping[str, Any]] = (),
         generation_prompt: bool = True,
     ) -> str:
-        """Returns messages as the template writes them. Raises DataError where it refuses them."""
+        """Returns messages as the template writes them. Raises DataError if it refuses them."""
         return self._apply(messages, uid="", tools=tools, generation_prompt=generation_prompt)
 
     def tokens(self, text: str) -> list[int]:

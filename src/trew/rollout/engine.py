@@ -15,7 +15,7 @@ from .chat import Renderer
 @dataclass(frozen=True, slots=True)
 class Earlier:
     """What precedes a turn of an episode. ``ids``: the whole context, of which the last ``begin`` tokens follow the
-    prompt. ``longest``: the most tokens that the context of a later turn may have; 0 where none follows."""
+    prompt. ``longest``: the most tokens that the context of a later turn may have; 0 if none follows."""
 
     ids: np.ndarray
     begin: int = 0

@@ -25,7 +25,7 @@ class RecordedRun(Protocol):
     """The rollouts that a run left behind."""
 
     def read(self, step: int) -> StepRollouts:
-        """Those of ``step``. Raises ReplayError where they are missing or damaged."""
+        """Those of ``step``. Raises ReplayError if they are missing or damaged."""
         ...
 
     def fingerprint(self, step: int) -> str:
@@ -75,7 +75,7 @@ class ReplayRollouts:
         return {"position": self.position, "sampled": self._done, "replayed": self._digest}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Restores what :meth:`state` returned. Raises ReplayError where the rollouts have changed since."""
+        """Restores what :meth:`state` returned. Raises ReplayError if the rollouts have changed since."""
         done, digest = int(state.get("sampled", 0)), ""
         for step in range(1, done + 1):
             digest = self._extended(digest, step)
@@ -90,7 +90,7 @@ class ReplayRollouts:
         return hashlib.blake2b(f"{digest}:{self.recorded.fingerprint(step)}".encode(), digest_size=16).hexdigest()
 
     def _check(self, found: StepRollouts, step: int) -> None:
-        """Raises ReplayError where the model cannot read the tokens."""
+        """Raises ReplayError if the model cannot read the tokens."""
         every = [np.concatenate([r.prompt_ids, r.token_ids]) for g in found.sampled for r in g.group.rollouts]
         largest, longest = max((int(ids.max()) for ids in every), default=0), max(map(len, every), default=0)
         if largest >= self.facts.vocabulary:

@@ -15,7 +15,7 @@ class StepRollouts:
 
     ``trained_on`` are the groups of the step; ``sampled`` are all that were generated, including groups that dynamic
     sampling dropped. ``baselines`` is the reward of the greedy answer by prompt uid, where the objective compares with
-    it; NaN where there is none. ``facts`` are more metrics of the step.
+    it; NaN if there is none. ``facts`` are more metrics of the step.
     """
 
     trained_on: tuple[ScoredGroup, ...]

@@ -188,7 +188,7 @@ class RunFolder:
         partial last line, rollouts, evaluations, the summary. Returns a message for each thing removed.
 
         ``step`` = -1 removes all of them. ``evaluated`` says whether an evaluation of the weights after ``step`` stays;
-        it is False where the checkpoint does not record that evaluation, so that it is repeated. ``size`` is the number
+        it is False if the checkpoint does not record that evaluation, so that it is repeated. ``size`` is the number
         of bytes of metrics.jsonl that the checkpoint records; nothing after them stays, whatever its step.
         """
         messages = self._rewind_metrics(step, evaluated, size)

@@ -69,7 +69,7 @@ class Journal:
         return found
 
     def get(self, stored: Stored) -> bytes:
-        """A stored group. Raises CheckpointError where it is gone, or not what was stored."""
+        """A stored group. Raises CheckpointError if it is gone, or not what was stored."""
         path = self.folder / stored.file
         try:
             with path.open("rb") as file:

@@ -32,7 +32,7 @@ _UNUSED = ("advantages", "policy_version", "conversation")
 
 
 class RecordedRollouts:
-    """The tables of the run in ``folder``. Raises ReplayError where it has none."""
+    """The tables of the run in ``folder``. Raises ReplayError if it has none."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -49,7 +49,7 @@ class RecordedRollouts:
         return max([*self._rows, *(int(p.stem) for p in self.path(0).parent.glob("*.parquet") if p.stem.isdecimal())])
 
     def check(self, steps: int) -> None:
-        """Raises ReplayError where the tables of the first ``steps`` steps are not all there and readable."""
+        """Raises ReplayError if the tables of the first ``steps`` steps are not all there and readable."""
         if steps > self.steps:
             raise ReplayError(
                 f"steps: got {steps}, but {self.folder} has rollouts of {self.steps} steps; set steps to that or fewer"
@@ -59,7 +59,7 @@ class RecordedRollouts:
                 _footer(self.path(step))
 
     def is_empty(self, step: int) -> bool:
-        """Whether nothing was sampled in ``step``. Raises ReplayError where its table is missing."""
+        """Whether nothing was sampled in ``step``. Raises ReplayError if its table is missing."""
         path = self.path(step)
         if path.exists():
             return False
@@ -80,7 +80,7 @@ class RecordedRollouts:
         return hashlib.blake2b(footer, digest_size=16).hexdigest()
 
     def read(self, step: int) -> StepRollouts:
-        """The rollouts of ``step``. Raises ReplayError where its table is missing or damaged."""
+        """The rollouts of ``step``. Raises ReplayError if its table is missing or damaged."""
         if self.is_empty(step):
             return StepRollouts((), ())
         path = self.path(step)
@@ -106,7 +106,7 @@ def _rows(path: Path) -> Iterator[Mapping[str, Any]]:
 
 
 def _opened(path: Path, read: Callable[[], Any]) -> Any:
-    """The result of ``read``. Raises ReplayError where the file cannot be read as Parquet."""
+    """The result of ``read``. Raises ReplayError if the file cannot be read as Parquet."""
     import pyarrow as pa
 
     try:

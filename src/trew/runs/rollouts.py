@@ -33,7 +33,7 @@ class Sampler:
 
     @staticmethod
     def from_metadata(metadata: Mapping[bytes, bytes]) -> Sampler:
-        """Restores the result of :meth:`to_metadata`. Raises KeyError where it is missing."""
+        """Restores the result of :meth:`to_metadata`. Raises KeyError if it is missing."""
         return Sampler(metadata[b"trew.engine"].decode(), metadata[b"trew.dtype"].decode())
 
 
@@ -78,7 +78,7 @@ def schema() -> Any:
             "finish_reason": pa.string(),
             "rollout_status": pa.string(),
             "rollout_error": pa.string(),
-            "ending": pa.string(),  # why an episode ended; empty where a completion is none
+            "ending": pa.string(),  # why an episode ended; empty if a completion is none
             "conversation": pa.string(),  # all messages of an episode as JSON; null where a completion is none
             "policy_version": pa.int64(),
             "reward_seconds": pa.float64(),

@@ -67,7 +67,7 @@ def _fill(model: Any, tensors: Mapping[str, Tensor | Rows], root: Path, *, adapt
 
 
 def _refuse_other_base(base: str, meta: Mapping[str, Any], root: Path) -> None:
-    """Raises ResumeError where the adapters of a checkpoint were trained on other frozen weights."""
+    """Raises ResumeError if the adapters of a checkpoint were trained on other frozen weights."""
     if meta.get("learner", {}).get("base") != base:
         raise ResumeError(
             f"{root}: its adapters were trained on other weights than those of the recipe's model; put the model that "

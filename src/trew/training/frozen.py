@@ -44,7 +44,7 @@ ROUNDING = 1e-4
 class Canary:
     """How far the sampler's log-probs are from the policy's at the same weights.
 
-    ``differences`` (n,) are in nats, and empty where nothing could be compared: no rollout comes entirely from the
+    ``differences`` (n,) are in nats, and empty if nothing could be compared: no rollout comes entirely from the
     current weights, or (``cut``) the sampler's distribution was cut by top-p, top-k or min-p.
     """
 

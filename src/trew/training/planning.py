@@ -261,7 +261,7 @@ def _most_tokens(config: Config) -> dict[str, int]:
 
 def length_problems(tokens: Mapping[str, int], *, longest: int, limit: int | None) -> list[str]:
     """The settings that let a prompt of ``longest`` tokens and its completion exceed the model's ``limit`` positions.
-    ``tokens``: the limit of a completion's tokens by the setting's name, 0 where it is not set."""
+    ``tokens``: the limit of a completion's tokens by the setting's name, 0 if it is not set."""
     return [
         f"{key}: got {most} after prompts of up to {longest} tokens, accepts at most {max(limit - longest, 0)}: the "
         f"model has {limit} positions; lower it, or data.max_prompt_tokens"

@@ -77,7 +77,7 @@ class Replay:
 
 
 def prepare(config: Config, objective: Objective | None, problems: list[str]) -> Replay | None:
-    """The replay that ``config`` asks for; None where it asks for none, or has problems, which are added."""
+    """The replay that ``config`` asks for; None if it asks for none, or has problems, which are added."""
     if not config.rollout.replay:
         return None
     folder = Path(config.rollout.replay)

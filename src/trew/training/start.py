@@ -40,7 +40,7 @@ def train(
     ``position``: the number of prompts of the shuffled stream that a new run skips.
 
     Where a launcher started several ranks (``cluster.learner``), all of them call this. Rank 0 drives the run; on the
-    others this returns an empty dictionary once it has ended, and raises LostRankError where another rank died.
+    others this returns an empty dictionary once it has ended, and raises LostRankError if another rank died.
     """
     config = launch.with_ranks(config)
     place = launch.place_for(config)

@@ -43,7 +43,7 @@ _KEEPALIVE = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 6}
 
 def token_for(variable: str, folder: Path, tell: Callable[[str], None]) -> str:
     """The token that requests must bring: that of the environment variable, or the one in ``folder``, which is made
-    and told once. Raises ConfigError where it is too short, or where others can read the file."""
+    and told once. Raises ConfigError if it is too short, or if others can read the file."""
     file = folder / TOKEN_FILE
     given = os.environ.get(variable, "")
     if given:
@@ -119,7 +119,7 @@ async def answer(send: Send, status: int, found: Any, headers: dict[bytes, bytes
 def sockets_for(host: str, port: int, *, count: int = 1, encrypted: bool) -> list[socket.socket]:
     """Sockets that are bound to ``port`` and those after it, or to free ports with 0; nobody is let in yet.
 
-    Raises ConfigError where ``host`` is no interface of this machine, where one is public and not ``encrypted``, or
+    Raises ConfigError if ``host`` is no interface of this machine, where one is public and not ``encrypted``, or
     where a port is taken."""
     if not 0 <= port <= 65536 - count:
         raise ConfigError(f"--port: got {port}, accepts 0 (any free one) to {65536 - count}")

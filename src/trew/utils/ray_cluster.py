@@ -31,7 +31,7 @@ Bundle = Mapping[str, float]
 
 
 def ray() -> Any:
-    """The module ``ray``. Raises ConfigError where it is not installed."""
+    """The module ``ray``. Raises ConfigError if it is not installed."""
     try:
         with keeping_signals():
             return importlib.import_module("ray")
@@ -43,7 +43,7 @@ def ray() -> Any:
 
 
 def train() -> tuple[Any, Any]:
-    """The modules ``ray.train`` and ``ray.train.torch``. Raises ConfigError where one cannot be imported."""
+    """The modules ``ray.train`` and ``ray.train.torch``. Raises ConfigError if one cannot be imported."""
     ray()
     try:
         with keeping_signals():
@@ -57,7 +57,7 @@ def train() -> tuple[Any, Any]:
 
 def connect() -> Any:
     """Connects this process to the cluster of RAY_ADDRESS, or to one that runs on this machine; returns the module
-    ``ray``. Does nothing where it is connected. Raises ConfigError where there is no cluster."""
+    ``ray``. Does nothing where it is connected. Raises ConfigError if there is no cluster."""
     module = ray()
     if module.is_initialized():
         return module

@@ -231,7 +231,7 @@ class StaticModel:
         return torch.softmax(scores.tanh_().mul_(cap) + mask, dim=-1).to(v.dtype) @ v
 
     def _mask(self, positions: Tensor, columns: int, window: int | None) -> Tensor:
-        """Returns (..., columns) for positions (..., 1): 0 where a query at a position sees a column, else -inf."""
+        """Returns (..., columns) for positions (..., 1): 0 if a query at a position sees a column, else -inf."""
         column = self.column[:columns]
         seen = column <= positions
         if window is not None:

@@ -53,7 +53,7 @@ def rows_of(
 
 
 class BuiltIn:
-    """A built-in grader with fixed arguments and TRL's calling convention: one number per completion, None where it was
+    """A built-in grader with fixed arguments and TRL's calling convention: one number per completion, None if it was
     not judged (no gold in the row, an unreadable gold, a timeout)."""
 
     def __init__(
@@ -152,7 +152,7 @@ class StepFunction:
 
 def steps(function: Callable[..., Sequence[Steps | None]]) -> StepFunction:
     """Wraps ``function(prompts, completions, completion_ids, **columns)``, which returns the (end, value) list of each
-    completion's steps, None where it was not judged. Where an objective reads rewards, the sums count as one of them.
+    completion's steps, None if it was not judged. Where an objective reads rewards, the sums count as one of them.
 
     >>> f = steps(lambda completions, **_: [[(2, 0.5), (4, 1.0)], None])
     >>> f(prompts=["", ""], completions=["a", "b"]), f.taken()

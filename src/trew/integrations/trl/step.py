@@ -27,7 +27,7 @@ READ = ("advantages", MASK, TOKEN_WEIGHTS, TOKENS, *OF_ROWS, "old_per_token_logp
 
 
 def loss_mask(inputs: Mapping[str, Tensor]) -> Tensor:
-    """(B, C), True where the model sampled the token, so that it may carry loss."""
+    """(B, C), True if the model sampled the token, so that it may carry loss."""
     # tool_mask is 0 on the output of tools: the model did not choose those tokens.
     mask = inputs["completion_mask"].bool()
     return mask & inputs["tool_mask"].bool() if "tool_mask" in inputs else mask
@@ -84,7 +84,7 @@ def part(
     mask = inputs[MASK] if planned else loss_mask(inputs)
     old, sampler = inputs.get("old_per_token_logps"), inputs.get("sampling_per_token_logps")
     if sampler is not None:
-        # vLLM returns NaN where it has no value. Substituting our own log-prob makes the ratio 1: no correction there.
+        # vLLM returns NaN if it has no value. Substituting our own log-prob makes the ratio 1: no correction there.
         sampler = torch.where(sampler.isnan(), logprobs.detach() if old is None else old, sampler)
     of_rows = _of_rows(inputs)
     # The constructor requires group ids; unplanned rows come without any and count as one group.

@@ -104,7 +104,7 @@ class GRPOTrainer(trl.GRPOTrainer):
             fields["entropies"] = entropies
             fields["old_logprobs"] = now if fields["old_logprobs"] is None else fields["old_logprobs"]
         if fields["rollout_logprobs"] is not None and fields["old_logprobs"] is not None:
-            # vLLM returns NaN where it has no value; the policy's own log-prob there means a ratio of 1.
+            # vLLM returns NaN if it has no value; the policy's own log-prob there means a ratio of 1.
             sampler = fields["rollout_logprobs"]
             fields["rollout_logprobs"] = torch.where(sampler.isnan(), fields["old_logprobs"], sampler)
         fields = {name: self._of_all(value) for name, value in fields.items() if value is not None}
@@ -141,7 +141,7 @@ class GRPOTrainer(trl.GRPOTrainer):
         return hasattr(function, "taken") or not of_steps
 
     def _step_rewards(self) -> list[Any] | None:
-        """Gathers (end, value) lists for all processes' completions; None where no reward function scores steps."""
+        """Gathers (end, value) lists for all processes' completions; None if no reward function scores steps."""
         for function in self.reward_funcs:
             if hasattr(function, "taken"):
                 return gather_object(function.taken())

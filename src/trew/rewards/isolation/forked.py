@@ -36,7 +36,7 @@ class Forked:
         self.channel = Channel(up_read, down_write, parent=parent)
 
     def collect(self, *, kill: bool = False) -> int:
-        """Reaps the process and returns its wait status; kills it first if asked to. 0 where it was reaped before."""
+        """Reaps the process and returns its wait status; kills it first if asked to. 0 if it was reaped before."""
         if self.pid == 0:  # the number may belong to another process by now
             return 0
         if kill:

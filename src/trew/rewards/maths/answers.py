@@ -496,4 +496,4 @@ _READERS: tuple[Callable[[list[Token], int], Shape | None], ...] = (
     _listed, _united, _labelled, _excluded, _approximate, _member, _equality, _inequality, _bracketed, _matrix, _ratio,
     _measured,
 )  # fmt: skip
-"""Each gives None where the tokens are not of its kind."""
+"""Each gives None if the tokens are not of its kind."""

@@ -76,7 +76,7 @@ class RewardHost:
 
 
 async def _body(receive: Receive, most: int) -> bytes | None:
-    """A request's body; None where it is too large."""
+    """A request's body; None if it is too large."""
     pieces, size, more = [], 0, True
     while more:
         message = await receive()

@@ -156,7 +156,7 @@ class RewardHosts:
         return [verdict for part in done for verdict in part]
 
     def call(self, call: FunctionCall, *, step: int) -> CallOutcome | None:
-        """The outcome of a call of a function; None where no host is left."""
+        """The outcome of a call of a function; None if no host is left."""
         body = encode([*packed_calls([call]), step])
 
         def read(rows: Any) -> CallOutcome:

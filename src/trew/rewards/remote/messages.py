@@ -29,7 +29,7 @@ def packed_verdicts(verdicts: Sequence[Verdict]) -> list[Any]:
 
 
 def unpacked_verdicts(found: Any, count: int) -> list[Verdict]:
-    """What :func:`packed_verdicts` made. Raises ValueError, TypeError where it is not so many verdicts."""
+    """What :func:`packed_verdicts` made. Raises ValueError, TypeError if it is not so many verdicts."""
     verdicts = [Verdict(*row) for row in found]
     if len(verdicts) != count:
         raise ValueError(f"{len(verdicts)} verdicts for {count} completions")

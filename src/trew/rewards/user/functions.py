@@ -33,7 +33,7 @@ class Sample:
 
     prompt: Prompt
     text: str
-    token_ids: Iterable[int]  # (T,), or empty where the function does not read them
+    token_ids: Iterable[int]  # (T,), or empty if the function does not read them
     length: int = 0  # T
     conversation: Sequence[Message] = ()  # of an episode: all that was said
     opening: int = 0  # how many messages of it came before the first reply
@@ -100,7 +100,7 @@ class UserFunction:
 
     def _trl_keywords(self, samples: Sequence[Sample], step: int) -> dict[str, Any]:
         """The arguments as TRL's trainer passes them: one list per column, with an entry for each completion."""
-        # The union of all rows' columns, and None where a row lacks one: a step may mix rows of several tasks. Names
+        # The union of all rows' columns, and None if a row lacks one: a step may mix rows of several tasks. Names
         # that TRL gives a meaning of its own win over columns, and the recipe's args over both.
         names = dict.fromkeys(name for sample in samples for name in sample.prompt.columns)
         columns = {n: [s.prompt.columns.get(n) for s in samples] for n in names if n not in OFFERED and n != "prompt"}

@@ -26,7 +26,7 @@ class Draw:
 
     tokens: Tensor  # (B,) int64
     floats: Tensor  # (3, B): the three below, in one tensor so that a schedule records them with one copy
-    finite: Tensor  # (B,) bool: False where the logits had NaN or +inf, or no finite entry
+    finite: Tensor  # (B,) bool: False if the logits had NaN or +inf, or no finite entry
 
     @property
     def policy_logprobs(self) -> Tensor:
