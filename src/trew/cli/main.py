@@ -30,6 +30,7 @@ COMMANDS: dict[str, tuple[str, str | tuple[str, ...], str]] = {
     ),
     "iterate": ("iterate", "iterate", "train policy and reward model in turns, round after round"),
     "report": ("report", "report", "one HTML file about one or several runs"),
+    "compare": ("compare", "compare", "which settings are better, and how sure that is: runs paired by seed"),
     "explain": ("explain", "explain", "an objective: its equation, defaults and source; --plot draws its weight"),
     "data": (
         "data",

@@ -28,6 +28,7 @@ import numpy as np
 import torch
 
 from ..config import Config, RewardConfig
+from ..config.free import FREE
 from ..data import PromptStream
 from ..errors import ConfigError, DataError, Problems
 from ..models import files, loading
@@ -46,7 +47,7 @@ from ..runs import Layout, RunFolder, problems
 from ..runs.files import storage, write_atomic
 from ..runs.rollouts import write_rollouts
 from ..training import backends, planning
-from ..training.changes import FREE, check_changes
+from ..training.changes import check_changes
 from ..training.start import train
 from ..types import Prompt, ScoredGroup
 from ..utils.console import Display

@@ -7,42 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ..config.free import FREE
 from ..errors import ConfigError, ResumeError
 from ..runs import RunFolder, read_config, redact_config
 from ..runs.record import step_files
-
-FREE = (
-    "out",
-    "device",
-    "threads",
-    "rollout.batch",
-    "rollout.overlap",
-    "stop.",
-    "learner.microbatch_tokens",
-    "learner.bad_steps",
-    "eval.every",
-    "checkpoint.",
-    "track.",
-    "health.",
-    "cluster.launcher",
-    "cluster.learner",
-    "cluster.shard",
-    "cluster.offload",
-    "cluster.restarts",
-    "cluster.resources_timeout_s",
-    "cluster.hang_s",
-    "cluster.sync",
-    "cluster.servers",
-    "cluster.server_",
-    "cluster.colocate",
-    "cluster.endpoints",
-    "cluster.python",
-    "cluster.reward_hosts",
-    "cluster.request_timeout_s",
-    "cluster.sync_timeout_s",
-)
-"""Keys, or prefixes of keys, that may differ when a training of any kind is continued: they do not change what is
-learned, or only from that step on."""
+from ..utils.toml import flatten
 
 FREE_IN_A_RUN = (*FREE, "steps")
 """The same for a single training, which may be given more steps; rounds must keep theirs."""
@@ -112,15 +81,3 @@ def settings(folder: Path) -> dict[str, Any] | None:
             f"{folder / 'config.toml'}: cannot be read ({error}), so it is not known whether this run has the same "
             "settings; put a backup of it there, or remove it to go on with the settings given now"
         ) from None
-
-
-def flatten(table: Any, where: str = "") -> dict[str, Any]:
-    """
-    >>> flatten({"a": {"b": 1}, "c": [{"d": 2}]})
-    {'a.b': 1, 'c.0.d': 2}
-    """
-    if isinstance(table, list) and any(isinstance(v, dict) for v in table):
-        table = {str(i): v for i, v in enumerate(table)}
-    if not isinstance(table, dict):
-        return {where: table}
-    return {k: v for name, value in table.items() for k, v in flatten(value, f"{where}.{name}".lstrip(".")).items()}

@@ -10,7 +10,8 @@ from ..config import Config, apply_overrides, parse, read_table
 from ..errors import ConfigError
 from ..runs.layout import has_run
 from ..utils.secrets import MASK
-from .changes import flatten, settings
+from ..utils.toml import flatten
+from .changes import settings
 
 
 def own_settings(recipe: Path, out: Path | None, overrides: Sequence[str] = ()) -> dict[str, Any] | None:

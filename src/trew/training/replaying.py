@@ -19,7 +19,8 @@ from ..runs.recorded import RecordedRollouts
 from ..runs.rollouts import Sampler
 from ..types import Turn
 from ..utils.secrets import MASK
-from .changes import flatten, settings
+from ..utils.toml import flatten
+from .changes import settings
 
 HOW_SAMPLED = "rollout."
 FREE_OF_SAMPLING = frozenset({"rollout.batch", "rollout.overlap", "rollout.replay"})

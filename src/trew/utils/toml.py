@@ -40,3 +40,15 @@ def toml_value(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return "[" + ", ".join(map(toml_value, value)) + "]"
     raise TypeError(f"{type(value).__name__} has no TOML form: {value!r}")
+
+
+def flatten(table: Any, where: str = "") -> dict[str, Any]:
+    """
+    >>> flatten({"a": {"b": 1}, "c": [{"d": 2}]})
+    {'a.b': 1, 'c.0.d': 2}
+    """
+    if isinstance(table, list) and any(isinstance(v, dict) for v in table):
+        table = {str(i): v for i, v in enumerate(table)}
+    if not isinstance(table, dict):
+        return {where: table}
+    return {k: v for name, value in table.items() for k, v in flatten(value, f"{where}.{name}".lstrip(".")).items()}

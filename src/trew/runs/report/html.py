@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import base64
 import dataclasses
-import hashlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from ...errors import output_file
+from ...utils.secrets import redact, secrets
+from . import page
 from .read import RunData, load_run, load_samples, sample_steps
-from .svg import CSS, Series, line_chart, running_mean
-from .text import number, shorten, visible
+from .svg import Series, line_chart, running_mean
+from .text import number, shorten
 
 _WINDOW = 10
 _SMOOTH_FROM = 30  # steps; shorter curves are not smoothed
@@ -42,28 +41,6 @@ _CHARTS: tuple[tuple[str, str, str, tuple[float, float] | None], ...] = (
 _DRAWN_TOGETHER = {"ratio": {"ratio_q99": "99 % of tokens below", "ratio_q01": "1 % below"}}
 """Metrics drawn in another metric's chart for a single run, and in separate charts for several runs."""
 _NOT_DRAWN = frozenset({"eval_accuracy", "eval_low", "eval_high", "eval_n", "seconds", "policy_version"})
-_STYLE = """
-:root{color-scheme:light dark;--ground:#fff;--ink:#1f2328;--muted:#59636e;--line:#d6dbe1;--soft:#f5f7f9}
-@media (prefers-color-scheme:dark){:root{--ground:#14181d;--ink:#e6edf3;--muted:#9aa5b1;--line:#323a44;--soft:#1c2229}}
-*{box-sizing:border-box}
-body{margin:0 auto;max-width:1180px;padding:24px 20px 60px;background:var(--ground);color:var(--ink);
-font:15px/1.5 system-ui,sans-serif}
-h1{font-size:24px;margin:0 0 4px}h2{font-size:18px;margin:36px 0 10px}h3{font-size:15px;margin:20px 0 6px}
-p{margin:6px 0}.muted{color:var(--muted)}.scroll{overflow-x:auto}
-table{border-collapse:collapse;font-variant-numeric:tabular-nums}
-th,td{text-align:left;vertical-align:top;padding:5px 14px 5px 0;border-bottom:1px solid var(--line)}
-th{color:var(--muted);font-weight:500;white-space:nowrap}
-.charts{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,480px),1fr));gap:14px}
-.charts figure{margin:0;border:1px solid var(--line);border-radius:8px;overflow:hidden}
-.charts svg{display:block;width:100%;height:auto}
-.sample{border:1px solid var(--line);border-radius:8px;margin:12px 0;padding:10px 14px}
-.pair{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,420px),1fr));gap:6px 18px}
-pre{margin:4px 0;padding:8px 10px;background:var(--soft);border-radius:6px;white-space:pre-wrap;overflow-wrap:anywhere;
-font:13px/1.45 ui-monospace,monospace}
-.tag{display:inline-block;margin-right:10px;color:var(--muted)}.tag b{color:var(--ink);font-weight:600}
-.note{border-left:3px solid #c2410c;padding:2px 0 2px 10px}
-details{margin:8px 0}summary{cursor:pointer}
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,45 +63,19 @@ def render_report(runs: Sequence[RunData], *, created: str = "") -> str:
     """Renders the page. ``created`` is a date for the footer; an empty one is left out."""
     from markupsafe import Markup
 
-    from ...utils.secrets import redact, secrets
-
     hidden = secrets()
     runs = [dataclasses.replace(run, rows=tuple(redact(row, hidden) for row in run.rows)) for run in runs]
-    style = _STYLE + CSS
-    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     names = _names(runs)
     charts, more = _charts(names, runs)
-    return _template(hidden).render(
-        style=Markup(style),
-        # The policy allows this one style and nothing else: no script, image or style smuggled in by a completion.
-        policy=Markup(f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"),
+    return page.render(
+        Path(__file__).parent / "report.html.jinja",
+        hidden,
         title=names[0] if len(runs) == 1 else f"{len(runs)} runs",
         charts=list(map(Markup, charts)),
         more=list(map(Markup, more)),
         created=created,
         **_sections(list(zip(names, runs, strict=True))),
     )
-
-
-def _template(hidden: tuple[str, ...]) -> Any:
-    """The page's template; every text in it is escaped, and without secrets and invisible characters."""
-    import jinja2
-    from markupsafe import Markup
-
-    from ...utils.secrets import redact
-
-    def shown(value: Any) -> Any:
-        return visible(redact(value, hidden)) if isinstance(value, str) and not isinstance(value, Markup) else value
-
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        finalize=shown,
-    )
-    return environment.get_template("report.html.jinja")
 
 
 def _sections(named: Sequence[tuple[str, RunData]]) -> dict[str, list[Any]]:
@@ -148,8 +99,8 @@ def write_report(folders: Iterable[Path], out: Path | None = None) -> Path:
     folders = list(folders)
     runs = [load_run(folder) for folder in folders]
     path = out or (folders[0] / "report.html" if len(folders) == 1 else Path("report.html"))
-    page = render_report(runs, created=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"))
-    write_atomic(path, lambda file: file.write(page.encode("utf-8")), guard=output_file if out else None)
+    text = render_report(runs, created=page.now())
+    write_atomic(path, lambda file: file.write(text.encode("utf-8")), guard=output_file if out else None)
     return path
 
 

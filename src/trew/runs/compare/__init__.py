@@ -1,0 +1,9 @@
+"""Compares finished runs: groups them by their settings, pairs them by seed, and refuses what cannot be compared."""
+
+from .assemble import compare_runs
+from .choices import Allow, Choices, Unfinished
+from .page import write_page
+from .result import Result, to_json
+from .text import describe
+
+__all__ = ["Allow", "Choices", "Result", "Unfinished", "compare_runs", "describe", "to_json", "write_page"]

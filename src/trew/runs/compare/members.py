@@ -1,0 +1,111 @@
+"""One run of a comparison: its settings, its seed, and what its evaluations measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...errors import DataError
+from ...utils.toml import flatten
+from ..report import RunData, load_run
+from ..report.read import load_samples
+
+_MOST_EVALUATED = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A run as a comparison sees it."""
+
+    data: RunData
+    seed: int
+    settings: Mapping[str, Any]  # flat: {"learner.lr": 1e-6, ...}, without seed and out
+    evals: tuple[tuple[int, float], ...]  # (step, accuracy) of every evaluation, in order
+
+    @property
+    def name(self) -> str:
+        return str(self.data.folder)
+
+    @property
+    def finished(self) -> bool:
+        return bool(self.data.summary)
+
+    @property
+    def version(self) -> str:
+        """The version of trew that trained it; empty if it is not known."""
+        return str(_table(self.data.summary, "versions").get("trew", ""))
+
+    @property
+    def prompts(self) -> frozenset[str]:
+        """The uids of the held-out prompts that its last evaluation judged."""
+        if known := _table(self.data.summary, "after", "prompt_accuracy"):
+            return frozenset(known)
+        return frozenset(row["uid"] for row in load_samples(self.data.folder, kind="evals", most=_MOST_EVALUATED))
+
+    @property
+    def prompt_accuracy(self) -> Mapping[str, float]:
+        """The accuracy of its last evaluation by prompt; empty while it is not finished."""
+        return _table(self.data.summary, "after", "prompt_accuracy")
+
+    @property
+    def unjudged(self) -> int:
+        """How many prompts of its last evaluation no reward could judge."""
+        count = _table(self.data.summary, "after").get("left_out", 0)
+        return count if isinstance(count, int) else 0
+
+    @property
+    def completions(self) -> int:
+        """How many completions it sampled for training."""
+        groups = sum(row.get("groups_sampled") or 0 for row in self.data.rows)
+        return int(groups) * int(self.settings.get("rollout.completions", 1))
+
+    def evaluation(self) -> dict[str, Any]:
+        """The settings that decide what an evaluation measures, besides the data: how completions are sampled, and what
+        counts as correct."""
+        s = self.settings
+        found = {k: v for k, v in s.items() if k.startswith("eval.") and k != "eval.every"}
+        # 0 stands for the length in training, so that training with other lengths is evaluated with other lengths.
+        found["eval.max_tokens"] = s.get("eval.max_tokens") or s.get("rollout.max_tokens")
+        for key in ("rollout.stop", "chat_template", "tokenizer"):
+            found[key] = s.get(key)
+        judge = _judge(self.data.config, str(s.get("eval.correct_reward", "")))
+        return {**found, **{f"rewards.{k}": v for k, v in flatten(judge).items()}}
+
+    def task(self) -> dict[str, Any]:
+        """The settings that decide which prompts are trained on and held out."""
+        return {k: v for k, v in self.settings.items() if k.startswith("data.")}
+
+
+def load_member(folder: Path) -> Member:
+    """Reads the run in ``folder``. Raises DataError if it is none, or is not one that can be compared."""
+    data = load_run(folder)
+    table = flatten(dict(data.config))
+    seed = table.get("seed")
+    if not isinstance(seed, int) or isinstance(seed, bool):
+        why = next((note for note in data.notes if note.startswith("config.toml")), "it has no seed")
+        raise DataError(f"{folder}: config.toml does not tell its settings ({why}); put a backup of it there")
+    if "objective.preset" not in table:
+        raise DataError(f"{folder}: is not a run of trew train (its config.toml has no objective); leave it out")
+    evals = {row["step"]: row["eval_accuracy"] for row in data.rows if row.get("eval_accuracy") is not None}
+    if not evals:
+        raise DataError(f"{folder}: has no evaluation in metrics.jsonl; let it run, or leave it out")
+    settings = {k: v for k, v in table.items() if k not in ("seed", "out")}
+    return Member(data, seed, settings, tuple(sorted(evals.items())))
+
+
+def _judge(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """The reward that decides what is correct: the one called ``name``, by default the first."""
+    rewards = [reward for reward in config.get("rewards") or () if isinstance(reward, Mapping)]
+    called = [r for r in rewards if name and name in (r.get("name"), str(r.get("name")).rpartition(":")[2])]
+    chosen = (called or rewards or [{}])[0]
+    return {key: value for key, value in chosen.items() if key in ("name", "model", "args")}
+
+
+def _table(table: Mapping[str, Any], *path: str) -> Mapping[str, Any]:
+    """The table at ``path`` below; empty if a part is missing or is not a table."""
+    for part in path:
+        inner = table.get(part)
+        table = inner if isinstance(inner, Mapping) else {}
+    return table

@@ -1,0 +1,214 @@
+"""The number that stands for a run in a comparison."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import numpy as np
+
+from ...errors import ConfigError, DataError, nearest
+from .members import Member
+
+ACCEPTS = "final, last:K, area, reach:ACCURACY (as reach:0.8), or COLUMN:K of metrics.jsonl (as reward:10)"
+
+
+class Metric(Protocol):
+    """A number for each run."""
+
+    @property
+    def title(self) -> str: ...
+
+    @property
+    def better(self) -> Literal["higher", "lower"]: ...
+
+    @property
+    def is_share(self) -> bool:
+        """Whether it lies between 0 and 1, so that differences are points of accuracy."""
+        ...
+
+    def scores(self, members: Sequence[Member]) -> list[float]:
+        """One number for each run. Raises DataError, which names the runs, if there is none."""
+        ...
+
+    def notes(self, members: Sequence[Member]) -> list[str]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class LastEvaluations:
+    """The mean accuracy of the last ``count`` evaluations after step 0."""
+
+    count: int
+    better: Literal["higher", "lower"] = "higher"
+    is_share: bool = True
+
+    @property
+    def title(self) -> str:
+        return "held-out accuracy " + ("at the end" if self.count == 1 else f"over the last {self.count} evaluations")
+
+    def scores(self, members: Sequence[Member]) -> list[float]:
+        trained = [[accuracy for step, accuracy in m.evals if step] for m in members]
+        few = [m.name for m, values in zip(members, trained, strict=True) if len(values) < self.count]
+        if few:
+            raise DataError(
+                f"--metric: {few[0]} has fewer than {self.count} evaluations after step 0{_more(few)}; train with a "
+                "smaller eval.every, or use final"
+            )
+        return [float(np.mean(values[-self.count :])) for values in trained]
+
+    def notes(self, members: Sequence[Member]) -> list[str]:
+        return []
+
+
+@dataclass(frozen=True, slots=True)
+class Area:
+    """The mean height of the curve of held-out accuracy over steps (trapezoids)."""
+
+    title: str = "held-out accuracy, mean over all steps (area under the curve)"
+    better: Literal["higher", "lower"] = "higher"
+    is_share: bool = True
+
+    def scores(self, members: Sequence[Member]) -> list[float]:
+        steps = _same_evaluations(members, "area")
+        return [float(np.trapezoid([a for _, a in m.evals], steps)) / (steps[-1] - steps[0]) for m in members]
+
+    def notes(self, members: Sequence[Member]) -> list[str]:
+        return []
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """How many completions a run had sampled at the first evaluation with at least ``accuracy``.
+
+    Runs that never get there count as having reached it with the last completion that every run sampled: the restricted
+    mean, with which a late success and a failure differ little.
+    """
+
+    accuracy: float
+    better: Literal["higher", "lower"] = "lower"
+    is_share: bool = False
+
+    @property
+    def title(self) -> str:
+        return f"completions sampled until a held-out accuracy of {self.accuracy:g}"
+
+    def scores(self, members: Sequence[Member]) -> list[float]:
+        _same_evaluations(members, f"reach:{self.accuracy:g}")
+        end = min(m.completions for m in members)
+        return [min(self._reached(m), float(end)) for m in members]
+
+    def _reached(self, member: Member) -> float:
+        step = next((step for step, accuracy in member.evals if accuracy >= self.accuracy), None)
+        if step is None:
+            return math.inf
+        groups = sum(row.get("groups_sampled") or 0 for row in member.data.rows if row["step"] <= step)
+        return float(groups) * float(member.settings.get("rollout.completions", 1))
+
+    def notes(self, members: Sequence[Member]) -> list[str]:
+        end = min(m.completions for m in members)
+        late = [m.name for m in members if self._reached(m) > end]
+        if not late:
+            return []
+        return [
+            f"{len(late)} of {len(members)} runs did not reach {self.accuracy:g} within {end} completions and count as "
+            f"{end}: {_some(late)}"
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """The mean of a column of metrics.jsonl over the last ``count`` steps that have it."""
+
+    name: str
+    count: int
+    better: Literal["higher", "lower"] = "higher"
+    is_share: bool = False
+
+    @property
+    def title(self) -> str:
+        return f"{self.name}, mean of the last {self.count} steps"
+
+    def scores(self, members: Sequence[Member]) -> list[float]:
+        found = []
+        for m in members:
+            _, values = m.data.column(self.name)
+            if not values:
+                raise DataError(
+                    f"--metric: {m.name} has no {self.name!r}{nearest(self.name, m.data.metric_names())} in "
+                    f"metrics.jsonl; accepts {ACCEPTS}"
+                )
+            last = values[-self.count :]
+            if len(last) < self.count or None in last:
+                raise DataError(
+                    f"--metric: {m.name} does not have {self.count} finite values of {self.name} at its end; give a "
+                    "smaller number, or leave the run out"
+                )
+            found.append(float(np.mean([v for v in last if v is not None])))
+        return found
+
+    def notes(self, members: Sequence[Member]) -> list[str]:
+        return [f"better means a higher {self.name} here; whether that is good is yours to judge"]
+
+
+def parse_metric(text: str) -> Metric:
+    """The metric that ``text`` names. Raises ConfigError for anything else.
+
+    >>> parse_metric("last:3").title, parse_metric("reach:0.8").better
+    ('held-out accuracy over the last 3 evaluations', 'lower')
+    """
+    if text == "final":
+        return LastEvaluations(1)
+    if text == "area":
+        return Area()
+    name, colon, number = text.rpartition(":")
+    wrong = ConfigError(f"--metric: got {text!r}, accepts {ACCEPTS}")
+    if not colon or not name:
+        raise wrong
+    if name == "reach":
+        value = _number(number)
+        if value is None or not 0 < value <= 1:
+            raise wrong
+        return Reach(value)
+    if not number.isdecimal() or not number.isascii() or not 1 <= int(number[:9]) < 10**8:
+        raise wrong
+    return LastEvaluations(int(number)) if name == "last" else Column(name, int(number))
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def _same_evaluations(members: Sequence[Member], metric: str) -> list[int]:
+    """The steps at which every run was evaluated. Raises DataError if there are fewer than three, or they differ."""
+    steps = {tuple(step for step, _ in m.evals): m.name for m in members}
+    short = next((name for at, name in steps.items() if len(at) < 3), None)
+    if short is not None:
+        raise DataError(
+            f"--metric {metric}: {short} has fewer than three evaluations; set eval.every when training, or use final"
+        )
+    if len(steps) > 1:
+        one, other, *_ = steps.values()
+        raise DataError(
+            f"--metric {metric}: {one} and {other} were evaluated at different steps; train with the same steps and "
+            "eval.every, or use final"
+        )
+    return list(next(iter(steps)))
+
+
+def _some(names: Sequence[str], most: int = 3) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def _more(names: Sequence[str]) -> str:
+    return f" (nor have {len(names) - 1} others)" if len(names) > 1 else ""
+
+
+def values_by_step(member: Member, name: str) -> Mapping[int, Any]:
+    """A column of a run's metrics by step, without values that are not finite."""
+    steps, values = member.data.column(name)
+    return {step: value for step, value in zip(steps, values, strict=True) if value is not None}

@@ -1,0 +1,113 @@
+"""A comparison as one self-contained HTML file: tables, curves with bands, and the differences with their intervals."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+from ...errors import output_file
+from ...eval import mean_interval
+from ...utils.secrets import redact, secrets
+from ..files import write_atomic
+from ..report import Series, line_chart, page
+from ..report.forest import Row, forest
+from . import text
+from .groups import Group
+from .metrics import values_by_step
+from .result import Result
+
+_CHARTS = (
+    # column of metrics.jsonl, title, unit, the range of its axis
+    ("eval_accuracy", "Held-out accuracy", "share correct", (0.0, 1.0)),
+    ("reward", "Reward in training", "mean per completion", None),
+    ("accuracy", "Accuracy in training", "share correct", (0.0, 1.0)),
+    ("entropy", "Entropy", "nats per token", None),
+    ("kl", "KL", "nats per token", None),
+    ("completion_length", "Completion length", "tokens", None),
+    ("truncated_share", "Completions cut off at the limit", "share", (0.0, 1.0)),
+    ("zero_signal_share", "Groups without signal", "share", (0.0, 1.0)),
+    ("grad_norm", "Gradient norm", "before clipping", None),
+)
+
+
+def write_page(result: Result, path: Path) -> None:
+    """Writes the page to ``path``. Raises StorageError, and ConfigError for a path that cannot be a file."""
+    made = render(result, created=page.now())
+    write_atomic(path, lambda file: file.write(made.encode("utf-8")), guard=output_file)
+
+
+def render(result: Result, *, created: str = "") -> str:
+    """Renders the page. ``created`` is a date for the footer; an empty one is left out."""
+    from markupsafe import Markup
+
+    hidden = secrets()
+    groups = [_redacted(group, hidden) for group in result.groups]
+    return page.render(
+        Path(__file__).parent / "compare.html.jinja",
+        hidden,
+        title=f"{len(groups)} groups of runs" if len(groups) > 1 else "Runs of one setting",
+        heading=text.heading(result),
+        names=[g.name for g in groups],
+        settings=text.settings_rows(result),
+        group_headings=text.HEADINGS,
+        groups=text.group_rows(result),
+        baseline=result.comparison.baseline,
+        seeds=text.seeds_of(result) if result.comparison.versus else "",
+        versus_headings=text.AGAINST,
+        versus=text.versus_rows(result),
+        reading=list(text.reading(result)) if result.comparison.versus else [],
+        forest=Markup(_forest(result)) if result.comparison.versus else "",
+        charts=[Markup(chart) for plan in _CHARTS if (chart := _chart(groups, *plan))],
+        notes=list(result.notes),
+        left_out=[m.name for m in result.left_out],
+        runs=[
+            (g.name, m.name, seed, task, text.score(result.scores[m.name], result))
+            for g in groups
+            for m, (task, seed) in zip(g.members, g.pairs, strict=True)
+        ],
+        created=created,
+    )
+
+
+def _redacted(group: Group, hidden: tuple[str, ...]) -> Group:
+    """The group with secrets masked in the names of its runs' metrics."""
+    members = tuple(
+        dataclasses.replace(m, data=dataclasses.replace(m.data, rows=tuple(redact(r, hidden) for r in m.data.rows)))
+        for m in group.members
+    )
+    return dataclasses.replace(group, members=members)
+
+
+def _forest(result: Result) -> str:
+    rows = [Row(v.name, *v.difference, text=v.verdict) for v in result.comparison.versus]
+    return forest(
+        rows,
+        title=f"Difference to {result.comparison.baseline}, paired by seed",
+        x_label=f"{result.metric.title}: difference, simultaneous 95 % intervals",
+        standalone=False,
+    )
+
+
+def _chart(
+    groups: Sequence[Group], column: str, title: str, unit: str, limits: tuple[float, float] | None
+) -> str:  # fmt: skip
+    """Each group's mean with a band, over its single runs; empty if no run has the column."""
+    series = [s for colour, group in enumerate(groups) for s in _curves(group, column, colour, limits)]
+    return line_chart(series, title=title, y_label=unit, y_range=limits, standalone=False) if series else ""
+
+
+def _curves(group: Group, column: str, colour: int, limits: tuple[float, float] | None) -> list[Series]:
+    runs = [values for m in group.members if (values := values_by_step(m, column))]
+    if not runs:
+        return []
+    faint = [Series("", sorted(v), [v[s] for s in sorted(v)], style="faint", colour=colour) for v in runs]
+    # A mean over other runs at every step would jump where a run ends or has a gap.
+    steps = sorted(set.intersection(*(set(v) for v in runs)))
+    means = [mean_interval([v[s] for v in runs]) for s in steps]
+    least, most = limits or (float("-inf"), float("inf"))
+    band = Series(
+        group.name, steps, [m.mean for m in means], [max(m.low, least) for m in means],
+        [min(m.high, most) for m in means], colour=colour,
+    )  # fmt: skip
+    return [*faint, band] if len(runs) > 1 else [band]

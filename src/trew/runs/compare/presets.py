@@ -1,0 +1,44 @@
+"""What differs between presets although no recipe names it: each preset brings the KL term and limits of its paper."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ...errors import ConfigError
+from .groups import Group, shown
+
+
+def default_differences(groups: Sequence[Group]) -> list[str]:
+    """One line for each of these that is not the same in all groups: the KL term's beta, dynamic sampling, the clip's
+    ends. Nothing if all groups have the same preset.
+    """
+    named = {str(g.members[0].settings["objective.preset"]) for g in groups}
+    if len(named) < 2:
+        return []
+    values = {g.name: _resolved(g) for g in groups}
+    lines = []
+    for key in ("beta", "dynamic_sampling", "eps_low", "eps_high"):
+        known = {name: found[key] for name, found in values.items() if found.get(key) is not None}
+        if len(set(known.values())) > 1:
+            told = ", ".join(f"{shown(value)} in {name}" for name, value in known.items())
+            lines.append(f"the presets differ in more than their method: objective.{key} is {told}")
+    return lines
+
+
+def _resolved(group: Group) -> dict[str, Any]:
+    """These settings of a group's objective, named in its recipe or not; empty for a preset of another version."""
+    from ...objective.divergence import KL
+    from ...objective.presets import preset
+
+    given = {k.partition(".")[2]: v for k, v in group.members[0].settings.items() if k.startswith("objective.")}
+    try:
+        objective = preset(str(given.pop("preset")), **given)
+    except ConfigError:
+        return {}
+    return {
+        "beta": sum(term.beta for term in objective.divergence if isinstance(term, KL)),
+        "dynamic_sampling": bool(objective.keep),
+        "eps_low": getattr(objective.weight, "eps_low", None),
+        "eps_high": getattr(objective.weight, "eps_high", None),
+    }
