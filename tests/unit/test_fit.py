@@ -101,6 +101,11 @@ def test_an_overlong_cache_must_fit_into_the_completion():
     assert len(notes("dapo", rollout={"max_tokens": 16}, overlong_cache=16)) == 1
     (problem,) = problems("dapo", rollout={"max_tokens": 16}, overlong_cache=17)
     assert problem.startswith("objective.overlong_cache: got 17, accepts at most rollout.max_tokens = 16")
+    config = parse({"model": "m", "rollout": {"max_tokens": 16}, "objective": {"preset": "dapo", "overlong_cache": 33},
+                    "environment": {"name": "guess", "turns": 2}})  # fmt: skip
+    (problem,) = compatibility.problems(trew.preset("dapo", overlong_cache=33), config)
+    assert "accepts at most rollout.max_tokens x environment.turns = 32" in problem
+    assert compatibility.problems(trew.preset("dapo", overlong_cache=32), config) == []
 
 
 READS_THE_SAMPLER = [

@@ -116,12 +116,13 @@ def _stale(objective: Objective, config: Config, departures: Sequence[str]) -> l
 
 def _numbers_that_do_not_fit(objective: Objective, config: Config) -> list[str]:
     """Refuses numbers of the objective that are too large for the rollouts."""
-    rollout, advantage = config.rollout, objective.advantage
+    rollout, advantage, most = config.rollout, objective.advantage, config.sampled_tokens
+    limit = "rollout.max_tokens x environment.turns" if config.plays else "rollout.max_tokens"
     found = [
-        f"objective.overlong_cache: got {shape.cache}, accepts at most rollout.max_tokens = {rollout.max_tokens}: from "
-        "there on every completion would be punished; lower it"
+        f"objective.overlong_cache: got {shape.cache}, accepts at most {limit} = {most}: from there on every completion "
+        "would be punished; lower it"
         for shape in objective.shape
-        if isinstance(shape, SoftOverlong) and shape.cache > rollout.max_tokens
+        if isinstance(shape, SoftOverlong) and shape.cache > most
     ]
     if isinstance(advantage, PassAtK) and advantage.k >= rollout.completions:
         found.append(
@@ -222,7 +223,7 @@ def teaches(objective: Objective, config: Config) -> bool:
     """Whether any completion could have an advantage, tried on a step with one right answer per prompt."""
     # Tried instead of derived from the settings: presets, shaping and filters combine in too many ways for rules.
     prompts, completions = config.rollout.prompts, config.rollout.completions
-    batch = objective.prepare(_example(prompts=prompts, completions=completions, max_length=config.rollout.max_tokens))
+    batch = objective.prepare(_example(prompts=prompts, completions=completions, max_length=config.sampled_tokens))
     assert batch.advantages is not None
     return bool(batch.advantages.any())
 
@@ -244,7 +245,7 @@ def _nothing_to_learn(objective: Objective, config: Config) -> str:
 
 def _idle_on_policy(objective: Objective, config: Config) -> list[str]:
     """Lists components without effect while the policy is the one that sampled, but with some once it has moved."""
-    still = objective.prepare(_example(prompts=8, completions=8, max_length=config.rollout.max_tokens))
+    still = objective.prepare(_example(prompts=8, completions=8, max_length=config.sampled_tokens))
     # Log-ratios of +-6: far outside the usual clip ranges and trust regions, in both directions.
     shift = torch.where(still.sequence_ids % 3 == 0, 6.0, -6.0)
     moved = still.replace(old_logprobs=still.logprobs + shift, rollout_logprobs=still.logprobs + shift)
