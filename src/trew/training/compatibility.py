@@ -119,8 +119,8 @@ def _numbers_that_do_not_fit(objective: Objective, config: Config) -> list[str]:
     rollout, advantage, most = config.rollout, objective.advantage, config.sampled_tokens
     limit = "rollout.max_tokens x environment.turns" if config.plays else "rollout.max_tokens"
     found = [
-        f"objective.overlong_cache: got {shape.cache}, accepts at most {limit} = {most}: from there on every completion "
-        "would be punished; lower it"
+        f"objective.overlong_cache: got {shape.cache}, accepts at most {limit} = {most}: from there on every "
+        "completion would be punished; lower it"
         for shape in objective.shape
         if isinstance(shape, SoftOverlong) and shape.cache > most
     ]
