@@ -9,7 +9,7 @@ from ..errors import NumericsError
 from ..objective import TokenBatch
 from ..rollout import StepRollouts
 from ..types import StepOutput
-from .frozen import Canary
+from .frozen import SamplerGap
 
 
 @dataclass(slots=True)
@@ -22,7 +22,7 @@ class Attempt:
     start: float = field(default_factory=time.monotonic)
     rollouts: StepRollouts | None = None
     batch: TokenBatch | None = None  # of the whole step; prepared, once the advantages are known
-    canary: Canary | None = None
+    canary: SamplerGap | None = None
     updates: list[StepOutput] = field(default_factory=list)  # those that were applied
     error: NumericsError | None = None
     message: str = ""  # the warning about the error

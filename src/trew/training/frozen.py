@@ -41,7 +41,7 @@ ROUNDING = 1e-4
 
 
 @dataclass(frozen=True, slots=True)
-class Canary:
+class SamplerGap:
     """How far the sampler's log-probs are from the policy's at the same weights.
 
     ``differences`` (n,) are in nats, and empty if nothing could be compared: no rollout comes entirely from the
@@ -62,7 +62,7 @@ class Frozen:
     """A batch with its frozen log-probs; ``on_policy``: the ratio is exactly 1."""
 
     batch: TokenBatch
-    canary: Canary
+    canary: SamplerGap
     on_policy: bool
 
 
@@ -91,8 +91,8 @@ def with_frozen_logprobs(
 
 
 def _old_logprobs(
-    plan: Plan, policy: Policy, samples: Sequence[TrainingSample], batch: TokenBatch, canary: Canary, *, stale: bool,
-    known: Tensor | None,
+    plan: Plan, policy: Policy, samples: Sequence[TrainingSample], batch: TokenBatch, canary: SamplerGap, *,
+    stale: bool, known: Tensor | None,
 ) -> Tensor:  # fmt: skip
     """Log-probs (N,) of the policy in the ratio's denominator. ``known``: those of the current policy, if computed."""
     own = batch.rollout_logprobs
@@ -105,7 +105,7 @@ def _old_logprobs(
     return own if own is not None and not stale and _are_equal(plan, canary) else policy.logprobs(samples)
 
 
-def _are_equal(plan: Plan, canary: Canary) -> bool:
+def _are_equal(plan: Plan, canary: SamplerGap) -> bool:
     """Whether the sampler's log-probs of fresh rollouts are the numbers that the policy would compute again."""
     # Same weights, an uncut distribution, float32, and equal to the policy's on the rollouts compared. Of another
     # process, a few rollouts that agree say too little about the others.
@@ -118,7 +118,7 @@ def _are_equal(plan: Plan, canary: Canary) -> bool:
 def compare(
     plan: Plan, policy: Policy, groups: Sequence[ScoredGroup], samples: Sequence[TrainingSample], batch: TokenBatch, *,
     whole: bool,
-) -> Canary:  # fmt: skip
+) -> SamplerGap:  # fmt: skip
     """Compares the sampler's log-probs with the policy's on the first ``CANARY_TOKENS`` tokens of one rollout that
     comes entirely from the current weights; the group changes with each step.
 
@@ -128,7 +128,7 @@ def compare(
     """
     own, fresh = batch.rollout_logprobs, _fresh(groups, policy.version)
     if own is None or not any(fresh):
-        return Canary(torch.empty(0), cut=own is None)
+        return SamplerGap(torch.empty(0), cut=own is None)
     policy.verify(samples)  # before the cut samples below, which would otherwise decide the execution path
     few, most = _chosen(samples, fresh, policy.version, whole=whole)
     part = [TrainingSample(s.prompt_ids, s.token_ids[:most], s.group) for s in (samples[i] for i in few)]
@@ -147,7 +147,7 @@ def compare(
     limit = CANARY[plan.sampler.engine][dtype]
     if len(found) and not float(found.mean()) <= limit:
         raise _mismatch(plan, float(found.mean()), len(found), policy.version, limit)
-    return Canary(found, cut=False)
+    return SamplerGap(found, cut=False)
 
 
 def _mismatch(plan: Plan, gap: float, tokens: int, version: int, limit: float) -> TrewError:

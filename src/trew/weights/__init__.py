@@ -1,4 +1,4 @@
-"""Transfers weights from the learner to the engine: in place (``sync``), or as published files (``files``)."""
+"""Transfers weights from the learner to the engine: in place (``sync``), or as published versions (``publisher``)."""
 
 from .sync import InPlace, WeightSync
 

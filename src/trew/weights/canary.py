@@ -1,6 +1,6 @@
-"""The canary: what the policy computes on a few fixed tokens, by which a server's weights are known.
+"""The canary: the policy's log-probs of a few fixed tokens, which identify its weights.
 
-A server that computes something else has other weights, whatever it says.
+A server that computes other values has other weights, whatever version it reports.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from ..rollout.vllm.update import Canary
 from ..types import TrainingSample
 
 SEQUENCES, TOKENS, SHARED = 3, 48, 16
-"""The canary's sequences and their tokens; of each the first ``SHARED`` are a prompt, which two sequences share."""
+"""Number and length of the canary's sequences; the first ``SHARED`` tokens of each are its prompt, which two share."""
 LIMITS = {"float32": 1e-3, "bfloat16": 0.05}
-"""Largest mean difference of the canary in nats that counts as rounding, by the type that both sides compute in."""
+"""Largest mean difference of the canary in nats that counts as rounding, by the dtype of both sides."""
 
 
 def canary_samples(vocabulary: int, positions: int | None = None) -> list[TrainingSample]:
-    """Fixed tokens, the same for every model of this vocabulary; shorter where the model has fewer positions."""
-    length = min(TOKENS, (positions or TOKENS + 1) - 1)  # a server makes one token more
+    """Returns fixed tokens, the same for every model of this vocabulary; shorter if the model has fewer positions."""
+    length = min(TOKENS, (positions or TOKENS + 1) - 1)  # a server generates one more token
     ids = torch.randint(vocabulary, (SEQUENCES, length), generator=torch.Generator().manual_seed(0)).numpy()
     shared = min(SHARED, length // 2)
     # The first samples decide how the policy runs samples: two of them share a prompt, as in training.
@@ -30,7 +30,7 @@ def canary_samples(vocabulary: int, positions: int | None = None) -> list[Traini
 
 
 def canary_of(policy: Policy, samples: Sequence[TrainingSample], dtype: str) -> Canary:
-    """The policy's log-probs of ``samples``. ``dtype``: the type that servers compute in."""
+    """Computes the policy's log-probs of ``samples``. ``dtype``: the servers'."""
     values, _ = policy.untempered(samples)
     logprobs = values.split([len(s.token_ids) for s in samples])
     ids = tuple((*s.prompt_ids.tolist(), *s.token_ids.tolist()) for s in samples)

@@ -73,13 +73,13 @@ class PublishedFiles(Publisher):
 
 
 def version_size(config: PreTrainedConfig, dtype: str) -> int:
-    """Bytes of one published version of a model: all tensors of its state, tied ones under both names."""
+    """Returns the bytes of a published version of a model: all tensors of its state, tied ones under both names."""
     low = getattr(torch, dtype)
     return sum(t.numel() * published_dtype(t, low).itemsize for t in loading.skeleton(config).state_dict().values())
 
 
 def published_dtype(tensor: Tensor, dtype: torch.dtype) -> torch.dtype:
-    """The type that a tensor is published in, where floating-point numbers have ``dtype``."""
+    """Returns the dtype that a tensor is published in: ``dtype`` for floating-point numbers."""
     return dtype if tensor.is_floating_point() else tensor.dtype
 
 

@@ -1,4 +1,4 @@
-"""Where published weights lie: in shared memory while they fit, otherwise below the run's folder."""
+"""Chooses the folder of published weights: in shared memory if they fit, otherwise below the run's folder."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ SHARED_MEMORY = Path("/dev/shm")
 PREFIX = "trew-"
 MIB = 1 << 20
 VERSIONS = 3
-"""Versions that must fit: the two that are kept, and the one that is being written."""
+"""Versions that must fit: two are kept while another is written."""
 
 
 class Place:
-    """A folder for published versions; ``shared``: on a file system that other machines may read."""
+    """A folder for published versions; ``shared``: other machines may read its file system."""
 
     def __init__(self, folder: Path, *, shared: bool, lock: FileLock | None = None) -> None:
         self.folder, self.shared = folder, shared
@@ -34,8 +34,8 @@ class Place:
 
 
 def place_for(run: Path, *, size: int, local: bool) -> Place:
-    """A new place for versions of ``size`` bytes. ``local``: all servers run on this machine, so that shared memory
-    will do; otherwise they read the run's folder ``run``."""
+    """Makes a place for versions of ``size`` bytes. ``local``: all servers run on this machine and can read shared
+    memory; otherwise they read the run's folder ``run``."""
     if local and _fits(SHARED_MEMORY, size):
         with contextlib.suppress(OSError):
             return _in_memory(SHARED_MEMORY)
@@ -46,7 +46,7 @@ def place_for(run: Path, *, size: int, local: bool) -> Place:
 
 
 def in_shared_memory(size: int) -> Place:
-    """A new place in shared memory for versions of ``size`` bytes. Raises StorageError if two do not fit there, the
+    """Makes a place in shared memory for versions of ``size`` bytes. Raises StorageError if two do not fit there, the
     one that is in use and the next."""
     try:
         if (room := shutil.disk_usage(SHARED_MEMORY).free) < 2 * size:
@@ -67,16 +67,16 @@ def _fits(memory: Path, size: int) -> bool:
         room = shutil.disk_usage(memory).free
     except OSError:  # not on every system
         return False
-    # Its files take RAM that is also needed for everything else.
+    # Its files take RAM, which everything else needs too.
     free = free_bytes()
     return VERSIONS * size <= min(room, room if free is None else free // 2)
 
 
 def _in_memory(memory: Path) -> Place:
-    """A folder in shared memory that is locked while its process lives; removes those whose process was killed."""
+    """Makes a folder in shared memory that is locked while its process lives; removes those of killed processes."""
     for left in memory.glob(f"{PREFIX}*"):
         _remove_abandoned(left)
-    # Named only once it is locked: another process that starts now must not take it for abandoned.
+    # It gets its name once it is locked: another process that starts now must not take it for abandoned.
     work = Path(tempfile.mkdtemp(prefix=f".{PREFIX}", dir=memory))  # for this user alone
     lock = FileLock(work / "lock", thread_local=False)
     lock.acquire(blocking=False)

@@ -1,4 +1,4 @@
-"""Brings numbered versions of the weights to vLLM servers, by a route that a subclass adds."""
+"""Publishes numbered versions of the weights to vLLM servers, by a route that a subclass adds."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from .canary import canary_of, canary_samples
 
 
 class Publisher(ABC):
-    """Brings the policy's weights to a :class:`.VllmEngine`. ``dtype``: the type that the servers compute in, float32
-    or bfloat16, which the weights are published in, too. ``vocabulary``, ``positions``: of the model."""
+    """Publishes the policy's weights to a :class:`.VllmEngine`. ``dtype``: that of the servers and of the published
+    weights, float32 or bfloat16. ``vocabulary``, ``positions``: the model's."""
 
     def __init__(self, *, dtype: str, vocabulary: int, positions: int | None) -> None:
         self.dtype = dtype
@@ -26,32 +26,30 @@ class Publisher(ABC):
         self._tag = secrets.token_hex(4)
 
     def publish(self, policy: Policy, engine: Engine) -> None:
-        """Takes the weights, and brings all servers to them. Raises StorageError, before any server is asked for
-        anything, where there is no room; EngineError where no server has got the weights."""
+        """Copies the weights and updates all servers to them. Raises StorageError, before any server is called, if
+        there is no room; EngineError if no server has the weights."""
         if not isinstance(engine, VllmEngine):
             raise EngineError(f"weights are published to vLLM servers, got {type(engine).__name__}")
         engine.update(self.write(policy, engine))
 
     def is_new(self, policy: Policy) -> bool:
-        """Whether the policy's weights have not been taken yet."""
+        """Whether the policy's weights have not been copied yet."""
         return self.newest is None or self.newest.version != policy.version
 
     def write(self, policy: Policy, engine: VllmEngine) -> Published:
-        """The first half of :meth:`publish`: the policy's version, taken where it is new. No server is asked for
-        anything."""
+        """Does the first half of :meth:`publish`: copies the policy's weights if they are new. Calls no server."""
         if self.newest is None or self.is_new(policy):
             route, canary = self._take(policy, engine)
             self.newest = Published(policy.version, f"{self._tag}.{policy.version}", route, canary)
         return self.newest
 
     def close(self) -> None:
-        """Gives up all versions."""
+        """Removes all versions."""
         self.newest = None
 
     @abstractmethod
     def _take(self, policy: Policy, engine: VllmEngine) -> tuple[Route, Canary]:
-        """A copy of the policy's weights that servers can load, then the canary: in this order, which other ranks
-        follow."""
+        """Copies the policy's weights for servers, then computes the canary: other ranks follow this order."""
 
     def _canary(self, policy: Policy) -> Canary:
         return canary_of(policy, self._samples, self.dtype)

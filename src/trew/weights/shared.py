@@ -11,7 +11,7 @@ from .publisher import Publisher
 
 class PublishedAlone:
     """Publishes versions to an engine that several callers share. They wait while servers load a version, not while it
-    is taken; what they were asked for goes on, or is finished before (``cluster.in_flight``)."""
+    is copied; their requests continue, or are finished before (``cluster.in_flight``)."""
 
     def __init__(self, weights: Publisher, shared: SharedEngine[VllmEngine]) -> None:
         self._weights, self._shared = weights, shared

@@ -1,4 +1,4 @@
-"""Publishes weights as streams: servers receive them through process groups, and no file is written."""
+"""Publishes weights as streams: servers receive them through process groups, without files."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from .publisher import Publisher
 
 
 class PublishedStream(Publisher):
-    """Keeps the newest version in CPU memory, from where servers are sent it: at an update, and whenever one comes
-    back. ``device``: the learner's, which decides between NCCL and gloo."""
+    """Keeps the newest version in CPU memory and sends it to servers: at an update, and when a server has been
+    restarted. ``device``: the learner's, which decides between NCCL and gloo."""
 
     def __init__(self, *, dtype: str, device: str, vocabulary: int, positions: int | None) -> None:
         super().__init__(dtype=dtype, vocabulary=vocabulary, positions=positions)

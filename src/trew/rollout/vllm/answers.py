@@ -1,7 +1,7 @@
-"""Reads what a server generated, and refuses whole answers that cannot be right.
+"""Reads the completions of a server, and refuses an answer as a whole if anything in it cannot be right.
 
-Nothing of a refused answer is used: a group with one bad completion left out would be biased, and a server that got one
-thing wrong may have got the rest wrong too.
+No part of a refused answer is used: a group without its bad completion would be biased, and a server that made one
+error may have made others.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from ...types import FinishReason, Sampling, Span, Turn
 from ..endings import Endings
 
 LOWEST = -9000.0
-"""Log-probs below this are no numbers: vLLM writes -9999 where it has NaN, minus infinity or nothing."""
+"""Log-probs below this are not numbers: vLLM writes -9999 for NaN, minus infinity and missing values."""
 ROUNDING = 1e-3
-"""How far above 0 a log-prob may be by rounding."""
+"""The largest log-prob above 0 that counts as rounding."""
 
 
 class BadAnswer(EngineError):
-    """An answer of a server that cannot be right; the request may be asked again."""
+    """A server's answer cannot be right; the request may be repeated."""
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What an answer must fit: ``count`` completions of the prompt ``prompt_ids`` (P,). ``versions``: what the server
-    may call the weights that wrote a token, with their policy versions."""
+    """A request, which its answer must match: ``count`` completions of the prompt ``prompt_ids`` (P,). ``versions``:
+    policy versions by the labels that the server may give the weights of a token."""
 
     prompt_ids: np.ndarray
     count: int
@@ -41,28 +41,28 @@ class Asked:
 
 
 def body(asked: Asked, *, seed: int) -> dict[str, Any]:
-    """The request to ``/inference/v1/generate``; completion i gets the draws of ``seed + i``.
+    """Returns the body of ``/inference/v1/generate``; completion i gets the draws of ``seed + i``.
 
-    Every parameter is given: a server's defaults may come from the model's folder.
+    Every parameter is explicit: a server's defaults may come from the model's folder.
     """
     s = asked.sampling
     return {
         "token_ids": asked.prompt_ids.tolist(),
         "sampling_params": {
-            # Greedy completions are all the same, and vLLM refuses to make several.
+            # Greedy completions are all equal, and vLLM refuses to generate several.
             "n": 1 if s.temperature == 0 else asked.count, "seed": seed, "max_tokens": s.max_tokens, "min_tokens": 0,
             "temperature": s.temperature, "top_p": s.top_p, "top_k": s.top_k, "min_p": s.min_p,
             "presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0,
             "logprobs": 0,  # of the sampled token alone
             "stop": list(asked.endings.strings), "stop_token_ids": sorted(asked.endings.ids),
-            "ignore_eos": True,  # the end tokens are all named: the model's own list must not add to them
+            "ignore_eos": True,  # stop_token_ids has all end tokens: the model's own list must not add to them
             "detokenize": bool(asked.endings.strings), "skip_special_tokens": True,
         },
     }  # fmt: skip
 
 
 def read(found: Any, asked: Asked, *, decode: Callable[[Sequence[int]], str]) -> list[Turn]:
-    """The turns of an answer, in the order of their seeds. Raises BadAnswer where anything in it cannot be right."""
+    """Returns the turns of an answer in the order of their seeds. Raises BadAnswer if anything cannot be right."""
     greedy = asked.sampling.temperature == 0
     expected = 1 if greedy else asked.count
     try:
@@ -102,7 +102,7 @@ def _check_tokens(ids: Sequence[int], asked: Asked) -> None:
 
 
 def _logprobs(content: Sequence[Mapping[str, Any]], ids: Sequence[int], *, greedy: bool) -> np.ndarray:
-    """(T,) float32, of the distribution that was drawn from: 0 for greedy decoding."""
+    """Returns log-probs (T,) under the sampling distribution, float32: 0 for greedy decoding."""
     if len(content) != len(ids):
         raise BadAnswer(f"{len(content)} log-probs for {len(ids)} tokens")
     if any(one.get("token_id", i) != i for one, i in zip(content, ids, strict=True)):
@@ -129,7 +129,7 @@ def _spans(found: Sequence[Mapping[str, Any]], count: int, versions: Mapping[str
 
 
 def _reason(choice: Mapping[str, Any], ids: Sequence[int], asked: Asked, own: FinishReason) -> FinishReason:
-    """Why a completion ended, by its tokens; the server must agree."""
+    """Returns the finish reason by a completion's tokens; the server's must agree."""
     said = choice["finish_reason"]
     if said == "length" and len(ids) == asked.sampling.max_tokens:
         return own

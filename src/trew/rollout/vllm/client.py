@@ -1,7 +1,7 @@
-"""HTTP calls to a server, each with a name and a limit, and what may come of them.
+"""Calls a server over HTTP: each call has a name and a limit, and fails with one of three errors.
 
-A control call opens a connection of its own: after an error vLLM closes the connection, and the next call on it would
-fail for a reason that has nothing to do with it.
+Each control call opens its own connection: vLLM closes a connection after an error, and another call on it would fail
+for no reason of its own.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from ...errors import EngineError
 from .endpoint import Endpoint
 
 CONNECT_S = 10.0
-"""Seconds until a connection must be made: a server that is up accepts at once, however busy it is."""
+"""Limit of connecting: a running server accepts at once, however busy it is."""
 GATEWAY = (502, 504)
-"""What a proxy answers where the server behind it does not; vLLM itself never does."""
+"""Statuses of a proxy whose server does not answer; vLLM itself never sends them."""
 SHOWN = 300
-"""Characters of a server's own words in a message."""
+"""Characters of a server's message that are shown."""
 
 
 class ServerGone(EngineError):
@@ -28,7 +28,7 @@ class ServerGone(EngineError):
 
 
 class ServerHung(ServerGone):
-    """A server that is there, and does not answer or make progress within the limit."""
+    """A server accepts connections, but does not answer or make progress within the limit."""
 
 
 class ServerRefused(EngineError):
@@ -43,10 +43,10 @@ def call(
     endpoint: Endpoint, method: str, path: str, *, what: str, timeout_s: float, body: Any = None,
     params: Mapping[str, str] | None = None,
 ) -> Any:  # fmt: skip
-    """The JSON that a server answers one call with; its text where that is not JSON, None where it is empty.
+    """Returns the JSON of a server's answer; its text if that is not JSON, None if it is empty.
 
     ``what`` names the call in messages. Raises ServerGone, ServerHung after ``timeout_s`` without a byte, and
-    ServerRefused where the status is not 200.
+    ServerRefused if the status is not 200.
     """
     transport = httpx2.HTTPTransport(**wire(endpoint))
     limit = httpx2.Timeout(timeout_s, connect=min(CONNECT_S, timeout_s))
@@ -60,19 +60,19 @@ def call(
 
 
 def wire(endpoint: Endpoint) -> dict[str, Any]:
-    """How to connect to a server, as arguments of a transport."""
+    """Returns the arguments of a transport that connects to a server."""
     # Certificates are loaded for https only: reading the system's takes 20 ms, and every control call would do it.
     encrypted = endpoint.url.startswith("https:")
     return {"uds": None if endpoint.socket is None else str(endpoint.socket), "verify": encrypted}
 
 
 def headers(endpoint: Endpoint) -> dict[str, str]:
-    """The headers of every request to a server."""
+    """Returns the headers of every request to a server."""
     return {"Authorization": f"Bearer {endpoint.token}"} if endpoint.token else {}
 
 
 def failure(endpoint: Endpoint, what: str, error: Exception, *, timeout_s: float | None = None) -> ServerGone:
-    """The error to raise for a request that got no answer."""
+    """Returns the error for a request without an answer."""
     if isinstance(error, httpx2.ReadTimeout | httpx2.WriteTimeout) and timeout_s is not None:
         return ServerHung(f"server {endpoint}: {what}: no answer within {timeout_s:g} s")
     said = str(error) or type(error).__name__
@@ -80,8 +80,8 @@ def failure(endpoint: Endpoint, what: str, error: Exception, *, timeout_s: float
 
 
 def answer(endpoint: Endpoint, what: str, response: httpx2.Response) -> Any:
-    """The content of an answer. Raises ServerRefused where it is an error, ServerGone where it is a
-    proxy's and says that there is no server."""
+    """Returns the content of an answer. Raises ServerRefused if it is an error, ServerGone if it is a proxy's that has
+    no server."""
     if response.status_code in GATEWAY:
         raise ServerGone(f"server {endpoint}: {what}: {words(response)}")
     if response.status_code != 200:
@@ -96,7 +96,7 @@ def answer(endpoint: Endpoint, what: str, response: httpx2.Response) -> Any:
 
 
 def words(response: httpx2.Response) -> str:
-    """What a server says about an error, on one line."""
+    """Returns a server's error message on one line."""
     try:
         found = response.json()
     except ValueError:

@@ -29,16 +29,16 @@ from .traffic import Traffic
 from .update import Published, update
 
 BAD_ANSWERS = 3
-"""Answers of a server in a row that cannot be right, after which it is no longer used."""
+"""A server is no longer used after this many consecutive answers that cannot be right."""
 _LOOK_S = 0.2  # between two looks at servers that are on their way back
 MOST_OPEN = 256
-"""Groups that one server works on at a time. More wait here, and go to whichever server is free first."""
+"""Groups that one server works on at a time. Others wait here and go to the first server that is free."""
 
 
 @dataclass(eq=False, slots=True)
 class Server:
-    """A server as the engine sees it. ``version``: of the weights that it was proven to have; None while it is not to
-    be used, because of ``why``."""
+    """The engine's state of a server. ``version``: of the weights that it has been proven to have; None while it must
+    not be used, for the reason ``why``."""
 
     endpoint: Endpoint
     number: int
@@ -197,7 +197,7 @@ class VllmEngine:
                 yield _Flight([request for _, request in run], array, endings)
 
     def _dispatch(self) -> None:
-        """Sends what waits to the servers with the least to do."""
+        """Sends waiting flights to the servers with the fewest open completions."""
         self._welcome()
         while self._waiting:
             free = [server for server in self._usable() if server.groups < MOST_OPEN]
@@ -221,7 +221,7 @@ class VllmEngine:
         )
 
     def _answers(self, wait: float | None) -> Iterator[tuple[_Flight, Any]]:
-        """The answers that are there; waits for the first of them."""
+        """Yields the available answers; waits for the first of them."""
         while True:
             try:
                 flight, found = self._traffic.answers.get(timeout=wait)
@@ -233,7 +233,7 @@ class VllmEngine:
             wait = 0.0
 
     def _land(self, flight: _Flight, found: Any) -> list[Finished | Lost]:
-        """Reports an answered flight, and draws the conclusions about its server."""
+        """Reports an answered flight and updates the state of its server."""
         server = flight.server
         assert server is not None
         self._left(flight)
@@ -265,7 +265,7 @@ class VllmEngine:
         return [Lost(each, reason) for each in lost]
 
     def _blame(self, server: Server, error: EngineError, reason: str, completions: int) -> None:
-        """Gives up a server that is dead, or that has answered badly too often."""
+        """Stops using a server that is dead, or that has given too many bad answers."""
         # A 500 of vLLM means that its engine is dead; other errors are about this request, or the answer to it.
         if isinstance(error, ServerGone) or (isinstance(error, ServerRefused) and error.status >= 500):
             self._give_up(server, reason)
@@ -291,7 +291,7 @@ class VllmEngine:
         return "; ".join(server.why for server in self.servers if server.version != self._version)
 
     def _give_up(self, server: Server, why: str) -> None:
-        """Stops using a server. Its other requests end by themselves, or are answered."""
+        """Stops using a server. Its other requests fail or are answered."""
         if server.version is None:
             return
         server.version, server.why = None, why
@@ -300,7 +300,7 @@ class VllmEngine:
         self.tell(f"{why}; the server is not used any more, {others} of {len(self.servers)} are left")
 
     def _revive(self, server: Server) -> None:
-        """Begins to restart a server that was given up, unless that is under way."""
+        """Starts to restart a server that is not used, unless a restart is under way."""
         restart = self._restart
         if restart is not None and self._newest is not None and server not in self._revivals:
             self._begin_revival(server, lambda: restart(server.number))
@@ -315,7 +315,7 @@ class VllmEngine:
         )  # fmt: skip
 
     def _welcome(self) -> None:
-        """Uses the servers that have come back."""
+        """Uses the servers that have been restarted and updated."""
         for server, revival in [(s, r) for s, r in self._revivals.items() if r.over]:
             del self._revivals[server]
             server.endpoint, server.missing = revival.endpoint, revival.missing
@@ -329,25 +329,24 @@ class VllmEngine:
                 self.tell(f"server {server.endpoint}: is back, and has the weights of version {server.version}")
 
     def _recover(self) -> None:
-        """Does what there is to do where no server is left: waits for those that are on their way back, and then tries
-        every one."""
+        """If no server is left, waits for those that are being restarted, and then tries every one."""
         self._await_revivals()
         if not self._usable() and self._restart is not None and self._newest is not None:
             self._bring_up(self._newest, self.servers)
             self._await_revivals()
 
     def _await_revivals(self) -> None:
-        """Where no server is left, waits for the first of those that are on their way back."""
+        """If no server is left, waits for the first of those that are being restarted."""
         while not self._usable() and self._revivals:
             next(iter(self._revivals.values())).wait(_LOOK_S)
             self._welcome()
 
     def update(self, published: Published) -> None:
-        """Brings all servers to these weights, those too that have failed before, and uses those that have them. Those
-        that are on their way back get them there.
+        """Updates all servers to these weights, including those that have failed before, and uses those that have them.
+        Servers that are being restarted get them at the end of that.
 
-        Requests that are running go on with the new weights, or are finished before; those that wait here get the new
-        ones. Raises EngineError if no server has got them.
+        Running requests continue with the new weights or are finished before; waiting requests get the new ones. Raises
+        EngineError if no server has the weights.
         """
         if self._in_flight == "finish":
             self._finish()
@@ -396,7 +395,7 @@ class VllmEngine:
             server.asleep, server.why = True, f"server {server.endpoint}: is asleep until the next update"
 
     def _bring_up(self, published: Published, servers: Sequence[Server]) -> None:
-        """Updates servers side by side; one that fails is not used, and says why. Those that are gone are restarted."""
+        """Updates servers in parallel; one that fails is not used and keeps the reason. Dead servers are restarted."""
         for server in servers:
             server.version, server.why = None, f"server {server.endpoint}: its weights are being updated"
         self._traffic.paused = {server.endpoint for server in servers}
@@ -415,7 +414,7 @@ class VllmEngine:
                 self._revive(server)
 
     def _update(self, server: Server, published: Published) -> bool:
-        """Brings a server to these weights; returns whether it is gone."""
+        """Updates a server to these weights; returns whether it is gone."""
         asleep, server.asleep = server.asleep, False
         try:
             updated = update(server.endpoint, published, timeout_s=self.sync_timeout_s, asleep=asleep)
@@ -441,7 +440,7 @@ class VllmEngine:
         flight.server.open -= len(flight.requests)
 
     def _rest(self) -> None:
-        """Ends the thread that carries requests once there are none: between two steps there is none to leak."""
+        """Ends the thread that sends requests once there are none: between two steps no thread can leak."""
         if not self._unfinished:
             self._clear()
 

@@ -1,4 +1,4 @@
-"""Whether a server fits a run: its version, routes, settings and model, before anything is asked of it."""
+"""Checks that a server fits a run, by its version, routes, settings and model, before the run uses it."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ ROUTES = (
     "/inference/v1/generate", "/health", "/pause", "/resume", "/init_weight_transfer_engine", "/start_weight_update",
     "/update_weights", "/finish_weight_update", "/weight_info", "/server_info",
 )  # fmt: skip
-"""What is asked of a server. Control routes are there in development mode only."""
+"""The routes that a run uses. vLLM registers control routes in development mode only."""
 SLEEP_ROUTES = ("/sleep", "/wake_up", "/is_sleeping")
-"""The same of servers that take turns with the learner."""
+"""More routes, of servers that take turns with the learner."""
 STREAM_ROUTES = ("/get_world_size",)
-"""The same of servers that are sent weights as streams."""
+"""More routes, of servers that get weights as streams."""
 SETTINGS = {"logprobs_mode": "processed_logprobs", "generation_config": "vllm"}
-"""Of vLLM's model_config: log-probs are of the sampling distribution, and no default comes from the model's files."""
+"""Required in vLLM's model_config: log-probs of the sampling distribution, and no defaults from the model's files."""
 ENGINES = {"auto": "trew_files", "files": "trew_files", "nccl": "trew_stream", "ipc": "trew_memory"}
 """The weight transfer engine of trew-vllm that cluster.sync needs, of servers whose GPUs are not known."""
 SECONDS = 120.0
-"""Limit of each question: the first look at a server's settings also collects facts about its machine."""
+"""Limit of each call: the first request for a server's settings also collects facts about its machine."""
 _NO_FOLDER = "accepts the absolute path of a folder on this host"
-"""How trew-vllm refuses a root that is none."""
+"""A part of trew-vllm's message about a folder that is not there."""
 _NOT_SEEN = {
     "trew_files": "does not see the folder {}, and weights reach it as files; put the run (out) on a file system that "
     "the server's machine shares under the same path, readable for the server's user",
@@ -46,9 +46,9 @@ _START = (
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What a run needs of its servers. ``dtype``: that of the learner's computations; ``vocabulary``: rows of the
-    model's embedding; ``length``: tokens of the longest prompt with its completion; ``sleeps``: whether servers take
-    turns with the learner; ``backend``: the weight transfer engine for the run's route."""
+    """What a run requires of its servers. ``dtype``: the learner's; ``vocabulary``: rows of the model's embedding;
+    ``length``: tokens of the longest prompt with its completion; ``sleeps``: servers take turns with the learner;
+    ``backend``: the weight transfer engine of the run's route."""
 
     dtype: str
     vocabulary: int
@@ -58,16 +58,16 @@ class Expected:
 
     @property
     def start(self) -> str:
-        """How to start a server that fits."""
+        """The command line options and variables of a server that fits."""
         return _START.replace("BACKEND", self.backend)
 
 
 def check(endpoint: Endpoint, expected: Expected, *, root: Path) -> None:
-    """Asks a server whether it fits. ``root`` is the folder below which versions of the weights will be published, as
+    """Checks a server. ``root`` is the folder below which versions of the weights will be published, as
     files or as segments of shared memory.
 
-    Raises ConfigError with every problem, each with what the server has and what is needed; ServerGone where it does
-    not answer."""
+    Raises ConfigError with every problem, each with what the server has and what is needed; ServerGone if it does not
+    answer."""
     if found := list(_problems(endpoint, expected, root)):
         raise ConfigError([f"server {endpoint}: {problem}" for problem in found])
 
@@ -94,8 +94,8 @@ def _ask(endpoint: Endpoint, route: str, **params: str) -> Mapping[str, Any]:
 
 
 def _of_settings(config: Mapping[str, Any], expected: Expected) -> Iterator[str]:
-    """What does not fit in a server's settings. What a version of vLLM does not tell is not judged here: the log-probs
-    that are compared after every update would show it."""
+    """Yields the settings that do not fit. Settings that a version of vLLM does not report are skipped: the canary
+    after every update would show the difference."""
     model = config.get("model_config") or {}
     for key, want in SETTINGS.items():
         if (got := model.get(key)) not in (None, want):
@@ -121,7 +121,7 @@ def _of_settings(config: Mapping[str, Any], expected: Expected) -> Iterator[str]
 
 
 def _vocabulary(folder: object) -> int | None:
-    """The size of the vocabulary of a model in a folder of this machine; None where it cannot be read."""
+    """Returns the vocabulary size of a model in a folder on this machine; None if it cannot be read."""
     try:
         table = json.loads((Path(str(folder)) / "config.json").read_text())
         return int((table.get("text_config") or table)["vocab_size"])
@@ -130,15 +130,15 @@ def _vocabulary(folder: object) -> int | None:
 
 
 def _of_folder(endpoint: Endpoint, root: Path, backend: str) -> Iterator[str]:
-    """Whether it reads this format and sees ``root``: it is shown a new folder there, which nobody can guess, so that
-    another machine's folder of the same path does not pass for it."""
+    """Yields a problem if the server reads another format or does not see ``root``. It must find a new folder there,
+    with a random name, which another machine's folder of the same path does not have."""
     with tempfile.TemporaryDirectory(prefix=".seen-", dir=root) as folder:
         if says := refusal(endpoint, {"root": folder, "format": environment.FORMAT}):
             yield f"cannot be given weights: {says}" if _NO_FOLDER not in says else _NOT_SEEN[backend].format(root)
 
 
 def refusal(endpoint: Endpoint, introduction: Mapping[str, object]) -> str:
-    """Why a server cannot take weights that are introduced like this, in its own words; empty if it can."""
+    """Returns the server's reason not to take weights with this introduction; empty if it takes them."""
     try:
         prepare(endpoint, "handshake", introduction, timeout_s=SECONDS)
     except ServerRefused as error:

@@ -1,4 +1,4 @@
-"""The routes by which a version's bytes get into a server: as files here, as a stream in ``stream``."""
+"""Loads a version of the weights into a server: as files here, as a stream in ``stream``, from memory in ``memory``."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ QUICK_S = 60.0
 
 
 class Route(Protocol):
-    """One version of the weights, ready to be loaded by any server at any time."""
+    """One version of the weights, which any server can load at any time."""
 
     def load(self, endpoint: Endpoint, what: str, *, timeout_s: float) -> None:
-        """Begins an update on a paused server and brings it these weights; only finishing the update is left.
+        """Starts an update on a paused server and loads these weights; the caller finishes the update.
 
-        ``what`` names the version in messages, ``timeout_s`` limits each step. Raises EngineError where the server may
-        not have all of them."""
+        ``what`` names the version in messages, ``timeout_s`` limits each step. Raises EngineError if the server may not
+        have all of them."""
         ...
 
 
@@ -42,7 +42,7 @@ class Files:
 
 
 def prepare(endpoint: Endpoint, what: str, info: Mapping[str, object], *, timeout_s: float) -> None:
-    """Tells a server how weights will come. Raises ServerRefused where it cannot take them that way."""
+    """Tells a server how it will get weights. Raises ServerRefused if it cannot take them that way."""
     call(
         endpoint, "POST", "/init_weight_transfer_engine", what=f"{what}: preparing",
         timeout_s=min(QUICK_S, timeout_s), body={"init_info": dict(info)},
@@ -50,8 +50,8 @@ def prepare(endpoint: Endpoint, what: str, info: Mapping[str, object], *, timeou
 
 
 def start(endpoint: Endpoint, what: str, *, timeout_s: float) -> None:
-    """Begins an update, or goes on with one that another trainer began and left, killed in between: there is no route
-    to give it up, and it takes these weights as well."""
+    """Starts an update, or continues one that a trainer left open because it was killed: vLLM has no route to abort it,
+    and it accepts these weights as well."""
     try:
         call(endpoint, "POST", "/start_weight_update", what=f"{what}: starting the update", timeout_s=timeout_s)
     except ServerRefused as error:

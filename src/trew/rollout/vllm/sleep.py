@@ -1,4 +1,4 @@
-"""Servers that give up a GPU's memory for a while: at level 2, which keeps nothing, as new weights come anyway."""
+"""Has servers release a GPU's memory for a while: at level 2, which keeps nothing, since new weights follow anyway."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from .endpoint import Endpoint
 
 
 def sleep(endpoint: Endpoint, *, timeout_s: float) -> None:
-    """Has a server give up its weights and its cache; what it is working on is dropped. Raises EngineError where it
-    may not have done so."""
+    """Has a server release its weights and its cache, and abort its requests. Raises EngineError unless it confirms
+    that it sleeps."""
     level = {"level": "2", "mode": "abort"}
     call(endpoint, "POST", "/sleep", what="going to sleep", timeout_s=timeout_s, params=level)
     said = call(endpoint, "GET", "/is_sleeping", what="asking whether it sleeps", timeout_s=timeout_s)
@@ -18,6 +18,6 @@ def sleep(endpoint: Endpoint, *, timeout_s: float) -> None:
 
 
 def wake(endpoint: Endpoint, tag: str, *, timeout_s: float) -> None:
-    """Has a sleeping server take memory again: for ``weights``, into which an update must follow, or the ``kv_cache``,
+    """Has a sleeping server allocate memory: for ``weights``, which an update must follow, or for the ``kv_cache``,
     after which it generates."""
     call(endpoint, "POST", "/wake_up", what=f"waking up for {tag}", timeout_s=timeout_s, params={"tags": tag})

@@ -1,12 +1,11 @@
-"""The weights of a version as a stream: from this process to a server's, through a process group of their own.
+"""Sends a version of the weights to a server as a stream, through a process group of this process and its workers.
 
-    update, over HTTP: where to meet, and what will come ->  the server checks it, and comes to the meeting
-    all are there                                        ->  the group is made: NCCL between GPUs, gloo otherwise
-    bucket after bucket, broadcast by rank 0             ->  checksum, then into the model's layers
+    update, over HTTP: the buckets, and an address  ->  the server checks them and connects
+    all workers are connected                       ->  the group is made: NCCL between GPUs, gloo otherwise
+    bucket after bucket, broadcast by rank 0        ->  checksum, then into the model's layers
 
-A group is for one update of one server: whatever happens to it touches no other server, and nothing of it is left for
-the next update. The buckets are in this process's memory and never change, so that a server may be given them at any
-time. Server's side: ``trew_vllm.stream``.
+A group serves one update of one server: its failure affects no other server and no later update. The buckets are in
+this process's memory and never change, so any server can get them at any time. Server's side: ``trew_vllm.stream``.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ _GRACE_S = 10.0  # for a server to say why a stream broke off
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """A version's buckets on their way to servers. ``device``: a GPU, which NCCL sends from, or the CPU, with gloo."""
+    """A version in buckets that are sent. ``device``: a GPU, from which NCCL sends, or the CPU, with gloo."""
 
     version: int
     filled: tuple[Filled, ...]
@@ -99,17 +98,17 @@ class Stream:
 
 
 def backend_of(device: str) -> str:
-    """What sends from a device: NCCL from a GPU, gloo otherwise."""
+    """The backend that sends from a device: NCCL from a GPU, gloo otherwise."""
     return "nccl" if device.startswith("cuda") else "gloo"
 
 
 def introduction(backend: str) -> dict[str, object]:
-    """What a server is told before it is sent any weights: it refuses a stream that it could not receive."""
+    """Introduces a stream to a server, which refuses one that it could not receive."""
     return {"format": FORMAT, "torch": torch.__version__, "backend": backend}
 
 
 def _workers(endpoint: Endpoint, what: str, *, timeout_s: float) -> int:
-    """How many processes of a server hold a part of the model."""
+    """Returns the number of a server's processes that hold a part of the model."""
     found = call(endpoint, "GET", "/get_world_size", what=f"{what}: counting its workers", timeout_s=timeout_s)
     try:
         return int(found["world_size"])
@@ -118,7 +117,7 @@ def _workers(endpoint: Endpoint, what: str, *, timeout_s: float) -> int:
 
 
 def _asked(ask: Callable[[], Any]) -> Future[Any]:
-    """Asks in a thread of its own, for which nobody has to wait."""
+    """Calls ``ask`` in a daemon thread."""
     future: Future[Any] = Future()
 
     def run() -> None:
@@ -132,14 +131,14 @@ def _asked(ask: Callable[[], Any]) -> Future[Any]:
 
 
 def _explain(answer: Future[Any], said: str) -> None:
-    """Raises the server's own reason for a stream that broke off, or else ServerHung with ours."""
+    """Raises the server's own reason for a broken stream; if it gives none, ServerHung with ours."""
     with contextlib.suppress(TimeoutError):
         answer.result(_GRACE_S)
     raise ServerHung(said) from None
 
 
 class _Meeting:
-    """Where this process, rank 0, and a server's workers find each other: a store on a free port of ``address``."""
+    """The store, on a free port of ``address``, through which this process (rank 0) and a server's workers connect."""
 
     def __init__(self, address: str, size: int, until: float) -> None:
         self.address, self.key, self._size, self._until = address, secrets.token_hex(16), size, until
@@ -151,14 +150,14 @@ class _Meeting:
         )
 
     def left(self) -> datetime.timedelta:
-        """Time until the update must be through. Raises TimeoutError where there is none."""
+        """Returns the time until the update must be complete. Raises TimeoutError if there is none."""
         seconds = self._until - time.monotonic()
         if seconds <= 0:
             raise TimeoutError
         return datetime.timedelta(seconds=seconds)
 
     def gather(self, answer: Future[Any]) -> None:
-        """Waits until all workers are there. Raises what the server answers before that."""
+        """Waits until all workers are connected. Raises the server's error if it answers before that."""
         there = [f"{self.key}/{rank}" for rank in range(1, self._size)]
         while not self.store.check(there):
             self.left()
@@ -168,7 +167,7 @@ class _Meeting:
             time.sleep(_LOOK_S)
 
     def join(self, backend: str) -> None:
-        """Makes the group of all that are there."""
+        """Makes the group of all that are connected."""
         # NCCL's watchdog would end this process, not only the group: it gets longer than any wait here.
         limit = self.left() * (4 if backend == "nccl" else 1)
         with _quiet_watchdog():
@@ -178,19 +177,19 @@ class _Meeting:
             )  # fmt: skip
 
     def send(self, piece: Tensor) -> None:
-        """Returns when the workers have these bytes."""
+        """Sends these bytes and waits until the workers have them."""
         left = self.left()
         self._group.broadcast(piece, 0, left).wait(left)
 
     def close(self) -> None:
-        """Gives the group up. A worker that still waits for something gets an error."""
+        """Leaves the group. A worker that still waits gets an error."""
         self._group = None
 
 
 @contextlib.contextmanager
 def _quiet_watchdog() -> Iterator[None]:
-    """A server that dies must not end this process: errors of groups that are made meanwhile are left to their
-    waits."""
+    """Makes errors of groups that are created inside surface in their waits only: a server that dies must not end this
+    process."""
     name = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
     before = os.environ.get(name)
     os.environ[name] = "0"
@@ -204,7 +203,7 @@ def _quiet_watchdog() -> Iterator[None]:
 
 
 def own_address(endpoint: Endpoint) -> str:
-    """The address at which a server reaches this process."""
+    """Returns the address at which a server reaches this process."""
     if endpoint.local:
         return "127.0.0.1"
     parts = urlsplit(endpoint.url)

@@ -1,4 +1,4 @@
-"""Requests on their way to servers, on an event loop in a thread of its own; notices servers that stand still."""
+"""Sends requests to servers from an event loop in a separate thread, and detects servers that hang."""
 
 from __future__ import annotations
 
@@ -18,36 +18,36 @@ from .endpoint import Endpoint
 
 GENERATE = "/inference/v1/generate"
 _TOKENS = re.compile(rb"^vllm:(?:generation|prompt)_tokens_total(?:\{[^}]*\})? (\S+)", re.MULTILINE)
-"""The counters of tokens in a server's metrics: one line for each of its engines."""
+"""Matches the token counters in a server's metrics: one line for each of its engines."""
 CLOSE_S = 5.0
-"""How long requests that are given up, and connections, may take to end."""
+"""Seconds that cancelled requests and connections may take to end."""
 LOOK_S = 1.0
-"""How often a server's counters are read: a hung one is noticed within twice as long of its limit."""
+"""Seconds between two readings of a server's counters: a hung server is detected within twice this of its limit."""
 
 
 class Traffic:
-    """Carries requests. The thread exists from the first :meth:`send` to :meth:`stop`.
+    """Sends requests and collects answers. The thread exists from the first :meth:`send` to :meth:`stop`.
 
-    ``hang_s``: a server that makes no token for any of its requests for so many seconds is hung. Its requests get
-    :class:`.ServerHung`. Health routes say nothing about it: an API process answers while its engine stands still.
+    ``hang_s``: a server that generates no token for any of its requests for this many seconds has hung. Its requests
+    fail with :class:`.ServerHung`. Health routes do not show it: an API process answers while its engine hangs.
     """
 
     def __init__(self, *, hang_s: float) -> None:
         self.hang_s = hang_s
         self.answers: SimpleQueue[tuple[Any, Any]] = SimpleQueue()
-        self.paused: set[Endpoint] = set()  # servers that are not expected to get on: their weights change
+        self.paused: set[Endpoint] = set()  # servers that make no progress because their weights change
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._lines: dict[Endpoint, _Line] = {}
         self._futures: dict[object, Future[None]] = {}
 
     def send(self, key: object, endpoint: Endpoint, body: dict[str, Any]) -> None:
-        """Starts a request. ``answers`` gets (key, JSON or exception) when it is done, unless it is dropped."""
+        """Starts a request. ``answers`` gets (key, JSON or exception) at its end, unless it is dropped."""
         loop = self._running()
         self._futures[key] = asyncio.run_coroutine_threadsafe(self._carry(key, endpoint, body), loop)
 
     def drop(self, key: object) -> None:
-        """Gives up a request, which closes its connection: the server then stops working on it."""
+        """Cancels a request and closes its connection, so that the server stops working on it."""
         if (future := self._futures.pop(key, None)) is not None:
             future.cancel()
 
@@ -87,7 +87,7 @@ class Traffic:
         answers = self.answers
         try:
             answers.put((key, await line.ask(body)))
-        except Exception as error:  # whatever it is, the thread that waits for this answer must see it
+        except Exception as error:  # any error must reach the thread that waits for this answer
             answers.put((key, error))
 
     async def _end(self) -> None:
@@ -97,7 +97,7 @@ class Traffic:
             for task in tasks:
                 task.cancel()
             if tasks:
-                # A connection that breaks just now may lose its cancellation: nobody may wait for it here for good.
+                # A connection that breaks at this moment may lose its cancellation: wait for a limited time.
                 await asyncio.wait(tasks, timeout=CLOSE_S)
             closing = [asyncio.ensure_future(line.client.aclose()) for line in self._lines.values()]
             if closing:
@@ -119,7 +119,7 @@ class _Line:
         self.client = httpx2.AsyncClient(
             transport=httpx2.AsyncHTTPTransport(**wire(endpoint), limits=every), headers=headers(endpoint),
             trust_env=False,
-            # How long an answer takes depends on its length, and on what waits before it: only progress is limited.
+            # The time of an answer depends on its length and the queue before it: only progress has a limit.
             timeout=httpx2.Timeout(None, connect=CONNECT_S),
         )  # fmt: skip
         self.open: set[asyncio.Task[Any]] = set()
@@ -130,7 +130,7 @@ class _Line:
         self.hung: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
 
     async def ask(self, body: dict[str, Any]) -> Any:
-        """The server's answer. Raises ServerGone or ServerRefused."""
+        """Returns the server's answer. Raises ServerGone or ServerRefused."""
         task = asyncio.current_task()
         assert task is not None
         self.open.add(task)
@@ -153,11 +153,11 @@ class _Line:
             self.open.discard(task)
 
     async def _watch(self) -> None:
-        """Cancels all requests once the server has made no token for too long."""
+        """Cancels all requests once the server has generated no token for ``hang_s``."""
         often, before = min(LOOK_S, self.traffic.hang_s / 4), None
         while self.open:
             await asyncio.sleep(min(often, max(self._left(), 0.0)))
-            # A server that answers nothing must not delay the verdict, nor one that answers slowly be blamed for it.
+            # A metrics route that does not answer must not delay the decision; a slow one must not cause it.
             found = await self._tokens(min(2 * often, max(self._left(), often / 2)))
             if self.endpoint in self.traffic.paused or (found is not None and found != before):
                 self.moved = _now()
@@ -177,7 +177,7 @@ class _Line:
         return self.traffic.hang_s - (_now() - self.moved)
 
     async def _tokens(self, timeout_s: float) -> float | None:
-        """How many tokens the server has read and made so far; None where it does not say."""
+        """Returns the number of tokens that the server has read and generated; None if it does not report it."""
         # Whatever goes wrong: without this watcher nobody would notice that the server hangs.
         with contextlib.suppress(Exception):
             response = await self.client.get(f"{self.endpoint.url}/metrics", timeout=timeout_s)

@@ -1,11 +1,11 @@
-"""Brings a server to a published version of the weights: all steps confirmed, or the server is not to be used.
+"""Updates a server to a published version of the weights; unless every step is confirmed, the server must not be used.
 
-    pause -> start -> update -> finish -> is it that version? -> resume -> canary
+    pause -> start -> update -> finish -> compare the version -> resume -> canary
 
-A server that sleeps takes memory for weights before that, and for its cache when it has them.
+A sleeping server allocates memory for weights first, and for its cache once it has them.
 
-An update may be accepted by every call and still be wrong: a head that is tied to the embedding and was not sent, a
-loader that caches. So the server is asked for log-probs that the policy has computed itself, before anything else.
+An update may be accepted by every call and still be wrong: a tied head that was not sent, a loader that caches. So the
+first request after it asks for log-probs that the policy has computed itself: the canary.
 """
 
 from __future__ import annotations
@@ -23,14 +23,13 @@ from .sleep import wake
 from .traffic import GENERATE
 
 TRIES = 2
-"""How often a server is given the same version before it is given up: an update from the start repairs what half an
-update broke."""
+"""Attempts to give a server the same version: an update from the start repairs what half an update broke."""
 
 
 @dataclass(frozen=True, slots=True)
 class Canary:
-    """Log-probs of the policy at temperature 1 by which its weights are known: of the last tokens of each of ``ids``.
-    ``limit``: the largest mean difference in nats that counts as rounding."""
+    """Log-probs of the policy at temperature 1 that identify its weights: of the last tokens of each sequence in
+    ``ids``. ``limit``: the largest mean difference in nats that counts as rounding."""
 
     ids: tuple[tuple[int, ...], ...]
     logprobs: tuple[tuple[float, ...], ...]
@@ -39,8 +38,8 @@ class Canary:
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """A version of the weights that servers can load, by ``route``. ``label`` is what servers call it, and unlike any
-    label of another run."""
+    """A version of the weights that servers can load by ``route``. ``label`` is its name on servers, which no other run
+    uses."""
 
     version: int
     label: str
@@ -50,18 +49,18 @@ class Published:
 
 @dataclass(frozen=True, slots=True)
 class Updated:
-    """A server has these weights: the mean difference of the canary's log-probs in nats is ``gap``. ``wrong_before``:
-    it had gone on with wrong ones before, so that what it was working on then must not be used."""
+    """The result of an update. ``gap``: mean difference of the canary's log-probs in nats. ``wrong_before``: the first
+    attempt left wrong weights in use, so completions that were running then must not be used."""
 
     gap: float
     wrong_before: bool
 
 
 def update(endpoint: Endpoint, published: Published, *, timeout_s: float, asleep: bool = False) -> Updated:
-    """Gives a server these weights.
+    """Loads these weights into a server.
 
-    ``asleep``: the server sleeps, and is woken. ``timeout_s`` limits each step that moves weights. Raises EngineError
-    where the server may have other weights: it must not be used then, and stays paused unless it was the canary that
+    ``asleep``: the server sleeps and is woken first. ``timeout_s`` limits each step that moves weights. Raises
+    EngineError if the server may have other weights: it must not be used then, and stays paused unless the canary
     failed.
     """
     resumed = False
@@ -77,19 +76,19 @@ def update(endpoint: Endpoint, published: Published, *, timeout_s: float, asleep
 
 
 class StaleWeights(EngineError):
-    """A server says that it has weights, and computes with others."""
+    """A server reports the right version, but computes with other weights."""
 
 
 def _replace(endpoint: Endpoint, published: Published, *, timeout_s: float, asleep: bool) -> None:
     quick = min(QUICK_S, timeout_s)
     what = f"weights {published.label}"
-    # Running requests are kept: they go on with the new weights, and what they have cached is computed anew.
+    # Running requests are kept: they continue with the new weights, after their cache has been recomputed.
     keep = {"mode": "keep", "clear_cache": "true"}
-    if asleep:  # also at a second try, where it changes nothing
+    if asleep:  # at a second attempt it changes nothing
         wake(endpoint, "weights", timeout_s=timeout_s)
     call(endpoint, "POST", "/pause", what=f"{what}: pausing", timeout_s=quick, params=keep)
     published.route.load(endpoint, what, timeout_s=timeout_s)
-    # Never after an update that failed: the layers would be completed with whatever was in them.
+    # Never after a failed update: vLLM would complete the layers with whatever is in them.
     call(
         endpoint, "POST", "/finish_weight_update", what=f"{what}: finishing the update", timeout_s=timeout_s,
         body={"weight_version": published.label},
@@ -119,7 +118,7 @@ def _check_canary(endpoint: Endpoint, canary: Canary, *, timeout_s: float) -> fl
 
 
 def prompt_logprobs(endpoint: Endpoint, ids: Sequence[int], *, timeout_s: float) -> list[float]:
-    """The log-probs at temperature 1 that a server gives the tokens ``ids``, without the first."""
+    """Returns a server's log-probs at temperature 1 of the tokens ``ids`` but the first."""
     sampling = {
         "n": 1, "max_tokens": 1, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "seed": 0,
         "repetition_penalty": 1.0, "prompt_logprobs": 0, "detokenize": False, "ignore_eos": True,
