@@ -4,6 +4,8 @@
 
     one      `[cluster] learner = 1` next to a recipe without that table: seconds of a step, and bits of weights
     ranks    two gloo ranks of one thread next to one process of two, plain kernels: seconds of a step, peak memory
+    memory   the same peak memory with a model of 0.5 billion parameters and few tokens, and what a rank takes before
+             it has a model
     publish  weights published as files and loaded by a server, next to save_file and load_file of the same bytes, and
              how long the server stands still; the canary, which both then compute, is listed apart
     faults   seconds until a dead server is noticed, and beyond cluster.request_timeout_s until a hung one is
@@ -53,7 +55,7 @@ from work_trew import config_of
 
 ROOT = Path(__file__).parents[1]
 RESULT = ROOT / "benchmarks" / "results" / "cluster.json"
-PARTS = ("one", "ranks", "publish", "faults", "async", "ledger")
+PARTS = ("one", "ranks", "memory", "publish", "faults", "async", "ledger")
 MIB = 2**20
 REWARD = """
 def odd(completions, completion_ids, **columns):
@@ -163,15 +165,40 @@ def ranks(args: argparse.Namespace, scratch: Path) -> list[dict[str, Any]]:
     alone = recipe_of(args, scratch / "ranks", kernels="plain", threads=2)
     both = recipe_of(args, scratch / "ranks", kernels="plain", threads=1, learner=2)
     single, pair = in_turn({"1 process, 2 threads": alone, "2 ranks, 1 thread": both}, args)
-    peaks = [
+    time_row = ratio("2 ranks x 1 thread, step time over 1 process x 2 threads", 1.5, single, pair)
+    return [time_row, peaks("2 ranks, peak memory of a rank over that of one process", single, pair)]
+
+
+def memory(args: argparse.Namespace, scratch: Path) -> list[dict[str, Any]]:
+    """What sharding saves where weights and moments are most of the memory."""
+    large = argparse.Namespace(**{**vars(args), "model": "D", "repeats": 1})
+    alone = recipe_of(large, scratch / "memory", kernels="plain", threads=2)
+    both = recipe_of(large, scratch / "memory", kernels="plain", threads=1, learner=2)
+    single, pair = in_turn({"1 process": alone, "2 ranks": both}, large)
+    row = peaks("2 ranks, the same with 0.5 B parameters", single, pair)
+    row["detail"]["before a model, MiB"] = round(floor() / MIB)
+    return [row]
+
+
+def floor() -> int:
+    """The memory of a process that has imported what a rank needs, in bytes."""
+    code = (
+        "import transformers.models.llama.modeling_llama, torch.distributed.fsdp, trew.training.start;"
+        "from trew.utils.memory import used_bytes; print(used_bytes())"
+    )
+    return int(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
+
+
+def peaks(name: str, single: list[Measured], pair: list[Measured]) -> dict[str, Any]:
+    """Of medians over runs."""
+    one, rank, one_later, rank_later = (
         statistics.median(getattr(run, key) for run in side) for key in ("peak", "steps") for side in (single, pair)
-    ]
-    memory = {"name": "2 ranks, peak memory of a rank over that of one process", "value": peaks[1] / peaks[0],
-              "target": 0.65, "unit": "x", "detail": {
-                  "one process, MiB": round(peaks[0] / MIB), "rank, MiB": round(peaks[1] / MIB),
-                  "ratio after the first step": peaks[3] / peaks[2],
-              }}  # fmt: skip
-    return [ratio("2 ranks x 1 thread, step time over 1 process x 2 threads", 1.5, single, pair), memory]
+    )
+    return {
+        "name": name, "value": rank / one, "target": 0.65, "unit": "x",
+        "detail": {"one process, MiB": round(one / MIB), "rank, MiB": round(rank / MIB),
+                   "ratio after the first step": rank_later / one_later},
+    }  # fmt: skip
 
 
 def in_turn(recipes: dict[str, Path], args: argparse.Namespace) -> list[list[Measured]]:
@@ -353,8 +380,8 @@ def faults(args: argparse.Namespace, scratch: Path) -> list[dict[str, Any]]:
 
 
 MEASURED = {
-    "one": one, "ranks": ranks, "publish": publish, "faults": faults, "async": cluster_async.asynchronous,
-    "ledger": cluster_async.ledger,
+    "one": one, "ranks": ranks, "memory": memory, "publish": publish, "faults": faults,
+    "async": cluster_async.asynchronous, "ledger": cluster_async.ledger,
 }  # fmt: skip
 
 

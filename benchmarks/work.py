@@ -33,14 +33,17 @@ SHAPES: dict[str, dict[str, Any]] = {
     # Qwen2.5-0.5B: a large vocabulary on a small body
     "C": {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14,
           "num_key_value_heads": 2, "vocab_size": 151936, "tie_word_embeddings": True},
-    # its vocabulary on the body of A
+    # 503 M parameters, of which a tenth is the head: for memory
+    "D": {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 36, "num_attention_heads": 16,
+          "num_key_value_heads": 8, "vocab_size": 49152, "tie_word_embeddings": True},
+    # the vocabulary of C on the body of A
     "V": {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 6, "num_attention_heads": 8,
           "num_key_value_heads": 4, "vocab_size": 151936, "tie_word_embeddings": True},
     # for a quick look whether everything runs
     "tiny": {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
              "num_key_value_heads": 2, "vocab_size": 256, "tie_word_embeddings": True},
 }  # fmt: skip
-BATCHES = {"A": (16, 8), "B": (2, 8), "C": (16, 8), "tiny": (4, 8)}
+BATCHES = {"A": (16, 8), "B": (2, 8), "C": (16, 8), "D": (1, 2), "tiny": (4, 8)}
 """Prompts per step, completions per prompt."""
 
 MEAN_END = 40

@@ -92,14 +92,14 @@ def test_small_objects_do_not_come_to_lie_where_large_blocks_were():
 HOLES = """
 from trew.backends.cpu import arena as heap
 import torch
-from trew.utils.memory import used_bytes
+from trew.utils.memory import return_freed, used_bytes
 assert heap.keep_freed_memory()
 blocks = [torch.ones(1 << 20) for _ in range(50)]  # 4 MiB each
 full = used_bytes()
 blocks = blocks[::2]  # what is left lies between what was freed
 torch.ones(1 << 20)
 kept = used_bytes()
-heap.give_back_freed()
+return_freed()
 print((full - kept) >> 20, (full - used_bytes()) >> 20, all(bool((b == 1).all()) for b in blocks))
 """
 

@@ -51,13 +51,6 @@ def keep_freed_memory() -> bool:
     return kept
 
 
-def give_back_freed() -> None:
-    """The pages of all memory that is free now go to the operating system, wherever in the heap they lie; with another
-    C library than glibc none do."""
-    if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
-        trim(ctypes.c_size_t(0))
-
-
 def zeros(shapes: Sequence[Sequence[int]]) -> list[Tensor]:
     """Returns float32 zeros on the CPU that do not overlap. On Linux all lie in one separate mapping, whose pages take
     memory only once they are written."""

@@ -20,6 +20,7 @@ from ...rollout.torch_engine.decoder import Decoder, Decoding
 from ...rollout.torch_engine.plain import ForwardDecoder
 from ...rollout.torch_engine.sampler import Draw
 from ...types import Sampling
+from ...utils.memory import return_freed
 from . import arena, build
 from . import decoder as native
 from .arena import Arena
@@ -113,7 +114,7 @@ class CpuBackend:
     def release(self) -> None:
         """Frees memory that the learner shares, too: both allocate again when they need it."""
         self.arena.give_back()
-        arena.give_back_freed()
+        return_freed()
 
     def _turn(self) -> None:
         """From the learner to generation or back. The kernels' passes take arena and heap as generation leaves them.
