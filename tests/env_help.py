@@ -34,10 +34,10 @@ def chance(row, seed):
     yield str(random.random()) + reply.text
 
 
-def slow(row, seed, *, seconds=0.05):
+def slow(row, seed, *, seconds=0.05, turns=3):
     """Takes a time that depends on nothing."""
     rng = random.Random()
-    for turn in range(3):
+    for turn in range(turns):
         time.sleep(rng.random() * seconds)
         yield f"{seed % 1000} {turn}"
     return 1.0

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import env_help
 import tiny
@@ -22,11 +23,19 @@ from trew.rollout.engine import Capabilities, Finished, Lost, Request
 from trew.rollout.episodes import Episodes, Limits, environment_seed
 from trew.rollout.generate import generate
 from trew.rollout.torch_engine import TorchEngine
+from trew.rollout.torch_engine.decode import Schedule
 from trew.types import Prompt, Sampling, Span, Turn
 
 END = 258
 SPOKEN = tiny.tokenizer()  # not the one that must not see what was sampled
 HOW = Sampling(max_tokens=12)
+BACKEND: Any = None  # another decoder, and the widths that it needs
+
+
+def WIDTHS(kind):
+    return {}
+
+
 LIMITS = Limits(turns=6, tokens=512, observation=100)
 
 
@@ -317,7 +326,8 @@ def test_an_opening_that_leaves_no_room_fails_its_group(env):
 
 def real(hosts: Hosts, *, batch: int, kind: str = "llama") -> Episodes:
     renderer = Renderer(tiny.tokenizer(), stop=[*"abcdefghijklmnopqrstuvwxyzABCDEFGH0123456789"])
-    engine = TorchEngine(tiny.model(kind), renderer, batch=batch)
+    backend = None if BACKEND is None else BACKEND()
+    engine = TorchEngine(tiny.model(kind, **WIDTHS(kind)), renderer, batch=batch, backend=backend)
     return Episodes(engine, hosts, Bridges(renderer, most=64), limits=LIMITS, ends=renderer.stop_ids)
 
 
@@ -344,3 +354,70 @@ def test_turns_have_draws_of_their_own(env):
     several = [r for g in groups for r in g.rollouts if len(r.turns) > 1]
     assert several
     assert any(r.turns[0].token_ids[0] != r.turns[1].token_ids[0] for r in several)
+
+
+def kept(episodes: Episodes, monkeypatch) -> list[int]:
+    """Counts the tokens that rows go on with, of which nothing is computed again."""
+    found: list[int] = []
+    go_on = Schedule._found
+
+    def counted(schedule, prompt_ids, requests):
+        held = go_on(schedule, prompt_ids, requests)
+        found.append(len(held.ids) if held else 0)
+        return held
+
+    monkeypatch.setattr(Schedule, "_found", counted)
+    return found
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma2", "gpt2"])
+def test_a_cache_that_is_kept_gives_the_tokens_of_one_that_is_computed_again(env, kind, monkeypatch):
+    """And their log-probs are those of the model's own forward pass over the whole episode."""
+    hosts = env("slow", seconds=0.0, turns=5, size=2)
+    counts = kept(real(hosts, batch=4, kind=kind), monkeypatch)
+    episodes = real(hosts, batch=4, kind=kind)
+    groups = generate(episodes, prompts(3), n=3, sampling=HOW)
+    assert episodes.engine._schedule is None, "what is held is given back with its episode"
+    several = [r for g in groups for r in g.rollouts if len(r.turns) > 1]
+    assert several
+    assert kind != "llama" or max(len(r.turns) for r in several) == 5
+    assert sum(counts) > 0
+    monkeypatch.setattr(Schedule, "_hold", lambda *_: None)
+    again = generate(real(hosts, batch=4, kind=kind), prompts(3), n=3, sampling=HOW)
+    for a, b in zip(groups, again, strict=True):
+        for one, other in zip(a.rollouts, b.rollouts, strict=True):
+            assert one.token_ids.tolist() == other.token_ids.tolist()
+    for rollout in several:
+        ids = torch.tensor([[*rollout.prompt_ids, *rollout.token_ids]])
+        with torch.no_grad():
+            logits = tiny.model(kind, **WIDTHS(kind))(input_ids=ids).logits[0].log_softmax(-1)
+        begin = len(rollout.prompt_ids)
+        want = logits[begin - 1 : -1].gather(1, ids[0, begin:, None])[:, 0].numpy()
+        gap = np.abs(want - rollout.policy_logprobs)[rollout.sampled]
+        assert gap.max() <= 1e-4
+
+
+def test_too_many_held_rows_are_computed_again(env, monkeypatch):
+    """With one slot, one row is held; the others' caches are given back."""
+    counts: list[int] = []
+    hosts = env("slow", seconds=0.02, turns=5, size=2)
+    found = []
+    for batch in (1, 64):
+        counts = kept(real(hosts, batch=batch), monkeypatch)
+        groups = generate(real(hosts, batch=batch), prompts(2), n=3, sampling=HOW)
+        found.append([r.token_ids.tolist() for g in groups for r in g.rollouts])
+        if batch == 1:
+            assert 0 in counts[2:], "some were computed again"
+    assert found[0] == found[1]
+
+
+def test_new_weights_give_up_what_is_held(env):
+    episodes = real(env("faulty", kind="hang", timeout_s=60.0), batch=4)
+    [prompt] = prompts(1)
+    episodes.submit([Request("0", prompt, 0, HOW)])
+    while not (episodes.engine._schedule and episodes.engine._schedule.held):
+        episodes.poll(0.0)
+    assert episodes.engine._unfinished == set()
+    episodes.engine.version = 1
+    assert episodes.engine._schedule is None
+    episodes.cancel(["0"])

@@ -15,11 +15,13 @@ from .chat import Renderer
 @dataclass(frozen=True, slots=True)
 class Earlier:
     """What precedes a turn of an episode. ``ids``: the whole context, of which the last ``begin`` tokens follow the
-    prompt. ``longest``: the most tokens that the context of a later turn may have; 0 if none follows."""
+    prompt. ``longest``: the most tokens that the context of a later turn may have; 0 if none follows. ``beside``:
+    how many episodes are played at the same time."""
 
     ids: np.ndarray
     begin: int = 0
     longest: int = 0
+    beside: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -218,7 +218,7 @@ class Episodes:
         most = begun[0].request.sampling.max_tokens if begun else 0
         too_long = len(ids) + most > self.limits.tokens
         longest = self.limits.longest(len(ids), most) if self.limits.turns > 1 else 0
-        earlier = Earlier(ids, 0, longest)  # the same object for all: the engine computes it once
+        earlier = Earlier(ids, 0, longest, len(self._plays))  # the same object for all: the engine computes it once
         for play in opening.plays:
             play.ids, play.context, play.prompt = ids, ids, len(ids)
             if play in begun and too_long:
@@ -316,7 +316,7 @@ class Episodes:
         play.ids = ids
         more = len(play.turns) + 1 < self.limits.turns
         longest = self.limits.longest(play.prompt, reply) if more else 0
-        self._generate([play], Earlier(ids, len(ids) - play.prompt, longest))
+        self._generate([play], Earlier(ids, len(ids) - play.prompt, longest, len(self._plays)))
 
     def _failed(self, play: _Play, answer: Answer) -> None:
         uid = play.request.prompt.uid

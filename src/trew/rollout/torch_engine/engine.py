@@ -196,9 +196,11 @@ class TorchEngine:
         longest = max((queued.prompt_ids for queued in first), key=len)
         self._endings = Endings.of(self.renderer, sampling, ids=self.stop_ids)
         self._longest = max(queued.longest for queued in first)
+        # Other episodes will join: their environments only have not answered yet.
+        beside = max(queued.request.earlier.beside if queued.request.earlier else 0 for queued in first)
         work = Decoding(
-            slots=min(self.batch, len(first)), longest_prompt=self._longest, max_tokens=sampling.max_tokens,
-            autocast=self.autocast, tell=lambda text: say(self.messages, text),
+            slots=min(self.batch, max(len(first), beside)), longest_prompt=self._longest,
+            max_tokens=sampling.max_tokens, autocast=self.autocast, tell=lambda text: say(self.messages, text),
         )  # fmt: skip
         decoder, refused = choose(
             self._held, self.model, None if self.refused else self.backend, work, probe=longest.tolist(),
