@@ -105,7 +105,7 @@ def figures(run: PacedRun, bound: int) -> dict[str, Any]:
     return {
         "seconds": seconds, "generation": busy, "learning": seconds - waits, "waits": waits / seconds,
         "idle": statistics.mean(row.get("idle_s", 0.0) for row in rows) / seconds,
-        "slots idle": 1 - busy / seconds, "ages": {age: round(share, 3) for age, share in ages.items()},
+        "slots idle": max(0.0, 1 - busy / seconds), "ages": {age: round(share, 3) for age, share in ages.items()},
     }  # fmt: skip
 
 

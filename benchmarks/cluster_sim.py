@@ -32,16 +32,15 @@ import pyarrow.parquet
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+import cluster_limits
 import tiny
 from paced import Length, Pace, PacedRun, heavy_tailed_length, log_normal_length, run_paced
 from trew import __version__
 from trew.config import load
 from trew.estimate.simulation import Simulation, Work, best_split, drop_the_slow, log_normal, simulate
 from trew.estimate.virtual_servers import Servers
-from trew.rollout import codec
 from trew.rollout.sync import sampling
 from trew.rollout.vllm.engine import seed_of
-from trew.types import Group, Prompt, single_turn
 
 RESULTS = Path(__file__).parent / "results" / "cluster_sim.json"
 LIMIT = 0.10
@@ -211,21 +210,12 @@ def scale(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def limits(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """At 10,000 servers: groups, lines and bytes per second on rank 0."""
-    work = Work(80_000, 4, 1, 106.0, 5.0, LONG, steps=3, warm_up=1)
+    """At 10,000 servers: what the simulated run asks of rank 0, times what that was measured to cost."""
+    work = Work(80_000, 4, 1, 106.0, 5.0, LONG, steps=4, warm_up=2)
     found = row("10,000 servers, 80,000 prompts of 4", Servers(10_000, **H20), work)
-    groups = work.prompts / found["s per step"]
     tokens = int(LONG(np.random.default_rng(0), 100_000).mean())
-    ids, logprobs = np.arange(tokens), np.full(tokens, -1.0, np.float32)
-    one = single_turn(np.arange(200), ids, logprobs=logprobs, policy_logprobs=None, entropies=None, version=0,
-                      text="x" * 4 * tokens, finish_reason="stop")  # fmt: skip
-    size = len(codec.encode(Group(Prompt("p", text="x" * 800), (one,) * work.completions)))
-    # A token comes as its id and its log-prob in JSON text: about 6 and 40 characters.
-    return [found | {
-        "groups per s": groups, "completions per s": groups * work.completions,
-        "answers into rank 0, MB per s": groups * work.completions * tokens * 46 / 1e6,
-        "pending files, MB per s": groups * size / 1e6, "fsyncs per s at 128 groups each": groups / 128,
-    }]  # fmt: skip
+    run = cluster_limits.Traits(10_000, found["s per step"], work.prompts, work.completions, tokens)
+    return [found | {"groups per s": run.groups, "tokens of a completion": tokens}, *cluster_limits.rows(run)]
 
 
 # ------------------------------------------------------------------------------------------- beside published ones

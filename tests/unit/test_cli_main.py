@@ -9,7 +9,7 @@ from functools import partial
 
 import pytest
 
-from trew.cli.main import COMMANDS, expand_set
+from trew.cli.main import COMMANDS, expand_pairs
 
 
 @pytest.fixture
@@ -84,4 +84,4 @@ def test_explain_prints_and_plots(tmp_path, trew):
     ],
 )
 def test_one_set_takes_many(args, expanded):
-    assert expand_set(args) == expanded
+    assert expand_pairs(args) == expanded

@@ -142,27 +142,29 @@ def call(function: Callable[..., int | None], args: list[str], *, prog: str) -> 
     import tyro
 
     flat = tyro.conf.configure(tyro.conf.FlagCreatePairsOff, tyro.conf.UseAppendAction)(function)
-    return tyro.cli(flat, args=expand_set(args), prog=prog) or 0
+    return tyro.cli(flat, args=expand_pairs(args), prog=prog) or 0
 
 
-def expand_set(args: list[str]) -> list[str]:
-    """Expands ``--set a=1 b=2`` to ``--set a=1 --set b=2``: one flag takes every key=value that follows it.
+def expand_pairs(args: list[str]) -> list[str]:
+    """Expands ``--set a=1 b=2`` to ``--set a=1 --set b=2``: one flag takes every key=value that follows it. The same
+    for ``--rates``.
 
-    >>> expand_set(["r.toml", "--set", "a=1", "b=2", "--resume"])
+    >>> expand_pairs(["r.toml", "--set", "a=1", "b=2", "--resume"])
     ['r.toml', '--set', 'a=1', '--set', 'b=2', '--resume']
     """
     out: list[str] = []
-    in_set = waiting = False  # waiting: --set was read, its first key=value was not
+    flag, waiting = "", False  # waiting: the flag was read, its first key=value was not
     for arg in args:
-        if arg == "--set":
-            in_set = waiting = True
-        elif in_set and not arg.startswith("-") and (waiting or "=" in arg):
-            out += ["--set", arg]
+        if arg in ("--set", "--rates"):
+            out += [flag] if waiting else []
+            flag, waiting = arg, True
+        elif flag and not arg.startswith("-") and (waiting or "=" in arg):
+            out += [flag, arg]
             waiting = False
         else:
-            out += ["--set", arg] if waiting else [arg]
-            in_set = waiting = False
-    return [*out, "--set"] if waiting else out
+            out += [flag, arg] if waiting else [arg]
+            flag, waiting = "", False
+    return [*out, flag] if waiting else out
 
 
 def usage() -> str:

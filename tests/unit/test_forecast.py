@@ -1,0 +1,109 @@
+"""What trew plan --cluster forecasts: by the rates that were given, and with its assumptions named."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from recipe_help import recipe
+from test_estimate import saved
+from trew.cli.main import main
+from trew.estimate.forecast import Measured
+from trew.estimate.simulation import Work, log_normal, simulate
+from trew.estimate.virtual_servers import Servers
+
+RATES = ["token_s=0.02", "sequence_s=0.001", "update_s=3", "sync_s=0.5", "tokens=30", "sigma=0.7", "slots=16"]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    text = recipe(
+        saved(tmp_path, "smollm"), reward="arithmetic", rollout={"prompts": 8, "completions": 2, "max_tokens": 60},
+        objective={"preset": "grpo", "correction": "tis"}, cluster={"rollout": "vllm", "servers": 2, "staleness": 1},
+    )  # fmt: skip
+    (tmp_path / "recipe.toml").write_text(text)
+    return str(tmp_path / "recipe.toml")
+
+
+def planned(capsys: Any, *args: str, code: int = 0) -> str:
+    with pytest.raises(SystemExit) as ended:
+        main(["plan", *args])
+    shown = capsys.readouterr()
+    assert ended.value.code == code, shown.err
+    return shown.out if not code else " ".join(shown.err.split())
+
+
+def test_given_rates_are_simulated(path, capsys):
+    found = json.loads(planned(capsys, path, "--cluster", "--json", "--rates", *RATES))["forecast"]
+    assert sorted(found["forecasts"]) == ["0", "1", "2", "4"]
+    assert {rate["source"] for rate in found["rates"].values()} == {"given"}
+    lengths = log_normal(30, 0.7, 60)
+    expected = simulate(Servers(2, 16, 0.02, 0.001), Work(8, 2, 1, 3.0, 0.5, lengths, steps=26, warm_up=6))
+    assert found["forecasts"]["1"]["seconds"] == expected.seconds
+
+
+def test_the_text_names_every_assumption(path, capsys):
+    out = planned(capsys, path, "--cluster", "--gpus", "8", "--gpu-gib", "80", "--rates", "update_s=3")
+    assert "<- this recipe" in out
+    assert "given; seconds that the learner" in out
+    assert "assumed: 40% of an H100's memory bandwidth" in out
+    assert "assumed: a third of rollout.max_tokens" in out
+    assert "may be wrong by a factor" in out
+    assert "may be wrong" not in planned(capsys, path, "--cluster", "--rates", *RATES)
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--rates", "tokens=3"], "--rates: has no effect without --cluster"),
+        (["--like", "runs/x"], "--like: has no effect without --cluster"),
+        (["--cluster", "--rates", "speed=3", "slots=0", "sigma=x"], "got 'speed', accepts token_s (seconds of"),
+        (["--cluster", "--rates", "speed=3", "slots=0", "sigma=x"], "got slots=0, accepts a number of at least 1"),
+        (["--cluster", "--rates", "speed=3", "slots=0", "sigma=x"], "got sigma=x, accepts"),
+        (["--cluster", "--like", "nowhere"], "--like: nowhere cannot be read"),
+        (["--cluster", "--rates", "tokens=3", "--set", "cluster.rollout='embedded'", "cluster.servers=0",
+          "cluster.staleness=0"], "forecasts are for runs on servers"),
+    ],
+)  # fmt: skip
+def test_wrong_flags_are_refused(path, capsys, flags, said):
+    assert said in planned(capsys, path, *flags, code=2)
+
+
+def a_run(folder: Path, text: str, *, waited: bool) -> Path:
+    """The files that a forecast reads of a run: 3 groups of 2, two steps."""
+    run = folder / "run"
+    (run / "rollouts").mkdir(parents=True)
+    (run / "config.toml").write_text(text)
+    rows = [{"step": step, "seconds": 9.0 + step} | ({"waited_s": 2.0} if waited else {}) for step in range(3)]
+    (run / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    sampled = [[True] * n for n in (3, 4, 10, 12)] + [[False, True, True]] * 2  # the last: two of three were sampled
+    table = {"step": [1, 1, 1, 1, 2, 2], "group": [0, 0, 1, 1, 0, 0], "sampled": sampled}
+    pq.write_table(pa.table(table), run / "rollouts" / "000001.parquet")
+    return run
+
+
+@pytest.mark.parametrize("waited", [True, False])
+def test_an_earlier_run_gives_lengths_by_group_and_the_learners_seconds(path, tmp_path, capsys, waited):
+    run = a_run(tmp_path, Path(path).read_text(), waited=waited)
+    found = Measured.of(run)
+    assert [lengths.tolist() for lengths in found.groups] == [[3, 4], [10, 12], [2, 2]]
+    assert found.update_s == (pytest.approx(8.5 / 16) if waited else None)
+    drawn = [sorted(found.draw(np.random.default_rng(seed), 2).tolist()) for seed in range(30)]
+    assert {tuple(each) for each in drawn} == {(3, 4), (10, 12), (2, 2)}, "completions of different prompts are mixed"
+    out = planned(capsys, path, "--cluster", "--like", str(run), "--rates", "token_s=1", "sequence_s=0", "sync_s=0")
+    assert "3 groups of" in out
+    assert ("measured in" in out) == waited
+
+
+def test_a_run_without_servers_has_no_forecast(path, capsys):
+    out = planned(
+        capsys, path, "--cluster", "--set", "cluster.rollout='embedded'", "cluster.servers=0", "cluster.staleness=0",
+        "objective.correction='none'",
+    )  # fmt: skip
+    assert "forecast" not in out
