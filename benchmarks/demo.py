@@ -1,9 +1,10 @@
 """The demo over several seeds: what the README's table and picture show.
 
-    python benchmarks/demo.py --seeds 0 1 2
+    python benchmarks/demo.py --seeds 0 1 2 [--task guess]
 
 Runs ``trew demo`` once per seed as a separate process, then writes benchmarks/results/demo.json (figures, machine,
-versions, date) and docs/images/demo.svg (training accuracy per step, held-out accuracy with 95 % interval).
+versions, date) and docs/images/demo.svg (training accuracy per step, held-out accuracy with 95 % interval); for another
+task than arithmetic, demo-TASK.json and demo-TASK.svg.
 """
 
 from __future__ import annotations
@@ -22,28 +23,35 @@ from typing import Any
 from trew.runs.report import Series, line_chart, load_run, running_mean
 
 ROOT = Path(__file__).parents[1]
+TITLES = {
+    "arithmetic": "trew demo: GRPO teaches SmolLM2-135M arithmetic",
+    "guess": "trew demo --task guess: GRPO teaches SmolLM2-135M to heed hints",
+}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "demo-seeds", help="where the run folders go")
+    parser.add_argument("--task", default="arithmetic", help="of trew demo")
+    parser.add_argument("--runs", type=Path, help="where the run folders go; runs/demo-seeds, or runs/TASK-seeds")
     parser.add_argument("--draw-only", action="store_true", help="use the run folders that are there")
     args = parser.parse_args()
+    name = "demo" if args.task == "arithmetic" else f"demo-{args.task}"
+    runs = args.runs or ROOT / "runs" / f"{name}-seeds"
     rows = []
     for seed in args.seeds:
-        folder = args.runs / str(seed)
+        folder = runs / str(seed)
         if not args.draw_only:
-            args.runs.mkdir(parents=True, exist_ok=True)
+            runs.mkdir(parents=True, exist_ok=True)
             start = time.monotonic()
-            command = [sys.executable, "-m", "trew", "demo", "--seed", str(seed), "--out", str(folder), "--overwrite"]
-            subprocess.run(command, check=True)
+            command = [sys.executable, "-m", "trew", "demo", "--task", args.task, "--seed", str(seed)]
+            subprocess.run([*command, "--out", str(folder), "--overwrite"], check=True)
             (folder / "wall.json").write_text(json.dumps({"wall_seconds": time.monotonic() - start}))
         rows.append(figures(folder))
         print(json.dumps(rows[-1]))
-    draw([args.runs / str(seed) for seed in args.seeds])
+    draw([runs / str(seed) for seed in args.seeds], TITLES[args.task], ROOT / "docs" / "images" / f"{name}.svg")
     result = {"date": datetime.date.today().isoformat(), "machine": machine(), "rows": rows}
-    (ROOT / "benchmarks" / "results" / "demo.json").write_text(json.dumps(result, indent=2) + "\n")
+    (ROOT / "benchmarks" / "results" / f"{name}.json").write_text(json.dumps(result, indent=2) + "\n")
     print(table(rows))
 
 
@@ -71,7 +79,7 @@ def table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def draw(folders: list[Path]) -> None:
+def draw(folders: list[Path], title: str, out: Path) -> None:
     series = []
     for number, folder in enumerate(folders):
         run = load_run(folder)
@@ -82,11 +90,10 @@ def draw(folders: list[Path]) -> None:
         label = "" if number else "held out, 95 %"
         series.append(Series(label, at, mean, low, high, style="points", colour=number))
     picture = line_chart(
-        series, title="trew demo: GRPO teaches SmolLM2-135M arithmetic", x_label="step", y_label="accuracy",
-        y_range=(0, 1),
+        series, title=title, x_label="step", y_label="accuracy", y_range=(0, 1),
     )  # fmt: skip
-    (ROOT / "docs" / "images").mkdir(exist_ok=True)
-    (ROOT / "docs" / "images" / "demo.svg").write_text(picture)
+    out.parent.mkdir(exist_ok=True)
+    out.write_text(picture)
 
 
 def machine() -> dict[str, Any]:

@@ -115,3 +115,9 @@ def test_equal_seeds_give_equal_episodes(environment):
     first, second = told(3)
     assert first == second
     assert environment is guess or told(4)[0] != first
+
+
+def test_random_hints_say_nothing_about_the_number():
+    """The control: who heeds random hints hits no more often than blind guesses do."""
+    hits = sum(play(guess({}, seed, hints="random"), halving())[0][-1] == 1.0 for seed in range(900))
+    assert hits / 900 < 0.5

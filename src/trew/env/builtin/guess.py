@@ -5,18 +5,28 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from ..protocol import Episode, Say
 
 
-def guess(row: Mapping[str, Any], seed: int, *, largest: int = 9, turns: int = 4, inside: float = 0.1) -> Episode:
+def guess(
+    row: Mapping[str, Any],
+    seed: int,
+    *,
+    largest: int = 9,
+    turns: int = 4,
+    inside: float = 0.1,
+    hints: Literal["true", "random"] = "true",
+) -> Episode:
     """The policy guesses a number from 1 to ``largest`` in at most ``turns`` guesses, told "higher" or "lower".
 
     A hit earns 1. Any other guess earns ``inside`` where it was still possible by what the policy had been told, and 0
-    elsewhere: halving what is left needs 4 guesses for 9 numbers, blind guesses hit 4 times in 9.
+    elsewhere. Halving what is left needs 4 guesses for 9 numbers; blind guesses hit 4 times in 9. ``hints = "random"``
+    is the control: there is nothing in it to learn from but to guess without repeats.
     """
-    number = random.Random(seed).randint(1, largest)
+    rng = random.Random(seed)
+    number = rng.randint(1, largest)
     low, high, earned = 1, largest, 0.0
     reply = yield Say(_opening(largest), state=f"{low}-{high}")
     for turn in range(turns):
@@ -26,9 +36,11 @@ def guess(row: Mapping[str, Any], seed: int, *, largest: int = 9, turns: int = 4
         hint, earned = "Say only a number.", 0.0
         if said is not None:
             hint = "higher" if said < number else "lower"
+            if hints == "random":
+                hint = rng.choice(["higher", "lower"])
             if low <= said <= high:
                 earned = inside
-                low, high = (said + 1, high) if said < number else (low, said - 1)
+                low, high = (said + 1, high) if hint == "higher" else (low, said - 1)
         if turn < turns - 1:
             reply = yield Say(({"role": "user", "content": hint},), reward=earned, state=f"{low}-{high}")
     return {"reward": earned, "guesses": turns}
