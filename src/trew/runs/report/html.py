@@ -12,6 +12,7 @@ from typing import Any
 from ...errors import output_file
 from ...utils.secrets import redact, secrets
 from . import page
+from .conversation import Said, conversation
 from .read import RunData, load_run, load_samples, sample_steps
 from .svg import Series, line_chart, running_mean
 from .text import number, shorten
@@ -50,6 +51,7 @@ class _ShownCompletion:
     when: str
     text: str
     facts: tuple[tuple[str, str], ...]
+    said: tuple[Said, ...] = ()  # of an episode, instead of its text
 
 
 @dataclass(frozen=True, slots=True)

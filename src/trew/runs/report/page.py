@@ -30,6 +30,9 @@ th{color:var(--muted);font-weight:500;white-space:nowrap}
 .pair{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,420px),1fr));gap:6px 18px}
 pre{margin:4px 0;padding:8px 10px;background:var(--soft);border-radius:6px;white-space:pre-wrap;overflow-wrap:anywhere;
 font:13px/1.45 ui-monospace,monospace}
+.said{display:grid;grid-template-columns:max-content 1fr;gap:2px 10px;margin:4px 0}
+.said>*{min-width:0;overflow-wrap:anywhere}.who{color:var(--muted)}.words{white-space:pre-wrap}
+.policy{background:var(--soft);border-radius:6px;padding:1px 8px}
 .tag{display:inline-block;margin-right:10px;color:var(--muted)}.tag b{color:var(--ink);font-weight:600}
 .note{border-left:3px solid #c2410c;padding:2px 0 2px 10px}
 details{margin:8px 0}summary{cursor:pointer}

@@ -21,6 +21,7 @@ from . import safe_files
 _STEPS = 2**53  # whole numbers below it are exact in a float
 _IDENTITY = ("step", "uid", "sample", "prompt", "columns")
 _ANSWER = ("completion", "score", "status", "parts", "extracted", "finish_reason", "token_ids")
+_EPISODE = ("turns", "ending", "rollout_error")  # of runs with an environment; older folders lack some of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +166,9 @@ def load_samples(folder: Path, *, kind: str, step: int | None = None, most: int 
             there = {field.name: field.type for field in file.schema_arrow}
             if any(there.get(name) != kind for name, kind in wanted.items()):
                 return []
+            episode = {name: schema().field(name).type for name in _EPISODE if name in schema().names}
+            if all(there.get(name) == kind for name, kind in episode.items()):
+                wanted |= episode
             batch = next(file.iter_batches(batch_size=most, columns=list(wanted)), None)
             rows = [] if batch is None else batch.to_pylist()
     except (OSError, pa.ArrowException, ValueError):  # damage may show only once the rows are read
