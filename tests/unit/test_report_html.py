@@ -5,6 +5,7 @@ import hashlib
 import json
 import math
 
+import numpy as np
 import pytest
 
 from report_help import HOSTILE, Elements, make
@@ -12,6 +13,7 @@ from trew.errors import DataError
 from trew.runs import RunFolder
 from trew.runs.report import load_run, render_report, write_report
 from trew.runs.report.text import number, shorten, visible
+from trew.types import Group, Prompt, Rollout, Score, ScoredGroup, Span, Turn
 
 
 @pytest.mark.parametrize("evals", [True, False])
@@ -135,3 +137,46 @@ def test_text_helpers():
     assert number(math.nan) == "–"
     assert number(0.00012345) == "0.000123"
     assert visible("naïve 日本 👩‍🚀 x²") == "naïve 日本 👩‍🚀 x²"
+
+
+def test_an_episode_is_shown_as_a_conversation(tmp_path):
+    said = ({"role": "user", "content": "Guess <b>my</b> number."},)
+    again = ({"role": "user", "content": "higher"},)
+    call = {"function": {"name": "search", "arguments": {"query": "seven"}}}
+    group = episode(
+        turn(said, "5", reward=0.1), turn(again, "7", calls=(call,), reward=1.0, metrics={"moves": 2.0}), ending="done"
+    )
+    folder = make(tmp_path / "a", evals=False)
+    with RunFolder.open(folder, overwrite=True) as run:
+        run.write_config("model = 'm'\nsteps = 1\n")
+        run.log({"step": 1, "reward": 1.0})
+        run.write_rollouts(1, [ScoredGroup(group, (Score(1.1),))])
+    text = " ".join(" ".join(Elements(render_report([load_run(folder)])).text).split())
+    assert "Guess <b>my</b> number. policy 5 reward 0.1 user higher policy 7" in text
+    assert "call search(query='seven')" in text
+    assert "moves 2" in text
+
+
+def test_a_failed_episode_shows_its_traceback(tmp_path):
+    group = episode(turn(({"role": "user", "content": "hi"},), "5"), ending="failed", error="raised: ValueError: no")
+    folder = make(tmp_path / "a", evals=False)
+    with RunFolder.open(folder, overwrite=True) as run:
+        run.write_config("model = 'm'\nsteps = 1\n")
+        run.log({"step": 1, "reward": 1.0})
+        run.write_rollouts(1, [ScoredGroup(group, (Score(None, "environment_error"),))])
+    text = " ".join(" ".join(Elements(render_report([load_run(folder)])).text).split())
+    assert "episode ended by failed" in text
+    assert "raised: ValueError: no" in text
+
+
+def turn(messages, text, **known):
+    zeros = np.zeros(2, np.float32)
+    spans = (Span(0, 0, 2),)
+    return Turn(
+        np.zeros(3, np.int64), np.ones(2, np.int64), zeros, zeros, zeros, spans, text, "stop", "s", messages, **known
+    )
+
+
+def episode(*turns, ending, error=""):
+    status = "finished" if ending == "done" else "failed"
+    return Group(Prompt("p", text="row"), (Rollout(turns, status, error, ending),))

@@ -68,6 +68,8 @@ def _message(message: Mapping[str, Any]) -> tuple[str, str]:
 
 def _call(call: Mapping[str, Any]) -> str:
     """A tool call as code: ``search(query="x")``."""
+    inner = call.get("function")
+    call = inner if isinstance(inner, Mapping) else call  # as chat messages have it
     arguments = call.get("arguments")
     given = arguments.items() if isinstance(arguments, Mapping) else ()
     return f"{call.get('name', '')}({', '.join(f'{key}={value!r}' for key, value in given)})"

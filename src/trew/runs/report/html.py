@@ -52,6 +52,7 @@ class _ShownCompletion:
     text: str
     facts: tuple[tuple[str, str], ...]
     said: tuple[Said, ...] = ()  # of an episode, instead of its text
+    said: tuple[Said, ...] = ()  # of an episode, instead of its text
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,7 +321,10 @@ def _answer(row: Mapping[str, Any], when: str) -> _ShownCompletion:
         facts.append(("status", row["status"]))
     if row["extracted"] is not None:
         facts.append(("read as", shorten(row["extracted"], 80)))
-    facts.append(("tokens", str(len(row["token_ids"] or ()))))
+    turns = row.get("turns") or ()
+    facts.append(("tokens", str(sum(turn["sampled"] for turn in turns) if turns else len(row["token_ids"] or ()))))
     if row["finish_reason"] != "stop":
         facts.append(("ended by", row["finish_reason"]))
-    return _ShownCompletion(when, shorten(row["completion"] or ""), tuple(facts))
+    if row.get("ending") not in ("", "done", None):
+        facts.append(("episode ended by", row["ending"]))
+    return _ShownCompletion(when, shorten(row["completion"] or ""), tuple(facts), conversation(row))
