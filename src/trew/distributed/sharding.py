@@ -14,7 +14,6 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from ..learner.recompute import layers
 from ..models.precision import converts_weights
 from ..models.sharded import copy_into
-from ..utils.memory import return_freed
 from .ranks import Place, Ranks
 
 
@@ -86,7 +85,6 @@ def gathered(model: Any) -> Iterator[None]:
             module.reshard()
         for module in modules[1:]:  # the root's stay gathered between forward and backward
             module.set_reshard_after_forward(True, recurse=False)
-        return_freed()  # the learner needs blocks of other sizes
 
 
 def _sharded(model: Any) -> Iterator[FSDPModule]:
