@@ -25,7 +25,7 @@ from trew.weights import InPlace, WeightSync
 SOURCE = Path(__file__).parents[2] / "src" / "trew"
 FILES = (
     "learner/parallel.py", "learner/policy.py", "learner/runner.py", "models/backend.py", "rollout/engine.py",
-    "rollout/source.py", "rollout/torch_engine/decoder.py", "weights/sync.py",
+    "rollout/source.py", "rollout/torch_engine/decoder.py", "rollout/torch_engine/resuming.py", "weights/sync.py",
 )  # fmt: skip
 
 

@@ -80,7 +80,7 @@ class _Held:
 
 
 class CompiledDecoder:
-    """Runs rows of completions through a model; see :class:`trew.rollout.torch_engine.decoder.ResumingDecoder`. Logits
+    """Runs rows of completions through a model; see :class:`trew.rollout.torch_engine.resuming.ResumingDecoder`. Logits
     are float32. ``positions``: maximum number of tokens of a row. ``arena``: holds the cache and the head's weights,
     and must stay leased while the decoder is in use; ``apart``: the layers' weights are there too, not in the heap.
     """

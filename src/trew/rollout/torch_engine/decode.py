@@ -16,7 +16,8 @@ from torch import Tensor
 from ...errors import NumericsError
 from ...types import Sampling
 from ..engine import Request
-from .decoder import Decoder, ResumingDecoder
+from .decoder import Decoder
+from .resuming import ResumingDecoder
 from .sampler import Draw, row_key
 
 
