@@ -54,7 +54,8 @@ SUITES = (  # in the order in which they run; seconds of each that a mutant is g
     ("tests/oracle", 5.0),
 )
 PATHS = ("tests/golden", *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "tests/unit").glob("test_objective*.py")),
-         "src/trew/objective", "tests/property/test_objective_identities.py", "tests/oracle")  # fmt: skip
+         "src/trew/objective", "tests/property/test_objective_identities.py", "tests/property/test_objective_turns.py",
+         "tests/oracle")  # fmt: skip
 FOREVER = 1e6
 STAGES = ("tests/unit", ("tests/golden", "src"), ("tests/property", "tests/oracle"))
 NOTHING: dict[str, Any] = {"lines": {}, "seconds": {}, "failing": []}
