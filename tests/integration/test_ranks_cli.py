@@ -15,9 +15,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from forks import Command, Server
+from forks import Command, Server, wait_for
 from ranks_help import free_port, variables
 from recipe_help import run_folder
+from trew.distributed.pulse import FOLDER, Watch
 
 REWARD = """
 import time
@@ -67,13 +68,15 @@ def folder(tmp_path_factory) -> Path:
     return run_folder(tmp_path_factory.mktemp("ranks"), RECIPE, reward=REWARD)
 
 
-def start(server: Server, folder: Path, size: int, *args: str, hold: dict[int, str] | None = None) -> list[Command]:
+def start(
+    server: Server, folder: Path, size: int, *args: str, hold: dict[int, str] | None = None, **env: str
+) -> list[Command]:
     """The ranks of a run, as torchrun would start them."""
     port, asked = free_port(), f"cluster.learner={size}"
     return [
         server.start(
             "train", "r.toml", *args, "--set", asked, cwd=folder, hold=(hold or {}).get(rank, ""),
-            **(variables(rank, size, port) if size > 1 else {}),
+            **(variables(rank, size, port) if size > 1 else {}), **env,
         )
         for rank in range(size)
     ]  # fmt: skip
@@ -219,6 +222,23 @@ def test_a_driver_that_is_killed_leaves_no_rank_behind(server, folder, pair):
     assert "the connection to another rank broke" in ranks[1].text()
     run(server, folder, 2, "--out", "driver", "--resume")
     same_run(folder, pair, "driver", exact=True)
+
+
+def test_ranks_that_hang_print_where_and_are_ended(server, folder, pair, tmp_path):
+    """A rank that stands still, beside one that waits for it, as the process that starts ranks sees them."""
+    told: list[str] = []
+    shared = {FOLDER: str(tmp_path)}
+    ranks = start(server, folder, 2, "--out", "hanging", hold={1: "trew.training.loop:update:3"}, **shared)
+    ranks[1].held()
+    pulses = [tmp_path / "pulse-0", tmp_path / "pulse-1"]
+    wait_for(lambda: all(path.exists() and time.time() - path.stat().st_mtime > 1 for path in pulses), ranks[0].text)
+    with Watch(tmp_path, 1.0, told.append):
+        assert [rank.wait() for rank in ranks] == [-signal.SIGABRT, -signal.SIGABRT], told
+    assert told[0].startswith("no progress for 1 s (cluster.hang_s) on rank 0, 1; each prints where it is")
+    assert "most recent call first" in ranks[1].text()
+    assert "in held" in ranks[1].text()
+    run(server, folder, 2, "--out", "hanging", "--resume")
+    same_run(folder, pair, "hanging", exact=True)
 
 
 def test_ranks_that_are_stopped_save_and_go_on_to_the_bit(server, folder, pair):
