@@ -231,7 +231,11 @@ def disturb(
                 started[int(victim[-1])].kill(signal.SIGKILL)
                 break
     dying = time.monotonic()
-    codes = [rank.wait() for rank in started]  # the others notice, and end
+    while not all(rank.ended() for rank in started):  # the others notice, and end
+        time.sleep(0.01)
+        if time.monotonic() - dying > STALL_S:
+            stalled(started, f"after a kill a rank did not end within {STALL_S:g} s")
+    codes = [rank.wait() for rank in started]
     text = started[0].text()
     if any(codes) and -signal.SIGKILL not in codes and "no server is left" not in text:
         sys.exit(f"a run ended with codes {codes}:\n{text[-4000:]}\n{started[1].text()[-2000:]}")
@@ -251,11 +255,16 @@ class Pause:
         paused = time.monotonic() - self._since
         self.longest = max(self.longest, paused)
         if paused > STALL_S:
-            for rank in started:
-                rank.kill(signal.SIGABRT)
-            for rank in started:
-                rank.wait()
-            sys.exit(f"no line in the ledger for {STALL_S:g} s:\n" + "\n".join(rank.text() for rank in started))
+            stalled(started, f"no line in the ledger for {STALL_S:g} s")
+
+
+def stalled(started: list[Command], why: str) -> None:
+    """Ends the benchmark with the stacks of all ranks that still run."""
+    for rank in started:
+        if not rank.ended():
+            rank.kill(signal.SIGABRT)
+        rank.wait()
+    sys.exit(f"{why}:\n" + "\n".join(rank.text() for rank in started))
 
 
 def size_of(run: Path) -> int:

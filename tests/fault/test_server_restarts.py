@@ -9,7 +9,8 @@ import pytest
 
 from forks import wait_for
 from trew.errors import EngineError
-from trew.rollout.engine import Lost, Request
+from trew.rollout.engine import Finished, Lost, Request
+from trew.rollout.shared import SharedEngine
 from trew.rollout.vllm.engine import VllmEngine
 from vllm_help import PROMPTS, SAMPLING, House, made, only
 
@@ -116,9 +117,11 @@ def test_what_a_server_answers_after_it_was_given_up_says_nothing_about_the_next
     two.fakes[0].faults.status = 500
     engine.submit([Request("refused", PROMPTS[1], 0, SAMPLING)])
     assert [report.id for report in engine.poll()] == ["refused"]
-    assert engine.servers[0].version == 0, "it has been restarted"
+    engine.submit([Request("next", PROMPTS[2], 0, SAMPLING)])
+    wait_for(lambda: engine.poll(0.01) == [] and engine.servers[0].version == 0)  # it has been restarted
     two.fakes[0].faults.hangs = False
-    (late,) = engine.poll()
+    late, following = sorted(engine.poll() + engine.poll(), key=lambda report: report.id == "next")
+    assert isinstance(following, Finished)
     assert isinstance(late, Lost)
     assert (engine.servers[0].bad, engine.servers[0].version) == (0, 0)
     assert engine.counts == {"lost": 2}
@@ -141,11 +144,43 @@ def test_a_restart_in_the_background_that_fails_is_tried_again_at_the_next_updat
     assert restart.asked == [0, 0]
 
 
+def test_while_all_servers_are_restarted_a_poll_with_a_limit_returns_in_time_and_the_run_can_end(two):
+    """As in an asynchronous run, whose end must not wait for servers that take half an hour to load."""
+    restart = Restarts(two)
+    shared = SharedEngine(two.engine(restart=restart))
+    engine = shared.view("ahead")
+    for fake in two.fakes:
+        fake.faults.dies_after = 3
+    engine.submit([Request("one", PROMPTS[0], 0, SAMPLING)])
+    until = time.monotonic() + 60
+    while {*restart.asked} != {0, 1} and time.monotonic() < until:
+        for lost in engine.poll(0.2):
+            engine.submit([Request(lost.id, PROMPTS[0], 0, SAMPLING)])
+    assert {*restart.asked} == {0, 1}
+    closing = threading.Thread(target=shared.close, daemon=True)
+    closing.start()
+    closing.join(15)  # restarts would be waited for for twice as long
+    assert not closing.is_alive()
+    restart.allowed.set()
+
+
+def test_requests_wait_for_servers_that_come_back(two):
+    restart = Restarts(two)
+    engine = two.engine(restart=restart)
+    expected = made(engine)
+    for fake in two.fakes:
+        fake.faults.dies_after = 3
+    threading.Timer(0.5, restart.allowed.set).start()
+    assert made(engine) == expected
+    assert restart.asked in ([0, 1], [1, 0])
+
+
 def test_a_restart_that_fails_is_told_with_its_cause(two):
     def restart(number: int) -> None:
         raise EngineError(f"server {number} ended: exit code 1; its log: out of memory")
 
     engine = only(two, 0, restart=restart)
     two.fakes[0].faults.dies_after = 3
-    with pytest.raises(EngineError, match="its log: out of memory"):
+    with pytest.raises(EngineError, match=r"no server is left.*its log: out of memory"):
         made(engine)
+    assert sum("out of memory" in line for line in two.told) == 2, "it was tried twice"

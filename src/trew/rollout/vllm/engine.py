@@ -83,8 +83,9 @@ class VllmEngine:
     completions.
 
     A server that fails is not used before an update has succeeded again: its requests are Lost. With ``restart``, one
-    that died or hung is restarted and updated in the background, while the others go on. Once there is no server left
-    these are waited for, and all are tried again; EngineError where that fails, or without ``restart``.
+    that died or hung is restarted and updated in the background, while the others go on. While no server is left,
+    requests wait for these; when they have failed, all servers are restarted once more. EngineError where that fails,
+    or without ``restart``.
     """
 
     capabilities = Capabilities(reproducible=False, entropies=False, untruncated_logprobs=False, in_flight_updates=True)
@@ -107,6 +108,7 @@ class VllmEngine:
         self._in_flight = in_flight
         self._newest: Published | None = None
         self._revivals: dict[Server, Revival] = {}  # servers that are on their way back
+        self._retried = False  # all servers, since the last one was lost
         self.renderer, self.facts = renderer, facts
         self.request_timeout_s, self.sync_timeout_s, self.tell = request_timeout_s, sync_timeout_s, tell
         self.counts: Counter[str] = Counter()
@@ -146,7 +148,7 @@ class VllmEngine:
             taken.add(request.id)
         # Everything is checked before the engine's state changes: a refused call must leave nothing behind.
         flights = list(self._grouped(requests))
-        self._require_a_server()
+        self._await_a_server(time.monotonic())
         self._waiting += flights
         self._unfinished |= taken
         self._dispatch()
@@ -155,6 +157,8 @@ class VllmEngine:
         until = None if timeout_s is None else time.monotonic() + timeout_s
         try:
             while self._unfinished and not self._reports:
+                self._await_a_server(until)
+                self._dispatch()  # what waits for a server that has just come back
                 wait = None if until is None else max(0.0, until - time.monotonic())
                 for flight, found in self._answers(wait):
                     self._reports += self._land(flight, found)
@@ -260,8 +264,7 @@ class VllmEngine:
             self._blame(server, error, reason, len(flight.requests))
         lost = [request.id for request in flight.requests if request.id in self._unfinished]
         self._unfinished.difference_update(lost)
-        self._recover()
-        self._require_a_server()
+        self._await_a_server(time.monotonic())
         return [Lost(each, reason) for each in lost]
 
     def _blame(self, server: Server, error: EngineError, reason: str, completions: int) -> None:
@@ -328,18 +331,28 @@ class VllmEngine:
                 server.version, server.bad, server.gap = revival.published.version, 0, revival.gap
                 self.tell(f"server {server.endpoint}: is back, and has the weights of version {server.version}")
 
-    def _recover(self) -> None:
-        """If no server is left, waits for those that are being restarted, and then tries every one."""
-        self._await_revivals()
-        if not self._usable() and self._restart is not None and self._newest is not None:
-            self._bring_up(self._newest, self.servers)
-            self._await_revivals()
+    def _await_a_server(self, until: float | None) -> None:
+        """Where no server is left, waits until that time for those on their way back; when these have failed, restarts
+        all once more. Raises EngineError where no server can come back any more."""
+        while not self._usable():
+            if self._revivals:
+                left = _LOOK_S if until is None else min(_LOOK_S, until - time.monotonic())
+                if left <= 0:
+                    return
+                self._await_a_revival(left)
+            elif self._retried or self._restart is None or any(server.asleep for server in self.servers):
+                self._retried = False
+                self._require_a_server()
+            else:
+                self._retried = True
+                for server in self.servers:
+                    self._revive(server)
+        self._retried = False
 
-    def _await_revivals(self) -> None:
-        """If no server is left, waits for the first of those that are being restarted."""
-        while not self._usable() and self._revivals:
-            next(iter(self._revivals.values())).wait(_LOOK_S)
-            self._welcome()
+    def _await_a_revival(self, seconds: float = _LOOK_S) -> None:
+        """Waits for one of the servers on their way back, and uses those that have come back."""
+        next(iter(self._revivals.values())).wait(seconds)
+        self._welcome()
 
     def update(self, published: Published) -> None:
         """Updates all servers to these weights, including those that have failed before, and uses those that have them.
@@ -358,7 +371,8 @@ class VllmEngine:
         self._newest = published
         self._bring_up(published, [server for server in behind if server not in self._revivals])
         self._version = published.version
-        self._await_revivals()
+        while not self._usable() and self._revivals:
+            self._await_a_revival()
         oldest = min((flight.since for flight in self._flights), default=self._version)
         self._labels = {label: version for label, version in self._labels.items() if version >= oldest}
         self._require_a_server()
@@ -373,8 +387,7 @@ class VllmEngine:
         """Has all servers give up their memory, so that others may use their GPUs until the next :meth:`update`; one
         that keeps it is ended. Raises EngineError where a server cannot be ended."""
         while self._revivals:  # they take memory too, and would be nowhere if they were ended each time
-            next(iter(self._revivals.values())).wait(_LOOK_S)
-            self._welcome()
+            self._await_a_revival()
         awake = [server for server in self.servers if not server.asleep]
         if awake:
             with ThreadPoolExecutor(len(awake), thread_name_prefix="trew-sleep") as threads:
