@@ -44,6 +44,11 @@ CONFIGS = [
 ]  # fmt: skip
 
 
+@pytest.fixture(autouse=True)
+def token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TREW_REWARDS_TOKEN", TOKEN)
+
+
 def configs(folder: Path) -> list[RewardConfig]:
     folder.mkdir(exist_ok=True)
     (folder / "f.py").write_text(FILE)
@@ -112,7 +117,7 @@ def run(tmp_path: Path) -> Iterator[RewardSet]:
 
 def test_scores_are_those_of_the_run_without_hosts(here, pair, run):
     """To the bit; and the hosts did the work: functions here are not even asked."""
-    run.use_hosts([address for _, address in pair], TOKEN)
+    run.use_hosts([address for _, address in pair], [])
     asked: list[str] = []
     run.host.own.call = lambda calls, step: asked.append("here")
     for rewards, _ in pair:
@@ -132,7 +137,7 @@ def test_scores_are_those_of_the_run_without_hosts(here, pair, run):
 def test_an_error_of_a_function_is_told_as_without_hosts(here, pair, run):
     bad = groups(3)
     bad[1] = text_group(bad[1].prompt, ["fine", "boom"], token_ids=[[1], [2]])
-    run.use_hosts([address for _, address in pair], TOKEN)
+    run.use_hosts([address for _, address in pair], [])
     found = []
     for rewards in (here[0], run):
         with pytest.raises(RewardError, match=r"as the test wants it.*prompt 'p1', completion 'boom'") as error:
@@ -181,7 +186,7 @@ def test_what_a_lost_host_was_asked_goes_to_another(here, pair, run, monkeypatch
     monkeypatch.setattr(h, "SILENT_S", 1.0)
     broken = Broken(pair[1][0], how)
     with served(pair[1][0], broken) as address:
-        run.use_hosts([address, pair[0][1]], TOKEN)
+        run.use_hosts([address, pair[0][1]], [])
         assert scores(run) == here[1]
         assert broken.asked
         (told,) = [line for line in run.take_warnings() if "reward host" in line]
@@ -196,7 +201,7 @@ def test_without_any_host_the_run_grades_by_itself_and_goes_back_once_one_is_the
     monkeypatch.setattr(h, "RETRY_S", 0.05)
     broken = Broken(pair[0][0], "500")
     with served(pair[0][0], broken) as address:
-        run.use_hosts([address], TOKEN)
+        run.use_hosts([address], [])
         assert scores(run) == here[1]
         told = run.take_warnings()
         assert any("its work is done by this machine" in line for line in told)
@@ -226,18 +231,19 @@ def test_a_host_that_grades_otherwise_is_refused_with_both_values(pair, run, tmp
         change()
         with contextlib.closing(RewardSet.from_config(made)) as other, served(other) as address:
             with pytest.raises(ConfigError, match=said) as error:
-                run.use_hosts([pair[0][1], address], TOKEN)
+                run.use_hosts([pair[0][1], address], [])
             assert str(error.value).startswith(f"reward host {address}: ")
 
 
-def test_a_wrong_token_and_a_host_that_is_not_there_are_problems_of_the_settings(pair, run):
+def test_a_wrong_token_and_a_host_that_is_not_there_are_problems_of_the_settings(pair, run, monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as probe:
         free = probe.getsockname()[1]
     for token, said in (("", "got none: TREW_REWARDS_TOKEN is not set"), ("x" * 20, "got another one")):
+        monkeypatch.setenv("TREW_REWARDS_TOKEN", token)
         with pytest.raises(ConfigError, match=f"needs its token, {said}"):
-            run.use_hosts([pair[0][1]], token)
+            run.use_hosts([pair[0][1]], [])
     with pytest.raises(ConfigError, match=rf"cluster.reward_hosts: reward host http://127.0.0.1:{free}: .*refused"):
-        run.use_hosts([f"http://127.0.0.1:{free}"], TOKEN)
+        run.use_hosts([f"http://127.0.0.1:{free}"], [])
     assert run._hosts is None
 
 

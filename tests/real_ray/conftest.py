@@ -28,9 +28,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def two_nodes() -> Iterator[Any]:
-    """A cluster whose two nodes have room for one rank and one server each."""
-    with ray_help.cluster(2, 2) as made:
+def nodes() -> Iterator[Any]:
+    """A cluster for all tests: two nodes with room for one rank of :data:`ray_help.PAIR` each, and a head that has none
+    for them, so that both may be lost."""
+    with ray_help.cluster(1, 2, 2) as made:
         yield made
 
 
@@ -42,8 +43,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
+@pytest.fixture(scope="session")
+def alone(folder: Path) -> Path:
+    """The run of one process, without Ray."""
+    return ray_help.alone(folder)
+
+
 @pytest.fixture(autouse=True)
-def nothing_left_behind() -> Iterator[None]:
+def nothing_left_behind(folder: Path) -> Iterator[None]:
     """Whatever a test does to a run, none of its processes stays."""
     yield
-    ray_help.wait_for(lambda: not ray_help.processes(), ray_help.processes, 60)
+    ray_help.wait_for(lambda: not ray_help.processes(folder), lambda: ray_help.processes(folder), 60)

@@ -13,8 +13,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
+from safetensors.torch import load_file
+
 import tiny
 
+PAIR = ("--set", "cluster.learner=2", "threads=2")  # two CPUs each, so that each node has one
 PATIENCE_S = 400.0
 """Ray's workers run at low priority: beside other work they may take minutes."""
 STORE_BYTES = 80_000_000
@@ -25,8 +29,10 @@ def vowels(completions, completion_ids, **columns):
     return [round(sum(i % 2 for i in ids) / len(ids), 1) for ids in completion_ids]
 
 def held(completions, completion_ids, out, **columns):
-    # From the first checkpoint on, waits for the test.
-    while os.path.exists(out + "/checkpoints/000001/manifest.json") and not os.path.exists(out + ".go"):
+    # After the checkpoint of each step that the test names, waits for the test.
+    open(out + ".pid", "w").write(str(os.getpid()))
+    while any(os.path.exists(f"{out}/checkpoints/{n:06}/manifest.json") and os.path.exists(f"{out}.hold-{n}")
+              for n in range(1, 4)):
         time.sleep(0.05)
     return vowels(completions, completion_ids)
 """
@@ -69,8 +75,27 @@ def furnish(folder: Path) -> None:
     (folder / "reward.py").write_text(REWARD)
 
 
-def holding(out: str) -> list[str]:
-    """Settings with which a run stands after its first checkpoint."""
+def alone(folder: Path) -> Path:
+    """Runs the recipe in one process, without Ray."""
+    command = [sys.executable, "-m", "trew", "train", "r.toml", "--out", "alone", "--set", "threads=2"]
+    env = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    subprocess.run(command, cwd=folder, env=env, check=True, timeout=PATIENCE_S, capture_output=True)
+    return folder / "alone"
+
+
+def weights(run: Path) -> dict[str, torch.Tensor]:
+    return load_file(run / "final" / "model.safetensors")
+
+
+def metrics(run: Path) -> list[tuple[int, float, float]]:
+    rows = Run(run.parent, "", run.name).rows()
+    return [(row["step"], row["loss"], row["grad_norm"]) for row in rows if "loss" in row]
+
+
+def holding(folder: Path, out: str, *steps: int) -> list[str]:
+    """Settings with which a run stands after the checkpoints of these steps."""
+    for step in steps:
+        (folder / f"{out}.hold-{step}").touch()
     return ["--set", f"rewards=[{{name='reward.py:held', args={{out='{out}'}}}}]"]
 
 
@@ -123,38 +148,51 @@ class Run:
     def steps(self) -> list[int]:
         return [row["step"] for row in self.rows() if "loss" in row]
 
-    def held(self) -> Run:
-        """Waits until the first checkpoint is there: the run, by :func:`holding`, then stands until :meth:`go`."""
-        saved = self.out / "checkpoints" / "000001" / "manifest.json"
+    def held(self, step: int = 1) -> Run:
+        """Waits until the run, by :func:`holding`, stands after the checkpoint of a step, until :meth:`go`."""
+        saved = self.out / "checkpoints" / f"{step:06}" / "manifest.json"
         wait_for(lambda: saved.exists() or self.process.poll() is not None, self.text)
         assert self.process.poll() is None, self.text()
         return self
 
-    def go(self) -> None:
+    def go(self, step: int = 1) -> None:
         """Lets the run go on."""
-        self.out.with_suffix(".go").touch()
+        self.out.with_suffix(f".hold-{step}").unlink()
 
     def rank(self, number: int, *, other_than: int = 0) -> int:
         """The process of a rank."""
         found = [0]
 
         def there() -> bool:
-            found[0] = max((pid for pid in processes(self.out.name) if _has(pid, f"RANK={number}")), default=0)
+            found[0] = max(
+                (pid for pid in processes(self.folder, self.out.name) if _has(pid, f"RANK={number}")), default=0
+            )
             return found[0] not in (0, other_than)
 
         wait_for(there, self.text)
         return found[0]
 
 
-def processes(*words: str) -> list[int]:
-    """Python processes of ranks and servers whose command line has all of these words."""
+def ancestors(pid: int) -> list[int]:
+    """The processes above one."""
+    above = []
+    while pid > 1:
+        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        above.append(pid)
+    return above
+
+
+def processes(folder: Path, *words: str) -> list[int]:
+    """Processes of runs in a folder whose command line has all of these words."""
     found = []
     for entry in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
             line = entry.read_bytes().decode(errors="replace").split("\0")
-            if "isolation/boot.py" not in " ".join(line) and all(word in line for word in ("train", *words)):
+            if (entry.parent / "cwd").readlink() != folder.resolve() or "isolation/boot.py" in " ".join(line):
+                continue
+            if all(word in line for word in ("train", *words)):
                 found.append(int(entry.parent.name))
-    return [pid for pid in found if pid != os.getpid()]
+    return found
 
 
 def processes_with(word: str) -> list[int]:

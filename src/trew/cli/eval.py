@@ -227,8 +227,7 @@ def _rewards(config: Config, defaults: Sequence[RewardConfig], problems: Problem
         return None
     rewards = problems.attempt(lambda: RewardSet.from_config(specs))
     if rewards and config.cluster.reward_hosts:
-        token = os.environ.get("TREW_REWARDS_TOKEN", "")
-        problems.attempt(lambda: rewards.use_hosts(config.cluster.reward_hosts, token))
+        problems.attempt(lambda: rewards.use_hosts(config.cluster.reward_hosts, specs))
     if rewards and config.eval.correct_reward and config.eval.correct_reward not in rewards.names:
         problems.append(f"eval.correct_reward: got {config.eval.correct_reward!r}, accepts {', '.join(rewards.names)}")
     return rewards

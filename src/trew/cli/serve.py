@@ -91,13 +91,13 @@ def serve(
 
 def serve_rewards(rewards: RewardSet, recipe: Path, host: str, port: int, out: Path, tls_files: tuple[str, str]) -> int:
     """Computes ``rewards``, those of ``recipe``, for runs on other machines until it is interrupted."""
-    from ..rewards.remote.host import RewardHost
+    from ..rewards.remote.host import RewardHost, check_machine
     from ..runs.lock import Lock
     from ..utils import listening
 
     with contextlib.ExitStack() as ending:
         ending.callback(rewards.close)
-        _refuse_lacking(rewards)
+        check_machine(rewards)
         encryption = listening.tls(*tls_files)
         out.mkdir(mode=0o700, parents=True, exist_ok=True)
         ending.callback(Lock(out / "serve.lock").release)
@@ -115,18 +115,6 @@ def serve_rewards(rewards: RewardSet, recipe: Path, host: str, port: int, out: P
         while answers():
             time.sleep(_LOOK_S)
         raise TrewError("the HTTP server has ended; start trew rewards serve again")
-
-
-def _refuse_lacking(rewards: RewardSet) -> None:
-    """Raises an error if this machine cannot grade: programs in completions need a sandbox, puzzles a package."""
-    from ..rewards.builtin import reasoning
-    from ..rewards.sandbox.choose import boundary
-
-    kinds = {reward.kind for reward in rewards.rewards}
-    if kinds & {"code_stdin", "code_func"}:
-        boundary()
-    if "reasoning_gym" in kinds and not reasoning.package_is_there():
-        raise ConfigError(f"reward 'reasoning_gym': {reasoning.INSTALL}")
 
 
 def recipe_lines(addresses: Sequence[str]) -> str:

@@ -55,7 +55,8 @@ def problems(cluster: ClusterConfig) -> Iterator[str]:
     yield from _asynchronous(cluster)
     yield from _route(cluster)
     yield from _endpoints(cluster)
-    yield from _addresses("reward_hosts", cluster.reward_hosts, sockets=False)
+    if cluster.reward_hosts != ("ray",):
+        yield from _addresses("reward_hosts", cluster.reward_hosts, sockets=False)
     for name, value in cluster.server_args.items():
         yield from _server_arg(str(name), value)
 
@@ -120,7 +121,7 @@ def _endpoints(cluster: ClusterConfig) -> Iterator[str]:
 def _addresses(key: str, texts: Sequence[str], *, sockets: bool) -> Iterator[str]:
     """What is wrong with a list of addresses; with ``sockets``, they may be of Unix sockets."""
     found = []
-    accepts = ACCEPTS if sockets else "addresses like 'http://10.0.0.1:8100' or 'https://host:8443'"
+    accepts = ACCEPTS if sockets else "addresses like 'http://10.0.0.1:8100' or 'https://host:8443', or 'ray' alone"
     for i, text in enumerate(texts):
         address = split_address(text)
         if address is None or (address[1] and not sockets):

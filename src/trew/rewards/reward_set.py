@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -10,6 +11,7 @@ from typing import Any
 from ..config import RewardConfig
 from ..errors import RewardError
 from ..types import Group, Metrics, Prompt, Score, ScoredGroup
+from ..utils import ray_cluster
 from . import gold_checks
 from .builtin import KINDS, graded_together
 from .combine import Reward, combined, one_by_one
@@ -18,8 +20,9 @@ from .grading import AT_ONCE, NOT_APPLICABLE, Grader, Grading, Verdicts, argumen
 from .isolation.pool import run_together
 from .load import load_rewards
 from .metrics import summary
-from .remote.hosts import FunctionsOnHosts, RewardHosts
+from .remote.hosts import FunctionsOnHosts, RemoteHost, RewardHosts
 from .remote.match import described
+from .remote.ray_hosts import ON_RAY, RayRewardHosts
 from .user.functions import Sample, UserFunction
 from .user.process import Process
 from .user.session import FunctionHost
@@ -85,10 +88,24 @@ class RewardSet:
             if reward.model is not None:
                 reward.model.load(device=device, decode=decode)
 
-    def use_hosts(self, addresses: Sequence[str], token: str) -> None:
+    def use_hosts(self, addresses: Sequence[str], specs: Sequence[RewardConfig]) -> None:
         """Has reward hosts grade from here on: built-ins that have workers, and functions. What they cannot be asked is
-        graded here. Raises ConfigError if a host cannot be reached, or grades by other rules or files."""
-        hosts = RewardHosts(addresses, token, own=described(self.rewards), tell=lambda text: self._warn(text, text))
+        graded here.
+
+        ``addresses`` are the setting ``cluster.reward_hosts``: of hosts that run, with the token in the environment
+        variable TREW_REWARDS_TOKEN; or "ray", for hosts that are started on each node of the Ray cluster with
+        ``specs``, the settings of these rewards. Raises ConfigError where a host cannot be reached, or grades by other
+        rules or files."""
+        own = described(self.rewards)
+
+        def tell(text: str) -> None:
+            self._warn(text, text)
+
+        if tuple(addresses) == ON_RAY:
+            hosts: RewardHosts = RayRewardHosts(ray_cluster.connect(), specs, own=own, tell=tell)
+        else:
+            token = os.environ.get("TREW_REWARDS_TOKEN", "")
+            hosts = RewardHosts([RemoteHost(address, token) for address in addresses], own=own, tell=tell)
         hosts.connect()
         self._hosts = hosts
         if self.host is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -165,16 +164,15 @@ def _rewards(
         )
     rewards = problems.attempt(lambda: RewardSet.from_config(specs)) if specs else None
     if rewards is not None:
-        _use_rewards(config, rewards, problems)
+        _use_rewards(config, rewards, specs, problems)
     return specs, rewards
 
 
-def _use_rewards(config: Config, rewards: RewardSet, problems: Problems) -> None:
+def _use_rewards(config: Config, rewards: RewardSet, specs: Sequence[RewardConfig], problems: Problems) -> None:
     """Connects loaded rewards with the settings that name them: the machines that compute them, and the one that
     accuracy is read from."""
     if config.cluster.reward_hosts:
-        token = os.environ.get("TREW_REWARDS_TOKEN", "")
-        problems.attempt(lambda: rewards.use_hosts(config.cluster.reward_hosts, token))
+        problems.attempt(lambda: rewards.use_hosts(config.cluster.reward_hosts, specs))
     verifier = config.eval.correct_reward
     if verifier and verifier not in rewards.names:
         problems.append(f"eval.correct_reward: got {verifier!r}, accepts {', '.join(rewards.names)}")

@@ -141,6 +141,18 @@ def sockets_for(host: str, port: int, *, count: int = 1, encrypted: bool) -> lis
     return bound
 
 
+@contextlib.contextmanager
+def bound_on_node(host: str) -> Iterator[socket.socket]:
+    """A socket on a free port of ``host``, the address by which the nodes of a cluster reach this one. Raises
+    ConfigError."""
+    try:
+        bound = sockets_for(host, 0, encrypted=False)[0]
+    except ConfigError as error:
+        raise ConfigError(f"cannot listen on {host}, the address of this node on the Ray cluster: {error}") from None
+    with bound:
+        yield bound
+
+
 def _bound(family: int, address: tuple[Any, ...], host: str) -> socket.socket:
     made = socket.socket(family, socket.SOCK_STREAM)
     try:

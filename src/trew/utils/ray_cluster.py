@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ..errors import ConfigError
+from .secrets import can_be_secret
 
 ADDRESS = "RAY_ADDRESS"
 """Environment variable: the address of the cluster; ``ray job submit`` sets it for what it runs."""
@@ -109,6 +110,16 @@ def passed(variables: Any) -> dict[str, str]:
     {'TREW_CACHE': '/shared', 'HF_HUB_OFFLINE': '1'}
     """
     return {name: value for name, value in variables.items() if name.startswith(PASSED)}
+
+
+def passed_openly(variables: Any) -> dict[str, str]:
+    """What actors get of this process's environment, which Ray's dashboard shows: no secrets."""
+    return {name: value for name, value in passed(variables).items() if not can_be_secret(name, value)}
+
+
+def node_address() -> str:
+    """The address by which other nodes reach this one, as Ray has it."""
+    return str(ray().util.get_node_ip_address())
 
 
 @contextlib.contextmanager

@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ...errors import RewardError, TrewError
+from ...errors import ConfigError, RewardError, TrewError
 from ...utils.listening import Receive, Scope, Send, answer
 from ..builtin import KINDS, graded_together
-from ..reward_set import RewardSet
 from ..user import packing
 from ..user.wire import decode, encode
 from .match import described
 from .messages import ABOUT, BEAT_S, CALL, GRADE, MOST_BYTES, packed_verdicts
+
+if TYPE_CHECKING:
+    from ..reward_set import RewardSet
 
 AT_ONCE = 64
 """Requests that are worked on at a time; each holds its body in memory, and more wait unread."""
@@ -73,6 +75,18 @@ class RewardHost:
         if host is None:
             raise RewardError("this host has no functions")
         return packing.packed_outcomes(host.call(packing.unpacked_calls(functions, prompts, calls), step=step))
+
+
+def check_machine(rewards: RewardSet) -> None:
+    """Raises an error where this machine cannot grade: programs in completions need a sandbox, puzzles a package."""
+    from ..builtin import reasoning
+    from ..sandbox.choose import boundary
+
+    kinds = {reward.kind for reward in rewards.rewards}
+    if kinds & {"code_stdin", "code_func"}:
+        boundary()
+    if "reasoning_gym" in kinds and not reasoning.package_is_there():
+        raise ConfigError(f"reward 'reasoning_gym': {reasoning.INSTALL}")
 
 
 async def _body(receive: Receive, most: int) -> bytes | None:

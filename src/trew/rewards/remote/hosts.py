@@ -39,7 +39,7 @@ RETRY_S = 15.0
 _CONNECT_S = 10.0
 
 
-class _HostError(Exception):
+class HostError(Exception):
     """A host that gave no answer, or one that cannot be right."""
 
 
@@ -55,22 +55,25 @@ class RemoteHost:
     def __str__(self) -> str:
         return f"reward host {self.address}"
 
+    def begin(self) -> None:
+        """Starts it if it does not run and the run is to start it. Raises HostError, ConfigError."""
+
     def about(self) -> Any:
-        """What must agree with the run. Raises _HostError; ConfigError where the token is not the host's."""
+        """What must agree with the run. Raises HostError; ConfigError where the token is not the host's."""
         status, found = self._ask("GET", ABOUT, None, seconds=SILENT_S)
         if status == 401:
             got = "another one" if self._token else "none: TREW_REWARDS_TOKEN is not set"
             raise ConfigError(f"{self}: needs its token, got {got}; set TREW_REWARDS_TOKEN to that of the host")
         if status != 200 or not isinstance(found, dict):
-            raise _HostError(f"{self}: is no reward host (status {status})")
+            raise HostError(f"{self}: is no reward host (status {status})")
         return found
 
     def work(self, path: str, body: bytes, *, seconds: float) -> Any:
-        """The answer to a request. Raises _HostError."""
+        """The answer to a request. Raises HostError."""
         status, found = self._ask("POST", path, body, seconds=seconds)
         if status != 200 or not isinstance(found, dict) or "answer" not in found:
             said = found.get("error") if isinstance(found, dict) else found
-            raise _HostError(f"{self}: status {status}: {said!s:.300}")
+            raise HostError(f"{self}: status {status}: {said!s:.300}")
         return found["answer"]
 
     def close(self) -> None:
@@ -91,12 +94,12 @@ class RemoteHost:
                     size += len(pieces[-1])
                     if size > MOST_BYTES or time.monotonic() > until:
                         limit = f"{seconds:g} s" if size <= MOST_BYTES else f"{MOST_BYTES} bytes"
-                        raise _HostError(f"{self}: no whole answer within {limit}")
+                        raise HostError(f"{self}: no whole answer within {limit}")
             return response.status_code, decode(b"".join(pieces))
         except (httpx2.HTTPError, OSError, RuntimeError, ValueError, KeyError, TypeError) as error:
             # RuntimeError: the client was closed in another thread; the last three: an answer that cannot be read.
             silent = f"no sign of life for {SILENT_S:g} s" if isinstance(error, httpx2.ReadTimeout) else str(error)
-            raise _HostError(f"{self}: {silent or type(error).__name__}") from None
+            raise HostError(f"{self}: {silent or type(error).__name__}") from None
 
     def _client(self) -> httpx2.Client:
         import httpx2
@@ -112,10 +115,8 @@ class RewardHosts:
     """The reward hosts of a run. ``own`` is what must agree (:func:`.match.described`); ``tell`` receives what happens
     to hosts, one line each."""
 
-    def __init__(
-        self, addresses: Sequence[str], token: str, *, own: Mapping[str, Any], tell: Callable[[str], None]
-    ) -> None:
-        self.hosts = [RemoteHost(address, token) for address in addresses]
+    def __init__(self, hosts: Sequence[RemoteHost], *, own: Mapping[str, Any], tell: Callable[[str], None]) -> None:
+        self.hosts = [*hosts]
         self._own, self._tell = json.loads(json.dumps(own)), tell
         self._lock, self._ending = threading.Lock(), threading.Event()
 
@@ -124,8 +125,9 @@ class RewardHosts:
         problems: list[str] = []
         for host in self.hosts:
             try:
+                host.begin()
                 problems += self._differences(host)
-            except _HostError as error:
+            except HostError as error:
                 problems.append(f"cluster.reward_hosts: {error}")
             except ConfigError as error:
                 problems += error.problems
@@ -175,7 +177,7 @@ class RewardHosts:
             tried.add(host)
             try:
                 return read(host.work(path, body, seconds=seconds))
-            except _HostError as error:
+            except HostError as error:
                 self._lose(host, str(error))
             except (ValueError, TypeError, KeyError) as error:
                 self._lose(host, f"{host}: an answer that cannot be right: {error}")
@@ -207,8 +209,9 @@ class RewardHosts:
         told = ""
         while not self._ending.wait(RETRY_S):
             try:
+                host.begin()
                 problems = list(self._differences(host))
-            except _HostError:
+            except HostError:
                 continue
             except ConfigError as error:
                 problems = [*error.problems]

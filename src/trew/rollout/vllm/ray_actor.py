@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from ...config import parse
 from ...errors import ConfigError, TrewError
-from ...utils import listening
+from ...utils import listening, ray_cluster
 from . import launch
 from .keeper import Keeper
 from .proxy import Proxy
@@ -87,7 +87,7 @@ class _Server:
             self._keeper = keeper
             if self._closed.is_set():
                 return
-            bound = self._ending.enter_context(_bound(request.host))
+            bound = self._ending.enter_context(listening.bound_on_node(request.host))
             proxy = listening.Guard(Proxy(keeper, {bound.getsockname()[1]: 0}), request.token, _say)
             self._ending.enter_context(listening.listening(proxy, [bound], None))
             self.address = listening.address_of(bound, host=request.host, encrypted=False)
@@ -114,18 +114,6 @@ class _Server:
                 raise ConfigError(f"cluster.python: is vLLM's build for {build}, and its node has {has}")
             server.options = dataclasses.replace(server.options, threads=request.cpus)
         return made
-
-
-@contextlib.contextmanager
-def _bound(host: str) -> Any:
-    try:
-        bound = listening.sockets_for(host, 0, encrypted=False)[0]
-    except ConfigError as error:
-        raise ConfigError(
-            f"cluster.servers: cannot listen on {host}, the address of this node on the Ray cluster: {error}"
-        ) from None
-    with bound:
-        yield bound
 
 
 def _say(line: str) -> None:
@@ -161,16 +149,9 @@ class ServerActor:
 
     def host(self) -> str:
         """The address of its node, by which others reach it."""
-        return node_address()
+        return ray_cluster.node_address()
 
     def _end(self) -> None:
         server, self._server = self._server, None
         if server is not None:
             server.close()
-
-
-def node_address() -> str:
-    """This node's address, as Ray has it."""
-    from ...utils import ray_cluster
-
-    return str(ray_cluster.ray().util.get_node_ip_address())

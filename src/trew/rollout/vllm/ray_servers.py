@@ -17,8 +17,7 @@ from ...config import Config, to_table
 from ...config.places import server_bundle, uses_gpus
 from ...errors import ConfigError, EngineError, MissingResources
 from ...utils import ray_cluster
-from ...utils.ray_cluster import Bundle, lacking, nodes, passed
-from ...utils.secrets import can_be_secret
+from ...utils.ray_cluster import Bundle, lacking, nodes
 from .endpoint import Endpoint
 from .ray_actor import Request, ServerActor, State
 from .server import GRACE_S, START_S
@@ -182,7 +181,8 @@ class RayServers:
         # It is not restarted by Ray: a new one would know of nothing, and may need another place.
         make = self._ray.remote(ServerActor).options(
             num_cpus=self._bundle.get("CPU", 1), num_gpus=self._bundle.get("GPU", 0), max_restarts=0,
-            max_task_retries=0, scheduling_strategy=strategy, runtime_env={"env_vars": _variables()},
+            max_task_retries=0, scheduling_strategy=strategy,
+            runtime_env={"env_vars": ray_cluster.passed_openly(os.environ)},
         )  # fmt: skip
         held.actor = make.remote()
         held.host = self._host(held)
@@ -212,11 +212,6 @@ def _absolute(config: Config) -> Config:
     return dataclasses.replace(
         config, tokenizer=tokenizer, cluster=dataclasses.replace(config.cluster, python=python)
     )  # fmt: skip
-
-
-def _variables() -> dict[str, str]:
-    """What actors get of this process's environment, which Ray's dashboard shows: no secrets."""
-    return {name: value for name, value in passed(os.environ).items() if not can_be_secret(name, value)}
 
 
 def servers(config: Config, *, model: Path, folder: Path, tell: Callable[[str], None]) -> RayServers:
