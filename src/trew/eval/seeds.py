@@ -11,7 +11,8 @@ bootstrap intervals widened accordingly, and p-values come from exact sign flips
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import cast
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -84,8 +85,6 @@ def probability_of_improvement(
     >>> print(probability_of_improvement([[3.0, 4.0, 5.0]], [[0.0, 1.0, 2.0]]))
     1.000 [0.501, 1.000]
     """
-    from scipy.optimize import brentq
-
     pairs = list(zip(_tasks(scores), _tasks(than), strict=True))
     theta = float(np.mean([(np.sign(x[:, None] - y[None]).mean() + 1) / 2 for x, y in pairs]))
     z = normal_quantile(level)
@@ -96,8 +95,8 @@ def probability_of_improvement(
         return abs(theta - at) - z * math.sqrt(at * (1 - at) * variance) / len(pairs)
 
     inside = min(max(theta, 1e-12), 1 - 1e-12)  # at 0 and 1 the gap has a root that is no end of the interval
-    low = 0.0 if theta == 0 else float(brentq(gap, 0.0, inside))
-    high = 1.0 if theta == 1 else float(brentq(gap, inside, 1.0))
+    low = 0.0 if theta == 0 else _solve(gap, 0.0, inside)
+    high = 1.0 if theta == 1 else _solve(gap, inside, 1.0)
     return Interval(theta, min(low, theta), max(high, theta))
 
 
@@ -229,12 +228,18 @@ def pairs_needed(
 
 def _noncentrality(freedom: int, tail: float, power: float) -> float:
     """The noncentrality at which a two-sided t-test at ``tail`` rejects with probability ``power``."""
-    from scipy.optimize import brentq
     from scipy.special import stdtrit
     from scipy.stats import nct
 
     edge = float(stdtrit(freedom, 1 - tail / 2))
-    return float(brentq(lambda at: nct.sf(edge, freedom, at) - power, 0.0, 3 * edge + 10))
+    return _solve(lambda at: float(nct.sf(edge, freedom, at)) - power, 0.0, 3 * edge + 10)
+
+
+def _solve(function: Callable[[float], float], low: float, high: float) -> float:
+    """Where ``function`` is 0 between two points at which it has different signs."""
+    from scipy.optimize import brentq
+
+    return cast("float", brentq(function, low, high))
 
 
 def _tasks(tasks: Sequence[ArrayLike]) -> list[np.ndarray]:

@@ -15,7 +15,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -149,7 +149,7 @@ def iqm(values: ArrayLike, axis: int | None = None) -> Any:
     from scipy.stats import trim_mean
 
     x = np.asarray(values, dtype=np.float64)
-    return trim_mean(x, 0.25, axis=axis) if x.size else math.nan
+    return trim_mean(x, 0.25, axis=cast(Any, axis)) if x.size else math.nan
 
 
 class Statistic(Protocol):

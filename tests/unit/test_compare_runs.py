@@ -1,0 +1,241 @@
+"""trew compare on folders with planted accuracies: groups, pairs, metrics, and what it refuses."""
+
+import json
+
+import pytest
+
+import compare_help
+from compare_help import study, write
+from trew.cli.main import main
+from trew.errors import ConfigError, DataError
+from trew.runs.compare import Choices, compare_runs, describe, to_json
+
+LOW, HIGH = [4, 6, 5, 7, 3, 5, 6], [9, 12, 11, 13, 8, 10, 13]
+"""Right answers of 20, by seed: the second is 5 to 7 above the first at every seed."""
+SLOW, FAST = {"learner": {"lr": 1e-3}}, {"learner": {"lr": 2e-3}}
+
+
+def told(folders, **choices):
+    return to_json(compare_runs(folders, Choices(**choices)))
+
+
+def refused(folders, *lines, **choices):
+    """The refusal, which must have all these parts."""
+    with pytest.raises((ConfigError, DataError)) as caught:
+        compare_runs(folders, Choices(**choices))
+    assert caught.value.exit_code == 2
+    for line in lines:
+        assert line in str(caught.value)
+    return str(caught.value)
+
+
+def test_groups_are_the_settings_that_differ_and_pairs_are_seeds(tmp_path):
+    found = told(study(tmp_path, {"a": (LOW, SLOW), "b": (HIGH, FAST)}))
+    assert found["settings_that_differ"] == {"learner.lr": {"lr=0.001": 0.001, "lr=0.002": 0.002}}
+    assert found["baseline"] == "lr=0.001"
+    (versus,) = found["comparisons"]
+    assert versus["difference"]["mean"] == pytest.approx(sum(b - a for a, b in zip(LOW, HIGH, strict=True)) / 7 / 20)
+    assert versus["verdict"] == "better"
+    assert versus["p_value"] == pytest.approx(2 / 2**7)
+    assert [r["score"] for r in found["groups"][0]["runs"]] == [x / 20 for x in LOW]
+
+
+def test_the_baseline_may_be_named_by_group_value_or_run_and_turns_the_verdict_round(tmp_path):
+    folders = study(tmp_path, {"a": (LOW, SLOW), "b": (HIGH, FAST)})
+    for name in ("lr=0.002", "0.002", "b-3", str(folders[-1])):
+        found = told(folders, baseline=name)
+        assert found["baseline"] == "lr=0.002"
+        assert found["comparisons"][0]["verdict"] == "worse"
+    refused(folders, "--baseline", "lr=0.001; lr=0.002", baseline="lr=3")
+
+
+def test_what_does_not_change_learning_makes_no_group_but_is_told(tmp_path):
+    folders = study(tmp_path, {"a": (LOW, SLOW)})
+    folders.append(write(tmp_path / "other", 9, 5, track={"to": ["wandb"]}))
+    found = told(folders)
+    assert len(found["groups"]) == 1
+    assert any("track.to, which does not change" in note for note in found["notes"])
+
+
+def test_settings_that_by_leaves_out_are_told_or_refused(tmp_path):
+    folders = [write(tmp_path / "x0", 0, 5), write(tmp_path / "x1", 1, 6, **FAST)]
+    assert any("runs differ in learner.lr" in note for note in told(folders, by=("objective.preset",))["notes"])
+    folders.append(write(tmp_path / "y0", 0, 5, **FAST))
+    refused(folders, "seed 0", "they differ in learner.lr", by=("objective.preset",))
+    refused(folders, "--by", "learner.lr", by=("learner.lrr",))
+
+
+DIFFERENT = {
+    "data": ("data.args.largest", {"data": {"args": {"largest": 30}}}),
+    "model": ("model", {"model": "other"}),
+    "version": ("version of trew", {"version": "2.0"}),
+    "eval": ("eval.size", {"eval": {"size": 30}}),
+}
+
+
+@pytest.mark.parametrize("kind", DIFFERENT)
+def test_runs_that_measure_different_things_are_refused_unless_allowed(tmp_path, kind):
+    key, other = DIFFERENT[kind]
+    folders = study(tmp_path, {"a": (LOW, SLOW), "b": (HIGH, {**FAST, **other})})
+    assert len(refused(folders, f"{key}: differs", f"--allow {kind}").splitlines()) == 1
+    if kind != "data":
+        assert told(folders, allow=(kind,))["comparisons"][0]["verdict"] == "better"
+
+
+@pytest.mark.parametrize(
+    ("key", "settings"),
+    [
+        ("eval.samples", {"eval": {"samples": 4}}),
+        ("eval.max_tokens", {"rollout": {"max_tokens": 24}}),  # evaluations have the length of training
+        ("rollout.stop", {"rollout": {"stop": ["\n"]}}),
+        ("rewards.name", {"rewards": [{"name": "lenient", "model": "", "args": {}}]}),
+    ],
+)
+def test_evaluations_of_another_kind_are_noticed(tmp_path, key, settings):
+    refused(study(tmp_path, {"a": (LOW, {}), "b": (HIGH, settings)}), f"{key}: differs", "--allow eval")
+
+
+def test_other_prompts_under_the_same_settings_are_noticed(tmp_path):
+    """A data file that was replaced between two runs leaves no trace in their settings."""
+    folders = study(tmp_path, {"a": (LOW, SLOW), "b": (HIGH, {**FAST, "shift": 3})})
+    refused(folders, "b-0", "6 of them are in one set only")
+    refused(study(tmp_path / "n", {"a": (LOW, SLOW), "b": (HIGH, {**FAST, "prompts": 18})}), "on 18 prompts")
+
+
+def test_prompts_without_a_verdict_are_no_other_prompts_but_are_told(tmp_path):
+    found = told(study(tmp_path, {"a": (LOW, SLOW), "b": (HIGH, {**FAST, "unjudged": 2})}))
+    assert any("2 held-out prompts without a verdict" in note for note in found["notes"])
+
+
+def test_one_seed_says_what_can_be_said_and_what_cannot(tmp_path):
+    folders = study(tmp_path, {"a": ([4], SLOW), "b": ([12], FAST)})
+    refused(folders, "one seed", "on 20 held-out prompts", "+0.400 [", "6 or more", "--allow one-seed")
+    found = told(folders, allow=("one-seed",))
+    assert found["comparisons"] == []
+    assert found["groups"][0]["mean"] == {"mean": 0.2, "low": None, "high": None}
+    assert any("not compared: lr=0.002" in note for note in found["notes"])
+    # Seeds that no other group has are one seed too.
+    apart = [write(tmp_path / f"c-{seed}", seed, 5, **FAST) for seed in (5, 6)]
+    refused([*study(tmp_path / "d", {"a": ([4, 5], SLOW)}), *apart], "lr=0.002: 5, 6")
+
+
+def test_unfinished_runs_are_refused_left_out_or_counted(tmp_path):
+    folders = study(tmp_path, {"a": (LOW, SLOW), "b": (HIGH, FAST)})
+    folders.append(write(tmp_path / "open", 7, 20, finished=False, **FAST))
+    refused(folders, "1 of 15 runs have not finished", "open (step 5 of 10)", "--unfinished count")
+    assert told(folders, unfinished="leave-out")["left_out"] == [str(folders[-1])]
+    counted = told(folders, unfinished="count")
+    assert counted["groups"][1]["runs"][-1]["score"] == 0.5
+    assert any("did not finish" in note for note in counted["notes"])
+
+
+def test_a_seed_or_a_folder_given_twice_is_refused(tmp_path):
+    folders = study(tmp_path, {"a": (LOW, SLOW)})
+    refused([*folders, folders[0]], "is given 2 times")
+    refused([*folders, write(tmp_path / "again", 3, 7, **SLOW)], "seed 3", "one run twice")
+
+
+def test_two_data_sets_are_compared_within_each(tmp_path):
+    """A group that is better on an easy set must not look better for having been run on it more often."""
+    hard = {"data": {"args": {"largest": 99}}}
+    folders = study(
+        tmp_path,
+        {"a": (LOW, SLOW), "b": (HIGH, FAST), "c": ([1, 2, 1], {**SLOW, **hard}), "d": ([2, 3, 2], {**FAST, **hard})},
+    )
+    found = told(folders, allow=("data",))
+    assert [len(g["runs"]) for g in found["groups"]] == [10, 10]
+    first = sum(b - a for a, b in zip(LOW, HIGH, strict=True)) / 7 / 20
+    assert found["comparisons"][0]["difference"]["mean"] == pytest.approx((first + 0.05) / 2)
+
+
+def test_metrics_other_than_the_end(tmp_path):
+    folders = study(tmp_path, {"a": (LOW, SLOW), "b": (HIGH, FAST)})
+
+    def first(metric):
+        found = told(folders, metric=metric)
+        return found["groups"][0]["runs"][0]["score"], found["comparisons"][0]["verdict"]
+
+    assert first("last:2") == (pytest.approx((4 / 40 + 4 / 20) / 2), "better")
+    assert first("area") == (pytest.approx(0.25 * 0.1 + 0.5 * 4 / 40 + 0.25 * 4 / 20), "better")
+    assert first("reward:2") == (pytest.approx(9.5 * 4 / 200), "better")
+    # 4 groups of 8 completions each step; 0.35 is reached at the end by one of a, by all of b.
+    found = told(folders, metric="reach:0.35")
+    assert {r["score"] for g in found["groups"] for r in g["runs"]} == {320.0}
+    assert any("6 of 14 runs did not reach 0.35 within 320" in note for note in found["notes"])
+    assert told(folders, metric="reach:0.2")["comparisons"][0]["verdict"] == "better"
+    for wrong in ("best", "reach:0", "reach:2", "last:0", "reward", "final:3", ":3"):
+        refused(folders, "--metric: ", metric=wrong)
+    refused(folders, "reward", metric="reword:3")
+    refused(folders, "at its end", metric="reward:11")
+    refused(folders, "fewer than 3 evaluations", metric="last:3")
+
+
+def test_presets_with_other_defaults_are_told(tmp_path):
+    folders = study(
+        tmp_path, {"a": (LOW, {}), "b": (HIGH, {"objective": {"preset": "dapo"}})}
+    )  # fmt: skip
+    notes = "\n".join(told(folders)["notes"])
+    assert "objective.beta is 0.04 in grpo, 0 in dapo" in notes
+    assert "objective.dynamic_sampling is False in grpo, True in dapo" in notes
+    same = study(
+        tmp_path / "same",
+        {"a": (LOW, {"objective": {"beta": 0.0}}), "b": (HIGH, {"objective": {"beta": 0.0, "preset": "dr-grpo"}})},
+    )
+    assert "objective.beta" not in "\n".join(told(same)["notes"])
+
+
+def test_groups_that_sampled_more_are_told(tmp_path):
+    more = {"rollout": {"completions": 16}}
+    notes = told(study(tmp_path, {"a": (LOW, {}), "b": (HIGH, more)}))["notes"]
+    assert any("320 in completions=8, 640 in completions=16" in note for note in notes)
+
+
+def test_few_seeds_say_that_nothing_could_have_been_found(tmp_path):
+    folders = study(tmp_path, {"a": (LOW[:4], SLOW), "b": (HIGH[:4], FAST)})
+    text = describe(compare_runs(folders, Choices()))
+    assert "4 pairs of runs cannot show any difference" in text
+    assert "It takes 6 or more" in text
+    assert "better  " not in text
+
+
+def test_the_command_prints_tables_json_and_a_page(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folders = [str(f) for f in study(tmp_path, {"a": (LOW, SLOW), "b": (HIGH, FAST)})]
+    for args, code in (([], 0), (["--json", "--html", "page.html"], 0), (["--allow", "x"], 2), (["--html", "no/x"], 2)):
+        with pytest.raises(SystemExit) as ended:
+            main(["compare", *folders, *args])
+        assert ended.value.code == code
+        out = capsys.readouterr().out
+        if code == 0:
+            assert "lr=0.002" in out
+            assert out.startswith("{") == bool(args)
+            if args:
+                assert json.loads(out)["comparisons"][0]["verdict"] == "better"
+    assert "lr=0.002" in (tmp_path / "page.html").read_text()
+
+
+def test_folders_that_are_no_runs_of_training_are_refused(tmp_path):
+    run = write(tmp_path / "a", 0, 5)
+    refused([run], "two run folders or more")
+    refused([run, tmp_path / "none"], "no such run folder")
+    broken = write(tmp_path / "b", 1, 5)
+    (broken / "config.toml").write_text("seed = ")
+    refused([run, broken], "config.toml does not tell its settings")
+    reward_model = write(tmp_path / "c", 1, 5)
+    (reward_model / "config.toml").write_text('model = "m"\nseed = 1\n')
+    refused([run, reward_model], "not a run of trew train")
+
+
+def test_a_page_of_hostile_names_and_settings_is_text(tmp_path):
+    from report_help import HOSTILE, Elements
+    from trew.runs.compare.page import render
+
+    folders = study(
+        tmp_path, {f"g{i}": ([i + 2, i + 3], {"chat_template": text}) for i, text in enumerate(HOSTILE[:4])}
+    )  # fmt: skip
+    page = render(compare_runs(folders, Choices(allow=("eval",))))
+    seen = Elements(page)
+    assert not {"script", "img", "comment", "base", "iframe"} & set(seen.seen)
+    assert not [a for a in seen.attributes if a[1].startswith("on") or (a[1] in ("src", "href"))]
+    assert "<script>alert(1)</script>" in "".join(seen.text)
+    assert compare_help.SETTINGS["chat_template"] == "plain"
