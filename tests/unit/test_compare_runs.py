@@ -1,6 +1,7 @@
 """trew compare on folders with planted accuracies: groups, pairs, metrics, and what it refuses."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -239,3 +240,15 @@ def test_a_page_of_hostile_names_and_settings_is_text(tmp_path):
     assert not [a for a in seen.attributes if a[1].startswith("on") or (a[1] in ("src", "href"))]
     assert "<script>alert(1)</script>" in "".join(seen.text)
     assert compare_help.SETTINGS["chat_template"] == "plain"
+
+
+def test_the_example_in_the_documentation_is_the_result_that_was_measured():
+    root = Path(__file__).parents[2]
+    page = (root / "docs" / "compare.md").read_text()
+    result = json.loads((root / "benchmarks" / "results" / "compare.json").read_text())["result"]
+    for found in result["groups"]:
+        ends = "{mean:.3f} [{low:.3f}, {high:.3f}]"
+        assert f"{ends.format(**found['mean'])}  {found['sd']:.3f}  {ends.format(**found['iqm'])}" in page
+    for versus in result["comparisons"]:
+        assert "{mean:+.3f} [{low:+.3f}, {high:+.3f}]  ".format(**versus["difference"]) in page
+        assert f"{versus['detectable_difference']:.3f}" in page
