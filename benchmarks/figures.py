@@ -47,7 +47,8 @@ def files() -> dict[Path, str]:
         MEMORY_PAGE: filled(MEMORY_PAGE.read_text(encoding="utf-8"), {"plan": written(plan_table, load("plan"))}),
         PAIRS_PAGE: filled(PAIRS_PAGE.read_text(encoding="utf-8"), {"pairs": written(pairs_table, load("pairs"))}),
         SCALE_PAGE: filled(
-            SCALE_PAGE.read_text(encoding="utf-8"), {"cluster": written(cluster_table, load("cluster"))}
+            SCALE_PAGE.read_text(encoding="utf-8"),
+            {"cluster": written(cluster_table, load("cluster"))} | simulated(load("cluster_sim")),
         ),
         IMAGES / "performance-step.svg": stacked(shown),
         IMAGES / "performance-scaling.svg": scaling_picture(scaling),
@@ -151,6 +152,50 @@ def cluster_table(found: dict[str, Any]) -> str:
     where = f"{m['cpu']}, {m['cores']} cores, beside other work"
     said = f"Measured {found['date']} on {where}; {versions}."
     return f"{said}\n\n{table(('what', 'measured', 'at most', 'met'), rows)}"
+
+
+def simulated(found: dict[str, Any]) -> dict[str, str]:
+    """The tables of benchmarks/cluster_sim.py."""
+    parts = {"simulation": ("validate", validate_table), "published": ("published", published_table),
+             "limits": ("limits", limits_table)}  # fmt: skip
+    return {
+        name: f"Measured {found[part]['measured']}.\n\n{make(found[part]['rows'])}"
+        if part in found
+        else "Not measured yet."
+        for name, (part, make) in parts.items()
+    }
+
+
+def validate_table(rows: list[dict[str, Any]]) -> str:
+    lines = [
+        (r["what"], str(r["staleness"]), f"{r['real s per step']:.2f}", f"{r['simulated']:.2f}", f"{r['off']:+.1%}",
+         "" if r["learner idle, real"] is None else f"{r['learner idle, real']:.0%}",
+         f"{r['learner idle, simulated']:.0%}")
+        for r in rows
+    ]  # fmt: skip
+    head = ("lengths, learning", "S", "real, s per step", "simulated", "off", "learner waits, real", "simulated")
+    return table(head, lines)
+
+
+def published_table(rows: list[dict[str, Any]]) -> str:
+    def shown(row: dict[str, Any], key: str) -> str:
+        value = row.get(key, "")
+        return value if isinstance(value, str) else f"{value:+.0%}" if key == "off" else f"{value:.3g}"
+
+    keys = ("published s per step", "simulated", "off", "published speed-up", "speed-up")
+    return table(("what", *keys), [(row["what"], *(shown(row, key) for key in keys)) for row in rows])
+
+
+def limits_table(rows: list[dict[str, Any]]) -> str:
+    costs = [
+        (r["what"], f"{r['per second']:,.0f}", f"{r['us each']:,.3g}", f"{r['cores']:.2g}")
+        for r in rows if "cores" in r
+    ]  # fmt: skip
+    sizes = [
+        (r["what"], f"{r['value']:,.3g}" if r["value"] < 1000 else f"{r['value']:,.0f}") for r in rows if "value" in r
+    ]
+    first = table(("what rank 0 does", "per second", "microseconds each", "cores"), costs)
+    return first + "\n\n" + table(("what else", ""), sizes)
 
 
 def paths_table(found: dict[str, Any]) -> str:
