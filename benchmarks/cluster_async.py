@@ -19,7 +19,7 @@ from async_help import configured, parts
 from paced import Pace, PacedRun, heavy_tailed_length, run_paced
 from recipe_help import ODD
 from trew.estimate.simulation import LengthDraw, Work, simulate
-from trew.estimate.virtual_servers import Servers
+from trew.estimate.virtual_servers import ServerSpecs
 from trew.rollout import codec
 from trew.rollout.asynchronous import AsyncRollouts
 from trew.rollout.engine import Capabilities, Finished, Request
@@ -65,8 +65,8 @@ def asynchronous(args: argparse.Namespace, scratch: Path) -> list[dict[str, Any]
         work = Work(
             PROMPTS, GROUP, bound, run["learning"] - runs[bound].paused_s, runs[bound].paused_s, drawn(), steps=400
         )
-        same = simulate(Servers(SERVERS, SLOTS, TOKEN_S), work).seconds
-        unlimited = simulate(Servers(PROMPTS, GROUP * PROMPTS * (bound + 1), TOKEN_S), work).seconds
+        same = simulate(ServerSpecs(SERVERS, SLOTS, TOKEN_S), work).seconds
+        unlimited = simulate(ServerSpecs(PROMPTS, GROUP * PROMPTS * (bound + 1), TOKEN_S), work).seconds
         alone = max(run["generation"], run["learning"])
         detail = {
             "synchronous, s": found[0]["seconds"], "asynchronous, s": run["seconds"], "simulated, s": same,
@@ -179,7 +179,7 @@ class Steady:
             made, self._open = self._open[:8], self._open[8:]
             turn = self._turns.get(self.version) or a_turn(version=self.version)
             self._turns = {self.version: turn}
-            found += [Finished(request.id, turn) for request in made]
+            found += [Finished.of(request.id, turn) for request in made]
         return found
 
     def cancel(self, ids: Sequence[str]) -> None:

@@ -38,7 +38,7 @@ from paced import Length, Pace, PacedRun, heavy_tailed_length, log_normal_length
 from trew import __version__
 from trew.config import load
 from trew.estimate.simulation import Simulation, Work, best_split, drop_the_slow, log_normal, simulate
-from trew.estimate.virtual_servers import Servers
+from trew.estimate.virtual_servers import ServerSpecs
 from trew.rollout.sync import sampling
 from trew.rollout.vllm.engine import seed_of
 
@@ -84,7 +84,7 @@ def shown(value: Any) -> str:
 
 PROMPTS, GROUP, SERVERS, SLOTS = 8, 4, 2, 8
 TOKEN_S, SEQUENCE_S = 0.03, 0.0015
-"""Of an iteration of a stand-in, as in :class:`.Servers`."""
+"""Of an iteration of a stand-in, as in :class:`.ServerSpecs`."""
 STEPS, WARM_UP, BOUNDS = 16, 3, (0, 1, 4)
 REWARD = """
 import time
@@ -141,7 +141,7 @@ def beside(
     ages = {int(name[4:]): statistics.mean(row[name] for row in rows) for name in rows[0] if name.startswith("age/")}
     replay = iter(lengths)
     work = Work(PROMPTS, GROUP, bound, update_s, sync_s, lambda rng, n: next(replay), steps=steps, warm_up=WARM_UP)
-    simulation = Simulation(Servers(SERVERS, SLOTS, TOKEN_S, SEQUENCE_S), work, steps=STEPS)
+    simulation = Simulation(ServerSpecs(SERVERS, SLOTS, TOKEN_S, SEQUENCE_S), work, steps=STEPS)
     while simulation.step <= steps:
         simulation.advance()
     made, seconds = simulation.forecast(), statistics.mean(row["seconds"] for row in rows)
@@ -178,7 +178,7 @@ H20 = {"slots": 256, "token_s": 0.0042, "sequence_s": 2.25e-4}
 LONG = log_normal(4236, 0.95, 28_000)
 
 
-def row(name: str, servers: Servers, work: Work, **more: Any) -> dict[str, Any]:
+def row(name: str, servers: ServerSpecs, work: Work, **more: Any) -> dict[str, Any]:
     begin = time.perf_counter()
     found = simulate(servers, work, **more)
     return {
@@ -191,7 +191,7 @@ def row(name: str, servers: Servers, work: Work, **more: Any) -> dict[str, Any]:
 
 def scale(args: argparse.Namespace) -> list[dict[str, Any]]:
     work = Work(512, 16, 1, 106.0, 5.0, LONG, steps=16)
-    servers = Servers(64, **H20)
+    servers = ServerSpecs(64, **H20)
     found = [row(f"64 servers, staleness {s}", servers, dataclasses.replace(work, staleness=s)) for s in (0, 1, 2, 4)]
     found.append(
         row("64, staleness 2, slow groups dropped", servers, dataclasses.replace(work, staleness=2), take=drop_the_slow)
@@ -212,7 +212,7 @@ def scale(args: argparse.Namespace) -> list[dict[str, Any]]:
 def limits(args: argparse.Namespace) -> list[dict[str, Any]]:
     """At 10,000 servers: what the simulated run asks of rank 0, times what that was measured to cost."""
     work = Work(80_000, 4, 1, 106.0, 5.0, LONG, steps=4, warm_up=2)
-    found = row("10,000 servers, 80,000 prompts of 4", Servers(10_000, **H20), work)
+    found = row("10,000 servers, 80,000 prompts of 4", ServerSpecs(10_000, **H20), work)
     tokens = int(LONG(np.random.default_rng(0), 100_000).mean())
     run = cluster_limits.Traits(10_000, found["s per step"], work.prompts, work.completions, tokens)
     return [found | {"groups per s": run.groups, "tokens of a completion": tokens}, *cluster_limits.rows(run)]
@@ -226,7 +226,7 @@ def published(args: argparse.Namespace) -> list[dict[str, Any]]:
     found = []
     for staleness, seconds in ((0, 231.34), (1, 150.63)):
         work = Work(512, 16, staleness, 106.0, 5.0, LONG, steps=16)
-        made = simulate(Servers(64, **H20), work)
+        made = simulate(ServerSpecs(64, **H20), work)
         found.append({
             "what": f"64 + 64 H20, bound {staleness}" + (" (published at 0.5)" if staleness else ""),
             "published s per step": seconds, "simulated": made.seconds, "off": made.seconds / seconds - 1,
@@ -235,7 +235,7 @@ def published(args: argparse.Namespace) -> list[dict[str, Any]]:
         "verl, 128 H20, async over sync": "2.35 to 2.67", "AReaL": "2.77", "NeMo-RL, one step off": "1.28 to 1.57",
         "verl, 30 B": "1.7",
     }  # fmt: skip
-    sync, late = (simulate(Servers(64, **H20), Work(512, 16, s, 106.0, 5.0, LONG, steps=16)) for s in (0, 1))
+    sync, late = (simulate(ServerSpecs(64, **H20), Work(512, 16, s, 106.0, 5.0, LONG, steps=16)) for s in (0, 1))
     found += [{"what": name, "published speed-up": speed} for name, speed in others.items()]
     return [*found, {"what": "simulated here, bound 1 over 0", "speed-up": sync.seconds / late.seconds}]
 

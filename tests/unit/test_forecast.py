@@ -16,7 +16,7 @@ from test_estimate import saved
 from trew.cli.main import main
 from trew.estimate.forecast import Measured
 from trew.estimate.simulation import Work, log_normal, simulate
-from trew.estimate.virtual_servers import Servers
+from trew.estimate.virtual_servers import ServerSpecs
 
 RATES = ["token_s=0.02", "sequence_s=0.001", "update_s=3", "sync_s=0.5", "tokens=30", "sigma=0.7", "slots=16"]
 
@@ -44,7 +44,7 @@ def test_given_rates_are_simulated(path, capsys):
     assert sorted(found["forecasts"]) == ["0", "1", "2", "4"]
     assert {rate["source"] for rate in found["rates"].values()} == {"given"}
     lengths = log_normal(30, 0.7, 60)
-    expected = simulate(Servers(2, 16, 0.02, 0.001), Work(8, 2, 1, 3.0, 0.5, lengths, steps=26, warm_up=6))
+    expected = simulate(ServerSpecs(2, 16, 0.02, 0.001), Work(8, 2, 1, 3.0, 0.5, lengths, steps=26, warm_up=6))
     assert found["forecasts"]["1"]["seconds"] == expected.seconds
 
 

@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 
 from async_help import Memory, asynchronous, configured
 from trew.estimate.simulation import Simulation, Work, log_normal, simulate
-from trew.estimate.virtual_servers import Servers, VirtualServers
+from trew.estimate.virtual_servers import ServerSpecs, VirtualServers
 from trew.rollout.engine import Capabilities, Finished, Lost, Request
 from trew.types import Span, Turn
 
 PROMPTS, GROUP, STEPS = 3, 4, 7
-SERVERS = Servers(count=2, slots=5, token_s=0.02, sequence_s=0.003)
+SERVERS = ServerSpecs(count=2, slots=5, token_s=0.02, sequence_s=0.003)
 UPDATE_S, SYNC_S = 0.5, 0.03
 
 
@@ -36,7 +36,7 @@ class VirtualEngine:
 
     capabilities = Capabilities(reproducible=True, entropies=False, untruncated_logprobs=False, in_flight_updates=True)
 
-    def __init__(self, servers: Servers) -> None:
+    def __init__(self, servers: ServerSpecs) -> None:
         self.servers = VirtualServers(servers, np.random.default_rng(0))
         self.until = math.inf  # no poll moves the clock beyond it
 
@@ -62,7 +62,7 @@ class VirtualEngine:
         ids = [f"{report.group}/{sample}" for sample in range(GROUP)]
         if report.lost:
             return [Lost(each, "its server failed") for each in ids]
-        return [Finished(each, turn_of(report.version)) for each in ids]
+        return [Finished.of(each, turn_of(report.version)) for each in ids]
 
     def cancel(self, ids: Sequence[str]) -> None:
         """Only lost groups are cancelled here, which servers do not have any more."""
@@ -73,7 +73,7 @@ def turn_of(version: int) -> Turn:
     return Turn(np.array([1]), np.array([5]), one, None, None, (Span(version, 0, 1),), "#### 1", "stop")
 
 
-def real_entries(servers: Servers, staleness: int) -> list[dict[str, Any]]:
+def real_entries(servers: ServerSpecs, staleness: int) -> list[dict[str, Any]]:
     """The ledger of the source that runs train on, with a learner that takes ``UPDATE_S``."""
     engine, keeper = VirtualEngine(servers), Memory()
     source = asynchronous(configured(staleness, prompts=PROMPTS, completions=GROUP, steps=STEPS), engine, keeper)
@@ -93,7 +93,7 @@ def real_entries(servers: Servers, staleness: int) -> list[dict[str, Any]]:
     return [json.loads(line) for line in keeper.written]
 
 
-def simulated_entries(servers: Servers, staleness: int) -> list[dict[str, Any]]:
+def simulated_entries(servers: ServerSpecs, staleness: int) -> list[dict[str, Any]]:
     tickets = iter(range(10**6))
     work = Work(PROMPTS, GROUP, staleness, UPDATE_S, SYNC_S, lambda rng, n: lengths_of(next(tickets)))
     lines: list[str] = []
@@ -130,7 +130,7 @@ def test_a_simulation_enters_what_a_run_enters_when_servers_fail():
 def test_servers_finish_groups_when_counting_their_iterations_says_so(lengths, slots, count):
     """All groups come at once; iterations are counted one by one, as a server would."""
     a, c = 0.5, 0.25
-    servers = VirtualServers(Servers(count, slots, token_s=a, sequence_s=c), np.random.default_rng(0))
+    servers = VirtualServers(ServerSpecs(count, slots, token_s=a, sequence_s=c), np.random.default_rng(0))
     sent: list[list[int]] = [[] for _ in range(count)]
     for group, of in enumerate(lengths):
         servers.submit(group, np.array(of))
@@ -158,7 +158,7 @@ def test_servers_finish_groups_when_counting_their_iterations_says_so(lengths, s
 LONG = Work(
     prompts=16, completions=2, staleness=0, update_s=1.0, sync_s=0.1, lengths=log_normal(60, 1.2, 2000), steps=60
 )  # fmt: skip
-MANY = Servers(count=4, slots=16, token_s=0.02, sequence_s=0.001)
+MANY = ServerSpecs(count=4, slots=16, token_s=0.02, sequence_s=0.001)
 
 
 def test_a_larger_bound_takes_no_longer():
@@ -181,5 +181,5 @@ def test_time_and_work_are_conserved(staleness):
 def test_no_number_of_servers_beats_the_longest_completions():
     """Within S + 1 steps the longest completion of a step ends, and the learner computes (docs/scale.md)."""
     longest = dataclasses.replace(LONG, staleness=1, lengths=lambda rng, n: np.full(n, 400.0))
-    found = simulate(Servers(count=100, slots=100, token_s=0.02), longest)
+    found = simulate(ServerSpecs(count=100, slots=100, token_s=0.02), longest)
     assert found.seconds == pytest.approx((400 * 0.02 + 1.0 + 0.1) / 2, rel=0.01)

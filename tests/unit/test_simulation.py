@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from trew.estimate.simulation import Work, best_split, drop_the_slow, log_normal, simulate
-from trew.estimate.virtual_servers import Servers
+from trew.estimate.virtual_servers import ServerSpecs
 
 
 def fixed(tokens: float):
@@ -16,7 +16,7 @@ def fixed(tokens: float):
 
 
 WORK = Work(prompts=8, completions=4, staleness=0, update_s=3.0, sync_s=0.5, lengths=fixed(100), steps=12, warm_up=4)
-SERVERS = Servers(count=2, slots=16, token_s=0.02, sequence_s=0.001)  # 100 tokens of 16 sequences: 3.6 s
+SERVERS = ServerSpecs(count=2, slots=16, token_s=0.02, sequence_s=0.001)  # 100 tokens of 16 sequences: 3.6 s
 
 
 def test_a_synchronous_step_is_the_sum_of_its_parts():

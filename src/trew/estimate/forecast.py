@@ -22,7 +22,7 @@ from . import times
 from .cluster import Fleet
 from .simulation import Forecast, LengthDraw, Work, log_normal, simulate
 from .sizes import Sizes, sizes_of
-from .virtual_servers import Servers
+from .virtual_servers import ServerSpecs
 
 RATES = {
     "token_s": "seconds of a server's iteration with a single sequence",
@@ -166,7 +166,7 @@ def outlook(
 
 def _simulated(config: Config, rates: Mapping[str, Rate], draw: LengthDraw, staleness: int) -> Forecast:
     count = config.cluster.servers or len(config.cluster.endpoints)
-    servers = Servers(count, int(rates["slots"].value), rates["token_s"].value, rates["sequence_s"].value)
+    servers = ServerSpecs(count, int(rates["slots"].value), rates["token_s"].value, rates["sequence_s"].value)
     warm_up = 5 + staleness  # until the ages of groups are what they stay
     work = Work(
         config.rollout.prompts, config.rollout.completions, staleness, rates["update_s"].value, rates["sync_s"].value,

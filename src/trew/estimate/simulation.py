@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ..rollout.ledger import Ledger
-from .virtual_servers import Servers, VirtualServers
+from .virtual_servers import ServerSpecs, VirtualServers
 
 LengthDraw = Callable[[np.random.Generator, int], np.ndarray]
 """Draws the lengths in tokens of the completions of one group; called once for each group, in the order of tickets."""
@@ -76,7 +76,7 @@ Rule = Callable[["Simulation"], list[int] | None]
 """The tickets that a step takes; None while it waits."""
 
 
-def simulate(servers: Servers, work: Work, *, seed: int = 0, take: Rule = wait_for_deadlines) -> Forecast:
+def simulate(servers: ServerSpecs, work: Work, *, seed: int = 0, take: Rule = wait_for_deadlines) -> Forecast:
     """Runs all steps of ``work``. Equal arguments give equal figures."""
     # With steps after those that count: a run's last steps ask for nothing more, and its servers run empty.
     run = Simulation(servers, work, steps=work.steps + work.staleness + 1, seed=seed, take=take)
@@ -90,7 +90,7 @@ class Simulation:
 
     def __init__(
         self,
-        servers: Servers,
+        servers: ServerSpecs,
         work: Work,
         *,
         steps: int,
@@ -203,7 +203,7 @@ class _Mark:
 def best_split(
     gpus: int,
     work: Work,
-    servers: Servers,
+    servers: ServerSpecs,
     *,
     update_gpu_s: float,
     gpus_per_server: int = 1,

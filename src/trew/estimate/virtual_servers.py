@@ -22,7 +22,7 @@ SAME = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
-class Servers:
+class ServerSpecs:
     """How many servers there are, how fast they decode, and how often they fail. Times are in seconds."""
 
     count: int
@@ -48,7 +48,7 @@ Kind = Literal["decoded", "failed", "restarted"]
 
 
 @dataclass(slots=True)
-class _Server:
+class _VirtualServer:
     """Counts tokens as a clock does: a sequence ends once ``tokens`` has grown by the sequence's length."""
 
     pace: float  # factor of its times
@@ -71,11 +71,11 @@ class _Group:
 class VirtualServers:
     """Generates groups of prescribed lengths. The caller sets ``version``, that of the weights; ``now`` is the time."""
 
-    def __init__(self, servers: Servers, rng: np.random.Generator) -> None:
+    def __init__(self, servers: ServerSpecs, rng: np.random.Generator) -> None:
         self.settings, self._rng = servers, rng
         self.now, self.version = 0.0, 0
         slow = rng.permutation(servers.count) < servers.slow_share * servers.count
-        self._servers = [_Server(servers.slow_factor if each else 1.0) for each in slow]
+        self._servers = [_VirtualServer(servers.slow_factor if each else 1.0) for each in slow]
         self._open = np.zeros(servers.count)  # unfinished groups at each server
         self._groups: dict[int, _Group] = {}
         self._events: list[tuple[float, int, int, Kind]] = []  # (time, server, stamp, what), a heap
@@ -147,11 +147,11 @@ class VirtualServers:
     def _push(self, time: float, i: int, kind: Kind) -> None:
         heapq.heappush(self._events, (time, i, self._servers[i].stamp, kind))
 
-    def _seconds(self, server: _Server) -> float:
+    def _seconds(self, server: _VirtualServer) -> float:
         """Of an iteration."""
         return (self.settings.token_s + self.settings.sequence_s * len(server.running)) * server.pace
 
-    def _move(self, server: _Server) -> None:
+    def _move(self, server: _VirtualServer) -> None:
         """Brings a server's tokens up to now."""
         elapsed = self.now - server.time
         if elapsed <= 0:

@@ -30,8 +30,8 @@ BATCH_S = 0.1
 as several groups. A step that could go on with it does not wait."""
 
 
-class Keeper(Protocol):
-    """Where the ledger's entries and finished groups are kept: :class:`~trew.runs.journal.Journal`."""
+class LedgerStore(Protocol):
+    """Keeps the ledger's entries and finished groups; :class:`~trew.runs.journal.Journal` keeps them in files."""
 
     def lines(self) -> Sequence[str | bytes]: ...
 
@@ -64,7 +64,7 @@ class AsyncRollouts(SyncRollouts):
         engine: Engine,
         *,
         ahead: Engine,
-        keeper: Keeper,
+        keeper: LedgerStore,
         covered: Callable[[], int] = lambda: -1,
         idle: Callable[[], float] = lambda: 0.0,
         **settings: Any,
@@ -347,7 +347,7 @@ class AsyncRollouts(SyncRollouts):
         self._submit(tickets)
 
     def _store(self, numbers: Sequence[int]) -> None:
-        """Enters groups that are complete, once they are kept."""
+        """Stores complete groups and enters them in the ledger as finished."""
         # Servers have new weights before trained() tells the ledger of them.
         early = [n for n in numbers if not all(map(self.ledger.knows, _versions(self._asked[n].values())))]
         self._held += early
@@ -404,7 +404,7 @@ class AsyncRollouts(SyncRollouts):
             self._keeper.keep(self.ledger.forget(self._covered()))
 
     def _recover(self, account: Account) -> None:
-        """Takes a finished group from where it is kept; asks for it again where that cannot be."""
+        """Reads a finished group from the store; asks for it again if it cannot be read."""
         number, prompt = account.ticket.number, self._prompt_of(account.ticket)
         if prompt is None:
             self.ledger.drop(number, why="its prompt is not in the data any more", replaced=True)

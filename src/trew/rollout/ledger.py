@@ -1,7 +1,8 @@
-"""The ledger of asynchronous rollouts: which group was asked for, finished, trained on, and which may come next.
+"""The ledger of asynchronous rollouts: records which groups were asked for, finished and trained on, and decides which
+come next.
 
-Pure bookkeeping: no clock, no engine, no file. Whoever drives it passes each entry on to a journal, and a ledger that
-reads the same entries again is in the same state: nothing is counted beside them.
+Pure bookkeeping: no clock, no engine, no file. Every entry goes to a journal, and a ledger that reads the same entries
+is in the same state: no counter exists beside them.
 
     issued    a ticket: one prompt whose group was asked for
     finished  its group is complete: where it is stored, and the versions of the weights that sampled it
@@ -54,7 +55,7 @@ class Stored:
 
 @dataclass(slots=True)
 class Account:
-    """What has become of a ticket. ``asked``: the published step when it was last asked for. ``weights``: for each
+    """The state of a ticket. ``asked``: the published step when it was last asked for. ``weights``: for each
     version of its tokens, the step that published it and the last step that this version and the present weights have
     in common, which is an earlier one once a run went on from a checkpoint before it."""
 
@@ -76,7 +77,7 @@ class Account:
         return min((2 * common - step for step, common in self.weights), default=self.asked)
 
     def oldest_after(self, step: int) -> int:
-        """What :attr:`oldest` becomes where a run goes on after ``step``."""
+        """:attr:`oldest` for a run that goes on after ``step``."""
         return min((2 * min(common, step) - made for made, common in self.weights), default=step)
 
 
@@ -106,12 +107,12 @@ class Ledger:
     # ---- entries
 
     def begin(self, *, step: int, version: int, mark: int) -> None:
-        """A process goes on after ``step``, whose weights are of ``version``; what was trained on and dropped after
-        the first ``mark`` entries is undone. Everything unfinished has to be asked for again."""
+        """Enters that a process goes on after ``step``, whose weights are of ``version``. Undoes what was trained and
+        dropped after the first ``mark`` entries. Everything unfinished has to be asked for again."""
         self._enter({"begun": step, "version": version, "mark": mark})
 
     def issue(self, *, uid: str, place: int, step: int, attempt: int) -> Ticket:
-        """A new ticket, which is asked for now."""
+        """Enters a new ticket, which is asked for now."""
         number = self.issued
         self._enter({
             "issued": number, "uid": uid, "place": place, "step": step, "attempt": attempt, "published": self.published,
@@ -119,8 +120,8 @@ class Ledger:
         return self.accounts[number].ticket
 
     def finish(self, number: int, *, versions: Iterable[int], stored: Stored | None = None) -> None:
-        """A ticket's group is complete. ``versions``: of the weights that its tokens are from. Raises ValueError for a
-        version that is not of this run."""
+        """Enters that a ticket's group is complete. ``versions``: of the weights that its tokens are from. Raises
+        ValueError for a version that is not of this run."""
         versions = sorted(set(versions))
         if unknown := [v for v in versions if v not in self._step_of]:
             raise ValueError(f"ticket {number}: tokens of version {unknown[0]}, which was not published in this run")
@@ -130,8 +131,8 @@ class Ledger:
         self._enter({**entry, "versions": versions})
 
     def train(self, step: int, *, version: int, numbers: Sequence[int]) -> None:
-        """``step`` has used up these tickets, and the engine has its weights, of ``version``. Raises ValueError, and
-        enters nothing, where one was used up before, or is older than the bound allows."""
+        """Enters that ``step`` has used up these tickets, and that the engine has its weights, of ``version``. Raises
+        ValueError, and enters nothing, if a ticket was used up before or is older than the bound allows."""
         for number in numbers:
             account = self.accounts.get(number)
             if account is None or account.state != "finished":
@@ -143,12 +144,12 @@ class Ledger:
         self._enter({"trained": step, "version": version, "tickets": list(numbers)})
 
     def again(self, number: int, *, why: str) -> Ticket:
-        """The whole group is asked for again now; nothing of before is used."""
+        """Enters that the whole group is asked for again now; its earlier completions are not used."""
         self._enter({"again": number, "why": why, "published": self.published})
         return self.accounts[number].ticket
 
     def drop(self, number: int, *, why: str, replaced: bool) -> None:
-        """The group is never trained on."""
+        """Enters that the group is never trained on."""
         self._enter({"dropped": number, "why": why, "replaced": replaced})
 
     # ---- what may come next
@@ -175,7 +176,7 @@ class Ledger:
         return self.accounts[number].oldest + 1 + self.staleness
 
     def choose(self, step: int, *, most: int, taken: Collection[int] = ()) -> list[int] | None:
-        """Up to ``most`` finished tickets for ``step``, beside those that it has ``taken``; None while it has to wait.
+        """Chooses up to ``most`` finished tickets for ``step`` besides those ``taken``; None while it must wait.
 
         It waits for the groups whose deadline it is, and for those without which a later step would have more of them
         than it can train on; then it takes the earliest deadlines first, whichever groups are still running.
@@ -252,7 +253,7 @@ class Ledger:
     # ---- reading
 
     def read(self, lines: Iterable[str | bytes], *, name: str = "ledger") -> None:
-        """Enters what another ledger passed to its journal. Raises CheckpointError where it cannot have written it."""
+        """Enters the lines of another ledger's journal. Raises CheckpointError if no ledger can have written them."""
         for number, line in enumerate(lines, start=self.lines + 1):
             try:
                 self._apply(json.loads(line))

@@ -1,9 +1,9 @@
-"""One engine for several callers at the same time, each in its own thread: a thread drives it, and each caller has a
-view."""
+"""Shares one engine between callers in several threads: one thread drives the engine, and each caller has a view."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +18,7 @@ E = TypeVar("E", bound=Engine)
 
 
 class SharedEngine(Generic[E]):
-    """Makes views of ``engine``, which nobody may use directly but inside :meth:`alone`.
+    """Makes views of ``engine``, which may be used directly inside :meth:`alone` only.
 
     The thread that polls it exists from the first request of a view to :meth:`close`. ``idle_s`` counts the seconds in
     which no view had an unfinished request.
@@ -103,7 +103,7 @@ class SharedEngine(Generic[E]):
             return
         for report in reports:
             name, _, own = report.id.partition(":")
-            self._views[name].take(_with_id(report, own))
+            self._views[name].take(dataclasses.replace(report, id=own))
 
 
 class View:
@@ -127,9 +127,7 @@ class View:
 
     def submit(self, requests: Sequence[Request]) -> None:
         with self._shared.changed, self._shared.timed():
-            self._shared.engine.submit(
-                [Request(f"{self._name}:{r.id}", r.prompt, r.sample, r.sampling) for r in requests]
-            )
+            self._shared.engine.submit([dataclasses.replace(r, id=f"{self._name}:{r.id}") for r in requests])
             self.unfinished |= {r.id for r in requests}
             self._shared.begin()
 
@@ -168,7 +166,3 @@ class View:
         if self.unfinished:
             self._error, self._reports = error, []
             self.unfinished.clear()
-
-
-def _with_id(report: Finished | Lost, own: str) -> Finished | Lost:
-    return Finished(own, report.turn) if isinstance(report, Finished) else Lost(own, report.reason)
