@@ -109,7 +109,7 @@ def _size_and_digest(path: Path, part: Mapping[str, Tensor]) -> dict[str, Any]:
     table = json.loads(header)
     table.pop("__metadata__", None)
     for name in sorted(table, key=lambda name: table[name]["data_offsets"]):
-        digest.update(part[name].reshape(-1).view(torch.uint8).numpy())
+        digest.update(part[name].reshape(-1).view(torch.uint8).numpy().data)
     return {"size": path.stat().st_size, "sha256": digest.hexdigest()}
 
 
