@@ -197,7 +197,9 @@ class StandIn:
 
     def reset(self, **fields):
         self.said.append(fields)
-        return types.SimpleNamespace(observation={"text": "begin"}, reward=None, done=False)
+        return types.SimpleNamespace(
+            observation={"text": "begin", "metadata": {"of": "the server"}}, reward=None, done=False
+        )
 
     def step(self, action):
         self.said.append(action)

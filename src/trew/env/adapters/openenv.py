@@ -1,8 +1,8 @@
 """``openenv:URL``: an environment that an OpenEnv server runs, one session per episode.
 
 A reply becomes the one required text field of the server's actions; where they have several, it must be a JSON object.
-Arguments: ``observation``, the field of observations that the policy reads (otherwise all of them as JSON, or the
-text, if there is nothing else in them), and ``reset``, fields for the server's reset beside the seed.
+Arguments: ``observation``, the field of observations that the policy reads (otherwise all but ``metadata``, as JSON, or
+as text if that is all), and ``reset``, fields for the server's reset beside the seed.
 """
 
 from __future__ import annotations
@@ -101,7 +101,8 @@ class OpenenvEnvironment:
             if not isinstance(observation, Mapping) or self.observation not in observation:
                 raise KeyError(f"the observation has no field {self.observation!r}, got {observation!r:.200}")
             return str(observation[self.observation])
-        fields = [*observation.values()] if isinstance(observation, Mapping) else [observation]
-        if len(fields) == 1 and isinstance(fields[0], str):
-            return fields[0]
-        return json.dumps(observation, ensure_ascii=False)
+        if isinstance(observation, Mapping):
+            observation = {name: value for name, value in observation.items() if name != "metadata"}
+            if len(observation) == 1:
+                [observation] = observation.values()
+        return observation if isinstance(observation, str) else json.dumps(observation, ensure_ascii=False)
