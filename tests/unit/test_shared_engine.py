@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import threading
 import time
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 from test_engines import (  # noqa: F401
     PROMPTS,
@@ -32,10 +34,10 @@ from engine_help import ScriptedEngine
 from trew.errors import EngineError
 from trew.rollout import asynchronous
 from trew.rollout.asynchronous import AsyncRollouts
-from trew.rollout.engine import Request
 from trew.rollout.generate import generate
+from trew.rollout.requests import Earlier, Finished, Request
 from trew.rollout.shared import SharedEngine, View
-from trew.types import Sampling
+from trew.types import Rollout, Sampling
 
 
 @pytest.fixture
@@ -177,3 +179,17 @@ def test_groups_wait_to_be_stored_with_others_unless_a_step_or_the_end_needs_the
     source.close()
     shared.close()
     assert (stored, sum('"finished"' in line for line in keeper.written)) == (3, 5)
+
+
+def test_requests_and_reports_pass_whole():
+    """Whatever fields they have: an episode's turn carries its context."""
+    inner = ScriptedEngine()
+    shared = SharedEngine(inner)
+    asked = dataclasses.replace(requests()[0], earlier=Earlier(np.array([7, 8, 9])))
+    view = shared.view("one")
+    view.submit([asked])
+    [report] = drained(view)
+    shared.close()
+    assert inner.submitted[0].earlier is asked.earlier
+    assert isinstance(report, Finished)
+    assert isinstance(report.rollout, Rollout)
