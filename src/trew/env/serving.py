@@ -18,7 +18,7 @@ from ..errors import ConfigError, SandboxError
 from ..rewards.isolation.forked import Forked
 from ..rewards.isolation.frames import LOOK_S, Channel, Closed, Late
 from ..rewards.isolation.worker import DEATH_S
-from ..rewards.user.serving import Shown, end_with_parent, survive_requests
+from ..rewards.user.serving import EscapedOutput, end_with_parent, survive_requests
 from ..rewards.user.wire import decode, encode
 from .load import Loaded, Spec, load
 from .playing import play
@@ -32,7 +32,7 @@ def main(source: int, target: int, *, parent: int, life: int | None) -> None:
         end_with_parent(life)
     channel = Channel(source, target, parent=None if life is None else parent)
     survive_requests()
-    sys.stdout = sys.stderr = Shown(open(2, "wb", buffering=0, closefd=False))  # noqa: SIM115 (for the whole life)
+    sys.stdout = sys.stderr = EscapedOutput(open(2, "wb", buffering=0, closefd=False))  # noqa: SIM115 (for the whole life)
     with contextlib.suppress(Closed):
         name, args, tools, limit_s = decode(channel.receive()[0])
         try:

@@ -26,7 +26,7 @@ from ..rollout.vllm.environment import FORMAT
 from ..rollout.vllm.routes import Files
 from ..rollout.vllm.update import Canary
 from .folders import name_of, new_version
-from .places import Place, place_for
+from .places import WeightFolder, place_for
 from .publisher import Publisher
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class PublishedFiles(Publisher):
     def __init__(self, run: Path, *, dtype: str, size: int, vocabulary: int, positions: int | None) -> None:
         super().__init__(dtype=dtype, vocabulary=vocabulary, positions=positions)
         self.run, self.size = run, size
-        self._place: Place | None = None
+        self._place: WeightFolder | None = None
 
     def close(self) -> None:
         """Removes all versions."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from safetensors import SafetensorError
 
 from ..errors import StorageError
-from .places import Place
+from .places import WeightFolder
 
 HEADERS = 1 << 20
 """Room for what a version's files have besides tensors."""
@@ -30,7 +30,7 @@ def name_of(version: int) -> str:
 
 
 @contextlib.contextmanager
-def new_version(place: Place, version: int, size: int) -> Iterator[Path]:
+def new_version(place: WeightFolder, version: int, size: int) -> Iterator[Path]:
     """A folder to write a version of ``size`` bytes into, which is renamed to its number at the end of the block;
     older versions are removed meanwhile. Raises StorageError if it cannot be written; nothing of it stays then."""
     root, name = place.folder, name_of(version)

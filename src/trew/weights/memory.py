@@ -11,7 +11,7 @@ from ..rollout.vllm.memory import OnGpu, Segments, gpu_of, segment, segment_name
 from ..rollout.vllm.update import Canary
 from .files import published_dtype
 from .folders import name_of, new_version
-from .places import Place, in_shared_memory
+from .places import WeightFolder, in_shared_memory
 from .publisher import Publisher
 
 
@@ -21,7 +21,7 @@ class PublishedSegments(Publisher):
     def __init__(self, *, dtype: str, size: int, vocabulary: int, positions: int | None) -> None:
         super().__init__(dtype=dtype, vocabulary=vocabulary, positions=positions)
         self.size = size
-        self._place: Place | None = None
+        self._place: WeightFolder | None = None
 
     def close(self) -> None:
         """Removes all segments. Servers let go of theirs at the end of each update."""

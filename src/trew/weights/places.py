@@ -19,7 +19,7 @@ VERSIONS = 3
 """Versions that must fit: two are kept while another is written."""
 
 
-class Place:
+class WeightFolder:
     """A folder for published versions; ``shared``: other machines may read its file system."""
 
     def __init__(self, folder: Path, *, shared: bool, lock: FileLock | None = None) -> None:
@@ -33,7 +33,7 @@ class Place:
             self._lock.release()
 
 
-def place_for(run: Path, *, size: int, local: bool) -> Place:
+def place_for(run: Path, *, size: int, local: bool) -> WeightFolder:
     """Makes a place for versions of ``size`` bytes. ``local``: all servers run on this machine and can read shared
     memory; otherwise they read the run's folder ``run``."""
     if local and _fits(SHARED_MEMORY, size):
@@ -42,10 +42,10 @@ def place_for(run: Path, *, size: int, local: bool) -> Place:
     folder = run.resolve() / "weights"
     shutil.rmtree(folder, ignore_errors=True)  # of a process that was killed: this one holds the run's lock
     folder.mkdir(parents=True)
-    return Place(folder, shared=True)
+    return WeightFolder(folder, shared=True)
 
 
-def in_shared_memory(size: int) -> Place:
+def in_shared_memory(size: int) -> WeightFolder:
     """Makes a place in shared memory for versions of ``size`` bytes. Raises StorageError if two do not fit there, the
     one that is in use and the next."""
     try:
@@ -72,7 +72,7 @@ def _fits(memory: Path, size: int) -> bool:
     return VERSIONS * size <= min(room, room if free is None else free // 2)
 
 
-def _in_memory(memory: Path) -> Place:
+def _in_memory(memory: Path) -> WeightFolder:
     """Makes a folder in shared memory that is locked while its process lives; removes those of killed processes."""
     for left in memory.glob(f"{PREFIX}*"):
         _remove_abandoned(left)
@@ -83,7 +83,7 @@ def _in_memory(memory: Path) -> Place:
     folder = memory / work.name.removeprefix(".")
     work.rename(folder)
     (folder / "weights").mkdir()
-    return Place(folder / "weights", shared=False, lock=lock)
+    return WeightFolder(folder / "weights", shared=False, lock=lock)
 
 
 def _remove_abandoned(folder: Path) -> None:

@@ -33,7 +33,7 @@ def main(source: int, target: int, *, parent: int, life: int | None) -> None:
     # A guarded process has the guardian for its parent, and ends with it; only an unguarded one compares parents.
     channel = Channel(source, target, parent=None if life is None else parent)
     survive_requests()
-    sys.stdout = sys.stderr = Shown(open(2, "wb", buffering=0, closefd=False))  # noqa: SIM115 (for the whole life)
+    sys.stdout = sys.stderr = EscapedOutput(open(2, "wb", buffering=0, closefd=False))  # noqa: SIM115 (for the whole life)
     # Seeded, and restored after every call (preserved_state): what functions draw depends on the call alone, not on
     # when the process was started.
     random.seed(0)
@@ -67,7 +67,7 @@ def _call(session: Session, loaded: list[UserFunction], prompts: Any, calls: Any
 _ANSWERS = {"load": _load, "grade": _grade, "call": _call}
 
 
-class Shown(io.TextIOWrapper):
+class EscapedOutput(io.TextIOWrapper):
     """Standard output of functions. They often print a model's text, so control characters are escaped and secrets
     redacted; a failed write is ignored."""
 

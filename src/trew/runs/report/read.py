@@ -156,24 +156,32 @@ def load_samples(folder: Path, *, kind: str, step: int | None = None, most: int 
     steps = [at for at in sample_steps(folder, kind) if step is None or at == step]
     if not steps:
         return []
-    # Types are compared before any row is read: the page relies on them, and the file may come from anywhere.
-    wanted = {name: schema().field(name).type for name in (*_IDENTITY, *_ANSWER)}
     try:
         with (
             safe_files.open_file(folder, f"{kind}/{steps[-1]:06d}.parquet", most=safe_files.TABLE_BYTES) as opened,
             pq.ParquetFile(opened) as file,
         ):
-            there = {field.name: field.type for field in file.schema_arrow}
-            if any(there.get(name) != kind for name, kind in wanted.items()):
-                return []
-            episode = {name: schema().field(name).type for name in _EPISODE if name in schema().names}
-            if all(there.get(name) == kind for name, kind in episode.items()):
-                wanted |= episode
-            batch = next(file.iter_batches(batch_size=most, columns=list(wanted)), None)
+            columns = _columns_to_read(file.schema_arrow)
+            batch = next(file.iter_batches(batch_size=most, columns=columns), None) if columns else None
             rows = [] if batch is None else batch.to_pylist()
     except (OSError, pa.ArrowException, ValueError):  # damage may show only once the rows are read
         return []
     return [{**row, "parts": dict(row["parts"] or ())} for row in rows]
+
+
+def _columns_to_read(stored: Any) -> list[str]:
+    """The columns that the page shows, those of episodes included if the table has them; none if a type differs."""
+    # Types are compared before any row is read: the page relies on them, and the file may come from anywhere.
+    there = {field.name: field.type for field in stored}
+
+    def fit(names: Sequence[str]) -> bool:
+        return all(there.get(name) == schema().field(name).type for name in names)
+
+    needed = [*_IDENTITY, *_ANSWER]
+    if not fit(needed):
+        return []
+    episode = [name for name in _EPISODE if name in schema().names]
+    return needed + episode if fit(episode) else needed
 
 
 def _is_number(value: Any) -> bool:
