@@ -81,21 +81,33 @@ def test_nothing_is_left_where_the_process_that_started_the_run_is_killed(folder
 
 def test_a_node_that_is_lost_costs_no_step(pair: Path, folder: Path, nodes: Any) -> None:
     """The run goes on with the nodes that are left; when there are too few, it ends for another try."""
+    lost, soon = (("--set", f"cluster.resources_timeout_s={seconds}") for seconds in (60.0, 10.0))
+    with one_more_node(nodes):
+        with Run(folder, nodes.address, "lost", *PAIR, *holding(folder, "lost", 1), *lost) as run:
+            nodes.remove_node(node_of(nodes, run.held().rank(1)), allow_graceful=False)
+            run.go()
+            assert run.wait() == 0, run.text()
+        assert "continuing after step 1" in run.text()
+        assert metrics(run.out) == metrics(pair), "to the bit"
+        with Run(folder, nodes.address, "gone", *PAIR, *holding(folder, "gone", 1), *soon) as run:
+            nodes.remove_node(node_of(nodes, run.held().rank(1)), allow_graceful=False)
+            assert run.wait() == 75, run.text()
+        assert "no room for 1 process with 2 CPU each; 1 node: 1 CPU; 1 node: 2 CPU" in run.text()
+        assert "Traceback" not in run.text()
+
+
+@contextlib.contextmanager
+def one_more_node(nodes: Any) -> Iterator[None]:
+    """A cluster with a third node for ranks; two afterwards, whatever became of them."""
+    count = len(nodes.list_all_nodes())
     nodes.add_node(num_cpus=2, object_store_memory=STORE_BYTES)
-    lost = ("--set", "cluster.resources_timeout_s=60.0")
-    with Run(folder, nodes.address, "lost", *PAIR, *holding(folder, "lost", 1), *lost) as run:
-        nodes.remove_node(node_of(nodes, run.held().rank(1)), allow_graceful=False)
-        run.go()
-        assert run.wait() == 0, run.text()
-    assert "continuing after step 1" in run.text()
-    assert metrics(run.out) == metrics(pair), "to the bit"
-    soon = ("--set", "cluster.resources_timeout_s=10.0")
-    with Run(folder, nodes.address, "gone", *PAIR, *holding(folder, "gone", 1), *soon) as run:
-        nodes.remove_node(node_of(nodes, run.held().rank(1)), allow_graceful=False)
-        assert run.wait() == 75, run.text()
-    assert "no room for 1 process with 2 CPU each; 1 node: 1 CPU; 1 node: 2 CPU" in run.text()
-    assert "Traceback" not in run.text()
-    nodes.add_node(num_cpus=2, object_store_memory=STORE_BYTES)  # for other tests
+    try:
+        yield
+    finally:
+        while len(nodes.list_all_nodes()) > count:
+            nodes.remove_node(next(iter(nodes.worker_nodes)))
+        while len(nodes.list_all_nodes()) < count:
+            nodes.add_node(num_cpus=2, object_store_memory=STORE_BYTES)
 
 
 def printed_by_rank_0(folder: Path) -> str:
