@@ -137,6 +137,34 @@ def test_an_interrupted_run_goes_on_where_it_was(fakes, model, tmp_path, server,
     check(run)
 
 
+FAULTS = {
+    "hangs": ({"hangs": True}, "no new token for 1 s (cluster.request_timeout_s)"),
+    "half updated": ({"failing": {"/finish_weight_update": 99}}, "the server is not used until an update succeeds"),
+    "lies": ({"lies": "another run's"}, 'says that it has "another run\'s"'),
+    "stale": ({"stale": ("lm_head",)}, "although it says that it has the same weights"),
+}
+"""What begins to go wrong with a server in the middle of a run, and what the run says."""
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_server_that_goes_wrong_costs_no_group(fault, fakes, model, tmp_path, server):
+    """Its groups are made again by the other; no token is older than the bound, and none is of weights it only says
+    that it has."""
+    faults, said = FAULTS[fault]
+    fakes[0].faults.slow = 0.02  # something is in flight there
+    path = written(tmp_path, model, request_timeout_s=1.0)
+    command = server.start("train", path, cwd=tmp_path, TREW_SERVER_TOKEN="secret")
+    wait_for(lambda: any(asks_for_a_group(*call) for call in fakes[0].calls))
+    for name, value in faults.items():
+        setattr(fakes[0].faults, name, value)
+    assert command.wait() == 0, command.text()
+    run = tmp_path / "runs" / "run"
+    check(run)
+    assert said in (run / "events.log").read_text()
+    assert any("again" in entry for entry in ledger(run)) == (fault == "hangs")
+    assert max(row["canary_gap"] for row in training_rows(run)) < 1e-3
+
+
 def test_servers_that_die_cost_no_group(fakes, model, tmp_path, server):
     fakes[0].faults.slow = 0.05
     command = server.start("train", written(tmp_path, model), cwd=tmp_path, TREW_SERVER_TOKEN="secret")

@@ -28,6 +28,8 @@ from .engine import Earlier, Engine, Finished, Lost, Request
 
 PAUSE_S = 0.02
 """The longest time in which an engine generates before answers of environments are looked for."""
+LOOK_S = 0.5
+"""The longest wait for environments after which it is looked whether their episodes were cancelled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +164,36 @@ class Episodes:
             self._reports = [report for report in self._reports if report.id not in dropped]
 
     def _work(self, left: float | None) -> None:
-        """Takes in what environments have answered, and generates. Waits without the lock: others may submit."""
+        """Generates, and takes in what environments have answered. Waits without the lock: others may submit."""
+        if not self.capabilities.reproducible:
+            self._as_they_come(left)
+            return
+        # In rounds: an answer is taken in after the round of generation that follows its question, however early it
+        # came. Rows are then batched alike in every run, so that even rounding does not depend on environments' speed.
+        due = set(self._asked)
+        reports = self.engine.poll(left) if self._generating else []
+        answers = self._answers(due, left)
+        with self._lock:
+            for answer in sorted(answers, key=lambda answer: int(answer.key)):
+                self._heard(answer)
+            for report in reports:
+                self._reported(report)
+
+    def _answers(self, due: set[str], left: float | None) -> list[Answer]:
+        """Waits for the answers of the environments ``due``; returns them, and others that are there."""
+        start = time.monotonic()
+        found = self.hosts.poll(0.0)
+        while (due - {answer.key for answer in found}) & self._asked.keys():
+            passed = time.monotonic() - start
+            if left is not None and passed >= left:
+                break
+            # Bounded, because another thread may cancel the episodes that this one waits for.
+            found += self.hosts.poll(LOOK_S if left is None else min(LOOK_S, left - passed))
+        self.waited_s += time.monotonic() - start
+        return found
+
+    def _as_they_come(self, left: float | None) -> None:
+        """Takes in answers and replies at once, for engines whose results do not repeat to the bit anyway."""
         idle, start = not self._generating, time.monotonic()
         answers = self.hosts.poll(left if idle else 0.0)
         with self._lock:

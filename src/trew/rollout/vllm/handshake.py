@@ -110,7 +110,8 @@ def _of_settings(config: Mapping[str, Any], expected: Expected) -> Iterator[str]
     if isinstance(length, int) and length < expected.length:
         yield (
             f"has max_model_len = {length}, prompts and completions take up to {expected.length} tokens; start it with "
-            f"--max-model-len {expected.length}, or lower data.max_prompt_tokens or rollout.max_tokens"
+            f"--max-model-len {expected.length}, or lower data.max_prompt_tokens, rollout.max_tokens or "
+            "environment.episode_tokens"
         )
     vocabulary = _vocabulary(model.get("model"))
     if vocabulary not in (None, expected.vocabulary):
