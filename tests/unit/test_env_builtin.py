@@ -51,7 +51,7 @@ def asks(said):
 
 @pytest.mark.parametrize("seed", range(30))
 def test_a_policy_that_heeds_what_it_is_told_wins(seed):
-    assert play(guess({}, seed), halving())[0][-1] == 1.0
+    assert play(guess({}, seed), halving())[0][-1] >= 1.0
     assert play(grid({}, seed), walk)[0][-1] == 1.0
     assert play(calculator({}, seed), asks)[0][-1] == 1.0
 
@@ -61,7 +61,7 @@ def test_blind_guesses_hit_four_times_in_nine():
         numbers = iter("1379")
         return lambda said: next(numbers)
 
-    hits = sum(play(guess({}, seed), blind())[0][-1] for seed in range(900))
+    hits = sum(play(guess({}, seed), blind())[0][-1] >= 1.0 for seed in range(900))
     assert 0.38 < hits / 900 < 0.51
 
 
@@ -119,5 +119,13 @@ def test_equal_seeds_give_equal_episodes(environment):
 
 def test_random_hints_say_nothing_about_the_number():
     """The control: who heeds random hints hits no more often than blind guesses do."""
-    hits = sum(play(guess({}, seed, hints="random"), halving())[0][-1] == 1.0 for seed in range(900))
+    hits = sum(play(guess({}, seed, hints="random"), halving())[0][-1] >= 1.0 for seed in range(900))
     assert hits / 900 < 0.5
+
+
+def test_a_late_hit_is_worth_no_more_than_an_early_one():
+    number = guess_number(0)
+    early = sum(play(guess({}, 0), iter_of(str(number)))[0])
+    others = [each for each in range(1, 10) if each != number]
+    late = max(sum(play(guess({}, 0), iter_of(str(each), str(number)))[0]) for each in others)
+    assert late <= early

@@ -21,9 +21,11 @@ def guess(
 ) -> Episode:
     """The policy guesses a number from 1 to ``largest`` in at most ``turns`` guesses, told "higher" or "lower".
 
-    A hit earns 1. Any other guess earns ``inside`` where it was still possible by what the policy had been told, and 0
-    elsewhere. Halving what is left needs 4 guesses for 9 numbers; blind guesses hit 4 times in 9. ``hints = "random"``
-    is the control: there is nothing in it to learn from but to guess without repeats.
+    A hit earns 1, and what the guesses that it saved could have earned: a late hit must not be worth more than an early
+    one. Any other guess earns ``inside`` if it was still possible by what the policy had been told, else 0.
+
+    Halving what is left needs 4 guesses for 9 numbers; blind guesses hit 4 times in 9. ``hints = "random"`` is the
+    control: there is nothing in it to learn from but to guess without repeats.
     """
     rng = random.Random(seed)
     number = rng.randint(1, largest)
@@ -32,7 +34,7 @@ def guess(
     for turn in range(turns):
         said = first_number(reply.text)
         if said == number:
-            return {"reward": 1.0, "guesses": turn + 1}
+            return {"reward": 1.0 + inside * (turns - 1 - turn), "guesses": turn + 1}
         hint, earned = "Say only a number.", 0.0
         if said is not None:
             hint = "higher" if said < number else "lower"
