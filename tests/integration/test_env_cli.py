@@ -103,6 +103,10 @@ def test_an_environment_that_exits_is_found(file, capsys):
         (("guess", "--check", "--episodes", 0), "--episodes: got 0"),
         (("guess", "--set", "size=3"), "unexpected keyword argument 'size'"),
         (("guess", "--set", "largest"), "expected key=value"),
+        (("guess", "--set", "largest=x"), "environment.args.largest: got 'x', accepts a whole number of at least 1"),
+        (("guess", "--set", "turns=true"), "environment.args.turns: got True"),
+        (("guess", "--set", "inside=-1"), "environment.args.inside: got -1, accepts a number of at least 0"),
+        (("guess", "--set", "hints=tru"), "environment.args.hints: got 'tru', accepts 'true', 'random'"),
     ],
 )
 def test_bad_input_is_refused_with_one_message(args, message, capsys):

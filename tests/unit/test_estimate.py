@@ -140,8 +140,7 @@ def test_a_pass_without_memory_allocates_what_a_real_one_does(kind, rank, checkp
         lora.attach(net, own, name="m", seed=0)
     batch = passes.batch(c, net, prompt=12, vocabulary=sizes.vocabulary)
     assert max(told) > 20_000
-    # The absolute part is the pack's indices: a real pass shares them with the arrays of the pack, a copy makes them.
-    assert told == pytest.approx(passes.training_peaks(batch), rel=0.02, abs=12_000)
+    assert told == pytest.approx(passes.training_peaks(batch), rel=0.02)
 
 
 def at_depth(counted: passes.Pass, layers: int) -> tuple[int, ...]:

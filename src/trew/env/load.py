@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -91,13 +92,35 @@ def _named(spec: Spec) -> Loaded:
                 f"environment.name: got {spec.name!r}, accepts {', '.join(ENVIRONMENTS)}, or path/to/file.py:name"
                 f"{nearest(spec.name, ENVIRONMENTS)}"
             )
-        return Loaded(_factory(ENVIRONMENTS[spec.name], spec, spec.name))
+        made = _factory(ENVIRONMENTS[spec.name], spec, spec.name)
+        _check_values(ENVIRONMENTS[spec.name], spec)
+        return Loaded(made)
     modules: dict[Path, ModuleType] = {}
     try:
         found, path, name = load_named(spec.name, modules)
     except ConfigError as error:
         raise ConfigError([f"environment.name: {problem}" for problem in error.problems]) from error
     return Loaded(_factory(found, spec, f"{path}:{name}"), sources_of(path))
+
+
+def _check_values(function: Callable[..., Episode], spec: Spec) -> None:
+    """Raises ConfigError for values that a built-in environment cannot take: a misspelt word would pass unnoticed."""
+    problems = []
+    for name, hint in inspect.get_annotations(function, eval_str=True).items():
+        if name not in spec.args:
+            continue
+        value, words = spec.args[name], typing.get_args(hint)
+        if words:
+            right, accepts = value in words, ", ".join(map(repr, words))
+        elif hint is int:
+            right, accepts = type(value) is int and value >= 1, "a whole number of at least 1"
+        else:
+            right = type(value) in (int, float) and 0 <= value < float("inf")
+            accepts = "a number of at least 0"
+        if not right:
+            problems.append(f"environment.args.{name}: got {value!r}, accepts {accepts}")
+    if problems:
+        raise ConfigError(problems)
 
 
 def _factory(found: Any, spec: Spec, who: str) -> Callable[[], Environment]:

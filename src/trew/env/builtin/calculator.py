@@ -21,6 +21,8 @@ def calculator(row: Mapping[str, Any], seed: int, *, largest: int = 99, turns: i
     A reply ``calc: 12 * 34 + 56`` asks a calculator, which answers with the value or with "error: ...". Any other
     reply is the answer. A right answer within ``turns`` replies earns 1, anything else 0.
     """
+    if largest < 10:
+        raise ValueError(f"largest: got {largest}, accepts a whole number of at least 10")
     rng = random.Random(seed)
     a, b, c = (rng.randint(10, largest) for _ in range(3))
     reply = yield Say(_opening(a, b, c))

@@ -17,6 +17,8 @@ def grid(row: Mapping[str, Any], seed: int, *, size: int = 3, turns: int = 5, cl
     Arriving within ``turns`` moves earns 1; ``closer`` is earned by each other move that comes nearer. A word that is
     no move, and a move into the wall, leave the policy where it is.
     """
+    if size < 2:
+        raise ValueError(f"size: got {size}, accepts a whole number of at least 2")
     rng = random.Random(seed)
     fields = [(x, y) for x in range(1, size + 1) for y in range(1, size + 1)]
     at, goal = rng.sample(fields, 2)
