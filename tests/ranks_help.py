@@ -53,7 +53,7 @@ class Fleet:
         self._process.stdin.close()
         self._process.wait(30)
 
-    def run(self, call: str, size: int, *, nodes: int = 1, **arguments: Any) -> list[Any]:
+    def run(self, call: str, size: int, *, nodes: int = 1, join_s: float = 60, **arguments: Any) -> list[Any]:
         """What ``module:function`` returns on each rank: anything that torch.save can write."""
         import torch
 
@@ -61,7 +61,7 @@ class Fleet:
         assert self._process.stdout is not None
         with tempfile.TemporaryDirectory() as folder:
             order = {"call": call, "size": size, "nodes": nodes, "arguments": arguments, "folder": folder,
-                     "port": free_port()}  # fmt: skip
+                     "port": free_port(), "join_s": join_s}  # fmt: skip
             self._process.stdin.write(json.dumps(order) + "\n")
             self._process.stdin.flush()
             assert select.select([self._process.stdout], [], [], PATIENCE)[0], order
@@ -81,7 +81,7 @@ def _rank(order: dict[str, Any], rank: int) -> None:
         os.environ |= variables(rank, order["size"], order["port"], order["nodes"])
         place = here()
         assert place is not None
-        ranks = Ranks(place, device="cpu", timeout_s=60)
+        ranks = Ranks(place, device="cpu", join_s=order["join_s"], wait_s=60)
         module, _, name = order["call"].partition(":")
         result = getattr(importlib.import_module(module), name)(ranks, **order["arguments"])
         torch.save(result, folder / f"{rank}.pt")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import time
 from typing import Any
 
 import torch
@@ -201,6 +202,20 @@ def restored(ranks: Parallel | None, *, folder: str, counters: dict[str, Any], o
     items = help.samples()
     out = learner.step(items, help.prepared(help.model(), learner.objective, items, seed=4))
     return {"tensors": now, "loss": out.loss, "version": out.policy_version, "weights": dict(learner.weights())}
+
+
+def late(ranks: Ranks, *, seconds: float) -> list[str]:
+    """What every rank hears of rank 0, and rank 0 of rank 1, where each speaks only after so many seconds."""
+    heard = []
+    if ranks.rank == 0:
+        time.sleep(seconds)
+    heard.append(ranks.broadcast(b"orders" if ranks.rank == 0 else None).decode())
+    if ranks.rank == 1:
+        time.sleep(seconds)
+        ranks.send(b"completions")
+    elif ranks.rank == 0:
+        heard.append(ranks.receive(1).decode())
+    return heard
 
 
 def sums(ranks: Ranks) -> dict[str, Any]:

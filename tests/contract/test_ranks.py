@@ -11,9 +11,11 @@ import torch
 
 import learner_help
 import ranks_work
-from ranks_help import Fleet
+from ranks_help import Fleet, free_port, variables
 from trew.config import LoraConfig
-from trew.distributed import sharding
+from trew.distributed import Ranks, sharding
+from trew.distributed.ranks import Place
+from trew.errors import LostRankError
 from trew.models import lora
 from trew.models.sharded import whole
 from trew.objective import presets
@@ -232,3 +234,16 @@ def test_sums_values_and_orders_are_equal_on_all_ranks(fleet, size):
         assert ones.tolist() == [float(size)] * 3
         assert one["found"] == [{"rank": rank, "text": "é" * rank} for rank in range(size)]
         assert (one["sent"], one["empty"]) == (b"order" * 1000, b"")
+
+
+def test_ranks_may_wait_for_each_other_longer_than_they_may_take_to_join(fleet):
+    """gloo limits operations between two ranks by the limit for connecting, unless each is given its own."""
+    assert fleet.run("ranks_work:late", 2, join_s=2, seconds=2.5) == [["orders", "completions"], ["orders"]]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_stays_alone_says_so_instead_of_waiting_for_days(monkeypatch, rank):
+    for name, value in variables(rank, 2, free_port()).items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(LostRankError, match=f"rank {rank} of 2 could not join the others within 1 s"):
+        Ranks(Place(rank, 2, rank, 2), device="cpu", join_s=1, wait_s=60)

@@ -208,7 +208,7 @@ def leading(place: Place) -> Iterator[Orders | None]:
     """Joins the ranks as rank 0, whose decisions the others follow; None where there are no others. However the block
     ends, they are told."""
     with telling_of_lost_ranks():
-        orders = None if place.size == 1 else Orders(Ranks(place, device=own_device(place), timeout_s=WAIT_S))
+        orders = None if place.size == 1 else Orders(join(place))
         try:
             yield orders
         except BaseException as error:
@@ -257,12 +257,21 @@ def restarted() -> bool:
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
 
 
+def join(place: Place) -> Ranks:
+    """Connects this rank with the others. Raises LostRankError if some do not come."""
+    return Ranks(place, device=own_device(place), join_s=JOIN_S, wait_s=WAIT_S)
+
+
 def own_device(place: Place) -> str:
     """The device of a rank: one GPU each, where there are GPUs."""
     import torch
 
     return f"cuda:{place.local_rank}" if torch.cuda.is_available() else "cpu"
 
+
+JOIN_S = 600.0
+"""Limit for all ranks to find each other: nodes of a cluster start minutes apart. A rank that died before it connected
+leaves no connection that could break, so that the others would wait for it as long as for slow rewards."""
 
 WAIT_S = 7 * 24 * 3600.0
 """Limit of one collective operation. Ranks wait for rank 0 while it generates and scores, for hours where rewards are

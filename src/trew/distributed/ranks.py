@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from ..errors import ConfigError, LostRankError
 from .pulse import Pulse
@@ -65,17 +66,27 @@ class Ranks:
     else by gloo.
     """
 
-    def __init__(self, place: Place, *, device: str, timeout_s: float) -> None:
+    def __init__(self, place: Place, *, device: str, join_s: float, wait_s: float) -> None:
+        """Joins the group within ``join_s`` seconds, or raises LostRankError; an operation may then take ``wait_s``."""
         self.place, self.device = place, torch.device(device)
         self.pulse = Pulse(place.rank)
         backend = "cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo"
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
-        limit = timedelta(seconds=timeout_s)
-        store, *_ = next(dist.rendezvous("env://", place.rank, place.size, timeout=limit))
-        # The agent may keep its store over a restart, with the addresses of ranks that are gone.
-        self._store = dist.PrefixStore(f"trew/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
-        dist.init_process_group(backend, store=self._store, rank=place.rank, world_size=place.size, timeout=limit)
+        limit, self._wait = timedelta(seconds=join_s), timedelta(seconds=wait_s)
+        try:
+            store, *_ = next(dist.rendezvous("env://", place.rank, place.size, timeout=limit))
+            # The agent may keep its store over a restart, with the addresses of ranks that are gone.
+            self._store = dist.PrefixStore(f"trew/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+            dist.init_process_group(backend, store=self._store, rank=place.rank, world_size=place.size, timeout=limit)
+        except RuntimeError as error:
+            meeting = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+            raise LostRankError(
+                f"rank {place.rank} of {place.size} could not join the others within {join_s:g} s: one of them did not "
+                f"start, died, or cannot be reached at {meeting}. "
+                f"Look at what each rank printed, and start all of them again ({str(error).splitlines()[0][:200]})"
+            ) from None
+        _set_pg_timeout(self._wait)
 
     @property
     def rank(self) -> int:
@@ -128,18 +139,23 @@ class Ranks:
 
     def send(self, data: bytes) -> None:
         """Sends bytes to rank 0, which must call :meth:`receive`."""
-        dist.send(torch.tensor([len(data)]), 0)
+        self._finish(dist.isend(torch.tensor([len(data)]), 0))
         if data:
-            dist.send(torch.frombuffer(bytearray(data), dtype=torch.uint8), 0)
+            self._finish(dist.isend(torch.frombuffer(bytearray(data), dtype=torch.uint8), 0))
 
     def receive(self, rank: int) -> bytes:
         """The bytes that another rank sends to rank 0."""
         size = torch.zeros(1, dtype=torch.int64)
-        dist.recv(size, rank)
+        self._finish(dist.irecv(size, rank))
         buffer = torch.empty(int(size), dtype=torch.uint8)
         if len(buffer):
-            dist.recv(buffer, rank)
+            self._finish(dist.irecv(buffer, rank))
         return buffer.numpy().tobytes()
+
+    def _finish(self, work: dist.Work | None) -> None:
+        # Without a limit of its own, gloo waits between two ranks only as long as they may take to connect.
+        assert work is not None, "this rank is in the group"
+        work.wait(self._wait)
 
     def abandon(self, round: int) -> None:
         """Asks the others to give up a round of generation; they look between passes of the model (:meth:`abandoned`),

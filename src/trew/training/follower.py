@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from ..config import parse
-from ..distributed import Place, Ranks
-from ..distributed.launch import WAIT_S, own_device
+from ..distributed import Place
+from ..distributed.launch import join
 from ..distributed.orders import Orders, generate_share
 from ..distributed.ranks import telling_of_lost_ranks
 from ..errors import NumericsError, RankError, TrewError
@@ -42,7 +42,7 @@ def follow(place: Place) -> None:
     for signum in ALWAYS:
         signal.signal(signum, signal.SIG_IGN)
     with telling_of_lost_ranks():
-        ranks = Ranks(place, device=own_device(place), timeout_s=WAIT_S)
+        ranks = join(place)
         orders = Orders(ranks)
         with contextlib.suppress(Over):
             order = orders.take()
