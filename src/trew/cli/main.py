@@ -30,6 +30,7 @@ COMMANDS: dict[str, tuple[str, str | tuple[str, ...], str]] = {
     ),
     "iterate": ("iterate", "iterate", "train policy and reward model in turns, round after round"),
     "report": ("report", "report", "one HTML file about one or several runs"),
+    "view": ("view", "view", "runs in a browser, while they train and afterwards: curves, completions, tokens"),
     "compare": ("compare", "compare", "which settings are better, and how sure that is: runs paired by seed"),
     "explain": ("explain", "explain", "an objective: its equation, defaults and source; --plot draws its weight"),
     "data": (

@@ -70,11 +70,26 @@ class Lock:
             self._lock.release()
 
 
+def held(content: bytes) -> bool | None:
+    """Whether a live process holds the lock whose file has this ``content``; None if it names one of another host."""
+    holder = _parse(content)
+    if not holder:
+        return False
+    return _alive(holder) if holder.get("host") == socket.gethostname() else None
+
+
 def _read(path: Path) -> dict:
     """The holder that the file names; an empty dict if it names none."""
     try:
-        holder = json.loads(path.read_bytes()[:4096] or b"{}")
-    except (ValueError, OSError):
+        return _parse(path.read_bytes())
+    except OSError:
+        return _parse(b"?")
+
+
+def _parse(content: bytes) -> dict:
+    try:
+        holder = json.loads(content[:4096] or b"{}")
+    except (ValueError, RecursionError):
         return {"pid": "unknown", "host": "unknown"}
     return holder if isinstance(holder, dict) else {}
 

@@ -1,0 +1,105 @@
+"""The runs that a server shows: those that were named, and those in folders that were named."""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from ..errors import DataError
+from ..runs.layout import LOCK
+from .answers import NotHere
+from .viewed import ViewedRun
+
+_DEEPEST = 3
+_MOST = 2000
+"""Folders of runs are searched to this depth, and no more runs than this are shown."""
+_INSIDE = frozenset({"rollouts", "evals", "checkpoints", "final", "weights", "pending"})
+"""Members of a run folder that hold no other runs."""
+
+
+class Library:
+    """Finds runs again at every listing, so that a run that begins later appears by itself.
+
+    An id is the folder's name, made safe for URLs and unique; it stays the run's for as long as the server runs.
+    """
+
+    def __init__(self, folders: Sequence[Path]) -> None:
+        self._folders = [Path(os.path.abspath(folder)) for folder in folders]
+        self._runs: dict[Path, ViewedRun] = {}
+        self._ids: dict[str, ViewedRun] = {}
+        self._lock = threading.Lock()
+        for folder in folders:
+            if not folder.is_dir():
+                raise DataError(f"{folder}: no such folder; give a run folder of trew train, or one that contains runs")
+        if not self.runs():
+            some = ", ".join(map(str, folders))
+            raise DataError(f"{some}: no run is there; give a run folder of trew train, or a folder that contains runs")
+
+    def runs(self) -> list[ViewedRun]:
+        """All runs that are there now, in the order of the arguments and then by name."""
+        with self._lock:
+            found = dict.fromkeys(path for folder in self._folders for path in _search(folder))
+            for path in found:
+                if path not in self._runs:
+                    run = ViewedRun(path, id=self._new_id(path.name), name=self._name(path))
+                    self._runs[path] = self._ids[run.id] = run
+            return [self._runs[path] for path in found]
+
+    def run(self, id: str) -> ViewedRun:
+        """The run with this id. Raises NotHere if there is none, or if its folder is gone."""
+        with self._lock:
+            run = self._ids.get(id)
+        if run is None:
+            self.runs()  # it may have begun since the last listing
+            run = self._ids.get(id)
+        if run is None:
+            raise NotHere(
+                f"run: got {id[:100]!r}, which is not one of the runs of this server; reload the list of runs"
+            )
+        if not is_run(run.folder):
+            raise NotHere(f"{run.name}: the folder of this run is gone, or is no run folder any more")
+        return run
+
+    def _name(self, path: Path) -> str:
+        """The path below the folder that was named, or the folder's own name."""
+        for folder in self._folders:
+            if path != folder and path.is_relative_to(folder):
+                return str(path.relative_to(folder))
+        return path.name
+
+    def _new_id(self, name: str) -> str:
+        plain = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip(".-") or "run"
+        number = 1
+        while (made := plain if number == 1 else f"{plain}-{number}") in self._ids:
+            number += 1
+        return made
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a run has written into ``folder``, its configuration at least."""
+    there = {name for name in (LOCK, "config.toml", "metrics.jsonl", "rounds.jsonl", "summary.json", "rollouts")
+             if os.path.lexists(folder / name)}  # fmt: skip
+    return ("config.toml" in there and len(there) > 1) or {"metrics.jsonl", "rollouts"} <= there
+
+
+def _search(folder: Path, depth: int = 0, left: list[int] | None = None) -> Iterator[Path]:
+    """The run folders at and below ``folder``; follows no links below it."""
+    left = [_MOST] if left is None else left
+    if is_run(folder):
+        left[0] -= 1
+        yield folder
+        if not os.path.lexists(folder / "rounds.jsonl"):
+            return
+    if depth == _DEEPEST:
+        return
+    try:
+        with os.scandir(folder) as entries:
+            inner = sorted(e.name for e in entries if e.is_dir(follow_symlinks=False) and not e.name.startswith("."))
+    except OSError:
+        return
+    for name in inner:
+        if left[0] > 0 and name not in _INSIDE:
+            yield from _search(folder / name, depth + 1, left)

@@ -1,0 +1,112 @@
+"""One line about each metric, and the order in which the page shows them. docs/runs.md says more."""
+
+from __future__ import annotations
+
+import re
+
+GROUPS: dict[str, tuple[str, ...]] = {
+    "Reward": (
+        "reward", "accuracy", "reward/[^/]+", "reward/.*", "baseline", "baseline/none", "unscored_share",
+        "margin", "policy/reward", "policy/accuracy",
+    ),
+    "Policy": ("entropy", "kl", "kl_old", "kl_rollout", "entropy_coefficient"),
+    "Trust region": (
+        "ratio", "ratio_q99", "ratio_q50", "ratio_q01", "weight", "clip_share", "clip_.*", "ess", "correction.*",
+        "corrected_share",
+    ),
+    "Completions": (
+        "completion_length", "truncated_share", "zero_signal_share", "advantage_share", "silent_share",
+        "groups_sampled", "shared_state_share", "monitor/.*",
+    ),
+    "Episodes": ("turns", "observation_share", "environment/.*"),
+    "Optimizer": ("loss", "grad_norm", "lr", "changed_share", "bad_steps", "skipped_steps", "learner_tokens"),
+    "Freshness": (
+        "staleness", "age_mean", "age_max", "age/.*", "fresh_share", "canary_gap", "passed_over", "policy_version",
+    ),
+    "Speed": ("tokens_per_second", "seconds", "seconds_waited", "waited_s", "idle_s"),
+    "Health": ("health",),
+}  # fmt: skip
+"""Titles, and patterns of names: the first group that matches a metric has it."""
+
+HELP: dict[str, str] = {
+    "seconds": "wall-clock seconds of the step, generation to update",
+    "reward": "mean of the weighted reward over the step's completions that have one",
+    "reward/<name>": "mean of this reward alone, before its weight",
+    "reward/no_answer": "share of completions without an answer",
+    "reward/none": "share of completions without a value",
+    "reward/<name>/timeout": "share of completions for which this reward has that status",
+    "reward/<name>/seconds": "mean seconds of this reward per scored completion",
+    "monitor/<name>": "a sign of reward hacking",
+    "accuracy": "share of the step's completions that are correct",
+    "entropy": "mean entropy of the policy per sampled token, in nats, at temperature 1",
+    "kl": "mean KL estimate per token in nats: to the reference model, or to the policy before the step",
+    "kl_old": "the KL estimate to the policy before the step's first update",
+    "kl_rollout": "the KL estimate between the log-probs of learner and engine",
+    "ratio": "importance ratio of current to old policy, mean over tokens",
+    "ratio_q01": "importance ratio below which 1 % of tokens are",
+    "ratio_q50": "median of the importance ratio over tokens",
+    "ratio_q99": "importance ratio below which 99 % of tokens are",
+    "clip_share": "share of tokens whose gradient the trust region removed entirely",
+    "clip_high_positive": "share of tokens removed above ratio 1 with a positive advantage",
+    "clip_high_negative": "share of tokens removed above ratio 1 with a negative advantage",
+    "clip_low_positive": "share of tokens removed below ratio 1 with a positive advantage",
+    "clip_low_negative": "share of tokens removed below ratio 1 with a negative advantage",
+    "ess": "effective sample size of the importance weights, as a share of the tokens with an advantage",
+    "correction": "mean factor of the correction of sampler to learner",
+    "correction_zero_share": "share of tokens that the correction removes",
+    "entropy_coefficient": "coefficient of the entropy bonus",
+    "baseline": "mean reward of the greedy answers",
+    "baseline/none": "share of prompts without a greedy answer's reward, which take no part",
+    "completion_length": "mean length of completions in tokens",
+    "truncated_share": "share of completions that reached max_tokens",
+    "zero_signal_share": "share of groups whose rewards are all equal: they teach nothing",
+    "shared_state_share": "share of turns that began in a state in which another turn of their group began",
+    "groups_sampled": "number of groups, including those that dynamic sampling replaced",
+    "unscored_share": "share of completions without a reward in the groups that were trained on",
+    "weight": "mean weight w(r, A) of the trust region over tokens with an advantage",
+    "silent_share": "share of completions that an optimizer step left out because they have no gradient",
+    "learner_tokens": "tokens that one optimizer step feeds to the model for a gradient",
+    "policy_version": "how often the weights have changed so far",
+    "tokens_per_second": "completion tokens over the seconds of the step",
+    "lr": "learning rate",
+    "grad_norm": "gradient norm before clipping",
+    "loss": "loss; its level means little, only its gradient does",
+    "advantage_share": "share of completions that were trained on and have an advantage",
+    "changed_share": "share of weights that the optimizer steps changed, among those with a gradient",
+    "canary_gap": "mean difference in nats between the log-probs of sampler and learner at the same weights",
+    "staleness": "number of updates by which the weights behind the oldest token were out of date",
+    "age_mean": "versions between the oldest token of a group and the step's weights, mean over groups",
+    "age_max": "versions between the oldest token of a group and the step's weights, maximum over groups",
+    "age/0": "share of groups of this age in versions",
+    "waited_s": "seconds for which the learner waited for completions",
+    "idle_s": "seconds since the previous step for which servers were idle",
+    "passed_over": "number of groups still running that are older than the newest group of the step",
+    "corrected_share": "share of tokens beyond the limits of the correction, before the first update",
+    "fresh_share": "share of the tokens that were sampled from the current weights",
+    "bad_steps": "consecutive steps that were not applied because of numbers that are not finite",
+    "health": "number of warnings that apply",
+}
+
+
+def help_of(name: str) -> str:
+    """The line about a metric; empty if there is none.
+
+    >>> help_of("reward/gsm8k"), help_of("age/3")
+    ('mean of this reward alone, before its weight', 'share of groups of this age in versions')
+    """
+    if name in HELP:
+        return HELP[name]
+    for pattern, key in _PATTERNS:
+        if pattern.fullmatch(name):
+            return HELP[key]
+    return ""
+
+
+_PATTERNS = (
+    (re.compile("reward/.+/seconds"), "reward/<name>/seconds"),
+    (re.compile("reward/.+/no_answer"), "reward/no_answer"),
+    (re.compile("reward/.+/[a-z_]+"), "reward/<name>/timeout"),
+    (re.compile("reward/.+"), "reward/<name>"),
+    (re.compile("monitor/.+"), "monitor/<name>"),
+    (re.compile("age/.+"), "age/0"),
+)

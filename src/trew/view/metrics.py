@@ -1,0 +1,98 @@
+"""The curves of a run as the page draws them: columns, evaluations, and marks on the axis of steps."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+from ..diagnostics.health import finite
+from .curves import Curves
+from .metric_help import GROUPS, help_of
+from .viewed import ViewedRun, whole
+
+_EVENT = re.compile(r"(?P<when>\S+) (?:step (?P<step>\d{1,15}): )?(?P<text>.*)")
+_RESUMED = re.compile(r"dropped .*after step (\d{1,15})")
+_MOST_EVENTS = 2000
+
+
+def metrics(run: ViewedRun, *, since: int = -1, only: frozenset[str] = frozenset()) -> dict[str, Any]:
+    """Everything after step ``since``; of the columns ``only``, or all of them."""
+    with run.lock:
+        revision = run.revision  # of before the rows: what is added meanwhile is another revision
+        curves = run.curves()
+        order = _order(curves, since)
+        names = [name for name in curves.columns if not only or name in only]
+        return {
+            "revision": revision,
+            "steps": [curves.steps[i] for i in order],
+            "columns": {name: _numbers(curves.columns[name], order) for name in names},
+            "evals": evaluations(curves),
+            "marks": marks(run, curves),
+            "groups": groups(names),
+            "help": {name: text for name in names if (text := help_of(name))},
+        }
+
+
+def _order(curves: Curves, since: int) -> list[int]:
+    """The rows after ``since`` by step; the later one where a step has several."""
+    steps = curves.steps
+    last = {step: i for i, step in enumerate(steps) if step > since}
+    return [last[step] for step in sorted(last)]
+
+
+def _numbers(column: Any, order: list[int]) -> list[float | None]:
+    return [value if math.isfinite(value := column[i]) else None for i in order]
+
+
+def evaluations(curves: Curves) -> list[dict[str, Any]]:
+    """The evaluations with their intervals, by step."""
+    named = {"accuracy": "eval_accuracy", "low": "eval_low", "high": "eval_high", "n": "eval_n"}
+    return [
+        {"step": step, **{name: whole(finite(curves.evals[step].get(key))) for name, key in named.items()}}
+        for step in sorted(curves.evals)
+    ]
+
+
+def marks(run: ViewedRun, curves: Curves) -> list[dict[str, Any]]:
+    """What happened at a step besides learning: warnings, checkpoints, resumes, steps that were not applied."""
+    found = [{"step": w.step, "kind": "warning", "text": w.text, "rule": w.rule} for w in curves.health.found]
+    found += [
+        {"step": at, "kind": "checkpoint", "text": f"checkpoint of step {at}"} for at in run.steps_of("checkpoints")
+    ]
+    found += [
+        {"step": at, "kind": "bad_step", "text": f"step {at} had numbers that are not finite: bad_steps/{at:06d}.json"}
+        for at in run.steps_of("bad_steps")
+    ]
+    told = {(w.step, w.text) for w in curves.health.found}
+    found += [mark for mark in _events(run.text("events.log")) if (mark["step"], mark["text"]) not in told]
+    return sorted(found, key=lambda mark: mark["step"])
+
+
+def _events(text: str) -> list[dict[str, Any]]:
+    """The lines of events.log that name a step; of the lines about one resume, the first."""
+    found: list[dict[str, Any]] = []
+    resumed = -1
+    for line in text.splitlines()[-_MOST_EVENTS:]:
+        if (match := _EVENT.fullmatch(line)) is None:
+            continue
+        if again := _RESUMED.search(line):
+            if int(again[1]) != resumed:
+                resumed = int(again[1])
+                found.append({"step": resumed, "kind": "resumed", "text": f"continued after step {resumed}"})
+        elif match["step"]:
+            resumed = -1
+            found.append({"step": int(match["step"]), "kind": "event", "text": match["text"]})
+    return found
+
+
+def groups(names: list[str]) -> list[dict[str, Any]]:
+    """The curves in the order in which a reader wants them; those that no group names come last."""
+    left, found = dict.fromkeys(names), []
+    for title, wanted in GROUPS.items():
+        members = [*dict.fromkeys(name for pattern in wanted for name in left if re.fullmatch(pattern, name))]
+        if members:
+            found.append({"title": title, "columns": members})
+        for name in members:
+            left.pop(name, None)
+    return [*found, {"title": "Other", "columns": list(left)}] if left else found

@@ -1,0 +1,77 @@
+"""Starts the server: a socket on this machine, a token, and the addresses to open."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import ConfigError
+from ..utils import listening
+
+HOST = "127.0.0.1"
+PORT = 8411
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A server that runs. ``url`` has the token: who has it may read the runs."""
+
+    url: str
+    port: int
+    token: str
+    alive: Callable[[], bool]
+
+
+@contextlib.contextmanager
+def serving(
+    folders: Sequence[Path], *, port: int | None = None, hosts: Sequence[str] = (), framed: bool = False
+) -> Iterator[Served]:
+    """Serves the runs in ``folders`` while the block runs. ``port``: 0 takes a free one, None the usual one if it is
+    free. Raises ConfigError and DataError."""
+    check_installed()
+    from .app import application
+    from .guard import Access
+    from .library import Library
+
+    library = Library(folders)
+    with _socket(port) as bound:
+        port = bound.getsockname()[1]
+        access = Access(secrets.token_urlsafe(24), port, frozenset(host.lower() for host in hosts), framed)
+        app = application(library, access)
+        with listening.listening(app, [bound], None) as alive:
+            yield Served(f"http://{HOST}:{port}/?token={access.token}", port, access.token, alive)
+
+
+def _socket(port: int | None):
+    if port is not None:
+        return listening.sockets_for(HOST, port, encrypted=False)[0]
+    try:
+        return listening.sockets_for(HOST, PORT, encrypted=False)[0]
+    except ConfigError:  # another server has it
+        return listening.sockets_for(HOST, 0, encrypted=False)[0]
+
+
+def check_installed() -> None:
+    """Raises ConfigError if the packages of the extra are missing."""
+    try:
+        import starlette
+        import uvicorn  # noqa: F401
+    except ImportError as error:
+        raise ConfigError(
+            f"trew view needs the package {error.name}, which is not installed: pip install 'trew[view]'"
+        ) from None
+    del starlette
+
+
+def tunnel(port: int) -> str:
+    """The command that makes the server reachable from the machine at the other end of an ssh connection; empty where
+    this is no ssh session."""
+    parts = os.environ.get("SSH_CONNECTION", "").split()
+    if len(parts) != 4:
+        return ""
+    user = os.environ.get("USER") or os.environ.get("LOGNAME") or "you"
+    return f"ssh -N -L {port}:{HOST}:{port} -p {parts[3]} {user}@{parts[2]}"

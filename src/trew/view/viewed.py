@@ -1,0 +1,185 @@
+"""One run as the server sees it: its state, its configuration, its metrics; read again where its folder changed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import threading
+import time
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..config.free import is_free
+from ..diagnostics.health import finite
+from ..runs.layout import LOCK
+from ..runs.lock import held
+from ..runs.report import safe_files
+from ..utils.toml import flatten
+from .curves import Curves, MetricsFile
+from .signature import Signature, signature
+
+_FILES = ("config.toml", "metrics.jsonl", "rounds.jsonl", "summary.json", "events.log", LOCK)
+_FOLDERS = ("rollouts", "evals", "checkpoints", "bad_steps", "servers", "final")
+_ELSEWHERE_S = 3600
+"""A run whose process is on another host counts as running if its folder changed within this time."""
+
+Values = Mapping[str, Any]
+
+
+class ViewedRun:
+    """Everything is read when it is asked for, and kept until the folder changes. For several threads."""
+
+    def __init__(self, folder: Path, *, id: str, name: str) -> None:
+        self.folder, self.id, self.name = folder, id, name
+        self.lock = threading.RLock()
+        self._read: dict[str, tuple[object, Any]] = {}
+        self._metrics: MetricsFile | None = None
+
+    # ---- what changed
+
+    def signatures(self) -> dict[str, Signature | None]:
+        """Of every member that is shown: inode, size and time of the last change; None where it is missing.
+
+        A folder's time changes when a file is renamed into it or removed, which is how a run writes.
+        """
+        return {name: signature(self.folder / name) for name in (*_FILES, *_FOLDERS)}
+
+    @property
+    def revision(self) -> str:
+        known = (self.signatures(), self.is_running)
+        return hashlib.blake2b(repr(known).encode(), digest_size=8).hexdigest()
+
+    def kept(self, name: str, key: object, make: Any) -> Any:
+        """The result of ``make``, made again only if ``key`` is another one than last time."""
+        with self.lock:
+            if name not in self._read or self._read[name][0] != key:
+                self._read[name] = (key, make())
+            return self._read[name][1]
+
+    # ---- files
+
+    def text(self, name: str) -> str:
+        """A text file of the folder; empty if it is missing or must not be read."""
+        return self.kept(f"text {name}", signature(self.folder / name), lambda: _text(self.folder, name))
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """config.toml as nested tables; empty if it cannot be read."""
+        text = self.text("config.toml")
+        return self.kept("config", text, lambda: _parsed(text, tomllib.loads))
+
+    @property
+    def values(self) -> Values:
+        """The settings, flat: {"learner.lr": 1e-6, ...}"""
+        return self.kept("values", self.text("config.toml"), lambda: flatten(dict(self.config)) if self.config else {})
+
+    @property
+    def summary(self) -> Mapping[str, Any]:
+        """summary.json; empty while the run is not finished."""
+        text = self.text("summary.json")
+        return self.kept("summary", text, lambda: _parsed(text, json.loads))
+
+    def curves(self) -> Curves:
+        """The metrics so far. Hold :attr:`lock` while using them: they grow."""
+        with self.lock:
+            name = "rounds.jsonl" if self.kind == "rounds" else "metrics.jsonl"
+            if self._metrics is None or self._metrics.name != name:
+                self._metrics = MetricsFile(self.folder, name)
+            return self._metrics.read(self.config)
+
+    def names(self, folder: str) -> list[str]:
+        """The names in a folder of the run; none if it cannot be read."""
+
+        def read() -> list[str]:
+            try:
+                return safe_files.file_names(self.folder, folder)
+            except OSError:
+                return []
+
+        return self.kept(f"names {folder}", signature(self.folder / folder), read)
+
+    def steps_of(self, folder: str) -> list[int]:
+        """The numbers of the members of ``folder`` that belong to one step, in order."""
+        stems = (name.partition(".")[0] for name in self.names(folder) if not name.startswith("."))
+        return sorted(int(stem) for stem in stems if stem.isascii() and stem.isdecimal() and len(stem) < 16)
+
+    # ---- about it
+
+    @property
+    def kind(self) -> str:
+        if "iterate" in self.config or os.path.lexists(self.folder / "rounds.jsonl"):
+            return "rounds"
+        return "reward" if self.config and "objective" not in self.config else "policy"
+
+    @property
+    def is_running(self) -> bool:
+        try:
+            with safe_files.open_file(self.folder, LOCK, most=safe_files.MIB) as file:
+                found = held(file.read(4096))
+        except OSError:
+            return False
+        return time.time() - self.updated < _ELSEWHERE_S if found is None else found
+
+    @property
+    def state(self) -> str:
+        if self.is_running:
+            return "running"
+        return "finished" if self.summary else "stopped"
+
+    @property
+    def updated(self) -> float:
+        """When the folder last changed, in seconds since 1970."""
+        times = [found[2] for name, found in self.signatures().items() if found is not None and name != LOCK]
+        return max(times, default=0) / 1e9
+
+    @property
+    def setting(self) -> str:
+        """Identifies the settings that decide what is learned, apart from the seed."""
+        decisive = {k: v for k, v in self.values.items() if k != "seed" and not is_free(k)}
+        return hashlib.blake2b(repr(sorted(decisive.items())).encode(), digest_size=6).hexdigest()
+
+    def about(self) -> dict[str, Any]:
+        """The run in the list of runs."""
+        with self.lock:
+            curves, values = self.curves(), self.values
+            has_rollouts = bool(self.steps_of("rollouts"))
+            steps = finite(values.get("iterate.rounds") if self.kind == "rounds" else values.get("steps"))
+            return {
+                "id": self.id, "name": self.name, "path": str(self.folder), "kind": self.kind, "state": self.state,
+                "step": max(curves.steps, default=max(curves.evals, default=0)),
+                "steps": whole(steps), "updated": self.updated,
+                "model": _word(values.get("model")), "preset": _word(values.get("objective.preset")),
+                "seed": whole(finite(values.get("seed"))), "setting": self.setting, "revision": self.revision,
+                "warnings": len(curves.health.found), "has_rollouts": has_rollouts,
+                "has_tokens": has_rollouts or bool(self.steps_of("evals")),
+            }  # fmt: skip
+
+
+def _text(folder: Path, name: str) -> str:
+    try:
+        return safe_files.read_text(folder, name)
+    except OSError:
+        return ""
+
+
+def _parsed(text: str, loads: Any) -> Mapping[str, Any]:
+    try:
+        found = loads(text) if text.strip() else {}
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _word(value: Any) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def whole(number: float | None) -> float | int | None:
+    """
+    >>> whole(3.0), whole(0.5), whole(None)
+    (3, 0.5, None)
+    """
+    return int(number) if number is not None and number.is_integer() else number
