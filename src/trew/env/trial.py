@@ -6,7 +6,6 @@ import random
 import re
 import statistics
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -152,14 +151,22 @@ def _figures(episodes: Sequence[Played], turns: int) -> str:
     if not played:
         return "no episode was played to its end"
     seconds = sorted(s for episode in played for s in episode.seconds)
-    lengths = [len(str(message.get("content", ""))) for e in played for say in e.says[1:] for message in say.messages]
-    rewards = Counter(episode.reward for episode in played)
-    earned = [reward for episode in played if (reward := episode.reward) is not None]
     parts = [
         f"{sum(e.done for e in played)} of {len(played)} end within {turns} replies",
         f"{statistics.mean(len(e.replies) for e in played):.1f} replies on average",
         f"an answer takes {1000 * statistics.median(seconds):.1f} ms (at most {1000 * seconds[-1]:.0f})",
-        f"observations have up to {max(lengths, default=0)} characters",
-        f"rewards {min(earned):g} to {max(earned):g}, {len(rewards)} different" if earned else "no rewards",
+        f"observations have up to {_longest_observation(played)} characters",
+        _range_of_rewards(played),
     ]
     return "; ".join(parts)
+
+
+def _longest_observation(played: Sequence[Played]) -> int:
+    said = [message for episode in played for say in episode.says[1:] for message in say.messages]
+    return max((len(str(message.get("content", ""))) for message in said), default=0)
+
+
+def _range_of_rewards(played: Sequence[Played]) -> str:
+    rewards = {episode.reward for episode in played}
+    earned = [reward for reward in rewards if reward is not None]
+    return f"rewards {min(earned):g} to {max(earned):g}, {len(rewards)} different" if earned else "no rewards"

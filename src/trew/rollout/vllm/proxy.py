@@ -8,6 +8,7 @@ a request whose client has gone. :class:`~trew.utils.listening.Guard` asks for t
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Mapping
 from urllib.parse import parse_qs
 
@@ -94,24 +95,13 @@ class Proxy:
     async def _carry(self, number: int, scope: Scope, upload: _Upload, send: Send) -> None:
         kept = self.keeper.kept[number]
         life = kept.life
-        given = {name.decode(): value.decode("latin-1") for name, value in scope["headers"] if name in _PASSED}
-        has_body = scope["method"] == "POST"
-        if not has_body:
-            upload.skip()
         began = False
         try:
-            async with self._client(number).stream(
-                scope["method"], self._address(number, scope),
-                headers=given if has_body else None, content=upload.pieces() if has_body else None,
-            ) as response:  # fmt: skip
+            async with self._request(number, scope, upload) as response:
                 if scope["path"] == FINISH and response.status_code == 200 and kept.life == life:
                     kept.fresh = False
-                passed = [(k.lower(), v) for k, v in response.headers.raw if k.lower() in _PASSED]
                 began = True
-                await send({"type": "http.response.start", "status": response.status_code, "headers": passed})
-                async for piece in response.aiter_raw():
-                    await send({"type": "http.response.body", "body": piece, "more_body": True})
-                await send({"type": "http.response.body", "body": b""})
+                await _pass_on(response, send)
         except _TooLarge:
             await answer(send, 413, f"the body is larger than {self.most_bytes} bytes")
         except _ClientGone:
@@ -120,6 +110,16 @@ class Proxy:
             if began:  # the answer cannot be taken back: its end is missing, and the connection is cut
                 return
             await answer(send, 502, f"{self.keeper.why(number)} ({type(error).__name__})")
+
+    def _request(
+        self, number: int, scope: Scope, upload: _Upload
+    ) -> contextlib.AbstractAsyncContextManager[httpx2.Response]:
+        method, address = scope["method"], self._address(number, scope)
+        if method != "POST":
+            upload.skip()
+            return self._client(number).stream(method, address)
+        given = {name.decode(): value.decode("latin-1") for name, value in scope["headers"] if name in _PASSED}
+        return self._client(number).stream(method, address, headers=given, content=upload.pieces())
 
     def _address(self, number: int, scope: Scope) -> str:
         """The address of a request at the server."""
@@ -138,6 +138,15 @@ class Proxy:
                 trust_env=False, timeout=httpx2.Timeout(None, connect=CONNECT_S),
             )  # fmt: skip
         return self._clients[number]
+
+
+async def _pass_on(response: httpx2.Response, send: Send) -> None:
+    """Sends a server's answer to the client, piece by piece as it comes."""
+    headers = [(k.lower(), v) for k, v in response.headers.raw if k.lower() in _PASSED]
+    await send({"type": "http.response.start", "status": response.status_code, "headers": headers})
+    async for piece in response.aiter_raw():
+        await send({"type": "http.response.body", "body": piece, "more_body": True})
+    await send({"type": "http.response.body", "body": b""})
 
 
 class _Upload:

@@ -36,20 +36,29 @@ def grouped(members: Sequence[Member], *, by: Collection[str], several_tasks: bo
     A group is made by the settings in ``by``, or else by all that change what is learned. With ``several_tasks`` the
     settings of the data do not separate groups.
     """
-    keys = _checked(by, members) or {k for m in members for k in m.settings if not is_free(k)}
-    keys = {k for k in keys if not (several_tasks and k.startswith("data."))}
+    keys = _separating(members, by, several_tasks=several_tasks)
     parts: dict[str, list[Member]] = {}
     for member in members:
-        parts.setdefault(_key({k: member.settings.get(k) for k in keys}), []).append(member)
+        parts.setdefault(_key(_settings(member, keys)), []).append(member)
     firsts = [of[0] for of in parts.values()]
     differing = sorted(k for k in keys if len({_key(m.settings.get(k)) for m in firsts}) > 1)
-    names = _names([{k: m.settings.get(k) for k in differing} for m in firsts])
+    names = _names([_settings(first, differing) for first in firsts])
     tasks = task_names(members) if several_tasks else {m.name: "" for m in members}
     groups = [
         Group(name, tuple(of), tuple(tasks[m.name] for m in of))
         for name, of in zip(names, parts.values(), strict=True)
     ]  # fmt: skip
     return groups, {k: {g.name: g.members[0].settings.get(k) for g in groups} for k in differing}
+
+
+def _separating(members: Sequence[Member], by: Collection[str], *, several_tasks: bool) -> set[str]:
+    """The settings that separate groups: those in ``by``, or else all that change what is learned."""
+    keys = _checked(by, members) or {k for m in members for k in m.settings if not is_free(k)}
+    return {k for k in keys if not (several_tasks and k.startswith("data."))}
+
+
+def _settings(member: Member, keys: Collection[str]) -> dict[str, Any]:
+    return {k: member.settings.get(k) for k in keys}
 
 
 def differences(tables: Mapping[str, Mapping[str, Any]]) -> Differences:
