@@ -27,7 +27,7 @@ from ..rollout.vllm.routes import Files
 from ..rollout.vllm.update import Canary
 from .folders import name_of, new_version
 from .places import WeightFolder, place_for
-from .publisher import Publisher
+from .publisher import FolderPublisher
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -39,27 +39,20 @@ HASHERS = 4
 """Threads that hash files, at most."""
 
 
-class PublishedFiles(Publisher):
+class PublishedFiles(FolderPublisher):
     """Publishes versions as files. ``run``: the run's folder; ``size``: bytes of a version (:func:`version_size`)."""
 
     def __init__(self, run: Path, *, dtype: str, size: int, vocabulary: int, positions: int | None) -> None:
-        super().__init__(dtype=dtype, vocabulary=vocabulary, positions=positions)
-        self.run, self.size = run, size
-        self._place: WeightFolder | None = None
+        super().__init__(dtype=dtype, size=size, vocabulary=vocabulary, positions=positions)
+        self.run = run
 
-    def close(self) -> None:
-        """Removes all versions."""
-        super().close()
-        if self._place is not None:
-            self._place.close()
-            self._place = None
+    def _make_place(self, engine: VllmEngine) -> WeightFolder:
+        local = all(server.endpoint.local for server in engine.servers)
+        return place_for(self.run, size=self.size, local=local)
 
     def _take(self, policy: Policy, engine: VllmEngine) -> tuple[Files, Canary]:
-        dtype = getattr(torch, self.dtype)
-        if self._place is None:
-            local = all(server.endpoint.local for server in engine.servers)
-            self._place = place_for(self.run, size=self.size, local=local)
-        with new_version(self._place, policy.version, self.size) as folder:
+        dtype, place = getattr(torch, self.dtype), self.place(engine)
+        with new_version(place, policy.version, self.size) as folder:
             with ThreadPoolExecutor(HASHERS, thread_name_prefix="trew-files") as threads:
                 files, known = _save(policy.weights(), folder, dtype, threads)
             canary = self._canary(policy)
@@ -69,7 +62,7 @@ class PublishedFiles(Publisher):
             ).encode()
             (folder / "manifest.json").write_bytes(text)
         digest = hashlib.sha256(text).hexdigest()
-        return Files(self._place.folder, name_of(policy.version), digest), canary
+        return Files(place.folder, name_of(policy.version), digest), canary
 
 
 def version_size(config: PreTrainedConfig, dtype: str) -> int:

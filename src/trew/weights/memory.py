@@ -12,29 +12,18 @@ from ..rollout.vllm.update import Canary
 from .files import published_dtype
 from .folders import name_of, new_version
 from .places import WeightFolder, in_shared_memory
-from .publisher import Publisher
+from .publisher import FolderPublisher, Publisher
 
 
-class PublishedSegments(Publisher):
-    """Keeps the two newest versions in shared memory. ``size``: bytes of a version (:func:`.version_size`)."""
+class PublishedSegments(FolderPublisher):
+    """Keeps the two newest versions in shared memory."""
 
-    def __init__(self, *, dtype: str, size: int, vocabulary: int, positions: int | None) -> None:
-        super().__init__(dtype=dtype, vocabulary=vocabulary, positions=positions)
-        self.size = size
-        self._place: WeightFolder | None = None
-
-    def close(self) -> None:
-        """Removes all segments. Servers let go of theirs at the end of each update."""
-        super().close()
-        if self._place is not None:
-            self._place.close()
-            self._place = None
+    def _make_place(self, engine: VllmEngine) -> WeightFolder:
+        return in_shared_memory(self.size)
 
     def _take(self, policy: Policy, engine: VllmEngine) -> tuple[Segments, Canary]:
-        dtype = getattr(torch, self.dtype)
-        if self._place is None:
-            self._place = in_shared_memory(self.size)
-        with new_version(self._place, policy.version, self.size) as folder:
+        dtype, place = getattr(torch, self.dtype), self.place(engine)
+        with new_version(place, policy.version, self.size) as folder:
             names = map(segment_name, range(1 << 16))
             buckets = tuple(
                 filled.bucket
@@ -44,7 +33,7 @@ class PublishedSegments(Publisher):
                 )
             )  # fmt: skip
             canary = self._canary(policy)
-        return Segments(policy.version, self._place.folder, name_of(policy.version), buckets), canary
+        return Segments(policy.version, place.folder, name_of(policy.version), buckets), canary
 
 
 class PublishedOnGpu(Publisher):

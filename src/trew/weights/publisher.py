@@ -12,6 +12,7 @@ from ..rollout.vllm.engine import VllmEngine
 from ..rollout.vllm.routes import Route
 from ..rollout.vllm.update import Canary, Published
 from .canary import canary_of, canary_samples
+from .places import WeightFolder
 
 
 class Publisher(ABC):
@@ -53,3 +54,30 @@ class Publisher(ABC):
 
     def _canary(self, policy: Policy) -> Canary:
         return canary_of(policy, self._samples, self.dtype)
+
+
+class FolderPublisher(Publisher):
+    """Publishes into a folder, made for the first version and removed at the end. ``size``: bytes of a version
+    (:func:`.version_size`)."""
+
+    def __init__(self, *, dtype: str, size: int, vocabulary: int, positions: int | None) -> None:
+        super().__init__(dtype=dtype, vocabulary=vocabulary, positions=positions)
+        self.size = size
+        self._place: WeightFolder | None = None
+
+    def close(self) -> None:
+        """Removes all versions. Servers let go of theirs at the end of each update."""
+        super().close()
+        if self._place is not None:
+            self._place.close()
+            self._place = None
+
+    def place(self, engine: VllmEngine) -> WeightFolder:
+        """The folder of all versions."""
+        if self._place is None:
+            self._place = self._make_place(engine)
+        return self._place
+
+    @abstractmethod
+    def _make_place(self, engine: VllmEngine) -> WeightFolder:
+        """Makes the folder where the servers of ``engine`` can read it."""
