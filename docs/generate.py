@@ -34,6 +34,7 @@ from trew.objective.presets import PRESETS
 from trew.objective.ratio import Ratio
 from trew.objective.shaping import Shape
 from trew.objective.weight import Weight
+from trew.utils.installing import requirements
 
 DOCS = Path(__file__).parent
 PICTURES = DOCS / "images" / "objectives"
@@ -70,6 +71,8 @@ def files() -> dict[Path, str]:
     found[inside_trl] = filled(inside_trl.read_text(encoding="utf-8"), {"presets": trl_table()})
     verl = DOCS / "verl.md"
     found[verl] = filled(verl.read_text(encoding="utf-8"), {"presets": verl_table()})
+    installing = DOCS / "install.md"
+    found[installing] = filled(installing.read_text(encoding="utf-8"), {"extras": extras_table()})
     contributing = DOCS.parent / "CONTRIBUTING.md"
     parts = {"rooms": rooms_table(), "layers": layers()}
     found[contributing] = filled(contributing.read_text(encoding="utf-8"), parts)
@@ -179,6 +182,42 @@ def verl_table() -> str:
 
     rows = [(f"`{name}`", o.loss or "yes", o.advantage or "yes", keys(o.settings)) for name, o in table().items()]
     return markdown(("preset", "policy loss", "advantages", "keys"), rows)
+
+
+EXTRAS = {
+    "data": "data sets of the Hugging Face hub",
+    "lora": "adapters instead of all weights: `lora.rank` ([memory.md](memory.md#lora))",
+    "4bit": "a frozen base in 4 bits, and 8-bit AdamW: `lora.base`, `learner.optimizer`",
+    "math": "math-verify, for answers that trew's exact algebra cannot decide ([rewards.md](rewards.md))",
+    "reasoning-gym": "the problems of reasoning-gym as tasks ([data.md](data.md#tasks))",
+    "gym": "environments of gymnasium ([environments.md](environments.md))",
+    "textarena": "the games of TextArena",
+    "openenv": "OpenEnv servers",
+    "liger": "liger-kernel on a CUDA GPU: `learner.liger`",
+    "view": "`trew view`, runs in the browser",
+    "serve": "`trew serve` and `trew rewards serve` ([scale.md](scale.md))",
+    "ray": "ranks and servers on a Ray cluster ([scale.md](scale.md#ray))",
+    "trl": "trew's objectives inside TRL, in its environment ([trl.md](trl.md))",
+    "verl": "the same inside verl ([verl.md](verl.md))",
+    "trackio": '`track.to = ["trackio"]`',
+    "wandb": '`track.to = ["wandb"]`',
+    "tensorboard": '`track.to = ["tensorboard"]`',
+    "mlflow": '`track.to = ["mlflow"]`',
+    "dev": "what tests and checks need",
+    "docs": "what `make site` needs",
+}
+
+
+def extras_table() -> str:
+    """Every extra with its purpose, and the packages that it brings."""
+    packages = requirements()
+    known = [*EXTRAS, *sorted(set(packages) - set(EXTRAS) - {""})]
+    rows = [
+        (f"`{name}`", EXTRAS.get(name, ""), ", ".join(f"`{p}`" for p in packages[name]) if name != "dev" else "")
+        for name in known
+        if name in packages
+    ]
+    return markdown(("extra", "for", "packages"), rows)
 
 
 def gallery(described: Sequence[Description], *, columns: int = 3) -> str:

@@ -4,7 +4,8 @@
     batch = trew.TokenBatch.from_padded(...)           log-probs in, from any trainer
     objective.loss(batch)                              loss, advantages, coefficients, metrics out
     trew.rewards.grade("gsm8k", completion, gold)      one verdict
-    trew.train(config)                                 the whole job
+    trew.train("recipe.toml")                          the whole job
+    trew.curves("runs/recipe")                         its curves, in a notebook
 
 Nothing heavy is imported before it is used.
 """
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from .objective import preset as preset
     from .objective import presets
     from .runs import report
+    from .runs.notebook import curves as curves
+    from .runs.report.read import load_run as load_run
     from .training.start import train as train
 
 __version__ = "0.1.0"
@@ -32,6 +35,8 @@ _HOME = {
     "Config": "config",
     "Denominators": "objective",
     "LossOutput": "objective",
+    "curves": "runs.notebook",
+    "load_run": "runs.report.read",
     "Objective": "objective",
     "TokenBatch": "objective",
     "preset": "objective",
@@ -41,8 +46,9 @@ _HOME = {
 _ROOMS = {name: name for name in ("config", "data", "eval", "learner", "objective", "rewards", "rollout", "types")}
 _ROOMS["report"] = "runs.report"
 
-__all__ = ["Config", "Denominators", "LossOutput", "Objective", "TokenBatch", "config", "data", "eval", "learner",
-           "objective", "preset", "presets", "report", "rewards", "rollout", "train", "types"]  # fmt: skip
+__all__ = ["Config", "Denominators", "LossOutput", "Objective", "TokenBatch", "config", "curves", "data", "eval",
+           "learner", "load_run", "objective", "preset", "presets", "report", "rewards", "rollout", "train",
+           "types"]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -27,6 +27,7 @@ import trew
 import trew.integrations.verl as integration
 from trew.errors import ConfigError, DataError
 from trew.integrations.verl.offered import bypasses, table
+from trew.utils.installing import install_trew
 
 ROOT = Path(__file__).parents[2]
 OFFERED = table()
@@ -342,7 +343,7 @@ def test_the_doctor_where_verl_has_not_heard_of_trew(tmp_path):
     (tmp_path / "trew").symlink_to(ROOT / "src" / "trew")  # without what pip may have written beside it
     code, text = told_by_the_doctor(PYTHONPATH=str(tmp_path))
     assert code == 1
-    assert "verl has not heard of trew: pip install trew here" in text
+    assert f"verl has not heard of trew: {install_trew()}" in text
     assert "token-mean-local not offered" in text
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from trew.cli import doctor as d
 from trew.rewards.sandbox import choose
+from trew.utils.installing import install_extra, install_packages
 
 
 def by_name(findings):
@@ -55,7 +56,7 @@ def test_a_missing_and_an_old_package_are_broken(monkeypatch, capsys):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     found = by_name(d._packages())
     assert (found["torch"].mark, found["trew-no-such-thing"].mark) == ("bad", "bad")
-    assert found["torch"].todo == "pip install 'torch>=999.1'"
+    assert found["torch"].todo == install_packages("torch>=999.1")
     assert d.doctor() == 1
     assert "see the lines marked BAD" in capsys.readouterr().out
 
@@ -186,6 +187,6 @@ def test_a_trainer_that_is_not_there_is_nothing_broken(monkeypatch, capsys, peer
     assert d.doctor(peer) == 0
     said = capsys.readouterr().out
     assert "is not installed" in said
-    assert f"pip install 'trew[{peer}]'" in said
+    assert install_extra(peer) in said
     assert "BAD" not in said
     assert "Nothing required is broken." in said

@@ -261,4 +261,4 @@ def test_a_server_without_schema_is_named():
 def test_a_package_that_is_missing_is_named(kind, monkeypatch):
     package = {"gym": "gymnasium", "openenv": "openenv.core.generic_client"}.get(kind, kind)
     monkeypatch.setitem(sys.modules, package, None)
-    assert "pip install 'trew[" in refused(f"{kind}:http://x")
+    assert "-m pip install '" in refused(f"{kind}:http://x")

@@ -12,6 +12,7 @@ from trew.config import Config, LearnerConfig, LoraConfig, validate
 from trew.errors import CheckpointError
 from trew.learner.optimizer import OffloadedAdamW, begin, load_moments, make_optimizer, moments
 from trew.training import compatibility
+from trew.utils.installing import install_extra
 
 SHAPES = {"matrix": (64, 80), "small": (8, 16), "vector": (80,), "unused": (4, 4)}
 NO_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -136,10 +137,10 @@ def test_what_the_machine_does_not_have_is_one_line_each(monkeypatch):
     assert compatibility.machine_problems(asked(), "cpu") == []
     lines = compatibility.machine_problems(asked(rank=8, base="nf4", optimizer="adamw-8bit"), "cpu")
     assert lines == [
-        "lora.rank: got 8, which needs the package peft; it is not installed: pip install 'trew[lora]'",
-        "lora.base: got 'nf4', which needs the package bitsandbytes; it is not installed: pip install 'trew[4bit]'",
-        "learner.optimizer: got 'adamw-8bit', which needs the package bitsandbytes; it is not installed: pip install "
-        "'trew[4bit]'",
+        f"lora.rank: got 8, which needs the package peft; it is not installed: {install_extra('lora')}",
+        f"lora.base: got 'nf4', which needs the package bitsandbytes; it is not installed: {install_extra('4bit')}",
+        "learner.optimizer: got 'adamw-8bit', which needs the package bitsandbytes; it is not installed: "
+        + install_extra("4bit"),
     ]
 
 

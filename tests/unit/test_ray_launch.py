@@ -126,7 +126,7 @@ def test_an_address_that_is_none_is_refused_at_once(address, said):
 
 @pytest.mark.skipif(importlib.util.find_spec("ray") is not None, reason="Ray is installed")
 def test_without_ray_the_extra_is_named():
-    with pytest.raises(ConfigError, match=r"pip install 'trew\[ray\]' on every node"):
+    with pytest.raises(ConfigError, match=r"pip install 'ray\[train\]>=.* on every node"):
         ray_launch.launch(config(launcher="ray"), [], print)
 
 

@@ -9,6 +9,7 @@ import pytest
 from trew.errors import ConfigError
 from trew.runs import trackers
 from trew.runs.trackers import Trackers
+from trew.utils.installing import install_extra
 
 
 @pytest.fixture
@@ -28,10 +29,10 @@ def fake(monkeypatch):
 def test_a_missing_package_names_the_extra(monkeypatch):
     monkeypatch.setattr(trackers.importlib.util, "find_spec", lambda name: None)
     assert trackers.problems(["wandb", "mlflwo"]) == [
-        "track.to: got 'wandb', whose package is not installed; pip install 'trew[wandb]'",
+        f"track.to: got 'wandb', whose package is not installed: {install_extra('wandb')}",
         "track.to: got 'mlflwo', accepts trackio, wandb, tensorboard, mlflow (did you mean 'mlflow'?)",
     ]
-    with pytest.raises(ConfigError, match="pip install 'trew"):
+    with pytest.raises(ConfigError, match=r"install .*trackio"):
         Trackers(["trackio"], folder=None, config={})
 
 

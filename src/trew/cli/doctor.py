@@ -19,6 +19,7 @@ from typing import Annotated, Literal
 import tyro
 
 from ..errors import ConfigError, TrewError
+from ..utils.installing import install_extra, install_packages, requirements
 from ..utils.memory import free_bytes
 
 GIB = 2**30
@@ -102,7 +103,7 @@ def _ray() -> Iterator[Finding]:
     version, address = _version("ray"), os.environ.get(ray_cluster.ADDRESS, "")
     if version is None:
         needed = f"{ray_cluster.ADDRESS} is set to {address}" if address else "optional"
-        yield Finding("bad" if address else "note", "ray", f"not installed ({needed})", "pip install 'trew[ray]'")
+        yield Finding("bad" if address else "note", "ray", f"not installed ({needed})", install_extra("ray"))
         return
     yield Finding("ok", "ray", version)
     if not address:
@@ -175,35 +176,35 @@ def _packages() -> Iterator[Finding]:
     for name, floor in _requirements()[""]:
         have = _version(name)
         if have is None:
-            yield Finding("bad", name, "is not installed", f"pip install '{name}>={floor}'")
+            yield Finding("bad", name, "is not installed", install_packages(f"{name}>={floor}"))
         elif _parts(have) < _parts(floor):
-            yield Finding("bad", name, f"{have} is older than {floor}", f"pip install '{name}>={floor}'")
+            yield Finding("bad", name, f"{have} is older than {floor}", install_packages(f"{name}>={floor}"))
         elif name in ("torch", "transformers"):
             yield Finding("ok", name, have)
 
 
 def _extras() -> Iterator[Finding]:
     for extra, needs in _requirements().items():
-        if extra in ("", "dev"):
+        if extra in ("", "dev", "docs"):
             continue
         have = {name: _version(name) for name, _ in needs}
         old = [name for name, floor in needs if (v := have[name]) is not None and _parts(v) < _parts(floor)]
         if None in have.values() or old:
             state = f"{', '.join(old)} too old" if old else "not installed"
-            yield Finding("note", extra, f"{state} (optional)", f"pip install 'trew[{extra}]'")
+            yield Finding("note", extra, f"{state} (optional)", install_extra(extra))
         else:
             yield Finding("ok", extra, ", ".join(f"{k} {v}" for k, v in have.items()))
 
 
 def _requirements() -> dict[str, list[tuple[str, str]]]:
     """(package, minimum version) by extra; those always required are under ""."""
-    found: dict[str, list[tuple[str, str]]] = {"": []}
-    for line in importlib.metadata.requires("trew") or ():
-        match = re.match(r"([A-Za-z0-9._-]+)[^;>]*(?:>=\s*([0-9.]+))?", line)
-        extra = re.search(r"""extra\s*==\s*["']([^"']+)["']""", line)
-        if match:
-            found.setdefault(extra[1] if extra else "", []).append((match[1], match[2] or "0"))
-    return found
+
+    def parts(requirement: str) -> tuple[str, str]:
+        match = re.match(r"([A-Za-z0-9._-]+)(?:.*?>=\s*([0-9.]+))?", requirement)
+        assert match is not None, requirement
+        return match[1], match[2] or "0"
+
+    return {extra: [parts(line) for line in lines] for extra, lines in requirements().items()}
 
 
 def _version(name: str) -> str | None:

@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from ..errors import DataError, nearest
+from ..utils.installing import install_extra
 from .rows import Row, Split
 
 _ID = re.compile(r"(?P<path>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(:(?P<config>[\w.-]*))?(:(?P<split>[\w.-]+))?")
@@ -65,7 +66,7 @@ def _package(hub: HubId) -> ModuleType:
     except ImportError:
         raise DataError(
             f"{hub.path}: no such file, and reading it from the hub needs the datasets package: "
-            "pip install 'trew[data]', or download the files and give their path"
+            f"{install_extra('data')}, or download the files and give their path"
         ) from None
 
 

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from ..errors import ConfigError, nearest
+from ..utils.installing import install_extra
 from ..utils.secrets import redact
 
 
@@ -40,7 +41,7 @@ def problems(names: Sequence[str]) -> list[str]:
         if name not in _MAKERS:
             found.append(f"track.to: got {name!r}, accepts {', '.join(_MAKERS)}{nearest(name, _MAKERS)}")
         elif importlib.util.find_spec(name) is None:
-            found.append(f"track.to: got {name!r}, whose package is not installed; pip install 'trew[{name}]'")
+            found.append(f"track.to: got {name!r}, whose package is not installed: {install_extra(name)}")
     return found
 
 

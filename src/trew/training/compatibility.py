@@ -18,6 +18,7 @@ from ..objective.component import Component
 from ..objective.ratio import NoRatio
 from ..objective.shaping import SoftOverlong
 from ..objective.turns import Turns
+from ..utils.installing import install_extra, install_packages
 
 GIVEN = frozenset(
     {"rewards", "entropies", "truncated", "old_logprobs", "ref_logprobs", "rollout_logprobs", "baselines"}
@@ -155,7 +156,7 @@ def _package_problems(config: Config, device: str) -> list[str]:
     found = []
     for what, package, extra in (need[1:] for need in needs if need[0]):
         if importlib.util.find_spec(package) is None:
-            found.append(f"{what}, which needs the package {package}; it is not installed: pip install 'trew[{extra}]'")
+            found.append(f"{what}, which needs the package {package}; it is not installed: {install_extra(extra)}")
         elif package == "bitsandbytes" and device == "mps":
             found.append(f"{what}, which does not run on mps; use device = 'cpu' or a CUDA GPU")
     return found
@@ -167,7 +168,7 @@ def compile_problem(device: str) -> str | None:
         return "which is not supported on mps; use device = 'cpu' or a CUDA GPU"
     if device.startswith("cuda"):
         if importlib.util.find_spec("triton") is None:
-            return "which needs the package triton on a GPU; it is not installed: pip install triton"
+            return f"which needs the package triton on a GPU; it is not installed: {install_packages('triton')}"
         wanted, names = "a C compiler", (os.environ.get("CC"), "gcc", "clang", "cc")
     else:
         wanted = "a C++ compiler"
@@ -183,8 +184,8 @@ def _liger_problems(config: Config, device: str) -> list[str]:
         found.append(f"learner.liger: got true, which needs a CUDA GPU, but device is {device}; set it to false")
     elif any(importlib.util.find_spec(package) is None for package in ("liger_kernel", "triton")):
         found.append(
-            "learner.liger: got true, which needs the package liger-kernel; it is not installed: pip install "
-            "'trew[liger]'"
+            "learner.liger: got true, which needs the package liger-kernel; it is not installed: "
+            f"{install_extra('liger')}"
         )
     if config.learner.compile:
         found.append(

@@ -269,10 +269,15 @@ def length_problems(tokens: Mapping[str, int], *, longest: int, limit: int | Non
 
 
 def read(recipe: Path, overrides: Sequence[str] = ()) -> Config:
-    """Reads the configuration of a recipe. If it has problems, checks data, model and rewards as well, so that one
-    ConfigError reports everything."""
+    """Reads the configuration of a recipe, :func:`checked`."""
+    return checked(lambda: read_recipe(recipe, overrides))
+
+
+def checked(reading: Callable[[], Config]) -> Config:
+    """The configuration that ``reading`` returns. If it has problems, checks data, model and rewards as well, so that
+    one ConfigError reports everything."""
     try:
-        return read_recipe(recipe, overrides)
+        return reading()
     except ConfigError as error:
         if error.config is not None:
             plan(error.config, found=error.problems)

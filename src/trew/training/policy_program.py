@@ -97,6 +97,7 @@ class PolicyProgram(Program):
         self.folder.log(row)
         self.folder.write_eval(state.step, result.groups)
         self.trackers.log(state.step, row)
+        self.display.row(row)
         return out
 
     def measure(self, name: str) -> EvalResult:

@@ -95,7 +95,7 @@ class TrainingRun:
                 baselines=rollouts.baselines, sampler=self.plan.sampler,
             )  # fmt: skip
         program.trackers.log(step, row)
-        program.display.step(row)
+        program.display.row(row)
         # Last, so that the row and the rollouts of the step that ends the run are on disk.
         if attempt.error:
             guards.end_if_broken(program, attempt.error, attempt.message)

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
+import tomllib
 import warnings
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from .. import runs
-from ..config import Config, dumps, to_table
+from ..config import Config, apply_overrides, dumps, parse, to_table
 from ..distributed import launch
 from ..distributed.orders import Orders
-from ..runs import RunFolder, Trackers, trackers
+from ..errors import ConfigError
+from ..runs import RunFolder, Trackers, notebook, trackers
 from ..utils.console import Display
 from ..utils.signals import Interrupts
 from . import loop, planning, watch
@@ -24,25 +29,46 @@ from .summary import headline
 
 
 def train(
-    config: Config,
+    recipe: Config | Mapping[str, Any] | str | Path,
+    /,
     *,
+    set: Iterable[str] = (),
+    on_row: Callable[[Mapping[str, Any]], object] | None = None,
     resume: bool = False,
     overwrite: bool = False,
     allow_changes: bool = False,
     display: Display | None = None,
     position: int = 0,
 ) -> dict[str, Any]:
-    """Runs the training that ``config`` describes; returns the content of summary.json.
+    """Runs a training; returns the content of its summary.json.
 
-    Raises ConfigError with every problem of configuration, data and model before a model is loaded. ``resume``
-    continues from the newest complete checkpoint of ``config.out``, under other settings only with ``allow_changes``;
-    ``overwrite`` starts over in a used folder.
-    ``position``: the number of prompts of the shuffled stream that a new run skips.
+        summary = trew.train("recipe.toml", set=["steps=20"], on_row=lambda row: print(row["step"]))
+
+    In a notebook, progress and curves appear below the cell. Raises ConfigError with every problem of configuration,
+    data, rewards and model before a model is loaded. Interrupting the cell (Ctrl-C elsewhere) finishes the step, saves
+    a checkpoint and raises Interrupted; with ``resume`` the same call continues.
+
+    Args:
+        recipe: The path of a TOML file, its content as a mapping (``{"model": ..., "data": {...}}``; files of rewards
+            are relative to the current folder), or a :class:`Config`.
+        set: ``key=value`` each, overrides the recipe: ``["learner.lr=1e-5", "rollout.prompts=16"]``.
+        on_row: Called with each row of metrics.jsonl, of a step or of an evaluation (which has ``eval_accuracy``), once
+            it is on disk. What it raises ends the run; ``resume`` continues after the newest checkpoint.
+        resume: Continue from the newest complete checkpoint of the run folder, under other settings only with
+            ``allow_changes``.
+        overwrite: Start over in a folder that already holds a run.
+        allow_changes: With ``resume``, accept settings and data that change the results.
+        display: Shows the run; default: below the cell in a notebook, else on standard output.
+            ``trew.utils.console.Silent()`` shows nothing.
+        position: The number of prompts of the shuffled stream that a new run skips.
 
     Where a launcher started several ranks (``cluster.learner``), all of them call this. Rank 0 drives the run; on the
     others this returns an empty dictionary once it has ended, and raises LostRankError if another rank died.
     """
-    config = launch.with_ranks(config)
+    config = launch.with_ranks(_config(recipe, [*set]))
+    display = display or notebook.display()
+    if on_row is not None:
+        display.listeners.append(on_row)
     place = launch.place_for(config)
     if place is not None and place.rank:
         follow(place)
@@ -53,6 +79,21 @@ def train(
             config, orders, resume=resume, overwrite=overwrite, allow_changes=allow_changes, display=display,
             position=position,
         )  # fmt: skip
+
+
+def _config(recipe: Config | Mapping[str, Any] | str | Path, overrides: list[str]) -> Config:
+    """The configuration of a recipe in any of its forms, with a run folder."""
+    if isinstance(recipe, (str, Path)):
+        return planning.read(Path(recipe), overrides)
+    if isinstance(recipe, Config):
+        if not overrides:
+            return recipe
+        recipe = tomllib.loads(dumps(recipe))
+    table = copy.deepcopy(dict(recipe))
+    apply_overrides(table, overrides)
+    if not table.get("out"):
+        raise ConfigError("out: is missing, and a recipe without a file has no name to make one of; set out = 'runs/x'")
+    return planning.checked(lambda: parse(table, base=Path.cwd()))
 
 
 def lead(

@@ -6,7 +6,7 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import IO, Any, cast
 
@@ -37,13 +37,17 @@ HEADING_EVERY = 25
 
 
 class Display:
-    """Prints a run to a terminal, or as plain lines if there is none."""
+    """Prints a run to a terminal, or as plain lines if there is none.
+
+    ``listeners`` are called with every row of metrics, after it was written to the run folder and shown.
+    """
 
     def __init__(self, console: Console | None = None):
         self.console = console or Console(highlight=False, file=cast(IO[str], _Steady(sys.stdout)))
         if console is None and not self.console.is_terminal:
             self.console.width = 160  # piped output has no width to respect; tables stay on one line
         self.rows = 0
+        self.listeners: list[Callable[[Mapping[str, Any]], object]] = []
         self._progress: Progress | None = None
 
     def line(self, text: str) -> None:
@@ -81,6 +85,18 @@ class Display:
             TextColumn("{task.fields[note]}"), TimeElapsedColumn(), TextColumn("{task.fields[left]}"),
             console=self.console, transient=True,
         )  # fmt: skip
+
+    def row(self, row: Mapping[str, Any]) -> None:
+        """Shows a row of metrics.jsonl, of a step or of an evaluation, and passes a copy to each listener."""
+        if "eval_accuracy" in row:
+            self.evaluated(row)
+        else:
+            self.step(row)
+        for listener in self.listeners:
+            listener(dict(row))
+
+    def evaluated(self, row: Mapping[str, Any]) -> None:
+        """An evaluation during the run. Lines do not show it: the run's end compares the first with the last."""
 
     def step(self, row: Mapping[str, Any]) -> None:
         """One row of numbers."""

@@ -1,7 +1,7 @@
 """Listens for the requests of one's own runs on other machines: on which interface, with which token, with or without
 TLS. ``trew serve`` and ``trew rewards serve`` share it.
 
-Needs uvicorn (``pip install "trew[serve]"``), which is imported when something listens.
+Needs uvicorn (the extra ``serve``), which is imported when something listens.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError, TrewError
+from .installing import install_extra
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -248,5 +249,5 @@ def _uvicorn() -> Any:
     try:
         import uvicorn
     except ImportError:
-        raise ConfigError('this needs uvicorn, which is not installed: pip install "trew[serve]"') from None
+        raise ConfigError(f"this needs uvicorn, which is not installed: {install_extra('serve')}") from None
     return uvicorn

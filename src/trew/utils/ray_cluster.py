@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ..errors import ConfigError
+from .installing import install_extra
 from .secrets import can_be_secret
 
 ADDRESS = "RAY_ADDRESS"
@@ -38,8 +39,8 @@ def ray() -> Any:
             return importlib.import_module("ray")
     except ImportError as error:
         raise ConfigError(
-            f"cluster.launcher: Ray cannot be imported by {sys.executable} ({error}); pip install 'trew[ray]' on every "
-            "node of the cluster, or set cluster.launcher = 'torchrun'"
+            f"cluster.launcher: Ray cannot be imported by {sys.executable} ({error}); {install_extra('ray')} on "
+            "every node of the cluster, or set cluster.launcher = 'torchrun'"
         ) from None
 
 
@@ -51,8 +52,8 @@ def train() -> tuple[Any, Any]:
             return importlib.import_module("ray.train"), importlib.import_module("ray.train.torch")
     except ImportError as error:
         raise ConfigError(
-            f"cluster.launcher: Ray Train cannot be imported by {sys.executable} ({error}); pip install 'trew[ray]' on "
-            "every node of the cluster"
+            f"cluster.launcher: Ray Train cannot be imported by {sys.executable} ({error}); "
+            f"{install_extra('ray')} on every node of the cluster"
         ) from None
 
 

@@ -1,6 +1,6 @@
 """Tasks of the reasoning-gym package: ``reasoning-gym:NAME``, about a hundred families of seeded problems.
 
-The package (``pip install 'trew[reasoning-gym]'``) generates the problems in a separate process. The reward
+The package (trew's extra ``reasoning-gym``) generates the problems in a separate process. The reward
 ``reasoning_gym`` grades them, and never lets the package execute what a model wrote.
 """
 
@@ -21,13 +21,14 @@ from typing import Any
 from ...config import RewardConfig
 from ...errors import ConfigError, DataError, nearest
 from ...types import Prompt
+from ...utils.installing import install_extra
 from ..draws import key_of
 from ..messages import user_turn
 from ..rows import BadRow, Row, Split, require_columns, show, text_column, to_prompts
 from .base import Task
 
 PREFIX = "reasoning-gym"
-INSTALL = "pip install 'trew[reasoning-gym]'"
+EXTRA = "reasoning-gym"
 INSTRUCTION = "Think step by step, and put the final answer alone between <answer> and </answer>."
 UNGRADED = {
     "composite": "it mixes other tasks; prepare those one by one",
@@ -114,7 +115,9 @@ class Puzzles(Task):
     def _entries(self, seed: int, wanted: int) -> Iterator[dict[str, Any]]:
         """Yields the package's problems in order, as the separate process generates them."""
         if importlib.util.find_spec("reasoning_gym") is None:
-            raise ConfigError(f"data.task: '{PREFIX}:{self.puzzle}' needs the reasoning-gym package: {INSTALL}")
+            raise ConfigError(
+                f"data.task: '{PREFIX}:{self.puzzle}' needs the reasoning-gym package: {install_extra(EXTRA)}"
+            )
         # The package seeds problem i with seed + i: neighbouring seeds would share nearly all problems.
         start = key_of(PREFIX, self.puzzle, seed) % 2**31
         order = {
@@ -160,7 +163,7 @@ class Puzzles(Task):
     def _error(self, entry: Mapping[str, Any]) -> ConfigError:
         if entry["error"] == "missing":
             return ConfigError(
-                f"data.task: the reasoning-gym package cannot be imported ({entry['detail']}): {INSTALL}"
+                f"data.task: the reasoning-gym package cannot be imported ({entry['detail']}): {install_extra(EXTRA)}"
             )
         if entry["error"] == "unknown":
             names = [name for name in entry["names"] if name not in UNGRADED]

@@ -10,9 +10,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ...errors import ConfigError, nearest
+from ...utils.installing import install_extra
 from ..protocol import Environment, Reply, Say
 
-INSTALL = "pip install 'trew[textarena]'"
+EXTRA = "textarena"
 
 
 def adapt(name: str, args: Mapping[str, Any]) -> tuple[Callable[[], Environment], Mapping[str, str]]:
@@ -21,7 +22,9 @@ def adapt(name: str, args: Mapping[str, Any]) -> tuple[Callable[[], Environment]
         import textarena  # pyright: ignore[reportMissingImports]
         from textarena.envs.registration import ENV_REGISTRY  # pyright: ignore[reportMissingImports]
     except ImportError as error:
-        raise ConfigError(f"environment.name: textarena:{name} needs TextArena ({error}): {INSTALL}") from None
+        raise ConfigError(
+            f"environment.name: textarena:{name} needs TextArena ({error}): {install_extra(EXTRA)}"
+        ) from None
     if name not in ENV_REGISTRY:
         raise ConfigError(f"environment.name: TextArena has no game {name!r}{nearest(name, ENV_REGISTRY)}")
 

@@ -10,9 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ...errors import ConfigError
+from ...utils.installing import install_extra
 from ..protocol import Environment, Reply, Say
 
-INSTALL = "pip install 'trew[gym]'"
+EXTRA = "gym"
 
 
 def adapt(name: str, args: Mapping[str, Any]) -> tuple[Callable[[], Environment], Mapping[str, str]]:
@@ -20,7 +21,7 @@ def adapt(name: str, args: Mapping[str, Any]) -> tuple[Callable[[], Environment]
     try:
         import gymnasium  # pyright: ignore[reportMissingImports]
     except ImportError as error:
-        raise ConfigError(f"environment.name: gym:{name} needs gymnasium ({error}): {INSTALL}") from None
+        raise ConfigError(f"environment.name: gym:{name} needs gymnasium ({error}): {install_extra(EXTRA)}") from None
     ours = ("actions", "observations", "opening")
     theirs = {key: value for key, value in args.items() if key not in ours}
 

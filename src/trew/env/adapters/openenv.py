@@ -14,10 +14,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ...errors import ConfigError
+from ...utils.installing import install_extra
 from ..protocol import Environment, Reply, Say
 from ..tools.arguments import read_json
 
-INSTALL = "pip install 'trew[openenv]'"
+EXTRA = "openenv"
 ANSWER_S = 20.0  # for the server's schemas, when the environment is loaded
 
 
@@ -30,7 +31,7 @@ def adapt(name: str, args: Mapping[str, Any]) -> tuple[Callable[[], Environment]
     try:
         from openenv.core.generic_client import GenericEnvClient  # pyright: ignore[reportMissingImports]
     except ImportError as error:
-        raise ConfigError(f"environment.name: openenv:{name} needs openenv ({error}): {INSTALL}") from None
+        raise ConfigError(f"environment.name: openenv:{name} needs openenv ({error}): {install_extra(EXTRA)}") from None
     field = _text_field(_schema(name))
     observation, reset = args.get("observation"), dict(args.get("reset", {}))
     return lambda: OpenenvEnvironment(

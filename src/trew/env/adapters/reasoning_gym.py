@@ -11,10 +11,11 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ...data.tasks.puzzles import INSTALL, INSTRUCTION, UNGRADED
+from ...data.tasks.puzzles import EXTRA, INSTRUCTION, UNGRADED
 from ...data.tasks.puzzles_child import answer_of, tagged
 from ...errors import ConfigError, SandboxError, nearest
 from ...rewards.builtin import reasoning
+from ...utils.installing import install_extra
 from ..protocol import Environment, Reply, Say
 
 ATTEMPTS = 3
@@ -26,7 +27,9 @@ def adapt(name: str, args: Mapping[str, Any]) -> tuple[Callable[[], Environment]
         import reasoning_gym  # pyright: ignore[reportMissingImports]
         from reasoning_gym.factory import DATASETS  # pyright: ignore[reportMissingImports]
     except ImportError as error:
-        raise ConfigError(f"environment.name: reasoning_gym:{name} needs reasoning-gym ({error}): {INSTALL}") from None
+        raise ConfigError(
+            f"environment.name: reasoning_gym:{name} needs reasoning-gym ({error}): {install_extra(EXTRA)}"
+        ) from None
     if name not in DATASETS:
         raise ConfigError(f"environment.name: reasoning-gym has no task {name!r}{nearest(name, DATASETS)}")
     if name in UNGRADED:

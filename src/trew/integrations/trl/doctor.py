@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal
 
+from ...utils.installing import install_extra, install_packages
 from . import hooks, refusals
 
 Told = tuple[Literal["ok", "note", "bad"], str, str, str]
@@ -15,7 +16,7 @@ def found() -> Iterator[Told]:
     version = hooks.installed()
     known = " and ".join(f"{release}.x" for release in hooks.TESTED)
     if version is None:
-        yield "note", "trl", "is not installed, and trew does without it", "to train with TRL: pip install 'trew[trl]'"
+        yield "note", "trl", "is not installed, and trew does without it", f"to train with TRL: {install_extra('trl')}"
         return
     if hooks.tested(version):
         yield "ok", "trl", f"{version}, a release that trew is tested with", ""
@@ -36,7 +37,7 @@ def found() -> Iterator[Told]:
         return
     problems = hooks.misfits(trainer)
     for problem in problems:
-        yield "bad", "hooks", problem, "pip install 'trl==1.16.*'"
+        yield "bad", "hooks", problem, install_packages(hooks.WORKS)
     if problems:
         return
     yield "ok", "hooks", f"all {len(hooks.HOOKS)} fit", ""

@@ -9,6 +9,9 @@ from typing import Any
 TESTED = ("1.15", "1.16")
 """TRL releases that our trainer has been tested with, under every preset."""
 
+WORKS = f"trl=={TESTED[-1]}.*"
+"""The requirement that installs the newest of them."""
+
 HOOKS: dict[str, tuple[str, ...]] = {
     "_compute_loss": ("self", "model", "inputs"),
     "_prepare_inputs": ("self", "generation_batch"),

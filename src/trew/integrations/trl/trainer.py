@@ -21,6 +21,7 @@ from trl.models.utils import disable_gradient_checkpointing  # type: ignore[impo
 from ...errors import ConfigError
 from ...objective import Objective
 from ...objective.metrics import step_metrics
+from ...utils.installing import install_packages
 from . import hooks, refusals, step
 from .metrics import log_metrics, trl_metrics
 
@@ -317,7 +318,7 @@ def _check_trl() -> None:
     if problems := hooks.misfits(trl.GRPOTrainer):
         tested = " and ".join(f"{release}.x" for release in hooks.TESTED)
         raise ConfigError(
-            [f"TRL {version} does not fit: {problem}; this works with {tested}: pip install 'trl==1.16.*'"
+            [f"TRL {version} does not fit: {problem}; this works with {tested}: {install_packages(hooks.WORKS)}"
              for problem in problems]
         )  # fmt: skip
     if not hooks.tested(version):

@@ -16,6 +16,7 @@ import sys
 from collections.abc import Iterator
 from typing import Literal
 
+from ...utils.installing import install_extra, install_trew
 from .hooks import PolicyLoss
 from .offered import table
 
@@ -40,7 +41,7 @@ print(json.dumps([*found, why]))
 def found() -> Iterator[Told]:
     """Checks version, entry point, environment variables, verl's registries, and which presets run there."""
     if importlib.util.find_spec("verl") is None:
-        todo = "to train with verl: run this in verl's environment, or pip install 'trew[verl]'"
+        todo = f"to train with verl: run this in verl's environment, or {install_extra('verl')}"
         yield "note", "verl", "is not installed here, and trew does without it", todo
         return
     version = importlib.metadata.version("verl")
@@ -58,7 +59,7 @@ def found() -> Iterator[Told]:
     if declared:
         yield "ok", "entry point", "declared in verl.plugins", ""
     else:
-        yield "note", "entry point", "not declared in this environment", "pip install trew here"
+        yield "note", "entry point", "not declared in this environment", install_trew()
     for name in VARIABLES:
         if value := os.environ.get(name):
             yield "note", "variable", f"{name} = {value}", ""
@@ -101,5 +102,5 @@ def _todo(declared: bool, why: str) -> str:
     if chosen.strip().lower() != "auto":
         return f"VERL_USE_EXTERNAL_PLUGINS={chosen} leaves trew out: unset it, or name trew in it"
     if not declared:
-        return "verl has not heard of trew: pip install trew here, or VERL_USE_EXTERNAL_MODULES=trew.integrations.verl"
+        return f"verl has not heard of trew: {install_trew()}, or VERL_USE_EXTERNAL_MODULES=trew.integrations.verl"
     return _OTHER

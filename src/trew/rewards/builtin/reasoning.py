@@ -23,13 +23,14 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+from ...utils.installing import install_extra
 from ..isolation.tasks import TaskLimits, TaskOutcome, TaskPool
 from ..numbers import read_digits
 from ..thinking import after_thinking
 from ..verdict import Verdict, bad_gold, no_answer, right_or_wrong
 from . import countdown
 
-INSTALL = "pip install 'trew[reasoning-gym]'"
+EXTRA = "reasoning-gym"
 LONGEST = 20_000  # characters of an answer that is read
 DEEPEST = 100  # nesting of lists and objects that are compared item by item
 LIMITS = TaskLimits(cpu_s=3.0, memory_mb=1024, wall_s=120.0, calls=500, growth_mb=256)
@@ -129,7 +130,7 @@ def _decided(cases: list[_ForWorker]) -> list[Verdict]:
     if not cases:
         return []
     if not package_is_there():
-        why = f"this task is judged by the reasoning-gym package: {INSTALL}"
+        why = f"this task is judged by the reasoning-gym package: {install_extra(EXTRA)}"
         return [Verdict(None, "sandbox_error", None, why) for _ in cases]
     outcomes = POOL.run_many([case.payload for case in cases])
     return [_judged(case, outcome) for case, outcome in zip(cases, outcomes, strict=True)]
@@ -154,7 +155,7 @@ def row_problem(gold: Any, row: Mapping[str, Any]) -> str:
     if not isinstance(gold, str):
         return f"the gold answer must be text, got {type(gold).__name__}"
     if puzzle.task in PACKAGE | FORMULA and not package_is_there():
-        return f"reasoning-gym's {puzzle.task} is judged by the package: {INSTALL}"
+        return f"reasoning-gym's {puzzle.task} is judged by the package: {install_extra(EXTRA)}"
     return ""
 
 

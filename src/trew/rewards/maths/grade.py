@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import ConfigError
+from ...utils.installing import install_extra
 from ..isolation.tasks import TaskLimits, TaskOutcome, TaskPool
 from ..numbers import MAX_DIGITS, parse_gold
 from ..thinking import after_thinking
@@ -20,7 +21,7 @@ from .normalise import MAX_ANSWER, normalise
 from .shapes import Answer, AnswerList, Equation, Matrix, Named, Scalar, Union, Unknown
 from .tokens import tokenize
 
-INSTALL = "pip install 'trew[math]'"
+EXTRA = "math"
 LIMITS = TaskLimits(cpu_s=2.0, memory_mb=512, wall_s=60.0, calls=500, growth_mb=128)
 POOL = TaskPool(Path(__file__).with_name("symbolic.py"), limits=LIMITS)
 """The processes that math-verify runs in, started when they are first needed."""
@@ -73,7 +74,7 @@ def _decided(cases: list[_Undecided]) -> list[Verdict]:
     if not cases:
         return []
     if not math_verify_is_there():
-        why = f"exact algebra cannot decide this; math-verify can: {INSTALL}"
+        why = f"exact algebra cannot decide this; math-verify can: {install_extra(EXTRA)}"
         return [Verdict(None, "sandbox_error", None, why) for _ in cases]
     payloads = [{"gold": _formula(case.gold), "answer": _formula(case.answer)} for case in cases]
     return [_judged(case, out) for case, out in zip(cases, POOL.run_many(payloads), strict=True)]
@@ -191,7 +192,7 @@ def gold_problem(gold: Any) -> str:
     if not math_verify_is_there():
         raise ConfigError(
             f"reward 'math': gold {str(gold)!r:.120} cannot be compared by exact algebra alone, and math-verify is not "
-            f"installed; {INSTALL}"
+            f"installed; {install_extra(EXTRA)}"
         )
     if not isinstance(found.answer.shape, Unknown):
         return ""

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from ...errors import ConfigError, RewardError, TrewError
+from ...utils.installing import install_extra
 from ...utils.listening import Receive, Scope, Send, answer
 from ..builtin import KINDS, graded_together
 from ..user import packing
@@ -86,7 +87,7 @@ def check_machine(rewards: RewardSet) -> None:
     if kinds & {"code_stdin", "code_func"}:
         boundary()
     if "reasoning_gym" in kinds and not reasoning.package_is_there():
-        raise ConfigError(f"reward 'reasoning_gym': {reasoning.INSTALL}")
+        raise ConfigError(f"reward 'reasoning_gym': {install_extra(reasoning.EXTRA)}")
 
 
 async def _body(receive: Receive, most: int) -> bytes | None:

@@ -21,6 +21,7 @@ from typing import Any
 
 from ...errors import ConfigError, EngineError, StorageError
 from ...models.default import cache_folder
+from ...utils.installing import install_packages
 from .plugin.trew_vllm import __version__ as plugin_version
 from .plugin.trew_vllm.published import FORMAT
 
@@ -91,7 +92,8 @@ class Environment:
     def problems(self) -> list[Problem]:
         """Everything that keeps it from serving trew, as far as versions tell."""
         found = []
-        make = f"make another with trew cluster install-vllm, or: {self.python} -m pip install vllm=={TESTED}"
+        by_hand = install_packages(f"vllm=={TESTED}", python=self.python)
+        make = f"make another with trew cluster install-vllm, or: {by_hand}"
         if not self.vllm:
             found.append(Problem("vllm", f"is not installed in {self.python}", make))
         elif not supported(self.vllm):

@@ -26,7 +26,7 @@ _EPISODE = ("turns", "ending", "rollout_error")  # of runs with an environment; 
 
 @dataclass(frozen=True, slots=True)
 class RunData:
-    """Everything that a report shows about one run."""
+    """What a run folder says: its configuration, its ``rows`` of metrics.jsonl, its summary."""
 
     folder: Path
     name: str
@@ -55,13 +55,19 @@ class RunData:
         """Findings about a finished run as a whole, such as that nothing was learned, and why."""
         return outcome(self.rows, self.config) if self.summary else []
 
+    def completions(self, step: int | None = None, *, kind: str = "rollouts", most: int = 64) -> list[dict[str, Any]]:
+        """The first ``most`` completions of a step with score, parts and status, by default of the last step; with
+        ``kind="evals"`` of an evaluation."""
+        return load_samples(self.folder, kind=kind, step=step, most=most)
+
     def metric_names(self) -> list[str]:
         """Every numeric column, in order of first appearance."""
         return list(dict.fromkeys(k for row in self.rows for k, v in row.items() if k != "step" and _is_number(v)))
 
 
-def load_run(folder: Path) -> RunData:
-    """Reads a run folder; raises DataError if there is none."""
+def load_run(folder: str | Path) -> RunData:
+    """Reads a run folder, of a run that trains too; raises DataError if there is none."""
+    folder = Path(folder)
     if not folder.is_dir():
         raise DataError(f"{folder}: no such run folder; give the folder that `trew train` wrote (runs/…)")
     if not any(safe_files.exists(folder, name) for name in ("metrics.jsonl", "summary.json", "config.toml")):

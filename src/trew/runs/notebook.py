@@ -1,0 +1,266 @@
+"""A run in a notebook: progress and curves below the cell while it trains, and curves of runs as pictures.
+
+Everything is HTML and SVG without scripts, so that a saved notebook shows it too. What models wrote is text in it.
+"""
+
+from __future__ import annotations
+
+import base64
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from ..types import ScoredGroup
+from ..utils.console import COLUMNS, Bar, Display, Silent, duration
+from ..utils.secrets import redact
+from .report.read import RunData, load_run
+from .report.svg import Series, line_chart, running_mean
+from .report.text import shorten, visible
+
+SAMPLES, LONGEST = 2, 600
+REFRESH_S = 0.2
+WINDOW = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A picture that a notebook shows as the value of a cell; ``svg`` is its text."""
+
+    svg: str
+
+    def _repr_svg_(self) -> str:
+        return self.svg
+
+    def save(self, path: str | Path) -> None:
+        """Writes it as an .svg file."""
+        Path(path).write_text(self.svg, encoding="utf-8")
+
+
+def curves(
+    *runs: str | Path | RunData, metrics: Sequence[str] = ("reward", "accuracy"), window: int = WINDOW
+) -> Picture:
+    """Metrics of one or several runs over the steps: means of the last ``window`` steps, the values themselves faintly
+    behind them, and with ``accuracy`` the held-out accuracy with its 95 % interval.
+
+        trew.curves("runs/first")
+        trew.curves("runs/a", "runs/b", metrics=["reward"]).save("reward.svg")
+
+    Every name in metrics.jsonl is a metric (docs/runs.md lists them).
+    """
+    loaded = [run if isinstance(run, RunData) else load_run(run) for run in runs]
+    series: list[Series] = []
+    for run in loaded:
+        named = f"{run.name} " if len(loaded) > 1 else ""
+        for metric in metrics:
+            series += _series(run.rows, metric, colour=len(series) // 3, named=named, window=window)
+    return Picture(line_chart(series, y_label="" if len(metrics) > 1 else metrics[0], width=720, height=300))
+
+
+def _series(
+    rows: Sequence[Mapping[str, Any]], metric: str, *, colour: int, named: str, window: int
+) -> tuple[Series, Series, Series]:
+    """A metric as faint values, their running mean, and the evaluations that belong to it (none but for accuracy)."""
+    points = [(row["step"], row[metric]) for row in rows if row.get(metric) is not None]
+    x, y = [step for step, _ in points], [value for _, value in points]
+    evals = [row for row in rows if row.get("eval_accuracy") is not None] if metric == "accuracy" else []
+    held_out = [[row[f"eval_{name}"] for row in evals] for name in ("accuracy", "low", "high")]
+    return (
+        Series("", x, y, style="faint", colour=colour),
+        Series(f"{named}{metric}", x, running_mean(y, window=window), colour=colour),
+        Series(
+            f"{named}held out, 95 %" if evals else "", [row["step"] for row in evals], *held_out, style="points",
+            colour=colour,
+        ),
+    )  # fmt: skip
+
+
+def display() -> Display:
+    """The display for the place where this runs: below the cell in a notebook, else standard output."""
+    return Notebook() if in_notebook() else Display()
+
+
+def in_notebook() -> bool:
+    """Whether this is a cell of a notebook (Jupyter, VS Code, Colab), not a terminal, with IPython or without."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    return getattr(shell, "kernel", None) is not None
+
+
+class Notebook(Silent):
+    """Shows a run as one block below the cell, which changes in place: progress, curves, the last row, samples,
+    warnings, and accuracy before and after."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lines: list[str] = []
+        self._warnings: list[str] = []
+        self._rows: list[Mapping[str, Any]] = []
+        self._bars: list[_CellBar] = []
+        self._samples = ""
+        self._table = ""
+        self._handle: Any = None
+        self._shown_at = 0.0
+
+    def line(self, text: str) -> None:
+        self._lines.append(text)
+        self.show()
+
+    def warn(self, text: str) -> None:
+        self._warnings.append(text)
+        self.show()
+
+    def warned(self, texts: Sequence[str]) -> None:
+        """The warnings are on the page already."""
+
+    @contextmanager
+    def bar(self, name: str, total: int, *, done: int = 0) -> Iterator[Bar]:
+        bar = _CellBar(self, name, total, done)
+        self._bars.append(bar)
+        self.show()
+        try:
+            yield bar
+        finally:
+            self._bars.remove(bar)
+            self.show()
+
+    def step(self, row: Mapping[str, Any]) -> None:
+        self._rows.append(row)
+        self.show()
+
+    def evaluated(self, row: Mapping[str, Any]) -> None:
+        self._rows.append(row)
+        self.show()
+
+    def samples(self, groups: list[ScoredGroup], *, limit: int = SAMPLES) -> None:
+        for scored in groups:
+            ranked = sorted(
+                zip(scored.scores, scored.group.rollouts, strict=True),
+                key=lambda pair: (pair[0].value is None, -(pair[0].value or 0.0)),
+            )
+            picked = ranked[: limit - 1] + ranked[-1:] if len(ranked) > 1 else ranked
+            cells = [(("none" if s.value is None else f"{s.value:.3g}"), r.text) for s, r in picked]
+            prompt = scored.group.prompt
+            question = (
+                prompt.text if prompt.text is not None else (prompt.messages or ({"content": ""},))[-1]["content"]
+            )
+            self._samples = _samples(question or "", cells)
+        self.show()
+
+    def before_after(self, before: Mapping[str, Any], after: Mapping[str, Any] | None) -> None:
+        rows = []
+        for name, result in (("before training", before), ("after training", after)):
+            if result:
+                a = result["accuracy"]
+                known = a["mean"] is not None
+                rows.append(
+                    (
+                        f"{name} (n = {result['n']})",
+                        f"{a['mean']:.3f}" if known else "-",
+                        f"{a['low']:.3f} to {a['high']:.3f}" if known else "no verdicts",
+                    )
+                )
+        self._table = _html_table(("held-out prompts", "accuracy", "95 % interval"), rows)
+        self.show()
+
+    def files(self, files: Mapping[str, str]) -> None:
+        self._lines += [f"{name}: {path}" for name, path in files.items()]
+        self.show()
+
+    # ---- the block below the cell
+
+    def show(self, *, least_s: float = 0.0) -> None:
+        """Draws the block again, unless that was done within ``least_s`` seconds."""
+        if time.monotonic() - self._shown_at < least_s:
+            return
+        from IPython.display import HTML  # type: ignore[import-not-found]
+        from IPython.display import display as show_in_cell  # type: ignore[import-not-found]
+
+        block = HTML(self.html())
+        if self._handle is None:
+            self._handle = show_in_cell(block, display_id=True)
+        else:
+            self._handle.update(block)
+        self._shown_at = time.monotonic()
+
+    def html(self) -> str:
+        """The block as it is now."""
+        parts = [f'<div style="font-weight:600">{_text(line)}</div>' for line in self._lines[:1]]
+        parts += [f'<div style="opacity:.75">{_text(line)}</div>' for line in self._lines[1:]]
+        parts += [bar.html() for bar in self._bars]
+        parts.append(self._chart())
+        parts.append(self._last_row())
+        parts += [f'<div style="color:#b45309">warning: {_text(text)}</div>' for text in self._warnings]
+        parts += [self._samples, self._table]
+        return f'<div style="font-family:system-ui,sans-serif;font-size:13px;max-width:760px">{"".join(parts)}</div>'
+
+    def _chart(self) -> str:
+        steps = [row for row in self._rows if row.get("reward") is not None]
+        if len(steps) < 2:
+            return ""
+        series: list[Series] = []
+        for colour, metric in enumerate(("reward", "accuracy")):
+            series += _series(self._rows, metric, colour=colour, named="", window=WINDOW)
+        # As an image: viewers of notebooks that nobody trusts remove styles and SVG from HTML.
+        svg = base64.b64encode(line_chart(series, width=720, height=260).encode()).decode()
+        return f'<img alt="reward and accuracy over the steps" src="data:image/svg+xml;base64,{svg}">'
+
+    def _last_row(self) -> str:
+        rows = [row for row in self._rows if "eval_accuracy" not in row]
+        if not rows:
+            return ""
+        shown = [(head, form.format(v)) for k, (head, form) in COLUMNS.items() if (v := rows[-1].get(k)) is not None]
+        return _html_table([head for head, _ in shown], [[value for _, value in shown]])
+
+
+class _CellBar(Bar):
+    """A progress bar inside a :class:`Notebook`."""
+
+    def __init__(self, owner: Notebook, name: str, total: int, done: int) -> None:
+        super().__init__(None, total, done)
+        self._owner, self._name, self._note = owner, name, ""
+
+    def advance(self, count: int = 1) -> None:
+        super().advance(count)
+        self._owner.show(least_s=0.0 if self.done >= self.total else REFRESH_S)
+
+    def note(self, text: str) -> None:
+        self._note = text
+        self._owner.show(least_s=REFRESH_S)
+
+    def html(self) -> str:
+        spent = time.monotonic() - self.start
+        left = spent / max(self.done - self.first, 1) * (self.total - self.done)
+        time_left = f", {duration(left)} left" if self.done > self.first else ""
+        note = f", {_text(self._note)}" if self._note else ""
+        return (
+            f'<div>{_text(self._name)}: <progress value="{self.done}" max="{max(self.total, 1)}" '
+            f'style="width:240px;vertical-align:middle"></progress> {self.done} of {self.total}{time_left}{note}</div>'
+        )
+
+
+def _samples(question: str, cells: Sequence[tuple[str, str]]) -> str:
+    pre = 'style="white-space:pre-wrap;text-align:left;vertical-align:top;padding:2px 8px"'
+    rows = "".join(
+        f"<tr><td {pre}>reward {_text(v)}</td><td {pre}>{_text(shorten(t, LONGEST))}</td></tr>" for v, t in cells
+    )
+    return (
+        f"<details><summary>a prompt of this step, with its best and its worst completion</summary><table>"
+        f"<tr><td {pre}>prompt</td><td {pre}>{_text(shorten(question, LONGEST))}</td></tr>{rows}</table></details>"
+    )
+
+
+def _html_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    cell = 'style="text-align:right;padding:2px 8px"'
+    heads = "".join(f"<th {cell}>{_text(name)}</th>" for name in head)
+    body = "".join("<tr>" + "".join(f"<td {cell}>{_text(value)}</td>" for value in row) + "</tr>" for row in rows)
+    return f"<table><tr>{heads}</tr>{body}</table>"
+
+
+def _text(text: str) -> str:
+    """Text of models, data and libraries as HTML that shows it; secrets masked, control characters visible."""
+    return escape(visible(redact(text)))

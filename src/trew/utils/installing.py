@@ -1,0 +1,63 @@
+"""The commands that install what is missing: every hint of trew's comes from here.
+
+They name the packages themselves, not an extra of trew, and the Python that runs: such a command works from a checkout,
+with a wheel, without an activated environment, and whether or not a package index has trew.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import re
+import shlex
+import sys
+import tomllib
+from pathlib import Path
+
+
+def install_packages(*packages: str, python: str | Path | None = None) -> str:
+    """The command that installs ``packages`` (requirements such as ``peft>=0.20``) for ``python``, by default the one
+    that runs."""
+    quoted = " ".join(shlex.quote(package) for package in packages)
+    if python is not None or importlib.util.find_spec("pip") is not None:
+        return f"{_shown(python or sys.executable)} -m pip install {quoted}"
+    return f"uv pip install --python {_shown(sys.executable)} {quoted}"  # environments that uv made have no pip
+
+
+def install_extra(name: str) -> str:
+    """The command that installs the packages of trew's extra ``name``."""
+    return install_packages(*requirements()[name])
+
+
+def install_trew() -> str:
+    """The command that makes trew a package of this Python where it is only found on the path."""
+    root = checkout()
+    return "install trew here, as docs/install.md says" if root is None else install_packages("-e", str(root))
+
+
+def checkout() -> Path | None:
+    """The folder of the checkout that this code is part of; None if it was installed from a package."""
+    root = Path(__file__).resolve().parents[3]
+    return root if (root / "pyproject.toml").is_file() and (root / "src" / "trew").is_dir() else None
+
+
+def requirements() -> dict[str, list[str]]:
+    """trew's requirements by extra, those that are always needed under "". A checkout is read itself: what pip knows of
+    it is as old as its installation."""
+    if (root := checkout()) is not None:
+        project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+        return {"": project["dependencies"], **project["optional-dependencies"]}
+    found: dict[str, list[str]] = {"": []}
+    for line in importlib.metadata.requires("trew") or ():
+        requirement, _, marker = line.partition(";")
+        extra = re.search(r"""extra\s*==\s*["']([^"']+)["']""", marker)
+        found.setdefault(extra[1] if extra else "", []).append(requirement.strip())
+    return found
+
+
+def _shown(python: str | Path) -> str:
+    """The path of ``python``, relative where it is below the current folder."""
+    path = os.path.abspath(python) if python else "python"  # not resolved: a venv's python is a link
+    here = os.getcwd() + os.sep
+    return shlex.quote(path.removeprefix(here))

@@ -1,0 +1,118 @@
+"""Runs in a notebook: the block below the cell, its pictures, and what trew.train takes from Python."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ET
+
+import pytest
+
+import tiny
+import trew
+from rollouts_help import answers
+from trew.errors import ConfigError
+from trew.runs import notebook
+from trew.types import Prompt, Score, ScoredGroup
+from trew.utils.console import Display, Silent
+
+
+@pytest.fixture
+def shown(monkeypatch):
+    """A notebook's block that is drawn into ``shown.drawn`` and not with IPython."""
+
+    class Drawn(notebook.Notebook):
+        def __init__(self):
+            super().__init__()
+            self.drawn = []
+
+        def show(self, *, least_s=0.0):
+            self.drawn.append(self.html())
+
+    return Drawn()
+
+
+def table(folder, **more):
+    return {
+        "model": str(tiny.save(folder / "model")), "steps": 3, "out": str(folder / "run"),
+        "data": {"task": "arithmetic"}, "rollout": {"prompts": 2, "completions": 2, "max_tokens": 4},
+        "eval": {"size": 4}, **more,
+    }  # fmt: skip
+
+
+def test_a_recipe_may_be_a_mapping_and_rows_are_told_as_they_are_written(tmp_path, shown):
+    told = []
+    summary = trew.train(table(tmp_path), set=["steps=2"], on_row=told.append, display=shown)
+    assert summary["steps"] == 2
+    run = trew.load_run(tmp_path / "run")
+    assert [row["step"] for row in told] == [0, 1, 2, 2] == [row["step"] for row in run.rows]
+    assert told[1]["reward"] == run.rows[1]["reward"]
+    assert told[0]["eval_accuracy"] == run.summary["before"]["accuracy"]["mean"]
+    assert len(run.completions(1)) == 4
+    block = shown.drawn[-1]
+    assert "before training (n = 4)" in block
+    assert "model: " not in block  # where files are is the command's affair
+    assert any("training: " in at and 'value="1" max="2"' in at for at in shown.drawn)
+    assert "data:image/svg+xml;base64," in block
+
+
+def test_what_a_listener_raises_ends_the_run_and_it_can_be_resumed(tmp_path):
+    def stop(row):
+        if row["step"] == 2:
+            raise ZeroDivisionError
+
+    recipe = table(tmp_path, checkpoint={"every": 1})
+    with pytest.raises(ZeroDivisionError):
+        trew.train(recipe, on_row=stop, display=Silent())
+    assert trew.train(recipe, resume=True, display=Silent())["steps"] == 3
+
+
+def test_a_recipe_without_a_file_needs_a_folder(tmp_path):
+    with pytest.raises(ConfigError, match="out: is missing"):
+        trew.train({"model": "m"})
+    with pytest.raises(ConfigError, match="lrr"):
+        trew.train({"model": str(tmp_path), "out": "x", "learner": {"lrr": 1.0}})
+    with pytest.raises(ConfigError, match="no such recipe"):
+        trew.train(tmp_path / "none.toml")
+
+
+def test_a_config_with_overrides_is_the_same_as_its_recipe(tmp_path):
+    from trew.config import parse
+    from trew.training.start import _config
+
+    made = table(tmp_path, objective={"preset": "dapo", "eps_high": 0.3}, rewards=[{"name": "arithmetic"}])
+    config = _config(parse(made), ["learner.lr=1e-5", "objective.eps_high=0.4"])
+    assert (config.learner.lr, config.objective.args["eps_high"], config.rewards[0].name) == (1e-5, 0.4, "arithmetic")
+    assert made["objective"]["eps_high"] == 0.3
+
+
+def test_text_of_models_is_never_markup(shown):
+    hostile = "</pre><script>alert(1)</script><img src=x onerror=alert(1)>\x1b[31m"
+    group = answers(Prompt("q", text=hostile), hostile, hostile)
+    shown.samples([ScoredGroup(group, (Score(1.0), Score(0.0)))])
+    shown.line(hostile)
+    shown.warn(hostile)
+    block = shown.drawn[-1]
+    assert "<script" not in block
+    assert "<img" not in block
+    assert "\x1b" not in block
+    assert block.count("&lt;script&gt;") == 5
+
+
+def test_outside_a_notebook_lines_are_printed():
+    assert not notebook.in_notebook()
+    assert type(notebook.display()) is Display
+
+
+def test_curves_are_a_picture_of_all_runs(tmp_path):
+    for name, end in (("a", 1.0), ("b", 0.5)):
+        folder = tmp_path / name
+        folder.mkdir()
+        rows = [f'{{"step": {i}, "reward": {i / 10 * end}, "accuracy": 0.5}}\n' for i in range(1, 11)]
+        rows.append('{"step": 10, "eval_accuracy": 0.5, "eval_low": 0.4, "eval_high": 0.6, "eval_n": 9}\n')
+        (folder / "metrics.jsonl").write_text("".join(rows))
+    picture = trew.curves(tmp_path / "a", str(tmp_path / "b"), metrics=["reward", "accuracy"])
+    svg = picture._repr_svg_()
+    assert ET.fromstring(svg).tag.endswith("svg")
+    for name in ("a reward", "b accuracy", "a held out, 95 %"):
+        assert name in svg
+    picture.save(tmp_path / "x.svg")
+    assert (tmp_path / "x.svg").read_text() == svg
