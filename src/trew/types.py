@@ -308,12 +308,24 @@ class TrainingSample:
     """A rollout as the learner reads it: tokens only, without scores.
 
     ``token_ids`` are all tokens after the prompt, including later contexts; the mask of the accompanying batch says
-    which of them carry loss. Samples of one ``group`` with equal prompts may share the prompt's computation.
+    which of them carry loss. Samples of one ``group`` with equal prompts may share the prompt's computation. Where
+    ``sampled`` is False, the token is only read by later ones, and the learner computes no log-prob of it.
     """
 
     prompt_ids: np.ndarray  # (P,) int64, P >= 1
     token_ids: np.ndarray  # (N,) int64, N >= 0
     group: int
+    sampled: np.ndarray | None = None  # (N,) bool; None: all
+
+    @property
+    def predicted(self) -> np.ndarray:
+        """Positions (n,) of the tokens whose log-probs are computed."""
+        return np.arange(len(self.token_ids)) if self.sampled is None else np.flatnonzero(self.sampled)
+
+    def first(self, count: int | None) -> TrainingSample:
+        """The sample with at most ``count`` tokens after the prompt; None: all."""
+        sampled = None if self.sampled is None else self.sampled[:count]
+        return TrainingSample(self.prompt_ids, self.token_ids[:count], self.group, sampled)
 
 
 Metrics = Mapping[str, tuple[float, float]]

@@ -152,3 +152,18 @@ def test_padding_inside_attention_stays_below_a_factor_of_two_per_side():
 def test_samples_that_cannot_be_run_are_refused_by_name(sample, says):
     with pytest.raises(EngineError, match=says):
         check_samples([sample], vocab_size=260)
+
+
+def test_tokens_that_were_not_sampled_are_fed_and_never_read():
+    sampled = np.array([True, False, False, True])
+    episode = TrainingSample(np.array([10, 11]), np.array([20, 21, 22, 23]), 0, sampled)
+    (pack,) = pack_shared([episode, of([10, 11], [30, 31])], budget=100)
+    assert pack.input_ids.tolist() == [[10, 11, 20, 21, 22, 30]]
+    assert pack.read_at.tolist() == [1, 4, 5]
+    assert pack.read_rows.tolist() == [0, 1, 0, 2]
+    assert pack.targets.tolist() == [20, 23, 30, 31]
+    (pack,) = pack_plain([episode, of([12], [40], 1)], budget=100)
+    assert pack.samples == (1, 0)
+    assert pack.read_at.tolist() == [1, 4]  # the columns in which any row is read
+    assert pack.read_rows.tolist() == [0, 2, 3]
+    assert pack.targets.tolist() == [40, 20, 23]

@@ -137,16 +137,24 @@ class PackLoss:
 
 @dataclass(frozen=True, slots=True)
 class TokenPositions:
-    """The range of each sample in the stream of all completion tokens."""
+    """Where the tokens of each sample are in the stream of all completion tokens."""
 
-    bounds: np.ndarray  # (S + 1,)
+    samples: Sequence[TrainingSample]
+    starts: np.ndarray  # (S,)
 
     @staticmethod
     def of(samples: Sequence[TrainingSample]) -> TokenPositions:
-        return TokenPositions(np.concatenate([[0], np.cumsum([len(s.token_ids) for s in samples])]))
+        lengths = [len(s.token_ids) for s in samples]
+        return TokenPositions(samples, np.cumsum([0, *lengths])[:-1])
 
     def of_samples(self, members: Sequence[int]) -> Tensor:
-        return torch.from_numpy(np.concatenate([np.arange(self.bounds[i], self.bounds[i + 1]) for i in members]))
+        """All tokens of these samples."""
+        parts = [self.starts[i] + np.arange(len(self.samples[i].token_ids)) for i in members]
+        return torch.from_numpy(np.concatenate(parts))
+
+    def predicted(self, members: Sequence[int]) -> Tensor:
+        """The tokens of these samples whose log-probs are computed."""
+        return torch.from_numpy(np.concatenate([self.starts[i] + self.samples[i].predicted for i in members]))
 
 
 def check_finite(

@@ -331,12 +331,12 @@ def head_of(model: PreTrainedModel, settings: RunnerSettings, kind: Callable[...
 
 
 def with_tokens(model: PreTrainedModel, samples: Sequence[TrainingSample], among: Sequence[int] | None) -> list[int]:
-    """The samples (of those ``among``) that have completion tokens. Raises EngineError where one has token ids outside
+    """The samples (of those ``among``) that have tokens to predict. Raises EngineError where one has token ids outside
     the model's vocabulary."""
     embeddings = model.get_input_embeddings().weight
     assert isinstance(embeddings, Tensor)
     check_samples(samples, vocab_size=len(embeddings))
-    return [i for i in (range(len(samples)) if among is None else among) if len(samples[i].token_ids)]
+    return [i for i in (range(len(samples)) if among is None else among) if len(samples[i].predicted)]
 
 
 def first_samples(model: PreTrainedModel, samples: Sequence[TrainingSample], among: Sequence[int] | None) -> list[int]:
@@ -354,7 +354,7 @@ def by_sample(runner: ModelRunner, samples: Sequence[TrainingSample], few: Seque
     """Log-probs of the samples ``few``, concatenated in that order, whatever packs they are in."""
     parts = {}
     for pack in runner.packs(samples, among=few):
-        lengths = [len(samples[i].token_ids) for i in pack.samples]
+        lengths = [len(samples[i].predicted) for i in pack.samples]
         parts |= dict(zip(pack.samples, runner.logprobs_of(pack).split(lengths), strict=True))
     return torch.cat([parts[i] for i in few])
 

@@ -8,7 +8,8 @@ with the completions ``a0 a1`` and ``b0 b1 b2``:
     read at          a0  a1  b1  b2
                      b0
 
-``b0`` attends to the prompt and itself, never to ``a0``: :mod:`.attention` ensures that.
+``b0`` attends to the prompt and itself, never to ``a0``: :mod:`.attention` ensures that. Tokens of a completion that
+were not sampled, such as observations in an episode, are fed and never read: the output head is not computed for them.
 """
 
 from __future__ import annotations
@@ -44,10 +45,10 @@ class Segment:
 class Pack:
     """One forward pass: rows of tokens, and where to read the log-probs of the completion tokens.
 
-    ``samples`` are the positions of its samples in the list that was packed; its n completion tokens follow in that
-    order. Only the columns ``read_at`` reach the output head, flattened over the rows to K positions; token i is
-    ``targets[i]``, and its distribution is row ``read_rows[i]`` of those K. Padded rows have a ``mask`` of real tokens,
-    packed rows have ``segments``.
+    ``samples`` are the positions of its samples in the list that was packed; the n completion tokens that they predict
+    follow in that order. Only the columns ``read_at`` reach the output head, flattened over the rows to K positions;
+    token i is ``targets[i]``, and its distribution is row ``read_rows[i]`` of those K. Padded rows have a ``mask`` of
+    real tokens, packed rows have ``segments``.
     """
 
     samples: tuple[int, ...]
@@ -83,7 +84,7 @@ def pack_shared(
 
     T exceeds ``budget`` only where a single prompt with its completion does: a group may be split over packs (the
     prompt is then repeated), a sequence never. Several groups share a pack up to T = ``join``, by default the budget.
-    Samples without completion tokens are left out. ``among``: positions of the samples to pack; all by default.
+    Samples that predict no tokens are left out. ``among``: positions of the samples to pack; all by default.
     Without ``share``, the prompt is repeated for each completion. ``ranks`` that compute at the same time get as few
     packs each as the budget allows, as equal in tokens as samples allow; by groups, where that is nearly as equal.
     """
@@ -189,7 +190,7 @@ def _units(samples: Sequence[TrainingSample], *, budget: int, among: Sequence[in
     """Yields positions of samples that share a prompt, split so that prompt and completions fit ``budget``."""
     by_prompt: dict[tuple[int, bytes], list[int]] = {}
     for i in among:
-        if len(samples[i].token_ids):
+        if len(samples[i].predicted):
             # The prompt is part of the key: samples of one group may have different prompts.
             key = (samples[i].group, np.ascontiguousarray(samples[i].prompt_ids, dtype=np.int64).tobytes())
             by_prompt.setdefault(key, []).append(i)
@@ -226,14 +227,15 @@ def _pack_row(samples: Sequence[TrainingSample], units: Sequence[Sequence[int]])
         reads += 1
         # ---- its completions after it, each without its last token
         for i in unit:
-            fed = len(samples[i].token_ids) - 1
+            fed, predicted = len(samples[i].token_ids) - 1, samples[i].predicted
+            later = predicted[predicted > 0]  # each is read one token before it
             if fed:
                 tokens.append(samples[i].token_ids[:-1])  # nothing is predicted after the last token
                 positions.append(length + np.arange(fed))  # as if each followed the prompt directly
                 segments.append(Segment(end, fed, start, length))
-                read_at.append(end + np.arange(fed))
-            read_rows.append(np.concatenate([[first_read], reads + np.arange(fed)]))
-            reads += fed
+                read_at.append(end + later - 1)
+            read_rows += [np.full(len(predicted) - len(later), first_read), reads + np.arange(len(later))]
+            reads += len(later)
             end += fed
     members = [i for unit in units for i in unit]
     return Pack(
@@ -242,9 +244,13 @@ def _pack_row(samples: Sequence[TrainingSample], units: Sequence[Sequence[int]])
         position_ids=np.concatenate(positions)[None].astype(np.int64),
         read_at=np.concatenate(read_at).astype(np.int64),
         read_rows=np.concatenate(read_rows).astype(np.int64),
-        targets=np.concatenate([samples[i].token_ids for i in members]).astype(np.int64),
+        targets=_targets(samples, members),
         segments=tuple(segments),
     )
+
+
+def _targets(samples: Sequence[TrainingSample], members: Sequence[int]) -> np.ndarray:
+    return np.concatenate([samples[i].token_ids[samples[i].predicted] for i in members]).astype(np.int64)
 
 
 def pack_plain(
@@ -253,10 +259,10 @@ def pack_plain(
     """Packs of one padded row per sample: prompts padded on the left, completions on the right.
 
     Works for every architecture. Samples are sorted by length to keep padding small; rows x columns stays within
-    ``budget`` unless a single sample is longer. Samples without completion tokens are left out. ``ranks`` that compute
+    ``budget`` unless a single sample is longer. Samples that predict no tokens are left out. ``ranks`` that compute
     at the same time get as few packs each as the budget allows, of nearly equal size.
     """
-    chosen = [i for i in (range(len(samples)) if among is None else among) if len(samples[i].token_ids)]
+    chosen = [i for i in (range(len(samples)) if among is None else among) if len(samples[i].predicted)]
     # By both lengths: a pack is as wide as its longest prompt plus its longest completion.
     chosen.sort(key=lambda i: (len(samples[i].token_ids), len(samples[i].prompt_ids)))
     packs = _rows(samples, chosen, budget)
@@ -284,9 +290,11 @@ def _padded_size(samples: Sequence[TrainingSample], members: Sequence[int]) -> i
 
 def _pack_padded(samples: Sequence[TrainingSample], members: Sequence[int]) -> Pack:
     prompt = max(len(samples[i].prompt_ids) for i in members)
-    reads = max(len(samples[i].token_ids) for i in members)
-    # Prompts end and completions begin in the same column of every row, so that one ``read_at`` serves all rows.
-    shape = (len(members), prompt + reads - 1)
+    longest = max(len(samples[i].token_ids) for i in members)
+    # Prompts end and completions begin in the same column of every row, so that one ``read_at`` serves all rows: the
+    # columns where any row predicts a token.
+    columns = np.unique(np.concatenate([samples[i].predicted for i in members]))
+    shape = (len(members), prompt + longest - 1)
     ids, mask = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=bool)
     read_rows = []
     for row, i in enumerate(members):
@@ -294,14 +302,14 @@ def _pack_padded(samples: Sequence[TrainingSample], members: Sequence[int]) -> P
         start = prompt - len(samples[i].prompt_ids)
         ids[row, start : start + len(fed)] = fed
         mask[row, start : start + len(fed)] = True
-        read_rows.append(row * reads + np.arange(len(samples[i].token_ids)))
+        read_rows.append(row * len(columns) + np.searchsorted(columns, samples[i].predicted))
     return Pack(
         samples=tuple(members),
         input_ids=ids,
         # Counted over real tokens, so that left padding does not shift positions; padding itself gets 0.
         position_ids=np.maximum(mask.cumsum(axis=1) - 1, 0),
-        read_at=np.arange(prompt - 1, prompt - 1 + reads),
+        read_at=prompt - 1 + columns,
         read_rows=np.concatenate(read_rows).astype(np.int64),
-        targets=np.concatenate([samples[i].token_ids for i in members]).astype(np.int64),
+        targets=_targets(samples, members),
         mask=mask,
     )

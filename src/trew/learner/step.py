@@ -142,7 +142,8 @@ class Learner:
     def logprobs(
         self, samples: Sequence[TrainingSample], *, reference: bool = False, progress: Progress | None = None
     ) -> Float[Tensor, "N"]:
-        """Log-probs of all completion tokens, in sample order, at the temperature; float32 on the CPU, no gradient."""
+        """Log-probs of all completion tokens, in sample order, at the temperature; float32 on the CPU, no gradient.
+        Tokens that were not sampled have 0."""
         runner = self._reference if reference else self._runner
         if runner is None:
             raise ValueError("logprobs(reference=True): this learner was made without a reference model")
@@ -174,7 +175,7 @@ class Learner:
             ids = torch.arange(len(lengths)).repeat_interleave(lengths)
             check_finite(values[0], ids, pack, samples, quantity=quantity)
             for whole, part in zip(out, values, strict=True):
-                whole[tokens.of_samples(pack.samples)] = part
+                whole[tokens.predicted(pack.samples)] = part
             if progress is not None:
                 progress(len(pack.samples))
 
@@ -323,7 +324,10 @@ class Learner:
         tokens = TokenPositions.of(samples)
 
         def compute(pack: Pack, beside: list[Pack]) -> None:
-            part, at = batch.select(torch.tensor(pack.samples)), tokens.of_samples(pack.samples)
+            part, at = batch.select(torch.tensor(pack.samples)), tokens.predicted(pack.samples)
+            if len(at) < len(part.mask):
+                own = [samples[i] for i in pack.samples]
+                part = part.select_tokens(TokenPositions.of(own).predicted(range(len(own))))
             callback = PackLoss(part, pack, samples, objective, bonus if bonus_acts else None, done, at)
             lengths = None
             if coefficients is not None:
@@ -465,8 +469,8 @@ class Learner:
 
 
 def _lengths(pack: Pack, samples: Sequence[TrainingSample]) -> list[int]:
-    """The numbers of completion tokens of a pack's samples, in its order."""
-    return [len(samples[i].token_ids) for i in pack.samples]
+    """The numbers of predicted tokens of a pack's samples, in its order."""
+    return [len(samples[i].predicted) for i in pack.samples]
 
 
 def _members(samples: Sequence[TrainingSample], batch: TokenBatch, tokens: Bool[Tensor, "N"]) -> list[int]:

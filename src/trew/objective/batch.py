@@ -193,8 +193,8 @@ class TokenBatch:
         order = chosen[torch.argsort(new_ids[chosen], stable=True)]
         return self._cut(order, sequences, new_ids[order]).replace(**parts)
 
-    def select_tokens(self, tokens: slice) -> TokenBatch:
-        """The batch of these consecutive tokens, at least one, as views; denominators stay the step's.
+    def select_tokens(self, tokens: slice | Int[Tensor, "M"]) -> TokenBatch:
+        """The batch of these tokens, at least one, in order; views, if consecutive. Denominators stay the step's.
 
         It may cut sequences, so that ``lengths`` counts what is left of them: what a component computes from it is that
         of the whole batch only where its scope is "token" or no sequence was cut. Step rewards and turns are left out,

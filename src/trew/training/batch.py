@@ -35,7 +35,7 @@ def to_batch(plan: Plan, rollouts: StepRollouts) -> tuple[list[TrainingSample], 
         for rollout, score in zip(scored.group.rollouts, scored.scores, strict=True)
     ]
     made, scores = [rollout for _, rollout, _ in flat], [score for _, _, score in flat]
-    samples = [TrainingSample(rollout.prompt_ids, rollout.token_ids, g) for g, rollout, _ in flat]
+    samples = [TrainingSample(r.prompt_ids, r.token_ids, g, r.sampled) for g, r, _ in flat]
     lengths = torch.tensor([len(sample.token_ids) for sample in samples])
     rewards, weights = _rewards(plan, scores)
     # A temperature of 0 counts as cut, too: greedy decoding has no log-probs to compare.

@@ -131,7 +131,7 @@ def compare(
         return SamplerGap(torch.empty(0), cut=own is None)
     policy.verify(samples)  # before the cut samples below, which would otherwise decide the execution path
     few, most = _chosen(samples, fresh, policy.version, whole=whole)
-    part = [TrainingSample(s.prompt_ids, s.token_ids[:most], s.group) for s in (samples[i] for i in few)]
+    part = [samples[i].first(most) for i in few]
     try:
         computed = policy.logprobs(part).split([len(s.token_ids) for s in part])
     except NumericsError as error:

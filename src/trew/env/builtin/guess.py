@@ -22,10 +22,11 @@ def guess(
     """The policy guesses a number from 1 to ``largest`` in at most ``turns`` guesses, told "higher" or "lower".
 
     A hit earns 1, and what the guesses that it saved could have earned: a late hit must not be worth more than an early
-    one. Any other guess earns ``inside`` if it was still possible by what the policy had been told, else 0.
+    one. Any other guess earns ``inside`` if it was still possible by the hints before it, else 0.
 
     Halving what is left needs 4 guesses for 9 numbers; blind guesses hit 4 times in 9. ``hints = "random"`` is the
-    control: there is nothing in it to learn from but to guess without repeats.
+    control: what is possible is narrowed by the true hint, which the policy is not told, so that heeding hints earns
+    nothing, and only guesses without repeats can be learned.
     """
     rng = random.Random(seed)
     number = rng.randint(1, largest)
@@ -38,11 +39,11 @@ def guess(
         hint, earned = "Say only a number.", 0.0
         if said is not None:
             hint = "higher" if said < number else "lower"
-            if hints == "random":
-                hint = rng.choice(["higher", "lower"])
             if low <= said <= high:
                 earned = inside
                 low, high = (said + 1, high) if hint == "higher" else (low, said - 1)
+            if hints == "random":
+                hint = rng.choice(["higher", "lower"])
         if turn < turns - 1:
             reply = yield Say(({"role": "user", "content": hint},), reward=earned, state=f"{low}-{high}")
     return {"reward": earned, "guesses": turns}
