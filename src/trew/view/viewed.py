@@ -90,6 +90,11 @@ class ViewedRun:
                 self._metrics = MetricsFile(self.folder, name)
             return self._metrics.read(self.config)
 
+    @property
+    def problem(self) -> str:
+        """Why the metrics could not be read; empty if they could."""
+        return self._metrics.problem if self._metrics is not None else ""
+
     def names(self, folder: str) -> list[str]:
         """The names in a folder of the run; none if it cannot be read."""
 
@@ -105,6 +110,10 @@ class ViewedRun:
         """The numbers of the members of ``folder`` that belong to one step, in order."""
         stems = (name.partition(".")[0] for name in self.names(folder) if not name.startswith("."))
         return sorted(int(stem) for stem in stems if stem.isascii() and stem.isdecimal() and len(stem) < 16)
+
+    def table_signature(self, kind: str, step: int) -> Signature | None:
+        """Of the table of a step in ``rollouts`` or ``evals``."""
+        return signature(self.folder / kind / f"{step:06d}.parquet")
 
     # ---- about it
 

@@ -1,0 +1,150 @@
+"""Completions as the page shows them: one JSON object each."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..rewards.builtin.kinds import GOLD_COLUMNS
+from . import table
+from .index import lengths
+from .viewed import ViewedRun
+
+KINDS = {False: "rollouts", True: "evals"}
+"""The folder of a completion, by whether it is one of an evaluation."""
+CUT, CUT_PROMPT = 2000, 4000
+"""Characters of a completion, and of its prompt, in lists."""
+
+SHOWN = ("group", "trained_group", "uid", "sample", "prompt", "completion", "columns", "sampled", "turns", "advantages",
+         "score", "status", "parts", "statuses", "extracted", "finish_reason", "rollout_status", "rollout_error",
+         "policy_version")  # fmt: skip
+_LEAVES = {"turns": "turns.list.element.context"}  # lists need the number of turns only
+_KEPT_BYTES = 192 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a completion is: the row of a table."""
+
+    eval: bool
+    step: int
+    row: int
+
+
+class Tables:
+    """The columns that lists show, of the tables that were read last, up to a number of bytes."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[tuple[str, str, int, object], Any] = OrderedDict()
+        self._bytes = 0
+
+    def get(self, run: ViewedRun, eval: bool, step: int) -> Any:
+        """The table of a step. Raises Unreadable."""
+        kind = KINDS[eval]
+        key = (run.id, kind, step, run.table_signature(kind, step))
+        found = self._known.pop(key, None)
+        if found is None:
+            found = table.read(run.folder, kind, step, SHOWN, leaves=_LEAVES)
+            self._bytes += found.nbytes
+        self._known[key] = found
+        while self._bytes > _KEPT_BYTES and len(self._known) > 1:
+            _, oldest = self._known.popitem(last=False)
+            self._bytes -= oldest.nbytes
+        return found
+
+
+def rows(run: ViewedRun, tables: Tables, places: Sequence[Place]) -> list[dict[str, Any]]:
+    """The completions at ``places``, in that order; those whose table has become unreadable are left out."""
+    wanted: dict[tuple[bool, int], list[int]] = {}
+    for place in places:
+        wanted.setdefault((place.eval, place.step), []).append(place.row)
+    found: dict[Place, dict[str, Any]] = {}
+    for (eval, step), numbers in wanted.items():
+        try:
+            made = _of_table(tables.get(run, eval, step), numbers, eval=eval, step=step)
+        except table.Unreadable:
+            continue
+        found |= {Place(eval, step, number): row for number, row in zip(numbers, made, strict=True)}
+    return [found[place] for place in places if place in found]
+
+
+def _of_table(found: Any, numbers: Sequence[int], *, eval: bool, step: int) -> list[dict[str, Any]]:
+    if any(number >= found.num_rows for number in numbers):
+        raise table.Unreadable("the table has become shorter")
+    some = found.take(list(numbers))
+    texts = {name: table.texts(some[name]) for name in _TEXTS if name in some.column_names}
+    other = {name: table.values(some[name]) for name in some.column_names if name not in _TEXTS}
+    count = lengths(some["sampled"]).tolist()
+    return [
+        row({name: column[i] for name, column in (texts | other).items()}, eval=eval, step=step, length=count[i])
+        for i in range(len(numbers))
+    ]
+
+
+_TEXTS = ("uid", "prompt", "completion", "columns", "status", "extracted", "finish_reason", "rollout_status",
+          "rollout_error")  # fmt: skip
+
+
+def row(cells: Mapping[str, Any], *, eval: bool, step: int, length: int, whole: bool = False) -> dict[str, Any]:
+    """A completion from the cells of its row; ``whole``: with all of its text."""
+    prompt, completion = cells.get("prompt") or "", cells.get("completion") or ""
+    found = {
+        "step": step, "eval": eval, "group": cells["group"], "trained_group": cells.get("trained_group"),
+        "uid": cells["uid"], "sample": cells["sample"],
+        "prompt": prompt if whole else prompt[:CUT_PROMPT],
+        "completion": completion if whole else completion[:CUT],
+        "score": number(cells.get("score")), "status": cells.get("status"),
+        "parts": {name: number(value) for name, value in cells.get("parts") or ()},
+        "statuses": dict(cells.get("statuses") or ()), "extracted": cells.get("extracted"),
+        "gold": gold(cells.get("columns")), "finish_reason": cells.get("finish_reason"),
+        "rollout_status": cells.get("rollout_status"), "rollout_error": cells.get("rollout_error") or "",
+        "length": length, "advantage": _mean(cells.get("advantages"), cells.get("sampled")),
+        "policy_version": cells.get("policy_version"), "turns": len(cells.get("turns") or ()) or 1,
+    }  # fmt: skip
+    if not whole and len(completion) > CUT:
+        found["cut"] = True
+    if not whole and len(prompt) > CUT_PROMPT:
+        found["prompt_cut"] = True
+    return found
+
+
+def _mean(values: Sequence[float] | None, sampled: Sequence[bool] | None) -> float | None:
+    """The mean over sampled tokens; None if a completion was not trained on."""
+    if values is None or sampled is None or len(values) != len(sampled):
+        return None
+    own = np.asarray(values, np.float64)[np.asarray(sampled, bool)]
+    return number(own.mean()) if len(own) else None
+
+
+def number(value: Any) -> float | None:
+    return float(value) if value is not None and math.isfinite(value) else None
+
+
+def gold(columns: str | None) -> Any:
+    """The answer in a data row: its gold column, else what else the row has; None where it has nothing.
+
+    >>> gold('{"answer": "12", "op": "+"}'), gold('{"numbers": [1, 2], "target": 3}'), gold("{}")
+    ('12', {'numbers': [1, 2], 'target': 3}, None)
+    """
+    found = parsed(columns)
+    if not isinstance(found, dict) or not found:
+        return None
+    for name in GOLD_COLUMNS:
+        if found.get(name) is not None:
+            return found[name]
+    nested = found.get("reward_model")
+    return nested["ground_truth"] if isinstance(nested, dict) and "ground_truth" in nested else found
+
+
+def parsed(text: str | None) -> Any:
+    """The JSON of a cell; None where it cannot be read, since the file may come from anywhere."""
+    try:
+        return json.loads(text) if text else None
+    except (ValueError, RecursionError):
+        return None

@@ -1,0 +1,91 @@
+"""A run in figures: before and after, warnings, memory, and the processes that it is made of."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from ..diagnostics.health import ADVICE, HealthWarning, finite
+from ..diagnostics.outcome import outcome
+from .curves import Curves
+from .metrics import evaluations
+from .viewed import ViewedRun, whole
+
+_OUTCOME = ("grad_norm", "truncated_share", "reward", "zero_signal_share")
+"""The columns that findings about a whole run are made of."""
+
+
+def summary(run: ViewedRun) -> dict[str, Any]:
+    """Everything that is known at the end, or so far."""
+    with run.lock:
+        curves, table = run.curves(), run.summary
+        evals = evaluations(curves)
+        last = evals[-1] if len(evals) > 1 else None
+        findings = outcome(curves.rows(_OUTCOME), run.config) if table and run.kind == "policy" else []
+        peak = finite(table.get("peak_memory_bytes"))
+        return {
+            "before": _accuracy(table, "accuracy_before") or (evals[0] if evals else None),
+            "after": _accuracy(table, "accuracy_after") or last,
+            "summary": table,
+            "health": [_warning(warning, curves) for warning in curves.health.found],
+            "outcome": findings,
+            "memory": {"planned": None, "measured_peak_bytes": whole(peak)},
+            "cluster": _cluster(run, curves),
+            "problems": [run.problem] if run.problem else [],
+        }
+
+
+def _accuracy(table: Mapping[str, Any], name: str) -> dict[str, Any] | None:
+    given = table.get(name)
+    if not isinstance(given, Mapping) or finite(given.get("mean")) is None:
+        return None
+    n = whole(finite(table.get("n_eval")))
+    return {
+        "accuracy": finite(given["mean"]),
+        "low": finite(given.get("low")),
+        "high": finite(given.get("high")),
+        "n": n,
+    }
+
+
+def _warning(warning: HealthWarning, curves: Curves) -> dict[str, Any]:
+    """A warning, and the last step at which its rule still held; None if it holds now."""
+    advice = ADVICE.get(warning.rule, "")
+    text = (
+        warning.text[: -len(advice)].rstrip(" .") if advice and warning.text[1:].endswith(advice[1:]) else warning.text
+    )
+    until: int | None = warning.step
+    for first, last in curves.held.get(warning.rule, ()):
+        if first is not None and first <= warning.step and (last is None or warning.step <= last):
+            until = last
+    return {"rule": warning.rule, "step_from": warning.step, "step_to": until, "text": text, "advice": advice}
+
+
+def _cluster(run: ViewedRun, curves: Curves) -> dict[str, Any] | None:
+    """Ranks, servers and versions; None for a run of one process."""
+    values = run.values
+    ranks = whole(finite(values.get("cluster.learner"))) or 1
+    if ranks == 1 and values.get("cluster.rollout", "embedded") == "embedded":
+        return None
+    latest = {name: value for name, column in curves.columns.items()
+              if (value := _last(column)) is not None}  # fmt: skip
+    ages = {name.removeprefix("age/"): value for name, value in latest.items() if name.startswith("age/")}
+    endpoints = values.get("cluster.endpoints")
+    servers = [str(one) for one in endpoints] if isinstance(endpoints, list) and endpoints else _logs(run)
+    version = latest.get("policy_version")
+    return {
+        "ranks": ranks, "servers": servers, "versions": None if version is None else int(version), "ages": ages,
+        "staleness": values.get("cluster.staleness"), "age_mean": latest.get("age_mean"),
+        "age_max": latest.get("age_max"), "waited_s": latest.get("waited_s"), "idle_s": latest.get("idle_s"),
+    }  # fmt: skip
+
+
+def _logs(run: ViewedRun) -> list[str]:
+    """The servers that a run started, by their logs."""
+    return [name.removesuffix(".log") for name in run.names("servers") if name.endswith(".log")]
+
+
+def _last(column: Any) -> float | None:
+    value = column[-1] if len(column) else math.nan
+    return value if math.isfinite(value) else None

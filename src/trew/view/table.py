@@ -1,0 +1,61 @@
+"""Columns of the tables in ``rollouts`` and ``evals``, from files that may come from anywhere and may be damaged."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..runs.report import safe_files
+from ..runs.rollouts import schema
+
+_IDENTITY = ("step", "group", "uid", "sample", "completion", "token_ids", "sampled")
+"""Columns without which a table is none of a run's. The others may be missing: older versions wrote fewer."""
+
+
+class Unreadable(Exception):
+    """A table that is missing, damaged, unfinished, or not one that a run writes."""
+
+
+def read(folder: Path, kind: str, step: int, names: Sequence[str], *, leaves: Mapping[str, str] | None = None) -> Any:
+    """The columns ``names`` of a step's table, as far as it has them. Raises Unreadable.
+
+    ``leaves`` narrows a column to one leaf of its type. A column whose type is not the one that a run writes is left
+    out: nothing is converted.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with (
+            safe_files.open_file(folder, f"{kind}/{step:06d}.parquet", most=safe_files.TABLE_BYTES) as opened,
+            pq.ParquetFile(opened, memory_map=False) as file,
+        ):
+            there = {field.name: field.type for field in file.schema_arrow}
+            wanted = {field.name: field.type for field in schema()}
+            if any(there.get(name) != wanted[name] for name in _IDENTITY):
+                raise Unreadable(f"{kind}/{step:06d}.parquet: is not a table of rollouts")
+            fit = [name for name in names if name in wanted and there.get(name) == wanted[name]]
+            return file.read([(leaves or {}).get(name, name) for name in fit])
+    except (OSError, pa.ArrowException, ValueError) as error:
+        why = (str(error) or type(error).__name__).splitlines()[0]
+        raise Unreadable(f"{kind}/{step:06d}.parquet: cannot be read ({why})") from None
+
+
+def texts(column: Any) -> list[str | None]:
+    """A column of text; bytes that are not UTF-8, which no run writes, become U+FFFD."""
+    import pyarrow as pa
+
+    try:
+        return column.to_pylist()
+    except UnicodeDecodeError:
+        found = column.cast(pa.binary()).to_pylist()
+        return [None if text is None else text.decode("utf-8", "replace") for text in found]
+
+
+def values(column: Any) -> list[Any]:
+    """A column as plain values. Raises Unreadable where a text inside is not UTF-8."""
+    try:
+        return column.to_pylist()
+    except (UnicodeDecodeError, ValueError) as error:
+        raise Unreadable(f"a column is damaged ({error})") from None
