@@ -6,7 +6,10 @@ One part per table, read once; a part is read again only if its file changed. Ta
 from __future__ import annotations
 
 import math
+import os
+import threading
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,21 +19,24 @@ import numpy as np
 from . import table
 from .signature import Signature, signature
 
+THREADS = min(4, os.cpu_count() or 1)
 _TRUNCATED = "truncated"
 
 
 class Words:
-    """Numbers for texts that repeat: uids, statuses."""
+    """Numbers for texts that repeat: uids, statuses. For several threads."""
 
     def __init__(self) -> None:
         self.all: list[str] = []
+        self._lock = threading.Lock()
         self._numbers: dict[str, int] = {}
 
     def number(self, text: str) -> int:
-        if text not in self._numbers:
-            self._numbers[text] = len(self.all)
-            self.all.append(text)
-        return self._numbers[text]
+        with self._lock:
+            if text not in self._numbers:
+                self._numbers[text] = len(self.all)
+                self.all.append(text)
+            return self._numbers[text]
 
     def find(self, text: str) -> int:
         """The number of a text; -2 if it does not occur: -1 stands for a null."""
@@ -76,20 +82,28 @@ class Index:
         for step in self._read.keys() - wanted:
             self._forget(step)
             changed = True
-        for step in sorted(wanted):
-            # The file is opened by name after this: a newer one is read again the next time.
-            found = signature(self.folder / self.kind / f"{step:06d}.parquet")
-            if step in self._read and self._read[step] == found:
-                continue
+        # Of before a table is read: one that is replaced meanwhile is read again the next time.
+        found = {step: signature(self.folder / self.kind / f"{step:06d}.parquet") for step in sorted(wanted)}
+        new = [step for step in found if step not in self._read or self._read[step] != found[step]]
+        for step in new:
             self._forget(step)
-            changed, self._read[step] = True, found
-            try:
-                self.parts[step] = read_part(self.folder, self.kind, step, self.words)
-            except table.Unreadable as error:
-                self.damaged[step] = str(error)
-        if changed:
+        with ThreadPoolExecutor(THREADS) as pool:  # pyarrow reads without Python's lock
+            for step, part in zip(new, pool.map(self._part, new), strict=True):
+                self._read[step] = found[step]
+                if isinstance(part, Part):
+                    self.parts[step] = part
+                else:
+                    self.damaged[step] = part
+        if changed or new:
             self._whole, self.version = None, self.version + 1
-        return changed
+        return changed or bool(new)
+
+    def _part(self, step: int) -> Part | str:
+        """The part of a step, or why it cannot be read."""
+        try:
+            return read_part(self.folder, self.kind, step, self.words)
+        except table.Unreadable as error:
+            return str(error)
 
     def _forget(self, step: int) -> None:
         for known in (self.parts, self.damaged, self._read):

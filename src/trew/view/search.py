@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import os
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
 from . import table
-from .index import Index
+from .index import THREADS, Index
 from .signature import Signature
 from .viewed import ViewedRun
 
 LONGEST = 200
 _TEXTS = 8
 Hits = dict[tuple[int, Signature | None], np.ndarray]
-_THREADS = min(4, os.cpu_count() or 1)
 
 
 class Searches:
@@ -37,7 +35,7 @@ class Searches:
         asked = {step: part for step, part in asked.items() if among[part].any()}
         keys = {step: (step, run.table_signature(index.kind, step)) for step in asked}
         missing = [step for step in asked if keys[step] not in matched]
-        with ThreadPoolExecutor(_THREADS) as pool:  # pyarrow reads and searches without Python's lock
+        with ThreadPoolExecutor(THREADS) as pool:  # pyarrow reads and searches without Python's lock
             found = pool.map(lambda step: _matches(run, index.kind, step, text, columns), missing)
             matched.update(zip([keys[step] for step in missing], found, strict=True))
         for step, part in asked.items():
@@ -56,9 +54,6 @@ def _matches(run: ViewedRun, kind: str, step: int, text: str, columns: tuple[str
         return np.zeros(0, bool)
     out = np.zeros(found.num_rows, bool)
     for name in found.column_names:
-        # Prompts repeat: each is searched once.
-        encoded = found[name].combine_chunks().dictionary_encode()
-        hits = pc.match_substring(encoded.dictionary, text, ignore_case=True).fill_null(False)
-        codes = encoded.indices.fill_null(len(hits)).to_numpy(zero_copy_only=False)
-        out |= np.append(hits.to_numpy(zero_copy_only=False), False)[codes]
+        hits = pc.match_substring(found[name].combine_chunks(), text, ignore_case=True)
+        out |= hits.fill_null(False).to_numpy(zero_copy_only=False)
     return out

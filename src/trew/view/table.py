@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -31,15 +32,20 @@ def read(folder: Path, kind: str, step: int, names: Sequence[str], *, leaves: Ma
             safe_files.open_file(folder, f"{kind}/{step:06d}.parquet", most=safe_files.TABLE_BYTES) as opened,
             pq.ParquetFile(opened, memory_map=False) as file,
         ):
-            there = {field.name: field.type for field in file.schema_arrow}
-            wanted = {field.name: field.type for field in schema()}
+            there, wanted = {field.name: field.type for field in file.schema_arrow}, _types()
             if any(there.get(name) != wanted[name] for name in _IDENTITY):
                 raise Unreadable(f"{kind}/{step:06d}.parquet: is not a table of rollouts")
             fit = [name for name in names if name in wanted and there.get(name) == wanted[name]]
-            return file.read([(leaves or {}).get(name, name) for name in fit])
+            # One thread: several tables are read side by side, and most are small.
+            return file.read([(leaves or {}).get(name, name) for name in fit], use_threads=False)
     except (OSError, pa.ArrowException, ValueError) as error:
         why = (str(error) or type(error).__name__).splitlines()[0]
         raise Unreadable(f"{kind}/{step:06d}.parquet: cannot be read ({why})") from None
+
+
+@cache
+def _types() -> dict[str, Any]:
+    return {field.name: field.type for field in schema()}
 
 
 def texts(column: Any) -> list[str | None]:
