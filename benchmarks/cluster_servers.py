@@ -25,7 +25,7 @@ from trew.rollout.vllm import environment, update
 from trew.rollout.vllm.client import ServerGone, ServerRefused, call
 from trew.rollout.vllm.endpoint import Endpoint
 from trew.rollout.vllm.engine import VllmEngine
-from trew.rollout.vllm.server import Options, Servers
+from trew.rollout.vllm.server import ServerOptions, Servers
 from trew.types import Sampling
 from trew.weights import publisher
 from trew.weights.files import PublishedFiles, version_size
@@ -223,7 +223,7 @@ def log_of(socket: Path) -> Path:
 @contextlib.contextmanager
 def real(work: Work, model: Path) -> Server:
     """vLLM itself."""
-    options = Options(
+    options = ServerOptions(
         python=PYTHON, model=model, dtype=work.dtype, seed=0, max_length=work.prompt_tokens + work.completion_tokens,
         sequences=max(1, work.sequences), threads=torch.get_num_threads(),
     )  # fmt: skip

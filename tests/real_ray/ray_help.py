@@ -125,6 +125,7 @@ class Run:
         self._variables = {"RAY_ADDRESS": address, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **variables}
 
     def __enter__(self) -> Run:
+        self.before = self.boards()  # one of a run whose first process was killed may be there
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
                 self._command, cwd=self.folder, env=os.environ | self._variables, stdout=log, stderr=log
@@ -134,6 +135,10 @@ class Run:
     def __exit__(self, *_: object) -> None:
         self.process.kill()
         self.process.wait()
+
+    def boards(self) -> set[Path]:
+        """The folders through which runs speak to their ranks."""
+        return {*self.folder.glob(".trew-ranks-*")}
 
     def text(self) -> str:
         return " ".join(self.log.read_text(errors="replace").split())

@@ -16,7 +16,7 @@ import pytest
 from vllm_models import save
 
 from trew.rollout.vllm import environment
-from trew.rollout.vllm.server import Options, Servers
+from trew.rollout.vllm.server import ServerOptions, Servers
 
 PYTHON = os.environ.get("TREW_VLLM_PYTHON", "")
 
@@ -50,7 +50,9 @@ def start(tmp_path_factory: pytest.TempPathFactory, record: Record) -> Iterator[
         def made(model: Path, **options: Any) -> Servers:
             folder = tmp_path_factory.mktemp("servers")
             known = {"dtype": "float32", "seed": 0, "max_length": 512, "sequences": 64}
-            servers = Servers(Options(python=found.python, model=model, **{**known, **options}), count=1, folder=folder)
+            servers = Servers(
+                ServerOptions(python=found.python, model=model, **{**known, **options}), count=1, folder=folder
+            )
             stack.enter_context(servers)
             began = time.monotonic()
             servers.start(seconds=600)

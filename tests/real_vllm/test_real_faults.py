@@ -151,9 +151,9 @@ def test_a_model_that_vllm_cannot_run_is_named_by_its_own_error(start, tmp_path)
 RUN = """
 import sys, time
 from pathlib import Path
-from trew.rollout.vllm.server import Options, Servers
+from trew.rollout.vllm.server import ServerOptions, Servers
 python, model = Path(sys.argv[1]), Path(sys.argv[2])
-options = Options(python=python, model=model, dtype="float32", seed=0, max_length=256, sequences=8)
+options = ServerOptions(python=python, model=model, dtype="float32", seed=0, max_length=256, sequences=8)
 servers = Servers(options, count=1, folder=Path(sys.argv[3]))
 servers.start(seconds=600)
 print("up", flush=True)

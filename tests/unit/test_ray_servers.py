@@ -12,7 +12,7 @@ import pytest
 from trew.config import parse
 from trew.errors import ConfigError, EngineError, MissingResources
 from trew.rollout.vllm import ray_servers
-from trew.rollout.vllm.ray_actor import Request, ServerActor, State
+from trew.rollout.vllm.ray_actor import ActorState, ServerActor, ServerRequest
 
 REQUEST = {"config": {}, "model": "m", "folder": "f", "host": "h", "token": "t", "cpus": 1, "gpus": 0}
 
@@ -22,15 +22,15 @@ class Played:
 
     made: list[Played] = []  # noqa: RUF012
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: ServerRequest) -> None:
         self.request, self.open, self.asked, self.why, self.wrong = request, True, 0, "", False
         Played.made.append(self)
 
-    def said(self, number: int) -> State:
+    def said(self, number: int) -> ActorState:
         self.asked += 1
         if self.why:
-            return State(number, "lost", self.why, wrong=self.wrong)
-        return State(number, "up" if self.asked > 1 else "starting", address=f"http://10.0.0.1:{len(Played.made)}")
+            return ActorState(number, "lost", self.why, wrong=self.wrong)
+        return ActorState(number, "up" if self.asked > 1 else "starting", address=f"http://10.0.0.1:{len(Played.made)}")
 
     def close(self) -> None:
         self.open = False
@@ -43,7 +43,7 @@ def none_made() -> None:
 
 def test_an_order_that_is_repeated_is_carried_out_once():
     actor = ServerActor(Played)
-    assert actor.state() == asdict(State())
+    assert actor.state() == asdict(ActorState())
     for _ in range(3):
         actor.start(1, REQUEST)
     assert len(Played.made) == 1
@@ -56,7 +56,7 @@ def test_an_order_that_was_overtaken_changes_nothing():
     assert actor.start(1, REQUEST)["number"] == 2
     assert actor.stop(1)["state"] != "none"
     assert [server.open for server in Played.made] == [True]
-    assert actor.stop(3) == asdict(State(3))
+    assert actor.stop(3) == asdict(ActorState(3))
     assert actor.start(3, REQUEST)["state"] == "none", "the order to stop came later"
     assert [server.open for server in Played.made] == [False]
 
@@ -224,8 +224,8 @@ def test_without_a_place_it_says_what_is_missing(there, tmp_path):
 
 @pytest.mark.parametrize(("wrong", "kind"), [(True, ConfigError), (False, EngineError)])
 def test_a_server_that_does_not_come_up_says_why(there, tmp_path, monkeypatch, wrong, kind):
-    def failing(self: Played, number: int) -> State:
-        return State(number, "lost", "vllm: is not installed", wrong=wrong)
+    def failing(self: Played, number: int) -> ActorState:
+        return ActorState(number, "lost", "vllm: is not installed", wrong=wrong)
 
     monkeypatch.setattr(Played, "said", failing)
     with pytest.raises(kind, match=r"server 0 on 10.0.0.1: vllm: is not installed"):

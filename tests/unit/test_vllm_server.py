@@ -60,7 +60,7 @@ def options(tmp_path):
         python.write_text(f'#!/bin/sh\nshift 4\nexec "{sys.executable}" -I "{tmp_path}/play.py" "$@"\n')
         python.chmod(0o755)
         known = {"dtype": "float32", "seed": 3, "max_length": 64, "sequences": 8}
-        return s.Options(python=python, model=tmp_path / "m", more=more, **known)
+        return s.ServerOptions(python=python, model=tmp_path / "m", more=more, **known)
 
     return made
 
@@ -197,8 +197,8 @@ def test_no_server_starts_once_all_have_ended(tmp_path, options):
 KILLED = """
 import sys, time
 from pathlib import Path
-from trew.rollout.vllm.server import Options, Servers
-options = Options(python=Path(sys.argv[1]), model=Path("m"), dtype="float32", seed=3, max_length=64, sequences=8)
+from trew.rollout.vllm.server import ServerOptions, Servers
+options = ServerOptions(python=Path(sys.argv[1]), model=Path("m"), dtype="float32", seed=3, max_length=64, sequences=8)
 servers = Servers(options, count=1, folder=Path(sys.argv[2]))
 servers.start(seconds=60)
 print("up", flush=True)

@@ -70,7 +70,7 @@ class Problem:
 
 
 @dataclass(frozen=True, slots=True)
-class Environment:
+class VllmEnvironment:
     """A Python and the versions of what matters in it, "" for what is not there. ``format`` is that of published
     versions, None without trew-vllm."""
 
@@ -160,12 +160,12 @@ def python_of(folder: Path) -> Path:
     return folder / "bin" / "python"
 
 
-def probe(python: Path) -> Environment:
+def probe(python: Path) -> VllmEnvironment:
     """Asks an interpreter for its versions. Raises EngineError where it does not answer."""
     said = _ask(python, _PROBE, seconds=_PROBE_S)
     try:
         found = json.loads(said.splitlines()[-1])
-        return Environment(python, found["python"], found["versions"], found["format"])
+        return VllmEnvironment(python, found["python"], found["versions"], found["format"])
     except (ValueError, IndexError, KeyError):
         raise EngineError(f"{python}: is not a Python that works: it printed {said[:200]!r}") from None
 
@@ -207,7 +207,7 @@ def has_gpu() -> bool:
     return Path("/proc/driver/nvidia/gpus").is_dir() or shutil.which("nvidia-smi") is not None
 
 
-def install(folder: Path, *, cpu: bool, say: Callable[[str], None] = print) -> Environment:
+def install(folder: Path, *, cpu: bool, say: Callable[[str], None] = print) -> VllmEnvironment:
     """Makes an environment with vLLM and trew-vllm in ``folder``, or completes one that was begun. ``say`` receives a
     line before each stage, and every few seconds while one lasts.
 

@@ -17,7 +17,7 @@ from ...errors import ConfigError
 from ...utils.memory import free_bytes
 from . import environment
 from .handshake import ENGINES
-from .server import Options, Servers
+from .server import ServerOptions, Servers
 
 GIB = 2**30
 SHORTEST = 64
@@ -53,14 +53,14 @@ def backend(config: Config, *, gpus: int, device: str) -> str:
     return ENGINES["nccl"] if cluster.sync == "auto" and apart else ENGINES[cluster.sync]
 
 
-def options(config: Config, *, python: Path, model: Path, gpus: int) -> Options:
+def options(config: Config, *, python: Path, model: Path, gpus: int) -> ServerOptions:
     """What all servers are started with. ``gpus`` are those of each, 0 on CPUs."""
     files = json.loads((model / "config.json").read_text())
     table: dict[str, Any] = files.get("text_config") or files
     length = config.data.max_prompt_tokens + max(config.rollout.max_tokens, config.eval.max_tokens)
     length = min(max(length, SHORTEST), table.get("max_position_embeddings") or length)
     count = config.cluster.servers
-    return Options(
+    return ServerOptions(
         python=python, model=model.absolute(), tokenizer=config.tokenizer, dtype=config.learner.dtype,
         seed=config.seed % 2**32,  # vLLM's own limit; requests bring their own seeds
         max_length=length, sequences=config.rollout.batch, gpus=gpus,

@@ -24,7 +24,7 @@ from .proxy import Proxy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class ServerRequest:
     """What a server is started with. ``config``: the run's, as a table; ``model`` and ``folder`` are folders that this
     node must see, of the model's files and for the log; ``host`` is the interface to listen on; ``cpus`` and ``gpus``
     are what the actor was given."""
@@ -39,7 +39,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class ActorState:
     """What an actor says of its server: ``number`` is that of the last order, 0 before the first. ``address``: where
     it listens; ``backend``: how it receives weights; ``wrong``: that it never will, since something must be changed
     first."""
@@ -55,7 +55,7 @@ class State:
 class _Server:
     """A server that is being started, or was. ``close`` ends it."""
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: ServerRequest) -> None:
         self.why, self.wrong, self.address = "", False, ""
         self._keeper: Keeper | None = None
         self._closed = threading.Event()
@@ -63,14 +63,14 @@ class _Server:
         self._thread = threading.Thread(target=self._run, args=(request,), name="trew-server", daemon=True)
         self._thread.start()
 
-    def said(self, number: int) -> State:
+    def said(self, number: int) -> ActorState:
         if self.why:
-            return State(number, "lost", self.why, wrong=self.wrong)
+            return ActorState(number, "lost", self.why, wrong=self.wrong)
         if self._keeper is None or self._thread.is_alive():
-            return State(number, "starting")
+            return ActorState(number, "starting")
         (kept,) = self._keeper.kept
         state: Literal["up", "lost"] = "up" if kept.state == "up" else "lost"
-        return State(number, state, kept.why, self.address, self._keeper.servers.backend)
+        return ActorState(number, state, kept.why, self.address, self._keeper.servers.backend)
 
     def close(self) -> None:
         """Ends the server; one that is still being started fails then."""
@@ -80,7 +80,7 @@ class _Server:
         self._thread.join()
         self._ending.close()
 
-    def _run(self, request: Request) -> None:
+    def _run(self, request: ServerRequest) -> None:
         try:
             keeper = Keeper(self._servers(request), tries=0, tell=_say)
             self._ending.callback(keeper.close)
@@ -98,7 +98,7 @@ class _Server:
             self.why = f"{type(error).__name__}: {error}"
 
     @staticmethod
-    def _servers(request: Request) -> Any:
+    def _servers(request: ServerRequest) -> Any:
         for place in (request.model, request.folder):
             if not Path(place).is_dir():
                 raise ConfigError(
@@ -124,7 +124,7 @@ class ServerActor:
     """Keeps one server. Orders have numbers that grow; one that was carried out already, or is older than the last,
     changes nothing."""
 
-    def __init__(self, make: Callable[[Request], Any] = _Server) -> None:
+    def __init__(self, make: Callable[[ServerRequest], Any] = _Server) -> None:
         self._make, self._number = make, 0
         self._server: Any = None
 
@@ -132,7 +132,7 @@ class ServerActor:
         """Starts the server, in place of the one of an older order; returns before it is up."""
         if number > self._number:
             self._end()
-            self._number, self._server = number, self._make(Request(**request))
+            self._number, self._server = number, self._make(ServerRequest(**request))
         return self.state()
 
     def stop(self, number: int) -> dict[str, Any]:
@@ -143,8 +143,8 @@ class ServerActor:
         return self.state()
 
     def state(self) -> dict[str, Any]:
-        """Where it is: a :class:`State` as a table."""
-        found = State(self._number) if self._server is None else self._server.said(self._number)
+        """Where it is: an :class:`ActorState` as a table."""
+        found = ActorState(self._number) if self._server is None else self._server.said(self._number)
         return dataclasses.asdict(found)
 
     def host(self) -> str:

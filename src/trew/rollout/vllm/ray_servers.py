@@ -19,7 +19,7 @@ from ...errors import ConfigError, EngineError, MissingResources
 from ...utils import ray_cluster
 from ...utils.ray_cluster import Bundle, lacking, nodes
 from .endpoint import Endpoint
-from .ray_actor import Request, ServerActor, State
+from .ray_actor import ActorState, ServerActor, ServerRequest
 from .server import GRACE_S, START_S
 
 ASK_S = 30.0
@@ -129,7 +129,7 @@ class RayServers:
         token, until = secrets.token_urlsafe(32), time.monotonic() + seconds
         folder = self._folder / str(held.index)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        request = asdict(Request(
+        request = asdict(ServerRequest(
             config=to_table(self._config), model=str(self._model), folder=str(folder), host=held.host, token=token,
             cpus=int(self._bundle.get("CPU", 1)), gpus=int(self._bundle.get("GPU", 0)),
         ))  # fmt: skip
@@ -146,14 +146,14 @@ class RayServers:
         held.endpoint, self.backend = Endpoint(said.address, None, token), said.backend
         return held.endpoint
 
-    def _ask(self, held: _Held, what: str, *arguments: Any) -> State:
+    def _ask(self, held: _Held, what: str, *arguments: Any) -> ActorState:
         """What an actor answers. A call without an answer may or may not have been carried out: it is made again, and
         its number keeps it from counting twice. Raises _Gone where the actor is dead."""
         errors, until = self._ray.exceptions, time.monotonic() + self._config.cluster.resources_timeout_s
         while True:
             try:
                 ref = getattr(held.actor, what).remote(*arguments)
-                return State(**self._ray.get(ref, timeout=ASK_S))
+                return ActorState(**self._ray.get(ref, timeout=ASK_S))
             except (errors.ActorUnavailableError, errors.GetTimeoutError) as error:
                 if time.monotonic() > until or self._closed.is_set():
                     raise _Gone(str(error)) from None

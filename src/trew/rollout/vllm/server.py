@@ -54,7 +54,7 @@ _PREFIX = re.compile(r"^(?:\(\w+ pid=\d+\) )?(?:(?:ERROR|CRITICAL) [\d-]+ [\d:]+
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class ServerOptions:
     """What all servers of a run are started with. ``sequences`` are decoded at once at most; ``gpus`` are those of each
     server, 0 for vLLM's build for CPUs, where each uses ``threads`` and keeps ``cache_gib`` for keys and values;
     ``share`` is that of a GPU's memory which a server may take, 0 for vLLM's default; with ``sleeps`` it can give it
@@ -77,7 +77,7 @@ class Options:
     more: Mapping[str, Any] = field(default_factory=dict)
 
 
-def command(options: Options, path: Path) -> list[str]:
+def command(options: ServerOptions, path: Path) -> list[str]:
     """The command line of a server that listens on the socket ``path``."""
     return [
         # -I: what lies in the working directory, or in PYTHONPATH, must not stand in for vLLM's modules.
@@ -96,7 +96,7 @@ def command(options: Options, path: Path) -> list[str]:
     ]  # fmt: skip
 
 
-def _changeable(options: Options) -> dict[str, Any]:
+def _changeable(options: ServerOptions) -> dict[str, Any]:
     """What a recipe may set otherwise."""
     share = {"gpu-memory-utilization": options.share} if options.gpus and options.share else {}
     return {"max-num-seqs": options.sequences, **share}
@@ -119,7 +119,7 @@ def _arguments(options: Mapping[str, Any]) -> list[str]:
     return found
 
 
-def variables(options: Options, *, token: str, devices: str) -> dict[str, str]:
+def variables(options: ServerOptions, *, token: str, devices: str) -> dict[str, str]:
     """The environment of a server: ours, without our secrets and what launchers told us, and with vLLM's own settings.
     ``devices`` are the GPUs that it sees, as in CUDA_VISIBLE_DEVICES."""
     kept = {k: v for k, v in os.environ.items() if not _OF_LAUNCHERS.fullmatch(k) and not can_be_secret(k, v)}
@@ -139,11 +139,11 @@ def variables(options: Options, *, token: str, devices: str) -> dict[str, str]:
     return {**kept, **settings}
 
 
-class Server:
+class ServerProcess:
     """One server, number ``index`` of a run. ``endpoint`` is where it listens. It may be started again when it has
     ended."""
 
-    def __init__(self, options: Options, index: int, *, sockets: Path, logs: Path, devices: str = "") -> None:
+    def __init__(self, options: ServerOptions, index: int, *, sockets: Path, logs: Path, devices: str = "") -> None:
         self.options, self.index, self.devices = options, index, devices
         self.log = logs / f"{index}.log"
         path = sockets / f"{index}.sock"
@@ -209,7 +209,7 @@ class Server:
 class Servers:
     """The servers of a run. A context manager: all of them have ended when it is left."""
 
-    def __init__(self, options: Options, *, count: int, folder: Path, devices: Sequence[str] = ()) -> None:
+    def __init__(self, options: ServerOptions, *, count: int, folder: Path, devices: Sequence[str] = ()) -> None:
         """``folder`` is for logs and sockets and is made; ``devices`` are the GPUs of each server."""
         folder = folder.absolute()  # a server's own working directory is another
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -219,7 +219,7 @@ class Servers:
         self._sockets = _place_for_sockets(folder)
         self._remove = weakref.finalize(self, shutil.rmtree, self._sockets, True) if self._sockets != folder else None
         self.servers = tuple(
-            Server(options, i, sockets=self._sockets, logs=folder, devices=devices[i] if devices else "")
+            ServerProcess(options, i, sockets=self._sockets, logs=folder, devices=devices[i] if devices else "")
             for i in range(count)
         )
 
@@ -289,7 +289,7 @@ class Servers:
         self.close()
 
 
-def _wait(servers: Sequence[Server], seconds: float) -> None:
+def _wait(servers: Sequence[ServerProcess], seconds: float) -> None:
     until, waiting = time.monotonic() + seconds, list(servers)
     while waiting := [server for server in waiting if not server.ready()]:
         if time.monotonic() > until:

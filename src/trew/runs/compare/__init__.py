@@ -3,7 +3,7 @@
 from .assemble import compare_runs
 from .choices import Allow, Choices, Unfinished
 from .page import write_page
-from .result import Result, to_json
+from .result import ComparedRuns, to_json
 from .text import describe
 
-__all__ = ["Allow", "Choices", "Result", "Unfinished", "compare_runs", "describe", "to_json", "write_page"]
+__all__ = ["Allow", "Choices", "ComparedRuns", "Unfinished", "compare_runs", "describe", "to_json", "write_page"]

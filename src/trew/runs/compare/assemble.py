@@ -11,15 +11,15 @@ from ...eval import paired_difference
 from ...eval.comparison import Comparison, GroupScores, compare
 from ...eval.seeds import least_pairs
 from .choices import Choices
-from .groups import Group, differences, find, grouped
+from .groups import RunGroup, differences, find, grouped
 from .members import Member, load_member
 from .metrics import LastEvaluations, Metric, parse_metric
 from .presets import default_differences
 from .refusals import group_problems, problems, some
-from .result import Result
+from .result import ComparedRuns
 
 
-def compare_runs(folders: Sequence[Path], choices: Choices) -> Result:
+def compare_runs(folders: Sequence[Path], choices: Choices) -> ComparedRuns:
     """Reads, groups and compares the runs. Raises ConfigError or DataError with all reasons against a comparison."""
     metric = parse_metric(choices.metric)
     if len(folders) < 2:
@@ -39,7 +39,7 @@ def compare_runs(folders: Sequence[Path], choices: Choices) -> Result:
         *metric.notes(members), *default_differences(groups), *_budgets(groups), *_within(groups),
         *_starts(groups), *_condition(members), *_unpaired(comparison, groups),
     ]  # fmt: skip
-    return Result(metric, tuple(groups), scores, differing, comparison, tuple(notes), tuple(left_out))
+    return ComparedRuns(metric, tuple(groups), scores, differing, comparison, tuple(notes), tuple(left_out))
 
 
 def _counted(members: Sequence[Member], choices: Choices) -> tuple[list[Member], list[Member]]:
@@ -60,13 +60,13 @@ def _counted(members: Sequence[Member], choices: Choices) -> tuple[list[Member],
     return kept, open_
 
 
-def _scored(group: Group, scores: dict[str, float]) -> GroupScores:
+def _scored(group: RunGroup, scores: dict[str, float]) -> GroupScores:
     return GroupScores(
         group.name, {pair: scores[m.name] for pair, m in zip(group.pairs, group.members, strict=True)}
     )  # fmt: skip
 
 
-def _one_seed(baseline: Group, groups: Sequence[Group], metric: Metric) -> str:
+def _one_seed(baseline: RunGroup, groups: Sequence[RunGroup], metric: Metric) -> str:
     """Why groups cannot be compared that share fewer than two seeds, and what can be said instead."""
     seeds = "; ".join(f"{g.name}: {', '.join(str(seed) for _, seed in sorted(g.pairs))}" for g in groups)
     lines = [
@@ -104,7 +104,7 @@ def _about_two_models(one: Member, other: Member) -> str:
 # --------------------------------------------------------------------------------------------------------------- notes
 
 
-def _budgets(groups: Sequence[Group]) -> list[str]:
+def _budgets(groups: Sequence[RunGroup]) -> list[str]:
     """Whether groups sampled different numbers of completions, so that one had more to learn from."""
     counts = {g.name: round(sum(m.completions for m in g.members) / len(g.members)) for g in groups}
     if len(groups) < 2 or max(counts.values()) <= 1.02 * min(counts.values()):
@@ -113,7 +113,7 @@ def _budgets(groups: Sequence[Group]) -> list[str]:
     return [f"the groups did not sample the same number of completions per run: {told}"]
 
 
-def _within(groups: Sequence[Group]) -> list[str]:
+def _within(groups: Sequence[RunGroup]) -> list[str]:
     """Settings that differ between the runs of one group: those that do not change what is learned, or that ``--by``
     left out."""
     keys: dict[str, list[str]] = {}
@@ -129,7 +129,7 @@ def _within(groups: Sequence[Group]) -> list[str]:
     return found
 
 
-def _starts(groups: Sequence[Group]) -> list[str]:
+def _starts(groups: Sequence[RunGroup]) -> list[str]:
     """Pairs that did not start at the same accuracy: other weights, or an evaluation that draws its completions."""
     starts: dict[object, float] = {}
     other = []
@@ -155,7 +155,7 @@ def _condition(members: Sequence[Member]) -> list[str]:
     return found
 
 
-def _unpaired(comparison: Comparison, groups: Sequence[Group]) -> list[str]:
+def _unpaired(comparison: Comparison, groups: Sequence[RunGroup]) -> list[str]:
     """Runs and groups that are shown but not compared."""
     found = []
     if comparison.unpaired:

@@ -18,7 +18,7 @@ _LONGEST = 60
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class RunGroup:
     """Runs whose settings differ in the seed alone, and in the data set where that is allowed."""
 
     name: str
@@ -30,7 +30,9 @@ class Group:
         return [(task, member.seed) for task, member in zip(self.tasks, self.members, strict=True)]
 
 
-def grouped(members: Sequence[Member], *, by: Collection[str], several_tasks: bool) -> tuple[list[Group], Differences]:
+def grouped(
+    members: Sequence[Member], *, by: Collection[str], several_tasks: bool
+) -> tuple[list[RunGroup], Differences]:
     """The groups in the order of their first runs, and the settings in which they differ.
 
     A group is made by the settings in ``by``, or else by all that change what is learned. With ``several_tasks`` the
@@ -45,7 +47,7 @@ def grouped(members: Sequence[Member], *, by: Collection[str], several_tasks: bo
     names = _names([_settings(first, differing) for first in firsts])
     tasks = task_names(members) if several_tasks else {m.name: "" for m in members}
     groups = [
-        Group(name, tuple(of), tuple(tasks[m.name] for m in of))
+        RunGroup(name, tuple(of), tuple(tasks[m.name] for m in of))
         for name, of in zip(names, parts.values(), strict=True)
     ]  # fmt: skip
     return groups, {k: {g.name: g.members[0].settings.get(k) for g in groups} for k in differing}
@@ -81,7 +83,7 @@ def task_names(members: Sequence[Member]) -> dict[str, str]:
     return {name: names[_key(table)] for name, table in tables.items()}
 
 
-def find(groups: Sequence[Group], wanted: str) -> Group:
+def find(groups: Sequence[RunGroup], wanted: str) -> RunGroup:
     """The group that ``--baseline`` names: by its name, a value in it, or the folder of one of its runs."""
     exact = [g for g in groups if g.name == wanted]
     within = [g for g in groups if wanted in _words(g.name)]

@@ -11,11 +11,11 @@ from ...eval import mean_interval
 from ...utils.secrets import redact, secrets
 from ..files import write_atomic
 from ..report import Series, line_chart, page
-from ..report.forest import Row, forest
+from ..report.forest import ForestRow, forest
 from . import text
-from .groups import Group
+from .groups import RunGroup
 from .metrics import values_by_step
-from .result import Result
+from .result import ComparedRuns
 
 _CHARTS = (
     # column of metrics.jsonl, title, unit, the range of its axis
@@ -31,13 +31,13 @@ _CHARTS = (
 )
 
 
-def write_page(result: Result, path: Path) -> None:
+def write_page(result: ComparedRuns, path: Path) -> None:
     """Writes the page to ``path``. Raises StorageError, and ConfigError for a path that cannot be a file."""
     made = render(result, created=page.now())
     write_atomic(path, lambda file: file.write(made.encode("utf-8")), guard=output_file)
 
 
-def render(result: Result, *, created: str = "") -> str:
+def render(result: ComparedRuns, *, created: str = "") -> str:
     """Renders the page. ``created`` is a date for the footer; an empty one is left out."""
     from markupsafe import Markup
 
@@ -70,7 +70,7 @@ def render(result: Result, *, created: str = "") -> str:
     )
 
 
-def _redacted(group: Group, hidden: tuple[str, ...]) -> Group:
+def _redacted(group: RunGroup, hidden: tuple[str, ...]) -> RunGroup:
     """The group with secrets masked in the names of its runs' metrics."""
     members = tuple(
         dataclasses.replace(m, data=dataclasses.replace(m.data, rows=tuple(redact(r, hidden) for r in m.data.rows)))
@@ -79,8 +79,8 @@ def _redacted(group: Group, hidden: tuple[str, ...]) -> Group:
     return dataclasses.replace(group, members=members)
 
 
-def _forest(result: Result) -> str:
-    rows = [Row(v.name, *v.difference, text=v.verdict) for v in result.comparison.versus]
+def _forest(result: ComparedRuns) -> str:
+    rows = [ForestRow(v.name, *v.difference, text=v.verdict) for v in result.comparison.versus]
     return forest(
         rows,
         title=f"Difference to {result.comparison.baseline}, paired by seed",
@@ -90,14 +90,14 @@ def _forest(result: Result) -> str:
 
 
 def _chart(
-    groups: Sequence[Group], column: str, title: str, unit: str, limits: tuple[float, float] | None
+    groups: Sequence[RunGroup], column: str, title: str, unit: str, limits: tuple[float, float] | None
 ) -> str:  # fmt: skip
     """Each group's mean with a band, over its single runs; empty if no run has the column."""
     series = [s for colour, group in enumerate(groups) for s in _curves(group, column, colour, limits)]
     return line_chart(series, title=title, y_label=unit, y_range=limits, standalone=False) if series else ""
 
 
-def _curves(group: Group, column: str, colour: int, limits: tuple[float, float] | None) -> list[Series]:
+def _curves(group: RunGroup, column: str, colour: int, limits: tuple[float, float] | None) -> list[Series]:
     runs = [values for m in group.members if (values := values_by_step(m, column))]
     if not runs:
         return []

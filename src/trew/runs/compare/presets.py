@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...errors import ConfigError
-from .groups import Group, shown
+from .groups import RunGroup, shown
 
 
-def default_differences(groups: Sequence[Group]) -> list[str]:
+def default_differences(groups: Sequence[RunGroup]) -> list[str]:
     """One line for each of these that is not the same in all groups: the KL term's beta, dynamic sampling, the clip's
     ends. Nothing if all groups have the same preset.
     """
@@ -26,7 +26,7 @@ def default_differences(groups: Sequence[Group]) -> list[str]:
     return lines
 
 
-def _resolved(group: Group) -> dict[str, Any]:
+def _resolved(group: RunGroup) -> dict[str, Any]:
     """These settings of a group's objective, named in its recipe or not; empty for a preset of another version."""
     from ...objective.divergence import KL
     from ...objective.presets import preset

@@ -8,7 +8,7 @@ from typing import Any
 
 from ...config.free import is_free
 from .choices import Allow
-from .groups import Differences, Group, differences, shown, task_names
+from .groups import Differences, RunGroup, differences, shown, task_names
 from .members import Member
 
 _MOST_NAMED = 3
@@ -61,12 +61,12 @@ def _by_value(values: Mapping[str, Any]) -> str:
     return ", ".join(f"{value or repr(value)} ({some(names)})" for value, names in runs.items())
 
 
-def group_problems(groups: Sequence[Group]) -> list[str]:
+def group_problems(groups: Sequence[RunGroup]) -> list[str]:
     """Reasons that show only when runs are grouped: a seed twice in a group, and pairs with other held-out prompts."""
     return [line for group in groups for line in _seed_twice(group)] or _other_prompts(groups)
 
 
-def _seed_twice(group: Group) -> list[str]:
+def _seed_twice(group: RunGroup) -> list[str]:
     """One line if a group has several runs of one seed."""
     pair, count = Counter(group.pairs).most_common(1)[0]
     if count == 1:
@@ -79,7 +79,7 @@ def _seed_twice(group: Group) -> list[str]:
     ]
 
 
-def _other_prompts(groups: Sequence[Group]) -> list[str]:
+def _other_prompts(groups: Sequence[RunGroup]) -> list[str]:
     """Pairs of one seed whose evaluations are of other prompts, beyond those that could not be judged."""
     firsts: dict[Any, Member] = {}
     found = []

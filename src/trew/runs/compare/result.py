@@ -10,7 +10,7 @@ from typing import Any
 from ...eval import seeds
 from ...eval.comparison import Comparison, GroupSummary, Versus
 from ...eval.statistics import LEVEL, Interval
-from .groups import Differences, Group
+from .groups import Differences, RunGroup
 from .members import Member
 from .metrics import Metric
 
@@ -18,11 +18,11 @@ ROUND_DIFFERENCES = (0.05, 0.02, 0.01)
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class ComparedRuns:
     """A comparison with everything that its reader needs to judge it."""
 
     metric: Metric
-    groups: tuple[Group, ...]
+    groups: tuple[RunGroup, ...]
     scores: Mapping[str, float]  # by run
     differing: Differences  # settings in which the groups differ
     comparison: Comparison
@@ -42,7 +42,7 @@ class Result:
         return seeds.least_pairs(max(1, len(self.comparison.groups) - 1))
 
 
-def to_json(result: Result) -> dict[str, Any]:
+def to_json(result: ComparedRuns) -> dict[str, Any]:
     """The whole result as plain values; what is not known is None."""
     c = result.comparison
     summaries = {s.name: s for s in c.groups}
@@ -63,7 +63,7 @@ def to_json(result: Result) -> dict[str, Any]:
     }
 
 
-def _group(group: Group, summary: GroupSummary, result: Result) -> dict[str, Any]:
+def _group(group: RunGroup, summary: GroupSummary, result: ComparedRuns) -> dict[str, Any]:
     return {
         "name": group.name,
         "mean": _interval(summary.mean),
@@ -76,7 +76,7 @@ def _group(group: Group, summary: GroupSummary, result: Result) -> dict[str, Any
     }
 
 
-def _versus(versus: Versus, result: Result) -> dict[str, Any]:
+def _versus(versus: Versus, result: ComparedRuns) -> dict[str, Any]:
     return {
         "name": versus.name,
         "pairs": versus.pairs,

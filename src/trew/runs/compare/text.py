@@ -9,18 +9,18 @@ from ...eval.comparison import Versus
 from ...eval.statistics import Interval
 from ..report.text import number
 from .groups import shown
-from .result import Result
+from .result import ComparedRuns
 
 HEADINGS = ("group", "runs", "mean [95 %]", "sd", "IQM [95 %]")
 AGAINST = ("minus the baseline", "difference [95 %]", "p", "P(better) [95 %]", "would be found", "verdict")
 
 
-def describe(result: Result) -> str:
+def describe(result: ComparedRuns) -> str:
     """The whole comparison."""
     return "\n".join(_lines(result))
 
 
-def _lines(result: Result) -> Iterator[str]:
+def _lines(result: ComparedRuns) -> Iterator[str]:
     yield heading(result)
     if result.differing:
         yield "\nSettings that differ:"
@@ -39,27 +39,27 @@ def _lines(result: Result) -> Iterator[str]:
         yield f"Not counted, because it has not finished: {member.name}."
 
 
-def heading(result: Result) -> str:
+def heading(result: ComparedRuns) -> str:
     counts = ", ".join(str(len(g.members)) for g in result.groups)
     groups = "1 group" if len(result.groups) == 1 else f"{len(result.groups)} groups"
     return f"{result.metric.title}; {groups} with {counts} runs; {result.metric.better} is better"
 
 
-def settings_rows(result: Result) -> list[list[str]]:
+def settings_rows(result: ComparedRuns) -> list[list[str]]:
     return [
         [key, *(shown(values[g.name]) if values[g.name] is not None else "default" for g in result.groups)]
         for key, values in result.differing.items()
     ]
 
 
-def group_rows(result: Result) -> list[list[str]]:
+def group_rows(result: ComparedRuns) -> list[list[str]]:
     return [
         [s.name, str(s.runs), _interval(s.mean, result), _value(s.sd, result), _interval(s.iqm, result)]
         for s in result.comparison.groups
     ]
 
 
-def versus_rows(result: Result) -> list[list[str]]:
+def versus_rows(result: ComparedRuns) -> list[list[str]]:
     return [
         [
             v.name, _interval(v.difference, result, sign="+"), f"{v.p_value:.3f}", _interval(v.improvement, result),
@@ -69,7 +69,7 @@ def versus_rows(result: Result) -> list[list[str]]:
     ]  # fmt: skip
 
 
-def seeds_of(result: Result) -> str:
+def seeds_of(result: ComparedRuns) -> str:
     """The seeds that all differences use, by task where there are several."""
     tasks = list(dict.fromkeys(task for task, _ in result.comparison.pairs))
     of = {task: ", ".join(str(s) for t, s in result.comparison.pairs if t == task) for task in tasks}
@@ -79,7 +79,7 @@ def seeds_of(result: Result) -> str:
     return "; ".join(f"{task}: {seeds}" for task, seeds in of.items())
 
 
-def reading(result: Result) -> Iterator[str]:
+def reading(result: ComparedRuns) -> Iterator[str]:
     """How to read the comparisons, and what these seeds could and could not have shown."""
     versus, pairs = result.comparison.versus, len(result.comparison.pairs)
     if len(versus) > 1:
@@ -97,7 +97,7 @@ def reading(result: Result) -> Iterator[str]:
     yield from _needed(versus, result)
 
 
-def _needed(versus: Sequence[Versus], result: Result) -> Iterator[str]:
+def _needed(versus: Sequence[Versus], result: ComparedRuns) -> Iterator[str]:
     """How many seeds it takes, by the largest spread of the pairs that are not told apart."""
     unclear = [v for v in versus if v.verdict == "not told apart" and math.isfinite(v.sd)]
     if not unclear:
@@ -108,19 +108,19 @@ def _needed(versus: Sequence[Versus], result: Result) -> Iterator[str]:
         yield f"Pairs needed to find a difference, at the spread of {widest.name}: {told}."
 
 
-def _interval(interval: Interval, result: Result, *, sign: str = "") -> str:
+def _interval(interval: Interval, result: ComparedRuns, *, sign: str = "") -> str:
     mean = _value(interval.mean, result, sign=sign)
     if not math.isfinite(interval.low):
         return f"{mean} [no interval]"
     return f"{mean} [{_value(interval.low, result, sign=sign)}, {_value(interval.high, result, sign=sign)}]"
 
 
-def score(value: float, result: Result) -> str:
+def score(value: float, result: ComparedRuns) -> str:
     """The score of one run."""
     return _value(value, result)
 
 
-def _value(value: float, result: Result, *, sign: str = "") -> str:
+def _value(value: float, result: ComparedRuns, *, sign: str = "") -> str:
     if not math.isfinite(value):
         return "–"
     if result.metric.is_share or abs(value) <= 1:

@@ -14,7 +14,7 @@ _ROW, _TOP, _BOTTOM = 30, 40, 44
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ForestRow:
     """A difference, the ends of its interval (nan = none), and what is said about it at the right."""
 
     name: str
@@ -24,7 +24,7 @@ class Row:
     text: str = ""
 
 
-def forest(rows: Sequence[Row], *, title: str, x_label: str, width: int = 760, standalone: bool = True) -> str:
+def forest(rows: Sequence[ForestRow], *, title: str, x_label: str, width: int = 760, standalone: bool = True) -> str:
     """Returns a complete ``<svg>`` element. ``standalone`` includes the style, as for ``line_chart``."""
     named = 20 + 6.6 * max(len(_short(r.name)) for r in rows)
     told = 20 + 6.4 * max(len(r.text) for r in rows)
@@ -60,7 +60,7 @@ def forest(rows: Sequence[Row], *, title: str, x_label: str, width: int = 760, s
     return "".join([*parts, "</svg>"])
 
 
-def _interval(row: Row, x: Callable[[float], float], y: float) -> Iterator[str]:
+def _interval(row: ForestRow, x: Callable[[float], float], y: float) -> Iterator[str]:
     if math.isfinite(row.low) and math.isfinite(row.high):
         low, high = x(row.low), x(row.high)
         yield (
@@ -70,7 +70,7 @@ def _interval(row: Row, x: Callable[[float], float], y: float) -> Iterator[str]:
     yield f'<circle class="tc-f0" cx="{x(row.value):.1f}" cy="{y:.1f}" r="4.5"/>'
 
 
-def _ends(rows: Sequence[Row]) -> tuple[float, float]:
+def _ends(rows: Sequence[ForestRow]) -> tuple[float, float]:
     """The ends of the axis: every interval and 0, with some room."""
     known = [v for r in rows for v in (r.value, r.low, r.high) if math.isfinite(v)]
     low, high = min(0.0, *known), max(0.0, *known)
