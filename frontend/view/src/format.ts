@@ -1,0 +1,66 @@
+import type { Num } from "./types";
+
+/** Four significant digits at most; a missing number is a dash. */
+export function number(value: Num | undefined): string {
+  if (value === null || value === undefined || Number.isNaN(value)) return "–";
+  if (value === 0) return "0";
+  const size = Math.abs(value);
+  if (Number.isInteger(value) && size < 1e7) return value.toLocaleString("en-US");
+  if (size >= 1e5 || size < 1e-3)
+    return value
+      .toExponential(2)
+      .replace("e+", "e")
+      .replace(/\.?0+e/, "e");
+  return String(Number(value.toPrecision(4)));
+}
+
+/** Two significant digits, for the ends of a small axis. */
+export function short(value: number): string {
+  return number(Number(value.toPrecision(2)));
+}
+
+export function signed(value: Num | undefined): string {
+  return value !== null && value !== undefined && value > 0 ? `+${number(value)}` : number(value).replace(/^-/, "−");
+}
+
+export function percent(value: Num | undefined): string {
+  if (value === null || value === undefined) return "–";
+  const hundred = value * 100;
+  return `${hundred > 0 && hundred < 1 ? hundred.toFixed(1) : Math.round(hundred)} %`;
+}
+
+export function bytes(value: Num | undefined): string {
+  if (value === null || value === undefined) return "–";
+  const units = ["B", "KiB", "MiB", "GiB", "TiB"];
+  let at = 0;
+  let left = value;
+  while (left >= 1024 && at < units.length - 1) {
+    left /= 1024;
+    at += 1;
+  }
+  return `${left >= 100 || at === 0 ? Math.round(left) : left.toFixed(1)} ${units[at]}`;
+}
+
+export function seconds(value: number): string {
+  if (value < 90) return `${Math.round(value)} s`;
+  if (value < 90 * 60) return `${Math.round(value / 60)} min`;
+  if (value < 48 * 3600) return `${(value / 3600).toFixed(1)} h`;
+  return `${Math.round(value / 86400)} days`;
+}
+
+export function ago(unix: number): string {
+  const passed = Date.now() / 1000 - unix;
+  return passed < 5 ? "now" : `${seconds(passed)} ago`;
+}
+
+/** Any value of a configuration or a data row as one line. */
+export function plain(value: unknown): string {
+  if (value === null || value === undefined) return "–";
+  if (typeof value === "string") return value;
+  if (typeof value === "number") return number(value);
+  return JSON.stringify(value);
+}
+
+export function plural(count: number, noun: string, many = `${noun}s`): string {
+  return `${count.toLocaleString("en-US")} ${count === 1 ? noun : many}`;
+}

@@ -1,0 +1,63 @@
+/** The metrics of several runs, kept current: only the steps that are new are asked for. */
+
+import { useEffect, useRef, useState } from "preact/hooks";
+import { get, query, runPath } from "./api";
+import type { Metrics, Num, Run } from "./types";
+
+export interface Known {
+  metrics?: Metrics;
+  error?: string;
+}
+
+/** Adds the rows of `news`, which begin after the last step of `old`. */
+export function extend(old: Metrics, news: Metrics): Metrics {
+  const before = old.steps.length;
+  const names = new Set([...Object.keys(old.columns), ...Object.keys(news.columns)]);
+  const columns: Record<string, Num[]> = {};
+  for (const name of names) {
+    const first = old.columns[name] ?? new Array<Num>(before).fill(null);
+    const then = news.columns[name] ?? new Array<Num>(news.steps.length).fill(null);
+    columns[name] = [...first, ...then];
+  }
+  return { ...news, steps: [...old.steps, ...news.steps], columns };
+}
+
+function resumes(metrics: Metrics): number {
+  return metrics.marks.filter((m) => m.kind === "resumed").length;
+}
+
+async function load(run: Run, old: Metrics | undefined, signal: AbortSignal): Promise<Metrics> {
+  const last = old?.steps.at(-1);
+  if (!old || last === undefined || run.step < last) return get<Metrics>(runPath(run.id, "metrics"), signal);
+  const news = await get<Metrics>(query(runPath(run.id, "metrics"), { since: last }), signal);
+  // A run that was resumed has removed rows that we have.
+  if (resumes(news) !== resumes(old)) return get<Metrics>(runPath(run.id, "metrics"), signal);
+  return extend(old, news);
+}
+
+export function useMetrics(runs: readonly Run[]): Map<string, Known> {
+  const [known, setKnown] = useState<Map<string, Known>>(new Map());
+  const kept = useRef(new Map<string, Metrics>());
+  const wanted = runs.map((run) => `${run.id}\n${run.revision}`).join("\n\n");
+  const current = useRef(runs);
+  current.current = runs;
+  useEffect(() => {
+    const abort = new AbortController();
+    for (const run of current.current) {
+      const old = kept.current.get(run.id);
+      if (old && old.revision === run.revision) continue;
+      load(run, old, abort.signal)
+        .then((metrics) => {
+          kept.current.set(run.id, { ...metrics, revision: run.revision });
+          setKnown((all) => new Map(all).set(run.id, { metrics }));
+        })
+        .catch((error: unknown) => {
+          if (abort.signal.aborted) return;
+          const message = error instanceof Error ? error.message : String(error);
+          setKnown((all) => new Map(all).set(run.id, old ? { metrics: old, error: message } : { error: message }));
+        });
+    }
+    return () => abort.abort();
+  }, [wanted]);
+  return known;
+}

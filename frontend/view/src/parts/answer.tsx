@@ -1,0 +1,163 @@
+/** One completion as a card: score by part, extracted answer beside the gold, why it ended, and what it says. */
+
+import { link, type Page } from "../context";
+import { number, plain, signed } from "../format";
+import { excerpt, Text } from "./text";
+import { Score } from "./basics";
+import type { Row } from "../types";
+
+/** What each status of a reward means (docs/rewards.md). */
+export const STATUSES: Record<string, string> = {
+  scored: "judged",
+  no_answer: "no answer was found in the completion",
+  bad_gold: "the data row's answer cannot be used, so nothing was judged",
+  timeout: "judging took too long, so nothing was judged",
+  sandbox_error: "the sandbox failed, so nothing was judged",
+  environment_error: "the environment failed, so nothing was judged",
+  not_applicable: "this reward does not apply to this prompt",
+};
+
+const SHOWN = 700;
+
+export function tokensLink(page: Page, row: Row): string {
+  return link(page, "tokens", { step: row.step, eval: row.eval ? 1 : null, group: row.group, sample: row.sample });
+}
+
+export function gold(value: unknown): string | null {
+  if (value === null || value === undefined) return null;
+  if (typeof value === "object" && !Array.isArray(value)) {
+    const entries = Object.entries(value as Record<string, unknown>);
+    return entries.length === 1 ? plain(entries[0]?.[1]) : entries.map(([k, v]) => `${k}: ${plain(v)}`).join("\n");
+  }
+  return plain(value);
+}
+
+/** Extracted answer and gold next to each other; a difference to the letter is named, since a score may hang on it. */
+export function Answer({ row }: { row: Row }) {
+  const right = gold(row.gold);
+  if (row.extracted === null && right === null) return null;
+  return (
+    <dl class="answer">
+      <dt>extracted</dt>
+      <dd>
+        {row.extracted === null ? (
+          <span class="muted">none found</span>
+        ) : (
+          <Text text={excerpt(row.extracted, "", 300)} />
+        )}
+      </dd>
+      {right !== null && (
+        <>
+          <dt>gold</dt>
+          <dd>
+            <Text text={excerpt(right, "", 300)} />
+          </dd>
+        </>
+      )}
+    </dl>
+  );
+}
+
+export function Parts({ row }: { row: Row }) {
+  const names = [...new Set([...Object.keys(row.parts), ...Object.keys(row.statuses)])];
+  if (!names.length || (names.length === 1 && row.statuses[names[0] ?? ""] === row.status && row.status === "scored"))
+    return null;
+  return (
+    <ul class="parts" aria-label="Score by part">
+      {names.map((name) => {
+        const status = row.statuses[name] ?? row.status;
+        return (
+          <li key={name} title={STATUSES[status] ?? status}>
+            <span class="part-name">{name}</span> <b>{number(row.parts[name])}</b>
+            {status !== "scored" && <span class="tag warn">{status}</span>}
+          </li>
+        );
+      })}
+    </ul>
+  );
+}
+
+/** Why the completion ended, its length, its advantage and anything unusual. */
+export function Facts({ row }: { row: Row }) {
+  return (
+    <div class="facts">
+      {troubles(row).map(([name, help, tone]) => (
+        <span key={name} class={`tag ${tone}`} title={help}>
+          {name}
+        </span>
+      ))}
+      {row.advantage !== null && (
+        <span
+          class={`tag advantage ${direction(row.advantage)}`}
+          title="Mean advantage: above 0 the completion is made more likely"
+        >
+          A {signed(row.advantage)}
+        </span>
+      )}
+      <span class="muted">
+        {row.length.toLocaleString("en-US")} tokens{row.turns > 1 ? ` in ${row.turns} turns` : ""}
+        {row.finish_reason && row.rollout_status !== "truncated" ? ` · ${row.finish_reason}` : ""}
+      </span>
+    </div>
+  );
+}
+
+function direction(value: number): string {
+  return value > 0 ? "up" : value < 0 ? "down" : "";
+}
+
+function troubles(row: Row): [name: string, help: string, tone: string][] {
+  const all: [string, string, string][] = [];
+  if (row.status !== "scored") all.push([row.status, STATUSES[row.status] ?? "", "warn"]);
+  if (row.rollout_status === "truncated") all.push(["truncated", "It reached max_tokens before its end", "warn"]);
+  if (row.rollout_status === "failed") all.push(["failed", row.rollout_error ?? "", "bad"]);
+  if (!row.eval && row.trained_group === null) {
+    all.push([
+      "not trained on",
+      "Its group was dropped before training, as dynamic sampling does with groups without signal",
+      "",
+    ]);
+  }
+  return all;
+}
+
+export function Card({ page, row, range }: { page: Page; row: Row; range?: [number, number] | undefined }) {
+  const text = row.completion.slice(0, SHOWN);
+  const cut = row.cut || row.completion.length > SHOWN;
+  return (
+    <article class="card" aria-label={`Sample ${row.sample}, score ${number(row.score)}`}>
+      <header>
+        <Score value={row.score} {...(range ? { low: range[0], high: range[1] } : {})} />
+        <span class="muted">#{row.sample}</span>
+        <a class="card-open" href={tokensLink(page, row)}>
+          Tokens
+        </a>
+      </header>
+      <Facts row={row} />
+      <Parts row={row} />
+      {row.rollout_error && <p class="failure">{row.rollout_error}</p>}
+      <Answer row={row} />
+      <div class="said">
+        <Text text={text} />
+        {cut && (
+          <a class="more" href={tokensLink(page, row)}>
+            … all of it
+          </a>
+        )}
+      </div>
+    </article>
+  );
+}
+
+export function Prompt({ text, open = false }: { text: string; open?: boolean }) {
+  const long = text.length > 260 || text.split("\n").length > 4;
+  if (!long || open) return <Text text={text} class="prompt" />;
+  return (
+    <details class="prompt-fold">
+      <summary>
+        <Text text={excerpt(text.trim(), "", 220)} class="prompt" />
+      </summary>
+      <Text text={text} class="prompt" />
+    </details>
+  );
+}

@@ -1,0 +1,134 @@
+/** From one completion to others: samples of the group, groups of the step, other steps. */
+
+import { useMemo } from "preact/hooks";
+import { query, runPath } from "../api";
+import { link, set, type Page } from "../context";
+import { number } from "../format";
+import { useApi, useKeys } from "../hooks";
+import { Score } from "./basics";
+import { rangeOf } from "./steps";
+import type { Rollouts, Row, Run, Steps } from "../types";
+
+/** The place of one completion: as in the address. */
+export interface Place {
+  step: number;
+  eval: boolean;
+  group: number;
+  sample: number;
+}
+
+function goTo(page: Page, place: Place): void {
+  set(page, { step: place.step, eval: place.eval ? 1 : null, group: place.group, sample: place.sample, token: null });
+}
+
+/** Where one can go from here: other samples of the group, other groups of the step, other steps. */
+export function Navigation({
+  page,
+  run,
+  steps,
+  place,
+  row,
+}: {
+  page: Page;
+  run: Run;
+  steps: Steps;
+  place: Place;
+  row: Row | undefined;
+}) {
+  const url =
+    row && query(runPath(run.id, "rollouts"), { step: place.step, eval: place.eval ? 1 : 0, uid: row.uid, limit: 200 });
+  const { data } = useApi<Rollouts>(url ?? null);
+  const siblings = useMemo(
+    () => (data?.rows ?? []).filter((r) => r.group === place.group).sort((a, b) => a.sample - b.sample),
+    [data, place.group],
+  );
+  const known: { step: number; groups?: number }[] = place.eval ? steps.evals : steps.steps;
+  const at = known.findIndex((s) => s.step === place.step);
+  const groups = known[at]?.groups;
+  const here = siblings.findIndex((r) => r.sample === place.sample);
+  const sample = (by: number) => {
+    const next = siblings[here + by];
+    if (here >= 0 && next) goTo(page, { ...place, sample: next.sample });
+  };
+  const group = (by: number) => {
+    const next = place.group + by;
+    if (next >= 0 && (groups === undefined || next < groups)) goTo(page, { ...place, group: next, sample: 0 });
+  };
+  const step = (by: number) => {
+    const next = known[at + by];
+    if (at >= 0 && next) goTo(page, { ...place, step: next.step, group: 0, sample: 0 });
+  };
+  useKeys({
+    ArrowLeft: () => sample(-1),
+    ArrowRight: () => sample(1),
+    "[": () => group(-1),
+    "]": () => group(1),
+    ",": () => step(-1),
+    ".": () => step(1),
+  });
+  const range = rangeOf(steps.steps);
+  return (
+    <nav class="token-nav" aria-label="Completions">
+      <Stepper title={place.eval ? "Held-out after step" : "Step"} value={place.step} keys=", ." onMove={step} />
+      <Stepper title="Group" value={place.group} keys="[ ]" onMove={group} />
+      <div class="siblings" role="group" aria-label="Samples of this group">
+        <span class="muted">Samples</span>
+        {siblings.map((r) => (
+          <button
+            key={r.sample}
+            type="button"
+            class="sibling"
+            aria-current={r.sample === place.sample ? "true" : undefined}
+            aria-label={`Sample ${r.sample}, score ${number(r.score)}`}
+            title={`Sample ${r.sample} (← →)`}
+            onClick={() => goTo(page, { ...place, sample: r.sample })}
+          >
+            <Score value={r.score} {...(range ? { low: range[0], high: range[1] } : {})} />
+          </button>
+        ))}
+      </div>
+      <span class="token-links">
+        <a href={link(page, "rollouts", { step: place.step, eval: place.eval ? 1 : null })}>All of this step</a>
+        {row && <a href={link(page, "prompts", { uid: row.uid })}>This prompt through time</a>}
+      </span>
+    </nav>
+  );
+}
+
+function Stepper({
+  title,
+  value,
+  keys,
+  onMove,
+}: {
+  title: string;
+  value: number;
+  keys: string;
+  onMove: (by: number) => void;
+}) {
+  return (
+    <span class="stepper">
+      <button
+        type="button"
+        class="icon"
+        aria-label={`${title}: one back`}
+        title={`Back (${keys[0]})`}
+        onClick={() => onMove(-1)}
+      >
+        ◀
+      </button>
+      <span>
+        {title} <b>{value}</b>
+      </span>
+      <button
+        type="button"
+        class="icon"
+        aria-label={`${title}: one on`}
+        title={`On (${keys[2]})`}
+        onClick={() => onMove(1)}
+      >
+        ▶
+      </button>
+    </span>
+  );
+}

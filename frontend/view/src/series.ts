@@ -1,0 +1,76 @@
+/** Numbers over steps: smoothing, several runs of one setting as one line, marks near a step. Pure functions. */
+
+import type { Mark, Num } from "./types";
+
+export interface Line {
+  label: string;
+  /** A CSS colour. */
+  colour: string;
+  x: number[];
+  y: Num[];
+  /** The values before smoothing, drawn faintly. */
+  raw?: Num[];
+  low?: Num[];
+  high?: Num[];
+}
+
+/**
+ * An exponential moving average without a bias to the first value: the weights of a value and of those before it always
+ * sum to 1. Missing values stay missing and change nothing. `weight` 0 changes nothing at all.
+ */
+export function smooth(values: readonly Num[], weight: number): Num[] {
+  let sum = 0;
+  let mass = 0;
+  return values.map((value) => {
+    if (value === null || value === undefined) return null;
+    sum = weight * sum + (1 - weight) * value;
+    mass = weight * mass + (1 - weight);
+    return sum / mass;
+  });
+}
+
+/** Mean, smallest and largest over lines at every x where at least one has a value. */
+export function meanAndRange(lines: readonly Line[]): { x: number[]; mean: Num[]; low: Num[]; high: Num[] } {
+  const at = new Map<number, number[]>();
+  for (const line of lines) {
+    line.x.forEach((x, i) => {
+      const y = line.y[i];
+      if (y === null || y === undefined) return;
+      const known = at.get(x);
+      if (known) known.push(y);
+      else at.set(x, [y]);
+    });
+  }
+  const x = [...at.keys()].sort((a, b) => a - b);
+  // A mean over fewer runs than before would jump where the shortest run ends: there the line ends too.
+  const most = Math.max(0, ...[...at.values()].map((v) => v.length));
+  const full = x.filter((each) => at.get(each)?.length === most);
+  const pick = (f: (v: number[]) => number) => full.map((each) => f(at.get(each) ?? []));
+  return {
+    x: full,
+    mean: pick((v) => v.reduce((a, b) => a + b, 0) / v.length),
+    low: pick((v) => Math.min(...v)),
+    high: pick((v) => Math.max(...v)),
+  };
+}
+
+/** Hours of training at the end of each step, from the column of seconds; null where a run has none. */
+export function hours(seconds: readonly Num[] | undefined): number[] | null {
+  if (!seconds?.some((s) => s !== null)) return null;
+  let sum = 0;
+  return seconds.map((s) => (sum += (s ?? 0) / 3600));
+}
+
+/** A sparse column, such as one that is measured every tenth step, is joined over what is missing. */
+export function isSparse(values: readonly Num[]): boolean {
+  const known = values.filter((v) => v !== null && v !== undefined).length;
+  return known > 0 && known < 0.7 * values.length;
+}
+
+export const MARKS: Record<Mark["kind"], { title: string; colour: string }> = {
+  warning: { title: "warning", colour: "--bad" },
+  bad_step: { title: "step not applied", colour: "--bad" },
+  resumed: { title: "resumed", colour: "--accent" },
+  checkpoint: { title: "checkpoint", colour: "--muted" },
+  event: { title: "event", colour: "--muted" },
+};

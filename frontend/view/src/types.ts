@@ -1,0 +1,242 @@
+/** The JSON that the server sends: see src/trew/view/. A number that is not finite is null. */
+
+export type Num = number | null;
+
+export interface Run {
+  id: string;
+  name: string;
+  path: string;
+  kind: "policy" | "reward" | "rounds";
+  state: "running" | "finished" | "stopped";
+  step: number;
+  steps: Num;
+  updated: number;
+  model: string;
+  preset: string;
+  seed: number;
+  setting: string;
+  revision: string;
+  warnings: number;
+  has_rollouts: boolean;
+  has_tokens: boolean;
+}
+
+export interface Runs {
+  version: string;
+  runs: Run[];
+}
+
+export interface Eval {
+  step: number;
+  accuracy: Num;
+  low: Num;
+  high: Num;
+  n: Num;
+}
+
+export interface Mark {
+  step: number;
+  kind: "warning" | "checkpoint" | "resumed" | "bad_step" | "event";
+  text: string;
+  rule?: string;
+}
+
+export interface Metrics {
+  revision: string;
+  steps: number[];
+  columns: Record<string, Num[]>;
+  evals: Eval[];
+  marks: Mark[];
+  groups: { title: string; columns: string[] }[];
+  help: Record<string, string>;
+}
+
+export interface Accuracy {
+  accuracy: Num;
+  low: Num;
+  high: Num;
+  n: Num;
+}
+
+export interface Finding {
+  rule: string;
+  step_from: number;
+  step_to: Num;
+  text: string;
+  advice: string;
+}
+
+export interface Cluster {
+  ranks: unknown;
+  servers: unknown[];
+  versions: unknown;
+  ages: Record<string, number>;
+}
+
+export interface Summary {
+  before: Accuracy | null;
+  after: Accuracy | null;
+  summary: Record<string, unknown> | null;
+  health: Finding[];
+  memory: { planned: { part: string; bytes: number }[] | null; measured_peak_bytes: Num } | null;
+  cluster: Cluster | null;
+}
+
+export interface Config {
+  text: string;
+  values: Record<string, unknown>;
+}
+
+export interface ConfigKeys {
+  keys: { key: string; values: Record<string, unknown>; differs: boolean; default?: unknown }[];
+}
+
+export interface StepInfo {
+  step: number;
+  rows: number;
+  groups: number;
+  mean: Num;
+  low_quantile: Num;
+  high_quantile: Num;
+  histogram: { edges: number[]; counts: number[] } | null;
+}
+
+export interface Steps {
+  steps: StepInfo[];
+  evals: { step: number; rows: number; mean: Num; groups?: number }[];
+}
+
+export interface Row {
+  step: number;
+  eval: boolean;
+  group: number;
+  trained_group: Num;
+  uid: string;
+  sample: number;
+  prompt: string;
+  completion: string;
+  cut?: boolean;
+  score: Num;
+  status: string;
+  parts: Record<string, Num>;
+  statuses: Record<string, string>;
+  extracted: string | null;
+  gold: unknown;
+  finish_reason: string | null;
+  rollout_status: string | null;
+  rollout_error: string | null;
+  length: number;
+  advantage: Num;
+  policy_version: Num;
+  turns: number;
+}
+
+export interface Rollouts {
+  total: number;
+  rows: Row[];
+}
+
+export interface Group {
+  group: number;
+  uid: string;
+  prompt: string;
+  gold: unknown;
+  mean: Num;
+  std: Num;
+  rows: Row[];
+}
+
+export interface Groups {
+  total: number;
+  groups: Group[];
+}
+
+export interface PromptInfo {
+  uid: string;
+  prompt: string;
+  gold: unknown;
+  times: number;
+  first: { step: number; mean: Num };
+  last: { step: number; mean: Num };
+  gain: Num;
+  disagreement: Num;
+}
+
+export interface Prompts {
+  total: number;
+  prompts: PromptInfo[];
+}
+
+export interface PromptHistory {
+  uid: string;
+  prompt: string;
+  gold: unknown;
+  visits: { step: number; eval: boolean; mean: Num; rows: Row[] }[];
+}
+
+export interface Token {
+  text: string;
+  id: number;
+  sampled: boolean;
+}
+
+export interface Turn {
+  role: "policy" | "environment";
+  start: number;
+  end: number;
+  text: string;
+  reward: Num;
+  finish_reason?: string | null;
+  tool_calls?: unknown[] | null;
+  cut?: boolean;
+}
+
+export interface About {
+  title: string;
+  help: string;
+  diverging: boolean;
+}
+
+export interface Completion {
+  row: Row;
+  messages: { role: string; content: unknown }[] | null;
+  tokens: Token[];
+  values: Record<string, Num[]>;
+  about: Record<string, About>;
+  turns: Turn[] | null;
+  versions: { version: number; start: number; end: number }[] | null;
+}
+
+export type Interval = { mean: Num; low: Num; high: Num } & Record<string, Num>;
+
+export interface Comparison {
+  error?: { message: string };
+  metric?: { title: string; better: string };
+  level?: number;
+  power?: number;
+  baseline?: string;
+  settings_that_differ?: Record<string, Record<string, unknown>>;
+  groups?: {
+    name: string;
+    mean: Interval;
+    sd: Num;
+    iqm: Interval;
+    runs: { folder: string; seed: number; task: string; finished: boolean; score: number }[];
+  }[];
+  pairs?: { task: string; seed: number }[];
+  comparisons?: {
+    name: string;
+    pairs: number;
+    difference: Interval;
+    sd: Num;
+    p_value: Num;
+    probability_of_improvement: Interval;
+    detectable_difference: Num;
+    seeds_needed: Record<string, number>;
+    verdict: string;
+  }[];
+  not_compared?: string[];
+  left_out?: string[];
+  fewest_seeds?: number;
+  notes?: string[];
+}

@@ -1,0 +1,245 @@
+import { runPath } from "../api";
+import type { Page } from "../context";
+import { bytes, number, plain, seconds } from "../format";
+import { useApi } from "../hooks";
+import { BeforeAfter } from "../parts/before_after";
+import { Empty, Loaded, State } from "../parts/basics";
+import { Text } from "../parts/text";
+import { link } from "../context";
+import type { Cluster, Finding, Run, Summary } from "../types";
+
+export function Health({ page }: { page: Page }) {
+  const run = page.main;
+  const answer = useApi<Summary>(run ? runPath(run.id, "summary") : null, run?.revision);
+  if (!run) return <Empty title="No run is chosen.">Choose one in the list of runs.</Empty>;
+  return (
+    <Loaded
+      answer={answer}
+      show={(data) => (
+        <>
+          <section>
+            <h2>
+              {run.name} <State run={run} />
+            </h2>
+            <p class="muted path">{run.path}</p>
+            <BeforeAfter page={{ ...page, chosen: [run] }} />
+          </section>
+          <Warnings page={page} run={run} found={data.health} />
+          <Figures data={data} run={run} />
+          <Memory data={data} />
+          <Several cluster={data.cluster} />
+        </>
+      )}
+    />
+  );
+}
+
+function Warnings({ page, run, found }: { page: Page; run: Run; found: Finding[] }) {
+  return (
+    <section>
+      <h2>Warnings</h2>
+      {!found.length && (
+        <p class="fine">No health rule applies{run.state === "running" ? ` up to step ${run.step}` : ""}.</p>
+      )}
+      <ul class="warnings">
+        {found.map((f, i) => (
+          <li key={i}>
+            <p>
+              <span class="tag warn">{f.rule}</span>{" "}
+              <b>
+                {f.step_to === f.step_from
+                  ? `step ${f.step_from}`
+                  : f.step_to === null
+                    ? `since step ${f.step_from}`
+                    : `steps ${f.step_from} to ${f.step_to}`}
+              </b>{" "}
+              <a href={link(page, "rollouts", { step: f.step_from })}>Rollouts of this step</a>
+            </p>
+            <Text text={f.text} />
+            {f.advice && (
+              <p class="advice">
+                <b>What to do: </b>
+                <Text text={f.advice} />
+              </p>
+            )}
+          </li>
+        ))}
+      </ul>
+    </section>
+  );
+}
+
+const FIGURES: readonly (readonly [string, string, (v: number) => string])[] = [
+  ["seconds", "training time", seconds],
+  ["tokens_per_second", "completion tokens per second", number],
+  ["peak_memory_bytes", "peak memory", bytes],
+  ["n_eval", "held-out prompts", number],
+  ["steps", "steps", number],
+  ["seed", "seed", number],
+];
+
+function Figures({ data, run }: { data: Summary; run: Run }) {
+  const summary = data.summary;
+  if (!summary) {
+    return (
+      <section>
+        <h2>Figures</h2>
+        <p class="muted">
+          {run.state === "running"
+            ? "They are written when the run finishes."
+            : "The run did not finish, so it wrote no summary."}
+        </p>
+      </section>
+    );
+  }
+  const words = ["task", "model", "objective", "device"].filter((key) => typeof summary[key] === "string");
+  return (
+    <section>
+      <h2>Figures</h2>
+      <dl class="figures">
+        {words.map((key) => (
+          <div key={key}>
+            <dt>{key}</dt>
+            <dd>{plain(summary[key])}</dd>
+          </div>
+        ))}
+        {FIGURES.map(([key, title, show]) => {
+          const value = summary[key];
+          return typeof value === "number" ? (
+            <div key={key}>
+              <dt>{title}</dt>
+              <dd>{show(value)}</dd>
+            </div>
+          ) : null;
+        })}
+      </dl>
+      <details>
+        <summary>Everything in summary.json</summary>
+        <Text text={JSON.stringify(summary, null, 2)} class="code" />
+      </details>
+    </section>
+  );
+}
+
+/** Planned memory by part as one bar, with the measured peak as a line over it. */
+function Memory({ data: { memory } }: { data: Summary }) {
+  const planned = memory?.planned ?? [];
+  const peak = memory?.measured_peak_bytes ?? 0;
+  const total = planned.reduce((sum, p) => sum + p.bytes, 0);
+  const words = [
+    ...(total ? [`planned ${bytes(total)}`] : []),
+    ...(peak ? [`measured peak ${bytes(peak)}`] : []),
+    ...(total && peak ? [`${Math.round((100 * peak) / total)} % of the plan`] : []),
+  ];
+  return (
+    <section>
+      <h2>Memory</h2>
+      <p>
+        {words.join(" · ") || (
+          <span class="muted">Neither planned nor measured. `trew plan` estimates it before a run.</span>
+        )}
+      </p>
+      {total > 0 && <Planned planned={planned} peak={peak} most={Math.max(total, peak)} />}
+    </section>
+  );
+}
+
+function Planned({ planned, peak, most }: { planned: { part: string; bytes: number }[]; peak: number; most: number }) {
+  return (
+    <>
+      <div class="memory-bar" role="img" aria-label={planned.map((p) => `${p.part} ${bytes(p.bytes)}`).join(", ")}>
+        {planned.map((p, i) => (
+          <span
+            key={p.part}
+            class={`memory-part m${i % 8}`}
+            style={{ width: `${(100 * p.bytes) / most}%` }}
+            title={`${p.part}: ${bytes(p.bytes)}`}
+          />
+        ))}
+        {peak > 0 && (
+          <span
+            class="memory-peak"
+            style={{ left: `${(100 * peak) / most}%` }}
+            title={`measured peak: ${bytes(peak)}`}
+          />
+        )}
+      </div>
+      <ul class="memory-parts">
+        {planned.map((p, i) => (
+          <li key={p.part}>
+            <span class={`swatch memory-part m${i % 8}`} /> {p.part} <b>{bytes(p.bytes)}</b>
+          </li>
+        ))}
+      </ul>
+    </>
+  );
+}
+
+function Several({ cluster }: { cluster: Cluster | null }) {
+  if (!cluster) return null;
+  const ages = Object.entries(cluster.ages ?? {});
+  return (
+    <section>
+      <h2>Ranks, servers and versions</h2>
+      <dl class="figures">
+        <div>
+          <dt>learner ranks</dt>
+          <dd>{plain(cluster.ranks)}</dd>
+        </div>
+        <div>
+          <dt>weights</dt>
+          <dd>{plain(cluster.versions)}</dd>
+        </div>
+      </dl>
+      <Table rows={cluster.servers} empty="The learner's own process generates; there are no servers." />
+      {ages.length > 0 && (
+        <>
+          <h3>Staleness: versions between a group's oldest token and the step's weights</h3>
+          <table class="plain">
+            <tbody>
+              {ages.map(([age, share]) => (
+                <tr key={age}>
+                  <th scope="row">{age}</th>
+                  <td>{typeof share === "number" ? number(share) : plain(share)}</td>
+                </tr>
+              ))}
+            </tbody>
+          </table>
+        </>
+      )}
+    </section>
+  );
+}
+
+/** Rows of whatever keys they have. */
+function Table({ rows, empty }: { rows: unknown[]; empty: string }) {
+  if (!rows?.length) return <p class="muted">{empty}</p>;
+  const objects = rows.map((r) =>
+    typeof r === "object" && r !== null ? (r as Record<string, unknown>) : { server: r },
+  );
+  const keys = [...new Set(objects.flatMap(Object.keys))];
+  return (
+    <div class="scroll">
+      <table class="plain">
+        <thead>
+          <tr>
+            {keys.map((k) => (
+              <th key={k}>{k.replaceAll("_", " ")}</th>
+            ))}
+          </tr>
+        </thead>
+        <tbody>
+          {objects.map((o, i) => (
+            <tr key={i}>
+              {keys.map((k) => (
+                <td key={k}>
+                  <Text text={plain(o[k])} />
+                </td>
+              ))}
+            </tr>
+          ))}
+        </tbody>
+      </table>
+    </div>
+  );
+}

@@ -1,0 +1,176 @@
+import { useState } from "preact/hooks";
+import { query, runPath } from "../api";
+import { adjust, link, set, type Page } from "../context";
+import { number, plural } from "../format";
+import { useApi, useKeys, useSettled } from "../hooks";
+import { Card, gold, Prompt } from "../parts/answer";
+import { Empty, Loaded, Segmented, Select } from "../parts/basics";
+import { rangeOf, StepSlider } from "../parts/steps";
+import { Text } from "../parts/text";
+import { whole } from "../route";
+import type { Group, Groups, Run, StepInfo, Steps } from "../types";
+
+const MANY = 12;
+
+export const NO_ROLLOUTS =
+  "The first step of this run has not finished, or its folder has no rollouts. They appear here by themselves.";
+
+export function Rollouts({ page }: { page: Page }) {
+  const run = page.main;
+  const answer = useApi<Steps>(run ? runPath(run.id, "steps") : null, run?.revision);
+  if (!run) return <Empty title="No run is chosen.">Choose one in the list of runs.</Empty>;
+  return (
+    <Loaded
+      answer={answer}
+      show={(data) =>
+        data.steps.length || data.evals.length ? (
+          <Steps_ page={page} run={run} data={data} />
+        ) : (
+          <Empty title="No rollouts yet.">{NO_ROLLOUTS}</Empty>
+        )
+      }
+    />
+  );
+}
+
+function Steps_({ page, run, data }: { page: Page; run: Run; data: Steps }) {
+  const params = page.route.params;
+  const isEval = (params.has("eval") && data.evals.length > 0) || !data.steps.length;
+  const steps = isEval ? data.evals.map(asStep) : data.steps;
+  const wanted = whole(params, "step");
+  const newest = steps.at(-1)?.step ?? 0;
+  const step = wanted !== undefined && steps.some((s) => s.step === wanted) ? wanted : newest;
+  const missing = wanted !== undefined && step !== wanted;
+  return (
+    <>
+      <div class="controls">
+        <Segmented
+          label="Which rollouts"
+          value={isEval ? "eval" : "train"}
+          options={[
+            ["train", `Training (${data.steps.length})`],
+            ["eval", `Held-out (${data.evals.length})`],
+          ]}
+          onChange={(v) => set(page, { eval: v === "eval" ? 1 : null, step: null })}
+        />
+        <Select
+          label="Order of groups"
+          value={(params.get("sort") ?? "group") as "group"}
+          options={[
+            ["group", "as sampled"],
+            ["disagreement" as "group", "most disagreement first"],
+            ["-mean" as "group", "highest reward first"],
+            ["mean" as "group", "lowest reward first"],
+          ]}
+          onChange={(v) => set(page, { sort: v === "group" ? null : v })}
+        />
+      </div>
+      {missing && (
+        <p class="note">
+          Step {wanted} has no rollouts; this is step {step}.
+        </p>
+      )}
+      <StepSlider steps={steps} step={step} onStep={(s) => adjust(page, { step: s })} />
+      <GroupList page={page} run={run} step={step} isEval={isEval} range={rangeOf(data.steps)} />
+    </>
+  );
+}
+
+function asStep(e: Steps["evals"][number]): StepInfo {
+  return {
+    step: e.step,
+    rows: e.rows,
+    groups: e.groups ?? e.rows,
+    mean: e.mean,
+    low_quantile: null,
+    high_quantile: null,
+    histogram: null,
+  };
+}
+
+interface ListProps {
+  page: Page;
+  run: Run;
+  step: number;
+  isEval: boolean;
+  range: [number, number] | undefined;
+}
+
+function GroupList({ page, run, step, isEval, range }: ListProps) {
+  const [limit, setLimit] = useState(MANY);
+  // While the slider is being moved, only where it comes to rest is asked for.
+  const settled = useSettled(step, 80);
+  const sort = page.route.params.get("sort") ?? "group";
+  const url = query(runPath(run.id, "groups"), { step: settled, eval: isEval ? 1 : 0, sort, offset: 0, limit });
+  const answer = useApi<Groups>(url, run.revision);
+  const move = (by: number) => {
+    const cards = [...document.querySelectorAll<HTMLElement>(".group")];
+    const at = cards.findIndex((c) => c.contains(document.activeElement));
+    const next = cards[Math.max(0, Math.min(cards.length - 1, at + by))];
+    next?.focus();
+    next?.scrollIntoView({ block: "start" });
+  };
+  useKeys({ j: () => move(1), k: () => move(-1) });
+  return (
+    <Loaded
+      answer={answer}
+      show={({ total, groups }) => (
+        <div class="groups" aria-busy={answer.loading}>
+          {!groups.length && <Empty title={`Step ${settled} has no groups.`} />}
+          {groups.map((g) => (
+            <GroupCard key={`${g.group} ${g.uid}`} page={page} group={g} range={range} />
+          ))}
+          {groups.length < total && (
+            <button type="button" class="more-button" onClick={() => setLimit(limit + MANY)}>
+              {plural(total - groups.length, "more group")}
+            </button>
+          )}
+        </div>
+      )}
+    />
+  );
+}
+
+function GroupCard({ page, group, range }: { page: Page; group: Group; range: [number, number] | undefined }) {
+  const right = gold(group.gold);
+  return (
+    <section class="group" tabIndex={-1} aria-label={`Group ${group.group}`}>
+      <header>
+        <div class="group-facts">
+          <b>Group {group.group}</b>
+          <span>
+            mean <b>{number(group.mean)}</b>
+          </span>
+          <span>
+            spread <b>{number(group.std)}</b>
+          </span>
+          {right !== null && (
+            <span class="gold">
+              gold <Text text={right.slice(0, 120)} />
+            </span>
+          )}
+          {group.std === 0 && (
+            <span
+              class="tag"
+              title="All rewards are equal: objectives that compare within the group learn nothing from it"
+            >
+              no signal
+            </span>
+          )}
+          <a href={link(page, "prompts", { uid: group.uid })}>Through time</a>
+        </div>
+        <Prompt text={group.prompt} />
+      </header>
+      <div
+        class="cards"
+        tabIndex={0}
+        role="group"
+        aria-label={`${plural(group.rows.length, "completion")} of group ${group.group}`}
+      >
+        {group.rows.map((row) => (
+          <Card key={row.sample} page={page} row={row} range={range} />
+        ))}
+      </div>
+    </section>
+  );
+}
