@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from .runs.notebook import curves as curves
     from .runs.report.read import load_run as load_run
     from .training.start import train as train
+    from .view.notebook import view as view
 
 __version__ = "0.1.0"
 
@@ -43,12 +44,14 @@ _HOME = {
     "presets": "objective",
     "train": "training.start",
 }
-_ROOMS = {name: name for name in ("config", "data", "eval", "learner", "objective", "rewards", "rollout", "types")}
+_ROOMS = {
+    name: name for name in ("config", "data", "eval", "learner", "objective", "rewards", "rollout", "types", "view")
+}
 _ROOMS["report"] = "runs.report"
 
 __all__ = ["Config", "Denominators", "LossOutput", "Objective", "TokenBatch", "config", "curves", "data", "eval",
            "learner", "load_run", "objective", "preset", "presets", "report", "rewards", "rollout", "train",
-           "types"]  # fmt: skip
+           "types", "view"]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -37,8 +37,8 @@ Answer = Callable[[Library, Parameters], Any]
 OfRun = Callable[[ViewedRun, Parameters], Any]
 
 
-def application(library: Library, access: Access, *, page: Path | None = None) -> Guard:
-    """The server's ASGI application. ``page``: the folder of the built page, by default the one of this package."""
+def application(library: Library, access: Access, store: Store, *, page: Path | None = None) -> Guard:
+    """The ASGI application over ``library``. ``page``: the folder of the built page, by default this package's."""
 
     def route(path: str, found: Answer) -> Route:
         def endpoint(request: Request) -> Response:  # not async: Starlette runs it in a thread
@@ -57,7 +57,7 @@ def application(library: Library, access: Access, *, page: Path | None = None) -
     def file(request: Request) -> Response:
         return page_file(request.url.path, page)
 
-    store, tokenizers, comparisons = Store(), Tokenizers(), Comparisons()
+    tokenizers, comparisons = Tokenizers(), Comparisons()
     routes = [
         route("/api/runs", _runs),
         route("/api/config", lambda library, p: compared(_named(library, p))),

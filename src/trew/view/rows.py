@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -42,20 +43,21 @@ class Tables:
 
     def __init__(self) -> None:
         self._known: OrderedDict[tuple[str, str, int, object], Any] = OrderedDict()
-        self._bytes = 0
+        self._lock = threading.Lock()
 
     def get(self, run: ViewedRun, eval: bool, step: int) -> Any:
         """The table of a step. Raises Unreadable."""
         kind = KINDS[eval]
         key = (run.id, kind, step, run.table_signature(kind, step))
-        found = self._known.pop(key, None)
-        if found is None:
-            found = table.read(run.folder, kind, step, SHOWN, leaves=_LEAVES)
-            self._bytes += found.nbytes
-        self._known[key] = found
-        while self._bytes > _KEPT_BYTES and len(self._known) > 1:
-            _, oldest = self._known.popitem(last=False)
-            self._bytes -= oldest.nbytes
+        with self._lock:
+            if key in self._known:
+                self._known.move_to_end(key)
+                return self._known[key]
+        found = table.read(run.folder, kind, step, SHOWN, leaves=_LEAVES)
+        with self._lock:
+            self._known[key] = found
+            while sum(each.nbytes for each in self._known.values()) > _KEPT_BYTES and len(self._known) > 1:
+                self._known.popitem(last=False)
         return found
 
 

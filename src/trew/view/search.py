@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 
@@ -22,14 +23,16 @@ class Searches:
 
     def __init__(self) -> None:
         self._known: OrderedDict[object, Hits] = OrderedDict()
+        self._lock = threading.Lock()
 
     def mask(self, run: ViewedRun, index: Index, text: str, among: np.ndarray, columns: tuple[str, ...]) -> np.ndarray:
         """Which rows of the index contain ``text`` in one of ``columns``, of those in the mask ``among``."""
         key = (run.id, index.kind, text, columns)
-        matched = self._known.pop(key, {})
-        self._known[key] = matched
-        while len(self._known) > _TEXTS:
-            self._known.popitem(last=False)
+        with self._lock:
+            matched = self._known.pop(key, {})
+            self._known[key] = matched
+            while len(self._known) > _TEXTS:
+                self._known.popitem(last=False)
         out, starts = np.zeros(len(among), bool), index.starts
         asked = {step: slice(at, at + len(index.parts[step])) for step, at in starts.items()}
         asked = {step: part for step, part in asked.items() if among[part].any()}

@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import ConfigError
 from ..utils import listening
+from ..utils.installing import install_extra
 
 HOST = "127.0.0.1"
 PORT = 8411
@@ -36,13 +38,15 @@ def serving(
     from .app import application
     from .guard import Access
     from .library import Library
+    from .store import Store
 
-    library = Library(folders)
+    library, store = Library(folders), Store()
     with _socket(port) as bound:
         port = bound.getsockname()[1]
         access = Access(secrets.token_urlsafe(24), port, frozenset(host.lower() for host in hosts), framed)
-        app = application(library, access)
+        app = application(library, access, store)
         with listening.listening(app, [bound], None) as alive:
+            threading.Thread(target=store.warm, args=(library.runs(),), name="trew-view", daemon=True).start()
             yield Served(f"http://{HOST}:{port}/?token={access.token}", port, access.token, alive)
 
 
@@ -62,7 +66,7 @@ def check_installed() -> None:
         import uvicorn  # noqa: F401
     except ImportError as error:
         raise ConfigError(
-            f"trew view needs the package {error.name}, which is not installed: pip install 'trew[view]'"
+            f"trew view needs the package {error.name}, which is not installed: {install_extra('view')}"
         ) from None
     del starlette
 

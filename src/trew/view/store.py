@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +13,7 @@ from .search import Searches
 from .viewed import ViewedRun
 
 _KEPT_BYTES = 1 << 30
+_WARMED, _RESULTS = 3, 32
 
 
 class Store:
@@ -21,26 +23,38 @@ class Store:
         self.tables, self.searches = Tables(), Searches()
         self._indexes: OrderedDict[tuple[str, bool], Index] = OrderedDict()
         self._results: OrderedDict[object, Any] = OrderedDict()
+        self._lock = threading.RLock()  # of the dictionaries; an index is guarded by its run's lock
 
     def index(self, run: ViewedRun, eval: bool) -> Index:
         """The index of a run's training or evaluation completions, as the folder is now. Hold the run's lock."""
-        key = (run.id, eval)
-        found = self._indexes.pop(key, None) or Index(run.folder, KINDS[eval])
-        self._indexes[key] = found
+        with self._lock:
+            key = (run.id, eval)
+            found = self._indexes.pop(key, None) or Index(run.folder, KINDS[eval])
+            self._indexes[key] = found
+            self._make_room()
         found.update(run.steps_of(KINDS[eval]))
-        self._make_room()
         return found
 
     def kept(self, run: ViewedRun, name: str, index: Index, make: Callable[[], Any]) -> Any:
         """What ``make`` computes from an index, until that changes."""
-        key = (run.id, name)
-        known = self._results.pop(key, None)
-        if known is None or known[0] is not index or known[1] != index.version:
-            known = (index, index.version, make())
-        self._results[key] = known
-        while len(self._results) > 32:
-            self._results.popitem(last=False)
-        return known[2]
+        key, version = (run.id, name), (index, index.version)
+        with self._lock:
+            known = self._results.get(key)
+        if known is None or known[0] != version:
+            known = (version, make())
+        with self._lock:
+            self._results[key] = known
+            self._results.move_to_end(key)
+            while len(self._results) > _RESULTS:
+                self._results.popitem(last=False)
+        return known[1]
+
+    def warm(self, runs: list[ViewedRun]) -> None:
+        """Reads the indexes of the runs that changed last, before anybody asks for them."""
+        for run in sorted(runs, key=lambda run: run.updated, reverse=True)[:_WARMED]:
+            for eval in KINDS:
+                with run.lock:
+                    self.index(run, eval)
 
     def _make_room(self) -> None:
         while len(self._indexes) > 2 and sum(index.bytes for index in self._indexes.values()) > _KEPT_BYTES:
