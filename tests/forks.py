@@ -118,19 +118,22 @@ class Server:
         """It has been waited for: its number may be another process's from here on."""
         self._started.remove(pid)
 
-    def start(self, *args: str | Path, cwd: Path, hold: str = "", terminal: str = "", **env: str) -> Command:
-        """Starts ``trew ARGS`` in ``cwd``; ``terminal`` is the path of one that it is to own."""
+    def start(
+        self, *args: str | Path, cwd: Path, hold: str = "", terminal: str = "", stdin: str = os.devnull, **env: str
+    ) -> Command:
+        """Starts ``trew ARGS`` in ``cwd``; ``terminal`` is the path of one that it is to own, ``stdin`` that of what it
+        reads."""
         self._count += 1
         folder = cwd / f"command-{self._count}"
         folder.mkdir()
         order = {"args": [*map(str, args)], "cwd": str(cwd), "folder": str(folder), "hold": hold, "env": env}
-        pid = self.ask({**order, "terminal": terminal})
+        pid = self.ask({**order, "terminal": terminal, "stdin": stdin})
         self._started.append(pid)
         return Command(self, pid, folder)
 
-    def run(self, *args: str | Path, cwd: Path, code: int = 0, **env: str) -> str:
-        """Runs a command to its end, which must have ``code``; what it printed."""
-        command = self.start(*args, cwd=cwd, **env)
+    def run(self, *args: str | Path, cwd: Path, code: int = 0, **options: str) -> str:
+        """Runs a command to its end, which must have ``code``; what it printed. ``options`` are for :meth:`start`."""
+        command = self.start(*args, cwd=cwd, **options)
         assert command.wait() == code, command.text()
         assert "Traceback" not in command.text()
         return command.text()
@@ -181,7 +184,7 @@ IMPORTED = (
     "trew.training.start", "trew.training.continuing", "trew.iterate", "trew.rewards.reward_checks",
     "trew.rewards.model.scorer", "pyarrow.parquet", "typeguard", "transformers.models.llama.modeling_llama",
     "transformers.models.auto.tokenization_auto", "transformers.convert_slow_tokenizer", "trew.learner.sharded_runner",
-    "peft", "bitsandbytes",
+    "peft", "bitsandbytes", "trew.cli.chat", "trew.cli.talk",
 )  # fmt: skip
 
 
@@ -214,14 +217,14 @@ def look_at_a_model() -> None:
         assert loading.check(str(tiny.save(folder))) == []
 
 
-def child(args: list[str], cwd: str, folder: str, hold: str, env: dict[str, str], terminal: str) -> None:
+def child(args: list[str], cwd: str, folder: str, hold: str, env: dict[str, str], terminal: str, stdin: str) -> None:
     os.setsid()
     place = Path(folder)
     if terminal:
         out = err = os.open(terminal, os.O_RDWR)  # the first terminal that a session opens is its own
     else:
         out, err = (os.open(place / name, os.O_WRONLY | os.O_CREAT) for name in ("out", "err"))
-    for here, there in ((os.open(os.devnull, os.O_RDONLY), 0), (out, 1), (err, 2)):
+    for here, there in ((os.open(stdin, os.O_RDONLY), 0), (out, 1), (err, 2)):
         os.dup2(here, there)
     os.environ.update(env)
     os.chdir(cwd)

@@ -23,6 +23,7 @@ COMMANDS: dict[str, tuple[str, str | tuple[str, ...], str]] = {
     ),
     "plan": ("plan", "plan", "the memory and time that a recipe needs, and what to change; --json for programs"),
     "eval": ("eval", "eval", "accuracy, pass@k and avg@k of a model with 95 % intervals"),
+    "chat": ("chat", "chat", "talk with a model or a run; --before: beside the model before training"),
     "train-reward": (
         "train_reward",
         "train_reward",

@@ -173,6 +173,22 @@ def _quiet_import() -> Iterator[None]:
         logging.disable(before)
 
 
+def with_adapters(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
+    """Merges the adapters in ``folder``, in peft's format, into a float32 model, in place. Raises ModelError if they
+    are not of this model."""
+    if not (folder / "adapter_model.safetensors").is_file():  # peft would unpickle adapter_model.bin
+        raise ModelError(f"adapters {folder}: adapter_model.safetensors is missing; only safetensors are read")
+    with _quiet_import():
+        import peft
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", UserWarning)  # peft only warns of adapters that it does not find
+            warnings.filterwarnings("ignore", message=".*renamed|.*deprecated")
+            return peft.PeftModel.from_pretrained(model, str(folder), torch_device="cpu").merge_and_unload()
+    except (ValueError, TypeError, KeyError, RuntimeError, UserWarning, OSError) as error:
+        raise ModelError(f"adapters {folder}: do not fit the model: {files.cause(error)}") from error
+
+
 # --------------------------------------------------------------------------------------------------------------------
 # Which layers
 

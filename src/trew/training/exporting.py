@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -17,12 +18,53 @@ from ..models.sharded import Rows, copy_into
 from ..runs import checkpoint_files
 from .policy_program import from_files
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+@dataclass(frozen=True, eq=False)
+class Stored:
+    """The policy of a checkpoint, on the CPU; ``adapters`` are None where all weights were trained."""
+
+    step: int
+    model: PreTrainedModel
+    adapters: lora.Adapters | None
+
+    def merged(self) -> PreTrainedModel:
+        """An ordinary model."""
+        return self.model if self.adapters is None else lora.merged(self.adapters)
+
 
 def export_checkpoint(
-    config: Config, run: Path, out: Path, *, step: int | None = None, notify: Callable[[str], None] = lambda text: None
+    config: Config,
+    run: Path,
+    out: Path,
+    *,
+    step: int | None = None,
+    notify: Callable[[str], None] = lambda text: None,
+    extra_files: Callable[[Path, int], None] = lambda folder, step: None,
 ) -> int:
     """Writes the policy of a checkpoint of ``run``, whose recipe is ``config``, to the folder ``out``; with adapters,
-    the merged model and the adapters. Returns the checkpoint's step.
+    the merged model and the adapters. Returns the checkpoint's step. ``extra_files`` may write more into the folder.
+
+    See :func:`load_checkpoint`.
+    """
+    stored = load_checkpoint(config, run, step=step, notify=notify)
+    tokenizer = loading.load_tokenizer(config.model, tokenizer=config.tokenizer, chat_template=config.chat_template)
+
+    def more(folder: Path) -> None:
+        if stored.adapters is not None:
+            stored.adapters.save(folder / "adapter")
+        extra_files(folder, stored.step)
+
+    loading.export(stored.merged(), tokenizer, out, extra_files=more)
+    return stored.step
+
+
+def load_checkpoint(
+    config: Config, run: Path, *, step: int | None = None, notify: Callable[[str], None] = lambda text: None
+) -> Stored:
+    """Loads the policy of a checkpoint of ``run``, whose recipe is ``config``.
 
     ``step``: of the checkpoint; by default the newest complete one. One process reads the parts of all ranks, on the
     CPU. ``notify`` receives a message for every checkpoint that is damaged. Raises ConfigError if there is no
@@ -38,18 +80,15 @@ def export_checkpoint(
     else:
         loaded = checkpoint_files.load_step(root, step)
     found, tensors, meta = loaded
-    tokenizer = loading.load_tokenizer(config.model, tokenizer=config.tokenizer, chat_template=config.chat_template)
-    if config.lora.rank:
-        model = lora.load_base(config.model, config.lora, device="cpu", dtype=config.learner.dtype)
-        adapters = lora.attach(model, config.lora, name=config.model, seed=config.seed)
-        _refuse_other_base(adapters.base, meta, root)
-        _fill(model, tensors, root, adapters=True)
-        adapters.export(tokenizer, out)
-    else:
+    if not config.lora.rank:
         model = loading.load_model(config.model, device="cpu")
         _fill(model, tensors, root, adapters=False)
-        loading.export(model, tokenizer, out)
-    return found
+        return Stored(found, model, None)
+    model = lora.load_base(config.model, config.lora, device="cpu", dtype=config.learner.dtype)
+    adapters = lora.attach(model, config.lora, name=config.model, seed=config.seed)
+    _refuse_other_base(adapters.base, meta, root)
+    _fill(model, tensors, root, adapters=True)
+    return Stored(found, model, adapters)
 
 
 def _fill(model: Any, tensors: Mapping[str, Tensor | Rows], root: Path, *, adapters: bool) -> None:

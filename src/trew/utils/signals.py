@@ -155,6 +155,41 @@ class Interrupts:
             print(f"\ntrew: stopping {after}; once more stops now", file=sys.stderr, flush=True)
 
 
+class Stoppable:
+    """For programs that go on after Ctrl-C: inside, SIGINT only sets ``asked`` while ``working``, and raises
+    KeyboardInterrupt otherwise, and when it comes again before that was looked at."""
+
+    def __init__(self) -> None:
+        self.asked = self.is_working = False
+
+    def __enter__(self) -> Stoppable:
+        if threading.current_thread() is threading.main_thread():
+            # Without the wake-up descriptor, Interrupts does not count: its second signal would end the process.
+            self._wakeup = signal.set_wakeup_fd(-1)
+            self._before = signal.signal(signal.SIGINT, self._handle)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, self._before)
+            signal.set_wakeup_fd(self._wakeup, warn_on_full_buffer=False)
+
+    @contextlib.contextmanager
+    def working(self) -> Iterator[None]:
+        """Work that looks at ``asked`` now and then."""
+        self.asked, self.is_working = False, True
+        try:
+            yield
+        finally:
+            self.is_working = False
+
+    def _handle(self, signum: int, frame: FrameType | None) -> None:
+        if self.asked or not self.is_working:
+            self.asked = False
+            raise KeyboardInterrupt
+        self.asked = True
+
+
 def leave(code: int) -> None:
     """Ends the process at once, the terminal's cursor shown again: progress bars hide it. Children see it by
     themselves."""

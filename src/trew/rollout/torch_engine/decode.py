@@ -133,6 +133,13 @@ class Schedule:
         if gone := [slot for slot, place in enumerate(places) if self.row_at[place].request.id in ids]:
             self._drop(gone)
 
+    def drawn(self, id: str) -> list[int]:
+        """The tokens that a running request has drawn so far; none if it does not run."""
+        for slot, place in enumerate(self.place[: self.decoder.rows].tolist()):
+            if self.row_at[place].request.id == id:
+                return self.tokens_out[place, : int(self.position[slot])].tolist()
+        return []
+
     def advance(self) -> list[Completion]:
         """Runs one pass of the model: a prefill that admits rows and draws their first tokens, or a step that gives
         every row a token. Returns the completions that ended."""

@@ -167,6 +167,10 @@ class TorchEngine:
             self._schedule.cancel(gone)
             self._end_idle()
 
+    def drawn(self, id: str) -> list[int]:
+        """The tokens of an unfinished request so far, for those who want to see them before it is finished."""
+        return [] if self._schedule is None else self._schedule.drawn(id)
+
     # ---- the schedule
 
     def _filled(self) -> Schedule:

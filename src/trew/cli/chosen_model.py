@@ -1,0 +1,164 @@
+"""Which model a command line names: a run's final model or checkpoint, a model folder, adapters, or a hub id."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..config import Config, load
+from ..errors import ConfigError
+from ..types import Sampling
+from .eval import run_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from ..rollout.conversation import Voice
+
+TEMPERATURE = 0.7
+"""Of models without a run: at 1, small ones ramble."""
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A model that can be loaded. ``name`` has the files to check and the tokenizer, ``load`` gives the weights on the
+    CPU, ``label`` is for people. ``base`` names the model before training; empty if that is not known."""
+
+    label: str
+    name: str
+    load: Callable[[], PreTrainedModel]
+    tokenizer: str = ""
+    chat_template: str = ""
+    base: str = ""
+    config: Config | None = None
+
+    @property
+    def system(self) -> str:
+        """The system message of the run's prompts; empty if there is none."""
+        return str(self.config.data.args.get("system", "")) if self.config else ""
+
+    def sampling(self, *, temperature: float | None, top_p: float | None, max_tokens: int, seed: int) -> Sampling:
+        """How answers are drawn: as given, as in the run, or by default."""
+        own = self.config.rollout if self.config else None
+        found = {"temperature": temperature, "top_p": top_p}
+        known = {name: value for name, value in found.items() if value is not None}
+        if own is None:
+            return Sampling(**{"temperature": TEMPERATURE, **known, "max_tokens": max_tokens, "seed": seed})
+        settings = {name: getattr(own, name) for name in ("temperature", "top_p", "top_k", "min_p", "stop")}
+        return Sampling(**{**settings, **known, "max_tokens": max_tokens, "seed": seed})
+
+    def before(self) -> Chosen:
+        """The model before training."""
+        if not self.base:
+            raise ConfigError(
+                f"--before: {self.label} does not say what it was trained from; name that model with --base"
+            )
+        own = self.config
+        return dataclasses.replace(
+            self, label=self.base, name=self.base, load=_loader(self.base),
+            tokenizer=own.tokenizer if own else "",
+            chat_template=self.chat_template or (own.chat_template if own else ""),
+        )  # fmt: skip
+
+    def problems(self) -> list[str]:
+        """Everything wrong with the files that shows without loading weights."""
+        from ..models import loading
+
+        return loading.check(self.name, tokenizer=self.tokenizer, chat_template=self.chat_template)
+
+    def voice(self, name: str, *, device: str, dtype: str, system: str) -> Voice:
+        """Loads the model, ready to talk."""
+        import torch
+
+        from ..models import loading
+        from ..rollout import Renderer
+        from ..rollout.conversation import Voice
+        from ..rollout.torch_engine import TorchEngine
+        from ..training import backends
+
+        tokenizer = loading.load_tokenizer(self.name, tokenizer=self.tokenizer, chat_template=self.chat_template)
+        renderer = Renderer(tokenizer, stop=self.config.rollout.stop if self.config else ())
+        model: Any = self.load()
+        loading.check_vocab(model, tokenizer)
+        own = self.config
+        if dtype == "auto":
+            dtype = own.learner.dtype if own else "float32"
+        layers, products = (own.kernels == "auto", own.linear == "auto") if own else (True, True)
+        engine = TorchEngine(
+            model.to(device).eval(), renderer, batch=1, autocast=torch.bfloat16 if dtype == "bfloat16" else None,
+            backend=backends.find(device, layers=layers, products=products),
+        )  # fmt: skip
+        return Voice(name, self.label, engine, system=system)
+
+
+def choose(name: str, *, step: int | None, base: str, chat_template: str) -> Chosen:
+    """The model that ``name`` means. Raises ConfigError if there is none, or a run's recipe cannot be read."""
+    path = Path(name).expanduser()
+    if path.parent.name == "checkpoints" and (run := run_of(path.parent.parent)) is not None:
+        return _of_run(run, step=_step_of(path), base=base, chat_template=chat_template)
+    if (run := run_of(path)) is not None:
+        return _of_run(run, step=step, base=base, chat_template=chat_template)
+    if step is not None:
+        raise ConfigError(f"--step: got {step}, but {name} is not the folder of a run, which has checkpoints")
+    if (path / "adapter_config.json").is_file() and not (path / "config.json").is_file():
+        return _of_adapters(path, base=base, chat_template=chat_template)
+    return Chosen(name, name, _loader(name), chat_template=chat_template, base=base)
+
+
+def _loader(name: str) -> Callable[[], PreTrainedModel]:
+    def load() -> PreTrainedModel:
+        from ..models import loading
+
+        return loading.load_model(name)
+
+    return load
+
+
+def _step_of(checkpoint: Path) -> int:
+    digits = checkpoint.name.partition(".")[0]
+    if not (checkpoint.is_dir() and digits.isdecimal()):
+        raise ConfigError(f"{checkpoint}: is not a checkpoint; accepts a folder like {checkpoint.parent}/000020")
+    return int(digits)
+
+
+def _of_run(run: Path, *, step: int | None, base: str, chat_template: str) -> Chosen:
+    config = load(run / "config.toml", [f"model={json.dumps(base)}"] if base else [])
+    template = chat_template or config.chat_template
+    final = run / "final"
+    if step is None and (final / "config.json").is_file():
+        # final/ has the tokenizer that the run used, with its template.
+        own = Chosen(str(run), str(final), _loader(str(final)), chat_template=chat_template)
+        return dataclasses.replace(own, base=config.model, config=config)
+
+    def load_stored() -> PreTrainedModel:
+        from ..training.exporting import load_checkpoint
+        from ..utils.console import Display
+
+        return load_checkpoint(config, run, step=step, notify=Display().warn).merged()
+
+    which = "newest checkpoint" if step is None else f"step {step}"
+    return Chosen(
+        f"{run} ({which})", config.model, load_stored, config.tokenizer, template, base=config.model, config=config
+    )
+
+
+def _of_adapters(folder: Path, *, base: str, chat_template: str) -> Chosen:
+    try:
+        base = base or str(json.loads((folder / "adapter_config.json").read_text())["base_model_name_or_path"] or "")
+    except (OSError, ValueError, KeyError, TypeError):
+        base = ""
+    if not base:
+        raise ConfigError(
+            f"{folder}: adapter_config.json does not name the model that the adapters belong to; give it with --base"
+        )
+
+    def load_adapted() -> PreTrainedModel:
+        from ..models import loading, lora
+
+        return lora.with_adapters(loading.load_model(base), folder)
+
+    return Chosen(f"{folder} (adapters of {base})", base, load_adapted, chat_template=chat_template, base=base)
