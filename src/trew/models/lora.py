@@ -30,6 +30,7 @@ from torch import Tensor, nn
 
 from ..config import LoraConfig
 from ..errors import ModelError, nearest
+from ..utils.installing import install_extra
 from . import files, loading
 from .anatomy import add_low_rank
 from .sharded import full
@@ -178,8 +179,12 @@ def with_adapters(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
     are not of this model."""
     if not (folder / "adapter_model.safetensors").is_file():  # peft would unpickle adapter_model.bin
         raise ModelError(f"adapters {folder}: adapter_model.safetensors is missing; only safetensors are read")
-    with _quiet_import():
-        import peft
+    try:
+        import_libraries()
+    except ModuleNotFoundError:
+        raise ModelError(f"adapters {folder}: need peft, which is not installed: {install_extra('lora')}") from None
+    import peft
+
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", UserWarning)  # peft only warns of adapters that it does not find
