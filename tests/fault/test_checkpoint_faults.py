@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import disk
-from trew.errors import CheckpointError
+from trew.errors import CheckpointError, LostRankError
 from trew.models.sharded import whole
 from trew.runs import checkpoint_files, tensor_files
 from trew.runs.writer import Writer
@@ -355,6 +355,21 @@ def test_a_part_that_never_comes_is_named_and_nothing_is_left(tmp_path, monkeypa
     monkeypatch.setattr(checkpoint_files, "PART_S", 0.2)
     with pytest.raises(CheckpointError, match=r"part-2-of-2.safetensors was not written, and nothing else for 0.2 s"):
         checkpoint_files.save(tmp_path, 1, tensors(1.0), {}, keep=1, parts=2)
+    assert names(tmp_path) == []
+
+
+def test_nobody_waits_for_the_parts_of_a_rank_that_died(tmp_path):
+    """Rank 0 has lost another rank, and rank 1 has lost rank 0: neither waits five minutes for the other's files."""
+    told: list[str] = []
+    writer = Writer(told.append)
+    writer.save(tmp_path, 1, tensors(1.0), {}, keep=1, parts=2)
+    writer.__exit__(LostRankError)
+    assert "part-2-of-2.safetensors was not written: another rank died meanwhile" in told[0]
+    writer = Writer(told.append)
+    writer.run(lambda read, abandoned: checkpoint_files.save_part(
+        tmp_path / "never", tensors(1.0), part=2, parts=2, read=read, abandoned=abandoned
+    ))  # fmt: skip
+    writer.__exit__(LostRankError)
     assert names(tmp_path) == []
 
 

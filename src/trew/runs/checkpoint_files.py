@@ -84,16 +84,17 @@ def save(
     extra_files: Callable[[Path], None] | None = None,
     read: Callable[[], None] | None = None,
     parts: int = 1,
+    abandoned: Callable[[], bool] = lambda: False,
 ) -> Path:
     """Writes one checkpoint and returns its folder; then removes all but the ``keep`` newest ones and the one of step
     ``best``.
 
     The first part of a tensor's name is its file: ``model.embed.weight`` is embed.weight in model.safetensors. ``meta``
     is anything JSON can hold. ``extra_files`` may write more files into the folder. ``read`` is called once the
-    tensors are no longer needed. ``parts``: the number of ranks that write into :func:`aside`, this one included.
-    Checkpoints of later steps are removed too: they were unusable when the run was
-    resumed, otherwise it would be past them. If a write fails, older checkpoints stay, nothing half-written does, and
-    CheckpointError says why.
+    tensors are no longer needed. ``parts``: the number of ranks that write into :func:`aside`, this one included; once
+    ``abandoned`` returns True, missing ones are not waited for. Checkpoints of later steps are removed too: they were
+    unusable when the run was resumed, otherwise it would be past them. If a write fails, older checkpoints stay,
+    nothing half-written does, and CheckpointError says why.
     """
     assert keep >= 1
     root = Path(root)
@@ -109,7 +110,7 @@ def save(
             read()
         if extra_files is not None:
             extra_files(written)
-        _complete(written, step, meta, _counts(written, tensors, parts))
+        _complete(written, step, meta, _counts(written, tensors, parts, abandoned))
         target = _free_name(root, step)
         # The folder's files are durable before its final name exists, and the name before the save counts as done.
         os.rename(written, target)
@@ -132,14 +133,20 @@ def aside(root: Path, step: int, pid: int | None = None) -> Path:
 
 
 def save_part(
-    folder: Path, tensors: Mapping[str, Tensor], *, part: int, parts: int, read: Callable[[], None] = lambda: None
+    folder: Path,
+    tensors: Mapping[str, Tensor],
+    *,
+    part: int,
+    parts: int,
+    read: Callable[[], None] = lambda: None,
+    abandoned: Callable[[], bool] = lambda: False,
 ) -> None:
     """Writes this rank's part into ``folder``, which rank 0 makes (:func:`aside`). An error is left there as a file,
     for rank 0 to report."""
     end = time.monotonic() + PART_S
     while not folder.is_dir():
-        if time.monotonic() > end:
-            return  # rank 0 could not even make the folder, and says why
+        if abandoned() or time.monotonic() > end:
+            return  # rank 0 died, or could not even make the folder and says why
         time.sleep(0.01)
     try:
         tensor_files.write(folder, tensors, part=part, parts=parts)
@@ -149,18 +156,18 @@ def save_part(
             (folder / f"part-{part}.error").write_text(str(error), encoding="utf-8")
 
 
-def _counts(folder: Path, tensors: Mapping[str, Tensor], parts: int) -> dict[str, int]:
+def _counts(folder: Path, tensors: Mapping[str, Tensor], parts: int, abandoned: Callable[[], bool]) -> dict[str, int]:
     """Waits for all parts, and returns the number of entries of each file. Raises FileError if a part is missing."""
     kinds = {name.partition(".")[0] for name in tensors}
     names = [tensor_files.file_name(kind, part=n, parts=parts) for kind in kinds for n in range(1, parts + 1)]
-    _wait_for(folder, names)
+    _wait_for(folder, names, abandoned)
     found, counts = tensor_files.read(folder, names)
     if lacking := [name for name in tensors if name not in found]:
         raise FileError(f"{lacking[0]} is in no part")
     return counts
 
 
-def _wait_for(folder: Path, names: Sequence[str]) -> None:
+def _wait_for(folder: Path, names: Sequence[str], abandoned: Callable[[], bool]) -> None:
     end, before = time.monotonic() + PART_S, 0
     while missing := [name for name in names if not (folder / name).exists()]:
         if (now := _written(folder)) != before:  # a rank is still writing: the time limit is for silence
@@ -168,6 +175,8 @@ def _wait_for(folder: Path, names: Sequence[str]) -> None:
         if errors := sorted(folder.glob("part-*.error")):
             rank = int(errors[0].stem.partition("-")[2]) - 1
             raise FileError(f"rank {rank}: {errors[0].read_text(encoding='utf-8')}")
+        if abandoned():
+            raise FileError(f"{missing[0]} was not written: another rank died meanwhile")
         if time.monotonic() > end:
             raise FileError(
                 f"{missing[0]} was not written, and nothing else for {PART_S:g} s; has that rank died, and do all "

@@ -10,8 +10,12 @@ from typing import Any
 
 from torch import Tensor
 
-from ..errors import CheckpointError, TrewError
+from ..errors import CheckpointError, LostRankError, TrewError
 from . import checkpoint_files
+
+Write = Callable[[Callable[[], None], Callable[[], bool]], str | None]
+"""Writes a checkpoint or a part of one: calls the first argument when tensors may change, gives up waiting for other
+ranks when the second returns True, and may return a line for the user."""
 
 
 class Writer:
@@ -25,7 +29,7 @@ class Writer:
     def __init__(self, notify: Callable[[str], None] = lambda line: None, *, background: bool = True) -> None:
         self._notify, self._background = notify, background
         self._thread: threading.Thread | None = None
-        self._read = threading.Event()
+        self._read, self._abandoned = threading.Event(), threading.Event()
         self._error: BaseException | None = None
         self._done = ""  # the line about the finished checkpoint, until ``notify`` gets it
         self._held = 0.0  # seconds that the run has waited for the current checkpoint
@@ -36,17 +40,16 @@ class Writer:
         ``meta`` must not change afterwards.
         """
 
-        def write(read: Callable[[], None]) -> str:
+        def write(read: Callable[[], None], abandoned: Callable[[], bool]) -> str:
             start = time.monotonic()
-            folder = checkpoint_files.save(root, step, tensors, meta, **how, read=read)
+            folder = checkpoint_files.save(root, step, tensors, meta, **how, read=read, abandoned=abandoned)
             seconds = time.monotonic() - start
             return f"checkpoint of step {step}: {checkpoint_files.size(folder) / 1e6:,.1f} MB in {seconds:.2f} s"
 
         self.run(write, f"{root}: the checkpoint of step {step}")
 
-    def run(self, write: Callable[[Callable[[], None]], str | None], what: str = "a part of a checkpoint") -> None:
-        """Starts ``write`` once the previous one is complete. It calls its argument when tensors may change, and may
-        return a line for ``notify``; ``what`` names it in errors."""
+    def run(self, write: Write, what: str = "a part of a checkpoint") -> None:
+        """Starts ``write`` once the previous one is complete; ``what`` names it in errors."""
         self.finish()
         # A new event for each checkpoint: the previous one is set already.
         self._read, self._held = threading.Event(), 0.0
@@ -82,8 +85,10 @@ class Writer:
     def __enter__(self) -> Writer:
         return self
 
-    def __exit__(self, kind: object, *_: object) -> None:
-        """Completes the current checkpoint, whatever ends the run."""
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Completes the current checkpoint, whatever ends the run, except that nobody waits for a rank that died."""
+        if kind is not None and issubclass(kind, LostRankError):
+            self._abandoned.set()
         try:
             self.finish()
         except TrewError as error:
@@ -91,9 +96,9 @@ class Writer:
                 raise
             self._notify(str(error))  # another error is ending the run and must not be replaced
 
-    def _write(self, write: Callable[[Callable[[], None]], str | None], what: str) -> None:
+    def _write(self, write: Write, what: str) -> None:
         try:
-            self._done = write(self._read.set) or ""
+            self._done = write(self._read.set, self._abandoned.is_set) or ""
         except TrewError as error:
             self._error = error
         except BaseException as error:

@@ -52,7 +52,7 @@ def follow(place: Place) -> None:
 
 
 def _follow(run: FollowerRun) -> None:
-    with run.writer:
+    with run.writer, telling_of_lost_ranks():
         try:
             loop.train(run)  # pyright: ignore[reportArgumentType] - the part of TrainingRun that the loop uses
         except TrewError:
@@ -153,8 +153,8 @@ class FollowerRun:
         if self._parts.adapters is not None:
             tensors = for_files(tensors)
         part, parts = self._ranks.rank + 1, self._ranks.size
-        self.writer.run(lambda read: checkpoint_files.save_part(
-            Path(order["folder"]), tensors, part=part, parts=parts, read=read
+        self.writer.run(lambda read, abandoned: checkpoint_files.save_part(
+            Path(order["folder"]), tensors, part=part, parts=parts, read=read, abandoned=abandoned
         ))  # fmt: skip
 
     def _load(self, order: dict[str, Any]) -> None:

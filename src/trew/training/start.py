@@ -15,6 +15,7 @@ from .. import runs
 from ..config import Config, apply_overrides, dumps, parse, to_table
 from ..distributed import launch
 from ..distributed.orders import Orders
+from ..distributed.ranks import telling_of_lost_ranks
 from ..errors import ConfigError
 from ..runs import RunFolder, Trackers, notebook, trackers
 from ..utils.console import Display
@@ -131,7 +132,8 @@ def lead(
         else:
             folder.write_config(dumps(plan.config))
         run = _start(plan, folder, display, ending, orders, allow_changes=allow_changes, position=position)
-        with run:
+        # Before the writer sees the error: it does not wait for the files of a rank that died.
+        with telling_of_lost_ranks(), run:
             return loop.train(run)
 
 
