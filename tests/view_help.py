@@ -53,10 +53,10 @@ def get(page: TestClient, path: str, code: int = 200, **query: Any) -> Any:
 
 
 def group(
-    uid: str, *texts: str, scores: tuple[float | None, ...] = (), prompt: str = "", **columns: Any
+    uid: str, *texts: str, scores: tuple[float | None, ...] = (), prompt: str | None = None, **columns: Any
 ) -> ScoredGroup:
     """A group of answers, each as long in tokens as in characters, with their scores and two rewards."""
-    asked = Prompt(uid, text=prompt or f"question {uid}", columns=columns or {"answer": "4"})
+    asked = Prompt(uid, text=f"question {uid}" if prompt is None else prompt, columns=columns or {"answer": "4"})
     given = scores or tuple(float(i % 2) for i in range(len(texts)))
     made = tuple(rollout(_ids(text), text=text, logprobs=-1.0, policy_logprobs=-1.5, entropies=0.5) for text in texts)
     return ScoredGroup(Group(asked, made), tuple(score(value) for value in given))

@@ -14,7 +14,7 @@ from ..runs.rows import decode_row
 from .rounds import round_row
 from .signature import signature
 
-_TAIL = 64
+_ENDS = 4096
 _STEPS = 2**53  # whole numbers below it are exact in JavaScript
 
 
@@ -82,7 +82,7 @@ class MetricsFile:
         self.folder, self.name = folder, name
         self.curves: Curves | None = None
         self._at = 0  # everything before is read
-        self._tail = b""  # the last bytes before it: if they differ, the file is another one
+        self._head = self._tail = b""  # the first and last bytes before it: if they differ, the file is another one
         self._facts: Facts | None = None
         self._seen: object = None
         self.problem = ""
@@ -97,10 +97,10 @@ class MetricsFile:
             self._begin(facts)
         try:
             with safe_files.open_file(self.folder, self.name, most=safe_files.METRICS_BYTES) as file:
-                back = max(self._at - _TAIL, 0)
+                back, head = max(self._at - _ENDS, 0), file.read(len(self._head))
                 file.seek(back)
                 data = file.read()
-                if data[: self._at - back] != self._tail:
+                if head != self._head or data[: self._at - back] != self._tail:
                     self._begin(facts)
                     file.seek(0)
                     back, data = 0, file.read()
@@ -116,8 +116,9 @@ class MetricsFile:
             self.curves.add(line)
         if len(whole) > self._at - back:
             self._at = back + len(whole)
-            self._tail = whole[-_TAIL:]
+            self._head = self._head if back else whole[:_ENDS]
+            self._tail = whole[-_ENDS:]
         return self.curves
 
     def _begin(self, facts: Facts) -> None:
-        self.curves, self._at, self._tail, self._facts = Curves(facts), 0, b"", facts
+        self.curves, self._at, self._head, self._tail, self._facts = Curves(facts), 0, b"", b"", facts

@@ -147,6 +147,8 @@ def _stream(tokenizer: Any, ids: Sequence[int]) -> list[str]:
     for number in ids:
         found.append(stream.step(tokenizer, number) or "")
     whole, joined = tokenizer.decode(list(ids), skip_special_tokens=False), "".join(found)
-    if found and whole.startswith(joined):
+    if not whole.startswith(joined):  # this tokenizer decodes a token differently next to others
+        return [tokenizer.decode([number], skip_special_tokens=False) for number in ids]
+    if found:
         found[-1] += whole[len(joined) :]  # what never became a character
     return found

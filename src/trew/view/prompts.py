@@ -50,12 +50,14 @@ class Prompts:
     @staticmethod
     def of(visits: Visits) -> Prompts:
         starts = np.flatnonzero(np.diff(visits.uid, prepend=-1))
-        ends = np.append(starts[1:], len(visits))
-        counts = np.add.reduceat(np.isfinite(visits.std), starts) if len(starts) else starts
-        total = np.add.reduceat(np.nan_to_num(visits.std), starts) if len(starts) else starts
-        with np.errstate(invalid="ignore", divide="ignore"):
-            gain = np.where(ends - starts > 1, visits.mean[ends - 1] - visits.mean[starts], np.nan)
-            return Prompts(visits, starts, ends - 1, gain, total / counts)
+        ends = np.append(starts, len(visits))[1:]
+        number = np.repeat(np.arange(len(starts)), ends - starts)
+        known = np.isfinite(visits.std)
+        gain = np.where(ends - starts > 1, visits.mean[ends - 1] - visits.mean[starts], np.nan)
+        with np.errstate(invalid="ignore"):
+            spreads = np.bincount(number[known], visits.std[known], minlength=len(starts))
+            disagreement = spreads / np.bincount(number[known], minlength=len(starts))
+        return Prompts(visits, starts, ends - 1, gain, disagreement)
 
 
 def prompts(run: ViewedRun, store: Store, p: Parameters) -> dict[str, Any]:
