@@ -92,10 +92,14 @@ function pageOf(route: Route, runs: Run[]): Page {
   const asked = route.params.getAll("run");
   const chosen = runs.filter((r) => asked.includes(r.id));
   // The chosen runs get the first colours, so that no two of up to eight look the same.
-  const places = new Map((chosen.length > 1 ? chosen : runs).map((r, i) => [r.id, i]));
+  const places = new Map((chosen.length ? chosen : runs).map((r, i) => [r.id, i]));
   const ordered = chosen.sort((a, b) => asked.indexOf(a.id) - asked.indexOf(b.id));
   const meant = ordered.length || route.view === "runs" ? ordered : runs.slice(0, 1);
-  return { route, runs, chosen: meant, main: meant[0], colour: (id) => runColour(places.get(id) ?? 0) };
+  return { route, runs, chosen: meant, main: meant[0], colour: (id) => colourOf(places.get(id)) };
+}
+
+function colourOf(place: number | undefined): string {
+  return place === undefined ? "var(--line)" : runColour(place);
 }
 
 export function App() {

@@ -3,7 +3,7 @@
  * opacity, so that text keeps its contrast in the light and in the dark. Held tokens also get a pattern, see style.css.
  */
 
-import type { Num } from "./types";
+import type { About, Num } from "./types";
 
 export interface Scale {
   kind: "diverging" | "sequential";
@@ -31,31 +31,27 @@ export function background(value: Num | undefined, scale: Scale): string {
 }
 
 /** The scale of a completion's values: full colour at the 99 % quantile, so that one outlier does not pale the rest. */
-export function scaleOf(name: string, diverging: boolean, values: readonly Num[]): Scale {
+export function scaleOf(name: string, about: Pick<About, "diverging" | "middle">, values: readonly Num[]): Scale {
   const known = values.filter((v): v is number => v !== null);
-  if (name === "ratio")
-    return {
-      kind: "diverging",
-      centre: 1,
-      log: true,
-      reach: reach(known.map((v) => Math.abs(Math.log(Math.max(v, 1e-12))))),
-    };
-  if (diverging) return { kind: "diverging", centre: 0, log: false, reach: reach(known.map(Math.abs)) };
+  const centre = about.middle ?? (name === "ratio" ? 1 : 0);
+  // A ratio of 2 is as far from 1 as a ratio of 1/2.
+  const log = about.diverging && centre > 0;
+  const distances = known.map((v) => (log ? Math.log(Math.max(v, 1e-12) / centre) : v - centre));
+  if (about.diverging) return { kind: "diverging", centre, log, reach: reach(distances.map(Math.abs)) };
   // Log-probs are at most 0: what is surprising gets the colour.
-  if (name.includes("logprob"))
-    return { kind: "sequential", centre: 0, log: false, reach: -reach(known.map((v) => -v)) };
-  return { kind: "sequential", centre: 0, log: false, reach: reach(known) };
+  if (name.includes("logprob")) return { kind: "sequential", centre: 0, log, reach: -reach(known.map((v) => -v)) };
+  return { kind: "sequential", centre: 0, log, reach: reach(known) };
 }
 
 function reach(sizes: number[]): number {
   if (sizes.length === 0) return 0;
   const sorted = [...sizes].sort((a, b) => a - b);
-  return sorted[Math.floor(0.99 * (sorted.length - 1))] || (sorted.at(-1) ?? 0);
+  return sorted[Math.ceil(0.99 * (sorted.length - 1))] || (sorted.at(-1) ?? 0);
 }
 
 /** Colours of runs (after Okabe and Ito), by place in the list of all runs. */
 export function runColour(place: number): string {
-  return `var(--run-${((place % 8) + 8) % 8})`;
+  return `var(--run-${place % 8})`;
 }
 
 /** A colour of the style sheet, for a canvas. */

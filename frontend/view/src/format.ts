@@ -43,6 +43,7 @@ export function bytes(value: Num | undefined): string {
 
 export function seconds(value: number): string {
   if (value < 90) return `${Math.round(value)} s`;
+  if (value < 600) return `${Math.floor(value / 60)} min ${Math.round(value % 60)} s`;
   if (value < 90 * 60) return `${Math.round(value / 60)} min`;
   if (value < 48 * 3600) return `${(value / 3600).toFixed(1)} h`;
   return `${Math.round(value / 86400)} days`;

@@ -80,6 +80,10 @@ export interface Summary {
   health: Finding[];
   memory: { planned: { part: string; bytes: number }[] | null; measured_peak_bytes: Num } | null;
   cluster: Cluster | null;
+  /** What the run's end says about before and after. */
+  outcome?: string[];
+  /** What could not be read of the folder. */
+  problems?: string[];
 }
 
 export interface Config {
@@ -104,6 +108,8 @@ export interface StepInfo {
 export interface Steps {
   steps: StepInfo[];
   evals: { step: number; rows: number; mean: Num; groups?: number }[];
+  /** Files that could not be read, with the reason. */
+  unreadable?: string[];
 }
 
 export interface Row {
@@ -116,6 +122,7 @@ export interface Row {
   prompt: string;
   completion: string;
   cut?: boolean;
+  prompt_cut?: boolean;
   score: Num;
   status: string;
   parts: Record<string, Num>;
@@ -175,9 +182,12 @@ export interface PromptHistory {
 }
 
 export interface Token {
-  text: string;
+  /** null where no tokenizer is known. */
+  text: string | null;
   id: number;
   sampled: boolean;
+  /** End of text and the like. */
+  special?: boolean;
 }
 
 export interface Turn {
@@ -189,28 +199,41 @@ export interface Turn {
   finish_reason?: string | null;
   tool_calls?: unknown[] | null;
   cut?: boolean;
+  /** Of the model's turns: the environment's name for where it began, and what it measured. */
+  state?: string | null;
+  metrics?: Record<string, Num>;
+  /** Of the environment's turns. */
+  messages?: Message[];
 }
 
 export interface About {
   title: string;
   help: string;
   diverging: boolean;
+  /** The value that means neither up nor down. */
+  middle?: number;
+}
+
+export interface Message {
+  role: string;
+  content: unknown;
 }
 
 export interface Completion {
   row: Row;
-  messages: { role: string; content: unknown }[] | null;
+  messages: Message[] | null;
   tokens: Token[];
   values: Record<string, Num[]>;
   about: Record<string, About>;
   turns: Turn[] | null;
   versions: { version: number; start: number; end: number }[] | null;
+  /** Why tokens have no text, if they have none. */
+  pieces?: { why?: string };
 }
 
 export type Interval = { mean: Num; low: Num; high: Num } & Record<string, Num>;
 
 export interface Comparison {
-  error?: { message: string };
   metric?: { title: string; better: string };
   level?: number;
   power?: number;

@@ -137,7 +137,11 @@ export function Card({ page, row, range }: { page: Page; row: Row; range?: [numb
       <Parts row={row} />
       {row.rollout_error && <p class="failure">{row.rollout_error}</p>}
       <Answer row={row} />
-      <div class="said">
+      <div
+        class="said"
+        title={row.turns > 1 ? "What the model wrote in its last turn; Tokens has all turns" : undefined}
+      >
+        {row.turns > 1 && <span class="muted">last turn: </span>}
         <Text text={text} />
         {cut && (
           <a class="more" href={tokensLink(page, row)}>

@@ -42,7 +42,7 @@ export function Chart(props: ChartProps) {
       made.destroy();
       plot.current = null;
     };
-  }, [box, width, height, shape, log, scheme]);
+  }, [box, width, height, shape, log, scheme, props.xTitle]);
 
   useEffect(() => {
     plot.current?.setData(data);
@@ -96,7 +96,7 @@ function options(
     legend: { show: false },
     series: all,
     bands,
-    axes: axes(),
+    axes: axes(current.current.xTitle === "step"),
     scales: { x: { time: false, range: xRange }, y: { distr: current.current.log ? 3 : 1 } },
     cursor: {
       sync: { key: "steps", scales: ["x", null] },

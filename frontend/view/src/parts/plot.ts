@@ -83,7 +83,9 @@ export function series({ lines, whiskers }: Drawn): { series: uPlot.Series[]; ba
   return { series: all, bands, main };
 }
 
-export function axes(): uPlot.Axis[] {
+const WHOLE = [1, 2, 5].flatMap((n) => [0, 1, 2, 3, 4, 5, 6].map((power) => n * 10 ** power)).sort((a, b) => a - b);
+
+export function axes(whole: boolean): uPlot.Axis[] {
   const grid = { stroke: css("--grid"), width: 1 };
   const common: uPlot.Axis = {
     stroke: css("--muted"),
@@ -92,7 +94,13 @@ export function axes(): uPlot.Axis[] {
     font: "12px system-ui, sans-serif",
   };
   return [
-    { ...common, size: 28, space: 60, values: (_u, values) => values.map((v) => number(v)) },
+    {
+      ...common,
+      ...(whole ? { incrs: WHOLE } : {}),
+      size: 28,
+      space: 60,
+      values: (_u, values) => values.map((v) => number(v)),
+    },
     {
       ...common,
       space: 34,

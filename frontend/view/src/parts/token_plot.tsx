@@ -123,7 +123,7 @@ function draw(context: CanvasRenderingContext2D, { completion, values, scale, at
 function boundaries(context: CanvasRenderingContext2D, completion: Completion, x: (i: number) => number): void {
   context.fillStyle = css("--muted");
   for (const turn of completion.turns ?? []) if (turn.start > 0) context.fillRect(x(turn.start), 0, 1, HEIGHT);
-  const versions = completion.versions ?? [];
+  const versions = (completion.versions ?? []).filter((v, i, all) => v.version !== all[i - 1]?.version);
   if (versions.length < 2) return;
   context.font = "11px system-ui, sans-serif";
   context.textAlign = "left";

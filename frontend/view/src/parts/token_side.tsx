@@ -1,9 +1,10 @@
 /** Beside the tokens: the legend of the colours, everything about one token, and the strongest ones. */
 
+import type { ComponentChildren } from "preact";
 import { background, type Scale } from "../colour";
-import { number, short, signed } from "../format";
+import { number, plural, short, signed } from "../format";
 import { PUSH_TITLES, strongest, tally, type Push } from "../push";
-import type { Completion, Num } from "../types";
+import type { Completion, Num, Token } from "../types";
 import { visible } from "./text";
 
 export function Legend({
@@ -41,11 +42,7 @@ export function Legend({
           </div>
         </>
       )}
-      {beyond > 0 && (
-        <p class="muted small">
-          {beyond === 1 ? "1 token lies" : `${beyond} tokens lie`} beyond the ends and have the end's colour.
-        </p>
-      )}
+      {beyond > 0 && <p class="muted small">Beyond the ends, in the same colour: {plural(beyond, "token")}.</p>}
     </div>
   );
 }
@@ -128,7 +125,7 @@ export function Inspector({ completion, push, names, shown, at, pinned, onValue,
   return (
     <div class={`inspector ${pinned ? "pinned" : ""}`} role="status" aria-live="polite">
       <header>
-        <code class="inspected">{token.text === "" ? "(part of a character)" : visible(token.text, true)}</code>
+        <code class="inspected">{tokenText(token)}</code>
         {pinned && (
           <button type="button" class="icon" aria-label="Close" title="Close (Esc)" onClick={onClose}>
             ✕
@@ -165,6 +162,11 @@ export function Inspector({ completion, push, names, shown, at, pinned, onValue,
   );
 }
 
+function tokenText({ text, id }: Token): ComponentChildren {
+  if (text === null) return `⟨${id}⟩`;
+  return text === "" ? "(part of a character)" : visible(text, true);
+}
+
 function versionOf(completion: Completion, at: number): string {
   const versions = completion.versions ?? [];
   const found = versions.find((v) => v.start <= at && at < v.end);
@@ -176,6 +178,8 @@ function valueText(name: string, value: Num | undefined): string {
   if (name.endsWith("logprob")) return `${signed(value)} (p ${number(Math.exp(value))})`;
   return ["coefficient", "advantage"].includes(name) || name.endsWith("gap") ? signed(value) : number(value);
 }
+
+const NO_TOKEN: Token = { text: "", id: 0, sampled: false };
 
 /** The tokens with the most extreme values of the chosen kind; each leads to its place. */
 export function Strongest(props: {
@@ -205,7 +209,7 @@ export function Strongest(props: {
                     onClick={() => onPick(i)}
                     style={{ background: background(values[i], scale) }}
                   >
-                    <code>{visible((completion.tokens[i]?.text ?? "").slice(0, 24), true)}</code>
+                    <code>{tokenText(completion.tokens[i] ?? NO_TOKEN)}</code>
                     <span>{number(values[i])}</span>
                   </button>
                 </li>

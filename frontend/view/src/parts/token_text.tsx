@@ -5,7 +5,7 @@ import { background, type Scale } from "../colour";
 import { number, plain } from "../format";
 import { useSeen } from "../hooks";
 import type { Push } from "../push";
-import type { Completion, Num, Turn } from "../types";
+import type { Completion, Num, Token, Turn } from "../types";
 import { Text, visible } from "./text";
 
 // A browser is quick with some thousand boxes; of longer texts only the pieces near the screen exist.
@@ -58,23 +58,50 @@ function blocks(turns: readonly Turn[], count: number): Block[] {
     done = Math.max(done, turn.end);
   }
   if (done < count) all.push({ turn: null, start: done, end: count, number: policy });
-  return all.filter((b) => b.end > b.start || b.turn);
+  // What the environment said before the first turn is the prompt, which is shown above.
+  return all.filter((b) => b.end > b.start || (b.turn && b.turn.end > 0));
 }
 
 function TurnHead({ turn, at }: { turn: Turn | null; at: number }) {
-  const policy = turn?.role === "policy";
+  if (turn?.role !== "policy") {
+    return (
+      <header class="turn-head">
+        <b>Environment</b>
+        <span class="muted">the model read this and did not write it</span>
+        {turn?.cut && <span class="tag warn">cut to fit</span>}
+      </header>
+    );
+  }
   return (
     <header class="turn-head">
-      <b>{policy ? `Turn ${at}: model` : "Environment"}</b>
-      {turn && turn.reward !== null && turn.reward !== undefined && (
+      <b>Turn {at}: model</b>
+      {turn.reward !== null && (
         <span>
           reward <b>{number(turn.reward)}</b>
         </span>
       )}
-      {turn?.finish_reason && turn.finish_reason !== "stop" && <span class="tag warn">{turn.finish_reason}</span>}
-      {turn?.cut && <span class="tag warn">cut to fit</span>}
-      {!policy && <span class="muted">the model read this and did not write it</span>}
+      {turn.finish_reason && turn.finish_reason !== "stop" && <span class="tag warn">{turn.finish_reason}</span>}
+      {turn.cut && <span class="tag warn">cut to fit</span>}
+      <TurnNotes turn={turn} />
     </header>
+  );
+}
+
+/** What the environment named and measured about a turn. */
+function TurnNotes({ turn }: { turn: Turn }) {
+  return (
+    <>
+      {turn.state && (
+        <span class="muted">
+          state <Text text={turn.state} />
+        </span>
+      )}
+      {Object.entries(turn.metrics ?? {}).map(([name, value]) => (
+        <span key={name} class="muted">
+          {name} {number(value)}
+        </span>
+      ))}
+    </>
   );
 }
 
@@ -113,7 +140,7 @@ function Stretch({ start, end, ...paint }: Paint & { start: number; end: number 
 
 function Piece({ start, end, ...paint }: Paint & { start: number; end: number }) {
   const [ref, seen] = useSeen<HTMLDivElement>();
-  const length = paint.completion.tokens.slice(start, end).reduce((sum, t) => sum + t.text.length, 0);
+  const length = paint.completion.tokens.slice(start, end).reduce((sum, t) => sum + (t.text?.length ?? 8), 0);
   return (
     <div
       ref={ref}
@@ -139,10 +166,23 @@ function spans({ completion, values, scale, push, spaces }: Paint, start: number
     if (!token) continue;
     const colour = token.sampled ? background(values[i], scale) : "";
     all.push(
-      <span key={i} id={`t${i}`} data-i={i} class={`tok ${push[i]}`} style={colour ? { background: colour } : {}}>
-        {token.text === "" ? <span class="ws">◦</span> : spaces ? visible(token.text, true) : visible(token.text)}
+      <span
+        key={i}
+        id={`t${i}`}
+        data-i={i}
+        class={`tok ${push[i]}${token.special ? " special" : ""}`}
+        style={colour ? { background: colour } : {}}
+      >
+        {pieceOf(token, spaces)}
       </span>,
     );
   }
   return all;
+}
+
+/** A token's text; of a character that several tokens make up, all but the last have none. */
+function pieceOf({ text, id, special }: Token, spaces: boolean): ComponentChildren {
+  if (text === null) return `⟨${id}⟩ `;
+  if (text === "") return <span class="ws">◦</span>;
+  return visible(text, spaces && !special);
 }

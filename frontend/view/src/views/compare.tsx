@@ -27,14 +27,15 @@ export function Compare({ page }: { page: Page }) {
   );
 }
 
+/** The refusal says what differs, what can be said all the same, and what to do. */
 function Refused({ message }: { message: string }) {
   return (
     <section class="refused">
-      <h2>These runs cannot be compared so</h2>
-      <Text text={message} />
+      <h2>No comparison of these runs</h2>
+      <Text text={message.replace(/^compare: /, "")} />
       <p class="muted">
-        Curves of these runs can still be laid over each other. <code>trew compare --help</code> has the options that
-        allow more.
+        Their curves can still be laid over each other. <code>trew compare --help</code> explains the options that allow
+        more.
       </p>
     </section>
   );

@@ -3,7 +3,7 @@ import type { Page } from "../context";
 import { bytes, number, plain, seconds } from "../format";
 import { useApi } from "../hooks";
 import { BeforeAfter } from "../parts/before_after";
-import { Empty, Loaded, State } from "../parts/basics";
+import { Empty, Failure, Loaded, State } from "../parts/basics";
 import { Text } from "../parts/text";
 import { link } from "../context";
 import type { Cluster, Finding, Run, Summary } from "../types";
@@ -23,6 +23,14 @@ export function Health({ page }: { page: Page }) {
             </h2>
             <p class="muted path">{run.path}</p>
             <BeforeAfter page={{ ...page, chosen: [run] }} />
+            {data.outcome?.map((text) => (
+              <p key={text} class="note">
+                {text}
+              </p>
+            ))}
+            {data.problems?.map((text) => (
+              <Failure key={text} message={text} />
+            ))}
           </section>
           <Warnings page={page} run={run} found={data.health} />
           <Figures data={data} run={run} />

@@ -2,7 +2,7 @@ import { useState } from "preact/hooks";
 import { runPath } from "../api";
 import { link, type Page } from "../context";
 import { ago, number } from "../format";
-import { useApi } from "../hooks";
+import { useApi, useSeen } from "../hooks";
 import { Empty, interval, State } from "../parts/basics";
 import { go, href } from "../route";
 import type { Run, Summary } from "../types";
@@ -127,9 +127,11 @@ const KINDS: Record<Run["kind"], string> = {
 };
 
 function Line({ page, run, chosen, onToggle }: { page: Page; run: Run; chosen: boolean; onToggle: () => void }) {
-  const { data } = useApi<Summary>(runPath(run.id, "summary"), run.revision);
+  const [ref, seen] = useSeen<HTMLTableRowElement>();
+  const { data } = useApi<Summary>(seen ? runPath(run.id, "summary") : null, run.revision);
+  const twin = page.runs.some((r) => r !== run && r.name === run.name);
   return (
-    <tr class={chosen ? "chosen" : ""}>
+    <tr ref={ref} class={chosen ? "chosen" : ""}>
       <td>
         <input type="checkbox" checked={chosen} aria-label={`Choose ${run.name}`} onChange={onToggle} />
       </td>
@@ -138,6 +140,7 @@ function Line({ page, run, chosen, onToggle }: { page: Page; run: Run; chosen: b
         <a href={href("curves", new URLSearchParams([["run", run.id]]))} title={run.path}>
           {run.name}
         </a>
+        {twin && <span class="muted small"> in {run.path.split("/").slice(-3, -1).join("/")}</span>}
         {KINDS[run.kind] && <span class="tag">{KINDS[run.kind]}</span>}
       </td>
       <td>

@@ -37,10 +37,7 @@ function Steps_({ page, run, data }: { page: Page; run: Run; data: Steps }) {
   const params = page.route.params;
   const isEval = (params.has("eval") && data.evals.length > 0) || !data.steps.length;
   const steps = isEval ? data.evals.map(asStep) : data.steps;
-  const wanted = whole(params, "step");
-  const newest = steps.at(-1)?.step ?? 0;
-  const step = wanted !== undefined && steps.some((s) => s.step === wanted) ? wanted : newest;
-  const missing = wanted !== undefined && step !== wanted;
+  const { step, missing } = stepOf(steps, whole(params, "step"));
   return (
     <>
       <div class="controls">
@@ -65,14 +62,37 @@ function Steps_({ page, run, data }: { page: Page; run: Run; data: Steps }) {
           onChange={(v) => set(page, { sort: v === "group" ? null : v })}
         />
       </div>
-      {missing && (
+      <Unreadable files={data.unreadable ?? []} />
+      {missing !== undefined && (
         <p class="note">
-          Step {wanted} has no rollouts; this is step {step}.
+          Step {missing} has no rollouts; this is step {step}.
         </p>
       )}
       <StepSlider steps={steps} step={step} onStep={(s) => adjust(page, { step: s })} />
       <GroupList page={page} run={run} step={step} isEval={isEval} range={rangeOf(data.steps)} />
     </>
+  );
+}
+
+/** The step in the address, or the newest one, which is followed while the run trains. */
+function stepOf(steps: StepInfo[], wanted: number | undefined): { step: number; missing?: number } {
+  const newest = steps.at(-1)?.step ?? 0;
+  if (wanted === undefined) return { step: newest };
+  return steps.some((s) => s.step === wanted) ? { step: wanted } : { step: newest, missing: wanted };
+}
+
+function Unreadable({ files }: { files: string[] }) {
+  if (!files.length) return null;
+  return (
+    <details class="failure">
+      <summary>
+        {plural(files.length, "file")} of this run could not be read and {files.length === 1 ? "is" : "are"} missing
+        here
+      </summary>
+      {files.map((text) => (
+        <p key={text}>{text}</p>
+      ))}
+    </details>
   );
 }
 

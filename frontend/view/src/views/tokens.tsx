@@ -15,7 +15,7 @@ import { Text } from "../parts/text";
 import { useToken } from "../parts/use_token";
 import { firstValue, pushes, valueNames } from "../push";
 import { whole } from "../route";
-import type { About, Completion, Groups, Num, Run, Steps } from "../types";
+import type { About, Completion, Groups, Message, Num, Run, Steps } from "../types";
 import { NO_ROLLOUTS } from "./rollouts";
 
 export function Tokens({ page }: { page: Page }) {
@@ -108,9 +108,12 @@ function useChosen(page: Page, completion: Completion): Chosen {
   const asked = page.route.params.get("value") ?? "";
   const name = names.includes(asked) ? asked : firstValue(completion, names);
   const values = (name && completion.values[name]) || NO_VALUES;
-  const about = (name && completion.about[name]) || { title: name ?? "", help: "", diverging: false };
-  const diverging = about.diverging;
-  const scale = useMemo(() => scaleOf(name ?? "", diverging, values), [name, diverging, values]);
+  const about: About = (name && completion.about[name]) || { title: name ?? "", help: "", diverging: false };
+  const { diverging, middle } = about;
+  const scale = useMemo(
+    () => scaleOf(name ?? "", middle === undefined ? { diverging } : { diverging, middle }, values),
+    [name, diverging, middle, values],
+  );
   const choose = useCallback((value: string) => adjust(page, { value }), [page]);
   return { names, name, values, about, scale, choose };
 }
@@ -163,6 +166,7 @@ function Shown({
           role="application"
           aria-label="Tokens of the completion: arrow keys walk through them, and the values of each are read out"
         >
+          <Recorded completion={completion} />
           {text}
           {!completion.tokens.length && <p class="muted">The completion is empty.</p>}
         </div>
@@ -184,6 +188,17 @@ function Shown({
         </aside>
       )}
     </div>
+  );
+}
+
+/** Where the tokens cannot show the text as it was recorded, the text itself. Turns have texts of their own. */
+function Recorded({ completion: { pieces, row, turns } }: { completion: Completion }) {
+  if (!pieces?.why || (turns?.length ?? 0) > 1) return null;
+  return (
+    <>
+      <Text text={row.completion} />
+      <p class="note">Tokens below: {pieces.why}.</p>
+    </>
   );
 }
 
@@ -246,9 +261,25 @@ function ColourBy({
   );
 }
 
+const MANY_MESSAGES = 4;
+
+/** The prompt as the model's first turn found it. Of an episode, what came later is among the turns. */
 function Messages({ completion }: { completion: Completion }) {
-  const { messages, row } = completion;
-  if (!messages) return <Prompt text={row.prompt} />;
+  const { messages, row, turns } = completion;
+  const first = turns?.[0];
+  const opening = first?.role === "environment" && first.end === 0 ? first.messages : undefined;
+  const shown = opening ?? messages;
+  if (!shown) return <Prompt text={row.prompt} />;
+  if (shown.length <= MANY_MESSAGES) return <MessageList messages={shown} />;
+  return (
+    <details>
+      <summary>{shown.length} messages before the completion</summary>
+      <MessageList messages={shown} />
+    </details>
+  );
+}
+
+function MessageList({ messages }: { messages: Message[] }) {
   return (
     <ol class="messages" aria-label="Messages of the prompt">
       {messages.map((message, i) => (
