@@ -239,6 +239,8 @@ def test_a_disk_that_fills_up_while_logging(server, place, tmp_path, where):
         assert "--resume" in said
         assert "Traceback" not in said
         assert log.read_bytes().endswith(b"\n")
+        tables = {int(path.stem) for path in (out / "rollouts").glob("*.parquet")}
+        assert {row["step"] for row in metrics(out) if "reward" in row} <= tables, "a row without its completions"
         ballast.unlink()
         server.run("train", "odd.toml", "--out", out, "--resume", cwd=place)
         assert [row["step"] for row in metrics(out) if "reward" in row] == [1, 2, 3, 4]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 import torch
 from safetensors import safe_open
@@ -16,6 +17,7 @@ from recipe_help import recipe as recipe_of
 from recipe_help import training_rows
 from trew.cli.main import main
 from trew.models.loading import load_model
+from trew.runs.rollouts import EFFECTS
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +72,9 @@ def test_a_run_that_was_resumed_is_the_run_that_never_stopped(recipe, tmp_path, 
     assert any("state1" in name for name in names(checkpoint / "optimizer.safetensors"))
     first = training_rows(whole)[0]
     assert first["kl"] > 0  # against the base, which has no copy of its own
+    tables = [pq.read_table(run / "rollouts" / "000003.parquet") for run in (whole, tmp_path / "cut")]
+    assert all(table.select(list(EFFECTS)).equals(tables[0].select(list(EFFECTS))) for table in tables)
+    assert not any(tables[0][name].null_count for name in EFFECTS), "every token is pulled towards the reference"
 
     assert json.loads((whole / "final" / "adapter" / "adapter_config.json").read_text())["r"] == 96
     trained, plain = (dict(load_model(str(f)).named_parameters()) for f in (whole / "final", model))

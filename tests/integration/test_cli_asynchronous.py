@@ -17,6 +17,7 @@ import tiny
 from fake_vllm import FakeVllm, serving
 from forks import wait_for
 from recipe_help import ODD, recipe, training_rows
+from trew.runs.rollouts import EFFECTS
 
 STEPS, PROMPTS = 6, 4
 
@@ -79,6 +80,10 @@ def check(run: Path, staleness: int = 1) -> None:
     for path in sorted((run / "rollouts").glob("*.parquet")):
         step, oldest = int(path.stem), pq.read_table(path, columns=["policy_version"])["policy_version"].to_pylist()
         assert min(oldest) >= 2 * (step - 1 - staleness), "two updates in each step"
+        for row in pq.read_table(path, columns=["token_ids", *EFFECTS]).to_pylist():
+            # The KL term pulls at every token, so each was run: it has all values whatever weights sampled it.
+            assert [len(row[name]) for name in EFFECTS] == [len(row["token_ids"])] * len(EFFECTS)
+            assert not any(value is None for name in EFFECTS for value in row[name])
 
 
 @pytest.mark.parametrize("in_flight", ["keep", "finish"])

@@ -70,6 +70,13 @@ def rows(run: Path) -> list[dict[str, Any]]:
     return [{key: value for key, value in row.items() if key not in TIMES} for row in metrics(run)]
 
 
+def effects(run: Path, step: int) -> list[float | None]:
+    """Ratios and coefficients of all tokens of a step."""
+    columns = ("final_ratios", "weights", "coefficients")
+    lists = pq.read_table(run / f"rollouts/{step:06d}.parquet").to_pylist()
+    return [value for row in lists for name in columns for value in row[name] or [None]]
+
+
 SETTINGS = {
     "dropped groups": ("objective.preset=dapo", "rollout.refills=2", "learner.inner_updates=2",
                        "learner.minibatch_prompts=1", "eval.correct_at=0.75"),
@@ -86,6 +93,7 @@ def test_a_replay_is_the_run_to_the_bit(server, folder, case):
     assert "nothing is generated but evaluations" in server.run("train", "--replay", name, cwd=folder)
     assert_equal_weights(folder / name, folder / f"{name}-replay")
     assert rows(folder / name) == rows(folder / f"{name}-replay")
+    assert effects(folder / name, 4) == effects(folder / f"{name}-replay", 4)
     steps = [row for row in rows(folder / name) if "loss" in row]
     if case == "dropped groups":
         assert any(row["groups_sampled"] > 2 for row in steps), "nothing was dropped"
@@ -134,6 +142,10 @@ def test_ranks_replay_what_one_process_sampled(server, folder, run):
     assert max(float((first[name] - second[name]).abs().max()) for name in first) < 1e-3
     a, b = ([row for row in rows(out) if "loss" in row] for out in (run, folder / "ranks"))
     assert [row["grad_norm"] for row in a] == pytest.approx([row["grad_norm"] for row in b], rel=1e-3)
+    for step in (1, 2, 3, 4):  # what each rank computed of its own completions is in the one table
+        alone, together = effects(run, step), effects(folder / "ranks", step)
+        assert len(together) > 8
+        assert together == pytest.approx(alone, rel=1e-3, abs=1e-5)
 
 
 def test_a_killed_replay_goes_on_to_the_bit(server, folder, run):
@@ -145,6 +157,7 @@ def test_a_killed_replay_goes_on_to_the_bit(server, folder, run):
     command.wait()
     assert "continuing after step 2" in server.run("train", "r.toml", "--out", "killed", "--resume", cwd=folder)
     assert_equal_weights(folder / "killed", run)
+    assert [effects(folder / "killed", step) for step in (1, 2, 3, 4)] == [effects(run, s) for s in (1, 2, 3, 4)]
 
 
 def test_a_resumed_replay_notices_other_rollouts(server, folder, run):

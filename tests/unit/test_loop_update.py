@@ -16,6 +16,7 @@ from engine_help import ScriptedEngine
 from rollouts_help import rollout
 from trew.config import parse
 from trew.eval import correct_by
+from trew.learner import Accumulated
 from trew.rollout import StepRollouts
 from trew.rollout.sync import SyncRollouts, sampling
 from trew.runs.rollouts import Sampler
@@ -51,11 +52,12 @@ class Recorder:
         count = sum(len(s.token_ids) for s in samples)
         return torch.full((count,), -1.0 - self.version), torch.full((count,), 2.0)
 
-    def accumulate(self, samples: list[Any], batch: trew.TokenBatch) -> None:
+    def accumulate(self, samples: list[Any], batch: trew.TokenBatch) -> Accumulated:
         self.batches.append(batch)
         self.samples.append(samples)
+        return Accumulated(samples, batch, active=[])
 
-    def apply(self, done: None) -> StepOutput:
+    def apply(self, done: Accumulated) -> StepOutput:
         self.version += 1
         return StepOutput(0.0, {}, 0.0, self.version)
 

@@ -22,7 +22,7 @@ from trew.rollout import StepRollouts
 from trew.rollout.endings import ModelFacts
 from trew.rollout.replay import ReplayRollouts
 from trew.runs.recorded import RecordedRollouts
-from trew.runs.rollouts import Sampler, write_rollouts
+from trew.runs.rollouts import EFFECTS, Sampler, write_rollouts
 from trew.types import Group, Prompt, Rollout, Score, ScoredGroup, Span, Turn
 
 SAMPLER = Sampler("vllm", "bfloat16")
@@ -105,6 +105,24 @@ def test_everything_comes_back(tmp_path):
     assert all(
         a.flags.writeable for g in found.sampled for r in g.group.rollouts for t in r.turns for a in (t.token_ids,)
     )
+
+
+def test_tables_with_and_without_what_the_update_did_are_the_same_rollouts(tmp_path):
+    wanted = step()
+    path = write(tmp_path, wanted)
+    tokens = [len(r.token_ids) for scored in wanted.trained_on for r in scored.group.rollouts]
+    effects = {name: [np.full(n, 0.5, np.float32) for n in tokens] for name in EFFECTS}
+    write_rollouts(
+        path, wanted.sampled, step=1, trained_on=wanted.trained_on, baselines=wanted.baselines, sampler=SAMPLER,
+        effects=effects,
+    )  # fmt: skip
+    assert plain(RecordedRollouts(tmp_path).read(1)) == plain(wanted)
+    table = pq.read_table(path)
+    lists = table["weights"].to_pylist()
+    # Sampled are the groups p/1, p/2 and p/3; p/2 was dropped, and the last completion has no token.
+    assert lists == [[0.5] * 7, [0.5], None, None, [0.5] * 2, None]
+    pq.write_table(table.drop_columns(list(EFFECTS)), path)  # as earlier versions wrote it
+    assert plain(RecordedRollouts(tmp_path).read(1)) == plain(wanted)
 
 
 def test_steps_in_which_nothing_was_sampled(tmp_path):

@@ -64,6 +64,20 @@ class Accumulated:
                 self.values[name] = torch.zeros(len(self.batch.mask), dtype=getattr(torch, dtype))
         parallel.sum_([self.values[name] for name in sorted(self.values)])
 
+    def per_token(self) -> dict[str, Float[Tensor, "N"]]:
+        """``ratio``, ``weight`` and ``coefficients`` of the loss tokens; NaN at all others. Samples that were not run
+        have coefficients of 0, and neither ratio nor weight."""
+        mask = self.batch.mask
+        run = torch.zeros_like(mask)
+        if self.ran:
+            run[TokenPositions.of(self.samples).of_samples(self.ran)] = True
+        out = {}
+        for name in ("ratio", "weight", "coefficients"):
+            # Where no pack has written the value is 0: true of a coefficient, an invention for the other two.
+            values = self.values.get(name, torch.zeros(len(mask)))
+            out[name] = torch.where(mask if name == "coefficients" else mask & run, values.float(), torch.nan)
+        return out
+
     def metrics(self) -> Metrics:
         """The objective's metrics over the samples that were run."""
         ran = sorted(self.ran)  # one order however packs were formed: float sums depend on it

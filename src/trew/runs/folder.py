@@ -25,7 +25,7 @@ from .files import ASIDE, append_synced, make_private, storage, write_atomic
 from .layout import LOCK, RUN, Layout, has_run, problems
 from .lock import Lock
 from .record import Recorder, step_files
-from .rollouts import Advantages, Render, Sampler, plain_prompt, write_rollouts
+from .rollouts import Advantages, Effects, Render, Sampler, plain_prompt, write_rollouts
 from .rows import decode_row, encode_row, scalar
 
 
@@ -131,6 +131,7 @@ class RunFolder:
         *,
         advantages: Advantages | None = None,
         trained_on: Sequence[ScoredGroup] = (),
+        effects: Effects | None = None,
         baselines: Mapping[str, float] | None = None,
         sampler: Sampler | None = None,
         render: Render = plain_prompt,
@@ -140,8 +141,8 @@ class RunFolder:
         path = self.folder / "rollouts" / f"{step:06d}.parquet"
         self.recorder.forget(path)
         write_rollouts(
-            path, groups, step=step, advantages=advantages, trained_on=trained_on, baselines=baselines,
-            sampler=sampler, render=render,
+            path, groups, step=step, advantages=advantages, trained_on=trained_on, effects=effects,
+            baselines=baselines, sampler=sampler, render=render,
         )  # fmt: skip
         return path
 

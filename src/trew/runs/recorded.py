@@ -17,7 +17,7 @@ import numpy as np
 from ..errors import ReplayError
 from ..rollout import StepRollouts
 from ..types import Group, Prompt, Rollout, Score, ScoredGroup, Span, Turn
-from .rollouts import Sampler, schema
+from .rollouts import EFFECTS, Sampler, schema
 from .rows import decode_row
 
 Row = dict[str, Any]
@@ -27,8 +27,8 @@ _OPTIONAL = frozenset(
      "extracted", "policy_version", "trained_group", "conversation"}
 )  # fmt: skip
 """Columns that may be null."""
-_UNUSED = ("advantages", "policy_version", "conversation")
-"""Columns that follow from others: advantages are computed again."""
+_UNUSED = ("advantages", "policy_version", "conversation", *EFFECTS)
+"""Columns that follow from others: what the run computed from its rollouts is computed again."""
 
 
 class RecordedRollouts:

@@ -18,6 +18,10 @@ from .files import write_atomic
 Render = Callable[[Prompt], str]
 Advantages = Sequence[Sequence["np.ndarray | float | None"]]
 """Per group and completion: one number, one number per token, or None if the completion was not trained on."""
+Effects = Mapping[str, Sequence[np.ndarray]]
+"""Columns of ``EFFECTS``: one array (T,) per completion that was trained on, NaN where a token has no value."""
+EFFECTS = ("final_ratios", "weights", "coefficients", "ref_logprobs")
+"""What the last optimizer step on a completion did to each of its tokens, and the reference's log-probs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +70,7 @@ def schema() -> Any:
             "sampling_logprobs": floats,
             "entropies": floats,
             "advantages": floats,
+            **dict.fromkeys(EFFECTS, floats),  # null at tokens without a value
             "step_ends": pa.list_(pa.int32()),  # where rewards score steps: the number of tokens up to each step's end
             "step_scores": pa.list_(pa.float64()),
             "score": pa.float64(),
@@ -100,6 +105,7 @@ def write_rollouts(
     step: int,
     advantages: Advantages | None = None,
     trained_on: Sequence[ScoredGroup] = (),
+    effects: Effects | None = None,
     baselines: Mapping[str, float] | None = None,
     sampler: Sampler | None = None,
     render: Render = plain_prompt,
@@ -107,8 +113,9 @@ def write_rollouts(
 ) -> int:
     """Writes ``path`` atomically and returns the number of completions. Raises what ``write_atomic`` raises.
 
-    ``trained_on`` are those of ``groups`` that the step learned from, in its order. ``baselines``: rewards of greedy
-    answers by uid. ``sampler`` goes into the table's metadata.
+    ``trained_on`` are those of ``groups`` that the step learned from, in its order, and ``effects`` are on their
+    completions, one after the other. ``baselines``: rewards of greedy answers by uid. ``sampler`` goes into the table's
+    metadata.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -132,10 +139,27 @@ def write_rollouts(
             advantage = None if advantages is None else _per_token(advantages[g][i], len(rollout.token_ids))
             rows.append({**shared, "sample": i, "advantages": advantage, **_sample_row(rollout, score, hidden)})
     table = pa.Table.from_pylist(rows, schema=schema().with_metadata(sampler.to_metadata() if sampler else None))
+    for name, values in (effects or {}).items():
+        table = table.set_column(table.column_names.index(name), table.field(name), _effect(values, table, trained_on))
     # With checksums, so that a replay notices a byte that has changed.
     how = {"compression": "zstd", "write_page_checksum": True}
     write_atomic(path, lambda file: pq.write_table(table, file, **how), guard=guard)
     return len(rows)
+
+
+def _effect(values: Sequence[np.ndarray], table: Any, trained_on: Sequence[ScoredGroup]) -> Any:
+    """A column of ``EFFECTS``: the ``values`` of the completions that were trained on, with null for NaN; null at
+    completions without any."""
+    import pyarrow as pa
+
+    starts = np.cumsum([0, *(len(scored.group.rollouts) for scored in trained_on)])
+    places = zip(table["trained_group"].to_pylist(), table["sample"].to_pylist(), strict=True)
+    of_rows = [np.empty(0, np.float32) if g is None else values[starts[g] + i] for g, i in places]
+    flat = np.concatenate(of_rows).astype(np.float32)
+    offsets = np.cumsum([0, *map(len, of_rows)]).astype(np.int32)
+    # Built from the buffers: Python objects for millions of tokens would take seconds.
+    empty = [not (~np.isnan(of_row)).any() for of_row in of_rows]
+    return pa.ListArray.from_arrays(offsets, pa.array(flat, mask=np.isnan(flat)), mask=pa.array(empty))
 
 
 def _sample_row(rollout: Rollout, score: Score, hidden: tuple[str, ...]) -> dict[str, Any]:

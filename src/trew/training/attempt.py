@@ -9,6 +9,7 @@ from ..errors import NumericsError
 from ..objective import TokenBatch
 from ..rollout import StepRollouts
 from ..types import StepOutput
+from .effects import TokenEffects
 from .frozen import SamplerGap
 
 
@@ -24,5 +25,6 @@ class Attempt:
     batch: TokenBatch | None = None  # of the whole step; prepared, once the advantages are known
     canary: SamplerGap | None = None
     updates: list[StepOutput] = field(default_factory=list)  # those that were applied
+    effects: TokenEffects | None = None  # of those updates on each token
     error: NumericsError | None = None
     message: str = ""  # the warning about the error

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .batch import minibatches, to_batch
+from .effects import TokenEffects
 from .frozen import with_frozen_logprobs
 from .guards import check_advantages, check_given
 
@@ -45,7 +46,7 @@ def update(run: TrainingRun, attempt: Attempt) -> None:
     samples, attempt.batch = to_batch(run.plan, rollouts)
     check_given(attempt.batch)
     frozen = with_frozen_logprobs(run.plan, policy, rollouts.trained_on, samples, attempt.batch)
-    attempt.canary = frozen.canary
+    attempt.canary, attempt.effects = frozen.canary, TokenEffects(samples, frozen.batch)
     attempt.batch = objective.prepare(frozen.batch)  # advantages, denominators and weights of the whole step
     check_advantages(attempt.batch)
     if frozen.on_policy:
@@ -53,4 +54,6 @@ def update(run: TrainingRun, attempt: Attempt) -> None:
         attempt.batch = attempt.batch.replace(old_logprobs=None)
     for part in minibatches(samples, attempt.batch, objective, run.config.learner):
         with part.named():
-            attempt.updates.append(policy.apply(policy.accumulate(part.samples, part.batch)))
+            gradient = policy.accumulate(part.samples, part.batch)
+            attempt.updates.append(policy.apply(gradient))
+        attempt.effects.add(gradient, part.positions)

@@ -94,8 +94,8 @@ class PolicyProgram(Program):
             state.best_step, state.best_accuracy = state.step, a["mean"]
         row = {"step": state.step, "eval_accuracy": a["mean"], "eval_low": a["low"], "eval_high": a["high"],
                "eval_n": out["n"]}  # fmt: skip
+        self.folder.write_eval(state.step, result.groups)  # before the row, as in TrainingRun.record
         self.folder.log(row)
-        self.folder.write_eval(state.step, result.groups)
         self.trackers.log(state.step, row)
         self.display.row(row)
         return out

@@ -88,12 +88,14 @@ class TrainingRun:
             "bad_steps": state.bad_steps,
         }
         row["health"] = watch.after_step(program, row)
-        folder.log(row)
+        # The table first: whoever follows metrics.jsonl finds the completions of every row.
         if sampled:
             folder.write_rollouts(
                 step, sampled, advantages=advantages_of(attempt), trained_on=rollouts.trained_on,
-                baselines=rollouts.baselines, sampler=self.plan.sampler,
+                effects=attempt.effects.columns() if attempt.effects else None, baselines=rollouts.baselines,
+                sampler=self.plan.sampler,
             )  # fmt: skip
+        folder.log(row)
         program.trackers.log(step, row)
         program.display.row(row)
         # Last, so that the row and the rollouts of the step that ends the run are on disk.
