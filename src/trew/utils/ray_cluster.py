@@ -22,6 +22,9 @@ INSIDE = "TREW_RAY"
 """Environment variable of ranks that run on Ray: the address of their cluster."""
 CONNECT_S = 10.0
 """Seconds in which the cluster must accept a connection; Ray itself would try for minutes."""
+TRIES = ("RAY_NUM_REDIS_GET_RETRIES", "2")
+"""Environment variable of Ray and its value here: how often Ray asks an address that accepts connections and says
+nothing, 40 s each time. Ray's own default is 20, a quarter of an hour."""
 PASSED = ("TREW_", "HF_", "HUGGINGFACE_", "TRANSFORMERS_", "TORCH_", "NCCL_", "GLOO_", "CUBLAS_", "WANDB_", "MLFLOW_",
           "TRACKIO_", "PYTHONPATH", "PYTHONHASHSEED", "CC", "CXX")  # fmt: skip
 """Environment variables, or their first letters, that ranks on other nodes get from this process. All others are those
@@ -34,6 +37,7 @@ Bundle = Mapping[str, float]
 
 def ray() -> Any:
     """The module ``ray``. Raises ConfigError if it is not installed."""
+    os.environ.setdefault(*TRIES)  # Ray reads it when it is imported
     try:
         with keeping_signals():
             return importlib.import_module("ray")
@@ -68,6 +72,11 @@ def connect() -> Any:
         with keeping_signals():
             module.init(address=address, log_to_driver=False, logging_level="ERROR")
     except ConnectionError:
+        if address != "auto":
+            raise ConfigError(
+                f"{ADDRESS}: got {address!r}, which accepts connections but does not answer as a Ray cluster; {START}, "
+                f"or unset {ADDRESS}"
+            ) from None
         raise ConfigError(
             f"cluster.launcher: no Ray cluster runs on this machine; {START}, or set {ADDRESS} to the address of one"
         ) from None
