@@ -144,14 +144,14 @@ def test_replicas_and_adapters_are_too(server, folder, settings):
     server.run("train", "r.toml", "--out", f"{name}-1", "--set", "steps=2", *one, cwd=folder)
     run(server, folder, 2, "--out", f"{name}-2", "--set", "steps=2", *settings)
     same_run(folder, f"{name}-1", f"{name}-2")
-    exported(server, folder, f"{name}-2")
+    exported(server, folder, f"{name}-2", step=2)
 
 
-def exported(server: Server, folder: Path, out: str, *args: str) -> Path:
-    """The model of a checkpoint, exported by one process; without a step, it is the run's final model to the bit."""
-    target = folder / f"exported-{out}{''.join(args)}"
-    server.run("export", "model", out, "--out", target.name, *args, cwd=folder)
-    if not args:
+def exported(server: Server, folder: Path, out: str, *, step: int, last: bool = True) -> Path:
+    """The model of a checkpoint, exported by one process; the last one is the run's final model to the bit."""
+    target = folder / f"exported-{out}-{step}"
+    server.run("export", "model", out, "--out", target.name, "--step", str(step), cwd=folder)
+    if last:
         for path in sorted((folder / out / "final").rglob("*.safetensors")):
             found, wanted = load_file(target / path.relative_to(folder / out / "final")), load_file(path)
             assert found.keys() == wanted.keys()
@@ -160,7 +160,8 @@ def exported(server: Server, folder: Path, out: str, *args: str) -> Path:
 
 
 def test_one_process_exports_what_ranks_saved(server, folder, pair):
-    newest, earlier = exported(server, folder, pair), exported(server, folder, pair, "--step", "2")
+    newest = exported(server, folder, pair, step=4)
+    earlier = exported(server, folder, pair, step=2, last=False)
     for name in ("config.json", "tokenizer.json"):
         assert json.loads((newest / name).read_text()) == json.loads((folder / pair / "final" / name).read_text())
     a, b = (load_file(path / "model.safetensors") for path in (newest, earlier))

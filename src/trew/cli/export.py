@@ -45,29 +45,56 @@ def model(
     out: Path,
     step: int | None = None,
     set: tuple[str, ...] = (),
+    license: str = "",
+    push: str = "",
+    public: bool = False,
 ) -> None:
-    """Writes the model of a run's checkpoint in Hugging Face layout, as transformers and vLLM load it.
+    """Writes the model of a run in Hugging Face layout, as transformers and vLLM load it, with a model card.
 
-    Reads checkpoints of any number of ranks in one process, on the CPU. A run that is finished has its model in final/
-    already; this is for a run that still trains or was stopped, and for an earlier checkpoint.
+    The model of a finished run, or of a checkpoint, which any number of ranks may have written. The card (README.md)
+    says what it was made from and how: figures before and after, objective, recipe, versions, licence.
 
     Args:
         run: The folder of the run.
         out: The folder to write, which must not exist; with adapters, they are in its adapter/ and merged in the model.
-        step: The step of the checkpoint; default: the newest complete one.
+        step: The step of a checkpoint; default: the final model, or the newest complete checkpoint.
         set: key=value, changes to the run's recipe, such as model=FOLDER where the model has moved.
+        license: The model's licence, such as apache-2.0; default: what the base model's card says.
+        push: Also upload the folder to the Hugging Face hub as this model: NAME or OWNER/NAME.
+        public: Everybody may read it there; without this, only you.
     """
     from ..config import load
-    from ..errors import ConfigError
-    from ..training.exporting import export_checkpoint
+    from ..errors import ConfigError, Problems
+    from ..models import loading
+    from ..training.exporting import export_checkpoint, export_final, finished
     from ..utils.console import Display
+    from . import model_card, pushing
 
-    problems = []
+    problems = Problems()
     if not (run / "config.toml").is_file():
         problems.append(f"RUN: got {run}, accepts the folder of a run, which holds config.toml and checkpoints")
     if out.exists():
         problems.append(f"--out: {out} already exists; choose another name or remove it")
+    if public and not push:
+        problems.append("--public: is for --push, which names the model on the hub")
+    problems.attempt(lambda: model_card.check_license(license))
     if problems:
         raise ConfigError(problems)
-    done = export_checkpoint(load(run / "config.toml", set), run, out, step=step, notify=Display().warn)
+    if push:
+        pushing.check(push, public=public)
+    config, display = load(run / "config.toml", set), Display()
+
+    def with_card(folder: Path, step: int) -> None:
+        base = loading.folder(config.model)
+        title = push.rpartition("/")[2] or out.absolute().name
+        text = model_card.card(config, run, step, name=title, base_folder=base, license=license)
+        (folder / "README.md").write_text(text, encoding="utf-8")
+
+    if step is None and not set and (done := finished(run)) is not None:
+        export_final(run, out, extra_files=lambda folder: with_card(folder, done))
+    else:
+        done = export_checkpoint(config, run, out, step=step, notify=display.warn, extra_files=with_card)
     print(f"{out}: the model of step {done}")
+    if push:
+        message = f"Step {done} of a run of trew"
+        print(f"uploaded: {pushing.push(out, push, public=public, message=message, say=display.line)}")

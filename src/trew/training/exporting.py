@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,6 +61,31 @@ def export_checkpoint(
 
     loading.export(stored.merged(), tokenizer, out, extra_files=more)
     return stored.step
+
+
+def finished(run: Path) -> int | None:
+    """The step of the model in ``final/``; None if there is none, or the run has gone on since."""
+    try:
+        step = json.loads((run / "summary.json").read_bytes())["steps"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    later = [p for p in (run / "checkpoints").glob("[0-9]*") if int(p.name.partition(".")[0]) > step]
+    return step if (run / "final" / "config.json").is_file() and not later else None
+
+
+def export_final(run: Path, out: Path, *, extra_files: Callable[[Path], None]) -> None:
+    """Copies the final model of a finished run to ``out``, with the files that ``extra_files`` writes."""
+    work = out.with_name(f".{out.name}.partial")
+    shutil.rmtree(work, ignore_errors=True)
+    try:
+        shutil.copytree(run / "final", work)
+        extra_files(work)
+        work.rename(out)
+    except OSError as error:
+        shutil.rmtree(work, ignore_errors=True)
+        raise CheckpointError(
+            f"{out}: the model cannot be written: {error.strerror or error}; free some space or choose another --out"
+        ) from None
 
 
 def load_checkpoint(

@@ -1,0 +1,252 @@
+"""The model card of an exported model: what it was made from and how, with figures, from its run's folder.
+
+Whatever a user or a file has written stands in code, where Markdown and HTML mean nothing; the header is made by
+huggingface_hub. Absolute paths lose their folders and secrets are masked: a card is made to be read by others.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ..config import Config, RewardConfig, to_table
+from ..errors import ConfigError
+from ..models import files
+from ..models.default import DEFAULT_MODEL
+from ..runs.report.read import RunData, load_run
+from ..runs.report.text import visible
+from ..utils.secrets import redact
+from ..utils.toml import dump_table
+from .describe import describe
+
+ORIGIN = {DEFAULT_MODEL: ("HuggingFaceTB/SmolLM2-135M-Instruct", "apache-2.0")}
+"""The hub's name and the licence of models that come from elsewhere."""
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+_PATH = re.compile(r"(?:~|/)[^\0]*")
+
+
+def card(config: Config, run: Path, step: int, *, name: str, base_folder: Path | None, license: str = "") -> str:
+    """The card (README.md) of the model of ``step`` of ``run``; ``name``: its title, ``base_folder``: the files of the
+    model before training, whose own card may say its licence. ``license`` is the user's word on that."""
+    data, name = load_run(run), " ".join(visible(name).split())
+    license = license or licence_of(config.model, base_folder)
+    parts = [
+        f"# {_words(name)}", _introduction(config, license), "## Results", *_results(data, config, step),
+        "## Training", *_training(config, data), "## Use", _use(), "## Made by", *_reproduced(config, data, step),
+    ]  # fmt: skip
+    return _header(config, data, step, name=name, license=license) + redact("\n\n".join(parts)) + "\n"
+
+
+def licence_of(model: str, folder: Path | None) -> str:
+    """The licence that a model's own card names; empty if it is not known."""
+    if model in ORIGIN:
+        return ORIGIN[model][1]
+    text = ""
+    if folder is not None and (folder / "README.md").is_file():
+        text = (folder / "README.md").read_text(encoding="utf-8", errors="replace")[:100_000]
+    head = re.match(r"---\n(.*?)\n---", text, re.S)
+    found = re.search(r"^license:\s*[\"']?([A-Za-z0-9.+-]{1,40})[\"']?\s*$", head[1], re.M) if head else None
+    return found[1] if found else ""
+
+
+# ---- the header
+
+
+def _header(config: Config, data: RunData, step: int, *, name: str, license: str) -> str:
+    from huggingface_hub import EvalResult, ModelCardData
+
+    figures = _figures(data, step)
+    source = redact(_short(_source(config)))
+    results = [] if figures is None else [
+        EvalResult(
+            task_type="text-generation", dataset_type=source, dataset_name=source, metric_type="accuracy",
+            metric_value=round(figures["accuracy"], 4),
+        )
+    ]  # fmt: skip
+    base = ORIGIN.get(config.model, (config.model,))[0]
+    known: dict[str, Any] = {"base_model": base} if _on_hub(base) else {}
+    if _on_hub(config.data.train):
+        known["datasets"] = [config.data.train]
+    if re.fullmatch(r"[a-z0-9.+-]+", license):
+        known["license"] = license
+    made = ModelCardData(
+        library_name="transformers", pipeline_tag="text-generation",
+        tags=["trew", "reinforcement-learning", config.objective.preset],
+        model_name=name, eval_results=results or None, **known,
+    )  # fmt: skip
+    return f"---\n{made.to_yaml()}\n---\n\n"
+
+
+def _on_hub(name: str) -> bool:
+    return bool(_HUB_ID.fullmatch(name)) and not files.is_path(name)
+
+
+# ---- the text
+
+
+def _introduction(config: Config, license: str) -> str:
+    known = f"Its licence is {code(license)}, which applies to this model too." if license else (
+        "**Licence unknown: check** that of the model it was trained from before you pass this one on."
+    )  # fmt: skip
+    how = "LoRA adapters, merged here and alone in `adapter/`" if config.lora.rank else "all weights"
+    return (
+        f"Trained from {code(_short(config.model))} by reinforcement learning from verifiable rewards with trew "
+        f"({how}). {known}"
+    )
+
+
+def _results(data: RunData, config: Config, step: int) -> Iterator[str]:
+    rows = [("before training", _figures(data, 0)), (f"this model (step {step})", _figures(data, step))]
+    table = ["| | accuracy | 95 % interval | prompts |", "|---|---|---|---|"]
+    for what, found in rows:
+        if found is None:
+            table.append(f"| {what} | not measured | – | – |")
+        else:
+            interval = f"{found['low']:.3f} to {found['high']:.3f}"
+            table.append(f"| {what} | {found['accuracy']:.3f} | {interval} | {found['n']} |")
+    yield "\n".join(table)
+    e = config.eval
+    how = "greedy" if e.temperature == 0 else f"sampled at temperature {e.temperature:g}"
+    yield (
+        f"On held-out prompts of {code(_short(_source(config)))}, {e.samples} completion{'s' * (e.samples > 1)} each, "
+        f"{how}. One run with one seed: the intervals are of the prompts, and other seeds end elsewhere."
+    )
+
+
+def _figures(data: RunData, step: int) -> dict[str, Any] | None:
+    """The evaluation at a step; None if there was none, or no completion got a verdict."""
+    for row in reversed(data.rows):
+        if row["step"] == step and all(isinstance(row.get(f"eval_{k}"), int | float) for k in _MEASURED):
+            return {k: row[f"eval_{k}"] for k in _MEASURED}
+    return None
+
+
+_MEASURED = ("accuracy", "low", "high", "n")
+
+
+def _training(config: Config, data: RunData) -> Iterator[str]:
+    c = config
+    described = describe(c.objective.preset, **c.objective.args)
+    papers = "".join(f" ([source]({link}))" for link in described.papers[:1])
+    yield f"Objective {code(c.objective.preset)}{papers}: {_words(described.summary)}"
+    yield fenced(described.objective.equation(), "text")
+    rewards = ", ".join(code(_short(r.name or r.model)) for r in c.rewards) or "those of the task"
+    rows = {
+        "task": code(_short(c.environment.name or c.data.task)),
+        "prompts": code(_short(_source(c))),
+        "rewards": rewards,
+        "a step": f"{c.rollout.prompts} prompts x {c.rollout.completions} completions, at most "
+        f"{c.rollout.max_tokens} tokens, temperature {c.rollout.temperature:g}",
+        "learning rate": f"{c.learner.lr:g}, {c.learner.schedule}; {c.steps} steps planned",
+        "adapters": f"rank {c.lora.rank}, alpha {c.lora.alpha:g}" if c.lora.rank else "none",
+        "seed": str(c.seed),
+    }  # fmt: skip
+    versions = data.summary.get("versions")
+    if isinstance(versions, Mapping):
+        rows["versions"] = code(", ".join(f"{k} {v}" for k, v in versions.items()))
+    if isinstance(seconds := data.summary.get("seconds"), int | float):
+        rows["time"] = f"{seconds / 3600:.2f} hours of steps on {code(str(data.summary.get('device', '')))}"
+    yield "\n".join(["| | |", "|---|---|", *(f"| {k} | {v.replace('|', chr(92) + '|')} |" for k, v in rows.items())])
+    if warned := [str(w.get("text") or w.get("message") or "") for w in _warnings(data)]:
+        yield "Warnings of the run:\n\n" + "\n".join(f"* {code(text)}" for text in warned if text)
+
+
+def _warnings(data: RunData) -> list[Mapping[str, Any]]:
+    found = data.summary.get("warnings")
+    return [w for w in found if isinstance(w, Mapping)][:20] if isinstance(found, list) else []
+
+
+def _use() -> str:
+    return (
+        "    trew chat FOLDER\n\n"
+        "or with transformers, which loads the folder as any other model. Prompts need the chat template that is saved "
+        "with the tokenizer."
+    )
+
+
+def _reproduced(config: Config, data: RunData, step: int) -> Iterator[str]:
+    from .. import __version__
+
+    yield f"trew {__version__}; the recipe, with every setting that is not a default:"
+    yield fenced(dump_table(_shared(changed(config))), "toml")
+    yield f"    trew train recipe.toml --out RUN\n    trew export model RUN --step {step} --out FOLDER"
+    if any(".py:" in r.name for r in config.rewards) or ".py:" in config.environment.name:
+        yield "The recipe names functions in files of the author's, which are not part of this folder."
+
+
+def changed(config: Config) -> dict[str, Any]:
+    """The settings that are not defaults, as a recipe; ``out`` is left out, and so is nothing that decides a result."""
+    plain, usual = to_table(Config(model="")), dataclasses.asdict(RewardConfig())
+    table: dict[str, Any] = {}
+    for key, value in to_table(config).items():
+        if key == "rewards":
+            table[key] = [{k: v for k, v in each.items() if v != usual[k]} for each in value]
+        elif isinstance(value, dict):
+            if own := {k: v for k, v in value.items() if k not in plain[key] or plain[key][k] != v}:
+                table[key] = own
+        elif key in ("seed", "steps") or (key != "out" and plain.get(key) != value):
+            table[key] = value
+    return table
+
+
+def _shared(value: Any) -> Any:
+    """Settings as others may see them: of absolute paths, only the last part."""
+    if isinstance(value, Mapping):
+        return {k: _shared(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_shared(v) for v in value]
+    return _short(value) if isinstance(value, str) else value
+
+
+def _short(name: str) -> str:
+    """A name as others may see it: of an absolute path, only the last part.
+
+    >>> _short("/home/ada/models/small"), _short("~/rewards.py:score"), _short("org/model")
+    ('small', 'rewards.py:score', 'org/model')
+    """
+    return (Path(name).name or name) if _PATH.fullmatch(name) else name
+
+
+def _source(config: Config) -> str:
+    return config.data.train or config.data.task
+
+
+# ---- Markdown
+
+
+def code(text: str) -> str:
+    """Text in code, on one line, whatever is in it.
+
+    >>> print(code("a`b"), code("<b>"))
+    `` a`b `` `<b>`
+    """
+    text = " ".join(visible(text).split()) or " "
+    ticks = "`" * (_longest_run(text) + 1)
+    room = " " if "`" in text else ""
+    return f"{ticks}{room}{text}{room}{ticks}"
+
+
+def fenced(text: str, language: str) -> str:
+    """Text in a block of code, whatever is in it."""
+    fence = "`" * max(3, _longest_run(text) + 1)
+    return f"{fence}{language}\n{visible(text).rstrip()}\n{fence}"
+
+
+def _longest_run(text: str) -> int:
+    return max(map(len, re.findall("`+", text)), default=0)
+
+
+def _words(text: str) -> str:
+    """Text outside code: its markup means nothing."""
+    return re.sub(r"([\\`*_{}\[\]<>()#+!|~-])", r"\\\1", " ".join(visible(text).split()))
+
+
+def check_license(license: str) -> None:
+    """Raises ConfigError unless it is empty or looks like an identifier of the hub."""
+    if license and not re.fullmatch(r"[a-z0-9.+-]{1,40}", license):
+        raise ConfigError(
+            f"--license: got {license!r}, accepts an identifier of the hub in small letters, such as apache-2.0 or mit"
+        )
