@@ -17,7 +17,7 @@ JSON ?=
 
 VIEW := frontend/view
 
-.PHONY: audit demo docs gpu gpu-needs gpu-wheels mutation performance quick test test-nightly test-sandbox test-without-backends test-without-compiler test-slow test-peers test-trl test-verl test-verl-alone test-verl-processes test-trl-previous test-vllm test-ray check format clean fetch view
+.PHONY: audit demo docs gpu gpu-needs gpu-wheels mutation performance quick test test-nightly test-sandbox test-without-backends test-without-compiler test-slow test-peers test-trl test-verl test-verl-alone test-verl-processes test-trl-previous test-vllm test-ray check format clean fetch site view
 
 demo: $(VENV)/.installed fetch
 	$(BIN)/trew demo --seed $(SEED) --out $(OUT) --overwrite
@@ -25,6 +25,18 @@ demo: $(VENV)/.installed fetch
 docs: $(VENV)/.installed
 	$(BIN)/python docs/generate.py
 	$(BIN)/python benchmarks/figures.py
+
+# The documentation as a site in build/site, in an environment of its own; a broken link or anchor is an error.
+site: .venv-docs/.installed
+	.venv-docs/bin/python docs/gather.py
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict --quiet
+	@echo "build/site/index.html"
+
+.venv-docs/.installed: pyproject.toml constraints.txt
+	@test -x .venv-docs/bin/python || $(PYTHON) -m venv .venv-docs || { rm -rf .venv-docs; exit 2; }
+	.venv-docs/bin/python $(INSTALL) -c constraints.txt $$($(PYTHON) -c "import tomllib; \
+	  print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['docs'])")
+	@touch $@
 
 # The page of trew view, from its sources in frontend/view into src/trew/view/page, which is committed: only those who
 # change the page need Node (20 or newer).
@@ -176,4 +188,4 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	@touch $@
 
 clean:
-	rm -rf $(VENV) .venv-trl .venv-trl-previous .venv-verl .venv-vllm .venv-ray build dist runs
+	rm -rf $(VENV) .venv-trl .venv-trl-previous .venv-verl .venv-vllm .venv-ray .venv-docs build dist runs

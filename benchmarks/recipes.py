@@ -1,6 +1,8 @@
 """Recipes that fit two cores, run as they are: the figures and pictures of recipes/README.md.
 
     python benchmarks/recipes.py arithmetic custom_reward dapo countdown
+    python benchmarks/recipes.py quickstart                    the recipe of docs/quickstart.md
+    python benchmarks/recipes.py --resume dapo                 goes on with a run that was interrupted
     python benchmarks/recipes.py --draw-only arithmetic        from the run folders that are there
 
 Runs ``trew train recipes/NAME.toml`` in a process of its own, adds its figures to benchmarks/results/recipes.json (a
@@ -12,13 +14,13 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
-from demo import figures, machine
+from demo import machine
 from trew.runs.report import Series, line_chart, load_run, running_mean
 
 ROOT = Path(__file__).parents[1]
@@ -40,6 +42,7 @@ CURVES = {
     "custom_reward": ("accuracy", "reward/brief", "reward/close"),
     "dapo": ("accuracy", "zero_signal_share"),
     "countdown": ("reward/format", "accuracy"),
+    "quickstart": ("reward", "accuracy"),
 }
 """The columns of metrics.jsonl that a recipe's picture shows."""
 WINDOW = 5
@@ -50,25 +53,37 @@ def main() -> None:
     parser.add_argument("recipes", nargs="+", choices=sorted(CURVES))
     parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "recipes", help="where the run folders go")
     parser.add_argument("--draw-only", action="store_true", help="use the run folders that are there")
+    parser.add_argument("--resume", action="store_true", help="go on with runs that were interrupted")
     args = parser.parse_args()
     for name in args.recipes:
         folder = args.runs / name
         if not args.draw_only:
-            train(name, folder)
+            train(name, folder, flag="--resume" if args.resume else "--overwrite")
         row = measured(name, folder)
         print(json.dumps(row, indent=2))
         keep(row)
         draw(name, folder, ROOT / "docs" / "images" / "recipes" / f"{name}.svg")
 
 
-def train(name: str, folder: Path) -> None:
+def train(name: str, folder: Path, *, flag: str) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
-    start = time.monotonic()
-    command = [sys.executable, "-m", "trew", "train", f"recipes/{name}.toml", "--out", str(folder), "--overwrite"]
+    recipe = ROOT / "recipes" / f"{name}.toml"
+    if name == "quickstart":
+        recipe = from_page(folder.parent / "quickstart-files")
+    command = [sys.executable, "-m", "trew", "train", str(recipe), "--out", str(folder), flag]
     if name in SMALLER:
         command += ["--set", *SMALLER[name]]
-    subprocess.run(command, check=True, cwd=ROOT)
-    (folder / "wall.json").write_text(json.dumps({"wall_seconds": time.monotonic() - start}))
+    subprocess.run(command, check=True, cwd=ROOT if name != "quickstart" else recipe.parent)
+
+
+def from_page(folder: Path) -> Path:
+    """Writes the files that docs/quickstart.md shows, and the rows; returns the recipe."""
+    folder.mkdir(parents=True, exist_ok=True)
+    page = (ROOT / "docs" / "quickstart.md").read_text()
+    for name, text in re.findall(r"<!-- file: (\S+) -->\s*```\w+\n(.*?)^```$", page, re.M | re.S):
+        (folder / name).write_text(text)
+    subprocess.run([sys.executable, "make_rows.py"], check=True, cwd=folder)
+    return folder / "recipe.toml"
 
 
 def measured(name: str, folder: Path) -> dict[str, Any]:
@@ -81,7 +96,9 @@ def measured(name: str, folder: Path) -> dict[str, Any]:
         ends[column] = {"first": sum(first) / len(first), "last": sum(last) / len(last), "steps": WINDOW}
     about = {"recipe": f"{name}.toml", "set": list(SMALLER.get(name, ()))}
     when = {"date": datetime.date.today().isoformat(), "machine": machine()}
-    return about | figures(folder) | {"curves": ends} | when
+    keys = ("seed", "model", "objective", "task", "steps", "n_eval", "accuracy_before", "accuracy_after", "seconds",
+            "tokens_per_second", "peak_memory_bytes", "versions", "device")  # fmt: skip
+    return about | {key: run.summary[key] for key in keys} | {"curves": ends} | when
 
 
 def keep(row: dict[str, Any]) -> None:
@@ -101,7 +118,15 @@ def draw(name: str, folder: Path, out: Path) -> None:
             (at, mean), (_, low), (_, high) = (run.column(f"eval_{part}") for part in ("accuracy", "low", "high"))
             series.append(Series("held out, 95 %", at, mean, low, high, style="points", colour=colour))
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(line_chart(series, title=f"recipes/{name}.toml", x_label="step", y_label="share", y_range=(0, 1)))
+    out.write_text(
+        line_chart(
+            series,
+            title="docs/quickstart.md" if name == "quickstart" else f"recipes/{name}.toml",
+            x_label="step",
+            y_label="share",
+            y_range=(0, 1),
+        )
+    )
 
 
 if __name__ == "__main__":

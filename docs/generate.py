@@ -1,4 +1,4 @@
-"""Writes what the documentation says about presets, from the code: presets.md, the tables in objectives.md, pictures.
+"""Writes what the documentation takes from the code: presets.md, python.md, tables in other pages, pictures.
 
 python docs/generate.py            writes what is not current (make docs)
 python docs/generate.py --check    only names it; exit code 1 if there is any
@@ -16,6 +16,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 
 import house
+import interface
 
 from trew.cli.curves import figure
 from trew.cli.describe import AXES, COLUMNS, OPTIONS, SCOPES, Description, describe, row, setting, value
@@ -59,6 +60,7 @@ def files() -> dict[Path, str]:
     found = {PICTURES / f"{d.name}.svg": figure([d.objective]) for d in described}
     found[PICTURES / "compare.svg"] = figure([preset(name) for name in COMPARED], ratios=(0.0, 2.0))
     found[DOCS / "presets.md"] = presets_page(described)
+    found[DOCS / "python.md"] = interface.page(prose)
     objectives = DOCS / "objectives.md"
     parts = {
         "axes": axes_table(),

@@ -13,6 +13,7 @@ Nothing heavy is imported before it is used.
 from __future__ import annotations
 
 import importlib
+import warnings
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -61,7 +62,9 @@ def __getattr__(name: str) -> Any:
         if lacking := posix.problem():
             raise ImportError(lacking)
     if name in _HOME:
-        return getattr(importlib.import_module(f".{_HOME[name]}", __name__), name)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="IProgress not found")  # of tqdm, in notebooks without ipywidgets
+            return getattr(importlib.import_module(f".{_HOME[name]}", __name__), name)
     if name in _ROOMS:
         return importlib.import_module(f".{_ROOMS[name]}", __name__)
     raise AttributeError(f"module 'trew' has no attribute {name!r}")
