@@ -13,9 +13,11 @@ from ...errors import output_file
 from ...utils.secrets import redact, secrets
 from . import page
 from .conversation import Said, conversation
+from .heat import heat_strip
 from .read import RunData, load_run, load_samples, sample_steps
 from .svg import Series, line_chart, running_mean
 from .text import number, shorten
+from .visits import Change, Visits, completions_of, load_visits
 
 _WINDOW = 10
 _SMOOTH_FROM = 30  # steps; shorter curves are not smoothed
@@ -52,7 +54,6 @@ class _ShownCompletion:
     text: str
     facts: tuple[tuple[str, str], ...]
     said: tuple[Said, ...] = ()  # of an episode, instead of its text
-    said: tuple[Said, ...] = ()  # of an episode, instead of its text
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,19 @@ class _ShownPrompt:
     prompt: str
     expected: str
     answers: tuple[_ShownCompletion, ...]
+    facts: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Scores:
+    """How the scores of a run's completions changed: their distribution, and the prompts that changed most."""
+
+    name: str
+    strip: str
+    read: str  # which steps, if not all
+    gains: list[_ShownPrompt]
+    losses: list[_ShownPrompt]
+    again: int  # prompts that were trained on at least twice
 
 
 def render_report(runs: Sequence[RunData], *, created: str = "") -> str:
@@ -86,6 +100,7 @@ def _sections(named: Sequence[tuple[str, RunData]]) -> dict[str, list[Any]]:
         "facts": [(name, _facts(run)) for name, run in named],
         "results": [_result(name, run) for name, run in named],
         "samples": [(name, _samples(run)) for name, run in named],
+        "scores": [_Scores(name, *_scores(run, load_visits(run.folder))) for name, run in named],
         "configs": [(name, run.config_text) for name, run in named],
         "outcomes": [(name, text) for name, run in named for text in run.outcome],
         "health": [(name, run.health) for name, run in named],
@@ -303,6 +318,31 @@ def _samples(run: RunData, *, most: int = 8) -> list[_ShownPrompt]:
     rows = sorted(rows, key=lambda r: -math.inf if r["score"] is None else r["score"], reverse=True)
     chosen = rows if len(rows) <= most else [*rows[: most // 2], *rows[-(most // 2) :]]
     return [_ShownPrompt(_prompt(r), _expected(r), (_answer(r, f"step {r['step']}"),)) for r in chosen]
+
+
+def _scores(run: RunData, visits: Visits, *, most: int = 3) -> tuple[Any, ...]:
+    """The fields of ``_Scores`` behind the name."""
+    from markupsafe import Markup
+
+    changes = visits.changes()
+    gains = [_changed(run.folder, change) for change in reversed(changes) if change.gain > 0][:most]
+    losses = [_changed(run.folder, change) for change in changes if change.gain < 0][:most]
+    left_out = visits.total - len(visits.scores)
+    read = f"{len(visits.scores)} of {visits.total} steps were read for this section." if left_out else ""
+    strip = heat_strip(visits.scores, title="Scores of the completions of each step", standalone=False)
+    return Markup(strip), read, gains, losses, len(changes)
+
+
+def _changed(folder: Path, change: Change) -> _ShownPrompt:
+    """A prompt with the first of its completions at its first and its last visit."""
+    visits = [completions_of(folder, step=step, uid=change.uid) for step in (change.first, change.last)]
+    answers = [_answer(rows[0], f"step {rows[0]['step']}, the first of {len(rows)}") for rows in visits if rows]
+    shown = next((rows[0] for rows in visits if rows), {"prompt": "(cannot be read)"})
+    facts = (
+        ("mean score", f"{number(change.before)} → {number(change.after)}"),
+        ("steps", f"{change.first} → {change.last}"), ("visits", str(change.times)),
+    )  # fmt: skip
+    return _ShownPrompt(_prompt(shown), _expected(shown), tuple(answers), facts)
 
 
 def _prompt(row: Mapping[str, Any]) -> str:

@@ -26,6 +26,7 @@ th{color:var(--muted);font-weight:500;white-space:nowrap}
 .charts{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,480px),1fr));gap:14px}
 .charts figure{margin:0;border:1px solid var(--line);border-radius:8px;overflow:hidden}
 .charts svg{display:block;width:100%;height:auto}
+.strip svg{display:block;min-width:560px;width:100%;height:auto;border:1px solid var(--line);border-radius:8px}
 .sample{border:1px solid var(--line);border-radius:8px;margin:12px 0;padding:10px 14px}
 .pair{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,420px),1fr));gap:6px 18px}
 pre{margin:4px 0;padding:8px 10px;background:var(--soft);border-radius:6px;white-space:pre-wrap;overflow-wrap:anywhere;

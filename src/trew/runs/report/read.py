@@ -152,11 +152,15 @@ def sample_steps(folder: Path, kind: str) -> list[int]:
     return sorted(int(stem) for stem in stems if stem.isascii() and stem.isdecimal())
 
 
-def load_samples(folder: Path, *, kind: str, step: int | None = None, most: int = 64) -> list[dict[str, Any]]:
+def load_samples(
+    folder: Path, *, kind: str, step: int | None = None, most: int = 64, uid: str = ""
+) -> list[dict[str, Any]]:
     """The first ``most`` completions from the parquet file of ``step``, by default the last one, in ``rollouts`` or
-    ``evals``. Returns nothing if there is no such file, or if its columns are not those that a run writes.
+    ``evals``; with ``uid``, only those of that prompt. Returns nothing if there is no such file, or if its columns are
+    not those that a run writes.
     """
     import pyarrow as pa
+    import pyarrow.compute as pc
     import pyarrow.parquet as pq
 
     steps = [at for at in sample_steps(folder, kind) if step is None or at == step]
@@ -169,6 +173,8 @@ def load_samples(folder: Path, *, kind: str, step: int | None = None, most: int 
         ):
             columns = _columns_to_read(file.schema_arrow)
             batch = next(file.iter_batches(batch_size=most, columns=columns), None) if columns else None
+            if batch is not None and uid:
+                batch = batch.filter(pc.equal(batch["uid"], uid))
             rows = [] if batch is None else batch.to_pylist()
     except (OSError, pa.ArrowException, ValueError):  # damage may show only once the rows are read
         return []

@@ -1,0 +1,116 @@
+"""Draws how a run's scores are distributed: one column per step, darker where more of its completions are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from html import escape
+
+import numpy as np
+
+from .svg import CSS, labels, ticks
+from .text import number
+
+_COLUMNS, _ROWS = 100, 10
+_TOP, _BOTTOM, _LEFT, _RIGHT = 34, 44, 62, 16
+
+
+def heat_strip(
+    scores: Mapping[int, np.ndarray], *, title: str, width: int = 1140, row_height: int = 20, standalone: bool = True
+) -> str:
+    """Returns a complete ``<svg>`` element; empty without any score. NaN stands for no verdict, which has its own row.
+
+    Darkness is the share of a column's completions, relative to the largest share of all columns. Long runs have
+    several consecutive steps in a column.
+    """
+    known = np.concatenate([*scores.values(), np.empty(0)])
+    missing = bool(np.isnan(known).any())
+    known = known[~np.isnan(known)]
+    if not len(known):
+        return ""
+    names, edges = _bins(known)
+    rows = len(names) + missing
+    columns = _columns(sorted(scores))
+    height = _TOP + rows * row_height + _BOTTOM
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="tc" viewBox="0 0 {width} {height}" width="{width}" '
+        f'height="{height}" role="img" aria-label="{escape(title)}">'
+    ]
+    if standalone:
+        parts.append(f"<style>{CSS}</style>")
+    parts.append(f'<rect class="tc-ground" width="{width}" height="{height}" rx="6"/>')
+    parts.append(f'<text class="tc-ink tc-title" x="14" y="20">{escape(title)}</text>')
+    wide = (width - _LEFT - _RIGHT) / len(columns)
+    for i, name in enumerate([*names, *(["none"] if missing else [])]):
+        y = _TOP + (len(names) - 1 - i if i < len(names) else i) * row_height
+        parts.append(f'<text class="tc-muted" x="{_LEFT - 6}" y="{y + row_height / 2 + 4:.1f}" text-anchor="end">'
+                     f"{escape(name)}</text>")  # fmt: skip
+    counts = [_counts([scores[step] for step in steps], edges) for steps in columns]
+    darkest = max(float(own.max()) / max(int(own.sum()), 1) for own in counts)
+    for at, (steps, own) in enumerate(zip(columns, counts, strict=True)):
+        place = {"x": _LEFT + at * wide, "wide": wide, "row_height": row_height}
+        parts += _cells(own, names, steps, darkest=darkest, **place)
+    parts += _steps(columns, wide=wide, bottom=_TOP + rows * row_height, width=width)
+    return "".join([*parts, "</svg>"])
+
+
+def _bins(known: np.ndarray) -> tuple[list[str], np.ndarray]:
+    """Names and lower edges of the rows: every value if they are few, else equal intervals between the extremes."""
+    values = np.unique(known)
+    if len(values) <= _ROWS:
+        return [number(float(value)) for value in values], values
+    # Halves first: the difference of two extreme floats is infinite.
+    edges = 2 * np.linspace(values[0] / 2, values[-1] / 2, _ROWS + 1)
+    gaps = labels([float(edge) for edge in edges])
+    return [f"≥ {gap}" for gap in gaps[:-1]], edges[:-1]
+
+
+def _columns(steps: Sequence[int]) -> list[list[int]]:
+    size = -(-len(steps) // _COLUMNS)
+    return [list(steps[i : i + size]) for i in range(0, len(steps), size)]
+
+
+def _counts(of_steps: Sequence[np.ndarray], edges: np.ndarray) -> np.ndarray:
+    """Completions per row, those without a verdict last."""
+    values = np.concatenate(of_steps)
+    judged = values[~np.isnan(values)]
+    rows = np.searchsorted(edges, judged, side="right") - 1
+    return np.append(np.bincount(rows.clip(min=0), minlength=len(edges)), len(values) - len(judged))
+
+
+def _cells(
+    counts: np.ndarray,
+    names: Sequence[str],
+    steps: Sequence[int],
+    *,
+    darkest: float,
+    x: float,
+    wide: float,
+    row_height: int,
+) -> Iterator[str]:
+    total = int(counts.sum())
+    when = f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]} to {steps[-1]}"
+    for i in counts.nonzero()[0].tolist():
+        judged = i < len(names)
+        y = _TOP + (len(names) - 1 - i if judged else i) * row_height
+        what = f"score {names[i]}" if judged else "no verdict"
+        # Never invisible: a single completion among thousands is still there.
+        opacity = max(0.04, counts[i] / total / darkest)
+        yield (
+            f'<rect class="{"tc-f0" if judged else "tc-f7"}" x="{x:.1f}" y="{y + 1}" width="{max(wide - 1, 0.5):.1f}" '
+            f'height="{row_height - 2}" fill-opacity="{opacity:.2f}">'
+            f"<title>{escape(f'{when}: {counts[i]} of {total} completions, {what}')}</title></rect>"
+        )
+
+
+def _steps(columns: Sequence[Sequence[int]], *, wide: float, bottom: float, width: int) -> Iterator[str]:
+    """The axis: the numbers of some steps below their columns."""
+    first, last = columns[0][0], columns[-1][-1]
+    for value in ticks(first, last, most=max(2, width // 120), whole=True) if last > first else (first,):
+        at = next((i for i, steps in enumerate(columns) if steps[-1] >= value), len(columns) - 1)
+        x = _LEFT + (at + 0.5) * wide
+        yield _centred(x, bottom + 16, number(int(value)))
+    yield _centred((_LEFT + width) / 2, bottom + 33, "step")
+
+
+def _centred(x: float, y: float, text: str) -> str:
+    return f'<text class="tc-muted" x="{x:.1f}" y="{y:.1f}" text-anchor="middle">{escape(text)}</text>'
