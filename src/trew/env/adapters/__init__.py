@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..protocol import Environment
-from . import arena, gym, openenv, reasoning_gym, trl
+from . import arena, gym, openenv, reasoning_gym, trl, verifiers
 
 Adapted = tuple[Callable[[], Environment], Mapping[str, str]]
 """What makes one episode's environment, and the SHA-256 of users' files by path."""
@@ -20,5 +20,6 @@ ADAPTERS: Mapping[str, Callable[[str, Mapping[str, Any]], Adapted]] = {
     "textarena": arena.adapt,
     "reasoning_gym": reasoning_gym.adapt,
     "openenv": openenv.adapt,
+    "verifiers": verifiers.adapt,
 }
 """By what stands before the first colon of an environment's name; given the rest and the arguments."""
