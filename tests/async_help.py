@@ -57,11 +57,13 @@ class Memory:
         self.groups = {name: data for name, data in self.groups.items() if name in needed}
 
 
-def configured(staleness: int, *, prompts: int = 3, completions: int = 4, steps: int = 6, **rollout: Any) -> Any:
+def configured(
+    staleness: int, *, prompts: int = 3, completions: int = 4, steps: int = 6, curriculum: Any = None, **rollout: Any
+) -> Any:
     return parse({
         "model": "m", "steps": steps, "seed": 5,
         "rollout": {"prompts": prompts, "completions": completions, "max_tokens": 12, **rollout},
-        "cluster": {"rollout": "vllm", "servers": 1, "staleness": staleness},
+        "cluster": {"rollout": "vllm", "servers": 1, "staleness": staleness}, "curriculum": curriculum or {},
     })  # fmt: skip
 
 

@@ -141,6 +141,8 @@ class Runs:
         seen, said = Seen(), io.StringIO()
         table: dict[str, Any] = {"out": f"run-{self.count}"}
         for key, value in settings.items():
+            if key.startswith("data.") and "data" in settings:
+                continue  # several data sets instead of one
             node = table
             *parents, last = key.split(".")
             for part in parents:
@@ -285,6 +287,8 @@ def keys(cls: type, where: str = "") -> list[str]:
     hints, found = typing.get_type_hints(cls), []
     for one in dataclasses.fields(cls):
         hint = hints[one.name]
+        if isinstance(hint, types.UnionType):  # one table, or a list of tables: the keys of these
+            hint = typing.get_args(typing.get_args(hint)[1])[0]
         if dataclasses.is_dataclass(hint):
             found += keys(hint, f"{where}{one.name}.")
         else:

@@ -26,9 +26,9 @@ RolloutStatus = Literal["finished", "truncated", "failed"]
 """How an attempt ended: normally, at a limit, or by a failure (``Rollout.error`` says which)."""
 
 ScoreStatus = Literal[
-    "scored", "no_answer", "bad_gold", "timeout", "sandbox_error", "environment_error", "not_applicable"
+    "scored", "no_answer", "bad_gold", "timeout", "sandbox_error", "environment_error", "not_applicable", "other_set"
 ]
-"""Why a score is what it is; ``None`` scores come with the last five (see ``rewards``)."""
+"""Why a score is what it is; ``None`` scores come with the last six (see ``rewards``)."""
 
 Ending = Literal["", "done", "turns", "tokens", "length", "wrong_end", "failed"]
 """Why an episode ended: the environment ended it (``done``) or ``failed``; replies (``turns``) or ``tokens`` were used
@@ -54,6 +54,11 @@ class Prompt:
     def __post_init__(self) -> None:
         if (self.text is None) == (self.messages is None):
             raise ValueError(f"prompt {self.uid!r}: set exactly one of text and messages")
+
+    @property
+    def data_set(self) -> str:
+        """The name of its data set where the run has several: what its uid has before the first slash."""
+        return self.uid.partition("/")[0]
 
 
 @dataclass(frozen=True, slots=True)

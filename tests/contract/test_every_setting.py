@@ -40,11 +40,25 @@ LORA = {"lora.rank": 2}
 FIRST = {"name": "f.py:first"}
 SAVED = {"checkpoint.every": 1, "steps": 3}
 TALK = {"environment.name": "f.py:talk", "environment.turns": 3}
+SETS = [
+    {"name": name, "task": "arithmetic", "args": {"ops": [op], "smallest": 1, "largest": 6}}
+    for name, op in (("plus", "+"), ("minus", "-"))
+]
+MIXED = {"data": SETS, "rollout.prompts": 4}
+RATES = {"steps": 3, "eval.correct_at": -0.5, "curriculum.share": 0.75, "curriculum.low": 0.0, "curriculum.high": 1.0}
 REFERENCE = {"objective.beta": 0.5, "steps": 2}
 
 
 def rewards(*more: dict[str, Any], **of_first: Any) -> list[dict[str, Any]]:
     return [{**BASE["rewards"][0], **of_first}, *more]
+
+
+def sets_of(seen: Any) -> set[str]:
+    return {row["uid"].partition("/")[0] for row in seen.rollouts}
+
+
+def by_rate(seen: Any) -> float:
+    return sum(row["curriculum/by_rate"] for row in seen.rows)
 
 
 CASES: dict[str, Case] = {
@@ -67,6 +81,12 @@ CASES: dict[str, Case] = {
     "data.overlong": Case("truncate", "prompts", {**PROMPTS, "data.train": "long.jsonl", "data.max_prompt_tokens": 20,
                                                   "data.overlong": "drop", "data.shuffle": False}),
     "data.shuffle": Case(False, "prompts"),
+    "data.name": Case([{**SETS[0], "name": "add"}, SETS[1]], lambda a, b: (sets_of(a), sets_of(b)) ==
+                      ({"plus", "minus"}, {"add", "minus"}), MIXED),
+    "data.weight": Case([{**SETS[0], "weight": 3.0}, SETS[1]], last("data/plus/share"), MIXED),
+    "curriculum.share": Case(0.5, lambda a, b: by_rate(a) > by_rate(b), RATES),
+    "curriculum.low": Case(1.0, "prompts", RATES),
+    "curriculum.high": Case(0.0, "prompts", RATES),
     "rewards": Case([FIRST], "scores"),
     "rewards.name": Case([{"name": "format"}], "scores"),
     "rewards.model": Case([{"model": "scorer"}], "scores"),
@@ -76,6 +96,7 @@ CASES: dict[str, Case] = {
                          {"rewards": [{"name": "f.py:calls"}, FIRST]}),
     "rewards.verify_with": Case(rewards({**FIRST, "verify_with": "soft_overlong"}),
                                 lambda a, b: set(a.rows[0]) != set(b.rows[0]), {"rewards": rewards(FIRST)}),
+    "rewards.sets": Case(rewards({**FIRST, "sets": ["plus"]}), "scores", {**MIXED, "rewards": rewards(FIRST)}),
     "rewards.calls": Case(rewards({"name": "f.py:calls", "calls": "group"}), "scores",
                           {"rewards": rewards({"name": "f.py:calls"})}),
     "rewards.on_failure": Case(rewards({"name": "f.py:raises", "on_failure": "skip"}), "refused",
@@ -155,6 +176,8 @@ CASES: dict[str, Case] = {
 """By key; ``rewards.x`` is the key x of a table of ``[[rewards]]``, and ``to`` is then the whole list."""
 
 ELSEWHERE = {
+    "curriculum.floor": "tests/unit/test_drawing.py",
+    "curriculum.decay": "tests/unit/test_drawing.py",
     "learner.bad_steps": "tests/fault/test_numbers.py",
     "track.max_failed": "tests/fault/test_processes.py",
     "rewards.timeout_s": "tests/unit/test_rewards_process.py",
@@ -182,7 +205,7 @@ ELSEWHERE = {
     "cluster.request_timeout_s": "tests/unit/test_cluster_rules.py",
     "cluster.sync_timeout_s": "tests/unit/test_cluster_rules.py",
 }
-"""Keys whose effect takes a failure or a server to see: where it is shown."""
+"""Keys whose effect takes a failure, a server or many steps to see: where it is shown."""
 
 
 @pytest.fixture(scope="module")
@@ -221,7 +244,8 @@ DEAR = {
 @pytest.mark.parametrize("key", tiers.some(CASES, CASES.keys() - DEAR))
 def test_a_key_does_something(key, runs):
     case = CASES[key]
-    name = {"objective.args": "objective.eps_high"}.get(key, "rewards" if key.startswith("rewards.") else key)
+    whole = {"objective.args": "objective.eps_high", "data.name": "data", "data.weight": "data"}
+    name = whole.get(key, "rewards" if key.startswith("rewards.") else key)
     before, after = runs(case.given), runs({**case.given, name: case.to})
     assert holds(case, before, after), f"{key} changes nothing: {after.refused}"
 

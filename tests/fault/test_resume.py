@@ -21,6 +21,7 @@ from forks import wait_for
 KILLS = {
     "grpo": ["metrics row/torn:4", "rotation/before:1", "completions/after:2", "report/before:1"],
     "dapo": ["reward/within:3", "learning/after:2", "manifest/before:1"],
+    "sets": ["reward/within:4", "learning/after:2", "manifest/before:1"],
     "all": ["inner update/within:5", "inner update/before:14"],
     "lora-8bit": ["tensors/after:2"],
 }  # fmt: skip

@@ -142,7 +142,7 @@ def test_after_a_kill_every_step_trains_on_what_no_other_has(staleness, kill, pr
     dropped = {g.group.prompt.uid for step in kept for g in step.sampled} - set(used)
     assert bool(dropped) == (preset == "dapo")
     if preset == "grpo":
-        assert set(used) == {f"p{i}" for i in source._order.take(0, 21)}
+        assert set(used) == {f"p{i}" for i in source.drawing.order.take(0, 21)}
     if staleness == 0:
         one = ScriptedEngine(batch=5, text_of=few_right)
         for a, b in zip(kept, train(synchronous(config, one, preset=preset), one, range(1, 8)), strict=True):

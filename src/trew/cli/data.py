@@ -90,15 +90,18 @@ def show(
     n: int = 3,
     prompt_column: str = "prompt",
     seed: int = 0,
+    set: tuple[str, ...] = (),
 ) -> None:
-    """Prints a few prompts of a source or procedural task, with the columns that rewards receive.
+    """Prints a few prompts of a source or procedural task, with the columns that rewards receive. Of a recipe: how it
+    mixes its data sets, and the prompts that its run begins with.
 
     Args:
-        source: A file, a folder or a hub id; empty for tasks that generate their problems.
+        source: A file, a folder or a hub id; empty for tasks that generate their problems; or a recipe (.toml).
         task: gsm8k, math, arithmetic, countdown, mbpp, humaneval, reasoning-gym:NAME or prompts.
         n: How many prompts.
         prompt_column: The column that holds the prompt (task prompts only).
         seed: Seed of generated problems.
+        set: key=value, changes to the recipe.
     """
     from ..config import DataConfig
     from ..data import load_prompts
@@ -106,17 +109,43 @@ def show(
 
     if n < 1:
         raise ConfigError(f"--n: got {n}, accepts a whole number of at least 1")
+    if problems := _recipe_problems(source, set, task != "prompts" or prompt_column != "prompt" or seed != 0):
+        raise ConfigError(problems)
+    if _is_recipe(source):
+        _show_recipe(source, set, n)
+        return
     # Some of the package's problems take a second each to generate, so generate only those shown.
     args = {"size": n} if task.startswith("reasoning-gym:") and not source else {}
     prompts = load_prompts(DataConfig(task=task, train=source, prompt_column=prompt_column, args=args), seed=seed)
-    for prompt in prompts[:n]:
+    _show_prompts(prompts[:n])
+    _say(f"{min(n, len(prompts))} of {len(prompts)} prompts", style="bold")
+
+
+def _show_recipe(path: str, changes: Sequence[str], n: int) -> None:
+    """Prints how the run of a recipe mixes its data sets, and its first prompts before any is found too long."""
+    from ..config import load
+    from ..data import prompt_order
+    from ..training.episodes import dataset
+    from .mixture import mixture_lines
+
+    config = load(path, changes)
+    found = dataset(config)
+    _notes(found.notes)
+    for line in mixture_lines(config, found.train, found.eval):
+        _say(line)
+    order = prompt_order(config, found.train)
+    _show_prompts([found.train[index] for index in order.take(0, n)])
+    _say(f"the first {n} of {len(found.train)} training prompts, in their order", style="bold")
+
+
+def _show_prompts(prompts: Sequence[Prompt]) -> None:
+    for prompt in prompts:
         _say(f"── {prompt.uid} ──", style="bold")
         for role, text in _turns(prompt):
             _say(f"{role}:", style="cyan")
             _say(text)
         for key, value in prompt.columns.items():
             _say(f"  {key} = {_short(value)}", style="dim")
-    _say(f"{min(n, len(prompts))} of {len(prompts)} prompts", style="bold")
 
 
 def convert(
@@ -209,7 +238,9 @@ def _recipe_problems(source: str, changes: Sequence[str], reads_otherwise: bool)
     """Everything wrong with options that only a recipe takes, or only other sources (``reads_otherwise``)."""
     problems = []
     if _is_recipe(source) and reads_otherwise:
-        problems.append(f"--task, --prompt-column: {source} sets them itself; change them with --set data.task=...")
+        problems.append(
+            f"--task, --prompt-column, --seed: {source} sets them itself; change them with --set data.task=..."
+        )
     if changes and not _is_recipe(source):
         problems.append(f"--set: got {source!r}, which is not a recipe; --set applies only to a .toml file")
     return problems
@@ -217,13 +248,14 @@ def _recipe_problems(source: str, changes: Sequence[str], reads_otherwise: bool)
 
 def _of_recipe(path: str, changes: Sequence[str], split: str) -> tuple[DataConfig, Sequence[Prompt]]:
     """The [data] table of a recipe, and the prompts that its run trains or evaluates on."""
-    from ..config import load
+    from ..config import load, one_set
     from ..data import load_task
 
     config = load(path, changes)
-    found = load_task(config.data, eval_size=config.eval.size, seed=config.seed)
+    data = one_set(config, "trew data convert")
+    found = load_task(data, eval_size=config.eval.size, seed=config.seed)
     _notes(found.notes)
-    return config.data, found.train if split == "train" else found.eval
+    return data, found.train if split == "train" else found.eval
 
 
 def _known_task(name: str, source: str, pairs: Sequence[str]) -> Task:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ..config import Config, apply_overrides, dumps, read_table
 from ..runs import redact_config
 from .main import visible
+from .mixture import mixture_lines
 
 if TYPE_CHECKING:
     from ..rewards import RewardSet
@@ -60,14 +61,15 @@ def annotated(config: Config, given: Mapping[str, str], *, own_rewards: bool = F
     """The configuration as TOML, with a comment after each given value; ``own_rewards``: the rewards are the task's."""
     lines, section, number = [], "", -1
     for line in redact_config(dumps(config)).rstrip().splitlines():
-        if line == "[[rewards]]":
-            number += 1
-            section = f"rewards.{number}."
+        if line.startswith("[["):
+            name = line.strip("[]")
+            number = number + 1 if section.startswith(f"{name}.") else 0
+            section = f"{name}.{number}."
         elif line.startswith("["):
             section = f"{line.strip('[]')}."
         key, equals, _ = line.partition(" = ")
         froms = dict.fromkeys(where for k, where in given.items() if f"{k}.".startswith(f"{section}{key}."))
-        if own_rewards and number >= 0 and key in ("name", "args"):
+        if own_rewards and section.startswith("rewards.") and key in ("name", "args"):
             froms = {"the task's own": None}
         lines.append(f"{line:<{REMARK - 2}}  # {', '.join(froms)}" if equals and froms else line)
     return lines
@@ -87,7 +89,7 @@ def show(
     ``given`` comes from :func:`origins`; ``found`` are problems already known; ``resume`` and ``allow_changes`` are
     those of a run; ``edited`` are the parts of the recipe that a resumed run does not follow. Writes no file.
     """
-    from ..data import PromptStream
+    from ..data import prompt_order
     from ..training import planning
     from ..training.changes import FREE_IN_A_RUN, check_changes
     from ..utils.console import Display
@@ -105,7 +107,7 @@ def show(
     _heading(display, f"objective: {plan.objective.name}")
     display.line(f"{plan.objective.equation()}\n(trew explain {config.objective.preset} says more)")
     _data(display, plan)
-    order = PromptStream(len(plan.train), seed=plan.config.seed, shuffle=plan.config.data.shuffle)
+    order = prompt_order(plan.config, plan.train)
     for number, index in enumerate(order.take(0, min(SHOWN, len(plan.train))), 1):
         _prompt(display, plan, number, plan.train[index])
     _ends(display, plan)
@@ -124,6 +126,8 @@ def _data(display: Display, plan: Plan) -> None:
         f"data: {len(plan.train)} training and {len(plan.eval)} held-out prompts; training prompts have {lengths[0]} "
         f"to {lengths[-1]} tokens, half of them at most {lengths[(len(lengths) - 1) // 2]}"
     )
+    for line in mixture_lines(plan.config, plan.train, plan.eval):
+        display.line(line)
     for line in reward_lines(plan.rewards, [*plan.train, *plan.eval]):
         display.line(line)
     for note in plan.notes:
@@ -133,6 +137,7 @@ def _data(display: Display, plan: Plan) -> None:
 def reward_lines(rewards: RewardSet, prompts: Sequence[Prompt]) -> list[str]:
     """One line per reward on what was checked with these prompts; wrong golds have already ended the checks."""
     from ..rewards.builtin import KINDS
+    from ..rewards.gold_checks import applies
 
     lines = []
     for reward in rewards.rewards:
@@ -140,11 +145,11 @@ def reward_lines(rewards: RewardSet, prompts: Sequence[Prompt]) -> list[str]:
         if reward.model is not None:
             says = "a reward model; a run loads its weights when it starts"
         elif reward.function is not None:
-            served = sum(map(reward.function.applies, prompts))
+            served = sum(applies(reward, prompt) for prompt in prompts)
             says = f"{reward.kind} applies to {served} of {len(prompts)} rows; trew rewards test tries it on answers"
         else:
             kind = KINDS[reward.kind]
-            served = sum(kind.gold(p.columns) is not None for p in prompts)
+            served = sum(applies(reward, prompt) for prompt in prompts)
             says = f"applies to {served} of {len(prompts)} rows"
             if kind.self_answer is not None:
                 says += ", whose golds all score 1"
@@ -176,7 +181,7 @@ def gold_lines(rewards: RewardSet, prompt: Prompt) -> list[str]:
 
     lines = []
     for reward in rewards.rewards:
-        if reward.function is not None or reward.model is not None:
+        if not reward.is_builtin or not reward.serves(prompt):
             continue
         kind = KINDS[reward.kind]
         right = next((p for p in known_answers(reward.kind, prompt.columns, reward.args) if p.family == "right"), None)

@@ -6,14 +6,14 @@ import contextlib
 import dataclasses
 import functools
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from ..config import Config, RewardConfig, apply_overrides, limits, load, parse, validate
+from ..config import Config, RewardConfig, apply_overrides, limits, load, one_set, parse, validate
 from ..errors import ConfigError, Problems
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def eval(
     config = dataclasses.replace(
         config,
         **_given(seed=seed, device=device),
-        data=dataclasses.replace(config.data, **_given(task=task, train=data, eval=data)),  # the file as it is
+        data=_data(config, _given(task=task, train=data, eval=data)),  # the file as it is
         eval=dataclasses.replace(
             config.eval, **_given(size=size, samples=samples, temperature=temperature, max_tokens=max_tokens)
         ),
@@ -123,6 +123,11 @@ def _given(**values: Any) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
+def _data(config: Config, given: Mapping[str, str]) -> Any:
+    """The settings of the data; what is ``given`` can only replace those of one set."""
+    return dataclasses.replace(one_set(config, "--task or --data"), **given) if given else config.data
+
+
 def _config(model: str, recipe: Path | None, overrides: tuple[str, ...]) -> Config:
     if recipe is not None:
         return dataclasses.replace(load(recipe, overrides), model=model)
@@ -147,10 +152,10 @@ class Ready:
 
 def prepare(config: Config, *, files: tuple[Path | None, ...] = (), bar: Bar | None = None) -> Ready:
     """Checks settings, data, model and output files; raises ConfigError with every problem at once."""
-    from ..eval import correct_by
     from ..models import loading
     from ..rollout import Renderer
     from ..training import episodes
+    from ..training.planning import correct_of
 
     limits.refuse(config)
     problems = Problems(validate(config))
@@ -173,7 +178,7 @@ def prepare(config: Config, *, files: tuple[Path | None, ...] = (), bar: Bar | N
         *model_notes, *notes, *([] if c.plays else renderer.notes(prompts)), *rewards.unserved_notes(prompts),
         *rewards.code, *fit_notes,
     ]  # fmt: skip
-    correct = correct_by(c.eval.correct_reward or rewards.names[0], at=c.eval.correct_at)
+    correct = correct_of(c, rewards)
     return Ready(c, fitted, rewards, renderer, device, correct, tuple(notes), played)
 
 
@@ -182,7 +187,7 @@ def _checked_prompts(
 ) -> tuple[list[Prompt], list[str]]:
     """The prompts that fit into the model, and notes. Raises ConfigError with the problems of all of them."""
     problems += renderer.check([] if config.plays else prompts)
-    problems += rewards.check_golds(prompts, bar=bar)
+    problems += rewards.check_golds(prompts, bar=bar, sets=config.set_names)
     if config.plays and not problems:  # what is rendered of a row is its environment's affair
         return prompts, []
     fitted = None if problems else problems.attempt(lambda: _fit(config, prompts, renderer))
@@ -238,17 +243,11 @@ def _fit(config: Config, prompts: list[Prompt], renderer: Renderer) -> tuple[lis
 
     Raises ConfigError if the remaining prompts with their completions are too long for the model.
     """
-    from ..data import apply_overlong
+    from ..data import fitting
     from ..models import loading
     from ..training.planning import length_problems
 
-    kept, notes = apply_overlong(
-        prompts,
-        count=lambda p: len(renderer.encode(p)),
-        limit=config.data.max_prompt_tokens,
-        policy=config.data.overlong,
-        what="evaluation",
-    )
+    kept, notes = fitting(config, prompts, count=lambda p: len(renderer.encode(p)), what="evaluation")
     name = "eval.max_tokens" if config.eval.max_tokens else "rollout.max_tokens"
     most = {name: config.eval.max_tokens or config.rollout.max_tokens}
     longest = max(len(renderer.encode(p)) for p in kept)
@@ -286,7 +285,7 @@ def measure(ready: Ready, display: Display) -> EvalResult:
         stop=c.rollout.stop,
         seed=c.seed,
     )
-    what = c.environment.name or c.data.task
+    what = c.environment.name or c.task
     with (
         contextlib.ExitStack() as ending,
         display.bar(f"evaluating {what}", len(ready.prompts) * c.eval.samples) as bar,
@@ -300,6 +299,7 @@ def measure(ready: Ready, display: Display) -> EvalResult:
             sampling=how,
             correct=ready.correct,
             progress=bar.advance,
+            sets=c.set_names,
         )
 
 
@@ -310,8 +310,7 @@ def show(display: Display, ready: Ready, result: EvalResult) -> None:
     c, k = ready.config, result.samples
     how = "greedy" if c.eval.temperature == 0 else f"temperature {c.eval.temperature:g}, seed {c.seed}"
     display.line(
-        f"\n{c.model} on {c.environment.name or c.data.task}: {result.n} prompts, "
-        f"{k} completion{'s' * (k > 1)} each, {how}"
+        f"\n{c.model} on {c.environment.name or c.task}: {result.n} prompts, {k} completion{'s' * (k > 1)} each, {how}"
     )
     table = Table(box=None, pad_edge=False, padding=(0, 3))
     for heading in ("", "value", "95 % interval"):
@@ -319,6 +318,9 @@ def show(display: Display, ready: Ready, result: EvalResult) -> None:
     names = {"accuracy" if k == 1 else f"avg@{k}": result.accuracy}
     names |= {f"pass@{i}": interval for i, interval in result.pass_at_intervals.items() if i > 1}
     for name, interval in names.items():
+        table.add_row(name, f"{interval.mean:.3f}", f"{interval.low:.3f} to {interval.high:.3f}")
+    names_of_sets = {f"  {name} ({own.n} prompts)": own.accuracy for name, own in result.sets.items()}
+    for name, interval in names_of_sets.items():
         table.add_row(name, f"{interval.mean:.3f}", f"{interval.low:.3f} to {interval.high:.3f}")
     for name, value in result.rewards.items():
         table.add_row(f"reward {name}", f"{value:.3f}", "")

@@ -205,12 +205,13 @@ def _scored(groups: Sequence[Group], rewards: RewardSet) -> list[ScoredGroup]:
 
 def _of_recipe(recipe: Path, overrides: Sequence[str]) -> RewardSet:
     """The rewards of a recipe, or its task's own."""
-    from ..config import load
+    from ..config import load, one_set
     from ..data.load import make_task
     from ..rewards import RewardSet
 
     config = load(recipe, overrides)
-    return RewardSet.from_config(config.rewards or make_task(config.data).rewards(()))
+    data = one_set(config, "trew rewards")
+    return RewardSet.from_config(config.rewards or make_task(data).rewards(()))
 
 
 def _load(reward: str, pairs: Sequence[str], *, timeout_s: float = 0.0) -> RewardSet:

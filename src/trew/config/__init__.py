@@ -11,6 +11,7 @@ from .schema import (
     CheckpointConfig,
     ClusterConfig,
     Config,
+    CurriculumConfig,
     DataConfig,
     Dtype,
     EnvironmentConfig,
@@ -27,10 +28,12 @@ from .schema import (
     RewardConfig,
     RolloutConfig,
     Schedule,
+    SetConfig,
     StopConfig,
     TrackConfig,
     choices,
 )
+from .sets import one_set
 
 __all__ = [
     "Base",
@@ -38,6 +41,7 @@ __all__ = [
     "CheckpointConfig",
     "ClusterConfig",
     "Config",
+    "CurriculumConfig",
     "DataConfig",
     "Dtype",
     "EnvironmentConfig",
@@ -55,6 +59,7 @@ __all__ = [
     "RewardConfig",
     "RolloutConfig",
     "Schedule",
+    "SetConfig",
     "StopConfig",
     "TrackConfig",
     "apply_overrides",
@@ -63,6 +68,7 @@ __all__ = [
     "dumps",
     "limits",
     "load",
+    "one_set",
     "parse",
     "read_table",
     "to_table",

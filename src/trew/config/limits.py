@@ -64,6 +64,7 @@ MOST: dict[str, float] = {
     "epochs": 10_000,
     "data.pairs_per_prompt": 10_000,
     "data.args.size": 1_000_000,
+    "data.weight": 1e6,
     "iterate.weight": 1e6,
     "iterate.rounds": 10_000,
     "iterate.prompts": 100_000,

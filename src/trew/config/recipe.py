@@ -10,7 +10,7 @@ import dataclasses
 import tomllib
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -59,6 +59,8 @@ def apply_overrides(table: dict[str, Any], overrides: Iterable[str]) -> None:
 
     >>> t = {}; apply_overrides(t, ["learner.lr=1e-5", "model=./m"]); t
     {'learner': {'lr': 1e-05}, 'model': './m'}
+    >>> t = {"data": [{"name": "a"}]}; apply_overrides(t, ["data.0.weight=2"]); t
+    {'data': [{'name': 'a', 'weight': 2}]}
     """
     problems = []
     for text in overrides:
@@ -67,16 +69,31 @@ def apply_overrides(table: dict[str, Any], overrides: Iterable[str]) -> None:
             problems.append(f"--set {text!r}: expected key=value, for example --set learner.lr=1e-5")
             continue
         *parents, last = key.strip().split(".")
-        node = table
-        for part in parents:
-            node = node.setdefault(part, {})
-            if not isinstance(node, dict):
-                problems.append(f"--set {text!r}: {part!r} is not a table")
-                break
-        else:
-            node[last] = _toml_value(raw)
+        try:
+            _inner(table, parents)[last] = _toml_value(raw)
+        except ValueError as error:
+            problems.append(f"--set {text!r}: {error}")
     if problems:
         raise ConfigError(problems)
+
+
+def _inner(table: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """The table of that name inside another one, which is made if it is missing. Raises ValueError if something else
+    has the name."""
+    node: Any = table
+    for at, name in enumerate(names):
+        if isinstance(node, list):
+            node = node[int(name)] if name.isdecimal() and int(name) < len(node) else None
+        else:
+            node = node.setdefault(name, {})
+        tables = isinstance(node, list) and bool(node) and all(isinstance(each, dict) for each in node)
+        if tables and at == len(names) - 1:
+            raise ValueError(
+                f"{name!r} is a list of {len(node)} tables; name one by its number, {name}.0 for the first"
+            )
+        if not (tables or isinstance(node, dict)):
+            raise ValueError(f"{name!r} is not a table")
+    return node
 
 
 def _toml_value(raw: str) -> Any:
@@ -180,7 +197,9 @@ def _coerce(hint: Any, value: Any, where: str, problems: list[str]) -> Any:
         if not isinstance(value, Mapping):
             problems.append(f"{where}: expected a table, got {value!r}")
         return value
-    assert not isinstance(origin, types.UnionType), where
+    if origin is types.UnionType:  # one table, or a list of tables
+        one, several = args
+        return _coerce(several if isinstance(value, (list, tuple)) else one, value, where, problems)
     return _coerce_plain(hint, value, where, problems)
 
 

@@ -7,17 +7,26 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from ..errors import nearest
 from ..utils.toml import toml_value
 from . import cluster, limits
-from .schema import ClusterConfig, Config, EnvironmentConfig, LoraConfig, RewardConfig
+from .schema import (
+    ClusterConfig,
+    Config,
+    CurriculumConfig,
+    EnvironmentConfig,
+    LoraConfig,
+    RewardConfig,
+    SetConfig,
+)
 
 AT_LEAST_ONE = (
     "rollout.prompts", "rollout.completions", "rollout.max_tokens", "rollout.batch", "learner.inner_updates",
-    "learner.microbatch_tokens", "data.max_prompt_tokens", "eval.size", "eval.samples", "steps", "checkpoint.keep",
+    "learner.microbatch_tokens", "eval.size", "eval.samples", "steps", "checkpoint.keep",
     "learner.bad_steps", "environment.episodes", "environment.turns",
 )  # fmt: skip
 AT_LEAST_ZERO = (
@@ -39,6 +48,8 @@ def validate(config: Config) -> list[str]:
     sections = (
         _counts,
         _top,
+        _data,
+        _curriculum,
         _environment,
         _rollout,
         _learner,
@@ -77,6 +88,61 @@ def _top(c: Config) -> Iterator[str]:
     yield from _need(c, bool(c.model.strip()), "model", "a folder, a hub id, or 'smollm2-135m-instruct'")
     known = c.device in ("auto", "cpu", "mps") or c.device.partition(":")[0] == "cuda"
     yield from _need(c, known, "device", "'auto', 'cpu', 'mps', 'cuda' or 'cuda:N'")
+
+
+def _data(c: Config) -> Iterator[str]:
+    several = isinstance(c.data, tuple)
+    for i, one in enumerate(c.sets):
+        where = f"data[{i}]" if several else "data"
+        if one.max_prompt_tokens < 1:
+            yield f"{where}.max_prompt_tokens: got {one.max_prompt_tokens!r}, accepts a whole number of at least 1"
+    if isinstance(c.data, tuple):
+        yield from _sets(c, c.data)
+    for i, reward in enumerate(c.rewards):
+        for name in reward.sets:
+            if name not in c.set_names:
+                known = (
+                    f"{', '.join(c.set_names)}{nearest(name, c.set_names)}" if several else "nothing with one data set"
+                )
+                yield f"rewards[{i}].sets: got {name!r}, accepts {known}"
+
+
+def _sets(c: Config, sets: Sequence[SetConfig]) -> Iterator[str]:
+    """Names and weights of several data sets."""
+    if not sets:
+        yield "data: got an empty list, accepts one [data] table or a [[data]] table for each data set"
+    for i, one in enumerate(sets):
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", one.name):
+            yield (
+                f"data[{i}].name: got {one.name!r}, accepts a name of letters, digits, '-', '_' and '.': every one of "
+                "several data sets needs one"
+            )
+        elif (first := c.set_names.index(one.name)) < i:
+            yield f"data[{i}].name: got {one.name!r}, which is the name of data[{first}]; names must differ"
+        if not 0 < one.weight < math.inf:
+            yield f"data[{i}].weight: got {one.weight!r}, accepts a number above 0; leave out a set without a share"
+        if c.plays and one.task == "prompts" and not one.train:
+            yield f"data[{i}].train: is empty; episodes without data cannot be one of several data sets"
+
+
+def _curriculum(c: Config) -> Iterator[str]:
+    own, usual, n = c.curriculum, CurriculumConfig(), max(c.rollout.completions, 1)
+    yield from _need(c, 0 <= own.share < 1, "curriculum.share", "a number from 0 (off) up to, not including, 1")
+    yield from _need(c, 0 <= own.low <= own.high, "curriculum.low", "a pass rate from 0 to curriculum.high")
+    yield from _need(c, 0 <= own.high <= 1, "curriculum.high", "a pass rate from 0 to 1")
+    yield from _need(c, 0 <= own.floor <= 1, "curriculum.floor", "a number from 0 to 1")
+    yield from _need(c, 0 <= own.decay <= 1, "curriculum.decay", "a number from 0 to 1")
+    if own.share == 0:
+        for key in ("low", "high", "floor", "decay"):
+            same = getattr(own, key) == getattr(usual, key)
+            yield from _need(
+                c, same, f"curriculum.{key}", "only its default while curriculum.share = 0; set curriculum.share"
+            )
+    elif own.low <= own.high and not any(own.low <= k / n <= own.high for k in range(n + 1)):
+        yield (
+            f"curriculum.low: got {own.low:g} with curriculum.high = {own.high:g}, but with rollout.completions = {n} "
+            f"a prompt's first pass rate is a multiple of 1/{n}, and none lies between them; widen the target"
+        )
 
 
 def _environment(c: Config) -> Iterator[str]:

@@ -44,6 +44,25 @@ class DataConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SetConfig(DataConfig):
+    """One of several data sets."""
+
+    name: str = ""  # in metrics, in front of its prompts' uids, and in rewards.sets; required
+    weight: float = 1.0  # its share of the prompts is this over the sum of all weights
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CurriculumConfig:
+    """Drawing prompts by their pass rates, as the run itself has measured them."""
+
+    share: float = 0.0  # of the prompts of each set; the others go on through its order. 0 = no curriculum
+    low: float = 0.1  # pass rates from low to high are the target
+    high: float = 0.9
+    floor: float = 0.05  # how fast a prompt outside of the target comes up again, next to one inside; 0 = never
+    decay: float = 0.5  # what an earlier group of a prompt counts next to its newest one
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RewardConfig:
     """One reward: a built-in name, ``path/to/file.py:function``, or a reward model."""
 
@@ -53,6 +72,7 @@ class RewardConfig:
     args: Mapping[str, Any] = field(default_factory=dict)
     gate: bool = False  # rewards that are not gates count only where this one is above 0
     verify_with: str = ""  # the name of another reward; the run monitors how often the two disagree
+    sets: tuple[str, ...] = ()  # names of the data sets whose rows it judges; empty = all
     # The next three apply to functions in files only; built-in rewards have their own limits.
     calls: Calls = "step"  # one call with all completions of a step, or one per group as soon as it is finished
     timeout_s: float = FUNCTION_SECONDS  # seconds per call, after which the function is stopped
@@ -264,7 +284,8 @@ class Config:
     seed: int = 0
     steps: int = 100
     out: str = ""  # run folder; empty = runs/<recipe name>
-    data: DataConfig = field(default_factory=DataConfig)
+    data: DataConfig | tuple[SetConfig, ...] = field(default_factory=DataConfig)  # several: [[data]]
+    curriculum: CurriculumConfig = field(default_factory=CurriculumConfig)
     rewards: tuple[RewardConfig, ...] = ()  # empty = the task's default rewards
     environment: EnvironmentConfig = field(default_factory=EnvironmentConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
@@ -277,6 +298,21 @@ class Config:
     stop: StopConfig = field(default_factory=StopConfig)
     track: TrackConfig = field(default_factory=TrackConfig)
     health: HealthConfig = field(default_factory=HealthConfig)
+
+    @property
+    def sets(self) -> tuple[DataConfig, ...]:
+        """The settings of the data sets, one or several."""
+        return self.data if isinstance(self.data, tuple) else (self.data,)
+
+    @property
+    def set_names(self) -> tuple[str, ...]:
+        """The names of several data sets; empty if there is only one."""
+        return tuple(one.name for one in self.data) if isinstance(self.data, tuple) else ()
+
+    @property
+    def task(self) -> str:
+        """The task of the data, for people: those of all sets."""
+        return " + ".join(dict.fromkeys(one.task for one in self.sets))
 
     @property
     def plays(self) -> bool:

@@ -1,19 +1,23 @@
-"""Turns the ``[data]`` table of a recipe into training and evaluation prompts, without loading a model."""
+"""Turns the ``[data]`` table of a recipe, or several, into training and evaluation prompts, without loading a model."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
-from ..config import DataConfig, RewardConfig, build
+from ..config import DataConfig, RewardConfig, SetConfig, build
 from ..errors import ConfigError, DataError, Problems, nearest
 from ..types import Prompt
 from . import sources
+from .mixture import named
 from .rows import Split
 from .split import fingerprint, hold_out, overlap_note, repeat_note
 from .tasks import TASKS, Prompts, Puzzles, Task
 from .tasks.puzzles import PREFIX
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +73,32 @@ def load_eval(config: DataConfig, *, size: int, seed: int) -> tuple[list[Prompt]
     prompts, skipped = _prompts(task.whole(), split, config)
     notes = [_eval_note(split.source, prompts, size), *skipped, *repeat_note(prompts[:size], "evaluation")]
     return prompts[:size], task.rewards(prompts), notes
+
+
+def load_sets(sets: Sequence[SetConfig], *, eval_size: int, seed: int) -> Dataset:
+    """Reads or generates several data sets. Each is evaluated on ``eval_size`` prompts; uids begin with its name, and
+    its default rewards are for its rows alone. Raises ConfigError with the problems of all sets."""
+    found = _of_each(sets, lambda one: load_task(one, eval_size=eval_size, seed=seed))
+    train = {name: _named(name, data.train) for name, data in found.items()}
+    evaluation = {name: _named(name, data.eval) for name, data in found.items()}
+    notes = [f"{name}: {note}" for name, data in found.items() for note in data.notes]
+    for name, prompts in evaluation.items():
+        others = [prompt for other in train if other != name for prompt in train[other]]
+        notes += [f"{name}: in other data sets, {note}" for note in overlap_note(others, prompts)]
+    whole = [prompt for prompts in train.values() for prompt in prompts]
+    held = [prompt for prompts in evaluation.values() for prompt in prompts]
+    rewards = _rewards_of_sets({name: data.default_rewards for name, data in found.items()})
+    return Dataset(whole, held, rewards, notes, fingerprint(whole, held))
+
+
+def load_eval_of_sets(
+    sets: Sequence[SetConfig], *, size: int, seed: int
+) -> tuple[list[Prompt], tuple[RewardConfig, ...], list[str]]:
+    """What :func:`load_eval` returns, of several data sets together."""
+    found = _of_each(sets, lambda one: load_eval(one, size=size, seed=seed))
+    prompts = [prompt for name, (held, _, _) in found.items() for prompt in _named(name, held)]
+    notes = [f"{name}: {note}" for name, (_, _, notes) in found.items() for note in notes]
+    return prompts, _rewards_of_sets({name: rewards for name, (_, rewards, _) in found.items()}), notes
 
 
 def load_prompts(config: DataConfig, *, split: str = "train", seed: int = 0) -> list[Prompt]:
@@ -167,6 +197,35 @@ def _eval_note(source: str, prompts: Sequence[Prompt], size: int) -> str:
     if len(prompts) < size:
         return f"evaluation: eval.size is {size}, but {source} has only {len(prompts)} rows; all of them are used"
     return f"evaluation: the first {size} of {len(prompts)} rows of {source}"
+
+
+def _of_each(sets: Sequence[SetConfig], read: Callable[[SetConfig], T]) -> dict[str, T]:
+    """What ``read`` makes of each set, by name. Raises ConfigError with the problems of all of them."""
+    found: dict[str, T] = {}
+    problems: list[str] = []
+    for i, one in enumerate(sets):
+        own = Problems()
+        made = own.attempt(lambda one=one: read(one))
+        problems += [f"data[{i}] {one.name!r}: {problem}" for problem in own]
+        if made is not None:
+            found[one.name] = made
+    if problems:
+        raise ConfigError(problems)
+    return found
+
+
+def _named(name: str, prompts: Sequence[Prompt]) -> list[Prompt]:
+    return [replace(prompt, uid=named(name, prompt.uid)) for prompt in prompts]
+
+
+def _rewards_of_sets(found: Mapping[str, Sequence[RewardConfig]]) -> tuple[RewardConfig, ...]:
+    """The default rewards of all sets, each for the rows of the sets that bring it."""
+    rewards: dict[str, RewardConfig] = {}
+    for name, own in found.items():
+        for reward in own:
+            known = rewards.get(repr(reward), reward)
+            rewards[repr(reward)] = replace(known, sets=(*known.sets, name))
+    return tuple(rewards.values())
 
 
 @contextmanager

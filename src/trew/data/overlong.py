@@ -6,11 +6,31 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from ..config import Overlong
+from ..config import Config, Overlong
 from ..errors import DataError
 from ..types import Prompt
+from .mixture import by_set
 
 _SHOWN = 10
+
+
+def fitting(
+    config: Config, prompts: Sequence[Prompt], *, count: Callable[[Prompt], int], what: str
+) -> tuple[list[Prompt], list[str]]:
+    """:func:`apply_overlong` with the settings of a recipe, for each of its data sets."""
+    if not isinstance(config.data, tuple):
+        own = config.data
+        return apply_overlong(prompts, count=count, limit=own.max_prompt_tokens, policy=own.overlong, what=what)
+    kept: list[Prompt] = []
+    notes: list[str] = []
+    parts = by_set(prompts, config.set_names)
+    for one in config.data:
+        short, found = apply_overlong(
+            parts[one.name], count=count, limit=one.max_prompt_tokens, policy=one.overlong, what=f"{one.name} {what}"
+        )
+        kept += short
+        notes += found
+    return kept, notes
 
 
 def apply_overlong(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ..errors import ConfigError, DataError, EngineError
@@ -38,6 +38,17 @@ class Scores(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class SetResult:
+    """The accuracy on one of several data sets: over its ``n`` prompts."""
+
+    accuracy: Interval
+    n: int
+
+    def to_json(self) -> dict[str, Any]:
+        return {"accuracy": _interval_json(self.accuracy), "n": self.n}
+
+
+@dataclass(frozen=True, slots=True)
 class EvalResult:
     """The result of an evaluation: ``n`` prompts with ``samples`` completions each.
 
@@ -60,6 +71,7 @@ class EvalResult:
     tokens_per_second: float
     prompt_accuracy: dict[str, float]  # by uid, for paired comparison
     groups: tuple[ScoredGroup, ...]
+    sets: dict[str, SetResult] = field(default_factory=dict)  # of each of several data sets
 
     def to_json(self) -> dict[str, Any]:
         """Returns everything but the completions as plain values; nan becomes None."""
@@ -76,17 +88,24 @@ class EvalResult:
             "seconds": self.seconds,
             "tokens_per_second": self.tokens_per_second,
             "prompt_accuracy": redact_names(self.prompt_accuracy),
+            # Not among the keys of a run with one data set.
+            **({"sets": {name: found.to_json() for name, found in self.sets.items()}} if self.sets else {}),
         }
 
 
-def correct_by(name: str, *, at: float = 1.0) -> Correct:
-    """Counts a completion as correct where the reward called ``name`` is at least ``at``; None stays None.
+def correct_by(*names: str, at: float = 1.0) -> Correct:
+    """Counts a completion as correct where the first of ``names`` that is a reward of its data set is at least ``at``;
+    None stays None.
 
     >>> correct_by("gsm8k")(Score(1.5, parts={"gsm8k": 1.0, "format": 0.5}))
     True
+    >>> other = Score(0.0, parts={"gsm8k": None, "math": 0.0}, statuses={"gsm8k": "other_set", "math": "scored"})
+    >>> correct_by("gsm8k", "math")(other)
+    False
     """
 
     def correct(score: Score) -> bool | None:
+        name = next((name for name in names if score.statuses.get(name) != "other_set"), names[0])
         if name not in score.parts:
             raise ConfigError(f"eval.correct_reward: got {name!r}, accepts {', '.join(score.parts)}")
         value = score.parts[name]
@@ -104,11 +123,13 @@ def evaluate(
     sampling: Sampling,
     correct: Correct,
     progress: Progress | None = None,
+    sets: Sequence[str] = (),
 ) -> EvalResult:
     """Generates ``samples`` completions per prompt, scores them, and counts the correct ones.
 
     Leaves out completions without a verdict (``correct`` returns None) and prompts without any verdict, and reports
-    how many: they never count as wrong. Computes pass@k for k = 1, 2, 4, … and ``samples``, each over the prompts with
+    how many: they never count as wrong. ``sets``: the names of several data sets, each of which gets an accuracy of its
+    own. Computes pass@k for k = 1, 2, 4, … and ``samples``, each over the prompts with
     at least k verdicts.
 
     Raises ConfigError for settings that cannot be evaluated, DataError without prompts, and EngineError if the
@@ -129,7 +150,7 @@ def evaluate(
     _check(groups, prompts, samples)
     scored = rewards.score(groups)
     verdicts = [[correct(s) for s in group.scores] for group in scored]
-    return _count(scored, verdicts, names=rewards.names, samples=samples, seconds=seconds)
+    return _count(scored, verdicts, names=rewards.names, samples=samples, seconds=seconds, sets=sets)
 
 
 def _count(
@@ -139,11 +160,15 @@ def _count(
     names: Sequence[str],
     samples: int,
     seconds: float,
+    sets: Sequence[str] = (),
 ) -> EvalResult:
     # None: no reward could judge the completion. Counting it as wrong would blame the model for the grader.
     judged = [[v for v in row if v is not None] for row in verdicts]
     # Pairs, not a dict: two prompts of equal text have one uid and still count as two.
     accuracies = [(g.group.prompt.uid, sum(v) / len(v)) for g, v in zip(scored, judged, strict=True) if v]
+    of_set: dict[str, list[float]] = {name: [] for name in sets}
+    for group, verdict in zip(scored, judged, strict=True) if sets else ():
+        of_set[group.group.prompt.data_set] += [sum(verdict) / len(verdict)] if verdict else []
     pass_at = _pass_at(judged, samples)
     completions = [c for g in scored for c in g.group.rollouts]
     tokens = sum(map(len, completions))
@@ -162,6 +187,7 @@ def _count(
         tokens_per_second=tokens / seconds if seconds > 0 else 0.0,
         prompt_accuracy=dict(accuracies),
         groups=tuple(scored),
+        sets={name: SetResult(cluster_interval(own, samples=samples), len(own)) for name, own in of_set.items()},
     )
 
 

@@ -29,7 +29,7 @@ import torch
 
 from ..config import Config, RewardConfig
 from ..config.free import FREE
-from ..data import PromptStream
+from ..data import prompt_order
 from ..errors import ConfigError, DataError, Problems
 from ..models import files, loading
 from ..reward_training import Pair, read_pairs, train_reward, write_pairs
@@ -291,7 +291,7 @@ def _fresh_completions(rounds: Rounds, number: int) -> list[ScoredGroup]:
     count = r.prompts if number else rounds.first_prompts
     # Behind the prompts that this round's training has used up.
     start = rounds.position(number) + policy.steps * policy.rollout.prompts if number else 0
-    stream = PromptStream(len(plan.train), seed=policy.seed, shuffle=policy.data.shuffle)
+    stream = prompt_order(policy, plan.train)
     prompts = _with_own_uids([plan.train[index] for index in stream.take(start, count)])
     completions = r.completions or policy.rollout.completions
     with rounds.display.bar("sampling for pairs", count * completions) as bar:
@@ -381,7 +381,7 @@ def summarize(rounds: Rounds, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     trained = [row["policy"] for row in rows if "policy" in row]
     c = rounds.recipe.policy
     return {
-        "task": c.data.task, "model": c.model, "objective": c.objective.preset, "seed": c.seed,
+        "task": c.task, "model": c.model, "objective": c.objective.preset, "seed": c.seed,
         "verifier": rounds.verifier_name, "rounds": len(trained), "n_eval": trained[-1]["n_eval"],
         "accuracy_before": trained[0]["accuracy_before"], "accuracy_after": trained[-1]["accuracy_after"],
         "auc": rows[-1]["reward_after"]["auc"], "seconds": sum(row["seconds"] for row in rows),

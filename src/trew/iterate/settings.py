@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..config import Config, Kernels, RewardConfig, build, parse, read_table, to_table
+from ..config import Config, Kernels, RewardConfig, build, one_set, parse, read_table, to_table
 from ..errors import ConfigError, Problems
 from ..reward_training.settings import PairData, RewardLearner, RewardTraining
 from ..reward_training.settings import problems as training_problems
@@ -90,6 +90,12 @@ def load_recipe(path: Path, overrides: Iterable[str] = (), *, out: Path | None =
         raise ConfigError(problems)
     if policy.plays:
         raise ConfigError("environment: pairs for a reward model are made of single completions here; leave it out")
+    one_set(policy, "trew iterate")
+    if policy.curriculum.share:
+        raise ConfigError(
+            f"curriculum.share: got {policy.curriculum.share:g}, but every round draws its own prompts, and would "
+            "forget the pass rates; leave it out"
+        )
     if policy.eval.correct_reward:
         raise ConfigError(
             f"eval.correct_reward: got {policy.eval.correct_reward!r}, but here accuracy is the verifier's "

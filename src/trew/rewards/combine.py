@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ..config import FUNCTION_SECONDS, Calls, OnFailure
-from ..types import Score, ScoreStatus
+from ..types import Prompt, Score, ScoreStatus
 from .steps import combined_steps
 from .user.functions import UserFunction
 from .verdict import Verdict
@@ -35,6 +35,11 @@ class Reward:
     calls: Calls = "step"
     timeout_s: float = FUNCTION_SECONDS
     on_failure: OnFailure = "abort"
+    sets: tuple[str, ...] = ()  # the data sets whose rows it judges; empty: all
+
+    def serves(self, prompt: Prompt) -> bool:
+        """Whether it judges the rows of the prompt's data set."""
+        return not self.sets or prompt.data_set in self.sets
 
     @property
     def is_builtin(self) -> bool:

@@ -21,7 +21,9 @@ def columns_of(prompts: Iterable[Prompt]) -> frozenset[str]:
 
 
 def applies(reward: Reward, prompt: Prompt) -> bool:
-    """Returns whether a row has what a reward needs; a reward model needs nothing."""
+    """Returns whether a reward judges the answers to a row: it has what the reward needs; a model needs nothing."""
+    if not reward.serves(prompt):
+        return False
     if reward.function is not None:
         return reward.function.applies(prompt)
     return reward.model is not None or KINDS[reward.kind].gold(prompt.columns) is not None
@@ -43,18 +45,32 @@ def bad_golds(rewards: Sequence[Reward], prompts: Sequence[Prompt], *, bar: Bar 
 
 
 def _bad_in(prompts: Sequence[Prompt], builtins: Sequence[Reward], first: int) -> list[str]:
-    rows = [prompt.columns for prompt in prompts]
-    found = [(reward.name, gold_problems(reward.kind, rows, reward.args)) for reward in builtins]
-    return [
-        f"row {first + at + 1} ({prompt.uid}): reward {name!r}: {lines[at]}"
-        for at, prompt in enumerate(prompts)
-        for name, lines in found
-        if lines[at]
-    ]
+    found: list[tuple[int, str]] = []
+    for reward in builtins:
+        own = [at for at, prompt in enumerate(prompts) if reward.serves(prompt)]
+        lines = gold_problems(reward.kind, [prompts[at].columns for at in own], reward.args)
+        found += [(at, f"reward {reward.name!r}: {line}") for at, line in zip(own, lines, strict=True) if line]
+    # By row: sorting keeps the order of the rewards in it.
+    return [f"row {first + at + 1} ({prompts[at].uid}): {line}" for at, line in sorted(found, key=lambda f: f[0])]
 
 
-def serving_problems(rewards: Sequence[Reward], prompts: Sequence[Prompt]) -> list[str]:
-    """Reports rewards that apply to no row at all, and what they look for."""
+def serving_problems(rewards: Sequence[Reward], prompts: Sequence[Prompt], *, sets: Sequence[str] = ()) -> list[str]:
+    """Reports rewards that apply to no row at all, or to none of one of several data ``sets``, and what they look
+    for."""
+    if not sets:
+        return _serving_problems(rewards, prompts)
+    problems = []
+    for name in sets:
+        own = [prompt for prompt in prompts if prompt.data_set == name]
+        serving = [reward for reward in rewards if not reward.sets or name in reward.sets]
+        problems += [
+            f"data set {name!r}: {problem}; rewards.sets names the data sets that a reward judges"
+            for problem in _serving_problems(serving, own)
+        ]
+    return problems
+
+
+def _serving_problems(rewards: Sequence[Reward], prompts: Sequence[Prompt]) -> list[str]:
     columns = columns_of(prompts)
     problems: list[str] = []
     for reward in rewards:

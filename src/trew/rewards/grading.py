@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .reward_set import RewardSet
 
 NOT_APPLICABLE = Verdict(None, "not_applicable")
+OTHER_SET = Verdict(None, "other_set")
 Verdicts = dict[str, list[Verdict]]
 """The verdicts on one group: by reward name, one per completion."""
 Grader = Callable[[Kind, Sequence[tuple[str, Any, Mapping[str, Any]]]], list[Verdict]]
@@ -27,7 +28,7 @@ AT_ONCE = 256
 def arguments(reward: Reward, group: Group) -> list[tuple[str, Any, Mapping[str, Any]]]:
     """Returns (completion, gold, arguments) for each rollout; empty if the built-in does not apply to the row."""
     kind = KINDS[reward.kind]
-    found = kind.gold(group.prompt.columns)
+    found = kind.gold(group.prompt.columns) if reward.serves(group.prompt) else None
     if found is None:
         return []
     gold, row = found
@@ -42,9 +43,13 @@ def grade_groups(reward: Reward, groups: Sequence[Group], grader: Grader = grade
     items = [item for row in rows for item in row]
     left = iter(grader(kind, items))
     return [
-        [next(left) for _ in row] if row else [NOT_APPLICABLE] * len(group.rollouts)
-        for group, row in zip(groups, rows, strict=True)
+        [next(left) for _ in row] if row else not_judged(reward, group) for group, row in zip(groups, rows, strict=True)
     ]
+
+
+def not_judged(reward: Reward, group: Group) -> list[Verdict]:
+    """The verdicts on a group that a reward does not apply to."""
+    return [NOT_APPLICABLE if reward.serves(group.prompt) else OTHER_SET] * len(group.rollouts)
 
 
 def _own(names: Sequence[str], rollout: Rollout) -> dict[str, Any]:
@@ -58,10 +63,12 @@ def _own(names: Sequence[str], rollout: Rollout) -> dict[str, Any]:
 
 
 def grade_after(reward: Reward, group: Group, first: Sequence[Verdict]) -> list[Verdict]:
-    """Grades with a kind that takes ``correct``: whether the recipe's first reward is 1 or more.
+    """Grades with a kind that takes ``correct``: whether the first reward of the prompt's data set is 1 or more.
 
     A completion that the first reward did not score gets no score here either, with the same status.
     """
+    if not reward.serves(group.prompt):
+        return not_judged(reward, group)
     kind = KINDS[reward.kind]
     verdicts = []
     for completion, of_first in zip(group.rollouts, first, strict=True):

@@ -48,7 +48,7 @@ def _each(
     problems: list[str] = []
     for i, config in enumerate(configs):
         reward, found = _reward(config, next(remaining) if _is_function(config) else None)
-        if i == 0 and _asks_whether_right(reward):
+        if _asks_whether_right(reward) and not _behind_another(config, configs[:i]):
             found.append("asks whether the answer is right, so a reward that says so must come first")
         problems += [f"rewards[{i}] {config.name or config.model!r}: {problem}" for problem in found]
         rewards.append(reward)
@@ -63,6 +63,13 @@ def _is_function(config: RewardConfig) -> bool:
 def _asks_whether_right(reward: Reward) -> bool:
     """Whether it is a built-in that depends on the first reward's verdict."""
     return reward.is_builtin and reward.kind in KINDS and "correct" in KINDS[reward.kind].from_row
+
+
+def _behind_another(config: RewardConfig, earlier: Sequence[RewardConfig]) -> bool:
+    """Whether each data set that a reward judges is judged by an earlier one as well."""
+    if any(not other.sets for other in earlier):
+        return True
+    return bool(config.sets) and set(config.sets) <= {name for other in earlier for name in other.sets}
 
 
 def _numbered(rewards: Sequence[Reward]) -> list[Reward]:
@@ -94,7 +101,7 @@ def _reward(config: RewardConfig, loaded: UserFunction | tuple[str, ...] | None)
     name = function.name if function else model.name if model else config.name
     reward = Reward(
         name, config.name, config.weight, dict(config.args), function, model, config.gate, config.verify_with,
-        config.calls, config.timeout_s, config.on_failure,
+        config.calls, config.timeout_s, config.on_failure, config.sets,
     )  # fmt: skip
     return reward, problems
 

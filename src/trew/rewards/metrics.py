@@ -15,7 +15,7 @@ def summary(names: Sequence[str], scored: Sequence[ScoredGroup]) -> Metrics:
     ``reward`` is the mean value, ``reward/<name>`` the mean of a reward's numbers, and ``reward/<name>/seconds`` its
     time per completion that it applied to. ``reward/no_answer`` is a share of all completions. So are, where not zero,
     ``reward/<name>/<status>`` (not scored), ``reward/<name>/none`` (no number), ``reward/none`` (no value) and
-    ``reward/none/<status>``."""
+    ``reward/none/<status>``. What has a reward's name is about the completions of its data sets."""
     scores = [score for group in scored for score in group.scores]
     n = float(len(scores))
     values = [score.value for score in scores if score.value is not None]
@@ -36,6 +36,7 @@ def summary(names: Sequence[str], scored: Sequence[ScoredGroup]) -> Metrics:
 
 
 def _of_reward(name: str, scores: Sequence[Score]) -> Metrics:
+    scores = [score for score in scores if score.statuses.get(name) != "other_set"]
     n = float(len(scores))
     parts = [part for score in scores if (part := score.parts.get(name)) is not None]
     statuses = Counter(status for score in scores if (status := score.statuses.get(name)))

@@ -16,7 +16,7 @@ from . import gold_checks
 from .builtin import KINDS, graded_together
 from .combine import Reward, combined, one_by_one
 from .gold_checks import Bar
-from .grading import AT_ONCE, NOT_APPLICABLE, Grader, Grading, Verdicts, arguments, grade_after, grade_groups
+from .grading import AT_ONCE, Grader, Grading, Verdicts, arguments, grade_after, grade_groups, not_judged
 from .isolation.pool import run_together
 from .load import load_rewards
 from .metrics import summary
@@ -218,7 +218,11 @@ class RewardSet:
         rows = self._called(per_step, groups, step)
         for reward in self.rewards:
             if reward.model is not None:
-                rows[reward.name] = reward.model.score(groups)
+                served = [group for group in groups if reward.serves(group.prompt)]
+                scored = iter(reward.model.score(served) if served else ())
+                rows[reward.name] = [
+                    next(scored) if reward.serves(group.prompt) else not_judged(reward, group) for group in groups
+                ]
         for name, of_groups in rows.items():
             for g, verdicts in enumerate(of_groups):
                 found[g][name] = verdicts
@@ -226,14 +230,15 @@ class RewardSet:
         for reward in self.rewards:
             if _needs_correctness(reward):
                 for group, verdicts in zip(groups, found, strict=True):
-                    verdicts[reward.name] = grade_after(reward, group, verdicts[self.names[0]])
+                    first = next(r.name for r in self.rewards if r.serves(group.prompt))
+                    verdicts[reward.name] = grade_after(reward, group, verdicts[first])
 
     def _called(self, rewards: Sequence[Reward], groups: Sequence[Group], step: int) -> dict[str, list[list[Verdict]]]:
         """Verdicts of users' functions by name, group and completion; not applicable if a function was not called."""
         columns = self._columns.union(*(group.prompt.columns for group in groups))
         asks = {reward.name: self._ask(reward, groups, columns) for reward in rewards}
         judged = self._judged({name: ask for name, ask in asks.items() if ask.samples}, step)
-        return {name: _by_group(ask.function, groups, judged.get(name, ())) for name, ask in asks.items()}
+        return {r.name: _by_group(r, groups, judged.get(r.name, ())) for r in rewards}
 
     def _ask(self, reward: Reward, groups: Sequence[Group], columns: frozenset[str]) -> Ask:
         """The call of a function: with the completions of the groups that it applies to.
@@ -242,8 +247,9 @@ class RewardSet:
         """
         function = reward.function
         assert function is not None
-        served = [group for group in groups if function.applies(group.prompt)]
-        if groups and not served:
+        own = [group for group in groups if reward.serves(group.prompt)]
+        served = [group for group in own if function.applies(group.prompt)]
+        if own and not served:
             # The data set's columns decide once they are known: rows that it serves may come in another step. Until
             # then a step's groups must do; a single group says nothing, since the others may have the column.
             hopeless = _lacks(function, columns) if self._columns else reward.calls == "step"
@@ -307,17 +313,18 @@ class RewardSet:
                 )
         return problems
 
-    def check_golds(self, prompts: Iterable[Prompt], *, bar: Bar | None = None) -> list[str]:
+    def check_golds(self, prompts: Iterable[Prompt], *, bar: Bar | None = None, sets: Sequence[str] = ()) -> list[str]:
         """Everything wrong with the data for these rewards, one line per row and reward; empty when all is well.
 
         Golds of built-in rewards must be readable and score 1 against themselves. A reward that applies to no row at
         all is reported too: it would train nothing, silently. Rows are counted from 1 in the order of ``prompts``.
-        ``bar(name, total)`` shows progress where golds are run or parsed, which can take a minute.
+        ``bar(name, total)`` shows progress where golds are run or parsed, which can take a minute. ``sets``: the names
+        of several data sets; a reward must then apply to some row of each set that it is for.
         """
         prompts = list(prompts)
         self._columns = gold_checks.columns_of(prompts)
         problems = gold_checks.bad_golds(self.rewards, prompts, bar=bar)
-        return problems + gold_checks.serving_problems(self.rewards, prompts)
+        return problems + gold_checks.serving_problems(self.rewards, prompts, sets=sets)
 
     def unserved_notes(self, prompts: Sequence[Prompt]) -> list[str]:
         """One line about the prompts that no reward applies to, such as rows without a gold among rows with one. What
@@ -363,11 +370,12 @@ def _batches(waiting: Iterable[int], groups: Sequence[Group]) -> Iterator[list[i
         yield batch
 
 
-def _by_group(function: UserFunction, groups: Sequence[Group], verdicts: Iterable[Verdict]) -> list[list[Verdict]]:
+def _by_group(reward: Reward, groups: Sequence[Group], verdicts: Iterable[Verdict]) -> list[list[Verdict]]:
     """A function's verdicts, dealt out to the completions of the groups that it applies to."""
     left = iter(verdicts)
     return [
-        [next(left) if function.applies(group.prompt) else NOT_APPLICABLE for _ in group.rollouts] for group in groups
+        [next(left) for _ in group.rollouts] if gold_checks.applies(reward, group.prompt) else not_judged(reward, group)
+        for group in groups
     ]
 
 

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 from ..types import ScoreStatus
 
-NOT_JUDGED: frozenset[str] = frozenset({"bad_gold", "timeout", "sandbox_error", "environment_error", "not_applicable"})
+NOT_JUDGED: frozenset[str] = frozenset(
+    {"bad_gold", "timeout", "sandbox_error", "environment_error", "not_applicable", "other_set"}
+)
 """Statuses with ``score = None``: nothing was learned about the completion."""
 
 SHOWN = 200  # characters of an extracted answer that are kept
@@ -17,10 +19,10 @@ class Verdict:
     """One reward's judgement of one completion.
 
     ``score`` is None exactly when the completion was *not judged* (``bad_gold``, ``timeout``, ``sandbox_error``,
-    ``environment_error``, ``not_applicable``). A completion that was judged wrong (``scored``) or without an answer
-    (``no_answer``) has a number, normally 0. ``extracted`` is the answer found, ``detail`` explains the score,
-    ``seconds`` is the time that grading took. ``steps`` holds (end, value) pairs if the reward scores steps; ``end``
-    counts tokens, see the module ``steps``.
+    ``environment_error``, ``not_applicable``, ``other_set``). A completion that was judged wrong (``scored``) or
+    without an answer (``no_answer``) has a number, normally 0. ``extracted`` is the answer found, ``detail`` explains
+    the score, ``seconds`` is the time that grading took. ``steps`` holds (end, value) pairs if the reward scores steps;
+    ``end`` counts tokens, see the module ``steps``.
 
     >>> Verdict(1.0, "scored", extracted="72").score
     1.0

@@ -100,19 +100,22 @@ class AsyncRollouts(SyncRollouts):
 
     def next(self, step: int) -> StepRollouts:
         # Only waiting and scoring may be interrupted: what the ledger says must be what is done.
+        self._now = None
         self._begin(step)
         kept, sampled = self._collect(step)
         baselines = None
         if kept and "baselines" in self.objective.needs:
             with self.interruptible():
                 baselines = self._baselines(kept, step)
-        return StepRollouts(tuple(kept), tuple(sampled), baselines, self._facts(step))
+        self._now = StepRollouts(tuple(kept), tuple(sampled), baselines, self._facts(step))
+        return self._now
 
     def trained(self, step: int, version: int) -> None:
         """Enters what the step used up, and asks for what may be asked for with its weights."""
         with self._changed:
             if self._mark is not None:  # next() failed before it had begun
                 return
+            self._learn()  # before more is asked for: the draws go by what is known
             taken, self._taken = self._taken, []
             unused = taken if version == self.ledger.version_at(self.ledger.published) else []
             for number in unused:
@@ -222,7 +225,8 @@ class AsyncRollouts(SyncRollouts):
         if ages:
             facts |= {"age_mean": sum(ages) / len(ages), "age_max": max(ages)}
             facts |= {f"age/{age}": ages.count(age) / len(ages) for age in range(self.ledger.staleness + 1)}
-        return facts
+        with self._changed:
+            return facts | self.drawing.facts()
 
     # ---- asking
 
@@ -241,18 +245,21 @@ class AsyncRollouts(SyncRollouts):
 
     def _issue(self, step: int, attempt: int) -> Ticket:
         place = self.position
-        [prompt] = self._draw(1, self._uids.setdefault(step, set()), step)
-        ticket = self.ledger.issue(uid=prompt.uid, place=place, step=step, attempt=attempt)
-        self._prompts[ticket.number] = prompt
+        [drawn] = self._draw(1, self._uids.setdefault(step, set()), step)
+        ticket = self.ledger.issue(uid=drawn.prompt.uid, place=place, step=step, attempt=attempt, turn=drawn.turn)
+        self._prompts[ticket.number] = drawn.prompt
         return ticket
+
+    def _busy(self, taken: Iterable[str]) -> Iterable[str]:
+        return (*taken, *self.ledger.open_uids())
 
     def _prompt_of(self, ticket: Ticket) -> Prompt | None:
         """The prompt of a ticket, with its uid; None where the data has another one in its place."""
         if ticket.number not in self._prompts:
-            prompt = self.prompts[self._order.take(ticket.place, 1)[0]]
-            if prompt.uid != ticket.uid:
-                if not ticket.uid.startswith(f"{prompt.uid}~"):  # a prompt that one step drew twice
-                    return None
+            prompt = self.drawing.prompt(ticket.uid, ticket.place)
+            if prompt is None:
+                return None
+            if prompt.uid != ticket.uid:  # a prompt that one step drew twice
                 prompt = dataclasses.replace(prompt, uid=ticket.uid)
             self._prompts[ticket.number] = self.seeded(prompt, ticket.step)
         return self._prompts[ticket.number]
@@ -397,6 +404,7 @@ class AsyncRollouts(SyncRollouts):
             self.position = max(self.position, self.ledger.next_place)
             for account in self.ledger.accounts.values():
                 self._uids.setdefault(account.ticket.step, set()).add(account.ticket.uid)
+                self.drawing.drew(account.ticket.place, account.ticket.uid, account.ticket.turn)
             for account in self.ledger.finished():
                 if account.ticket.number not in self._ready:
                     self._recover(account)

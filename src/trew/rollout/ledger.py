@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import heapq
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -34,13 +34,14 @@ State = Literal["dormant", "running", "finished", "trained", "dropped"]
 @dataclass(frozen=True, slots=True)
 class Ticket:
     """A group that was asked for. Its draws depend on the uid and on (step, attempt), which it has for good, whatever
-    step trains on it. ``place`` is the prompt's in the stream."""
+    step trains on it. ``place`` is the prompt's in the stream, ``turn`` that of :class:`.Drawn`."""
 
     number: int
     uid: str
     place: int
     step: int
     attempt: int
+    turn: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,12 +112,13 @@ class Ledger:
         dropped after the first ``mark`` entries. Everything unfinished has to be asked for again."""
         self._enter({"begun": step, "version": version, "mark": mark})
 
-    def issue(self, *, uid: str, place: int, step: int, attempt: int) -> Ticket:
+    def issue(self, *, uid: str, place: int, step: int, attempt: int, turn: int = -1) -> Ticket:
         """Enters a new ticket, which is asked for now."""
         number = self.issued
-        self._enter({
+        entry: dict[str, Any] = {
             "issued": number, "uid": uid, "place": place, "step": step, "attempt": attempt, "published": self.published,
-        })  # fmt: skip
+        }  # fmt: skip
+        self._enter(entry | ({"turn": turn} if turn >= 0 else {}))
         return self.accounts[number].ticket
 
     def finish(self, number: int, *, versions: Iterable[int], stored: Stored | None = None) -> None:
@@ -235,6 +237,10 @@ class Ledger:
         later = [known[s] for s in sorted(known) if s >= step]
         return later[0] if step >= 0 and later else min(step, 0)
 
+    def open_uids(self) -> Iterator[str]:
+        """The uids of tickets that were neither used up nor dropped."""
+        return (a.ticket.uid for a in self.accounts.values() if a.state not in ("trained", "dropped"))
+
     @property
     def next_place(self) -> int:
         """The place in the stream after those of all tickets; 0 where there are none."""
@@ -299,7 +305,9 @@ class Ledger:
                 self._sleep(self.accounts[number], f"its oldest token is {age} versions old")
 
     def _issued(self, entry: Mapping[str, Any]) -> None:
-        ticket = Ticket(entry["issued"], entry["uid"], entry["place"], entry["step"], entry["attempt"])
+        ticket = Ticket(
+            entry["issued"], entry["uid"], entry["place"], entry["step"], entry["attempt"], entry.get("turn", -1)
+        )
         if ticket.number != self.issued:
             raise ValueError(f"ticket {ticket.number} was issued after {self.issued} others")
         account = self.accounts[ticket.number] = Account(ticket, entry["published"])

@@ -35,7 +35,8 @@ class StaleRollouts(SyncRollouts):
             self._ahead[self._sampled + 1] = super().next(self._sampled + 1)
             self._sampled += 1
         self._ahead = {number: found for number, found in self._ahead.items() if number >= step}
-        return self._ahead.pop(step)
+        self._now = self._ahead.pop(step)
+        return self._now
 
     def state(self) -> dict[str, Any]:
         """As JSON. Prompts are left out but for their uids: they are in the data."""

@@ -5,16 +5,16 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 from ..config import Config
-from ..data import PromptStream
 from ..eval.evaluate import Correct
 from ..objective import Objective
 from ..rewards import RewardSet
 from ..types import Prompt, Sampling, ScoredGroup
+from .drawing import Drawn, drawing
 from .engine import Engine
 from .episodes import Episodes
 from .generate import generate
@@ -46,16 +46,19 @@ class SyncRollouts:
         self.prompts, self.rewards, self.correct = prompts, rewards, correct
         self.position, self.interruptible, self.note = position, interruptible, note
         self._waited_before = 0.0
-        self._order = PromptStream(len(prompts), seed=config.seed, shuffle=config.data.shuffle)
+        self.drawing = drawing(config, prompts, correct)
+        self._now: StepRollouts | None = None  # of the step that is being trained
 
     def next(self, step: int) -> StepRollouts:
         """Generates and scores the groups of ``step``; see :class:`.RolloutSource`."""
+        self._now = None
         with self.interruptible():
             kept, sampled = self._collect(step)
             baselines = None
             if kept and "baselines" in self.objective.needs:
                 baselines = self._baselines(kept, step)
-        return StepRollouts(tuple(kept), tuple(sampled), baselines, self.waited())
+        self._now = StepRollouts(tuple(kept), tuple(sampled), baselines, self.waited() | self.drawing.facts())
+        return self._now
 
     def waited(self) -> dict[str, float]:
         """The seconds since the last call in which all episodes waited for their environments; a metric of the step."""
@@ -65,13 +68,20 @@ class SyncRollouts:
         return {"seconds_waited": self.engine.waited_s - before}
 
     def trained(self, step: int, version: int) -> None:
-        """Does nothing: no rollouts are in flight between steps."""
+        """Takes notice of the pass rates of the step. No rollouts are in flight between steps."""
+        self._learn()
+
+    def _learn(self) -> None:
+        if self._now is not None:  # else next() has failed
+            self.drawing.learned(self._now.sampled)
+            self._now = None
 
     def state(self) -> dict[str, Any]:
-        return {"position": self.position}
+        return {"position": self.position, **self.drawing.state()}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         self.position = int(state["position"])
+        self.drawing.load_state(state)
 
     def _collect(self, step: int) -> tuple[list[ScoredGroup], list[ScoredGroup]]:
         """Returns the groups to train on, and all sampled groups."""
@@ -85,7 +95,8 @@ class SyncRollouts:
                 break
             # Only what is missing is drawn again. The stream's position advances for dropped groups too: a refill that
             # drew the same prompts would most likely get groups without signal once more.
-            scored = self._generate(self._draw(missing, uids, step), step=step, attempt=attempt)
+            prompts = [drawn.prompt for drawn in self._draw(missing, uids, step)]
+            scored = self._generate(prompts, step=step, attempt=attempt)
             sampled += scored
             kept += [g for g in scored if not dynamic or has_both_outcomes(g, self.correct)]
         return kept, sampled
@@ -102,19 +113,23 @@ class SyncRollouts:
             self.note("scoring")
             return grading.finish(groups)
 
-    def _draw(self, count: int, taken: set[str], step: int) -> list[Prompt]:
-        """Returns the next prompts of the endless, per-epoch shuffled stream. A prompt that this step has already drawn
-        (its uid is in ``taken``) gets a new, unique uid: uids identify groups, and equal uids would draw equal
-        tokens."""
-        drawn = []
-        for index in self._order.take(self.position, count):
-            prompt = self.seeded(self.prompts[index], step)
+    def _draw(self, count: int, taken: set[str], step: int) -> list[Drawn]:
+        """Returns the next prompts of the endless stream. A prompt that this step has already drawn (its uid is in
+        ``taken``) gets a new, unique uid: uids identify groups, and equal uids would draw equal tokens."""
+        found = []
+        for _ in range(count):
+            drawn = self.drawing.draw(self.position, taken=self._busy(taken))
+            prompt = self.seeded(drawn.prompt, step)
             if prompt.uid in taken:
                 prompt = dataclasses.replace(prompt, uid=f"{prompt.uid}~{len(taken)}")
             taken.add(prompt.uid)
-            drawn.append(prompt)
-        self.position += count
-        return drawn
+            found.append(dataclasses.replace(drawn, prompt=prompt))
+            self.position += 1
+        return found
+
+    def _busy(self, taken: Iterable[str]) -> Iterable[str]:
+        """The uids of prompts that are being answered, for a step that has drawn those ``taken``."""
+        return taken
 
     def seeded(self, prompt: Prompt, step: int) -> Prompt:
         """The prompt with the seed of its environment in this step; the greedy baseline plays the same episode."""

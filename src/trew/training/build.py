@@ -170,7 +170,7 @@ def build(
     program = PolicyProgram(
         plan=plan, model=made.model, engine=engine, policy=made.learner, adapters=made.adapters, rollouts=rollouts,
         source=_source(rollouts, engine, made, orders),
-        monitors=Monitors(plan.rewards.rewards, shuffled=config.data.shuffle),
+        monitors=Monitors(plan.rewards.rewards, shuffled=in_random_order(config)),
         health=Health(Facts.of(to_table(config))),
         timetable=Timetable(config.steps, config.eval.every, config.checkpoint.every, config.checkpoint.keep),
         fingerprint=plan.fingerprint, folder=folder, trackers=trackers, display=display, interrupts=interrupts,
@@ -178,6 +178,11 @@ def build(
     )  # fmt: skip
     rollouts.interruptible = lambda: interrupts.after_grace(program.saved())
     return program
+
+
+def in_random_order(config: Config) -> bool:
+    """Whether chance alone decides which prompt of a step is before which."""
+    return not config.set_names and config.curriculum.share == 0 and all(one.shuffle for one in config.sets)
 
 
 def _of_plan(plan: Plan) -> dict[str, Any]:

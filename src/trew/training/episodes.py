@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..config import Config, EnvironmentConfig, RewardConfig
 from ..data import Dataset
 from ..data.episodes import numbered_episodes
-from ..data.load import load_eval, load_task
+from ..data.load import load_eval, load_eval_of_sets, load_sets, load_task
 from ..env.hosts import Hosts
 from ..env.load import Spec
 from ..env.protocol import Say
@@ -64,6 +65,8 @@ def dataset(config: Config) -> Dataset:
     """The prompts of a recipe: its data or, where it names none for its environment, numbered episodes."""
     if _numbered(config):
         return numbered_episodes(config.environment.episodes, eval_size=config.eval.size)
+    if isinstance(config.data, tuple):
+        return load_sets(config.data, eval_size=config.eval.size, seed=config.seed)
     return load_task(config.data, eval_size=config.eval.size, seed=config.seed)
 
 
@@ -71,12 +74,19 @@ def held_out(config: Config) -> tuple[list[Prompt], tuple[RewardConfig, ...], li
     """The prompts to evaluate on, with the task's rewards and notes."""
     if _numbered(config):
         return numbered_episodes(0, eval_size=config.eval.size).eval, (), []
+    if isinstance(config.data, tuple):
+        return load_eval_of_sets(config.data, size=config.eval.size, seed=config.seed)
     return load_eval(config.data, size=config.eval.size, seed=config.seed)
 
 
 def rewards_of(config: Config, defaults: Sequence[RewardConfig]) -> tuple[RewardConfig, ...]:
-    """The recipe's rewards, or the task's ``defaults``; with an environment, also what that gives."""
+    """The recipe's rewards, or the task's ``defaults``; with an environment, also what that gives. Of several data
+    sets, those that no reward of the recipe judges have the defaults."""
     specs = config.rewards or tuple(defaults)
+    if config.rewards and all(spec.sets for spec in config.rewards):
+        judged = {name for spec in config.rewards for name in spec.sets}
+        left = [dataclasses.replace(d, sets=tuple(n for n in d.sets if n not in judged)) for d in defaults]
+        specs += tuple(spec for spec in left if spec.sets)
     if config.environment.name and all(spec.name != "environment" for spec in specs):
         return (RewardConfig(name="environment"), *specs)
     return specs
@@ -108,7 +118,10 @@ def prepare(config: Config, prompts: Sequence[Prompt], renderer: Renderer, *, po
 
 def _numbered(config: Config) -> bool:
     """Whether the environment makes its own problems: the recipe names no data for it."""
-    return bool(config.environment.name) and config.data.task == "prompts" and not config.data.train
+    own = config.data
+    if isinstance(own, tuple):
+        return False
+    return bool(config.environment.name) and own.task == "prompts" and not own.train
 
 
 def _hosts(settings: EnvironmentConfig) -> Hosts:

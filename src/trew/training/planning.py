@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..config import Config, RewardConfig, limits, validate
+from ..config import Config, EvalConfig, RewardConfig, limits, validate
 from ..config import load as read_recipe
-from ..data import Dataset, apply_overlong
+from ..data import Dataset, fitting, prompt_order
 from ..errors import ConfigError, ModelError, Problems
 from ..eval import correct_by
 from ..eval.evaluate import Correct
@@ -82,7 +83,7 @@ def plan(config: Config, *, found: Sequence[str] = (), bar: Bar | None = None) -
     problems += renderer.check([] if config.plays else prompts)
     if replay is not None:
         problems += replaying.token_problems(replay, renderer) + replaying.reward_problems(replay, rewards)
-    problems += rewards.check_golds(prompts, bar=bar)
+    problems += rewards.check_golds(prompts, bar=bar, sets=config.set_names)
     if problems:
         raise ConfigError(problems)
     played, train, eval_, of_lengths, longest = _fitting(config, data, renderer)
@@ -99,7 +100,7 @@ def plan(config: Config, *, found: Sequence[str] = (), bar: Bar | None = None) -
     return Plan(
         dataclasses.replace(config, rewards=specs), objective, train, eval_, rewards, renderer, device,
         data.fingerprint, longest, tuple(notes),
-        correct_by(config.eval.correct_reward or first_verifier(rewards), at=config.eval.correct_at),
+        correct_of(config, rewards),
         replay.sampler if replay else Sampler(config.cluster.rollout, config.learner.dtype), replay, played,
     )  # fmt: skip
 
@@ -121,7 +122,7 @@ def follow(config: Config, sampler: Sampler, *, device: str) -> Plan:
     objective = preset(config.objective.preset, **config.objective.args)
     return Plan(
         config, objective, (), [], rewards, renderer, device, "", 0, (),
-        correct_by(config.eval.correct_reward or first_verifier(rewards), at=config.eval.correct_at),
+        correct_of(config, rewards),
         sampler,
     )  # fmt: skip
 
@@ -157,7 +158,9 @@ def _rewards(
     """The recipe's rewards or, without any, those that the data name; both as settings and loaded."""
     specs = episodes.rewards_of(config, data.default_rewards if data else ())
     specs = tuple(spec for spec in specs if spec.name or spec.model)  # one without a name is a known problem
-    if data and not specs:
+    if data and specs:
+        problems += _unjudged_sets(config, specs)
+    elif data:
         problems.append(
             "rewards: none given and the data name none of their own; add a [[rewards]] table with a built-in name "
             "or path/to/file.py:function"
@@ -168,14 +171,50 @@ def _rewards(
     return specs, rewards
 
 
+def _unjudged_sets(config: Config, specs: Sequence[RewardConfig]) -> list[str]:
+    """The data sets, of several, that have no reward."""
+    judged = {name for spec in specs for name in spec.sets or config.set_names}
+    return [
+        f"rewards: none judges data set {name!r}, whose data name none of their own; name it in rewards.sets, or add a "
+        "[[rewards]] table"
+        for name in config.set_names
+        if name not in judged
+    ]
+
+
 def _use_rewards(config: Config, rewards: RewardSet, specs: Sequence[RewardConfig], problems: Problems) -> None:
     """Connects loaded rewards with the settings that name them: the machines that compute them, and the one that
     accuracy is read from."""
     if config.cluster.reward_hosts:
         problems.attempt(lambda: rewards.use_hosts(config.cluster.reward_hosts, specs))
     verifier = config.eval.correct_reward
-    if verifier and verifier not in rewards.names:
+    judging = next((reward for reward in rewards.rewards if reward.name == verifier), None)
+    problems += _curriculum_problems(config, rewards)
+    if verifier and judging is None:
         problems.append(f"eval.correct_reward: got {verifier!r}, accepts {', '.join(rewards.names)}")
+    if judging and (left := [name for name in config.set_names if judging.sets and name not in judging.sets]):
+        problems.append(
+            f"eval.correct_reward: got {verifier!r}, which does not judge data set {', '.join(left)}; leave it out: "
+            "each set is judged by its first reward then"
+        )
+
+
+def _curriculum_problems(config: Config, rewards: RewardSet) -> list[str]:
+    """Data sets whose completions neither pass nor fail."""
+    if config.curriculum.share == 0 or config.eval.correct_at != EvalConfig().correct_at:
+        return []
+    found = []
+    for name in config.set_names or ("",):
+        judging = [r for r in rewards.rewards if not r.sets or name in r.sets]
+        if config.eval.correct_reward:
+            judging = [r for r in judging if r.name == config.eval.correct_reward]
+        if judging and all(r.model is not None for r in judging):
+            found.append(
+                f"curriculum.share: got {config.curriculum.share:g}, but the scores of reward model "
+                f"{judging[0].name!r} do not say which completions{f' of {name}' if name else ''} pass; set "
+                "eval.correct_at to the score from which they do, or add a reward that verifies them"
+            )
+    return found
 
 
 def _fitting(
@@ -190,12 +229,8 @@ def _fitting(
     if fitted is None:
         raise ConfigError(problems)
     train, eval_, notes = fitted
-    if len(train) < config.rollout.prompts:
-        problems.append(
-            f"rollout.prompts: got {config.rollout.prompts} per step, but only {len(train)} training prompts "
-            "are there; lower rollout.prompts or give more data"
-        )
-        raise ConfigError(problems)
+    if too_few := _too_few(config, train):
+        raise ConfigError([*problems, *too_few])
     limit = problems.attempt(lambda: loading.positions(config.model))
     played = None
     if config.plays:
@@ -209,6 +244,25 @@ def _fitting(
     if problems:
         raise ConfigError(problems)
     return played, train, eval_, notes, longest
+
+
+def _too_few(config: Config, train: Sequence[Prompt]) -> list[str]:
+    """Data sets that have fewer prompts than a step draws of them."""
+    wanted = config.rollout.prompts
+    if not config.set_names:
+        if len(train) >= wanted:
+            return []
+        return [
+            f"rollout.prompts: got {wanted} per step, but only {len(train)} training prompts are there; lower "
+            "rollout.prompts or give more data"
+        ]
+    order = prompt_order(config, train)
+    return [
+        f"rollout.prompts: got {wanted} per step, of which data set {name!r} has up to {most} by its weight, but only "
+        f"{size} training prompts; lower rollout.prompts or its weight, or give more data"
+        for name, size, share in zip(order.names, order.sizes, order.schedule.shares, strict=True)
+        if size < (most := math.ceil(wanted * share))
+    ]
 
 
 def _target_problems(config: Config) -> list[str]:
@@ -225,23 +279,20 @@ def step_rewards(config: Config) -> frozenset[str]:
     return frozenset({"step_rewards"} if may else ())
 
 
-def first_verifier(rewards: RewardSet) -> str:
-    """The reward that accuracies are read from unless one is named: the first that is not a reward model, if there is
-    one. A reward model's score has no value that means "correct"."""
-    return next((r.name for r in rewards.rewards if r.model is None), rewards.names[0])
+def correct_of(config: Config, rewards: RewardSet) -> Correct:
+    """Whether a score counts as correct: by the reward that the recipe names or, unless it does, by the first one of
+    the prompt's data set that is not a reward model, if there is one. A reward model's score has no value that means
+    "correct"."""
+    verifiers = sorted(rewards.rewards, key=lambda reward: reward.model is not None)
+    names = [config.eval.correct_reward] if config.eval.correct_reward else [reward.name for reward in verifiers]
+    return correct_by(*names, at=config.eval.correct_at)
 
 
 def _fit(config: Config, data: Dataset, renderer: Renderer) -> tuple[list[Prompt], list[Prompt], list[str]]:
     """The prompts for training and evaluation that fit ``data.max_prompt_tokens``, after ``data.overlong``."""
     out, notes = [], []
     for name, prompts in (("training", data.train), ("evaluation", data.eval)):
-        short, found = apply_overlong(
-            prompts,
-            count=lambda p: len(renderer.encode(p)),
-            limit=config.data.max_prompt_tokens,
-            policy=config.data.overlong,
-            what=name,
-        )
+        short, found = fitting(config, prompts, count=lambda p: len(renderer.encode(p)), what=name)
         out.append(short)
         notes += found
     return out[0], out[1], notes

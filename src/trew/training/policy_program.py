@@ -94,6 +94,10 @@ class PolicyProgram(Program):
             state.best_step, state.best_accuracy = state.step, a["mean"]
         row = {"step": state.step, "eval_accuracy": a["mean"], "eval_low": a["low"], "eval_high": a["high"],
                "eval_n": out["n"]}  # fmt: skip
+        for name, found in out.get("sets", {}).items():
+            own = found["accuracy"]
+            row |= {f"eval_accuracy/{name}": own["mean"], f"eval_low/{name}": own["low"],
+                    f"eval_high/{name}": own["high"], f"eval_n/{name}": found["n"]}  # fmt: skip
         self.folder.write_eval(state.step, result.groups)  # before the row, as in TrainingRun.record
         self.folder.log(row)
         self.trackers.log(state.step, row)
@@ -111,7 +115,7 @@ class PolicyProgram(Program):
         with stoppable, guards.memory(self, lambda: "evaluating"), bar as shown:
             return evaluate(
                 functools.partial(generate, self.player or self.engine), plan.eval, plan.rewards, samples=e.samples,
-                sampling=how, correct=plan.correct, progress=shown.advance,
+                sampling=how, correct=plan.correct, progress=shown.advance, sets=self.config.set_names,
             )  # fmt: skip
 
     def snapshot(self) -> Snapshot:

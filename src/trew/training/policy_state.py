@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from numbers import Real
 
 from ..diagnostics.health import HealthWarning
-from ..utils.shapes import Count
+from ..utils.shapes import Count, Share
 from .remembered import Progress, Shapes
 
 
@@ -42,13 +42,16 @@ class EngineState:
 
 @dataclass(frozen=True, slots=True)
 class RolloutsState:
-    """The state that ``SyncRollouts``, ``StaleRollouts``, ``AsyncRollouts`` and ``ReplayRollouts`` return."""
+    """The state that ``SyncRollouts``, ``StaleRollouts``, ``AsyncRollouts`` and ``ReplayRollouts`` return; ``turns``
+    and ``rates`` are those of a ``Curriculum``."""
 
     position: Count
     sampled: Count = 0
     ledger: Count = 0
     ahead: str = ""
     replayed: str = ""
+    turns: list[Count] = field(default_factory=list)
+    rates: dict[str, tuple[Share, Share, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +100,12 @@ class _SavedInterval:
 
 
 @dataclass(frozen=True, slots=True)
+class _SavedSet:
+    accuracy: _SavedInterval
+    n: Count
+
+
+@dataclass(frozen=True, slots=True)
 class _SavedEvaluation:
     """The result that ``EvalResult.to_json`` returns."""
 
@@ -112,6 +121,7 @@ class _SavedEvaluation:
     seconds: float
     tokens_per_second: float
     prompt_accuracy: dict[str, float]
+    sets: dict[str, _SavedSet] = field(default_factory=dict)
 
 
 SHAPES = Shapes(LearnerCounters, PolicyState, StatefulParts, _SavedEvaluation)

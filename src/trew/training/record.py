@@ -107,7 +107,21 @@ def rollout_row(plan: Plan, sampled: Sequence[ScoredGroup]) -> dict[str, Any]:
     }
     if plan.config.plays:
         row |= episode_row(rollouts)
+    row |= set_row(plan, sampled)
     return row | {k: v / n for k, (v, n) in plan.rewards.summary(list(sampled)).items() if n}
+
+
+def set_row(plan: Plan, sampled: Sequence[ScoredGroup]) -> dict[str, float]:
+    """The metrics of each of several data sets: its share of the step's prompts, and the mean reward and the pass rate
+    of its completions. A set without a prompt in the step has its share alone."""
+    row: dict[str, float] = {}
+    for name in plan.config.set_names:
+        own = [scored for scored in sampled if scored.group.prompt.data_set == name]
+        scores = [score for scored in own for score in scored.scores]
+        row[f"data/{name}/share"] = len(own) / len(sampled)
+        means = {"reward": _mean([s.value for s in scores]), "pass_rate": _mean([plan.correct(s) for s in scores])}
+        row |= {f"data/{name}/{key}": value for key, value in means.items() if value is not None}
+    return row
 
 
 def episode_row(rollouts: Sequence[Rollout]) -> dict[str, float]:

@@ -66,7 +66,7 @@ def headline(program: PolicyProgram) -> str:
         size += f", {short(sum(p.numel() for p in program.model.parameters() if p.requires_grad))} of adapters trained"
     device = program.plan.device if program.plan.device != "cpu" else f"{torch.get_num_threads()} CPU threads"
     return (
-        f"{c.objective.preset}: {c.model} ({size}, {c.learner.dtype}) on {device}; {c.data.task}, {c.steps} "
+        f"{c.objective.preset}: {c.model} ({size}, {c.learner.dtype}) on {device}; {c.task}, {c.steps} "
         f"steps of {c.rollout.prompts} x {c.rollout.completions}{_without_kernels(program)}"
     )
 
@@ -104,7 +104,7 @@ def summarize(program: PolicyProgram) -> dict[str, Any]:
     assert s.last_eval is not None
     after = s.last_eval
     return {
-        "task": c.data.task, "model": c.model, "objective": c.objective.preset, "seed": c.seed, "steps": s.step,
+        "task": c.task, "model": c.model, "objective": c.objective.preset, "seed": c.seed, "steps": s.step,
         "seconds": s.seconds, "tokens_per_second": s.tokens / max(s.seconds, 1e-9),
         "peak_memory_bytes": peak_memory_bytes(program.plan.device), "n_eval": after["n"],
         "accuracy_before": s.before["accuracy"], "accuracy_after": after["accuracy"],

@@ -134,15 +134,10 @@ class Display:
         for name, r in (("before training", before), ("after training", after)):
             if r is None:
                 continue
-            a = r["accuracy"]
-            known = a["mean"] is not None  # not where no completion got a verdict
-            table.add_row(
-                f"{name} (n = {r['n']})",
-                f"{a['mean']:.3f}" if known else "-",
-                f"{a['low']:.3f} to {a['high']:.3f}" if known else "no verdicts",
-                f"{r['mean_length']:.1f}",
-                f"{r['truncated_share']:.1%}",
-            )
+            lengths = f"{r['mean_length']:.1f}", f"{r['truncated_share']:.1%}"
+            table.add_row(f"{name} (n = {r['n']})", *_accuracy(r["accuracy"]), *lengths)
+            for one, own in r.get("sets", {}).items():
+                table.add_row(f"  {one} (n = {own['n']})", *_accuracy(own["accuracy"]))
         self.console.print()
         self.console.print(table)
 
@@ -238,3 +233,10 @@ _BIDI = {chr(c) for c in (*range(0x202A, 0x202F), *range(0x2066, 0x206A), 0x200E
 def _short(text: str, limit: int = 100) -> str:
     line = " ⏎ ".join(_clean(text).strip().splitlines())
     return line if len(line) <= limit else f"{line[: limit - 3]}..."
+
+
+def _accuracy(interval: Mapping[str, Any]) -> tuple[str, str]:
+    """An accuracy and its interval; dashes where no completion got a verdict."""
+    if interval["mean"] is None:
+        return "-", "no verdicts"
+    return f"{interval['mean']:.3f}", f"{interval['low']:.3f} to {interval['high']:.3f}"

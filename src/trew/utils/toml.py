@@ -7,16 +7,26 @@ from typing import Any
 
 
 def dump_table(table: Mapping[str, Any]) -> str:
-    """Nested plain values as TOML; ``rewards`` is a list of tables."""
+    """Nested plain values as TOML; ``rewards`` is a list of tables, and ``data`` may be one."""
     table = dict(table)
     rewards = table.pop("rewards", ())
-    lines = [f"{k} = {toml_value(v)}" for k, v in table.items() if not isinstance(v, dict)]
+    lines = [f"{k} = {toml_value(v)}" for k, v in table.items() if not (isinstance(v, dict) or _are_tables(v))]
     for name, section in table.items():
         if isinstance(section, dict):
-            lines += ["", f"[{name}]", *(f"{_key(k)} = {toml_value(v)}" for k, v in section.items())]
+            lines += _section(f"[{name}]", section)
+        for each in section if _are_tables(section) else ():
+            lines += _section(f"[[{name}]]", each)
     for reward in rewards:
-        lines += ["", "[[rewards]]", *(f"{k} = {toml_value(v)}" for k, v in reward.items())]
+        lines += _section("[[rewards]]", reward)
     return "\n".join(lines) + "\n"
+
+
+def _are_tables(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and bool(value) and all(isinstance(each, dict) for each in value)
+
+
+def _section(heading: str, table: Mapping[str, Any]) -> list[str]:
+    return ["", heading, *(f"{_key(k)} = {toml_value(v)}" for k, v in table.items())]
 
 
 def _key(key: str) -> str:

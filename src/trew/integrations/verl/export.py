@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...config import Config, RewardConfig
+from ...config import Config, RewardConfig, one_set
 from ...data.load import make_task
 from ...errors import ConfigError
 from ...models.default import DEFAULT_MODEL
@@ -88,7 +88,8 @@ def _run(config: Config, files: tuple[str, str], lost: list[str]) -> dict[str, s
         lost.append(f"model = {DEFAULT_MODEL!r}: the weights as published, {ON_HUB}, which differ a little")
     name = config.out.replace("\\", "/").rpartition("/")[2] or "run"
     keys = {
-        "data.train_files": files[0], "data.val_files": files[1], "data.shuffle": hydra(config.data.shuffle),
+        "data.train_files": files[0], "data.val_files": files[1],
+        "data.shuffle": hydra(one_set(config, "verl's command").shuffle),
         "data.seed": str(config.seed), "actor_rollout_ref.model.path": model, f"{ROLLOUT}name": "vllm",
         f"{ROLLOUT}tensor_model_parallel_size": "1", "trainer.n_gpus_per_node": "1", "trainer.nnodes": "1",
         "trainer.total_training_steps": str(config.steps),
@@ -110,7 +111,9 @@ def _run(config: Config, files: tuple[str, str], lost: list[str]) -> dict[str, s
 
 def _sizes(config: Config, lost: list[str]) -> dict[str, str]:
     """Batches and lengths. verl counts prompts as we do, and multiplies by ``rollout.n`` itself."""
-    data, rollout, learner = config.data, config.rollout, config.learner
+    data, rollout, learner = one_set(config, "verl's command"), config.rollout, config.learner
+    if config.curriculum.share:
+        lost.append(f"curriculum.share = {config.curriculum.share:g}: verl goes through the prompts in order")
     longest = data.max_prompt_tokens + rollout.max_tokens
     if data.overlong == "truncate":
         lost.append("data.overlong = 'truncate': verl stops with an error at a longer prompt here")
@@ -165,7 +168,7 @@ def _reward(config: Config) -> dict[str, str]:
 
 
 def _rewards(config: Config) -> Sequence[RewardConfig]:
-    rewards = config.rewards or make_task(config.data).rewards(())
+    rewards = config.rewards or make_task(one_set(config, "verl's command")).rewards(())
     if not rewards:
         raise ConfigError("rewards: got none, and the task has none of its own; verl needs one as well")
     if config.plays:

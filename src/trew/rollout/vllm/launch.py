@@ -57,7 +57,8 @@ def options(config: Config, *, python: Path, model: Path, gpus: int) -> ServerOp
     """What all servers are started with. ``gpus`` are those of each, 0 on CPUs."""
     files = json.loads((model / "config.json").read_text())
     table: dict[str, Any] = files.get("text_config") or files
-    length = config.data.max_prompt_tokens + max(config.rollout.max_tokens, config.eval.max_tokens)
+    prompt = max(one.max_prompt_tokens for one in config.sets)
+    length = prompt + max(config.rollout.max_tokens, config.eval.max_tokens)
     length = min(max(length, SHORTEST), table.get("max_position_embeddings") or length)
     count = config.cluster.servers
     return ServerOptions(

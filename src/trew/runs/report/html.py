@@ -43,7 +43,10 @@ _CHARTS: tuple[tuple[str, str, str, tuple[float, float] | None], ...] = (
 )
 _DRAWN_TOGETHER = {"ratio": {"ratio_q99": "99 % of tokens below", "ratio_q01": "1 % below"}}
 """Metrics drawn in another metric's chart for a single run, and in separate charts for several runs."""
+_INTERVAL = {"mean": "accuracy", "low": "low", "high": "high"}
 _NOT_DRAWN = frozenset({"eval_accuracy", "eval_low", "eval_high", "eval_n", "seconds", "policy_version"})
+_OF_SETS = ("eval_low/", "eval_high/", "eval_n/")
+"""Metrics of single data sets that are not drawn, likewise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +101,7 @@ def render_report(runs: Sequence[RunData], *, created: str = "") -> str:
 def _sections(named: Sequence[tuple[str, RunData]]) -> dict[str, list[Any]]:
     return {
         "facts": [(name, _facts(run)) for name, run in named],
-        "results": [_result(name, run) for name, run in named],
+        "results": [row for name, run in named for row in (_result(name, run), *_set_results(name, run))],
         "samples": [(name, _samples(run)) for name, run in named],
         "scores": [_Scores(name, *_scores(run, load_visits(run.folder))) for name, run in named],
         "configs": [(name, run.config_text) for name, run in named],
@@ -185,6 +188,21 @@ def _result(name: str, run: RunData) -> dict[str, str]:
     return {"name": name, "n": number(n), "before": _share(before), "after": _share(after), "gain": gain}
 
 
+def _set_results(name: str, run: RunData) -> list[dict[str, str]]:
+    """The same for each of several data sets."""
+    found = []
+    evals = [row for row in run.rows if "eval_accuracy" in row]
+    for key in (key for key in (evals[-1] if evals else {}) if key.startswith("eval_accuracy/")):
+        own = key.removeprefix("eval_accuracy/")
+        before = _from_row(evals[0], f"/{own}")
+        after = _from_row(evals[-1], f"/{own}") if len(evals) > 1 else None
+        found.append({
+            "name": f"{name}: {own}", "n": number(evals[-1].get(f"eval_n/{own}")), "before": _share(before),
+            "after": _share(after), "gain": _gain(before, after),
+        })  # fmt: skip
+    return found
+
+
 def _gain(before: Mapping[str, Any] | None, after: Mapping[str, Any] | None) -> str:
     """``+12.5 points, intervals apart``; a dash where an end of an interval is unknown."""
     if not before or not after or None in (*before.values(), *after.values()):
@@ -193,10 +211,10 @@ def _gain(before: Mapping[str, Any] | None, after: Mapping[str, Any] | None) -> 
     return f"{100 * (after['mean'] - before['mean']):+.1f} points, intervals {'apart' if apart else 'overlap'}"
 
 
-def _from_row(row: Mapping[str, Any]) -> dict[str, Any] | None:
+def _from_row(row: Mapping[str, Any], of: str = "") -> dict[str, Any] | None:
     if not row:
         return None
-    return _interval({"mean": row["eval_accuracy"], "low": row.get("eval_low"), "high": row.get("eval_high")})
+    return _interval({key: row.get(f"eval_{name}{of}") for key, name in _INTERVAL.items()})
 
 
 def _interval(table: Any) -> dict[str, Any] | None:
@@ -250,7 +268,7 @@ def _other_metrics(runs: Sequence[RunData]) -> list[str]:
     if len(runs) == 1:
         shown |= {metric for together in _DRAWN_TOGETHER.values() for metric in together}
     found = dict.fromkeys(metric for run in runs for metric in run.metric_names())
-    return [metric for metric in found if metric not in shown]
+    return [metric for metric in found if metric not in shown and not metric.startswith(_OF_SETS)]
 
 
 def _chart(
