@@ -20,7 +20,7 @@ import pytest
 import tiers
 import tiny
 from trew.cli.main import COMMANDS, main
-from trew.config import Config, RewardConfig, dumps, parse
+from trew.config import Config, RewardConfig, SetConfig, dumps, parse
 from trew.errors import ConfigError
 from trew.objective.options import Options
 from trew.objective.presets import PRESETS, preset
@@ -54,6 +54,8 @@ def settings() -> dict[str, str]:
         inner = typing.get_type_hints(Config)[field.name]
         if field.name == "rewards":
             found |= {f"rewards.{f.name}": shown(f) for f in dataclasses.fields(RewardConfig)}
+        elif field.name == "data":
+            found |= {f"data.{f.name}": shown(f) for f in dataclasses.fields(SetConfig)}
         elif dataclasses.is_dataclass(inner):
             names = [f.name for f in dataclasses.fields(inner)]
             if field.name == "objective":  # overrides stand beside the preset's name; each preset has its own

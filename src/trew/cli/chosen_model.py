@@ -39,7 +39,7 @@ class Chosen:
     @property
     def system(self) -> str:
         """The system message of the run's prompts; empty if there is none."""
-        return str(self.config.data.args.get("system", "")) if self.config else ""
+        return _system(self.config) if self.config else ""
 
     def sampling(self, *, temperature: float | None, top_p: float | None, max_tokens: int, seed: int) -> Sampling:
         """How answers are drawn: as given, as in the run, or by default."""
@@ -162,3 +162,9 @@ def _of_adapters(folder: Path, *, base: str, chat_template: str) -> Chosen:
         return lora.with_adapters(loading.load_model(base), folder)
 
     return Chosen(f"{folder} (adapters of {base})", base, load_adapted, chat_template=chat_template, base=base)
+
+
+def _system(config: Config) -> str:
+    """The system message of a recipe's data; empty where several data sets have different ones."""
+    found = {str(one.args.get("system", "")) for one in config.sets}
+    return found.pop() if len(found) == 1 else ""

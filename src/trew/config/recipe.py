@@ -93,6 +93,7 @@ def _inner(table: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
             )
         if not (tables or isinstance(node, dict)):
             raise ValueError(f"{name!r} is not a table")
+    assert isinstance(node, dict)
     return node
 
 

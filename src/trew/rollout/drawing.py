@@ -175,7 +175,8 @@ class Curriculum:
     def state(self) -> dict[str, Any]:
         touched = np.flatnonzero((self._judged > 0) | (self._last >= 0))
         rates = {
-            self.prompts[i].uid: (float(self._passed[i]), float(self._judged[i]), int(self._last[i])) for i in touched
+            self.prompts[i].uid: (float(self._passed[i]), float(self._judged[i]), int(self._last[i]))
+            for i in map(int, touched)
         }
         return {"turns": list(self._turns), "rates": rates}
 
