@@ -25,7 +25,7 @@ from trew.runs.report import Series, line_chart, load_run, running_mean
 ROOT = Path(__file__).parents[1]
 TITLES = {
     "arithmetic": "trew demo: GRPO teaches SmolLM2-135M arithmetic",
-    "guess": "trew demo --task guess: GRPO teaches SmolLM2-135M to heed hints",
+    "guess": "trew demo --task guess: GRPO teaches SmolLM2-135M",
 }
 
 

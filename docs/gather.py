@@ -18,6 +18,7 @@ PAGES = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "recipes
 STYLE = """\
 .md-typeset table:not([class]) { font-size: .66rem; }
 .md-typeset pre > code { font-size: .68rem; }
+.md-typeset table:not([class]) td:first-child code { white-space: nowrap; }
 .md-grid { max-width: 74rem; }
 .md-typeset img { max-width: 100%; height: auto; }
 """

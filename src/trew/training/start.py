@@ -43,7 +43,7 @@ def train(
 ) -> dict[str, Any]:
     """Runs a training; returns the content of its summary.json.
 
-        summary = trew.train("recipe.toml", set=["steps=20"], on_row=lambda row: print(row["step"]))
+        summary = trew.train("recipe.toml", set=["steps=20"], on_row=print)
 
     In a notebook, progress and curves appear below the cell. Raises ConfigError with every problem of configuration,
     data, rewards and model before a model is loaded. Interrupting the cell (Ctrl-C elsewhere) finishes the step, saves
