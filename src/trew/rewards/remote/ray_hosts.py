@@ -31,11 +31,12 @@ class RewardActor:
         self._specs, self._folder, self._token = specs, folder, token
         self._ending = contextlib.ExitStack()
         self._address = ""
+        self._listens: Callable[[], bool] = lambda: False
 
     def start(self) -> dict[str, str]:
         """Where it listens, as ``address``; or ``problem``, which somebody must mend first."""
         try:
-            return {"address": self._address or self._start()}
+            return {"address": self._address if self._listens() else self._start()}
         except TrewError as error:
             return {"problem": f"node {os.uname().nodename}: {error}"}
 
@@ -43,6 +44,7 @@ class RewardActor:
         from ..reward_set import RewardSet
         from .host import RewardHost, check_machine
 
+        self._ending.close()  # what is left of a server that failed
         if not Path(self._folder).is_dir():
             raise ConfigError(
                 f"does not see {self._folder}; start the run in a folder on a file system that all nodes share"
@@ -54,7 +56,7 @@ class RewardActor:
         host = ray_cluster.node_address()
         bound = self._ending.enter_context(listening.bound_on_node(host))
         guarded = listening.Guard(RewardHost(rewards), self._token, lambda line: print(line, flush=True))
-        self._ending.enter_context(listening.listening(guarded, [bound], None))
+        self._listens = self._ending.enter_context(listening.listening(guarded, [bound], None))
         self._address = listening.address_of(bound, host=host, encrypted=False)
         return self._address
 
