@@ -189,6 +189,8 @@ def lacking(wanted: Sequence[Bundle], there: Sequence[Bundle]) -> str:
 
     >>> lacking([{"CPU": 1, "GPU": 1}] * 4, [{"CPU": 8.0, "GPU": 2.0}])
     'no room for 2 processes with 1 CPU and 1 GPU each; 1 node: 8 CPU and 2 GPU'
+    >>> lacking([{"CPU": 4}], [{"CPU": 2.0}, {"CPU": 1.0}, {"CPU": 2.0}])
+    'no room for 1 process with 4 CPU each; 1 node: 1 CPU; 2 nodes: 2 CPU'
     """
     left = unplaced(wanted, there)
     if not left:
@@ -201,7 +203,8 @@ def lacking(wanted: Sequence[Bundle], there: Sequence[Bundle]) -> str:
 
 
 def _counted(bundles: Sequence[Bundle]) -> list[tuple[str, int]]:
-    said = [_words(bundle) for bundle in bundles]
+    # In one order, whatever order Ray lists its nodes in.
+    said = sorted(_words(bundle) for bundle in bundles)
     return [(words, said.count(words)) for words in dict.fromkeys(said)]
 
 
