@@ -20,7 +20,7 @@ STARTS = (
     "sbatch",
     "ray",
 )
-NOT_RUN = re.compile(r"<!-- not run: (.+?) -->\s*\Z", re.S)
+NOT_RUN = re.compile(r"<!-- not run: ((?:(?!-->).)+) -->\s*\Z", re.S)
 FILE = re.compile(r"<!-- file: (\S+) -->\s*\Z")
 
 
@@ -38,7 +38,8 @@ class Block:
 
 
 def blocks(page: Path) -> list[Block]:
-    """The blocks of a page that hold commands: fenced as sh or as nothing, or indented by four spaces."""
+    """The blocks of a page that hold commands: fenced as sh or as nothing, or indented by four spaces (with the lines
+    that go on further to the right, and across blank lines)."""
     text = page.read_text()
     found = []
     fenced = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
@@ -46,7 +47,7 @@ def blocks(page: Path) -> list[Block]:
         if match[1] in ("", "sh", "bash", "console"):
             found.append((match.start(), match[2]))
     plain = fenced.sub(lambda m: re.sub(r"[^\n]", "x", m[0]), text)  # of the same length
-    found += [(m.start(), m[0]) for m in re.finditer(r"^(?: {4}\S.*\n)+", plain, re.M)]
+    found += [(m.start(), m[0]) for m in re.finditer(r"^ {4}(?:.*\n(?: {4}|\n(?= {4})(?: {4})?))*.*\n", plain, re.M)]
     made = []
     for start, body in sorted(found):
         lines = [without_comment(line) for line in re.sub(r"\\\n\s*", " ", body).splitlines()]

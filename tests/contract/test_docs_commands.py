@@ -74,7 +74,7 @@ def test_every_command_is_understood(page, parsed):
             settings_exist(line)
         elif program == "make":
             rules = (ROOT / "Makefile").read_text()
-            for target in {word.strip(",") for word in rest if "=" not in word} - {"make"}:  # make a, make b
+            for target in re.findall(r"\bmake ([a-z-]+)", line):  # make a, make b
                 assert re.search(rf"^{re.escape(target)}:", rules, re.M), line
         elif program.endswith("python") and rest[0] != "-m":
             own = rest[0] in docs_help.files(page)
@@ -115,12 +115,14 @@ def test_blocks_are_read_as_a_reader_reads_them(tmp_path):
     page = tmp_path / "p.md"
     page.write_text(
         "text\n\n    trew doctor       what is missing\n    trew env NAME\n\n<!-- not run: it\nserves -->\n\n```sh\n"
-        "trew view runs/x  # until Ctrl-C\n```\n\n"
+        "trew view runs/x  # until Ctrl-C\n```\n\nmore\n\n"
+        "    make test   tests\n                and\n\n    make demo\nend\n"
         "```python\nprint(1)\n```\n\n<!-- file: a.py -->\n```python\nx = 1\n```\n"
     )
-    first, second = docs_help.blocks(page)
+    first, second, third = docs_help.blocks(page)
     assert (first.lines, first.why_not) == (("trew doctor", "trew env NAME"), "")
     assert (second.commands, second.why_not) == ([["trew", "view", "runs/x"]], "it\nserves")
+    assert (third.lines, third.why_not) == (("make test", "make demo"), "")
     assert docs_help.files(page) == {"a.py": "x = 1\n"}
     told = {"trew env NAME": True, "trew plan r.toml [--json]": True, "trew rewards test|score": True}
     told |= {"trew train r.toml --set a=1": False, "trew data prepare countdown --set 'numbers=[3]'": False}
