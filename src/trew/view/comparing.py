@@ -27,7 +27,7 @@ class Comparisons:
 
         choices = Choices(
             metric=p.text("metric", "final"), baseline=p.text("baseline"), by=tuple(sorted(p.names("by"))),
-            allow=_accepted("allow", p), unfinished=p.one_of("unfinished", ("refuse", "leave-out", "count"), "refuse"),
+            allow=_accepted("allow", p), unfinished=_unfinished(p),
         )  # fmt: skip
         key = (tuple((run.id, run.revision) for run in runs), choices)
         with self._lock:
@@ -42,6 +42,12 @@ class Comparisons:
         if isinstance(found, TrewError):
             raise found
         return found
+
+
+def _unfinished(p: Parameters) -> Any:
+    from ..runs.compare import Unfinished
+
+    return p.one_of("unfinished", get_args(Unfinished), "refuse")
 
 
 def _accepted(name: str, p: Parameters) -> Any:

@@ -55,15 +55,14 @@ def completion(run: ViewedRun, tokenizers: Tokenizers, p: Parameters) -> dict[st
 
 def _cells(run: ViewedRun, eval: bool, step: int, group: int, sample: int) -> tuple[dict[str, Any], int]:
     """The cells of a completion, and its number of sampled tokens."""
-    import pyarrow.compute as pc
-
     name = f"completion {sample} of group {group} in {KINDS[eval]} of step {step}"
     try:
         found = table.read(run.folder, KINDS[eval], step, _CELLS)
-        one = found.filter(pc.and_(pc.equal(found["group"], group), pc.equal(found["sample"], sample)))
-        if not one.num_rows:
+        asked = zip(found["group"].to_pylist(), found["sample"].to_pylist(), strict=True)
+        at = next((i for i, known in enumerate(asked) if known == (group, sample)), None)
+        if at is None:
             raise NotHere(f"{run.name} has no {name}")
-        one = one.slice(0, 1)
+        one = found.slice(at, 1)
         cells = {c: (table.texts if c in _TEXTS else table.values)(one[c])[0] for c in one.column_names}
         return cells, int(lengths(one["sampled"])[0])
     except table.Unreadable as error:

@@ -67,7 +67,7 @@ class Curves:
 
     def rows(self, names: tuple[str, ...]) -> list[dict[str, Any]]:
         """Rows with some of the columns."""
-        found = [{"step": step} for step in self.steps]
+        found: list[dict[str, Any]] = [{"step": step} for step in self.steps]
         for name in names:
             for row, value in zip(found, self.columns.get(name, ()), strict=False):
                 if not math.isnan(value):

@@ -72,7 +72,7 @@ def prompts(run: ViewedRun, store: Store, p: Parameters) -> dict[str, Any]:
         if text:
             order = order[_contain(run, store, found, order, text)]
         page = order[offset : offset + limit]
-        places = [_place(found.visits, found.last[i]) for i in page]
+        places = [_place(found.visits, int(found.last[i])) for i in page]
         texts = {(row["uid"]): row for row in rows(run, store.tables, places)}
         return {"total": len(order), "prompts": [_shown(found, i, texts) for i in page]}
 

@@ -49,7 +49,7 @@ class Searches:
 
 
 def _matches(run: ViewedRun, kind: str, step: int, text: str, columns: tuple[str, ...]) -> np.ndarray:
-    import pyarrow.compute as pc
+    from pyarrow import compute
 
     try:
         found = table.read(run.folder, kind, step, columns)
@@ -57,6 +57,7 @@ def _matches(run: ViewedRun, kind: str, step: int, text: str, columns: tuple[str
         return np.zeros(0, bool)
     out = np.zeros(found.num_rows, bool)
     for name in found.column_names:
-        hits = pc.match_substring(found[name].combine_chunks(), text, ignore_case=True)
+        column = found[name].combine_chunks()
+        hits = compute.match_substring(column, text, ignore_case=True)  # pyright: ignore[reportAttributeAccessIssue]
         out |= hits.fill_null(False).to_numpy(zero_copy_only=False)
     return out

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -42,15 +43,15 @@ def serving(
 
     library, store = Library(folders), Store()
     with _socket(port) as bound:
-        port = bound.getsockname()[1]
-        access = Access(secrets.token_urlsafe(24), port, frozenset(host.lower() for host in hosts), framed)
+        taken: int = bound.getsockname()[1]
+        access = Access(secrets.token_urlsafe(24), taken, frozenset(host.lower() for host in hosts), framed)
         app = application(library, access, store)
         with listening.listening(app, [bound], None) as alive:
             threading.Thread(target=store.warm, args=(library.runs(),), name="trew-view", daemon=True).start()
-            yield Served(f"http://{HOST}:{port}/?token={access.token}", port, access.token, alive)
+            yield Served(f"http://{HOST}:{taken}/?token={access.token}", taken, access.token, alive)
 
 
-def _socket(port: int | None):
+def _socket(port: int | None) -> socket.socket:
     if port is not None:
         return listening.sockets_for(HOST, port, encrypted=False)[0]
     try:
