@@ -155,7 +155,8 @@ def bound_on_node(host: str) -> Iterator[socket.socket]:
 
 
 def _bound(family: int, address: tuple[Any, ...], host: str) -> socket.socket:
-    made = socket.socket(family, socket.SOCK_STREAM)
+    # The protocol by name: asyncio sends small answers at once only where it sees TCP, else 40 ms later.
+    made = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # else a restart would have to wait
         made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

@@ -73,6 +73,7 @@ class Index:
     damaged: dict[int, str] = field(default_factory=dict)
     _read: dict[int, Signature | None] = field(default_factory=dict)
     _whole: Part | None = None
+    _starts: dict[int, int] | None = None
     version: int = 0  # changes with the contents
 
     def update(self, steps: Iterable[int]) -> bool:
@@ -95,7 +96,7 @@ class Index:
                 else:
                     self.damaged[step] = part
         if changed or new:
-            self._whole, self.version = None, self.version + 1
+            self._whole, self._starts, self.version = None, None, self.version + 1
         return changed or bool(new)
 
     def _part(self, step: int) -> Part | str:
@@ -119,8 +120,10 @@ class Index:
     @property
     def starts(self) -> dict[int, int]:
         """Where each table begins in :attr:`whole`."""
-        ends = np.cumsum([0, *(len(self.parts[step]) for step in sorted(self.parts))]).tolist()
-        return dict(zip(sorted(self.parts), ends, strict=False))
+        if self._starts is None:
+            ends = np.cumsum([0, *(len(self.parts[step]) for step in sorted(self.parts))]).tolist()
+            self._starts = dict(zip(sorted(self.parts), ends, strict=False))
+        return self._starts
 
     @property
     def bytes(self) -> int:
