@@ -29,14 +29,14 @@ def test_a_run_is_watched_while_it_trains(server, tmp_path):
     """Rows and completions appear one after another; afterwards the run is finished and its tokens have texts."""
     run_folder(tmp_path, recipe("lm", steps=4, chat_template="plain", eval={"every": 2}))
     training = server.start("train", "r.toml", "--out", "runs/x", cwd=tmp_path, hold="trew.runs.folder:RunFolder.log:3")
-    training.held()  # before the row of step 2: the evaluation before training and step 1 have theirs
+    training.held()  # the evaluation before training and step 1 have rows, step 2 only its completions
     view = server.start("view", "--port", "0", cwd=tmp_path)
     url, page = connect(view)
     run = page.get("/api/runs").json()["runs"][0]
     assert (run["id"], run["state"], run["step"], run["steps"]) == ("x", "running", 1, 4)
     metrics = page.get("/api/runs/x/metrics").json()
     assert metrics["steps"] == [1]
-    assert page.get("/api/runs/x/rollouts?eval=0").json()["total"] == 12  # 4 prompts, 3 completions each
+    assert page.get("/api/runs/x/rollouts?eval=0").json()["total"] == 24  # 4 prompts, 3 completions each
     training.go()
     assert training.wait() == 0, training.text()
     run = page.get("/api/runs").json()["runs"][0]
@@ -47,7 +47,12 @@ def test_a_run_is_watched_while_it_trains(server, tmp_path):
     found = page.get("/api/runs/x/completion?step=4&group=1&sample=2").json()
     assert len(found["tokens"]) == len(found["values"]["logprob"]) == 6
     assert found["pieces"]["why"] == ""
-    assert {"advantage", "entropy", "logprob", "sampling_logprob", "sampler_gap"} <= set(found["values"])
+    recorded = {"advantage", "entropy", "logprob", "sampling_logprob", "ratio", "weight", "coefficient"}
+    assert recorded | {"sampler_gap"} <= set(found["values"])
+    assert (
+        page.get("/api/runs/x/completion?eval=1&step=4&group=1&sample=0").json()["values"].keys()
+        < found["values"].keys()
+    )
     assert page.get("/", headers={"Authorization": ""}).status_code == 401
     cookie = httpx2.get(url, trust_env=False).headers["set-cookie"].partition(";")[0]
     assert page.get("/", headers={"Authorization": "", "Cookie": cookie}).status_code == 200

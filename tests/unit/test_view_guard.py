@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import socket
+
 import pytest
 from starlette.testclient import TestClient
 
+from trew.utils import listening
 from trew.view import serving
 from trew.view.app import application
 from trew.view.guard import Access
@@ -144,3 +147,9 @@ def test_the_line_for_ssh_names_the_machine(monkeypatch):
     assert serving.tunnel(8411) == "ssh -N -L 8411:127.0.0.1:8411 -p 2222 kim@10.0.0.2"
     monkeypatch.delenv("SSH_CONNECTION")
     assert serving.tunnel(8411) == ""
+
+
+def test_small_answers_are_sent_at_once():
+    """asyncio turns Nagle's algorithm off only for sockets that say that they are TCP; else each answer takes 40 ms."""
+    with listening.sockets_for("127.0.0.1", 0, encrypted=False)[0] as bound:
+        assert bound.proto == socket.IPPROTO_TCP

@@ -7,6 +7,7 @@ import math
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +15,7 @@ import numpy as np
 
 from ..rewards.builtin.kinds import GOLD_COLUMNS
 from . import table
-from .index import lengths
+from .index import THREADS, lengths
 from .viewed import ViewedRun
 
 KINDS = {False: "rollouts", True: "evals"}
@@ -66,14 +67,20 @@ def rows(run: ViewedRun, tables: Tables, places: Sequence[Place]) -> list[dict[s
     wanted: dict[tuple[bool, int], list[int]] = {}
     for place in places:
         wanted.setdefault((place.eval, place.step), []).append(place.row)
-    found: dict[Place, dict[str, Any]] = {}
-    for (eval, step), numbers in wanted.items():
-        try:
-            made = _of_table(tables.get(run, eval, step), numbers, eval=eval, step=step)
-        except table.Unreadable:
-            continue
-        found |= {Place(eval, step, number): row for number, row in zip(numbers, made, strict=True)}
+    with ThreadPoolExecutor(THREADS) as pool:  # a sorted page may have its rows in as many tables
+        made = pool.map(lambda asked: _found(run, tables, *asked), wanted.items())
+        found = {place: row for each in made for place, row in each.items()}
     return [found[place] for place in places if place in found]
+
+
+def _found(run: ViewedRun, tables: Tables, at: tuple[bool, int], numbers: list[int]) -> dict[Place, dict[str, Any]]:
+    """Rows of one table; none if it has become unreadable."""
+    eval, step = at
+    try:
+        made = _of_table(tables.get(run, eval, step), numbers, eval=eval, step=step)
+    except table.Unreadable:
+        return {}
+    return {Place(eval, step, number): row for number, row in zip(numbers, made, strict=True)}
 
 
 def _of_table(found: Any, numbers: Sequence[int], *, eval: bool, step: int) -> list[dict[str, Any]]:
