@@ -22,6 +22,8 @@ INTRODUCTION = """\
 Everything that the commands do is in the package. This page is generated from its docstrings by `make docs`; names that
 are not on it may change without notice. Nothing heavy is imported before it is used.
 
+<!-- file: first.py -->
+
 ```python
 import trew
 
@@ -46,6 +48,10 @@ if __name__ == "__main__":
     trew.curves("runs/first").save("curves.svg")
 ```
 
+```sh
+python first.py
+```
+
 [quickstart.md](quickstart.md) has the two files that this reads.
 [`examples/quickstart.ipynb`](../examples/quickstart.ipynb) is the same as a notebook, where progress and curves appear
 below the cell. Reward functions run in a process of their own, which loads their file; a notebook writes it with
@@ -65,6 +71,7 @@ SECTIONS: dict[str, Sequence[tuple[str, Any, Sequence[str]]]] = {
         ("trew.report.RunData", RunData, ("column", "completions", "metric_names")),
         ("trew.curves", trew.curves, ()),
         ("trew.runs.notebook.Picture", Picture, ("save",)),
+        ("trew.view", trew.view, ()),
         ("trew.report.write_report", trew.report.write_report, ()),
     ],
     "Rewards": [

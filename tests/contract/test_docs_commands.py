@@ -141,12 +141,16 @@ def model(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def place(tmp_path, monkeypatch, model) -> Path:
-    """A folder with what the pages take for granted: a recipe, and a run of it."""
+    """A folder with what the pages take for granted: a recipe, and the rows and the reward of the quick start."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "recipe.toml").write_text(
         f'model = "{model}"\nsteps = 2\n[data]\ntask = "arithmetic"\n[rollout]\nprompts = 2\ncompletions = 2\n'
         "max_tokens = 4\n[eval]\nsize = 4\n"
     )
+    shown = docs_help.files(ROOT / "docs" / "quickstart.md")
+    (tmp_path / "my_reward.py").write_text(shown["my_reward.py"])
+    (tmp_path / "make_rows.py").write_text(shown["make_rows.py"])
+    runpy.run_path("make_rows.py")
     return tmp_path
 
 
@@ -180,4 +184,5 @@ def test_commands_run(page, place, model, monkeypatch, capsys):
 def in_small(text: str, model: Path) -> str:
     """A page's file with a model and lengths for tests."""
     text = text.replace("smollm2-135m-instruct", str(model))
-    return re.sub(r"^(steps|size|prompts|completions|minibatch_prompts) = \d+", r"\1 = 2", text, flags=re.M)
+    numbers = r"^(\s*\"?(?:steps|size|prompts|completions|minibatch_prompts)\"?(?: =|:)) \d+"
+    return re.sub(numbers, r"\1 2", text, flags=re.M)
