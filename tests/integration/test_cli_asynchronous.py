@@ -128,6 +128,20 @@ def asks_for_a_group(route: str, body: Any) -> bool:
     return "generate" in route and body["sampling_params"]["n"] == 3
 
 
+def test_a_curriculum_takes_no_turn_twice_after_a_kill(fakes, model, tmp_path, server, cli):
+    path, run = written(tmp_path, model), tmp_path / "runs" / "run"
+    path.write_text(path.read_text() + "\n[curriculum]\nshare = 0.5\nlow = 0.0\nhigh = 1.0\n")
+    command = server.start("train", path, cwd=tmp_path, hold=PLACES[0], TREW_SERVER_TOKEN="secret").held()
+    command.kill(signal.SIGKILL)
+    command.wait()
+    cli("train", path, "--resume")
+    check(run)
+    turns = [entry["turn"] for entry in ledger(run) if "turn" in entry]
+    assert turns == list(range(len(turns)))
+    assert len(turns) < STEPS * PROMPTS, "some were drawn by their rates"
+    assert max(row["curriculum/known"] for row in training_rows(run)) > 0
+
+
 def test_an_interrupted_run_goes_on_where_it_was(fakes, model, tmp_path, server, cli):
     path, run = written(tmp_path, model), tmp_path / "runs" / "run"
     command = server.start("train", path, "--set", "stop.grace_s=0.2", cwd=tmp_path, TREW_SERVER_TOKEN="secret")

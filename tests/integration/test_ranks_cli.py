@@ -137,9 +137,17 @@ def test_a_run_of_two_ranks_is_the_run_of_one_process(server, folder, alone, pai
     assert {"model.part-1-of-2.safetensors", "optimizer.part-2-of-2.safetensors"} <= names
 
 
-@pytest.mark.parametrize("settings", [("cluster.shard=none",), ("lora.rank=2",)], ids=["replicas", "adapters"])
-def test_replicas_and_adapters_are_too(server, folder, settings):
-    one = settings if settings[0].startswith("lora") else ()
+MIXED = (
+    'data=[{name="a", task="arithmetic", args={ops=["+"]}}, {name="b", task="arithmetic", args={ops=["-"]}, weight=2}]',
+    "curriculum.share=0.5", "curriculum.low=0.0", "curriculum.high=1.0",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "settings", [("cluster.shard=none",), ("lora.rank=2",), MIXED], ids=["replicas", "adapters", "sets"]
+)
+def test_replicas_adapters_and_mixtures_are_too(server, folder, settings):
+    one = () if settings[0].startswith("cluster") else settings
     name = settings[0].partition("=")[0]
     server.run("train", "r.toml", "--out", f"{name}-1", "--set", "steps=2", *one, cwd=folder)
     run(server, folder, 2, "--out", f"{name}-2", "--set", "steps=2", *settings)

@@ -278,7 +278,7 @@ def test_prompts_that_are_gone_from_the_data_are_replaced():
     fresh = ScriptedEngine(batch=100)
     fresh.version = 1
     again = asynchronous(config, fresh, killed(keeper))
-    again.prompts = [Prompt(f"q{i}", text="?", columns={"answer": "#### 1"}) for i in range(40)]
+    again.drawing.prompts = [Prompt(f"q{i}", text="?", columns={"answer": "#### 1"}) for i in range(40)]
     again.load_state(state)
     found = again.next(2)
     assert all(g.group.prompt.uid.startswith("q") for g in found.trained_on)

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..config import Config, RewardConfig, to_table
+from ..config import Config, RewardConfig, SetConfig, to_table
 from ..errors import ConfigError
 from ..models import files
 from ..models.default import DEFAULT_MODEL
@@ -59,7 +59,7 @@ def _header(config: Config, data: RunData, step: int, *, name: str, license: str
     from huggingface_hub import EvalResult, ModelCardData
 
     figures = _figures(data, step)
-    source = redact(_short(_source(config)))
+    source = redact(_source(config))
     results = [] if figures is None else [
         EvalResult(
             task_type="text-generation", dataset_type=source, dataset_name=source, metric_type="accuracy",
@@ -68,8 +68,8 @@ def _header(config: Config, data: RunData, step: int, *, name: str, license: str
     ]  # fmt: skip
     base = ORIGIN.get(config.model, (config.model,))[0]
     known: dict[str, Any] = {"base_model": base} if _on_hub(base) else {}
-    if _on_hub(config.data.train):
-        known["datasets"] = [config.data.train]
+    if found := [one.train for one in config.sets if _on_hub(one.train)]:
+        known["datasets"] = list(dict.fromkeys(found))
     if re.fullmatch(r"[a-z0-9.+-]+", license):
         known["license"] = license
     made = ModelCardData(
@@ -111,7 +111,7 @@ def _results(data: RunData, config: Config, step: int) -> Iterator[str]:
     e = config.eval
     how = "greedy" if e.temperature == 0 else f"sampled at temperature {e.temperature:g}"
     yield (
-        f"On held-out prompts of {code(_short(_source(config)))}, {e.samples} completion{'s' * (e.samples > 1)} each, "
+        f"On held-out prompts of {code(_source(config))}, {e.samples} completion{'s' * (e.samples > 1)} each, "
         f"{how}. One run with one seed: the intervals are of the prompts, and other seeds end elsewhere."
     )
 
@@ -135,8 +135,8 @@ def _training(config: Config, data: RunData) -> Iterator[str]:
     yield fenced(described.objective.equation(), "text")
     rewards = ", ".join(code(_short(r.name or r.model)) for r in c.rewards) or "those of the task"
     rows = {
-        "task": code(_short(c.environment.name or c.data.task)),
-        "prompts": code(_short(_source(c))),
+        "task": code(_short(c.environment.name or c.task)),
+        "prompts": code(_source(c)),
         "rewards": rewards,
         "a step": f"{c.rollout.prompts} prompts x {c.rollout.completions} completions, at most "
         f"{c.rollout.max_tokens} tokens, temperature {c.rollout.temperature:g}",
@@ -179,11 +179,12 @@ def _reproduced(config: Config, data: RunData, step: int) -> Iterator[str]:
 
 def changed(config: Config) -> dict[str, Any]:
     """The settings that are not defaults, as a recipe; ``out`` is left out, and so is nothing that decides a result."""
-    plain, usual = to_table(Config(model="")), dataclasses.asdict(RewardConfig())
+    plain = to_table(Config(model=""))
+    usual = {"rewards": dataclasses.asdict(RewardConfig()), "data": dataclasses.asdict(SetConfig())}
     table: dict[str, Any] = {}
     for key, value in to_table(config).items():
-        if key == "rewards":
-            table[key] = [{k: v for k, v in each.items() if v != usual[k]} for each in value]
+        if key in usual and isinstance(value, tuple):
+            table[key] = [{k: v for k, v in each.items() if v != usual[key][k]} for each in value]
         elif isinstance(value, dict):
             if own := {k: v for k, v in value.items() if k not in plain[key] or plain[key][k] != v}:
                 table[key] = own
@@ -211,7 +212,8 @@ def _short(name: str) -> str:
 
 
 def _source(config: Config) -> str:
-    return config.data.train or config.data.task
+    """The data, for people: of several sets, those that bring the rows of each."""
+    return " + ".join(dict.fromkeys(_short(one.train or one.task) for one in config.sets))
 
 
 # ---- Markdown
