@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import secrets
 import socket
@@ -62,14 +63,8 @@ def _socket(port: int | None) -> socket.socket:
 
 def check_installed() -> None:
     """Raises ConfigError if the packages of the extra are missing."""
-    try:
-        import starlette
-        import uvicorn  # noqa: F401
-    except ImportError as error:
-        raise ConfigError(
-            f"trew view needs the package {error.name}, which is not installed: {install_extra('view')}"
-        ) from None
-    del starlette
+    if missing := [name for name in ("starlette", "uvicorn") if importlib.util.find_spec(name) is None]:
+        raise ConfigError(f"trew view needs the package {missing[0]}, which is not installed: {install_extra('view')}")
 
 
 def tunnel(port: int) -> str:
