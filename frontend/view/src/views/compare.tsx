@@ -19,12 +19,8 @@ export function Compare({ page }: { page: Page }) {
       </Empty>
     );
   }
-  return (
-    <Loaded
-      answer={answer}
-      show={(data) => (data.error ? <Refused message={data.error.message} /> : <Result data={data} />)}
-    />
-  );
+  if (answer.error && !answer.loading) return <Refused message={answer.error} />;
+  return <Loaded answer={answer} show={(data) => <Result data={data} />} />;
 }
 
 /** The refusal says what differs, what can be said all the same, and what to do. */

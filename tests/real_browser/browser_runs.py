@@ -1,0 +1,72 @@
+"""Run folders for the browser: made by the writer of runs, with everything that a view can show."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from trew.runs import RunFolder
+from view_help import CONFIG, episode, group, write_eval, write_step
+
+HOSTILE = (
+    "<script>window.pwned = 1</script><img src=x onerror='window.pwned = 1'>",
+    "</span></bdi><style>body { display: none }</style><base href='http://elsewhere.example/'>",
+    "javascript:window.pwned=1 \u202egnihtyreve sesrever\u202c\u2066 \u200bhidden\u200b \x00\x1b[31m \ufeff\u00ad",
+    "{{7*7}} ${7*7} &lt;b&gt; \\u003cscript\\u003e 👩‍👩‍👧 أهلا وسهلا 日本語",
+)
+WARNED = "entropy fell by half within 2 steps <script>window.pwned = 1</script>"
+
+
+def sums(folder: Path, *, steps: int = 12, seed: int = 0, lr: float = 1e-3) -> Path:
+    """A run that gets better, with two rewards, evaluations, a warning and a checkpoint."""
+    with RunFolder.open(folder) as run:
+        run.write_config(CONFIG.format(steps=steps, seed=seed, lr=lr))
+        write_eval(run, 0, *(group(f"held-{i}", "no", scores=(0.0,)) for i in range(4)))
+        for step in range(1, steps + 1):
+            good = step / steps
+            a = group("a", f"six times seven is {30 + step}", "I do not know", "12\n\tis the answer", scores=(good, 0.0, None))
+            b = group("b", "first", "second", scores=(1 - good, 0.0), prompt="What is 2 + 2?\n" * 12)
+            extra = {"entropy": 2.0 - good + 0.01 * seed, "kl": good / 10, "seconds": 60.0, "clip_share": 0.0}
+            write_step(run, step, a, b, **extra)
+        write_eval(run, steps, *(group(f"held-{i}", "yes", scores=(1.0,)) for i in range(4)))
+        _summary(run, steps, seed)
+    return folder
+
+
+def _summary(run: RunFolder, steps: int, seed: int) -> None:
+    before, after = {"mean": 0.25, "low": 0.1, "high": 0.4}, {"mean": 0.8 + seed / 100, "low": 0.6, "high": 0.9}
+    found = {"before": {"accuracy": before, "n": 4}, "after": {"accuracy": after, "n": 4}}
+    warnings = [{"step": 5, "rule": "entropy_collapse", "text": WARNED}]
+    run.write_summary({
+        "task": "arithmetic", "model": "none", "steps": steps, "seed": seed, "seconds": 720.0, "n_eval": 4,
+        "peak_memory_bytes": 3 * 2**30, "accuracy_before": before, "accuracy_after": after, "warnings": warnings, **found,
+    })  # fmt: skip
+
+
+def hostile(folder: Path) -> Path:
+    """What a model could write to attack the page, a line of a megabyte, and a conversation with a tool."""
+    with RunFolder.open(folder) as run:
+        run.write_config(CONFIG.format(steps=2, seed=0, lr=1e-3))
+        answers = (*HOSTILE, "x" * 1_000_000)
+        columns = {"answer": "<script>window.pwned = 1</script>"}
+        write_step(run, 1, group("<script>window.pwned = 1</script>", *answers, prompt=HOSTILE[0], **columns))
+        write_step(run, 2, episode("talk"))
+    return folder
+
+
+def many(folder: Path, *, steps: int = 20, groups: int = 20) -> Path:
+    """Enough completions to scroll far: 3 in each group."""
+    with RunFolder.open(folder) as run:
+        run.write_config(CONFIG.format(steps=steps, seed=0, lr=1e-3))
+        for step in range(1, steps + 1):
+            write_step(run, step, *(group(f"p{i}", f"answer {step} of {i}", "other", "third") for i in range(groups)))
+    return folder
+
+
+def grow(run: RunFolder, step: int) -> None:
+    """One more step of a run that trains."""
+    write_step(run, step, group("a", f"words of step {step}", "other", scores=(1.0, 0.0)))
+
+
+def rows(folder: Path) -> list[dict]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
