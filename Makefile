@@ -19,7 +19,7 @@ JSON ?=
 
 VIEW := frontend/view
 
-.PHONY: audit demo docs gpu gpu-needs gpu-wheels mutation performance quick test test-nightly test-sandbox test-without-backends test-without-compiler test-slow test-peers test-trl test-verl test-verl-alone test-verl-processes test-trl-previous test-vllm test-ray test-openenv test-verifiers check format clean fetch site view
+.PHONY: audit demo docs gpu gpu-needs gpu-wheels mutation performance quick test test-nightly test-sandbox test-without-backends test-without-compiler test-slow test-peers test-trl test-verl test-verl-alone test-verl-processes test-trl-previous test-view test-vllm test-ray test-openenv test-verifiers check format clean fetch site view
 
 demo: $(VENV)/.installed fetch
 	$(BIN)/trew demo --seed $(SEED) --out $(OUT) --overwrite
@@ -47,6 +47,18 @@ view: $(VIEW)/node_modules/.package-lock.json
 
 $(VIEW)/node_modules/.package-lock.json: $(VIEW)/package.json $(VIEW)/package-lock.json
 	cd $(VIEW) && npm ci --no-audit --no-fund
+
+# The page in a real Chromium, on the real server; PICTURES=DIR keeps a picture of every view at two widths.
+CHROMIUM ?= $(shell command -v chromium || command -v chromium-browser || command -v google-chrome)
+PICTURES ?=
+
+test-view: $(VENV)/.installed-view
+	@test -n "$(CHROMIUM)" || { echo "no Chromium was found; on Debian: apt-get install chromium; or: make test-view CHROMIUM=PATH"; exit 2; }
+	TREW_CHROMIUM="$(CHROMIUM)" TREW_PICTURES="$(PICTURES)" $(PYTEST) -n 0 -rs tests/real_browser
+
+$(VENV)/.installed-view: $(VENV)/.installed-dev
+	$(BIN)/python $(INSTALL) playwright==1.65.2
+	@touch $@
 
 fetch: $(VENV)/.installed
 	$(BIN)/python -m trew.models.loading

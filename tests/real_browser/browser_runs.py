@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from trew.runs import RunFolder
@@ -14,7 +13,6 @@ HOSTILE = (
     "javascript:window.pwned=1 \u202egnihtyreve sesrever\u202c\u2066 \u200bhidden\u200b \x00\x1b[31m \ufeff\u00ad",
     "{{7*7}} ${7*7} &lt;b&gt; \\u003cscript\\u003e 👩‍👩‍👧 أهلا وسهلا 日本語",
 )
-WARNED = "entropy fell by half within 2 steps <script>window.pwned = 1</script>"
 
 
 def sums(folder: Path, *, steps: int = 12, seed: int = 0, lr: float = 1e-3) -> Path:
@@ -24,9 +22,12 @@ def sums(folder: Path, *, steps: int = 12, seed: int = 0, lr: float = 1e-3) -> P
         write_eval(run, 0, *(group(f"held-{i}", "no", scores=(0.0,)) for i in range(4)))
         for step in range(1, steps + 1):
             good = step / steps
-            a = group("a", f"six times seven is {30 + step}", "I do not know", "12\n\tis the answer", scores=(good, 0.0, None))
+            a = group(
+                "a", f"six times seven is {30 + step}", "I do not know", "12\n\tis the answer", scores=(good, 0.0, None)
+            )
             b = group("b", "first", "second", scores=(1 - good, 0.0), prompt="What is 2 + 2?\n" * 12)
-            extra = {"entropy": 2.0 - good + 0.01 * seed, "kl": good / 10, "seconds": 60.0, "clip_share": 0.0}
+            # From step 4 on a health rule warns: completions are cut off.
+            extra = {"entropy": 2.0 - good + 0.01 * seed, "seconds": 60.0, "truncated_share": float(step > 3)}
             write_step(run, step, a, b, **extra)
         write_eval(run, steps, *(group(f"held-{i}", "yes", scores=(1.0,)) for i in range(4)))
         _summary(run, steps, seed)
@@ -36,10 +37,9 @@ def sums(folder: Path, *, steps: int = 12, seed: int = 0, lr: float = 1e-3) -> P
 def _summary(run: RunFolder, steps: int, seed: int) -> None:
     before, after = {"mean": 0.25, "low": 0.1, "high": 0.4}, {"mean": 0.8 + seed / 100, "low": 0.6, "high": 0.9}
     found = {"before": {"accuracy": before, "n": 4}, "after": {"accuracy": after, "n": 4}}
-    warnings = [{"step": 5, "rule": "entropy_collapse", "text": WARNED}]
     run.write_summary({
         "task": "arithmetic", "model": "none", "steps": steps, "seed": seed, "seconds": 720.0, "n_eval": 4,
-        "peak_memory_bytes": 3 * 2**30, "accuracy_before": before, "accuracy_after": after, "warnings": warnings, **found,
+        "peak_memory_bytes": 3 * 2**30, "accuracy_before": before, "accuracy_after": after, **found,
     })  # fmt: skip
 
 
@@ -66,7 +66,3 @@ def many(folder: Path, *, steps: int = 20, groups: int = 20) -> Path:
 def grow(run: RunFolder, step: int) -> None:
     """One more step of a run that trains."""
     write_step(run, step, group("a", f"words of step {step}", "other", scores=(1.0, 0.0)))
-
-
-def rows(folder: Path) -> list[dict]:
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]

@@ -78,7 +78,7 @@ export function useKeys(keys: Keys): void {
 
 function takesText(target: EventTarget | null, key: string): boolean {
   if (!(target instanceof HTMLElement)) return false;
-  if (target.closest("dialog[open]") && key !== "Escape") return true;
+  if (target.closest("dialog[open]")) return true;
   if (target instanceof HTMLInputElement && ["checkbox", "radio", "button"].includes(target.type)) return false;
   if (target instanceof HTMLInputElement && target.type === "range") return key.startsWith("Arrow");
   return (

@@ -1,0 +1,93 @@
+"""The server of ``trew view`` as a process, and a browser window on it.
+
+A window fails on errors of scripts, on what the page's policy forbids, and on requests to other machines.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from playwright.sync_api import expect
+
+expect.set_options(timeout=30_000)  # a busy machine is no failure
+DESKTOP, PHONE = {"width": 1440, "height": 900}, {"width": 390, "height": 844}
+
+
+@contextmanager
+def serving(*folders: Path, port: int = 0) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """The address that `trew view` prints for these folders, and its process."""
+    command = [sys.executable, "-m", "trew", "view", *map(str, folders), "--port", str(port)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert process.stdout is not None
+    try:
+        said = []
+        for line in process.stdout:
+            said.append(line)
+            if "/?token=" in line:
+                yield line.strip(), process
+                break
+        else:
+            pytest.fail("trew view ended: " + "".join(said))
+    finally:
+        process.terminate()
+        process.wait(20)
+        process.stdout.close()
+
+
+# Runs before the page's own scripts, and sees what the policy forbade.
+WATCH = """
+window.forbidden = [];
+addEventListener("securitypolicyviolation", e => window.forbidden.push(`${e.violatedDirective} ${e.blockedURI}`));
+"""
+
+
+class Visit:
+    """One browser window on the page, and everything that went wrong in it."""
+
+    def __init__(self, chromium: Any, address: str, *, expected: tuple[str, ...] = (), **context: Any) -> None:
+        self.address = address
+        self.base = address.partition("?")[0]
+        self._expected = expected
+        self._context = chromium.new_context(**{"viewport": DESKTOP, **context})
+        self._context.add_init_script(WATCH)
+        self.page = self._context.new_page()
+        self.page.set_default_timeout(30_000)
+        self.wrong: list[str] = []
+        self.asked: list[str] = []
+        self.page.on("request", lambda request: self.asked.append(request.url))
+        self.page.on("pageerror", lambda error: self.wrong.append(f"error: {error}"))
+        self.page.on("console", self._console)
+
+    def _console(self, message: Any) -> None:
+        if message.type in ("error", "warning") and not any(text in message.text for text in self._expected):
+            self.wrong.append(f"console: {message.text}")
+
+    def open(self, hash: str = "") -> Any:
+        """Goes to a view by its address, and waits until nothing loads any more."""
+        first = not self.asked
+        self.page.goto((self.address if first else self.base) + hash)
+        if not first:
+            self.page.reload()
+        return self.settled()
+
+    def settled(self) -> Any:
+        self.page.wait_for_selector("main > *")
+        self.page.wait_for_timeout(150)
+        self.page.wait_for_selector(".loading", state="detached")
+        return self.page
+
+    def close(self) -> None:
+        """Fails if anything went wrong: scripts, the policy, or a request to another machine."""
+        forbidden = self.page.evaluate("window.forbidden")
+        self._context.close()
+        elsewhere = [
+            u for u in self.asked if urlsplit(u).hostname != "127.0.0.1" and not u.startswith(("data:", "blob:"))
+        ]
+        assert (self.wrong, forbidden, elsewhere) == ([], [], [])

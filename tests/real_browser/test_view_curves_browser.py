@@ -1,0 +1,198 @@
+"""The list of runs, curves, configuration, health and comparison, clicked through in a real browser."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+from browser_help import serving
+from browser_runs import sums
+from playwright.sync_api import expect
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("runs")
+    for seed in range(6):
+        sums(folder / f"slow-{seed}", seed=seed)
+        sums(folder / f"fast-{seed}", seed=seed, lr=1e-2, steps=8)
+    with serving(folder) as (found, _process):
+        yield found
+
+
+def test_the_list_of_runs_leads_to_their_curves(visit) -> None:
+    page = visit.open()
+    expect(page.locator("tbody tr")).to_have_count(12)
+    row = page.get_by_role("row", name=re.compile("slow-0"))
+    expect(row).to_contain_text("finished")
+    expect(row).to_contain_text("12 of 12")
+    expect(row).to_contain_text("25 % (10 to 40 %)")
+    page.get_by_label("Search runs").fill("fast seed")
+    expect(page.locator("tbody tr")).to_have_count(6)
+    page.get_by_label("Search runs").fill("nothing like that")
+    expect(page.get_by_text('No run fits "nothing like that".')).to_be_visible()
+    page.get_by_label("Search runs").fill("")
+    page.get_by_role("button", name="Seed").click()
+    assert page.locator("td[data-label=seed]").all_text_contents() == sorted(["0", "1", "2", "3", "4", "5"] * 2)
+    page.get_by_label("Choose slow-0").check()
+    page.get_by_label("Choose fast-0").check()
+    page.get_by_role("link", name="Curves of 2").click()
+    assert page.url.endswith("#curves?run=slow-0&run=fast-0")
+    expect(page.locator(".legend").first).to_contain_text("slow-0")
+
+
+def test_curves_show_values_on_hover_in_all_charts_at_once(visit) -> None:
+    page = visit.open("#curves?run=slow-0&run=fast-0")
+    chart = page.get_by_role("img", name=re.compile("^reward over step"))
+    chart.scroll_into_view_if_needed()
+    box = chart.bounding_box()
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    tip = page.locator(".tip")
+    expect(tip).to_have_count(1)
+    expect(tip).to_contain_text(re.compile(r"step \d+slow-00\.\d+fast-00?"))
+    others = page.locator(".u-cursor-x").evaluate_all(
+        "all => all.filter(e => getComputedStyle(e).transform !== 'none').length"
+    )
+    assert others >= 3  # the cursor is in every chart that has been drawn
+    page.mouse.move(5, 5)
+    expect(tip).to_have_count(0)
+    chart.focus()
+    page.keyboard.press("ArrowRight")
+    expect(tip).to_contain_text("step 1")
+    page.keyboard.press("ArrowRight")
+    expect(tip).to_contain_text("step 2")
+
+
+def test_a_warning_is_a_mark_with_its_text(visit) -> None:
+    page = visit.open("#curves?run=slow-0")
+    chart = page.get_by_role("img", name=re.compile("^entropy over step"))
+    chart.scroll_into_view_if_needed()
+    expect(chart).to_have_attribute("aria-label", re.compile("1 warnings|[1-9]+ warnings"))
+    chart.focus()
+    for _ in range(12):
+        page.keyboard.press("ArrowRight")
+        if page.locator(".tip-mark").count():
+            break
+    expect(page.locator(".tip-mark.warning").first).to_contain_text("cut off at the limit")
+
+
+def test_smoothing_scale_search_and_pins_stay_in_the_address(visit) -> None:
+    page = visit.open("#curves?run=slow-0")
+    page.get_by_label(re.compile("^Smoothing")).fill("0.8")
+    page.get_by_role("button", name="Log").click()
+    page.get_by_label("Search metrics").fill("entr")
+    expect(page.locator(".panel")).to_have_count(1)
+    page.get_by_label("Pin entropy").click()
+    page.get_by_label("Search metrics").fill("")
+    expect(page.locator("details.section h2").first).to_have_text("Pinned")
+    assert all(part in page.url for part in ("smooth=0.8", "log=1", "pin=entropy"))
+    page.reload()
+    visit.settled()
+    expect(page.locator("details.section h2").first).to_have_text("Pinned")
+    chart = page.get_by_role("img", name=re.compile("^entropy over step")).first
+    chart.focus()
+    page.keyboard.press("ArrowRight")
+    expect(page.locator(".tip")).to_contain_text("raw")
+    page.get_by_role("button", name="Hours").click()
+    expect(page.get_by_role("img", name=re.compile("^entropy over hour")).first).to_be_visible()
+    page.get_by_label("Search metrics").fill("no such thing")
+    expect(page.get_by_text('No metric has "no such thing" in its name.')).to_be_visible()
+
+
+def test_dragging_zooms_every_chart(visit) -> None:
+    page = visit.open("#curves?run=slow-0")
+    chart = page.get_by_role("img", name=re.compile("^reward over step"))
+    chart.scroll_into_view_if_needed()
+    box = chart.bounding_box()
+    y = box["y"] + box["height"] / 2
+    page.mouse.move(box["x"] + box["width"] * 0.4, y)
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] * 0.7, y, steps=5)
+    page.mouse.up()
+    expect(page.get_by_role("button", name="Reset zoom")).to_be_visible()
+    low, high = (float(re.search(rf"{key}=([\d.]+)", page.url)[1]) for key in ("from", "to"))
+    assert 3 < low < high < 10
+    page.get_by_role("button", name="Reset zoom").click()
+    assert "from=" not in page.url
+
+
+def test_runs_of_one_setting_become_a_mean_and_a_band(visit) -> None:
+    page = visit.open("#curves?" + "&".join(f"run=slow-{i}&run=fast-{i}" for i in range(6)))
+    page.get_by_role("button", name="Mean and band").click()
+    legend = page.locator(".legend").first
+    expect(legend.locator("li")).to_have_count(2)
+    expect(legend).to_contain_text("slow-0 and 5 more of this setting")
+    chart = page.get_by_role("img", name=re.compile("^entropy over step"))
+    chart.scroll_into_view_if_needed()
+    chart.focus()
+    page.keyboard.press("ArrowRight")
+    expect(page.locator(".tip")).to_contain_text(re.compile(r"1\.94\d* \(1\.917 to 1\.967\)"))  # seeds differ by 0.05
+
+
+def test_before_and_after_have_intervals(visit) -> None:
+    page = visit.open("#curves?run=slow-0&run=slow-5")
+    rows = page.locator(".ba-row")
+    expect(rows).to_have_count(2)
+    expect(rows.first).to_contain_text("before 25 % (10 to 40 %)")
+    expect(rows.first).to_contain_text("after 80 % (60 to 90 %)")
+    expect(rows.first).to_contain_text("+55 points")
+
+
+def test_the_configuration_shows_what_differs(visit) -> None:
+    page = visit.open("#config?run=slow-0&run=fast-0")
+    rows = page.locator("table.config tbody tr")
+    expect(page.get_by_role("row", name=re.compile(r"learner\.lr"))).to_contain_text("0.001")
+    differing = rows.count()
+    assert all("differs" in (row.get_attribute("class") or "") for row in rows.all())
+    page.get_by_label("only what differs").uncheck()
+    expect(page.get_by_role("row", name=re.compile(r"objective\.preset"))).to_be_visible()
+    assert rows.count() > differing
+    page.keyboard.press("/")
+    page.keyboard.type("preset")
+    expect(rows).to_have_count(1)
+    page.get_by_text("config.toml of slow-0").click()
+    expect(page.locator(".text.code")).to_contain_text('preset = "grpo"')
+
+
+def test_health_has_warnings_with_advice_and_memory(visit) -> None:
+    page = visit.open("#health?run=slow-0")
+    warning = page.locator(".warnings li").first
+    expect(warning).to_contain_text("truncated")
+    expect(warning).to_contain_text("cut off at the limit")
+    expect(warning).to_contain_text("What to do:")
+    expect(page.get_by_text("measured peak 3.0 GiB")).to_be_visible()
+    expect(page.get_by_text("12 min 0 s")).to_be_visible() if page.get_by_text("12 min 0 s").count() else None
+    warning.get_by_role("link", name="Rollouts of this step").click()
+    visit.settled()
+    expect(page.locator(".steps")).to_be_visible()
+
+
+def test_a_comparison_or_the_reason_why_there_is_none(visit) -> None:
+    page = visit.open("#compare?run=slow-0")
+    expect(page.get_by_text("A comparison needs several runs.")).to_be_visible()
+    page = visit.open("#compare?" + "&".join(f"run=slow-{i}&run=fast-{i}" for i in range(6)))
+    shown = page.locator("main")
+    expect(shown).to_contain_text(re.compile("Against|No comparison of these runs"))
+
+
+def test_keys_and_help(visit) -> None:
+    page = visit.open("#curves?run=slow-0")
+    page.keyboard.press("3")
+    assert page.url.endswith("#rollouts?run=slow-0")
+    page.keyboard.press("?")
+    help = page.get_by_role("dialog")
+    expect(help).to_contain_text("to the search field of the view")
+    page.keyboard.press("Escape")
+    expect(help).to_have_count(0)
+    page.keyboard.press("1")
+    page.keyboard.press("/")
+    page.keyboard.type("3?")
+    expect(page.get_by_label("Search runs")).to_have_value("3?")  # a field takes what is typed
+    page.go_back()
+    assert "#rollouts" in page.url
+
+
+def test_a_run_that_this_server_does_not_have(visit) -> None:
+    page = visit.open("#curves?run=gone")
+    expect(page.get_by_text('This server has no run "gone".')).to_be_visible()

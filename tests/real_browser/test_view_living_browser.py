@@ -1,0 +1,153 @@
+"""The page while runs grow and servers go; its width, contrast and labels; pictures of every view."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from browser_help import DESKTOP, PHONE, Visit, serving
+from browser_runs import grow, hostile, sums
+from playwright.sync_api import expect
+
+from trew.runs import RunFolder
+from view_help import CONFIG
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("runs")
+    for seed in range(6):
+        sums(folder / f"slow-{seed}", seed=seed)
+        sums(folder / f"fast-{seed}", seed=seed, lr=1e-2)
+    hostile(folder / "hostile")
+    with serving(folder) as (found, _process):
+        yield found
+
+
+def test_new_steps_appear_by_themselves(chromium: Any, tmp_path: Path) -> None:
+    with RunFolder.open(tmp_path / "living") as run:
+        run.write_config(CONFIG.format(steps=9, seed=0, lr=1e-3))
+        with serving(tmp_path) as (address, _process):
+            window = Visit(chromium, address)
+            page = window.open("#curves?run=living")
+            expect(page.get_by_text("No metrics yet.")).to_be_visible()
+            grow(run, 1)
+            grow(run, 2)
+            chart = page.get_by_role("img", name=re.compile("^reward over step"))
+            expect(chart).to_have_attribute("aria-label", re.compile(r"last 0\.2,"))
+            grow(run, 3)
+            expect(chart).to_have_attribute("aria-label", re.compile(r"last 0\.3,"))
+            page.keyboard.press("3")
+            expect(page.locator(".histogram")).to_contain_text("Step 3")
+            grow(run, 4)
+            expect(page.locator(".histogram")).to_contain_text("Step 4")  # the newest step is followed
+            expect(page.locator(".card").first).to_contain_text("words of step 4")
+            page.keyboard.press("ArrowLeft")
+            grow(run, 5)
+            page.keyboard.press("1")
+            expect(page.locator("tbody tr")).to_contain_text("running")
+            expect(page.locator("tbody tr")).to_contain_text("5 of 9")
+            window.close()
+
+
+def test_a_resumed_run_is_read_anew(chromium: Any, tmp_path: Path) -> None:
+    """Rows that a resume removed must not stay on the page."""
+    folder = sums(tmp_path / "back", steps=6)
+    with serving(tmp_path) as (address, _process):
+        window = Visit(chromium, address)
+        page = window.open("#curves?run=back")
+        chart = page.get_by_role("img", name=re.compile("^reward over step"))
+        expect(chart).to_have_attribute("aria-label", re.compile(r"last 0\.6,"))
+        kept = [line for line in (folder / "metrics.jsonl").read_text().splitlines(True) if '"step": 6' not in line]
+        (folder / "metrics.jsonl").write_text("".join(kept))
+        expect(chart).to_have_attribute("aria-label", re.compile(r"last 0\.5,"))
+        window.close()
+
+
+def test_a_server_that_ends_is_said_and_one_that_returns_is_found(chromium: Any, tmp_path: Path) -> None:
+    sums(tmp_path / "x")
+    with serving(tmp_path) as (address, process):
+        window = Visit(chromium, address, expected=("ERR_CONNECTION_REFUSED", "401", "403"))
+        page = window.open("#curves?run=x")
+        process.terminate()
+        process.wait(20)
+        alert = page.get_by_role("alert").first
+        expect(alert).to_contain_text("The server does not answer. Is `trew view` still running?")
+        expect(page.locator(".panel").first).to_be_visible()  # what was known stays
+        port = int(re.search(r":(\d+)/", address)[1])
+        with serving(tmp_path, port=port):
+            page.get_by_role("button", name="Ask again").click()
+            expect(alert).to_contain_text("Open the address that `trew view` printed.")
+        window.close()
+
+
+def test_a_folder_without_runs_says_what_to_do(chromium: Any, tmp_path: Path) -> None:
+    with serving(tmp_path) as (address, _process):
+        window = Visit(chromium, address)
+        page = window.open()
+        expect(page.get_by_text("No runs here yet.")).to_be_visible()
+        window.close()
+
+
+SLOW = "run=slow-0"
+VIEWS = {
+    "runs": f"#runs?{SLOW}&run=fast-0", "curves": f"#curves?{SLOW}&run=fast-0&smooth=0.5",
+    "rollouts": f"#rollouts?{SLOW}&step=6", "tokens": f"#tokens?{SLOW}&step=6&token=3",
+    "prompts": f"#prompts?{SLOW}", "prompt": f"#prompts?{SLOW}&uid=a", "search": f"#search?{SLOW}&text=answer",
+    "health": f"#health?{SLOW}", "config": f"#config?{SLOW}&run=fast-0&all=1",
+    "compare": "#compare?" + "&".join(f"run=slow-{i}&run=fast-{i}" for i in range(6)),
+    "hostile": "#rollouts?run=hostile&step=1", "talk": "#tokens?run=hostile&step=2",
+}  # fmt: skip
+
+# WCAG's contrast of every text with what lies behind it, blended; marks of spaces are decoration.
+CONTRAST = r"""
+() => {
+  const parse = c => { const m = c.match(/[\d.]+/g).map(Number); return [m[0], m[1], m[2], m[3] ?? 1]; };
+  const over = (a, b) => [0, 1, 2].map(i => a[i] * a[3] + b[i] * (1 - a[3])).concat(1);
+  const light = c => { const f = v => (v /= 255) <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4;
+    return 0.2126 * f(c[0]) + 0.7152 * f(c[1]) + 0.0722 * f(c[2]); };
+  const poor = [];
+  for (const e of document.querySelectorAll('body *')) {
+    const own = [...e.childNodes].some(n => n.nodeType === 3 && n.data.trim());
+    const left_out = e.closest('svg, option, .ws, :disabled, .hidden, .skip, noscript');
+    if (!own || left_out || !e.getClientRects().length) continue;
+    const chain = []; for (let p = e; p; p = p.parentElement) chain.unshift(p);
+    let back = [255, 255, 255, 1];
+    for (const p of chain) back = over(parse(getComputedStyle(p).backgroundColor), back);
+    const text = over(parse(getComputedStyle(e).color), back);
+    const [hi, lo] = [light(text), light(back)].sort((a, b) => b - a);
+    const ratio = (hi + 0.05) / (lo + 0.05);
+    if (ratio < 4.5) poor.push([e.className, e.textContent.slice(0, 30), ratio.toFixed(2)].join(' | '));
+  }
+  return poor.slice(0, 8);
+}
+"""
+
+UNLABELLED = """
+() => [...document.querySelectorAll('button, input, select, a, canvas, svg[role], [tabindex="0"]')].filter(e =>
+  !(e.getAttribute('aria-label') || e.textContent.trim() || (e.labels && [...e.labels].some(l => l.textContent.trim())))
+).map(e => e.outerHTML.slice(0, 120))
+"""
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_every_view_fits_can_be_read_and_is_labelled(
+    chromium: Any, address: str, view: str, pictures: Path | None
+) -> None:
+    """At both widths and in both schemes of colours."""
+    window = Visit(chromium, address, expected=("409",), reduced_motion="reduce")
+    page = window.open(VIEWS[view])
+    for size, viewport in {"desktop": DESKTOP, "phone": PHONE}.items():
+        page.set_viewport_size(viewport)
+        for scheme in ("light", "dark"):
+            page.emulate_media(color_scheme=scheme)
+            page.wait_for_timeout(300)
+            if pictures:
+                page.screenshot(path=pictures / f"{view}-{size}-{scheme}.png")
+            assert page.evaluate("document.documentElement.scrollWidth") <= viewport["width"]
+            assert page.evaluate(CONTRAST) == []
+    assert page.evaluate(UNLABELLED) == []
+    window.close()
