@@ -10,7 +10,7 @@ export const PUSH_TITLES: Record<Push, { title: string; help: string }> = {
   down: { title: "pushed down", help: "The step made this token less likely: its coefficient is below 0" },
   held: {
     title: "held",
-    help: "It has an advantage but no gradient: the trust region's weight, or a correction, is 0",
+    help: "Nothing of its advantage passed: the trust region's weight, or a correction, is 0. A KL term may still move it a little",
   },
   none: {
     title: "no signal",
@@ -20,18 +20,22 @@ export const PUSH_TITLES: Record<Push, { title: string; help: string }> = {
   given: { title: "not sampled", help: "Text of the environment or a tool: the model read it and did not write it" },
 };
 
-/** One entry per token. Without coefficients the sign of the advantage stands in, and nothing is known to be held. */
+/**
+ * One entry per token. A token is held where it has an advantage of which nothing passed: its weight is 0, even if a KL
+ * term still moves it a little. Without coefficients the sign of the advantage stands in.
+ */
 export function pushes(completion: Completion): Push[] {
-  const coefficient = completion.values["coefficient"];
-  const advantage = completion.values["advantage"];
-  return completion.tokens.map((token, i) => {
-    if (!token.sampled) return "given";
-    const signal = advantage?.[i] ?? null;
-    const push = (coefficient ? coefficient[i] : signal) ?? null;
-    if (push === null) return "unused";
-    if (push !== 0) return push > 0 ? "up" : "down";
-    return signal !== null && signal !== 0 ? "held" : "none";
-  });
+  const { coefficient, advantage, weight } = completion.values;
+  const push = coefficient ?? advantage;
+  return completion.tokens.map((token, i) =>
+    token.sampled ? pushOf(advantage?.[i] ?? 0, push?.[i] ?? null, weight?.[i] === 0) : "given",
+  );
+}
+
+function pushOf(advantage: number, push: Num, shut: boolean): Push {
+  if (advantage !== 0 && (shut || push === 0)) return "held";
+  if (push === null) return "unused";
+  return push > 0 ? "up" : push < 0 ? "down" : "none";
 }
 
 export interface Tally {

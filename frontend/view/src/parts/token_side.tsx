@@ -175,7 +175,7 @@ function versionOf(completion: Completion, at: number): string {
 
 function valueText(name: string, value: Num | undefined): string {
   if (value === null || value === undefined) return "–";
-  if (name.endsWith("logprob")) return `${signed(value)} (p ${number(Math.exp(value))})`;
+  if (name.endsWith("logprob")) return `${number(value)} (p ${short(Math.exp(value))})`;
   return ["coefficient", "advantage"].includes(name) || name.endsWith("gap") ? signed(value) : number(value);
 }
 
