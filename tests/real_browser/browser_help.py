@@ -78,7 +78,7 @@ class Visit:
         return self.settled()
 
     def settled(self) -> Any:
-        self.page.wait_for_selector("main > *")
+        self.page.wait_for_selector("main > *", state="attached")
         self.page.wait_for_timeout(150)
         self.page.wait_for_selector(".loading", state="detached")
         return self.page

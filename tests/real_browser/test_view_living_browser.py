@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -84,10 +85,13 @@ def test_a_server_that_ends_is_said_and_one_that_returns_is_found(chromium: Any,
         window.close()
 
 
-def test_a_folder_without_runs_says_what_to_do(chromium: Any, tmp_path: Path) -> None:
+def test_a_folder_whose_runs_are_gone_says_what_to_do(chromium: Any, tmp_path: Path) -> None:
+    sums(tmp_path / "x")
     with serving(tmp_path) as (address, _process):
         window = Visit(chromium, address)
         page = window.open()
+        expect(page.locator("tbody tr")).to_have_count(1)
+        shutil.rmtree(tmp_path / "x")
         expect(page.get_by_text("No runs here yet.")).to_be_visible()
         window.close()
 
@@ -128,7 +132,8 @@ CONTRAST = r"""
 
 UNLABELLED = """
 () => [...document.querySelectorAll('button, input, select, a, canvas, svg[role], [tabindex="0"]')].filter(e =>
-  !(e.getAttribute('aria-label') || e.textContent.trim() || (e.labels && [...e.labels].some(l => l.textContent.trim())))
+  !(e.closest('[role=img][aria-label]') || e.getAttribute('aria-label') || e.textContent.trim() ||
+    (e.labels && [...e.labels].some(l => l.textContent.trim())))
 ).map(e => e.outerHTML.slice(0, 120))
 """
 

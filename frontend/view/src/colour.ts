@@ -13,8 +13,6 @@ export interface Scale {
   log: boolean;
 }
 
-const STRONGEST = 0.62;
-
 /** Where a value lies, from -1 (full orange) over 0 (no colour) to 1 (full blue). */
 export function place(value: number, scale: Scale): number {
   const distance = scale.log ? Math.log(Math.max(value, 1e-12) / scale.centre) : value - scale.centre;
@@ -24,10 +22,14 @@ export function place(value: number, scale: Scale): number {
 export function background(value: Num | undefined, scale: Scale): string {
   if (value === null || value === undefined) return "";
   const at = place(value, scale);
-  if (scale.kind === "sequential") return `rgb(var(--violet) / ${(Math.max(0, at) * STRONGEST).toFixed(3)})`;
+  if (scale.kind === "sequential") return tint("violet", Math.max(0, at));
   // A root brings out small values: in most completions nearly all are far from the largest.
-  const strength = (Math.sqrt(Math.abs(at)) * STRONGEST).toFixed(3);
-  return `rgb(var(--${at < 0 ? "orange" : "blue"}) / ${strength})`;
+  return tint(at < 0 ? "orange" : "blue", Math.sqrt(Math.abs(at)));
+}
+
+/** A colour of a strength from 0 to 1; 1 is as strong as text on it can still be read, in the light and in the dark. */
+export function tint(name: "orange" | "blue" | "violet", strength: number): string {
+  return `rgb(var(--${name}) / calc(${strength.toFixed(3)} * var(--strongest)))`;
 }
 
 /** The scale of a completion's values: full colour at the 99 % quantile, so that one outlier does not pale the rest. */

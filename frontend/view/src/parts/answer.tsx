@@ -65,7 +65,7 @@ export function Parts({ row }: { row: Row }) {
   return (
     <ul class="parts" aria-label="Score by part">
       {names.map((name) => {
-        const status = row.statuses[name] ?? row.status;
+        const status = row.statuses[name] ?? "scored";
         return (
           <li key={name} title={STATUSES[status] ?? status}>
             <span class="part-name">{name}</span> <b>{number(row.parts[name])}</b>

@@ -3,6 +3,7 @@
 import type { ComponentChildren } from "preact";
 import type { Answer } from "../hooks";
 import type { Num, Run } from "../types";
+import { tint } from "../colour";
 import { number, percent } from "../format";
 
 /** Nothing to show, with the reason and what to do. */
@@ -117,10 +118,9 @@ export function interval(a: { accuracy: Num; low: Num; high: Num } | null | unde
 export function Score({ value, low = 0, high = 1 }: { value: Num; low?: number; high?: number }) {
   if (value === null) return <span class="score none">no score</span>;
   const at = high > low ? (value - low) / (high - low) : 0.5;
-  const colour = at >= 0.5 ? "--blue" : "--orange";
-  const strength = 0.15 + 0.5 * Math.min(1, Math.abs(at - 0.5) * 2);
+  const strength = 0.25 + 0.75 * Math.min(1, Math.abs(at - 0.5) * 2);
   return (
-    <span class="score" style={{ background: `rgb(var(${colour}) / ${strength.toFixed(2)})` }}>
+    <span class="score" style={{ background: tint(at >= 0.5 ? "blue" : "orange", strength) }}>
       {number(value)}
     </span>
   );

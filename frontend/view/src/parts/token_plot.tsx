@@ -138,7 +138,7 @@ const BINS = 25;
 export function TokenHistogram({ title, values, scale }: { title: string; values: readonly Num[]; scale: Scale }) {
   const bins = histogram(values, BINS);
   const found = spread(values);
-  if (!found || !bins.length) return null;
+  if (!found || bins.length < 2) return null;
   const most = Math.max(...bins.map((b) => b.count));
   return (
     <div class="token-histogram">

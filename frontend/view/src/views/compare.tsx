@@ -1,7 +1,7 @@
 import { query } from "../api";
 import type { Page } from "../context";
 import { link } from "../context";
-import { number, percent, plain, plural, signed } from "../format";
+import { number, percent, plain, plural, short, signed } from "../format";
 import { useApi } from "../hooks";
 import { Empty, Loaded } from "../parts/basics";
 import { Text } from "../parts/text";
@@ -199,7 +199,8 @@ function Forest({ title, rows, zero = false }: { title: string; rows: ForestRow[
   if (!known.length) return null;
   if (zero) known.push(0);
   const [min, max] = [Math.min(...known), Math.max(...known)];
-  const pad = (max - min || 1) * 0.06;
+  // All the same: the axis has a width all the same.
+  const pad = max > min ? (max - min) * 0.06 : 0.05;
   const x = (v: number) => ((v - min + pad) / (max - min + 2 * pad)) * 100;
   return (
     <div class="forest" role="group" aria-label={title}>
@@ -224,8 +225,8 @@ function Forest({ title, rows, zero = false }: { title: string; rows: ForestRow[
       <div class="forest-row forest-axis">
         <span />
         <span class="bar-ends">
-          <span>{number(min)}</span>
-          <span>{number(max)}</span>
+          <span>{short(min - pad)}</span>
+          <span>{short(max + pad)}</span>
         </span>
         <span />
       </div>

@@ -196,7 +196,7 @@ function Recorded({ completion: { pieces, row, turns } }: { completion: Completi
   if (!pieces?.why || (turns?.length ?? 0) > 1) return null;
   return (
     <>
-      <Text text={row.completion} />
+      <Text text={row.completion} class="recorded" />
       <p class="note">Tokens below: {pieces.why}.</p>
     </>
   );
