@@ -83,6 +83,8 @@ def test_set_changes_one_of_several_tables(tmp_path):
         ([PLUS, {**COUNT, "weight": float("nan")}], {}, "data[1].weight: got nan"),
         ([PLUS, {**COUNT, "max_prompt_tokens": 0}], {}, "data[1].max_prompt_tokens: got 0"),
         ([PLUS, {**COUNT, "wieght": 1}], {}, "data[1].wieght: unknown key (did you mean 'weight'?)"),
+        ([PLUS, {**COUNT, "curriculum": {"share": 0.5}}], {},
+         "data[1].curriculum: unknown key (did you mean the table [curriculum], beside the others?)"),
         ([], {}, "data: got an empty list"),
         ([PLUS], {"rewards": [{"name": "arithmetic", "sets": ["puls"]}]}, "rewards[0].sets: got 'puls', accepts plus"),
         ([PLUS], {"curriculum": {"share": 1.0}}, "curriculum.share: got 1.0"),

@@ -10,7 +10,7 @@ import dataclasses
 import tomllib
 import types
 import typing
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -158,8 +158,7 @@ def _build(cls: type, table: Any, where: str, problems: list[str]) -> Any:
     values = {}
     for key, value in table.items():
         if key not in fields:
-            accepts = ", ".join(fields)
-            problems.append(f"{where}{key}: unknown key{nearest(key, fields)}; accepts {accepts}")
+            problems.append(f"{where}{key}: unknown key{_elsewhere(key, fields, value)}; accepts {', '.join(fields)}")
             continue
         before = len(problems)
         built = _coerce(hints[key], value, f"{where}{key}", problems)
@@ -171,6 +170,13 @@ def _build(cls: type, table: Any, where: str, problems: list[str]) -> Any:
             problems.append(f"{where}{name}: is required")
         values.setdefault(name, "")
     return cls(**values)
+
+
+def _elsewhere(key: str, fields: Collection[str], value: Any) -> str:
+    """Where a key may belong: to a name like it, or to the top of a recipe, if it is a table such as [curriculum]."""
+    if isinstance(value, Mapping) and key in {field.name for field in dataclasses.fields(Config)}:
+        return f" (did you mean the table [{key}], beside the others?)"
+    return nearest(key, fields)
 
 
 def _required(cls: type) -> list[str]:

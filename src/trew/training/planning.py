@@ -61,9 +61,7 @@ def plan(config: Config, *, found: Sequence[str] = (), bar: Bar | None = None) -
     rest. ``bar`` shows progress where checking takes long.
     """
     limits.refuse(config, found=found)  # absurd sizes first: the checks below would fill the memory
-    # Reading a recipe may have found a key's problem already: one line per key is enough.
-    reported = {p.partition(":")[0] for p in found}
-    problems = Problems([*found, *(p for p in validate(config) if p.partition(":")[0] not in reported)])
+    problems = Problems(_with_invalid(config, found))
     of_model: list[str] = []
 
     objective = problems.attempt(lambda: preset(config.objective.preset, **config.objective.args))
@@ -80,9 +78,9 @@ def plan(config: Config, *, found: Sequence[str] = (), bar: Bar | None = None) -
     # ---- the rest needs prompts, and a tokenizer and rewards to check them with
     renderer = Renderer(tokenizer, stop=config.rollout.stop)
     prompts = [*data.train, *data.eval]
-    problems += renderer.check([] if config.plays else prompts)
-    if replay is not None:
-        problems += replaying.token_problems(replay, renderer) + replaying.reward_problems(replay, rewards)
+    rendered = [] if config.plays else prompts  # what an episode begins with is its environment's affair
+    problems += renderer.check(rendered)
+    problems += _replay_problems(replay, renderer, rewards)
     problems += rewards.check_golds(prompts, bar=bar, sets=config.set_names)
     if problems:
         raise ConfigError(problems)
@@ -92,7 +90,7 @@ def plan(config: Config, *, found: Sequence[str] = (), bar: Bar | None = None) -
         *data.notes,
         *(replay.notes if replay else ()),
         *of_lengths,
-        *([] if config.plays else renderer.notes(prompts)),
+        *renderer.notes(rendered),
         *rewards.unserved_notes(prompts),
         *rewards.code,
         *compatibility.notes(objective, config),
@@ -103,6 +101,19 @@ def plan(config: Config, *, found: Sequence[str] = (), bar: Bar | None = None) -
         correct_of(config, rewards),
         replay.sampler if replay else Sampler(config.cluster.rollout, config.learner.dtype), replay, played,
     )  # fmt: skip
+
+
+def _with_invalid(config: Config, found: Sequence[str]) -> list[str]:
+    """The problems ``found`` and those of values, one line per key: reading a recipe may have found a key's already."""
+    reported = {problem.partition(":")[0] for problem in found}
+    return [*found, *(problem for problem in validate(config) if problem.partition(":")[0] not in reported)]
+
+
+def _replay_problems(replay: Replay | None, renderer: Renderer, rewards: RewardSet) -> list[str]:
+    """Why the rollouts of an earlier run do not fit this one's tokenizer and rewards."""
+    if replay is None:
+        return []
+    return replaying.token_problems(replay, renderer) + replaying.reward_problems(replay, rewards)
 
 
 def _tokenizer(config: Config, problems: Problems, *, notes: list[str]) -> PreTrainedTokenizerBase | None:
