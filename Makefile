@@ -178,6 +178,21 @@ gpu-wheels: $(VENV)/.installed-dev $(if $(WITH),.venv-trl/.installed)
 	$(BIN)/python benchmarks/carried.py $(if $(GPU_PYTHON),--python $(GPU_PYTHON)) $(if $(SKIP),--skip $(SKIP)) \
 	  $(if $(WITH),--with $(WITH)) $(if $(PART_MIB),--part-mib $(PART_MIB))
 
+# Wheel and source distribution in dist/, their metadata checked, and the wheel tried in fresh environments: on every
+# Python from 3.11 on that this machine has, or on PYTHONS="python3.12 ..."; a few minutes and 1.5 GB for each.
+.PHONY: release
+RELEASE := build==1.6.1 twine==7.0.0
+release: $(VENV)/.installed-dev .venv-release/.installed
+	rm -rf dist build/lib build/bdist* src/trew.egg-info
+	.venv-release/bin/python -m build --outdir dist
+	.venv-release/bin/python -m twine check --strict dist/*
+	$(BIN)/python .ci/release.py $(PYTHONS)
+
+.venv-release/.installed: Makefile
+	@test -x .venv-release/bin/python || $(PYTHON) -m venv .venv-release || { rm -rf .venv-release; exit 2; }
+	.venv-release/bin/python $(INSTALL) $(RELEASE)
+	@touch $@
+
 # The pinned versions against the database of known vulnerabilities. Needs the network.
 audit:
 	@test -x .venv-audit/bin/pip-audit || { $(PYTHON) -m venv .venv-audit && .venv-audit/bin/pip install --quiet pip-audit; }
@@ -209,4 +224,4 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	@touch $@
 
 clean:
-	rm -rf $(VENV) .venv-trl .venv-trl-previous .venv-verl .venv-vllm .venv-ray .venv-docs build dist runs
+	rm -rf $(VENV) .venv-trl .venv-trl-previous .venv-verl .venv-vllm .venv-ray .venv-docs .venv-release .venv-audit build dist runs
