@@ -20,6 +20,7 @@ import interface
 
 from trew.cli.curves import figure
 from trew.cli.describe import AXES, COLUMNS, OPTIONS, SCOPES, Description, describe, row, setting, value
+from trew.cli.schema import text_of_schema
 from trew.integrations.trl.refusals import table as trl_table
 from trew.integrations.verl.offered import table
 from trew.objective import preset
@@ -78,6 +79,7 @@ def files() -> dict[Path, str]:
     contributing = DOCS.parent / "CONTRIBUTING.md"
     parts = {"rooms": rooms_table(), "layers": layers()}
     found[contributing] = filled(contributing.read_text(encoding="utf-8"), parts)
+    found[DOCS / "recipe.schema.json"] = text_of_schema()
     found[DOCS / "images" / "house.svg"] = house.picture()
     return found
 

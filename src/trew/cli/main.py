@@ -48,6 +48,8 @@ COMMANDS: dict[str, tuple[str, str | tuple[str, ...], str]] = {
     "export": ("export", ("model", "verl"), "a checkpoint as a model folder; a recipe as another trainer's command"),
     "serve": ("serve", "serve", "serve a model by vLLM to runs on other machines, behind a token"),
     "cluster": ("cluster", ("install-vllm", "install-plugin"), "make the environment that vLLM servers run in"),
+    "schema": ("schema", "schema", "the JSON schema of recipes: editors complete keys and mark mistakes with it"),
+    "completion": ("completion", "completion", "the script by which bash, zsh or fish completes these commands"),
     "doctor": ("doctor", "doctor", "what this machine can do, and what is missing"),
 }
 
