@@ -69,6 +69,8 @@ WRONG = {
     "another preset's setting": '[objective]\npreset = "dapo"\ntau = 0.5',
     "a setting of the default's that it lacks": "[objective]\nw_max = 2.0",
     "a text for a setting": '[objective]\npreset = "grpo"\neps_low = "small"',
+    "a weight that is a text": '[[data]]\nname = "a"\nweight = "1"',
+    "a share of one": "[curriculum]\nshare = 1.0",
     "a reward that is no table": "rewards = [1]",
     "a weight that is no number": '[[rewards]]\nname = "arithmetic"\nweight = "1"',
 }
@@ -95,7 +97,8 @@ def test_a_recipe_without_a_model_is_marked(validator):
 RIGHT = (
     "[objective]\neps_high = 0.28\nbeta = 0", "[learner]\nlr = 1e-5\nadam_beta1 = 0.0", "[rollout]\ntop_p = 1",
     '[objective]\npreset = "dapo"\ncorrection = "tis"', "[lora]\nrank = 8\nalpha = 0.5", "[health]\nkl = 0",
-    '[environment]\nname = "guess"\nobservation_tokens = 32',
+    '[environment]\nname = "guess"\nobservation_tokens = 32', "[curriculum]\nshare = 0.5\nlow = 0.2",
+    '[[data]]\nname = "a"\ntask = "arithmetic"\n[[data]]\nname = "b"\ntask = "countdown"\nweight = 0.5',
 )  # fmt: skip
 
 
@@ -110,7 +113,9 @@ def test_every_key_has_its_default_and_its_comment(schema):
     learner = schema["properties"]["learner"]["properties"]
     assert learner["warmup_steps"]["description"] == "optimizer steps of linear warmup"
     assert (learner["lr"]["default"], learner["schedule"]["default"]) == (1e-6, "constant")
-    assert schema["properties"]["data"]["properties"]["task"]["description"].startswith("gsm8k, math")  # the line above
+    assert schema["properties"]["data"]["anyOf"][0]["properties"]["task"]["description"].startswith(
+        "gsm8k, math"
+    )  # the line above
 
 
 def test_signs_in_strings_are_no_comments(tmp_path, monkeypatch):

@@ -17,7 +17,7 @@ import typing
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from ..config import Config, EnvironmentConfig, LearnerConfig, LoraConfig, limits, validate
+from ..config import Config, CurriculumConfig, EnvironmentConfig, LearnerConfig, LoraConfig, limits, validate
 from ..iterate.settings import Iterate, round_problems
 from ..objective.options import Options
 from ..objective.presets import PRESETS, settings
@@ -135,6 +135,7 @@ def _largest(kind: type, name: str, accepts: typing.Callable[[float], bool]) -> 
 
 
 _BASES = {
+    "curriculum.": {"curriculum": CurriculumConfig(share=0.5, high=1.0)},
     "environment.": {"environment": EnvironmentConfig(name="guess")},
     "lora.": {"lora": LoraConfig(rank=8)},
     "learner.reference_mix": {"learner": LearnerConfig(reference_every=1)},
@@ -153,10 +154,12 @@ def _problems_of_rounds(name: str, value: Any) -> list[str]:
 
 
 def _replaced(owner: Any, path: list[str], value: Any) -> Any:
-    """A copy of nested dataclasses with one setting changed; of a list of tables (rewards[0]), one that has it."""
+    """A copy of nested dataclasses with one setting changed; a list of tables (rewards[0]) gets one that has it."""
     name, listed, _ = path[0].partition("[")
     if listed:
-        kind = typing.get_args(typing.get_type_hints(type(owner))[name])[0]
+        hint = typing.get_type_hints(type(owner))[name]
+        several = next(h for h in (hint, *typing.get_args(hint)) if typing.get_origin(h) is tuple)
+        kind = typing.get_args(several)[0]
         new: Any = (_replaced(kind(), path[1:], value),)
     else:
         new = value if len(path) == 1 else _replaced(getattr(owner, name), path[1:], value)
