@@ -15,6 +15,7 @@ from trew.objective import LossOutput, Objective, TokenBatch
 from trew.rewards import RewardSet
 from trew.runs.notebook import Picture
 from trew.runs.report import RunData
+from trew.view.notebook import view
 
 INTRODUCTION = """\
 # trew from Python
@@ -71,7 +72,7 @@ SECTIONS: dict[str, Sequence[tuple[str, Any, Sequence[str]]]] = {
         ("trew.report.RunData", RunData, ("column", "completions", "metric_names")),
         ("trew.curves", trew.curves, ()),
         ("trew.runs.notebook.Picture", Picture, ("save",)),
-        ("trew.view", trew.view, ()),
+        ("trew.view", view, ()),
         ("trew.report.write_report", trew.report.write_report, ()),
     ],
     "Rewards": [
