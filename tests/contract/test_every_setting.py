@@ -236,7 +236,9 @@ DEAR = {
     "track.regrade_every", "checkpoint.keep", "lora.rank", "learner.optimizer", "eval.every", "checkpoint.best",
     "learner.reference_mix", "rewards.gate", "rewards.calls", "rewards.verify_with", "lora.alpha",
     "rewards.on_failure", "eval.samples", "eval.size", "lora.targets", "data.task", "rollout.refills",
-    "checkpoint.every", "rewards", "learner.share_prompts", "learner.compile",
+    "checkpoint.every", "rewards", "learner.share_prompts", "learner.compile", "rewards.sets",
+    "environment.workers", "environment.observation_tokens", "environment.on_failure", "environment.episodes",
+    "environment.args",
 }  # fmt: skip
 """Cases that take the longest, which run in the nightly tests. Each key is also tested where it is read."""
 

@@ -11,6 +11,7 @@ import torch
 
 import learner_help
 import ranks_work
+import tiers
 from ranks_help import Fleet, free_port, variables
 from trew.config import LoraConfig
 from trew.distributed import Ranks, sharding
@@ -66,8 +67,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("size", [2, 3])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("case", "size"), tiers.thinned(CASES, [2, 3], keep=2))
 def test_sharded_ranks_take_the_step_of_one_process(fleet, case, size):
     arguments = {"count": 2, **CASES[case]}
     alone = ranks_work.steps(None, **arguments)

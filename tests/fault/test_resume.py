@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import crashing
+import tiers
 from crashing import Watched, differences
 from forks import wait_for
 
@@ -41,7 +42,7 @@ def undisturbed(server, folder: Path, kind: str) -> Path:
     return whole
 
 
-@pytest.mark.parametrize("kind", KILLS)
+@pytest.mark.parametrize("kind", tiers.some(KILLS, ("grpo", "all")))
 def test_killed_and_resumed_equals_never_killed(server, folder, kind):
     whole, cut = undisturbed(server, folder, kind), folder / f"{kind}-cut"
     recipe = crashing.recipe(folder, kind, steps=STEPS)

@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+import tiers
 import tiny
 from fake_vllm import FakeVllm, serving
 from forks import wait_for
@@ -61,6 +62,9 @@ def whole(model: Path, server: Any, tmp_path_factory: pytest.TempPathFactory) ->
     return folder / "runs" / "servers-1", fake.calls
 
 
+PLACES = ("trew.training.loop:update:4", "trew.weights.files:PublishedFiles.publish:4")
+
+
 def test_a_run_on_servers_is_the_run_it_would_be_without(whole, model, tmp_path, cli):
     """The same prompts in the same order; the servers have the learner's weights at every step."""
     there, calls = whole
@@ -80,7 +84,7 @@ def test_a_run_on_servers_is_the_run_it_would_be_without(whole, model, tmp_path,
     assert not list((there / "weights").glob("*")), "versions end with the run"
 
 
-@pytest.mark.parametrize("place", ["trew.training.loop:update:4", "trew.weights.files:PublishedFiles.publish:4"])
+@pytest.mark.parametrize("place", tiers.some(PLACES, PLACES[1:]))
 def test_a_killed_run_resumes_and_trains_every_step_once(whole, fakes, model, tmp_path, server, cli, place):
     """kill -9 in the third step, when checkpoint 2 is there; the servers still have other weights."""
     path, run = recipe(tmp_path, model), tmp_path / "runs" / "servers-1"
