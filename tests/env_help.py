@@ -120,3 +120,18 @@ async def waits(row, seed):
 
 def plain(row, seed):
     return "x"
+
+
+class Judged(Counter):
+    """Judges episodes that a budget has ended: with what was counted, or not at all."""
+
+    def __init__(self, start=0, error=False):
+        super().__init__(start)
+        self.error = error
+
+    def step(self, reply: Reply):
+        self.count += 1
+        return Say(({"role": "user", "content": str(self.count)},), reward=0.25)
+
+    def stopped(self):
+        return 1 / 0 if self.error else 10.0 + self.count if self.count else None

@@ -58,6 +58,16 @@ def test_a_class_of_trl_plays_as_it_stands():
     made.close()
 
 
+def test_a_class_of_trl_is_asked_for_its_reward_however_the_episode_ends():
+    loaded = load(Spec(f"trl:{FILE}:Counter"))
+    assert loaded.judges_stopped
+    made = loaded.make()
+    made.reset({"prompt": "Count.", "target": 2}, 0)
+    made.step(Reply("", (Call("increment", {"times": 2}),)))
+    assert made.stopped() == 1.0
+    assert not load(Spec("guess")).judges_stopped
+
+
 def test_a_class_of_trl_without_reward_and_with_async_methods():
     made, opening = played(f"trl:{FILE}:Silent")
     assert text(opening) == "Go."

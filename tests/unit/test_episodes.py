@@ -174,6 +174,31 @@ def test_rewards_per_turn_reach_the_score(env):
     assert rollout.turns[-1].metrics == {"heard": 4.0}
 
 
+@pytest.mark.parametrize(
+    ("says", "ending", "rewards"),
+    [
+        (lambda request, turn: "hi", "turns", [0.25, 0.25, 13.25]),
+        (lambda request, turn: "hi" if turn < 1 else [65, 66], "length", [0.25, 11.0]),
+        (lambda request, turn: [65, 66], "length", [None]),
+    ],
+    ids=["turns", "cut", "cut at once"],
+)
+def test_an_environment_may_judge_what_a_budget_has_ended(env, says, ending, rewards):
+    episodes = played(env("Judged"), says, limits=Limits(turns=3, tokens=512, observation=100))
+    [group] = generate(episodes, prompts(1), n=2, sampling=HOW)
+    for rollout in group.rollouts:
+        assert (rollout.status, rollout.ending) == ("truncated", ending)
+        assert [turn.reward for turn in rollout.turns] == rewards
+
+
+def test_a_judge_of_stopped_episodes_that_fails_leaves_them_without_a_reward(env):
+    episodes = played(env("Judged", error=True), lambda request, turn: "hi", limits=Limits(2, 512, 100))
+    [group] = generate(episodes, prompts(1), n=2, sampling=HOW)
+    for rollout in group.rollouts:
+        assert (rollout.status, rollout.ending) == ("failed", "failed")
+        assert "ZeroDivisionError" in rollout.error
+
+
 def test_a_group_shares_its_opening_and_other_prompts_have_others(env):
     episodes = played(env("echo"), lambda request, turn: "hi")
     one, other = generate(episodes, prompts(2), n=3, sampling=HOW)

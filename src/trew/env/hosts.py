@@ -92,6 +92,7 @@ class Hosts:
         self._host_of: dict[str, _Host] = {}
         self._numbers = itertools.count()
         self._sources: Mapping[str, str] | None = None
+        self.judges_stopped = False  # once loaded: whether stopped() may be called
         self._lock = threading.RLock()  # of everything but the queue
         _alive.add(self)
 
@@ -113,6 +114,11 @@ class Hosts:
         """Passes on what the policy said."""
         with self._lock:
             self._send(self._host_of[key], key, "reply", from_reply(reply))
+
+    def stopped(self, key: str) -> None:
+        """Asks an environment that judges these what an episode has earned that a budget has ended."""
+        with self._lock:
+            self._send(self._host_of[key], key, "stopped")
 
     def end(self, key: str) -> None:
         """Ends an episode, whose answers are dropped from now on. Ignores unknown keys."""
@@ -168,7 +174,7 @@ class Hosts:
                 f"environment {self.spec.name}: its file was changed since the run began, and its process had to be "
                 "started again; put the file back as it was, or start a new run"
             )
-        self._sources = found["sources"]
+        self._sources, self.judges_stopped = found["sources"], found["judges_stopped"]
         self._hosts[place] = host
         return host
 

@@ -39,10 +39,12 @@ class Spec:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """``make`` returns the environment of an episode. ``sources`` has the SHA-256 of users' files, by path."""
+    """``make`` returns the environment of an episode. ``sources`` has the SHA-256 of users' files, by path.
+    ``judges_stopped``: it is a :class:`.protocol.JudgesStopped`."""
 
     make: Callable[[], Environment]
     sources: Mapping[str, str] = field(default_factory=dict)
+    judges_stopped: bool = False
 
 
 class Generated:
@@ -78,7 +80,10 @@ def load(spec: Spec, *, timeout_s: float = 20.0) -> Loaded:
     if not spec.name and tools:
         return Loaded(lambda: ToolLoop(tools, seconds=TOOLS_SHARE * timeout_s), sources)
     found = _named(spec)
-    return Loaded(lambda: ToolLoop(tools, found.make(), seconds=TOOLS_SHARE * timeout_s), {**sources, **found.sources})
+    return Loaded(
+        lambda: ToolLoop(tools, found.make(), seconds=TOOLS_SHARE * timeout_s), {**sources, **found.sources},
+        found.judges_stopped,
+    )  # fmt: skip
 
 
 def _named(spec: Spec) -> Loaded:
@@ -100,7 +105,8 @@ def _named(spec: Spec) -> Loaded:
         found, path, name = load_named(spec.name, modules)
     except ConfigError as error:
         raise ConfigError([f"environment.name: {problem}" for problem in error.problems]) from error
-    return Loaded(_factory(found, spec, f"{path}:{name}"), sources_of(path))
+    judges_stopped = inspect.isclass(found) and callable(getattr(found, "stopped", None))
+    return Loaded(_factory(found, spec, f"{path}:{name}"), sources_of(path), judges_stopped)
 
 
 def _check_values(function: Callable[..., Episode], spec: Spec) -> None:

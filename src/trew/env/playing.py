@@ -12,7 +12,7 @@ import numpy as np
 from ..rewards.isolation.frames import Channel, Closed
 from ..rewards.user.wire import decode, encode
 from .load import Loaded
-from .protocol import Environment
+from .protocol import Environment, Say
 from .wire import from_say, to_reply
 
 MOST_BYTES = 64 << 20
@@ -20,7 +20,8 @@ MOST_BYTES = 64 << 20
 
 
 def play(loaded: Loaded, channel: Channel) -> None:
-    """Answers messages until the channel closes: ``["begin", row, seed]``, ``["reply", reply]``, ``["end"]``.
+    """Answers messages until the channel closes: ``["begin", row, seed]``, ``["reply", reply]``, ``["stopped"]`` if a
+    budget has ended the episode and the environment judges that, ``["end"]``.
 
     Answers are ``["said", say]`` or ``["failed", kind, text]``. Nothing that the environment does, exiting included,
     reaches another episode."""
@@ -45,7 +46,9 @@ def play(loaded: Loaded, channel: Channel) -> None:
         environment.close()
 
 
-def _answer(environment: Environment, what: str, given: list[Any]) -> dict[str, Any]:
+def _answer(environment: Any, what: str, given: list[Any]) -> dict[str, Any]:
+    if what == "stopped":
+        return from_say(Say(reward=environment.stopped(), done=True), opening=False)
     say = environment.reset(*given) if what == "begin" else environment.step(to_reply(given[0]))
     return from_say(say, opening=what == "begin")
 

@@ -121,3 +121,11 @@ class Environment(Protocol):
     def close(self) -> None:
         """Frees what the episode held. Called once, however the episode ended."""
         ...
+
+
+class JudgesStopped(Environment, Protocol):
+    """An environment that judges episodes which a budget has ended too: a reply that was cut off, turns, tokens."""
+
+    def stopped(self) -> float | None:
+        """What the episode earns on top of its turns' rewards. Nothing is said after that."""
+        ...

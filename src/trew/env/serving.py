@@ -40,7 +40,7 @@ def main(source: int, target: int, *, parent: int, life: int | None) -> None:
         except (ConfigError, SandboxError) as error:
             channel.send(encode({"problems": str(error).split("\n")}))
             return
-        channel.send(encode({"sources": dict(loaded.sources)}))
+        channel.send(encode({"sources": dict(loaded.sources), "judges_stopped": loaded.judges_stopped}))
         gc.collect()
         gc.freeze()  # a collection in a fork would copy the memory that it shares
         Host(channel, loaded, limit_s=limit_s).serve()

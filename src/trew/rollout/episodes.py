@@ -62,6 +62,7 @@ class _Play:
     context: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
     read: tuple[Message, ...] = ()
     counts: dict[str, float] = field(default_factory=dict)
+    stopped: Ending | None = None  # the budget that has ended it, while its environment judges it
     error: str = ""
 
 
@@ -303,7 +304,7 @@ class Episodes:
         play.turns.append(dataclasses.replace(turn, calls=as_messages, **known))
         play.ids = np.concatenate([play.ids, turn.token_ids])
         if turn.finish_reason == "length":
-            self._end(play, "length")
+            self._stop(play, "length")
             return
         reason: FinishReason = "tool_call" if calls else turn.finish_reason
         reply = Reply(turn.text, calls, malformed, len(play.turns) - 1, reason)
@@ -327,22 +328,30 @@ class Episodes:
     def _answered(self, play: _Play, say: Say) -> None:
         """Goes on with an episode, or ends it."""
         last = play.turns[-1]
+        if play.stopped is not None:
+            if say.reward is not None:
+                play.turns[-1] = dataclasses.replace(last, reward=(last.reward or 0.0) + say.reward)
+            self._end(play, play.stopped)
+            return
         play.turns[-1] = dataclasses.replace(last, reward=say.reward, metrics={**last.metrics, **say.metrics})
         if say.done or len(play.turns) >= self.limits.turns:
-            self._end(play, "done" if say.done else "turns")
+            if say.done:
+                self._end(play, "done")
+            else:
+                self._stop(play, "turns")
             return
         messages = say.messages if self.format is None else self.format.observation(say.messages)
         cleaned = self.bridges.cleaned(messages)
         bridge = self.bridges.bridge(cleaned.messages, ended_by=self._ended_by(last))
         if bridge is None:
-            self._end(play, "wrong_end")
+            self._stop(play, "wrong_end")
             return
         play.said, play.read, play.counts = say, cleaned.messages, _counts(cleaned)
         play.context = np.asarray(bridge, np.int64)
         ids = np.concatenate([play.ids, play.context])
         reply = play.request.sampling.max_tokens
         if len(ids) + reply > self.limits.tokens:
-            self._end(play, "tokens")
+            self._stop(play, "tokens")
             return
         play.ids = ids
         more = len(play.turns) + 1 < self.limits.turns
@@ -363,6 +372,15 @@ class Episodes:
         play.said = None
         if self._asked.pop(play.key, None) is not None:
             self._opened(play.opening)
+
+    def _stop(self, play: _Play, budget: Ending) -> None:
+        """Ends an episode because of a budget, once its environment has judged it, if it does so."""
+        if not self.hosts.judges_stopped:
+            self._end(play, budget)
+            return
+        play.stopped = budget
+        self._asked[play.key] = play
+        self.hosts.stopped(play.key)
 
     def _end(self, play: _Play, ending: Ending) -> None:
         turns = tuple(play.turns) or (_nothing(play.context, play.read),)

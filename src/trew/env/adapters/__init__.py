@@ -11,8 +11,9 @@ from typing import Any
 from ..protocol import Environment
 from . import arena, gym, openenv, reasoning_gym, trl, verifiers
 
-Adapted = tuple[Callable[[], Environment], Mapping[str, str]]
-"""What makes one episode's environment, and the SHA-256 of users' files by path."""
+Make = Callable[[], Environment]
+Adapted = tuple[Make, Mapping[str, str]] | tuple[Make, Mapping[str, str], bool]
+"""What makes one episode's environment, the SHA-256 of users' files by path, and whether it judges stopped episodes."""
 
 ADAPTERS: Mapping[str, Callable[[str, Mapping[str, Any]], Adapted]] = {
     "trl": trl.adapt,

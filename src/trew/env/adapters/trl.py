@@ -1,8 +1,8 @@
 """``trl:path/to/file.py:Class``: an environment class as TRL's ``environment_factory`` takes it; TRL is not needed.
 
 Public methods are tools. ``reset(**row)`` returns text for the end of the last user message, or None. ``get_reward()``
-is called after the first reply without a call, once. Two things differ from TRL 1.16: an episode that is cut off or out
-of turns ends without that reward (TRL scores it), and a call with wrong arguments is answered by our own message.
+is called once, after the first reply without a call or when a budget ends the episode. One thing differs from TRL 1.16:
+a call with wrong arguments is answered by our own message.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..tools.builtin import ToolError
 from ..tools.schema import tool_of
 
 
-def adapt(name: str, args: Mapping[str, Any]) -> tuple[Callable[[], Environment], Mapping[str, str]]:
+def adapt(name: str, args: Mapping[str, Any]) -> tuple[Callable[[], Environment], Mapping[str, str], bool]:
     """Loads the class, or the function that makes its objects, with ``args``. Raises ConfigError."""
     found, path, _ = load_named(name)
     try:
@@ -35,7 +35,7 @@ def adapt(name: str, args: Mapping[str, Any]) -> tuple[Callable[[], Environment]
         raise ConfigError(f"environment.name: trl:{name}: has no method reset, which TRL calls with the row's columns")
     for method in _tools(methods):
         tool_of(_plain(methods[method]))
-    return lambda: TrlEnvironment(found(**args)), sources_of(path)
+    return lambda: TrlEnvironment(found(**args)), sources_of(path), True
 
 
 class TrlEnvironment:
@@ -55,9 +55,10 @@ class TrlEnvironment:
         return Say(tuple(messages), tools=tuple(map(self._tool, _tools(_methods(type(self.inner))))))
 
     def step(self, reply: Reply) -> Say:
-        if not hasattr(self.inner, "get_reward"):
-            return Say(done=True)
-        return Say(reward=self._run(self.inner.get_reward), done=True)
+        return Say(reward=self.stopped(), done=True)
+
+    def stopped(self) -> float | None:
+        return self._run(self.inner.get_reward) if hasattr(self.inner, "get_reward") else None
 
     def close(self) -> None:
         if self._loop is not None:

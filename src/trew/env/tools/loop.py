@@ -45,6 +45,10 @@ class ToolLoop:
         failed = sum(one.failed for one in results)
         return Say(said, metrics={"tool_calls": float(len(results)), "tool_errors": float(failed)})
 
+    def stopped(self) -> float | None:
+        """What the environment says of an episode that a budget has ended; only asked of those that judge these."""
+        return getattr(self.environment, "stopped")()  # noqa: B009 (it is of another protocol)
+
     def close(self) -> None:
         # A class of a user's may have nothing to free.
         if (close := getattr(self.environment, "close", None)) is not None:
