@@ -12,7 +12,7 @@ import torch
 
 import env_help
 import tiny
-from trew.config import RewardConfig
+from trew.config import RewardConfig, parse
 from trew.env.hosts import Hosts
 from trew.env.load import Spec
 from trew.errors import EngineError, EpisodeError
@@ -24,6 +24,7 @@ from trew.rollout.episodes import Episodes, Limits, environment_seed
 from trew.rollout.generate import generate
 from trew.rollout.torch_engine import TorchEngine
 from trew.rollout.torch_engine.decode import Schedule
+from trew.training import episodes as planned
 from trew.types import Prompt, Sampling, Span, Turn
 
 END = 258
@@ -446,3 +447,17 @@ def test_new_weights_give_up_what_is_held(env):
     episodes.engine.version = 1
     assert episodes.engine._schedule is None
     episodes.cancel(["0"])
+
+
+@pytest.mark.parametrize(
+    ("cluster", "turns", "told"),
+    [
+        ({"learner": 2}, 4, True),
+        ({}, 4, False),
+        ({"learner": 2}, 1, False),
+        ({"learner": 2, "rollout": "vllm", "servers": 1}, 4, False),
+    ],
+)
+def test_ranks_that_wait_for_later_turns_are_told_of(cluster, turns, told):
+    config = parse({"model": "m", "environment": {"name": "guess", "turns": turns}, "cluster": cluster})
+    assert any("by rank 0 alone" in note for note in planned.notes(config)) == told

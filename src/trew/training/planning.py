@@ -91,6 +91,7 @@ def plan(config: Config, *, found: Sequence[str] = (), bar: Bar | None = None) -
         *(replay.notes if replay else ()),
         *of_lengths,
         *renderer.notes(rendered),
+        *(episodes.notes(config) if config.plays else ()),
         *rewards.unserved_notes(prompts),
         *rewards.code,
         *compatibility.notes(objective, config),
