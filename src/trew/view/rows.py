@@ -44,6 +44,8 @@ class Tables:
 
     def __init__(self) -> None:
         self._known: OrderedDict[tuple[str, str, int, object], Any] = OrderedDict()
+        self._sizes: dict[object, int] = {}
+        self._bytes = 0
         self._lock = threading.Lock()
 
     def get(self, run: ViewedRun, eval: bool, step: int) -> Any:
@@ -55,10 +57,13 @@ class Tables:
                 self._known.move_to_end(key)
                 return self._known[key]
         found = table.read(run.folder, kind, step, SHOWN, leaves=_LEAVES)
+        size = found.nbytes
         with self._lock:
-            self._known[key] = found
-            while sum(each.nbytes for each in self._known.values()) > _KEPT_BYTES and len(self._known) > 1:
-                self._known.popitem(last=False)
+            if key not in self._known:  # another thread may have read it meanwhile
+                self._known[key], self._sizes[key] = found, size
+                self._bytes += size
+            while self._bytes > _KEPT_BYTES and len(self._known) > 1:
+                self._bytes -= self._sizes.pop(self._known.popitem(last=False)[0])
         return found
 
 
