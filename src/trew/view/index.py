@@ -1,6 +1,7 @@
 """The completions of a run without their texts and tokens: what filters, sorts and groups need, as numpy columns.
 
-One part per table, read once; a part is read again only if its file changed. Takes about 110 bytes per completion, joined parts included.
+One part per table, read once; a part is read again only if its file changed. Takes about 110 bytes per
+completion, joined parts included.
 """
 
 from __future__ import annotations

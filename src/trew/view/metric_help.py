@@ -19,6 +19,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "groups_sampled", "shared_state_share", "monitor/.*",
     ),
     "Episodes": ("turns", "observation_share", "environment/.*"),
+    "Data": ("data/.*", "curriculum/.*"),
     "Optimizer": ("loss", "grad_norm", "lr", "changed_share", "bad_steps", "skipped_steps", "learner_tokens"),
     "Freshness": (
         "staleness", "age_mean", "age_max", "age/.*", "fresh_share", "canary_gap", "passed_over", "policy_version",
@@ -36,6 +37,12 @@ HELP: dict[str, str] = {
     "reward/none": "share of completions without a value",
     "reward/<name>/timeout": "share of completions for which this reward has that status",
     "reward/<name>/seconds": "mean seconds of this reward per scored completion",
+    "data/<name>/share": "this data set's share of the step's prompts",
+    "data/<name>/reward": "mean reward of the completions of this data set's prompts",
+    "data/<name>/pass_rate": "share of right answers among the completions of this data set's prompts",
+    "curriculum/known": "share of all prompts that have a measured pass rate",
+    "curriculum/in_target": "share of the prompts with a pass rate whose rate is inside the target",
+    "curriculum/by_rate": "share of the draws since the step before that went by pass rate",
     "monitor/<name>": "a sign of reward hacking",
     "accuracy": "share of the step's completions that are correct",
     "entropy": "mean entropy of the policy per sampled token, in nats, at temperature 1",
@@ -107,6 +114,7 @@ _PATTERNS = (
     (re.compile("reward/.+/no_answer"), "reward/no_answer"),
     (re.compile("reward/.+/[a-z_]+"), "reward/<name>/timeout"),
     (re.compile("reward/.+"), "reward/<name>"),
+    *((re.compile(f"data/.+/{name}"), f"data/<name>/{name}") for name in ("share", "reward", "pass_rate")),
     (re.compile("monitor/.+"), "monitor/<name>"),
     (re.compile("age/.+"), "age/0"),
 )
