@@ -82,13 +82,20 @@ def load_sets(sets: Sequence[SetConfig], *, eval_size: int, seed: int) -> Datase
     train = {name: _named(name, data.train) for name, data in found.items()}
     evaluation = {name: _named(name, data.eval) for name, data in found.items()}
     notes = [f"{name}: {note}" for name, data in found.items() for note in data.notes]
-    for name, prompts in evaluation.items():
-        others = [prompt for other in train if other != name for prompt in train[other]]
-        notes += [f"{name}: in other data sets, {note}" for note in overlap_note(others, prompts)]
+    notes += _overlap_notes(train, evaluation)
     whole = [prompt for prompts in train.values() for prompt in prompts]
     held = [prompt for prompts in evaluation.values() for prompt in prompts]
     rewards = _rewards_of_sets({name: data.default_rewards for name, data in found.items()})
     return Dataset(whole, held, rewards, notes, fingerprint(whole, held))
+
+
+def _overlap_notes(train: Mapping[str, Sequence[Prompt]], evaluation: Mapping[str, Sequence[Prompt]]) -> list[str]:
+    """Notes on evaluation prompts of each set that other sets train on."""
+    notes = []
+    for name, prompts in evaluation.items():
+        others = [prompt for other in train if other != name for prompt in train[other]]
+        notes += [f"{name}: in other data sets, {note}" for note in overlap_note(others, prompts)]
+    return notes
 
 
 def load_eval_of_sets(

@@ -165,10 +165,7 @@ def _count(
     # None: no reward could judge the completion. Counting it as wrong would blame the model for the grader.
     judged = [[v for v in row if v is not None] for row in verdicts]
     # Pairs, not a dict: two prompts of equal text have one uid and still count as two.
-    accuracies = [(g.group.prompt.uid, sum(v) / len(v)) for g, v in zip(scored, judged, strict=True) if v]
-    of_set: dict[str, list[float]] = {name: [] for name in sets}
-    for group, verdict in zip(scored, judged, strict=True) if sets else ():
-        of_set[group.group.prompt.data_set] += [sum(verdict) / len(verdict)] if verdict else []
+    accuracies = [(g.group.prompt, sum(v) / len(v)) for g, v in zip(scored, judged, strict=True) if v]
     pass_at = _pass_at(judged, samples)
     completions = [c for g in scored for c in g.group.rollouts]
     tokens = sum(map(len, completions))
@@ -185,10 +182,15 @@ def _count(
         rewards={name: _mean_reward(scored, name) for name in names},
         seconds=seconds,
         tokens_per_second=tokens / seconds if seconds > 0 else 0.0,
-        prompt_accuracy=dict(accuracies),
+        prompt_accuracy={prompt.uid: accuracy for prompt, accuracy in accuracies},
         groups=tuple(scored),
-        sets={name: SetResult(cluster_interval(own, samples=samples), len(own)) for name, own in of_set.items()},
+        sets={name: _of_set(name, accuracies, samples) for name in sets},
     )
+
+
+def _of_set(name: str, accuracies: Sequence[tuple[Prompt, float]], samples: int) -> SetResult:
+    own = [accuracy for prompt, accuracy in accuracies if prompt.data_set == name]
+    return SetResult(cluster_interval(own, samples=samples), len(own))
 
 
 def _pass_at(judged: list[list[bool]], samples: int) -> dict[int, Interval]:

@@ -6,7 +6,7 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..config import RewardConfig
 from ..errors import RewardError
@@ -28,6 +28,9 @@ from .user.process import Process
 from .user.session import FunctionHost
 from .user.verdicts import Ask, verdicts_of
 from .verdict import NOT_PLAYED, Verdict
+
+if TYPE_CHECKING:
+    from .model.reward_model import ModelReward
 
 
 class RewardSet:
@@ -218,11 +221,7 @@ class RewardSet:
         rows = self._called(per_step, groups, step)
         for reward in self.rewards:
             if reward.model is not None:
-                served = [group for group in groups if reward.serves(group.prompt)]
-                scored = iter(reward.model.score(served) if served else ())
-                rows[reward.name] = [
-                    next(scored) if reward.serves(group.prompt) else not_judged(reward, group) for group in groups
-                ]
+                rows[reward.name] = _by_model(reward, reward.model, groups)
         for name, of_groups in rows.items():
             for g, verdicts in enumerate(of_groups):
                 found[g][name] = verdicts
@@ -377,6 +376,13 @@ def _by_group(reward: Reward, groups: Sequence[Group], verdicts: Iterable[Verdic
         [next(left) for _ in group.rollouts] if gold_checks.applies(reward, group.prompt) else not_judged(reward, group)
         for group in groups
     ]
+
+
+def _by_model(reward: Reward, model: ModelReward, groups: Sequence[Group]) -> list[list[Verdict]]:
+    """A reward model's verdicts; it does not see groups of other data sets."""
+    served = [group for group in groups if reward.serves(group.prompt)]
+    scored = iter(model.score(served) if served else ())
+    return [next(scored) if reward.serves(group.prompt) else not_judged(reward, group) for group in groups]
 
 
 def _lacks(function: UserFunction, columns: Iterable[str]) -> bool:

@@ -82,14 +82,19 @@ def held_out(config: Config) -> tuple[list[Prompt], tuple[RewardConfig, ...], li
 def rewards_of(config: Config, defaults: Sequence[RewardConfig]) -> tuple[RewardConfig, ...]:
     """The recipe's rewards, or the task's ``defaults``; with an environment, also what that gives. Of several data
     sets, those that no reward of the recipe judges have the defaults."""
-    specs = config.rewards or tuple(defaults)
-    if config.rewards and all(spec.sets for spec in config.rewards):
-        judged = {name for spec in config.rewards for name in spec.sets}
-        left = [dataclasses.replace(d, sets=tuple(n for n in d.sets if n not in judged)) for d in defaults]
-        specs += tuple(spec for spec in left if spec.sets)
+    specs = (*config.rewards, *_of_unjudged_sets(config.rewards, defaults)) if config.rewards else tuple(defaults)
     if config.environment.name and all(spec.name != "environment" for spec in specs):
         return (RewardConfig(name="environment"), *specs)
     return specs
+
+
+def _of_unjudged_sets(given: Sequence[RewardConfig], defaults: Sequence[RewardConfig]) -> list[RewardConfig]:
+    """The default rewards of the data sets, of several, that none of the ``given`` ones is for."""
+    if not all(spec.sets for spec in given):
+        return []
+    judged = {name for spec in given for name in spec.sets}
+    left = [dataclasses.replace(spec, sets=tuple(n for n in spec.sets if n not in judged)) for spec in defaults]
+    return [spec for spec in left if spec.sets]
 
 
 def prepare(config: Config, prompts: Sequence[Prompt], renderer: Renderer, *, positions: int | None) -> EpisodePlan:

@@ -218,13 +218,13 @@ def _curriculum_problems(config: Config, rewards: RewardSet) -> list[str]:
     found = []
     for name in config.set_names or ("",):
         judging = [r for r in rewards.rewards if not r.sets or name in r.sets]
-        if config.eval.correct_reward:
-            judging = [r for r in judging if r.name == config.eval.correct_reward]
-        if judging and all(r.model is not None for r in judging):
+        named = [r for r in judging if r.name == config.eval.correct_reward] or judging
+        if named and all(r.model is not None for r in named):
+            of_set = f" of {name}" if name else ""
             found.append(
-                f"curriculum.share: got {config.curriculum.share:g}, but the scores of reward model "
-                f"{judging[0].name!r} do not say which completions{f' of {name}' if name else ''} pass; set "
-                "eval.correct_at to the score from which they do, or add a reward that verifies them"
+                f"curriculum.share: got {config.curriculum.share:g}, but the scores of reward model {named[0].name!r} "
+                f"do not say which completions{of_set} pass; set eval.correct_at to the score from which they do, or "
+                "add a reward that verifies them"
             )
     return found
 
