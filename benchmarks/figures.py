@@ -19,8 +19,8 @@ from trew.runs.report.svg import CSS, side_by_side
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-PAGE, MEMORY_PAGE, PAIRS_PAGE, SCALE_PAGE = (
-    ROOT / "docs" / f"{name}.md" for name in ("performance", "memory", "reward-models", "scale")
+PAGE, MEMORY_PAGE, PAIRS_PAGE, SCALE_PAGE, ENVIRONMENTS_PAGE = (
+    ROOT / "docs" / f"{name}.md" for name in ("performance", "memory", "reward-models", "scale", "environments")
 )
 IMAGES = ROOT / "docs" / "images"
 PHASES = (("generate", ("generate",)), ("old and reference log-probs", ("old", "ref")),
@@ -49,6 +49,10 @@ def files() -> dict[Path, str]:
         SCALE_PAGE: filled(
             SCALE_PAGE.read_text(encoding="utf-8"),
             {"cluster": written(cluster_table, load("cluster"))} | simulated(load("cluster_sim")),
+        ),
+        ENVIRONMENTS_PAGE: filled(
+            ENVIRONMENTS_PAGE.read_text(encoding="utf-8"),
+            {"learned": written(learned_table, load("environments")), "turns": turns_line(load("episodes"))},
         ),
         IMAGES / "performance-step.svg": stacked(shown),
         IMAGES / "performance-scaling.svg": scaling_picture(scaling),
@@ -224,6 +228,30 @@ def plan_table(found: dict[str, Any]) -> str:
         lines += ["", f"{len(peaks)} of these settings were run several times: the peaks of a setting's runs differ by "
                   f"{apart:.1%} at most, and the table shows the largest."]  # fmt: skip
     return "\n".join(lines)
+
+
+def learned_table(found: dict[str, Any]) -> str:
+    """What was learned in built-in environments."""
+
+    def share(a: dict[str, float]) -> str:
+        return f"{a['mean']:.2f} ({a['low']:.2f} to {a['high']:.2f})"
+
+    rows = [
+        [r["environment"], str(r["seed"]), str(r["steps"]), share(r["accuracy_before"]), share(r["accuracy_after"])]
+        for r in found["rows"]
+    ]
+    return table(["environment", "seed", "steps", "before (95 %)", "after (95 %)"], rows)
+
+
+def turns_line(found: dict[str, Any]) -> str:
+    """What several turns cost."""
+    if "ratio" not in found:
+        return "Not measured yet."
+    return (
+        f"An episode of five turns took {found['ratio']:.2f} times as long as one completion of as many sampled "
+        f"tokens; with {found['episodes']} episodes whose environment takes 50 ms for each answer, "
+        f"{100 * found['waited_share']:.0f} % of the time was spent waiting for environments."
+    )
 
 
 def floor_table(found: dict[str, Any]) -> str:
