@@ -80,7 +80,7 @@ class Visit:
     def settled(self) -> Any:
         self.page.wait_for_selector("main > *", state="attached")
         self.page.wait_for_timeout(150)
-        self.page.wait_for_selector(".loading", state="detached")
+        self.page.wait_for_selector(".loading", state="detached", timeout=120_000)
         return self.page
 
     def close(self) -> None:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
+from rollouts_help import rollout
 from trew.runs import RunFolder
-from view_help import CONFIG, episode, group, write_eval, write_step
+from trew.types import ScoredGroup
+from view_help import CONFIG, episode, group, score, write_eval, write_step
 
 HOSTILE = (
     "<script>window.pwned = 1</script><img src=x onerror='window.pwned = 1'>",
@@ -43,13 +48,22 @@ def _summary(run: RunFolder, steps: int, seed: int) -> None:
     })  # fmt: skip
 
 
+def _with_a_megabyte(scored: ScoredGroup) -> ScoredGroup:
+    """One more answer: a line of a million characters in a hundred thousand tokens."""
+    ids = np.full(100_000, 120)
+    line = rollout(ids, text="x" * 1_000_000, logprobs=-1.0, policy_logprobs=-1.5, entropies=0.5)
+    asked = replace(scored.group, rollouts=(*scored.group.rollouts, line))
+    return replace(scored, group=asked, scores=(*scored.scores, score(0.0)))
+
+
 def hostile(folder: Path) -> Path:
     """What a model could write to attack the page, a line of a megabyte, and a conversation with a tool."""
     with RunFolder.open(folder) as run:
         run.write_config(CONFIG.format(steps=2, seed=0, lr=1e-3))
-        answers = (*HOSTILE, "x" * 1_000_000)
         columns = {"answer": "<script>window.pwned = 1</script>"}
-        write_step(run, 1, group("<script>window.pwned = 1</script>", *answers, prompt=HOSTILE[0], **columns))
+        write_step(
+            run, 1, _with_a_megabyte(group("<script>window.pwned = 1</script>", *HOSTILE, prompt=HOSTILE[0], **columns))
+        )
         write_step(run, 2, episode("talk"))
     return folder
 

@@ -122,7 +122,7 @@ def test_runs_of_one_setting_become_a_mean_and_a_band(visit) -> None:
     page.get_by_role("button", name="Mean and band").click()
     legend = page.locator(".legend").first
     expect(legend.locator("li")).to_have_count(2)
-    expect(legend).to_contain_text("slow-0 and 5 more of this setting")
+    expect(legend).to_contain_text("slow-0 and 5 more of its setting")
     chart = page.get_by_role("img", name=re.compile("^entropy over step"))
     chart.scroll_into_view_if_needed()
     chart.focus()

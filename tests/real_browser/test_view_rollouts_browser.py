@@ -223,7 +223,7 @@ def test_characters_without_a_form_are_labelled_and_turn_nothing_around(visit) -
 
 def test_a_line_of_a_megabyte_does_not_stop_the_page(visit) -> None:
     page = visit.open("#tokens?run=hostile&step=1&group=0&sample=4")
-    expect(page.locator(".facts").first).to_contain_text("1,000,000 tokens")
+    expect(page.locator(".facts").first).to_contain_text("100,000 tokens")
     assert page.locator(".tok").count() < 20_000  # only what is near the screen exists
     assert page.evaluate("document.documentElement.scrollWidth") <= 1440
     page.locator(".tok").nth(10).click()
@@ -231,5 +231,5 @@ def test_a_line_of_a_megabyte_does_not_stop_the_page(visit) -> None:
     page.locator(".token-plot canvas").click(position={"x": 700, "y": 40})
     expect(page.locator(".inspector")).not_to_contain_text("token 10,")
     at = int(re.search(r"token=(\d+)", page.url)[1])
-    assert at > 100_000
+    assert at > 10_000
     expect(page.locator(f"#t{at}")).to_be_in_viewport()

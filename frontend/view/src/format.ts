@@ -20,7 +20,7 @@ export function short(value: number): string {
 }
 
 export function signed(value: Num | undefined): string {
-  return value !== null && value !== undefined && value > 0 ? `+${number(value)}` : number(value).replace(/^-/, "−");
+  return value !== null && value !== undefined && value > 0 ? `+${number(value)}` : number(value);
 }
 
 export function percent(value: Num | undefined): string {

@@ -7,13 +7,24 @@ import { percent } from "../format";
 import type { Accuracy, Run, Summary } from "../types";
 import { interval } from "./basics";
 
+const MANY = 6;
+
 export function BeforeAfter({ page }: { page: Page }) {
-  return (
+  const bars = (
     <section class="before-after" aria-label="Held-out accuracy before and after">
       {page.chosen.map((run) => (
         <Bar key={run.id} run={run} colour={page.colour(run.id)} />
       ))}
     </section>
+  );
+  if (page.chosen.length <= MANY) return bars;
+  return (
+    <details class="section">
+      <summary>
+        <h2>Before and after</h2> <span class="muted">{page.chosen.length} runs</span>
+      </summary>
+      {bars}
+    </details>
   );
 }
 
@@ -52,7 +63,7 @@ function Bar({ run, colour }: { run: Run; colour: string }) {
 }
 
 function change(difference: number): string {
-  return `${difference < 0 ? "−" : "+"}${percent(Math.abs(difference)).replace(" %", "")} points`;
+  return `${difference < 0 ? "-" : "+"}${percent(Math.abs(difference)).replace(" %", "")} points`;
 }
 
 function Whisker({ value, y, class: name, colour }: { value: Accuracy; y: number; class: string; colour?: string }) {

@@ -1,4 +1,5 @@
 import { useMemo, useState } from "preact/hooks";
+import { runColour } from "../colour";
 import { adjust, set, type Page } from "../context";
 import { useSeen } from "../hooks";
 import { useMetrics, type Known } from "../metrics";
@@ -209,13 +210,16 @@ interface PanelProps extends GroupsProps {
   evals?: boolean;
 }
 
+function helpOf({ pairs, name, options, evals }: PanelProps): string | undefined {
+  if (evals) return `accuracy on held-out prompts${options.seeds ? "" : ", with its 95 % interval"}`;
+  return pairs.map((p) => p.metrics.help[name]).find(Boolean);
+}
+
 function Panel(props: PanelProps) {
-  const { page, pairs, name, options, pinned, evals = false } = props;
+  const { page, name, options, pinned, evals = false } = props;
   const [ref, seen] = useSeen<HTMLElement>();
   const [large, setLarge] = useState(false);
-  const help =
-    pairs.map((p) => p.metrics.help[name]).find(Boolean) ??
-    (evals ? "accuracy on held-out prompts, with its 95 % interval" : undefined);
+  const help = helpOf(props);
   const isPinned = pinned.includes(name);
   const pin = () => set(page, { pin: (isPinned ? pinned.filter((c) => c !== name) : [...pinned, name]).join(" ") });
   return (
@@ -349,16 +353,17 @@ function bands(pairs: Pair[], lines: Line[]): Line[] {
     lines.map((line, i) => ({ line, setting: pairs[i]?.run.setting ?? "" })),
     (each) => each.setting,
   );
-  return [...settings.values()].flatMap((members) => {
+  return [...settings.values()].flatMap((members, i) => {
     const known = members.map((m) => m.line).filter((l) => l.x.length);
     const first = known[0];
     if (!first) return [];
-    if (known.length === 1) return [first];
+    const colour = runColour(i);
+    if (known.length === 1) return [{ ...first, colour }];
     const { x, mean, low, high } = meanAndRange(known);
     return [
       {
-        label: `${first.label} and ${known.length - 1} more of this setting`,
-        colour: first.colour,
+        label: `${first.label} and ${known.length - 1} more of its setting (band: lowest to highest)`,
+        colour,
         x,
         y: mean,
         low,
