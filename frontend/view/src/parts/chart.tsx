@@ -97,7 +97,7 @@ function options(
     series: all,
     bands,
     axes: axes(current.current.xTitle === "step"),
-    scales: { x: { time: false, range: xRange }, y: { distr: current.current.log ? 3 : 1 } },
+    scales: { x: { time: false, range: xRange }, y: current.current.log ? { distr: 3 } : { range: yRange } },
     cursor: {
       sync: { key: "steps", scales: ["x", null] },
       drag: { x: true, y: false, setScale: false },
@@ -121,6 +121,13 @@ function options(
       ],
     },
   };
+}
+
+/** A line that is flat gets an axis around its value, and not one that ends far away from it. */
+function yRange(_u: uPlot, low: number | null, high: number | null): uPlot.Range.MinMax {
+  if (low === null || high === null) return [0, 1];
+  if (low !== high) return uPlot.rangeNum(low, high, 0.1, true);
+  return low === 0 ? [0, 1] : [low - Math.abs(low) / 5, low + Math.abs(low) / 5];
 }
 
 /** The point on a line under the cursor; columns that only make room for whiskers have none. */

@@ -87,7 +87,12 @@ export function PushSummary({ completion, push }: { completion: Completion; push
           <li key={t.push} title={PUSH_TITLES[t.push].help}>
             <span class={`push-part key ${t.push}`} /> <b>{t.count.toLocaleString("en-US")}</b>{" "}
             {PUSH_TITLES[t.push].title}
-            {t.share !== null && t.share > 0 && <span class="muted"> · {Math.round(100 * t.share)} % of the push</span>}
+            {t.share !== null && t.share > 0 && (
+              <span class="muted">
+                {" "}
+                · {Math.round(100 * t.share)} {t.push === "held" ? "% of the push, by the KL term" : "% of the push"}
+              </span>
+            )}
           </li>
         ))}
       </ul>
