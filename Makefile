@@ -32,7 +32,7 @@ docs: $(VENV)/.installed
 site: .venv-docs/.installed
 	.venv-docs/bin/python docs/gather.py
 	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict --quiet
-	@echo "build/site/index.html"
+	@echo "build/site/index.html; with search: python3 -m http.server -d build/site"
 
 .venv-docs/.installed: pyproject.toml constraints.txt
 	@test -x .venv-docs/bin/python || $(PYTHON) -m venv .venv-docs || { rm -rf .venv-docs; exit 2; }
