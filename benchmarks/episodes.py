@@ -3,6 +3,9 @@
     python benchmarks/episodes.py            medians, written to benchmarks/results/episodes.json
     python benchmarks/episodes.py --model lm --episodes 8 --pairs 1     a quick look
 
+It also measures what the learner saves where it computes no log-prob of observations (``learner_ratio``: the time of a
+gradient with them left out, by the time with all log-probs).
+
 An episode of 5 turns is compared with one completion of as many sampled tokens: what is more is the observations, their
 prefills, and the processes of the environment. Both are drawn to their full length, whatever the tokens are.
 """
@@ -20,6 +23,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import transformers
 
@@ -27,7 +31,9 @@ from demo import machine
 from trew.config import parse
 from trew.env.hosts import Hosts
 from trew.env.load import Spec
+from trew.learner import Learner
 from trew.models import loading
+from trew.objective import TokenBatch, preset
 from trew.rollout import Renderer
 from trew.rollout.bridge import Bridges
 from trew.rollout.endings import facts_of
@@ -35,7 +41,7 @@ from trew.rollout.episodes import Episodes, Limits
 from trew.rollout.generate import generate
 from trew.rollout.torch_engine import TorchEngine
 from trew.training import backends
-from trew.types import Prompt, Sampling, Turn
+from trew.types import Prompt, Sampling, TrainingSample, Turn
 
 RESULT = Path(__file__).parent / "results" / "episodes.json"
 TURNS = 5
@@ -75,7 +81,7 @@ class Measured:
         renderer.stop_ids = frozenset()  # no token ends a reply: all have their full length
         net = loading.load_model(model, device="cpu")
         net.generation_config.eos_token_id = None
-        self.renderer, self.facts = renderer, facts_of(net)
+        self.renderer, self.facts, self.net = renderer, facts_of(net), net
         backend = backends.of(parse({"model": model}), "cpu")
         self.engine = FullLength(net, renderer, batch=episodes, backend=backend)
         message = {"role": "user", "content": "Guess my number from 1 to 9. Say only a number."}
@@ -89,7 +95,9 @@ class Measured:
                 one.append(both[0])
                 five.append(both[1])
         slow, waited = self.played(0.05)
+        share, ratio = learned(self.net, pairs)
         return {
+            "observation_share": share, "learner_ratio": ratio,
             "completion_s": statistics.median(one), "episode_s": statistics.median(five),
             "ratio": statistics.median(b / a for a, b in zip(one, five, strict=True)),
             "slow_environment_s": slow, "waited_share": waited / slow,
@@ -121,6 +129,37 @@ class Measured:
     @property
     def _samples(self) -> int:
         return self.episodes // len(self.prompts)
+
+
+def learned(net: Any, pairs: int) -> tuple[float, float]:
+    """The share of observations in episodes like those of ``guess``, and the time of their gradient without log-probs
+    of observations, as a share of the time with all log-probs."""
+    config, rng = parse({"model": "m"}).learner, np.random.default_rng(0)
+    objective = preset("dr-grpo")
+    sampled = np.tile(np.repeat([True, False], [2, 9]), 3)
+    samples = [
+        TrainingSample(np.arange(80), rng.integers(0, 4000, len(sampled)), group=0, sampled=sampled) for _ in range(12)
+    ]
+    stream = len(samples) * len(sampled)
+    batch = TokenBatch(
+        logprobs=torch.zeros(stream), mask=torch.from_numpy(np.tile(sampled, len(samples))),
+        sequence_ids=torch.arange(len(samples)).repeat_interleave(len(sampled)),
+        group_ids=torch.zeros(len(samples), dtype=torch.int64), rewards=torch.arange(len(samples)) % 2.0,
+        max_length=len(sampled),
+    )  # fmt: skip
+    batch = objective.prepare(batch)
+    learner = Learner(
+        net, config=config, objective=objective, optimizer_steps=1, backend=backends.of(parse({"model": "m"}), "cpu")
+    )
+
+    def taken(these: list[TrainingSample]) -> float:
+        start = time.perf_counter()
+        learner.accumulate(these, batch)
+        return time.perf_counter() - start
+
+    every = [dataclasses.replace(sample, sampled=None) for sample in samples]
+    ratios = [taken(samples) / taken(every) for _ in range(pairs + 1)]
+    return float(1 - sampled.mean()), statistics.median(ratios[1:])  # the first one warms up
 
 
 @contextlib.contextmanager
