@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
-from browser_help import serving
+from browser_help import Visit, serving
 from browser_runs import sums
 from playwright.sync_api import expect
 
@@ -162,7 +163,7 @@ def test_health_has_warnings_with_advice_and_memory(visit) -> None:
     expect(warning).to_contain_text("cut off at the limit")
     expect(warning).to_contain_text("What to do:")
     expect(page.get_by_text("measured peak 3.0 GiB")).to_be_visible()
-    expect(page.get_by_text("12 min 0 s")).to_be_visible() if page.get_by_text("12 min 0 s").count() else None
+    expect(page.locator(".figures")).to_contain_text("training time12 min")
     warning.get_by_role("link", name="Rollouts of this step").click()
     visit.settled()
     expect(page.locator(".steps")).to_be_visible()
@@ -172,8 +173,19 @@ def test_a_comparison_or_the_reason_why_there_is_none(visit) -> None:
     page = visit.open("#compare?run=slow-0")
     expect(page.get_by_text("A comparison needs several runs.")).to_be_visible()
     page = visit.open("#compare?" + "&".join(f"run=slow-{i}&run=fast-{i}" for i in range(6)))
-    shown = page.locator("main")
-    expect(shown).to_contain_text(re.compile("Against|No comparison of these runs"))
+    expect(page.get_by_role("heading", name="Against lr=0.001")).to_be_visible()
+    expect(page.get_by_role("row", name=re.compile(r"^lr=0\.01 .* 6 equal$"))).to_be_visible()
+    expect(page.get_by_role("img", name=re.compile(r"^lr=0\.01 .*: "))).to_have_count(2)
+    page = visit.open("#compare?run=slow-0&run=slow-1")
+    expect(page.get_by_text("nothing is compared")).to_be_visible()
+
+
+def test_a_comparison_of_one_seed_is_refused_in_words(chromium: Any, address: str) -> None:
+    window = Visit(chromium, address, expected=("409",))
+    page = window.open("#compare?run=slow-0&run=fast-0")
+    expect(page.get_by_role("heading", name="No comparison of these runs")).to_be_visible()
+    expect(page.locator(".refused")).to_contain_text("one seed")
+    window.close()
 
 
 def test_keys_and_help(visit) -> None:
