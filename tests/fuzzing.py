@@ -15,6 +15,7 @@ import json
 import shutil
 import signal
 import tempfile
+import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -174,8 +175,11 @@ def keys_of(cls: type, where: str = "") -> list[str]:
     for field in dataclasses.fields(cls):
         name = f"{where}{field.name}"
         found.append(name)
-        if dataclasses.is_dataclass(hints[field.name]):
-            found += keys_of(typing.cast(type, hints[field.name]), f"{name}.")
+        hint = hints[field.name]
+        if isinstance(hint, types.UnionType):  # a table, or a list of tables
+            hint = typing.get_args(hint)[0]
+        if dataclasses.is_dataclass(hint):
+            found += keys_of(typing.cast(type, hint), f"{name}.")
     return found
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import tomllib
+import types
 import typing
 from pathlib import Path
 from typing import Any
@@ -30,10 +31,13 @@ def numbers(cls: type, where: str = "") -> list[tuple[str, Any]]:
     """Every key of a number with a value that is far off."""
     found = []
     for key in keys(cls):
+        if key in ("data.name", "data.weight") and cls is Config:
+            continue  # of several data sets: tests/unit/test_data_sets.py
         owner: Any = cls
         *parents, last = key.split(".")
         for part in parents:
             owner = typing.get_type_hints(owner)[part]
+            owner = typing.get_args(owner)[0] if isinstance(owner, types.UnionType) else owner  # one table of several
         kind = typing.get_type_hints(owner)[last]
         values = WHOLE if kind is int else NUMBERS if kind is float else ()
         found += [(f"{where}{key}", value) for value in values]

@@ -22,7 +22,7 @@ from trl import GRPOTrainer
 
 import tiny
 import trew
-from trew.config import Config
+from trew.config import Config, DataConfig
 from trew.integrations.trl import doctor, hooks, refusals
 from trew.objective.options import Options
 from trew.objective.presets import PRESETS
@@ -130,6 +130,7 @@ def test_every_key_of_ours_exists():
     hints = typing.get_type_hints(Config)
     sections = {name: {f.name for f in dataclasses.fields(kind)} for name, kind in hints.items()
                 if dataclasses.is_dataclass(kind)}  # fmt: skip
+    sections["data"] = {f.name for f in dataclasses.fields(DataConfig)}
     sections["objective"] |= settings | {f.name for f in dataclasses.fields(Options)}
     seen = 0
     for cell in [row[0] for row in KEYS] + [row[1] for row in OTHERS]:
