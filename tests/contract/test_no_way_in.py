@@ -27,6 +27,7 @@ MAY = {
     "listener": {"rewards/sandbox/choose.py", "utils/listening.py", "rollout/vllm/stream.py"},
     "dynamic import": {
         "__init__.py",
+        "cli/completion.py",
         "cli/main.py",
         "data/hub.py",
         "rewards/isolation/boot.py",
@@ -100,6 +101,8 @@ def test_every_loader_of_transformers_is_told_not_to_run_code():
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(".from_pretrained"):
                 if any(k.arg == "gguf_file" for k in node.keywords):  # a file whose hash is checked
+                    continue
+                if ast.unparse(node.func).startswith("peft."):  # adapters for a model that is loaded: it has no code
                     continue
                 calls += 1
                 told = {k.arg: k.value for k in node.keywords}

@@ -35,7 +35,7 @@ def card(config: Config, run: Path, step: int, *, name: str, base_folder: Path |
     license = license or licence_of(config.model, base_folder)
     parts = [
         f"# {_words(name)}", _introduction(config, license), "## Results", *_results(data, config, step),
-        "## Training", *_training(config, data), "## Use", _use(), "## Made by", *_reproduced(config, data, step),
+        "## Training", *_training(config, data), "## Use", _use(), "## Made by", *_reproduced(config, step),
     ]  # fmt: skip
     return _header(config, data, step, name=name, license=license) + redact("\n\n".join(parts)) + "\n"
 
@@ -167,7 +167,7 @@ def _use() -> str:
     )
 
 
-def _reproduced(config: Config, data: RunData, step: int) -> Iterator[str]:
+def _reproduced(config: Config, step: int) -> Iterator[str]:
     from .. import __version__
 
     yield f"trew {__version__}; the recipe, with every setting that is not a default:"
