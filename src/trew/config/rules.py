@@ -127,18 +127,24 @@ def _sets(c: Config, sets: Sequence[SetConfig]) -> Iterator[str]:
 
 def _curriculum(c: Config) -> Iterator[str]:
     own, usual, n = c.curriculum, CurriculumConfig(), max(c.rollout.completions, 1)
-    yield from _need(c, 0 <= own.share < 1, "curriculum.share", "a number from 0 (off) up to, not including, 1")
-    yield from _need(c, 0 <= own.low <= own.high, "curriculum.low", "a pass rate from 0 to curriculum.high")
-    yield from _need(c, 0 <= own.high <= 1, "curriculum.high", "a pass rate from 0 to 1")
-    yield from _need(c, 0 <= own.floor <= 1, "curriculum.floor", "a number from 0 to 1")
-    yield from _need(c, 0 <= own.decay <= 1, "curriculum.decay", "a number from 0 to 1")
+    most = own.high if 0 <= own.high <= 1 else 1.0
+    found = [
+        *_need(c, 0 <= own.share < 1, "curriculum.share", "a number from 0 (off) up to, not including, 1"),
+        *_need(c, 0 <= own.high <= 1, "curriculum.high", "a pass rate from 0 to 1"),
+        *_need(c, 0 <= own.low <= most, "curriculum.low", "a pass rate from 0 to curriculum.high"),
+        *_need(c, 0 <= own.floor <= 1, "curriculum.floor", "a number from 0 to 1"),
+        *_need(c, 0 <= own.decay <= 1, "curriculum.decay", "a number from 0 to 1"),
+    ]
+    yield from found
+    if found:
+        return
     if own.share == 0:
         for key in ("low", "high", "floor", "decay"):
             same = getattr(own, key) == getattr(usual, key)
             yield from _need(
                 c, same, f"curriculum.{key}", "only its default while curriculum.share = 0; set curriculum.share"
             )
-    elif own.low <= own.high and not any(own.low <= k / n <= own.high for k in range(n + 1)):
+    elif not any(own.low <= k / n <= own.high for k in range(n + 1)):
         yield (
             f"curriculum.low: got {own.low:g} with curriculum.high = {own.high:g}, but with rollout.completions = {n} "
             f"a prompt's first pass rate is a multiple of 1/{n}, and none lies between them; widen the target"
