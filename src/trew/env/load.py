@@ -12,7 +12,7 @@ from typing import Any
 
 from ..errors import ConfigError, nearest
 from ..rewards.user.loading import is_file_spec, load_named, sources_of
-from .adapters import ADAPTERS
+from .adapters import ADAPTERS, JUDGE_STOPPED
 from .builtin.calculator import calculator
 from .builtin.grid import grid
 from .builtin.guess import guess
@@ -90,7 +90,7 @@ def _named(spec: Spec) -> Loaded:
     """Loads the environment that a recipe names."""
     kind, colon, rest = spec.name.partition(":")
     if colon and kind in ADAPTERS:
-        return Loaded(*ADAPTERS[kind](rest, spec.args))
+        return Loaded(*ADAPTERS[kind](rest, spec.args), kind in JUDGE_STOPPED)
     if not is_file_spec(spec.name):
         if spec.name not in ENVIRONMENTS:
             raise ConfigError(

@@ -11,9 +11,8 @@ from typing import Any
 from ..protocol import Environment
 from . import arena, gym, openenv, reasoning_gym, trl, verifiers
 
-Make = Callable[[], Environment]
-Adapted = tuple[Make, Mapping[str, str]] | tuple[Make, Mapping[str, str], bool]
-"""What makes one episode's environment, the SHA-256 of users' files by path, and whether it judges stopped episodes."""
+Adapted = tuple[Callable[[], Environment], Mapping[str, str]]
+"""What makes one episode's environment, and the SHA-256 of users' files by path."""
 
 ADAPTERS: Mapping[str, Callable[[str, Mapping[str, Any]], Adapted]] = {
     "trl": trl.adapt,
@@ -24,3 +23,6 @@ ADAPTERS: Mapping[str, Callable[[str, Mapping[str, Any]], Adapted]] = {
     "verifiers": verifiers.adapt,
 }
 """By what stands before the first colon of an environment's name; given the rest and the arguments."""
+
+JUDGE_STOPPED = frozenset({"trl"})
+"""Kinds whose environments judge episodes that a budget has ended (:class:`~..protocol.JudgesStopped`)."""

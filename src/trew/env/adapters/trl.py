@@ -21,7 +21,7 @@ from ..tools.builtin import ToolError
 from ..tools.schema import tool_of
 
 
-def adapt(name: str, args: Mapping[str, Any]) -> tuple[Callable[[], Environment], Mapping[str, str], bool]:
+def adapt(name: str, args: Mapping[str, Any]) -> tuple[Callable[[], Environment], Mapping[str, str]]:
     """Loads the class, or the function that makes its objects, with ``args``. Raises ConfigError."""
     found, path, _ = load_named(name)
     try:
@@ -35,7 +35,7 @@ def adapt(name: str, args: Mapping[str, Any]) -> tuple[Callable[[], Environment]
         raise ConfigError(f"environment.name: trl:{name}: has no method reset, which TRL calls with the row's columns")
     for method in _tools(methods):
         tool_of(_plain(methods[method]))
-    return lambda: TrlEnvironment(found(**args)), sources_of(path), True
+    return lambda: TrlEnvironment(found(**args)), sources_of(path)
 
 
 class TrlEnvironment:
