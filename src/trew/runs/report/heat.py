@@ -40,7 +40,8 @@ def heat_strip(
     parts.append(f'<rect class="tc-ground" width="{width}" height="{height}" rx="6"/>')
     parts.append(f'<text class="tc-ink tc-title" x="14" y="20">{escape(title)}</text>')
     wide = (width - _LEFT - _RIGHT) / len(columns)
-    for i, name in enumerate([*names, *(["none"] if missing else [])]):
+    labels: list[str] = [*names, "none"] if missing else [*names]
+    for i, name in enumerate(labels):
         y = _TOP + (len(names) - 1 - i if i < len(names) else i) * row_height
         parts.append(f'<text class="tc-muted" x="{_LEFT - 6}" y="{y + row_height / 2 + 4:.1f}" text-anchor="end">'
                      f"{escape(name)}</text>")  # fmt: skip

@@ -160,7 +160,6 @@ def load_samples(
     not those that a run writes.
     """
     import pyarrow as pa
-    import pyarrow.compute as pc
     import pyarrow.parquet as pq
 
     steps = [at for at in sample_steps(folder, kind) if step is None or at == step]
@@ -174,7 +173,7 @@ def load_samples(
             columns = _columns_to_read(file.schema_arrow)
             batch = next(file.iter_batches(batch_size=most, columns=columns), None) if columns else None
             if batch is not None and uid:
-                batch = batch.filter(pc.equal(batch["uid"], uid))
+                batch = batch.filter(pa.array([each == uid for each in batch["uid"].to_pylist()]))
             rows = [] if batch is None else batch.to_pylist()
     except (OSError, pa.ArrowException, ValueError):  # damage may show only once the rows are read
         return []
