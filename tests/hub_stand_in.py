@@ -17,7 +17,7 @@ class Hub:
     def __init__(self) -> None:
         self.repos: dict[str, dict[str, Any]] = {}
         self.asked: list[str] = []
-        self.fails = ""  # requests whose path contains this are answered with 503
+        self.fails = ""  # requests whose path contains this are answered with 507
 
     def __enter__(self) -> Hub:
         hub = self
@@ -77,7 +77,7 @@ class _Handler(BaseHTTPRequestHandler):
         path, body = self.path.partition("?")[0], self._body()
         self.owner.asked.append(f"{self.command} {path}")
         if self.owner.fails and self.owner.fails in path:
-            status, found = 503, {"error": "down for maintenance"}
+            status, found = 507, {"error": "no room"}
         elif self.headers.get("Authorization") != f"Bearer {TOKEN}":
             status, found = 401, {"error": "Invalid username or password."}
         else:

@@ -7,6 +7,7 @@ import os
 import pty
 import signal
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -17,14 +18,14 @@ from recipe_help import ODD
 from recipe_help import recipe as recipe_of
 from trew.models import loading
 from trew.rollout import Renderer
-from trew.rollout.conversation import UID
+from trew.rollout.conversation import PASS_S, UID
 from trew.rollout.generate import generate
 from trew.rollout.torch_engine import TorchEngine
 from trew.runs.report.text import visible
 from trew.types import Prompt, Sampling
 
 SHORT = ("--max-tokens", "12", "--temperature", "1")
-LOOK = "trew.rollout.torch_engine.engine:TorchEngine.drawn"
+PASS = "trew.rollout.torch_engine.decode:Schedule.advance"
 
 
 @pytest.fixture(scope="module")
@@ -209,10 +210,11 @@ def test_a_conversation_in_a_terminal(server, place, typist):
 
 
 def test_ctrl_c_stops_the_answer_and_not_the_program(server, place, typist):
-    command = talk(server, place, typist, "lm", "--max-tokens", "300", hold=f"{LOOK}:2")
+    command = talk(server, place, typist, "lm", "--max-tokens", "300", hold=f"{PASS}:2")
     typist.reads("you> ")
     typist.types("hi\n")
     command.held()
+    time.sleep(2 * PASS_S)  # so that the engine hands over after this pass
     command.kill(signal.SIGINT).go()
     typist.reads("(stopped)")
     typist.reads("you> ")

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import recipe_help
+import tiers
 import tiny
 
 TALK = """
@@ -39,7 +40,7 @@ def rows(folder: Path, out: str) -> list[dict]:
     return [{k: v for k, v in row.items() if not any(clock in k for clock in ("second", "memory"))} for row in found]
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("how", tiers.some([signal.SIGKILL, signal.SIGTERM], [str(signal.SIGKILL)]))
 def test_a_run_that_is_ended_in_mid_episode_goes_on_as_if_it_had_not_been(tmp_path, how):
     tiny.save(tmp_path / "lm")
     (tmp_path / "talk.py").write_text(TALK)

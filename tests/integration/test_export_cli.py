@@ -156,6 +156,6 @@ def test_what_cannot_be_uploaded_is_said_before_anything_is_written(place, cli, 
 def test_an_upload_that_fails_leaves_the_folder_and_says_how_to_go_on(place, cli, hub):
     hub.fails = "/commit/"
     said = cli(place / "run", "--out", "mine", "--push", "adder", code=1)
-    assert "mine is complete, but was not uploaded: the hub answers HTTP 503" in said
+    assert "mine is complete, but was not uploaded: the hub answers HTTP 507" in said
     assert "hf upload adder mine" in said
     assert Path("mine/model.safetensors").exists()
