@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 
 import pytest
@@ -12,6 +13,7 @@ from trew.env import Reply
 from trew.env.hosts import Answer, Hosts
 from trew.env.load import Spec
 from trew.errors import ConfigError
+from trew.rewards.isolation.frames import Channel
 
 FILE = env_help.__file__
 
@@ -58,6 +60,22 @@ def test_a_generator_plays_an_episode(closing):
         assert answer.say is not None
         rewards.append((answer.say.reward, answer.say.done, dict(answer.say.metrics)))
     assert rewards == [(None, False, {}), (0.5, False, {}), (1.0, True, {"heard": 4.0})]
+
+
+def test_a_host_is_closed_when_nobody_reads_its_pipe_any_more(closing, monkeypatch):
+    """Otherwise a late reader takes what the next host says, whose pipe has the same number."""
+    real = Channel._wait
+
+    def late(self, descriptor, *rest):
+        real(self, descriptor, *rest)
+        if threading.current_thread().name == "trew-episodes":
+            time.sleep(1)
+
+    monkeypatch.setattr(Channel, "_wait", late)
+    played = closing("echo")
+    played.load()
+    played.close()
+    assert [thread for thread in threading.enumerate() if thread.name == "trew-episodes"] == []
 
 
 def test_a_class_plays_an_episode_and_is_closed(closing, tmp_path, monkeypatch):

@@ -21,7 +21,7 @@ from typing import Any, Literal
 from ..errors import ConfigError, EpisodeError
 from ..rewards.isolation.frames import Closed, WorkerLost
 from ..rewards.isolation.pool import processors
-from ..rewards.isolation.worker import Worker
+from ..rewards.isolation.worker import GUARDED_S, Worker
 from ..rewards.user.wire import decode, encode
 from .load import Spec
 from .protocol import Reply, Say
@@ -66,6 +66,10 @@ class _Host:
 
     def end(self) -> None:
         self.worker.kill()
+        # Its thread ends with the pipe. Closed under it, the pipe's number could be that of the next host's by the time
+        # it reads again, and it would take that one's answer.
+        if self._thread.is_alive():
+            self._thread.join(GUARDED_S)
         self.worker.end()
 
     def _receive(self) -> None:
