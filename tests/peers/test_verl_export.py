@@ -39,7 +39,10 @@ from trew.integrations.verl.export import export
 from trew.integrations.verl.offered import table
 
 ROOT = Path(__file__).parents[2]
-RECIPES = [p for p in sorted((ROOT / "recipes").glob("*.toml")) if "[iterate]" not in p.read_text()]
+REFUSED = {"[environment]": "environment: is not exported", "[[data]]": "data: got 2 data sets"}
+"""Tables of recipes that verl's command has no place for, and the message."""
+KEPT = [p for p in sorted((ROOT / "recipes").glob("*.toml")) if "[iterate]" not in p.read_text()]
+RECIPES = [p for p in KEPT if not any(table in p.read_text() for table in REFUSED)]
 LOSSES = [name for name, offer in table().items() if not offer.loss and name != "ppo-clip"]
 
 
@@ -51,6 +54,13 @@ def composed(keys):
 
 def recipe(**objective):
     return parse({"model": "m", "data": {"task": "gsm8k", "train": "rows"}, "objective": objective})
+
+
+@pytest.mark.parametrize("path", sorted({*KEPT} - {*RECIPES}), ids=lambda p: p.stem)
+def test_recipes_that_verl_has_no_place_for_are_refused(path):
+    said = next(message for table, message in REFUSED.items() if table in path.read_text())
+    with pytest.raises(ConfigError, match=said):
+        export(load(path))
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda p: p.stem)

@@ -168,11 +168,11 @@ def _reward(config: Config) -> dict[str, str]:
 
 
 def _rewards(config: Config) -> Sequence[RewardConfig]:
+    if config.plays:
+        raise ConfigError("environment: is not exported: verl plays episodes by agent loops of its own; leave it out")
     rewards = config.rewards or make_task(one_set(config, "verl's command")).rewards(())
     if not rewards:
         raise ConfigError("rewards: got none, and the task has none of its own; verl needs one as well")
-    if config.plays:
-        raise ConfigError("environment: is not exported: verl plays episodes by agent loops of its own; leave it out")
     refuse(rewards)
     return rewards
 
