@@ -22,7 +22,7 @@ def keys_of(cell: str, roots: set[str]) -> list[str]:
     are values, and after "no" is what verl does not have."""
     found: list[str] = []
     for word in re.findall(r"`([^`]+)`", re.sub(r"\([^)]*\)|; no .*", "", cell)):
-        key = re.sub(r"^actor\.", "actor_rollout_ref.actor.", word.partition("=")[0])
+        key = re.sub(r"^(actor|rollout)\.", r"actor_rollout_ref.\1.", word.partition("=")[0])
         beside = found and key.partition(".")[0] not in roots
         found.append(f"{found[0].rpartition('.')[0]}.{key}" if beside else key)
     return found
@@ -39,7 +39,7 @@ def unknown(page: str, config: DictConfig) -> list[str]:
     for key in keys:
         parent, _, last = key.removesuffix(".*").rpartition(".")
         holder = OmegaConf.select(config, parent)
-        if not isinstance(holder, DictConfig) or last not in holder:
+        if not isinstance(holder, DictConfig) or last not in [*holder.keys()]:  # "in" leaves out what has no value yet
             wrong.append(key)
     return wrong
 
