@@ -129,7 +129,7 @@ def ledger(args: argparse.Namespace, scratch: Path) -> list[dict[str, Any]]:
 def a_turn(tokens: int = 256, version: int = 0) -> Turn:
     ids, logprobs = np.arange(tokens), np.full(tokens, -1.0, np.float32)
     spans = (Span(version, 0, tokens),)
-    return Turn(np.arange(64), ids, logprobs, None, None, spans, "The answer is #### 1", "stop")
+    return Turn(np.arange(64), ids, logprobs, None, None, spans, f"The answer is #### {version % 100}", "stop")
 
 
 def seconds_of_groups(folder: Path, *, count: int, batch: int) -> float:

@@ -21,6 +21,7 @@ from typing import Any
 
 MAX_DIGITS = 1000  # longer digit runs are not read: converting them costs more than linear time
 MAX_EXPONENT = 999  # in 1e999; larger ones would build gigantic integers
+SHORT = 64  # readings of texts up to this length are kept
 
 _CHUNK = re.compile(r"\d[\d.,]*(?:[eE][+-]?\d{1,9})?")
 _PLAIN = re.compile(r"(?:\d+(?:\.\d+)?|\.\d+)(?:[eE]([+-]?\d+))?")
@@ -75,7 +76,7 @@ def parse_gold(gold: Any) -> Fraction | None:
     (Fraction(1072, 1), Fraction(1, 2), None, None)
     """
     if isinstance(gold, str):
-        return _gold_text(gold.rpartition("####")[2])
+        return single_number(gold.rpartition("####")[2]).value
     if isinstance(gold, bool) or type(gold).__name__ == "bool":  # numpy's bool as well
         return None
     if isinstance(gold, numbers.Rational):
@@ -85,11 +86,6 @@ def parse_gold(gold: Any) -> Fraction | None:
     if isinstance(gold, numbers.Real):
         return single_number(repr(float(gold))).value if math.isfinite(float(gold)) else None
     return None
-
-
-@lru_cache(4096)  # every completion of a group asks for the same gold
-def _gold_text(text: str) -> Fraction | None:
-    return single_number(text).value
 
 
 def single_number(text: str) -> Reading:
@@ -103,6 +99,15 @@ def single_number(text: str) -> Reading:
     >>> single_number("7 or 8").why, single_number("144/2").why
     ('several numbers', 'not worked out to one number')
     """
+    return _short_text(text) if len(text) <= SHORT else _single_number(text)
+
+
+@lru_cache(4096)  # completions of a group often give the same answer, and every one asks for the same gold
+def _short_text(text: str) -> Reading:
+    return _single_number(text)
+
+
+def _single_number(text: str) -> Reading:
     plain = _stated(normalise(text).strip())
     found = list(find_numbers(plain))
     if not found:

@@ -26,6 +26,7 @@ _DTYPES = {np.dtype(name): name for name in ("bool", "int64", "float32", "float6
 _PLAIN = frozenset({type(None), str, int, float, bool})
 _FIELDS = {kind: tuple(f.name for f in dataclasses.fields(kind)) for kind in _KINDS.values()}
 _VALUES = {kind: attrgetter(*names) for kind, names in _FIELDS.items()}  # of all fields at once, which is faster
+_JSON = json.JSONEncoder(check_circular=False)  # a tree has no circles
 _TAG = "\0"  # no key of a dict begins with it
 
 
@@ -36,7 +37,7 @@ def encode(value: Any) -> bytes:
     {'a': [1, (2.5, None)], 'b': Span(version=1, start=0, end=4)}
     """
     arrays: list[np.ndarray] = []
-    head = json.dumps(_tree(value, arrays)).encode()
+    head = _JSON.encode(_tree(value, arrays)).encode()
     return b"".join([len(head).to_bytes(8, "big"), head, *(array.tobytes() for array in arrays)])
 
 
@@ -55,11 +56,8 @@ def _tree(value: Any, arrays: list[np.ndarray]) -> Any:
         for name, each in zip(names, _VALUES[kind](value), strict=True):
             tree[name] = each if type(each) in _PLAIN else _tree(each, arrays)
         return tree
-    if isinstance(value, np.ndarray):
-        if value.dtype not in _DTYPES:
-            raise TypeError(f"arrays of {value.dtype} cannot be encoded")
-        arrays.append(np.ascontiguousarray(value))
-        return {_TAG: "array", "dtype": _DTYPES[value.dtype], "shape": list(value.shape)}
+    if kind is np.ndarray:
+        return _array(value, arrays)
     if isinstance(value, tuple):
         return {_TAG: "tuple", "of": [_tree(each, arrays) for each in value]}
     if isinstance(value, list):
@@ -69,6 +67,14 @@ def _tree(value: Any, arrays: list[np.ndarray]) -> Any:
     if hasattr(value, "items"):  # a mapping
         return {key: _tree(each, arrays) for key, each in value.items()}
     raise TypeError(f"{kind.__name__} cannot be encoded")
+
+
+def _array(value: np.ndarray, arrays: list[np.ndarray]) -> dict[str, Any]:
+    name = _DTYPES.get(value.dtype)
+    if name is None:
+        raise TypeError(f"arrays of {value.dtype} cannot be encoded")
+    arrays.append(value)  # tobytes gives the elements in order, however they lie in memory
+    return {_TAG: "array", "dtype": name, "shape": [*value.shape]}
 
 
 class _Reader:
