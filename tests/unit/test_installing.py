@@ -45,10 +45,17 @@ def test_a_hint_is_short_next_to_the_environment(monkeypatch):
 
 def test_an_environment_without_pip_is_told_of_uv(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == "pip" else find(name, *a))
+    monkeypatch.setattr(importlib.metadata, "distributions", lambda **_: [])
     assert installing.install_packages("x>1") == f"uv pip install --python {sys.executable} 'x>1'"
     assert installing.install_packages("x", python="/other/python") == "/other/python -m pip install x"
+
+
+def test_a_hint_leaves_torch_compile_its_distutils():
+    """setuptools gives up its own where somebody looks for pip as a module."""
+    code = "import sys; from trew.utils import installing; installing.install_packages('x'); " \
+        "import setuptools, distutils; print('setuptools' in distutils.__file__)"  # fmt: skip
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "True"
 
 
 def test_extras_are_those_of_the_checkout():

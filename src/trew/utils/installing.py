@@ -7,7 +7,6 @@ with a wheel, without an activated environment, and whether or not a package ind
 from __future__ import annotations
 
 import importlib.metadata
-import importlib.util
 import os
 import re
 import shlex
@@ -20,9 +19,15 @@ def install_packages(*packages: str, python: str | Path | None = None) -> str:
     """The command that installs ``packages`` (requirements such as ``peft>=0.20``) for ``python``, by default the one
     that runs."""
     quoted = " ".join(shlex.quote(package) for package in packages)
-    if python is not None or importlib.util.find_spec("pip") is not None:
+    if python is not None or _has_pip():
         return f"{_shown(python or sys.executable)} -m pip install {quoted}"
     return f"uv pip install --python {_shown(sys.executable)} {quoted}"  # environments that uv made have no pip
+
+
+def _has_pip() -> bool:
+    # Not by find_spec: setuptools takes a search for pip as a sign that pip runs, and gives up its distutils for the
+    # rest of the process, in which torch.compile then fails.
+    return next(iter(importlib.metadata.distributions(name="pip")), None) is not None
 
 
 def install_extra(name: str) -> str:
