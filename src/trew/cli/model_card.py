@@ -128,13 +128,19 @@ _MEASURED = ("accuracy", "low", "high", "n")
 
 
 def _training(config: Config, data: RunData) -> Iterator[str]:
-    c = config
-    described = describe(c.objective.preset, **c.objective.args)
+    described = describe(config.objective.preset, **config.objective.args)
     papers = "".join(f" ([source]({link}))" for link in described.papers[:1])
-    yield f"Objective {code(c.objective.preset)}{papers}: {_words(described.summary)}"
+    yield f"Objective {code(config.objective.preset)}{papers}: {_words(described.summary)}"
     yield fenced(described.objective.equation(), "text")
+    rows = {**_settings(config), **_circumstances(data)}
+    yield "\n".join(["| | |", "|---|---|", *(f"| {k} | {v.replace('|', chr(92) + '|')} |" for k, v in rows.items())])
+    if warned := _warnings(data):
+        yield "Warnings of the run:\n\n" + "\n".join(f"* {code(text)}" for text in warned)
+
+
+def _settings(c: Config) -> dict[str, str]:
     rewards = ", ".join(code(_short(r.name or r.model)) for r in c.rewards) or "those of the task"
-    rows = {
+    return {
         "task": code(_short(c.environment.name or c.task)),
         "prompts": code(_source(c)),
         "rewards": rewards,
@@ -144,19 +150,24 @@ def _training(config: Config, data: RunData) -> Iterator[str]:
         "adapters": f"rank {c.lora.rank}, alpha {c.lora.alpha:g}" if c.lora.rank else "none",
         "seed": str(c.seed),
     }  # fmt: skip
+
+
+def _circumstances(data: RunData) -> dict[str, str]:
+    """The versions and the time of the run, as far as its summary has them."""
+    rows = {}
     versions = data.summary.get("versions")
     if isinstance(versions, Mapping):
         rows["versions"] = code(", ".join(f"{k} {v}" for k, v in versions.items()))
     if isinstance(seconds := data.summary.get("seconds"), int | float):
         rows["time"] = f"{seconds / 3600:.2f} hours of steps on {code(str(data.summary.get('device', '')))}"
-    yield "\n".join(["| | |", "|---|---|", *(f"| {k} | {v.replace('|', chr(92) + '|')} |" for k, v in rows.items())])
-    if warned := [str(w.get("text") or w.get("message") or "") for w in _warnings(data)]:
-        yield "Warnings of the run:\n\n" + "\n".join(f"* {code(text)}" for text in warned if text)
+    return rows
 
 
-def _warnings(data: RunData) -> list[Mapping[str, Any]]:
+def _warnings(data: RunData) -> list[str]:
+    """The texts of the run's first 20 warnings."""
     found = data.summary.get("warnings")
-    return [w for w in found if isinstance(w, Mapping)][:20] if isinstance(found, list) else []
+    tables = [w for w in found if isinstance(w, Mapping)][:20] if isinstance(found, list) else []
+    return [text for w in tables if (text := str(w.get("text") or w.get("message") or ""))]
 
 
 def _use() -> str:

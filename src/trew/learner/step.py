@@ -324,10 +324,8 @@ class Learner:
         tokens = TokenPositions.of(samples)
 
         def compute(pack: Pack, beside: list[Pack]) -> None:
-            part, at = batch.select(torch.tensor(pack.samples)), tokens.predicted(pack.samples)
-            if len(at) < len(part.mask):
-                own = [samples[i] for i in pack.samples]
-                part = part.select_tokens(TokenPositions.of(own).predicted(range(len(own))))
+            at = tokens.predicted(pack.samples)
+            part = _predicted_part(batch, [samples[i] for i in pack.samples], pack, len(at))
             callback = PackLoss(part, pack, samples, objective, bonus if bonus_acts else None, done, at)
             lengths = None
             if coefficients is not None:
@@ -471,6 +469,15 @@ class Learner:
 def _lengths(pack: Pack, samples: Sequence[TrainingSample]) -> list[int]:
     """The numbers of predicted tokens of a pack's samples, in its order."""
     return [len(samples[i].predicted) for i in pack.samples]
+
+
+def _predicted_part(batch: TokenBatch, own: Sequence[TrainingSample], pack: Pack, count: int) -> TokenBatch:
+    """The part of ``batch`` that belongs to a pack with the samples ``own``, which predicts ``count`` of their tokens;
+    the others are what an environment said."""
+    part = batch.select(torch.tensor(pack.samples))
+    if count == len(part.mask):
+        return part
+    return part.select_tokens(TokenPositions.of(own).predicted(range(len(own))))
 
 
 def _members(samples: Sequence[TrainingSample], batch: TokenBatch, tokens: Bool[Tensor, "N"]) -> list[int]:
