@@ -216,7 +216,7 @@ $(VENV)/bin/python:
 	  { rm -rf $(VENV); echo "no virtual environment could be made; on Debian and Ubuntu: apt-get install python3-venv"; exit 2; }
 
 $(VENV)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt
-	$(BIN)/python $(INSTALL) -c constraints.txt -e .
+	$(BIN)/python $(INSTALL) -c constraints.txt -e '.[view]'
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed

@@ -54,7 +54,7 @@ def demo(
     other = {"arithmetic": f"trew eval {out / 'final'} --task arithmetic", "guess": "trew env guess --play"}
     why = {"arithmetic": "the trained model on other kinds of problems", "guess": "play against the environment"}
     tries = {
-        f"trew report {out}": "view the run in a browser",
+        f"trew view {out}": "curves, completions and what the objective did to each token, in a browser",
         other[task]: why[task],
         "trew demo --set objective.preset=dapo --out runs/dapo": "another objective; trew explain lists them",
         "trew train recipes/countdown.toml --dry-run": "a harder task, from a recipe to change",

@@ -189,7 +189,7 @@ def run(
             "report": str(folder / "report.html"),
             "figures": str(folder / "summary.json"),
             "every step": str(folder / "metrics.jsonl"),
-            "every completion": f"{folder / 'rollouts'}/*.parquet",
+            "every completion": f"{folder / 'rollouts'}/*.parquet   (trew view {folder} shows them)",
         }
     )
     return summary

@@ -94,8 +94,8 @@ def _named(spec: Spec) -> Loaded:
     if not is_file_spec(spec.name):
         if spec.name not in ENVIRONMENTS:
             raise ConfigError(
-                f"environment.name: got {spec.name!r}, accepts {', '.join(ENVIRONMENTS)}, or path/to/file.py:name"
-                f"{nearest(spec.name, ENVIRONMENTS)}"
+                f"environment.name: got {spec.name!r}, accepts {', '.join(ENVIRONMENTS)}, path/to/file.py:name, or "
+                f"PACKAGE:NAME with {', '.join(ADAPTERS)}{nearest(spec.name, ENVIRONMENTS)}"
             )
         made = _factory(ENVIRONMENTS[spec.name], spec, spec.name)
         _check_values(ENVIRONMENTS[spec.name], spec)
