@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,20 +13,23 @@ import pytest
 
 
 @contextlib.contextmanager
-def tmpfs(folder: Path, *, kilobytes: int) -> Iterator[Path]:
-    """``folder`` as a file system of that size; the test is skipped where none can be mounted."""
-    folder.mkdir(exist_ok=True)
+def tmpfs(*, kilobytes: int) -> Iterator[Path]:
+    """A file system of that size; the test is skipped where none can be mounted."""
     if os.geteuid() != 0:
         pytest.skip("mounting a small file system needs root")
+    # Not below pytest's folders: a run of tests that is killed leaves it mounted, and later ones could not remove them.
+    folder = Path(tempfile.mkdtemp(prefix="trew-test-disk-"))
     done = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", f"size={kilobytes}k", "tmpfs", str(folder)], capture_output=True, text=True
     )
     if done.returncode:
+        folder.rmdir()
         pytest.skip(f"no small file system can be mounted here: {done.stderr.strip()}")
     try:
         yield folder
     finally:
         subprocess.run(["umount", "-l", str(folder)], check=False)
+        folder.rmdir()
 
 
 def fill(folder: Path, *, leave: int) -> Path:

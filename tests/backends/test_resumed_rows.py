@@ -116,7 +116,16 @@ def test_held_rows_free_their_pages_and_prompts(monkeypatch):
 def test_only_as_many_rows_are_held_as_there_are_slots(decoder):
     """Those that ended first are freed, and their next turns computed again: the tokens stay the same."""
     few, all_at_once = engine("llama", decoder, batch=2), engine("llama", decoder)
+    held, poll = [], few.poll
+
+    def polled():
+        reports = poll()
+        held.append(len(few._schedule.held) if few._schedule else 0)
+        return reports
+
+    few.poll = polled
     same(play(few, samples=5), play(all_at_once, samples=5))
+    assert max(held) == 2
 
 
 @pytest.mark.parametrize("decoder", DECODERS)

@@ -189,7 +189,7 @@ def test_after_going_back_to_an_older_one_the_new_one_survives_rotation(tmp_path
 @pytest.mark.parametrize("room", [0, 4_096, 8_192, 16_384])
 def test_a_full_disk_leaves_the_old_ones_and_no_remains(tmp_path, room):
     """However far the writing comes before the disk is full: not at all, into the tensors, to the manifest."""
-    with disk.tmpfs(tmp_path / "small", kilobytes=256) as root:
+    with disk.tmpfs(kilobytes=256) as root:
         save(root / "c", 1)
         save(root / "c", 2)
         ballast = disk.fill(root, leave=room)
@@ -203,7 +203,7 @@ def test_a_full_disk_leaves_the_old_ones_and_no_remains(tmp_path, room):
 
 
 def test_a_file_system_that_became_read_only_is_said_once(tmp_path):
-    with disk.tmpfs(tmp_path / "small", kilobytes=256) as root:
+    with disk.tmpfs(kilobytes=256) as root:
         save(root / "c", 1)
         disk.read_only(root)
         with pytest.raises(CheckpointError, match=r"step 2 could not be written: .*Read-only file system"):

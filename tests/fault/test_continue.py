@@ -100,7 +100,7 @@ def test_a_run_is_never_silently_started_over(server, recipe, cut, how):
 
 
 def test_a_disk_that_is_full_while_saving_ends_the_run_with_one_message(server, folder, recipe, whole, tmp_path):
-    with disk.tmpfs(tmp_path / "small", kilobytes=8192) as root:
+    with disk.tmpfs(kilobytes=8192) as root:
         hold = "trew.runs.checkpoint_files:save:2"
         command = server.start("train", recipe, "--out", root / "run", cwd=folder, hold=hold).held()
         ballast = disk.fill(root, leave=300_000)  # enough for rows and completions, not for weights
@@ -119,7 +119,7 @@ def test_a_disk_that_is_full_while_saving_ends_the_run_with_one_message(server, 
 
 
 def test_a_disk_that_is_full_while_logging_ends_the_run_with_one_message(server, folder, recipe, whole, tmp_path):
-    with disk.tmpfs(tmp_path / "small", kilobytes=8192) as root:
+    with disk.tmpfs(kilobytes=8192) as root:
         command = server.start(
             "train", recipe, "--out", root / "run", cwd=folder, hold="trew.runs:RunFolder.log:3"
         ).held()
@@ -141,7 +141,7 @@ def test_a_disk_that_is_full_while_logging_ends_the_run_with_one_message(server,
 
 
 def test_a_disk_that_cannot_be_written_is_refused_before_a_model_is_loaded(server, folder, recipe, tmp_path):
-    with disk.tmpfs(tmp_path / "small", kilobytes=256) as root:
+    with disk.tmpfs(kilobytes=256) as root:
         disk.read_only(root)
         output = server.run("train", recipe, "--out", root / "run", cwd=folder, code=2)
         assert "out: " in output

@@ -222,10 +222,9 @@ def test_links_that_appear_later_are_not_followed(tmp_path):
 
 @pytest.mark.parametrize("where", ["trew.runs.folder:RunFolder.log:3", "trew.runs.folder:RunFolder.write_rollouts:2"])
 def test_a_disk_that_fills_up_while_logging(server, place, tmp_path, where):
-    (tmp_path / "mount").mkdir()
     if "whole" not in os.listdir(place):
         server.run("train", "odd.toml", "--out", "whole", cwd=place)
-    with disk.tmpfs(tmp_path / "mount", kilobytes=16 << 10) as mount:
+    with disk.tmpfs(kilobytes=16 << 10) as mount:
         out = mount / "run"
         command = server.start("train", "odd.toml", "--out", out, cwd=place, hold=where).held()
         log = out / "metrics.jsonl"

@@ -255,7 +255,7 @@ def test_another_runs_weights_are_not_taken_for_its_own(two, tmp_path):
 def test_without_room_no_server_is_paused(two, tmp_path, monkeypatch):
     engine = two.engine()
     expected = made(engine)
-    with tmpfs(tmp_path / "small", kilobytes=1024) as small:
+    with tmpfs(kilobytes=1024) as small:
         monkeypatch.setattr(places, "SHARED_MEMORY", small)
         crowded = House(two.fakes[0].folder, small, two.endpoints, two.fakes)
         fill(small, leave=100_000)
@@ -269,7 +269,7 @@ def test_without_room_no_server_is_paused(two, tmp_path, monkeypatch):
 
 
 def test_a_disk_that_fills_up_while_weights_are_written_leaves_no_half_version(two, tmp_path, monkeypatch):
-    with tmpfs(tmp_path / "small", kilobytes=1024) as small:
+    with tmpfs(kilobytes=1024) as small:
         crowded = House(two.fakes[0].folder, small, two.endpoints, two.fakes)
         monkeypatch.setattr(places, "SHARED_MEMORY", small / "none")
         monkeypatch.setattr("trew.weights.folders._require_room", lambda *_, **__: None)

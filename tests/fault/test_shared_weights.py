@@ -149,7 +149,7 @@ def test_an_offer_that_does_not_fit_is_refused(version, changes, says):
 def test_without_room_the_route_is_refused_before_any_server_is_asked(one, tmp_path, monkeypatch):
     engine = one.engine(publish=False)
     one.fakes[0].calls.clear()
-    with tmpfs(tmp_path / "small", kilobytes=64) as small:
+    with tmpfs(kilobytes=64) as small:
         monkeypatch.setattr(places, "SHARED_MEMORY", small)
         crowded = PublishedSegments(dtype="float32", size=1 << 20, vocabulary=one.facts.vocabulary, positions=None)
         with pytest.raises(StorageError, match=r"keeps two versions of 1.0 MiB in .*--shm-size"):
@@ -159,7 +159,7 @@ def test_without_room_the_route_is_refused_before_any_server_is_asked(one, tmp_p
 
 def test_memory_that_is_gone_while_segments_are_made_is_an_error_and_no_signal(one, tmp_path, monkeypatch):
     """Writing to a mapped file of a full file system would end the process by SIGBUS."""
-    with tmpfs(tmp_path / "small", kilobytes=1024) as small:
+    with tmpfs(kilobytes=1024) as small:
         monkeypatch.setattr(places, "SHARED_MEMORY", small)
         monkeypatch.setattr("trew.weights.folders._require_room", lambda *_, **__: None)
         crowded = PublishedSegments(dtype="float32", size=1000, vocabulary=one.facts.vocabulary, positions=None)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pty
 import shutil
 import signal
 import threading
@@ -16,6 +15,7 @@ import forks
 import tiny
 from forks import Command, Server, gone, wait_for
 from recipe_help import recipe, training_rows
+from terminals import Terminal
 from trew.runs import checkpoint_files
 
 SHORT = {
@@ -253,39 +253,6 @@ def test_every_long_command_ends_cleanly(server, place, out, name):
 
 
 # ---------------------------------------------------------------------------------------------------------- terminals
-
-
-class Terminal:
-    """A terminal that somebody looks at, until it is closed."""
-
-    def __enter__(self) -> Terminal:
-        self._ours, theirs = pty.openpty()
-        self.path = os.ttyname(theirs)
-        self._theirs = theirs
-        self._seen = bytearray()
-        self._thread = threading.Thread(target=self._read, daemon=True)
-        self._thread.start()
-        return self
-
-    def _read(self) -> None:
-        try:
-            while part := os.read(self._ours, 4096):
-                self._seen += part
-        except OSError:
-            pass
-
-    @property
-    def text(self) -> str:
-        return self._seen.decode(errors="replace")
-
-    def close(self) -> None:
-        if self._theirs >= 0:
-            os.close(self._theirs)
-            os.close(self._ours)
-            self._theirs = -1
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def cursor_is_shown(text: str) -> bool:

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
-import pty
 import signal
-import threading
 import time
 from pathlib import Path
 
 import pytest
 
 import tiny
-from forks import Server, wait_for
+from forks import Server
 from recipe_help import ODD
 from recipe_help import recipe as recipe_of
+from terminals import Terminal
 from trew.models import loading
 from trew.rollout import Renderer
 from trew.rollout.conversation import PASS_S, UID
@@ -133,51 +131,13 @@ def test_all_that_is_wrong_is_said_at_once(server, place):
 # ---------------------------------------------------------------------------------------------------------- a terminal
 
 
-class Typist:
-    """A terminal with somebody who reads and types."""
-
-    def __enter__(self) -> Typist:
-        self._ours, self._theirs = pty.openpty()
-        self.path = os.ttyname(self._theirs)
-        self._seen = bytearray()
-        self._read_to = 0
-        threading.Thread(target=self._read, daemon=True).start()
-        return self
-
-    def _read(self) -> None:
-        try:
-            while part := os.read(self._ours, 4096):
-                self._seen += part
-        except OSError:
-            pass
-
-    @property
-    def text(self) -> str:
-        return self._seen.decode(errors="replace").replace("\r\n", "\n")
-
-    def types(self, keys: str) -> None:
-        os.write(self._ours, keys.encode())
-
-    def reads(self, text: str) -> str:
-        """Waits until ``text`` appears behind what was read before; returns what stands before it."""
-        wait_for(lambda: text in self.text[self._read_to :], lambda: repr(self.text))
-        start = self._read_to
-        at = self.text.index(text, start)
-        self._read_to = at + len(text)
-        return self.text[start:at]
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self._theirs)
-        os.close(self._ours)
-
-
 @pytest.fixture
 def typist():
-    with Typist() as found:
+    with Terminal() as found:
         yield found
 
 
-def talk(server: Server, place: Path, typist: Typist, *args: str, **more: str):
+def talk(server: Server, place: Path, typist: Terminal, *args: str, **more: str):
     options = {"TERM": "dumb", **more}
     return server.start("chat", *args, cwd=place, terminal=typist.path, stdin=typist.path, **options)
 

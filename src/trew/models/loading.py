@@ -13,16 +13,16 @@ import copy
 import json
 import os
 import re
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from ..errors import CheckpointError, ConfigError, ModelError
+from ..errors import ConfigError, ModelError
 from ..utils.bounds import Overrun, bounded
 from . import files, integrity
 from .default import DEFAULT_MODEL, cached, fetch_default
 from .quiet import quiet
+from .writing import written_whole
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -402,27 +402,12 @@ def export(
 
     ``extra_files`` may write more files into the folder that it receives.
     """
-    folder = Path(folder)
-    work, old = folder.with_name(f".{folder.name}.partial"), folder.with_name(f".{folder.name}.old")
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        for leftover in (work, old):
-            shutil.rmtree(leftover, ignore_errors=True)
+    with written_whole(Path(folder)) as work:
         with quiet():
             model.save_pretrained(work)
             tokenizer.save_pretrained(work)
         if extra_files is not None:
             extra_files(work)
-        # Two renames, as a folder cannot replace another one that holds files. A crash in between leaves both complete.
-        if folder.exists():
-            folder.rename(old)
-        work.rename(folder)
-    except OSError as error:
-        shutil.rmtree(work, ignore_errors=True)
-        raise CheckpointError(
-            f"{folder}: the model cannot be written: {error.strerror or error}; free some space or choose another out"
-        ) from None
-    shutil.rmtree(old, ignore_errors=True)
 
 
 def fill(plain: PreTrainedModel, tensors: Mapping[str, Tensor], *, like: PreTrainedModel) -> PreTrainedModel:

@@ -17,6 +17,7 @@ from ..errors import CheckpointError, ConfigError, ResumeError
 from ..learner.stored import check_stored, stored_tensors
 from ..models import loading, lora
 from ..models.sharded import Rows, copy_into
+from ..models.writing import written_whole
 from ..runs import checkpoint_files
 from .policy_program import from_files
 
@@ -75,17 +76,9 @@ def finished(run: Path) -> int | None:
 
 def export_final(run: Path, out: Path, *, extra_files: Callable[[Path], None]) -> None:
     """Copies the final model of a finished run to ``out``, with the files that ``extra_files`` writes."""
-    work = out.with_name(f".{out.name}.partial")
-    shutil.rmtree(work, ignore_errors=True)
-    try:
-        shutil.copytree(run / "final", work)
+    with written_whole(out) as work:
+        shutil.copytree(run / "final", work, dirs_exist_ok=True)
         extra_files(work)
-        work.rename(out)
-    except OSError as error:
-        shutil.rmtree(work, ignore_errors=True)
-        raise CheckpointError(
-            f"{out}: the model cannot be written: {error.strerror or error}; free some space or choose another --out"
-        ) from None
 
 
 def load_checkpoint(

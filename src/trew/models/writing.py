@@ -1,0 +1,33 @@
+"""Writes the folder of a model so that it appears as a whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from ..errors import CheckpointError
+
+
+@contextlib.contextmanager
+def written_whole(folder: Path) -> Iterator[Path]:
+    """A new folder beside ``folder``, which becomes it at the end of the block, in place of one that is there. If the
+    block fails, nothing of it stays. Raises CheckpointError if the disk or the place does not take it."""
+    work, old = folder.with_name(f".{folder.name}.partial"), folder.with_name(f".{folder.name}.old")
+    try:
+        for leftover in (work, old):
+            shutil.rmtree(leftover, ignore_errors=True)
+        work.mkdir(parents=True)
+        yield work
+        # Two renames, as a folder cannot replace another one that holds files. A crash in between leaves both complete.
+        if folder.exists():
+            folder.rename(old)
+        work.rename(folder)
+    except OSError as error:
+        raise CheckpointError(
+            f"{folder}: the model cannot be written: {error.strerror or error}; free some space or choose another out"
+        ) from None
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    shutil.rmtree(old, ignore_errors=True)
