@@ -47,7 +47,7 @@ def batch(scale: float, *, scored: bool = True) -> Any:
     states = [["start", "left" if i % 4 else "right", "left"] for i in range(ROWS)]
     return trew.TokenBatch.from_padded(
         logprobs=logprobs, mask=mask, old_logprobs=old, rollout_logprobs=(old + noise(0.3)).clamp(max=-1e-3),
-        ref_logprobs=(logprobs + noise(0.5)).clamp(max=-1e-3),
+        ref_logprobs=(logprobs + noise(0.5)).clamp(max=-1e-3), teacher_logprobs=logprobs + (old - logprobs) / 2,
         entropies=2 * torch.rand(ROWS, WIDTH, generator=g, dtype=torch.float64),
         group_ids=torch.arange(ROWS) // 6, rewards=rewards if scored else None, correct=rewards == 1,
         truncated=torch.arange(ROWS) % 5 == 0,

@@ -9,7 +9,7 @@ scaling all rewards changes nothing                those in SCALES, whose advant
 at r = 1 it is REINFORCE with its advantage        NOT_REINFORCE
 without an advantage it is silent                  RESIDUAL
 equal rewards are exactly no signal                NO_GROUP_BASELINE
-a NaN reward: as if the completion were not there  ORDERED
+a NaN reward: as if the completion were not there  ORDERED, UNJUDGED
 finite, deterministic, explained                   -
 """
 
@@ -74,7 +74,9 @@ NO_GROUP_BASELINE = {
     "gigpo": "its signal is the rewards of turns, too",
     "mt-grpo": "its signal is the rewards of turns",
     "turn-returns": "its signal is the rewards of turns",
+    "opd": "its signal is a teacher's",
 }
+UNJUDGED = {"ppo-clip": "takes advantages, not rewards", "opd": "learns from a teacher, with a reward or without"}
 RECENTRED = {
     "reinforce-pp-baseline": "whitening moves the mean of the batch to 0, and with it a group that was there",
     "gdpo": "the last z-score is over the batch: 0 up to rounding only",
@@ -326,7 +328,7 @@ def test_a_group_without_signal_is_silent_beside_others(name):
             assert (out.coefficients[quiet] == 0).all()
 
 
-@each(6, without({"ppo-clip": 0}))
+@each(6, without(UNJUDGED))
 @given(choice=steps(nan=0), shuffle=st.randoms(use_true_random=False))
 def test_a_missing_reward_is_as_if_the_completion_were_not_there(name, choice, shuffle):
     data = step_for(name, **choice)
@@ -355,7 +357,7 @@ def test_infinite_rewards_are_refused(name, bad):
 def test_empty_masks_and_rewards_that_are_all_missing(name):
     data = step_for(name, 0)
     nothing = data | {"mask": torch.zeros_like(data["mask"])}
-    for case in (nothing,) if name == "ppo-clip" else (nothing, data | {"rewards": data["rewards"] * math.nan}):
+    for case in (nothing,) if name in UNJUDGED else (nothing, data | {"rewards": data["rewards"] * math.nan}):
         out, gradient = run(name, case, beta=0.1)
         assert out.loss.item() == 0
         assert torch.equal(gradient, torch.zeros_like(gradient))

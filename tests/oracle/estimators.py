@@ -20,6 +20,7 @@ class Rollout:
     old: list[float]
     mu: list[float] | None
     ref: list[float] | None
+    teacher: list[float] | None
     H: list[float] | None
     rewards: list[float]
     R: float
@@ -340,11 +341,18 @@ def entropy_bonus(step, s):
         o.A = [a + min(s["alpha"] * h, abs(a) / s["kappa"]) for a, h in zip(o.A, o.H, strict=True)]
 
 
+def zero(step: list[Rollout], s: dict) -> None:
+    """No rewards: what is learned is added to it."""
+    for o in step:
+        o.A = [0.0] * o.T
+
+
 ESTIMATORS = {
     "group-std": group_std,
     "group-mean": group_mean,
     "leave-one-out": leave_one_out,
     "none": no_baseline,
+    "zero": zero,
     "reinforce": reinforce,
     "greedy": greedy,
     "batch-std": batch_std_raw,

@@ -9,7 +9,7 @@ import torch
 
 F64 = torch.float64
 PER_ROW = ("logprobs", "mask", "group_ids", "rewards", "advantages", "old_logprobs", "rollout_logprobs",
-           "ref_logprobs", "entropies", "step_rewards", "turns", "states", "correct", "truncated",
+           "ref_logprobs", "teacher_logprobs", "entropies", "step_rewards", "turns", "states", "correct", "truncated",
            "baselines")  # fmt: skip
 
 
@@ -67,6 +67,8 @@ def make_step(
             [(e, float(torch.rand((), generator=g))) for e in ends[: int(torch.randint(1, 4, (), generator=g))]]
         )
     turns, states = make_turns(seed, rows=rows, width=width)
+    own = torch.Generator().manual_seed(seed + 17)  # so that the numbers of all other fields stay what they were
+    teacher = logprobs.detach() + 0.5 * torch.randn(rows, width, generator=own, dtype=F64)
     return {
         "logprobs": logprobs.requires_grad_(),
         "mask": mask,
@@ -75,6 +77,7 @@ def make_step(
         "old_logprobs": old,
         "rollout_logprobs": torch.clamp(old + noise(mismatch), max=-0.005),
         "ref_logprobs": torch.clamp(logprobs.detach() + noise(0.2), max=-0.01),
+        "teacher_logprobs": torch.clamp(teacher, max=-0.01),
         "entropies": 0.2 + 3 * torch.rand(rows, width, generator=g, dtype=F64),
         "truncated": torch.rand(rows, generator=g) < 0.2,
         "baselines": torch.rand(rows, generator=g, dtype=F64),

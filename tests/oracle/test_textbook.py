@@ -54,6 +54,7 @@ LIVELY = {
     "gigpo": {"norm": "mean", "omega": 0.5, "turn_discount": 0.8, "beta": 0.1},
     "mt-grpo": {"outcome_weight": 0.4, "ddof": 0},
     "turn-returns": {"turn_discount": 0.7, "std_eps": 1e-4},
+    "opd": {"distill": 0.3, "eps_low": 0.1, "eps_high": 0.1},
 }
 NOT_IN_THE_TEXTBOOK = {"seed"}
 SHAPES = {

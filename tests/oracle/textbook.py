@@ -23,7 +23,7 @@ COMMON = {
     "beta": 0.0, "kl": "k3", "kl_place": "loss", "ddof": 1, "std_eps": 0.0, "eps_low": 0.2, "eps_high": 0.2,
     "dynamic_sampling": False, "has_signal": False, "whiten": False, "pruning": None,
     "correction": "none", "correction_low": None, "correction_high": None, "opsm_delta": 0.5,
-    "overlong_filtering": False, "overlong_cache": None, "entropy_bonus": 0.0,
+    "overlong_filtering": False, "overlong_cache": None, "entropy_bonus": 0.0, "distill": 0.0,
 }  # fmt: skip
 HIGHER = {"eps_high": 0.28}
 PER_TOKEN_MEAN = {"aggregate": "seq-mean-token-mean"}
@@ -93,6 +93,7 @@ PRESETS: dict[str, dict] = {
     "kimi": {"surrogate": "kimi", "tau": 0.1, "advantage": "group-mean"} | TOKEN_SUM,
     "deepseek-v3.2": {"correction": "opsm", "delta": 0.5, "kl": "k3-corrected", "beta": 1e-3}
     | ROLLOUT | PER_TOKEN_MEAN,
+    "opd": {"advantage": "zero", "distill": 1.0},
 }  # fmt: skip
 
 # The papers give the surrogate itself, not only its gradient.
@@ -125,6 +126,7 @@ def read(data: dict, s: dict) -> list[Rollout]:
 
     l, fixed = data["logprobs"], data.get("fixed_logprobs", data["logprobs"]).detach().tolist()
     old, mu, ref = floats("old_logprobs") or fixed, floats("rollout_logprobs"), floats("ref_logprobs")
+    teacher = floats("teacher_logprobs")
     H, rewards, baselines = floats("entropies"), floats("rewards"), floats("baselines")
     step = []
     for i, keep in enumerate(mask):
@@ -140,13 +142,13 @@ def read(data: dict, s: dict) -> list[Rollout]:
         if s["advantage"] == "greedy" and math.isnan(baselines[i]):
             continue
         real = [(w, r) for w, r in zip(weights, mine, strict=True) if not math.isnan(r)]
-        if not real:
+        if not real and s["advantage"] != "zero":
             continue
         total = sum(w * r for w, r in real)
         step.append(
             Rollout(
                 row=i, group=int(data["group_ids"][i]), columns=columns, fixed=row(fixed), old=row(old), mu=row(mu),
-                ref=row(ref), H=row(H), rewards=mine, R=total, raw=total,
+                ref=row(ref), teacher=row(teacher), H=row(H), rewards=mine, R=total, raw=total,
                 correct=bool(data["correct"][i]) if data.get("correct") is not None else total > 0,
                 truncated=bool(data["truncated"][i]) if data.get("truncated") is not None else False,
                 baseline=baselines[i] if baselines is not None else None,
@@ -220,6 +222,9 @@ def advantages(step: list[Rollout], s: dict, data: dict) -> None:
         whiten(step, s)
     if s.get("bonus"):
         entropy_bonus(step, s)
+    if s["distill"]:
+        for o in step:
+            o.A = [a + s["distill"] * (q - p) for a, q, p in zip(o.A, o.teacher, o.old, strict=True)]
 
 
 def prune(step: list[Rollout], s: dict) -> list[Rollout]:

@@ -15,6 +15,7 @@ EACH = {
     "beta": 0.1,
     "kl": "k2",
     "kl_place": "reward",
+    "distill": 0.5,
     "aggregate": "seq-mean-token-sum",
     "correction": "tis",
     "dynamic_sampling": True,
@@ -92,6 +93,9 @@ REFUSED = [
     ("gtpo", {"beta": 0.1, "kl_place": "reward"}, "kl_place: got 'reward', but gtpo's advantages do not read it"),
     ("ppo-clip", {"beta": 0.1, "kl_place": "to-go"}, "kl_place: got 'to-go'.* accepts 'loss' here"),
     ("pass-at-k", {"overlong_cache": 8}, "overlong_cache: pass-at-k's advantages do not read the reward's value"),
+    ("grpo", {"distill": -1.0}, "distill: got -1.0, accepts 0 or more"),
+    ("ppo-clip", {"distill": 0.5}, "distill: got 0.5, but ppo-clip takes its advantages as they are given"),
+    ("opd", {"overlong_cache": 8}, "overlong_cache: opd's advantages do not read the reward's value"),
     ("grpo", {"overlong_cache": -1}, "overlong_cache: got -1"),
     ("grpo", {"overlong_cache": 1.5}, "overlong_cache: got 1.5 .float., accepts a whole number"),
     ("grpo", {"entropy_bonus": -0.1}, "entropy_bonus: got -0.1, accepts 0 or more"),
@@ -162,7 +166,7 @@ def test_options_act_on_the_gradient():
         logprobs=logprobs, mask=mask, old_logprobs=old, rollout_logprobs=rollout, ref_logprobs=logprobs + noise(0.2),
         entropies=torch.rand(rows, width, generator=g, dtype=torch.float64), group_ids=torch.arange(rows) // 4,
         rewards=torch.tensor([1.0, 0, 0, 1, 0, 1, 1, 0, 1, 1, 1, 1]), truncated=torch.arange(rows) < 2,
-        max_length=width,
+        teacher_logprobs=old - 0.3, max_length=width,
     )  # fmt: skip
     base = {"aggregate": "token-mean", "beta": 0.1}
 
@@ -172,7 +176,7 @@ def test_options_act_on_the_gradient():
     plain = coefficients()
     tried = [
         {"beta": 0.2}, {"kl": "k1"}, {"kl": "k2"}, {"kl": "k3-corrected"}, {"kl_place": "reward"},
-        {"kl_place": "to-go"}, {"dynamic_sampling": True}, {"overlong_filtering": True}, {"overlong_cache": 5},
+        {"kl_place": "to-go"}, {"distill": 0.5}, {"dynamic_sampling": True}, {"overlong_filtering": True}, {"overlong_cache": 5},
         *({"aggregate": name} for name in AGGREGATES if name != "token-mean"),
         *({"correction": name} for name in CORRECTIONS if name != "opsm"), {"correction": "opsm", "opsm_delta": 0.01},
     ]  # fmt: skip

@@ -50,6 +50,7 @@ FIELDS = {
     "old_logprobs": "log-probs at sampling time (not given: the policy has not moved)",
     "rollout_logprobs": "log-probs as the sampler reported them",
     "ref_logprobs": "log-probs of the reference policy",
+    "teacher_logprobs": "log-probs of the teacher",
     "entropies": "entropy of the next-token distribution at each token",
     "advantages": "advantages instead of rewards (a critic's, for instance)",
     "step_rewards": "rewards of reasoning steps, with their ends",
@@ -67,6 +68,8 @@ OPTIONS = {
     "beta": "coefficient of the KL to the reference policy; 0: no reference model is needed",
     "kl": "its estimator: `k1`, `k2`, `k3` or `k3-corrected`",
     "kl_place": "where it acts: `loss`, `reward` or `to-go`",
+    "distill": "coefficient of on-policy distillation, which adds a teacher's log-probs minus the policy's to the "
+    "advantages; 0: no teacher is needed",
     "aggregate": "how tokens are averaged: `seq-mean-token-mean`, `token-mean`, `seq-mean-token-sum`, "
     "`prompt-mean-token-mean` or `constant`",
     "correction": "for a sampler that disagrees with the trainer: `none`, or those below",

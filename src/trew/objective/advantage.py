@@ -67,6 +67,7 @@ class Advantage(Component, Protocol):
     reads_rewards: ClassVar[bool] = True  # False: terms added to the reward have no effect, so they are refused
     per_token: ClassVar[bool] = False  # True: returns (N,)
     per_reward: ClassVar[bool] = False  # True: receives the rewards (S, K) one by one, unweighted
+    judged: ClassVar[bool] = True  # False: a sequence takes part without a reward, too
 
     def __call__(self, rewards: Tensor, *, batch: TokenBatch) -> Tensor: ...
 
@@ -149,6 +150,21 @@ class ExternalAdvantages(Advantage):
 
     def equation(self) -> str:
         return "A_t given"
+
+
+@dataclass(frozen=True)
+class NoAdvantage(Advantage):
+    """A_i = 0, with or without rewards: all that is learned comes from what is added to it."""
+
+    scope: ClassVar[Scope] = "token"
+    reads_rewards: ClassVar[bool] = False
+    judged: ClassVar[bool] = False
+
+    def __call__(self, rewards: Tensor, *, batch: TokenBatch) -> Tensor:
+        return torch.zeros_like(rewards)
+
+    def equation(self) -> str:
+        return "A_i = 0"
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from .segments import segment_count, segment_starts
 from .turns import Turns
 
 _PER_TOKEN = ("logprobs", "mask", "sequence_ids", "advantages", "old_logprobs", "rollout_logprobs", "ref_logprobs",
-             "entropies", "token_weights")  # fmt: skip
+             "teacher_logprobs", "entropies", "token_weights")  # fmt: skip
 RENAMED = {"shares": "token_weights"}
 _PER_SEQUENCE = ("group_ids", "rewards", "correct", "truncated", "baselines")
 
@@ -104,6 +104,7 @@ class TokenBatch:
     old_logprobs: Float[Tensor, "N"] | None = None
     rollout_logprobs: Float[Tensor, "N"] | None = None
     ref_logprobs: Float[Tensor, "N"] | None = None
+    teacher_logprobs: Float[Tensor, "N"] | None = None
     entropies: Float[Tensor, "N"] | None = None
     step_rewards: ReasoningSteps | None = None
     turns: Turns | None = None
@@ -229,6 +230,7 @@ class TokenBatch:
         old_logprobs: Tensor | None = None,
         rollout_logprobs: Tensor | None = None,
         ref_logprobs: Tensor | None = None,
+        teacher_logprobs: Tensor | None = None,
         entropies: Tensor | None = None,
         step_rewards: Sequence[Sequence[tuple[int, float]]] | None = None,
         turns: Sequence[Sequence[tuple[int, float]]] | None = None,
@@ -250,7 +252,7 @@ class TokenBatch:
 
         Raises DataError for shapes and types that do not fit, a mask with values other than 0 and 1, log-probs or
         entropies that are not finite, log-probs above 0 (most likely negative log-likelihoods), and a batch without
-        rewards, step rewards or advantages.
+        rewards, step rewards, advantages or a teacher's log-probs.
 
         >>> l = torch.tensor([[-1., -2.], [-3., 0.]]); m = torch.tensor([[True, True], [True, False]])
         >>> batch = TokenBatch.from_padded(logprobs=l, mask=m, rewards=torch.tensor([1., 0.]),
@@ -262,10 +264,13 @@ class TokenBatch:
         rows, width = logprobs.shape
         device = logprobs.device
         mask = padded.flags("mask", mask, (rows, width), like=logprobs)
-        anchors = {"old_logprobs": old_logprobs, "rollout_logprobs": rollout_logprobs, "ref_logprobs": ref_logprobs}
+        anchors = {"old_logprobs": old_logprobs, "rollout_logprobs": rollout_logprobs, "ref_logprobs": ref_logprobs,
+                   "teacher_logprobs": teacher_logprobs}  # fmt: skip
         fields: dict[str, Any] = {k: padded.log_probabilities(k, v, mask) for k, v in anchors.items() if v is not None}
         if entropies is not None:
             fields["entropies"] = padded.stream("entropies", entropies, mask, keep_gradient=True)
+        if teacher_logprobs is None:  # with a teacher, there may be nothing else to learn from
+            _refuse_without_signal(rewards, reward_weights, advantages, step_rewards)
         fields |= _signal(rewards, reward_weights, advantages, step_rewards, mask=mask, like=logprobs)
         if turns is not None:
             fields["turns"] = Turns.of(turns, states=states, mask=mask)
@@ -287,12 +292,18 @@ class TokenBatch:
         )
 
 
+def _refuse_without_signal(*given: Any) -> None:
+    if all(value is None for value in given):
+        raise DataError(
+            "rewards: got None; give rewards (B,) or (B, K), or advantages (B,) or (B, T), or step_rewards, or "
+            "teacher_logprobs (B, T)"
+        )
+
+
 def _signal(
     rewards: Any, reward_weights: Any, advantages: Any, step_rewards: Any, *, mask: Bool[Tensor, "B T"], like: Tensor
 ) -> dict[str, Any]:
-    """The fields that advantages are computed from, or the advantages themselves; DataError if there are none."""
-    if rewards is None and advantages is None and step_rewards is None and reward_weights is None:
-        raise DataError("rewards: got None; give rewards (B,) or (B, K), or advantages (B,) or (B, T), or step_rewards")
+    """The fields that advantages are computed from, or the advantages themselves."""
     fields: dict[str, Any] = {}
     if rewards is not None or reward_weights is not None:
         fields |= _rewards(rewards, reward_weights, like=like)

@@ -24,7 +24,8 @@ def token_metrics(
     effective sample size of the importance weights g = c w r there, (sum g)^2 / (n sum g^2): 1 where all count alike,
     1/n where one token decides. Quantiles and ess are of this batch, with count 1; all others add up over any split.
     ``kl_old`` and ``kl_rollout`` are k3 from the anchor to the policy, since the anchor has sampled; ``kl`` is k3 from
-    the policy to the reference.
+    the policy to the reference. ``kl_teacher`` is k1 from the old policy to the teacher, whose mean is that of KL over
+    what the old policy sampled: with on-policy distillation, the mean advantage is minus its coefficient times it.
     """
     mask, advantages = batch.mask, batch.advantages
     assert advantages is not None
@@ -74,12 +75,15 @@ def _quantiles(ratios: Tensor) -> Metrics:
 
 
 def _divergences(batch: TokenBatch) -> dict[str, Tensor]:
-    """k3 per token by metric, for the anchors that the batch has. k3 is unbiased over samples of its first policy."""
+    """KL estimates per token by metric, for the anchors that the batch has. k3 is unbiased over samples of its first
+    policy; it would be dominated by the rare tokens that a teacher finds far more probable, so for that it is k1."""
     policy, found = batch.policy, {}
     if batch.old_logprobs is not None:
         found["kl_old"] = kl_value(batch.old_logprobs, ref_logprobs=policy)
     if batch.ref_logprobs is not None:
         found["kl"] = kl_value(policy, ref_logprobs=batch.ref_logprobs)
+    if batch.teacher_logprobs is not None:
+        found["kl_teacher"] = batch.old - batch.teacher_logprobs
     if batch.rollout_logprobs is not None:
         found["kl_rollout"] = kl_value(batch.rollout_logprobs, ref_logprobs=policy)
     return found

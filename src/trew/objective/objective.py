@@ -29,6 +29,7 @@ from .aggregate import Aggregate
 from .batch import Denominators, TokenBatch
 from .component import SCOPES, Component, Scope
 from .correction import Bounded, Correction
+from .distillation import Distillation
 from .divergence import KL, PLACES, Divergence
 from .entropy_bonus import EntropyBonus
 from .filter import GroupFilter, LossMask, MixedGroups, TokenMask
@@ -121,6 +122,11 @@ class Objective:
         if not self.advantage.reads_rewards:
             self._refuse_unread_shape()
         self._refuse_unread_kl()
+        if isinstance(self.advantage, ExternalAdvantages) and self.distillation:
+            raise ValueError(
+                f"distill: got {self.distillation:g}, but {self.name} takes its advantages as they are given, and "
+                "nothing is added to them; accepts 0 here"
+            )
 
     def _refuse_unread_shape(self) -> None:
         for shape in self.shape:
@@ -158,6 +164,11 @@ class Objective:
     def beta(self) -> float:
         """Coefficient of the KL to the reference policy; a reference model is needed iff it is above 0."""
         return self.reference.beta
+
+    @property
+    def distillation(self) -> float:
+        """Coefficient of on-policy distillation; a teacher is needed iff it is above 0."""
+        return next((a.coefficient for a in self.adjust if isinstance(a, Distillation)), 0.0)
 
     @property
     def dynamic_sampling(self) -> bool:
@@ -339,7 +350,7 @@ class Objective:
         """True for the sequences that take part in the step: they have what they are judged by, and no filter drops
         them."""
         stays = torch.ones(batch.size, dtype=torch.bool, device=batch.mask.device)
-        if batch.rewards is not None:
+        if batch.rewards is not None and self.advantage.judged:
             stays &= ~batch.total_rewards.isnan()
         if batch.baselines is not None and "baselines" in self.needs:
             stays &= ~batch.baselines.isnan()

@@ -15,8 +15,9 @@ from .aggregate import (
     SequenceMeanTokenSum,
     TokenMean,
 )
-from .component import one_of
+from .component import not_negative, one_of
 from .correction import Correction, GeometricMask, MaskedImportance, OffPolicySequenceMask, TruncatedImportance
+from .distillation import Distillation
 from .divergence import KL, Divergence
 from .entropy_bonus import EntropyBonus
 from .filter import MixedGroups, UncutCompletions
@@ -49,6 +50,7 @@ class Options:
     beta: float = 0.0  # coefficient of the KL to the reference policy; 0 needs no reference model
     kl: str = "k3"  # its estimator: k1, k2, k3, or k3-corrected
     kl_place: str = "loss"  # where it acts: loss, reward, or to-go
+    distill: float = 0.0  # coefficient of on-policy distillation, in the advantages; 0 needs no teacher
     aggregate: str = ""  # how tokens are averaged
     correction: str = "none"  # for train-rollout mismatch; several joined by "+"
     correction_low: float | None = None  # bounds of the correction's ratio, where it has any
@@ -67,6 +69,7 @@ class Options:
         kl, bonus = objective.reference, objective.entropy_bonus
         return Options(
             beta=kl.beta, kl=kl.estimator, kl_place=kl.place,
+            distill=objective.distillation,
             aggregate=_aggregate_name(objective.aggregate),
             **_correction_options(objective.correction),
             dynamic_sampling=objective.dynamic_sampling,
@@ -120,6 +123,13 @@ def _kl(objective: Objective, options: Options) -> Objective:
     kl = KL(options.beta, options.kl, options.kl_place, behaviour=behaviour)
     others: tuple[Divergence, ...] = tuple(t for t in objective.divergence if t != before)
     return objective.replace(divergence=(kl, *others))
+
+
+def _distill(objective: Objective, options: Options) -> Objective:
+    not_negative(distill=options.distill)
+    # Behind all others: whitening, for instance, would rescale a coefficient in nats by the deviation of the batch.
+    others = tuple(a for a in objective.adjust if not isinstance(a, Distillation))
+    return objective.replace(adjust=(*others, Distillation(options.distill)) if options.distill else others)
 
 
 def _aggregate(objective: Objective, options: Options) -> Objective:
@@ -190,6 +200,7 @@ def _entropy(objective: Objective, options: Options) -> Objective:
 
 _CHANGES: dict[tuple[str, ...], Callable[[Objective, Options], Objective]] = {
     ("beta", "kl", "kl_place"): _kl,
+    ("distill",): _distill,
     ("aggregate",): _aggregate,
     ("correction", "correction_low", "correction_high", "opsm_delta"): _correction,
     ("dynamic_sampling",): _sampling,

@@ -28,6 +28,7 @@ KL_TYPES = {"k1": ("kl", "k1"), "k2": ("mse", "k2"), "k3": ("low_var_kl", "k3")}
 NOT_GIVEN = {
     "rollout_logprobs": "verl hands a loss no log-probabilities of the sampler besides those of the old policy",
     "ref_logprobs": "verl hands a loss no log-probabilities of the reference",
+    "teacher_logprobs": "verl hands a loss no log-probabilities of a teacher: use verl's own distillation",
     "entropies": "verl hands over no entropies at this place",
     "step_rewards": "verl hands over no step rewards",
     "turns": "verl hands over no turns",
