@@ -96,7 +96,8 @@ def prepared(
     mask[: len(items[0].token_ids)] = False
     data = batch(
         items, seed=seed, mask=mask, old_logprobs=near(net, items, seed=seed), ref_logprobs=near(net, items),
-        rollout_logprobs=near(net, items, seed=seed + 1), entropies=3 * torch.rand(total, generator=g),
+        rollout_logprobs=near(net, items, seed=seed + 1), teacher_logprobs=near(net, items, seed=seed + 2),
+        entropies=3 * torch.rand(total, generator=g),
         baselines=torch.rand(size, generator=g), truncated=torch.rand(size, generator=g) < 0.2,
     )  # fmt: skip
     if objective.name in ("ppo-clip", "grpo-process", "gigpo", "mt-grpo", "turn-returns"):  # what only some runs give

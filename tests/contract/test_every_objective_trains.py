@@ -36,6 +36,7 @@ REFUSED = {
     "gigpo": "which gives credit to the turns of an episode",
     "mt-grpo": "which gives credit to the turns of an episode",
     "turn-returns": "which gives credit to the turns of an episode",
+    "opd": "which learns from a teacher",
 }
 OPTIONS: dict[str, dict[str, Any]] = {
     "kl in the reward": {"preset": "grpo", "beta": 0.1, "kl": "k1", "kl_place": "reward"},

@@ -26,7 +26,7 @@ def make(*, unchecked: bool = False, **changes) -> TokenBatch:
     data = {
         "logprobs": L, "mask": MASK, "group_ids": torch.tensor([5, 5, 2, 9]),
         "rewards": torch.tensor([1.0, 0.0, 0.5, 2.0], dtype=F64), "old_logprobs": L - 0.5, "rollout_logprobs": L - 0.25,
-        "ref_logprobs": L + 0.5, "entropies": -L, "correct": torch.tensor([1, 0, 0, 1]),
+        "ref_logprobs": L + 0.5, "teacher_logprobs": L + 0.75, "entropies": -L, "correct": torch.tensor([1, 0, 0, 1]),
         "truncated": torch.tensor([0, 0, 1, 1]), "baselines": torch.tensor([1, 0, 1, 0]),
         "step_rewards": [[(1, 0.5), (2, 1.0)], [(1, 2.0), (3, 3.0)], [(3, 4.0)], []], "max_length": 3,
         "turns": [[(1, 0.0), (2, 1.0)], [(1, 0.5), (2, 0.0), (3, 0.25)], [(3, 4.0)], [(1, 0.0)]],
@@ -46,6 +46,7 @@ def test_packed_streams():
     assert batch.old.tolist() == [-1.5, -2.5, -5.5, -6.5, -7.5]
     assert batch.rollout_logprobs.tolist() == [-1.25, -2.25, -5.25, -6.25, -7.25]
     assert batch.ref_logprobs.tolist() == [-0.5, -1.5, -4.5, -5.5, -6.5]
+    assert (batch.teacher_logprobs - batch.logprobs).tolist() == [0.75] * 5
     assert batch.entropies.tolist() == [1, 2, 5, 6, 7]
     assert batch.advantages.tolist() == [1, 1, 2, 2, 3]
     assert batch.advantages.dtype == F64
@@ -178,6 +179,7 @@ def test_selected_sequences_in_another_order():
     assert (part.old - part.logprobs).tolist() == [-0.5] * 3
     assert (part.rollout_logprobs - part.logprobs).tolist() == [-0.25] * 3
     assert (part.ref_logprobs - part.logprobs).tolist() == [0.5] * 3
+    assert (part.teacher_logprobs - part.logprobs).tolist() == [0.75] * 3
     assert part.entropies.tolist() == [7, 1, 2]
     assert part.group_ids.tolist() == [2, 5]
     assert part.rewards.tolist() == [0.5, 1.0]
@@ -264,7 +266,8 @@ def test_one_source_of_advantages_is_enough():
                   {"rewards": None, "step_rewards": None, "advantages": torch.zeros(4)}):  # fmt: skip
         make(**given)
     with pytest.raises(DataError, match=r"^rewards: got None; give rewards"):
-        make(rewards=None, step_rewards=None)
+        make(rewards=None, step_rewards=None, teacher_logprobs=None)
+    assert make(rewards=None, step_rewards=None).rewards is None
     weighted = make(rewards=torch.zeros(4, 2), reward_weights=torch.ones(2))
     assert weighted.reward_weights.tolist() == [1, 1]
     with pytest.raises(DataError, match=r"^reward_weights: got shape \(3,\), accepts \(2,\)"):
@@ -283,9 +286,10 @@ def test_ones_and_zeros_of_any_type_are_a_mask(dtype):
     assert batch.correct.tolist() == [True, False, False, True]
 
 
+LOG_PROBS = ("logprobs", "old_logprobs", "rollout_logprobs", "ref_logprobs", "teacher_logprobs")
 REFUSED = [
     *((name, torch.zeros(4, 2), r"shape \(4, 2\), accepts \(4, 3\)")
-      for name in ("mask", "old_logprobs", "rollout_logprobs", "ref_logprobs", "entropies")),
+      for name in ("mask", "old_logprobs", "rollout_logprobs", "ref_logprobs", "teacher_logprobs", "entropies")),
     *((name, torch.zeros(3), r"shape \(3,\), accepts \(4,\)")
       for name in ("group_ids", "correct", "truncated", "baselines")),
     ("logprobs", L[0], r"torch.float64 of shape \(3,\), accepts a floating-point tensor \(B, T\)"),
@@ -321,7 +325,7 @@ def test_what_cannot_be_meant_is_refused(name, value, message):
         make(unchecked=True, **{name: value})
 
 
-@pytest.mark.parametrize("name", ["logprobs", "old_logprobs", "rollout_logprobs", "ref_logprobs", "entropies"])
+@pytest.mark.parametrize("name", [*LOG_PROBS, "entropies"])
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_streams_are_finite_inside_the_mask(name, value):
     outside, inside = (-L.clone(), -L.clone()) if name == "entropies" else (L.clone(), L.clone())
@@ -330,9 +334,6 @@ def test_streams_are_finite_inside_the_mask(name, value):
     assert getattr(make(**{name: outside}), name).isfinite().all()
     with pytest.raises(DataError, match=f"^{name}: got {value} in 1 of 5 places inside the mask, accepts finite"):
         make(**{name: inside})
-
-
-LOG_PROBS = ("logprobs", "old_logprobs", "rollout_logprobs", "ref_logprobs")
 
 
 @pytest.mark.parametrize("name", LOG_PROBS)
@@ -373,7 +374,7 @@ def test_weights_of_rewards():
 
 
 def test_only_the_policy_and_its_entropies_keep_a_gradient():
-    names = ("logprobs", "old_logprobs", "rollout_logprobs", "ref_logprobs", "entropies")
+    names = (*LOG_PROBS, "entropies")
     given = {name: (-L if name == "entropies" else L).clone().requires_grad_() for name in names}
     rewards = torch.ones(4, 2, requires_grad=True)
     four = torch.ones(4, requires_grad=True)

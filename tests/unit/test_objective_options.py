@@ -176,7 +176,8 @@ def test_options_act_on_the_gradient():
     plain = coefficients()
     tried = [
         {"beta": 0.2}, {"kl": "k1"}, {"kl": "k2"}, {"kl": "k3-corrected"}, {"kl_place": "reward"},
-        {"kl_place": "to-go"}, {"distill": 0.5}, {"dynamic_sampling": True}, {"overlong_filtering": True}, {"overlong_cache": 5},
+        {"kl_place": "to-go"}, {"distill": 0.5}, {"dynamic_sampling": True}, {"overlong_filtering": True},
+        {"overlong_cache": 5},
         *({"aggregate": name} for name in AGGREGATES if name != "token-mean"),
         *({"correction": name} for name in CORRECTIONS if name != "opsm"), {"correction": "opsm", "opsm_delta": 0.01},
     ]  # fmt: skip

@@ -23,6 +23,7 @@ from trew.objective.correction import (
 )
 from trew.objective.covariance import ClipCov, CovariancePenalty
 from trew.objective.credit import EpisodeAndState, TurnAndOutcome, TurnReturns, mt_grpo_advantages
+from trew.objective.distillation import Distillation
 from trew.objective.divergence import KL, SequenceSquare, kl_derivative, kl_value
 from trew.objective.entropy_bonus import EntropyBonus
 from trew.objective.entropy_shares import EntropySequenceShares, EntropyTokenShares
@@ -101,6 +102,7 @@ PRESETS = {
     "gdpo": (CLIP | Z, "token-mean", 0.0, "k3 loss"),
     "kimi": ({"tau": 0.1}, "seq-mean-token-sum", 0.0, "k3 loss"),
     "deepseek-v3.2": (CLIP | {"delta": 0.5} | Z, "seq-mean-token-mean", 0.001, "k3-corrected loss"),
+    "opd": (CLIP, "token-mean", 0.0, "k3 loss"),
 }  # fmt: skip
 
 # Where a setting ends up: by name, and where a preset has another place for it.
@@ -150,6 +152,7 @@ def test_settings_and_common_options(name):
     ]
     assert (options.overlong_filtering, options.overlong_cache, options.entropy_bonus) == (False, 0, 0.0)
     assert (options.entropy_target, options.entropy_step) == (0.0, 0.005)
+    assert options.distill == float(name == "opd")
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -222,7 +225,7 @@ BY_ITSELF = [
     ("pass-at-k", "advantage", PassAtK()), ("gtpo", "advantage", EntropyTokenShares()),
     ("grpo-s", "advantage", EntropySequenceShares()), ("gdpo", "advantage", PerReward()),
     ("gigpo", "advantage", EpisodeAndState()), ("mt-grpo", "advantage", TurnAndOutcome()),
-    ("turn-returns", "advantage", TurnReturns()),
+    ("turn-returns", "advantage", TurnReturns()), ("opd", "adjust", (Distillation(),)),
     ("grpo-process", "advantage", StepRewards()), ("token-mean-local", "aggregate", LocalTokenMean()),
     ("dr-grpo", "advantage", BaselineAdvantage()), ("lite-ppo", "advantage", BaselineAdvantage(scale=BatchStd())),
     ("deepseek-v3.2", "correction", (OffPolicySequenceMask(),)), ("dapo", "entropy_bonus", EntropyBonus()),

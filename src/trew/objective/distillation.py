@@ -12,9 +12,7 @@ from .batch import TokenBatch
 from .component import positive
 
 
-def teacher_gap(
-    old_logprobs: Float[Tensor, "N"], *, teacher_logprobs: Float[Tensor, "N"]
-) -> Float[Tensor, "N"]:
+def teacher_gap(old_logprobs: Float[Tensor, "N"], *, teacher_logprobs: Float[Tensor, "N"]) -> Float[Tensor, "N"]:
     """log pi_teacher - log pi_old at each sampled token, without gradient: the advantage of on-policy distillation,
     arXiv 2601.02780 eq. 8; thinkingmachines.ai/blog/on-policy-distillation.
 
@@ -49,9 +47,7 @@ class Distillation(Adjust):
 
     def __call__(self, advantages: Tensor, *, batch: TokenBatch) -> Tensor:
         assert batch.teacher_logprobs is not None
-        gap = teacher_gap(
-            batch.old.to(advantages.dtype), teacher_logprobs=batch.teacher_logprobs.to(advantages.dtype)
-        )
+        gap = teacher_gap(batch.old.to(advantages.dtype), teacher_logprobs=batch.teacher_logprobs.to(advantages.dtype))
         return advantages + self.coefficient * gap
 
     def equation(self) -> str:

@@ -29,6 +29,7 @@ _MISSING = {
     "advantages": "whose advantages come from outside (a critic), and a run has rewards only",
     "step_rewards": "which needs a reward for every step of a completion (a reward model with args.step_mark, or a "
     "function that returns (end, value) lists), and this run has rewards of whole completions only",
+    "teacher_logprobs": "which learns from a teacher, and this run has none",
     "baselines": "which compares with greedy answers, and the rollouts that are replayed have none",
     "turns": "which gives credit to the turns of an episode, and without an [environment] a completion is one turn",
     "states": "which compares turns that began in the same state, and the rollouts that are replayed name no states",
