@@ -22,17 +22,15 @@ from ..objective.entropy_bonus import EntropyBonus
 from ..types import StepOutput, TrainingSample
 from . import compiled, liger, recompute
 from .accelerator import LayerAccelerator
-from .accumulate import Accumulated, PackLoss, TokenPositions, check_finite, sample_names
+from .accumulate import Accumulated, PackLoss, TokenPositions, sample_names
 from .choose import runner_for
-from .dealing import agree, failing_together, rounds
+from .dealing import agree
+from .forward import Progress, forward, in_rounds, logprobs_of
 from .optimizer import Watched, begin, learning_rate, load_moments, make_optimizer, moments, trainable
 from .packing import Pack
 from .parallel import Parallel, Solo
-from .runner import ModelRunner, RunnerSettings
+from .runner import RunnerSettings
 from .stored import check_stored, stored_tensors
-
-Progress = Callable[[int], None]
-"""Receives the number of samples finished since the last call."""
 
 
 class Learner:
@@ -149,65 +147,13 @@ class Learner:
             raise ValueError("logprobs(reference=True): this learner was made without a reference model")
         with self._as_reference() if reference else nullcontext():
             quantity = "ref_logprobs" if reference else "logprobs"
-            return self._forward(
-                runner, samples, lambda pack: (runner.logprobs_of(pack),), outputs=1, quantity=quantity,
-                progress=progress,
-            )[0]  # fmt: skip
+            return logprobs_of(runner, samples, parallel=self._parallel, quantity=quantity, progress=progress)
 
     def untempered(self, samples: Sequence[TrainingSample]) -> tuple[Float[Tensor, "N"], Float[Tensor, "N"]]:
         """Log-probs and entropies of all completion tokens at temperature 1, as :meth:`logprobs` gives them."""
         runner = self._at_one or self._runner
-        logprobs, entropies = self._forward(runner, samples, runner.values_of, outputs=2, quantity="logprobs")
+        logprobs, entropies = forward(runner, samples, runner.values_of, outputs=2, parallel=self._parallel)
         return logprobs, entropies
-
-    def _forward(
-        self, runner: ModelRunner, samples: Sequence[TrainingSample], run: Callable[[Pack], tuple[Tensor, ...]], *,
-        outputs: int, quantity: str, progress: Progress | None = None,
-    ) -> list[Tensor]:  # fmt: skip
-        """The ``outputs`` values (N,) that ``run`` computes for the tokens of each pack; the first must be finite."""
-        # Zeros where another rank computes the value: the sum over ranks fills it in.
-        out = [torch.zeros(sum(len(s.token_ids) for s in samples), dtype=torch.float32) for _ in range(outputs)]
-        tokens = TokenPositions.of(samples)
-
-        def compute(pack: Pack, beside: list[Pack]) -> None:
-            values = [value.cpu() for value in run(pack)]
-            lengths = torch.tensor(_lengths(pack, samples))
-            ids = torch.arange(len(lengths)).repeat_interleave(lengths)
-            check_finite(values[0], ids, pack, samples, quantity=quantity)
-            for whole, part in zip(out, values, strict=True):
-                whole[tokens.predicted(pack.samples)] = part
-            if progress is not None:
-                progress(len(pack.samples))
-
-        self._in_rounds(runner.packs(samples), compute, lambda beside: runner.idle(gradient=False))
-        runner.release()
-        self._parallel.sum_(out)
-        return out
-
-    def _in_rounds(
-        self,
-        packs: Sequence[Pack],
-        compute: Callable[[Pack, list[Pack]], None],
-        idle: Callable[[list[Pack]], None],
-    ) -> None:
-        """Calls ``compute`` for each pack of this rank, or ``idle`` where it has none left, with the packs of all ranks
-        in that round. Raises a NumericsError of any rank on all of them."""
-        # After an error this rank goes on idling: sharded weights are gathered by all ranks together in each pass, and
-        # the others would wait for it forever.
-        with failing_together(self._parallel):
-            error: NumericsError | None = None
-            for own, every in rounds([pack.input_ids.size for pack in packs], self._parallel):
-                self._parallel.beat()
-                beside = [packs[i] for i in every]
-                if own is None or error is not None:
-                    idle(beside)
-                    continue
-                try:
-                    compute(packs[own], beside)
-                except NumericsError as found:
-                    error = found
-            if error is not None:
-                raise error
 
     def _as_reference(self) -> AbstractContextManager[None]:
         """Disables the adapters, if there are any."""
@@ -360,7 +306,7 @@ class Learner:
                 self._runner.idle(gradient=False)
             self._runner.idle(gradient=True)
 
-        self._in_rounds(self._runner.packs(samples, among=done.active), compute, idle)
+        in_rounds(self._runner.packs(samples, among=done.active), compute, idle, parallel=self._parallel)
 
     def _coefficients(self, objective: Objective, done: Accumulated) -> Float[Tensor, "N"]:
         """Coefficients of a rule that looks across sequences, from the log-probs of the whole step. Silent samples are
