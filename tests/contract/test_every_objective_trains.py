@@ -37,6 +37,8 @@ REFUSED = {
     "mt-grpo": "which gives credit to the turns of an episode",
     "turn-returns": "which gives credit to the turns of an episode",
     "opd": "which learns from a teacher",
+    "sft": "which learns from demonstrations",
+    "rft": "which learns from demonstrations",
 }
 OPTIONS: dict[str, dict[str, Any]] = {
     "kl in the reward": {"preset": "grpo", "beta": 0.1, "kl": "k1", "kl_place": "reward"},

@@ -43,6 +43,8 @@ NOT_SHIFT_INVARIANT = {
     "bnpo-paper": "solve rates are probabilities: rewards are 0 and 1",
     "maxrl": "divides by the mean reward",
     "gigpo": "discounts rewards over turns, and episodes differ in length",
+    "online-rft": "a completion is correct if its reward is above 0",
+    "rft": "a completion is correct if its reward is above 0",
     "turn-returns": "adds up rewards over turns, and episodes differ in length",
 }
 SCALES = {
@@ -73,6 +75,9 @@ NO_GROUP_BASELINE = {
     "grpo-process": "its signal is the rewards of steps",
     "gigpo": "its signal is the rewards of turns, too",
     "mt-grpo": "its signal is the rewards of turns",
+    "sft": "every completion counts 1",
+    "rft": "every completion counts 1",
+    "online-rft": "has no baseline: correct completions count 1",
     "turn-returns": "its signal is the rewards of turns",
     "opd": "its signal is a teacher's",
 }

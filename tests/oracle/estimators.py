@@ -123,6 +123,16 @@ def reinforce(step, s):
     )
 
 
+def ones(step, s):
+    for o in step:
+        o.A = [1.0] * o.T
+
+
+def indicator(step, s):
+    for o in step:
+        o.A = [float(o.correct)] * o.T
+
+
 def greedy(step, s):
     spread_over(step, [o.R - o.baseline for o in step])
 
@@ -355,6 +365,8 @@ ESTIMATORS = {
     "zero": zero,
     "reinforce": reinforce,
     "greedy": greedy,
+    "ones": ones,
+    "indicator": indicator,
     "batch-std": batch_std_raw,
     "batch-std-centred": batch_std_centred,
     "length": length_weighted,

@@ -31,7 +31,8 @@ AGGREGATES = ["seq-mean-token-mean", "token-mean", "seq-mean-token-sum", "prompt
 ROLLOUT_ANCHORED = {name for name, s in PRESETS.items() if s.get("anchor") == "rollout"}
 
 
-REWARD_BLIND = {"ppo-clip", "grpo-process", "gtpo", "grpo-s", "pass-at-k"}  # nothing can be added to what is not read
+# Nothing can be added to what is not read.
+REWARD_BLIND = {"ppo-clip", "grpo-process", "gtpo", "grpo-s", "pass-at-k", "sft", "rft", "online-rft"}
 NEAR_ONE = {"bnpo-paper", "maxrl"}  # want rewards of 0 to 1: a penalty must not carry them out of it
 
 

@@ -94,6 +94,9 @@ PRESETS: dict[str, dict] = {
     "deepseek-v3.2": {"correction": "opsm", "delta": 0.5, "kl": "k3-corrected", "beta": 1e-3}
     | ROLLOUT | PER_TOKEN_MEAN,
     "opd": {"advantage": "zero", "distill": 1.0},
+    "sft": {"surrogate": "reinforce", "advantage": "ones"},
+    "rft": {"surrogate": "reinforce", "advantage": "indicator"} | PER_TOKEN_MEAN,
+    "online-rft": {"surrogate": "reinforce", "advantage": "indicator"} | PER_TOKEN_MEAN,
 }  # fmt: skip
 
 # The papers give the surrogate itself, not only its gradient.

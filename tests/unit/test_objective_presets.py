@@ -103,6 +103,9 @@ PRESETS = {
     "kimi": ({"tau": 0.1}, "seq-mean-token-sum", 0.0, "k3 loss"),
     "deepseek-v3.2": (CLIP | {"delta": 0.5} | Z, "seq-mean-token-mean", 0.001, "k3-corrected loss"),
     "opd": (CLIP, "token-mean", 0.0, "k3 loss"),
+    "sft": ({}, "token-mean", 0.0, "k3 loss"),
+    "rft": ({}, "seq-mean-token-mean", 0.0, "k3 loss"),
+    "online-rft": ({}, "seq-mean-token-mean", 0.0, "k3 loss"),
 }  # fmt: skip
 
 # Where a setting ends up: by name, and where a preset has another place for it.

@@ -15,6 +15,7 @@ from ..objective import Objective, TokenBatch, preset, presets
 from ..objective.advantage import PassAtK
 from ..objective.batch import ReasoningSteps
 from ..objective.component import Component
+from ..objective.imitation import DEMONSTRATED
 from ..objective.ratio import NoRatio
 from ..objective.shaping import SoftOverlong
 from ..objective.turns import Turns
@@ -53,6 +54,12 @@ def problems(
         f"trew.preset({name!r}).loss in a loop of your own"
         for need in lacking
     ]
+    if isinstance(objective.advantage, DEMONSTRATED):
+        found.append(
+            f"objective.preset: got {name!r}, which learns from demonstrations, and here the policy samples; "
+            f"choose another preset, or call trew.preset({name!r}).loss in a loop of your own. online-rft "
+            "learns from correct completions of the policy itself"
+        )
     found += _cut_distributions(objective, config)
     if config.learner.reference_every and "ref_logprobs" not in objective.needs:
         found.append(
@@ -237,7 +244,8 @@ def _nothing_to_learn(objective: Objective, config: Config) -> str:
             f"objective: got {name} with {dict(config.objective.args)}, which gives every completion the advantage 0: "
             f"nothing would be learned; change {', '.join(config.objective.args) or 'the preset'}"
         )
-    others = [n for n in presets() if set((o := preset(n)).needs) <= GIVEN and not isinstance(o.advantage, PassAtK)]
+    unfit = (PassAtK, *DEMONSTRATED)
+    others = [n for n in presets() if set((o := preset(n)).needs) <= GIVEN and not isinstance(o.advantage, unfit)]
     others = [n for n in others if teaches(preset(n), config)]
     return (
         f"rollout.completions: got 1, accepts at least 2 for {name}: it compares the completions of a prompt with each "

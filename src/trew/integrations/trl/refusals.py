@@ -9,6 +9,7 @@ from typing import Any
 
 from ...objective import Objective, preset, presets
 from ...objective.advantage import PassAtK
+from ...objective.imitation import DEMONSTRATED
 from ...objective.shaping import SoftOverlong
 
 DECIDED = {
@@ -67,6 +68,8 @@ def of_objective(objective: Objective) -> list[str]:
     problems = []
     if "baselines" in objective.needs:
         problems.append(f"{objective.name} needs the greedy answer's reward, which TRL does not sample")
+    if isinstance(objective.advantage, DEMONSTRATED):
+        problems.append(f"{objective.name} needs demonstrations, and TRL's GRPOTrainer samples its completions")
     if "advantages" in objective.needs:
         problems.append(f"{objective.name} needs advantages of a critic, which TRL's GRPOTrainer does not have")
     if "teacher_logprobs" in objective.needs:

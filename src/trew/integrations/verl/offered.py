@@ -12,6 +12,7 @@ from ...objective.baseline import NoBaseline
 from ...objective.component import SCOPES, Component
 from ...objective.divergence import KL, Divergence
 from ...objective.filter import MixedGroups, UnevenGroups
+from ...objective.imitation import DEMONSTRATED
 from ...objective.scale import NoScaling
 
 AGGREGATES = {
@@ -138,6 +139,8 @@ def _no_advantage(objective: Objective) -> str:
     rule = objective.advantage
     if isinstance(rule, ExternalAdvantages):
         return "its advantages come from a critic: use verl's own, adv_estimator=gae"
+    if isinstance(rule, DEMONSTRATED):
+        return "its completions are demonstrations, and verl samples them"
     if objective.shape:
         return "the soft overlong punishment is verl's own: reward.reward_manager.name=dapo"
     if rule.per_reward:

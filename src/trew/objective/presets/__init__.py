@@ -10,7 +10,7 @@ from typing import Any
 from ...errors import ConfigError, nearest
 from .. import options as common
 from ..objective import Objective
-from . import clip, distillation, entropy, group, policy_gradient, sequence, trust, turns
+from . import clip, distillation, entropy, group, imitation, policy_gradient, sequence, trust, turns
 
 PRESETS: dict[str, Callable[..., Objective]] = {
     "reinforce": policy_gradient.reinforce,
@@ -64,6 +64,9 @@ PRESETS: dict[str, Callable[..., Objective]] = {
     "kimi": policy_gradient.kimi,
     "deepseek-v3.2": trust.deepseek_v3_2,
     "opd": distillation.opd,
+    "sft": imitation.sft,
+    "rft": imitation.rft,
+    "online-rft": imitation.online_rft,
 }
 
 
