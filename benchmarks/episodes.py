@@ -32,7 +32,7 @@ from trew.config import parse
 from trew.env.hosts import Hosts
 from trew.env.load import Spec
 from trew.learner import Learner
-from trew.models import loading
+from trew.models import backends, loading
 from trew.objective import TokenBatch, preset
 from trew.rollout import Renderer
 from trew.rollout.bridge import Bridges
@@ -40,7 +40,6 @@ from trew.rollout.endings import facts_of
 from trew.rollout.episodes import Episodes, Limits
 from trew.rollout.generate import generate
 from trew.rollout.torch_engine import TorchEngine
-from trew.training import backends
 from trew.types import Prompt, Sampling, TrainingSample, Turn
 
 RESULT = Path(__file__).parent / "results" / "episodes.json"

@@ -27,12 +27,11 @@ import work as shapes
 from demo import machine
 from trew.config import LearnerConfig
 from trew.learner.optimizer import make_optimizer, trainable
-from trew.models import loading
+from trew.models import backends, loading
 from trew.reward_training.data import Encoded
 from trew.reward_training.packed import PackedPairs
 from trew.reward_training.plain import Pairs, PlainPairs
 from trew.rewards.model.scorer import Encoder, Scorer
-from trew.training import backends
 
 RESULT = Path(__file__).parent / "results" / "pairs.json"
 DTYPES = ("float32", "bfloat16")

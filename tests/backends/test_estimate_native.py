@@ -24,9 +24,8 @@ from trew.estimate.memory import cache, laid_out, memory, saved_activations, wor
 from trew.estimate.sizes import sizes_of
 from trew.estimate.storages import StorageCount
 from trew.learner.packing import pack_shared
-from trew.models import loading, lora
+from trew.models import backends, loading, lora
 from trew.models.anatomy import describe
-from trew.training import backends
 
 native = pytest.mark.skipif(isinstance(build.library(), str), reason="the kernels cannot be compiled here")
 

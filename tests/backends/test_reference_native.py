@@ -13,8 +13,9 @@ import tiny
 from trew.backends.cpu import build
 from trew.backends.cpu.runner import KernelRunner
 from trew.config import parse
+from trew.models import backends
 from trew.objective import preset
-from trew.training import backends, planning
+from trew.training import planning
 
 OBJECTIVE = preset("grpo", beta=0.1)
 pytestmark = pytest.mark.skipif(isinstance(build.library(), str), reason="no compiler")

@@ -31,7 +31,7 @@ MAY = {
         "cli/main.py",
         "data/hub.py",
         "rewards/isolation/boot.py",
-        "training/backends.py",
+        "models/backends.py",
         "utils/posix.py",
     },  # names of our own commands, workers, backends and extras, and of the standard library
     "file import": {

@@ -16,17 +16,14 @@ import tiers
 import tiny
 from trew.config import Config, LearnerConfig, LoraConfig
 from trew.errors import ModelError
-from trew.learner import compiled
+from trew.learner import compiled, machine
 from trew.learner.compiled import Compiler
 from trew.models import lora
 from trew.models.anatomy import describe
 from trew.objective import preset
-from trew.training import compatibility
 
 PLAIN = {"fused": False}
-needs_compiler = pytest.mark.skipif(
-    compatibility.compile_problem("cpu") is not None, reason="there is no C++ compiler here"
-)
+needs_compiler = pytest.mark.skipif(machine.compile_problem("cpu") is not None, reason="there is no C++ compiler here")
 
 
 @pytest.fixture
@@ -239,15 +236,15 @@ def test_a_model_whose_layers_cannot_be_told_is_refused(monkeypatch):
      ("mps", "not supported on mps")],
 )  # fmt: skip
 def test_without_a_compiler_it_is_refused(device, says, monkeypatch):
-    monkeypatch.setattr(compatibility.shutil, "which", lambda name: None)
-    monkeypatch.setattr(compatibility.importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(machine.shutil, "which", lambda name: None)
+    monkeypatch.setattr(machine.importlib.util, "find_spec", lambda name: object())
     config = Config(model="m", learner=LearnerConfig(compile=True))
-    (problem,) = compatibility.machine_problems(config, device)
+    (problem,) = machine.machine_problems(config, device)
     assert problem.startswith("learner.compile: got true, ")
     assert re.search(says, problem)
-    assert not compatibility.machine_problems(Config(model="m"), device)
+    assert not machine.machine_problems(Config(model="m"), device)
 
 
 def test_on_a_gpu_it_needs_triton(monkeypatch):
-    monkeypatch.setattr(compatibility.importlib.util, "find_spec", lambda name: None)
-    assert "needs the package triton" in str(compatibility.compile_problem("cuda:1"))
+    monkeypatch.setattr(machine.importlib.util, "find_spec", lambda name: None)
+    assert "needs the package triton" in str(machine.compile_problem("cuda:1"))

@@ -20,9 +20,9 @@ from transformers.models.llama import modeling_llama
 import learner_help as help
 from trew.config import Config, LearnerConfig
 from trew.errors import ModelError
+from trew.learner import machine
 from trew.learner.liger import Liger, check
 from trew.objective import preset
-from trew.training import compatibility
 
 KINDS = ("llama", "mistral", "qwen2", "qwen3", "smollm3", "gemma", "gemma2", "gemma3")
 REAL = (
@@ -194,10 +194,8 @@ def test_an_unknown_architecture_is_refused():
      ("cuda", True, {"compile": True}, "learner.compile = true: both fuse the same operations")],
 )  # fmt: skip
 def test_where_it_cannot_run_it_is_refused(device, found, settings, says, monkeypatch):
-    monkeypatch.setattr(compatibility.importlib.util, "find_spec", lambda name: object() if found else None)
-    monkeypatch.setattr(compatibility.shutil, "which", lambda name: name)
-    (problem,) = compatibility.machine_problems(
-        Config(model="m", learner=LearnerConfig(liger=True, **settings)), device
-    )
+    monkeypatch.setattr(machine.importlib.util, "find_spec", lambda name: object() if found else None)
+    monkeypatch.setattr(machine.shutil, "which", lambda name: name)
+    (problem,) = machine.machine_problems(Config(model="m", learner=LearnerConfig(liger=True, **settings)), device)
     with pytest.raises(AssertionError, match=says):
         raise AssertionError(problem)

@@ -10,8 +10,8 @@ import torch
 import learner_help as help
 from trew.config import Config, LearnerConfig, LoraConfig, validate
 from trew.errors import CheckpointError
+from trew.learner import machine
 from trew.learner.optimizer import OffloadedAdamW, begin, load_moments, make_optimizer, moments
-from trew.training import compatibility
 from trew.utils.installing import install_extra
 
 SHAPES = {"matrix": (64, 80), "small": (8, 16), "vector": (80,), "unused": (4, 4)}
@@ -127,15 +127,15 @@ def asked(*, base: str = "float32", rank: int = 0, optimizer: str = "adamw", **l
 
 
 def test_what_the_machine_does_not_have_is_one_line_each(monkeypatch):
-    assert compatibility.machine_problems(asked(rank=8, base="nf4", optimizer="adamw-8bit"), "cpu") == []
-    assert compatibility.machine_problems(asked(optimizer="adamw-offload"), "cuda:0") == []
-    assert compatibility.machine_problems(asked(optimizer="adamw-offload"), "cpu")[0].startswith(
+    assert machine.machine_problems(asked(rank=8, base="nf4", optimizer="adamw-8bit"), "cpu") == []
+    assert machine.machine_problems(asked(optimizer="adamw-offload"), "cuda:0") == []
+    assert machine.machine_problems(asked(optimizer="adamw-offload"), "cpu")[0].startswith(
         "learner.optimizer: got 'adamw-offload'"
     )
-    assert "mps" in compatibility.machine_problems(asked(optimizer="adamw-8bit"), "mps")[0]
+    assert "mps" in machine.machine_problems(asked(optimizer="adamw-8bit"), "mps")[0]
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert compatibility.machine_problems(asked(), "cpu") == []
-    lines = compatibility.machine_problems(asked(rank=8, base="nf4", optimizer="adamw-8bit"), "cpu")
+    assert machine.machine_problems(asked(), "cpu") == []
+    lines = machine.machine_problems(asked(rank=8, base="nf4", optimizer="adamw-8bit"), "cpu")
     assert lines == [
         f"lora.rank: got 8, which needs the package peft; it is not installed: {install_extra('lora')}",
         f"lora.base: got 'nf4', which needs the package bitsandbytes; it is not installed: {install_extra('4bit')}",

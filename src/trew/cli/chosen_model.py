@@ -74,11 +74,10 @@ class Chosen:
         """Loads the model, ready to talk."""
         import torch
 
-        from ..models import loading
+        from ..models import backends, loading
         from ..rollout import Renderer
         from ..rollout.conversation import Voice
         from ..rollout.torch_engine import TorchEngine
-        from ..training import backends
 
         tokenizer = loading.load_tokenizer(self.name, tokenizer=self.tokenizer, chat_template=self.chat_template)
         renderer = Renderer(tokenizer, stop=self.config.rollout.stop if self.config else ())

@@ -251,7 +251,7 @@ def _processor() -> Iterator[Finding]:
 
 
 def _kernels() -> Iterator[Finding]:
-    from ..training import backends
+    from ..models import backends
 
     backend = backends.find("cpu", layers=True, products=True)
     missing = "they are not part of this installation" if backend is None else backend.missing()
@@ -265,7 +265,7 @@ def _kernels() -> Iterator[Finding]:
 def _compile() -> Iterator[Finding]:
     import torch
 
-    from ..training.compatibility import compile_problem
+    from ..learner.machine import compile_problem
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if (missing := compile_problem(device)) is not None:

@@ -261,11 +261,10 @@ def measure(ready: Ready, display: Display) -> EvalResult:
     import torch
 
     from ..eval import evaluate
-    from ..models import loading
+    from ..models import backends, loading
     from ..rollout.endings import facts_of
     from ..rollout.generate import generate
     from ..rollout.torch_engine import TorchEngine
-    from ..training import backends
     from ..types import Sampling
 
     c = ready.config

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..config import Config, validate
-from ..training.compatibility import machine_problems
+from ..learner.machine import machine_problems
 from ..utils.toml import toml_value
 from .run import Estimate, estimate
 

@@ -22,10 +22,9 @@ from ..learner.autograd import AutogradRunner
 from ..learner.head import token_logprobs
 from ..learner.packing import Pack
 from ..learner.runner import ModelRunner, RunnerSettings
-from ..models import loading
+from ..models import backends, loading
 from ..models.backend import Backend
 from ..models.planning import Planning
-from ..training import backends
 from ..types import TrainingSample
 from .sizes import Copy, Sizes, copy_of
 from .storages import StorageCount

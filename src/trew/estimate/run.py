@@ -8,12 +8,11 @@ import torch
 
 from ..config import Config
 from ..learner.reference import in_bfloat16
-from ..models import loading
+from ..models import backends, loading
 from ..models.files import stored_types
 from ..models.lora import import_libraries
 from ..objective import Objective
 from ..rollout.torch_engine.plain import PREFILL_TOKENS
-from ..training import backends
 from ..utils.memory import free_bytes, used_bytes
 from . import passes, times
 from .memory import Load, Memory, memory

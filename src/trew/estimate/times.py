@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from ..config import Config
+from ..models import backends
 from ..models.planning import Planning
-from ..training import backends
 from .memory import Load
 from .sizes import Sizes
 

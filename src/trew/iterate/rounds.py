@@ -31,7 +31,7 @@ from ..config import Config, RewardConfig
 from ..config.free import FREE
 from ..data import prompt_order
 from ..errors import ConfigError, DataError, Problems
-from ..models import files, loading
+from ..models import backends, files, loading
 from ..reward_training import Pair, read_pairs, train_reward, write_pairs
 from ..reward_training.data import encode
 from ..reward_training.packed import best
@@ -46,7 +46,7 @@ from ..rollout.torch_engine import TorchEngine
 from ..runs import Layout, RunFolder, problems
 from ..runs.files import storage, write_atomic
 from ..runs.rollouts import write_rollouts
-from ..training import backends, planning
+from ..training import planning
 from ..training.changes import check_changes
 from ..training.start import train
 from ..types import Prompt, ScoredGroup

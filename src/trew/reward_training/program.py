@@ -16,12 +16,11 @@ from ..errors import NumericsError
 from ..learner import recompute
 from ..learner.optimizer import learning_rate, load_moments, make_optimizer, moments, trainable
 from ..learner.stored import check_stored
-from ..models import loading
+from ..models import backends, loading
 from ..models.sharded import Rows, copy_into
 from ..rewards.model.scorer import Scorer
 from ..runs import RunFolder
 from ..runs.writer import Writer
-from ..training import backends
 from ..training.program import Program, Snapshot, Timetable
 from ..training.remembered import Progress, Shapes
 from ..utils.console import Bar, Display

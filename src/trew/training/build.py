@@ -20,7 +20,7 @@ from ..distributed import Ranks
 from ..distributed.orders import BroadcastRollouts, DealtEngine, Held, Orders
 from ..learner import Learner
 from ..learner.placement import Placement
-from ..models import loading
+from ..models import backends, loading
 from ..models.backend import Backend
 from ..models.lora import Adapters
 from ..rollout import Engine, RolloutSource
@@ -38,7 +38,7 @@ from ..utils import ray_cluster
 from ..utils.console import Display
 from ..utils.signals import Interrupts
 from ..weights import InPlace, WeightSync
-from . import backends, planning
+from . import planning
 from .planning import Plan
 from .policy_program import PolicyProgram
 from .program import Timetable

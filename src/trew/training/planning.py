@@ -15,6 +15,7 @@ from ..data import Dataset, fitting, prompt_order
 from ..errors import ConfigError, ModelError, Problems
 from ..eval import correct_by
 from ..eval.evaluate import Correct
+from ..learner.machine import machine_problems
 from ..learner.reference import in_bfloat16
 from ..models import files, loading, lora
 from ..models.backend import Backend
@@ -160,7 +161,7 @@ def _device(config: Config, problems: Problems) -> str | None:
         return None
     device = problems.attempt(lambda: loading.resolve_device(config.device))
     if device:
-        problems += compatibility.machine_problems(config, device)
+        problems += machine_problems(config, device)
     return device
 
 

@@ -15,10 +15,9 @@ from transformers import PreTrainedModel
 
 from .. import __version__
 from ..learner import Learner
-from ..models import loading, lora
+from ..models import backends, loading, lora
 from ..models.lora import Adapters, parameter_count
 from ..models.sharded import full
-from . import backends
 from .policy_program import PolicyProgram
 
 

@@ -7,7 +7,7 @@ import importlib
 import torch
 
 from ..config import Config
-from ..models.backend import Backend
+from .backend import Backend
 
 ROOM = "trew.backends"
 BY_DEVICE = {"cpu": "cpu", "cuda": "cuda_graphs"}
