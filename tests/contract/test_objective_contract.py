@@ -34,7 +34,9 @@ NAMES = trew.presets()
 BATCH_COUPLED = {
     "kl-cov": "ranks the covariance of A and log pi over all tokens of the step",
     "clip-cov": "draws from the tokens of the step by their covariance",
+    "m2po": "bounds a mean over the tokens of the step",
 }
+CHOOSING = {"kl-cov": {"share": 0.3}, "clip-cov": {"share": 0.3}, "m2po": {"tau": 0.01}}  # settings that choose tokens
 ORDERED = {"token-mean-local": "its blocks are consecutive completions"}
 NOT_SHIFT_INVARIANT = {
     "ppo-clip": "takes advantages, not rewards",
@@ -50,7 +52,7 @@ NOT_SHIFT_INVARIANT = {
 SCALES = {
     "reinforce": "no scale", "remax": "no scale", "rloo": "no scale", "dr-grpo": "no scale", "dppo-tv": "no scale",
     "dppo-kl": "no scale", "prime-rl": "no scale", "topr": "no scale", "gpg": "no scale", "opo": "no scale",
-    "kimi": "no scale",
+    "kimi": "no scale", "prime-rl-ipo": "no scale", "dro": "no scale",
 }  # fmt: skip
 NOT_SCALE_INVARIANT = {
     "ppo-clip": "takes advantages, not rewards",
@@ -64,7 +66,9 @@ NOT_REINFORCE = {
 }
 RESIDUAL = {
     "prime-rl": "the penalty on the log-ratio pulls back every token",
+    "prime-rl-ipo": "the penalty on the log-ratio pulls back every token",
     "kimi": "the squared log-ratio pulls back every completion",
+    "dro": "the squared log-ratio pulls back every token",
     "kl-cov": "the distance to the old policy pulls back the chosen tokens",
 }
 NO_GROUP_BASELINE = {
@@ -170,7 +174,7 @@ def test_the_gradient_does_not_depend_on_the_split(name, choice, cut):
 @pytest.mark.parametrize("name", BATCH_COUPLED)
 def test_objectives_whose_scope_is_the_batch_refuse_parts(name):
     data = step_for(name, 0)
-    objective = objective_for(name, share=0.3)
+    objective = objective_for(name, **CHOOSING[name])
     assert objective.scope == "batch"
     prepared = objective.prepare(TokenBatch.from_padded(**data))
     whole = objective.loss(TokenBatch.from_padded(**data))
@@ -197,7 +201,7 @@ def test_the_order_of_completions_and_the_names_of_groups_do_not_matter(name, ch
     names = torch.tensor(shuffle.sample(range(100), 10))
     other = rows_of(data, rows)
     other["group_ids"] = names[other["group_ids"]]
-    overrides = {"share": 0.3} if name in BATCH_COUPLED else {}
+    overrides = CHOOSING.get(name, {})
     (a, _), (b, _) = run(name, data, **overrides), run(name, other, **overrides)
     torch.testing.assert_close(b.coefficients, a.coefficients[rows], **NEAR)
     torch.testing.assert_close(b.advantages, a.advantages[rows], **NEAR)

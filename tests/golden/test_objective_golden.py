@@ -228,6 +228,20 @@ def test_entropy_shares_are_silent_without_both_outcomes(name, correct, dynamic_
     assert got == [[0.0, 0.0]] * 4
 
 
+@pytest.mark.parametrize(
+    ("rewards", "lead"),
+    [([0.2, 1.0, 0.75, 0.0], 0.25), ([1.0, 0.0, 0.0, 0.0], 1.0), ([1.0, 1.0, 0.0, 0.0], 0.0), ([0.5] * 4, 0.0),
+     ([-1.0, -3.0, -4.0, -5.0], 2.0), ([0.3], 0.0), ([math.nan, 0.1, 0.4, math.nan], 0.3), ([math.nan, 0.4], 0.0)],
+)  # fmt: skip
+def test_grpo_passk_credits_the_best_with_its_lead(rewards, lead):
+    got = advantages("grpo-passk", rewards, settings={"scale": "none"})
+    known = [r for r in rewards if not math.isnan(r)]
+    best = rewards.index(max(known))
+    assert got == pytest.approx([lead if i == best else 0.0 for i in range(len(rewards))], **NEAR)
+    spread = torch.tensor(known).std().item() if lead else 1.0
+    assert advantages("grpo-passk", rewards) == pytest.approx([a / spread for a in got], rel=1e-6)
+
+
 # ---------------------------------------------------------------- several rewards, overlong
 
 

@@ -169,6 +169,43 @@ def test_prime_rl_masks_by_total_variation_and_pulls_back():
         assert got == pytest.approx((0 if masked else r * a / 2) - 2e-3 * math.log(r), **NEAR)
 
 
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_bands_stop_moves_in_both_directions(sign):
+    """0.8 < r < 1.2 and |pi - 0.3| <= 0.1, whatever the sign of A; the report's loss is sg(r) A log pi."""
+    got = table("rollout-is", ratio=[0.79, 0.81, 1.19, 1.21], advantage=sign, old_probability=0.3)
+    assert got.weights[:, 0].tolist() == [0.0, 1.0, 1.0, 0.0]
+    value = (0.81 * math.log(0.3 * 0.81) + 1.19 * math.log(0.3 * 1.19)) * sign / 4
+    assert -got.loss.item() == pytest.approx(value, **NEAR)
+    got = table("prime-rl-ipo", ratio=[0.66, 0.67, 1.33, 1.34], advantage=sign, old_probability=0.3, settings=
+                {"penalty": 0.0})  # fmt: skip
+    assert got.weights[:, 0].tolist() == [0.0, 1.0, 1.0, 0.0]
+    assert -got.loss.item() == pytest.approx((0.67 + 1.33) * sign / 4, **NEAR)
+    dppo = w_of("dppo-tv", ratio=[0.66, 1.34], advantage=sign, old_probability=0.3, settings={"delta": 0.1})
+    assert dppo == ([1.0, 0.0] if sign > 0 else [0.0, 1.0])  # it lets a move back pass
+
+
+def test_m2po_drops_the_fewest_tokens_that_bound_the_mean():
+    """Squares of the tokens that grow: 0.01, 0.04, 0.09, 0.25 with means 0.01, 0.025, 0.0467, 0.0975. The two that
+    move back are not counted, however far they are."""
+    log_r, a = [0.1, 0.2, 0.3, -0.5, -2.0, 2.0], [1.0, 1.0, 1.0, -1.0, 1.0, -1.0]
+    ratio = [math.exp(x) for x in log_r]
+    for tau, kept in ((0.04, 2), (0.05, 3), (0.0974, 3), (0.0976, 4), (math.inf, 4), (0.009, 0)):
+        got = w_of("m2po", ratio=ratio, advantage=a, settings={"tau": tau})
+        assert got == [1.0] * kept + [0.0] * (4 - kept) + [1.0, 1.0], tau
+    # Of all tokens: 0.01, 0.04, 0.09, 0.25, 4, 4 with means up to 0.0975, 0.878, 1.398; equal ones leave together.
+    for tau, kept in ((0.0974, 3), (0.5, 4), (0.9, 4), (1.4, 6)):
+        got = w_of("m2po", ratio=ratio, advantage=a, settings={"tau": tau, "tokens": "all"})
+        assert got == [1.0] * kept + [0.0] * (6 - kept), tau
+
+
+def test_dro_pulls_back_by_the_log_ratio():
+    """C = (A - tau log r) / n, of the value A log pi - tau/2 (log r)^2."""
+    out = table("dro", ratio=[2.0, 0.5], advantage=[1.0, -1.0], old_probability=0.25, settings={"tau": 0.5})
+    log2 = math.log(2)
+    assert (2 * out.coefficients[:, 0]).tolist() == pytest.approx([1 - 0.5 * log2, -1 + 0.5 * log2], **NEAR)
+    assert -2 * out.loss.item() == pytest.approx(-log2 + 3 * log2 - 0.5 * log2**2, **NEAR)
+
+
 def test_aspo_turns_the_ratio_around_for_good_answers():
     settings = ALWAYS
     got = g_of("aspo", ratio=[0.2, 0.5, 1.1, 1.3], advantage=1.0, settings=settings)

@@ -211,6 +211,18 @@ def pass_at_k(step, s):
     per_group(step, rule)
 
 
+def lead(step, s):
+    """The largest reward minus the largest without this completion."""
+
+    def rule(R, _):
+        if len(R) < 2 or flat(R):
+            return [0.0] * len(R)
+        scale = std(R, s["ddof"]) + s["std_eps"] if s["scale"] == "std" else 1.0
+        return [(max(R) - max(R[:i] + R[i + 1 :])) / scale for i in range(len(R))]
+
+    per_group(step, rule)
+
+
 def gdpo(step, s):
     """z-score per reward within the group, weighted sum, z-score over the sequences of the batch."""
     total = {id(o): 0.0 for o in step}
@@ -373,6 +385,7 @@ ESTIMATORS = {
     "beta": beta_normalized,
     "maxrl": maxrl,
     "pass-at-k": pass_at_k,
+    "lead": lead,
     "gdpo": gdpo,
     "process": process,
     "gigpo": gigpo,

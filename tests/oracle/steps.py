@@ -134,4 +134,11 @@ def step_for(name: str, seed: int = 0, **choices) -> dict:
     if name == "cppo":  # no ties in |A| where the pruning cuts
         g = torch.Generator().manual_seed(seed + 2)
         data["rewards"] = data["rewards"] + torch.rand(data["rewards"].shape, generator=g, dtype=F64)
+    if name == "grpo-passk":  # two best answers lead by nothing: rewards differ in all groups that are mixed
+        g = torch.Generator().manual_seed(seed + 2)
+        for group in data["group_ids"].unique():
+            own = data["group_ids"] == group
+            rewards = data["rewards"][own]
+            if len(rewards[~rewards.isnan()].unique()) > 1:
+                data["rewards"][own] = rewards + 0.1 * torch.rand(rewards.shape, generator=g, dtype=F64)
     return data

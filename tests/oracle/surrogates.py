@@ -148,6 +148,15 @@ def prime_rl(o, s):
     return dppo(o, s | {"divergence": "tv", "cap": math.inf})
 
 
+def band(o, s):
+    """Inside |pi - mu| <= delta alone, whichever way A pushes."""
+    return weighted(o, s, lambda r, a, t: float(abs(math.exp(o.fixed[t]) - math.exp(o.mu[t])) <= s["delta"]))
+
+
+def m2po(o, s):
+    return weighted(o, s, lambda r, a, t: 0.0 if o.marked[t] else 1.0)
+
+
 # ---------------------------------------------------------------- detached weights: sg(g) A l
 
 
@@ -157,6 +166,10 @@ def detached(o, s, rule):
 
 def cispo(o, s):
     return detached(o, s, lambda r, a: min(max(r, s.get("floor", 0.0)), s["cap"]))
+
+
+def rollout_is(o, s):
+    return detached(o, s, lambda r, a: r if 1 - s["eps_low"] < r < 1 + s["eps_high"] else 0.0)
 
 
 def vespo(o, s):
@@ -247,7 +260,7 @@ def arithmetic_clip(o, s):
 
 
 def chosen_tokens(step: list[Rollout], s) -> None:
-    """Marks the tokens that kl-cov penalises, clip-cov silences and high-entropy-tokens keeps."""
+    """Marks the tokens that kl-cov penalises, clip-cov and m2po silence and high-entropy-tokens keeps."""
     tokens = [(o, t) for o in step for t in range(o.T)]
     for o in step:
         o.marked = [False] * o.T
@@ -257,6 +270,9 @@ def chosen_tokens(step: list[Rollout], s) -> None:
         threshold = quantile([o.H[t] for o, t in tokens], 1 - s["share"])
         for o, t in tokens:
             o.A[t] *= o.H[t] >= threshold
+        return
+    if s["surrogate"] == "m2po":
+        drop_outliers(tokens, s)
         return
     mean_a = sum(o.A[t] for o, t in tokens) / len(tokens)
     mean_l = sum(o.fixed[t] for o, t in tokens) / len(tokens)
@@ -271,6 +287,19 @@ def chosen_tokens(step: list[Rollout], s) -> None:
             r, a = fixed_ratios(o, s)[t], o.A[t]
             cut = (a > 0 and r > 1 + s["eps_high"]) or (a < 0 and r < 1 - s["eps_low"])
             o.marked[t] = s["share"] == 1.0 and not cut and s["cov_low"] < covariance[o.row, t] < s["cov_high"]
+
+
+def drop_outliers(tokens: list[tuple[Rollout, int]], s) -> None:
+    """The paper's loop: the largest goes, until the mean of what is left fits."""
+
+    def log_ratio(o, t):
+        return o.fixed[t] - anchor(o, s)[t]
+
+    region = [(o, t) for o, t in tokens if s["tokens"] == "all" or o.A[t] * log_ratio(o, t) > 0]
+    region.sort(key=lambda x: log_ratio(*x) ** 2)
+    while region and sum(log_ratio(*x) ** 2 for x in region) / len(region) > s["tau"]:
+        o, t = region.pop()
+        o.marked[t] = True
 
 
 def quantile(values: list[float], q: float) -> float:
@@ -307,7 +336,17 @@ def squared_log_ratio(o, s):
     return [s["tau"] / 2 * Z**2 / o.T for _ in o.l]
 
 
-PENALTIES = {"prime-rl": square_to_sampler, "kl-cov": distance_on_marked, "kimi": squared_log_ratio}
+def squared_token_ratio(o, s):
+    return [s["tau"] / 2 * (l - a) ** 2 for l, a in zip(o.l, o.old, strict=True)]
+
+
+PENALTIES = {
+    "prime-rl": square_to_sampler,
+    "band": square_to_sampler,
+    "dro": squared_token_ratio,
+    "kl-cov": distance_on_marked,
+    "kimi": squared_log_ratio,
+}
 
 SURROGATES = {
     "reinforce": reinforce,
@@ -320,6 +359,9 @@ SURROGATES = {
     "ce-gppo": ce_gppo,
     "dppo": dppo,
     "prime-rl": prime_rl,
+    "band": band,
+    "m2po": m2po,
+    "rollout-is": rollout_is,
     "cispo": cispo,
     "vespo": vespo,
     "aspo": aspo,
@@ -330,6 +372,7 @@ SURROGATES = {
     "gmpo": gmpo,
     "arithmetic": arithmetic_clip,
     "kimi": reinforce,
+    "dro": reinforce,
     "kl-cov": kl_cov,
     "clip-cov": clip_cov,
     "high-entropy": ppo,

@@ -28,6 +28,11 @@ LIVELY = {
     "dppo-tv": {"delta": 0.03, "cap": 1.4},
     "dppo-kl": {"delta": 0.005, "cap": 1.4},
     "prime-rl": {"delta": 0.03, "penalty": 0.1},
+    "prime-rl-ipo": {"delta": 0.03, "penalty": 0.1},
+    "rollout-is": {"eps_low": 0.1, "eps_high": 0.3},
+    "m2po": {"tau": 0.01, "tokens": "all"},
+    "dro": {"tau": 0.5},
+    "grpo-passk": {"scale": "none"},
     "topr": {"level": "sequence"},
     "deepseek-v3.2": {"delta": 0.02, "beta": 0.1},
     "kl-cov": {"share": 0.2},
@@ -137,6 +142,7 @@ RANGES = {
     "cov_high": (0.3, 2.0), "kappa": (1.1, 4.0), "k": [1, 2, 3, 5], "tau": (0.0, 1.0), "seed": [0, 1],
     "baseline": ["none", "group", "batch", "leave-one-out"], "beta1": (0.0, 1.5), "beta2": (0.0, 1.5),
     "omega": (0.0, 2.0), "turn_discount": (0.0, 1.0), "outcome_weight": (0.0, 2.0), "norm": ["mean-std"],
+    "scale": ["std"], "tokens": ["growing", "all"], "m2po tau": (1e-3, 0.1),
 }  # fmt: skip
 
 

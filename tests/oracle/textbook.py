@@ -75,6 +75,10 @@ PRESETS: dict[str, dict] = {
     | ROLLOUT,
     "prime-rl": {"surrogate": "prime-rl", "delta": 0.2, "penalty": 1e-3, "advantage": "group-mean",
                  "has_signal": True} | ROLLOUT,
+    "prime-rl-ipo": {"surrogate": "band", "delta": 0.1, "penalty": 1e-3, "advantage": "group-mean", "has_signal": True}
+    | ROLLOUT,
+    "rollout-is": {"surrogate": "rollout-is"} | ROLLOUT,
+    "m2po": {"surrogate": "m2po", "tau": 0.04, "tokens": "growing"},
     "topr": {"surrogate": "topr", "level": "token", "advantage": "group-mean"},
     "aspo": {"surrogate": "aspo", "cap": 3.0, "dynamic_sampling": True},
     "ce-gppo": {"surrogate": "ce-gppo", "beta1": 0.75, "beta2": 1.0, "cap": 3.0},
@@ -89,8 +93,10 @@ PRESETS: dict[str, dict] = {
     "entropy-advantage": {"bonus": True, "alpha": 0.4, "kappa": 2.0},
     "maxrl": {"advantage": "maxrl"},
     "pass-at-k": {"advantage": "pass-at-k", "k": 4},
+    "grpo-passk": {"advantage": "lead", "scale": "std"},
     "gdpo": {"advantage": "gdpo"},
     "kimi": {"surrogate": "kimi", "tau": 0.1, "advantage": "group-mean"} | TOKEN_SUM,
+    "dro": {"surrogate": "dro", "tau": 0.05, "advantage": "group-mean"},
     "deepseek-v3.2": {"correction": "opsm", "delta": 0.5, "kl": "k3-corrected", "beta": 1e-3}
     | ROLLOUT | PER_TOKEN_MEAN,
     "opd": {"advantage": "zero", "distill": 1.0},
@@ -311,7 +317,7 @@ def step_loss(name: str, data: dict, **overrides) -> Answer:
     advantages(step, s, data)
     step = prune(step, s)
     set_shares(step, s, max_length)
-    if s["surrogate"] in ("kl-cov", "clip-cov", "high-entropy"):
+    if s["surrogate"] in ("kl-cov", "clip-cov", "high-entropy", "m2po"):
         chosen_tokens(step, s)
     loss, any_token_form = data["logprobs"].new_zeros(()), False
     for o in step:

@@ -47,6 +47,8 @@ PAIRS = [
     ("reinforce_plus_plus", {}, "reinforce-pp", {"beta": 0.0}, {"preset": "reinforce-pp-baseline"}),
     ("reinforce_plus_plus_baseline", {}, "reinforce-pp-baseline", {"beta": 0.0}, {"preset": "reinforce-pp"}),
     ("opo", {}, "opo", {}, {"preset": "dr-grpo"}),
+    ("grpo_passk", {}, "grpo-passk", EPS, {"ddof": 0}),
+    ("grpo_passk", {"config": {"norm_adv_by_std_in_grpo": False}}, "grpo-passk", {"scale": "none"}, {"scale": "std"}),
 ]  # fmt: skip
 
 
@@ -156,9 +158,8 @@ def test_group_of_one_is_where_we_differ():
 
 
 def test_every_estimator_is_covered():
-    # gae needs a critic; the token baselines need the whole distribution's sum of squares; grpo_passk rewards the best
-    # of a group by its lead, which is not our pass-at-k (that is of another paper).
-    others = {"gae", "optimal_token_baseline", "tir_optimal_token_baseline", "grpo_passk"}
+    # gae needs a critic; the token baselines need the whole distribution's sum of squares.
+    others = {"gae", "optimal_token_baseline", "tir_optimal_token_baseline"}
     theirs = set(core_algos.ADV_ESTIMATOR_REGISTRY) - set(registered())
     assert theirs - {p[0] for p in PAIRS} - {"remax", "gpg", "gdpo"} == others
     assert len(LENGTHS) == len(R)

@@ -57,6 +57,9 @@ CASES = [
          "dppo-kl", {"delta": 0.05}, {"delta": 0.5}, value=False, data={"anchor": "mu"}),
     Case("dppo_kl, capped", {"mode": "dppo_kl", "clip_ratio_low": 0.05, "clip_ratio_high": 0.05, "clip_ratio_c": 1.3},
          "dppo-kl", {"delta": 0.05, "cap": 1.3}, {"cap": 2.0}, value=False, data={"anchor": "mu"}),
+    Case("dro", {"mode": "dro", "policy": {"dro_beta": 0.3}}, "dro", {"tau": 0.3}, {"tau": 0.1}),
+    Case("dro, sequence mean", {"mode": "dro", "policy": {"dro_beta": 0.3}, "aggregate": SEQ}, "dro",
+         {"tau": 0.3, "aggregate": SEQ}, {"aggregate": "token-mean"}, data={"holes": True}),
     Case("gpg", {"mode": "gpg", "aggregate": SEQ}, "gpg", {}, {"aggregate": "token-mean"}),
     Case("opo's loss", {"mode": "gpg"}, "opo", {}, {"aggregate": SEQ}),
     Case("remax's loss", {"mode": "gpg"}, "remax", {"beta": 0.0}, {"aggregate": SEQ}),
@@ -143,10 +146,10 @@ def test_sign_matters():
 
 
 def test_every_policy_loss_is_covered():
-    # dro is a regression on token log-ratios, which no preset of ours is; bypass_mode picks one of the others.
+    # bypass_mode picks one of the others.
     covered = {case.peer["mode"] for case in CASES}
     theirs = set(core_algos.POLICY_LOSS_REGISTRY) - set(registered())
-    assert theirs - covered == {"dro", "bypass_mode"}
+    assert theirs - covered == {"bypass_mode"}
 
 
 def test_dro_is_kimi_s_loss_where_an_answer_is_one_token():

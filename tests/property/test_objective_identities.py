@@ -98,6 +98,9 @@ EXACT = {
     "nothing pruned": lambda: (of("cppo", pruning=0.0), of("grpo")),
     "no token drawn": lambda: (of("clip-cov", share=0.0, eps_low=0.2, eps_high=0.2), of("dual-clip", cap=math.inf)),
     "no residual": lambda: (of("kimi", tau=0.0), of("reinforce", baseline="group")),
+    "no pull back": lambda: (of("dro", tau=0.0), of("reinforce", baseline="group", aggregate="token-mean")),
+    "M2PO without a bound": lambda: (of("m2po", tau=math.inf), of("kl-cov", penalty=0.0)),
+    "a band in probabilities that holds all": lambda: (of("prime-rl-ipo", delta=1.0), of("prime-rl", delta=1.0)),
     "Dr. GRPO with a token mean and groups without signal left out": lambda: (
         of("dr-grpo", aggregate="token-mean"),
         of("maxrl").replace(advantage=of("dr-grpo").advantage),
@@ -147,6 +150,10 @@ CLOSE = {
     "DPPO without a bound is importance weighting against the sampler": lambda: (
         of("dppo-tv", delta=1.0),
         of("aipo", cap=1e30).replace(advantage=of("dppo-tv").advantage),
+    ),
+    "a band of all ratios is importance weighting against the sampler": lambda: (
+        of("rollout-is", eps_low=2.0, eps_high=math.inf),
+        of("aipo", cap=1e30),
     ),
     "prime-rl without its pull is DPPO": lambda: (
         of("prime-rl", penalty=0.0).replace(keep=()),
@@ -203,6 +210,34 @@ def test_a_trust_region_in_ratios_is_ppos():
     assert torch.equal(coefficients(ppo, batch), coefficients(dppo, batch))
 
 
+def test_a_band_stops_what_a_trust_region_stops_for_either_sign():
+    """In probabilities it is DPPO's mask, in ratios PPO's clip, of A and of -A together."""
+    batch = make(4, torch.float64)
+    batch = batch.replace(advantages=torch.ones_like(batch.logprobs))
+    for band, region in ((of("prime-rl-ipo", delta=0.1), of("dppo-tv", delta=0.1).weight),
+                         (of("rollout-is", eps_high=0.28), Clip(0.2, 0.28))):  # fmt: skip
+        r = band.ratio(batch)
+        both = [region(r, advantages=sign * batch.advantages, batch=batch) for sign in (1.0, -1.0)]
+        w = band.weight(r, advantages=batch.advantages, batch=batch)
+        assert torch.equal(w, torch.minimum(*both))
+        assert 0 < w.mean() < 1
+
+
+@pytest.mark.parametrize("tokens", ["growing", "all"])
+def test_a_bound_on_the_second_moment_holds_with_as_few_dropped_as_can_be(tokens):
+    for seed in range(5):
+        out = of("m2po", tau=0.04, tokens=tokens).loss(make(seed, torch.float64))
+        kept, log_r = out.weights > 0, out.ratios.log()
+        bounded = out.batch.padded_mask
+        bounded = bounded & (out.advantages * log_r > 0) if tokens == "growing" else bounded
+        squares = (log_r**2)[bounded & kept]
+        dropped = (log_r**2)[bounded & ~kept]
+        assert squares.mean() <= 0.04
+        assert len(dropped)
+        assert torch.cat([squares, dropped.min()[None]]).mean() > 0.04
+        assert squares.max() < dropped.min()
+
+
 def test_weights_of_others_as_functions_of_ratio_and_advantage():
     r = torch.logspace(-3, 3, 2001, base=math.e, dtype=torch.float64)
     batch = make(0, torch.float64)  # not read by these weights
@@ -253,9 +288,13 @@ def expected_push(objective: Objective, *, p: float, size: int, times=lambda rig
 @pytest.mark.parametrize("p", [0.05, 0.3, 0.5, 0.9])
 @pytest.mark.parametrize("size", [2, 4, 8])
 def test_what_an_advantage_optimises(p, size):
-    """Dr. GRPO: (1 - 1/G) p; RLOO: p; MaxRL: the log-likelihood, truncated at order G - 1."""
+    """Dr. GRPO: (1 - 1/G) p; RLOO: p; MaxRL: the log-likelihood, truncated at order G - 1; grpo-passk:
+    1 - (1 - p)^G, over G."""
     assert expected_push(of("dr-grpo"), p=p, size=size) == pytest.approx(1 - 1 / size)
     assert expected_push(of("reinforce", baseline="leave-one-out"), p=p, size=size) == pytest.approx(1)
+    # The chance that one of the group is right, whose slope is spread over the group's answers.
+    lead = expected_push(of("grpo-passk", scale="none"), p=p, size=size)
+    assert lead == pytest.approx((1 - p) ** (size - 1))
     # The mean that is taken off holds the answer itself: one order less than the group's size.
     assert expected_push(of("maxrl"), p=p, size=size) == pytest.approx((1 - (1 - p) ** (size - 1)) / p)
 

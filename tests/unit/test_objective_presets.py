@@ -9,9 +9,11 @@ import math
 import pytest
 
 import trew
+from trew.errors import ConfigError
 from trew.objective.adjust import EntropyAdvantage, WhitenTokens
 from trew.objective.advantage import BaselineAdvantage, PassAtK, PerReward, z_score
 from trew.objective.aggregate import LocalTokenMean
+from trew.objective.band import BandMask, LinearBandMask, ProbabilityBand, RatioBand, ratio_band
 from trew.objective.capped import Capped, Flipped, capped_weight, flipped_weight
 from trew.objective.correction import (
     GeometricMask,
@@ -28,6 +30,7 @@ from trew.objective.divergence import KL, SequenceSquare, kl_derivative, kl_valu
 from trew.objective.entropy_bonus import EntropyBonus
 from trew.objective.entropy_shares import EntropySequenceShares, EntropyTokenShares
 from trew.objective.filter import HighEntropyTokens, LargestAdvantages, high_entropy
+from trew.objective.moments import SecondMomentMask, within_second_moment
 from trew.objective.options import CORRECTIONS, Options
 from trew.objective.presets import settings
 from trew.objective.probability import ProbabilityMask
@@ -85,6 +88,9 @@ PRESETS = {
     "dppo-tv": ({"delta": 0.15, "cap": math.inf}, "token-mean", 0.0, "k3 loss"),
     "dppo-kl": ({"delta": 0.05, "cap": math.inf}, "token-mean", 0.0, "k3 loss"),
     "prime-rl": ({"delta": 0.2, "penalty": 1e-3}, "token-mean", 0.0, "k3 loss", "uneven"),
+    "prime-rl-ipo": ({"delta": 0.1, "penalty": 1e-3}, "token-mean", 0.0, "k3 loss", "uneven"),
+    "rollout-is": (CLIP | Z, "token-mean", 0.0, "k3 loss"),
+    "m2po": ({"tau": 0.04, "tokens": "growing", "anchor": "old"} | Z, "token-mean", 0.0, "k3 loss"),
     "topr": ({"level": "token"}, "token-mean", 0.0, "k3 loss"),
     "aspo": (CLIP | {"cap": 3.0} | Z, "token-mean", 0.0, "k3 loss", "mixed"),
     "ce-gppo": (CLIP | {"beta1": 0.75, "beta2": 1.0, "cap": 3.0} | Z, "token-mean", 0.0, "k3 loss"),
@@ -99,8 +105,10 @@ PRESETS = {
     "entropy-advantage": (CLIP | {"alpha": 0.4, "kappa": 2.0} | Z, "token-mean", 0.0, "k3 loss"),
     "maxrl": (CLIP, "token-mean", 0.0, "k3 loss"),
     "pass-at-k": (CLIP | {"k": 4}, "token-mean", 0.0, "k3 loss"),
+    "grpo-passk": (CLIP | {"scale": "std"} | Z, "token-mean", 0.0, "k3 loss"),
     "gdpo": (CLIP | Z, "token-mean", 0.0, "k3 loss"),
     "kimi": ({"tau": 0.1}, "seq-mean-token-sum", 0.0, "k3 loss"),
+    "dro": ({"tau": 0.05}, "token-mean", 0.0, "k3 loss"),
     "deepseek-v3.2": (CLIP | {"delta": 0.5} | Z, "seq-mean-token-mean", 0.001, "k3-corrected loss"),
     "opd": (CLIP, "token-mean", 0.0, "k3 loss"),
     "sft": ({}, "token-mean", 0.0, "k3 loss"),
@@ -122,12 +130,13 @@ ELSEWHERE = {
     "trw-logistic": {"alpha": "weight.alpha"}, "two-sided": {"delta": "weight.cap"},
     "trw-entropy": {name: f"weight.base.{name}" for name in TENT},
     "deepseek-v3.2": {"delta": "correction.0.delta"}, "high-entropy-tokens": {"share": "select.0.share"},
+    "prime-rl-ipo": {"delta": "weight.band.delta"}, "m2po": {"tau": "weight.tau"}, "dro": {"tau": "divergence.1.beta"},
+    "rollout-is": {"eps_low": "weight.band.eps_low", "eps_high": "weight.band.eps_high"},
     "kl-cov": {"share": "divergence.1.share", "penalty": "divergence.1.penalty"},
 }  # fmt: skip
-OTHER_CHOICE = {"mean-std": "mean", "joint": "separate", "probability": "entropy", "old": "rollout"}
-EACH = [
-    (name, key) for name, (own, *_) in PRESETS.items() for key in own if key not in ("baseline", "level", "penalty")
-]
+OTHER_CHOICE = {"mean-std": "mean", "joint": "separate", "probability": "entropy", "old": "rollout", "growing": "all"}
+ELSEWHERE_TESTED = ("baseline", "level", "penalty", "scale")
+EACH = [(name, key) for name, (own, *_) in PRESETS.items() for key in own if key not in ELSEWHERE_TESTED]
 
 
 def found(objective: trew.Objective, name: str, key: str):
@@ -184,7 +193,7 @@ def test_a_setting_arrives_where_it_belongs(name, key):
         other = 1.25 * default if 0 < default < math.inf else 2.5 if default else 0.25
     changed = trew.preset(name, **{key: other})
     assert found(changed, name, key) == other
-    for rest in PRESETS[name][0].keys() - {key, "baseline", "level", "penalty"}:
+    for rest in PRESETS[name][0].keys() - {key, *ELSEWHERE_TESTED}:
         assert found(changed, name, rest) == PRESETS[name][0][rest]
 
 
@@ -193,6 +202,12 @@ def test_settings_with_two_places_or_another_scale():
     assert (gmpo.ratio.eps_low, gmpo.ratio.eps_high) == (0.3, 0.5) == (gmpo.weight.eps_low, gmpo.weight.eps_high)
     pull = trew.preset("prime-rl", penalty=0.25).divergence[1]  # 2 penalty times log(r)^2 / 2
     assert (pull.beta, pull.estimator, pull.place, pull.anchor) == (0.5, "k2", "loss", "rollout")
+    pull = trew.preset("prime-rl-ipo", penalty=0.25).divergence[1]
+    assert (pull.beta, pull.estimator, pull.place, pull.anchor) == (0.5, "k2", "loss", "rollout")
+    scales = {scale: type(trew.preset("grpo-passk", scale=scale).advantage.scale).__name__ for scale in ("std", "none")}
+    assert scales == {"std": "GroupStd", "none": "NoScaling"}
+    with pytest.raises(ConfigError, match=r"^objective.scale: got 'none' with ddof = 0"):
+        trew.preset("grpo-passk", scale="none", ddof=0)
     assert trew.preset("kl-cov", penalty=0.25).divergence[1].penalty == 0.25
     kinds = [type(trew.preset("topr", level=level).ratio).__name__ for level in ("token", "sequence")]
     assert kinds == ["TokenRatio", "ProductRatio"]
@@ -208,7 +223,9 @@ def test_ratios_are_measured_against_the_old_policy(name):
     assert trew.preset(name).ratio.anchor == "old"
 
 
-@pytest.mark.parametrize("name", ["aipo", "dppo-tv", "dppo-kl", "prime-rl", "deepseek-v3.2"])
+@pytest.mark.parametrize(
+    "name", ["aipo", "dppo-tv", "dppo-kl", "prime-rl", "prime-rl-ipo", "rollout-is", "deepseek-v3.2"]
+)
 def test_ratios_are_measured_against_the_sampler(name):
     assert trew.preset(name).ratio.anchor == "rollout"
 
@@ -231,6 +248,8 @@ BY_ITSELF = [
     ("turn-returns", "advantage", TurnReturns()), ("opd", "adjust", (Distillation(),)),
     ("grpo-process", "advantage", StepRewards()), ("token-mean-local", "aggregate", LocalTokenMean()),
     ("dr-grpo", "advantage", BaselineAdvantage()), ("lite-ppo", "advantage", BaselineAdvantage(scale=BatchStd())),
+    ("rollout-is", "weight", LinearBandMask()), ("prime-rl-ipo", "weight", BandMask(ProbabilityBand())),
+    ("m2po", "weight", SecondMomentMask()),
     ("deepseek-v3.2", "correction", (OffPolicySequenceMask(),)), ("dapo", "entropy_bonus", EntropyBonus()),
 ]  # fmt: skip
 # A function and its component have the same defaults.
@@ -238,6 +257,7 @@ ALIKE = [
     (clip_weight, Clip()), (dual_clip_weight, DualClip()), (triangular_weight, Triangular()),
     (flipped_weight, Flipped()), (logistic_weight, Logistic()), (capped_weight, Capped()),
     (sech2_weight, Sech2()), (gamma_kernel, GammaKernel()),
+    (ratio_band, RatioBand()), (within_second_moment, SecondMomentMask()),
     (off_policy_sequences, OffPolicySequenceMask()), (truncated_importance, TruncatedImportance()),
     (high_entropy, HighEntropyTokens()), (process_advantages, StepRewards()), (mt_grpo_advantages, TurnAndOutcome()),
     (group_z_score, GroupStd()), (z_score, GroupStd()),

@@ -86,6 +86,7 @@ OPTIONS = {
 """Options that every preset accepts in addition to its own settings."""
 
 NONE = "–"
+ANCHORED = {"rollout": "/ mu", "old": "/ old", "ref": "/ ref"}
 UNSAID = ("ddof", "std_eps", "seed", "normalize", "rarity", "h_max")
 """Fields that a table leaves out where they have their defaults."""
 
@@ -296,12 +297,14 @@ def short(component: Any) -> str:
         x = getattr(component, f.name)
         if dataclasses.is_dataclass(x):
             inner += [] if isinstance(x, NoScaling) else [short(x)]
-        elif (f.name in UNSAID and x == f.default) or x is False or x in (math.inf, "ref", "old", "loss"):
+        elif (f.name in UNSAID and x == f.default) or x is False or x in (math.inf, "loss"):
             continue
+        elif f.name == "anchor":
+            words += [] if x == f.default else [ANCHORED[x]]
         elif x is True:
             words.append(f.name)
         else:
-            words.append(f"{x:g}" if isinstance(x, (int, float)) else "/ mu" if f.name == "anchor" else str(x))
+            words.append(f"{x:g}" if isinstance(x, (int, float)) else str(x))
     own = [] if isinstance(component, BaselineAdvantage) else [" ".join(words)]
     return ", ".join(own + inner)
 

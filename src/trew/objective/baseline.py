@@ -44,6 +44,26 @@ def length_weighted_mean(
     return (total / segment_sum(weight, ids=ids, size=size)).nan_to_num(0.0)[ids]
 
 
+def best_of_others(rewards: Float[Tensor, "S"], *, group_ids: Int[Tensor, "S"]) -> Float[Tensor, "S"]:
+    """b_i = min(R_i, the largest of the other rewards of i's group), so that R_i - b_i is the lead of the best
+    completion and 0 for all others: arXiv 2503.19595, whose A_i is max_j R_j - max_(j != i) R_j.
+
+    A group of one has no others: b_i is then its own reward. Two that share the maximum lead by 0.
+
+    >>> best_of_others(torch.tensor([1., 0.25, 0.]), group_ids=torch.tensor([0, 0, 0])).tolist()
+    [0.25, 0.25, 0.0]
+    """
+    ids, size = dense_ids(group_ids)
+    known = torch.where(rewards.isnan(), -torch.inf, rewards)
+    lowest = torch.full((size,), -torch.inf, dtype=rewards.dtype, device=rewards.device)
+    best = lowest.scatter_reduce(0, ids, known, "amax")[ids]
+    # The runner-up is the best of those below the best, unless several share the maximum.
+    shared = segment_count(known == best, ids=ids, size=size)[ids] > 1
+    second = lowest.scatter_reduce(0, ids, torch.where(known < best, known, -torch.inf), "amax")[ids]
+    others = torch.where((known == best) & ~shared, second, best)
+    return torch.where(others.isfinite(), torch.minimum(rewards, others), rewards)
+
+
 @runtime_checkable
 class Baseline(Component, Protocol):
     """The baseline of each reward, (S,), from rewards (S,)."""
@@ -86,6 +106,17 @@ class LeaveOneOut(Baseline):
 
     def equation(self) -> str:
         return "R_i - mean(R of the others)"
+
+
+@dataclass(frozen=True)
+class BestOfOthers(Baseline):
+    """:func:`best_of_others` as a component."""
+
+    def __call__(self, rewards: Tensor, *, batch: TokenBatch) -> Tensor:
+        return best_of_others(rewards, group_ids=batch.group_ids)
+
+    def equation(self) -> str:
+        return "R_i - min(R_i, max(R of the others))"
 
 
 @dataclass(frozen=True)

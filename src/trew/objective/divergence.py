@@ -19,6 +19,7 @@ from .segments import segment_sum
 
 ESTIMATORS = ("k1", "k2", "k3", "k3-corrected")
 PLACES = ("loss", "reward", "to-go")
+ANCHORS = {"ref": "pi_ref", "rollout": "mu", "old": "pi_old"}
 
 
 def _difference(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
@@ -80,7 +81,8 @@ class Divergence(Component, Protocol):
 
 @dataclass(frozen=True)
 class KL(Divergence):
-    """beta times a KL estimate, against the reference policy (``anchor`` "ref") or the sampler ("rollout").
+    """beta times a KL estimate, against the reference policy (``anchor`` "ref"), the sampler ("rollout") or the old
+    policy ("old", in the loss alone: elsewhere it would always be 0).
 
     ``place`` says where it acts:
       "loss"    + beta share_t kl_t, differentiated;
@@ -101,12 +103,17 @@ class KL(Divergence):
             raise ValueError(f"beta: got {self.beta!r}, accepts 0 (no reference model) or more")
         one_of(ESTIMATORS, kl=self.estimator)
         one_of(PLACES, kl_place=self.place)
-        one_of(("ref", "rollout"), anchor=self.anchor)
+        one_of(tuple(ANCHORS), anchor=self.anchor)
         one_of(("old", "rollout"), behaviour=self.behaviour)
         if self.estimator == "k3-corrected" and self.place != "loss":
             raise ValueError(
                 f"kl: got 'k3-corrected' with kl_place = {self.place!r}, accepts k1, k2 or k3 there: it differs from "
                 "k3 by its gradient alone, and there it has none"
+            )
+        if self.anchor == "old" and self.place != "loss":
+            raise ValueError(
+                f"anchor: got 'old' with kl_place = {self.place!r}, accepts ref or rollout there: the old policy is "
+                "the one that sampled, so that the term would always be 0"
             )
 
     @property
@@ -115,12 +122,13 @@ class KL(Divergence):
 
     @property
     def needs(self) -> tuple[str, ...]:
-        anchor = "ref_logprobs" if self.anchor == "ref" else "rollout_logprobs"
+        anchor = () if self.anchor == "old" else (f"{self.anchor}_logprobs",)
         corrected = self.estimator == "k3-corrected" and self.behaviour == "rollout"
-        return (anchor, *(("rollout_logprobs",) if corrected else ()))
+        return (*anchor, *(("rollout_logprobs",) if corrected else ()))
 
     def _anchor(self, batch: TokenBatch) -> Tensor:
-        anchor = batch.ref_logprobs if self.anchor == "ref" else batch.rollout_logprobs
+        # ``old`` and not ``old_logprobs``: where the batch has none, the policy has not moved.
+        anchor = {"ref": batch.ref_logprobs, "rollout": batch.rollout_logprobs, "old": batch.old}[self.anchor]
         assert anchor is not None
         return anchor
 
@@ -146,7 +154,7 @@ class KL(Divergence):
         return self.beta * torch.where(batch.mask, k, 0.0)
 
     def equation(self) -> str:
-        ref = "pi_ref" if self.anchor == "ref" else "mu"
+        ref = ANCHORS[self.anchor]
         kl = {"k1": f"log(pi / {ref})", "k2": f"log(pi / {ref})^2 / 2", "k3": f"{ref} / pi - 1 - log({ref} / pi)"}
         shown = f"kl_t = {kl[self.estimator[:2]]}  ({self.estimator})"
         if self.estimator == "k3-corrected":

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from ..advantage import BaselineAdvantage, PassAtK, PerReward, z_score
 from ..aggregate import Constant, LocalTokenMean, SequenceMeanTokenMean, TokenMean
-from ..baseline import GroupMean
+from ..baseline import BestOfOthers, GroupMean
+from ..component import one_of
 from ..divergence import KL
 from ..filter import LargestAdvantages, MixedGroups
 from ..objective import Objective
 from ..process import StepRewards
-from ..scale import BatchStd, BetaDensity, MeanReward
+from ..scale import BatchStd, BetaDensity, GroupStd, MeanReward, NoScaling
 from ..weight import Clip
 
 
@@ -197,6 +198,38 @@ def pass_at_k(*, eps_low: float = 0.2, eps_high: float = 0.2, k: int = 4) -> Obj
     return Objective(
         name="pass-at-k",
         advantage=PassAtK(k),
+        weight=Clip(eps_low, eps_high),
+        aggregate=TokenMean(),
+    )
+
+
+def grpo_passk(
+    *,
+    eps_low: float = 0.2,
+    eps_high: float = 0.2,
+    scale: str = "std",
+    ddof: int = 1,
+    std_eps: float = 0.0,
+) -> Objective:
+    """Train the best of a group by its lead: the "grpo_passk" of verl, after arXiv 2503.19595.
+
+    A_i = (R_i - max_(j != i) R_j) / std R for the best completion, 0 for all others
+
+    ``scale`` "std" divides by the group's deviation, "none" does not. k is the group's size: the expected gradient
+    without the scale is that of the best reward among the group's completions.
+
+    Use it where only the best answer of a group counts, with rewards that differ: two that are equally good lead by 0,
+    so that 0/1 rewards teach only in groups with one right answer. pass-at-k takes smaller k from the same group.
+
+    Deviations: verl refuses a group of one (no advantage here) and adds 1e-6 to the deviation (``std_eps``). The paper
+    does not divide. Clip and aggregation are the host's: PPO's clip and a token mean here.
+    """
+    one_of(("std", "none"), scale=scale)
+    if scale == "none" and (ddof, std_eps) != (1, 0.0):
+        raise ValueError(f"scale: got 'none' with ddof = {ddof} and std_eps = {std_eps:g}, accepts 'std' with those")
+    return Objective(
+        name="grpo-passk",
+        advantage=BaselineAdvantage(BestOfOthers(), GroupStd(ddof, std_eps) if scale == "std" else NoScaling()),
         weight=Clip(eps_low, eps_high),
         aggregate=TokenMean(),
     )

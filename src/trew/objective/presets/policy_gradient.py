@@ -200,3 +200,27 @@ def kimi(*, tau: float = 0.1) -> Objective:
         aggregate=SequenceMeanTokenSum(),
         divergence=(KL(), SequenceSquare(tau)),
     )
+
+
+def dro(*, tau: float = 0.05) -> Objective:
+    """Direct Reward Optimization, a policy gradient held back by the squared log-ratio of each token: arXiv 2405.19107.
+
+    J = (1/N) sum_t { A_i log pi - tau/2 (log pi / pi_old)^2 },  C_t = share (A_i - tau log r_t)
+
+    The online form of Tinker and verl ("dro"), whose beta is ``tau`` here.
+
+    Use it for several updates per rollout without importance weights and without a clip: the pull back is gradual. kimi
+    squares the log-ratio of the whole completion.
+
+    Deviations: the paper is offline and learns a value beside the policy; Tinker leaves the advantage to the caller,
+    verl to its estimator (group mean here). verl has no default for beta, 0.05 is Tinker's example. A mismatch
+    correction multiplies the push alone, in verl the pull back too.
+    """
+    return Objective(
+        name="dro",
+        advantage=BaselineAdvantage(GroupMean()),
+        ratio=NoRatio(),
+        weight=PolicyGradient(),
+        aggregate=TokenMean(),
+        divergence=(KL(), KL(tau, "k2", anchor="old")),
+    )

@@ -1,13 +1,16 @@
-"""Trust regions of other shapes: triangular, logistic, for rare tokens; in probabilities; DeepSeek-V3.2's."""
+"""Trust regions of other shapes: triangular, logistic, for rare tokens; in probabilities; bands around the sampler; a
+bound on the step's second moment; DeepSeek-V3.2's."""
 
 from __future__ import annotations
 
 from ..advantage import BaselineAdvantage, z_score
 from ..aggregate import SequenceMeanTokenMean, TokenMean
+from ..band import BandMask, LinearBandMask, ProbabilityBand, RatioBand
 from ..baseline import GroupMean
 from ..correction import OffPolicySequenceMask
 from ..divergence import KL
 from ..filter import UnevenGroups
+from ..moments import SecondMomentMask
 from ..objective import Objective
 from ..probability import BinaryKL, BinaryTV, ProbabilityMask
 from ..ratio import TokenRatio
@@ -153,6 +156,75 @@ def prime_rl(*, delta: float = 0.2, penalty: float = 1e-3) -> Objective:
         weight=ProbabilityMask(BinaryTV(), delta),
         aggregate=TokenMean(),
         divergence=(KL(), KL(2 * penalty, "k2", anchor="rollout")),
+    )
+
+
+def prime_rl_ipo(*, delta: float = 0.1, penalty: float = 1e-3) -> Objective:
+    """The "ipo" loss of prime-rl: a band in probabilities and a pull towards the sampler (software, no arXiv).
+
+    J = (1/N) sum_t { M_t r_t A - penalty (log r_t)^2 },  M_t = 1 iff |pi - mu| <= delta,  r = pi / mu
+
+    Unlike prime-rl's default it also stops tokens that move back towards the sampler.
+
+    Use it for asynchronous training where log-probs of sampler and trainer may disagree: a token on which they do is
+    left alone, whichever way it would be pushed. It needs ``rollout_logprobs``.
+
+    Deviations: not Identity Preference Optimization, which is called IPO too. Later versions of prime-rl have delta =
+    0.3, no penalty (``penalty = 0``) and a cap on the ratio.
+    """
+    return prime_rl().replace(
+        name="prime-rl-ipo",
+        weight=BandMask(ProbabilityBand(delta)),
+        divergence=(KL(), KL(2 * penalty, "k2", anchor="rollout")),
+    )
+
+
+def rollout_is(*, eps_low: float = 0.2, eps_high: float = 0.2, ddof: int = 1, std_eps: float = 0.0) -> Objective:
+    """Importance sampling from the rollout's own log-probs, within a band of ratios: GLM-5, arXiv 2602.15763, eq. 3.
+
+    J = (1/N) sum_t sg(f(r_t)) A_i log pi,  f(r) = r if 1 - eps_low < r < 1 + eps_high, else 0,  r = pi / mu
+
+    SkyRL calls it "rollout_is".
+
+    Use it for asynchronous agents: it needs no old policy, and drops every token that sampler and policy do not agree
+    on, also one that moves back. It needs ``rollout_logprobs``.
+
+    Deviations: the report gives no bounds; these are SkyRL's defaults. It leaves the average open (token mean), and
+    also drops whole rollouts that are too old, which is cluster.staleness here.
+    """
+    return Objective(
+        name="rollout-is",
+        advantage=z_score(ddof, std_eps),
+        ratio=TokenRatio("rollout"),
+        weight=LinearBandMask(RatioBand(eps_low, eps_high)),
+        aggregate=TokenMean(),
+    )
+
+
+def m2po(
+    *, tau: float = 0.04, tokens: str = "growing", anchor: str = "old", ddof: int = 1, std_eps: float = 0.0
+) -> Objective:
+    """Second-Moment Trust Policy Optimization, drops as few tokens as bound the step's drift: M2PO, arXiv 2510.01161.
+
+    J = (1/N) sum_t M_t r_t A_i,  M drops the largest (log r_t)^2 among the tokens with A > 0 and r > 1 or A < 0 and
+    r < 1 until their mean is at most tau
+
+    ``tokens`` "all" bounds all tokens of the step, as AReaL does, instead of those that grow; ``anchor`` "rollout"
+    measures r against the sampler.
+
+    Use it with stale rollouts: a clip of 0.2 stops the tokens with much entropy, a bound on the mean only the outliers.
+    It must see the whole optimizer step at once, so its log-probs are computed twice.
+
+    Deviations: tokens with equal (log r)^2 are dropped together. The authors' code clips instead, at the ratio where
+    capping would keep the mean within tau, for each micro-batch by itself. AReaL measures the old policy against the
+    sampler, clips besides, drops until the mean is below tau, and averages over the tokens that are left.
+    """
+    return Objective(
+        name="m2po",
+        advantage=z_score(ddof, std_eps),
+        ratio=TokenRatio(anchor),
+        weight=SecondMomentMask(tau, tokens),
+        aggregate=TokenMean(),
     )
 
 
