@@ -57,16 +57,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--model", default="smollm2-135m-instruct")
     parser.add_argument("--episodes", type=int, default=64)
-    parser.add_argument("--tokens", type=int, default=16, help="of each reply")
-    parser.add_argument("--pairs", type=int, default=5, help="measured in turns; the medians are kept")
+    parser.add_argument("--tokens", type=int, nargs="+", default=[16, 32], help="of each reply; a row for each")
+    parser.add_argument("--pairs", type=int, default=3, help="measured in turns; the medians are kept")
     parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    measured = Measured(args.model, episodes=args.episodes, tokens=args.tokens)
     found = {
         "date": datetime.date.today().isoformat(), "machine": machine(), "torch": torch.__version__,
-        "transformers": transformers.__version__, **vars(args), **measured.all(args.pairs),
+        "transformers": transformers.__version__, **vars(args),
     }  # fmt: skip
+    found["rows"] = [
+        {"tokens": tokens, **Measured(args.model, episodes=args.episodes, tokens=tokens).all(args.pairs)}
+        for tokens in found.pop("tokens")
+    ]
+    net = loading.load_model(args.model, device="cpu")
+    found["observation_share"], found["learner_ratio"] = learned(net, args.pairs)
     print(json.dumps(found, indent=2))
     RESULT.write_text(json.dumps(found, indent=2) + "\n")
 
@@ -94,9 +99,8 @@ class Measured:
                 one.append(both[0])
                 five.append(both[1])
         slow, waited = self.played(0.05)
-        share, ratio = learned(self.net, pairs)
         return {
-            "observation_share": share, "learner_ratio": ratio,
+            "observed_tokens": self.observed,  # of all episodes, after the prompt
             "completion_s": statistics.median(one), "episode_s": statistics.median(five),
             "ratio": statistics.median(b / a for a, b in zip(one, five, strict=True)),
             "slow_environment_s": slow, "waited_share": waited / slow,
@@ -122,7 +126,9 @@ class Measured:
             start = time.perf_counter()
             groups = generate(episodes, self.prompts, n=self._samples, sampling=Sampling(max_tokens=self.tokens))
             took = time.perf_counter() - start
-        assert all(len(r.turns) == TURNS and r.status == "finished" for g in groups for r in g.rollouts)
+        rollouts = [rollout for group in groups for rollout in group.rollouts]
+        assert all(len(rollout.turns) == TURNS and rollout.status == "finished" for rollout in rollouts)
+        self.observed = sum(len(turn.context_ids) for rollout in rollouts for turn in rollout.turns[1:])
         return took, episodes.waited_s
 
     @property

@@ -245,12 +245,22 @@ def learned_table(found: dict[str, Any]) -> str:
 
 def turns_line(found: dict[str, Any]) -> str:
     """What several turns cost."""
-    if "ratio" not in found:
+    if "rows" not in found:
         return "Not measured yet."
+    each = found["episodes"]
+    rows = [
+        [
+            str(row["tokens"]), f"{row['observed_tokens'] / each:.0f}", f"{row['completion_s']:.1f} s",
+            f"{row['episode_s']:.1f} s", f"{row['ratio']:.2f}", f"{100 * row['waited_share']:.0f} %",
+        ]
+        for row in found["rows"]
+    ]  # fmt: skip
+    header = ["tokens of a reply", "tokens observed", "one completion", "five turns", "ratio", "waited"]
     return (
-        f"An episode of five turns took {found['ratio']:.2f} times as long as one completion of as many sampled "
-        f"tokens; with {found['episodes']} episodes whose environment takes 50 ms for each answer, "
-        f"{100 * found['waited_share']:.0f} % of the time was spent waiting for environments."
+        f"{table(header, rows)}\n\n{each} episodes of five turns beside as many completions with the same number of "
+        "sampled tokens (medians; the ratio is the median over pairs). What is more is mostly the prefill of what the "
+        "environment says, so the ratio falls as replies get longer. *waited*: share of the time in which nothing was "
+        "generated, where the environment takes 50 ms for each answer."
     )
 
 
