@@ -99,6 +99,7 @@ def make(name: str) -> trew.TokenBatch:
         rollout_logprobs=near(0.1), ref_logprobs=near(0.2), teacher_logprobs=near(0.2),
         entropies=torch.rand(n, generator=g), truncated=torch.zeros(SEQUENCES, dtype=torch.bool),
         baselines=torch.zeros(SEQUENCES), max_length=4 * LENGTH,
+        values=torch.rand(n, generator=g),
     )  # fmt: skip
     if name == "ppo-clip":
         return batch.replace(advantages=torch.randn(n, generator=g))

@@ -99,6 +99,7 @@ def prepared(
         rollout_logprobs=near(net, items, seed=seed + 1), teacher_logprobs=near(net, items, seed=seed + 2),
         entropies=3 * torch.rand(total, generator=g),
         baselines=torch.rand(size, generator=g), truncated=torch.rand(size, generator=g) < 0.2,
+        values=torch.randn(total, generator=g),
     )  # fmt: skip
     if objective.name in ("ppo-clip", "grpo-process", "gigpo", "mt-grpo", "turn-returns"):  # what only some runs give
         data = data.replace(rewards=None, advantages=torch.randn(total, generator=g))

@@ -31,6 +31,7 @@ def short(completion_ids, **_):
 """
 STOPS = string.ascii_letters + string.digits  # so that a random model's completions differ in length
 REFUSED = {
+    "ppo": "which needs the values of a critic",
     "ppo-clip": "whose advantages come from outside",
     "grpo-process": "which needs a reward for every step of a completion",
     "gigpo": "which gives credit to the turns of an episode",

@@ -52,7 +52,7 @@ def batch(scale: float, *, scored: bool = True) -> Any:
         group_ids=torch.arange(ROWS) // 6, rewards=rewards if scored else None, correct=rewards == 1,
         truncated=torch.arange(ROWS) % 5 == 0,
         baselines=torch.rand(ROWS // 6, generator=g, dtype=torch.float64).repeat_interleave(6), step_rewards=steps,
-        turns=turns, states=states,
+        turns=turns, states=states, values=torch.linspace(-1, 1, ROWS * WIDTH, dtype=torch.float64).view(ROWS, WIDTH),
         advantages=None if scored else rewards - 0.4, max_length=WIDTH,
     )  # fmt: skip
 

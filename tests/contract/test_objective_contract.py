@@ -39,6 +39,7 @@ BATCH_COUPLED = {
 CHOOSING = {"kl-cov": {"share": 0.3}, "clip-cov": {"share": 0.3}, "m2po": {"tau": 0.01}}  # settings that choose tokens
 ORDERED = {"token-mean-local": "its blocks are consecutive completions"}
 NOT_SHIFT_INVARIANT = {
+    "ppo": "its baseline is the critic's value, which the caller gives",
     "ppo-clip": "takes advantages, not rewards",
     "reinforce": "has no baseline unless one is chosen",
     "remax": "its baseline is the reward of the greedy answer, which the caller gives",
@@ -55,6 +56,7 @@ SCALES = {
     "kimi": "no scale", "prime-rl-ipo": "no scale", "dro": "no scale",
 }  # fmt: skip
 NOT_SCALE_INVARIANT = {
+    "ppo": "its baseline is the critic's value, which the caller gives",
     "ppo-clip": "takes advantages, not rewards",
     "bnpo-paper": "solve rates are probabilities: rewards are 0 and 1",
 }
@@ -72,6 +74,7 @@ RESIDUAL = {
     "kl-cov": "the distance to the old policy pulls back the chosen tokens",
 }
 NO_GROUP_BASELINE = {
+    "ppo": "its baseline is the critic's value",
     "ppo-clip": "takes advantages, not rewards",
     "reinforce": "has no baseline unless one is chosen",
     "remax": "its baseline is the reward of the greedy answer",

@@ -242,6 +242,39 @@ def test_grpo_passk_credits_the_best_with_its_lead(rewards, lead):
     assert advantages("grpo-passk", rewards) == pytest.approx([a / spread for a in got], rel=1e-6)
 
 
+# ---------------------------------------------------------------- a critic
+
+
+def critic(rewards, values, lengths, *, settings=None, **fields):
+    """The output of ``ppo`` for completions of these lengths, with these values of a critic (padded)."""
+    return from_rewards(
+        "ppo", rewards, lengths=lengths, values=torch.tensor(values, dtype=F64), settings=settings or {}, **fields
+    )
+
+
+def test_generalised_advantages_by_hand():
+    """gamma = 0.9, lam = 0.5. First: deltas 0.9 x 0.6 - 0.5 = 0.04, 0.9 x 0.8 - 0.6 = 0.12 and 1 - 0.8 = 0.2, and
+    A = 0.2, 0.12 + 0.45 x 0.2 = 0.21, 0.04 + 0.45 x 0.21 = 0.1345. Second: 0 - 0.3 = -0.3."""
+    out = critic([1.0, 0.0], [[0.5, 0.6, 0.8], [0.3, 9.0, 9.0]], [3, 1], settings={"gamma": 0.9, "lam": 0.5})
+    raw = [0.1345, 0.21, 0.2, -0.3]
+    returns = [0.6345, 0.81, 1.0, 0.0]
+    assert out.batch.returns.tolist() == pytest.approx(returns, **NEAR)
+    middle = sum(raw) / 4
+    spread = math.sqrt(sum((a - middle) ** 2 for a in raw) / 3)
+    assert out.batch.advantages.tolist() == pytest.approx([(a - middle) / spread for a in raw], **NEAR)
+
+
+def test_the_kl_stands_in_the_reward_of_each_token():
+    """beta = 0.5, k1 = 0.2 and 0.4; lam = 0: A_t = delta_t = -0.1 + 0.75 - 0.5, and 1 - 0.2 - 0.75."""
+    old = torch.tensor([[-1.0, -1.0]], dtype=F64)
+    out = critic(
+        [1.0], [[0.5, 0.75]], [2], settings={"lam": 0.0, "beta": 0.5}, old_logprobs=old,
+        ref_logprobs=old - torch.tensor([[0.2, 0.4]], dtype=F64),
+    )  # fmt: skip
+    assert out.batch.returns.tolist() == pytest.approx([0.5 + 0.15, 0.75 + 0.05], **NEAR)
+    assert out.batch.advantages.tolist() == pytest.approx([math.sqrt(0.5), -math.sqrt(0.5)], **NEAR)
+
+
 # ---------------------------------------------------------------- several rewards, overlong
 
 

@@ -31,6 +31,8 @@ class Rollout:
     steps: list[tuple[int, float]]
     turns: list[tuple[int, float]] = field(default_factory=list)  # (last column counted from 1, reward)
     states: list = field(default_factory=list)
+    V: list[float] = field(default_factory=list)  # the critic's value before each loss token
+    penalty: list[float] = field(default_factory=list)  # beta kl of each loss token, where the KL is in token rewards
     l: list = field(default_factory=list)  # torch scalars
     A: list[float] = field(default_factory=list)
     in_loss: bool = True
@@ -308,6 +310,21 @@ def turn_returns(step, s):
             give_turns(o, [next(values) for _ in o.turns])
 
 
+def gae(step, s):
+    """Every advantage as the whole sum over later tokens, each with its own difference of values."""
+    for o in step:
+        if not o.T:
+            continue
+        lam = max(0.0, 1 - 1 / (s["length_alpha"] * o.T)) if s.get("length_alpha") else s["lam"]
+        rewards = [-p for p in o.penalty] if o.penalty else [0.0] * o.T
+        rewards[-1] += o.R
+        V = [*o.V, 0.0]
+        o.A = [
+            sum((s["gamma"] * lam) ** (k - t) * (rewards[k] + s["gamma"] * V[k + 1] - V[k]) for k in range(t, o.T))
+            for t in range(o.T)
+        ]
+
+
 def gtpo(step, s):
     a1, a2 = s["a1"], s["a2"]
     for group in groups_of(step):
@@ -391,6 +408,7 @@ ESTIMATORS = {
     "gigpo": gigpo,
     "mt-grpo": mt_grpo,
     "turn-returns": turn_returns,
+    "gae": gae,
     "gtpo": gtpo,
     "grpo-s": grpo_s,
 }

@@ -10,7 +10,7 @@ import torch
 F64 = torch.float64
 PER_ROW = ("logprobs", "mask", "group_ids", "rewards", "advantages", "old_logprobs", "rollout_logprobs",
            "ref_logprobs", "teacher_logprobs", "entropies", "step_rewards", "turns", "states", "correct", "truncated",
-           "baselines")  # fmt: skip
+           "baselines", "values")  # fmt: skip
 
 
 def make_step(
@@ -69,6 +69,7 @@ def make_step(
     turns, states = make_turns(seed, rows=rows, width=width)
     own = torch.Generator().manual_seed(seed + 17)  # so that the numbers of all other fields stay what they were
     teacher = logprobs.detach() + 0.5 * torch.randn(rows, width, generator=own, dtype=F64)
+    critic = torch.Generator().manual_seed(seed + 1)  # of its own: the numbers of all other fields stay what they were
     return {
         "logprobs": logprobs.requires_grad_(),
         "mask": mask,
@@ -84,6 +85,7 @@ def make_step(
         "step_rewards": steps,
         "turns": turns,
         "states": states,
+        "values": torch.randn(rows, width, generator=critic, dtype=F64),
         "max_length": width,
     }
 

@@ -39,6 +39,7 @@ PRESETS: dict[str, dict] = {
     | TOKEN_SUM,
     "reinforce-pp": {"advantage": "none", "kl": "k1", "kl_place": "to-go", "beta": 0.01, "whiten": True},
     "reinforce-pp-baseline": {"advantage": "group-mean", "kl": "k2", "beta": 1e-3, "whiten": True},
+    "ppo": {"advantage": "gae", "gamma": 1.0, "lam": 0.95, "whiten": True, "kl": "k1", "kl_place": "reward"},
     "ppo-clip": {},
     "dual-clip": {"surrogate": "dual-clip", "cap": 3.0},
     "grpo": {"beta": 0.04} | PER_TOKEN_MEAN,
@@ -137,6 +138,7 @@ def read(data: dict, s: dict) -> list[Rollout]:
     old, mu, ref = floats("old_logprobs") or fixed, floats("rollout_logprobs"), floats("ref_logprobs")
     teacher = floats("teacher_logprobs")
     H, rewards, baselines = floats("entropies"), floats("rewards"), floats("baselines")
+    V = floats("values")
     step = []
     for i, keep in enumerate(mask):
         columns = [t for t, m in enumerate(keep) if m]
@@ -164,6 +166,7 @@ def read(data: dict, s: dict) -> list[Rollout]:
                 steps=data["step_rewards"][i] if data.get("step_rewards") is not None else [],
                 turns=data["turns"][i] if data.get("turns") is not None else [],
                 states=data["states"][i] if data.get("states") is not None else [],
+                V=row(V) or [],
                 l=[l[i, t] for t in columns],
             )
         )  # fmt: skip
@@ -195,7 +198,9 @@ def shape_rewards(step: list[Rollout], s: dict, max_length: int | None) -> None:
             room = max_length - s["overlong_cache"]
             o.R += 0.0 if room >= o.T else (room - o.T) / s["overlong_cache"] if max_length >= o.T else -1.0
             o.rewards = [*o.rewards, o.R - o.raw]
-        if s["kl_place"] == "reward" and s["beta"]:
+        if s["kl_place"] == "reward" and s["beta"] and s["advantage"] == "gae":
+            o.penalty = [s["beta"] * kl_number(o, t, s) for t in range(o.T)]
+        elif s["kl_place"] == "reward" and s["beta"]:
             kl = s["beta"] * sum(kl_number(o, t, s) for t in range(o.T))
             o.R -= kl
             o.rewards = [*o.rewards, -kl]

@@ -7,13 +7,14 @@ from typing import Any
 import pytest
 import torch
 import verl_help
-from peer_compare import GROUPS, LENGTHS, MAX_LENGTH, REWARDS, TOLERANCE, WRONG, apart, ragged_mask
+from peer_compare import GROUPS, LENGTHS, MAX_LENGTH, REWARDS, TOLERANCE, WRONG, apart, noise, ragged_mask
 from torch import Tensor
 from verl.trainer.config import AlgoConfig
 from verl.trainer.ppo import core_algos
 
 import trew
 from trew.integrations.verl import registered
+from trew.objective.value import ValueLoss
 
 R = torch.tensor(REWARDS, dtype=torch.float64)
 GREEDY = torch.tensor([0.4] * 4 + [0.7] * 4, dtype=torch.float64)
@@ -98,6 +99,53 @@ def test_kl_in_the_reward_of_the_answer(name):
     assert apart(ours(name, beta=beta / 2, **given)[MASK], theirs[MASK]) >= WRONG
 
 
+@pytest.mark.parametrize(("gamma", "lam"), [(1.0, 1.0), (1.0, 0.95), (0.9, 0.6)])
+@pytest.mark.parametrize("mask", [MASK, ragged_mask(holes=True)], ids=["ragged", "tool tokens"])
+@pytest.mark.parametrize("beta", [0.0, 0.2])
+def test_gae(gamma, lam, mask, beta):
+    """Advantages, and what the critic learns. Values at tool tokens are skipped by both."""
+    data, values = verl_help.batch(), noise(11, *MASK.shape)
+    fields = {"old_logprobs": data["old"], "ref_logprobs": data["ref"]}
+
+    def mine(**settings: Any) -> trew.LossOutput:
+        batch = trew.TokenBatch.from_padded(
+            logprobs=torch.zeros(mask.shape, dtype=torch.float64), mask=mask, rewards=R, values=values,
+            group_ids=torch.tensor(GROUPS), **fields,
+        )  # fmt: skip
+        return trew.preset("ppo", **({"gamma": gamma, "lam": lam, "beta": beta} | settings)).loss(batch)
+
+    token_rewards = -beta * (data["old"] - data["ref"]) * mask
+    last = mask.shape[1] - 1 - mask.flip(1).int().argmax(1)
+    token_rewards[torch.arange(len(R)), last] += R
+    advantages, returns = core_algos.compute_gae_advantage_return(
+        token_rewards, values, mask.double(), torch.tensor(gamma), torch.tensor(lam)
+    )
+    out = mine()
+    assert apart(out.advantages[mask], advantages[mask]) <= TOLERANCE
+    assert apart(out.batch.returns, returns[mask]) <= TOLERANCE
+    wrong = mine(gamma=0.8)
+    assert apart(wrong.advantages[mask], advantages[mask]) >= WRONG
+    assert apart(wrong.batch.returns, returns[mask]) >= WRONG
+
+
+@pytest.mark.parametrize("clip", [0.1, 0.5, 1e6])
+def test_value_loss(clip):
+    values, returns, mask = noise(11, *MASK.shape), noise(12, *MASK.shape), ragged_mask(holes=True)
+    predictions = (values + noise(13, *MASK.shape, size=0.4)).requires_grad_()
+    theirs, _ = core_algos.compute_value_loss(predictions, returns, values, mask.double(), clip)
+    (gradient,) = torch.autograd.grad(theirs, predictions)
+    batch = trew.TokenBatch.from_padded(
+        logprobs=torch.zeros(mask.shape, dtype=torch.float64), mask=mask, rewards=R, values=values,
+        group_ids=torch.tensor(GROUPS),
+    )  # fmt: skip
+    batch = trew.preset("ppo").prepare(batch).replace(returns=returns[mask])
+    ours_, slopes = ValueLoss(clip)(predictions.detach()[mask], batch=batch)
+    assert apart(ours_, theirs) <= TOLERANCE
+    assert apart(slopes, gradient[mask]) <= TOLERANCE
+    off, wrong = ValueLoss(clip / 4)(predictions.detach()[mask], batch=batch)
+    assert clip == 1e6 or (apart(off, theirs) >= WRONG and apart(wrong, gradient[mask]) >= WRONG)
+
+
 def test_gpg():
     # verl scales by B / #(rewards that are not 0), the paper by B / #(sequences of groups with a signal): 1 here.
     theirs = verl_help.estimate("gpg", R, MASK)
@@ -158,7 +206,7 @@ def test_group_of_one_is_where_we_differ():
 
 
 def test_every_estimator_is_covered():
-    # gae needs a critic; the token baselines need the whole distribution's sum of squares.
+    # gae, which returns two things, is above; the token baselines need the whole distribution's sum of squares.
     others = {"gae", "optimal_token_baseline", "tir_optimal_token_baseline"}
     theirs = set(core_algos.ADV_ESTIMATOR_REGISTRY) - set(registered())
     assert theirs - {p[0] for p in PAIRS} - {"remax", "gpg", "gdpo"} == others

@@ -43,7 +43,7 @@ REFUSED = {"[environment]": "environment: is not exported", "[[data]]": "data: g
 """Tables of recipes that verl's command has no place for, and the message."""
 KEPT = [p for p in sorted((ROOT / "recipes").glob("*.toml")) if "[iterate]" not in p.read_text()]
 RECIPES = [p for p in KEPT if not any(table in p.read_text() for table in REFUSED)]
-LOSSES = [name for name, offer in table().items() if not offer.loss and name != "ppo-clip"]
+LOSSES = [name for name, offer in table().items() if not offer.loss and name not in ("ppo", "ppo-clip")]
 
 
 def composed(keys):

@@ -30,6 +30,7 @@ from trew.objective.divergence import KL, SequenceSquare, kl_derivative, kl_valu
 from trew.objective.entropy_bonus import EntropyBonus
 from trew.objective.entropy_shares import EntropySequenceShares, EntropyTokenShares
 from trew.objective.filter import HighEntropyTokens, LargestAdvantages, high_entropy
+from trew.objective.gae import GAE, generalised_advantages
 from trew.objective.moments import SecondMomentMask, within_second_moment
 from trew.objective.options import CORRECTIONS, Options
 from trew.objective.presets import settings
@@ -55,6 +56,7 @@ PRESETS = {
     "rloo": (CLIP, "seq-mean-token-sum", 0.03, "k1 reward"),
     "reinforce-pp": (CLIP, "token-mean", 0.01, "k1 to-go"),
     "reinforce-pp-baseline": (CLIP, "token-mean", 0.001, "k2 loss"),
+    "ppo": (CLIP | {"gamma": 1.0, "lam": 0.95}, "token-mean", 0.0, "k1 reward"),
     "ppo-clip": (CLIP, "token-mean", 0.0, "k3 loss"),
     "dual-clip": (CLIP | {"cap": 3.0} | Z, "token-mean", 0.0, "k3 loss"),
     "grpo": (CLIP | Z, "seq-mean-token-mean", 0.04, "k3 loss"),
@@ -127,6 +129,7 @@ OWN_ADVANTAGE = {"ddof": "advantage.ddof", "std_eps": "advantage.std_eps"}
 ELSEWHERE = {
     "gigpo": OWN_ADVANTAGE, "mt-grpo": OWN_ADVANTAGE, "turn-returns": OWN_ADVANTAGE,
     "grpo-process": OWN_ADVANTAGE, "gdpo": OWN_ADVANTAGE, "gtpo": OWN_ADVANTAGE, "grpo-s": OWN_ADVANTAGE,
+    "ppo": {"gamma": "advantage.gamma", "lam": "advantage.lam"},
     "trw-logistic": {"alpha": "weight.alpha"}, "two-sided": {"delta": "weight.cap"},
     "trw-entropy": {name: f"weight.base.{name}" for name in TENT},
     "deepseek-v3.2": {"delta": "correction.0.delta"}, "high-entropy-tokens": {"share": "select.0.share"},
@@ -183,7 +186,7 @@ def test_a_setting_arrives_where_it_belongs(name, key):
     assert found(trew.preset(name), name, key) == default
     if isinstance(default, str):
         other = OTHER_CHOICE[default]
-    elif key == "turn_discount":  # 1 at most
+    elif key == "turn_discount" or (name == "ppo" and key in ("gamma", "lam")):  # 1 at most
         other = default / 2
     elif isinstance(default, bool) or key == "ddof":
         other = type(default)(not default)
@@ -247,6 +250,7 @@ BY_ITSELF = [
     ("gigpo", "advantage", EpisodeAndState()), ("mt-grpo", "advantage", TurnAndOutcome()),
     ("turn-returns", "advantage", TurnReturns()), ("opd", "adjust", (Distillation(),)),
     ("grpo-process", "advantage", StepRewards()), ("token-mean-local", "aggregate", LocalTokenMean()),
+    ("ppo", "advantage", GAE()),
     ("dr-grpo", "advantage", BaselineAdvantage()), ("lite-ppo", "advantage", BaselineAdvantage(scale=BatchStd())),
     ("rollout-is", "weight", LinearBandMask()), ("prime-rl-ipo", "weight", BandMask(ProbabilityBand())),
     ("m2po", "weight", SecondMomentMask()),
@@ -260,6 +264,7 @@ ALIKE = [
     (ratio_band, RatioBand()), (within_second_moment, SecondMomentMask()),
     (off_policy_sequences, OffPolicySequenceMask()), (truncated_importance, TruncatedImportance()),
     (high_entropy, HighEntropyTokens()), (process_advantages, StepRewards()), (mt_grpo_advantages, TurnAndOutcome()),
+    (generalised_advantages, GAE()),
     (group_z_score, GroupStd()), (z_score, GroupStd()),
     (group_std, GroupStd()), (standardize, GroupStd()), (kl_value, KL()), (kl_derivative, KL()),
     (log_ratio, TokenRatio()),

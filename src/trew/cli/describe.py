@@ -53,6 +53,7 @@ FIELDS = {
     "teacher_logprobs": "log-probs of the teacher",
     "entropies": "entropy of the next-token distribution at each token",
     "advantages": "advantages instead of rewards (a critic's, for instance)",
+    "values": "a critic's value of the state in which each token was chosen",
     "step_rewards": "rewards of reasoning steps, with their ends",
     "turns": "turns of multi-turn episodes: their ends and rewards",
     "states": "the state in which each turn began, whatever compares equal if it is the same",

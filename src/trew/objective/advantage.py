@@ -68,8 +68,13 @@ class Advantage(Component, Protocol):
     per_token: ClassVar[bool] = False  # True: returns (N,)
     per_reward: ClassVar[bool] = False  # True: receives the rewards (S, K) one by one, unweighted
     judged: ClassVar[bool] = True  # False: a sequence takes part without a reward, too
+    per_token_rewards: ClassVar[bool] = False  # True: receives the rewards of tokens (N,), a KL in the reward in each
 
     def __call__(self, rewards: Tensor, *, batch: TokenBatch) -> Tensor: ...
+
+    def returns(self, rewards: Tensor, *, batch: TokenBatch) -> Tensor | None:
+        """(N,) what a critic learns, from the same rewards; None where no critic takes part."""
+        return None
 
 
 @dataclass(frozen=True)

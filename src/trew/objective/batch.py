@@ -19,7 +19,7 @@ from .segments import segment_count, segment_starts
 from .turns import Turns
 
 _PER_TOKEN = ("logprobs", "mask", "sequence_ids", "advantages", "old_logprobs", "rollout_logprobs", "ref_logprobs",
-             "teacher_logprobs", "entropies", "token_weights")  # fmt: skip
+             "teacher_logprobs", "entropies", "values", "returns", "token_weights")  # fmt: skip
 RENAMED = {"shares": "token_weights"}
 _PER_SEQUENCE = ("group_ids", "rewards", "correct", "truncated", "baselines")
 
@@ -89,10 +89,12 @@ class TokenBatch:
     no part in its group's statistics and carries no loss. ``old_logprobs`` defaults to ``logprobs.detach()``,
     ``correct`` to a total reward above 0 (dynamic sampling reads it only where it is given, and otherwise whether the
     rewards of a group differ). ``baselines`` is the reward of the greedy answer to each sequence's prompt. ``turns``
-    are those of multi-turn episodes; ``states`` is theirs.
+    are those of multi-turn episodes; ``states`` is theirs. ``values`` are a critic's, of the state in which each token
+    was chosen.
 
     ``Objective.prepare`` adds ``advantages``, ``denominators``, ``token_weights`` (each token's weight in the loss's
-    average, share_t in equations) and ``mean_entropy`` (of the step, in nats).
+    average, share_t in equations), ``mean_entropy`` (of the step, in nats), and with values the ``returns`` that the
+    critic learns.
     """
 
     logprobs: Float[Tensor, "N"]
@@ -108,6 +110,8 @@ class TokenBatch:
     entropies: Float[Tensor, "N"] | None = None
     step_rewards: ReasoningSteps | None = None
     turns: Turns | None = None
+    values: Float[Tensor, "N"] | None = None
+    returns: Float[Tensor, "N"] | None = None
     correct: Bool[Tensor, "S"] | None = None
     truncated: Bool[Tensor, "S"] | None = None
     baselines: Float[Tensor, "S"] | None = None
@@ -232,6 +236,7 @@ class TokenBatch:
         ref_logprobs: Tensor | None = None,
         teacher_logprobs: Tensor | None = None,
         entropies: Tensor | None = None,
+        values: Tensor | None = None,
         step_rewards: Sequence[Sequence[tuple[int, float]]] | None = None,
         turns: Sequence[Sequence[tuple[int, float]]] | None = None,
         states: Sequence[Sequence[Hashable]] | None = None,
@@ -269,6 +274,8 @@ class TokenBatch:
         fields: dict[str, Any] = {k: padded.log_probabilities(k, v, mask) for k, v in anchors.items() if v is not None}
         if entropies is not None:
             fields["entropies"] = padded.stream("entropies", entropies, mask, keep_gradient=True)
+        if values is not None:
+            fields["values"] = padded.stream("values", values, mask)
         if teacher_logprobs is None:  # with a teacher, there may be nothing else to learn from
             _refuse_without_signal(rewards, reward_weights, advantages, step_rewards)
         fields |= _signal(rewards, reward_weights, advantages, step_rewards, mask=mask, like=logprobs)

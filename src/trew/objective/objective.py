@@ -37,7 +37,7 @@ from .metrics import step_metrics, token_metrics
 from .notes import notes
 from .ratio import Ratio, TokenRatio, bounded_exp
 from .renamed import message
-from .segments import segment_mean, segment_sum, to_go
+from .segments import last_of, segment_mean, segment_sum, to_go
 from .shaping import Shape
 from .typeset import typeset
 from .weight import Weight
@@ -138,6 +138,8 @@ class Objective:
     def _refuse_unread_kl(self) -> None:
         """Raises ValueError for a KL term in a place that the advantages do not read: it would have no effect."""
         unread = ("reward",) if not self.advantage.reads_rewards else ()
+        if self.advantage.per_token_rewards:  # estimated from the rewards of tokens, in which the KL is already
+            unread = ("to-go",)
         if isinstance(self.advantage, ExternalAdvantages):  # final as given, so nothing is subtracted from them either
             unread = ("reward", "to-go")
         for kl in self._in_advantage(*unread):
@@ -207,7 +209,10 @@ class Objective:
         batch = batch.replace(mask=batch.mask & stays[batch.sequence_ids])
         advantages = batch.advantages
         if advantages is None:
-            advantages = self._advantages(batch, stays).to(batch.logprobs.dtype)
+            rewards = self._shaped_rewards(batch, stays)
+            advantages = self._advantages(rewards, batch).to(batch.logprobs.dtype)
+            returns = self.advantage.returns(rewards, batch=batch)
+            batch = batch.replace(returns=None if returns is None else returns.to(batch.logprobs.dtype))
         advantages = torch.where(batch.mask, advantages, 0.0)
         # ---- loss masks next: they read the advantages, which have counted every sequence
         if self.prune:
@@ -369,22 +374,24 @@ class Objective:
 
     def _shaped_rewards(self, batch: TokenBatch, stays: Bool[Tensor, "S"]) -> Tensor:
         """(S,) total rewards with all shaping terms added, or (S, K + terms) where rewards are normalised one by one;
-        float64, NaN for sequences that do not take part."""
+        float64, NaN for sequences that do not take part. (N,) where they are those of tokens, 0 outside the mask."""
         rewards = torch.zeros(batch.size, dtype=torch.float64, device=batch.mask.device)
         if batch.rewards is not None:
             rewards = batch.rewards.to(torch.float64) if self.advantage.per_reward else batch.total_rewards
         terms = [shape(batch).to(torch.float64) for shape in self.shape]
-        for kl in self._in_advantage("reward"):
-            per_token = kl.of_rollout(batch).to(torch.float64)
-            terms.append(-segment_sum(per_token, ids=batch.sequence_ids, size=batch.size))
+        penalties = [kl.of_rollout(batch).to(torch.float64) for kl in self._in_advantage("reward")]
+        if self.advantage.per_token_rewards:
+            ends = last_of(batch.mask, ids=batch.sequence_ids, size=batch.size)
+            return torch.where(ends, sum(terms, rewards)[batch.sequence_ids], 0.0) - sum(penalties)
+        terms += [-segment_sum(per_token, ids=batch.sequence_ids, size=batch.size) for per_token in penalties]
         if not self.advantage.per_reward:
             return torch.where(stays, sum(terms, rewards), torch.nan)
         columns = rewards[:, None] if rewards.dim() == 1 else rewards
         return torch.where(stays[:, None], torch.stack([*columns.unbind(1), *terms], dim=1), torch.nan)
 
-    def _advantages(self, batch: TokenBatch, stays: Bool[Tensor, "S"]) -> Float[Tensor, "N"]:
-        """Rewards -> shaped rewards -> advantages -> adjusted ones, per token, in float64."""
-        advantages = self.advantage(self._shaped_rewards(batch, stays), batch=batch)
+    def _advantages(self, rewards: Tensor, batch: TokenBatch) -> Float[Tensor, "N"]:
+        """Shaped rewards -> advantages -> adjusted ones, per token, in float64."""
+        advantages = self.advantage(rewards, batch=batch)
         advantages = advantages if self.advantage.per_token else advantages[batch.sequence_ids]
         advantages = torch.where(batch.mask, advantages, 0.0)
         # After baseline and scale, which would rescale beta by the group's deviation.

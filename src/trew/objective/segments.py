@@ -56,6 +56,16 @@ def positions(mask: Bool[Tensor, "N"], *, ids: Int[Tensor, "N"], size: int) -> I
     return before - before[segment_starts(ids, size=size).clamp(max=len(ids) - 1)][ids]
 
 
+def last_of(mask: Bool[Tensor, "N"], *, ids: Int[Tensor, "N"], size: int) -> Bool[Tensor, "N"]:
+    """True for the last token of ``mask`` in each run.
+
+    >>> last_of(torch.tensor([True, True, False, True]), ids=torch.tensor([0, 0, 0, 1]), size=2).tolist()
+    [False, True, False, True]
+    """
+    count = segment_count(mask, ids=ids, size=size)[ids]
+    return mask & (positions(mask, ids=ids, size=size) == count - 1)
+
+
 def to_go(values: Float[Tensor, "N"], *, ids: Int[Tensor, "N"], size: int) -> Float[Tensor, "N"]:
     """The sum of each token's value and of all later ones in its own run, in float64.
 

@@ -26,6 +26,7 @@ _MISSING = {
     "step_rewards": "which needs a reward for every step of a completion (a reward model with args.step_mark, or a "
     "function that returns (end, value) lists), and this run has rewards of whole completions only",
     "teacher_logprobs": "which learns from a teacher, and this run has none",
+    "values": "which needs the values of a critic",
     "baselines": "which compares with greedy answers, and the rollouts that are replayed have none",
     "turns": "which gives credit to the turns of an episode, and without an [environment] a completion is one turn",
     "states": "which compares turns that began in the same state, and the rollouts that are replayed name no states",
@@ -235,6 +236,7 @@ def _example(*, prompts: int, completions: int, max_length: int) -> TokenBatch:
         correct=right,
         truncated=torch.zeros(size, dtype=torch.bool),
         baselines=torch.zeros(size),
+        values=torch.zeros(2 * size),
         step_rewards=ReasoningSteps(right.to(torch.float64), number, torch.full((size,), 2)),
         turns=Turns(right.to(torch.float64), number, torch.full((size,), 2), torch.zeros_like(number)),
         max_length=max_length,

@@ -74,6 +74,8 @@ def of_objective(objective: Objective) -> list[str]:
         problems.append(f"{objective.name} needs advantages of a critic, which TRL's GRPOTrainer does not have")
     if "teacher_logprobs" in objective.needs:
         problems.append(f"{objective.name} needs log-probs of a teacher, which TRL's GRPOTrainer does not compute")
+    if "values" in objective.needs:
+        problems.append(f"{objective.name} needs values of a critic, which TRL's GRPOTrainer does not have")
     if "turns" in objective.needs:
         problems.append(f"{objective.name} needs the turns of each episode, which TRL does not hand over")
     if objective.dynamic_sampling:

@@ -12,6 +12,7 @@ from ...objective.baseline import NoBaseline
 from ...objective.component import SCOPES, Component
 from ...objective.divergence import KL, Divergence
 from ...objective.filter import MixedGroups, UnevenGroups
+from ...objective.gae import GAE
 from ...objective.imitation import DEMONSTRATED
 from ...objective.scale import NoScaling
 
@@ -33,6 +34,7 @@ NOT_GIVEN = {
     "entropies": "verl hands over no entropies at this place",
     "step_rewards": "verl hands over no step rewards",
     "turns": "verl hands over no turns",
+    "values": "verl hands over no values of its critic",
     "truncated": "verl does not say which answers were cut off",
     "baselines": "verl samples the greedy answer only for its own estimator: use adv_estimator=remax",
     "correct": "verl does not say which answers are correct",
@@ -141,6 +143,10 @@ def _no_advantage(objective: Objective) -> str:
         return "its advantages come from a critic: use verl's own, adv_estimator=gae"
     if isinstance(rule, DEMONSTRATED):
         return "its completions are demonstrations, and verl samples them"
+    if isinstance(rule, GAE):
+        if rule != GAE(rule.gamma, rule.lam):
+            return "verl's critic learns with the lam of the policy, and with one for all lengths"
+        return "verl hands an estimator no values of its critic: use adv_estimator=gae"
     if objective.shape:
         return "the soft overlong punishment is verl's own: reward.reward_manager.name=dapo"
     if rule.per_reward:
@@ -178,7 +184,10 @@ def _settings(objective: Objective, *, loss: bool, advantage: bool) -> list[tupl
     found = []
     if loss:
         found += _of_loss(objective)
-    kl = objective.reference
+    kl, rule = objective.reference, objective.advantage
+    if loss and isinstance(rule, GAE):  # by verl's own estimator
+        found += [("algorithm.gamma", f"{rule.gamma:g}"), ("algorithm.lam", f"{rule.lam:g}")]
+        advantage = not _no_kl_in_reward(objective)
     if advantage and kl.active and kl.place != "loss":
         found += [("algorithm.use_kl_in_reward", "True"), ("algorithm.kl_ctrl.kl_coef", f"{kl.beta:g}"),
                   ("algorithm.kl_penalty", KL_TYPES[kl.estimator][0])]  # fmt: skip

@@ -18,6 +18,7 @@ PRESETS: dict[str, Callable[..., Objective]] = {
     "rloo": policy_gradient.rloo,
     "reinforce-pp": policy_gradient.reinforce_pp,
     "reinforce-pp-baseline": policy_gradient.reinforce_pp_baseline,
+    "ppo": clip.ppo,
     "ppo-clip": clip.ppo_clip,
     "dual-clip": clip.dual_clip,
     "grpo": group.grpo,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from ..adjust import WhitenTokens
 from ..advantage import BaselineAdvantage, ExternalAdvantages, z_score
 from ..aggregate import PromptMeanTokenMean, SequenceMeanTokenMean, TokenMean
 from ..baseline import GroupMean
 from ..capped import Capped, Flipped, GradientPreservingClip
 from ..divergence import KL
 from ..filter import MixedGroups, UnevenGroups
+from ..gae import GAE
 from ..objective import Objective
 from ..ratio import TokenRatio
 from ..scale import AdvantageStd
@@ -20,12 +22,37 @@ def ppo_clip(*, eps_low: float = 0.2, eps_high: float = 0.2) -> Objective:
 
     J = (1/N) sum_t min(r_t A_t, clip(r_t, 1 - eps_low, 1 + eps_high) A_t)
 
-    Use it with advantages of a critic (GAE), or with any that you have computed yourself.
+    Use it with advantages that you have computed yourself, also those of a critic; ``ppo`` computes them (GAE).
 
     Deviations: critic, GAE and value loss are not part of it.
     """
     return Objective(
         name="ppo-clip", advantage=ExternalAdvantages(), weight=Clip(eps_low, eps_high), aggregate=TokenMean()
+    )
+
+
+def ppo(*, gamma: float = 1.0, lam: float = 0.95, eps_low: float = 0.2, eps_high: float = 0.2) -> Objective:
+    """Proximal Policy Optimization with a critic and generalised advantages: PPO, arXiv 1707.06347, eq. 7 and 11.
+
+    A_t = whiten( sum_(k >= 0) (gamma lam)^k delta_(t+k) ),  delta_t = R_t + gamma V_(t+1) - V_t
+
+    R_t is the reward at the last token and 0 before, less beta k1_t at each token. The critic (V) is a separate model,
+    which learns A_t + V_t as they are before the whitening. It needs ``values``.
+
+    Use it where credit should differ along a completion, one prompt has few completions, or episodes are long; it costs
+    a second model of the same size.
+
+    Deviations: whitened over all tokens of the step, exactly 0 where all are equal (verl and TRL add 1e-8 to the
+    variance); TRL rewards one position behind the last token, with a value of its own there. beta is 0 unless set (TRL
+    0.05, verl 0.001).
+    """
+    return Objective(
+        name="ppo",
+        advantage=GAE(gamma, lam),
+        adjust=(WhitenTokens(),),
+        weight=Clip(eps_low, eps_high),
+        aggregate=TokenMean(),
+        divergence=(KL(0.0, "k1", "reward"),),
     )
 
 
