@@ -121,8 +121,27 @@ def test_the_summary_has_both_ends(page):
     found = get(page, "runs/slow-0/summary")
     assert found["before"] == {"accuracy": 0.25, "low": 0.1, "high": 0.4, "n": None}
     assert found["after"]["accuracy"] == 0.25  # of the last evaluation, since summary.json has none
-    assert found["memory"] == {"planned": None, "measured_peak_bytes": 2**30}
+    assert found["memory"] == {"processes": [], "why": None, "prompt_tokens": None, "measured_peak_bytes": 2**30}
     assert found["cluster"] is None
+
+
+def test_memory_is_shown_by_process_planned_and_measured(tmp_path):
+    with RunFolder.open(tmp_path / "x") as run:
+        run.write_config("steps = 2\n[objective]\npreset = 'grpo'\n")
+        both = {"generating": {"weights": 8, "cache": 2}, "training": {"weights": 8, "gradients": 8}}
+        planned = [{"who": f"rank {i}", "device": "cpu", "memory": both, "peak_bytes": 16} for i in range(2)]
+        wrong = [7, {"who": "rank 1", "memory": {"training": "much", "generating": 3}, "peak_bytes": None}]
+        measured = [{"who": "rank 0", "memory": {"loading": 9, "training": 15}, "peak_bytes": 15}, *wrong]
+        run.write_memory({"planned": {"processes": planned, "prompt_tokens": 5}, "measured": measured})
+    page = client(tmp_path)
+    found = get(page, "runs/x/summary")["memory"]
+    assert found["prompt_tokens"] == 5
+    first, second = found["processes"]
+    assert first == {"who": "rank 0", "device": "cpu", "planned": both, "measured": {"loading": 9, "training": 15},
+                     "measured_peak_bytes": 15}  # fmt: skip
+    assert (second["planned"], second["measured"]) == (both, {"generating": 3})  # what is not a number is left out
+    (tmp_path / "x" / "memory.json").write_text('{"planned": [1], "measured": {"a": 1}}')
+    assert get(page, "runs/x/summary")["memory"]["processes"] == []
 
 
 def test_the_processes_of_a_run_are_shown(tmp_path):

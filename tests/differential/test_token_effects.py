@@ -117,7 +117,7 @@ class Step:
         with contextlib.suppress(NumericsError):
             loop.update(self, self.attempt)  # type: ignore[arg-type]
 
-    def note(self, text: str) -> None:
+    def learning(self) -> None:
         pass
 
     def _watch(self, fail_at: int) -> None:

@@ -108,6 +108,11 @@ def test_a_run_leaves_everything_that_its_folder_promises(recipe, tmp_path, cli)
     assert summary["n_eval"] == 10
     assert summary["accuracy_after"]["low"] <= summary["accuracy_after"]["mean"] <= summary["accuracy_after"]["high"]
 
+    memory = json.loads((run / "memory.json").read_text())
+    assert memory["planned"]["processes"][0]["memory"].keys() >= {"generating", "training"}
+    assert memory["measured"][0]["who"] == "rank 0"
+    assert memory["measured"][0]["peak_bytes"] <= summary["peak_memory_bytes"]
+
     assert [r["step"] for r in metrics(run) if "eval_accuracy" in r] == [0, 2, 3]
     table = training_rows(run)
     assert [r["step"] for r in table] == [1, 2, 3]

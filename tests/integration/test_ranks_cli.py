@@ -135,6 +135,11 @@ def test_a_run_of_two_ranks_is_the_run_of_one_process(server, folder, alone, pai
     assert config["architectures"] == ["LlamaForCausalLM"]
     names = {path.name for path in (folder / pair / "checkpoints" / "000004").iterdir()}
     assert {"model.part-1-of-2.safetensors", "optimizer.part-2-of-2.safetensors"} <= names
+    memory = json.loads((folder / pair / "memory.json").read_text())
+    assert [one["who"] for one in memory["planned"]["processes"]] == ["rank 0", "rank 1"]
+    for number, one in enumerate(memory["measured"]):
+        assert one["who"] == f"rank {number}"
+        assert one["memory"].keys() >= {"loading", "generating", "training", "between"}
 
 
 MIXED = (

@@ -93,7 +93,7 @@ class Run:
             correct=correct_by("r"),
         )
 
-    def note(self, text: str) -> None:
+    def learning(self) -> None:
         pass
 
 

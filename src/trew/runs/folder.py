@@ -1,7 +1,7 @@
 """The run folder: complete (a report needs nothing else), append-only, readable by public tools, free of secrets.
 
 config.toml  metrics.jsonl  rollouts/000001.parquet  evals/000000.parquet  checkpoints/  final/
-summary.json  report.html  events.log  failed_reward.json  bad_steps/000007.json  run.lock
+summary.json  memory.json  report.html  events.log  failed_reward.json  bad_steps/000007.json  run.lock
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from ..errors import ConfigError
+from ..errors import ConfigError, StorageError
 from ..types import ScoredGroup
 from ..utils.secrets import redact
 from .config_file import redact_config
@@ -157,6 +157,12 @@ class RunFolder:
         """Writes summary.json, which marks the run as finished. Non-finite numbers become null."""
         text = json.dumps(redact(_plain(summary)), indent=2, allow_nan=False) + "\n"
         write_atomic(self.folder / "summary.json", lambda f: f.write(text.encode()))
+
+    def write_memory(self, record: Mapping[str, Any]) -> None:
+        """Writes memory.json. Best effort, as nothing is read from it again."""
+        text = json.dumps(redact(dict(record)), indent=1, allow_nan=False) + "\n"
+        with contextlib.suppress(StorageError):
+            write_atomic(self.folder / "memory.json", lambda f: f.write(text.encode()))
 
     def write_failure(self, evidence: Mapping[str, Any]) -> Path:
         """Writes failed_reward.json: the completions that a reward failed on, and its traceback."""

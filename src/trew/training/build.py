@@ -18,6 +18,7 @@ from ..diagnostics.health import Facts, Health
 from ..diagnostics.monitors import Monitors
 from ..distributed import Ranks
 from ..distributed.orders import BroadcastRollouts, DealtEngine, Held, Orders
+from ..estimate.planned import planned
 from ..learner import Learner
 from ..learner.placement import Placement
 from ..models import backends, loading
@@ -36,9 +37,11 @@ from ..runs.journal import Journal
 from ..runs.writer import Writer
 from ..utils import ray_cluster
 from ..utils.console import Display
+from ..utils.memory import Peaks
 from ..utils.signals import Interrupts
 from ..weights import InPlace, WeightSync
 from . import planning
+from .memory_record import MemoryRecord
 from .planning import Plan
 from .policy_program import PolicyProgram
 from .program import Timetable
@@ -152,6 +155,9 @@ def build(
     """Loads the model and assembles the training of a policy; with ``orders``, that of rank 0 of several. ``ending``
     gets what must be closed however it ends."""
     config = plan.config
+    memory = MemoryRecord(folder, _planned(plan), Peaks(plan.device))  # before anything is loaded
+    if not folder.resumed:  # a refused resume must leave everything as it was
+        memory.begin()
     made = parts(plan, None if orders is None else orders.ranks)
     # Before servers start, which take what is left of a GPU that they share.
     plan.rewards.load(device=plan.device, decode=plan.renderer.decode)
@@ -173,11 +179,16 @@ def build(
         monitors=Monitors(plan.rewards.rewards, shuffled=in_random_order(config)),
         health=Health(Facts.of(to_table(config))),
         timetable=Timetable(config.steps, config.eval.every, config.checkpoint.every, config.checkpoint.keep),
-        fingerprint=plan.fingerprint, folder=folder, trackers=trackers, display=display, interrupts=interrupts,
-        writer=writer, weights=weights, backend=made.backend, team=Team(orders, sharded=sharded(config)), player=player,
+        fingerprint=plan.fingerprint, folder=folder, trackers=trackers, display=display,
+        interrupts=interrupts, memory=memory, writer=writer, weights=weights, backend=made.backend,
+        team=Team(orders, sharded=sharded(config)), player=player,
     )  # fmt: skip
     rollouts.interruptible = lambda: interrupts.after_grace(program.saved())
     return program
+
+
+def _planned(plan: Plan) -> dict[str, Any]:
+    return planned(plan.config, objective=plan.objective, prompt=plan.longest, device=plan.device)
 
 
 def in_random_order(config: Config) -> bool:

@@ -20,12 +20,14 @@ from ..rollout.endings import facts_of
 from ..runs import checkpoint_files, tensor_files
 from ..runs.rollouts import Sampler
 from ..runs.writer import Writer
+from ..utils.memory import Peaks
 from ..utils.signals import ALWAYS
 from ..weights import InPlace, WeightSync
 from ..weights.canary import canary_samples
 from . import loop, planning
 from .attempt import Attempt
 from .build import parts
+from .memory_record import BETWEEN, EXPORTING, GENERATING, TRAINING
 from .policy_program import for_files, from_files
 from .summary import help_to_gather
 from .team import Gathering
@@ -69,6 +71,7 @@ class FollowerRun:
         for signum in signal_numbers:
             signal.signal(signum, signal.SIG_IGN)
         self._orders, self._ranks = orders, orders.ranks
+        self._peaks = Peaks(str(self._ranks.device))
         self.plan = planning.follow(config, sampler, device=str(self._ranks.device))
         self.config, self.objective = config, self.plan.objective
         self._parts = parts(self.plan, self._ranks)
@@ -97,10 +100,12 @@ class FollowerRun:
     @contextlib.contextmanager
     def attempt(self, step: int) -> Iterator[Attempt]:
         attempt = Attempt(step, self.policy.version)
+        self._peaks.enter(GENERATING)
         try:
             yield attempt
         except NumericsError as error:
             attempt.error = error
+        self._peaks.enter(BETWEEN)
 
     def next(self, step: int) -> StepRollouts:
         """The rollouts of ``step``, from rank 0."""
@@ -114,8 +119,8 @@ class FollowerRun:
     def trained(self, step: int, version: int) -> None:
         """Does nothing: rank 0 keeps the source."""
 
-    def note(self, text: str) -> None:
-        """Shows nothing."""
+    def learning(self) -> None:
+        self._peaks.enter(TRAINING)
 
     def record(self, attempt: Attempt) -> None:
         """Records nothing."""
@@ -162,9 +167,14 @@ class FollowerRun:
         tensors, _ = tensor_files.read(files[0].parent, [file.name for file in files])
         self.policy.load_state(from_files(tensors), order["counters"])
 
+    def _memory(self, order: dict[str, Any]) -> None:
+        self._ranks.gather({"phases": self._peaks.phases, "most": self._peaks.most})
+
     def _export(self, order: dict[str, Any]) -> None:
+        self._peaks.enter(EXPORTING)
         help_to_gather(self.policy, self._parts.adapters)
 
     _do = {  # noqa: RUF012
         "check": _check, "generate": _generate, "save": _save, "load": _load, "publish": _publish, "export": _export,
+        "memory": _memory,
     }  # fmt: skip

@@ -42,7 +42,7 @@ def update(run: TrainingRun, attempt: Attempt) -> None:
     """
     policy, objective, rollouts = run.policy, run.objective, attempt.rollouts
     assert rollouts is not None
-    run.note("learning")
+    run.learning()
     samples, attempt.batch = to_batch(run.plan, rollouts)
     check_given(attempt.batch)
     frozen = with_frozen_logprobs(run.plan, policy, rollouts.trained_on, samples, attempt.batch)

@@ -27,6 +27,7 @@ from ..types import Sampling
 from ..weights import InPlace, WeightSync
 from . import guards, policy_state
 from .changes import settings
+from .memory_record import MemoryRecord
 from .planning import Plan
 from .policy_state import PolicyState
 from .program import Program, Snapshot, Stateful
@@ -49,6 +50,7 @@ class PolicyProgram(Program):
     monitors: Monitors
     health: Health
     trackers: Trackers
+    memory: MemoryRecord
     adapters: Adapters | None = None
     weights: WeightSync = field(default_factory=InPlace)
     backend: Backend | None = None

@@ -13,6 +13,7 @@ from ..runs.report import write_report
 from ..types import ScoredGroup
 from . import guards, watch
 from .attempt import Attempt
+from .memory_record import BETWEEN, EXPORTING, GENERATING, TRAINING
 from .policy_program import PolicyProgram
 from .record import advantages_of, correction_row, rollout_row, update_row
 from .summary import export, summarize
@@ -44,9 +45,10 @@ class TrainingRun:
     def __exit__(self, *error: Any) -> None:
         self._open.__exit__(*error)
 
-    def note(self, text: str) -> None:
-        """Shows the current activity next to the progress bar."""
-        self._bar.note(text)
+    def learning(self) -> None:
+        """Says that the rollouts of a step are there and the update begins."""
+        self._bar.note("learning")
+        self._program.memory.peaks.enter(TRAINING)
 
     def steps(self) -> Iterator[int]:
         """Yields the numbers of the remaining steps; evaluates, saves and stops in between (:meth:`.Program.steps`)."""
@@ -57,6 +59,7 @@ class TrainingRun:
         """Encloses one step. An interrupted step is rolled back; after a non-finite number, the evidence is saved and
         the run goes on with the next step."""
         attempt = Attempt(step, self.policy.version)
+        self._program.memory.peaks.enter(GENERATING)
         with self._program.rollback_on_interrupt():
             try:
                 # "learning" begins once the rollouts exist: the lambda is called when memory runs out.
@@ -65,6 +68,7 @@ class TrainingRun:
             except NumericsError as error:
                 attempt.error = error
                 attempt.message = guards.keep_evidence(self._program, attempt, error)
+        self._program.memory.peaks.enter(BETWEEN)
         self._program.team.stepped()
 
     def record(self, attempt: Attempt) -> None:
@@ -96,6 +100,7 @@ class TrainingRun:
                 sampler=self.plan.sampler,
             )  # fmt: skip
         folder.log(row)
+        program.memory.update(program.team)
         program.trackers.log(step, row)
         program.display.row(row)
         # Last, so that the row and the rollouts of the step that ends the run are on disk.
@@ -114,7 +119,10 @@ class TrainingRun:
         """Exports the model, writes summary and report, and returns the summary."""
         self._open.close()  # ends the progress bar before anything is printed
         program, folder = self._program, self._program.folder
+        program.memory.peaks.enter(EXPORTING)
         export(program)
+        program.memory.peaks.enter(BETWEEN)
+        program.memory.update(program.team, end=True)
         summary = summarize(program)
         folder.write_summary(summary)
         write_report([folder.folder], folder.folder / "report.html")

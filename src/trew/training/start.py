@@ -164,6 +164,7 @@ def _start(
     if folder.resumed:
         program.restore(allow_changes=allow_changes)
         folder.write_config(dumps(config))  # only now: a refused resume must leave the run's settings as they were
+        program.memory.begin()
     # Also of a run that goes on: its servers have other weights, or none.
     program.team.publish()
     program.weights.publish(program.policy, program.engine)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import platform
-import resource
-import sys
 from dataclasses import asdict
 from typing import Any
 
@@ -87,15 +85,6 @@ def short(count: int) -> str:
     )
 
 
-def peak_memory_bytes(device: str) -> int:
-    """Peak memory of the run: GPU memory if it ran on a GPU, otherwise of the process."""
-    if device.startswith("cuda"):
-        return torch.cuda.max_memory_allocated(device)
-    # The high-water mark of the process: memory that was freed before the end still counts.
-    unit = 1 if sys.platform == "darwin" else 1024  # getrusage counts bytes on macOS, kibibytes elsewhere
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-
-
 def summarize(program: PolicyProgram) -> dict[str, Any]:
     """The content of summary.json."""
     c, s = program.config, program.state
@@ -105,7 +94,7 @@ def summarize(program: PolicyProgram) -> dict[str, Any]:
     return {
         "task": c.task, "model": c.model, "objective": c.objective.preset, "seed": c.seed, "steps": s.step,
         "seconds": s.seconds, "tokens_per_second": s.tokens / max(s.seconds, 1e-9),
-        "peak_memory_bytes": peak_memory_bytes(program.plan.device), "n_eval": after["n"],
+        "peak_memory_bytes": program.memory.peaks.most, "n_eval": after["n"],
         "accuracy_before": s.before["accuracy"], "accuracy_after": after["accuracy"],
         "before": s.before, "after": after,
         "warnings": [asdict(finding) for finding in program.health.found],

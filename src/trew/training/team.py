@@ -55,6 +55,13 @@ class Team:
         if self.orders is not None:
             self.orders.give("publish")
 
+    def memory(self, own: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """The most memory that each rank has held; ``own`` is this one's."""
+        if self.orders is None:
+            return [dict(own)]
+        self.orders.give("memory")
+        return self.orders.ranks.gather(own)
+
     def export(self) -> None:
         """Lets the other ranks help to gather the weights."""
         if self.orders is not None and self.sharded:

@@ -1,18 +1,77 @@
-"""Measures memory: what this process holds, and what it can still get. Imports nothing heavy."""
+"""Measures memory: what this process holds and held at most, and what it can still get. Imports nothing heavy."""
 
 from __future__ import annotations
 
 import ctypes
 import re
+import resource
+import sys
 from pathlib import Path
 
 
 def used_bytes() -> int:
     """The bytes of RAM that this process holds now; 0 if the system does not report it."""
+    return _status("VmRSS") or 0
+
+
+def _status(name: str) -> int | None:
+    """A size in /proc/self/status, in bytes; None if the system does not report it."""
     try:
-        return int(re.search(r"^VmRSS:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)[1]) * 1024  # type: ignore[index]
-    except (OSError, TypeError):
-        return 0
+        found = re.search(rf"^{name}:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
+    except OSError:
+        return None
+    return int(found[1]) * 1024 if found else None
+
+
+class Peaks:
+    """The most memory that was held in each phase of this process: of a GPU's, or else of RAM.
+
+    RAM is measured by phase where the system lets a process's peak begin again (Linux); elsewhere :attr:`most` alone is
+    known.
+    """
+
+    def __init__(self, device: str = "cpu", *, phase: str = "loading") -> None:
+        self._device, self._phase = device, phase
+        self._by_phase = device.startswith("cuda") or _status("VmHWM") is not None
+        self.phases: dict[str, int] = {}
+        self._most = 0
+
+    @property
+    def most(self) -> int:
+        """The most bytes that were held at any time."""
+        return max(self._most, self._now())
+
+    def enter(self, phase: str) -> None:
+        """Ends the phase before, and begins another."""
+        peak = self._now()
+        self._most = max(self._most, peak)
+        if self._by_phase:
+            self.phases[self._phase] = max(self.phases.get(self._phase, 0), peak)
+            self._by_phase = self._begin_again()
+        self._phase = phase
+
+    def _now(self) -> int:
+        """The peak since it last began."""
+        if self._device.startswith("cuda"):
+            import torch
+
+            return torch.cuda.max_memory_allocated(self._device)
+        if (peak := _status("VmHWM")) is not None:
+            return peak
+        unit = 1 if sys.platform == "darwin" else 1024  # getrusage counts bytes on macOS, kibibytes elsewhere
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+    def _begin_again(self) -> bool:
+        if self._device.startswith("cuda"):
+            import torch
+
+            torch.cuda.reset_peak_memory_stats(self._device)
+            return True
+        try:
+            Path("/proc/self/clear_refs").write_text("5")  # 5: the peak of resident memory alone
+        except OSError:
+            return False
+        return True
 
 
 def return_freed() -> None:

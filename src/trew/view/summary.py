@@ -9,6 +9,7 @@ from typing import Any
 from ..diagnostics.health import ADVICE, HealthWarning, finite
 from ..diagnostics.outcome import outcome
 from .curves import Curves
+from .memory import memory
 from .metrics import evaluations
 from .viewed import ViewedRun, whole
 
@@ -23,14 +24,13 @@ def summary(run: ViewedRun) -> dict[str, Any]:
         evals = evaluations(curves)
         last = evals[-1] if len(evals) > 1 else None
         findings = outcome(curves.rows(_OUTCOME), run.config) if table and run.kind == "policy" else []
-        peak = finite(table.get("peak_memory_bytes"))
         return {
             "before": _accuracy(table, "accuracy_before") or (evals[0] if evals else None),
             "after": _accuracy(table, "accuracy_after") or last,
             "summary": table,
             "health": [_warning(warning, curves) for warning in curves.health.found],
             "outcome": findings,
-            "memory": {"planned": None, "measured_peak_bytes": whole(peak)},
+            "memory": memory(run),
             "cluster": _cluster(run, curves),
             "problems": [run.problem] if run.problem else [],
         }

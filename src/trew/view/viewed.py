@@ -21,7 +21,7 @@ from ..utils.toml import flatten
 from .curves import Curves, MetricsFile
 from .signature import Signature, signature
 
-_FILES = ("config.toml", "metrics.jsonl", "rounds.jsonl", "summary.json", "events.log", LOCK)
+_FILES = ("config.toml", "metrics.jsonl", "rounds.jsonl", "summary.json", "memory.json", "events.log", LOCK)
 _FOLDERS = ("rollouts", "evals", "checkpoints", "bad_steps", "servers", "final")
 _ELSEWHERE_S = 3600
 """A run whose process is on another host counts as running if its folder changed within this time."""
